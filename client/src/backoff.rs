@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The first wait, in milliseconds: after a short outage the client reconnects immediately.
+/// The first wait, in milliseconds: after a short outage the client reconnects almost immediately.
 const DELAY_MIN_MS: u64 = 100;
 
 /// The longest wait, in milliseconds: a restarted server is found within seconds.

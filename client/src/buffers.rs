@@ -117,7 +117,7 @@ impl<B> Buffers<B> {
     }
 
     /// The names of the tensors that have a buffer, as globs for [`Request::select`](crate::Request::select), so that
-    /// few other tensors are sent. Empty, which selects every tensor, if there are more names than a selection holds
+    /// few other tensors are sent. Empty, which selects every tensor, without names or with more than a selection holds
     /// (64, of 8,192 bytes together): then write globs yourself.
     ///
     /// A name that contains `*` or `?` also selects the other names that it matches: those tensors are received and

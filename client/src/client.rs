@@ -132,7 +132,8 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`] when the session has ended, the selection is too large for a message, or a request in mode
-    /// `latest` starts at another version than the newest or the next. Later errors are returned by [`next`](Subscription::next).
+    /// `latest` starts at another version than the newest or the next. Later errors are returned by
+    /// [`next`](Subscription::next).
     pub async fn subscribe_to(&self, request: Request) -> Result<Subscription, ClientError> {
         request.check()?;
         let (reply, answer) = oneshot::channel();
@@ -173,7 +174,7 @@ impl Client {
     /// many already, or grants this client no topic.
     ///
     /// # Errors
-    /// [`ClientError`] when the session has ended, another probe is in progress, or this one takes more than twelve
+    /// [`ClientError`] when there is no connection, another probe is in progress, or this one takes more than twelve
     /// seconds.
     pub async fn probe(&self, bytes: ProbeBytes) -> Result<Option<ProbeResult>, ClientError> {
         if !self.server.features.contains(Feature::Probe) {
@@ -183,7 +184,7 @@ impl Client {
         self.command(Command::Probe(bytes, reply))?;
         match tokio::time::timeout(PROBE_TIMEOUT, answer).await {
             Ok(Ok(Ok(result))) => Ok((result.bytes == u64::from(bytes.get())).then_some(result)),
-            Ok(Ok(Err(error))) => Err(error.into()),
+            Ok(Ok(Err(error))) => Err(error),
             Ok(Err(_)) => Err(self.ended_error()),
             Err(_) => Err(ClientError::NoAnswer { timeout_ms: PROBE_TIMEOUT.as_millis() }),
         }
@@ -269,8 +270,9 @@ impl Client {
         }
     }
 
+    /// Why a request was dropped: the session has ended or, for a probe, the connection was lost.
     fn ended_error(&self) -> ClientError {
-        let ended = self.state.ended.borrow().clone();
+        let ended = self.state.ended.borrow().clone().or_else(|| self.connection_lost());
         ended.map_or(ClientError::Lane(LaneError::ClosedLocally), ClientError::Ended)
     }
 }

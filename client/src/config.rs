@@ -54,8 +54,8 @@ pub struct Config {
     /// memory even if versions are received on a device, and costs one copy of each received byte. Without a base, the
     /// server sends no deltas. 0 disables bases.
     pub base_bytes: u64,
-    /// The device that receives versions. Default: none, host memory receives them. With a device, snapshots are [on the
-    /// device](crate::Snapshot::is_on_device), and its memory bounds them, as `memory_bytes` does on the host.
+    /// The device that receives versions. Default: none, host memory receives them. With a device, snapshots are
+    /// [on the device](crate::Snapshot::is_on_device), and its memory bounds them, as `memory_bytes` does on the host.
     ///
     /// A chunk occupies one of the device's slots from its first byte until it is copied. Provide more slots than
     /// `credit_chunks` times lanes for each subscription, each as long as the server's chunks (4 MiB by default). With

@@ -63,7 +63,7 @@ pub(crate) enum Event {
     Joined,
     /// A lane that had sent `Join` ended. Even without an answer, the server may have started chunks on it.
     Ended(LaneId),
-    /// A data stream ended before its header.
+    /// A data stream ended before its header or sent none in time, or a task was aborted.
     Nothing,
 }
 
@@ -197,10 +197,10 @@ impl Connection {
         lane.spawn_in(&mut self.tasks, receive)
     }
 
-    /// Closes a lost connection, and waits until completely received chunks are decoded. Afterwards nothing writes to a
-    /// version's memory.
-    pub(crate) async fn give_up(mut self, last: CloseReason) -> Vec<Event> {
-        self.lanes.close(last.code, &last.text);
+    /// Closes a lost connection, and waits until completely received chunks are decoded, at most [`DECODE_TIMEOUT`].
+    /// Afterwards, only workers that exceed it still write to a version's memory.
+    pub(crate) async fn give_up(mut self, reason: CloseReason) -> Vec<Event> {
+        self.lanes.close(reason.code, &reason.text);
         let mut events = vec![];
         let finish = async {
             while let Some(event) = self.tasks.join_next().await {
@@ -213,13 +213,13 @@ impl Connection {
     }
 
     /// Closes the connection. Messages queued before a close by the user are sent first.
-    pub(crate) async fn close(self, last: CloseReason) {
+    pub(crate) async fn close(self, reason: CloseReason) {
         let Self { mut lanes, sender, receiver, .. } = self;
         drop(sender);
-        if last.by_user {
+        if reason.by_user {
             receiver.flush().await;
         }
-        lanes.close(last.code, &last.text);
+        lanes.close(reason.code, &reason.text);
         lanes.flush_close().await;
     }
 }
@@ -345,7 +345,10 @@ async fn exchange_hello(
         ServerMessage::Welcome(welcome) if PROTOCOL_REVISIONS.contains(&welcome.revision) => {
             Ok((sender, receiver, welcome))
         }
-        _ => Err(ProtocolViolation::OutOfTurn { found: "another message", expected: "Welcome" }.into()),
+        _ => {
+            let expected = "a Welcome of a known revision";
+            Err(ProtocolViolation::OutOfTurn { found: "another message", expected }.into())
+        }
     }
 }
 

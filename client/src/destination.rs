@@ -127,7 +127,7 @@ impl Destination {
     /// The device whose free slot or unfinished copy this destination waits for, if any.
     pub(crate) fn awaited_device(&self) -> Option<&Device> {
         match self {
-            Self::Device { sink, payload } => sink.is_waited_for().then(|| payload.device()),
+            Self::Device { sink, payload } => sink.waits_for_device().then(|| payload.device()),
             Self::Memory(_) | Self::Buffers { .. } => None,
         }
     }

@@ -12,8 +12,8 @@ use tensor_relay_device::{
 };
 use tensor_relay_protocol::{Tensor, VersionId};
 
-/// The concurrent copies of one snapshot to or from a device: enough to overlap transfer and placement. More would only
-/// take slots from arriving versions.
+/// The number of concurrent copies of one snapshot to or from a device: enough to overlap transfer and placement. More
+/// would only take slots from arriving versions.
 pub(crate) const COPIES_AT_ONCE: usize = 3;
 
 impl Snapshot {
@@ -142,7 +142,7 @@ impl DeviceTensor {
         &self.buffer
     }
 
-    /// Its range in the memory, which starts at a multiple of 256 bytes.
+    /// Its range in the memory of [`buffer`](Self::buffer).
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
     }

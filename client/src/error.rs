@@ -15,7 +15,7 @@ use tensor_relay_protocol::{
 };
 use tensor_relay_transport::{ConnectError, LaneError, control::ControlError};
 
-/// Why a session could not be opened, or ended.
+/// Why a session could not be opened or has ended, or why a request failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
@@ -25,9 +25,9 @@ pub enum ClientError {
     /// This machine has no memory for a session.
     #[error("there is no memory for a session: {0}")]
     Memory(AllocError),
-    /// The server sent no `Welcome` before the deadline.
+    /// The server did not answer the first message of a connection before the deadline.
     #[error(
-        "the server accepted the connection but sent no Welcome within {timeout_ms} ms: it is overloaded or stuck"
+        "the server accepted the connection but did not answer on it within {timeout_ms} ms: it is overloaded or stuck"
     )]
     NoWelcome {
         /// The time waited.
@@ -64,7 +64,10 @@ pub enum ClientError {
         /// The maximum.
         max: usize,
     },
-    /// The server refuses this ticket.
+    /// Another probe of this client is in progress.
+    #[error("another probe of this client is in progress: wait until it ends")]
+    ProbeInProgress,
+    /// The server refuses this client's credentials.
     #[error("the server at {peer} refused access: {}", why_refused(*with_token))]
     Unauthorised {
         /// The server.
@@ -78,7 +81,7 @@ pub enum ClientError {
     /// The session ended.
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// The connection was lost, and reconnecting failed until the timeout.
+    /// The connection was lost, and the server was not reached again before a timeout.
     #[error("the connection was lost ({lost}), and the server was not reached again within {timeout_ms} ms")]
     NotReconnected {
         /// Why it was lost.
@@ -86,7 +89,7 @@ pub enum ClientError {
         /// The time for which reconnecting was tried.
         timeout_ms: u128,
     },
-    /// The session had ended before, for this reason.
+    /// The session had ended before, or the connection was lost, for this reason.
     #[error(transparent)]
     Ended(Arc<Self>),
     /// The server sent an invalid message.
@@ -108,7 +111,7 @@ impl ClientError {
         }
     }
 
-    /// Whether a retry may succeed: the cause is the network or an unavailable server, not the state of either end.
+    /// Whether a retry may succeed: the cause is the network, an unavailable server, or a lack of local resources.
     pub(crate) fn is_retryable(&self) -> bool {
         match self {
             Self::Connect(error) => !matches!(
@@ -119,6 +122,7 @@ impl ClientError {
             Self::Refused(error) | Self::Lane(error) => is_retryable(error),
             Self::NoWelcome { .. } | Self::NoAnswer { .. } => true,
             Self::Memory(_)
+            | Self::ProbeInProgress
             | Self::TooManyWatches { .. }
             | Self::SelectionTooLarge { .. }
             | Self::StartNeedsEvery
@@ -150,7 +154,9 @@ impl ClientError {
                 | ConnectError::Thread { .. }
                 | ConnectError::Tls(_),
             )
+            | Self::Lane(LaneError::ClosedLocally)
             | Self::Memory(_)
+            | Self::ProbeInProgress
             | Self::TooManyWatches { .. }
             | Self::SelectionTooLarge { .. }
             | Self::StartNeedsEvery
@@ -173,8 +179,8 @@ impl ClientError {
 fn why_refused(with_token: bool) -> &'static str {
     match with_token {
         false => {
-            "the ticket carries no token, and this server requires one: get a new ticket from the server's operator \
-             (`serve` writes them, `tensor-relay tickets create` makes more)"
+            "the ticket carries no token, and this server requires one, or a key of this client that it knows: get a new \
+             ticket from the server's operator (`serve` writes them, `tensor-relay tickets create` makes more)"
         }
         true => {
             "the ticket's token is not valid there: it has expired, was revoked, or is of another server or an older secret; \

@@ -17,8 +17,9 @@ impl Snapshot {
     /// Copies tensors into the caller's memory, by name. A failed transfer yields no snapshot, so it cannot
     /// tear these buffers.
     ///
-    /// All names and sizes are checked first, so that either every tensor is copied or none. The cost is memory for a second version, in the session, and one
-    /// copy: about a second for 10 GB. [`Subscription::next_into`] avoids both costs, but is not atomic.
+    /// All names and sizes are checked first, so that either every tensor is copied or none. The cost is memory for a
+    /// second version, in the session, and one copy: about a second for 10 GB. [`Subscription::next_into`] avoids both
+    /// costs, but is not atomic.
     ///
     /// ```no_run
     /// # async fn example(mut policy: tensor_relay_client::Subscription) -> Result<(), Box<dyn std::error::Error>> {
@@ -63,8 +64,8 @@ impl<B> Buffers<B> {
 }
 
 impl<B: AsMut<[u8]> + Send> Buffers<B> {
-    /// Copies the tensors of `snapshot` that have a buffer, all of them or none. If cancelled, it leaves some of them
-    /// copied.
+    /// Copies the tensors of `snapshot` that have a buffer, all of them or none. If cancelled, or if a device fails, it
+    /// leaves some of them copied.
     pub(crate) async fn copy_from(&mut self, snapshot: &Snapshot) -> Result<(), FillCause> {
         let (by_name, expected) = self.by_name_mut();
         let slices = by_name.iter_mut().map(|(name, buffer)| (name.as_str(), buffer.as_mut()));
@@ -95,11 +96,11 @@ impl Subscription {
     /// Selected tensors without a buffer are received and discarded, so select only those with buffers
     /// ([`Buffers::selection`]). Tensors that share their bytes (tied weights) have one buffer, under either name.
     ///
-    /// The session does not wait for buffers. A version that began to arrive before this call, or does not fit the
-    /// buffers, is received into the session's memory, and copied once it is complete ([`Filled::was_copied`]). So in mode
-    /// `latest`, a consumer that is slower than its publisher mostly gets copies; in mode `every`, a
-    /// [window](crate::Request::window) of 1 delays the next version until it is requested. After a lost connection the
-    /// transfer resumes in the same buffers.
+    /// The session does not wait for buffers. A version that began to arrive before this call is received into the
+    /// session's memory, and copied once it is complete ([`Filled::was_copied`]); one that does not fit the buffers is
+    /// received there and [refused](FillError::refused). So in mode `latest`, a consumer that is slower than its
+    /// publisher mostly gets copies; in mode `every`, a [window](crate::Request::window) of 1 delays the next version
+    /// until it is requested. After a lost connection the transfer resumes in the same buffers.
     ///
     /// If this is cancelled, no version is lost, but the buffers are: they are dropped once nothing writes to them. To
     /// do other work while waiting, keep the future and poll it by reference.
@@ -279,7 +280,7 @@ impl<B> Filled<B> {
         self.gap.as_deref()
     }
 
-    /// Whether its epoch differs from that of the previous version.
+    /// Whether it does not continue the previous version ([`Snapshot::is_new_epoch`]).
     pub fn is_new_epoch(&self) -> bool {
         self.summary.is_new_epoch()
     }
@@ -310,11 +311,11 @@ impl<B> Filled<B> {
 pub struct FillError<B> {
     /// The cause.
     pub cause: FillCause,
-    /// The version that was being written: the buffers hold a mix of its unverified bytes and old content. `None`: the
-    /// buffers are unchanged.
+    /// The version that was being written: the buffers may hold a mix of its bytes, verified or not, and old content.
+    /// `None`: the buffers are unchanged.
     pub torn: Option<VersionId>,
-    /// The version that does not fit the buffers. It stays queued until it is delivered or
-    /// [discarded](Subscription::discard).
+    /// The version that does not fit the buffers. It stays queued until it is delivered,
+    /// [discarded](Subscription::discard) or, in mode `latest`, replaced by a newer one.
     pub refused: Option<VersionId>,
     /// The lent buffers, except the withheld ones.
     pub buffers: Buffers<B>,
@@ -356,7 +357,7 @@ impl<B> fmt::Display for FillError<B> {
             None => write!(f, "{}; the buffers are unchanged", self.cause),
             Some(id) => write!(
                 f,
-                "{}; the buffers are torn: they hold unverified bytes of {id}, so fill them anew before they are used",
+                "{}; the buffers are torn: they may hold a part of {id}, so fill them anew before they are used",
                 self.cause
             ),
         }

@@ -23,7 +23,7 @@ struct State {
 }
 
 impl HoldCounter {
-    /// The versions that the user holds, oldest first.
+    /// The versions that the user holds, in the order in which they were taken.
     pub(crate) fn versions(&self) -> Vec<VersionId> {
         self.state().versions.values().cloned().collect()
     }

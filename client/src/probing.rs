@@ -1,11 +1,12 @@
 //! The probes of a session: filler bytes that measure the rate of a lane.
 
+use crate::ClientError;
 use tensor_relay_protocol::{ClientMessage, LaneId, ProbeBytes, ProbeHeader};
 use tensor_relay_transport::{LaneError, ProbeResult};
 use tokio::sync::oneshot;
 
 /// The result of a probe for its caller; the sender is dropped with the connection.
-pub(crate) type ProbeReply = oneshot::Sender<Result<ProbeResult, LaneError>>;
+pub(crate) type ProbeReply = oneshot::Sender<Result<ProbeResult, ClientError>>;
 
 /// The flow-control window of a probe: enough for 2.7 Gbit/s over a path of 100 ms.
 pub(crate) const PROBE_UNREAD_BYTES: u64 = 32 << 20;
@@ -19,9 +20,10 @@ pub(crate) struct Probing {
 }
 
 impl Probing {
-    /// Starts a probe. If one is in progress, `reply` is dropped: the server would refuse a second probe.
+    /// Starts a probe. Refuses it if one is in progress, as the server would.
     pub(crate) fn begin(&mut self, bytes: ProbeBytes, reply: ProbeReply) -> Option<ClientMessage> {
         if self.in_progress.is_some() {
+            let _ = reply.send(Err(ClientError::ProbeInProgress)); // Fails if the caller has given up.
             return None;
         }
         let probe = self.next_id;
@@ -44,7 +46,7 @@ impl Probing {
     /// Sends the result to the caller.
     pub(crate) fn handle_result(&mut self, result: Result<ProbeResult, LaneError>) {
         if let Some((.., reply)) = self.in_progress.take() {
-            let _ = reply.send(result); // Fails if the caller has given up.
+            let _ = reply.send(result.map_err(ClientError::Lane)); // Fails if the caller has given up.
         }
     }
 

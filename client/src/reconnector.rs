@@ -27,7 +27,7 @@ use tokio::{
 /// The state that the client's handles read.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// The current connection, or the last one.
+    /// The control lane of the current connection, or of the last one.
     pub(crate) lane: watch::Sender<Lane>,
     /// The lanes of the current connection.
     pub(crate) registry: Arc<LaneRegistry>,

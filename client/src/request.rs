@@ -87,8 +87,8 @@ impl Request {
         Self { selection: globs.into_iter().collect(), ..self }
     }
 
-    /// In mode `every`: the maximum number of versions received and not yet acknowledged. Default 3: one being processed, one
-    /// waiting, one being received. Each costs memory for a version.
+    /// In mode `every`: the maximum number of versions received and not yet acknowledged. Default 3: one being
+    /// processed, one waiting, one being received. Each costs memory for a version.
     pub fn window(self, versions: u32) -> Self {
         Self { window: versions.max(1), ..self }
     }

@@ -73,10 +73,11 @@ impl Snapshot {
     /// Writes the snapshot to `path` as a safetensors file and makes it durable; missing folders are created. An
     /// existing file is replaced atomically: readers see the old one or the new one, also after a crash. Blocks.
     ///
-    /// Of a snapshot of a folder, only the tensors are written; [`Mirror`](crate::Mirror) also writes the side files. A snapshot on a device is refused: save the result of [`to_host`](Self::to_host).
+    /// Of a snapshot of a folder, only the tensors are written; [`Mirror`](crate::Mirror) also writes the side files. A
+    /// snapshot on a device is refused: save the result of [`to_host`](Self::to_host).
     ///
     /// # Errors
-    /// [`SaveError`]; `path` is then unchanged.
+    /// [`SaveError`]; `path` is then unchanged, unless the replacement could not be made durable.
     pub fn save_safetensors(&self, path: &Path) -> Result<(), SaveError> {
         self.must_be_on_host()?;
         let tensors = self.model_tensors()?;

@@ -356,7 +356,7 @@ impl Session {
             ServerMessage::Found { watch, topics } => Ok(self.watches.handle_found(watch, topics)?),
             ServerMessage::Drain { alternatives } => self.handle_drain(&alternatives),
             ServerMessage::Welcome(_) | _ => {
-                Err(ProtocolViolation::OutOfTurn { found: "Welcome", expected: "an answer" }.into())
+                Err(ProtocolViolation::OutOfTurn { found: "Welcome or Joined", expected: "an answer" }.into())
             }
         }
     }

@@ -31,7 +31,7 @@ pub struct Receipt {
     pub duration: Duration,
     /// The encoded bytes received over the network, without headers and retransmissions.
     pub wire_bytes: u64,
-    /// The chunks that were verified.
+    /// The number of verified chunks.
     pub chunks: u32,
     /// The number of times that the transfer resumed on another connection.
     pub resumed: u32,
@@ -72,8 +72,8 @@ impl Snapshot {
         missed_generations(&self.metadata)
     }
 
-    /// Whether it does not continue the previous snapshot: its epoch differs, because the publisher restarted and version
-    /// numbers may have restarted too; or it has other content under the same epoch and number.
+    /// Whether it does not continue the previous snapshot: its epoch differs, because the publisher restarted and
+    /// version numbers may have restarted too; or it has other content under the same epoch and number.
     pub fn is_new_epoch(&self) -> bool {
         self.new_epoch
     }
@@ -95,9 +95,9 @@ impl Snapshot {
     }
 
     /// The memory of the tensor called `name`, for bindings whose users may write it; `None` where
-    /// [`tensor`](Self::tensor) returns `None`. Once a binding has given it to a user, it may read the tensors only through
-    /// this method and save them only with [`save_safetensors`](Self::save_safetensors): no [`Bytes`] of any tensor may
-    /// be read any more.
+    /// [`tensor`](Self::tensor) returns `None`. Once a binding has given this memory to a user, it may read the tensors
+    /// only through this method and save them only with [`save_safetensors`](Self::save_safetensors): no [`Bytes`] of
+    /// any tensor may be read any more.
     pub fn volatile_tensor(&self, name: &str) -> Option<VolatileBytes> {
         let index = self.manifest().tensor_index(name)?;
         self.payload.volatile(self.selection.tensor_range(index)?)

@@ -10,8 +10,8 @@ use tokio::{sync::Notify, time::Instant};
 
 /// Holds the snapshots that the user has not taken.
 ///
-/// In mode `latest` that is at most one snapshot: a newer one replaces it and counts it as skipped, so a slow user receives
-/// the newest. In mode `every` the subscription's window bounds the queue.
+/// In mode `latest` that is at most one snapshot: a newer one replaces it and counts it as skipped, so a slow user
+/// receives the newest. In mode `every` the subscription's window bounds the queue.
 #[derive(Debug)]
 pub(crate) struct SnapshotQueue {
     mode: Mode,
@@ -88,7 +88,8 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// Records that the server aborted an announced version while the user has none yet: the wait for the topic restarts.
+    /// Records that the server aborted an announced version while the user has none yet, and restarts the wait for the
+    /// topic.
     pub(crate) fn handle_given_up(&self, id: VersionId, reason: AbortReason) {
         let mut state = self.state();
         (state.announced, state.given_up) = (false, Some((id, reason)));
@@ -124,8 +125,8 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// Puts back an unusable snapshot, with the gap before it. In mode `latest` a newer one received meanwhile replaces
-    /// it.
+    /// Puts back an undelivered snapshot, with the gap before it. In mode `latest` a newer one received meanwhile
+    /// replaces it.
     pub(crate) fn put_back(&self, snapshot: Box<Snapshot>, gap: Option<Box<Gap>>) {
         let mut state = self.state();
         match (self.mode, state.snapshot_mut()) {

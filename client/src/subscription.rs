@@ -185,7 +185,7 @@ impl Subscription {
     }
 
     /// In mode `every`: acknowledges the last snapshot without requesting another. Call it before the program ends:
-    /// otherwise its reader receives that version again when it returns.
+    /// otherwise its reader receives that version again after a restart.
     pub fn acknowledge(&mut self) {
         if let Some(id) = self.taken.take() {
             let _ = self

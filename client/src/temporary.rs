@@ -35,13 +35,13 @@ pub(crate) fn builder() -> Builder<'static, 'static> {
     builder
 }
 
-/// The prefix of temporary names made by this process.
+/// The prefix of temporary names made on this host.
 pub(crate) fn prefix() -> &'static str {
     &PREFIX
 }
 
-/// Whether this name was made on this host since it booted. Only then is a lock known to be visible: network file systems
-/// may keep locks local to each host.
+/// Whether this name was made on this host since it booted. Only then is a lock known to be visible: network file
+/// systems may keep locks local to each host.
 pub(crate) fn was_made_on_this_host(name: &str) -> bool {
     prefix() != NAME.0 && name.starts_with(prefix())
 }

@@ -21,7 +21,7 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
 /// they may fill the disk. Blocks.
 ///
 /// # Errors
-/// The system's error, or that of [`check_replaceable`]; `path` is then unchanged.
+/// The system's error, or that of [`check_replaceable`]; `path` is then unchanged, unless only the last sync failed.
 pub fn replace_file(
     path: &Path,
     mode: u32,

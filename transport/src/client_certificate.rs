@@ -45,7 +45,7 @@ pub struct ClientAuthorities {
 
 /// Why a text is not a list of authorities.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("it holds no certificates of authorities in PEM: {0}")]
+#[error("it is not a list of certificates in PEM: {0}")]
 pub struct AuthoritiesError(String);
 
 impl ClientAuthorities {

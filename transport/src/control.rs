@@ -135,10 +135,10 @@ impl<Out: Message> Sender<Out> {
     /// Waits until queued messages are sent, so that a following [`close`](Lane::close) does not overtake them: at most
     /// half a second for the queue, and half a second for [data in flight](Lane::flush).
     pub async fn flush(&self) {
-        let (written, is_written) = oneshot::channel();
+        let (written, confirmation) = oneshot::channel();
         let queued = async {
             let _ = self.queue.send(Queued::Flush(written)).await;
-            let _ = is_written.await; // Both fail only when the lane has ended.
+            let _ = confirmation.await; // Both fail only when the lane has ended.
         };
         let _ = tokio::time::timeout(FLUSH_TIMEOUT, queued).await;
         self.lane.flush().await;

@@ -1,4 +1,4 @@
-//! [`Identity`]: a key pair, created and stored at first start, which clients identify by its [`Fingerprint`].
+//! [`Identity`]: the key pair of a server or a client, identified by its [`Fingerprint`].
 
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData};
 use rustix::{fs::OFlags, process::geteuid};
@@ -72,10 +72,10 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// A server's private key and a certificate made from it.
+/// The private key of a server or a client, and its certificate.
 ///
-/// Only the key is stored; the certificate is generated at each
-/// start and never expires. The key is ECDSA P-256, which every TLS library supports.
+/// Unless a certificate is [given](Self::from_files), it is generated at each start and never expires. A generated key
+/// is ECDSA P-256, which every TLS library supports.
 pub struct Identity {
     /// The certificate chain, the identity's own certificate first.
     certificates: Vec<CertificateDer<'static>>,
@@ -118,9 +118,9 @@ pub enum IdentityError {
     Unsafe {
         /// The file.
         path: PathBuf,
-        /// The permission that allows this.
+        /// The owner or mode that allows this.
         why: String,
-        /// The command that revokes the permission.
+        /// The command that prevents it.
         fix: String,
     },
     /// No key could be generated.
@@ -141,7 +141,7 @@ impl Identity {
     ///
     /// Created files are private for any umask. A key that others can read or the group can write (as in volumes and
     /// secrets of Kubernetes) is used with a warning, and so is a directory that others can write. A key that everybody
-    /// can write, or of another user than this process' or root, is refused.
+    /// can write, or of a user other than root and this process's, is refused.
     ///
     /// # Errors
     /// [`IdentityError`] when the directory cannot be written at first start, or when the key cannot be read or is
@@ -163,7 +163,8 @@ impl Identity {
     /// that identify the client by the names in it.
     ///
     /// # Errors
-    /// [`IdentityError`] when either cannot be read, or others can write the key.
+    /// [`IdentityError`] when either cannot be read, or the key is refused as by
+    /// [`load_or_create`](Self::load_or_create).
     pub fn from_files(key: &Path, certificate: Option<&Path>) -> Result<Self, IdentityError> {
         let identity = Self::load(key)?;
         let Some(path) = certificate else { return Ok(identity) };
@@ -185,7 +186,7 @@ impl Identity {
             .or_else(|| from_env("HOME").map(|home| home.join(".local/state/tensor-relay")))
     }
 
-    /// The fingerprint by which clients identify this server.
+    /// The fingerprint of its key, by which its peers identify it.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }

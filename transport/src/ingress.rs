@@ -36,7 +36,7 @@ pub enum ReceiveError {
         chunk: u32,
         /// The expected number.
         expected: usize,
-        /// The received number, or the first count beyond the expected one.
+        /// The received number, the first count beyond the expected one, or the room if that is too small.
         found: usize,
     },
     /// The hash does not match.
@@ -54,13 +54,13 @@ pub enum ReceiveError {
 #[derive(Debug)]
 pub struct Gathered<'a> {
     header: ChunkHeader,
-    bytes: Bytes,
+    content: Content,
     receiving: AtStage<'a>,
 }
 
 /// The received bytes, and their destination.
 #[derive(Debug)]
-enum Bytes {
+enum Content {
     Raw(Verified, Target),
     Encoded(Slot, Target),
 }
@@ -131,11 +131,11 @@ impl Ingress {
             CodecId::Raw => Memory::Raw(target, Box::new(ChunkHasher::new())),
             _ => Memory::Encoded(self.slots.acquire().await, target),
         };
-        let bytes = match read_exactly(stream, header, memory, progress).await? {
-            Memory::Raw(target, hasher) => Bytes::Raw(hasher.verify(header.chunk, header.hash)?, target),
-            Memory::Encoded(slot, target) => Bytes::Encoded(slot, target),
+        let content = match read_exactly(stream, header, memory, progress).await? {
+            Memory::Raw(target, hasher) => Content::Raw(hasher.verify(header.chunk, header.hash)?, target),
+            Memory::Encoded(slot, target) => Content::Encoded(slot, target),
         };
-        Ok(Gathered { header: *header, bytes, receiving })
+        Ok(Gathered { header: *header, content, receiving })
     }
 
     /// Decodes and verifies a gathered chunk of `dtype` and writes it to `sink`. Not cancel safe: a worker or a copy
@@ -153,14 +153,14 @@ impl Ingress {
         sink: &dyn Sink,
         base: Option<Base>,
     ) -> Result<(Verified, Option<Base>), ReceiveError> {
-        let Gathered { header, bytes, receiving } = gathered;
-        let (verified, target, base) = match bytes {
-            Bytes::Raw(verified, target) => {
+        let Gathered { header, content, receiving } = gathered;
+        let (verified, target, base) = match content {
+            Content::Raw(verified, target) => {
                 count(&self.tally, &header, Duration::ZERO);
                 let (target, base) = self.overwrite(target, base).await;
                 (verified, target, base)
             }
-            Bytes::Encoded(slot, target) => self.decode(header, dtype, slot, target, base).await?,
+            Content::Encoded(slot, target) => self.decode(header, dtype, slot, target, base).await?,
         };
         drop(receiving);
         let _writing = self.stages.begin(Stage::Write);

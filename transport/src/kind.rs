@@ -29,13 +29,13 @@ pub enum Transport {
 pub enum LaneKindReason {
     /// No other kind was allowed.
     Forced,
-    /// QUIC answered, and TCP had not connected within milliseconds.
+    /// QUIC answered, and TCP had not connected within milliseconds, or failed.
     Answered,
     /// TCP connected, and QUIC did not answer within its head start.
     UdpSilent,
     /// TCP connected within milliseconds: on short paths it is faster and costs less.
     ShortPath,
-    /// This kind was measured to be faster on this path.
+    /// This kind was measured to be faster on this path, or is being measured.
     Faster,
 }
 
@@ -48,10 +48,10 @@ impl LaneKind {
     /// The maximum memory of a lane at a server, in bytes, including its session for a first lane. Excludes sent chunks
     /// and the kernel's socket buffers.
     ///
-    /// Over TCP: a megabyte of encrypted output, and unread input from the client.
-    /// Buffers are allocated while a lane is busy and freed seconds later: an idle lane takes 0.1 MiB. Over QUIC:
-    /// quinn's buffer for ten packets, which stays allocated. On loopback packets have up to 65,000 bytes, and the
-    /// buffer may have room for twice as many, because it grows with the discovered packet size (1.3 MB measured).
+    /// Over TCP: a megabyte of encrypted output, and unread input from the client. Buffers are allocated while a lane
+    /// is busy and freed seconds later: an idle lane takes 0.1 MiB. Over QUIC: quinn's buffer for ten packets, which
+    /// stays allocated. On loopback packets have up to 65,000 bytes, and the buffer may have room for twice as many,
+    /// because it grows with the discovered packet size (1.3 MB measured).
     pub fn memory_bytes_max(self) -> u64 {
         let session = 256 << 10; // Its tasks, messages in both directions, and TLS.
         match self {
@@ -123,7 +123,7 @@ impl LaneKindReason {
             Self::Answered => "QUIC answered",
             Self::UdpSilent => "TCP answered, and UDP did not",
             Self::ShortPath => "the path is short",
-            Self::Faster => "it is faster on this path",
+            Self::Faster => "it is faster on this path, or being tried",
         }
     }
 }

@@ -166,7 +166,7 @@ impl Lane {
         }
     }
 
-    /// Opens the control stream. The client does this once per session.
+    /// Opens the control stream. The client does this once per lane.
     pub(crate) async fn open_control(&self) -> Result<(ControlOut, ControlIn), LaneError> {
         match &self.connection {
             Connection::Quic(connection) => connection.open_control().await.map(ControlOut::of_quic),
@@ -224,9 +224,9 @@ impl Lane {
         }
     }
 
-    /// Waits, at most half a second, until all sent data is acknowledged: a close sent while QUIC's congestion window
-    /// is full would not reach the peer. Finish or drop all streams before. Over TCP this returns immediately, since a
-    /// close is sent after all other data.
+    /// Waits six round trips, at most half a second, for sent data to be acknowledged: a close sent while QUIC's
+    /// congestion window is full would not reach the peer. Finish or drop all streams before. Over TCP this returns
+    /// immediately, since a close is sent after queued control messages and drops other data.
     pub async fn flush(&self) {
         match &self.connection {
             Connection::Quic(connection) => connection.flush(CLOSE_FLUSH_TIMEOUT).await,
@@ -323,7 +323,7 @@ impl ControlOut {
         }
     }
 
-    /// Ends the stream and waits until the peer has received all data; over TCP until the socket has accepted all data.
+    /// Ends the stream and waits until the peer has received all data; over TCP, until the socket has accepted it.
     pub(crate) async fn finish(self) {
         match self {
             Self::Quic(out) => out.finish().await,

@@ -5,8 +5,8 @@
 //! chunks to data streams, the [`ingress`] reads them. Servers and clients use only these; [`LaneKind`] identifies a
 //! lane's transport.
 //!
-//! Every wait has a deadline: connecting, the exchange of `Hello` and `Welcome`, and writing control messages have
-//! timeouts here; the session that owns a payload transfer monitors its progress.
+//! Every wait has a deadline: [`Tuning`] has those for connecting, for the exchange of `Hello` and `Welcome`, and for
+//! writing control messages; the session that owns a payload transfer monitors its progress.
 
 #![forbid(unsafe_code)]
 

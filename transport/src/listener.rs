@@ -146,7 +146,8 @@ impl Listener {
         &self.tuning
     }
 
-    /// Waits for a client's connection attempt; `None` once the listener was closed. Cancel safe.
+    /// Waits for a client's connection attempt; `None` once the listener was closed, unless it has only TCP. Cancel
+    /// safe.
     pub async fn accept(&self) -> Option<Arrival> {
         let quic = async {
             match &self.quic {
@@ -167,7 +168,7 @@ impl Listener {
         }
     }
 
-    /// Closes every lane and the listener.
+    /// Closes every lane. Later lanes over TCP are closed after their handshake, others not accepted.
     pub fn close(&self, code: CloseCode) {
         if let Some(quic) = &self.quic {
             quic.close(code);

@@ -21,7 +21,7 @@ pub use streams::{ByteStream, Opening, StreamListener, StreamTuning};
 
 /// The network of lanes: the operating system's, or a simulation whose time, loss and order follow from a seed.
 ///
-/// Only this trait exposes quinn's types, since a simulation has to implement quinn's socket.
+/// Only this trait and [`Batching`] expose quinn's types, since a simulation has to implement quinn's socket.
 pub trait Network: Debug + Send + Sync + 'static {
     /// Binds a socket to `address`; port 0 lets the network choose.
     fn bind(&self, address: SocketAddr, tuning: &Tuning) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>>;

@@ -17,7 +17,8 @@ const UDP_PAYLOAD_MIN: u16 = 1_200;
 /// The bound of MTU discovery if the path's MTU is unknown: Ethernet with MTU 1500 over IPv6.
 const UDP_PAYLOAD_ETHERNET: u16 = 1_452;
 
-/// The tuning of lanes. The defaults were measured best on ordinary Ethernet.
+/// The tuning of lanes. Windows, buffers, payload and congestion controller are those of QUIC. The defaults were
+/// measured best on ordinary Ethernet.
 #[derive(Debug, Clone)]
 pub struct Tuning {
     /// The maximum of unacknowledged bytes on one lane of a short path. Default 4 MiB.
@@ -33,7 +34,7 @@ pub struct Tuning {
     /// and fast paths need more chunks in flight, or more lanes.
     pub window_max_bytes: u32,
     /// The requested size of the send and receive buffers of the UDP socket. Default 4 MiB. The kernel clamps it to
-    /// `net.core.rmem_max` and `wmem_max`; a clamped buffer is logged once as a warning.
+    /// `net.core.rmem_max` and `wmem_max`; a clamped receive buffer is logged once as a warning.
     pub socket_buffer_bytes: u32,
     /// A bound on the UDP payload, below what the path can carry. Default none.
     pub udp_payload_max: Option<u16>,

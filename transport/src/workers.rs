@@ -44,7 +44,7 @@ impl Workers {
         }
     }
 
-    /// Runs `work` to completion, even if the future is dropped; returns its result.
+    /// Runs `work` and returns its result. Once begun it runs to completion, even if the future is dropped.
     pub async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> T {
         match self {
             Self::Inline => work(),

@@ -52,9 +52,10 @@ pub enum BufferError {
         /// The buffers without a selected tensor.
         unexpected: Box<[Box<str>]>,
     },
-    /// The version has none of the buffers' tensors.
+    /// The version has none of the buffers' tensors, or none is selected.
     #[error(
-        "the version has none of the tensors that there are buffers for: it has {}, and the buffers are for {}; correct the names",
+        "the version has none of the tensors that there are buffers for, or none is selected: it has {}, and the buffers are \
+         for {}; correct the names",
         list_names(tensors),
         list_names(buffers)
     )]

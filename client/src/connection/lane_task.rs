@@ -104,7 +104,7 @@ impl LaneSlot {
     pub(super) async fn run_slot(mut self) {
         let mut backoff = Backoff::new();
         let mut has_warned = false;
-        while self.is_wanted().await {
+        while self.wait_until_wanted().await {
             let began = Instant::now();
             match self.join_and_run().await {
                 Ok(()) if began.elapsed() > STABLE_AGE => backoff = Backoff::new(),
@@ -126,9 +126,9 @@ impl LaneSlot {
     }
 
     /// Waits until the slot should have a lane; false if it never will.
-    async fn is_wanted(&mut self) -> bool {
+    async fn wait_until_wanted(&mut self) -> bool {
         let number = self.number;
-        self.wanted.wait_for(|slots| *slots as usize > number).await.is_ok()
+        self.wanted.wait_for(|lanes| *lanes as usize > number).await.is_ok()
     }
 
     /// Joins a lane and runs it until it ends. The end is reported to the connection in any case: the server may have
@@ -179,7 +179,7 @@ impl LaneSlot {
         let number = self.number;
         let ended = tokio::select! {
             _ = lane.run(task.run()) => Ok(()),
-            _ = self.wanted.wait_for(|slots| *slots as usize <= number) => {
+            _ = self.wanted.wait_for(|lanes| *lanes as usize <= number) => {
                 lane.close(CloseCode::Done, "");
                 Ok(())
             }

@@ -55,7 +55,8 @@ pub(crate) struct Lanes {
     /// Bytes of chunks that were received and verified over all lanes, decoded.
     verified_bytes: Arc<AtomicU64>,
     /// The number of the current period with a large version in transfer; `None` between periods.
-    bulky: watch::Sender<Option<u64>>,
+    bulky_period: watch::Sender<Option<u64>>,
+    /// The number of such periods so far.
     periods: u64,
     /// Whether the number of lanes is final.
     has_settled: Arc<AtomicBool>,
@@ -68,7 +69,7 @@ pub(crate) struct Path {
     pub(super) instance: InstanceId,
     lanes: Arc<LaneRegistry>,
     verified_bytes: Arc<AtomicU64>,
-    bulky: watch::Receiver<Option<u64>>,
+    bulky_period: watch::Receiver<Option<u64>>,
     has_settled: Arc<AtomicBool>,
 }
 
@@ -76,7 +77,7 @@ impl Path {
     /// The next sample, once a large version is in transfer; `None` after the connection has ended.
     pub(crate) async fn sample(&mut self) -> Option<Sample> {
         sleep(SAMPLE_INTERVAL).await;
-        let period = *self.bulky.wait_for(Option::is_some).await.ok()?;
+        let period = *self.bulky_period.wait_for(Option::is_some).await.ok()?;
         let (lanes, verified_bytes) =
             (self.lanes.get().len() as u32, self.verified_bytes.load(Ordering::Relaxed));
         Some(Sample { period, lanes, verified_bytes })
@@ -114,7 +115,7 @@ impl Lanes {
             events,
             tasks: JoinSet::new(),
             verified_bytes: Arc::default(),
-            bulky: watch::Sender::new(None),
+            bulky_period: watch::Sender::new(None),
             periods: 0,
             has_settled: Arc::new(AtomicBool::new(true)),
         };
@@ -185,7 +186,7 @@ impl Lanes {
             instance,
             lanes: Arc::clone(&self.registry),
             verified_bytes: Arc::clone(&self.verified_bytes),
-            bulky: self.bulky.subscribe(),
+            bulky_period: self.bulky_period.subscribe(),
             has_settled: Arc::clone(&self.has_settled),
         }
     }
@@ -228,20 +229,20 @@ impl Lanes {
 
     /// Records whether a large version is being received, if the number of lanes is automatic.
     pub(crate) fn note_bulky(&mut self, is_bulky: impl FnOnce() -> bool) {
-        if self.bulky.receiver_count() == 0 {
+        if self.bulky_period.receiver_count() == 0 {
             return;
         }
         let is_bulky = is_bulky();
-        if is_bulky != self.bulky.borrow().is_some() {
+        if is_bulky != self.bulky_period.borrow().is_some() {
             self.periods += u64::from(is_bulky);
-            self.bulky.send_replace(is_bulky.then_some(self.periods));
+            self.bulky_period.send_replace(is_bulky.then_some(self.periods));
         }
     }
 
     /// Stops joining lanes, and closes the joined ones.
     pub(super) fn close(&mut self, code: CloseCode, text: &str) {
         self.tasks.abort_all();
-        self.registry.get().retain(|id, _| *id == LaneId(0)); // Its statistics are read after the close.
+        self.registry.get().retain(|id, _| *id == LaneId(0)); // Lane 0's statistics are read after the close.
         self.live.values().for_each(|lane| lane.close(code, text));
     }
 

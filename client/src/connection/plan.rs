@@ -7,7 +7,7 @@ use tokio::time::Instant;
 /// The speed-up below which doubling the lanes is undone: less may be noise, and each lane costs a thread.
 const SPEEDUP_MIN: f64 = 1.1;
 
-/// The time to wait for lanes to join; then the existing ones are used.
+/// The time to wait for lanes to join; then the best number so far is used.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Determines the number of lanes for one link: starts with one lane, doubles the number as long as that makes

@@ -6,9 +6,9 @@ use tensor_relay_device::{BoxFuture, CopyError, EngineSink, PartsError, Sink, Si
 use tokio::time::timeout;
 
 /// The deadline for copying a chunk, after which its version is given up. Shorter than the stall timeout of both ends,
-/// 30 s, so that the error names the device and not this client. Longer than a GPU's engine lets a copy wait for a caller's
-/// stream, 20 s by default, although that wait begins later: so the engine's error, which names the late stream, comes
-/// first.
+/// 30 s, so that the error names the device and not this client. Longer than a GPU's engine lets a copy wait for a
+/// caller's stream, 20 s by default: so the engine's error, which names the late stream, comes first, although that
+/// wait begins later.
 const COPY_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// A sink in device memory whose copies have a deadline and hold references to their target buffers, so that lent
@@ -26,7 +26,7 @@ impl DeviceSink {
     }
 
     /// Whether a chunk waits for a slot of the device or for an unfinished copy.
-    pub(super) fn is_waited_for(&self) -> bool {
+    pub(super) fn waits_for_device(&self) -> bool {
         self.inner.waits_for_device()
     }
 

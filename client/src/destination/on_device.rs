@@ -120,8 +120,8 @@ impl LentBuffer {
         &self.buffer
     }
 
-    /// Withholds the buffer, because a copy to it may still be running; its user's channel closes immediately. The engine
-    /// keeps the memory for as long as that copy may write.
+    /// Withholds the buffer, because a copy to it may still be running; its user's channel closes immediately. The
+    /// engine keeps the memory for as long as that copy may write.
     pub(super) fn withhold(&self) {
         drop(self.take_owner());
     }

@@ -95,7 +95,7 @@ pub enum SubscriptionError {
     },
     /// The device that receives versions failed to receive one. The fault is on this machine, not the server. Not final
     /// if the device may receive later versions.
-    #[error("{id} could not be copied to {device}, a device of this machine: {detail}")]
+    #[error("{id} could not be received on {device}, a device of this machine: {detail}")]
     Device {
         /// The version.
         id: VersionId,

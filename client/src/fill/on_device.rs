@@ -42,8 +42,8 @@ impl Subscription {
 }
 
 impl Snapshot {
-    /// Copies tensors from host or device memory into the caller's device memory, by name. Only a device
-    /// failure during the copy can tear these buffers: a failed transfer yields no snapshot.
+    /// Copies tensors from host or device memory into the caller's device memory, by name. Only a device failure or a
+    /// cancellation during the copy can tear these buffers: a failed transfer yields no snapshot.
     ///
     /// All names and sizes are checked first, so that either every tensor is copied or none, unless the device fails.
     /// The bytes pass through the device's slots. If cancelled, it leaves some tensors copied.

@@ -155,7 +155,7 @@ fn exchange_by_renames(new: &Path, path: &Path) -> io::Result<PathBuf> {
 /// failed.
 fn delete_or_warn(folder: &Path) {
     if let Err(error) = delete(folder) {
-        tracing::warn!(path = %folder.display(), %error, "A replaced version was not deleted.");
+        tracing::warn!(path = %folder.display(), %error, "A temporary folder was not deleted.");
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-/// The age from which a temporary file is deleted without a lock.
+/// The age from which temporary files of other hosts, and on file systems without locks, are deleted.
 const STALE_AGE: Duration = Duration::from_secs(3_600);
 
 /// Deletes temporary files and folders in `folder` that are no longer being written. They are recognised by their

@@ -39,7 +39,7 @@ impl Session {
             Command::Probe(bytes, reply) if self.is_connected => {
                 self.outbox.extend(self.probing.begin(bytes, reply));
             }
-            Command::Probe(..) => {} // Its caller receives the reason for the missing connection.
+            Command::Probe(..) => {} // Its caller reports why there is no connection.
             Command::Close => self.close(),
         }
         None

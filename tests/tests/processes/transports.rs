@@ -124,7 +124,7 @@ fn a_lossy_transport_is_replaced() {
     served.lan.drop_percentage("tcp", 10).unwrap();
     let event = served.finish(subscriber);
     assert_eq!((&event["resumed"], &event["transport"]), (&1.into(), &"quic".into()), "{event}");
-    assert_eq!(event["transport_reason"], "it is faster on this path", "{event}");
+    assert_eq!(event["transport_reason"], "it is faster on this path, or being tried", "{event}");
     let wire_bytes = event["wire_bytes"].as_u64().unwrap();
     assert!(wire_bytes <= 2 * MODEL_BYTES as u64 + LOST_BYTES, "{event}");
 }

@@ -18,8 +18,8 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 const SHORT_PATH_CONNECT_TIME: Duration = Duration::from_millis(5);
 
 impl Connector {
-    /// Opens a lane to the first of `addresses` that answers. The next attempt starts after [`ATTEMPT_DELAY`], or when an
-    /// attempt has failed.
+    /// Opens a lane to the first of `addresses` that answers. The next attempt starts after [`ATTEMPT_DELAY`], or when
+    /// one has failed.
     ///
     /// # Errors
     /// The most informative error, once all attempts have failed or `timeout` has passed.
@@ -77,7 +77,7 @@ impl Connector {
     }
 
     /// Connects over TCP on a short path, otherwise over QUIC. If QUIC does not answer, TCP follows after
-    /// [`ATTEMPT_DELAY`], or immediately if UDP did not reach this server last time. QUIC starts after
+    /// [`ATTEMPT_DELAY`], or immediately if UDP did not reach this server last time. QUIC starts only after
     /// [`SHORT_PATH_CONNECT_TIME`], since an unused handshake costs the server as much as a used one.
     async fn race_kinds(
         &self,

@@ -154,11 +154,12 @@ impl Chooser {
         (estimate, spent)
     }
 
-    /// Whether `chunk` is likely to differ little from its base. If a chunk of its tensor differed too much, the next
-    /// [`CHUNKS_PER_ESTIMATE`] are not compared: training in f32 changes nearly every element.
-    pub(super) fn expects_delta(&self, payload: &Payload, chunk: ChunkIndex) -> bool {
+    /// Decides whether to skip the comparison of `chunk` with its base, and counts the skipped ones. If a chunk of its
+    /// tensor differed too much, the next [`CHUNKS_PER_ESTIMATE`] are skipped: training in f32 changes nearly every
+    /// element.
+    pub(super) fn skip_comparison(&self, payload: &Payload, chunk: ChunkIndex) -> bool {
         let skipped = self.changed_groups.get(&group(payload, chunk));
-        skipped.is_none_or(|count| count.fetch_add(1, Ordering::Relaxed) >= CHUNKS_PER_ESTIMATE)
+        skipped.is_some_and(|count| count.fetch_add(1, Ordering::Relaxed) < CHUNKS_PER_ESTIMATE)
     }
 
     /// Records the result of comparing `chunk` with its base.

@@ -44,8 +44,8 @@ pub struct Encoded {
 /// Reads, hashes and encodes chunks, once for each (payload, chunk, codec, base) and all subscribers, while the result
 /// is in a bounded cache. An evicted chunk is read and encoded again. Entries are dropped with their payload.
 ///
-/// Raw chunks are slices of the source and cost nothing to read again. Only those of device sources have a cache, also
-/// bounded.
+/// Raw chunks in memory are slices of the source and cost nothing to read again. Only those of device sources have a
+/// cache, also bounded.
 pub struct Encoder {
     cache: Arc<Encodings>,
     reads: Arc<Reads>,
@@ -55,8 +55,8 @@ pub struct Encoder {
     counters: Counters,
 }
 
-/// The counters of an encoder. `requested - encoded` requests were cache hits or needed no encoding. The bytes sent in
-/// each codec, and the time for encoding them, are in [`CodecStats`](crate::CodecStats).
+/// The counters of an encoder. `requested - encoded` requests shared an encoding, or could not read the chunk. The
+/// bytes sent in each codec, and the time for encoding them, are in [`CodecStats`](crate::CodecStats).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EncoderStats {
     /// Bytes read from sources on this host, memory and files, each time a chunk was read.
@@ -64,7 +64,7 @@ pub struct EncoderStats {
     /// The part of `host_read_bytes` that had to be copied: from files, and of chunks that are not contiguous, because
     /// they span tensors or padding of a borrowed version.
     pub host_copied_bytes: u64,
-    /// Chunks requested in a codec other than `raw`.
+    /// Chunks requested in a codec other than `raw`, without deltas.
     pub requested: u64,
     /// Chunks that were encoded.
     pub encoded: u64,

@@ -8,7 +8,7 @@ use tensor_relay_device::{Charge, HostMemory, SourceError};
 use tensor_relay_protocol::{ChunkIndex, CodecId};
 
 /// The encodings of chunks, within a budget: those being sent and, in up to half of it, cached ones, until their
-/// payloads are dropped. `None` marks an incompressible chunk, which is sent raw.
+/// payloads are dropped. `None` marks a chunk whose encoding would gain too little.
 ///
 /// When slow subscribers exhaust the budget, chunks are sent raw, which takes no memory.
 ///
@@ -21,10 +21,10 @@ pub(super) struct Encodings {
 
 /// The minimum length of encodings that are mapped directly. For these, the cost of pages and system calls is
 /// relatively small.
-const LONG_BYTES: usize = 256 << 10;
+const MAPPED_BYTES_MIN: usize = 256 << 10;
 
 /// The minimum length of encodings that are counted. Counting costs a page and a lock, more than a shorter encoding.
-const SHORT_BYTES: usize = 4 << 10;
+const COUNTED_BYTES_MIN: usize = 4 << 10;
 
 /// The budget for encodings is exhausted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,12 +98,12 @@ impl Encodings {
     /// [`NoRoom`] when other encodings exhaust the budget.
     pub(super) fn copy(&self, bytes: &[u8]) -> Result<Bytes, NoRoom> {
         match bytes.len() {
-            LONG_BYTES.. => {
+            MAPPED_BYTES_MIN.. => {
                 let mut region = self.memory.allocate(bytes.len()).map_err(|_| NoRoom)?;
                 region.copy_from_slice(bytes);
                 Ok(region.freeze())
             }
-            SHORT_BYTES.. => {
+            COUNTED_BYTES_MIN.. => {
                 let charge = self.memory.charge(bytes.len()).map_err(|_| NoRoom)?;
                 Ok(Bytes::from_owner(Counted { bytes: bytes.to_vec(), _charge: charge }))
             }

@@ -60,8 +60,8 @@ pub enum LaneError {
         /// The error.
         detail: String,
     },
-    /// The peer reset or stopped one data stream. The lane stays open.
-    #[error("the peer reset or stopped a data stream")]
+    /// The peer reset, stopped or ended one stream too early. The lane stays open.
+    #[error("the peer reset, stopped or ended a stream too early")]
     StreamAborted,
 }
 

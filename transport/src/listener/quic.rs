@@ -79,7 +79,7 @@ impl QuicAcceptor {
     pub(super) async fn accept(&self) -> Option<QuicArrival> {
         loop {
             let incoming = self.endpoint.accept().await?;
-            if !incoming.remote_address_validated() && self.must_retry() && incoming.may_retry() {
+            if !incoming.remote_address_validated() && self.handle_unvalidated() && incoming.may_retry() {
                 let _ = incoming.retry();
                 continue;
             }
@@ -95,8 +95,8 @@ impl QuicAcceptor {
         }
     }
 
-    /// Whether a client has to validate its address by Retry first.
-    fn must_retry(&self) -> bool {
+    /// Counts a client with an unvalidated address; returns whether it has to validate it by Retry first.
+    fn handle_unvalidated(&self) -> bool {
         let now = self.network.runtime().now();
         let mut policy = self.retry.lock().unwrap_or_else(PoisonError::into_inner);
         policy.handle_unvalidated(now, self.endpoint.open_connections())

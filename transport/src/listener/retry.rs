@@ -8,7 +8,7 @@ const OPEN_MAX: usize = 256;
 /// The maximum rate of handshakes from unvalidated addresses. Above it, clients receive Retry.
 ///
 /// A handshake costs the server a signature and a key exchange, at most half a millisecond of CPU time, so forged ones
-/// take at most 6 % of a processor. If a thousand workers connect simultaneously, 872 of them need another round trip.
+/// take at most 7 % of a processor. If a thousand workers connect simultaneously, 872 of them need another round trip.
 pub const HANDSHAKES_PER_SECOND: u32 = 128;
 
 const RATE_PER_SECOND: f64 = HANDSHAKES_PER_SECOND as f64;

@@ -56,7 +56,7 @@ impl TcpAcceptor {
         self.closing.send_replace(Some(code));
     }
 
-    /// Waits until all lanes are dropped.
+    /// Waits until all lanes have ended.
     pub(super) async fn wait_idle(&self) {
         self.closing.closed().await;
     }

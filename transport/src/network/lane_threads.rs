@@ -91,8 +91,8 @@ impl LaneThreads {
         Self { max, threads: Mutex::default() }
     }
 
-    /// A slot on the thread with the fewest lanes, or on a new one if all have lanes and more threads are allowed.
-    pub(crate) fn least_used(&self) -> Option<ThreadSlot> {
+    /// Takes a slot on the thread with the fewest lanes, or on a new one if all have lanes and there may be more.
+    pub(crate) fn take_slot(&self) -> Option<ThreadSlot> {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let lanes: Vec<usize> = threads.iter().map(|thread| thread.lanes.load(Ordering::Relaxed)).collect();
         let thread = match place(&lanes, self.max) {
@@ -139,7 +139,7 @@ fn place(lanes: &[usize], max: usize) -> Placement {
 
 /// Moves the connection of `mover` to the least used of `threads`; returns its slot there.
 pub(crate) fn move_to_thread(mover: &TaskMover, threads: &LaneThreads) -> Option<ThreadSlot> {
-    let slot = threads.least_used()?;
+    let slot = threads.take_slot()?;
     mover.move_to(slot.handle().clone());
     Some(slot)
 }
@@ -168,15 +168,15 @@ mod tests {
     fn threads_are_started_on_demand_and_then_shared() {
         let threads = LaneThreads::new(2);
         let id = |slot: &ThreadSlot| slot.handle().id();
-        let (first, second) = (threads.least_used().unwrap(), threads.least_used().unwrap());
+        let (first, second) = (threads.take_slot().unwrap(), threads.take_slot().unwrap());
         assert_ne!(id(&first), id(&second));
         let also_second = Arc::clone(&second.0);
-        let third = threads.least_used().unwrap();
+        let third = threads.take_slot().unwrap();
         assert_eq!(id(&third), id(&first));
         drop(second);
-        assert_ne!(id(&threads.least_used().unwrap()), id(&first), "the second thread is free again");
+        assert_ne!(id(&threads.take_slot().unwrap()), id(&first), "the second thread is free again");
         drop(also_second);
-        assert!(LaneThreads::new(0).least_used().is_none());
+        assert!(LaneThreads::new(0).take_slot().is_none());
     }
 
     /// A thread ends when its owner is dropped, and drops its tasks.

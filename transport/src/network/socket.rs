@@ -116,8 +116,8 @@ fn size_buffers(socket: &socket2::Socket, bytes: usize) {
             tracing::warn!(
                 asked_bytes = bytes,
                 granted_bytes = granted,
-                "The kernel clamps UDP receive buffers below the transfer window, so bursts lose packets. \
-                 Raise it on the host: sysctl -w net.core.rmem_max={bytes} net.core.wmem_max={bytes}"
+                "The kernel grants smaller UDP receive buffers than requested, so bursts may lose packets. \
+                 Raise the limits on the host: sysctl -w net.core.rmem_max={bytes} net.core.wmem_max={bytes}"
             );
         });
     }

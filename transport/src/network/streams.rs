@@ -43,8 +43,8 @@ const LONG_PATH_ANSWER_TIME: Duration = Duration::from_millis(20);
 const UNSENT_BYTES: u32 = 256 << 10;
 
 impl ByteStream for TcpStream {
-    /// Bounds the unsent bytes. On a long path, restores BBR if it is the system's default, which `start_with_cubic`
-    /// replaced.
+    /// Bounds the unsent bytes, and the time without an acknowledgement. On a long path, restores BBR if it is the
+    /// system's default, which `start_with_cubic` replaced.
     fn tune(&self, tuning: StreamTuning) {
         let timeout_ms = u32::try_from(tuning.idle_timeout.as_millis()).unwrap_or(u32::MAX);
         if let Err(error) = sockopt::set_tcp_user_timeout(self, timeout_ms) {

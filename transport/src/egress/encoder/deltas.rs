@@ -70,7 +70,7 @@ impl Encoder {
         payload.register_encodings(&self.cache);
         base.register_encodings(&self.cache);
         let is_same = base.hash(key.chunk) == Some(raw.hash);
-        if !is_same && !self.chooser.expects_delta(payload, key.chunk) {
+        if !is_same && self.chooser.skip_comparison(payload, key.chunk) {
             self.cache.insert(key, None); // All receivers share one encoding.
             return Ok((None, Duration::ZERO));
         }

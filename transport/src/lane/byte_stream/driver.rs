@@ -60,7 +60,7 @@ impl Driver {
             current: None,
         };
         let batch = Batch::new(write, secured.sealer);
-        let writer = Writer { batch, shared: Arc::clone(&shared), queues, has_control: true };
+        let writer = Writer { batch, shared: Arc::clone(&shared), queues, is_control_open: true };
         let mut writing = pin!(writer.run(settings.keep_alive));
         let mut has_write_failed = false;
         {
@@ -81,7 +81,7 @@ impl Driver {
                 }
             }
         }
-        // This ends the streams; their readers then query the error.
+        // Ends the streams, whose readers then query the error.
         let read = reader.into_read_half();
         if shared.wait_for_end().await.notice != CloseNotice::None {
             let lingering = async {
@@ -311,7 +311,7 @@ struct Writer<W> {
     shared: Arc<Shared>,
     queues: Queues,
     /// Whether the control stream is still open.
-    has_control: bool,
+    is_control_open: bool,
 }
 
 impl<W: AsyncWrite + Unpin> Writer<W> {
@@ -330,7 +330,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                     self.batch.trim();
                     Segment::Ping { number: self.shared.now_us() }
                 }
-                part = self.queues.control.recv(), if self.has_control => self.control(part),
+                part = self.queues.control.recv(), if self.is_control_open => self.control(part),
                 Some(segment) = self.queues.data.recv() => segment,
             };
             self.add(segment)?;
@@ -341,7 +341,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                 self.add_queued()?;
             }
             self.batch.write().await?;
-            if !self.has_control {
+            if !self.is_control_open {
                 self.shared.outbox.handle_control_written();
             }
         }
@@ -366,7 +366,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
     }
 
     fn next_control(&mut self) -> Option<Segment> {
-        if !self.has_control {
+        if !self.is_control_open {
             return None;
         }
         match self.queues.control.try_recv() {
@@ -377,8 +377,8 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
     }
 
     fn control(&mut self, part: Option<Bytes>) -> Segment {
-        self.has_control = part.is_some();
-        Segment::Control { bytes: part.unwrap_or_default(), last: !self.has_control }
+        self.is_control_open = part.is_some();
+        Segment::Control { bytes: part.unwrap_or_default(), last: !self.is_control_open }
     }
 
     fn add(&mut self, segment: Segment) -> io::Result<()> {

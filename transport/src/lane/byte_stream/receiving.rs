@@ -29,8 +29,8 @@ const SEGMENT_COST_BYTES: u64 = 256;
 /// The size of reads from the control stream; a frame is at most 64 KiB and usually below 100 bytes.
 const CONTROL_READ_BYTES: usize = 4 << 10;
 
-/// The pipe from the driver to the reader of the control stream. It has the same bound as over QUIC. While it is full,
-/// the driver does not read the connection.
+/// The pipe from the driver to the reader of the control stream, with the bound of a server over QUIC. While it is
+/// full, the driver does not read the connection.
 pub(super) type ControlPipe = DuplexStream;
 
 /// Creates both halves of a control pipe.
@@ -44,13 +44,13 @@ pub(super) struct Unread {
     bytes: AtomicU64,
     max_bytes: AtomicU64,
     /// Signals that the limit or the count changed.
-    has_room: Notify,
+    changed: Notify,
 }
 
 impl Default for Unread {
     fn default() -> Self {
         let max_bytes = AtomicU64::new(WINDOW_RESERVE_BYTES.into());
-        Self { bytes: AtomicU64::new(0), max_bytes, has_room: Notify::new() }
+        Self { bytes: AtomicU64::new(0), max_bytes, changed: Notify::new() }
     }
 }
 
@@ -67,7 +67,7 @@ impl Unread {
     pub(super) fn allow(&self, bytes: u64) {
         let bytes = bytes.saturating_add(WINDOW_RESERVE_BYTES.into());
         self.max_bytes.fetch_max(bytes, Ordering::Relaxed);
-        self.has_room.notify_one();
+        self.changed.notify_one();
     }
 
     /// Counts a segment with these `bytes`. Waits at most `max_wait` if the limit is exceeded, because it may be raised
@@ -76,7 +76,7 @@ impl Unread {
         let cost = cost(bytes);
         let counted = async {
             while !self.try_count(cost) {
-                self.has_room.notified().await;
+                self.changed.notified().await;
             }
         };
         timeout(max_wait, counted).await.map_err(|_| {
@@ -96,7 +96,7 @@ impl Unread {
 
     pub(super) fn release(&self, bytes: &Bytes) {
         self.bytes.fetch_sub(cost(bytes), Ordering::Relaxed);
-        self.has_room.notify_one();
+        self.changed.notify_one();
     }
 }
 

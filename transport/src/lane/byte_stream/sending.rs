@@ -39,7 +39,7 @@ pub(super) struct Outbox {
     /// One more than the highest stream number that the peer has stopped. All lower streams have ended.
     stopped: AtomicU64,
     answers: Mutex<Answers>,
-    has_answers: Notify,
+    answers_changed: Notify,
     /// Whether the end of the control stream was written.
     control_written: watch::Sender<bool>,
 }
@@ -68,7 +68,7 @@ impl Outbox {
             begun: AtomicU64::new(0),
             stopped: AtomicU64::new(0),
             answers: Mutex::default(),
-            has_answers: Notify::new(),
+            answers_changed: Notify::new(),
             control_written: watch::Sender::new(false),
         };
         (outbox, queue)
@@ -84,7 +84,7 @@ impl Outbox {
 
     fn answer(&self, change: impl FnOnce(&mut Answers)) {
         change(&mut self.answers.lock().unwrap_or_else(PoisonError::into_inner));
-        self.has_answers.notify_one();
+        self.answers_changed.notify_one();
     }
 
     /// Waits for the next pending answer. Cancel safe.
@@ -92,7 +92,7 @@ impl Outbox {
         loop {
             match self.take_answer() {
                 Some(segment) => return segment,
-                None => self.has_answers.notified().await,
+                None => self.answers_changed.notified().await,
             }
         }
     }
@@ -168,8 +168,8 @@ pub(crate) struct DataOut {
 impl DataOut {
     pub(super) async fn open(connection: Connection) -> Result<Self, LaneError> {
         let outbox = &connection.shared().outbox;
-        let (locks, queue) = (Arc::clone(&outbox.stream_lock), outbox.data.clone());
-        let opened = async { (locks.lock_owned().await, queue.reserve_owned().await) };
+        let (lock, queue) = (Arc::clone(&outbox.stream_lock), outbox.data.clone());
+        let opened = async { (lock.lock_owned().await, queue.reserve_owned().await) };
         tokio::select! {
             biased;
             error = connection.closed() => Err(error),
