@@ -84,7 +84,7 @@ async fn the_first_kind_of_memory_that_works() {
         published.withdraw();
         assert!(published.released(TIMEOUT).await.unwrap());
         drop((producer, device));
-        server.process.end_by(Signal::TERM).expect_code(0);
+        server.process.signal_and_wait(Signal::TERM).expect_code(0);
         assert_eq!(fake.violations(), [""; 0]);
     }
 }
@@ -101,7 +101,7 @@ async fn a_server_without_a_gpu() {
     assert_eq!(published.path(), MemoryKind::Memfd);
     assert!(published.reason().contains("does not serve from a GPU"), "{}", published.reason());
     drop((producer, device));
-    server.process.end_by(Signal::TERM).expect_code(0);
+    server.process.signal_and_wait(Signal::TERM).expect_code(0);
     assert_eq!(fake.violations(), [""; 0]);
 }
 
@@ -121,7 +121,7 @@ async fn a_version_in_a_producers_memory_ends_with_the_producer() {
         assert!(std::time::Instant::now() < deadline, "the version is not withdrawn");
     }
     drop((published, device));
-    server.process.end_by(Signal::TERM).expect_code(0);
+    server.process.signal_and_wait(Signal::TERM).expect_code(0);
     assert_eq!(fake.violations(), [""; 0]);
 }
 
@@ -148,6 +148,6 @@ async fn a_shared_buffer_outlives_its_producer() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     check_received(&home, &server);
-    server.process.end_by(Signal::TERM).expect_code(0);
+    server.process.signal_and_wait(Signal::TERM).expect_code(0);
     assert_eq!(fake.violations(), [""; 0]);
 }
