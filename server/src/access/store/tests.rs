@@ -251,7 +251,7 @@ fn errors_name_broken_files_without_their_content() {
         ("revoked", "\n# all\nnonsense".into(), "line 3 is invalid"),
         ("keys", "sha256:00 a".into(), "line 1 is invalid"),
         ("acl", "key:a read **".into(), "line 1: there is no verb"),
-        ("ca.pem", "nonsense".into(), "no certificates of authorities"),
+        ("ca.pem", "nonsense".into(), "contains no certificate"),
     ] {
         let before = fs::read(store.path(file)).ok();
         fs::write(store.path(file), &text).unwrap();
