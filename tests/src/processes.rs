@@ -10,7 +10,7 @@ mod udp_proxy;
 
 pub use gpu::{Gpu, device, fake_nvml};
 pub use lan::{Host, Lan};
-pub use process::{Ended, Process};
+pub use process::{Ended, Process, wait_until};
 pub use rustix::process::Signal;
 pub use udp_proxy::UdpProxy;
 

@@ -238,3 +238,15 @@ impl Output {
         self.lines_read.iter().map(|line| format!("{line}\n")).collect()
     }
 }
+
+/// Waits until `condition` returns true.
+///
+/// # Panics
+/// If it still returns false after a minute, with `description`.
+pub fn wait_until(description: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !condition() {
+        assert!(Instant::now() < deadline, "timed out: {description}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}

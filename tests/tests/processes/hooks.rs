@@ -1,14 +1,8 @@
 //! The command of `subscribe --exec`: how its failure is reported, and that it ends with the subscriber.
 
 use crate::files;
-use std::{
-    fs, thread,
-    time::{Duration, Instant},
-};
-use tensor_relay_tests::processes::{Home, Process, Serving, Signal};
-
-/// Much longer than the time between SIGTERM and SIGKILL to a command.
-const TIMEOUT: Duration = Duration::from_secs(60);
+use std::{fs, thread, time::Duration};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal, wait_until};
 
 /// A server of the topic `w`.
 fn server(home: &Home) -> Serving {
@@ -40,14 +34,6 @@ fn is_alive(pid: &str) -> bool {
     stat.rsplit(") ")
         .next()
         .is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
-}
-
-fn wait_until(description: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + TIMEOUT;
-    while !condition() {
-        assert!(Instant::now() < deadline, "{description}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// A subscriber whose command runs, and the processes of that command: the shell and its child.

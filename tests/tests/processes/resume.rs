@@ -8,7 +8,7 @@ use std::{
     fs, thread,
     time::{Duration, Instant},
 };
-use tensor_relay_tests::processes::{Home, Process, Serving, Signal, UdpProxy};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal, UdpProxy, wait_until};
 
 const MODEL_BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -183,6 +183,8 @@ fn rolling_restarts_lose_no_version() {
                 assert!(Instant::now() < deadline, "version {version} is not published");
             }
         }
+        // Only connected readers receive what a server publishes before its shutdown.
+        wait_until("the reader is connected", || home.list(&server)[0]["subscribers"] == 1);
         let ended = server.process.signal_and_wait(Signal::TERM).expect_code(0);
         assert!(!ended.err.contains("cut off"), "{ended:?}");
         server = home.serve_again(&report, &args);

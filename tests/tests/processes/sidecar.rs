@@ -18,7 +18,7 @@ use std::{
     },
     path::Path,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tensor_relay_device::Memfd;
 use tensor_relay_protocol::{
@@ -28,7 +28,7 @@ use tensor_relay_protocol::{
     },
 };
 use tensor_relay_server::sidecar::{ConnectError, Producer};
-use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Serving, Signal};
+use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Serving, Signal, wait_until};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -55,14 +55,6 @@ fn publish(home: &Home, name: &str, args: &[&str]) -> serde_json::Value {
 /// The number of tensor-relay's memfds that a process has mapped.
 fn mappings(process: &Process) -> usize {
     process.mapped_files().matches("memfd:tensor-relay").count()
-}
-
-pub(crate) fn wait_until(description: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + TIMEOUT;
-    while !condition() {
-        assert!(Instant::now() < deadline, "{description}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Goal: a version published from the shell arrives byte by byte; the server makes no copy, and releases the memory

@@ -1,6 +1,6 @@
 //! Files that are replaced while they are served.
 
-use crate::{files, sidecar::wait_until};
+use crate::files;
 use std::{
     fs::{self, File},
     io::Write,
@@ -9,7 +9,9 @@ use std::{
     thread,
     time::Duration,
 };
-use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal, UdpProxy};
+use tensor_relay_tests::processes::{
+    ANY_PORT, Home, ON_HOST, Process, Serving, Signal, UdpProxy, wait_until,
+};
 
 /// Larger than what passes before the proxy holds plus all buffers on the path.
 const MODEL_BYTES: usize = 64 << 20;
