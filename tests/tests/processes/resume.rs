@@ -126,7 +126,7 @@ fn a_transfer_resumes_after_a_shutdown() {
 fn a_subscriber_reconnects_to_a_restarted_server() {
     let home = Home::new();
     files::write_noise(&home.path("w"), 100_000, 1);
-    let args = ["--topic=w=w", "--state-dir=keys", "--watch"];
+    let args = ["--topic=w=w", "--state-dir=keys", "--watch", "--admin=none"];
     let first = home.serve(&args);
     let mut follower = home.start(&["subscribe", first.ticket("w"), "--out=out", "--json"]);
     follower.wait_for_stdout("committed");
