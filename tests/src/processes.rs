@@ -37,18 +37,26 @@ pub fn is_soak() -> bool {
 pub struct Home {
     folder: TempDir,
     gpu: Option<Gpu>,
+    /// The transport of subscribers whose arguments choose none.
+    transport: Option<String>,
 }
 
 impl Home {
     /// A new folder, removed on drop. Its processes hold tensors on [`device`].
     #[expect(clippy::new_without_default, reason = "it makes a folder")]
     pub fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), gpu: Gpu::of_all_tests() }
+        let transport = std::env::var("TENSOR_RELAY_TEST_TRANSPORT").ok();
+        Self { folder: tempfile::tempdir().unwrap(), gpu: Gpu::of_all_tests(), transport }
     }
 
     /// As [`new`](Self::new), on a machine with `gpu`. Processes use the GPU if their arguments select it.
     pub fn with_gpu(gpu: Gpu) -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), gpu: Some(gpu) }
+        Self { gpu: Some(gpu), ..Self::new() }
+    }
+
+    /// Subscribers use QUIC, whatever `TENSOR_RELAY_TEST_TRANSPORT` says: for tests with a [`UdpProxy`].
+    pub fn over_quic(self) -> Self {
+        Self { transport: Some("quic".into()), ..self }
     }
 
     /// The path of `name` in the folder.
@@ -75,7 +83,6 @@ impl Home {
         }
         command
             .env("HOME", self.folder.path())
-            .envs(std::env::var("TENSOR_RELAY_TEST_TRANSPORT").map(|word| ("TENSOR_RELAY_TRANSPORT", word)))
             .env("XDG_STATE_HOME", self.path("state"))
             .env_remove("XDG_CONFIG_HOME");
         command.current_dir(self.folder.path());
@@ -85,10 +92,14 @@ impl Home {
         command
     }
 
-    /// Starts the program with the arguments `words`.
+    /// Starts the program with the arguments `words`. Subscribers use the transport of `TENSOR_RELAY_TEST_TRANSPORT`, if
+    /// `words` choose none; servers listen on both.
     pub fn start(&self, words: &[&str]) -> Process {
         let mut command = self.program();
         command.args(words);
+        if words.first() == Some(&"subscribe") {
+            command.envs(self.transport.iter().map(|transport| ("TENSOR_RELAY_TRANSPORT", transport)));
+        }
         Process::start(command)
     }
 

@@ -360,7 +360,7 @@ fn the_lag_of_a_slow_reader_is_reported() {
 #[test]
 fn the_limit_of_a_transfer_is_reported() {
     const MODEL_BYTES: u64 = 256 << 20;
-    let (home, mut proxy) = (Home::new(), UdpProxy::new());
+    let (home, mut proxy) = (Home::new().over_quic(), UdpProxy::new());
     files::write_zeros(&home.path("m"), MODEL_BYTES);
     let server = home.serve(&[
         "--topic=m=m",

@@ -19,7 +19,7 @@ struct HeldTransfer {
 impl HeldTransfer {
     /// Starts the server with `serve_options`, and the subscriber of `w` with `subscribe_options`.
     fn new(serve_options: &[&str], subscribe_options: &[&str]) -> Self {
-        let (home, mut proxy) = (Home::new(), UdpProxy::new());
+        let (home, mut proxy) = (Home::new().over_quic(), UdpProxy::new());
         files::write_noise(&home.path("w"), MODEL_BYTES, 1);
         files::write_noise(&home.path("s"), 1000, 2);
         fs::copy(home.path("w"), home.path("intact")).unwrap();

@@ -333,7 +333,7 @@ fn a_hanging_gpu_ends_its_subscriber() {
 /// the transfer, kill and restart the server, then the subscriber; the version arrives each time.
 #[test]
 fn a_transfer_between_gpus_survives_killed_processes() {
-    let (home, mut proxy) = (home(Gpu::fake(), 64 << 20), UdpProxy::new());
+    let (home, mut proxy) = (home(Gpu::fake(), 64 << 20).over_quic(), UdpProxy::new());
     let args = ["--topic=w=w", "--state-dir=keys", "--chunk-size=1MiB", ON_GPU, &proxy.advertise()];
     let server = home.serve(&args);
     proxy.forward_to(server.listen(), 16 << 20);

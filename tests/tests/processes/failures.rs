@@ -39,7 +39,7 @@ fn an_unreachable_server_is_an_error_within_the_timeout() {
     for address in [silent.local_addr().unwrap(), closed] {
         let ticket = unknown_ticket(&address.to_string());
         for command in ["subscribe", "list"] {
-            let ended = home.run(&[command, &ticket, "--connect-timeout=1"]);
+            let ended = home.run(&[command, &ticket, "--connect-timeout=1", "--transport=auto"]);
             assert!(ended.run_time < Duration::from_secs(8), "{ended:?}");
             ended.expect_error(3, &["no answer from", &address.to_string(), "within 1000 ms", "firewall"]);
         }

@@ -36,7 +36,7 @@ struct Transfer {
 impl Transfer {
     /// Begins a transfer, and holds it after `bytes`.
     fn start_held(more_args: &[&str], bytes: u64) -> Self {
-        let (home, mut proxy) = (Home::new(), UdpProxy::new());
+        let (home, mut proxy) = (Home::new().over_quic(), UdpProxy::new());
         files::write_noise(&home.path("m"), MODEL_BYTES as usize, 1);
         let common = ["--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &proxy.advertise()];
         let args: Vec<String> = common.iter().chain(more_args).map(|arg| (*arg).into()).collect();

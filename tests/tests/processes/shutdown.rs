@@ -25,7 +25,7 @@ impl HeldTransfer {
     /// Serves with `args` to `subscribe --once --out=out`, which does not wait for a lost server, through a proxy that
     /// holds midway.
     fn new(args: &[&str]) -> Self {
-        let (home, mut proxy) = (Home::new(), UdpProxy::new());
+        let (home, mut proxy) = (Home::new().over_quic(), UdpProxy::new());
         files::write_zeros(&home.path("m"), MODEL_BYTES);
         let server = home.serve(&[&["--topic=m=m", "--codec=raw", &proxy.advertise()], args].concat());
         proxy.forward_to(server.listen(), HELD_AFTER_BYTES);

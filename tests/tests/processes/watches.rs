@@ -153,7 +153,7 @@ struct HeldTransfer {
 
 impl HeldTransfer {
     fn new() -> Self {
-        let (home, mut proxy) = (Home::new(), UdpProxy::new());
+        let (home, mut proxy) = (Home::new().over_quic(), UdpProxy::new());
         files::write_noise(&home.path("w"), MODEL_BYTES, 1);
         let watch = ["--topic=w=w", "--hold=borrow", "--watch", INTERVAL, &proxy.advertise()];
         let server = home.serve(&watch);

@@ -5,10 +5,10 @@ use tensor_relay_client::{Client, ClientError, ConnectError, Ticket};
 use tensor_relay_protocol::{Blame, CloseCode, ProbeBytes};
 use tensor_relay_server::Fingerprint;
 use tensor_relay_tests::{
-    pair::{Sim, client_config, eventually, publish, server_config, simulate, token, topic},
+    pair::{Sim, client_config, eventually, publish, server_config, simulate, token, topic, transport},
     simnet::Path,
 };
-use tensor_relay_transport::LaneError;
+use tensor_relay_transport::{LaneError, Transport};
 
 /// Goal: a client refuses a server with another key than the ticket's; the error has both keys, and the server gets no
 /// session.
@@ -151,7 +151,10 @@ fn a_probe_measures_the_path() {
             publish(&server, &mut publisher, version, 10_000).await;
             let probed = client.probe(ProbeBytes::new(bytes).unwrap()).await.unwrap().unwrap();
             assert_eq!(probed.bytes, u64::from(bytes));
-            assert_eq!(probed.sender.lost_packets, 0);
+            if transport() == Transport::Quic {
+                // Over byte streams these are the counters of this machine.
+                assert_eq!(probed.sender.lost_packets, 0);
+            }
             if bytes > 1_000_000 {
                 assert!(probed.elapsed >= delay, "{probed:?}");
             }
