@@ -1,5 +1,6 @@
 //! The command `tensor-relay`, which the package installs.
 
+use crate::exit;
 use pyo3::prelude::*;
 use std::ffi::OsString;
 
@@ -7,5 +8,5 @@ use std::ffi::OsString;
 /// that starts it again.
 #[pyfunction]
 pub(crate) fn run_command(py: Python<'_>, words: Vec<OsString>, program: Vec<OsString>) -> u8 {
-    py.detach(|| tensor_relay_cli::run(&words, Some(&program)))
+    exit::detach(py, || tensor_relay_cli::run(&words, Some(&program)))
 }

@@ -2,7 +2,7 @@
 //!
 //! The messages are the texts of the Rust errors, the same as on the command line.
 
-use crate::interpreter;
+use crate::exit;
 use pyo3::{exceptions::PySystemExit, prelude::*};
 use std::fmt::Display;
 use tensor_relay_client::{
@@ -62,7 +62,7 @@ impl Kind {
     /// The exception, to be raised. In daemon threads during the interpreter's exit it is `SystemExit`, which ends them
     /// quietly: the exit has closed the objects that they use.
     pub(crate) fn raise(self, py: Python<'_>, message: impl Display) -> PyErr {
-        if interpreter::ends_elsewhere() {
+        if exit::ends_elsewhere() {
             return PySystemExit::new_err(());
         }
         let message = message.to_string();

@@ -3,12 +3,15 @@
 //! The runtime's thread must never wait for the GIL: any C extension may hold it for seconds, and all lanes would
 //! stall. So its tasks that need Python (returning lent memory, completing futures, logging) run on this thread.
 
-use crate::gpu;
 use pyo3::prelude::*;
 use std::{
-    sync::{OnceLock, mpsc},
-    thread::{self, ThreadId},
-    time::Duration,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering::SeqCst},
+        mpsc,
+    },
+    thread,
+    time::Instant,
 };
 
 type InterpreterTask = Box<dyn FnOnce(Python<'_>) + Send>;
@@ -28,8 +31,8 @@ struct Queue {
 
 static QUEUE: OnceLock<Option<Queue>> = OnceLock::new();
 
-/// The time that the interpreter's exit waits for the remaining tasks.
-const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
+/// Whether the interpreter ends before the remaining tasks have run.
+static ABANDONED: AtomicBool = AtomicBool::new(false);
 
 /// Queues `task` for the interpreter thread.
 ///
@@ -59,8 +62,10 @@ fn run(messages: &mpsc::Receiver<Message>) {
         match message {
             Message::InterpreterTask(task) => {
                 let mut task = Some(task);
-                let attached = Python::try_attach(|py| task.take().into_iter().for_each(|task| task(py)));
-                if attached.is_none() {
+                if !ABANDONED.load(SeqCst) {
+                    Python::try_attach(|py| task.take().into_iter().for_each(|task| task(py)));
+                }
+                if task.is_some() {
                     std::mem::forget(task); // Dropping its contents may need an interpreter.
                 }
             }
@@ -72,36 +77,18 @@ fn run(messages: &mpsc::Receiver<Message>) {
     }
 }
 
-/// The thread that ends the interpreter, set when the exit begins.
-static ENDING: OnceLock<ThreadId> = OnceLock::new();
-
-/// Records that this thread ends the interpreter, before it closes relays and clients. Any other thread that still runs
-/// is a daemon thread: Python has waited for the others.
-#[pyfunction]
-pub(crate) fn prepare_exit() {
-    let _ = ENDING.set(thread::current().id());
-}
-
-/// Whether the interpreter is exiting, on another thread.
-pub(crate) fn ends_elsewhere() -> bool {
-    ENDING.get().is_some_and(|ending| *ending != thread::current().id())
-}
-
-/// Runs the remaining tasks, and refuses later ones. Called right before the interpreter ends, since a thread that
-/// requests the GIL afterwards would hang.
-#[pyfunction]
-pub(crate) fn finish(py: Python<'_>) {
-    py.detach(|| {
-        finish_tasks();
-        gpu::close_all(); // After all lent memory has come back.
-    });
-}
-
-fn finish_tasks() {
+/// Runs the remaining tasks, and refuses later ones. Returns whether they finished before `deadline`; the others are
+/// leaked.
+pub(crate) fn finish(deadline: Instant) -> bool {
     let queue = QUEUE.get_or_init(|| None).as_ref();
-    let Some(queue) = queue.filter(|queue| queue.pid == std::process::id()) else { return };
+    let Some(queue) = queue.filter(|queue| queue.pid == std::process::id()) else { return true };
     let (done, finished) = mpsc::sync_channel(1);
-    if queue.sender.send(Message::Finish(done)).is_ok() {
-        let _ = finished.recv_timeout(FINISH_TIMEOUT);
+    if queue.sender.send(Message::Finish(done)).is_err() {
+        return true;
     }
+    let is_finished = finished
+        .recv_timeout(deadline.saturating_duration_since(Instant::now()))
+        .is_ok();
+    ABANDONED.store(true, SeqCst);
+    is_finished
 }

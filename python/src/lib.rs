@@ -15,6 +15,7 @@ mod command;
 mod description;
 mod entries;
 mod errors;
+mod exit;
 mod gpu;
 mod hold;
 mod interpreter;
@@ -57,7 +58,7 @@ mod _native {
         client::{Client, connect, server_of},
         command::run_command,
         description::{Description, TensorInfo},
-        interpreter::{finish, prepare_exit},
+        exit::{finish, prepare_exit},
         producer::{Producer, publish_to},
         publication::Publication,
         relay::Relay,

@@ -1,7 +1,10 @@
 //! Waiting for the runtime from a Python thread, without the GIL.
 
-use crate::runtime;
-use pyo3::{exceptions::PyValueError, prelude::*};
+use crate::{exit, runtime};
+use pyo3::{
+    exceptions::{PySystemExit, PyValueError},
+    prelude::*,
+};
 use std::{
     pin::pin,
     time::{Duration, Instant},
@@ -17,7 +20,8 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 /// meanwhile.
 ///
 /// # Errors
-/// An exception of a signal handler, e.g. `KeyboardInterrupt`, which drops `future`; those of [`runtime::handle`].
+/// An exception of a signal handler, e.g. `KeyboardInterrupt`, which drops `future`, or `SystemExit` in a daemon thread when the
+/// interpreter exits; those of [`runtime::handle`].
 pub(crate) fn wait<F>(py: Python<'_>, future: F) -> PyResult<F::Output>
 where
     F: Future + Send,
@@ -26,11 +30,12 @@ where
     let handle = runtime::handle(py)?;
     let mut future = pin!(future);
     loop {
-        let turn = py.detach(|| {
+        let turn = exit::detach(py, || {
             handle.block_on(async { tokio::time::timeout(SIGNAL_INTERVAL, future.as_mut()).await })
         });
         match turn {
             Ok(output) => return Ok(output),
+            Err(_) if exit::ends_elsewhere() => return Err(PySystemExit::new_err(())),
             Err(_) => py.check_signals()?,
         }
     }

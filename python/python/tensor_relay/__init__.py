@@ -19,6 +19,7 @@ the logger `tensor_relay`.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import re
 import weakref
@@ -331,4 +332,5 @@ def _end() -> None:
         except ForkError:
             pass  # It belongs to the parent process.
     _released.finish(_CALLBACKS_TIMEOUT_S)
-    _native.finish()
+    if not _native.finish():
+        logging.getLogger("tensor_relay").error("The interpreter exits while other threads still run: code that returns lent memory, or a daemon thread.")
