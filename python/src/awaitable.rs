@@ -4,13 +4,10 @@ use crate::{interpreter, runtime};
 use pyo3::{panic::PanicException, prelude::*, types::PyCFunction};
 use std::{
     any::Any,
-    future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
-    pin::pin,
     sync::{Mutex, PoisonError},
-    task::Poll,
-    thread,
 };
+use tokio::task::JoinError;
 
 /// An asyncio future of the running event loop. Its result is that of `work`, converted by `convert` on the loop's
 /// thread. When the future is cancelled, `work` is dropped, or its result if it has one already: a result that must
@@ -28,17 +25,18 @@ pub(crate) fn awaitable<'py, T: Send + 'static>(
     let event_loop = py.import("asyncio")?.call_method0("get_running_loop")?;
     let future = event_loop.call_method0("create_future")?;
     let (event_loop, to_complete) = (event_loop.unbind(), future.clone().unbind());
-    let task = handle.spawn(async move {
-        let result = catch_panic(work).await;
+    let task = handle.spawn(work);
+    let to_cancel = task.abort_handle();
+    handle.spawn(async move {
+        let result = task.await;
         interpreter::enqueue(move |py| {
             // A closed event loop refuses callbacks, and the result is dropped.
             let _ = call_soon(py, &event_loop, move |py| complete(to_complete.bind(py), result, convert));
         });
     });
-    let task = task.abort_handle();
     let cancel = PyCFunction::new_closure(py, None, None, move |args, _| -> PyResult<()> {
         if args.get_item(0)?.call_method0("cancelled")?.is_truthy()? {
-            task.abort();
+            to_cancel.abort();
         }
         Ok(())
     })?;
@@ -60,26 +58,16 @@ fn call_soon(
     event_loop.call_method1(py, "call_soon_threadsafe", (callback,)).map(drop)
 }
 
-/// Runs `work` to its end, or to its panic.
-async fn catch_panic<T>(work: impl Future<Output = T>) -> thread::Result<T> {
-    let mut work = pin!(work);
-    // Nothing of `work` is used after a panic: it is only dropped.
-    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
-        Ok(polled) => polled.map(Ok),
-        Err(panic) => Poll::Ready(Err(panic)),
-    })
-    .await
-}
-
 fn complete<T>(
     future: &Bound<'_, PyAny>,
-    result: thread::Result<T>,
+    result: Result<T, JoinError>,
     convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>>,
 ) -> PyResult<()> {
     if future.call_method0("done")?.is_truthy()? {
-        return Ok(()); // It was cancelled.
+        return Ok(()); // It was cancelled, and the work with it.
     }
     let py = future.py();
+    let result = result.map_err(JoinError::into_panic);
     let converted = result.and_then(|result| catch_unwind(AssertUnwindSafe(|| convert(py, result))));
     match converted.unwrap_or_else(|panic| Err(panic_exception(&*panic))) {
         Ok(value) => future.call_method1("set_result", (value,))?,

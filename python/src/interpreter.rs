@@ -53,12 +53,12 @@ pub(crate) fn enqueue(task: impl FnOnce(Python<'_>) + Send + 'static) {
 fn start() -> Option<Queue> {
     let (sender, receiver) = mpsc::channel();
     let thread = thread::Builder::new().name("tensor-relay-gil".into());
-    let started = thread.spawn(move || run(&receiver)).ok();
+    let started = thread.spawn(move || run(receiver)).ok();
     started.map(|_| Queue { sender, pid: std::process::id() })
 }
 
-fn run(messages: &mpsc::Receiver<Message>) {
-    for message in messages {
+fn run(messages: mpsc::Receiver<Message>) {
+    while let Ok(message) = messages.recv() {
         match message {
             Message::InterpreterTask(task) => {
                 let mut task = Some(task);
@@ -70,6 +70,7 @@ fn run(messages: &mpsc::Receiver<Message>) {
                 }
             }
             Message::Finish(done) => {
+                std::mem::forget(messages); // Dropping later tasks may need an interpreter.
                 let _ = done.send(());
                 return;
             }

@@ -228,6 +228,23 @@ mod tests {
     }
 
     #[test]
+    fn what_readers_would_refuse_is_refused() {
+        let limits = Limits { tensors: 2, ..Limits::default() };
+        let metadata = |entries: usize| (0..entries).map(|i| (i.to_string(), String::new())).collect();
+        let layout = |tensors: usize, entries| {
+            let specs = (0..tensors).map(|i| spec(&i.to_string(), Dtype::U8, 1)).collect();
+            Manifest::layout(specs, metadata(entries), 1024, &limits)
+        };
+        let decoded = Manifest::decode(layout(2, 2).unwrap().encoded().clone(), &limits);
+        assert_eq!(decoded.unwrap().metadata().len(), 2);
+        assert!(matches!(layout(3, 0), Err(LayoutError::TooMuch { what: "tensors", found: 3, max: 2 })));
+        assert!(matches!(
+            layout(0, 3),
+            Err(LayoutError::TooMuch { what: "entries of metadata", found: 3, max: 2 })
+        ));
+    }
+
+    #[test]
     fn an_empty_snapshot_is_valid() {
         assert_eq!(manifest_of(vec![], 1024).chunking().count(), 0);
         assert_eq!(manifest_of(vec![spec("empty", Dtype::F32, 0)], 1024).payload_bytes(), 0);

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use cudarc::driver::sys::{CUresult, CUstream};
 use tensor_relay_device::{
     CopyEngine, CopyError, CopySegment,
-    cuda::{CudaEngine, CudaMemory, Fence, StreamHandle},
+    cuda::{CudaEngine, CudaMemory, Fence, StreamHandle, all_closed},
 };
 use tensor_relay_tests::fake_cuda::{Direction, Effect, FakeCuda, Fault, Turn};
 use tokio::time::timeout;
@@ -217,6 +217,28 @@ async fn memory_is_leaked_if_its_readers_cannot_be_queried() {
     assert_eq!(engine.stats().cached_bytes, 0);
     call!(cuStreamDestroy_v2(reader)).unwrap();
     drop((current, slots, engine));
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+/// Once the engine's thread has ended, the end of a stream's work cannot be observed.
+#[tokio::test]
+async fn lent_memory_is_leaked_if_its_readers_outlive_the_engine() {
+    let fake = machine();
+    let End { engine, slots, memory } = End::open(0, short_timeouts()).unwrap();
+    let current = Current::new(0);
+    let reader = stream();
+    let (used, unused) = (Arc::new(()), Arc::new(()));
+    let [lent, unread] = [&used, &unused].map(|owner| {
+        // SAFETY: nothing accesses the memory.
+        unsafe { engine.lend(memory.address(), CHUNK, Arc::clone(owner), None) }
+    });
+    drop((memory, slots, engine));
+    assert!(all_closed(Duration::from_secs(10)), "the engine's thread ends");
+    lent.release_after(vec![handle(reader)]);
+    unread.release_after(vec![]);
+    assert_eq!([Arc::strong_count(&used), Arc::strong_count(&unused)], [2, 1]);
+    call!(cuStreamDestroy_v2(reader)).unwrap();
+    drop(current);
     assert_eq!(fake.violations(), [""; 0]);
 }
 

@@ -135,6 +135,22 @@ fn probes_follow_each_other() {
     });
 }
 
+/// Goal: a second probe during the first is refused, and disturbs nothing.
+/// Method: two probes at once, then a third.
+#[test]
+fn a_second_probe_at_once_is_refused() {
+    simulate(14, async |sim| {
+        let _server = sim.server(server_config());
+        let client = sim.client(1, client_config()).await.unwrap();
+        let bytes = ProbeBytes::new(1_000_000).unwrap();
+        let (first, second) = tokio::join!(client.probe(bytes), client.probe(bytes));
+        assert!(first.unwrap().is_some());
+        assert!(matches!(second, Err(ClientError::ProbeInProgress)), "{second:?}");
+        assert!(client.probe(bytes).await.unwrap().is_some());
+        client.close().await;
+    });
+}
+
 /// Goal: a probe returns the requested number of bytes and measurements, repeatedly, and does not disturb a
 /// subscription.
 /// Method: probes of three sizes; the largest takes longer than the path's delay.
