@@ -14,7 +14,7 @@ pub(crate) mod load;
 mod memory;
 pub(crate) mod order;
 mod producer;
-mod proof;
+mod snapshot_hash;
 mod stream_content;
 pub(crate) mod token;
 pub(crate) mod worker;

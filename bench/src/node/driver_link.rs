@@ -58,7 +58,7 @@ impl DriverLink {
                     Order::Stop { .. } => return Ok(None),
                     other => bail!("the driver sent {other:?} in the middle of a round"),
                 },
-                _ = ticks.tick() => send_report(&Report::Moving { bytes: progress() })?,
+                _ = ticks.tick() => send_report(&Report::Progress { bytes: progress() })?,
             }
         }
     }

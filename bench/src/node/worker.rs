@@ -39,7 +39,7 @@ pub(crate) async fn run(args: WorkerArgs) -> Result<()> {
 }
 
 async fn work(driver: &mut DriverLink, args: WorkerArgs) -> Result<()> {
-    send_report(&Report::Here(Introduction { origin: Origin::here(), clock: clock::name() }))?;
+    send_report(&Report::Introduced(Introduction { origin: Origin::here(), clock: clock::identifier() }))?;
     match driver.next_order().await? {
         Order::Produce(job) => producer::run(job, args.data, driver).await,
         Order::Consume(job) => consumer::run(job, driver).await,
