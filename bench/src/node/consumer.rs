@@ -89,7 +89,7 @@ struct Measured {
     seconds: f64,
     chunks: u64,
     one_way: LatencyHistogram,
-    /// The received version, which is still to be compared; `None` for a stream, whose versions were compared on arrival.
+    /// The received version, yet to be compared; `None` for a stream, whose versions were compared on arrival.
     snapshot: Option<Snapshot>,
 }
 

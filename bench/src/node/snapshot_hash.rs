@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use tensor_relay_protocol::{Dtype, Shape, TensorName};
 
-/// A hash of the names, dtypes, shapes and bytes of all tensors, in their order. It is independent of tensor-relay's own
-/// chunk hashes: it is computed by other code, with another hash function.
+/// A hash of the names, dtypes, shapes and bytes of all tensors, in their order. It is independent of tensor-relay's
+/// chunk hashes: other code computes it, with another hash function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SnapshotHash(String);
 

@@ -4,7 +4,7 @@ use super::{
     address::NodeAddress,
     checks,
     document::{COPIES, Details, Machine, NetworkFacts, WorkloadFacts},
-    results::{Sample, Scenario, tables},
+    results::{MeasuredScene, Sample, tables},
     workers::Workers,
     workload::{Plan, Scene},
 };
@@ -45,19 +45,20 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// The deadline for generating a version. The death of the producer is noticed at once.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The margin of a round's deadline beyond the time for its bytes and its timetable.
+/// The part of a round's deadline that does not depend on its bytes and its timetable.
 const ROUND_TIMEOUT_MARGIN: Duration = Duration::from_secs(60);
 
 /// The rate of the slowest network for which the default deadline of a round suffices.
 const SLOWEST_BYTES_PER_S: u64 = 10_000_000;
 
-/// The number of the producer among the workers. Consumers follow.
+/// The worker number of the producer. The numbers of consumers follow.
 const PRODUCER: usize = 0;
 
-/// Runs all rounds with the workers, the first of which is the producer.
+/// The driver of a run. Its first worker is the producer.
 pub(super) struct Driver {
     workers: Workers,
     settings: Settings,
+    /// The worker numbers of the consumers.
     consumers: Vec<usize>,
     /// The number of rounds begun so far.
     rounds_begun: u32,
@@ -80,22 +81,22 @@ impl Driver {
         let introductions = self.receive_introductions().await?;
         self.assign_jobs().await?;
         let scenes = self.settings.plan.scenes.clone();
-        let mut scenarios: Vec<Scenario> =
-            scenes.iter().map(|scene| self.scenario(scene, &introductions)).collect();
+        let mut measured_scenes: Vec<MeasuredScene> =
+            scenes.iter().map(|scene| self.measured_scene(scene, &introductions)).collect();
         for scene in &scenes {
             self.round(scene, &format!("warm-up, {}", scene.name), self.settings.plan.warm_up_versions())
                 .await?;
         }
         for number in 1..=self.settings.rounds {
-            for (scene, scenario) in scenes.iter().zip(&mut scenarios) {
+            for (scene, measured_scene) in scenes.iter().zip(&mut measured_scenes) {
                 let title = format!("round {number} of {}, {}", self.settings.rounds, scene.name);
                 let sample = self.round(scene, &title, self.settings.plan.versions).await?;
                 eprintln!("{title}: {:.3} GB/s", sample.gb_per_s());
-                scenario.samples.push(sample);
+                measured_scene.samples.push(sample);
             }
         }
-        let memory = self.end_workers(&scenarios).await?;
-        Ok(self.results(network, &introductions, scenarios, memory))
+        let memory = self.end_workers(&measured_scenes).await?;
+        Ok(self.results(network, &introductions, measured_scenes, memory))
     }
 
     /// Waits until all workers run and have introduced themselves.
@@ -189,7 +190,7 @@ impl Driver {
         Ok(Sample { scene: scene.name.clone(), prepared, sent, received })
     }
 
-    /// Makes the producer generate the version, and then the consumers subscribe. All workers are ready when it returns.
+    /// Makes the producer generate the version, and then the consumers subscribe. Returns when all workers are ready.
     async fn prepare(&mut self, round: Round, consumers: &[usize]) -> Result<Prepared> {
         let deadline = self.settings.deadline.unwrap_or(PREPARE_TIMEOUT);
         self.workers.send(&[PRODUCER], &Order::Prepare(round)).await?;
@@ -256,8 +257,8 @@ impl Driver {
     }
 
     /// Ends all workers, the producer last, and returns a table of their peak memory.
-    async fn end_workers(&mut self, scenarios: &[Scenario]) -> Result<Table> {
-        let samples = scenarios.iter().flat_map(|scenario| &scenario.samples);
+    async fn end_workers(&mut self, measured_scenes: &[MeasuredScene]) -> Result<Table> {
+        let samples = measured_scenes.iter().flat_map(|measured_scene| &measured_scene.samples);
         let version = samples.map(|sample| sample.prepared.payload_bytes).max().unwrap_or(0);
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let mut rows = Vec::new();
@@ -281,12 +282,12 @@ impl Driver {
         Ok(Table::new("Memory", rows))
     }
 
-    fn scenario(&self, scene: &Scene, introductions: &Introductions) -> Scenario {
+    fn measured_scene(&self, scene: &Scene, introductions: &Introductions) -> MeasuredScene {
         let readers = || scene.readers.iter().copied().map(worker_of);
         let has_clock_of_producer = |reader: usize| {
             Machine::new("", &introductions[reader], &introductions[PRODUCER]).clock_of_producer
         };
-        Scenario {
+        MeasuredScene {
             name: scene.name.clone(),
             readers: readers().map(|reader| self.workers.name(reader).into()).collect(),
             one_clock: readers().all(has_clock_of_producer),
@@ -299,7 +300,7 @@ impl Driver {
         &self,
         network: NetworkFacts,
         introductions: &Introductions,
-        scenarios: Vec<Scenario>,
+        measured_scenes: Vec<MeasuredScene>,
         memory: Table,
     ) -> Results<Details> {
         let Settings { name, plan, rounds, hold, lanes, .. } = &self.settings;
@@ -309,7 +310,7 @@ impl Driver {
             "tensor-relay alone; medians over {rounds} rounds (minimum to maximum); ratios of each scene to the first, round \
              by round, with the confidence interval of their median."
         );
-        let mut tables = tables(&scenarios);
+        let mut tables = tables(&measured_scenes);
         tables.push(memory);
         let details = Details {
             network,
@@ -324,7 +325,10 @@ impl Driver {
                 warm_up_rounds: 1,
             },
             machines: (0..self.workers.len()).map(machine).collect(),
-            rounds: scenarios.into_iter().flat_map(|scenario| scenario.samples).collect(),
+            rounds: measured_scenes
+                .into_iter()
+                .flat_map(|measured_scene| measured_scene.samples)
+                .collect(),
             copies_per_byte: COPIES,
         };
         let mut results = Results::new("run", title, about, details);

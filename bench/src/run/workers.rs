@@ -19,7 +19,7 @@ const EVENTS_MAX: usize = 64;
 /// The interval of progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long to wait for the failure report of a worker that accepts no more orders.
+/// The time to wait for the failure report of a worker that accepts no more orders.
 const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The length to which a worker's failure reason is truncated.
@@ -101,8 +101,8 @@ impl Workers {
         None
     }
 
-    /// Waits for one report from each of `workers`, and returns the values that `extract` takes from them, in
-    /// the order of `workers`. `step` names the expected report in errors.
+    /// Waits for one report from each of `workers`, and returns the values that `extract` takes from them, in the
+    /// order of `workers`. `step` names the expected report in errors.
     ///
     /// # Errors
     /// When any worker fails or disconnects, when `extract` returns `None`, or when a report is missing at `deadline`.
