@@ -69,8 +69,8 @@ impl Process {
         }
     }
 
-    /// The reason why the output of the process ended, as the end of a sentence for an error. Kills a process that does not
-    /// exit.
+    /// The reason why the output of the process ended, as the end of a sentence for an error. Kills a process that does
+    /// not exit.
     pub(crate) async fn end_reason(&mut self) -> String {
         match self.wait().await {
             Some(status) => format!("ended early, with {status}{}", self.stderr_tail().await),

@@ -167,8 +167,8 @@ fn option(name: &str, value: impl Display) -> OsString {
 const NO_REP_MOVSB: (&str, &str) = ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824");
 
 /// Makes glibc keep free memory, up to 64 MiB. Returning memory to the system after each piece and allocating it again
-/// more than doubled the CPU time of a sender over TLS. The contenders of this program do not need it: they allocate with
-/// mimalloc.
+/// more than doubled the CPU time of a sender over TLS. The contenders of this program do not need it: they
+/// allocate with mimalloc.
 const KEEP_FREED_MEMORY: (&str, &str) = ("MALLOC_TRIM_THRESHOLD_", "67108864");
 
 /// The deadline for a server to fill its memory and listen. Some peers load a gigabyte of libraries first.

@@ -102,8 +102,8 @@ struct Packet {
     bytes: Vec<u8>,
 }
 
-/// Receives packets into the queue until `receive` fails, and returns its error. A packet that exceeds the queue's bound
-/// is lost.
+/// Receives packets into the queue until `receive` fails, and returns its error. A packet that exceeds the bound of the
+/// queue is lost.
 fn receive_all(
     receive: &mut impl FnMut(&mut [u8]) -> io::Result<usize>,
     queue: &Sender<Packet>,

@@ -3,8 +3,8 @@
 use super::Job;
 use crate::{
     gpu::{
+        engine::{DeviceArg, Engine},
         line::Printer,
-        place::{Engine, Place},
     },
     machine::trimmed_file,
 };
@@ -22,11 +22,11 @@ pub(in crate::gpu) const FREE_BYTES: &str = "free bytes";
 
 pub(super) fn run(job: Job) -> Result<()> {
     match job.device {
-        Place::Host => {
+        DeviceArg::Host => {
             job.printer().fact(KIND, "host");
             job.printer().fact("name", "the reference engine in host memory");
         }
-        Place::Cuda(ordinal) => describe(job.printer(), ordinal)?,
+        DeviceArg::Cuda(ordinal) => describe(job.printer(), ordinal)?,
     }
     Engine::open(job.device)?;
     Ok(())
