@@ -1,8 +1,8 @@
 //! The GPU suite: one command that measures all that tensor-relay does with a GPU, and writes the results to files.
 //!
 //! Each part runs in a process of its own, with a deadline, and prints each result as a line. So a part that fails,
-//! crashes or hangs does not affect the others, and the results that it printed before are kept. The documents are rewritten after
-//! each part.
+//! crashes or hangs does not affect the others, and the results that it printed before are kept. The documents are
+//! rewritten after each part.
 
 mod child;
 mod document;

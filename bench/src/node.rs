@@ -2,8 +2,8 @@
 //! them.
 //!
 //! A node only authenticates: it accepts drivers that know its token, and passes each connection to a worker, a process
-//! of its own (module `worker`). On its own machine the driver starts the same workers without a node. In both cases the
-//! driver and the worker exchange lines of JSON (module `order`).
+//! of its own (module `worker`). On its own machine the driver starts the same workers without a node. In both cases
+//! the driver and the worker exchange lines of JSON (module `order`).
 
 mod consumer;
 mod driver_link;

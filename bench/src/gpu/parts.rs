@@ -129,8 +129,8 @@ impl Part {
         self.budget() + Duration::from_secs(45)
     }
 
-    /// The largest payload that the part moves: large enough that the beginning and the end of a transfer do not matter, and
-    /// small enough for several passes.
+    /// The largest payload that the part moves: large enough that the beginning and the end of a transfer do not matter,
+    /// and small enough for several passes.
     pub(super) fn bytes(self) -> u64 {
         match self {
             Self::Device | Self::Cases | Self::Small | Self::Exact => 0,

@@ -40,7 +40,7 @@ impl DriverLink {
         }
     }
 
-    /// Runs `work` to its end, and reports its progress periodically. Returns `None` if the driver sends `Stop` earlier.
+    /// Runs `work` to its end, and reports its progress periodically. Returns `None` if the driver sends `Stop` before.
     ///
     /// # Errors
     /// The error of `work`, or a driver that disconnects or violates the protocol.

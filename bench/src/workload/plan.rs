@@ -48,7 +48,7 @@ impl Transformer {
     }
 }
 
-/// The width of a model with `parameters`: real models have about width³ / 10 parameters (8 × 10⁹ for a width of 4096).
+/// The width of a model with `parameters`: models have about width³ / 10 parameters (8 × 10⁹ for a width of 4096).
 fn hidden_size(parameters: u64) -> u64 {
     let fits = |hidden: &u64| u128::from(*hidden).pow(3) <= 10 * u128::from(parameters);
     let sizes = (1..).map(|n| n * HIDDEN_STEP);
