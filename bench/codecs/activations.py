@@ -10,12 +10,11 @@ the run. The input is the documentation that is installed with Python, so the nu
 
 | file | content |
 |---|---|
-| `smollm2.keys.bf16`, `smollm2.values.bf16` | the KV cache after 2048 tokens: for each layer, by head, token and
-channel | | `smollm2.paged.bf16` | the KV cache as servers store it: for each layer, pages with the keys and values of
-16 tokens | | `smollm2.mlp.bf16` | the inputs of the MLP's last matrix, in three layers |
-| `smollm2.logits.bf16` | the logits of all words after each of 400 tokens |
-| `smollm2.gradients.bf16`, `smollm2.gradients.f32` | the gradients of the first layers' matrices in a training step in
-f32 |
+| `smollm2.keys.bf16`, `smollm2.values.bf16` | the KV cache after 2048 tokens: for each layer, by head, token, channel |
+| `smollm2.paged.bf16` | the KV cache as servers store it: for each layer, pages with the keys and values of 16 tokens |
+| `smollm2.mlp.bf16` | the inputs of the MLP's last matrix, in three layers |
+| `smollm2.logits.bf16` | the logits of the whole vocabulary after each of 400 tokens |
+| `smollm2.gradients.bf16`, `smollm2.gradients.f32` | the gradients of the first layers' matrices, from a step in f32 |
 
 The run takes about a minute on one core, and 3 GB of memory.
 """
@@ -37,13 +36,13 @@ Tensors: TypeAlias = dict[str, torch.Tensor]
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 TOKENS = 2048
-"""The tokens in the cache, which makes it 47 MB."""
+"""The number of tokens in the cache, which is then 47 MB."""
 
 PAGE = 16
-"""The tokens in a page, as in servers by default."""
+"""The number of tokens in a page, the default of servers."""
 
 LOGIT_TOKENS = 400
-"""The number of tokens whose logits are written: each has 49,152."""
+"""The number of tokens whose logits are written: 49,152 for each token."""
 
 BATCH, BATCH_TOKENS = 4, 128
 """The number of sequences in a training step, and the tokens of each."""

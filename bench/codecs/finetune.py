@@ -7,10 +7,10 @@
 
 The folder then holds `step-000.safetensors`, the weights before training, and one file for each step. As in training
 with mixed precision, the weights are kept in f32, start at bf16 values, and are rounded for each snapshot. The task is
-SimCSE (Gao and others, 2021): sentences must be distinguished in spite of dropout noise. The text is the documentation
+SimCSE (Gao and others, 2021): the model learns to distinguish sentences despite dropout. The text is the documentation
 that is installed with Python. The learning rate controls how many elements change.
 
-A step takes about two seconds on one core. For each step it prints how many elements changed.
+A step takes about two seconds on one core. After each step, the program prints how many elements changed.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 HEADS = 12
-BATCH, WORDS = 16, 64
+BATCH, BATCH_TOKENS = 16, 64
 DROPOUT = 0.1
 
 
@@ -35,7 +35,7 @@ def model_folder():
     return pathlib.Path(found.submodule_search_locations[0]) / "model"
 
 
-def words_of(folder):
+def documentation_tokens(folder):
     """The documentation as token numbers; words that are not in the vocabulary are left out."""
     vocabulary = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
     numbers = {word: number for number, word in enumerate(vocabulary)}
@@ -60,12 +60,12 @@ def attention(weights, name, x):
 
 def layer(weights, name, x):
     x = attention(weights, f"{name}.attention", x)
-    wide = F.gelu(linear(weights, f"{name}.intermediate.dense", x))
-    out = linear(weights, f"{name}.output.dense", wide)
+    hidden = F.gelu(linear(weights, f"{name}.intermediate.dense", x))
+    out = linear(weights, f"{name}.output.dense", hidden)
     return norm(weights, f"{name}.output.LayerNorm", x + F.dropout(out, DROPOUT))
 
 
-def sentences(weights, tokens):
+def sentence_vectors(weights, tokens):
     """One vector of length 1 for each row of tokens."""
     x = weights["embeddings.word_embeddings.weight"][tokens]
     x = x + weights["embeddings.position_embeddings.weight"][: tokens.shape[1]]
@@ -77,7 +77,7 @@ def sentences(weights, tokens):
 
 
 def loss_of(weights, tokens):
-    similarity = sentences(weights, tokens) @ sentences(weights, tokens).T
+    similarity = sentence_vectors(weights, tokens) @ sentence_vectors(weights, tokens).T
     return F.cross_entropy(similarity, torch.arange(len(tokens)))
 
 
@@ -101,7 +101,7 @@ def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
     folder = model_folder()
-    words = words_of(folder)
+    tokens = documentation_tokens(folder)
     loaded = load_file(folder / "model.safetensors")
     floats = {name: tensor for name, tensor in loaded.items() if tensor.dtype == torch.float32}
     weights = {name: tensor.bfloat16().float().requires_grad_() for name, tensor in floats.items()}
@@ -111,8 +111,8 @@ def main():
     last = snapshot(weights)
     save_file(last, options.folder / "step-000.safetensors")
     for step in range(1, options.steps + 1):
-        starts = torch.randint(0, len(words) - WORDS, (BATCH,))
-        loss = loss_of(weights, torch.stack([words[start : start + WORDS] for start in starts]))
+        starts = torch.randint(0, len(tokens) - BATCH_TOKENS, (BATCH,))
+        loss = loss_of(weights, torch.stack([tokens[start : start + BATCH_TOKENS] for start in starts]))
         adam.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_([tensor for tensor in weights.values() if tensor.grad is not None], 1.0)

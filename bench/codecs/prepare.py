@@ -15,7 +15,7 @@ written in their own dtypes:
 | `ddddocr_old.int8` | an older model for captchas, quantized: i8, and u8 with a zero point |
 | `rapidocr.f32` | a small network that reads lines of text |
 | `resemblyzer.f32` | a training checkpoint: an LSTM that distinguishes voices, and both moments of Adam |
-| `minimol.f16`, `minimol.f32` | a network over graphs of molecules: stored in f16, and converted to f32 |
+| `minimol.f16`, `minimol.f32` | a network for graphs of molecules: stored in f16, and converted to f32 |
 | `smollm2.q4_1` | a language model: blocks of 32 four-bit weights, each block with an f16 scale and offset |
 """
 
@@ -174,7 +174,7 @@ def scaled(tensor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def block_scaled(tensor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """As `scaled`, for each block. Elements after the last full block are left out."""
+    """The tensor, scaled like `scaled`, but block by block. Elements after the last full block are left out."""
     blocks = tensor.reshape(-1)[: tensor.size // BLOCK * BLOCK].reshape(-1, BLOCK)
     return blocks * (E4M3_MAX / np.maximum(np.abs(blocks).max(axis=1, keepdims=True), 1e-12))
 

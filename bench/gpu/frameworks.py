@@ -2,8 +2,8 @@
 """Transfers tensors of real frameworks between GPUs and compares every byte. Run it by `bench/gpu/run frameworks`.
 
 Tests PyTorch, CuPy and JAX where they are installed, and always a minimal framework over the CUDA driver API
-(cuda_by_hand.py). A missing
-framework is reported as skipped, and is no failure. Each part runs unattended in a process of its own, with a deadline.
+(cuda_by_hand.py). A missing framework is reported as skipped, and is no failure. Each part runs unattended in a process
+of its own, with a deadline.
 Writes `DATE-gpu-frameworks.json` and prints the same as a table.
 """
 
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 class Skipped(Exception):
-    """A part cannot run on this machine; the message says why."""
+    """The error of a part that cannot run on this machine. Its message is the reason."""
 
 
 def import_or_skip(name):
@@ -45,7 +45,7 @@ def torch_with_gpu():
     return torch
 
 
-def pair(state, **options):
+def serve_and_connect(state, **options):
     import tensor_relay
 
     relay = tensor_relay.serve("127.0.0.1:0", state_dir=state)
@@ -60,7 +60,7 @@ def gb_per_s(nbytes, seconds):
     return round(nbytes / seconds / 1e9, 2)
 
 
-# Each part accepts a folder for the server's key, and returns its results.
+# The parts. Each accepts a folder for the server's key, and returns its results.
 
 
 def ctypes_arrays(state):
@@ -73,7 +73,7 @@ def ctypes_arrays(state):
         raise Skipped(f"CUDA is not available: {error}") from error
     results = {"device": gpu.name()}
     content = os.urandom(32 * MIB)
-    relay, client = pair(state / "a", device="cuda:0")
+    relay, client = serve_and_connect(state / "a", device="cuda:0")
     for hold in ("stage", "borrow"):
         published = relay.publish("t", {"w": gpu.array(content), "x": gpu.array(content[:100], "f32")}, hold=hold)
         snapshot = next_of(client.subscribe("t"))
@@ -98,7 +98,7 @@ def ctypes_arrays(state):
 def torch_dtypes(state):
     """Every dtype of PyTorch, from GPU to GPU, on PyTorch's current stream."""
     torch = torch_with_gpu()
-    relay, client = pair(state, device="cuda:0")
+    relay, client = serve_and_connect(state, device="cuda:0")
     names = (
         "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128 "
         "float8_e4m3fn float8_e5m2"
@@ -121,9 +121,9 @@ def torch_dtypes(state):
 
 
 def torch_streams(state):
-    """Goal: no stream reads a tensor before it is complete, and memory is not reused while it is read."""
+    """No stream reads a tensor before it is complete, and memory is not reused while it is read."""
     torch = torch_with_gpu()
-    relay, client = pair(state, device="cuda:0")
+    relay, client = serve_and_connect(state, device="cuda:0")
     side, size = torch.cuda.Stream(), 64 * MIB
     subscription = client.subscribe("t")
     for number in range(10):
@@ -140,14 +140,14 @@ def torch_streams(state):
         relay.publish("t", {"w": torch.full((size,), 255, dtype=torch.uint8, device="cuda")})
         next_of(subscription)
         reader.synchronize()
-        assert bool((copy == number).all()), f"version {number} was torn"
+        assert bool((copy == number).all()), f"version {number} has bytes of another version"
     return {"versions": 10}
 
 
 def torch_model(state):
     """A model receives another's weights in place: parameters keep their addresses, and get one version's values."""
     torch = torch_with_gpu()
-    relay, client = pair(state, device="cuda:0")
+    relay, client = serve_and_connect(state, device="cuda:0")
 
     def model():
         return torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(16)]).to("cuda", torch.bfloat16)
@@ -183,7 +183,7 @@ def torch_rates(state):
         ("gpu_to_host", {}, "borrow"),
     ]
     for name, options, hold in cases:
-        relay, client = pair(state / name, **options)
+        relay, client = serve_and_connect(state / name, **options)
         subscription, rates = client.subscribe("t"), []
         for _ in range(4):
             begun = time.perf_counter()
@@ -196,7 +196,7 @@ def torch_rates(state):
         client.close()
         relay.close(0)
     out = {"w": torch.empty_like(weights)}
-    relay, client = pair(state / "out")
+    relay, client = serve_and_connect(state / "out")
     for atomic in (True, False):
         rates, topic = [], f"t/{atomic}"
         subscription = client.subscribe(topic, out=out, atomic=atomic)
@@ -214,7 +214,7 @@ def torch_rates(state):
 def torch_memory(state):
     """300 versions of 16 MiB do not increase the used GPU memory."""
     torch = torch_with_gpu()
-    relay, client = pair(state, device="cuda:0")
+    relay, client = serve_and_connect(state, device="cuda:0")
     subscription, free_before = client.subscribe("t"), None
     for number in range(300):
         relay.publish("t", {"w": torch.full((16 * MIB,), number % 251, dtype=torch.uint8, device="cuda")}, hold="borrow")
@@ -232,7 +232,7 @@ def torch_memory(state):
 def cupy(state):
     """CuPy arrays, published and received on a stream other than the default one."""
     cupy = import_or_skip("cupy")
-    relay, client = pair(state, device="cuda:0")
+    relay, client = serve_and_connect(state, device="cuda:0")
     with cupy.cuda.Stream():
         sent = {"w": cupy.arange(1 << 20, dtype=cupy.float32), "transposed": cupy.arange(600.0).reshape(20, 30).T}
         for hold in ("stage", "borrow"):
@@ -256,7 +256,7 @@ def jax(state):
         jax.devices("gpu")
     except RuntimeError as error:
         raise Skipped(f"jax {jax.__version__} sees no GPU: {error}") from error
-    relay, client = pair(state, device="cuda:0")
+    relay, client = serve_and_connect(state, device="cuda:0")
     sent = {"w": jax.numpy.arange(1 << 20, dtype="float32"), "b": jax.numpy.ones((30, 50), "bfloat16")}
     for hold in ("stage", "borrow"):
         relay.publish("t", sent, hold=hold)
@@ -276,8 +276,8 @@ def run_part(name):
     with tempfile.TemporaryDirectory() as folder:
         try:
             outcome = {"outcome": "passed", **part(Path(folder))}
-        except Skipped as why:
-            outcome = {"outcome": "skipped", "why": str(why)}
+        except Skipped as reason:
+            outcome = {"outcome": "skipped", "why": str(reason)}
     print(json.dumps(outcome), flush=True)
 
 

@@ -2,7 +2,7 @@
 
 `serve` holds noise and sends it on request; `receive` requests it for several rounds and checks every byte.
 A peer implements a `Source` and a `Sink`. Requests, timing, CPU accounting, verification and output are here,
-and so the same for all peers.
+and therefore the same for all peers.
 
 Both sides use one plain TCP connection, to the port of `serve`, for control messages. Further ports, paths or
 certificates that a peer needs are chosen by its source and sent in `hello`. The payload uses the peer's own
@@ -62,7 +62,7 @@ class Source(ABC):
         """Sends `data`, which does not change before the sink has received it."""
 
     def release(self) -> None:
-        """Frees what `send` left: the sink has received the data."""
+        """Frees what `send` still holds. The sink has received the data."""
 
 
 class Sink(ABC):
@@ -73,7 +73,7 @@ class Sink(ABC):
         return {}
 
     def request(self) -> None:
-        """Requests the next data, if the peer has requests; for small messages, before the clock starts."""
+        """Requests the next data, if the peer has requests. For small messages, before the clock starts."""
 
     @abstractmethod
     def receive(self, into: Bytes) -> Bytes:
@@ -135,7 +135,7 @@ class Control:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connection
         self._lines = connection.makefile("rb")
-        self._feed_watchdog()
+        self._restart_watchdog()
 
     def send(self, command: str, value: object = None) -> None:
         self.socket.sendall(json.dumps([command, value]).encode() + b"\n")
@@ -143,13 +143,13 @@ class Control:
     def receive(self, *expected: str) -> tuple[str, Any]:
         """Waits for a command, which must be one of `expected`. A closed connection counts as "end"."""
         line = self._lines.readline()
-        self._feed_watchdog()
+        self._restart_watchdog()
         command, value = json.loads(line) if line else ("end", None)
         if command not in expected:
             raise ConnectionError(f"the other side sent {command!r} instead of {' or '.join(expected)}")
         return command, value
 
-    def _feed_watchdog(self) -> None:
+    def _restart_watchdog(self) -> None:
         """Restarts the deadline of the next message; when it passes, the process exits with a traceback.
 
         This also covers hangs in a library, so peers need no deadlines of their own, which would cost some of

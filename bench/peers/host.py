@@ -1,4 +1,4 @@
-"""The peers' use of the operating system: CPU time, ports, network devices, and TCP's congestion control."""
+"""Functions of the operating system for peers: CPU time, ports, network devices, TCP's congestion control."""
 
 import array
 import fcntl

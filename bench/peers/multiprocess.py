@@ -1,6 +1,6 @@
 """`multiprocessing` on one machine: a Queue of arrays, a Pipe of bytes, and shared memory.
 
-They are made for processes that one program started. The two sides here are unrelated processes, so the
+These are made for processes that one program started. The two sides here are unrelated processes, so the
 source sends the sink the reading end of its pipe over a Unix socket. The network is not used.
 
 Tuned: pieces that fit into a cache, received into the reused array, instead of whole tensors (measured: Queue

@@ -3,7 +3,7 @@
 `UCX_TLS=tcp` is NIXL's transport on plain Ethernet; without it NIXL uses shared memory on one machine.
 Tuned: WRITE with a notification instead of READ (measured on loopback: 1.8 GB/s against 1.0), memory
 registered and transfers prepared once, and no progress thread of NIXL: the two sides poll here, and with few
-cores a further thread competes with them (2.7 CPU s/GiB instead of 0.3).
+cores a further thread competes with these (2.7 CPU s/GiB instead of 0.3).
 """
 
 import os

@@ -1,10 +1,10 @@
-"""Compares Ray's own tensor transports between actors with tensor-relay's, in turn, on one machine.
+"""Compares Ray's own tensor transports between actors with that of tensor-relay, in turn, on one machine.
 
     python compare.py [--pairs 20] [--only large list objects killed]
 
 A source actor holds the tensors. A sink actor is called with the source's result, and returns the sum of one element
 for each 4 KiB and of the last element, which changes with each transfer. The time runs from the call of the source
-until the driver has the sum. CPU time is that of the driver and all its descendants, which includes all of Ray. In each
+until the driver has the sum. CPU time is that of the driver and all its descendants, which include all of Ray. In each
 pair every contender has a turn; the order is reversed from pair to pair.
 
 Three contenders share two actors. "Zero-copy" is Ray's object store with RAY_ENABLE_ZERO_COPY_TORCH_TENSORS=1; since
@@ -134,7 +134,7 @@ def cpu_s():
     return used
 
 
-def busy_s():
+def machine_busy_s():
     """The CPU seconds of all processes of the machine."""
     times = psutil.cpu_times()
     return sum(times) - times.idle - times.iowait
@@ -162,9 +162,9 @@ def check(expected, references):
 
 def turn(actors, transport):
     workload = actors.workload
-    before, begun, busy = cpu_s(), time.monotonic(), busy_s()
+    before, begun, busy = cpu_s(), time.monotonic(), machine_busy_s()
     seconds = [transfer(actors, transport) for _ in range(workload.transfers)]
-    after, busy, took = cpu_s(), busy_s() - busy, time.monotonic() - begun
+    after, busy, took = cpu_s(), machine_busy_s() - busy, time.monotonic() - begun
     used = sum(each - before.get(pid, 0.0) for pid, each in after.items())
     return Turn(statistics.median(seconds), used / workload.gib / workload.transfers, max(0.0, busy - used) / took)
 
@@ -214,9 +214,9 @@ class Comparison:
             else:
                 seconds = spread([each.seconds * 1e3 for each in turns], 0)
                 cpu = spread([each.cpu_s_per_gib for each in turns], 2)
-                yield f"| {self.workload.title} | {name} | {len(turns)} | {seconds} | {cpu} | {self.of_ours(turns)} |"
+                yield f"| {self.workload.title} | {name} | {len(turns)} | {seconds} | {cpu} | {self.ratios_to_ours(turns)} |"
 
-    def of_ours(self, turns):
+    def ratios_to_ours(self, turns):
         pairs = list(zip(turns, self.turns[OURS], strict=False))
         if not pairs or turns is self.turns[OURS]:
             return ""
@@ -224,7 +224,8 @@ class Comparison:
         cpu_ratio = statistics.median(theirs.cpu_s_per_gib / ours.cpu_s_per_gib for theirs, ours in pairs)
         return f"{time_ratio:.2f}; {cpu_ratio:.2f}"
 
-    def others(self):
+    def busiest_others(self):
+        """The largest number of processors that programs other than Ray kept busy in a turn."""
         return max(each.others for turns in self.turns.values() for each in turns)
 
 
@@ -238,7 +239,7 @@ def one_line(error):
     return f"{type(error).__name__}: {(lines or ['-'])[-1][:200]}".replace("|", "/")
 
 
-def kill(name, role, share):
+def kill_during_transfer(name, role, share):
     """Kills the source or the sink after a share of a full transfer's time. Returns a table row."""
     actors = Actors(KILLED, zero_copy=name == ZERO_COPY)
     full_s = [transfer(actors, TRANSPORTS[name]) for _ in range(2)][-1]
@@ -253,12 +254,12 @@ def kill(name, role, share):
     except Exception as error:
         outcome = one_line(error)
     took = time.monotonic() - begun
-    row = f"| {name} | {role} | {full_s:.2f} s | {share:.0%} | {took:.1f} s | {outcome} | {works(survivor)} |"
+    row = f"| {name} | {role} | {full_s:.2f} s | {share:.0%} | {took:.1f} s | {outcome} | {still_works(survivor)} |"
     actors.close()
     return row
 
 
-def works(actor):
+def still_works(actor):
     time.sleep(3)  # Ray kills an actor a second after the transfer has failed.
     try:
         get(actor.__ray_call__.remote(lambda self: None))
@@ -268,11 +269,11 @@ def works(actor):
 
 
 def print_killed():
-    print("\n| contender | killed | a whole transfer | killed after | then | outcome of the call | the other one works on |")
+    print("\n| contender | killed actor | full transfer | killed after | time to outcome | outcome | the other actor still works |")
     print("|---|---|---:|---:|---:|---|---|")
     for name in TRANSPORTS:
         for role, share in [("source", 0.25), ("source", 0.5), ("source", 0.75), ("sink", 0.5)]:
-            print(kill(name, role, share), flush=True)
+            print(kill_during_transfer(name, role, share), flush=True)
 
 
 def print_comparisons(names, pairs):
@@ -280,11 +281,11 @@ def print_comparisons(names, pairs):
     for name in names:
         comparisons.append(Comparison(WORKLOADS[name]))
         comparisons[-1].run(pairs)
-    print("\n| workload | contender | turns | ms, median (least–most) | CPU s/GiB | of ours: time; CPU |")
+    print("\n| workload | contender | turns | ms, median (min–max) | CPU s/GiB | divided by TENSOR_RELAY: time; CPU |")
     print("|---|---|---:|---|---|---|")
     for comparison in comparisons:
         print(*comparison.rows(), sep="\n")
-    others = max(comparison.others() for comparison in comparisons)
+    others = max(comparison.busiest_others() for comparison in comparisons)
     print(f"\nOther programs kept at most {others:.2f} of {os.cpu_count()} processors busy in a turn.")
 
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser::SerializeMap};
 use std::{fmt, marker::PhantomData};
 
-/// Named values in display order, serialised as a JSON object.
+/// A list of named values in display order, serialised as a JSON object.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Cells<T>(pub(crate) Vec<(String, T)>);
 
@@ -21,7 +21,7 @@ impl<T> Cells<T> {
 
     /// The value called `name`.
     pub(crate) fn get(&self, name: &str) -> Option<&T> {
-        self.0.iter().find_map(|(own, value)| (own == name).then_some(value))
+        self.0.iter().find_map(|(cell, value)| (cell == name).then_some(value))
     }
 }
 
@@ -43,13 +43,13 @@ impl<T: Serialize> Serialize for Cells<T> {
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Cells<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(InOrder(PhantomData))
+        deserializer.deserialize_map(CellsVisitor(PhantomData))
     }
 }
 
-struct InOrder<T>(PhantomData<T>);
+struct CellsVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>> de::Visitor<'de> for InOrder<T> {
+impl<'de, T: Deserialize<'de>> de::Visitor<'de> for CellsVisitor<T> {
     type Value = Cells<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

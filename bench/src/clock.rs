@@ -11,12 +11,12 @@ pub(crate) fn monotonic_ns() -> u64 {
 /// An identifier of this process's clock: equal for two processes if they run on the same boot of the same kernel, in
 /// the same time namespace. It is a hash, so it does not reveal the machine.
 ///
-/// `None` when the kernel does not report its boot; such a clock counts as shared with no other process.
-pub(crate) fn name() -> Option<String> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+/// `None` when the kernel does not report its boot ID; such a clock counts as shared with no other process.
+pub(crate) fn identifier() -> Option<String> {
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     // Kernels without time namespaces have no such link, and one clock for all processes.
     let namespace = std::fs::read_link("/proc/self/ns/time").unwrap_or_default();
-    let both = format!("{}{}", boot.trim(), namespace.display());
+    let both = format!("{}{}", boot_id.trim(), namespace.display());
     Some(
         blake3::derive_key(PURPOSE, both.as_bytes())
             .iter()
@@ -33,15 +33,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_never_goes_back() {
+    fn the_time_never_decreases() {
         let readings: Vec<u64> = (0..1000).map(|_| monotonic_ns()).collect();
         assert!(readings.is_sorted() && readings[0] > 0);
     }
 
     #[test]
-    fn the_name_is_stable_and_hides_the_boot() {
-        assert_eq!(name(), name());
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        assert!(name().is_none_or(|name| name.len() == 16 && !boot.contains(&name)));
+    fn the_identifier_is_stable_and_hides_the_boot_id() {
+        assert_eq!(identifier(), identifier());
+        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        assert!(identifier().is_none_or(|clock| clock.len() == 16 && !boot_id.contains(&clock)));
     }
 }

@@ -23,7 +23,7 @@ pub struct CodecsArgs {
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The dtype of files that do not record it.
-    #[arg(long, value_name = "DTYPE", value_parser = dtype)]
+    #[arg(long, value_name = "DTYPE", value_parser = parse_dtype)]
     dtype: Option<Dtype>,
     /// A file with the same tensors of another version, for codecs that make deltas.
     #[arg(long, value_name = "FILE")]
@@ -49,7 +49,7 @@ Examples:
   codecs model.safetensors --base yesterday.safetensors
   codecs cache.bin --dtype bf16 --paths --json codecs.json";
 
-/// Measures on this thread and prints a table for each file and dtype.
+/// Measures all codecs on this thread, and prints a table for each file and dtype.
 ///
 /// # Errors
 /// When a file cannot be read, does not record its dtype, or has other tensors than its base; when a codec does not
@@ -85,16 +85,16 @@ pub fn run(args: &CodecsArgs) -> Result<()> {
 }
 
 /// The codecs to measure. `raw`, the reference, is the first.
-fn subjects(paths: bool) -> Vec<Subject> {
+fn subjects(with_paths: bool) -> Vec<Subject> {
     let mut subjects = Subject::codecs();
-    if paths {
+    if with_paths {
         subjects.extend(Subject::paths());
     }
     subjects
 }
 
-fn dtype(text: &str) -> Result<Dtype, String> {
+fn parse_dtype(text: &str) -> Result<Dtype, String> {
     let names = || Dtype::ALL.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ");
-    let known = Dtype::ALL.iter().copied().find(|dtype| dtype.name() == text);
-    known.ok_or_else(|| format!("{text:?} is no dtype: write one of {}", names()))
+    let dtype = Dtype::ALL.iter().copied().find(|dtype| dtype.name() == text);
+    dtype.ok_or_else(|| format!("{text:?} is no dtype: write one of {}", names()))
 }

@@ -44,8 +44,8 @@ pub struct CompareArgs {
     /// The number of counted rounds of each run; one more comes first, to warm up.
     #[arg(long, default_value_t = 5)]
     pub rounds: u32,
-    /// The number of pairs: how often each contender after the first runs, each time next to a run of the first. Six or
-    /// more give confidence intervals of 95 %.
+    /// The number of pairs: how often each contender after the first runs, each time before or after a run of the
+    /// first. Six or more give confidence intervals of 95 %.
     #[arg(long, default_value_t = 5)]
     pub pairs: u32,
     /// The number of 4 KiB messages that each run sends before its rounds, to measure their latency.
@@ -85,7 +85,7 @@ Examples:
   compare borrowed python python-consumer --python .venv/bin/python --pairs 20
   compare all --peers bench/peers/peers.json --small 1000 --json all.json";
 
-/// The details of the result file beside its tables.
+/// The details of the result file, besides its tables.
 #[derive(Serialize)]
 pub(crate) struct Details<'a, Options> {
     network: &'a NetworkArgs,
@@ -102,6 +102,7 @@ impl<'a, Options> Details<'a, Options> {
     }
 }
 
+/// The options in the result file.
 #[derive(Serialize)]
 struct Options {
     size_bytes: u64,
@@ -114,7 +115,7 @@ struct Options {
 /// # Errors
 /// When a contender is unknown, and the errors of `Comparison::run`.
 pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
-    let contenders = chosen_contenders(&args, this)?;
+    let contenders = picked_contenders(&args, this)?;
     let first = contenders.first().map_or("", |contender| contender.name.as_str());
     let about = format!(
         "{} a round, from memory to memory, both sides on one machine. A run's value is the median of its {} rounds; \
@@ -152,7 +153,7 @@ impl Comparison<'_> {
     ///
     /// # Errors
     /// When the network cannot be created, the file cannot be written, or a contender of this program failed. The
-    /// failure of a peer is no error but a result.
+    /// failure of a peer is a result, not an error.
     pub(crate) async fn run<'d, Options: Serialize>(
         self,
         this: &Program,
@@ -189,7 +190,7 @@ impl Comparison<'_> {
     }
 }
 
-fn chosen_contenders(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {
+fn picked_contenders(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {
     let mut contenders = Contenders::of_this(this, args.relay.as_deref());
     if let Some(python) = &args.python {
         contenders.extend_with_python(this, python);

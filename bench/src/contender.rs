@@ -1,8 +1,8 @@
 //! The interface of a contender in a comparison: two commands, and the JSON lines that they print.
 //!
-//! `serve` holds bytes and sends them on request; `receive` requests them, once a round, several rounds on one
-//! connection, and writes them into memory that it has touched before. Each prints JSON, one object a line, on its
-//! standard output, for the harness (or a person with `jq`); other output goes to standard error.
+//! `serve` holds bytes and sends them on request; `receive` requests them once a round, for several rounds on one
+//! connection, and writes them into memory that it uses again in each round. Each prints JSON, one object a line, on
+//! its standard output, for the harness (or a person with `jq`); other output goes to standard error.
 //!
 //! Before the rounds, a receiver can request small messages, one after the other, preceded by a tenth as many to warm
 //! up. Their latency is the time from the beginning of sending until the receiver has the complete message: both
@@ -50,9 +50,9 @@ pub struct ReceiveArgs {
 /// The first line of a server, printed once it holds its bytes and listens.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ready {
-    /// Always true: it identifies the line to a reader.
+    /// Always true: the field identifies the line.
     pub ready: bool,
-    /// The port that it listens on.
+    /// The port that the server listens on.
     pub port: u16,
 }
 
@@ -61,7 +61,7 @@ pub struct Ready {
 pub struct Sent {
     /// The sent bytes.
     pub bytes: u64,
-    /// CPU seconds from the request to the last acknowledgement.
+    /// CPU seconds of the server, from the request until it knows that the receiver has all bytes.
     pub cpu_s: f64,
     /// Further measurements, by name.
     #[serde(flatten)]
@@ -69,9 +69,9 @@ pub struct Sent {
 }
 
 /// The line that a receiver prints after its small messages, if it requested any. Times are microseconds from the
-/// beginning of sending until the complete message is there.
+/// beginning of sending until the receiver has the complete message.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Small {
+pub struct SmallMessages {
     /// The number of messages.
     pub small: u32,
     /// The median.
@@ -95,7 +95,7 @@ pub struct Received {
     pub seconds: f64,
     /// 10^9 bytes per second.
     pub gb_per_s: f64,
-    /// CPU seconds of the round.
+    /// CPU seconds of the receiver in the round.
     pub cpu_s: f64,
     /// Further measurements, by name.
     #[serde(flatten)]
@@ -118,7 +118,7 @@ impl Received {
     }
 }
 
-/// The beginning of a round: wall clock and CPU time used before.
+/// The beginning of a round: the wall-clock time, and the CPU time used before.
 #[derive(Debug, Clone, Copy)]
 pub struct Begun {
     instant: Instant,

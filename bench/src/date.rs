@@ -2,17 +2,17 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Today in UTC: `2026-11-21`.
+/// The current date in UTC: `2026-11-21`.
 pub(crate) fn today() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    day(seconds / 86_400)
+    date_of(seconds / 86_400)
 }
 
 /// The date `days` days after 1970-01-01, in the Gregorian calendar.
 ///
 /// Years are counted from March, so that a leap day is the last of its year, and in cycles of 400 years, which all have
 /// the same number of days.
-fn day(days: u64) -> String {
+fn date_of(days: u64) -> String {
     let days = days + 719_468; // From 0000-03-01.
     let (cycle, day_of_cycle) = (days / 146_097, days % 146_097);
     let year_of_cycle =
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn days_of_the_calendar() {
+    fn days_become_dates() {
         let expected = [
             (0, "1970-01-01"),
             (59, "1970-03-01"),
@@ -41,7 +41,7 @@ mod tests {
             (47_541, "2100-03-01"),
         ];
         for (days, text) in expected {
-            assert_eq!(day(days), text);
+            assert_eq!(date_of(days), text);
         }
     }
 }

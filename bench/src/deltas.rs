@@ -60,7 +60,7 @@ struct Options<'a> {
     steps: &'a StepsArgs,
 }
 
-/// The number of first versions that are always sent whole, and not counted.
+/// The number of versions at the beginning of a run that are always sent whole, and not counted.
 const WHOLE_VERSIONS: u32 = 2;
 
 /// The names of the two contenders.
@@ -74,7 +74,7 @@ const DELTA: &str = "delta";
 /// When the network cannot be created, files cannot be read or written, or an end fails.
 pub async fn run(args: DeltasArgs, this: &Program) -> Result<()> {
     let DeltasArgs { steps, pairs, network, json } = &args;
-    let publish = [vec!["publish".into()], steps.words()].concat();
+    let publish = [vec!["publish".into()], steps.arguments()].concat();
     let contender = |name, follow: &[&str]| {
         Contender::relay(name, this, publish.clone(), follow.iter().map(Into::into).collect())
     };
@@ -97,22 +97,25 @@ pub async fn run(args: DeltasArgs, this: &Program) -> Result<()> {
     let title = format!("Versions that differ a little, over {network}");
     let begin =
         |runs| Results::new("deltas", title, ABOUT.into(), Details::new(network, Options { steps }, runs));
-    comparison.run(this, begin, |runs| vec![versions(runs)]).await
+    comparison.run(this, begin, |runs| vec![versions_table(runs)]).await
 }
 
 /// A table with two rows for each version, whole and as a delta, of the medians over all runs.
-fn versions(runs: &Runs) -> Table {
-    let of = |contender: &'static str, at: usize| {
+fn versions_table(runs: &Runs) -> Table {
+    let rounds = |contender: &'static str, at: usize| {
         let runs = runs.runs.iter().filter(move |run| run.contender == contender);
         runs.filter_map(move |run| run.rounds.get(at)).collect::<Vec<_>>()
     };
     let rows = |at: usize| {
-        let row = |way: &'static str| {
+        let row = |contender: &'static str| {
             let version = (at as u32 + WHOLE_VERSIONS + 1).to_string();
-            Row::of(Cells::of([("version", version), ("way", way.to_owned())]), of(way, at))
+            Row::of(
+                Cells::of([("version", version), ("contender", contender.to_owned())]),
+                rounds(contender, at),
+            )
         };
         let ms = |round: &Cells<f64>| round.get(COMMIT).copied();
-        let pairs = of(WHOLE, at).into_iter().zip(of(DELTA, at));
+        let pairs = rounds(WHOLE, at).into_iter().zip(rounds(DELTA, at));
         let pairs = pairs.filter_map(|(whole, delta)| Some((ms(whole)?, ms(delta)?)));
         let mut delta = row(DELTA);
         delta.ratios = Cells::default().and(COMMIT, PairedRatio::of(&pairs.collect::<Vec<_>>()));
@@ -122,7 +125,7 @@ fn versions(runs: &Runs) -> Table {
     Table::new("Each version", (0..versions).flat_map(rows))
 }
 
-/// The number of milliseconds from a version's publish until the subscriber has it.
+/// The name of the number of milliseconds from a version's publish until the subscriber has it.
 const COMMIT: &str = "publish_to_commit_ms";
 
 const ABOUT: &str = "\

@@ -1,11 +1,12 @@
 //! The GPU suite: one command that measures all that tensor-relay does with a GPU, and writes the results to files.
 //!
 //! Each part runs in a process of its own, with a deadline, and prints each result as a line. So a part that fails,
-//! crashes or hangs does not affect the others, and its results until then are kept. The documents are rewritten after
-//! each part.
+//! crashes or hangs does not affect the others, and the results that it printed before are kept. The documents are
+//! rewritten after each part.
 
 mod child;
 mod document;
+mod engine;
 mod line;
 mod loopback;
 mod machine;
@@ -13,12 +14,11 @@ mod own_runtime;
 mod parts;
 mod passes;
 mod payload;
-mod place;
 mod plain;
 mod stream;
 
+pub use engine::DeviceArg;
 pub use parts::{Job, Part};
-pub use place::Place;
 
 use crate::date;
 use anyhow::{Context, Result, bail};
@@ -40,7 +40,7 @@ use tensor_relay_device::cuda;
 pub struct GpuArgs {
     /// The device: `cuda:0`, `cuda:1`, … or `host`, which needs no GPU and only shows that the suite runs.
     #[arg(long, default_value = "cuda:0")]
-    pub device: Place,
+    pub device: DeviceArg,
     /// The folder for the documents.
     #[arg(long, env = "OUT", default_value = ".")]
     pub out: PathBuf,
@@ -61,8 +61,8 @@ pub struct GpuArgs {
 /// When a part failed, or the documents could not be written. All parts are run first.
 pub async fn run(args: GpuArgs) -> Result<()> {
     let mut suite = Suite::begin(args).await;
-    let wanted = Part::value_variants().iter().filter(|part| suite.wants(**part));
-    for part in wanted.copied().collect::<Vec<_>>() {
+    let selected = Part::value_variants().iter().filter(|part| suite.is_selected(**part));
+    for part in selected.copied().collect::<Vec<_>>() {
         suite.run(part).await;
         suite.write();
     }
@@ -88,7 +88,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 struct Suite {
     args: GpuArgs,
     begun: Instant,
-    /// The maximum payload for the free memory of this machine and its device.
+    /// The maximum payload, which depends on the free memory of this machine and its device.
     payload_max_bytes: u64,
     files: Files,
     document: Document,
@@ -141,19 +141,19 @@ impl Suite {
         self.files = Files::new(&self.args.out, &stem);
     }
 
-    fn wants(&self, part: Part) -> bool {
+    fn is_selected(&self, part: Part) -> bool {
         part != Part::Device && (self.args.parts.is_empty() || self.args.parts.contains(&part))
     }
 
     /// Runs `part` in a process of its own, as long as there is time.
     async fn run(&mut self, part: Part) -> Vec<Line> {
         let begun = Instant::now();
-        let left = Duration::from_secs(self.args.limit_s).saturating_sub(self.begun.elapsed());
-        let output = if left < PART_DURATION_MIN {
+        let remaining = Duration::from_secs(self.args.limit_s).saturating_sub(self.begun.elapsed());
+        let output = if remaining < PART_DURATION_MIN {
             child::PartOutput { lines: vec![], failure: Some("no time remained for it".into()) }
         } else {
             eprintln!("{} …", part.title());
-            child::run(part.name(), self.arguments(part, left), part.deadline().min(left)).await
+            child::run(part.name(), self.arguments(part, remaining), part.deadline().min(remaining)).await
         };
         let seconds = begun.elapsed().as_secs_f64();
         let findings = Findings::new(part, seconds, self.payload_bytes(part), &output.lines, output.failure);
@@ -170,10 +170,10 @@ impl Suite {
         (bytes - bytes % QUICK_BYTES).max(QUICK_BYTES)
     }
 
-    fn arguments(&self, part: Part, left: Duration) -> Vec<OsString> {
+    fn arguments(&self, part: Part, remaining: Duration) -> Vec<OsString> {
         let quick = self.args.quick;
         let bytes = self.payload_bytes(part);
-        let budget = if quick { Duration::ZERO } else { part.budget().min(left / 2) };
+        let budget = if quick { Duration::ZERO } else { part.budget().min(remaining / 2) };
         let mut arguments = vec![
             "--end-with-stdin".into(),
             "gpu-part".into(),
@@ -221,10 +221,10 @@ const PAYLOADS_MAX: u64 = 24;
 /// The payload of a quick run, a few chunks. Other payloads are a multiple of it.
 const QUICK_BYTES: u64 = 4 << 20;
 
-/// The minimum time to begin a part.
+/// The time below which no further part is begun.
 const PART_DURATION_MIN: Duration = Duration::from_secs(5);
 
-/// The kind of device. Only measurements of a GPU are results.
+/// The kind of a device. Only measurements of a GPU are results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Gpu,
@@ -282,7 +282,7 @@ struct Files {
 }
 
 impl Files {
-    /// Paths in `folder` with this `stem`, or with the first number appended to it that makes them unused.
+    /// Paths in `folder` with this `stem`; if files of that name exist, with the first number appended that is unused.
     fn new(folder: &Path, stem: &str) -> Self {
         let numbered = (1..).map(|number| match number {
             1 => stem.to_owned(),
@@ -292,8 +292,8 @@ impl Files {
             json: folder.join(format!("{stem}.json")),
             markdown: folder.join(format!("{stem}.md")),
         };
-        let free = |files: &Self| !files.json.exists() && !files.markdown.exists();
-        numbered.map(files).find(free).expect("numbers do not end")
+        let is_unused = |files: &Self| !files.json.exists() && !files.markdown.exists();
+        numbered.map(files).find(is_unused).expect("numbers do not end")
     }
 
     fn write(&self, document: &Document) -> Result<()> {
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_overwritten() {
+    fn existing_documents_are_not_overwritten() {
         let folder = std::env::temp_dir().join(format!("tensor-relay-bench-files-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("a.md"), "").unwrap();

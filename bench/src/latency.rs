@@ -1,12 +1,12 @@
 //! The one-way latency of small messages.
 
-use crate::{clock::monotonic_ns, contender::Small};
+use crate::{clock::monotonic_ns, contender::SmallMessages};
 use anyhow::{Context, Result, ensure};
 
 /// The length of a small message.
 pub(crate) const MESSAGE_BYTES: usize = 4096;
 
-/// The number of messages to send: `counted` and a tenth as many before them to warm up.
+/// The number of messages to send: a tenth of `counted` to warm up, then `counted`.
 pub(crate) fn messages(counted: u32) -> u32 {
     counted.saturating_add(warm_up(counted))
 }
@@ -34,25 +34,25 @@ impl Stamp {
     }
 }
 
-/// A message that carries the current time.
+/// A message that contains the current time.
 pub(crate) fn stamped() -> [u8; MESSAGE_BYTES] {
     let mut message = [0x5a; MESSAGE_BYTES];
     Stamp::now().write(&mut message);
     message
 }
 
-/// The latencies of the messages so far.
+/// A list of the latencies of the messages so far.
 #[derive(Debug)]
 pub(crate) struct Latencies {
-    /// The number of messages still to be ignored.
-    warming_up: u32,
+    /// The number of warm-up messages that are yet to arrive.
+    warm_up_left: u32,
     ns: Vec<u64>,
 }
 
 impl Latencies {
     /// An empty list for the [`messages`] of `counted`.
     pub(crate) fn new(counted: u32) -> Self {
-        Self { warming_up: warm_up(counted), ns: Vec::with_capacity(counted as usize) }
+        Self { warm_up_left: warm_up(counted), ns: Vec::with_capacity(counted as usize) }
     }
 
     /// Adds the latency of a message that has just arrived; those of warm-up messages are ignored.
@@ -71,28 +71,28 @@ impl Latencies {
         let ns = now_ns
             .checked_sub(begun_ns)
             .context("a message was sent in the future: its sender is on another machine")?;
-        match self.warming_up {
+        match self.warm_up_left {
             0 => self.ns.push(ns),
-            _ => self.warming_up -= 1,
+            _ => self.warm_up_left -= 1,
         }
         Ok(())
     }
 
     /// The percentiles; zeros if there are no messages.
-    pub(crate) fn summary(mut self) -> Small {
+    pub(crate) fn summary(mut self) -> SmallMessages {
         self.ns.sort_unstable();
-        let at_most = |percent: usize| {
+        let percentile = |percent: usize| {
             // The nearest rank, as in `bench/peers/contender.py`: the smallest value that at least `percent` % do not
             // exceed.
             let rank = (percent * self.ns.len()).div_ceil(100);
             self.ns.get(rank.max(1) - 1).map_or(0.0, |ns| *ns as f64 / 1e3)
         };
-        Small {
+        SmallMessages {
             small: self.ns.len() as u32,
-            p50_us: at_most(50),
-            p99_us: at_most(99),
-            min_us: at_most(0),
-            max_us: at_most(100),
+            p50_us: percentile(50),
+            p99_us: percentile(99),
+            min_us: percentile(0),
+            max_us: percentile(100),
         }
     }
 }
@@ -107,15 +107,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_are_those_of_the_sorted_list() {
+    fn percentiles_are_nearest_ranks() {
         let ns = (1..=200).rev().map(|us| us * 1000).collect();
-        let small = Latencies { warming_up: 0, ns }.summary();
-        assert_eq!(small, Small { small: 200, p50_us: 100.0, p99_us: 198.0, min_us: 1.0, max_us: 200.0 });
+        let small = Latencies { warm_up_left: 0, ns }.summary();
+        assert_eq!(
+            small,
+            SmallMessages { small: 200, p50_us: 100.0, p99_us: 198.0, min_us: 1.0, max_us: 200.0 }
+        );
         assert_eq!(Latencies::new(9).summary().max_us, 0.0);
     }
 
     #[test]
-    fn messages_carry_their_time() {
+    fn messages_contain_the_time_of_sending() {
         let mut latencies = Latencies::new(1);
         for _ in 0..messages(1) {
             latencies.add(&stamped()).unwrap();
@@ -125,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenth_warms_up() {
+    fn a_tenth_as_many_messages_warm_up() {
         assert_eq!([0, 1, 10, 11, 1000].map(messages), [0, 2, 11, 13, 1100]);
         let mut latencies = Latencies::new(20);
         for _ in 0..messages(20) {

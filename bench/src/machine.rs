@@ -1,4 +1,4 @@
-//! Properties of this machine, from the kernel's files.
+//! Properties of this machine, read from files of the kernel.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ pub(crate) fn cores() -> Option<usize> {
 
 /// The kernel's version.
 pub(crate) fn kernel() -> Option<String> {
-    line("/proc/sys/kernel/osrelease")
+    trimmed_file("/proc/sys/kernel/osrelease")
 }
 
 /// The value called `name` in /proc/meminfo, in bytes.
@@ -26,10 +26,10 @@ pub(crate) fn memory_bytes(name: &str) -> Option<u64> {
 }
 
 /// The trimmed content of the file at `path`; `None` if it is empty or unreadable.
-pub(crate) fn line(path: &str) -> Option<String> {
+pub(crate) fn trimmed_file(path: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
-    let line = text.trim();
-    (!line.is_empty()).then(|| line.to_owned())
+    let text = text.trim();
+    (!text.is_empty()).then(|| text.to_owned())
 }
 
 /// The value after `name` and a colon, in the first line that begins with both.
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_of_the_kernels_files() {
+    fn fields_are_found_by_their_complete_name() {
         let text = "MemTotal:       24000000 kB\nmodel name\t: A CPU\n";
         assert_eq!(field(text, "MemTotal").as_deref(), Some("24000000 kB"));
         assert_eq!(field(text, "model name").as_deref(), Some("A CPU"));

@@ -77,10 +77,10 @@ impl Network {
         let namespaces = Namespaces::new()?;
         let bridge = match args.delay_ms {
             0 => {
-                link::cable(&namespaces)?;
+                link::add_veth_pair(&namespaces)?;
                 None
             }
-            delay_ms => Some(link::bridge(&namespaces, this, delay_ms).await?),
+            delay_ms => Some(link::start_bridge(&namespaces, this, delay_ms).await?),
         };
         link::set_up(&namespaces, args)?;
         Ok(Self { _bridge: bridge, namespaces: Some(namespaces) })
@@ -136,14 +136,14 @@ pub(crate) mod tests {
         args: NetworkArgs,
     }
 
-    pub(crate) fn parsed(words: &str) -> Result<NetworkArgs, clap::Error> {
-        Cli::try_parse_from(words.split(' ')).map(|cli| cli.args)
+    pub(crate) fn parsed(arguments: &str) -> Result<NetworkArgs, clap::Error> {
+        Cli::try_parse_from(arguments.split(' ')).map(|cli| cli.args)
     }
 
     #[test]
-    fn a_network_is_described() {
-        let words = "x --namespaces --mtu=1472 --rate=5Gbit --segments --loss=0.1 --delay-ms=50";
-        let args = parsed(words).unwrap();
+    fn a_network_is_formatted_and_serialised() {
+        let arguments = "x --namespaces --mtu=1472 --rate=5Gbit --segments --loss=0.1 --delay-ms=50";
+        let args = parsed(arguments).unwrap();
         let expected = "a virtual cable, 1472 bytes a packet, 5 Gbit/s, packets one by one, 0.1 % of packets lost, 50 ms either way";
         assert_eq!(args.to_string(), expected);
         let json = serde_json::to_value(&args).unwrap();
@@ -163,7 +163,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn files_from_before_these_options_are_read() {
+    fn result_files_without_newer_options_are_read() {
         let old = r#"{"namespaces":true,"mtu":1472}"#;
         let args: NetworkArgs = serde_json::from_str(old).unwrap();
         assert_eq!(args.to_string(), "a virtual cable, 1472 bytes a packet");

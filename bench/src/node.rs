@@ -1,9 +1,9 @@
 //! The agent of `bench run` on another host: `bench node` waits for connections of a driver and starts workers for
 //! them.
 //!
-//! A node only authenticates: it accepts drivers that know its token, and hands each connection to a worker, a process
-//! of its own (`worker`). On its own machine the driver starts the same workers without a node. In both cases the
-//! driver exchanges lines of JSON with them (`order`).
+//! A node only authenticates: it accepts drivers that know its token, and passes each connection to a worker, a process
+//! of its own (module `worker`). On its own machine the driver starts the same workers without a node. In both cases
+//! the driver and the worker exchange lines of JSON (module `order`).
 
 mod consumer;
 mod driver_link;
@@ -14,7 +14,7 @@ pub(crate) mod load;
 mod memory;
 pub(crate) mod order;
 mod producer;
-mod proof;
+mod snapshot_hash;
 mod stream_content;
 pub(crate) mod token;
 pub(crate) mod worker;
@@ -62,27 +62,27 @@ pub const TOKEN_VARIABLE: &str = "TENSOR_RELAY_BENCH_TOKEN";
 /// The maximum number of connections of a node, workers included. Further connections are closed at once.
 const CONNECTIONS_MAX: usize = 64;
 
-/// The TCP keep-alive time and interval, by which a lost driver is noticed.
+/// The TCP keep-alive time and interval, which detect a lost driver.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
 
 /// The pause after a failure to accept a connection, e.g. for lack of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// Accepts drivers and starts a worker for each connection, until a signal ends it.
+/// Accepts drivers and starts a worker for each connection, until a signal ends the node.
 ///
 /// Prints a line once it listens, with the token if it was generated.
 ///
 /// # Errors
 /// When it cannot listen. An error of one connection is printed to standard error, and affects no other connection.
-pub async fn run(args: NodeArgs, own_program: &Program) -> Result<()> {
+pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
     let listener = TcpListener::bind(args.listen).await;
     let listener = listener.with_context(|| format!("cannot listen on {} (TCP)", args.listen))?;
     let is_generated = args.token.is_none();
     let node = Node {
         token: args.token.unwrap_or_else(Token::random),
-        worker: own_program.clone(),
-        data: SocketAddr::new(args.listen.ip(), args.data_port),
+        program: this.clone(),
+        data_address: SocketAddr::new(args.listen.ip(), args.data_port),
     };
     let shown = if is_generated { format!(", token {}", node.token.reveal()) } else { String::new() };
     writeln!(std::io::stdout(), "tensor-relay bench node listens on {}{shown}", listener.local_addr()?)?;
@@ -112,12 +112,14 @@ pub async fn run(args: NodeArgs, own_program: &Program) -> Result<()> {
     }
 }
 
-/// The state shared by all connections.
+/// The settings of a node, for all connections.
 #[derive(Clone)]
 struct Node {
     token: Token,
-    worker: Program,
-    data: SocketAddr,
+    /// This program, which is started again for each worker.
+    program: Program,
+    /// The address on which a producer serves.
+    data_address: SocketAddr,
 }
 
 impl Node {
@@ -139,8 +141,8 @@ impl Node {
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
         let (input, output) = (OwnedFd::from(stream.try_clone()?), OwnedFd::from(stream));
-        let mut command = self.worker.command();
-        command.arg(WORKER).arg(format!("--data={}", self.data));
+        let mut command = self.program.command();
+        command.arg(WORKER).arg(format!("--data={}", self.data_address));
         command.stdin(Stdio::from(input)).stdout(Stdio::from(output)).kill_on_drop(true);
         Ok(command.spawn()?)
     }

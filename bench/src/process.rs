@@ -69,7 +69,8 @@ impl Process {
         }
     }
 
-    /// Why the output of the process ended, as the end of a sentence for an error. Kills a process that does not exit.
+    /// The reason why the output of the process ended, as the end of a sentence for an error. Kills a process that does
+    /// not exit.
     pub(crate) async fn end_reason(&mut self) -> String {
         match self.wait().await {
             Some(status) => format!("ended early, with {status}{}", self.stderr_tail().await),
@@ -110,7 +111,7 @@ impl Process {
     }
 }
 
-/// Whether a process ends with the process that started it.
+/// The option that ends a process together with the process that started it.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Lifetime {
     /// Exits when standard input closes, so that no process outlives the harness that started it.
@@ -119,7 +120,7 @@ pub struct Lifetime {
 }
 
 impl Lifetime {
-    /// With the option, starts a thread that exits this process, in mid-work too, when its standard input closes.
+    /// With the option, starts a thread that exits this process as soon as its standard input closes.
     pub fn begin(self) {
         if self.end_with_stdin {
             std::thread::spawn(|| {
@@ -154,7 +155,7 @@ async fn forward_stderr(name: String, stderr: ChildStderr) -> String {
 /// The deadline for a process to exit by itself.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The lines of standard error that an error quotes, and the length to which each is truncated.
+/// The number of lines of standard error that an error quotes, and the length to which each is truncated.
 const LAST_LINES: usize = 6;
 const LAST_LINE_CHARS: usize = 300;
 
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_come_one_by_one() {
+    async fn lines_are_read_one_by_one() {
         let mut process = process("echo 1; echo 2; exec sleep 60");
         assert_eq!(process.line::<u32>(TIMEOUT).await.unwrap(), 1);
         assert_eq!(process.line::<u32>(TIMEOUT).await.unwrap(), 2);
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failures_name_the_process_and_the_reason() {
+    async fn errors_name_the_process_and_the_reason() {
         let silent = failure("exec sleep 60", Duration::from_millis(20)).await;
         assert!(silent.contains("test printed nothing for 20ms and was killed"), "{silent}");
         let ended = failure("printf 'no memory\n\nStack backtrace:\n 0: main\n' >&2; exit 3", TIMEOUT).await;

@@ -1,4 +1,4 @@
-//! The programs that run the sides of contenders.
+//! The programs that the harness starts.
 
 use anyhow::{Context, Result};
 use std::{
@@ -7,7 +7,7 @@ use std::{
 };
 use tokio::process::Command;
 
-/// An executable, and the arguments that precede its contenders' subcommands.
+/// An executable, and its lead: the arguments that precede our subcommands.
 ///
 /// The harness starts its own program for each side: `tensor-relay-bench`, where subcommands come first, or
 /// `tensor-relay`, where they follow `bench`.

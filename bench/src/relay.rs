@@ -1,8 +1,8 @@
 //! tensor-relay as a contender.
 //!
-//! A round is a subscription: from the request to the verified commit of the complete payload, into memory that earlier
-//! rounds have used. Encryption and hashes are on. Each round has a version of its own, so that the costs of choosing
-//! codecs and of encoding recur in each, as in production.
+//! A round is a subscription, measured from the request to the verified commit of the complete payload, in memory that
+//! earlier rounds have used. Encryption and hashes are on. Each round has a version of its own, so that the costs of
+//! choosing codecs and of encoding recur in each, as in production.
 
 mod data;
 mod round_publisher;
@@ -12,10 +12,10 @@ mod ticket_file;
 use crate::{
     cells::Cells,
     contender::{Begun, Ready, ReceiveArgs, Received, Sent, ServeArgs, print},
+    node::Hold,
     server,
 };
 use anyhow::{Result, ensure};
-use clap::ValueEnum;
 pub use data::Data;
 use round_publisher::{PublishedRound, RoundPublisher};
 use small::SmallPublisher;
@@ -39,19 +39,10 @@ pub struct PayloadArgs {
     /// The codec of chunks.
     #[arg(long, default_value = "auto", value_parser = parse_codec)]
     pub codec: CodecChoice,
-    /// How the tensors are published.
+    /// Where the tensors lie. Staged tensors are hashed once, before the first round; borrowed ones are hashed in each
+    /// round, as they are sent.
     #[arg(long, value_enum, default_value_t)]
     pub hold: Hold,
-}
-
-/// How a producer publishes its tensors in each round.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Hold {
-    /// Staged: laid out and hashed once, before the first round.
-    #[default]
-    Stage,
-    /// Borrowed: lent in each round, and hashed as they are sent.
-    Borrow,
 }
 
 /// Publishes the payload described by `payload` for each round, and small tensors on request.
@@ -63,11 +54,11 @@ pub async fn serve(args: ServeArgs, payload: PayloadArgs) -> Result<()> {
     let (server, ticket) = start(&args, config)?;
     let publisher = RoundPublisher::new(server.staging(), args.bytes, &payload)?;
     let first = publisher.publish(&server, 0).await?;
-    let smalls = SmallPublisher::new(&server).await?;
+    let small_publisher = SmallPublisher::new(&server).await?;
     let _ticket = ready(&server, &ticket)?;
     tokio::select! {
         ended = rounds(&server, &publisher, first, args.bytes) => ended,
-        ended = smalls.run() => ended,
+        ended = small_publisher.run() => ended,
     }
 }
 
@@ -91,8 +82,8 @@ pub(crate) async fn connect(args: &ReceiveArgs, config: tensor_relay_client::Con
     Ok(Client::connect_with(&Connector::new(tuning), &ticket, config).await?)
 }
 
-/// Prints a line for each round, for ever. The version of the next round is published before the receiver can request
-/// it.
+/// Publishes a version and prints a line for each round, without end. The version of the next round is published before
+/// the receiver can request it.
 async fn rounds(
     server: &Server,
     publisher: &RoundPublisher,
@@ -136,12 +127,12 @@ pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
     Ok(())
 }
 
-fn parse_codec(word: &str) -> Result<CodecChoice, String> {
-    if word == "auto" {
+fn parse_codec(text: &str) -> Result<CodecChoice, String> {
+    if text == "auto" {
         return Ok(CodecChoice::Auto);
     }
-    let known = CodecId::ALL.iter().find(|codec| codec.name() == word);
-    known.map(|codec| CodecChoice::Fixed(*codec)).ok_or_else(|| {
+    let codec = CodecId::ALL.iter().find(|codec| codec.name() == text);
+    codec.map(|codec| CodecChoice::Fixed(*codec)).ok_or_else(|| {
         let names: Vec<&str> = CodecId::ALL.iter().map(|codec| codec.name()).collect();
         format!("write auto or one of {}", names.join(", "))
     })

@@ -39,7 +39,7 @@ pub struct RunArgs {
     /// The number of consumers on this machine. Default: 1; 4 for `fan-out`, 2 for `slow-reader`.
     #[arg(long, conflicts_with = "consumer", value_parser = clap::value_parser!(u16).range(1..=CONSUMERS_MAX))]
     pub consumers: Option<u16>,
-    /// The number of counted rounds. One more of each kind comes first, to warm up.
+    /// The number of counted rounds. One more of each scene comes first, to warm up.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=ROUNDS_MAX))]
     pub rounds: u32,
     /// The number of lanes of each consumer: more lanes use more cores.
@@ -63,8 +63,8 @@ pub struct RunArgs {
     /// The token of the nodes, which `bench node` printed or was given.
     #[arg(long, env = TOKEN_VARIABLE, hide_env_values = true)]
     pub token: Option<Token>,
-    /// The deadline of each step, in seconds. Default: ten minutes to prepare a round; to move it, a minute and the
-    /// time for its size at 10 MB/s.
+    /// The deadline of each step, in seconds. Default: a minute; ten minutes to prepare a round; to run it, a minute
+    /// more than its bytes take at 10 MB/s.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub deadline: Option<u64>,
     /// Also writes everything that was measured to this file.
@@ -76,13 +76,13 @@ pub struct RunArgs {
 pub const EXAMPLES: &str = "\
 Examples:
   run --workload state-dict --model gpt2           a model on this machine's loopback
-  run --workload fan-out --namespaces --mtu 1472   one to four over an Ethernet made here; needs root
-  run --workload latency --json latency.json       the time from publish to commit of 4 KiB
+  run --workload fan-out --namespaces --mtu 1472   one and four consumers over a virtual Ethernet; needs root
+  run --workload latency --json latency.json       the time from publish to commit of versions of 4 KiB
 
 Across machines: `node` on each, with one token for all in TENSOR_RELAY_BENCH_TOKEN, and then
   run --producer host-a --consumer host-b host-c";
 
-/// The maximum number of consumers: more than one machine can use.
+/// The maximum number of consumers.
 const CONSUMERS_MAX: i64 = 64;
 const ROUNDS_MAX: i64 = 10_000;
 const LANES_MAX: i64 = 16;
@@ -99,8 +99,8 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
     };
     ensure!(consumers <= CONSUMERS_MAX as usize, "{consumers} consumers are more than {CONSUMERS_MAX}");
     let plan = args.workload.plan(consumers)?;
-    // `_namespaces` is kept until the end: dropping it removes the namespaces.
-    let (workers, network, _namespaces) = match &args.producer {
+    // `_local` is kept until the end: dropping it removes its namespaces.
+    let (workers, network, _local) = match &args.producer {
         Some(producer) => {
             let network = NetworkFacts::Nodes { consumers };
             (connect_to_nodes(&args, producer).await?, network, None)

@@ -31,12 +31,12 @@ impl std::fmt::Display for Summary {
     }
 }
 
-/// The ratio of A to B, measured in pairs.
+/// The ratio of A to B, measured in pairs, with a confidence interval.
 ///
-/// Both values of a pair are measured within a minute, so that slower disturbances of the machine cancel out. The
+/// Both values of a pair are measured within a minute, so that slow changes of the machine's speed cancel out. The
 /// interval is that of the sign test, for any distribution: the median lies between the k-th smallest and the k-th
-/// largest ratio with a probability that follows from the binomial distribution. The narrowest interval of at least 95
-/// % is chosen. Fewer than six pairs have none: the fields then hold the range of all ratios and its actual confidence.
+/// largest ratio with a probability that follows from the binomial distribution. The narrowest interval of at least
+/// 95 % is chosen. Fewer than six pairs have none: the fields then contain the range of all ratios and its confidence.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PairedRatio {
     /// The median of A / B.
@@ -119,9 +119,9 @@ fn median(sorted: &[f64]) -> Option<f64> {
 /// Formats `value` with about three significant digits: further ones are noise.
 pub(crate) fn number(value: f64) -> String {
     let digits = match value.abs() {
-        large if large >= 100.0 || large == 0.0 => 0,
-        large if large >= 10.0 => 1,
-        small if small >= 1.0 => 2,
+        size if size >= 100.0 || size == 0.0 => 0,
+        size if size >= 10.0 => 1,
+        size if size >= 1.0 => 2,
         _ => 3,
     };
     format!("{value:.digits$}")
@@ -136,7 +136,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_median_and_the_range() {
+    fn a_summary_has_the_median_and_the_range() {
         assert_eq!(Summary::of(&[]), None);
         let odd = Summary::of(&[3.0, 1.0, 2.0]).unwrap();
         assert_eq!((odd.median, odd.min, odd.max), (2.0, 1.0, 3.0));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn twice_as_fast_is_two() {
+    fn ratios_have_a_median_and_an_interval() {
         let ratio = PairedRatio::of(&[(2.0, 1.0), (4.0, 2.0), (6.0, 3.0)]).unwrap();
         assert_eq!((ratio.median, ratio.low, ratio.high, ratio.pairs), (2.0, 2.0, 2.0, 3));
         assert_eq!(ratio.to_string(), "2.000 (–, pairs: 3)", "too few for an interval");

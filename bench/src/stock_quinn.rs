@@ -2,8 +2,8 @@
 //!
 //! It only moves bytes from memory to memory: no manifest, no hashes, no versions. The difference to tensor-relay is
 //! therefore the cost of tensor-relay's own work. Each 4 MiB chunk has a unidirectional stream of its own, opened in
-//! order, four at a time; the receiver copies packets directly into touched memory. Packets are encrypted with
-//! AES-128-GCM, but the certificate is self-signed and not checked: for loopback and test networks only.
+//! order, four at a time; the receiver copies packets directly into memory that was written before. Packets are
+//! encrypted with AES-128-GCM, but the certificate is self-signed and not checked: for loopback and test networks only.
 
 mod client;
 mod server;
@@ -21,7 +21,7 @@ use client::Client;
 use server::Server;
 use settings::Settings;
 
-/// Serves until it is killed.
+/// Serves clients until the process is killed.
 ///
 /// # Errors
 /// When it cannot listen, or when standard output is closed. The error of a connection is printed to standard error.

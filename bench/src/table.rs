@@ -8,14 +8,14 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A named table.
+/// A named table of measurements.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Table {
     pub(crate) name: String,
     pub(crate) rows: Vec<Row>,
 }
 
-/// All samples of one setting.
+/// The samples of one setting.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) setting: Cells<String>,
@@ -23,9 +23,9 @@ pub(crate) struct Row {
     pub(crate) samples: usize,
     /// The summary of each of `values`.
     pub(crate) measured: Cells<Summary>,
-    /// The values of each number, in the order of measuring, for readers of the file that need other statistics.
+    /// The values of each number, in the order of measuring, for programs that compute other statistics.
     values: Cells<Vec<f64>>,
-    /// The ratios of some numbers to those of another row, measured in pairs.
+    /// The ratios of numbers of this row to those of another row, measured in pairs.
     #[serde(default)]
     pub(crate) ratios: Cells<PairedRatio>,
     #[serde(default)]
@@ -63,8 +63,8 @@ impl Table {
         let settings = names(self.rows.iter().map(|row| &row.setting));
         let measured = names(self.rows.iter().map(|row| &row.measured));
         let ratios = names(self.rows.iter().map(|row| &row.ratios));
-        let heads = settings.iter().chain(&measured).map(|name| head(name));
-        let heads = heads.chain(ratios.iter().map(|name| format!("ratio of {}", head(name))));
+        let headers = settings.iter().chain(&measured).map(|name| header(name));
+        let headers = headers.chain(ratios.iter().map(|name| format!("ratio of {}", header(name))));
         let cells = |row: &Row| {
             let settings = settings.iter().map(|name| text(row.setting.get(name)));
             let measured = measured.iter().map(|name| text(row.measured.get(name)));
@@ -75,8 +75,8 @@ impl Table {
                 .chain([row.samples.to_string()])
                 .collect()
         };
-        let heads = heads.chain(["samples".to_owned()]).collect();
-        std::iter::once(heads).chain(self.rows.iter().map(cells)).collect()
+        let headers = headers.chain(["samples".to_owned()]).collect();
+        std::iter::once(headers).chain(self.rows.iter().map(cells)).collect()
     }
 }
 
@@ -96,7 +96,7 @@ fn text(value: Option<impl ToString>) -> String {
 }
 
 /// The column header for the number called `name`.
-fn head(name: &str) -> String {
+fn header(name: &str) -> String {
     match name {
         "gb_per_s" => "GB/s".into(),
         "cpu_s_per_gib" => "CPU s/GiB".into(),
@@ -141,7 +141,7 @@ impl Row {
     pub(crate) fn add(&mut self, sample: &Cells<f64>) {
         self.samples += 1;
         for (name, value) in sample.0.iter().filter(|(_, value)| value.is_finite()) {
-            match self.values.0.iter_mut().find(|(own, _)| own == name) {
+            match self.values.0.iter_mut().find(|(cell, _)| cell == name) {
                 Some((_, values)) => values.push(*value),
                 None => self.values.0.push((name.clone(), vec![*value])),
             }
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_read_as_it_was_written() {
+    fn a_table_survives_serialisation() {
         let table = Table::new("t", [row("2", &[1.0, 3.0])]);
         let text = serde_json::to_string(&table).unwrap();
         assert_eq!(serde_json::from_str::<Table>(&text).unwrap(), table);

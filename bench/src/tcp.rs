@@ -28,7 +28,7 @@ pub struct Encryption {
     pub tls: bool,
 }
 
-/// Serves until it is killed. `args.mtu` has no effect: the kernel chooses the size of packets.
+/// Serves clients until the process is killed. `args.mtu` has no effect: the kernel chooses the size of packets.
 ///
 /// # Errors
 /// When it cannot listen, report that it is ready, or accept a connection. The error of a connection is printed to

@@ -1,4 +1,4 @@
-//! TLS for the rivals: real encryption without authentication, by a self-signed certificate that no client checks.
+//! TLS for the rivals: encryption without authentication, because no client checks the self-signed certificate.
 
 use anyhow::Result;
 use rustls::{
@@ -36,7 +36,7 @@ pub(crate) fn server() -> Result<ServerConfig> {
 /// When rustls was built without TLS 1.3.
 pub(crate) fn client() -> Result<ClientConfig> {
     let provider = provider();
-    let verifier = AcceptAnyone(provider.signature_verification_algorithms);
+    let verifier = AcceptAnyCertificate(provider.signature_verification_algorithms);
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])?
         .dangerous()
@@ -54,11 +54,11 @@ fn provider() -> Arc<CryptoProvider> {
     })
 }
 
-/// Accepts any certificate: the rivals run on loopback and test networks, and their payload is noise.
+/// A verifier that accepts any certificate: the rivals run on loopback and test networks, and their payload is noise.
 #[derive(Debug)]
-struct AcceptAnyone(WebPkiSupportedAlgorithms);
+struct AcceptAnyCertificate(WebPkiSupportedAlgorithms);
 
-impl ServerCertVerifier for AcceptAnyone {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _end_entity: &CertificateDer<'_>,

@@ -18,7 +18,7 @@ const SHOWN_MAX_CHARS: usize = 80;
 /// The size of one read.
 const PIECE_BYTES: usize = 4 << 10;
 
-/// An error of the other end's lines. Each message begins with `it`, the other end.
+/// An error of a connection that carries lines. In its messages, `it` is the other end.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
     #[error(
@@ -26,14 +26,14 @@ pub(crate) enum WireError {
     )]
     TooLong { max_bytes: usize },
     #[error("it sent {line:?}, which is no line of this protocol: it is another program, or another version")]
-    Garbage { line: String, source: serde_json::Error },
+    InvalidLine { line: String, source: serde_json::Error },
     #[error("it disconnected in the middle of a line")]
     CutOff,
     #[error("the connection to it failed: {0}")]
     Failed(#[from] io::Error),
 }
 
-/// Reads JSON values, one a line.
+/// A reader of JSON values, one a line.
 pub(crate) struct Lines<R> {
     from: R,
     max_bytes: usize,
@@ -49,7 +49,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         Self { from, max_bytes, buffer: Vec::new(), searched: 0 }
     }
 
-    /// The following lines, with another maximum length.
+    /// The same reader, with another maximum length for the following lines.
     pub(crate) fn with_max(self, max_bytes: usize) -> Self {
         Self { max_bytes, ..self }
     }
@@ -58,16 +58,18 @@ impl<R: AsyncRead + Unpin> Lines<R> {
     /// one.
     ///
     /// # Errors
-    /// [`WireError`]; do not read on after one.
+    /// [`WireError`], after which no more may be read.
     pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, WireError> {
         let Some(line) = self.next_line().await? else { return Ok(None) };
-        serde_json::from_slice(&line).map(Some).map_err(|source| garbage(&line, source))
+        serde_json::from_slice(&line)
+            .map(Some)
+            .map_err(|source| invalid_line(&line, source))
     }
 
     /// The next line as bytes, without its line end.
     ///
     /// # Errors
-    /// [`WireError`], except [`WireError::Garbage`].
+    /// [`WireError`], except [`WireError::InvalidLine`].
     pub(crate) async fn next_line(&mut self) -> Result<Option<Vec<u8>>, WireError> {
         loop {
             if let Some(length) = self.complete_line()? {
@@ -108,9 +110,9 @@ pub(crate) async fn send(to: &mut (impl AsyncWrite + Unpin), value: &impl Serial
     to.flush().await
 }
 
-fn garbage(line: &[u8], source: serde_json::Error) -> WireError {
+fn invalid_line(line: &[u8], source: serde_json::Error) -> WireError {
     let line = String::from_utf8_lossy(line).chars().take(SHOWN_MAX_CHARS).collect();
-    WireError::Garbage { line, source }
+    WireError::InvalidLine { line, source }
 }
 
 #[cfg(test)]
@@ -142,7 +144,7 @@ mod tests {
         assert_eq!(read::<String>(&wire, 100).await, [Ok("a\nb".into()), Ok("c".into())]);
     }
 
-    /// Goal: a peer that never ends its line costs a bounded amount of memory. Method: an endless one.
+    /// Goal: a peer that never ends its line costs a bounded amount of memory. Method: an endless line.
     #[tokio::test]
     async fn a_line_without_an_end_is_refused() {
         let (mut there, here) = tokio::io::duplex(1 << 10);
@@ -161,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn garbage_is_truncated() {
+    async fn invalid_lines_are_truncated() {
         let long = format!("\"{}\"\n", "é".repeat(1000));
         let refused = read::<u64>(long.as_bytes(), 10_000).await;
         let [Err(error)] = &refused[..] else { panic!("{refused:?}") };

@@ -17,8 +17,8 @@ pub(crate) fn fill_with_weights(dtype: Dtype, key: u64, out: &mut [u8]) {
 ///
 /// Like a real one, it has large bf16 matrices, whose values are normally distributed with a deviation of 0.02 (so
 /// codecs find the statistics of real weights), and up to two thousand tensors of 4 to 4096 bytes. It holds no bytes:
-/// any range of any tensor is computed on demand, at several GB/s, so that both ends can generate and check the same 64
-/// GiB.
+/// any range of any tensor is computed on demand, at several GB/s, so that both ends can generate and check the same
+/// 64 GiB.
 ///
 /// Names, dtypes and shapes depend only on the size; another seed means another version of the same model.
 #[derive(Debug, Clone)]
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_is_named() {
+    fn a_flipped_bit_is_found() {
         let model = StateDict::new(1 << 20, 3);
         let index = largest(&model);
         let mut bytes = generate(&model, index);
@@ -194,7 +194,7 @@ mod tests {
         /// Another seed changes the bytes and nothing else; the same seed generates the same model. (A tenth of the
         /// bytes agree by chance, since exponents repeat.)
         #[test]
-        fn the_seed_decides_the_bytes(seed: u64, other: u64) {
+        fn the_seed_determines_the_bytes(seed: u64, other: u64) {
             prop_assume!(seed != other);
             let models = [seed, seed, other].map(|seed| StateDict::new(1 << 20, seed));
             prop_assert_eq!(models[0].tensors(), models[2].tensors());

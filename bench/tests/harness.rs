@@ -48,7 +48,7 @@ fn contenders_are_compared_and_reported() {
     assert_eq!(
         json["runs"].as_array().unwrap().len(),
         13,
-        "two runs of each working contender, as many of the first beside each, and one beside the broken peer"
+        "6 runs of the working rivals, 6 of tensor-relay beside these, and 1 beside the broken peer"
     );
     for run in json["runs"].as_array().unwrap() {
         assert_eq!(run["rounds"].as_array().unwrap().len(), 2, "the warm-up is not counted");
@@ -86,10 +86,10 @@ fn versions_are_measured_as_deltas_and_whole() {
 }
 
 /// Goal: a network has the requested rate and delay, and is removed completely. Method: TCP over a link with all
-/// properties at once; nothing is faster than the link allows. The test requires root, `ip`, `tc`, `nft` and TUN
-/// devices; without them it prints the reason and passes.
+/// properties at once; neither rate nor latency is better than the link allows. The test requires root, `ip`, `tc`,
+/// `nft` and TUN devices; without them it prints the reason and passes.
 #[test]
-fn networks_are_made_and_removed() {
+fn a_network_has_its_properties_and_is_removed() {
     let json = std::env::temp_dir().join(format!("tensor-relay-bench-network-{}.json", std::process::id()));
     let compare = ["compare", "tcp", "--size=1MiB", "--rounds=1", "--pairs=1", "--small=5", "--namespaces"];
     let network = ["--mtu=1472", "--rate=100Mbit", "--segments", "--loss=0.1", "--delay-ms=10"];
@@ -101,22 +101,22 @@ fn networks_are_made_and_removed() {
     let harness = command.spawn().unwrap();
     let namespaces = format!("relay-bench-{}-", harness.id());
     let output = harness.wait_with_output().unwrap();
-    let complaints = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     if ["needs root", "cannot run `", "needs nftables", "TUN device"]
         .iter()
-        .any(|part| complaints.contains(part))
+        .any(|part| stderr.contains(part))
     {
-        println!("skipped: no network can be made here: {complaints}");
+        println!("skipped: no network can be made here: {stderr}");
         return;
     }
-    assert!(output.status.success(), "{complaints}");
+    assert!(output.status.success(), "{stderr}");
 
     let result: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
     fs::remove_file(json).unwrap();
     assert_eq!(result["network"]["rate_bits_per_s"], 100_000_000);
     let run = &result["runs"][0];
     assert!(run["small"]["min_us"].as_f64().unwrap() >= 10_000.0, "{run}");
-    // Only the content of the token bucket may exceed the rate.
+    // The rate may be exceeded only by the content of the token bucket.
     assert!(run["rounds"][0]["gb_per_s"].as_f64().unwrap() < 0.0125 * 1.2, "{run}");
     let remaining = output_of(Command::new("ip").args(["netns", "list"]));
     assert!(!remaining.contains(&namespaces), "{remaining}");
@@ -124,7 +124,7 @@ fn networks_are_made_and_removed() {
 
 /// Goal: the exit status shows that a contender of this program failed. Method: a contender that exits at once.
 #[test]
-fn an_own_contender_that_fails_fails_the_command() {
+fn a_failing_contender_of_this_program_fails_the_command() {
     let other = ["compare", "other-build", "--relay=/bin/false", "--size=1MiB", "--pairs=2"];
     let output = bench(&other).output().unwrap();
     let table = String::from_utf8_lossy(&output.stdout);
@@ -135,16 +135,16 @@ fn an_own_contender_that_fails_fails_the_command() {
 /// Goal: a payload is divided into tensors of unequal size. Method: a size that is no multiple of the number of
 /// tensors.
 #[test]
-fn ten_thousand_tensors_of_any_size() {
+fn a_payload_is_divided_into_ten_thousand_tensors() {
     let table =
         output_of(&mut bench(&["compare", "10000-tensors", "--size=5MiB", "--rounds=1", "--pairs=1"]));
     assert!(table.contains("| 10000-tensors | yes "), "{table}");
     assert!(!table.contains("failed"), "{table}");
 }
 
-/// Goal: no side outlives the harness, even if the harness is killed. Method: close the side's standard input.
+/// Goal: no side runs longer than the harness, even if the harness is killed. Method: close the side's standard input.
 #[test]
-fn a_side_ends_with_its_standard_input() {
+fn a_side_exits_when_its_standard_input_closes() {
     let serve = ["--end-with-stdin", "stock-quinn", "serve", "--bytes=1MiB"];
     let mut side = bench(&serve).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     drop(side.stdin.take());

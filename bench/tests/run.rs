@@ -32,7 +32,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Runs `run` with `words`; returns its standard output and its result file.
+/// Runs `bench run` with `words`; returns its standard output and its result file.
 fn run(name: &str, words: &str) -> (String, Value) {
     let json = Scratch::new(&format!("{name}.json"));
     let output = bench(&format!("run {words} --json {}", json.0.display())).output().unwrap();
@@ -42,6 +42,7 @@ fn run(name: &str, words: &str) -> (String, Value) {
     (table, document)
 }
 
+/// The standard output of a command, which must have succeeded.
 fn succeeded(output: Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
@@ -66,7 +67,7 @@ fn row<'a>(document: &'a Value, table: &str, name: &str) -> &'a Value {
 
 /// Goal: the numbers of a round are complete and consistent. Method: one tensor, staged and borrowed.
 #[test]
-fn bulk() {
+fn the_numbers_of_a_round_are_consistent() {
     for hold in ["stage", "borrow"] {
         let (table, document) = run(hold, &format!("--size 9MiB --rounds 2 --hold {hold}"));
         assert!(table.contains("| bulk  | 1       | 9 MiB   |"), "{table}");
@@ -99,19 +100,19 @@ fn bulk() {
 }
 
 #[test]
-fn state_dicts() {
+fn models_have_their_number_of_tensors() {
     let tensors = |document: &Value| number(&document["rounds"][0]["prepared"]["tensors"]);
-    let (_, known) = run("known", "--workload state-dict --model resnet-50 --scale 0.01 --rounds 1");
-    assert_eq!(tensors(&known), 320.0);
+    let (_, published) = run("published", "--workload state-dict --model resnet-50 --scale 0.01 --rounds 1");
+    assert_eq!(tensors(&published), 320.0);
     let (_, generated) = run("generated", "--workload state-dict --size 1MiB --rounds 1");
     assert!(tensors(&generated) > 100.0);
     let (_, small) = run("small", "--workload many-small --count 300 --rounds 1");
     assert_eq!(tensors(&small), 300.0);
 }
 
-/// Goal: a file's tensors are sent unchanged, and its folder is not recorded.
+/// Goal: a file's tensors are published, and its folder is not recorded.
 #[test]
-fn a_file() {
+fn a_file_is_published_without_its_folder() {
     let file = Scratch::new("model.safetensors");
     let header = br#"{"a":{"dtype":"U8","shape":[5],"data_offsets":[0,5]}}"#;
     std::fs::write(&file.0, [&(header.len() as u64).to_le_bytes(), &header[..], b"12345"].concat()).unwrap();
@@ -123,7 +124,7 @@ fn a_file() {
 
 /// Goal: each version of a stream is timed. Method: the histograms have as many entries as versions arrived.
 #[test]
-fn streams() {
+fn every_version_of_a_stream_is_timed() {
     let sum = |document: &Value, number: fn(&Value) -> &Value| -> f64 {
         document["rounds"]
             .as_array()
@@ -135,7 +136,7 @@ fn streams() {
     };
     let missed = |document: &Value| sum(document, |round| &round["received"][0]["missed"]);
     let (table, latency) = run("latency", "--workload latency --count 50 --rounds 2");
-    // On a busy machine a version may replace the version before it before that is received.
+    // On a busy machine, a version may be replaced by the next one before it is received.
     for (name, buckets, missed) in [
         ("latency, publish to commit", "/received/0/one_way", missed(&latency)),
         ("latency, publish until the producer knows of the commit", "/sent/round_trips", 0.0),
@@ -163,7 +164,7 @@ fn streams() {
 }
 
 #[test]
-fn several_consumers() {
+fn scenes_of_several_consumers_alternate() {
     let (_, fan_out) = run("fan-out", "--workload fan-out --consumers 3 --size 5MiB --rounds 2");
     let rounds = fan_out["rounds"].as_array().unwrap();
     let consumers: Vec<usize> =
@@ -182,7 +183,7 @@ fn several_consumers() {
 
 /// Goal: `report` reads the files that `run` writes.
 #[test]
-fn reports() {
+fn a_result_file_becomes_a_report() {
     let json = Scratch::new("reported.json");
     let words = format!("run --workload latency --count 10 --rounds 1 --json {}", json.0.display());
     succeeded(bench(&words).output().unwrap());
@@ -231,6 +232,7 @@ impl Drop for Node {
     }
 }
 
+/// The standard error of `command`, which must fail.
 fn failure(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(!output.status.success());
@@ -239,7 +241,7 @@ fn failure(command: &mut Command) -> String {
 
 /// Goal: a run across hosts, one of which has two consumers. Method: two nodes on loopback, after invalid connections.
 #[test]
-fn nodes() {
+fn nodes_run_the_workers_of_another_machine() {
     let a = Node::start(None);
     let b = Node::start(Some(&a.token));
     for invalid in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[b'x'; 5_000], b""] {
@@ -261,10 +263,10 @@ fn nodes() {
     assert!(without.contains("--token"), "{without}");
 }
 
-/// Goal: a node that dies is named, and ends the run. Method: an endless run, during which the consumer's node is
-/// ended.
+/// Goal: the death of a node ends the run, with an error that names the node. Method: an endless run, during which the
+/// consumer's node is ended.
 #[test]
-fn a_node_that_dies_is_named() {
+fn an_error_names_the_node_that_died() {
     let a = Node::start(None);
     let mut b = Node::start(Some(&a.token));
     let words = format!(

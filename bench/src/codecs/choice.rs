@@ -14,7 +14,8 @@ use tensor_relay_protocol::{Codec, CodecId, CodecSet, Effort, SMALL_BYTES, SizeE
 pub(super) struct Choice {
     /// The time to estimate the encoded size of a chunk: the minimum over rounds, averaged over chunks; `None` if all
     /// chunks are too small to be estimated.
-    pub(super) look_us: Option<f64>,
+    #[serde(rename = "look_us")]
+    pub(super) estimate_us: Option<f64>,
     pub(super) efforts: Vec<EffortChoice>,
 }
 
@@ -46,14 +47,14 @@ impl Choice {
             EffortChoice { effort: name, chunks }
         };
         let efforts = [("light", Effort::Light), ("full", Effort::Full)].map(at).into();
-        Self { look_us: (!times.is_empty()).then_some(mean), efforts }
+        Self { estimate_us: (!times.is_empty()).then_some(mean), efforts }
     }
 }
 
 /// The estimate of one chunk.
 struct ChunkEstimate {
     estimate: SizeEstimate,
-    /// Whether the chunk is sent as a delta of its base, so that no codec is chosen.
+    /// Whether the chunk is sent as a delta against its base, so that no codec is chosen.
     is_delta: bool,
     duration: Option<Duration>,
 }
@@ -86,9 +87,9 @@ impl Display for Choice {
             let comma = if at == 0 { "" } else { "," };
             write!(f, "{comma} with {} effort {choice}", choice.effort)?;
         }
-        match self.look_us {
-            Some(look_us) => writeln!(f, "; a look at a chunk takes {look_us:.0} µs."),
-            None => writeln!(f, "; no chunk is long enough to be looked at."),
+        match self.estimate_us {
+            Some(estimate_us) => writeln!(f, "; the estimate of a chunk takes {estimate_us:.0} µs."),
+            None => writeln!(f, "; no chunk is long enough to be estimated."),
         }
     }
 }
@@ -128,7 +129,7 @@ mod tests {
         let short = [0; 100];
         let job = Job::of(Dtype::Bf16, vec![&weights, &noise, &noise, &short]);
         let choice = Choice::of(&job, 2);
-        assert!(choice.look_us.is_some_and(|look_us| look_us > 0.0));
+        assert!(choice.estimate_us.is_some_and(|estimate_us| estimate_us > 0.0));
         let [light, full] = &choice.efforts[..] else { panic!("there are two levels") };
         assert_eq!((light.effort, full.effort), ("light", "full"));
         assert_eq!(full.chunks["raw"], 3, "noise, and the small chunk");
@@ -140,7 +141,7 @@ mod tests {
     #[test]
     fn small_chunks_are_not_estimated() {
         let choice = Choice::of(&Job::of(Dtype::U8, vec![&[7; 100]]), 1);
-        assert_eq!(choice.look_us, None);
+        assert_eq!(choice.estimate_us, None);
         let text = choice.to_string();
         assert!(
             text.contains("with light effort raw,") && text.contains("no chunk is long enough"),

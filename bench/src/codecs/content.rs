@@ -13,11 +13,11 @@ pub(super) struct Content {
     payload: Vec<u8>,
 }
 
-/// A tensor, and its byte range in the file.
-type Found = (TensorSpec, Range<u64>);
+/// A tensor's specification, and its byte range in the file.
+type TensorInFile = (TensorSpec, Range<u64>);
 
 impl Content {
-    /// Reads a file. `dtype` is that of its elements, if the format does not record it.
+    /// Reads a file. `dtype` is the dtype of its elements, if the format does not record it.
     pub(super) fn read(path: &Path, dtype: Option<Dtype>, chunk_bytes: u32) -> Result<Self> {
         let about = || format!("cannot use {}", path.display());
         let file = fs::read(path).with_context(about)?;
@@ -31,7 +31,7 @@ impl Content {
         Self::lay_out(&file, found.with_context(about)?, chunk_bytes).with_context(about)
     }
 
-    fn lay_out(file: &[u8], found: Vec<Found>, chunk_bytes: u32) -> Result<Self> {
+    fn lay_out(file: &[u8], found: Vec<TensorInFile>, chunk_bytes: u32) -> Result<Self> {
         let (specs, ranges): (Vec<TensorSpec>, Vec<Range<u64>>) = found.into_iter().unzip();
         let manifest = Manifest::layout(specs, vec![], chunk_bytes, &Limits::default())?;
         let mut payload = vec![0; manifest.payload_bytes() as usize];
@@ -66,15 +66,15 @@ impl Content {
     }
 }
 
-fn find_safetensors(file: &[u8]) -> Result<Vec<Found>> {
+fn find_safetensors(file: &[u8]) -> Result<Vec<TensorInFile>> {
     let (prefix, tail) = file.split_first_chunk::<PREFIX_BYTES>().context("it is too short")?;
     let header_bytes = safetensors::header_length(*prefix, file.len() as u64)?;
     let header = safetensors::parse_header(&tail[..header_bytes], file.len() as u64)?;
     Ok(header.tensors.into_iter().map(|tensor| (tensor.spec, tensor.range)).collect())
 }
 
-/// The elements in their order in the file, be it C order or Fortran order.
-fn find_npy(file: &[u8]) -> Result<Vec<Found>> {
+/// The elements in their order in the file, C order or Fortran order.
+fn find_npy(file: &[u8]) -> Result<Vec<TensorInFile>> {
     let end = npy::header_end(file, file.len() as u64)?;
     let header = npy::parse_header(&file[..end], file.len() as u64)?;
     let spec = TensorSpec::new(TensorName::new("array")?, header.dtype, header.shape);
@@ -82,7 +82,7 @@ fn find_npy(file: &[u8]) -> Result<Vec<Found>> {
 }
 
 /// One tensor of all complete elements in the file.
-fn find_elements(file: &[u8], dtype: Dtype) -> Result<Vec<Found>> {
+fn find_elements(file: &[u8], dtype: Dtype) -> Result<Vec<TensorInFile>> {
     let elements = file.len() as u64 * 8 / u64::from(dtype.bits());
     let shape = Shape::new(&[elements])?;
     let bytes = shape.byte_len(dtype)?;
@@ -97,7 +97,7 @@ fn to_usize_range(range: Range<u64>) -> Range<usize> {
 mod tests {
     use super::*;
 
-    fn written(name: &str, bytes: &[u8]) -> std::path::PathBuf {
+    fn write_file(name: &str, bytes: &[u8]) -> std::path::PathBuf {
         let folder = std::env::temp_dir().join(format!("tensor-relay-codecs-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let path = folder.join(name);
@@ -111,19 +111,19 @@ mod tests {
         let mut file = (header.len() as u64).to_le_bytes().to_vec();
         file.extend_from_slice(header);
         file.extend_from_slice(b"01234567abc");
-        let content = Content::read(&written("a.safetensors", &file), None, 4 << 20).unwrap();
+        let content = Content::read(&write_file("a.safetensors", &file), None, 4 << 20).unwrap();
         assert_eq!(content.dtypes().len(), 2);
         assert!(content.chunks(Dtype::F32)[0].starts_with(b"01234567"));
         assert!(content.chunks(Dtype::U8)[0].starts_with(b"abc"));
 
         let mut file = npy::file_head(Dtype::I16, &Shape::new(&[300]).unwrap()).unwrap();
         file.extend_from_slice(&[7; 600]);
-        let content = Content::read(&written("a.npy", &file), None, 256).unwrap();
+        let content = Content::read(&write_file("a.npy", &file), None, 256).unwrap();
         assert_eq!(content.dtypes(), [Dtype::I16]);
         let chunks = content.chunks(Dtype::I16);
         assert_eq!(chunks, [[7; 256], [7; 256], std::array::from_fn(|at| if at < 88 { 7 } else { 0 })]);
 
-        let path = written("a.bin", &[9; 7]);
+        let path = write_file("a.bin", &[9; 7]);
         let content = Content::read(&path, Some(Dtype::Bf16), 256).unwrap();
         let padded: [u8; 256] = std::array::from_fn(|at| if at < 6 { 9 } else { 0 });
         assert_eq!(
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn a_base_has_the_same_tensors() {
         let read = |bytes, dtype| {
-            let path = written(&format!("{bytes}.bin"), &vec![1; bytes]);
+            let path = write_file(&format!("{bytes}.bin"), &vec![1; bytes]);
             Content::read(&path, Some(dtype), 256).unwrap()
         };
         assert!(read(10, Dtype::U8).has_same_layout(&read(10, Dtype::U8)));

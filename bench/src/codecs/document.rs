@@ -1,4 +1,4 @@
-//! The result file; `bench/README.md` explains each number.
+//! The result file of `codecs`; `bench/README.md` explains each number.
 
 use super::{
     choice::Choice,

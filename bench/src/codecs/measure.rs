@@ -21,8 +21,8 @@ pub(super) struct Subject {
     codec: Box<dyn Codec>,
 }
 
-/// The size of the test chunk of [`Subject::applies`]: large compared with a codec's tables.
-const EASIEST_BYTES: usize = 4096;
+/// The size of the zeros of [`Subject::applies`]: large compared with a codec's tables.
+const ZEROS_BYTES: usize = 4096;
 
 /// The result of a codec for all chunks of a job.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -35,8 +35,9 @@ pub(super) struct CodecResult {
     pub(super) ratio: Option<f64>,
     pub(super) encode_gb_per_s: Option<f64>,
     pub(super) decode_gb_per_s: Option<f64>,
-    /// The rates divided by those of copying in the same measurement.
+    /// The encoding rate divided by the rate of copying in the same measurement.
     pub(super) encode_of_memcpy: Option<f64>,
+    /// The same for decoding.
     pub(super) decode_of_memcpy: Option<f64>,
 }
 
@@ -45,7 +46,7 @@ impl<'a> Job<'a> {
         Self { dtype, chunks: content.chunks(dtype), bases: base.map(|base| base.chunks(dtype)) }
     }
 
-    /// Chunks without a base.
+    /// A job of `chunks` without bases.
     #[cfg(test)]
     pub(super) fn of(dtype: Dtype, chunks: Vec<&'a [u8]>) -> Self {
         Self { dtype, chunks, bases: None }
@@ -56,7 +57,7 @@ impl<'a> Job<'a> {
         self.chunks.len()
     }
 
-    /// All raw bytes.
+    /// The number of raw bytes of all chunks.
     pub(super) fn bytes(&self) -> u64 {
         self.chunks.iter().map(|chunk| chunk.len() as u64).sum()
     }
@@ -73,16 +74,16 @@ impl<'a> Job<'a> {
 }
 
 impl Subject {
-    /// Whether the codec can encode chunks of this dtype at all: whether it encodes zeros.
+    /// Whether the codec supports the dtype of `job`, and has a base if it needs one: whether it encodes zeros.
     fn applies(&self, job: &Job<'_>) -> bool {
-        let easiest = [0; EASIEST_BYTES];
-        let context = Context { dtype: job.dtype, base: job.bases.as_ref().map(|_| &easiest[..]) };
-        self.codec.encode(context, &easiest, &mut [0; 2 * EASIEST_BYTES]).is_some()
+        let zeros = [0; ZEROS_BYTES];
+        let context = Context { dtype: job.dtype, base: job.bases.as_ref().map(|_| &zeros[..]) };
+        self.codec.encode(context, &zeros, &mut [0; 2 * ZEROS_BYTES]).is_some()
     }
 
     /// Every codec of this build, raw first.
     pub(super) fn codecs() -> Vec<Self> {
-        let subject = |id: &CodecId| Self { name: id.name().into(), codec: Box::new(Known(*id)) };
+        let subject = |id: &CodecId| Self { name: id.name().into(), codec: Box::new(LibraryCodec(*id)) };
         CodecId::ALL.iter().map(subject).collect()
     }
 
@@ -95,10 +96,10 @@ impl Subject {
     }
 }
 
-/// Delegates to a codec of the library, which has static instances only, and so can be boxed.
-struct Known(CodecId);
+/// A codec of the library that can be boxed: the library itself has only static instances.
+struct LibraryCodec(CodecId);
 
-impl Codec for Known {
+impl Codec for LibraryCodec {
     fn id(&self) -> CodecId {
         self.0
     }
@@ -124,15 +125,15 @@ pub(super) fn measure(job: &Job<'_>, subjects: &[Subject], rounds: u32) -> Resul
             buffers.run_pass(job, subject, times)?;
         }
     }
-    let copying = times.first().map(CodecTimes::total_seconds);
+    let memcpy_s = times.first().map(CodecTimes::total_seconds);
     let results = subjects
         .iter()
         .zip(&times)
-        .map(|(subject, times)| times.result(subject, job, copying));
+        .map(|(subject, times)| times.result(subject, job, memcpy_s));
     Ok(results.collect())
 }
 
-/// The memory used by all codecs in turn.
+/// The buffers that all codecs use in turn.
 struct Buffers {
     /// An encoding of each chunk.
     encoded: Vec<Vec<u8>>,
@@ -174,7 +175,7 @@ impl Buffers {
     }
 }
 
-/// The maximum size of an encoding.
+/// The maximum size of an encoding that is worthwhile.
 fn encoding_max(id: CodecId, raw_bytes: usize) -> usize {
     match id {
         CodecId::Raw => raw_bytes,
@@ -220,23 +221,23 @@ impl CodecTimes {
         (sum(|chunk| chunk.encode), sum(|chunk| chunk.decode))
     }
 
-    fn result(&self, subject: &Subject, job: &Job<'_>, copying: Option<(f64, f64)>) -> CodecResult {
+    fn result(&self, subject: &Subject, job: &Job<'_>, memcpy_s: Option<(f64, f64)>) -> CodecResult {
         let (encode, decode) = self.total_seconds();
-        let (copied, copied_back) = copying.unwrap_or_default();
+        let (memcpy_encode, memcpy_decode) = memcpy_s.unwrap_or_default();
         let gigabytes = job.bytes() as f64 / 1e9;
         let sizes = self.chunks.iter().zip(&job.chunks);
         let encoded_bytes: usize = sizes.map(|(chunk, raw)| chunk.encoded_bytes.unwrap_or(raw.len())).sum();
         let applies = subject.applies(job);
-        let over = |a: f64, b: f64| (applies && b > 0.0).then(|| a / b);
+        let quotient = |a: f64, b: f64| (applies && b > 0.0).then(|| a / b);
         CodecResult {
             codec: subject.name.clone(),
             encoded_bytes: encoded_bytes as u64,
             chunks_raw: self.chunks.iter().filter(|chunk| chunk.encoded_bytes.is_none()).count(),
-            ratio: over(job.bytes() as f64, encoded_bytes as f64),
-            encode_gb_per_s: over(gigabytes, encode),
-            decode_gb_per_s: over(gigabytes, decode),
-            encode_of_memcpy: over(copied, encode),
-            decode_of_memcpy: over(copied_back, decode),
+            ratio: quotient(job.bytes() as f64, encoded_bytes as f64),
+            encode_gb_per_s: quotient(gigabytes, encode),
+            decode_gb_per_s: quotient(gigabytes, decode),
+            encode_of_memcpy: quotient(memcpy_encode, encode),
+            decode_of_memcpy: quotient(memcpy_decode, decode),
         }
     }
 }
@@ -276,7 +277,7 @@ mod tests {
         assert_eq!((results[0].codec.as_str(), results[0].encoded_bytes), ("raw", 5032));
         assert_eq!((results[0].ratio, results[0].encode_of_memcpy), (Some(1.0), Some(1.0)));
         let zstd = results.iter().find(|result| result.codec == "zstd").unwrap();
-        assert_eq!(zstd.chunks_raw, 1, "noise travels raw");
+        assert_eq!(zstd.chunks_raw, 1, "noise stays raw");
         assert!((32..100).contains(&zstd.encoded_bytes));
         for result in results {
             let rates = result.encode_gb_per_s.zip(result.decode_gb_per_s);
@@ -292,18 +293,22 @@ mod tests {
     #[test]
     fn codecs_that_do_not_apply_have_no_numbers() {
         let noise = blake3::hash(b"noise");
-        let apply = |job: &Job<'_>| -> Vec<String> {
+        let codecs_with_numbers = |job: &Job<'_>| -> Vec<String> {
             let results = measure(job, &Subject::codecs(), 1).unwrap();
             let numbered = results.into_iter().filter(|result| result.ratio.is_some());
             numbered.map(|result| result.codec).collect()
         };
         let integers = Job::of(Dtype::I8, vec![noise.as_bytes()]);
-        assert_eq!(apply(&integers), ["raw", "zstd", "planes"], "other values of the dtype could shrink");
+        assert_eq!(
+            codecs_with_numbers(&integers),
+            ["raw", "zstd", "planes"],
+            "other values of the dtype could shrink"
+        );
         let nothing = Job::of(Dtype::I8, vec![]);
-        assert_eq!(apply(&nothing), [""; 0], "no division by zero");
+        assert_eq!(codecs_with_numbers(&nothing), [""; 0], "no division by zero");
         let base =
             Job { bases: Some(vec![noise.as_bytes()]), ..Job::of(Dtype::Bf16, vec![noise.as_bytes()]) };
-        assert_eq!(apply(&base).len(), CodecId::ALL.len());
+        assert_eq!(codecs_with_numbers(&base).len(), CodecId::ALL.len());
     }
 
     #[test]

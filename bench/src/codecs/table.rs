@@ -23,16 +23,16 @@ impl Display for FileResult {
 }
 
 fn number(value: Option<f64>, digits: usize) -> String {
-    value.map_or_else(|| NOTHING.into(), |value| format!("{value:.digits$}"))
+    value.map_or_else(|| MISSING.into(), |value| format!("{value:.digits$}"))
 }
 
 /// The cell for the number of raw chunks; a dash for a codec that does not apply.
 fn chunks_raw(codec: &CodecResult) -> String {
-    codec.ratio.map_or_else(|| NOTHING.into(), |_| codec.chunks_raw.to_string())
+    codec.ratio.map_or_else(|| MISSING.into(), |_| codec.chunks_raw.to_string())
 }
 
 /// The cell of a missing number.
-const NOTHING: &str = "–";
+const MISSING: &str = "–";
 
 #[cfg(test)]
 mod tests {
@@ -61,14 +61,14 @@ mod tests {
             decode_of_memcpy: None,
         };
         let (file, codecs) = ("a.safetensors".into(), vec![codec, sparse]);
-        let auto = Choice { look_us: Some(40.4), efforts: vec![] };
+        let auto = Choice { estimate_us: Some(40.4), efforts: vec![] };
         let result = FileResult { file, dtype: "bf16", raw_bytes: 1000, chunks: 1, codecs, auto };
         let text = result.to_string();
         assert!(text.starts_with("a.safetensors, bf16: 1000 bytes in 1 chunks\n\n| codec |"));
         assert!(text.contains("\n| bitplanes | 1.4286 | 0 | 9.88 | 0.40 | 20.00 | 0.81 |\n"), "{text}");
         assert!(
             text.ends_with(
-                "\n| sparse | – | – | – | – | – | – |\n\nauto chooses; a look at a chunk takes 40 µs.\n\n"
+                "\n| sparse | – | – | – | – | – | – |\n\nauto chooses; the estimate of a chunk takes 40 µs.\n\n"
             ),
             "{text}"
         );

@@ -1,4 +1,4 @@
-//! The registry of contenders.
+//! The contenders, and the choice of those to compare.
 
 use crate::program::Program;
 use anyhow::{Result, bail, ensure};
@@ -13,9 +13,9 @@ pub(crate) struct Contender {
     pub(super) name: String,
     /// The working directory of its processes, if not the current one.
     pub(super) folder: Option<PathBuf>,
-    pub(super) serve: Role,
-    pub(super) receive: Role,
-    /// Whether bytes travel encrypted.
+    pub(super) serve: SideCommand,
+    pub(super) receive: SideCommand,
+    /// Whether the payload is encrypted.
     pub(super) encrypted: bool,
     /// `reused` if the receiving side reuses its memory in each round, `fresh` if it allocates new memory.
     pub(super) receives_into: String,
@@ -29,14 +29,14 @@ pub(crate) struct Contender {
     pub(super) is_external: bool,
 }
 
-/// The program of one side, and its arguments before the options of [`contender`](crate::contender).
+/// The command of one side: its program, and the arguments before the options of [`contender`](crate::contender).
 #[derive(Debug, Clone)]
-pub(super) struct Role {
+pub(super) struct SideCommand {
     pub(super) program: Program,
-    pub(super) words: Vec<OsString>,
+    pub(super) arguments: Vec<OsString>,
 }
 
-/// All known contenders, from which [`pick`](Self::pick) chooses.
+/// All contenders, from which [`pick`](Self::pick) chooses.
 #[derive(Debug)]
 pub(super) struct Contenders {
     contenders: Vec<Contender>,
@@ -45,43 +45,44 @@ pub(super) struct Contenders {
 impl Contender {
     /// tensor-relay with additional arguments for either side.
     pub(crate) fn relay(name: &str, this: &Program, serve: Vec<OsString>, receive: Vec<OsString>) -> Self {
-        let side = |words: Vec<OsString>| Role {
+        let side = |arguments: Vec<OsString>| SideCommand {
             program: this.clone(),
-            words: std::iter::once(ROLE.into()).chain(words).collect(),
+            arguments: std::iter::once(RELAY_SUBCOMMAND.into()).chain(arguments).collect(),
         };
         let (serve, receive) = (side(serve), side(receive));
-        Self { serve, receive, ..own(name, this, ROLE, &[], &[], true) }
+        Self { serve, receive, ..contender(name, this, RELAY_SUBCOMMAND, &[], &[], true) }
     }
 }
 
 impl Contenders {
     /// The contenders that `this` program implements, and the tensor-relay of `other_build`, if given.
     pub(super) fn of_this(this: &Program, other_build: Option<&Path>) -> Self {
-        let own = |name: &str, role: &str, serve: &[&str], receive: &[&str], encrypted: bool| {
-            own(name, this, role, serve, receive, encrypted)
+        let own = |name: &str, subcommand: &str, serve: &[&str], receive: &[&str], encrypted: bool| {
+            contender(name, this, subcommand, serve, receive, encrypted)
         };
         let mut contenders = vec![
-            own(RELAY, ROLE, &[], &[], true),
+            own(RELAY, RELAY_SUBCOMMAND, &[], &[], true),
             own(STOCK_QUINN, "stock-quinn", &[], &[], true),
             own("tcp", "tcp", &[], &[], false),
             own("tcp-tls", "tcp", &["--tls"], &["--tls"], true),
-            own(MANY_TENSORS, ROLE, &["--tensors=10000"], &[], true),
-            own(BORROWED, ROLE, &[BORROW], &[], true),
+            own(MANY_TENSORS, RELAY_SUBCOMMAND, &["--tensors=10000"], &[], true),
+            own(BORROWED, RELAY_SUBCOMMAND, &[BORROW], &[], true),
         ];
-        contenders.extend(LANES.map(|(name, option)| own(name, ROLE, &[], &[option], true)));
-        contenders.extend(CODECS.map(|(name, option)| own(name, ROLE, &[option], &[], true)));
+        contenders.extend(LANES.map(|(name, option)| own(name, RELAY_SUBCOMMAND, &[], &[option], true)));
+        contenders.extend(CODECS.map(|(name, option)| own(name, RELAY_SUBCOMMAND, &[option], &[], true)));
         if let Some(executable) = other_build {
-            contenders.push(self::own(OTHER_BUILD, &Program::new(executable, &[]), ROLE, &[], &[], true));
+            let program = Program::new(executable, &[]);
+            contenders.push(contender(OTHER_BUILD, &program, RELAY_SUBCOMMAND, &[], &[], true));
         }
         Self { contenders }
     }
 
     /// Adds `borrowed` with one or both sides in Python. `python` is an interpreter with the package tensor_relay.
     pub(super) fn extend_with_python(&mut self, this: &Program, python: &Path) {
-        let borrowed = own(BORROWED, this, ROLE, &[BORROW], &[], true);
-        let in_python = |side: &str| Role {
-            program: Program::new(python, &["-P", "-c", IN_PYTHON]),
-            words: vec![side.into()],
+        let borrowed = contender(BORROWED, this, RELAY_SUBCOMMAND, &[BORROW], &[], true);
+        let in_python = |side: &str| SideCommand {
+            program: Program::new(python, &["-P", "-c", PYTHON_PROGRAM]),
+            arguments: vec![side.into()],
         };
         let (serve, receive) = (in_python("serve"), in_python("receive"));
         self.contenders.extend([
@@ -96,7 +97,7 @@ impl Contenders {
         ]);
     }
 
-    /// Adds `peers`. One whose name is taken is called `peers/NAME`.
+    /// Adds `peers`. A peer whose name is taken is called `peers/NAME`.
     ///
     /// # Errors
     /// When two peers have the same name.
@@ -105,7 +106,7 @@ impl Contenders {
             if self.has(&peer.name) || peer.name == ALL {
                 peer.name = format!("peers/{}", peer.name);
             }
-            ensure!(!self.has(&peer.name), "two peers have one name: {}", peer.name);
+            ensure!(!self.has(&peer.name), "two peers have the same name: {}", peer.name);
             self.contenders.push(peer);
         }
         Ok(())
@@ -128,7 +129,7 @@ impl Contenders {
             };
             let mut found = self.contenders.iter().filter(matches).peekable();
             if found.peek().is_none() {
-                bail!("there is no contender called {name:?}; known are {}", self.names());
+                bail!("there is no contender called {name:?}; the contenders are {}", self.names());
             }
             for contender in found {
                 if !picked.iter().any(|other| other.name == contender.name) {
@@ -145,18 +146,18 @@ impl Contenders {
     }
 }
 
-/// The contender that `program` implements as its subcommand `role`, with additional options for either side.
-fn own(
+/// The contender that `program` implements as its subcommand `subcommand`, with additional options for either side.
+fn contender(
     name: &str,
     program: &Program,
-    role: &str,
+    subcommand: &str,
     serve: &[&str],
     receive: &[&str],
     encrypted: bool,
 ) -> Contender {
-    let side = |side: &str, options: &[&str]| Role {
+    let side = |side: &str, options: &[&str]| SideCommand {
         program: program.clone(),
-        words: [role, side].iter().chain(options).map(OsString::from).collect(),
+        arguments: [subcommand, side].iter().chain(options).map(OsString::from).collect(),
     };
     Contender {
         name: name.into(),
@@ -167,7 +168,7 @@ fn own(
         receives_into: "reused".into(),
         note: String::new(),
         has_small: true,
-        is_ours: role == ROLE,
+        is_ours: subcommand == RELAY_SUBCOMMAND,
         is_external: false,
     }
 }
@@ -175,14 +176,14 @@ fn own(
 pub(super) const RELAY: &str = "tensor-relay";
 pub(super) const STOCK_QUINN: &str = "stock-quinn";
 /// The subcommand of tensor-relay.
-const ROLE: &str = "relay";
+const RELAY_SUBCOMMAND: &str = "relay";
 const MANY_TENSORS: &str = "10000-tensors";
 const OTHER_BUILD: &str = "other-build";
-/// tensor-relay with tensors that are lent for each round, and hashed when they are sent.
+/// The name of tensor-relay with tensors that are lent for each round, and hashed when they are sent.
 const BORROWED: &str = "borrowed";
 const BORROW: &str = "--hold=borrow";
-/// Both sides of `borrowed` in Python.
-const IN_PYTHON: &str = include_str!("../relay/contender.py");
+/// The Python program of both sides of `borrowed`.
+const PYTHON_PROGRAM: &str = include_str!("../relay/contender.py");
 const ALL: &str = "all";
 
 /// Variants with several lanes, for machines with enough cores.
@@ -204,7 +205,7 @@ mod tests {
     fn contenders() -> Contenders {
         let this = Program::new("bench", &[]);
         let mut contenders = Contenders::of_this(&this, Some(Path::new("old")));
-        let mut peer = own("zeromq", &this, "x", &[], &[], false);
+        let mut peer = contender("zeromq", &this, "x", &[], &[], false);
         peer.is_external = true;
         contenders.extend(vec![peer]).unwrap();
         contenders
@@ -216,12 +217,12 @@ mod tests {
     }
 
     #[test]
-    fn contenders_are_picked_in_order_and_once() {
+    fn contenders_are_picked_in_order_and_only_once() {
         assert_eq!(picked(&["tcp", "tensor-relay", "tcp"]).unwrap(), ["tcp", "tensor-relay"]);
         assert_eq!(
             picked(&["tcp-tls", "all"]).unwrap(),
             ["tcp-tls", "tensor-relay", "stock-quinn", "tcp", "zeromq"],
-            "the named one stays first"
+            "the contender that was named first stays first"
         );
         assert_eq!(picked(&["other-build"]).unwrap(), ["other-build"]);
     }
@@ -249,7 +250,7 @@ mod tests {
         let mut contenders = contenders();
         contenders.extend_with_python(&Program::new("bench", &[]), Path::new("python3.12"));
         let names = ["python", "python-producer", "python-consumer"].map(String::from);
-        let is_python = |role: &Role| role.program.words().next().unwrap() == "python3.12";
+        let is_python = |side: &SideCommand| side.program.words().next().unwrap() == "python3.12";
         let sides: Vec<_> = contenders
             .pick(&names)
             .unwrap()
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_lists_the_known_ones() {
+    fn the_error_for_an_unknown_name_lists_all_names() {
         let error = picked(&["tcp", "utp"]).unwrap_err().to_string();
         assert!(
             error.contains("\"utp\"") && error.contains("tcp-tls") && error.contains("zeromq"),
@@ -287,7 +288,7 @@ mod tests {
     #[test]
     fn subcommands_come_before_options() {
         let tls = contenders().pick(&["tcp-tls".into()]).unwrap().remove(0);
-        assert_eq!(tls.serve.words, ["tcp", "serve", "--tls"]);
-        assert_eq!(tls.receive.words, ["tcp", "receive", "--tls"]);
+        assert_eq!(tls.serve.arguments, ["tcp", "serve", "--tls"]);
+        assert_eq!(tls.receive.arguments, ["tcp", "receive", "--tls"]);
     }
 }

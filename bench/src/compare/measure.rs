@@ -23,7 +23,7 @@ pub(crate) struct RunSettings {
     pub(crate) warm_up: u32,
     /// The number of counted rounds.
     pub(crate) rounds: u32,
-    /// The number of small messages before them.
+    /// The number of counted small messages before the rounds.
     pub(crate) small: u32,
     /// The deadline of one round, or of all small messages.
     pub(crate) round_timeout: Duration,
@@ -117,22 +117,22 @@ fn start(
     network: &Network,
     options: Vec<OsString>,
 ) -> Result<Process> {
-    let (command_name, role) = match side {
+    let (subcommand, side_command) = match side {
         Side::Serving => ("serve", &contender.serve),
         Side::Receiving => ("receive", &contender.receive),
     };
-    let mut words = role.words.clone();
-    words.extend([option("bytes", settings.bytes.unwrap_or(0)), option("mtu", settings.mtu)]);
-    words.extend(options);
+    let mut arguments = side_command.arguments.clone();
+    arguments.extend([option("bytes", settings.bytes.unwrap_or(0)), option("mtu", settings.mtu)]);
+    arguments.extend(options);
     if contender.is_ours && settings.data != Data::Noise {
-        words.extend(matches!(side, Side::Serving).then(|| option("data", settings.data.word())));
+        arguments.extend(matches!(side, Side::Serving).then(|| option("data", settings.data.name())));
     }
-    let mut command = network.command(side, &role.program);
-    command.envs(environment(contender)).arg(EXIT_ON_STDIN_EOF).args(words);
+    let mut command = network.command(side, &side_command.program);
+    command.envs(environment(contender)).arg(EXIT_ON_STDIN_EOF).args(arguments);
     if let Some(folder) = &contender.folder {
         command.current_dir(folder);
     }
-    Process::start(format!("{} {command_name}", contender.name), command)
+    Process::start(format!("{} {subcommand}", contender.name), command)
 }
 
 /// Environment variables added for both sides: rivals get the settings that make them fastest, while tensor-relay runs
@@ -162,19 +162,19 @@ fn option(name: &str, value: impl Display) -> OsString {
 }
 
 /// Keeps glibc from copying with `rep movsb`. On AMD processors that is several times slower if source and destination
-/// have the same offset in their pages, which nearly doubled the CPU time of a receiver over TLS. Other C libraries
+/// have the same offset in their pages; this nearly doubled the CPU time of a receiver over TLS. Other C libraries
 /// ignore it.
 const NO_REP_MOVSB: (&str, &str) = ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824");
 
-/// The free memory that glibc keeps. Returning memory to the system after each piece and allocating it again more than
-/// doubled the CPU time of a sender over TLS. The contenders of this program do not need it: they allocate with
-/// mimalloc.
+/// Makes glibc keep free memory, up to 64 MiB. Returning memory to the system after each piece and allocating it again
+/// more than doubled the CPU time of a sender over TLS. The contenders of this program do not need it: they
+/// allocate with mimalloc.
 const KEEP_FREED_MEMORY: (&str, &str) = ("MALLOC_TRIM_THRESHOLD_", "67108864");
 
 /// The deadline for a server to fill its memory and listen. Some peers load a gigabyte of libraries first.
 const READY_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// The margin of the deadline beyond the network's time: enough for 1 GiB at a hundredth of the usual rate.
+/// The part of the deadline that does not depend on the network: enough for 1 GiB at a hundredth of the usual rate.
 const ROUND_TIMEOUT_MARGIN: Duration = Duration::from_secs(120);
 
 /// The factor on the transmission time at the link's rate, for headers and retransmissions.
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn slow_networks_have_later_deadlines() {
-        let timeout_on = |words| round_timeout(1 << 30, 100, &parsed(words).unwrap());
+        let timeout_on = |arguments| round_timeout(1 << 30, 100, &parsed(arguments).unwrap());
         assert_eq!(timeout_on("x"), ROUND_TIMEOUT_MARGIN);
         let slow = timeout_on("x --namespaces --rate=1Mbit");
         assert_eq!((slow - ROUND_TIMEOUT_MARGIN).as_secs(), 17_179, "8.6 Gbit at 1 Mbit/s, twice");

@@ -3,7 +3,7 @@
 use super::contenders::Contender;
 use crate::{
     cells::Cells,
-    contender::Small,
+    contender::SmallMessages,
     stats::{PairedRatio, Summary},
     table::{Kind, Row, Table},
 };
@@ -33,15 +33,15 @@ pub(crate) struct Run {
     /// The name of the contender that it is compared with, which ran right before or after it.
     pub(super) beside: Option<String>,
     /// The latencies of small messages, if any were sent.
-    pub(super) small: Option<Small>,
-    /// The rate of the first round, which is not counted: memory is untouched and connections are new.
+    pub(super) small: Option<SmallMessages>,
+    /// The rate of the first round, which is not counted: some memory is untouched, and windows still grow.
     pub(super) first_gb_per_s: Option<f64>,
     /// The counted rounds.
     pub(crate) rounds: Vec<Cells<f64>>,
 }
 
 impl Runs {
-    /// No runs of `contenders` yet.
+    /// An empty list of runs of `contenders`.
     pub(super) fn new(contenders: &[Contender]) -> Self {
         Self { contenders: contenders.to_vec(), runs: vec![], failures: Cells::default() }
     }
@@ -143,7 +143,7 @@ mod tests {
     use crate::{compare::contenders::Contenders, program::Program};
 
     /// Six pairs of `tensor-relay` and `tcp`, which is half as fast; one pair of a slower `tensor-relay` and `tcp-tls`,
-    /// which then fails.
+    /// after which `tcp-tls` fails.
     fn example() -> Runs {
         let contenders = Contenders::of_this(&Program::new("bench", &[]), None);
         let names = ["tensor-relay", "tcp", "tcp-tls"].map(str::to_owned);
@@ -160,12 +160,12 @@ mod tests {
 
     fn run(speeds: [f64; 3], p50_us: f64) -> Run {
         let round = |speed| Cells::of([("gb_per_s", speed), ("cpu_s_per_gib", 1.0 / speed)]);
-        let small = Small { small: 9, p50_us, p99_us: 2.0 * p50_us, min_us: 1.0, max_us: 999.0 };
+        let small = SmallMessages { small: 9, p50_us, p99_us: 2.0 * p50_us, min_us: 1.0, max_us: 999.0 };
         Run { rounds: speeds.map(round).into(), small: Some(small), ..Run::default() }
     }
 
     #[test]
-    fn the_first_is_divided_by_the_others() {
+    fn ratios_divide_the_first_contender_by_the_others() {
         let Table { rows, .. } = example().table();
         let [first, tcp, tls] = &rows[..] else { panic!("three contenders") };
         assert!(first.ratios.0.is_empty(), "the first has no ratio to itself");
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(tcp.ratios.get("cpu_s_per_gib").unwrap().median, 0.5);
         assert_eq!(tcp.ratios.get("small_p50_us").unwrap().median, 2.0);
         let speed = tls.ratios.get("gb_per_s").unwrap();
-        assert_eq!((speed.median, speed.pairs), (3.0, 1), "only with its neighbour, before it failed");
+        assert_eq!((speed.median, speed.pairs), (3.0, 1), "only the pair before it failed");
         assert_eq!([first, tcp, tls].map(|row| row.kind), [Kind::Ours, Kind::Plain, Kind::Encrypted]);
         assert_eq!(example().notes(), ["tcp-tls failed: it ended early"]);
     }

@@ -1,12 +1,12 @@
 //! Peers: programs of other projects, listed with their commands in a file.
 
-use super::contenders::{Contender, Role};
+use super::contenders::{Contender, SideCommand};
 use crate::program::Program;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use std::path::Path;
 
-/// The content of the file.
+/// The list of peers in the file.
 #[derive(Deserialize)]
 struct File {
     peers: Vec<Peer>,
@@ -24,11 +24,11 @@ struct Peer {
     #[serde(default)]
     note: String,
     /// Whether it supports small messages.
-    #[serde(default = "yes")]
+    #[serde(default = "default_small")]
     small: bool,
 }
 
-fn yes() -> bool {
+fn default_small() -> bool {
     true
 }
 
@@ -51,13 +51,12 @@ fn parse(text: &str, folder: &Path) -> Result<Vec<Contender>> {
 
 impl Peer {
     fn contender(self, folder: &Path) -> Result<Contender> {
-        let words = self.program.iter().map(|word| beside(folder, word));
-        let words: Vec<String> = words.collect();
+        let words: Vec<String> = self.program.iter().map(|word| resolved(folder, word)).collect();
         let (executable, lead) =
             words.split_first().with_context(|| format!("{:?} has no program", self.name))?;
         let lead: Vec<&str> = lead.iter().map(String::as_str).collect();
         let program = Program::new(executable, &lead);
-        let side = |side: &str| Role { program: program.clone(), words: vec![side.into()] };
+        let side = |side: &str| SideCommand { program: program.clone(), arguments: vec![side.into()] };
         Ok(Contender {
             folder: Some(folder.into()),
             name: self.name,
@@ -74,7 +73,7 @@ impl Peer {
 }
 
 /// The path of the file called `word` in `folder`, or `word` itself if there is none.
-fn beside(folder: &Path, word: &str) -> String {
+fn resolved(folder: &Path, word: &str) -> String {
     let path = folder.join(word);
     match path.exists() {
         true => path.to_string_lossy().into_owned(),
@@ -87,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_beside_the_list_are_found() {
+    fn files_in_the_folder_of_the_list_are_found() {
         let folder = std::env::temp_dir().join(format!("tensor-relay-bench-peers-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("zeromq.py"), "").unwrap();
@@ -100,7 +99,7 @@ mod tests {
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(words, ["python3".as_ref(), script.as_os_str(), "--fast".as_ref()]);
         assert!(peers[0].is_external && !peers[0].encrypted && !peers[0].has_small);
-        assert_eq!(peers[0].serve.words, ["serve"]);
+        assert_eq!(peers[0].serve.arguments, ["serve"]);
         assert_eq!(peers[0].folder.as_deref(), Some(folder.as_path()), "its working directory");
     }
 
@@ -109,9 +108,10 @@ mod tests {
         for wrong in ["", "[]", r#"{"peers":[{"name":"x"}]}"#] {
             assert!(parse(wrong, Path::new("/")).is_err(), "{wrong}");
         }
-        let nothing = r#"{"peers":[{"name":"x","program":[],"encrypted":true,"receives_into":"fresh"}]}"#;
+        let without_program =
+            r#"{"peers":[{"name":"x","program":[],"encrypted":true,"receives_into":"fresh"}]}"#;
         assert!(
-            parse(nothing, Path::new("/"))
+            parse(without_program, Path::new("/"))
                 .unwrap_err()
                 .to_string()
                 .contains("\"x\" has no program")

@@ -1,8 +1,8 @@
-//! The order of runs.
+//! The order of the runs in a pair.
 
 use super::contenders::Contender;
 
-/// One run of `contender`.
+/// A run of `contender`, yet to be measured.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ScheduledRun<'a> {
     pub(super) contender: &'a Contender,
@@ -10,22 +10,22 @@ pub(super) struct ScheduledRun<'a> {
     pub(super) beside: Option<&'a str>,
 }
 
-/// The runs of pair number `pair`: the first contender and each rival run back to back. Their order alternates from
-/// pair to pair.
+/// The runs of pair number `pair`: the first contender and each other contender run in succession. Their order
+/// alternates from pair to pair.
 ///
-/// A contender that failed is left out, and so is the run beside it.
+/// A contender that failed is left out, and so is the run that would be compared with it.
 pub(super) fn schedule(
     pair: u32,
     contenders: &[Contender],
     has_failed: impl Fn(&str) -> bool,
 ) -> Vec<ScheduledRun<'_>> {
-    let Some((first, rivals)) = contenders.split_first() else { return vec![] };
-    let rivals = rivals.iter().filter(|rival| !has_failed(&rival.name));
-    let rivals: Vec<&Contender> = rivals.collect();
-    match (has_failed(&first.name), rivals.is_empty()) {
-        (true, _) => rivals.into_iter().map(alone).collect(),
+    let Some((first, others)) = contenders.split_first() else { return vec![] };
+    let others = others.iter().filter(|other| !has_failed(&other.name));
+    let others: Vec<&Contender> = others.collect();
+    match (has_failed(&first.name), others.is_empty()) {
+        (true, _) => others.into_iter().map(alone).collect(),
         (false, true) => vec![alone(first)],
-        (false, false) => rivals.into_iter().flat_map(|rival| pair_of(pair, first, rival)).collect(),
+        (false, false) => others.into_iter().flat_map(|other| pair_of(pair, first, other)).collect(),
     }
 }
 
@@ -33,12 +33,12 @@ fn alone(contender: &Contender) -> ScheduledRun<'_> {
     ScheduledRun { contender, beside: None }
 }
 
-fn pair_of<'a>(pair: u32, first: &'a Contender, rival: &'a Contender) -> [ScheduledRun<'a>; 2] {
-    let first_run = ScheduledRun { contender: first, beside: Some(&rival.name) };
-    let rival_run = ScheduledRun { contender: rival, beside: Some(&first.name) };
+fn pair_of<'a>(pair: u32, first: &'a Contender, other: &'a Contender) -> [ScheduledRun<'a>; 2] {
+    let first_run = ScheduledRun { contender: first, beside: Some(&other.name) };
+    let other_run = ScheduledRun { contender: other, beside: Some(&first.name) };
     match pair.is_multiple_of(2) {
-        true => [first_run, rival_run],
-        false => [rival_run, first_run],
+        true => [first_run, other_run],
+        false => [other_run, first_run],
     }
 }
 
@@ -47,14 +47,14 @@ mod tests {
     use super::*;
     use crate::{compare::contenders::Contenders, program::Program};
 
-    /// The scheduled runs of `names` as text: `a-b` is a run of a beside b.
+    /// The scheduled runs of `names` as text: `a-b` is a run of a that is compared with b.
     fn runs(pair: u32, names: &[&str], failed: &[&str]) -> Vec<String> {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let contenders = Contenders::of_this(&Program::new("bench", &[]), None).pick(&names).unwrap();
-        let word = |run: &ScheduledRun<'_>| format!("{}-{}", run.contender.name, run.beside.unwrap_or(""));
+        let text = |run: &ScheduledRun<'_>| format!("{}-{}", run.contender.name, run.beside.unwrap_or(""));
         schedule(pair, &contenders, |name| failed.contains(&name))
             .iter()
-            .map(word)
+            .map(text)
             .collect()
     }
 
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_contenders_and_runs_beside_them_are_left_out() {
+    fn failed_contenders_and_runs_compared_with_them_are_left_out() {
         let all = ["tensor-relay", "tcp", "tcp-tls"];
         assert_eq!(runs(0, &all, &["tcp"]), ["tensor-relay-tcp-tls", "tcp-tls-tensor-relay"]);
         assert_eq!(runs(0, &all, &["tcp", "tcp-tls"]), ["tensor-relay-"]);

@@ -30,12 +30,12 @@ pub async fn publish(args: ServeArgs, steps: StepsArgs) -> Result<()> {
     let mut publisher = server.publisher(Topic::new(TOPIC)?)?;
     let _ticket = relay::ready(&server, &ticket)?;
     loop {
-        let began = Instant::now();
+        let staging_begun = Instant::now();
         let Some(staged) = steps.next(&server.staging())? else { break };
-        let (staging, worker_time) = (began.elapsed(), server.stats().codecs.total().worker_time);
+        let (staging, worker_time) = (staging_begun.elapsed(), server.stats().codecs.total().worker_time);
         let (begun, bytes) = (Begun::now(), staged.manifest().payload_bytes());
-        let published = vec![(PUBLISHED_NS.to_owned(), clock::monotonic_ns().to_string())];
-        let mut publication = publisher.publish(staged, published).await?;
+        let metadata = vec![(PUBLISHED_NS.to_owned(), clock::monotonic_ns().to_string())];
+        let mut publication = publisher.publish(staged, metadata).await?;
         let committed = publication.committed(1, VERSION_TIMEOUT).await;
         ensure!(committed, "{} was not committed within {} s", publication.id(), VERSION_TIMEOUT.as_secs());
         let encoding = server.stats().codecs.total().worker_time.saturating_sub(worker_time);
@@ -60,9 +60,10 @@ pub async fn follow(args: ReceiveArgs, whole: bool) -> Result<()> {
         let snapshot = subscription.next().await?;
         let now_ns = clock::monotonic_ns();
         let published = snapshot.metadata().iter().find(|(key, _)| key == PUBLISHED_NS);
-        let published: u64 = published.context("a version has no publish time in its metadata")?.1.parse()?;
+        let published_ns: u64 =
+            published.context("a version has no publish time in its metadata")?.1.parse()?;
         let (receipt, bytes) = (snapshot.receipt(), snapshot.payload_bytes());
-        let seconds = now_ns.saturating_sub(published) as f64 / 1e9;
+        let seconds = now_ns.saturating_sub(published_ns) as f64 / 1e9;
         let more = Cells::of([
             ("payload_bytes", bytes as f64),
             ("wire_bytes", receipt.wire_bytes as f64),

@@ -1,4 +1,4 @@
-//! The versions of a delta benchmark: files, or generated weights, some of which change in each version.
+//! The versions of a delta benchmark: files, or generated weights, of which a share changes in each version.
 
 use crate::{noise, size, workload};
 use anyhow::{Context, Result, ensure};
@@ -48,7 +48,7 @@ const TENSOR_BYTES: usize = 16 << 20;
 
 impl StepsArgs {
     /// The same options as arguments for another process.
-    pub(super) fn words(&self) -> Vec<OsString> {
+    pub(super) fn arguments(&self) -> Vec<OsString> {
         match &self.steps {
             Some(folder) => vec!["--steps".into(), folder.into()],
             None => [
@@ -118,7 +118,7 @@ impl Steps {
             Self::Generated(generated) => {
                 generated.remaining -= 1;
                 let staged = generated.stage(staging)?;
-                generated.step();
+                generated.change();
                 Ok(Some(staged))
             }
         }
@@ -140,7 +140,7 @@ impl Generated {
     }
 
     /// Changes random elements, up or down, by one unit in the last place.
-    fn step(&mut self) {
+    fn change(&mut self) {
         self.step += 1;
         let threshold = (self.share * u64::MAX as f64) as u64;
         let (elements, _) = self.weights.as_chunks_mut::<2>();
@@ -148,8 +148,8 @@ impl Generated {
             let drawn = noise::at(self.step, index);
             if drawn < threshold {
                 let bits = u16::from_le_bytes(*element);
-                let moved = if index % 2 == 0 { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
-                *element = moved.to_le_bytes();
+                let changed = if index % 2 == 0 { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
+                *element = changed.to_le_bytes();
             }
         }
     }
@@ -164,7 +164,7 @@ mod tests {
         let args = StepsArgs { size: 200_000, changed: 1.0, versions: 3, steps: None };
         let Steps::Generated(mut generated) = args.open().unwrap() else { panic!("they are generated") };
         let before = generated.weights.clone();
-        generated.step();
+        generated.change();
         let changed = before.chunks(2).zip(generated.weights.chunks(2)).filter(|(a, b)| a != b);
         assert!((800..1200).contains(&changed.count()));
     }

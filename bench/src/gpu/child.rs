@@ -14,8 +14,8 @@ pub(super) struct PartOutput {
     pub(super) failure: Option<String>,
 }
 
-/// Runs this program with `arguments` until it exits, or kills it at the deadline. Never fails and never hangs:
-/// failures are part of the output. `name` is for messages.
+/// Runs this program with `arguments` until it exits, or kills it at the deadline. Never fails and never hangs: a
+/// failure is part of the output. `name` is for messages.
 pub(super) async fn run(name: &str, arguments: Vec<OsString>, deadline: Duration) -> PartOutput {
     let mut output = PartOutput::default();
     let result = read_output(name, arguments, deadline, &mut output.lines).await;

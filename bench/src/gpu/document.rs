@@ -16,7 +16,7 @@ use std::fmt::Write;
 #[derive(Debug, Serialize)]
 pub(super) struct Document {
     pub(super) title: String,
-    /// True for a GPU only. The numbers of a stand-in only show that the suite runs.
+    /// True only for a GPU, and not for a quick run. Other numbers only show that the suite runs.
     pub(super) is_result: bool,
     pub(super) date: String,
     /// The build that was measured.
@@ -33,7 +33,7 @@ pub(super) struct Document {
 pub(super) struct Findings {
     pub(super) part: &'static str,
     pub(super) seconds: f64,
-    /// The largest payload that it moved.
+    /// The largest payload that the part moved.
     pub(super) payload_bytes: u64,
     /// The reason of a failure. Results before it are kept.
     pub(super) failure: Option<String>,
@@ -70,7 +70,7 @@ impl Findings {
         Self { part: part.name(), seconds, payload_bytes, failure, checks, notes, tables, about: part }
     }
 
-    /// All failures.
+    /// The failure of the part, and its failed checks.
     pub(super) fn failures(&self) -> Vec<String> {
         let failed = self.checks.iter().filter(|check| !check.passed);
         let failed = failed.map(|check| format!("{}: {}: {}", self.part, check.name, check.detail));
@@ -107,7 +107,7 @@ impl Findings {
 }
 
 impl Document {
-    /// All failures.
+    /// The failures of all parts.
     pub(super) fn failures(&self) -> Vec<String> {
         self.parts.iter().flat_map(Findings::failures).collect()
     }

@@ -3,7 +3,7 @@
 pub(super) use crate::cells::Cells;
 use serde::{Deserialize, Serialize};
 
-/// A line of output. Each is complete by itself, because the lines before a failure are kept.
+/// A line of output. Each line is complete by itself, because the lines before a failure are kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
@@ -44,7 +44,7 @@ pub(super) struct Check {
     pub(super) detail: String,
 }
 
-/// Prints measurements, checks and notes for the suite that started this process, or for a person.
+/// A printer of measurements, checks and notes, for the suite that started this process or for a person.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Printer;
 

@@ -10,12 +10,12 @@ use tensor_relay_protocol::TensorSpec;
 use tensor_relay_server::{Borrowed, Publication, Publisher, Server, ServerStats};
 use tokio::time::{Instant, timeout};
 
-/// The settings of the service that differ from the defaults.
+/// The settings of a server and its clients that differ from the defaults.
 #[derive(Debug, Clone)]
 pub(super) struct Setup {
-    /// The size of chunks.
+    /// The size of a chunk.
     pub(super) chunk_bytes: u64,
-    /// The number of chunks in flight, at the server and by the client's credit.
+    /// The number of chunks in flight: the server's limit, and the client's credit.
     pub(super) chunks_in_flight: usize,
     /// The device on which snapshots land; `None` for host memory.
     pub(super) landing: Option<Device>,
@@ -63,7 +63,7 @@ impl Serving {
     }
 
     /// Publishes the tensors of `specs`, whose payload is `source`, as a borrowed version. Its chunks are hashed when
-    /// they are first read, like those of weights after a training step.
+    /// they are first read, as for the weights after a training step.
     pub(super) async fn publish(
         &mut self,
         specs: Vec<TensorSpec>,
@@ -115,7 +115,7 @@ impl Receiving {
         Ok(Self { runtime, subscription: Some(subscription), _client: Arc::new(client) })
     }
 
-    /// The next version, complete and verified, within the deadline of a round. A failure ends the subscription.
+    /// The next version, complete and verified, within a deadline. A failure ends the subscription.
     pub(super) async fn next(&mut self) -> Result<Snapshot> {
         let mut subscription = self.subscription.take().context("the subscription has failed")?;
         let next = self.runtime.run(async move {
@@ -183,7 +183,7 @@ impl Loopback {
     }
 }
 
-/// The deadline of a version. The slowest part of the suite needs less than a second.
+/// The deadline of a version, which takes less than a second in all parts.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The stall timeout of both ends: short, so that a device failure is reported soon.

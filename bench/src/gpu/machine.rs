@@ -1,13 +1,13 @@
 //! The machine's properties in the document.
 
 use super::line::Cells;
-use crate::machine::{cores, cpu, kernel, line, memory_bytes};
+use crate::machine::{cores, cpu, kernel, memory_bytes, trimmed_file};
 
 /// The properties of the machine without its GPU. Properties that the system does not report are left out, and so are
 /// those that identify the machine or its owner.
 pub(super) fn facts() -> Cells<String> {
     let gib = |bytes: u64| format!("{} GiB", bytes >> 30);
-    let bytes = |path| line(path).map(|bytes| format!("{bytes} bytes"));
+    let bytes = |path| trimmed_file(path).map(|bytes| format!("{bytes} bytes"));
     Cells::of([])
         .and("CPU", cpu())
         .and("CPU cores usable", cores().map(|cores| cores.to_string()))

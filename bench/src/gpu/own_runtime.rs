@@ -16,7 +16,7 @@ pub(super) struct OwnRuntime {
 }
 
 impl OwnRuntime {
-    /// Starts a runtime with `threads` threads; with one thread a lane needs the least CPU time.
+    /// Starts a runtime with `threads` threads. With one thread, a lane needs the least CPU time.
     pub(super) fn new(name: &str, threads: usize) -> Result<Self> {
         let mut builder =
             if threads == 1 { Builder::new_current_thread() } else { Builder::new_multi_thread() };

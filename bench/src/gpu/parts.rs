@@ -17,8 +17,8 @@ mod small;
 pub(super) use device::{FREE_BYTES, KIND};
 
 use super::{
+    engine::{DeviceArg, Engine},
     line::{Cells, Printer},
-    place::{Engine, Place},
 };
 use crate::size;
 use anyhow::Result;
@@ -55,7 +55,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// Its name on the command line and in documents.
+    /// The name of the part on the command line and in documents.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Device => "device",
@@ -73,7 +73,7 @@ impl Part {
         }
     }
 
-    /// The title of its section in the document.
+    /// The title of the part's section in the document.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Device => "The device",
@@ -91,7 +91,7 @@ impl Part {
         }
     }
 
-    /// The explanation of its numbers.
+    /// The explanation of the part's numbers.
     pub(super) fn about(self) -> &'static str {
         match self {
             Self::Device => device::ABOUT,
@@ -109,7 +109,7 @@ impl Part {
         }
     }
 
-    /// The time to measure. The suite takes less than nine minutes in all.
+    /// The time in which the part measures. The suite takes less than nine minutes in all.
     pub(super) fn budget(self) -> Duration {
         Duration::from_secs(match self {
             Self::Device | Self::Cases | Self::Exact | Self::Program => 0,
@@ -124,13 +124,13 @@ impl Part {
         })
     }
 
-    /// The deadline after which it is killed.
+    /// The deadline after which the part is killed.
     pub(super) fn deadline(self) -> Duration {
         self.budget() + Duration::from_secs(45)
     }
 
-    /// The largest payload that it moves: large enough that the beginning and the end of a transfer do not matter, and
-    /// small enough for several passes.
+    /// The largest payload that the part moves: large enough that the beginning and the end of a transfer do not matter,
+    /// and small enough for several passes.
     pub(super) fn bytes(self) -> u64 {
         match self {
             Self::Device | Self::Cases | Self::Small | Self::Exact => 0,
@@ -141,7 +141,7 @@ impl Part {
         }
     }
 
-    /// Runs it in this process.
+    /// Runs the part in this process.
     pub(super) async fn run(self, job: Job) -> Result<()> {
         match self {
             Self::Device => device::run(job),
@@ -165,7 +165,7 @@ impl Part {
 pub struct Job {
     /// The device of the tensors.
     #[arg(long)]
-    pub(super) device: Place,
+    pub(super) device: DeviceArg,
     /// The largest payload to move.
     #[arg(long, value_parser = size::parse)]
     pub(super) bytes: u64,
@@ -192,7 +192,7 @@ impl Job {
         Duration::from_millis(self.budget_ms)
     }
 
-    /// Prints measurements.
+    /// The printer of measurements.
     fn printer(&self) -> Printer {
         Printer
     }
@@ -202,8 +202,8 @@ impl Job {
         if self.quick { quick.to_vec() } else { usual.to_vec() }
     }
 
-    /// The slots and chunk sizes of the pipelines to measure. The default comes first and a second time in the middle,
-    /// because the goals are those of the default.
+    /// The numbers of slots and the chunk sizes of the pipelines to measure. The default comes first, and again in the
+    /// middle, because the goals apply to the default.
     fn pipelines(&self) -> Vec<(usize, u64)> {
         let slots = self.choose(&[2, 3, 4, 8, 16], &[2, 4]);
         let chunks = self.choose(&[1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20], &[256 << 10, 1 << 20]);

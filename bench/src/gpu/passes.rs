@@ -1,9 +1,9 @@
-//! The number of passes over all settings.
+//! A counter of passes over all settings.
 
 use std::time::{Duration, Instant};
 
-/// Counts passes over all settings, until the time budget is used up. Measuring in passes, instead of repeating each
-/// setting, spreads a slow minute of the machine over one sample of each setting.
+/// A counter of passes over all settings, until the time budget is used up. Measuring in passes, instead of repeating
+/// each setting, spreads a slow minute of the machine over one sample of each setting.
 #[derive(Debug)]
 pub(super) struct Passes {
     begun: Instant,
@@ -18,7 +18,7 @@ impl Passes {
     }
 
     /// Begins another pass, if the budget suffices for one of average duration. The first pass always begins.
-    pub(super) fn another(&mut self) -> bool {
+    pub(super) fn begin_next(&mut self) -> bool {
         let elapsed = self.begun.elapsed();
         let next_ends = elapsed + elapsed / self.done.max(1);
         let begin = self.done == 0 || (next_ends <= self.budget && self.done < PASSES_MAX);
@@ -27,7 +27,7 @@ impl Passes {
     }
 }
 
-/// The maximum number of passes: more make a median hardly more precise.
+/// The maximum number of passes: further ones make a median hardly more precise.
 const PASSES_MAX: u32 = 25;
 
 #[cfg(test)]
@@ -37,14 +37,14 @@ mod tests {
     #[test]
     fn the_first_pass_needs_no_budget() {
         let mut passes = Passes::within(Duration::ZERO);
-        assert!(passes.another());
-        assert!(!passes.another());
+        assert!(passes.begin_next());
+        assert!(!passes.begin_next());
     }
 
     #[test]
     fn the_number_of_passes_is_bounded() {
         let mut passes = Passes::within(Duration::from_secs(3600));
-        let count = std::iter::from_fn(|| passes.another().then_some(())).count();
+        let count = std::iter::from_fn(|| passes.begin_next().then_some(())).count();
         assert_eq!(count, PASSES_MAX as usize);
     }
 }

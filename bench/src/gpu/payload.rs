@@ -1,6 +1,6 @@
 //! Payloads on a device or on the host, in the layout of a server.
 
-use super::place::Engine;
+use super::engine::Engine;
 use crate::noise;
 use anyhow::{Result, ensure};
 use std::{ops::Range, sync::Arc};
@@ -8,9 +8,9 @@ use tensor_relay_device::{Capacity, Device, DeviceBuffer, HostSource, Sink, Sour
 use tensor_relay_protocol::{Dtype, Limits, Manifest, Shape, TensorName, TensorSpec};
 
 /// A tensor size that needs no padding: a multiple of the layout's alignment.
-pub(super) const GRAIN_BYTES: u64 = 4096;
+pub(super) const UNPADDED_BYTES: u64 = 4096;
 
-/// `count` tensors of `bytes` each.
+/// The specifications of `count` tensors of `bytes` each.
 pub(super) fn tensors(count: u64, bytes: u64) -> Result<Vec<TensorSpec>> {
     let shape = Shape::new(&[bytes])?;
     let spec = |number| -> Result<TensorSpec> {
@@ -20,7 +20,7 @@ pub(super) fn tensors(count: u64, bytes: u64) -> Result<Vec<TensorSpec>> {
     (0..count).map(spec).collect()
 }
 
-/// Lays `specs` out in chunks of `chunk_bytes`.
+/// The manifest of `specs`, laid out in chunks of `chunk_bytes`.
 pub(super) fn manifest(specs: Vec<TensorSpec>, chunk_bytes: u64) -> Result<Arc<Manifest>> {
     let chunk_bytes = u32::try_from(chunk_bytes)?;
     Ok(Arc::new(Manifest::layout(specs, vec![], chunk_bytes, &Limits::default())?))
@@ -46,9 +46,9 @@ impl OnDevice {
             let buffer = device.allocate(usize::try_from(range.end - range.start)?)?;
             Ok((range, buffer))
         };
-        let mut places: Vec<_> = manifest.tensors().iter().map(|tensor| tensor.range()).collect();
-        places.sort_by_key(|place| (place.start, place.end));
-        let parts = places.into_iter().map(part).collect::<Result<_>>()?;
+        let mut ranges: Vec<_> = manifest.tensors().iter().map(|tensor| tensor.range()).collect();
+        ranges.sort_by_key(|range| (range.start, range.end));
+        let parts = ranges.into_iter().map(part).collect::<Result<_>>()?;
         Ok(Self { len_bytes: manifest.payload_bytes(), parts })
     }
 
@@ -103,7 +103,10 @@ impl OnDevice {
 }
 
 /// A payload of noise on the device of `engine`, and the same payload on the host.
-pub(super) async fn both(engine: &Engine, len_bytes: u64) -> Result<(OnDevice, Arc<dyn Source>)> {
+pub(super) async fn on_device_and_host(
+    engine: &Engine,
+    len_bytes: u64,
+) -> Result<(OnDevice, Arc<dyn Source>)> {
     let device = engine.device(Capacity { slots: 2, slot_bytes: 4 << 20 })?;
     let bytes = noise_of(len_bytes, 0)?;
     let on_device = OnDevice::whole(&device, len_bytes)?;
@@ -111,7 +114,7 @@ pub(super) async fn both(engine: &Engine, len_bytes: u64) -> Result<(OnDevice, A
     Ok((on_device, Arc::new(HostSource::new(bytes.into()))))
 }
 
-/// Incompressible bytes, different for each `key`.
+/// Noise of `len_bytes`, different for each `key`.
 pub(super) fn noise_of(len_bytes: u64, key: u64) -> Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(len_bytes)?];
     noise::fill(key, &mut bytes);

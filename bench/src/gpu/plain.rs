@@ -1,6 +1,6 @@
-//! The limit of the bus, measured by large copies of the driver.
+//! Plain copies of the driver, which measure the limit of the bus.
 
-use super::place::Place;
+use super::engine::DeviceArg;
 use anyhow::Result;
 use tensor_relay_device::cuda::measure::{Pages, PlainCopies, plain_copies};
 
@@ -22,7 +22,7 @@ impl Direction {
     }
 }
 
-/// The rate of plain copies, in 10^9 bytes per second.
+/// The rates of plain copies, in 10^9 bytes per second.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plain {
     to_host: Rates,
@@ -36,17 +36,17 @@ struct Rates {
 }
 
 impl Plain {
-    /// With page-locked memory.
+    /// The rate with page-locked memory.
     pub(super) fn locked(self, direction: Direction) -> f64 {
         self.rates(direction).locked
     }
 
-    /// With ordinary memory.
+    /// The rate with ordinary (pageable) memory.
     pub(super) fn pageable(self, direction: Direction) -> f64 {
         self.rates(direction).pageable
     }
 
-    /// The slower direction with page-locked memory: the limit of any pipeline through the device.
+    /// The rate of the slower direction with page-locked memory: the limit of any pipeline through the device.
     pub(super) fn slower(self) -> f64 {
         self.to_host.locked.min(self.to_device.locked)
     }
@@ -59,19 +59,18 @@ impl Plain {
     }
 }
 
-/// Measures with copies of `bytes`, but at most 256 MiB. `None` for the host engine, which has no driver.
-pub(super) fn measure(place: Place, bytes: u64) -> Result<Option<Plain>> {
-    let Place::Cuda(ordinal) = place else { return Ok(None) };
-    let len = usize::try_from(bytes.min(COPY_BYTES))?;
+/// Measures copies of `bytes`, but at most 256 MiB. `None` for the host engine, which has no driver.
+pub(super) fn measure(device: DeviceArg, bytes: u64) -> Result<Option<Plain>> {
+    let DeviceArg::Cuda(ordinal) = device else { return Ok(None) };
+    let len = usize::try_from(bytes.min(COPY_BYTES_MAX))?;
     let rates = |pages| -> Result<[f64; 2]> {
         let PlainCopies { to_host_s, to_device_s } = plain_copies(ordinal, len, pages)?;
         Ok([to_host_s, to_device_s].map(|seconds| len as f64 / seconds / 1e9))
     };
     let (locked, pageable) = (rates(Pages::Locked)?, rates(Pages::Pageable)?);
-    let of = |direction: usize| Rates { locked: locked[direction], pageable: pageable[direction] };
-    Ok(Some(Plain { to_host: of(0), to_device: of(1) }))
+    let rates_of = |direction: usize| Rates { locked: locked[direction], pageable: pageable[direction] };
+    Ok(Some(Plain { to_host: rates_of(0), to_device: rates_of(1) }))
 }
 
-/// The maximum size of a copy: large enough that the cost of starting it does not matter. Page-locking as much memory
-/// takes a tenth of a second.
-const COPY_BYTES: u64 = 256 << 20;
+/// The maximum size of a copy: large enough that the cost of starting it does not matter.
+const COPY_BYTES_MAX: u64 = 256 << 20;

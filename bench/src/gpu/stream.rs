@@ -17,10 +17,10 @@ use tensor_relay_transport::{
 };
 use tokio::{sync::Semaphore, task::JoinSet};
 
-/// The number of chunks in the stages.
+/// The maximum numbers of chunks in flight.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Depth {
-    /// The number of chunks read, hashed or sent at one time: a server's chunks in flight.
+    /// The number of chunks that are read, hashed or sent at one time: a server's chunks in flight.
     pub(super) sending: usize,
     /// The number of chunks between the first and the last stage at one time, at both ends.
     pub(super) moving: usize,
@@ -37,21 +37,21 @@ impl Depth {
 
 /// The last stage of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum LastStage {
     /// The chunk is written to the sink.
     Written,
     /// The chunk is verified and dropped, which measures the cost of all stages without the copy.
     Dropped,
 }
 
-/// Moves the payload of `source` to `sink`: reads, hashes, copies and verifies each chunk, and writes it unless `end`
-/// says otherwise.
+/// Moves the payload of `source` to `sink`: reads, hashes, copies and verifies each chunk, and writes it if
+/// `last_stage` is [`LastStage::Written`].
 pub(super) async fn transfer(
     manifest: &Arc<Manifest>,
     source: &Arc<dyn Source>,
     sink: &Arc<dyn Sink>,
     depth: Depth,
-    end: End,
+    last_stage: LastStage,
 ) -> Result<()> {
     let stream = Arc::new(Stream {
         payload: Payload::new(Arc::clone(manifest), Arc::clone(source)),
@@ -59,7 +59,7 @@ pub(super) async fn transfer(
         sink: Arc::clone(sink),
         sending: Semaphore::new(depth.sending),
         next: AtomicU32::new(0),
-        end,
+        last_stage,
     });
     let mut movers = JoinSet::new();
     for _ in 0..depth.moving {
@@ -74,7 +74,7 @@ struct Stream {
     sink: Arc<dyn Sink>,
     sending: Semaphore,
     next: AtomicU32,
-    end: End,
+    last_stage: LastStage,
 }
 
 async fn move_chunks(stream: Arc<Stream>) -> Result<()> {
@@ -90,15 +90,15 @@ async fn move_chunks(stream: Arc<Stream>) -> Result<()> {
         let encoded = stream.encoder.encode(&stream.payload, chunk, CodecId::Raw).await?;
         let mut target = stream.sink.open(range).await?;
         let mut hasher = ChunkHasher::new();
-        for (place, piece) in target.chunks_mut(PIECE_BYTES).zip(encoded.bytes.chunks(PIECE_BYTES)) {
-            place.copy_from_slice(piece);
-            hasher.update(place);
+        for (target_piece, piece) in target.chunks_mut(PIECE_BYTES).zip(encoded.bytes.chunks(PIECE_BYTES)) {
+            target_piece.copy_from_slice(piece);
+            hasher.update(target_piece);
         }
         let hash = encoded.hash;
         drop((encoded, sending));
         // No assembly tracks chunks here: the movers end when all chunks are moved.
         let _verified = hasher.verify(chunk, hash)?;
-        if stream.end == End::Written {
+        if stream.last_stage == LastStage::Written {
             stream.sink.write(target).await?;
         }
     }
@@ -162,14 +162,14 @@ pub(super) fn pieces(len_bytes: u64, piece_bytes: u64) -> Arc<[Range<u64>]> {
     starts.map(|start| start..len_bytes.min(start + piece_bytes)).collect()
 }
 
-/// A source that copies nothing: reading acquires a slot, and returns its arbitrary content.
+/// A source that copies nothing: a read acquires a slot, and returns its arbitrary content.
 pub(super) struct SlotSource {
     slots: SlotPool,
     len_bytes: u64,
 }
 
 impl SlotSource {
-    /// A source of `len_bytes` with `slots` at least as long as the ranges to be read.
+    /// A source of `len_bytes`. The slots must be at least as long as the ranges to be read.
     pub(super) fn new(slots: SlotPool, len_bytes: u64) -> Self {
         Self { slots, len_bytes }
     }

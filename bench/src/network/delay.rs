@@ -1,8 +1,8 @@
 //! A bridge between two network devices that delays each packet, for kernels without netem.
 //!
-//! It is a process of its own. Both are TUN devices: packets that the system sends on one are read here, held for the
-//! delay, and written to the other in order. Batches stay batches: the header that describes them is forwarded
-//! unchanged.
+//! The bridge is a process of its own. Both devices are TUN devices: packets that the system sends on one are read
+//! here, held for the delay, and written to the other in order. Batches stay batches: the header that describes them is
+//! forwarded unchanged.
 
 use crate::contender::{Ready, print};
 use anyhow::{Context, Result};
@@ -36,7 +36,7 @@ pub struct DelayArgs {
 pub(crate) const DELAY_BRIDGE: &str = "delay-bridge";
 
 /// The arguments that start the bridge.
-pub(super) fn words(near: &str, far: &str, delay_ms: u32) -> [OsString; 4] {
+pub(super) fn arguments(near: &str, far: &str, delay_ms: u32) -> [OsString; 4] {
     [DELAY_BRIDGE.into(), near.into(), far.into(), format!("--delay-ms={delay_ms}").into()]
 }
 
@@ -49,14 +49,14 @@ pub(crate) async fn run(args: DelayArgs) -> Result<()> {
     let far = device(&args.far)?;
     let delay = Duration::from_millis(args.delay_ms.into());
     print(&Ready { ready: true, port: 0 })?;
-    let there = {
+    let near_to_far = {
         let (near, far) = (near.clone(), far.clone());
-        spawn_blocking(move || carry(&near, &far, delay))
+        spawn_blocking(move || forward_between(&near, &far, delay))
     };
-    let back = spawn_blocking(move || carry(&far, &near, delay));
+    let far_to_near = spawn_blocking(move || forward_between(&far, &near, delay));
     tokio::select! {
-        ended = there => ended?,
-        ended = back => ended?,
+        ended = near_to_far => ended?,
+        ended = far_to_near => ended?,
     }
 }
 
@@ -71,51 +71,51 @@ fn device(name: &str) -> Result<Arc<SyncDevice>> {
 }
 
 /// Forwards packets from one device to the other.
-fn carry(from: &SyncDevice, to: &Arc<SyncDevice>, delay: Duration) -> Result<()> {
+fn forward_between(from: &SyncDevice, to: &Arc<SyncDevice>, delay: Duration) -> Result<()> {
     let to = Arc::clone(to);
     // A device that is down, or out of memory, loses packets, as networks do.
     forward(|buffer| from.recv(buffer), move |packet| drop(to.send(packet)), delay)
 }
 
-/// Sends each packet of `receive` in order, `delay` after its arrival, until `receive` fails.
+/// Sends each packet that `receive` returns, in order, `delay` after its arrival, until `receive` fails.
 fn forward(
     mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
     send: impl FnMut(&[u8]) + Send + 'static,
     delay: Duration,
 ) -> Result<()> {
-    let held = Arc::new(Held::default());
-    let (packets, due) = mpsc::channel();
+    let queued_bytes = Arc::new(QueuedBytes::default());
+    let (queue, queued) = mpsc::channel();
     let sender = thread::spawn({
-        let held = Arc::clone(&held);
-        move || send_when_due(&due, &held, send)
+        let queued_bytes = Arc::clone(&queued_bytes);
+        move || send_when_due(&queued, &queued_bytes, send)
     });
-    let error = receive_all(&mut receive, &packets, &held, delay);
-    // Packets in flight still arrive.
-    drop(packets);
+    let error = receive_all(&mut receive, &queue, &queued_bytes, delay);
+    // The queued packets are still sent.
+    drop(queue);
     let _ = sender.join();
     Err(error).context("cannot read packets from a device")
 }
 
-/// A packet, and the time at which it is sent on.
+/// A packet, and the time at which it is forwarded.
 struct Packet {
     due: Instant,
     bytes: Vec<u8>,
 }
 
-/// Receives packets into the queue until that fails, and returns the error. A packet that exceeds the queue's bound is
-/// lost.
+/// Receives packets into the queue until `receive` fails, and returns its error. A packet that exceeds the bound of the
+/// queue is lost.
 fn receive_all(
     receive: &mut impl FnMut(&mut [u8]) -> io::Result<usize>,
-    packets: &Sender<Packet>,
-    held: &Held,
+    queue: &Sender<Packet>,
+    queued_bytes: &QueuedBytes,
     delay: Duration,
 ) -> io::Error {
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     loop {
         match receive(&mut buffer) {
-            Ok(length) if held.try_add(length) => {
+            Ok(length) if queued_bytes.try_add(length) => {
                 let bytes = buffer[..length].to_vec();
-                if packets.send(Packet { due: Instant::now() + delay, bytes }).is_err() {
+                if queue.send(Packet { due: Instant::now() + delay, bytes }).is_err() {
                     return io::Error::other("the sending thread has ended");
                 }
             }
@@ -127,23 +127,23 @@ fn receive_all(
 }
 
 /// Sends each packet when it is due. The delay of all is equal, so the queue is in the order of due times.
-fn send_when_due(due: &Receiver<Packet>, held: &Held, mut send: impl FnMut(&[u8])) {
-    for packet in due {
+fn send_when_due(queued: &Receiver<Packet>, queued_bytes: &QueuedBytes, mut send: impl FnMut(&[u8])) {
+    for packet in queued {
         thread::sleep(packet.due.saturating_duration_since(Instant::now()));
         send(&packet.bytes);
-        held.remove(packet.bytes.len());
+        queued_bytes.remove(packet.bytes.len());
     }
 }
 
 /// The number of bytes queued in one direction, which is bounded.
 #[derive(Debug, Default)]
-struct Held(AtomicUsize);
+struct QueuedBytes(AtomicUsize);
 
-impl Held {
+impl QueuedBytes {
     /// Reserves room for a packet of `length` bytes; false if it would exceed the bound.
     fn try_add(&self, length: usize) -> bool {
         let taken = self.0.fetch_add(length + PACKET_EXTRA_BYTES, Ordering::Relaxed);
-        let fits = taken + length + PACKET_EXTRA_BYTES <= HELD_BYTES_MAX;
+        let fits = taken + length + PACKET_EXTRA_BYTES <= QUEUED_BYTES_MAX;
         if !fits {
             self.remove(length);
         }
@@ -160,7 +160,7 @@ const PACKET_BYTES_MAX: usize = 1 << 17;
 
 /// The bound of the queue in one direction: 25 Gbit/s for 85 ms, more than a machine that also runs this bridge can
 /// send.
-const HELD_BYTES_MAX: usize = 256 << 20;
+const QUEUED_BYTES_MAX: usize = 256 << 20;
 
 /// The maximum overhead of a queued packet beside its bytes.
 const PACKET_EXTRA_BYTES: usize = 64;
@@ -171,21 +171,21 @@ mod tests {
     use std::{os::unix::net::UnixDatagram, sync::Mutex};
 
     /// Goal: every packet arrives, in order, and none before its time. Method: packets over a local socket that is then
-    /// closed; the time between is compared with the delay.
+    /// closed; the time between sending and arrival is compared with the delay.
     #[test]
-    fn packets_are_delayed() {
+    fn packets_arrive_in_order_after_the_delay() {
         let (inside, outside) = UnixDatagram::pair().unwrap();
         let arrived = Arc::new(Mutex::new(vec![]));
         let delay = Duration::from_millis(20);
         let forwarding = thread::spawn({
             let arrived = Arc::clone(&arrived);
-            let note = move |packet: &[u8]| arrived.lock().unwrap().push((packet.to_vec(), Instant::now()));
-            // A closed socket returns empty packets for ever; a device would fail.
+            let record = move |packet: &[u8]| arrived.lock().unwrap().push((packet.to_vec(), Instant::now()));
+            // A closed socket returns empty packets without end, where a device would fail.
             let receive = move |buffer: &mut [u8]| match inside.recv(buffer)? {
                 0 => Err(io::ErrorKind::BrokenPipe.into()),
                 length => Ok(length),
             };
-            move || forward(receive, note, delay)
+            move || forward(receive, record, delay)
         });
         let mut sent = vec![];
         for number in 1..=50u8 {
@@ -204,12 +204,12 @@ mod tests {
 
     #[test]
     fn the_queue_is_bounded() {
-        let held = Held::default();
+        let queued_bytes = QueuedBytes::default();
         let batch = 64 << 10;
-        let fitting = (0..).take_while(|_| held.try_add(batch)).count();
-        assert_eq!(fitting, HELD_BYTES_MAX / (batch + PACKET_EXTRA_BYTES));
-        assert!(!held.try_add(batch), "the refused batch is not counted");
-        held.remove(batch);
-        assert!(held.try_add(batch) && !held.try_add(batch));
+        let fitting = (0..).take_while(|_| queued_bytes.try_add(batch)).count();
+        assert_eq!(fitting, QUEUED_BYTES_MAX / (batch + PACKET_EXTRA_BYTES));
+        assert!(!queued_bytes.try_add(batch), "the refused batch is not counted");
+        queued_bytes.remove(batch);
+        assert!(queued_bytes.try_add(batch) && !queued_bytes.try_add(batch));
     }
 }

@@ -9,7 +9,7 @@ use crate::{
 use anyhow::Result;
 use std::{net::Ipv4Addr, time::Duration};
 
-/// The name of the network device at each end.
+/// The name of the network device in each namespace.
 const DEVICE: &str = "relay0";
 
 /// The address of `side`.
@@ -21,7 +21,7 @@ pub(super) fn address(side: Side) -> Ipv4Addr {
 }
 
 /// Joins `namespaces` by a veth pair.
-pub(super) fn cable(namespaces: &Namespaces) -> Result<()> {
+pub(super) fn add_veth_pair(namespaces: &Namespaces) -> Result<()> {
     let receiving = namespaces.name(Side::Receiving);
     namespaces.ip(Side::Serving, &format!("link add {DEVICE} type veth peer name {DEVICE} netns {receiving}"))
 }
@@ -29,17 +29,16 @@ pub(super) fn cable(namespaces: &Namespaces) -> Result<()> {
 /// Joins `namespaces` by a process of `this` program that delays each packet.
 ///
 /// The process creates both devices in its own namespace; the far one is then moved to the receiving end.
-pub(super) async fn bridge(namespaces: &Namespaces, this: &Program, delay_ms: u32) -> Result<Process> {
+pub(super) async fn start_bridge(namespaces: &Namespaces, this: &Program, delay_ms: u32) -> Result<Process> {
     let far = "relay1";
     let mut command = namespaces.command(Side::Serving, this);
-    let words = delay::words(DEVICE, far, delay_ms);
-    command.arg(EXIT_ON_STDIN_EOF).args(words);
+    command.arg(EXIT_ON_STDIN_EOF).args(delay::arguments(DEVICE, far, delay_ms));
     let mut bridge = Process::start("the delay bridge".into(), command)?;
     let Ready { .. } = bridge.line(BRIDGE_TIMEOUT).await?;
     let receiving = namespaces.name(Side::Receiving);
     namespaces.ip(Side::Serving, &format!("link set {far} netns {receiving} name {DEVICE}"))?;
     for side in [Side::Serving, Side::Receiving] {
-        // The queue holds packets until the bridge gets a processor.
+        // Long enough to hold packets until the bridge's thread runs.
         namespaces.ip(side, &format!("link set {DEVICE} txqueuelen 10000"))?;
     }
     Ok(bridge)
@@ -59,7 +58,7 @@ pub(super) fn set_up(namespaces: &Namespaces, args: &NetworkArgs) -> Result<()> 
             namespaces.tc(side, &format!("qdisc add dev {DEVICE} root {rule}"))?;
         }
     }
-    match losing(args) {
+    match loss_rules(args) {
         Some(rules) => namespaces.nft(Side::Receiving, &rules),
         None => Ok(()),
     }
@@ -68,8 +67,8 @@ pub(super) fn set_up(namespaces: &Namespaces, args: &NetworkArgs) -> Result<()> 
 /// The queueing discipline that limits the rate, if the link has one.
 ///
 /// The token bucket splits batches that are larger than itself. To keep batches together, the bucket is as large as the
-/// largest batch; to split them, it is small on slow links, so that packets leave one by one. It always covers the
-/// delay of a late timer, which would otherwise reduce the rate.
+/// largest batch; to split them, it is small on slow links, so that packets leave one by one. The bucket always covers
+/// the delay of a late timer, which would otherwise reduce the rate.
 fn token_bucket(args: &NetworkArgs) -> Option<String> {
     let rate = args.rate?;
     let frames = 4 * (u64::from(args.mtu) + u64::from(HEADER_BYTES) + 14);
@@ -77,18 +76,18 @@ fn token_bucket(args: &NetworkArgs) -> Option<String> {
         true => rate.bytes_in_us(TIMER_DELAY_MAX_US).max(frames),
         false => rate.bytes_in_us(TIMER_DELAY_MAX_US).max(BATCH_BYTES).max(frames),
     };
-    // The queue of a switch with a few milliseconds of memory.
+    // Five milliseconds of queue, like that of a switch.
     let limit = burst + rate.bytes_in_us(5000).max(1 << 20);
     Some(format!("tbf rate {}bit burst {burst} limit {limit}", rate.bits_per_s()))
 }
 
 /// The nftables rules that drop a share of the packets from the serving end; `None` without loss.
-fn losing(args: &NetworkArgs) -> Option<String> {
-    let of_million = args.loss?.of_million();
+fn loss_rules(args: &NetworkArgs) -> Option<String> {
+    let per_million = args.loss?.per_million();
     let from = address(Side::Serving);
     Some(format!(
         "table ip relay {{ chain input {{ type filter hook input priority 0; \
-         ip saddr {from} numgen random mod 1000000 < {of_million} drop; }}; }}"
+         ip saddr {from} numgen random mod 1000000 < {per_million} drop; }}; }}"
     ))
 }
 
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_hold_batches_unless_these_are_split() {
+    fn a_bucket_holds_a_batch_unless_batches_are_split() {
         let rule = |rate, segments| token_bucket(&args(Some(rate), segments, None)).unwrap();
         assert_eq!(rule("1Gbit", false), "tbf rate 1000000000bit burst 131072 limit 1179648");
         assert_eq!(rule("10Gbit", false), "tbf rate 10000000000bit burst 500000 limit 6750000");
@@ -130,9 +129,9 @@ mod tests {
     }
 
     #[test]
-    fn only_data_is_lost() {
-        let rules = losing(&args(None, false, Some("1"))).unwrap();
+    fn only_packets_of_the_serving_end_are_lost() {
+        let rules = loss_rules(&args(None, false, Some("1"))).unwrap();
         assert!(rules.contains("ip saddr 10.213.0.1 numgen random mod 1000000 < 10000 drop"), "{rules}");
-        assert_eq!(losing(&args(None, false, None)), None);
+        assert_eq!(loss_rules(&args(None, false, None)), None);
     }
 }

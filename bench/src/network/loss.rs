@@ -9,8 +9,8 @@ use std::{fmt, str::FromStr};
 pub struct Loss(f64);
 
 impl Loss {
-    /// The number of lost packets per million.
-    pub(super) fn of_million(self) -> u32 {
+    /// The number of lost packets per million packets.
+    pub(super) fn per_million(self) -> u32 {
         (self.0 * 1e4).round() as u32
     }
 }
@@ -23,7 +23,7 @@ impl FromStr for Loss {
         let number = text.strip_suffix('%').unwrap_or(text).trim_end();
         let percent: f64 = number.parse().map_err(|_| format!("{text:?} is no number"))?;
         let loss = Self(percent);
-        match percent < 100.0 && loss.of_million() > 0 {
+        match percent < 100.0 && loss.per_million() > 0 {
             true => Ok(loss),
             false => Err(format!("{text} is not between 0.0001 and 100 percent")),
         }
@@ -41,12 +41,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_of_a_million() {
-        let of_million = |text: &str| text.parse().map(Loss::of_million);
-        assert_eq!(of_million("1"), Ok(10_000));
-        assert_eq!(of_million("0.1%"), Ok(1000));
+    fn percentages_are_parsed() {
+        let per_million = |text: &str| text.parse().map(Loss::per_million);
+        assert_eq!(per_million("1"), Ok(10_000));
+        assert_eq!(per_million("0.1%"), Ok(1000));
         for wrong in ["", "x", "0", "100", "-1", "NaN", "0.00001"] {
-            assert!(of_million(wrong).is_err(), "{wrong:?}");
+            assert!(per_million(wrong).is_err(), "{wrong:?}");
         }
     }
 }

@@ -3,13 +3,13 @@
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// Bits per second, counting Ethernet frames without their checksum.
+/// The rate of a link in bits per second, counting Ethernet frames without their checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Rate(u64);
 
 impl Rate {
-    /// Bits per second.
+    /// The rate in bits per second.
     pub fn bits_per_s(self) -> u64 {
         self.0
     }
@@ -35,7 +35,7 @@ impl FromStr for Rate {
             .ok_or_else(|| format!("{text:?} has no unit: write Kbit, Mbit or Gbit"))?;
         let number: f64 = number.parse().map_err(|_| format!("{text:?} does not begin with a number"))?;
         let bits_per_s = number * scale as f64;
-        if !(MIN..=MAX).contains(&bits_per_s) {
+        if !(RATE_MIN..=RATE_MAX).contains(&bits_per_s) {
             return Err(format!("{text} is out of range: a rate is between 1Mbit and 1000Gbit"));
         }
         Ok(Self(bits_per_s.round() as u64))
@@ -53,8 +53,8 @@ impl fmt::Display for Rate {
 const UNITS: [(&str, u64); 3] = [("Gbit", 1_000_000_000), ("Mbit", 1_000_000), ("Kbit", 1000)];
 
 /// The range of rates, in bits per second.
-const MIN: f64 = 1e6;
-const MAX: f64 = 1e12;
+const RATE_MIN: f64 = 1e6;
+const RATE_MAX: f64 = 1e12;
 
 #[cfg(test)]
 mod tests {
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gigabit_is_125_bytes_a_microsecond() {
+    fn bytes_are_counted_by_rate_and_time() {
         assert_eq!("1Gbit".parse::<Rate>().unwrap().bytes_in_us(1000), 125_000);
     }
 }

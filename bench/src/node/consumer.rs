@@ -1,11 +1,11 @@
-//! The worker that subscribes.
+//! The consumer: a worker that subscribes to the producer's topic.
 
 use super::{
     driver_link::{DriverLink, send_report},
     generator::STREAM_TENSOR,
     latency::LatencyHistogram,
-    order::{Consumption, Order, Path, Received, Report, Round, Traffic, Work},
-    proof::{self, Proof, ProofHasher},
+    order::{ConsumerJob, Order, Path, Received, Report, Round, Traffic, Work},
+    snapshot_hash::{self, SnapshotHash, SnapshotHasher},
     stream_content::StreamContent,
 };
 use crate::{clock, cpu::Usage};
@@ -31,7 +31,7 @@ const RUNNING_PERIOD: Duration = Duration::from_millis(10);
 ///
 /// # Errors
 /// When the producer cannot be reached, or its versions are not the expected ones.
-pub(super) async fn run(job: Consumption, driver: &mut DriverLink) -> Result<()> {
+pub(super) async fn run(job: ConsumerJob, driver: &mut DriverLink) -> Result<()> {
     let ticket: Ticket = job.ticket.parse()?;
     let topic = ticket.topic().context("the driver's ticket names no topic")?.clone();
     let tuning = Tuning { udp_payload_max: job.udp_payload_max, ..Tuning::default() };
@@ -43,18 +43,18 @@ pub(super) async fn run(job: Consumption, driver: &mut DriverLink) -> Result<()>
         Work::Version(_) => None,
     };
     let consumer = Consumer { client, topic, stream_content, every: job.every, slow: job.slow };
-    let mut subscribed = None;
+    let mut prepared: Option<PreparedRound> = None;
     send_report(&Report::Connected)?;
     loop {
         match driver.next_order().await? {
             Order::Prepare(round) => {
-                subscribed = Some(consumer.subscribe(round).await?);
-                send_report(&Report::Waiting { round: round.number })?;
+                prepared = Some(consumer.subscribe(round).await?);
+                send_report(&Report::Subscribed { round: round.number })?;
             }
             Order::Begin { round: number, .. } => {
-                let subscribed = subscribed.take().filter(|subscribed| subscribed.round.number == number);
-                let subscribed = subscribed.context("the driver began a round that it did not prepare")?;
-                consumer.run_round(subscribed, driver).await?;
+                let prepared = prepared.take().filter(|prepared| prepared.round.number == number);
+                let prepared = prepared.context("the driver began a round that it did not prepare")?;
+                consumer.run_round(prepared, driver).await?;
             }
             Order::End => break,
             other => bail!("the driver sent {other:?} to a consumer"),
@@ -73,8 +73,8 @@ struct Consumer {
     slow: bool,
 }
 
-/// A prepared round. `usage` and `traffic` are the counters before it.
-struct Subscribed {
+/// A prepared round. `usage` and `traffic` are the CPU time and the traffic before it.
+struct PreparedRound {
     round: Round,
     subscription: Subscription,
     usage: Usage,
@@ -89,15 +89,15 @@ struct Measured {
     seconds: f64,
     chunks: u64,
     one_way: LatencyHistogram,
-    /// The received version, if it is yet to be compared. Those of streams were compared on arrival.
+    /// The received version, yet to be compared; `None` for a stream, whose versions were compared on arrival.
     snapshot: Option<Snapshot>,
 }
 
 impl Consumer {
-    async fn subscribe(&self, round: Round) -> Result<Subscribed> {
+    async fn subscribe(&self, round: Round) -> Result<PreparedRound> {
         let topic = self.topic.clone();
         let request = if self.every { Request::every(topic) } else { Request::latest(topic) };
-        Ok(Subscribed {
+        Ok(PreparedRound {
             round,
             subscription: self.client.subscribe_to(request).await?,
             usage: Usage::now(),
@@ -106,16 +106,16 @@ impl Consumer {
     }
 
     /// Receives the versions of the round and reports the measurements, or stops on the driver's order.
-    async fn run_round(&self, subscribed: Subscribed, driver: &mut DriverLink) -> Result<()> {
-        let Subscribed { round, mut subscription, usage, traffic } = subscribed;
+    async fn run_round(&self, prepared: PreparedRound, driver: &mut DriverLink) -> Result<()> {
+        let PreparedRound { round, mut subscription, usage, traffic } = prepared;
         let read_progress = subscription.progress_reader();
-        let streamed = AtomicU64::new(0);
+        let stream_bytes = AtomicU64::new(0);
         let progress = || match self.stream_content {
-            Some(_) => streamed.load(Ordering::Relaxed),
+            Some(_) => stream_bytes.load(Ordering::Relaxed),
             None => read_progress().verified_bytes,
         };
         let receive = async {
-            let received = self.receive(round, &mut subscription, &streamed);
+            let received = self.receive(round, &mut subscription, &stream_bytes);
             if self.slow { receive_slowly(received).await } else { received.await }
         };
         let Some(measured) = driver.until_stopped(receive, progress).await? else {
@@ -123,9 +123,9 @@ impl Consumer {
         };
         let (first_lane, lanes) = (self.client.lane_stats(), self.client.lanes());
         let cpu_s = Usage::now().since(usage).total_s();
-        let proof = match measured.snapshot {
-            // Off the executor: hashing gigabytes takes seconds, and the connection's keep-alive must go on.
-            Some(snapshot) => Some(tokio::task::spawn_blocking(move || proof_of(&snapshot)).await?),
+        let snapshot_hash = match measured.snapshot {
+            // Off the executor: hashing gigabytes takes seconds, and the connection's keep-alive must continue.
+            Some(snapshot) => Some(tokio::task::spawn_blocking(move || snapshot_hash_of(&snapshot)).await?),
             None => None,
         };
         send_report(&Report::Received(Received {
@@ -138,14 +138,19 @@ impl Consumer {
             chunks: measured.chunks,
             traffic: traffic_of(&lanes).since(traffic),
             path: Path::of(first_lane, lanes.len()),
-            proof,
+            snapshot_hash,
             one_way: measured.one_way.buckets(),
         }))
     }
 
-    async fn receive(&self, round: Round, from: &mut Subscription, streamed: &AtomicU64) -> Result<Measured> {
+    async fn receive(
+        &self,
+        round: Round,
+        from: &mut Subscription,
+        stream_bytes: &AtomicU64,
+    ) -> Result<Measured> {
         match &self.stream_content {
-            Some(content) => receive_stream(content, round, from, streamed).await,
+            Some(content) => receive_stream(content, round, from, stream_bytes).await,
             None => {
                 let snapshot = from.next().await?;
                 let receipt = snapshot.receipt();
@@ -163,12 +168,12 @@ impl Consumer {
     }
 }
 
-/// Receives versions up to the last of the round. Each is timed on arrival, and then compared.
+/// Receives versions up to the last one of the round. Each is timed on arrival, and then compared.
 async fn receive_stream(
     content: &StreamContent,
     round: Round,
     from: &mut Subscription,
-    streamed: &AtomicU64,
+    stream_bytes: &AtomicU64,
 ) -> Result<Measured> {
     let mut measured = Measured {
         versions: 0,
@@ -187,12 +192,12 @@ async fn receive_stream(
         let tensor = snapshot
             .tensor(STREAM_TENSOR)
             .context("a version came without the stream's tensor")?;
-        let stamp = content.read(&tensor)?;
+        let stamp = content.verify(&tensor)?;
         measured.one_way.record(now_ns.saturating_sub(stamp.published_ns));
         measured.versions += 1;
         measured.bytes += tensor.len() as u64;
         measured.chunks += u64::from(snapshot.receipt().chunks);
-        streamed.store(measured.bytes, Ordering::Relaxed);
+        stream_bytes.store(measured.bytes, Ordering::Relaxed);
         if stamp.index >= round.versions.saturating_sub(1) {
             // Counted by the difference, because no snapshot counts the versions missed before the first one.
             measured.missed = round.versions.saturating_sub(measured.versions);
@@ -202,8 +207,8 @@ async fn receive_stream(
     }
 }
 
-/// Runs `work` slowly, and does not return after it: a slow reader stays until the driver stops it. Only errors are
-/// returned.
+/// Runs `work` slowly, and does not return when it succeeds: a slow reader stays until the driver stops it. Only errors
+/// are returned.
 async fn receive_slowly<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let work_then_wait = async {
         work.await?;
@@ -231,10 +236,10 @@ fn traffic_of(lanes: &[LaneStats]) -> Traffic {
         .fold(Traffic::default(), Traffic::and)
 }
 
-fn proof_of(snapshot: &Snapshot) -> Proof {
-    let mut hasher = ProofHasher::new();
+fn snapshot_hash_of(snapshot: &Snapshot) -> SnapshotHash {
+    let mut hasher = SnapshotHasher::new();
     for (tensor, bytes) in snapshot.tensors() {
-        hasher.add(&tensor.name, tensor.dtype, &tensor.shape, &proof::hash_bytes(&bytes));
+        hasher.add(&tensor.name, tensor.dtype, &tensor.shape, &snapshot_hash::hash_bytes(&bytes));
     }
     hasher.finish()
 }

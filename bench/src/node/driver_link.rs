@@ -16,7 +16,7 @@ const ORDER_TIMEOUT: Duration = Duration::from_secs(3_600);
 /// The interval of a worker's progress reports.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Reads orders from standard input, which is a pipe from the driver or the driver's connection.
+/// A reader of the driver's orders from standard input, which is a pipe or a TCP connection.
 pub(super) struct DriverLink(Lines<Stdin>);
 
 /// The error of a worker whose driver closed the connection.
@@ -40,7 +40,7 @@ impl DriverLink {
         }
     }
 
-    /// Runs `work` to its end and reports its progress periodically; returns `None` if the driver sends `Stop` earlier.
+    /// Runs `work` to its end, and reports its progress periodically. Returns `None` if the driver sends `Stop` before.
     ///
     /// # Errors
     /// The error of `work`, or a driver that disconnects or violates the protocol.
@@ -58,7 +58,7 @@ impl DriverLink {
                     Order::Stop { .. } => return Ok(None),
                     other => bail!("the driver sent {other:?} in the middle of a round"),
                 },
-                _ = ticks.tick() => send_report(&Report::Moving { bytes: progress() })?,
+                _ = ticks.tick() => send_report(&Report::Progress { bytes: progress() })?,
             }
         }
     }

@@ -1,9 +1,9 @@
-//! Generates the versions of a producer.
+//! Generates the versions that a producer publishes.
 
 use super::{
-    load::Opened,
+    load::OpenLoad,
     order::{Hold, Pace, Prepared, Work},
-    proof::{self, Proof, ProofHasher},
+    snapshot_hash::{self, SnapshotHash, SnapshotHasher},
     stream_content::StreamContent,
 };
 use anyhow::Result;
@@ -16,7 +16,7 @@ pub(super) const STREAM_TENSOR: &str = "stream.weight";
 
 /// The versions of a round: one large version, or a stream of small ones.
 pub(super) enum Generator {
-    Version(Opened),
+    Version(OpenLoad),
     Stream { content: StreamContent, spec: TensorSpec, pace: Pace },
 }
 
@@ -36,8 +36,8 @@ impl Generator {
         })
     }
 
-    /// Generates the version of `round`, unless rounds are streams. Blocks while it fills memory: call it off the
-    /// executor.
+    /// Generates the version of `round`, unless rounds are streams. Blocks while it fills memory, so it must not run on
+    /// the executor.
     ///
     /// # Errors
     /// When memory is exhausted, or the file cannot be read.
@@ -47,19 +47,19 @@ impl Generator {
                 let payload_bytes = spec.shape.byte_len(spec.dtype)?;
                 Ok(Generated {
                     version: None,
-                    prepared: Prepared { round, tensors: 1, payload_bytes, proof: None },
+                    prepared: Prepared { round, tensors: 1, payload_bytes, snapshot_hash: None },
                 })
             }
-            Self::Version(opened) => {
-                let (version, proof) = match hold {
-                    Hold::Stage => stage(opened, staging, round)?,
-                    Hold::Borrow => borrow(opened, staging, round)?,
+            Self::Version(load) => {
+                let (version, snapshot_hash) = match hold {
+                    Hold::Stage => stage(load, staging, round)?,
+                    Hold::Borrow => borrow(load, staging, round)?,
                 };
                 let payload_bytes = version.manifest().payload_bytes();
-                let tensors = opened.specs().len() as u64;
+                let tensors = load.specs().len() as u64;
                 Ok(Generated {
                     version: Some(version),
-                    prepared: Prepared { round, tensors, payload_bytes, proof: Some(proof) },
+                    prepared: Prepared { round, tensors, payload_bytes, snapshot_hash: Some(snapshot_hash) },
                 })
             }
         }
@@ -73,34 +73,34 @@ pub(super) struct Generated {
 }
 
 /// Generates the tensors in the server's memory.
-fn stage(opened: &Opened, staging: &Staging, round: u32) -> Result<(Publishable, Proof)> {
-    let mut hashes = vec![proof::hash_bytes(&[]); opened.specs().len()];
-    let staged = Staged::new::<io::Error>(staging, opened.specs().to_vec(), vec![], |index, out| {
-        opened.fill(round, index, out)?;
-        hashes[index] = proof::hash_bytes(out);
+fn stage(load: &OpenLoad, staging: &Staging, round: u32) -> Result<(Publishable, SnapshotHash)> {
+    let mut hashes = vec![snapshot_hash::hash_bytes(&[]); load.specs().len()];
+    let staged = Staged::new::<io::Error>(staging, load.specs().to_vec(), vec![], |index, out| {
+        load.fill(round, index, out)?;
+        hashes[index] = snapshot_hash::hash_bytes(out);
         Ok(())
     })?;
-    Ok((staged.into(), proof_of(opened.specs(), &hashes)))
+    Ok((staged.into(), snapshot_hash_of(load.specs(), &hashes)))
 }
 
 /// Generates each tensor in memory of its own, which the server borrows.
-fn borrow(opened: &Opened, staging: &Staging, round: u32) -> Result<(Publishable, Proof)> {
-    let mut tensors = Vec::with_capacity(opened.specs().len());
-    let mut hashes = Vec::with_capacity(opened.specs().len());
-    for (index, spec) in opened.specs().iter().enumerate() {
+fn borrow(load: &OpenLoad, staging: &Staging, round: u32) -> Result<(Publishable, SnapshotHash)> {
+    let mut tensors = Vec::with_capacity(load.specs().len());
+    let mut hashes = Vec::with_capacity(load.specs().len());
+    for (index, spec) in load.specs().iter().enumerate() {
         let mut bytes = vec![0; usize::try_from(spec.shape.byte_len(spec.dtype)?)?];
-        opened.fill(round, index, &mut bytes)?;
-        hashes.push(proof::hash_bytes(&bytes));
+        load.fill(round, index, &mut bytes)?;
+        hashes.push(snapshot_hash::hash_bytes(&bytes));
         tensors.push((spec.clone(), Bytes::from(bytes)));
     }
     let borrowed = Borrowed::from_tensors(staging, tensors, vec![])?;
-    Ok((borrowed.into(), proof_of(opened.specs(), &hashes)))
+    Ok((borrowed.into(), snapshot_hash_of(load.specs(), &hashes)))
 }
 
-fn proof_of(specs: &[TensorSpec], hashes: &[proof::BytesHash]) -> Proof {
-    let mut hasher = ProofHasher::new();
-    for (spec, bytes) in specs.iter().zip(hashes) {
-        hasher.add(&spec.name, spec.dtype, &spec.shape, bytes);
+fn snapshot_hash_of(specs: &[TensorSpec], hashes: &[snapshot_hash::TensorHash]) -> SnapshotHash {
+    let mut hasher = SnapshotHasher::new();
+    for (spec, hash) in specs.iter().zip(hashes) {
+        hasher.add(&spec.name, spec.dtype, &spec.shape, hash);
     }
     hasher.finish()
 }

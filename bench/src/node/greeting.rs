@@ -17,7 +17,7 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The node's first line.
 #[derive(Debug, Serialize, Deserialize)]
 struct Challenge {
-    /// [`REVISION`]. The field's name identifies the protocol.
+    /// The node's [`REVISION`]. The field's name identifies the protocol.
     tensor_relay_bench_node: u32,
     challenge: String,
 }
@@ -35,7 +35,7 @@ enum Verdict {
     Refused(String),
 }
 
-/// The error of a greeting. Each message begins with `it`, the other end.
+/// The error of a greeting. In its messages, `it` is the other end.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GreetingError {
     #[error(transparent)]
@@ -69,10 +69,10 @@ pub(crate) async fn authenticate(
         wire::send(writer, &first).await.map_err(WireError::from)?;
         // The driver sends no second line before the verdict, so dropping the buffer loses nothing.
         let answer: Answer = next(&mut Lines::new(reader, GREETING_MAX_BYTES)).await?;
-        let knows = token.accepts(&first.challenge, &answer.answer);
-        let verdict = if knows { Verdict::Welcome } else { Verdict::Refused("wrong token".into()) };
+        let is_valid = token.accepts(&first.challenge, &answer.answer);
+        let verdict = if is_valid { Verdict::Welcome } else { Verdict::Refused("wrong token".into()) };
         wire::send(writer, &verdict).await.map_err(WireError::from)?;
-        if knows { Ok(()) } else { Err(GreetingError::WrongToken) }
+        if is_valid { Ok(()) } else { Err(GreetingError::WrongToken) }
     });
     outcome.await.unwrap_or(Err(GreetingError::Silent))
 }
@@ -82,7 +82,7 @@ pub(crate) async fn authenticate(
 ///
 /// # Errors
 /// [`GreetingError`], at the latest at the deadline.
-pub(crate) async fn present<R: AsyncRead + Unpin>(
+pub(crate) async fn prove_token<R: AsyncRead + Unpin>(
     reader: R,
     writer: &mut (impl AsyncWrite + Unpin),
     token: &Token,
@@ -114,11 +114,11 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex, split};
 
     async fn greet(node: &Token, driver: &Token) -> (Result<(), GreetingError>, Result<(), GreetingError>) {
-        let (here, there) = duplex(GREETING_MAX_BYTES);
-        let ((mut node_in, mut node_out), (driver_in, mut driver_out)) = (split(here), split(there));
+        let (node_end, driver_end) = duplex(GREETING_MAX_BYTES);
+        let ((mut node_in, mut node_out), (driver_in, mut driver_out)) = (split(node_end), split(driver_end));
         let (node, driver) = tokio::join!(
             authenticate(&mut node_in, &mut node_out, node),
-            present(driver_in, &mut driver_out, driver)
+            prove_token(driver_in, &mut driver_out, driver)
         );
         (node, driver.map(drop))
     }
@@ -142,9 +142,9 @@ mod tests {
         assert!(node.is_ok() && driver.is_ok(), "{node:?} {driver:?}");
     }
 
-    /// Goal: lines of the worker that arrive together with the welcome are kept. Method: all lines are sent at once.
+    /// Goal: lines of the worker that arrive together with the verdict are kept. Method: all lines are sent at once.
     #[tokio::test]
-    async fn lines_after_the_welcome_are_kept() {
+    async fn lines_after_the_verdict_are_kept() {
         let (driver, mut node) = duplex(4 * GREETING_MAX_BYTES);
         let long = "x".repeat(2 * GREETING_MAX_BYTES);
         let lines = format!(
@@ -152,7 +152,7 @@ mod tests {
         );
         node.write_all(lines.as_bytes()).await.unwrap();
         let (reader, mut writer) = split(driver);
-        let mut lines = present(reader, &mut writer, &Token::random()).await.unwrap();
+        let mut lines = prove_token(reader, &mut writer, &Token::random()).await.unwrap();
         assert_eq!(lines.next().await.unwrap(), Some(long), "longer than a line of the greeting may be");
         assert_eq!(lines.next().await.unwrap(), Some(7));
     }
@@ -189,7 +189,7 @@ mod tests {
             .await
             .unwrap();
         let (reader, mut writer) = split(driver);
-        let error = present(reader, &mut writer, &Token::random()).await.map(drop).unwrap_err();
+        let error = prove_token(reader, &mut writer, &Token::random()).await.map(drop).unwrap_err();
         assert!(error.to_string().contains("revision 9"), "{error}");
         drop(writer);
         assert_eq!(node.read(&mut [0; 10]).await.unwrap(), 0, "no answer was sent");

@@ -4,8 +4,8 @@ use crate::cells::Cells;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// A histogram of durations in nanoseconds, with a resolution of one percent and a fixed number of buckets, about ten
-/// thousand. Durations above a minute count as a minute.
+/// A histogram of durations in nanoseconds, with a resolution of one percent and a fixed number of buckets. Durations
+/// above a minute count as a minute.
 #[derive(Debug, Clone)]
 pub(crate) struct LatencyHistogram(Histogram<u64>);
 
@@ -16,7 +16,7 @@ pub(crate) struct Buckets(Vec<(u64, u64)>);
 
 const LATENCY_MAX_NS: u64 = 60_000_000_000;
 
-/// Significant decimal digits.
+/// The number of significant decimal digits.
 const PRECISION: u8 = 2;
 
 impl LatencyHistogram {
@@ -29,7 +29,7 @@ impl LatencyHistogram {
         self.0.saturating_record(ns);
     }
 
-    /// Adds the durations of another histogram. Its numbers come from another host and may be arbitrary.
+    /// Adds the durations of another histogram. They may come from another host, so any numbers are accepted.
     pub(crate) fn add(&mut self, buckets: &Buckets) {
         for (ns, count) in &buckets.0 {
             self.0.saturating_record_n(*ns, *count);
@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(LatencyHistogram::new().summary(), None);
     }
 
-    /// Goal: the longest report of a histogram fits a line. Method: a duration in every bucket there is.
+    /// Goal: the longest report of a histogram fits a line. Method: a duration in every bucket.
     #[test]
     fn the_fullest_histogram_fits_a_line() {
         let mut latencies = LatencyHistogram::new();

@@ -1,4 +1,4 @@
-//! The tensors of a large version, and their bytes.
+//! The tensors of a large version: their names, dtypes and shapes, and their bytes.
 
 mod file;
 mod models;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec};
 
-/// The description of a producer's versions, as sent in an order.
+/// The description of a large version, as sent in an order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Load {
     pub(crate) form: Form,
@@ -29,13 +29,14 @@ pub(crate) enum Form {
     Equal { count: u32, bytes: u64 },
     /// The tensors of a generated transformer of this size ([`workload::StateDict`]).
     Generated { bytes: u64 },
-    /// The tensors of a known model.
-    Known { model: Model, scale: f64 },
+    /// The tensors of a published model.
+    #[serde(rename = "known")]
+    Model { model: Model, scale: f64 },
     /// The tensors of a safetensors file on the producer's machine, with the bytes of the file.
     File { path: PathBuf },
 }
 
-/// The content of generated tensors, different in each round.
+/// The kind of content of generated tensors. The bytes differ in each round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Content {
@@ -45,7 +46,7 @@ pub(crate) enum Content {
     Weights,
 }
 
-/// The maximum number of tensors: more than any model has. Each costs some hundred bytes of memory.
+/// The maximum number of tensors: more than any model has. Each costs a few hundred bytes of memory.
 const TENSORS_MAX: u32 = 1_000_000;
 
 impl Load {
@@ -53,59 +54,59 @@ impl Load {
     ///
     /// # Errors
     /// When the file cannot be read, or a size is out of range.
-    pub(crate) fn open(&self) -> Result<Opened> {
-        let generated = |specs| Opened { specs, bytes: Bytes::Generated(self.content) };
+    pub(crate) fn open(&self) -> Result<OpenLoad> {
+        let generated = |specs| OpenLoad { specs, bytes: BytesSource::Generated(self.content) };
         Ok(match &self.form {
             Form::Bulk { bytes } => generated(vec![tensor("bulk.weight", *bytes)?]),
             Form::Equal { count, bytes } => {
-                ensure!(*count <= TENSORS_MAX, "{count} tensors are more than the {TENSORS_MAX} that may be");
+                ensure!(*count <= TENSORS_MAX, "{count} tensors are more than the maximum of {TENSORS_MAX}");
                 let specs = (0..*count).map(|index| tensor(&format!("layers.{index}.weight"), *bytes));
                 generated(specs.collect::<Result<_>>()?)
             }
             Form::Generated { bytes } => generated(workload::StateDict::new(*bytes, 0).tensors().to_vec()),
-            Form::Known { model, scale } => generated(model.tensors(*scale)?),
+            Form::Model { model, scale } => generated(model.tensors(*scale)?),
             Form::File { path } => {
                 let file =
                     TensorFile::open(path).with_context(|| format!("cannot publish {}", path.display()))?;
-                Opened { specs: file.specs(), bytes: Bytes::Of(file) }
+                OpenLoad { specs: file.specs(), bytes: BytesSource::File(file) }
             }
         })
     }
 }
 
 /// A load with its planned tensors, ready to generate or read their bytes.
-pub(crate) struct Opened {
+pub(crate) struct OpenLoad {
     specs: Vec<TensorSpec>,
-    bytes: Bytes,
+    bytes: BytesSource,
 }
 
-enum Bytes {
+enum BytesSource {
     Generated(Content),
-    Of(TensorFile),
+    File(TensorFile),
 }
 
-impl Opened {
+impl OpenLoad {
     /// The tensors.
     pub(crate) fn specs(&self) -> &[TensorSpec] {
         &self.specs
     }
 
-    /// Writes all bytes that the tensor at `index` has in round `round`.
+    /// Fills `out` with all bytes of the tensor at `index` in round `round`.
     ///
     /// # Errors
     /// When a file cannot be read, or has changed.
     pub(crate) fn fill(&self, round: u32, index: usize, out: &mut [u8]) -> std::io::Result<()> {
         let key = noise::at(u64::from(round) ^ SEED, index as u64);
         match &self.bytes {
-            Bytes::Generated(Content::Weights) => {
+            BytesSource::Generated(Content::Weights) => {
                 workload::fill_with_weights(self.specs[index].dtype, key, out);
                 Ok(())
             }
-            Bytes::Generated(Content::Random) => {
+            BytesSource::Generated(Content::Random) => {
                 noise::fill(key, out);
                 Ok(())
             }
-            Bytes::Of(file) => file.read(index, out),
+            BytesSource::File(file) => file.read(index, out),
         }
     }
 }
@@ -124,23 +125,23 @@ fn tensor(name: &str, bytes: u64) -> Result<TensorSpec> {
 mod tests {
     use super::*;
 
-    fn load(form: Form, content: Content) -> Opened {
+    fn open(form: Form, content: Content) -> OpenLoad {
         Load { form, content }.open().unwrap()
     }
 
-    fn filled(opened: &Opened, round: u32, index: usize) -> Vec<u8> {
-        let spec = &opened.specs()[index];
+    fn filled(load: &OpenLoad, round: u32, index: usize) -> Vec<u8> {
+        let spec = &load.specs()[index];
         let mut out = vec![0; spec.shape.byte_len(spec.dtype).unwrap() as usize];
-        opened.fill(round, index, &mut out).unwrap();
+        load.fill(round, index, &mut out).unwrap();
         out
     }
 
     #[test]
     fn sizes_are_the_requested_ones() {
         for bytes in [0, 1, 4095, 4096] {
-            assert_eq!(filled(&load(Form::Bulk { bytes }, Content::Random), 0, 0).len() as u64, bytes);
+            assert_eq!(filled(&open(Form::Bulk { bytes }, Content::Random), 0, 0).len() as u64, bytes);
         }
-        let many = load(Form::Equal { count: 10, bytes: 4096 }, Content::Weights);
+        let many = open(Form::Equal { count: 10, bytes: 4096 }, Content::Weights);
         assert_eq!(many.specs().len(), 10);
         assert_eq!(filled(&many, 0, 9).len(), 4096);
         let refused = Load { form: Form::Equal { count: u32::MAX, bytes: 1 }, content: Content::Random };
@@ -151,7 +152,7 @@ mod tests {
     #[test]
     fn rounds_and_tensors_differ() {
         for content in [Content::Random, Content::Weights] {
-            let many = load(Form::Equal { count: 2, bytes: 4096 }, content);
+            let many = open(Form::Equal { count: 2, bytes: 4096 }, content);
             assert_eq!(filled(&many, 1, 0), filled(&many, 1, 0));
             assert_ne!(filled(&many, 1, 0), filled(&many, 2, 0));
             assert_ne!(filled(&many, 1, 0), filled(&many, 1, 1));

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! driver                        worker
-//!                           ◄── Here
+//!                           ◄── Introduced
 //! Produce, or Consume       ──►
 //!                           ◄── Serving, or Connected
 //! Prepare                   ──►
-//!                           ◄── Prepared, or Waiting
+//!                           ◄── Prepared, or Subscribed
 //! Begin, once all are ready ──►
-//!                           ◄── Moving, from time to time
+//!                           ◄── Progress, periodically
 //!                           ◄── Sent, or Received
 //! …                                                        further rounds
 //! End                       ──►
@@ -17,7 +17,7 @@
 //!
 //! A worker that fails reports `Failed` and ends. A consumer that receives `Stop` during a round reports `Stopped`.
 
-use super::{latency::Buckets, load::Load, proof::Proof};
+use super::{latency::Buckets, load::Load, snapshot_hash::SnapshotHash};
 use crate::origin::Origin;
 use serde::{Deserialize, Serialize};
 use tensor_relay_client::LaneStats;
@@ -28,32 +28,33 @@ use tensor_relay_server::TrafficStats;
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Order {
     /// Become the producer.
-    Produce(Production),
+    Produce(ProducerJob),
     /// Become a consumer.
-    Consume(Consumption),
+    Consume(ConsumerJob),
     /// Prepare a round: generate its version, or subscribe.
     Prepare(Round),
-    /// All are ready: publish, or receive. `patience_s` is the producer's deadline for the commits of all consumers.
-    Begin { round: u32, patience_s: u64 },
-    /// Stop receiving.
+    /// All workers are ready: publish, or receive. `commit_timeout_s` is the producer's deadline for the commits of all
+    /// consumers.
+    Begin { round: u32, commit_timeout_s: u64 },
+    /// Stop receiving: for slow readers.
     Stop { round: u32 },
     /// There are no more rounds.
     End,
 }
 
-/// A producer's job.
+/// The job of a producer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Production {
+pub(crate) struct ProducerJob {
     pub(crate) work: Work,
     pub(crate) hold: Hold,
     pub(crate) udp_payload_max: Option<u16>,
-    /// Whether a stream waits for readers in mode `every`.
+    /// Whether consumers subscribe in mode `every`, so that the producer waits for them.
     pub(crate) every: bool,
 }
 
-/// A consumer's job.
+/// The job of a consumer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Consumption {
+pub(crate) struct ConsumerJob {
     /// The producer's ticket, with an address that this consumer can reach.
     pub(crate) ticket: String,
     pub(crate) work: Work,
@@ -72,11 +73,11 @@ pub(crate) struct Consumption {
 pub(crate) enum Work {
     /// One large version.
     Version(Load),
-    /// Successive small versions, each of which is timed.
+    /// A stream of small versions, each of which is timed.
     Stream { bytes: u64, pace: Pace },
 }
 
-/// When the next version of a stream is published.
+/// The pace of a stream: when its next version is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Pace {
@@ -86,7 +87,7 @@ pub(crate) enum Pace {
     AfterCommit,
 }
 
-/// Where the tensors lie while they are published.
+/// The memory in which the tensors lie while they are published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hold {
@@ -112,8 +113,8 @@ pub(crate) struct Round {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Report {
-    /// The worker runs, on this machine.
-    Here(Introduction),
+    /// The worker has started.
+    Introduced(Introduction),
     /// The producer's server listens.
     Serving { ticket: String },
     /// The consumer is connected to the producer's server.
@@ -121,12 +122,12 @@ pub(crate) enum Report {
     /// The producer is ready to publish.
     Prepared(Prepared),
     /// A consumer has subscribed.
-    Waiting { round: u32 },
-    /// The progress of a consumer in the round.
-    Moving { bytes: u64 },
+    Subscribed { round: u32 },
+    /// The number of bytes that a consumer has received in the round so far; 0 from a producer.
+    Progress { bytes: u64 },
     /// The producer has finished the round.
     Sent(Sent),
-    /// A consumer has finished the round, and hashed what it received.
+    /// A consumer has received the round, and hashed or compared it.
     Received(Received),
     /// A consumer has stopped by order.
     Stopped { round: u32, bytes: u64 },
@@ -136,11 +137,11 @@ pub(crate) enum Report {
     Failed { reason: String },
 }
 
-/// The machine on which a worker runs.
+/// The introduction of a worker: its machine, build and clock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Introduction {
     pub(crate) origin: Origin,
-    /// See [`clock::name`](crate::clock::name).
+    /// See [`clock::identifier`](crate::clock::identifier).
     pub(crate) clock: Option<String>,
 }
 
@@ -151,8 +152,9 @@ pub(crate) struct Prepared {
     pub(crate) tensors: u64,
     /// The payload size of one version, with the padding between its tensors; of a stream's version, without padding.
     pub(crate) payload_bytes: u64,
-    /// The hash of the content; `None` for a stream, whose content consumers compute themselves.
-    pub(crate) proof: Option<Proof>,
+    /// `None` for a stream, whose content consumers compute themselves.
+    #[serde(rename = "proof")]
+    pub(crate) snapshot_hash: Option<SnapshotHash>,
 }
 
 /// The producer's measurements of a round.
@@ -185,7 +187,9 @@ pub(crate) struct Received {
     pub(crate) chunks: u64,
     pub(crate) traffic: Traffic,
     pub(crate) path: Path,
-    pub(crate) proof: Option<Proof>,
+    /// The hash of the received version; `None` for a stream, whose versions were compared on arrival.
+    #[serde(rename = "proof")]
+    pub(crate) snapshot_hash: Option<SnapshotHash>,
     /// From publish to commit, by the clocks of both machines: valid only if both workers share a clock.
     pub(crate) one_way: Buckets,
 }
@@ -266,12 +270,12 @@ impl Report {
     /// Its name in errors.
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Self::Here(_) => "here",
+            Self::Introduced(_) => "introduced",
             Self::Serving { .. } => "serving",
             Self::Connected => "connected",
             Self::Prepared(_) => "prepared",
-            Self::Waiting { .. } => "waiting",
-            Self::Moving { .. } => "moving",
+            Self::Subscribed { .. } => "subscribed",
+            Self::Progress { .. } => "progress",
             Self::Sent(_) => "sent",
             Self::Received(_) => "received",
             Self::Stopped { .. } => "stopped",

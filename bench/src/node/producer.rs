@@ -1,10 +1,10 @@
-//! The worker that publishes.
+//! The producer: a worker that publishes versions.
 
 use super::{
     driver_link::{DriverLink, send_report},
     generator::{Generated, Generator},
     latency::LatencyHistogram,
-    order::{Hold, Order, Pace, Prepared, Production, Report, Round, Sent, Traffic},
+    order::{Hold, Order, Pace, Prepared, ProducerJob, Report, Round, Sent, Traffic},
     stream_content::{Stamp, StreamContent},
 };
 use crate::{clock, cpu::Usage, server};
@@ -26,10 +26,10 @@ const TOPIC: &str = "bench";
 /// The number of retained versions of a stream, for readers in mode `every`.
 const KEEP_VERSIONS: u32 = 64;
 
-/// How long to wait until the withdrawn version of the last round is freed.
+/// The deadline for the release of the memory of the last round's version, which was withdrawn.
 const FREE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The interval at which the server's memory is checked meanwhile.
+/// The interval at which the producer checks whether that memory is free.
 const FREE_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The deadline for the server's shutdown.
@@ -39,26 +39,27 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// When it cannot listen, the tensors cannot be generated or read, or consumers do not commit in time.
-pub(super) async fn run(job: Production, listen: SocketAddr, driver: &mut DriverLink) -> Result<()> {
+pub(super) async fn run(job: ProducerJob, listen: SocketAddr, driver: &mut DriverLink) -> Result<()> {
     let topic = Topic::new(TOPIC)?;
     let (server, ticket) =
         server::start(listen, job.udp_payload_max, Config::default(), Some(topic.clone()))?;
     let generator = Arc::new(Generator::open(&job.work)?);
-    let mut producer = Producer { server, topic, generator, hold: job.hold, every: job.every, ready: None };
+    let mut producer =
+        Producer { server, topic, generator, hold: job.hold, every: job.every, prepared: None };
     send_report(&Report::Serving { ticket: ticket.to_string() })?;
     loop {
         match driver.next_order().await? {
             Order::Prepare(round) => send_report(&Report::Prepared(producer.prepare(round).await?))?,
-            Order::Begin { round, patience_s } => {
-                let patience = Duration::from_secs(patience_s);
-                let sent = driver.until_stopped(producer.publish(round, patience), || 0).await?;
+            Order::Begin { round, commit_timeout_s } => {
+                let commit_timeout = Duration::from_secs(commit_timeout_s);
+                let sent = driver.until_stopped(producer.publish(round, commit_timeout), || 0).await?;
                 send_report(&Report::Sent(sent.context("the driver stopped the producer")?))?;
             }
             Order::End => break,
             other => bail!("the driver sent {other:?} to a producer"),
         }
     }
-    drop(producer.ready);
+    drop(producer.prepared);
     producer.server.shutdown(SHUTDOWN_TIMEOUT).await;
     Ok(())
 }
@@ -69,11 +70,11 @@ struct Producer {
     generator: Arc<Generator>,
     hold: Hold,
     every: bool,
-    ready: Option<Ready>,
+    prepared: Option<PreparedRound>,
 }
 
 /// A prepared round. It is kept after the round, because its publisher keeps the last version available.
-struct Ready {
+struct PreparedRound {
     round: Round,
     publisher: Publisher,
     /// The version, unless rounds are streams; `None` once it is published.
@@ -83,16 +84,16 @@ struct Ready {
 impl Producer {
     /// Withdraws the versions of the last round, and generates the version of `round`.
     async fn prepare(&mut self, round: Round) -> Result<Prepared> {
-        if let Some(last) = self.ready.take() {
+        if let Some(last) = self.prepared.take() {
             last.publisher.withdraw();
             self.wait_until_free().await;
         }
         let publisher = self.server.publisher_with(self.topic.clone(), None, self.options())?;
         let (generator, staging, hold) = (Arc::clone(&self.generator), self.server.staging(), self.hold);
-        // Off the executor: generating gigabytes takes seconds, and the keep-alive of connections must go on.
+        // Off the executor: generating gigabytes takes seconds, and the keep-alive of connections must continue.
         let generated = tokio::task::spawn_blocking(move || generator.generate(&staging, hold, round.number));
         let Generated { version, prepared } = generated.await??;
-        self.ready = Some(Ready { round, publisher, version });
+        self.prepared = Some(PreparedRound { round, publisher, version });
         Ok(prepared)
     }
 
@@ -119,10 +120,10 @@ impl Producer {
     }
 
     /// Publishes the prepared round, and waits until all readers have committed it.
-    async fn publish(&mut self, number: u32, patience: Duration) -> Result<Sent> {
-        let ready = self.ready.as_mut().filter(|ready| ready.round.number == number);
-        let Ready { round, publisher, version } =
-            ready.context("the driver began a round that it did not prepare")?;
+    async fn publish(&mut self, number: u32, commit_timeout: Duration) -> Result<Sent> {
+        let prepared = self.prepared.as_mut().filter(|prepared| prepared.round.number == number);
+        let PreparedRound { round, publisher, version } =
+            prepared.context("the driver began a round that it did not prepare")?;
         let before = Counters::of(&self.server);
         let mut round_trips = LatencyHistogram::new();
         let begun = Instant::now();
@@ -130,11 +131,11 @@ impl Producer {
             Generator::Version(_) => {
                 let version = version.take().context("the driver began a round twice")?;
                 let publication = publisher.publish(version, vec![]).await?;
-                committed(publication, round.readers, patience).await?;
+                wait_for_commits(publication, round.readers, commit_timeout).await?;
             }
             Generator::Stream { content, spec, pace } => {
                 let mut stream = Stream { content, spec, staging: self.server.staging(), publisher };
-                stream.publish_all(*round, *pace, patience, &mut round_trips).await?;
+                stream.publish_all(*round, *pace, commit_timeout, &mut round_trips).await?;
             }
         }
         let seconds = begun.elapsed().as_secs_f64();
@@ -178,7 +179,7 @@ impl Stream<'_> {
         &mut self,
         round: Round,
         pace: Pace,
-        patience: Duration,
+        commit_timeout: Duration,
         round_trips: &mut LatencyHistogram,
     ) -> Result<()> {
         let begun = tokio::time::Instant::now();
@@ -192,14 +193,14 @@ impl Stream<'_> {
             let published_ns = clock::monotonic_ns();
             let publication = self.publish_one(Stamp { index, published_ns }).await?;
             if pace == Pace::AfterCommit {
-                committed(publication, round.readers, patience).await?;
+                wait_for_commits(publication, round.readers, commit_timeout).await?;
                 round_trips.record(clock::monotonic_ns() - published_ns);
             } else {
                 last = Some(publication);
             }
         }
         match last {
-            Some(publication) => committed(publication, round.readers, patience).await,
+            Some(publication) => wait_for_commits(publication, round.readers, commit_timeout).await,
             None => Ok(()),
         }
     }
@@ -213,14 +214,18 @@ impl Stream<'_> {
     }
 }
 
-async fn committed(mut publication: Publication, readers: u32, patience: Duration) -> Result<()> {
-    let committed = publication.committed(readers.into(), patience).await;
+async fn wait_for_commits(
+    mut publication: Publication,
+    readers: u32,
+    commit_timeout: Duration,
+) -> Result<()> {
+    let committed = publication.committed(readers.into(), commit_timeout).await;
     ensure!(
         committed,
         "{} of {readers} consumers committed {} within {} s",
         publication.committed_count(),
         publication.id(),
-        patience.as_secs()
+        commit_timeout.as_secs()
     );
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::{fmt, str::FromStr};
 #[derive(Clone)]
 pub struct Token(String);
 
-/// The minimum length: fewer characters could be guessed.
+/// The minimum length: a shorter token could be guessed.
 const CHARS_MIN: usize = 8;
 
 /// The maximum length, so that a token fits a command line.
@@ -37,16 +37,16 @@ impl Token {
 
     /// The answer that proves knowledge of the token to the sender of `challenge`.
     pub(crate) fn answer(&self, challenge: &str) -> String {
-        self.keyed(challenge).to_hex().to_string()
+        self.keyed_hash(challenge).to_hex().to_string()
     }
 
-    /// Whether `answer` proves knowledge of the token. Takes the same time for all wrong answers.
+    /// Whether `answer` proves knowledge of the token. Takes the same time for all wrong hashes.
     pub(crate) fn accepts(&self, challenge: &str, answer: &str) -> bool {
         // `blake3::Hash` compares in constant time.
-        blake3::Hash::from_hex(answer).is_ok_and(|answer| answer == self.keyed(challenge))
+        blake3::Hash::from_hex(answer).is_ok_and(|answer| answer == self.keyed_hash(challenge))
     }
 
-    fn keyed(&self, challenge: &str) -> blake3::Hash {
+    fn keyed_hash(&self, challenge: &str) -> blake3::Hash {
         blake3::keyed_hash(&blake3::derive_key(PURPOSE, self.0.as_bytes()), challenge.as_bytes())
     }
 }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_same_token_answers_and_only_this_challenge() {
+    fn an_answer_is_valid_for_one_token_and_one_challenge() {
         let (token, other) = (Token::random(), Token::random());
         let answer = token.answer("one");
         assert!(token.accepts("one", &answer));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_checked_and_not_printed() {
+    fn tokens_are_validated_and_not_printed() {
         for wrong in ["", "short", "with a space in it", "tab\tand more", &"x".repeat(257)] {
             assert!(wrong.parse::<Token>().is_err(), "{wrong:?}");
         }

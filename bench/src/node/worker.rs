@@ -21,7 +21,7 @@ pub struct WorkerArgs {
     pub(crate) data: SocketAddr,
 }
 
-/// Follows the orders of the driver behind standard input.
+/// Carries out the orders that arrive on standard input.
 ///
 /// # Errors
 /// The error of the job, after it was reported to the driver.
@@ -29,7 +29,7 @@ pub(crate) async fn run(args: WorkerArgs) -> Result<()> {
     let mut driver = DriverLink::new();
     match work(&mut driver, args).await {
         Ok(()) => send_report(&Report::Ended { peak_resident_bytes: memory::peak_resident_bytes() }),
-        // The driver was killed or interrupted: no failure of this worker, and there is no driver to read a report.
+        // The driver was killed or interrupted: this worker has not failed, and no driver would read a report.
         Err(error) if error.is::<DriverGone>() => Ok(()),
         Err(error) => {
             send_report(&Report::Failed { reason: format!("{error:#}") })?;
@@ -39,7 +39,7 @@ pub(crate) async fn run(args: WorkerArgs) -> Result<()> {
 }
 
 async fn work(driver: &mut DriverLink, args: WorkerArgs) -> Result<()> {
-    send_report(&Report::Here(Introduction { origin: Origin::here(), clock: clock::name() }))?;
+    send_report(&Report::Introduced(Introduction { origin: Origin::here(), clock: clock::identifier() }))?;
     match driver.next_order().await? {
         Order::Produce(job) => producer::run(job, args.data, driver).await,
         Order::Consume(job) => consumer::run(job, driver).await,

@@ -1,7 +1,8 @@
 """tensor-relay's Python package as a contender: bench/src/relay.rs in Python.
 
 The harness runs it as `PYTHON -c …`, in an interpreter that has tensor_relay and NumPy. Each side also works with the
-Rust version of the other side: protocol (bench/src/contender.rs), ticket files and requests of small tensors are equal.
+Rust version of the other side: the protocol (bench/src/contender.rs), ticket files and requests of small tensors are
+the same.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import numpy as np
 import tensor_relay
 
 TIMEOUT_S = 600.0
-"""How long a round may take before the other side is considered dead."""
+"""The time limit of a round."""
 
 MESSAGE_BYTES = 4096
 """The size of a small tensor, which begins with the time stamp of its publication."""

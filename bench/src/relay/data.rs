@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tensor_relay_server::{Dtype, Shape, TensorName, TensorSpec};
 
-/// The kinds of content.
+/// The kind of content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Data {
@@ -20,8 +20,8 @@ pub enum Data {
 }
 
 impl Data {
-    /// Its name on the command line.
-    pub(crate) fn word(self) -> &'static str {
+    /// The name of this kind on the command line.
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Noise => "noise",
             Self::Weights => "weights",
@@ -29,7 +29,7 @@ impl Data {
         }
     }
 
-    /// Divides `bytes` into this number of `tensors`.
+    /// The specifications of this number of `tensors`, which share `bytes` evenly.
     ///
     /// # Errors
     /// When `bytes` is no multiple of the element size.
@@ -38,10 +38,10 @@ impl Data {
         let element_bytes = u64::from(dtype.bits() / 8);
         ensure!(bytes.is_multiple_of(element_bytes), "{bytes} bytes are no whole number of {dtype} elements");
         let spec = |(number, elements)| {
-            let name = TensorName::new(&format!("model.layers.{number}.{}", self.word()))?;
+            let name = TensorName::new(&format!("model.layers.{number}.{}", self.name()))?;
             Ok(TensorSpec::new(name, dtype, Shape::new(&[elements])?))
         };
-        (0u32..).zip(cut(bytes / element_bytes, tensors)).map(spec).collect()
+        (0u32..).zip(divide(bytes / element_bytes, tensors)).map(spec).collect()
     }
 
     /// Fills `out` with the bytes of tensor number `tensor`.
@@ -61,8 +61,8 @@ impl Data {
     }
 }
 
-/// Divides `elements` into this number of `tensors`; the remainder goes to the first ones, an element each.
-fn cut(elements: u64, tensors: u32) -> impl Iterator<Item = u64> {
+/// Divides `elements` into this number of `tensors`; the remainder goes to the first tensors, an element each.
+fn divide(elements: u64, tensors: u32) -> impl Iterator<Item = u64> {
     let tensors = u64::from(tensors);
     let (each, remainder) = (elements / tensors, elements % tensors);
     (0..tensors).map(move |number| each + u64::from(number < remainder))
@@ -73,14 +73,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_size_can_be_divided() {
-        assert_eq!(cut(10, 4).collect::<Vec<_>>(), [3, 3, 2, 2]);
-        assert_eq!(cut(2, 3).collect::<Vec<_>>(), [1, 1, 0]);
-        assert_eq!(cut(1 << 30, 10_000).sum::<u64>(), 1 << 30);
+    fn elements_are_divided_evenly() {
+        assert_eq!(divide(10, 4).collect::<Vec<_>>(), [3, 3, 2, 2]);
+        assert_eq!(divide(2, 3).collect::<Vec<_>>(), [1, 1, 0]);
+        assert_eq!(divide(1 << 30, 10_000).sum::<u64>(), 1 << 30);
     }
 
     #[test]
-    fn elements_are_whole() {
+    fn a_part_of_an_element_is_refused() {
         assert_eq!(Data::Weights.specs(1000, 3).unwrap().len(), 3);
         assert!(Data::Weights.specs(1001, 3).is_err());
         assert!(Data::Noise.specs(1001, 3).is_ok());

@@ -1,6 +1,7 @@
-//! Publishes the payload as a new version for each round, from one copy in memory.
+//! The publisher of the payload, which is a new version in each round, from one copy in memory.
 
-use super::{Hold, PayloadArgs};
+use super::PayloadArgs;
+use crate::node::Hold;
 use anyhow::Result;
 use bytes::Bytes;
 use std::{convert::Infallible, sync::Arc};
@@ -10,7 +11,7 @@ use tensor_relay_server::{
     Borrowed, Publication, Publishable, Publisher, Server, Staging, TensorSpec, Topic, TopicOptions,
 };
 
-/// The payload, laid out and hashed before the first round.
+/// A publisher of the payload, which is laid out and hashed before the first round.
 pub(super) struct RoundPublisher {
     staging: Staging,
     specs: Vec<TensorSpec>,
@@ -35,7 +36,7 @@ pub(super) struct PublishedRound {
 }
 
 impl RoundPublisher {
-    /// Generates a payload of `bytes` bytes as `args` describe, in one pass, and hashes it in another.
+    /// Generates and hashes a payload of `bytes` bytes, as `args` describe.
     ///
     /// # Errors
     /// When memory is exhausted, or `bytes` is no multiple of the element size.
@@ -97,19 +98,19 @@ pub(super) fn topic(round: u32) -> Result<Topic> {
 
 /// Generates the payload in the layout of `manifest`, and hashes its chunks.
 fn fill(manifest: &Manifest, args: &PayloadArgs) -> Result<Payload, AllocError> {
-    let in_memory = |range: std::ops::Range<u64>| range.start as usize..range.end as usize;
+    let to_usize = |range: std::ops::Range<u64>| range.start as usize..range.end as usize;
     let mut region = HostMemory::new(u64::MAX).allocate(manifest.payload_bytes() as usize)?;
     region.fill(0);
     for (number, tensor) in manifest.tensors().iter().enumerate() {
-        args.data.fill(number, &mut region[in_memory(tensor.range())]);
+        args.data.fill(number, &mut region[to_usize(tensor.range())]);
     }
     let bytes = region.freeze();
     let chunks = manifest.chunking().iter();
-    let hashes = chunks.map(|(_, range)| ChunkHash::of(&bytes[in_memory(range)])).collect();
+    let hashes = chunks.map(|(_, range)| ChunkHash::of(&bytes[to_usize(range)])).collect();
     let tensors = manifest
         .tensors()
         .iter()
-        .map(|tensor| bytes.slice(in_memory(tensor.range())))
+        .map(|tensor| bytes.slice(to_usize(tensor.range())))
         .collect();
     Ok(Payload { tensors, source: Arc::new(HostSource::new(bytes)), hashes })
 }

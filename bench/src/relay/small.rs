@@ -1,11 +1,11 @@
 //! Small tensors, published on request.
 //!
 //! The receiving side requests each version by a byte, over a plain TCP connection to the port after the serving
-//! side's. The measured time begins before the serving side stages the tensor, which contains this time, includes
-//! publishing, and ends when the receiving program has the committed snapshot.
+//! side's. The measured time begins before the serving side stages the tensor, which contains the time stamp; it ends
+//! when the receiving program has the committed snapshot.
 
 use crate::{
-    contender::Small,
+    contender::SmallMessages,
     latency::{self, Latencies, Stamp},
 };
 use anyhow::{Context, Result};
@@ -26,7 +26,7 @@ const TENSOR: &str = "message";
 /// The deadline of one version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Publishes a version of its topic for each request.
+/// A publisher that publishes a version of its topic for each request.
 pub(super) struct SmallPublisher {
     listener: TcpListener,
     publisher: Publisher,
@@ -87,7 +87,7 @@ fn request_address(server: SocketAddr) -> SocketAddr {
 ///
 /// # Errors
 /// When a version is not received in time, or is not the expected one.
-pub(super) async fn receive(client: &Client, remote: SocketAddr, count: u32) -> Result<Small> {
+pub(super) async fn receive(client: &Client, remote: SocketAddr, count: u32) -> Result<SmallMessages> {
     let mut requests = TcpStream::connect(request_address(remote))
         .await
         .context("cannot connect to request small tensors")?;

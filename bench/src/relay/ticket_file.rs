@@ -14,8 +14,8 @@ use tensor_relay_client::Ticket;
 pub(crate) struct TicketFile(PathBuf);
 
 impl TicketFile {
-    /// Writes `ticket` of the server at `port` to a file for processes of the same user. A file that a killed server
-    /// left is replaced.
+    /// Writes the `ticket` of the server at `port` to a file that only the same user can read. A file that a killed
+    /// server left behind is replaced.
     ///
     /// # Errors
     /// When a file of this name belongs to another user, or cannot be written.
@@ -38,7 +38,7 @@ impl TicketFile {
 
 impl Drop for TicketFile {
     fn drop(&mut self) {
-        // Usually a receiver has taken it.
+        // Fails if a receiver has taken the ticket, which is usual.
         fs::remove_file(&self.0).ok();
     }
 }
@@ -65,8 +65,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    /// Goal: only its user can read a ticket, it is taken once, and its file is removed. Method: a port without a
-    /// server.
+    /// Goal: only its user can read a ticket, and taking the ticket removes its file. Method: a port without a server.
     #[test]
     fn a_ticket_is_taken_once() {
         let ticket = Ticket::new(vec!["127.0.0.1:1".into()], vec![[7; 32]], None).unwrap();
@@ -79,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_removed_with_its_server() {
+    fn dropping_a_ticket_file_removes_it() {
         let ticket = Ticket::new(vec!["127.0.0.1:2".into()], vec![[7; 32]], None).unwrap();
         drop(TicketFile::create(2, &ticket).unwrap());
         assert!(!path(2).exists());

@@ -58,7 +58,7 @@ pub(super) fn escape(text: &str) -> String {
 
 /// Draws `chart`. The style sheet of the page sets its colours.
 pub(super) fn draw(chart: &Chart) -> String {
-    let height = TOP + chart.bars.len() as f64 * STEP;
+    let height = TOP_MARGIN + chart.bars.len() as f64 * ROW_HEIGHT;
     let scale = Scale::of(&chart.bars);
     let title = escape(chart.title);
     let mut text = format!(
@@ -66,7 +66,7 @@ pub(super) fn draw(chart: &Chart) -> String {
          <text class=\"title\" x=\"0\" y=\"18\">{title}</text>\n"
     );
     for (index, bar) in chart.bars.iter().enumerate() {
-        draw_bar(&mut text, bar, TOP + index as f64 * STEP, scale);
+        draw_bar(&mut text, bar, TOP_MARGIN + index as f64 * ROW_HEIGHT, scale);
     }
     text.push_str("</svg>\n");
     text
@@ -75,17 +75,17 @@ pub(super) fn draw(chart: &Chart) -> String {
 fn draw_bar(text: &mut String, bar: &Bar, top: f64, scale: Scale) {
     let Summary { median, min, max } = bar.value;
     let [value, low, high] = [median, min, max].map(|value| scale.width(value));
-    let (middle, baseline) = (top + THICK / 2.0, top + THICK / 2.0 + 5.0);
+    let (middle, baseline) = (top + BAR_HEIGHT / 2.0, top + BAR_HEIGHT / 2.0 + 5.0);
     let (name, colour) = (escape(&bar.name), class(bar.kind));
-    let (from, to) = (LEFT + low, LEFT + high);
-    let label = LEFT + value.max(high) + 8.0;
+    let (from, to) = (LEFT_MARGIN + low, LEFT_MARGIN + high);
+    let label = LEFT_MARGIN + value.max(high) + 8.0;
     let _ = writeln!(
         text,
         "<text x=\"{:.1}\" y=\"{baseline:.1}\" text-anchor=\"end\">{name}</text>\
-         <rect class=\"{colour}\" x=\"{LEFT}\" y=\"{top:.1}\" width=\"{value:.1}\" height=\"{THICK}\"/>\
+         <rect class=\"{colour}\" x=\"{LEFT_MARGIN}\" y=\"{top:.1}\" width=\"{value:.1}\" height=\"{BAR_HEIGHT}\"/>\
          <path class=\"spread\" d=\"M{from:.1} {middle:.1}H{to:.1}M{from:.1} {:.1}v8M{to:.1} {:.1}v8\"/>\
          <text x=\"{label:.1}\" y=\"{baseline:.1}\">{}</text>",
-        LEFT - 8.0,
+        LEFT_MARGIN - 8.0,
         middle - 4.0,
         middle - 4.0,
         number(median)
@@ -101,7 +101,7 @@ pub(super) fn class(kind: Kind) -> &'static str {
     }
 }
 
-/// Converts values to widths.
+/// The scale of a chart, which converts values to widths.
 #[derive(Debug, Clone, Copy)]
 struct Scale {
     /// The value of the maximum width.
@@ -118,17 +118,17 @@ impl Scale {
     }
 
     fn width(self, value: f64) -> f64 {
-        (value / self.max).clamp(0.0, 1.0) * (WIDTH - LEFT - RIGHT)
+        (value / self.max).clamp(0.0, 1.0) * (WIDTH - LEFT_MARGIN - RIGHT_MARGIN)
     }
 }
 
 // Lengths in SVG user units; the page scales the drawing to its width.
 const WIDTH: f64 = 760.0;
-const LEFT: f64 = 190.0;
-const RIGHT: f64 = 70.0;
-const TOP: f64 = 32.0;
-const STEP: f64 = 26.0;
-const THICK: f64 = 18.0;
+const LEFT_MARGIN: f64 = 190.0;
+const RIGHT_MARGIN: f64 = 70.0;
+const TOP_MARGIN: f64 = 32.0;
+const ROW_HEIGHT: f64 = 26.0;
+const BAR_HEIGHT: f64 = 18.0;
 
 #[cfg(test)]
 mod tests {

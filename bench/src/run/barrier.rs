@@ -1,12 +1,12 @@
 //! A barrier that all workers must reach before any proceeds.
 
-/// Collects one value from each of a set of workers, identified by their numbers. Pure: it does no I/O.
+/// A barrier that collects one value from each of a set of workers, identified by their numbers. It does no I/O.
 #[derive(Debug)]
 pub(crate) struct Barrier<T> {
     places: Vec<(usize, Option<T>)>,
 }
 
-/// The error for an arrival that the barrier does not expect. Each message begins with `it`, the worker.
+/// The error for an arrival that the barrier does not expect. In its messages, `it` is the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unexpected {
     #[error("it does not take part in this step")]
@@ -63,14 +63,14 @@ mod tests {
     }
 
     #[test]
-    fn without_workers_it_is_open() {
+    fn a_barrier_without_workers_is_open() {
         assert!(Barrier::<u8>::new(&[]).open().is_ok_and(|all| all.is_empty()));
     }
 
     proptest! {
-        /// In any order of arrival, the barrier opens with the last worker and returns the value of each.
+        /// In any order of arrival, the barrier opens when the last worker arrives, and returns the value of each.
         #[test]
-        fn it_opens_with_the_last(order in Just((0..20usize).collect::<Vec<_>>()).prop_shuffle()) {
+        fn the_last_worker_opens_the_barrier(order in Just((0..20usize).collect::<Vec<_>>()).prop_shuffle()) {
             let workers: Vec<usize> = (0..20).collect();
             let mut barrier = Barrier::new(&workers);
             for worker in order {

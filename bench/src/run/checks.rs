@@ -31,8 +31,8 @@ pub(super) fn check_sent(sent: &Sent, round: Round) -> Result<()> {
     Ok(())
 }
 
-/// Checks a consumer's report after a round: its versions and bytes against those published, and its hash against the
-/// producer's.
+/// Checks a consumer's report after a round: its versions and bytes against those published, and its snapshot hash
+/// against the producer's.
 pub(super) fn check_received(received: &Received, prepared: &Prepared, round: Round) -> Result<()> {
     ensure!(received.round == round.number, "it finished round {}, not {}", received.round, round.number);
     let published = received.versions.checked_add(received.missed);
@@ -53,7 +53,7 @@ pub(super) fn check_received(received: &Received, prepared: &Prepared, round: Ro
     ensure!(received.bytes <= BYTES_MAX, "it received {} bytes", received.bytes);
     ensure!(received.chunks <= CHUNKS_MAX, "it received {} chunks", received.chunks);
     ensure!(
-        received.proof == prepared.proof,
+        received.snapshot_hash == prepared.snapshot_hash,
         "the received bytes are not the published ones: the hashes differ"
     );
     ensure!(is_time(received.seconds), "it took {} s", received.seconds);
@@ -65,10 +65,10 @@ fn is_time(seconds: f64) -> bool {
     (0.0..=SECONDS_MAX).contains(&seconds)
 }
 
-/// The maximum of reported times: CPU time of many cores for a year.
+/// The maximum of a reported time: a year of CPU time on thirty cores.
 const SECONDS_MAX: f64 = 1e9;
 
-/// The maximum of reported counts: more than any machine moves in a round, and small enough that sums over all rounds
+/// The maxima of reported counts: more than any machine moves in a round, and small enough that sums over all rounds
 /// do not overflow.
 const BYTES_MAX: u64 = 1 << 52;
 const CHUNKS_MAX: u64 = 1 << 40;
@@ -116,14 +116,14 @@ pub(super) mod tests {
 
     #[test]
     fn impossible_reports_are_refused() {
-        for lie in [
+        for report in [
             Prepared { round: 2, ..prepared() },
             Prepared { payload_bytes: u64::MAX, ..prepared() },
             Prepared { tensors: u64::MAX, ..prepared() },
         ] {
-            assert!(check_prepared(&lie, ROUND).is_err(), "{lie:?}");
+            assert!(check_prepared(&report, ROUND).is_err(), "{report:?}");
         }
-        for lie in [
+        for report in [
             Sent { round: 2, ..sent(1.0) },
             Sent { versions: 2, ..sent(1.0) },
             sent(0.0),
@@ -132,22 +132,22 @@ pub(super) mod tests {
             Sent { seconds: f64::NAN, ..sent(1.0) },
             Sent { cpu_s: f64::INFINITY, ..sent(1.0) },
         ] {
-            assert!(check_sent(&lie, ROUND).is_err(), "{lie:?}");
+            assert!(check_sent(&report, ROUND).is_err(), "{report:?}");
         }
-        let wrong_proof = prepared().proof.map(|_| serde_json::from_value(json!("bb")).unwrap());
-        for lie in [
+        let wrong_hash = prepared().snapshot_hash.map(|_| serde_json::from_value(json!("bb")).unwrap());
+        for report in [
             Received { round: 2, ..received(1.0) },
             Received { versions: 0, missed: 1, bytes: 0, ..received(1.0) },
             Received { versions: 2, ..received(1.0) },
             Received { missed: u64::MAX, ..received(1.0) },
             Received { bytes: 1, ..received(1.0) },
             Received { chunks: u64::MAX, ..received(1.0) },
-            Received { proof: wrong_proof, ..received(1.0) },
-            Received { proof: None, ..received(1.0) },
+            Received { snapshot_hash: wrong_hash, ..received(1.0) },
+            Received { snapshot_hash: None, ..received(1.0) },
             Received { seconds: f64::NAN, ..received(1.0) },
             Received { cpu_s: -1.0, ..received(1.0) },
         ] {
-            assert!(check_received(&lie, &prepared(), ROUND).is_err(), "{lie:?}");
+            assert!(check_received(&report, &prepared(), ROUND).is_err(), "{report:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The details of a run's result file beside its tables; `bench/README.md` explains each number.
+//! The details of a run's result file, besides its tables; `bench/README.md` explains each number.
 
 use super::results::Sample;
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 use serde::Serialize;
 use std::fmt;
 
-/// The machines, the settings and every round.
+/// The details of a run: the settings, the machines and every round.
 #[derive(Debug, Serialize)]
 pub(super) struct Details {
     pub(super) network: NetworkFacts,
@@ -59,7 +59,7 @@ pub(super) struct Machine {
     pub(super) clock_of_producer: bool,
 }
 
-/// The number of times that the programs copy each byte, by design; copies by the kernel and the network card not
+/// The number of times that the programs copy each byte, by design. Copies by the kernel and the network card are not
 /// counted.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Copies {
@@ -69,7 +69,7 @@ pub(super) struct Copies {
     pub(super) consumer: u32,
 }
 
-/// Host to host, raw (`ARCHITECTURE.md`, "One chunk's journey").
+/// The copies of raw chunks from host to host (`ARCHITECTURE.md`, "One chunk's journey").
 pub(super) const COPIES: Copies = Copies { producer: 1, consumer: 1 };
 
 impl fmt::Display for NetworkFacts {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn unnamed_clocks_are_not_shared() {
+    fn clocks_without_an_identifier_are_not_shared() {
         let same = |a, b| Machine::new("w", &introduction(a), &introduction(b)).clock_of_producer;
         assert!(same(Some("x"), Some("x")));
         assert!(!same(Some("x"), Some("y")));

@@ -4,7 +4,7 @@ use super::{
     address::NodeAddress,
     checks,
     document::{COPIES, Details, Machine, NetworkFacts, WorkloadFacts},
-    results::{Sample, Scenario, tables},
+    results::{MeasuredScene, Sample, tables},
     workers::Workers,
     workload::{Plan, Scene},
 };
@@ -14,7 +14,7 @@ use crate::{
         Hold,
         load::{Form, Load},
         order::{
-            Consumption, Introduction, Order, Prepared, Production, Received, Report, Round, Sent, Work,
+            ConsumerJob, Introduction, Order, Prepared, ProducerJob, Received, Report, Round, Sent, Work,
         },
     },
     results::Results,
@@ -45,22 +45,23 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// The deadline for generating a version. The death of the producer is noticed at once.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The margin of a round's deadline beyond the time for its bytes and its timetable.
+/// The part of a round's deadline that does not depend on its bytes and its timetable.
 const ROUND_TIMEOUT_MARGIN: Duration = Duration::from_secs(60);
 
-/// The rate of the slowest network for whose rounds the default deadline suffices.
+/// The rate of the slowest network for which the default deadline of a round suffices.
 const SLOWEST_BYTES_PER_S: u64 = 10_000_000;
 
-/// The number of the producer among the workers. Consumers follow.
+/// The worker number of the producer. The numbers of consumers follow.
 const PRODUCER: usize = 0;
 
-/// Runs all rounds with the workers, the first of which is the producer.
+/// The driver of a run. Its first worker is the producer.
 pub(super) struct Driver {
     workers: Workers,
     settings: Settings,
+    /// The worker numbers of the consumers.
     consumers: Vec<usize>,
     /// The number of rounds begun so far.
-    begun: u32,
+    rounds_begun: u32,
 }
 
 /// The introduction of each worker, by its number.
@@ -68,7 +69,7 @@ type Introductions = Vec<Introduction>;
 
 impl Driver {
     pub(super) fn new(workers: Workers, settings: Settings) -> Self {
-        Self { consumers: (PRODUCER + 1..workers.len()).collect(), workers, settings, begun: 0 }
+        Self { consumers: (PRODUCER + 1..workers.len()).collect(), workers, settings, rounds_begun: 0 }
     }
 
     /// Runs all rounds. Scenes alternate round by round, because a machine's speed drifts: only neighbouring rounds are
@@ -80,31 +81,33 @@ impl Driver {
         let introductions = self.receive_introductions().await?;
         self.assign_jobs().await?;
         let scenes = self.settings.plan.scenes.clone();
-        let mut scenarios: Vec<Scenario> =
-            scenes.iter().map(|scene| self.scenario(scene, &introductions)).collect();
+        let mut measured_scenes: Vec<MeasuredScene> =
+            scenes.iter().map(|scene| self.measured_scene(scene, &introductions)).collect();
         for scene in &scenes {
             self.round(scene, &format!("warm-up, {}", scene.name), self.settings.plan.warm_up_versions())
                 .await?;
         }
         for number in 1..=self.settings.rounds {
-            for (scene, scenario) in scenes.iter().zip(&mut scenarios) {
+            for (scene, measured_scene) in scenes.iter().zip(&mut measured_scenes) {
                 let title = format!("round {number} of {}, {}", self.settings.rounds, scene.name);
                 let sample = self.round(scene, &title, self.settings.plan.versions).await?;
                 eprintln!("{title}: {:.3} GB/s", sample.gb_per_s());
-                scenario.samples.push(sample);
+                measured_scene.samples.push(sample);
             }
         }
-        let memory = self.end_workers(&scenarios).await?;
-        Ok(self.results(network, &introductions, scenarios, memory))
+        let memory = self.end_workers(&measured_scenes).await?;
+        Ok(self.results(network, &introductions, measured_scenes, memory))
     }
 
     /// Waits until all workers run and have introduced themselves.
     async fn receive_introductions(&mut self) -> Result<Introductions> {
         let all: Vec<usize> = (0..self.workers.len()).collect();
-        let introduced = self.workers.gather(&all, "here", self.step(), |report| match report {
-            Report::Here(introduction) => Some(introduction),
-            _ => None,
-        });
+        let introduced =
+            self.workers
+                .gather(&all, "introduced", self.step_timeout(), |report| match report {
+                    Report::Introduced(introduction) => Some(introduction),
+                    _ => None,
+                });
         introduced.await
     }
 
@@ -113,12 +116,14 @@ impl Driver {
         let Settings { plan, hold, udp_payload_max, lanes, .. } = &self.settings;
         let (work, every) = (plan.work.clone(), plan.every);
         let (udp_payload_max, lanes) = (Some(*udp_payload_max), *lanes);
-        let job = Production { work: work.clone(), hold: *hold, udp_payload_max, every };
+        let job = ProducerJob { work: work.clone(), hold: *hold, udp_payload_max, every };
         self.workers.send(&[PRODUCER], &Order::Produce(job)).await?;
-        let tickets = self.workers.gather(&[PRODUCER], "serving", self.step(), |report| match report {
-            Report::Serving { ticket } => Some(ticket),
-            _ => None,
-        });
+        let tickets =
+            self.workers
+                .gather(&[PRODUCER], "serving", self.step_timeout(), |report| match report {
+                    Report::Serving { ticket } => Some(ticket),
+                    _ => None,
+                });
         let text = tickets.await?.concat();
         let ticket = self
             .ticket(&text)
@@ -129,17 +134,17 @@ impl Driver {
                 .plan
                 .scenes
                 .iter()
-                .any(|scene| scene.slow.map(worker) == Some(consumer));
+                .any(|scene| scene.slow.map(worker_of) == Some(consumer));
             let ticket = ticket.to_string();
-            let job = Consumption { ticket, work: work.clone(), udp_payload_max, lanes, every, slow };
+            let job = ConsumerJob { ticket, work: work.clone(), udp_payload_max, lanes, every, slow };
             self.workers.send(&[consumer], &Order::Consume(job)).await?;
         }
-        let connected =
-            self.workers
-                .gather(&self.consumers, "connected", self.step(), |report| match report {
-                    Report::Connected => Some(()),
-                    _ => None,
-                });
+        let connected = self
+            .workers
+            .gather(&self.consumers, "connected", self.step_timeout(), |report| match report {
+                Report::Connected => Some(()),
+                _ => None,
+            });
         connected.await.map(|_| ())
     }
 
@@ -155,24 +160,24 @@ impl Driver {
 
     /// Prepares, runs and checks one round of `scene`.
     async fn round(&mut self, scene: &Scene, title: &str, versions: u64) -> Result<Sample> {
-        let readers: Vec<usize> = scene.readers.iter().copied().map(worker).collect();
-        let slow: Vec<usize> = scene.slow.map(worker).into_iter().collect();
+        let readers: Vec<usize> = scene.readers.iter().copied().map(worker_of).collect();
+        let slow: Vec<usize> = scene.slow.map(worker_of).into_iter().collect();
         let consumers = [&readers[..], &slow].concat();
-        self.begun += 1;
-        let round = Round { number: self.begun, readers: readers.len() as u32, versions };
+        self.rounds_begun += 1;
+        let round = Round { number: self.rounds_begun, readers: readers.len() as u32, versions };
         let prepared = self.prepare(round, &consumers).await?;
 
-        let patience = self.patience(&prepared, round);
+        let commit_timeout = self.commit_timeout(&prepared, round);
         self.workers.start_progress(
             title.into(),
             prepared.payload_bytes.saturating_mul(versions),
             &consumers,
         );
-        let begin = Order::Begin { round: round.number, patience_s: patience.as_secs() };
+        let begin = Order::Begin { round: round.number, commit_timeout_s: commit_timeout.as_secs() };
         // Consumers first, so that they are waiting when the producer publishes.
         self.workers.send(&consumers, &begin).await?;
         self.workers.send(&[PRODUCER], &begin).await?;
-        let (sent, received) = self.outcome(&readers, patience).await?;
+        let (sent, received) = self.round_reports(&readers, commit_timeout).await?;
         self.workers.stop_progress();
 
         let producer = self.workers.name(PRODUCER);
@@ -185,7 +190,7 @@ impl Driver {
         Ok(Sample { scene: scene.name.clone(), prepared, sent, received })
     }
 
-    /// Makes the producer generate the version, and then the consumers subscribe. All are ready when this returns.
+    /// Makes the producer generate the version, and then the consumers subscribe. Returns when all workers are ready.
     async fn prepare(&mut self, round: Round, consumers: &[usize]) -> Result<Prepared> {
         let deadline = self.settings.deadline.unwrap_or(PREPARE_TIMEOUT);
         self.workers.send(&[PRODUCER], &Order::Prepare(round)).await?;
@@ -196,68 +201,78 @@ impl Driver {
         let prepared = prepared.await?.pop().context("gather returned nothing")?;
         checks::check_prepared(&prepared, round).with_context(|| self.workers.name(PRODUCER).to_owned())?;
         self.workers.send(consumers, &Order::Prepare(round)).await?;
-        let waiting = self.workers.gather(consumers, "waiting", self.step(), |report| match report {
-            Report::Waiting { round: number } if number == round.number => Some(()),
-            _ => None,
-        });
-        waiting.await?;
+        let subscribed =
+            self.workers
+                .gather(consumers, "subscribed", self.step_timeout(), |report| match report {
+                    Report::Subscribed { round: number } if number == round.number => Some(()),
+                    _ => None,
+                });
+        subscribed.await?;
         Ok(prepared)
     }
 
-    /// Waits for the reports of producer and readers at the end of a round, in any order.
-    async fn outcome(&mut self, readers: &[usize], patience: Duration) -> Result<(Sent, Vec<Received>)> {
-        enum Done {
+    /// Waits for the reports of the producer and the readers at the end of a round, in any order.
+    async fn round_reports(
+        &mut self,
+        readers: &[usize],
+        commit_timeout: Duration,
+    ) -> Result<(Sent, Vec<Received>)> {
+        enum RoundReport {
             Sent(Sent),
             Received(Received),
         }
         let all = [&[PRODUCER], readers].concat();
-        // The producer's own deadline is `patience`, and its error says which consumers are late.
-        let deadline = patience + STEP_TIMEOUT;
+        // Later than the producer's own deadline, whose error says how many consumers committed.
+        let deadline = commit_timeout + STEP_TIMEOUT;
         let done = self.workers.gather(&all, "sent or received", deadline, |report| match report {
-            Report::Sent(sent) => Some(Done::Sent(sent)),
-            Report::Received(received) => Some(Done::Received(received)),
+            Report::Sent(sent) => Some(RoundReport::Sent(sent)),
+            Report::Received(received) => Some(RoundReport::Received(received)),
             _ => None,
         });
         let (mut sent, mut received) = (None, Vec::new());
         for (worker, done) in all.iter().zip(done.await?) {
             match (*worker, done) {
-                (PRODUCER, Done::Sent(report)) => sent = Some(report),
-                (PRODUCER, Done::Received(_)) => break,
-                (_, Done::Received(report)) => received.push(report),
-                (_, Done::Sent(_)) => break,
+                (PRODUCER, RoundReport::Sent(report)) => sent = Some(report),
+                (PRODUCER, RoundReport::Received(_)) => break,
+                (_, RoundReport::Received(report)) => received.push(report),
+                (_, RoundReport::Sent(_)) => break,
             }
         }
-        let outcome = sent.filter(|_| received.len() == readers.len()).map(|sent| (sent, received));
-        outcome.context(
+        let reports = sent.filter(|_| received.len() == readers.len()).map(|sent| (sent, received));
+        reports.context(
             "a consumer reported that it published, or the producer that it received: run the same build on all hosts",
         )
     }
 
-    /// Stops the slow readers, which receive until they are told to stop.
+    /// Stops the slow readers, which receive until this order.
     async fn stop(&mut self, slow: &[usize], round: Round) -> Result<()> {
         self.workers.send(slow, &Order::Stop { round: round.number }).await?;
-        let stopped = self.workers.gather(slow, "stopped", self.step(), |report| match report {
-            Report::Stopped { round: number, .. } if number == round.number => Some(()),
-            _ => None,
-        });
+        let stopped = self
+            .workers
+            .gather(slow, "stopped", self.step_timeout(), |report| match report {
+                Report::Stopped { round: number, .. } if number == round.number => Some(()),
+                _ => None,
+            });
         stopped.await.map(|_| ())
     }
 
     /// Ends all workers, the producer last, and returns a table of their peak memory.
-    async fn end_workers(&mut self, scenarios: &[Scenario]) -> Result<Table> {
-        let samples = scenarios.iter().flat_map(|scenario| &scenario.samples);
+    async fn end_workers(&mut self, measured_scenes: &[MeasuredScene]) -> Result<Table> {
+        let samples = measured_scenes.iter().flat_map(|measured_scene| &measured_scene.samples);
         let version = samples.map(|sample| sample.prepared.payload_bytes).max().unwrap_or(0);
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let mut rows = Vec::new();
         for workers in [self.consumers.clone(), vec![PRODUCER]] {
             self.workers.send(&workers, &Order::End).await?;
-            let peaks = self.workers.gather(&workers, "ended", self.step(), |report| match report {
-                Report::Ended { peak_resident_bytes } => Some(peak_resident_bytes),
-                _ => None,
-            });
+            let peaks = self
+                .workers
+                .gather(&workers, "ended", self.step_timeout(), |report| match report {
+                    Report::Ended { peak_resident_bytes } => Some(peak_resident_bytes),
+                    _ => None,
+                });
             for (worker, peak) in workers.iter().zip(peaks.await?) {
                 let setting = Cells::of([("worker", self.workers.name(*worker).to_owned())]);
-                // Without cells, where the worker's kernel does not report its peak.
+                // A worker whose kernel does not report its peak has no cells.
                 let memory = Cells::default()
                     .and("peak_resident_mib", peak.map(mib))
                     .and("beyond_a_version_mib", peak.map(|peak| mib(peak.saturating_sub(version))));
@@ -267,12 +282,12 @@ impl Driver {
         Ok(Table::new("Memory", rows))
     }
 
-    fn scenario(&self, scene: &Scene, introductions: &Introductions) -> Scenario {
-        let readers = || scene.readers.iter().copied().map(worker);
+    fn measured_scene(&self, scene: &Scene, introductions: &Introductions) -> MeasuredScene {
+        let readers = || scene.readers.iter().copied().map(worker_of);
         let has_clock_of_producer = |reader: usize| {
             Machine::new("", &introductions[reader], &introductions[PRODUCER]).clock_of_producer
         };
-        Scenario {
+        MeasuredScene {
             name: scene.name.clone(),
             readers: readers().map(|reader| self.workers.name(reader).into()).collect(),
             one_clock: readers().all(has_clock_of_producer),
@@ -285,7 +300,7 @@ impl Driver {
         &self,
         network: NetworkFacts,
         introductions: &Introductions,
-        scenarios: Vec<Scenario>,
+        measured_scenes: Vec<MeasuredScene>,
         memory: Table,
     ) -> Results<Details> {
         let Settings { name, plan, rounds, hold, lanes, .. } = &self.settings;
@@ -295,7 +310,7 @@ impl Driver {
             "tensor-relay alone; medians over {rounds} rounds (minimum to maximum); ratios of each scene to the first, round \
              by round, with the confidence interval of their median."
         );
-        let mut tables = tables(&scenarios);
+        let mut tables = tables(&measured_scenes);
         tables.push(memory);
         let details = Details {
             network,
@@ -310,7 +325,10 @@ impl Driver {
                 warm_up_rounds: 1,
             },
             machines: (0..self.workers.len()).map(machine).collect(),
-            rounds: scenarios.into_iter().flat_map(|scenario| scenario.samples).collect(),
+            rounds: measured_scenes
+                .into_iter()
+                .flat_map(|measured_scene| measured_scene.samples)
+                .collect(),
             copies_per_byte: COPIES,
         };
         let mut results = Results::new("run", title, about, details);
@@ -318,12 +336,12 @@ impl Driver {
         results
     }
 
-    fn step(&self) -> Duration {
+    fn step_timeout(&self) -> Duration {
         self.settings.deadline.unwrap_or(STEP_TIMEOUT)
     }
 
-    /// The deadline of `round`, from its size.
-    fn patience(&self, prepared: &Prepared, round: Round) -> Duration {
+    /// The producer's deadline for the commits of `round`, from its size.
+    fn commit_timeout(&self, prepared: &Prepared, round: Round) -> Duration {
         self.settings.deadline.unwrap_or_else(|| {
             let bytes = prepared.payload_bytes.saturating_mul(round.versions);
             let bytes = bytes.saturating_mul(round.readers.into());
@@ -333,12 +351,12 @@ impl Driver {
     }
 }
 
-/// The worker number of the consumer with number `consumer`.
-fn worker(consumer: usize) -> usize {
+/// The worker number of consumer number `consumer`.
+fn worker_of(consumer: usize) -> usize {
     PRODUCER + 1 + consumer
 }
 
-/// `work` for the result file: of a file's path only the name, because the folder may be private.
+/// `work` for the result file, with only the name of its file, because the folder may be private.
 fn without_folder(work: &Work) -> Work {
     match work {
         Work::Version(Load { form: Form::File { path }, content }) => {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Formats the progress of consumers in a round as a line of text. Pure: the time is an argument.
+/// The progress of consumers in a round, formatted as a line of text.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     title: String,
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_of_the_time_since_the_last_line() {
+    fn rates_count_from_the_last_line() {
         let mut progress = Progress::default();
         assert_eq!(progress.line(Duration::from_secs(1)), None, "nothing has begun");
         progress.begin("round 1".into(), 4_000_000_000, [(1, "a".into()), (2, "b".into())].into_iter());

@@ -25,7 +25,7 @@ pub(super) struct Sample {
 
 /// The counted rounds of one scene.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Scenario {
+pub(super) struct MeasuredScene {
     pub(super) name: String,
     /// The names of the readers.
     pub(super) readers: Vec<String>,
@@ -36,19 +36,19 @@ pub(super) struct Scenario {
     pub(super) samples: Vec<Sample>,
 }
 
-/// From publish until the consumer has the version, by a clock that both share.
+/// The name of the one-way latency: from publish until the consumer has the version, by a clock that both share.
 const ONE_WAY: &str = "publish to commit";
 
-/// From publish until the producer has received the notice of the commit.
+/// The name of the round-trip latency: from publish until the producer has received the commits of all consumers.
 const ROUND_TRIP: &str = "publish until the producer knows of the commit";
 
-/// Summarises `scenarios`: all workers together, each worker, and the latencies of versions.
-pub(super) fn tables(scenarios: &[Scenario]) -> Vec<Table> {
-    let scenes = scenarios.iter().map(|scenario| scenario.row(scenarios.first()));
+/// Summarises `measured_scenes`: all workers together, each worker, and the latencies of versions.
+pub(super) fn tables(measured_scenes: &[MeasuredScene]) -> Vec<Table> {
+    let scenes = measured_scenes.iter().map(|scene| scene.row(measured_scenes.first()));
     vec![
         Table::new("All together", scenes),
-        Table::new("Each worker", scenarios.iter().flat_map(Scenario::workers)),
-        Table::new("Latency", scenarios.iter().flat_map(Scenario::latencies)),
+        Table::new("Each worker", measured_scenes.iter().flat_map(MeasuredScene::workers)),
+        Table::new("Latency", measured_scenes.iter().flat_map(MeasuredScene::latencies)),
     ]
 }
 
@@ -62,7 +62,7 @@ impl Sample {
         self.bytes() as f64 / self.sent.seconds / 1e9
     }
 
-    fn together(&self, is_stream: bool) -> Cells<f64> {
+    fn all_workers(&self, is_stream: bool) -> Cells<f64> {
         let consumers: f64 = self.received.iter().map(|received| received.cpu_s).sum();
         let missed: u64 = self.received.iter().map(|received| received.missed).sum();
         let rate = self.sent.versions as f64 / self.sent.seconds;
@@ -72,11 +72,11 @@ impl Sample {
             .and("missed", is_stream.then_some(missed as f64))
     }
 
-    fn of_producer(&self) -> Cells<f64> {
+    fn producer(&self) -> Cells<f64> {
         with_traffic([("cpu_s_per_gib", cpu::per_gib(self.sent.cpu_s, self.bytes()))], self.sent.traffic)
     }
 
-    fn of_consumer(&self, reader: usize, is_stream: bool) -> Option<Cells<f64>> {
+    fn consumer(&self, reader: usize, is_stream: bool) -> Option<Cells<f64>> {
         let received = self.received.get(reader)?;
         // A stream is paced by the producer, so its rate is measured by the producer's time.
         let seconds = if is_stream { self.sent.seconds } else { received.seconds };
@@ -96,8 +96,8 @@ fn with_traffic<const N: usize>(cells: [(&str, f64); N], traffic: Traffic) -> Ce
         .and("lost_packets", Some(traffic.lost_packets as f64))
 }
 
-impl Scenario {
-    /// The row of all workers together, with the ratio to `first` unless this is `first`.
+impl MeasuredScene {
+    /// The row of all workers together, with the ratio of its rate to that of `first`, unless this is `first`.
     fn row(&self, first: Option<&Self>) -> Row {
         let largest = self
             .samples
@@ -107,10 +107,10 @@ impl Scenario {
         let (tensors, bytes) = largest.map_or((0, 0), |p| (p.tensors, p.payload_bytes));
         let setting = [("scene", self.name.clone()), ("tensors", tensors.to_string())];
         let setting = Cells::of(setting).and("version", Some(size::text(bytes)));
-        let samples: Vec<_> = self.samples.iter().map(|sample| sample.together(self.is_stream)).collect();
+        let samples: Vec<_> = self.samples.iter().map(|sample| sample.all_workers(self.is_stream)).collect();
         let mut row = Row::of(setting, &samples);
         if let Some(first) = first.filter(|first| first.name != self.name) {
-            let rates = |scenario: &Self| scenario.samples.iter().map(Sample::gb_per_s).collect::<Vec<_>>();
+            let rates = |scene: &Self| scene.samples.iter().map(Sample::gb_per_s).collect::<Vec<_>>();
             let pairs: Vec<(f64, f64)> = std::iter::zip(rates(self), rates(first)).collect();
             row.ratios = Cells::default().and("gb_per_s", PairedRatio::of(&pairs));
         }
@@ -123,15 +123,12 @@ impl Scenario {
             let setting = [("worker", worker.to_owned()), ("scene", self.name.clone())];
             Row::of(Cells::of(setting), &cells)
         };
-        let of_reader = |(reader, name): (usize, &String)| {
-            let cells = self
-                .samples
-                .iter()
-                .filter_map(|sample| sample.of_consumer(reader, self.is_stream));
+        let reader_row = |(reader, name): (usize, &String)| {
+            let cells = self.samples.iter().filter_map(|sample| sample.consumer(reader, self.is_stream));
             row(name, cells.collect())
         };
-        let readers: Vec<Row> = self.readers.iter().enumerate().map(of_reader).collect();
-        let producer = row("producer", self.samples.iter().map(Sample::of_producer).collect());
+        let readers: Vec<Row> = self.readers.iter().enumerate().map(reader_row).collect();
+        let producer = row("producer", self.samples.iter().map(Sample::producer).collect());
         readers.into_iter().chain([producer]).collect()
     }
 
@@ -142,8 +139,8 @@ impl Scenario {
             .iter()
             .filter(|_| self.one_clock)
             .flat_map(|sample| &sample.received);
-        let one_way = merged(one_way.map(|received| &received.one_way));
-        let round_trip = merged(self.samples.iter().map(|sample| &sample.sent.round_trips));
+        let one_way = merged_latencies(one_way.map(|received| &received.one_way));
+        let round_trip = merged_latencies(self.samples.iter().map(|sample| &sample.sent.round_trips));
         let row = |(what, latency): (&str, Option<Cells<f64>>)| {
             let setting = Cells::of([("latency", format!("{}, {what}", self.name))]);
             latency.map(|latency| Row::of(setting, [&latency]))
@@ -155,7 +152,7 @@ impl Scenario {
     }
 }
 
-fn merged<'a>(all: impl Iterator<Item = &'a Buckets>) -> Option<Cells<f64>> {
+fn merged_latencies<'a>(all: impl Iterator<Item = &'a Buckets>) -> Option<Cells<f64>> {
     let mut latencies = LatencyHistogram::new();
     all.for_each(|buckets| latencies.add(buckets));
     latencies.summary()
@@ -168,15 +165,15 @@ mod tests {
         *,
     };
 
-    /// Two rounds with two readers: the first took `seconds`, the second twice as long.
-    fn scenario(name: &str, seconds: f64) -> Scenario {
+    /// A scene of two rounds with two readers: the first round took `seconds`, the second twice as long.
+    fn measured_scene(name: &str, seconds: f64) -> MeasuredScene {
         let sample = |seconds| Sample {
             scene: name.into(),
             prepared: prepared(),
             sent: sent(seconds),
             received: vec![received(seconds), received(seconds / 2.0)],
         };
-        Scenario {
+        MeasuredScene {
             name: name.into(),
             readers: vec!["a".into(), "b".into()],
             one_clock: true,
@@ -185,22 +182,24 @@ mod tests {
         }
     }
 
-    fn with_latencies(mut scenario: Scenario, one_way: &[u64], round_trips: &[u64]) -> Scenario {
+    fn with_latencies(mut scene: MeasuredScene, one_way: &[u64], round_trips: &[u64]) -> MeasuredScene {
         let buckets = |ns: &[u64]| {
             let mut latencies = LatencyHistogram::new();
             ns.iter().for_each(|ns| latencies.record(*ns));
             latencies.buckets()
         };
-        for sample in &mut scenario.samples {
+        for sample in &mut scene.samples {
             sample.sent.round_trips = buckets(round_trips);
             sample.received.iter_mut().for_each(|r| r.one_way = buckets(one_way));
         }
-        scenario
+        scene
     }
 
     #[test]
-    fn rates_are_of_all_readers_together_and_of_each() {
-        let [scenes, workers, latencies] = &tables(&[scenario("scene", 1.0)])[..] else { panic!("three") };
+    fn rates_are_computed_for_all_readers_and_for_each() {
+        let [scenes, workers, latencies] = &tables(&[measured_scene("scene", 1.0)])[..] else {
+            panic!("three")
+        };
         let gib = (1u64 << 30) as f64 / 1e9;
         let of = |row: &Row, number| *row.measured.get(number).unwrap();
         let rate = of(&scenes.rows[0], "gb_per_s");
@@ -216,33 +215,33 @@ mod tests {
 
     #[test]
     fn scenes_are_compared_round_by_round() {
-        let tables = tables(&[scenario("fast", 1.0), scenario("slow", 2.0)]);
+        let tables = tables(&[measured_scene("fast", 1.0), measured_scene("slow", 2.0)]);
         let ratio = tables[0].rows[1].ratios.get("gb_per_s").unwrap();
         assert_eq!((ratio.median, ratio.low, ratio.high), (0.5, 0.5, 0.5));
         assert!(tables[0].rows[0].ratios.0.is_empty());
     }
 
     #[test]
-    fn one_way_times_need_one_clock() {
-        let counts = |scenario: Scenario| -> Vec<f64> {
-            scenario
+    fn one_way_latencies_require_a_common_clock() {
+        let counts = |scene: MeasuredScene| -> Vec<f64> {
+            scene
                 .latencies()
                 .iter()
                 .map(|row| row.measured.get("count").unwrap().median)
                 .collect()
         };
-        let here = with_latencies(scenario("scene", 1.0), &[1000, 3000], &[5000]);
-        let apart = Scenario { one_clock: false, ..here.clone() };
+        let here = with_latencies(measured_scene("scene", 1.0), &[1000, 3000], &[5000]);
+        let apart = MeasuredScene { one_clock: false, ..here.clone() };
         assert_eq!((counts(here), counts(apart)), (vec![8.0, 2.0], vec![2.0]));
     }
 
     #[test]
     fn empty_rounds_have_no_numbers() {
-        let mut empty = scenario("scene", 1.0);
+        let mut empty = measured_scene("scene", 1.0);
         for sample in &mut empty.samples {
             sample.received.iter_mut().for_each(|received| received.bytes = 0);
         }
-        let none = Scenario { samples: vec![], ..empty.clone() };
+        let none = MeasuredScene { samples: vec![], ..empty.clone() };
         let text = serde_json::to_string(&tables(&[empty, none])).unwrap();
         assert!(!text.contains("null"), "{text}");
     }

@@ -34,10 +34,10 @@ pub(crate) struct WorkerHandle {
     process: Option<Process>,
 }
 
-/// An event of the worker with a number: a report, or the end of its reports.
+/// An event of a worker, after its number: a report, or the end of its reports.
 pub(crate) type Event = (usize, Result<Report, Disconnected>);
 
-/// The reason for which a worker sends no more reports.
+/// The reason why a worker sends no more reports.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Disconnected {
     #[error("it ended")]
@@ -83,7 +83,7 @@ impl WorkerHandle {
         })?;
         stream.set_nodelay(true)?;
         let (reports, mut orders) = stream.into_split();
-        let greeted = greeting::present(reports, &mut orders, token).await;
+        let greeted = greeting::prove_token(reports, &mut orders, token).await;
         let reports = greeted.with_context(|| format!("cannot work with {name}"))?;
         tokio::spawn(forward_reports(reports, index, events));
         Ok(Self { name, orders: Box::new(orders), process: None })
@@ -104,7 +104,7 @@ impl WorkerHandle {
         }
     }
 
-    /// Why the worker's connection ended, as a sentence for an error.
+    /// The reason why the worker's connection ended, as a sentence for an error.
     pub(crate) async fn end_reason(&mut self) -> String {
         match &mut self.process {
             Some(process) => format!("it {}", process.end_reason().await),
@@ -113,7 +113,7 @@ impl WorkerHandle {
     }
 }
 
-/// Forwards the reports of a worker to `events`, and at last the reason for which they ended.
+/// Forwards the reports of a worker to `events`, and finally the reason why they ended.
 async fn forward_reports(
     mut lines: Lines<impl AsyncRead + Unpin>,
     index: usize,

@@ -19,17 +19,17 @@ const EVENTS_MAX: usize = 64;
 /// The interval of progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long to wait for the failure report of a worker that accepts no more orders.
+/// The time to wait for the failure report of a worker that accepts no more orders.
 const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The length to which a worker's failure reason is truncated.
 const REASON_MAX_CHARS: usize = 2_000;
 
-/// The workers, numbered from 0, and the queue of their events. Every error names the worker that failed, contradicted
-/// itself or missed a deadline.
+/// The workers, numbered from 0, and the queue of their events. Every error names the worker that failed, sent an
+/// unexpected report or missed a deadline.
 pub(crate) struct Workers {
     handles: Vec<WorkerHandle>,
-    /// The workers that have reported their end, whose disconnection is no error.
+    /// The workers that have reported `Ended`, whose disconnection is no error.
     ended: HashSet<usize>,
     events: mpsc::Receiver<Event>,
     progress: Progress,
@@ -80,7 +80,7 @@ impl Workers {
     /// Sends the same order to each of `workers`.
     ///
     /// # Errors
-    /// When a worker is gone: the failure that it reported, if it reported one in time.
+    /// When a worker accepts no order: the first failure that any worker reported, if one arrives in time.
     pub(crate) async fn send(&mut self, workers: &[usize], order: &Order) -> Result<()> {
         for worker in workers {
             if let Err(error) = self.handles[*worker].send(order).await {
@@ -101,17 +101,17 @@ impl Workers {
         None
     }
 
-    /// Waits for one report from each of `workers`, and returns what `wanted` extracts from them, in the order of
-    /// `workers`. `step` names the expected report in errors.
+    /// Waits for one report from each of `workers`, and returns the values that `extract` takes from them, in the
+    /// order of `workers`. `step` names the expected report in errors.
     ///
     /// # Errors
-    /// When any worker fails or disconnects, when `wanted` returns `None`, or when a report is missing at `deadline`.
+    /// When any worker fails or disconnects, when `extract` returns `None`, or when a report is missing at `deadline`.
     pub(crate) async fn gather<T>(
         &mut self,
         workers: &[usize],
         step: &str,
         deadline: Duration,
-        wanted: impl Fn(Report) -> Option<T>,
+        extract: impl Fn(Report) -> Option<T>,
     ) -> Result<Vec<T>> {
         let until = Instant::now() + deadline;
         let mut barrier = Barrier::new(workers);
@@ -124,7 +124,7 @@ impl Workers {
                 Some((worker, event)) = self.events.recv() => {
                     let Some(report) = self.handle_event(worker, event).await? else { continue };
                     let name = report.name();
-                    let value = wanted(report).ok_or_else(|| self.unexpected_report(worker, name, step))?;
+                    let value = extract(report).ok_or_else(|| self.unexpected_report(worker, name, step))?;
                     let arrived = barrier.arrive(worker, value);
                     arrived.map_err(|error| anyhow!("{} reported `{step}`: {error}", self.name(worker)))?;
                 }
@@ -144,7 +144,7 @@ impl Workers {
         event: Result<Report, Disconnected>,
     ) -> Result<Option<Report>> {
         match event {
-            Ok(Report::Moving { bytes }) => {
+            Ok(Report::Progress { bytes }) => {
                 self.progress.record(worker, bytes);
                 Ok(None)
             }
@@ -179,7 +179,7 @@ impl Workers {
     }
 }
 
-/// `text` of another host, truncated and without control characters, so that it is safe to print on a terminal.
+/// `text` from another host, truncated and without control characters, so that it is safe to print on a terminal.
 fn printable(text: &str) -> String {
     let shown = text.chars().take(REASON_MAX_CHARS);
     shown.map(|c| if c.is_control() { ' ' } else { c }).collect()
@@ -214,7 +214,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_expected_report_is_returned() {
-        let mut workers = one_worker(r#"echo '{"moving":{"bytes":1}}'; echo '"connected"'; exec sleep 60"#);
+        let mut workers = one_worker(r#"echo '{"progress":{"bytes":1}}'; echo '"connected"'; exec sleep 60"#);
         workers.gather(&[0], "connected", TIMEOUT, connected).await.unwrap();
     }
 
@@ -224,8 +224,8 @@ mod tests {
         assert_eq!(late, "consumer 1 did not report `connected` within 20ms");
         let dead = failure("exit 3", TIMEOUT).await;
         assert!(dead.starts_with("consumer 1 is gone: it ended early, with exit status: 3"), "{dead}");
-        let other = failure(r#"echo '{"waiting":{"round":1}}'; exec sleep 60"#, TIMEOUT).await;
-        assert!(other.starts_with("consumer 1 reported `waiting` instead of `connected`"), "{other}");
+        let other = failure(r#"echo '{"subscribed":{"round":1}}'; exec sleep 60"#, TIMEOUT).await;
+        assert!(other.starts_with("consumer 1 reported `subscribed` instead of `connected`"), "{other}");
         let garbage = failure("echo hello; exec sleep 60", TIMEOUT).await;
         assert!(garbage.starts_with("cannot read reports of consumer 1: it sent \"hello\""), "{garbage}");
         let endless = failure("yes | tr -d '\\n'", TIMEOUT).await;
@@ -235,9 +235,10 @@ mod tests {
         assert_eq!(failed, "consumer 1 failed: no [2Jmemory", "without the control character");
     }
 
-    /// Goal: sending to a failed worker returns the failure that it reported. Method: it closes its standard input.
+    /// Goal: sending to a failed worker returns the failure that it reported. Method: a worker that closes its standard
+    /// input.
     #[tokio::test]
-    async fn a_failed_worker_has_a_reason() {
+    async fn sending_to_a_failed_worker_returns_its_failure() {
         let mut workers = one_worker(r#"exec <&-; echo '{"failed":{"reason":"no memory"}}'; exec sleep 60"#);
         let error = loop {
             if let Err(error) = workers.send(&[0], &Order::End).await {

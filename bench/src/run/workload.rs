@@ -1,4 +1,4 @@
-//! The workloads: their options, and the plan of a run made from these.
+//! The workloads, their options, and the plan of a run with these options.
 
 use crate::node::{
     Model,
@@ -54,7 +54,7 @@ pub struct WorkloadArgs {
     /// `weights` for `state-dict`, else `random`.
     #[arg(long, value_name = "random|weights|FILE")]
     pub content: Option<ContentArg>,
-    /// For `state-dict`: the tensor names and shapes of a known model, instead of those of a generated transformer of
+    /// For `state-dict`: the tensor names and shapes of this model, instead of those of a generated transformer of
     /// --size.
     #[arg(long, value_enum)]
     pub model: Option<Model>,
@@ -103,7 +103,7 @@ const COUNT: u32 = 10_000;
 const RATE: u32 = 1_000;
 const SECONDS: u32 = 5;
 
-/// A warm-up round has one in so many versions of a stream.
+/// The number of versions in a counted round for each version in a warm-up round.
 const WARM_UP_SHARE: u64 = 10;
 
 /// The maximum number of versions in a round.
@@ -137,7 +137,7 @@ impl Workload {
         let all = || (0..consumers).collect();
         match self {
             Self::FanOut => {
-                ensure!(consumers >= 2, "`fan-out` compares one consumer with several: give it two or more");
+                ensure!(consumers >= 2, "`fan-out` compares one consumer with several: it needs two or more");
                 Ok(vec![scene("one consumer", vec![0]), scene(&format!("{consumers} consumers"), all())])
             }
             Self::SlowReader => {
@@ -202,7 +202,7 @@ impl WorkloadArgs {
                 Form::Equal { count: self.count(), bytes: self.size.unwrap_or(SMALL_BYTES) }
             }
             (_, Workload::StateDict) => match self.model {
-                Some(model) => Form::Known { model, scale: self.scale.unwrap_or(1.0) },
+                Some(model) => Form::Model { model, scale: self.scale.unwrap_or(1.0) },
                 None => Form::Generated { bytes },
             },
             _ => Form::Bulk { bytes },
@@ -233,7 +233,7 @@ impl Plan {
         (self.versions / WARM_UP_SHARE).max(1)
     }
 
-    /// The duration of a round that is published by a timetable; 0 for other rounds.
+    /// The duration of a round whose versions have a fixed rate; 0 for other rounds.
     pub(crate) fn timetable_s(&self) -> u64 {
         match self.work {
             Work::Stream { pace: Pace::PerSecond(rate), .. } => {
@@ -297,9 +297,9 @@ mod tests {
     }
 
     #[test]
-    fn options_count() {
+    fn options_change_the_plan() {
         let model = load("--workload state-dict --model gpt2 --scale 0.5 --content random");
-        assert_eq!(model.form, Form::Known { model: Model::Gpt2, scale: 0.5 });
+        assert_eq!(model.form, Form::Model { model: Model::Gpt2, scale: 0.5 });
         assert_eq!(model.content, Content::Random);
         assert_eq!(load("--content a.safetensors").form, Form::File { path: "a.safetensors".into() });
         let versions = plan("--workload versions --per-second 3 --seconds 7 --every", 1).unwrap();
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn default_consumers_all_take_part() {
+    fn every_consumer_takes_part_in_a_scene() {
         for workload in Workload::value_variants() {
             let plan = plan(&format!("--workload {}", workload.name()), workload.consumers()).unwrap();
             let mut taking_part: Vec<usize> = plan

@@ -1,8 +1,8 @@
-//! The receiving side.
+//! The receiving side of bare quinn.
 
 use super::{CHUNK_BYTES, Settings};
 use crate::{
-    contender::{Begun, Received, Small},
+    contender::{Begun, Received, SmallMessages},
     latency::{self, Latencies},
     tls,
 };
@@ -12,7 +12,7 @@ use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use std::net::SocketAddr;
 use tokio::task::JoinSet;
 
-/// Receives the same bytes into the same memory, round after round.
+/// A client that receives the same bytes into the same memory, round after round.
 #[derive(Debug)]
 pub(super) struct Client {
     endpoint: Endpoint,
@@ -61,7 +61,7 @@ impl Client {
     ///
     /// # Errors
     /// When the connection breaks, or a message is invalid.
-    pub(super) async fn receive_small(&self, count: u32) -> Result<Small> {
+    pub(super) async fn receive_small(&self, count: u32) -> Result<SmallMessages> {
         let mut latencies = Latencies::new(count);
         for _ in 0..latency::messages(count) {
             let mut response = self.request(Request::SMALL).await?;
@@ -104,7 +104,7 @@ fn touched_memory(bytes: u64) -> Vec<Box<[u8]>> {
 
 /// Fills `chunk` with the bytes of `stream`, which must have its length.
 async fn read(mut stream: RecvStream, mut chunk: Box<[u8]>) -> Result<Box<[u8]>> {
-    let mut pieces: [Bytes; PIECES] = std::array::from_fn(|_| Bytes::new());
+    let mut pieces: [Bytes; PIECES_MAX] = std::array::from_fn(|_| Bytes::new());
     let mut filled = 0;
     while let Some(count) = stream.read_chunks(&mut pieces).await? {
         for piece in &mut pieces[..count] {
@@ -124,13 +124,13 @@ async fn read(mut stream: RecvStream, mut chunk: Box<[u8]>) -> Result<Box<[u8]>>
 pub(super) struct Request;
 
 impl Request {
-    /// Send the payload.
+    /// Requests the payload.
     pub(super) const ALL: &[u8] = b"all";
-    /// Send a small message that contains the time.
+    /// Requests a small message that contains the time.
     pub(super) const SMALL: &[u8] = b"small";
     /// The maximum length of a request.
     pub(super) const MAX_BYTES: usize = 5;
 }
 
 /// The maximum number of packets read at a time, which saves wake-ups and locks.
-const PIECES: usize = 64;
+const PIECES_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! The serving side.
+//! The serving side of bare quinn.
 
 use super::{CHUNK_BYTES, CHUNKS_IN_FLIGHT, Settings, client::Request};
 use crate::{
@@ -11,7 +11,7 @@ use quinn::{Connection, ConnectionError, Endpoint, Incoming, SendStream};
 use std::net::SocketAddr;
 use tokio::task::JoinSet;
 
-/// Sends the same memory to each client.
+/// A server that sends the same memory to each client.
 #[derive(Debug)]
 pub(super) struct Server {
     endpoint: Endpoint,
@@ -30,7 +30,7 @@ impl Server {
         Ok(Self { endpoint, memory })
     }
 
-    /// The address that it listens on.
+    /// The address that the server listens on.
     ///
     /// # Errors
     /// When the system does not report it.

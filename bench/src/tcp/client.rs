@@ -1,8 +1,8 @@
-//! The receiving side.
+//! The receiving side of TCP.
 
 use super::{Encryption, PIECE_BYTES, request, socket, stream::Stream};
 use crate::{
-    contender::{Begun, Received, Small},
+    contender::{Begun, Received, SmallMessages},
     latency::{self, Latencies},
 };
 use anyhow::Result;
@@ -11,11 +11,11 @@ use std::{
     net::SocketAddr,
 };
 
-/// Receives the same bytes into the same memory, round after round.
+/// A client that receives the same bytes into the same memory, round after round.
 #[derive(Debug)]
 pub(super) struct Client {
     stream: Stream,
-    /// Untouched until the first round, whose time includes the page faults, like that of a first version.
+    /// Untouched until the first round, whose time includes its page faults, as with tensor-relay.
     memory: Vec<u8>,
 }
 
@@ -48,7 +48,7 @@ impl Client {
     ///
     /// # Errors
     /// When the connection breaks.
-    pub(super) fn receive_small(&mut self, count: u32) -> Result<Small> {
+    pub(super) fn receive_small(&mut self, count: u32) -> Result<SmallMessages> {
         let mut latencies = Latencies::new(count);
         let mut message = [0; latency::MESSAGE_BYTES];
         for _ in 0..latency::messages(count) {

@@ -1,4 +1,4 @@
-//! The serving side.
+//! The serving side of TCP.
 
 use super::{Encryption, PIECE_BYTES, request, socket, stream::Stream};
 use crate::{
@@ -12,7 +12,7 @@ use std::{
     net::{SocketAddr, TcpListener, TcpStream},
 };
 
-/// Sends the same memory to each client.
+/// A server that sends the same memory to each client.
 #[derive(Debug)]
 pub(super) struct Server {
     listener: TcpListener,
@@ -29,7 +29,7 @@ impl Server {
         Ok(Self { listener: socket::listen(address)?, memory, encryption })
     }
 
-    /// The address that it listens on.
+    /// The address that the server listens on.
     ///
     /// # Errors
     /// When the system does not report it.

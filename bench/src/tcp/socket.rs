@@ -26,7 +26,7 @@ pub(super) fn listen(address: SocketAddr) -> Result<TcpListener> {
 /// When the system lacks a resource, e.g. file descriptors.
 pub(super) fn accept(listener: &TcpListener) -> Result<TcpStream> {
     let (stream, _) = listener.accept()?;
-    prepare(&stream)?;
+    set_options(&stream)?;
     Ok(stream)
 }
 
@@ -40,7 +40,7 @@ pub(super) fn connect(remote: SocketAddr) -> Result<TcpStream> {
         .connect_timeout(&remote.into(), CONNECT_TIMEOUT)
         .with_context(|| format!("cannot connect to {remote}"))?;
     let stream = socket.into();
-    prepare(&stream)?;
+    set_options(&stream)?;
     Ok(stream)
 }
 
@@ -53,7 +53,7 @@ fn socket(address: SocketAddr) -> Result<Socket> {
     Ok(socket)
 }
 
-fn prepare(stream: &TcpStream) -> Result<()> {
+fn set_options(stream: &TcpStream) -> Result<()> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(SILENCE_TIMEOUT))?;
     stream.set_write_timeout(Some(SILENCE_TIMEOUT))?;

@@ -21,12 +21,12 @@ impl Content {
         match self.dtype {
             Dtype::Bf16 => self.fill_words(offset, out, four_bf16),
             Dtype::F32 => self.fill_words(offset, out, two_f32),
-            // The plan has only one further dtype, i64.
+            // The plan's i64 counters, and all dtypes that are not weights.
             _ => self.fill_words(offset, out, one_counter),
         }
     }
 
-    /// The first byte at which `bytes`, which begin at `offset`, differ: its offset, the expected and the found value.
+    /// The first difference of `bytes`, which begin at `offset`: its offset, the expected byte and the byte found.
     pub(super) fn first_difference(&self, offset: u64, bytes: &[u8]) -> Option<(u64, u8, u8)> {
         let mut expected = [0; BLOCK_BYTES];
         let mut at = offset;

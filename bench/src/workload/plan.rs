@@ -48,7 +48,7 @@ impl Transformer {
     }
 }
 
-/// The width of a model with `parameters`: real models have about width³ / 10 parameters (8 × 10⁹ for a width of 4096).
+/// The width of a model with `parameters`: models have about width³ / 10 parameters (8 × 10⁹ for a width of 4096).
 fn hidden_size(parameters: u64) -> u64 {
     let fits = |hidden: &u64| u128::from(*hidden).pow(3) <= 10 * u128::from(parameters);
     let sizes = (1..).map(|n| n * HIDDEN_STEP);
@@ -57,17 +57,17 @@ fn hidden_size(parameters: u64) -> u64 {
 
 /// The matrices and vectors of one layer, with one head of keys and values for four heads of queries.
 fn layer(hidden: u64) -> [(&'static str, Vec<u64>); 9] {
-    let (shared, inner) = (hidden / 4, hidden / 4 * 11);
+    let (key_value_width, mlp_width) = (hidden / 4, hidden / 4 * 11);
     [
         ("input_layernorm.weight", vec![hidden]),
         ("self_attn.q_proj.weight", vec![hidden, hidden]),
-        ("self_attn.k_proj.weight", vec![shared, hidden]),
-        ("self_attn.v_proj.weight", vec![shared, hidden]),
+        ("self_attn.k_proj.weight", vec![key_value_width, hidden]),
+        ("self_attn.v_proj.weight", vec![key_value_width, hidden]),
         ("self_attn.o_proj.weight", vec![hidden, hidden]),
         ("post_attention_layernorm.weight", vec![hidden]),
-        ("mlp.gate_proj.weight", vec![inner, hidden]),
-        ("mlp.up_proj.weight", vec![inner, hidden]),
-        ("mlp.down_proj.weight", vec![hidden, inner]),
+        ("mlp.gate_proj.weight", vec![mlp_width, hidden]),
+        ("mlp.up_proj.weight", vec![mlp_width, hidden]),
+        ("mlp.down_proj.weight", vec![hidden, mlp_width]),
     ]
 }
 

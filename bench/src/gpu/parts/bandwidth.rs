@@ -3,10 +3,10 @@
 use super::{Job, rate};
 use crate::{
     gpu::{
+        engine::Engine,
         line::Cells,
         passes::Passes,
         payload::OnDevice,
-        place::Engine,
         plain::{self, Direction, Plain},
         stream::{pieces, read_all, write_all},
     },
@@ -24,31 +24,30 @@ this number of copies in flight. Each engine has one stream for each direction; 
 streams. `of_plain` is the rate divided by that of the page-locked plain copies of the same pass.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
-    let engines = [job.engine()?, job.engine()?];
-    let slot_bytes = *chunks(&job).iter().max().expect("there are chunk sizes") as usize;
-    let mut lanes = Vec::new();
-    for engine in engines {
+    let slot_bytes = *chunk_sizes(&job).iter().max().expect("there are chunk sizes") as usize;
+    let mut engines = Vec::new();
+    for engine in [job.engine()?, job.engine()?] {
         // An engine only copies memory that it allocated itself.
         let memory = engine.device(Capacity { slots: 1, slot_bytes })?;
-        lanes.push((OnDevice::whole(&memory, job.bytes)?, engine));
+        engines.push((OnDevice::whole(&memory, job.bytes)?, engine));
     }
     let mut passes = Passes::within(job.budget());
-    while passes.another() {
+    while passes.begin_next() {
         let plain = measure_plain(&job)?;
-        for chunk_bytes in chunks(&job) {
+        for chunk_bytes in chunk_sizes(&job) {
             for in_flight in job.choose(&[1, 2, 4, 8], &[1, 2]) {
-                let lane = Lane { chunk_bytes, in_flight };
-                measure(&job, &lanes[..1], lane, plain).await?;
+                let settings = CopySettings { chunk_bytes, in_flight };
+                measure(&job, &engines[..1], settings, plain).await?;
             }
         }
         for chunk_bytes in job.choose(&[1 << 20, 4 << 20], &[1 << 20]) {
-            measure(&job, &lanes, Lane { chunk_bytes, in_flight: 4 }, plain).await?;
+            measure(&job, &engines, CopySettings { chunk_bytes, in_flight: 4 }, plain).await?;
         }
     }
     Ok(())
 }
 
-fn chunks(job: &Job) -> Vec<u64> {
+fn chunk_sizes(job: &Job) -> Vec<u64> {
     let usual: Vec<u64> = (18..=26).map(|exponent| 1 << exponent).collect();
     job.choose(&usual, &[256 << 10, 1 << 20])
 }
@@ -67,24 +66,30 @@ fn measure_plain(job: &Job) -> Result<Option<Plain>> {
     Ok(Some(plain))
 }
 
-/// The settings of one engine.
+/// The size of the copies of an engine, and the number in flight.
 #[derive(Clone, Copy)]
-struct Lane {
+struct CopySettings {
     chunk_bytes: u64,
     in_flight: usize,
 }
 
-async fn measure(job: &Job, engines: &[(OnDevice, Engine)], lane: Lane, plain: Option<Plain>) -> Result<()> {
+/// Measures and prints the rate of copies by all `engines` together, in each direction.
+async fn measure(
+    job: &Job,
+    engines: &[(OnDevice, Engine)],
+    settings: CopySettings,
+    plain: Option<Plain>,
+) -> Result<()> {
     for direction in Direction::BOTH {
         let share = job.bytes / engines.len() as u64;
         let mut ends = Vec::new();
         for (payload, engine) in engines {
-            ends.push(End::new(engine, payload, direction, lane)?);
+            ends.push(SourceOrSink::new(engine, payload, direction, settings)?);
         }
         let begun = Instant::now();
         let mut copies = JoinSet::new();
         for (number, end) in (0..).zip(ends) {
-            copies.spawn(end.copy(number * share, share, lane));
+            copies.spawn(end.copy(number * share, share, settings));
         }
         while let Some(copied) = copies.join_next().await {
             copied??;
@@ -92,8 +97,8 @@ async fn measure(job: &Job, engines: &[(OnDevice, Engine)], lane: Lane, plain: O
         let gb_per_s = rate(share * engines.len() as u64, begun.elapsed().as_secs_f64());
         let setting = Cells::of([
             ("direction", direction.name().into()),
-            ("chunk", size::text(lane.chunk_bytes)),
-            ("in flight", lane.in_flight.to_string()),
+            ("chunk", size::text(settings.chunk_bytes)),
+            ("in flight", settings.in_flight.to_string()),
             ("engines", engines.len().to_string()),
         ]);
         let of_plain = plain.map(|plain| gb_per_s / plain.locked(direction));
@@ -106,18 +111,23 @@ async fn measure(job: &Job, engines: &[(OnDevice, Engine)], lane: Lane, plain: O
     Ok(())
 }
 
-/// The memory to read or write.
-enum End {
+/// The source to read, or the sink to write.
+enum SourceOrSink {
     Source(Arc<dyn Source>),
     Sink(Arc<dyn Sink>),
 }
 
-impl End {
+impl SourceOrSink {
     /// The source or sink of `payload` with slots of its own: a third more than copies in flight, so that a source can
     /// lend a slot for every read.
-    fn new(engine: &Engine, payload: &OnDevice, direction: Direction, lane: Lane) -> Result<Self> {
-        let slots = lane.in_flight + lane.in_flight.div_ceil(3);
-        let device = engine.device(Capacity { slots, slot_bytes: lane.chunk_bytes as usize })?;
+    fn new(
+        engine: &Engine,
+        payload: &OnDevice,
+        direction: Direction,
+        settings: CopySettings,
+    ) -> Result<Self> {
+        let slots = settings.in_flight + settings.in_flight.div_ceil(3);
+        let device = engine.device(Capacity { slots, slot_bytes: settings.chunk_bytes as usize })?;
         let payload = payload.through(engine, &device)?;
         Ok(match direction {
             Direction::ToHost => Self::Source(payload.source()?),
@@ -125,12 +135,12 @@ impl End {
         })
     }
 
-    async fn copy(self, start: u64, len_bytes: u64, lane: Lane) -> Result<()> {
-        let ranges = pieces(len_bytes, lane.chunk_bytes);
+    async fn copy(self, start: u64, len_bytes: u64, settings: CopySettings) -> Result<()> {
+        let ranges = pieces(len_bytes, settings.chunk_bytes);
         let ranges = ranges.iter().map(|range| start + range.start..start + range.end).collect();
         match self {
-            Self::Source(source) => read_all(&source, &ranges, lane.in_flight).await,
-            Self::Sink(sink) => write_all(&sink, &ranges, lane.in_flight).await,
+            Self::Source(source) => read_all(&source, &ranges, settings.in_flight).await,
+            Self::Sink(sink) => write_all(&sink, &ranges, settings.in_flight).await,
         }
     }
 }

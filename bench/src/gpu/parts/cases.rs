@@ -1,7 +1,7 @@
 //! The test cases of every copy engine, run on this device.
 
 use super::Job;
-use crate::gpu::place::{Engine, Place};
+use crate::gpu::engine::{DeviceArg, Engine};
 use anyhow::Result;
 use std::{
     any::Any,
@@ -21,18 +21,18 @@ pub(super) async fn run(job: Job) -> Result<()> {
     Ok(())
 }
 
-/// Runs one case on a new engine of the given device.
-type Case = fn(Place) -> Result<()>;
+/// A function that runs one case on a new engine of the given device.
+type Case = fn(DeviceArg) -> Result<()>;
 
-/// Runs `case` on a thread of its own, which is left behind if it hangs.
-fn outcome(place: Place, case: Case) -> Result<String, String> {
-    let (done, end) = mpsc::channel();
+/// Runs `case` on a thread of its own, which is abandoned if it hangs.
+fn outcome(device: DeviceArg, case: Case) -> Result<String, String> {
+    let (sender, receiver) = mpsc::channel();
     let begun = Instant::now();
     thread::spawn(move || {
-        let end = catch_unwind(AssertUnwindSafe(|| case(place)));
-        let _ = done.send(end.map_err(panic_message));
+        let result = catch_unwind(AssertUnwindSafe(|| case(device)));
+        let _ = sender.send(result.map_err(panic_message));
     });
-    match end.recv_timeout(CASE_TIMEOUT) {
+    match receiver.recv_timeout(CASE_TIMEOUT) {
         Ok(Ok(Ok(()))) => Ok(format!("{} ms", begun.elapsed().as_millis())),
         Ok(Ok(Err(error))) => Err(format!("cannot open an engine: {error:#}")),
         Ok(Err(panic)) => Err(panic),
@@ -54,9 +54,9 @@ fn panic_message(panic: Box<dyn Any + Send>) -> String {
 macro_rules! cases {
     ($($case:ident)*) => {
         fn all() -> Vec<(&'static str, Case)> {
-            vec![$((stringify!($case), |place| {
+            vec![$((stringify!($case), |device| {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-                match Engine::open(place)? {
+                match Engine::open(device)? {
                     Engine::Host(engine) => runtime.block_on(tensor_relay_device::cases::$case(engine)),
                     Engine::Cuda(engine) => runtime.block_on(tensor_relay_device::cases::$case(engine)),
                 }

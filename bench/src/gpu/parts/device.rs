@@ -3,10 +3,10 @@
 use super::Job;
 use crate::{
     gpu::{
+        engine::{DeviceArg, Engine},
         line::Printer,
-        place::{Engine, Place},
     },
-    machine::line,
+    machine::trimmed_file,
 };
 use anyhow::{Context, Result};
 use tensor_relay_device::cuda;
@@ -22,11 +22,11 @@ pub(in crate::gpu) const FREE_BYTES: &str = "free bytes";
 
 pub(super) fn run(job: Job) -> Result<()> {
     match job.device {
-        Place::Host => {
+        DeviceArg::Host => {
             job.printer().fact(KIND, "host");
             job.printer().fact("name", "the reference engine in host memory");
         }
-        Place::Cuda(ordinal) => describe(job.printer(), ordinal)?,
+        DeviceArg::Cuda(ordinal) => describe(job.printer(), ordinal)?,
     }
     Engine::open(job.device)?;
     Ok(())
@@ -55,8 +55,8 @@ fn is_fake(name: &str) -> bool {
 
 /// Prints what the kernel reports about the driver and the device's bus. Containers often hide parts of it.
 fn describe_bus(printer: Printer, pci_bus_id: &str) {
-    let of_device = |file: &str| line(&format!("/sys/bus/pci/devices/{pci_bus_id}/{file}"));
-    let driver = line("/proc/driver/nvidia/version");
+    let of_device = |file: &str| trimmed_file(&format!("/sys/bus/pci/devices/{pci_bus_id}/{file}"));
+    let driver = trimmed_file("/proc/driver/nvidia/version");
     let driver = driver.and_then(|text| text.lines().next().map(|line| line.replace("NVRM version:", "")));
     let facts = [
         ("driver", driver.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))),

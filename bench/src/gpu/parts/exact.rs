@@ -3,11 +3,11 @@
 use super::Job;
 use crate::{
     gpu::{
+        engine::Engine,
         line::Printer,
         loopback::{Receiving, Serving, Setup},
         own_runtime::OwnRuntime,
         payload::{self, OnDevice, noise_of},
-        place::Engine,
     },
     size,
 };

@@ -35,7 +35,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
         services.push((readers, service));
     }
     let mut passes = Passes::within(job.budget());
-    while passes.another() {
+    while passes.begin_next() {
         for (readers, service) in &mut services {
             let before = service.serving.stats().encoder;
             let round = service.round(&source).await?;

@@ -3,10 +3,10 @@
 use super::{Job, Part};
 use crate::gpu::{
     child,
+    engine::{DeviceArg, Engine},
     line::{Line, Printer},
     loopback::{Loopback, Receiving, Serving, Setup},
     payload,
-    place::{Engine, Place},
     stream::pieces,
 };
 use anyhow::{Context, Result, bail};
@@ -35,14 +35,14 @@ times are from the fault. If the complete version arrived nevertheless, the case
 
 pub(super) async fn run(job: Job) -> Result<()> {
     match (job.scenario, job.device) {
-        (Some(scenario), Place::Cuda(ordinal)) => run_scenario(&job, scenario, ordinal).await,
-        (None, Place::Cuda(_)) => {
+        (Some(scenario), DeviceArg::Cuda(ordinal)) => run_scenario(&job, scenario, ordinal).await,
+        (None, DeviceArg::Cuda(_)) => {
             for scenario in Scenario::value_variants() {
                 run_in_child(&job, *scenario).await;
             }
             Ok(())
         }
-        (_, Place::Host) => {
+        (_, DeviceArg::Host) => {
             job.printer().note("The host engine has no context that could be lost.");
             Ok(())
         }
@@ -115,9 +115,9 @@ const SCENARIO_TIMEOUT: Duration = Duration::from_secs(25);
 async fn run_scenario(job: &Job, scenario: Scenario, ordinal: usize) -> Result<()> {
     let engine = job.engine()?;
     let device = engine.device(Capacity { slots: 8, slot_bytes: CHUNK_BYTES as usize })?;
-    let (on_device, on_host) = payload::both(&engine, job.bytes).await?;
+    let (on_device, on_host) = payload::on_device_and_host(&engine, job.bytes).await?;
     let gpu_source = on_device.through(&engine, &device)?.source()?;
-    // A slot that the transfer cannot use, for the check of the engine afterwards.
+    // A slot that the transfer does not use, to check the engine afterwards.
     let spare = engine.device(Capacity { slots: 1, slot_bytes: CHUNK_BYTES as usize })?;
     let spare = on_device.through(&engine, &spare)?.source()?;
     let source = if scenario.is_at_server() { gpu_source } else { Arc::clone(&on_host) };
@@ -137,18 +137,18 @@ async fn run_scenario(job: &Job, scenario: Scenario, ordinal: usize) -> Result<(
             job.printer().note(note);
             return Ok(());
         }
-        Err(error) => return Err(error).context("the context could not be broken_at"),
+        Err(error) => return Err(error).context("the context could not be broken"),
     }
     match scenario.is_at_server() {
         true => {
             let name = format!("{}: the server gives the version up, and serves the next", scenario.name());
             let outcome = server_recovers(&mut serving, reader, &on_host, broken_at).await;
-            job.printer().check(name, job.judge(outcome));
+            job.printer().check(name, job.check_result(outcome));
         }
         false => {
             let name = format!("{}: the client reports an error", scenario.name());
             job.printer()
-                .check(name, job.judge(client_reports(reader.next().await, broken_at)));
+                .check(name, job.check_result(client_reports(reader.next().await, broken_at)));
         }
     }
     check_engine(job.printer(), scenario, &spare).await;
@@ -183,8 +183,8 @@ async fn server_recovers(
         anyhow::Ok(earlier_versions)
     };
     match next.await {
-        Ok(0) => Ok(Effect::Noticed(format!("given up after {given_up_s:.3} s; the next version arrived"))),
-        Ok(_) => Ok(Effect::Missed),
+        Ok(0) => Ok(Effect::Reported(format!("given up after {given_up_s:.3} s; the next version arrived"))),
+        Ok(_) => Ok(Effect::VersionArrived),
         Err(error) => {
             Err(format!("given up after {given_up_s:.3} s; the next version did not arrive: {error:#}"))
         }
@@ -199,9 +199,9 @@ const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(12);
 fn client_reports(next: Result<Snapshot>, broken_at: Instant) -> Result<Effect, String> {
     let seconds = broken_at.elapsed().as_secs_f64();
     match next {
-        Ok(_) => Ok(Effect::Missed),
+        Ok(_) => Ok(Effect::VersionArrived),
         Err(error) if error.is::<SubscriptionError>() => {
-            Ok(Effect::Noticed(format!("after {seconds:.3} s: {error:#}")))
+            Ok(Effect::Reported(format!("after {seconds:.3} s: {error:#}")))
         }
         Err(error) => Err(format!("no error after {seconds:.3} s: {error:#}")),
     }
@@ -212,27 +212,27 @@ const CHUNK_BYTES: u64 = 1 << 20;
 
 /// The effect of a fault on a transfer.
 enum Effect {
-    /// The fault was noticed; the text says when and how.
-    Noticed(String),
+    /// The fault was reported; the text says when and how.
+    Reported(String),
     /// The complete version arrived, verified.
-    Missed,
+    VersionArrived,
 }
 
 impl Job {
-    /// The result of a check. A fault without effect fails it, except in a quick run, whose transfers may end before
-    /// it.
-    fn judge(&self, outcome: Result<Effect, String>) -> Result<String, String> {
+    /// The result of a check. A fault without effect is a failure, except in a quick run, in which the transfer may end
+    /// before the fault.
+    fn check_result(&self, outcome: Result<Effect, String>) -> Result<String, String> {
         const NO_EFFECT: &str =
             "the complete version arrived, verified: the fault came too late or had no effect";
         match outcome? {
-            Effect::Noticed(detail) => Ok(detail),
-            Effect::Missed if self.quick => Ok(NO_EFFECT.into()),
-            Effect::Missed => Err(NO_EFFECT.into()),
+            Effect::Reported(detail) => Ok(detail),
+            Effect::VersionArrived if self.quick => Ok(NO_EFFECT.into()),
+            Effect::VersionArrived => Err(NO_EFFECT.into()),
         }
     }
 }
 
-/// Waits until a tenth of the version is verified.
+/// Waits until more than a tenth of the version is verified.
 async fn wait_for_progress(progress: Box<dyn Fn() -> Progress + Send>) -> Result<()> {
     let begun = Instant::now();
     loop {
@@ -247,6 +247,7 @@ async fn wait_for_progress(progress: Box<dyn Fn() -> Progress + Send>) -> Result
     }
 }
 
+/// The deadline for a tenth of the version.
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Checks that a copy of the engine ends or fails within a deadline, and prints the outcome.
@@ -265,11 +266,12 @@ async fn check_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Sou
     printer.check(name, outcome);
 }
 
+/// The deadline for a copy after the fault.
 const COPY_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Prints whether the device can be opened again in the same process.
-fn note_second_engine(printer: Printer, scenario: Scenario, place: Place) {
-    let outcome = match Engine::open(place) {
+fn note_second_engine(printer: Printer, scenario: Scenario, device: DeviceArg) {
+    let outcome = match Engine::open(device) {
         Ok(_) => "opens".to_owned(),
         Err(error) => format!("does not open: {error:#}"),
     };

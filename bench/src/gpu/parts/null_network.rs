@@ -5,12 +5,12 @@ use super::{Job, pipeline_cells, rate};
 use crate::{
     cpu::{self, Usage},
     gpu::{
+        engine::Engine,
         line::Cells,
         passes::Passes,
         payload::{self, OnDevice},
-        place::Engine,
         plain::{self, Plain},
-        stream::{Depth, End, SlotSource, pieces, read_all, transfer, write_all},
+        stream::{Depth, LastStage, SlotSource, pieces, read_all, transfer, write_all},
     },
 };
 use anyhow::Result;
@@ -33,7 +33,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
     from.upload(&payload::noise_of(job.bytes, 0)?).await?;
     let to = OnDevice::whole(&memory, job.bytes)?;
     let mut passes = Passes::within(job.budget());
-    while passes.another() {
+    while passes.begin_next() {
         let plain = plain::measure(job.device, job.bytes)?;
         for (slots, chunk_bytes) in job.pipelines() {
             let pipeline = Pipeline::new(&engine, &from, &to, slots, chunk_bytes)?;
@@ -45,7 +45,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
     Ok(())
 }
 
-/// Both ends with slots of their own, as on two machines.
+/// A sending and a receiving end with slots of their own, as on two machines.
 struct Pipeline {
     manifest: Arc<Manifest>,
     source: Arc<dyn Source>,
@@ -74,20 +74,23 @@ impl Pipeline {
         let bytes = self.source.len_bytes();
         let ranges = pieces(bytes, self.manifest.chunk_bytes().into());
         let in_flight = self.depth.sending;
-        // Warms up: the first use of memory allocates its pages.
-        self.copy(End::Written).await?;
-        let d2h = timed(bytes, read_all(&self.source, &ranges, in_flight)).await?;
-        let h2d = timed(bytes, write_all(&self.sink, &ranges, in_flight)).await?;
-        let network =
-            timed(bytes, transfer(&self.manifest, &self.slots, &self.sink, self.depth, End::Dropped)).await?;
-        let both = async {
+        // A warm-up: the first use of memory allocates its pages.
+        self.transfer(LastStage::Written).await?;
+        let d2h = measured_rate(bytes, read_all(&self.source, &ranges, in_flight)).await?;
+        let h2d = measured_rate(bytes, write_all(&self.sink, &ranges, in_flight)).await?;
+        let network = measured_rate(
+            bytes,
+            transfer(&self.manifest, &self.slots, &self.sink, self.depth, LastStage::Dropped),
+        )
+        .await?;
+        let both_directions = async {
             let reads = read_all(&self.source, &ranges, in_flight);
             let writes = write_all(&self.sink, &ranges, in_flight);
             tokio::try_join!(reads, writes).map(drop)
         };
-        let both_ways = timed(bytes, both).await?;
+        let both_ways = measured_rate(bytes, both_directions).await?;
         let usage = Usage::now();
-        let end_to_end = timed(bytes, self.copy(End::Written)).await?;
+        let end_to_end = measured_rate(bytes, self.transfer(LastStage::Written)).await?;
         let cpu_s = Usage::now().since(usage).total_s();
         let measured = Cells::of([
             ("end_to_end_gb_per_s", end_to_end),
@@ -102,13 +105,13 @@ impl Pipeline {
         Ok(measured.and("of_plain", plain.map(|plain| end_to_end / plain.slower())))
     }
 
-    async fn copy(&self, end: End) -> Result<()> {
-        transfer(&self.manifest, &self.source, &self.sink, self.depth, end).await
+    async fn transfer(&self, last_stage: LastStage) -> Result<()> {
+        transfer(&self.manifest, &self.source, &self.sink, self.depth, last_stage).await
     }
 }
 
 /// The rate at which `work` moves `bytes`.
-async fn timed(bytes: u64, work: impl Future<Output = Result<()>>) -> Result<f64> {
+async fn measured_rate(bytes: u64, work: impl Future<Output = Result<()>>) -> Result<f64> {
     let begun = Instant::now();
     work.await?;
     Ok(rate(bytes, begun.elapsed().as_secs_f64()))

@@ -1,7 +1,7 @@
 //! The program `tensor-relay`, run on this device as a user runs it.
 
 use super::Job;
-use crate::gpu::place::Place;
+use crate::gpu::engine::DeviceArg;
 use anyhow::{Context, Result};
 use std::{path::PathBuf, process::Stdio, time::Duration};
 use tokio::{process::Command, time::timeout};
@@ -11,12 +11,12 @@ pub(super) const ABOUT: &str = "\
 program beside `tensor-relay-bench`.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
-    let Some(program) = beside_this()? else {
+    let Some(program) = find_program()? else {
         job.printer()
             .note("The program tensor-relay is not in the folder of this program, so it was not run.");
         return Ok(());
     };
-    if job.device == Place::Host {
+    if job.device == DeviceArg::Host {
         job.printer().note("The program has no host engine, so it was not run.");
         return Ok(());
     }
@@ -29,7 +29,8 @@ pub(super) async fn run(job: Job) -> Result<()> {
     Ok(())
 }
 
-fn beside_this() -> Result<Option<PathBuf>> {
+/// The path of `tensor-relay` in the folder of this program; `None` if it is not there.
+fn find_program() -> Result<Option<PathBuf>> {
     let this = std::env::current_exe().context("cannot find this program")?;
     let program = this.with_file_name("tensor-relay");
     Ok(program.is_file().then_some(program))

@@ -4,11 +4,11 @@ use super::{Job, pipeline_cells, rate};
 use crate::{
     cpu,
     gpu::{
+        engine::Engine,
         line::Cells,
         loopback::{Loopback, Round, Setup},
         passes::Passes,
         payload::{self, OnDevice},
-        place::Engine,
         stream::{Depth, pieces, read_all, write_all},
     },
 };
@@ -24,11 +24,11 @@ memory to host memory, in the same pass; `d2h` and `h2d` are the copies alone. `
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engine = job.engine()?;
-    let (from, host) = payload::both(&engine, job.bytes).await?;
+    let (from, host) = payload::on_device_and_host(&engine, job.bytes).await?;
     let memory = engine.device(Capacity { slots: 2, slot_bytes: 4 << 20 })?;
     let to = OnDevice::whole(&memory, job.bytes)?;
     let mut passes = Passes::within(job.budget());
-    while passes.another() {
+    while passes.begin_next() {
         for (slots, chunk_bytes) in job.pipelines() {
             let mut pair = Pair::start(&engine, &from, &to, &host, slots, chunk_bytes).await?;
             for _ in 0..if job.quick { 1 } else { ROUNDS } {
@@ -40,7 +40,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
     Ok(())
 }
 
-/// The number of rounds of a service after the warm-up.
+/// The number of measured rounds, after the warm-up.
 const ROUNDS: u32 = 2;
 
 /// The service from GPU to GPU, and the same from host to host.
@@ -56,7 +56,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Starts both and moves the payload once, so that memory is allocated and windows are open.
+    /// Starts both services and moves the payload once, so that memory is allocated and windows are open.
     async fn start(
         engine: &Engine,
         from: &OnDevice,

@@ -4,12 +4,12 @@ use super::{Job, rate};
 use crate::{
     cpu::{self, Usage},
     gpu::{
+        engine::Engine,
         line::Cells,
         loopback::{Loopback, Receiving, Serving, Setup},
         own_runtime::OwnRuntime,
         passes::Passes,
         payload::{self, OnDevice},
-        place::Engine,
         stream::Depth,
     },
 };
@@ -31,11 +31,11 @@ pub(super) async fn run(job: Job) -> Result<()> {
     let from = OnDevice::whole(&memory, job.bytes)?;
     from.upload(&payload::noise_of(job.bytes, 0)?).await?;
     let mut passes = Passes::within(job.budget());
-    while passes.another() {
+    while passes.begin_next() {
         for sessions in job.choose(&[1, 2, 4, 8], &[1, 2]) {
             for servers in [Servers::Own, Servers::One] {
-                let ends = Ends::new(&engine, &from, slots, chunk_bytes, sessions)?;
-                measure(&job, ends, servers).await?;
+                let endpoints = Endpoints::new(&engine, &from, slots, chunk_bytes, sessions)?;
+                measure(&job, endpoints, servers).await?;
             }
         }
     }
@@ -49,8 +49,8 @@ enum Servers {
     One,
 }
 
-/// The source and the landing device of all sessions, each with one pool that has slots for every session.
-struct Ends {
+/// The source and the landing device of all sessions, each with one pool of slots for all sessions.
+struct Endpoints {
     source: Arc<dyn Source>,
     landing: Device,
     chunk_bytes: u64,
@@ -58,7 +58,7 @@ struct Ends {
     sessions: u32,
 }
 
-impl Ends {
+impl Endpoints {
     fn new(engine: &Engine, from: &OnDevice, slots: usize, chunk_bytes: u64, sessions: u32) -> Result<Self> {
         let capacity = Capacity { slots: slots * sessions as usize, slot_bytes: chunk_bytes as usize };
         let (sending, landing) = (engine.device(capacity)?, engine.device(capacity)?);
@@ -90,23 +90,23 @@ impl Ends {
 }
 
 /// Moves the payload once in all sessions to warm up, then measures two rounds of all sessions at once.
-async fn measure(job: &Job, ends: Ends, servers: Servers) -> Result<()> {
-    let mut sessions = ends.start(servers).await?;
+async fn measure(job: &Job, endpoints: Endpoints, servers: Servers) -> Result<()> {
+    let mut sessions = endpoints.start(servers).await?;
     for counted in [false, true, true] {
         let (begun, usage) = (Instant::now(), Usage::now());
         let mut rounds = JoinSet::new();
         for mut session in sessions.drain(..) {
-            let source = Arc::clone(&ends.source);
+            let source = Arc::clone(&endpoints.source);
             rounds.spawn(async move { session.round(&source).await.map(|_| session) });
         }
         while let Some(done) = rounds.join_next().await {
             sessions.push(done??);
         }
-        let bytes = ends.source.len_bytes() * u64::from(ends.sessions);
+        let bytes = endpoints.source.len_bytes() * u64::from(endpoints.sessions);
         let (seconds, cpu_s) = (begun.elapsed().as_secs_f64(), Usage::now().since(usage).total_s());
         if counted {
             let setting = Cells::of([
-                ("sessions", ends.sessions.to_string()),
+                ("sessions", endpoints.sessions.to_string()),
                 ("servers", if matches!(servers, Servers::Own) { "own" } else { "one" }.into()),
                 ("cores", available_parallelism().map_or(0, usize::from).to_string()),
             ]);

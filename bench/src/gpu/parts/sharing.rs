@@ -3,9 +3,9 @@
 use super::{Job, Part, rate};
 use crate::{
     gpu::{
+        engine::Engine,
         line::{Cells, Line},
         payload::{OnDevice, noise_of},
-        place::Engine,
     },
     size,
 };
@@ -56,10 +56,13 @@ async fn export(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
     let outcome = handle.as_ref().map(|handle| format!("at {} of its allocation", handle.offset));
     printer.check("a plain allocation has a handle", outcome.map_err(ToString::to_string));
     if let Ok(handle) = handle {
-        check_both(job, "in place", &Shared::Ipc(handle), None).await?;
+        check_import(job, "in place", &Shared::Ipc(handle), None).await?;
         let this = Engine::Cuda(Arc::clone(engine)).device(CAPACITY)?;
-        let own = this.import(Exported::Ipc(handle), &[]);
-        let outcome = own.err().map(|error| error.to_string()).ok_or_else(|| "it opens".to_owned());
+        let imported = this.import(Exported::Ipc(handle), &[]);
+        let outcome = imported
+            .err()
+            .map(|error| error.to_string())
+            .ok_or_else(|| "it opens".to_owned());
         printer.check("a handle opens nothing in its own process", outcome);
     }
     let buffer = match engine.shared_buffer(job.bytes) {
@@ -79,10 +82,10 @@ async fn export(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
     let refused = ipc_handle(engine, buffer.memory()).err().map(|error| error.to_string());
     printer.check("virtual memory has no handle", refused.ok_or_else(|| "it has one".to_owned()));
     let FdMemory { device, fd, len } = buffer.export()?;
-    check_both(job, "as a copy", &Shared::Fd { device, len }, Some(fd)).await
+    check_import(job, "as a copy", &Shared::Fd { device, len }, Some(fd)).await
 }
 
-/// The number of measured copies: several, because the first one creates the stream.
+/// The number of measured copies: several, because the first copy also creates the stream.
 const FILLS: usize = 5;
 
 fn ipc_handle(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, ShareError> {
@@ -90,11 +93,11 @@ fn ipc_handle(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory
 }
 
 /// Checks that another process can import the memory, and notes whether a process in namespaces of its own can.
-async fn check_both(job: &Job, how: &str, shared: &Shared, fd: Option<OwnedFd>) -> Result<()> {
-    let outcome = other_process(job, &[], shared, &fd).await?;
+async fn check_import(job: &Job, how: &str, shared: &Shared, fd: Option<OwnedFd>) -> Result<()> {
+    let outcome = run_importer(job, &[], shared, &fd).await?;
     job.printer().check(format!("another process reads it {how}"), outcome);
     let namespaced =
-        other_process(job, &["unshare", "--pid", "--ipc", "--fork", "--kill-child"], shared, &fd).await?;
+        run_importer(job, &["unshare", "--pid", "--ipc", "--fork", "--kill-child"], shared, &fd).await?;
     let result = namespaced.unwrap_or_else(|reason| format!("it cannot: {reason}"));
     job.printer()
         .note(format!("A process in PID and IPC namespaces of its own reads it {how}: {result}"));
@@ -103,7 +106,7 @@ async fn check_both(job: &Job, how: &str, shared: &Shared, fd: Option<OwnedFd>) 
 
 /// Starts this program again, with `prefix` before its command line, to import the shared memory. A file descriptor is
 /// passed as its standard input.
-async fn other_process(
+async fn run_importer(
     job: &Job,
     prefix: &[&str],
     shared: &Shared,
@@ -141,7 +144,7 @@ async fn other_process(
 /// The deadline of the other process. Creating a context takes a second, and comparing the bytes another.
 const OTHER_PROCESS_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Imports and compares the shared memory, in the other process.
+/// Imports and compares the shared memory: what the other process does.
 async fn import(job: &Job, engine: &Arc<CudaEngine>, shared: &Shared) -> Result<()> {
     let exported = match *shared {
         Shared::Ipc(memory) => Exported::Ipc(memory),
@@ -175,6 +178,7 @@ async fn compare(job: &Job, engine: &Arc<CudaEngine>, exported: Exported) -> Res
 }
 
 const CAPACITY: Capacity = Capacity { slots: 4, slot_bytes: 4 << 20 };
+/// The deadline for an import to be closed.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The description of shared memory on the command line of the other process, without its file descriptor.

@@ -4,12 +4,12 @@ use super::{Job, rate};
 use crate::{
     cpu,
     gpu::{
+        engine::Engine,
         line::Cells,
         loopback::{Loopback, Setup},
         passes::Passes,
         payload::{self, OnDevice},
-        place::Engine,
-        stream::{Depth, End, transfer},
+        stream::{Depth, LastStage, transfer},
     },
 };
 use anyhow::Result;
@@ -30,7 +30,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
         payloads.push(Payload::new(&job, &engine, layout, count).await?);
     }
     let mut passes = Passes::within(job.budget());
-    while passes.another() {
+    while passes.begin_next() {
         for payload in &mut payloads {
             payload.measure(&job).await?;
         }
@@ -38,7 +38,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
     Ok(())
 }
 
-/// The layout of the bytes.
+/// A layout of the bytes on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layout {
     OwnAllocations,
@@ -65,8 +65,9 @@ impl Layout {
     }
 }
 
-const TENSOR_BYTES: u64 = payload::GRAIN_BYTES;
+const TENSOR_BYTES: u64 = payload::UNPADDED_BYTES;
 
+/// The bytes in one layout on both devices, and the service that moves them.
 struct Payload {
     layout: Layout,
     count: u64,
@@ -83,11 +84,11 @@ impl Payload {
         let capacity = Capacity { slots, slot_bytes: chunk_bytes as usize };
         let [sending, landing] = [engine.device(capacity)?, engine.device(capacity)?];
         let manifest = payload::manifest(layout.specs(count)?, chunk_bytes)?;
-        let on = |device| match layout {
+        let allocate = |device| match layout {
             Layout::OwnAllocations => OnDevice::scattered(device, &manifest),
             _ => OnDevice::whole(device, manifest.payload_bytes()),
         };
-        let (from, to) = (on(&sending)?, on(&landing)?);
+        let (from, to) = (allocate(&sending)?, allocate(&landing)?);
         let depth = Depth::of_slots(slots);
         let setup = Setup { chunk_bytes, chunks_in_flight: depth.sending.max(2), landing: Some(landing) };
         let mut service = Loopback::start(&setup, 1).await?;
@@ -102,14 +103,14 @@ impl Payload {
         let (source, sink) = (self.from.source()?, self.to.sink()?);
         let bytes = source.len_bytes();
         let begun = Instant::now();
-        transfer(&manifest, &source, &sink, self.depth, End::Written).await?;
-        let null = begun.elapsed().as_secs_f64();
+        transfer(&manifest, &source, &sink, self.depth, LastStage::Written).await?;
+        let null_network_s = begun.elapsed().as_secs_f64();
         let quic = self.service.round_of(specs, &source).await?;
         let tensors = if self.layout == Layout::OneTensor { 1 } else { self.count };
         let setting =
-            Cells::of([("bytes lie as", self.layout.name().to_owned()), ("tensors", tensors.to_string())]);
+            Cells::of([("layout", self.layout.name().to_owned()), ("tensors", tensors.to_string())]);
         let measured = Cells::of([
-            ("null_network_gb_per_s", rate(bytes, null)),
+            ("null_network_gb_per_s", rate(bytes, null_network_s)),
             ("quic_gb_per_s", rate(bytes, quic.seconds)),
             ("quic_ms", quic.seconds * 1e3),
             ("quic_cpu_s_per_gib", cpu::per_gib(quic.cpu_s, bytes)),

@@ -12,7 +12,7 @@ use tensor_relay_protocol::{
     safetensors::{Header, PREFIX_BYTES, header_length, parse_header},
 };
 
-/// An open file with its parsed header. Tensors are read by position, when they are requested.
+/// An open safetensors file with its parsed header. Tensors are read by position, when they are requested.
 pub(super) struct TensorFile {
     file: File,
     header: Header,
@@ -36,7 +36,7 @@ impl TensorFile {
         Ok(Self { file, header: parse_header(&json, metadata.len())? })
     }
 
-    /// Its tensors, in the order of their bytes.
+    /// The tensors of the file, in the order of their bytes.
     pub(super) fn specs(&self) -> Vec<TensorSpec> {
         self.header.tensors.iter().map(|tensor| tensor.spec.clone()).collect()
     }
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_refused() {
+    fn files_that_are_no_safetensors_are_refused() {
         assert!(open("empty", b"").is_err());
         assert!(open("garbage", &[0xff; 100]).is_err());
         assert!(TensorFile::open(Path::new("/")).is_err());

@@ -1,4 +1,4 @@
-//! The tensors of well-known models, with the names and shapes of their published checkpoints.
+//! The tensors of published models, with the names and shapes of their checkpoints.
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -20,8 +20,8 @@ pub enum Model {
 }
 
 impl Model {
-    /// Its tensors, with the number of rows of each multiplied by `scale`, but at least one row: the same names, and
-    /// about `scale` times the size.
+    /// The tensors of the model, with the number of rows of each multiplied by `scale`, but at least one row: the same
+    /// names, and about `scale` times the size.
     ///
     /// # Errors
     /// When `scale` is not above 0, or so large that sizes overflow.
@@ -30,26 +30,26 @@ impl Model {
             scale > 0.0 && scale <= SCALE_MAX,
             "a model can be scaled by more than 0 and at most {SCALE_MAX}, not by {scale}"
         );
-        let mut list = List { scale, tensors: Vec::new() };
+        let mut model = ModelTensors { scale, tensors: Vec::new() };
         match self {
-            Self::Gpt2 => gpt2(&mut list),
-            Self::Llama3_8b => llama(&mut list),
-            Self::ResNet50 => resnet(&mut list),
+            Self::Gpt2 => gpt2(&mut model),
+            Self::Llama3_8b => llama(&mut model),
+            Self::ResNet50 => resnet(&mut model),
         }
-        Ok(list.tensors)
+        Ok(model.tensors)
     }
 }
 
-/// The maximum scale: far beyond any memory, and far below an overflow of sizes.
+/// The maximum scale. Sizes are far from an overflow.
 const SCALE_MAX: f64 = 1e3;
 
-/// Collects the tensors of a model.
-struct List {
+/// The tensors of a model so far, and the scale of their rows.
+struct ModelTensors {
     scale: f64,
     tensors: Vec<TensorSpec>,
 }
 
-impl List {
+impl ModelTensors {
     fn add(&mut self, dtype: Dtype, name: impl AsRef<str>, dimensions: &[u64]) {
         let mut dimensions = dimensions.to_vec();
         if let Some(rows) = dimensions.first_mut() {
@@ -69,20 +69,20 @@ impl List {
         self.add(Dtype::Bf16, name, dimensions);
     }
 
-    /// A weight matrix in GPT-2's layout, inputs first, and its bias.
-    fn with_bias(&mut self, name: &str, inputs: u64, outputs: u64) {
+    /// Adds a weight matrix in GPT-2's layout, inputs first, and its bias.
+    fn linear(&mut self, name: &str, inputs: u64, outputs: u64) {
         self.f32(format!("{name}.weight"), &[inputs, outputs]);
         self.f32(format!("{name}.bias"), &[outputs]);
     }
 
-    /// The tensors of a normalisation layer: a gain and a bias.
+    /// Adds the tensors of a layer normalisation: a gain and a bias.
     fn layer_norm(&mut self, name: &str, width: u64) {
         self.f32(format!("{name}.weight"), &[width]);
         self.f32(format!("{name}.bias"), &[width]);
     }
 
-    /// The tensors of a batch normalisation: those of a layer normalisation, its statistics and their number of
-    /// batches.
+    /// Adds the tensors of a batch normalisation: those of a layer normalisation, the statistics, and the number of
+    /// batches that these include.
     fn batch_norm(&mut self, name: &str, width: u64) {
         self.layer_norm(name, width);
         self.f32(format!("{name}.running_mean"), &[width]);
@@ -90,74 +90,74 @@ impl List {
         self.add(Dtype::I64, format!("{name}.num_batches_tracked"), &[]);
     }
 
-    fn convolution(&mut self, name: &str, outputs: u64, inputs: u64, side: u64) {
-        self.f32(format!("{name}.weight"), &[outputs, inputs, side, side]);
+    fn convolution(&mut self, name: &str, outputs: u64, inputs: u64, kernel_size: u64) {
+        self.f32(format!("{name}.weight"), &[outputs, inputs, kernel_size, kernel_size]);
     }
 }
 
-fn gpt2(list: &mut List) {
+fn gpt2(model: &mut ModelTensors) {
     const WIDTH: u64 = 768;
-    list.f32("wte.weight", &[50_257, WIDTH]);
-    list.f32("wpe.weight", &[1_024, WIDTH]);
+    model.f32("wte.weight", &[50_257, WIDTH]);
+    model.f32("wpe.weight", &[1_024, WIDTH]);
     for layer in 0..12 {
         let name = |part: &str| format!("h.{layer}.{part}");
-        list.layer_norm(&name("ln_1"), WIDTH);
-        list.with_bias(&name("attn.c_attn"), WIDTH, 3 * WIDTH);
-        list.with_bias(&name("attn.c_proj"), WIDTH, WIDTH);
-        list.layer_norm(&name("ln_2"), WIDTH);
-        list.with_bias(&name("mlp.c_fc"), WIDTH, 4 * WIDTH);
-        list.with_bias(&name("mlp.c_proj"), 4 * WIDTH, WIDTH);
+        model.layer_norm(&name("ln_1"), WIDTH);
+        model.linear(&name("attn.c_attn"), WIDTH, 3 * WIDTH);
+        model.linear(&name("attn.c_proj"), WIDTH, WIDTH);
+        model.layer_norm(&name("ln_2"), WIDTH);
+        model.linear(&name("mlp.c_fc"), WIDTH, 4 * WIDTH);
+        model.linear(&name("mlp.c_proj"), 4 * WIDTH, WIDTH);
     }
-    list.layer_norm("ln_f", WIDTH);
+    model.layer_norm("ln_f", WIDTH);
 }
 
-fn llama(list: &mut List) {
+fn llama(model: &mut ModelTensors) {
     const WIDTH: u64 = 4_096;
-    const SHARED: u64 = 1_024; // Eight heads of keys and values for thirty-two heads of queries.
-    const INNER: u64 = 14_336;
+    const KEY_VALUE_WIDTH: u64 = 1_024; // Eight heads of keys and values for thirty-two heads of queries.
+    const MLP_WIDTH: u64 = 14_336;
     const VOCABULARY: u64 = 128_256;
-    list.bf16("model.embed_tokens.weight", &[VOCABULARY, WIDTH]);
+    model.bf16("model.embed_tokens.weight", &[VOCABULARY, WIDTH]);
     for layer in 0..32 {
         let mut add = |part: &str, dimensions: &[u64]| {
-            list.bf16(format!("model.layers.{layer}.{part}.weight"), dimensions);
+            model.bf16(format!("model.layers.{layer}.{part}.weight"), dimensions);
         };
         add("input_layernorm", &[WIDTH]);
-        add("mlp.down_proj", &[WIDTH, INNER]);
-        add("mlp.gate_proj", &[INNER, WIDTH]);
-        add("mlp.up_proj", &[INNER, WIDTH]);
+        add("mlp.down_proj", &[WIDTH, MLP_WIDTH]);
+        add("mlp.gate_proj", &[MLP_WIDTH, WIDTH]);
+        add("mlp.up_proj", &[MLP_WIDTH, WIDTH]);
         add("post_attention_layernorm", &[WIDTH]);
-        add("self_attn.k_proj", &[SHARED, WIDTH]);
+        add("self_attn.k_proj", &[KEY_VALUE_WIDTH, WIDTH]);
         add("self_attn.o_proj", &[WIDTH, WIDTH]);
         add("self_attn.q_proj", &[WIDTH, WIDTH]);
-        add("self_attn.v_proj", &[SHARED, WIDTH]);
+        add("self_attn.v_proj", &[KEY_VALUE_WIDTH, WIDTH]);
     }
-    list.bf16("model.norm.weight", &[WIDTH]);
-    list.bf16("lm_head.weight", &[VOCABULARY, WIDTH]);
+    model.bf16("model.norm.weight", &[WIDTH]);
+    model.bf16("lm_head.weight", &[VOCABULARY, WIDTH]);
 }
 
-fn resnet(list: &mut List) {
-    list.convolution("conv1", 64, 3, 7);
-    list.batch_norm("bn1", 64);
+fn resnet(model: &mut ModelTensors) {
+    model.convolution("conv1", 64, 3, 7);
+    model.batch_norm("bn1", 64);
     let mut inputs = 64;
     for (stage, (blocks, width)) in (1..).zip([(3, 64), (4, 128), (6, 256), (3, 512)]) {
         for block in 0..blocks {
             let name = |part: &str| format!("layer{stage}.{block}.{part}");
             let outputs = 4 * width;
-            list.convolution(&name("conv1"), width, inputs, 1);
-            list.batch_norm(&name("bn1"), width);
-            list.convolution(&name("conv2"), width, width, 3);
-            list.batch_norm(&name("bn2"), width);
-            list.convolution(&name("conv3"), outputs, width, 1);
-            list.batch_norm(&name("bn3"), outputs);
+            model.convolution(&name("conv1"), width, inputs, 1);
+            model.batch_norm(&name("bn1"), width);
+            model.convolution(&name("conv2"), width, width, 3);
+            model.batch_norm(&name("bn2"), width);
+            model.convolution(&name("conv3"), outputs, width, 1);
+            model.batch_norm(&name("bn3"), outputs);
             if block == 0 {
-                list.convolution(&name("downsample.0"), outputs, inputs, 1);
-                list.batch_norm(&name("downsample.1"), outputs);
+                model.convolution(&name("downsample.0"), outputs, inputs, 1);
+                model.batch_norm(&name("downsample.1"), outputs);
             }
             inputs = outputs;
         }
     }
-    list.f32("fc.weight", &[1_000, inputs]);
-    list.f32("fc.bias", &[1_000]);
+    model.f32("fc.weight", &[1_000, inputs]);
+    model.f32("fc.bias", &[1_000]);
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The device on which the tensors of a measurement lie.
+//! The device of a measurement, and a copy engine on it.
 
 use anyhow::{Context, Result, bail};
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
@@ -7,16 +7,16 @@ use tensor_relay_device::{
     cuda::{CudaEngine, CudaMemory, CudaOptions},
 };
 
-/// A device, as the command line names it.
+/// The device of a measurement, as the command line names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum DeviceArg {
     /// The reference engine in host memory, which shows that the suite runs.
     Host,
     /// The GPU with this number.
     Cuda(usize),
 }
 
-impl FromStr for Place {
+impl FromStr for DeviceArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -29,7 +29,7 @@ impl FromStr for Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for DeviceArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host => f.write_str("host"),
@@ -47,10 +47,10 @@ pub(super) enum Engine {
 
 impl Engine {
     /// Opens an engine, with threads and streams of its own.
-    pub(super) fn open(place: Place) -> Result<Self> {
-        match place {
-            Place::Host => Ok(Self::Host(Arc::new(HostEngine::new(HostMemory::new(u64::MAX))?))),
-            Place::Cuda(ordinal) => Ok(Self::Cuda(CudaEngine::open(ordinal, options())?)),
+    pub(super) fn open(device: DeviceArg) -> Result<Self> {
+        match device {
+            DeviceArg::Host => Ok(Self::Host(Arc::new(HostEngine::new(HostMemory::new(u64::MAX))?))),
+            DeviceArg::Cuda(ordinal) => Ok(Self::Cuda(CudaEngine::open(ordinal, cuda_options())?)),
         }
     }
 
@@ -81,8 +81,8 @@ fn wrapped<E: CopyEngine>(device: &Device, memory: Option<Arc<E::Memory>>) -> Op
     device.wrap::<E>(memory?)
 }
 
-/// The default options, with shorter timeouts for a device that hangs.
-fn options() -> CudaOptions {
+/// CUDA's default options, with shorter timeouts for a device that hangs.
+fn cuda_options() -> CudaOptions {
     CudaOptions {
         copy_timeout: Duration::from_secs(5),
         answer_timeout: Duration::from_secs(20),
