@@ -45,7 +45,9 @@ impl HeldTransfer {
 
     /// A ticket whose path to the server is not held.
     fn ticket(&self, topic: &str) -> String {
-        self.home.ticket_for_all(&self.server).replace('?', &format!("/{topic}?"))
+        self.home
+            .create_ticket_for_all(&self.server)
+            .replace('?', &format!("/{topic}?"))
     }
 }
 

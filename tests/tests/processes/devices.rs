@@ -137,7 +137,7 @@ fn cuda_is_not_loaded_without_a_device() {
 /// Method: every command that has `--device`, and `devices`. Skipped on a machine with a driver.
 #[test]
 fn a_missing_driver_is_one_clear_error() {
-    let home = Home::with_gpu(Gpu::none());
+    let home = Home::with_gpu(Gpu::of_this_machine());
     files::write_noise(&home.path("w"), 1000, 1);
     let listed = home.run(&["devices", "--json"]).expect_code(0);
     let reason = listed.json()["reason"].as_str().unwrap_or_default().to_owned();
@@ -161,10 +161,10 @@ fn a_missing_driver_is_one_clear_error() {
 #[test]
 fn an_unusable_driver_is_reported() {
     let gpus = [
-        (Gpu::finding(Library::Stub), "stub"),
-        (Gpu::finding(Library::Empty), "has no function cu"),
-        (Gpu::finding(Library::TooOld), "has no function cu"),
-        (Gpu::finding(Library::Garbage), "could not be loaded"),
+        (Gpu::from_library(Library::Stub), "stub"),
+        (Gpu::from_library(Library::Empty), "has no function cu"),
+        (Gpu::from_library(Library::TooOld), "has no function cu"),
+        (Gpu::from_library(Library::Garbage), "could not be loaded"),
         (Gpu::fake().with("FAKE_CUDA_VERSION", "11080"), "supports CUDA 11.8, but 12.0 is needed"),
         (Gpu::fake().with("FAKE_CUDA_DEVICES", "0"), "no device that this process may use"),
         (Gpu::fake().with("TENSOR_RELAY_FAKE_CUDA", "0"), "no device that this process may use"),
@@ -257,7 +257,7 @@ fn insufficient_gpu_memory_is_an_error() {
 /// foreign kernel in the process would.
 #[test]
 fn a_failed_gpu_ends_its_server() {
-    let home = home(Gpu::fake().that_may_leak(), 40 << 20);
+    let home = home(Gpu::fake().allow_leaks(), 40 << 20);
     let server = serve_failing(&home, "@dtoh:3:700");
     let ended = home.run(&["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out", "--reconnect=0"]);
     assert!(ended.run_time < FAILED_WITHIN, "{ended:?}");
@@ -273,7 +273,7 @@ fn a_failed_gpu_ends_its_server() {
 /// the third host-to-device copy corrupts the device's context; then a subscriber whose GPU works.
 #[test]
 fn a_failed_gpu_ends_its_subscriber() {
-    let home = home(Gpu::fake().that_may_leak(), 40 << 20);
+    let home = home(Gpu::fake().allow_leaks(), 40 << 20);
     let server = serve(&home);
     let args = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out"];
     let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:3:700")], &args).wait();
@@ -288,7 +288,7 @@ fn a_failed_gpu_ends_its_subscriber() {
 /// torn or hangs. Method: refused copies and events on each side.
 #[test]
 fn one_failed_driver_call_tears_no_version() {
-    let home = home(Gpu::fake().that_may_leak(), 40 << 20);
+    let home = home(Gpu::fake().allow_leaks(), 40 << 20);
     let receive = |server: &Serving, fault, out: &str| {
         let args = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out", out];
         let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", fault)], &args).wait();
@@ -319,7 +319,7 @@ fn one_failed_driver_call_tears_no_version() {
 /// second host-to-device copy never completes.
 #[test]
 fn a_hanging_gpu_ends_its_subscriber() {
-    let home = home(Gpu::fake().that_may_leak(), 40 << 20);
+    let home = home(Gpu::fake().allow_leaks(), 40 << 20);
     let server = serve(&home);
     let args = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out"];
     let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:2:hang")], &args).wait();

@@ -33,7 +33,7 @@ fn assert_state(ended: &Ended, name: &str, state: &str) -> Value {
 /// Starts the program with `args` after the shell command `first`, such as a limit.
 fn start_after(home: &Home, first: &str, args: &str) -> Process {
     let program = home.program().get_program().to_owned();
-    let mut shell = home.at_home(Command::new("sh"));
+    let mut shell = home.isolated(Command::new("sh"));
     shell.args(["-c", &format!("{first} && exec \"$0\" {args}")]).arg(program);
     Process::start(shell)
 }

@@ -58,7 +58,7 @@ fn run(count: u64, seed: u64) {
 }
 
 fn start_producer(home: &Home, count: u64) -> (Serving, PipeWriter) {
-    let mut command = home.at_home(Command::new(env!("CARGO_BIN_EXE_publish-versions")));
+    let mut command = home.isolated(Command::new(env!("CARGO_BIN_EXE_publish-versions")));
     command.arg(count.to_string()).arg(home.path("keys"));
     let (stdin, go) = std::io::pipe().unwrap();
     (Serving::wait_for_report(Process::start_with(command, stdin)), go)

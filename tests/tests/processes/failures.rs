@@ -55,7 +55,7 @@ fn an_unreachable_server_is_an_error_within_the_timeout() {
 fn a_missing_topic_is_an_error_after_the_wait() {
     let home = home();
     let server = home.serve(&["--topic=w=w"]);
-    let ticket = home.ticket_for_all(&server);
+    let ticket = home.create_ticket_for_all(&server);
     let args = ["subscribe", &ticket, "--topic=other", "--wait=1", "--out=out"];
     let ended = home.run(&args);
     assert!(ended.run_time >= Duration::from_secs(1), "{ended:?}");
@@ -359,7 +359,7 @@ pub(crate) fn try_small_disk(home: &Home) -> Result<(), String> {
 
 /// A shell that runs `script` with a disk of 1 MiB at `out`. The disk disappears when the shell exits.
 pub(crate) fn on_small_disk(home: &Home, script: &str) -> Command {
-    let mut command = home.at_home(Command::new("unshare"));
+    let mut command = home.isolated(Command::new("unshare"));
     let mounted = format!("mount -t tmpfs -o size=1m none out && {{ {script}; }}");
     command.args(["--map-root-user", "--mount", "sh", "-c", &mounted, "sh"]);
     command

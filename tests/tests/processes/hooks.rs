@@ -77,7 +77,7 @@ fn a_failed_subscriber_ends_its_command() {
     let command = "test $TENSOR_RELAY_TOPIC = a || exit 0; \
                    sleep 1000 & echo $$ $! > pids.part; mv pids.part pids; wait";
     let script = r#""$@" | { read -r line; read -r line; while [ ! -e go ]; do sleep 0.05; done; }; true"#;
-    let mut shell = home.at_home(std::process::Command::new("sh"));
+    let mut shell = home.isolated(std::process::Command::new("sh"));
     shell.args(["-c", script, "sh"]).arg(home.program().get_program());
     shell.args(["subscribe", server.ticket_for_all(), "--topic=*", "--exec", command]);
     let shell = Process::start(shell);

@@ -21,7 +21,7 @@ fn home() -> Home {
 
 /// Starts the program with `args` from a shell that runs `first`.
 fn start_after(home: &Home, first: &str, args: &[&str]) -> Process {
-    let mut shell = home.at_home(Command::new("sh"));
+    let mut shell = home.isolated(Command::new("sh"));
     shell.args(["-c", &format!("{first}; exec \"$@\""), "sh"]);
     shell.arg(home.program().get_program()).args(args);
     Process::start(shell)

@@ -99,9 +99,9 @@ fn a_transfer_resumes_after_an_outage() {
     let Some(served) = ServedModel::try_new() else { return };
     let subscriber = served.subscribe();
     thread::sleep(TRANSFER_TIME / 2);
-    served.lan.set_up(Host::Server, false);
+    served.lan.set_link_up(Host::Server, false);
     thread::sleep(Duration::from_secs(15));
-    served.lan.set_up(Host::Server, true);
+    served.lan.set_link_up(Host::Server, true);
     assert_eq!(served.finish(subscriber, 1)["resumed"], 1);
 }
 
@@ -111,9 +111,9 @@ fn a_connection_survives_a_short_outage() {
     let Some(served) = ServedModel::try_new() else { return };
     let subscriber = served.subscribe();
     thread::sleep(TRANSFER_TIME / 2);
-    served.lan.set_up(Host::Client, false);
+    served.lan.set_link_up(Host::Client, false);
     thread::sleep(Duration::from_secs(3));
-    served.lan.set_up(Host::Client, true);
+    served.lan.set_link_up(Host::Client, true);
     assert_eq!(served.finish(subscriber, 0)["resumed"], 0);
 }
 
@@ -153,8 +153,8 @@ fn a_transfer_survives_a_changed_address() {
     let Some(served) = ServedModel::try_new() else { return };
     let subscriber = served.subscribe();
     thread::sleep(TRANSFER_TIME / 2);
-    served.lan.give_address(Host::Client, Lan::CLIENT_MOVED);
-    served.lan.take_address(Host::Client, Lan::CLIENT);
+    served.lan.add_address(Host::Client, Lan::CLIENT_MOVED);
+    served.lan.remove_address(Host::Client, Lan::CLIENT);
     let event = served.finish(subscriber, 1);
     println!("resumed: {}, {} s", event["resumed"], event["duration_s"]);
 }

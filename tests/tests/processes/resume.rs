@@ -218,7 +218,7 @@ fn a_lost_server_is_an_error_after_the_reconnect_timeout() {
 fn the_server_releases_killed_subscribers() {
     let mut transfer = Transfer::start_held(&["--hold=borrow"], MODEL_BYTES / 2);
     let server = transfer.server.take().unwrap();
-    let ticket = transfer.home.ticket_for_all(&server).replace('?', "/m?");
+    let ticket = transfer.home.create_ticket_for_all(&server).replace('?', "/m?");
     let subscribers = || transfer.home.list(&server)[0]["subscribers"].as_u64().unwrap();
     assert_eq!(subscribers(), 1);
     let mut rng = StdRng::seed_from_u64(3);
