@@ -1,8 +1,8 @@
 //! Loads and controls the fake CUDA driver `tests/fake-cuda`, for machines without a GPU.
 //!
 //! A test must [`load`] the driver before any code loads CUDA: later loads of `libcuda.so` then return the fake one.
-//! All tests of a process share the driver, so tests that change it run one at a time ([`FakeCuda::exclusive`]) and have
-//! a test binary of their own. Programs that a test starts get the driver from [`Installed`].
+//! All tests of a process share the driver, so tests that change it run one at a time ([`FakeCuda::exclusive`]) and
+//! have a test binary of their own. Programs that a test starts get the driver from [`Installed`].
 
 use std::{
     collections::BTreeMap,

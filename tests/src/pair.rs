@@ -231,8 +231,8 @@ pub fn transport() -> Transport {
     }
 }
 
-/// The configuration of simulated clients; scenarios change single fields. With `TENSOR_RELAY_TEST_DEVICE=1` the clients
-/// receive onto a device.
+/// The configuration of simulated clients; scenarios change single fields. With `TENSOR_RELAY_TEST_DEVICE=1` the
+/// clients receive onto a device.
 pub fn client_config() -> tensor_relay_client::Config {
     let on_device = std::env::var("TENSOR_RELAY_TEST_DEVICE").is_ok_and(|on| on == "1");
     tensor_relay_client::Config {

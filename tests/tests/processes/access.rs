@@ -203,9 +203,9 @@ fn clients_are_identified_by_keys() {
     }
 }
 
-/// Goal: a trusted key serves `list` and `doctor` over both transports; a client with a revoked key is refused even with
-/// a valid token; the token alone is still valid. Method: one client with both, over either transport, before and after;
-/// a second start of the server in between.
+/// Goal: a trusted key serves `list` and `doctor` over both transports; a client with a revoked key is refused even
+/// with a valid token; the token alone is still valid. Method: one client with both, over either transport, before and
+/// after; a second start of the server in between.
 #[test]
 fn a_revoked_key_is_refused_despite_a_token() {
     let home = home();
