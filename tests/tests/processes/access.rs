@@ -25,12 +25,6 @@ const RELOADED_WITHIN: Duration = Duration::from_secs(4);
 /// Both transports, which must obey the same rules.
 const TRANSPORTS: [&str; 2] = ["--transport=quic", "--transport=tcp"];
 
-fn home() -> Home {
-    let home = Home::new();
-    files::write_noise(&home.path("w"), 1000, 1);
-    home
-}
-
 /// A ticket created by `tickets create`.
 struct CreatedTicket {
     file: String,
@@ -65,7 +59,7 @@ fn assert_closed(follower: Process, reason: &str) {
 /// access to its topic. Method: every kind of invalid ticket.
 #[test]
 fn invalid_tickets_are_refused() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w"]);
     let ticket = server.ticket("w").to_owned();
     let (without_token, token) = ticket.split_once("&token=").unwrap();
@@ -114,7 +108,7 @@ fn invalid_tickets_are_refused() {
 /// followers whose tickets are revoked or expire, and one whose ticket stays valid.
 #[test]
 fn revoked_and_expired_tickets_close_their_sessions() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05"]);
     for (round, transport) in TRANSPORTS.into_iter().enumerate() {
         let valid = CreatedTicket::new(&home, &server, "good", &["--topic=w", "--for=somebody else"]);
@@ -135,7 +129,7 @@ fn revoked_and_expired_tickets_close_their_sessions() {
 /// broken file is reported and changes nothing. Method: rotate twice with two followers, with a broken list in between.
 #[test]
 fn secrets_are_rotated_without_a_restart() {
-    let home = home();
+    let home = files::home_with_model();
     let mut server = home.serve(&["--topic=w=w"]);
     let old = CreatedTicket::new(&home, &server, "old", &["--topic=w"]);
     let follower = follow(&home, &old.file, TRANSPORTS[0]);
@@ -157,7 +151,7 @@ fn secrets_are_rotated_without_a_restart() {
 /// trust a key, change the list and revoke the key during a subscription, over either transport.
 #[test]
 fn clients_are_identified_by_keys() {
-    let home = home();
+    let home = files::home_with_model();
     let mut server = home.serve(&["--topic=w=w"]);
     let without_token = server.ticket("w").split_once("&token=").unwrap().0.to_owned();
     let created = home
@@ -208,7 +202,7 @@ fn clients_are_identified_by_keys() {
 /// after; a second start of the server in between.
 #[test]
 fn a_revoked_key_is_refused_despite_a_token() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w"]);
     let created = home
         .run(&["keys", "create", "--state-dir=client", "--json"])
@@ -249,7 +243,7 @@ fn a_revoked_key_is_refused_despite_a_token() {
 /// trusted. Method: replace the authority by another during a subscription.
 #[test]
 fn clients_are_identified_by_certificates() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w"]);
     let without_token = server.ticket("w").split_once("&token=").unwrap().0.to_owned();
     let [ours, theirs] = ["ours", "theirs"].map(authority);
@@ -296,7 +290,7 @@ fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
 /// create, use, revoke and list some.
 #[test]
 fn tickets_are_listed_without_tokens() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w"]);
     let one = CreatedTicket::new(&home, &server, "one", &["--topic=w", "--expires=30d", "--for=Paris"]);
     let two = CreatedTicket::new(&home, &server, "two", &["--topic=a/*", "--topic=b", "--verbs=list"]);
@@ -336,7 +330,7 @@ fn tickets_are_listed_without_tokens() {
 /// with a list that names another user, and with one that names this one.
 #[test]
 fn the_publish_socket_obeys_the_acl() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--publish-socket=socket"]);
     let publish = ["publish", "socket", "kv/a", "w"];
     home.run(&publish).expect_code(0);
@@ -366,7 +360,7 @@ fn silent_connections_block_no_client() {
     {
         return eprintln!("skipped: this process may not have 4096 files open");
     }
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--sessions=8"]);
     let mut follower = follow(&home, server.report["ticket_file"].as_str().unwrap(), TRANSPORTS[1]);
     let address: SocketAddr = server.listen().parse().unwrap();
