@@ -14,9 +14,9 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tensor_relay_tests::processes::{Home, Process, Serving};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal};
 
-/// How long a session may continue after its permission is revoked, as documented.
+/// The documented time for which a session may continue after its permission is revoked.
 const CLOSED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The time within which a server reloads its files.
@@ -42,6 +42,7 @@ impl CreatedTicket {
     }
 }
 
+/// Starts a subscriber, and waits until it has a version.
 fn follow(home: &Home, ticket: &str, transport: &str) -> Process {
     let mut follower = home.start(&["subscribe", ticket, "--topic=w", "--json", transport]);
     follower.wait_for_stdout("committed");
@@ -71,7 +72,7 @@ fn invalid_tickets_are_refused() {
     let expired = CreatedTicket::new(&home, &server, "expired", &["--topic=**", "--expires=1s"]);
     let revoked = CreatedTicket::new(&home, &server, "revoked", &["--topic=**"]);
     home.run(&["tickets", "revoke", &revoked.id]).expect_code(0);
-    thread::sleep(Duration::from_secs(5)); // Until one has expired, and the server has reread its files.
+    thread::sleep(Duration::from_secs(5)); // Until the ticket `expired` has expired, and the server has reread its files.
     for transport in TRANSPORTS {
         let none = "the ticket carries no token";
         let invalid = "the ticket's token is not valid there";
@@ -96,11 +97,7 @@ fn invalid_tickets_are_refused() {
         home.run(&["subscribe", file, "--once", "--out=in", transport]).expect_code(0);
     }
     files::assert_same(&home.path("w"), &home.path("in/w.safetensors"));
-    let err = server
-        .process
-        .signal_and_wait(tensor_relay_tests::processes::Signal::TERM)
-        .expect_code(0)
-        .err;
+    let err = server.process.signal_and_wait(Signal::TERM).expect_code(0).err;
     assert!(err.contains("was revoked") && err.contains("has expired") && !err.contains(token), "{err}");
 }
 
@@ -121,7 +118,7 @@ fn revoked_and_expired_tickets_close_their_sessions() {
         assert_closed(follow(&home, &expiring.file, transport), "access was refused");
         files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 10 + round as u64));
         unaffected.wait_for_stdout("committed");
-        unaffected.signal_and_wait(tensor_relay_tests::processes::Signal::KILL);
+        unaffected.signal_and_wait(Signal::KILL);
     }
 }
 
@@ -132,23 +129,23 @@ fn secrets_are_rotated_without_a_restart() {
     let home = files::home_with_model();
     let mut server = home.serve(&["--topic=w=w"]);
     let old = CreatedTicket::new(&home, &server, "old", &["--topic=w"]);
-    let follower = follow(&home, &old.file, TRANSPORTS[0]);
+    let old_follower = follow(&home, &old.file, TRANSPORTS[0]);
     home.run(&["tickets", "rotate"]).expect_code(0);
     let new = CreatedTicket::new(&home, &server, "new", &["--topic=w"]);
     fs::write(home.path("state/tensor-relay/access/acl"), "nonsense").unwrap();
     server.process.wait_for_stderr("the previous rules stay in force");
     home.run(&["list", &old.file]).expect_code(0);
     fs::remove_file(home.path("state/tensor-relay/access/acl")).unwrap();
-    thread::sleep(RELOADED_WITHIN); // The list was broken, so the new secret is not known yet.
-    let newer = follow(&home, &new.file, TRANSPORTS[1]);
+    thread::sleep(RELOADED_WITHIN); // With the broken list, the server did not load the new secret.
+    let new_follower = follow(&home, &new.file, TRANSPORTS[1]);
     home.run(&["tickets", "rotate"]).expect_code(0);
-    assert_closed(follower, "access was refused");
+    assert_closed(old_follower, "access was refused");
     home.run(&["list", &new.file]).expect_code(0);
-    newer.signal_and_wait(tensor_relay_tests::processes::Signal::KILL);
+    new_follower.signal_and_wait(Signal::KILL);
 }
 
 /// Goal: a client with a trusted key needs no token, and has the rights of the current access control list. Method:
-/// trust a key, change the list and revoke the key during a subscription, over either transport.
+/// trust a key; change the list and revoke the key during a subscription; over each transport.
 #[test]
 fn clients_are_identified_by_keys() {
     let home = files::home_with_model();
@@ -161,25 +158,25 @@ fn clients_are_identified_by_keys() {
     let (key, identity) = (created["key"].as_str().unwrap(), "--identity=client/identity.key");
     let acl = home.path("state/tensor-relay/access/acl");
     for transport in TRANSPORTS {
-        let follow = ["subscribe", &without_token, "--json", identity, transport];
-        home.run(&follow).expect_error(4, &["refused access"]);
+        let follow_args = ["subscribe", &without_token, "--json", identity, transport];
+        home.run(&follow_args).expect_error(4, &["refused access"]);
         home.run(&["keys", "trust", key, "gpu-1"]).expect_code(0);
         server.process.wait_for_stderr("access was refused");
         thread::sleep(RELOADED_WITHIN);
-        home.run(&follow).expect_error(4, &["does not allow to subscribe"]);
+        home.run(&follow_args).expect_error(4, &["does not allow to subscribe"]);
         let check = ["acl", "check", "key:gpu-1", "w", "subscribe"];
         assert_eq!(home.run(&check).expect_code(4).out, "denied: no line of the list allows it\n");
         fs::write(&acl, "# workers\nkey:gpu-* list,subscribe w\n").unwrap();
         let allowed = "allowed: line 2 of the list allows it: key:gpu-* list,subscribe w\n";
         assert_eq!(home.run(&check).expect_code(0).out, allowed);
         thread::sleep(RELOADED_WITHIN);
-        let mut follower = home.start(&follow);
+        let mut follower = home.start(&follow_args);
         follower.wait_for_stdout("committed");
         fs::write(&acl, "# nobody\n").unwrap();
         assert_closed(follower, "does not allow to subscribe");
         fs::write(&acl, "key:gpu-1 subscribe **\n").unwrap();
         thread::sleep(RELOADED_WITHIN);
-        let mut follower = home.start(&follow);
+        let mut follower = home.start(&follow_args);
         follower.wait_for_stdout("committed");
         let listed = home
             .run(&["list", &without_token, "--json", identity, transport])
@@ -261,7 +258,7 @@ fn clients_are_identified_by_certificates() {
     for transport in TRANSPORTS {
         fs::write(access.join("ca.pem"), theirs.pem()).unwrap();
         thread::sleep(RELOADED_WITHIN);
-        let follow = [
+        let follow_args = [
             "subscribe",
             &without_token,
             "--json",
@@ -269,10 +266,10 @@ fn clients_are_identified_by_certificates() {
             "--certificate=client.pem",
             transport,
         ];
-        home.run(&follow).expect_error(4, &["refused access"]);
+        home.run(&follow_args).expect_error(4, &["refused access"]);
         fs::write(access.join("ca.pem"), ours.pem()).unwrap();
         thread::sleep(RELOADED_WITHIN);
-        let mut follower = home.start(&follow);
+        let mut follower = home.start(&follow_args);
         follower.wait_for_stdout("committed");
         fs::write(access.join("ca.pem"), theirs.pem()).unwrap();
         assert_closed(follower, "access was refused");
@@ -287,7 +284,7 @@ fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
 }
 
 /// Goal: an operator sees which tickets exist, for whom, and whether they are used; no list shows a token. Method:
-/// create, use, revoke and list some.
+/// create, use, revoke and list two tickets.
 #[test]
 fn tickets_are_listed_without_tokens() {
     let home = files::home_with_model();
@@ -358,7 +355,7 @@ fn silent_connections_block_no_client() {
     if setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_err()
         || limit.maximum.is_some_and(|max| max < 4_096)
     {
-        return eprintln!("skipped: this process may not have 4096 files open");
+        return println!("skipped: this process may not have 4096 files open");
     }
     let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--sessions=8"]);
@@ -369,7 +366,7 @@ fn silent_connections_block_no_client() {
         for _ in 0..600 {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
             socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
-            // One that was evicted meanwhile may be reset.
+            // A connection that the server has evicted meanwhile may be reset.
             let _ = socket.connect_timeout(&address.into(), Duration::from_secs(5));
             silent.push(socket);
         }

@@ -22,8 +22,8 @@ fn another_key_is_refused() {
     assert!(home.files_in("out").is_empty());
 }
 
-/// Goal: a server that does not answer is an error within the user's timeout, with advice. Method: a port that receives
-/// and never answers, and one that was just closed.
+/// Goal: a server that does not answer is an error within the user's timeout, with advice. Method: an open port that
+/// never answers, a closed port, and a name that does not resolve.
 #[test]
 fn an_unreachable_server_is_an_error_within_the_timeout() {
     let home = Home::new();
@@ -104,7 +104,7 @@ fn invalid_arguments_are_usage_errors() {
     }
 }
 
-/// Goal: the error for a ticket without a topic says how to name one. Method: such a ticket, without `--topic`.
+/// Goal: the error for a ticket without a topic says how to name one.
 #[test]
 fn a_ticket_without_a_topic_needs_the_option() {
     let ticket = unknown_ticket("127.0.0.1:4747").replace("/w?", "?");
@@ -113,8 +113,7 @@ fn a_ticket_without_a_topic_needs_the_option() {
         .expect_error(2, &["the ticket names no topic", "--topic NAME"]);
 }
 
-/// Goal: an argument that is neither a ticket nor a file is a usage error, like every invalid ticket. Method: such
-/// arguments.
+/// Goal: an argument that is neither a ticket nor a file is a usage error, like every invalid ticket.
 #[test]
 fn an_invalid_ticket_is_a_usage_error() {
     for arg in ["hello", "relay:/127.0.0.1:1/w"] {
@@ -137,8 +136,8 @@ fn a_ticket_that_is_not_text_is_a_usage_error() {
     home.run(&["subscribe", "bytes"]).expect_error(2, &["UTF-8"]);
 }
 
-/// Goal: an invalid log filter is an error, and not ignored; an empty one is the same as none. Method: a filter with an
-/// unknown level, and an empty one.
+/// Goal: an invalid log filter is an error; an empty filter is ignored. Method: a filter with an unknown level, and an
+/// empty one.
 #[test]
 fn an_invalid_log_filter_is_a_usage_error() {
     let home = files::home_with_model();
@@ -151,7 +150,7 @@ fn an_invalid_log_filter_is_a_usage_error() {
     with_filter("").expect_code(0);
 }
 
-/// Goal: an invalid chunk size is a usage error, and the error does not blame the file. Method: seven bytes.
+/// Goal: an invalid chunk size is a usage error that names the option. Method: chunks of seven bytes.
 #[test]
 fn an_invalid_chunk_size_is_a_usage_error() {
     files::home_with_model()
@@ -256,15 +255,15 @@ fn assert_refused(home: &Home, file: &str, cause: &str) {
     assert!(!ended.err.contains("panicked"), "{ended:?}");
 }
 
-/// Goal: a pipe is refused as not a file, instead of being waited for. Method: a pipe without a writer. The server has
-/// two seconds before the test sends SIGTERM.
+/// Goal: a named pipe is refused; the server does not wait for a writer. Method: a pipe without a writer. The server
+/// has two seconds before the test sends SIGTERM.
 #[test]
 fn a_pipe_is_refused() {
     let home = Home::new();
     assert!(Command::new("mkfifo").arg(home.path("pipe")).status().unwrap().success());
-    let waiting = home.start(&["serve", ANY_PORT, "--topic=w=pipe"]);
+    let server = home.start(&["serve", ANY_PORT, "--topic=w=pipe"]);
     std::thread::sleep(Duration::from_secs(2));
-    waiting.signal_and_wait(Signal::TERM).expect_error(1, &["pipe"]);
+    server.signal_and_wait(Signal::TERM).expect_error(1, &["pipe"]);
 }
 
 /// Goal: an unusable output folder is an error before anything is received. Method: a file where the folder should be,
