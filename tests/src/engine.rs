@@ -13,18 +13,18 @@ use tensor_relay_device::{
 };
 use tokio::time::Instant;
 
-/// What happens to copies that are requested from now on.
+/// The behaviour of copies that are requested from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Behaviour {
-    /// They are complete when the request returns.
+    /// Copies are complete when the request returns.
     AtOnce,
-    /// Each takes this long on the scenario's clock, one after the other.
+    /// Each copy takes this long on the scenario's clock, one after the other.
     Taking(Duration),
-    /// They wait for [`TestEngine::release`].
+    /// Copies wait for [`TestEngine::release`].
     Held,
-    /// They are refused, as by a stopped engine.
+    /// Copies are refused, as by a stopped engine.
     Failing,
-    /// They never complete, and retain their slot and memory.
+    /// Copies never complete, and retain their slot and memory.
     Hanging,
 }
 
@@ -38,13 +38,14 @@ struct State {
     behaviour: Behaviour,
     copies_out: u64,
     copies_in: u64,
-    free_at: Instant,
-    held: VecDeque<Copy>,
-    hanging: Vec<Copy>,
+    /// The time at which the last copy with a duration ends.
+    idle_at: Instant,
+    held: VecDeque<RequestedCopy>,
+    hanging: Vec<RequestedCopy>,
 }
 
-/// A requested copy.
-struct Copy {
+/// A copy that has not ended.
+struct RequestedCopy {
     is_out: bool,
     segments: Vec<CopySegment<HostEngineMemory>>,
     slot: Slot,
@@ -58,7 +59,7 @@ impl TestEngine {
             behaviour: Behaviour::AtOnce,
             copies_out: 0,
             copies_in: 0,
-            free_at: Instant::now(),
+            idle_at: Instant::now(),
             held: VecDeque::new(),
             hanging: Vec::new(),
         };
@@ -108,15 +109,15 @@ impl TestEngine {
         let mut state = self.state();
         *(if is_out { &mut state.copies_out } else { &mut state.copies_in }) += 1;
         let (completion, copying) = Copying::pair();
-        let copy = Copy { is_out, segments, slot, completion };
+        let copy = RequestedCopy { is_out, segments, slot, completion };
         match state.behaviour {
             Behaviour::AtOnce => {
                 drop(state);
                 self.finish(copy);
             }
             Behaviour::Taking(time) => {
-                state.free_at = state.free_at.max(Instant::now()) + time;
-                let ends_at = state.free_at;
+                state.idle_at = state.idle_at.max(Instant::now()) + time;
+                let ends_at = state.idle_at;
                 drop(state);
                 return self.finish_at(copy, copying, ends_at);
             }
@@ -128,8 +129,8 @@ impl TestEngine {
     }
 
     /// Moves the bytes now, and reports completion at `ends_at`.
-    fn finish_at(&self, copy: Copy, copying: Copying, ends_at: Instant) -> Copying {
-        let Copy { is_out, segments, slot, completion } = copy;
+    fn finish_at(&self, copy: RequestedCopy, copying: Copying, ends_at: Instant) -> Copying {
+        let RequestedCopy { is_out, segments, slot, completion } = copy;
         let memory: Vec<_> = segments.iter().map(|segment| Arc::clone(&segment.memory)).collect();
         let ended = self.run(is_out, segments, slot);
         tokio::spawn(async move {
@@ -140,8 +141,8 @@ impl TestEngine {
         copying
     }
 
-    fn finish(&self, copy: Copy) {
-        let Copy { is_out, segments, slot, completion } = copy;
+    fn finish(&self, copy: RequestedCopy) {
+        let RequestedCopy { is_out, segments, slot, completion } = copy;
         completion.finish(self.run(is_out, segments, slot));
     }
 
@@ -155,7 +156,7 @@ impl TestEngine {
             true => self.host.copy_out(segments, slot),
             false => self.host.copy_in(slot, segments),
         };
-        // Outside the task's budget: once that is used up, even a complete copy is not ready.
+        // Outside tokio's cooperative budget: once it is used up, even a complete copy is pending.
         tokio::task::unconstrained(copying)
             .now_or_never()
             .expect("copies of the inline engine complete at once")

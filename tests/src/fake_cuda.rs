@@ -1,8 +1,8 @@
 //! Loads and controls the fake CUDA driver `tests/fake-cuda`, for machines without a GPU.
 //!
 //! A test must [`load`] the driver before any code loads CUDA: later loads of `libcuda.so` then return the fake one.
-//! All tests of a process share the driver, so tests that change it take turns ([`FakeCuda::exclusive`]) and have a
-//! test binary of their own. Programs that a test starts get the driver from [`Installed`].
+//! All tests of a process share the driver, so tests that change it run one at a time ([`FakeCuda::exclusive`]) and
+//! have a test binary of their own. Programs that a test starts get the driver from [`Installed`].
 
 use std::{
     collections::BTreeMap,
@@ -51,17 +51,15 @@ pub fn load() -> &'static FakeCuda {
 ///
 /// If the library is not built.
 pub fn library() -> PathBuf {
+    built_library("libfake_cuda.so")
+}
+
+/// The path of the library `file` that cargo built with the tests.
+pub(crate) fn built_library(file: &str) -> PathBuf {
     let executable = env::current_exe().expect("a test knows its executable");
-    let mut candidates = executable
-        .ancestors()
-        .skip(1)
-        .take(2)
-        .map(|folder| folder.join("libfake_cuda.so"));
+    let mut candidates = executable.ancestors().skip(1).take(2).map(|folder| folder.join(file));
     candidates.find(|path| path.exists()).unwrap_or_else(|| {
-        panic!(
-            "There is no libfake_cuda.so near {}. Build it: cargo build --workspace.",
-            executable.display()
-        )
+        panic!("There is no {file} near {}. Build it: cargo build --workspace.", executable.display())
     })
 }
 
@@ -146,7 +144,7 @@ pub struct Engine {
     pub ended_bytes: u64,
 }
 
-/// The numbers of driver objects that a program owns. All are zero once it has cleaned up.
+/// The numbers of driver objects that a program owns. All are zero once the program has cleaned up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Live {
     /// Blocks of device memory.
@@ -269,25 +267,25 @@ impl FakeCuda {
         self.send("violations").lines().map(str::to_owned).collect()
     }
 
-    /// The number of calls of each function since the last reset.
+    /// The number of calls of each function since the last reset, by the name of the function.
     pub fn calls(&self) -> BTreeMap<String, u64> {
         Numbers::read(&self.send("calls"), '\n').0
     }
 
-    /// The number of calls by each thread, by name.
+    /// The number of calls by each thread, by the name of the thread.
     pub fn threads(&self) -> BTreeMap<String, u64> {
         Numbers::read(&self.send("threads"), '\n').0
     }
 
-    /// Polls until `condition` returns true. `what` describes the condition.
+    /// Polls until `condition` returns true. `description` says what is waited for.
     ///
     /// # Panics
     ///
     /// After ten seconds.
-    pub fn wait_until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+    pub fn wait_until(&self, description: &str, condition: impl Fn(&Self) -> bool) {
         let begun = Instant::now();
         while !condition(self) {
-            assert!(begun.elapsed() < TIMEOUT, "waited {TIMEOUT:?} in vain until {what}");
+            assert!(begun.elapsed() < TIMEOUT, "waited {TIMEOUT:?} in vain until {description}");
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -345,7 +343,7 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        // A reset in between may have removed the device and its gate.
+        // A reset may have removed the device and its gate.
         drop(self.fake.control.try_send(&format!("open {} {}", self.device, self.direction)));
     }
 }
@@ -368,12 +366,12 @@ impl Live {
     }
 }
 
-/// Numbers by name, parsed from a list of `name=number`.
+/// Numbers by name, parsed from a list of `name=number` pairs.
 struct Numbers(BTreeMap<String, u64>);
 
 impl Numbers {
-    fn read(text: &str, between: char) -> Self {
-        let pairs = text.split(between).filter(|pair| !pair.is_empty());
+    fn read(text: &str, separator: char) -> Self {
+        let pairs = text.split(separator).filter(|pair| !pair.is_empty());
         Self(pairs.map(Self::pair).collect())
     }
 

@@ -26,7 +26,7 @@ struct State {
     begun: u64,
 }
 
-/// A copy in flight. Without a completion, its caller was told that the engine stopped.
+/// A copy in flight. Its completion is `None` after [`GatedEngine::report_stopped`].
 #[derive(Debug)]
 struct Waiting {
     slot: Slot,
@@ -35,7 +35,7 @@ struct Waiting {
 }
 
 impl GatedEngine {
-    /// An engine of `budget_bytes` with an open gate, and its device with `slots`.
+    /// An engine with `budget_bytes` of memory and an open gate, and its device with `slots`.
     pub fn device(budget_bytes: u64, slots: Capacity) -> (Arc<Self>, Device) {
         let memory = HostMemory::new(budget_bytes);
         let engine = HostEngine::inline(memory.clone());
@@ -87,7 +87,7 @@ impl GatedEngine {
         self.state().waiting.len()
     }
 
-    /// The number of copies to the device that were ever begun.
+    /// The number of copies to the device that were requested, including failed ones.
     pub fn begun(&self) -> u64 {
         self.state().begun
     }
@@ -99,7 +99,7 @@ impl GatedEngine {
 
     fn end(&self, waiting: Waiting) {
         let Waiting { slot, to, completion } = waiting;
-        let copied = ended(self.engine.copy_in(slot, to));
+        let copied = result_of(self.engine.copy_in(slot, to));
         match completion {
             Some(completion) => completion.finish(copied),
             None => drop(copied),
@@ -112,8 +112,8 @@ impl GatedEngine {
 }
 
 /// The result of a synchronous copy.
-fn ended(copying: Copying) -> Result<Slot, CopyError> {
-    // Outside the task's budget, which may be used up.
+fn result_of(copying: Copying) -> Result<Slot, CopyError> {
+    // Outside tokio's cooperative budget, which may be used up.
     let copying = tokio::task::unconstrained(copying);
     futures_util::FutureExt::now_or_never(copying).expect("the engine copies in place")
 }

@@ -26,7 +26,7 @@ const SCENARIO_TIMEOUT: Duration = Duration::from_secs(600);
 /// The port that the server listens on.
 pub const SERVER_PORT: u16 = 4747;
 
-/// The chunks of simulated servers: small, so that versions of a megabyte have many.
+/// The chunk size of simulated servers: small, so that a version of a megabyte has several chunks.
 pub const CHUNK_BYTES: u32 = 64 << 10;
 
 /// The environment of one scenario.
@@ -47,7 +47,7 @@ pub struct Sim {
 /// # Panics
 /// If the scenario panics or has not ended after ten simulated minutes.
 pub fn simulate<T>(seed: u64, scenario: impl AsyncFnOnce(Sim) -> T) -> T {
-    let _named = NameSeed(seed);
+    let _on_panic = PrintSeedOnPanic(seed);
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     // A new runtime per seed: timers are rounded to milliseconds since their runtime started.
     let runtime = runtime.enable_time().start_paused(true).build().unwrap();
@@ -64,9 +64,9 @@ pub fn simulate<T>(seed: u64, scenario: impl AsyncFnOnce(Sim) -> T) -> T {
 }
 
 /// Prints the seed of a failed scenario.
-struct NameSeed(u64);
+struct PrintSeedOnPanic(u64);
 
-impl Drop for NameSeed {
+impl Drop for PrintSeedOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("the scenario failed with seed {}", self.0);
@@ -75,7 +75,7 @@ impl Drop for NameSeed {
 }
 
 impl Sim {
-    /// How long the scenario has run, in simulated time.
+    /// The time since the scenario began, in simulated time.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
@@ -118,7 +118,7 @@ impl Sim {
         Server::start(self.listener(), access, config)
     }
 
-    /// Starts the server again once its predecessor has released the address.
+    /// Starts another server on the same address, once the previous one has released it.
     pub async fn server_again(&self, config: tensor_relay_server::Config) -> Server {
         let host = Arc::new(self.server_host());
         loop {
@@ -130,7 +130,7 @@ impl Sim {
         }
     }
 
-    /// The same environment with another key.
+    /// The same environment, in which the server has the key derived from `seed`.
     pub fn with_key_of(&self, seed: u64) -> Self {
         Self { seed, net: self.net.clone(), tuning: self.tuning.clone(), began: self.began }
     }
@@ -231,8 +231,8 @@ pub fn transport() -> Transport {
     }
 }
 
-/// The configuration of simulated clients; scenarios change single fields. With `TENSOR_RELAY_TEST_DEVICE=1` they land
-/// on a device.
+/// The configuration of simulated clients; scenarios change single fields. With `TENSOR_RELAY_TEST_DEVICE=1` the
+/// clients receive onto a device.
 pub fn client_config() -> tensor_relay_client::Config {
     let on_device = std::env::var("TENSOR_RELAY_TEST_DEVICE").is_ok_and(|on| on == "1");
     tensor_relay_client::Config {
@@ -265,9 +265,9 @@ pub fn retaining(versions: u32) -> TopicOptions {
     TopicOptions { keep: Keep { versions, ..Keep::default() }, ..TopicOptions::default() }
 }
 
-/// The seeds of one scenario: the first `default` ones, or those of `TENSOR_RELAY_TEST_SEEDS`, a count or `FROM..TO`.
-pub fn seeds(default: u64) -> std::ops::Range<u64> {
-    let Ok(range) = std::env::var("TENSOR_RELAY_TEST_SEEDS") else { return 0..default };
+/// The seeds of one scenario: the first `default_count`, or those in `TENSOR_RELAY_TEST_SEEDS`, a count or `FROM..TO`.
+pub fn seeds(default_count: u64) -> std::ops::Range<u64> {
+    let Ok(range) = std::env::var("TENSOR_RELAY_TEST_SEEDS") else { return 0..default_count };
     let (from, to) = range.split_once("..").unwrap_or(("0", &range));
     from.parse().unwrap()..to.parse().unwrap()
 }
@@ -281,15 +281,15 @@ pub async fn publish(server: &Server, publisher: &mut Publisher, version: u64, b
 /// Waits, for ten simulated seconds at most, until `condition` returns true.
 ///
 /// # Panics
-/// If it still returns false, with `what` in the message.
-pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+/// If `condition` still returns false, with `description` in the message.
+pub async fn eventually(description: &str, mut condition: impl FnMut() -> bool) {
     for _ in 0..10_000 {
         if condition() {
             return;
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    panic!("{what}: not within ten seconds");
+    panic!("{description}: not within ten seconds");
 }
 
 /// The topic called `name`.

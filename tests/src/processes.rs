@@ -1,4 +1,4 @@
-//! Real processes of the program, their output, and a UDP proxy between them that can hold traffic.
+//! Real processes of the program, and their environment: home folders, GPUs, network namespaces and a UDP proxy.
 //!
 //! A [`Home`] isolates the processes of a test from the user's environment. Every wait has a deadline, and dropping a
 //! [`Process`] kills it.
@@ -25,7 +25,7 @@ use tempfile::TempDir;
 /// The listen option of every server in these tests: the loopback address and a port that the system chooses.
 pub const ANY_PORT: &str = "--listen=127.0.0.1:0";
 
-/// The device option of servers that serve tensors from files without a copy: these tensors cannot be on a GPU.
+/// The device option of servers that borrow tensors from files: borrowed tensors cannot be on a GPU.
 pub const ON_HOST: &str = "--device=cpu";
 
 /// Whether to run the tests that take minutes: `TENSOR_RELAY_SOAK=1`.
@@ -33,7 +33,7 @@ pub fn is_soak() -> bool {
     std::env::var_os("TENSOR_RELAY_SOAK").is_some_and(|value| value == "1")
 }
 
-/// A test's own folder, for keys of its servers, files to serve and received files.
+/// A test's own home folder, for keys of its servers, files to serve and received files.
 pub struct Home {
     folder: TempDir,
     gpu: Option<Gpu>,
@@ -43,18 +43,18 @@ pub struct Home {
 
 impl Home {
     /// A new folder, removed on drop. Its processes hold tensors on [`device`].
-    #[expect(clippy::new_without_default, reason = "it makes a folder")]
+    #[expect(clippy::new_without_default, reason = "it creates a folder")]
     pub fn new() -> Self {
         let transport = std::env::var("TENSOR_RELAY_TEST_TRANSPORT").ok();
-        Self { folder: tempfile::tempdir().unwrap(), gpu: Gpu::of_all_tests(), transport }
+        Self { folder: tempfile::tempdir().unwrap(), gpu: Gpu::from_environment(), transport }
     }
 
-    /// As [`new`](Self::new), on a machine with `gpu`. Processes use the GPU if their arguments select it.
+    /// As [`new`](Self::new), for processes that find `gpu`. They use it if their arguments select it.
     pub fn with_gpu(gpu: Gpu) -> Self {
         Self { gpu: Some(gpu), ..Self::new() }
     }
 
-    /// Subscribers use QUIC, whatever `TENSOR_RELAY_TEST_TRANSPORT` says: for tests with a [`UdpProxy`].
+    /// Makes subscribers use QUIC, whatever `TENSOR_RELAY_TEST_TRANSPORT` is: for tests with a [`UdpProxy`].
     pub fn over_quic(self) -> Self {
         Self { transport: Some("quic".into()), ..self }
     }
@@ -69,13 +69,13 @@ impl Home {
         self.path(name).into_os_string().into_string().unwrap()
     }
 
-    /// The program, without the variables of this process that would affect it.
+    /// The program as an [`isolated`](Self::isolated) command.
     pub fn program(&self) -> Command {
-        self.at_home(Command::new(program()))
+        self.isolated(Command::new(program()))
     }
 
-    /// `command` with an environment in which the program uses this folder only.
-    pub fn at_home(&self, mut command: Command) -> Command {
+    /// `command` in this folder, with an environment in which the program uses this folder only.
+    pub fn isolated(&self, mut command: Command) -> Command {
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("TENSOR_RELAY_") {
                 command.env_remove(name);
@@ -87,67 +87,67 @@ impl Home {
             .env_remove("XDG_CONFIG_HOME");
         command.current_dir(self.folder.path());
         if let Some(gpu) = &self.gpu {
-            gpu.show_to(&mut command);
+            gpu.set_environment(&mut command);
         }
         command
     }
 
-    /// Starts the program with the arguments `words`. Subscribers use the transport of `TENSOR_RELAY_TEST_TRANSPORT`, if
-    /// `words` choose none; servers listen on both.
-    pub fn start(&self, words: &[&str]) -> Process {
+    /// Starts the program with `args`. Subscribers use the transport of `TENSOR_RELAY_TEST_TRANSPORT` if `args` choose
+    /// none; servers listen on both.
+    pub fn start(&self, args: &[&str]) -> Process {
         let mut command = self.program();
-        command.args(words);
-        if words.first() == Some(&"subscribe") {
+        command.args(args);
+        if args.first() == Some(&"subscribe") {
             command.envs(self.transport.iter().map(|transport| ("TENSOR_RELAY_TRANSPORT", transport)));
         }
         Process::start(command)
     }
 
-    /// Runs the program with `words` to its end.
-    pub fn run(&self, words: &[&str]) -> Ended {
-        self.start(words).wait()
+    /// Runs the program with `args` to its end.
+    pub fn run(&self, args: &[&str]) -> Ended {
+        self.start(args).wait()
     }
 
-    /// Starts a server with the arguments `words`, on a port that the system chooses unless they contain one. Borrowed
-    /// tensors stay on the host.
-    pub fn serve(&self, words: &[&str]) -> Serving {
-        let mut all = vec!["serve", "--json"];
-        if !words.iter().any(|word| word.starts_with("--listen")) {
-            all.push(ANY_PORT);
+    /// Starts a server with `args`, on a port that the system chooses unless `args` contain one. Borrowed tensors stay
+    /// on the host.
+    pub fn serve(&self, args: &[&str]) -> Serving {
+        let mut all_args = vec!["serve", "--json"];
+        if !args.iter().any(|arg| arg.starts_with("--listen")) {
+            all_args.push(ANY_PORT);
         }
-        if words.contains(&"--hold=borrow") {
-            all.push(ON_HOST);
+        if args.contains(&"--hold=borrow") {
+            all_args.push(ON_HOST);
         }
-        all.extend(words);
-        Serving::wait_for_report(self.start(&all))
+        all_args.extend(args);
+        Serving::wait_for_report(self.start(&all_args))
     }
 
-    /// Starts a server with the arguments `words` on the port in an earlier server's `report`.
-    pub fn serve_again(&self, report: &Value, words: &[&str]) -> Serving {
+    /// Starts a server with `args` on the port in an earlier server's `report`.
+    pub fn serve_again(&self, report: &Value, args: &[&str]) -> Serving {
         let listen = format!("--listen={}", report["listen"].as_str().unwrap());
-        self.serve(&[&[&*listen], words].concat())
+        self.serve(&[&[&*listen], args].concat())
     }
 
     /// The topics of a server, as `list` reports them.
     pub fn list(&self, server: &Serving) -> Value {
-        self.run(&["list", &self.ticket_for_all(server), "--json"])
+        self.run(&["list", &self.create_ticket_for_all(server), "--json"])
             .expect_code(0)
             .json()["topics"]
             .clone()
     }
 
-    /// A ticket for all topics of `server`, made by `tickets create`.
-    pub fn ticket_for_all(&self, server: &Serving) -> String {
+    /// Creates a ticket for all topics of `server` with `tickets create`.
+    pub fn create_ticket_for_all(&self, server: &Serving) -> String {
         let address = format!("--address={}", server.listen());
         let folder = Path::new(server.report["ticket_file"].as_str().unwrap()).parent().unwrap();
         let state = match folder.join("access").exists() {
             true => format!("--state-dir={}", folder.display()),
             false => format!("--state-dir={}", self.argument("state/tensor-relay")),
         };
-        let made = self
+        let created = self
             .run(&["tickets", "create", "--topic=**", "--json", &address, &state])
             .expect_code(0);
-        made.json()["ticket"].as_str().unwrap().to_owned()
+        created.json()["ticket"].as_str().unwrap().to_owned()
     }
 
     /// The sorted relative paths of all files and links below `name`; empty if there is no such folder.
@@ -174,21 +174,21 @@ fn collect_files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// A server that has reported that it serves.
+/// A running server that has printed its report.
 pub struct Serving {
-    /// The process.
+    /// The server's process.
     pub process: Process,
-    /// Its report.
+    /// The report.
     pub report: Value,
 }
 
 impl Serving {
-    /// Waits for the report of a server that was started with `--json`. Adds to the report each topic's `ticket` from
-    /// the server's file, and the ticket for all topics if there is one.
+    /// Waits for the report of a server that was started with `--json`. Adds each topic's `ticket` from the server's
+    /// ticket file to the report, and the ticket for all topics if there is one.
     pub fn wait_for_report(mut process: Process) -> Self {
         let line = process.wait_for_stdout("");
         let mut report: Value =
-            serde_json::from_str(&line).unwrap_or_else(|e| panic!("serve said {line:?}: {e}"));
+            serde_json::from_str(&line).unwrap_or_else(|e| panic!("serve printed {line:?}: {e}"));
         // Test programs such as `publish-versions` write no ticket file.
         let Some(path) = report["ticket_file"].as_str() else { return Self { process, report } };
         let tickets = fs::read_to_string(path).unwrap();
@@ -223,14 +223,14 @@ impl Serving {
     }
 }
 
-/// The program's path: that in `TENSOR_RELAY_BIN`, or cargo's output.
+/// The path of the program: the value of `TENSOR_RELAY_BIN`, or cargo's output.
 fn program() -> PathBuf {
     if let Some(path) = std::env::var_os("TENSOR_RELAY_BIN") {
         return path.into();
     }
     // target/<profile>/deps/<this test> → target/<profile>/tensor-relay
-    let here = std::env::current_exe().unwrap();
-    let path = here.ancestors().nth(2).unwrap().join("tensor-relay");
+    let executable = std::env::current_exe().unwrap();
+    let path = executable.ancestors().nth(2).unwrap().join("tensor-relay");
     assert!(path.is_file(), "there is no {}: run tests/run, or cargo build first", path.display());
     path
 }

@@ -21,7 +21,7 @@ use stream::Streams;
 use tensor_relay_transport::{Batching, Network, Opening, StreamListener, Tuning};
 use tokio::time::Instant;
 
-/// The delay, faults and MTU of datagrams between two hosts.
+/// The delay, faults and MTU of the path between two hosts.
 #[derive(Debug, Clone)]
 pub struct Path {
     /// The delay, drawn for each datagram: a wide range reorders them.
@@ -34,7 +34,7 @@ pub struct Path {
     pub corruption: f64,
     /// The largest datagram that is delivered; larger ones are dropped silently, as in an MTU black hole.
     pub mtu: usize,
-    /// The MTU of the first hop as hosts see it: the upper limit of MTU discovery.
+    /// The MTU of the first hop, which hosts know: the upper limit of MTU discovery.
     pub first_hop: u16,
 }
 
@@ -55,11 +55,11 @@ impl Default for Path {
 /// The traffic that one host has sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Datagrams sent.
+    /// The number of sent datagrams.
     pub datagrams: u64,
-    /// The bytes sent, in datagrams and byte streams.
+    /// The number of sent bytes, in datagrams and byte streams.
     pub bytes: u64,
-    /// Datagrams that the network dropped: lost, too large, or stopped by a partition.
+    /// The number of datagrams that the network dropped: lost, too large, or stopped by a partition.
     pub dropped: u64,
 }
 
@@ -78,14 +78,14 @@ pub struct Host {
 
 #[derive(Debug)]
 struct State {
-    dice: ChaCha8Rng,
+    rng: ChaCha8Rng,
     path: Path,
     partitions: BTreeSet<(IpAddr, IpAddr)>,
     inboxes: BTreeMap<SocketAddr, Inbox>,
     streams: Streams,
     traffic: BTreeMap<IpAddr, Traffic>,
-    /// The number of delivered datagrams: orders those that arrive at the same instant.
-    order: u64,
+    /// The number of delivered datagrams: orders the datagrams that arrive at the same instant.
+    delivered: u64,
     next_port: u16,
 }
 
@@ -102,7 +102,7 @@ struct Datagram {
     bytes: Vec<u8>,
 }
 
-/// The fraction of send calls that find the socket's buffer full.
+/// The fraction of send calls for which the socket's buffer is full.
 const BUFFER_FULL_PROBABILITY: f64 = 1.0 / 64.0;
 
 /// The first port for sockets that ask for any port.
@@ -112,13 +112,13 @@ impl SimNet {
     /// A network whose faults follow from `seed`, with a clean [`Path`] at first.
     pub fn new(seed: u64) -> Self {
         let state = State {
-            dice: ChaCha8Rng::seed_from_u64(seed),
+            rng: ChaCha8Rng::seed_from_u64(seed),
             path: Path::default(),
             partitions: BTreeSet::new(),
             inboxes: BTreeMap::new(),
             streams: Streams::default(),
             traffic: BTreeMap::new(),
-            order: 0,
+            delivered: 0,
             next_port: FIRST_FREE_PORT,
         };
         Self { state: Arc::new(Mutex::new(state)) }
@@ -211,7 +211,7 @@ impl Network for Host {
     }
 
     fn rng_seed(&self) -> Option<[u8; 32]> {
-        Some(self.net.state().dice.random())
+        Some(self.net.state().rng.random())
     }
 }
 
@@ -221,50 +221,51 @@ impl State {
         self.next_port - 1
     }
 
-    fn delay(&mut self) -> Duration {
-        self.dice.random_range(self.path.delay.clone())
+    fn draw_delay(&mut self) -> Duration {
+        self.rng.random_range(self.path.delay.clone())
     }
 
-    fn is_cut(&self, from: SocketAddr, to: SocketAddr) -> bool {
+    fn is_partitioned(&self, from: SocketAddr, to: SocketAddr) -> bool {
         self.partitions.contains(&(from.ip(), to.ip()))
     }
 
     /// Draws whether a socket's buffer is full, so that the sender has to retry.
-    fn is_full(&mut self) -> bool {
-        self.dice.random_bool(BUFFER_FULL_PROBABILITY)
+    fn draw_is_full(&mut self) -> bool {
+        self.rng.random_bool(BUFFER_FULL_PROBABILITY)
     }
 
     /// Sends a datagram, with the faults drawn for it.
     fn send(&mut self, from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
-        let dropped = self.is_dropped(from, to, bytes.len());
+        let is_dropped = self.draw_is_dropped(from, to, bytes.len());
         let traffic = self.traffic.entry(from.ip()).or_default();
         traffic.datagrams += 1;
         traffic.bytes += bytes.len() as u64;
-        traffic.dropped += u64::from(dropped);
-        if dropped {
+        traffic.dropped += u64::from(is_dropped);
+        if is_dropped {
             return;
         }
-        let copies = 1 + usize::from(self.dice.random_bool(self.path.duplication));
+        let copies = 1 + usize::from(self.rng.random_bool(self.path.duplication));
         for _ in 0..copies {
             self.deliver(from, to, bytes.to_vec());
         }
     }
 
-    fn is_dropped(&mut self, from: SocketAddr, to: SocketAddr, len: usize) -> bool {
-        let lost = self.dice.random_bool(self.path.loss);
-        lost || len > self.path.mtu || self.is_cut(from, to)
+    /// Draws whether a datagram is lost, and checks whether it passes the path.
+    fn draw_is_dropped(&mut self, from: SocketAddr, to: SocketAddr, len: usize) -> bool {
+        let is_lost = self.rng.random_bool(self.path.loss);
+        is_lost || len > self.path.mtu || self.is_partitioned(from, to)
     }
 
     /// Puts a datagram into the inbox of its receiver. A closed port has no inbox, and does not answer.
     fn deliver(&mut self, from: SocketAddr, to: SocketAddr, mut bytes: Vec<u8>) {
-        let arrives = Instant::now() + self.delay();
-        if !bytes.is_empty() && self.dice.random_bool(self.path.corruption) {
-            let index = self.dice.random_range(0..bytes.len());
-            bytes[index] ^= 1 << self.dice.random_range(0..8);
+        let arrives_at = Instant::now() + self.draw_delay();
+        if !bytes.is_empty() && self.rng.random_bool(self.path.corruption) {
+            let index = self.rng.random_range(0..bytes.len());
+            bytes[index] ^= 1 << self.rng.random_range(0..8);
         }
-        self.order += 1;
+        self.delivered += 1;
         if let Some(inbox) = self.inboxes.get_mut(&to) {
-            inbox.datagrams.insert((arrives, self.order), Datagram { from, bytes });
+            inbox.datagrams.insert((arrives_at, self.delivered), Datagram { from, bytes });
             inbox.waker.take().inspect(Waker::wake_by_ref);
         }
     }

@@ -18,7 +18,7 @@ use tensor_relay_server::{Server, Staged};
 /// The prefix of names of tensors whose content compresses.
 const SMOOTH: &str = "smooth.";
 
-/// The prefix of names of tensors in which one word in [`PERIOD_VERSIONS`] changes with each version.
+/// The prefix of names of tensors of which one word in [`PERIOD_VERSIONS`] changes with each version.
 const STEADY: &str = "steady.";
 
 /// The number of versions after which every word of a steady tensor has changed.
@@ -54,21 +54,21 @@ pub fn spec(name: &str, dtype: Dtype, elements: u64) -> TensorSpec {
 }
 
 /// About `bytes` bytes of tensors: a few large ones, many small ones of odd sizes, some empty, of several dtypes.
-pub fn random(dice: &mut impl Rng, bytes: u64) -> Vec<TensorSpec> {
+pub fn random(rng: &mut impl Rng, bytes: u64) -> Vec<TensorSpec> {
     const DTYPES: [Dtype; 5] = [Dtype::U8, Dtype::Bf16, Dtype::F32, Dtype::F4E2M1, Dtype::F8E4M3Fn];
     let mut specs = Vec::new();
     let mut remaining = bytes;
     while remaining > 0 {
-        let size = match dice.random_range(0..10) {
+        let size = match rng.random_range(0..10) {
             0 => 0,
-            1..=6 => dice.random_range(1..2_000),
-            7..=8 => dice.random_range(2_000..80_000),
-            _ => dice.random_range(80_000..600_000),
+            1..=6 => rng.random_range(1..2_000),
+            7..=8 => rng.random_range(2_000..80_000),
+            _ => rng.random_range(80_000..600_000),
         };
-        let dtype = DTYPES[dice.random_range(0..DTYPES.len())];
+        let dtype = DTYPES[rng.random_range(0..DTYPES.len())];
         let elements = size * 8 / u64::from(dtype.bits());
-        let texture = if dice.random_bool(0.5) { SMOOTH } else { "noise." };
-        specs.push(spec(&format!("{texture}{}", specs.len()), dtype, elements));
+        let prefix = if rng.random_bool(0.5) { SMOOTH } else { "noise." };
+        specs.push(spec(&format!("{prefix}{}", specs.len()), dtype, elements));
         remaining = remaining.saturating_sub(size.max(1));
     }
     specs
@@ -118,7 +118,7 @@ pub fn check(snapshot: &Snapshot) {
     check_content(snapshot, snapshot.id().version.0);
 }
 
-/// As [`check`], for a snapshot published with the content of `version` under any number.
+/// As [`check`], for a snapshot with the content of `version`, whatever its own version number is.
 ///
 /// # Panics
 /// If anything differs from the published version.
@@ -126,7 +126,7 @@ pub fn check_content(snapshot: &Snapshot, version: u64) {
     assert_eq!(difference(snapshot, version), None);
 }
 
-/// The first difference between `snapshot` and the content of `version`.
+/// The first difference between `snapshot` and the content of `version`; `None` if there is none.
 pub fn difference(snapshot: &Snapshot, version: u64) -> Option<String> {
     let snapshot = on_host(snapshot);
     if snapshot.metadata() != metadata(version) {
@@ -147,7 +147,7 @@ pub fn difference(snapshot: &Snapshot, version: u64) -> Option<String> {
 /// If the copy fails, or is not synchronous.
 pub fn on_host(snapshot: &Snapshot) -> Snapshot {
     const POLLS_MAX: usize = 100_000;
-    // Unconstrained: polling in a loop, without returning to the runtime, would use up the task's budget.
+    // Unconstrained: polling in a loop, without returning to the runtime, would use up tokio's cooperative budget.
     let mut copying = pin!(tokio::task::unconstrained(snapshot.to_host()));
     let mut context = Context::from_waker(Waker::noop());
     let copied = (0..POLLS_MAX).find_map(|_| match copying.as_mut().poll(&mut context) {
@@ -170,7 +170,7 @@ pub fn write_content(name: &str, version: u64, out: &mut [u8]) {
     } else if name.starts_with(WEIGHTS) {
         write_words(out, |index| four_weights(scramble(key.wrapping_add(index))));
     } else {
-        // Most tensors are noise, and this library is optimised in debug builds, as this module is not.
+        // Most tensors are noise. BLAKE3 is optimised in debug builds; this module is not.
         blake3::Hasher::new().update(&key.to_le_bytes()).finalize_xof().fill(out);
     }
 }
@@ -187,7 +187,7 @@ fn write_words(out: &mut [u8], word: impl Fn(u64) -> u64) {
     }
 }
 
-/// A word that changes once in [`PERIOD_VERSIONS`] versions; which one depends on `number`.
+/// A word that changes once in [`PERIOD_VERSIONS`] versions; in which of them depends on `number`.
 fn steady_word(number: u64, version: u64) -> u64 {
     let changes = (version + scramble(number) % PERIOD_VERSIONS) / PERIOD_VERSIONS;
     scramble(number ^ changes.rotate_right(8))
@@ -226,7 +226,7 @@ mod tests {
 
     /// A checker that accepts anything would let every scenario pass.
     #[test]
-    fn one_wrong_byte_is_noticed_wherever_it_is() {
+    fn a_wrong_byte_at_any_position_is_detected() {
         for name in ["noise.a", "smooth.a", "weights.a"] {
             let (mut one, mut two) = (vec![0; 1_003], vec![0; 1_003]);
             write_content(name, 1, &mut one);

@@ -58,8 +58,8 @@ fn anchors(text: &str) -> Vec<String> {
     headings.lines().filter(|line| line.starts_with('#')).map(anchor).collect()
 }
 
-/// Why a link on `page` is broken, if it is.
-fn broken(page: &Path, text: &str, target: &str) -> Option<String> {
+/// The error of a link on `page`, if it is broken.
+fn link_error(page: &Path, text: &str, target: &str) -> Option<String> {
     let in_repository = target.strip_prefix(REPOSITORY_URL).map(|rest| (root(), rest));
     if in_repository.is_none() && (target.contains("://") || target.starts_with("mailto:")) {
         return None;
@@ -70,26 +70,26 @@ fn broken(page: &Path, text: &str, target: &str) -> Option<String> {
     if !path.is_empty() && !file.exists() {
         return Some(format!("{} has no {path}", page.display()));
     }
-    let known = match path.is_empty() {
+    let page_anchors = match path.is_empty() {
         true => anchors(text),
         false if path.ends_with(".md") => anchors(&read(&file)),
         false => return None,
     };
-    let is_there = anchor.is_empty() || known.iter().any(|name| name == anchor);
-    (!is_there).then(|| format!("{}: {path} has no heading #{anchor}", page.display()))
+    let has_anchor = anchor.is_empty() || page_anchors.iter().any(|name| name == anchor);
+    (!has_anchor).then(|| format!("{}: {path} has no heading #{anchor}", page.display()))
 }
 
 #[test]
 fn links_resolve() {
-    let mut all = Vec::new();
+    let mut errors = Vec::new();
     for page in files_below(&root(), ".md") {
         let text = read(&page);
-        all.extend(links(&prose(&text)).filter_map(|target| broken(&page, &text, target)));
+        errors.extend(links(&prose(&text)).filter_map(|target| link_error(&page, &text, target)));
     }
-    assert!(all.is_empty(), "{all:#?}");
+    assert!(errors.is_empty(), "{errors:#?}");
 }
 
-/// `processes/shutdown::a_second_signal_ends_a_server_immediately` is a function in tests/tests/processes/shutdown.rs,
+/// Tests that the documents name exist: `processes/shutdown::NAME` is a function in tests/tests/processes/shutdown.rs,
 /// or in a file of the folder tests/tests/processes/shutdown.
 #[test]
 fn tests_that_are_named_exist() {
@@ -119,7 +119,7 @@ fn tests_that_are_named_exist() {
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
-/// The source file that docs/deadlines.md abbreviates: `client/backoff.rs` for client/src/backoff.rs.
+/// The path of a source file from its short form in docs/deadlines.md: `client/backoff.rs` is client/src/backoff.rs.
 fn source_file(file: &str) -> PathBuf {
     let (component, path) = file.split_once('/').unwrap_or_default();
     let folder = if path.ends_with(".py") { "python" } else { "src" };

@@ -1,8 +1,8 @@
 //! Publishes small versions from memory, as fast as its readers receive them: `publish-versions COUNT STATE_DIR`.
 //!
-//! It reports its address as `tensor-relay serve --json` does. The first version is published at once, so that readers
-//! can join, the others after a line on stdin. It reports when all are published, and exits when stdin closes. No
-//! reader is evicted: publishing waits for room.
+//! It reports its address as `tensor-relay serve --json` does. It publishes the first version immediately, so that
+//! readers can join, and the others after a line on stdin. It reports when all are published, and exits when stdin
+//! closes. No reader is evicted: publishing waits for room.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a producer that cannot continue has failed its test")]
@@ -15,11 +15,10 @@ use tensor_relay_server::{
 };
 use tensor_relay_tests::tensors;
 
-/// The number of retained versions: a few more than a reader's window, so that readers wait for the producer and the
-/// producer for readers.
+/// The number of retained versions: few, so that readers wait for the producer and the producer waits for readers.
 const KEEP: u32 = 16;
 
-/// The size of a version: a step counter and a few scalars.
+/// The size of a version, as of a step counter and a few scalars.
 const BYTES: u64 = 64;
 
 #[tokio::main(flavor = "current_thread")]

@@ -1,8 +1,9 @@
+//! The control function of the fake CUDA driver.
+
 #![expect(unsafe_code, reason = "calls a function of a separately built library")]
 
-use std::path::Path;
-
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::path::Path;
 
 /// The fake driver's function `fake_cuda_control`, which executes a text command and returns a text answer.
 #[derive(Debug)]
@@ -29,7 +30,7 @@ impl Control {
     ///
     /// If the driver does not know the command.
     pub(super) fn send(&self, command: &str) -> String {
-        self.try_send(command).unwrap_or_else(|why| panic!("{why}"))
+        self.try_send(command).unwrap_or_else(|error| panic!("{error}"))
     }
 
     pub(super) fn try_send(&self, command: &str) -> Result<String, String> {
@@ -43,7 +44,7 @@ impl Control {
         let answer = String::from_utf8_lossy(&answer[..length]);
         match answer.split_at(1) {
             ("+", text) => Ok(text.to_owned()),
-            (_, why) => Err(why.to_owned()),
+            (_, error) => Err(error.to_owned()),
         }
     }
 

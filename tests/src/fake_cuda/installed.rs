@@ -1,3 +1,5 @@
+//! A folder with a CUDA driver, fake or unusable, and the report of the processes that used it.
+
 use std::{
     env,
     ffi::OsString,
@@ -35,16 +37,16 @@ pub struct Installed {
 
 impl Installed {
     /// Creates the folder with the library. All libraries but the fake driver need a C compiler, as the project does.
-    pub fn new(which: Library) -> Self {
+    pub fn new(kind: Library) -> Self {
         let installed = Self { folder: tempfile::tempdir().expect("a folder can be made") };
         installed
-            .put(which)
-            .unwrap_or_else(|error| panic!("{which:?} as libcuda.so: {error}"));
+            .install(kind)
+            .unwrap_or_else(|error| panic!("cannot install {kind:?} as libcuda.so: {error}"));
         installed
     }
 
-    /// The environment variables by which a program finds the library and is allowed to use it. Others of
-    /// `tests/fake-cuda/src/options.rs` may be added.
+    /// The environment variables with which a program finds the library and may use it. Callers may add the variables
+    /// of `tests/fake-cuda/src/options.rs`.
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         let mut path = self.folder.path().as_os_str().to_owned();
         if let Some(inherited) = env::var_os("LD_LIBRARY_PATH") {
@@ -76,27 +78,27 @@ impl Installed {
         self.folder.path().join("report")
     }
 
-    fn put(&self, which: Library) -> io::Result<()> {
-        let place = self.folder.path().join("libcuda.so");
-        match which {
-            Library::Fake => symlink(library(), &place)?,
-            Library::Stub => self.compile(&place, SYMBOLS, false)?,
-            Library::TooOld => self.compile(&place, &["cuInit", "cuDriverGetVersion"], true)?,
-            Library::Empty => self.compile(&place, &[], false)?,
-            Library::Garbage => fs::write(&place, "This is no library.")?,
+    fn install(&self, kind: Library) -> io::Result<()> {
+        let path = self.folder.path().join("libcuda.so");
+        match kind {
+            Library::Fake => symlink(library(), &path)?,
+            Library::Stub => self.compile(&path, SYMBOLS, false)?,
+            Library::TooOld => self.compile(&path, &["cuInit", "cuDriverGetVersion"], true)?,
+            Library::Empty => self.compile(&path, &[], false)?,
+            Library::Garbage => fs::write(&path, "This is no library.")?,
         }
         symlink("libcuda.so", self.folder.path().join("libcuda.so.1"))
     }
 
-    /// Compiles a library whose functions all succeed, or all refuse.
-    fn compile(&self, place: &Path, functions: &[&str], works: bool) -> io::Result<()> {
-        const STUB_LIBRARY: u32 = 34;
+    /// Compiles a library whose functions all succeed, or all return `CUDA_ERROR_STUB_LIBRARY`.
+    fn compile(&self, path: &Path, functions: &[&str], succeeds: bool) -> io::Result<()> {
+        const CUDA_ERROR_STUB_LIBRARY: u32 = 34;
         let mut code = String::new();
         for function in functions {
             let body = match *function {
-                "cuDriverGetVersion" if works => "*version = 9010; return 0".to_owned(),
-                _ if works => "return 0".to_owned(),
-                _ => format!("return {STUB_LIBRARY}"),
+                "cuDriverGetVersion" if succeeds => "*version = 9010; return 0".to_owned(),
+                _ if succeeds => "return 0".to_owned(),
+                _ => format!("return {CUDA_ERROR_STUB_LIBRARY}"),
             };
             writeln!(code, "int {function}(int *version) {{ {body}; }}").expect("a string takes text");
         }
@@ -105,7 +107,7 @@ impl Installed {
         let mut compiler = Command::new("cc");
         compiler
             .args(["-shared", "-fPIC", "-Wl,-soname,libcuda.so", "-o"])
-            .args([place, &source]);
+            .args([path, &source]);
         let status = compiler.status()?;
         if status.success() { Ok(()) } else { Err(io::Error::other(format!("cc failed: {status}"))) }
     }
@@ -126,7 +128,7 @@ impl Report {
     fn read(text: &str) -> Self {
         let mut report = Self::default();
         for line in text.lines() {
-            let (_process, entry) = line.split_once(' ').expect("a line begins with a process");
+            let (_process, entry) = line.split_once(' ').expect("a line begins with a process id");
             match entry.split_once(' ').unwrap_or((entry, "")) {
                 ("init", _) => report.processes += 1,
                 ("violation", text) => report.violations.push(text.to_owned()),

@@ -1,6 +1,6 @@
-//! The GPU environment of a test's processes: the fake driver, or a broken one.
+//! The CUDA environment of a test's processes: the fake driver, an unusable one, or the machine's own.
 
-use crate::fake_cuda::{Installed, Library, Live};
+use crate::fake_cuda::{Installed, Library, Live, built_library};
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-/// The memory of each fake GPU: some versions of the largest model of these tests.
+/// The memory of each fake GPU: enough for several versions of the largest model of these tests.
 const MEMORY_BYTES: u64 = 4 << 30;
 
 /// The default page-locked memory of each process: little, since many run at once.
@@ -37,13 +37,13 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// A machine with one fake GPU.
+    /// The fake driver with one GPU.
     pub fn fake() -> Self {
-        Self::finding(Library::Fake).with("FAKE_CUDA_MEM", &MEMORY_BYTES.to_string())
+        Self::from_library(Library::Fake).with("FAKE_CUDA_MEM", &MEMORY_BYTES.to_string())
     }
 
-    /// A machine with `library` in place of the driver.
-    pub fn finding(library: Library) -> Self {
+    /// `library` in place of the driver.
+    pub fn from_library(library: Library) -> Self {
         let installed = Installed::new(library);
         let variables = installed.environment();
         let gpu = Self { installed: Some(installed), variables, may_leak: false };
@@ -51,18 +51,18 @@ impl Gpu {
     }
 
     /// The machine's own installation, if any.
-    pub fn none() -> Self {
+    pub fn of_this_machine() -> Self {
         Self { installed: None, variables: vec![], may_leak: false }
     }
 
-    /// Tolerates objects that remain at exit, as they do when a device fails.
-    pub fn that_may_leak(mut self) -> Self {
+    /// Allows driver objects to remain at the exit of a process, as they do after a device has failed.
+    pub fn allow_leaks(mut self) -> Self {
         self.may_leak = true;
         self
     }
 
-    /// The GPU of tests that do not choose one, if any: see [`device`].
-    pub(super) fn of_all_tests() -> Option<Self> {
+    /// The GPU of tests that do not choose one, as `TENSOR_RELAY_TEST_CUDA` selects it: see [`device`].
+    pub(super) fn from_environment() -> Option<Self> {
         (device() != "cpu").then(|| Self::fake().with("TENSOR_RELAY_DEVICE", device()))
     }
 
@@ -75,13 +75,13 @@ impl Gpu {
 
     /// Installs `library` as NVML.
     pub fn with_nvml(self, library: &Path) -> Self {
-        let installed = self.installed.as_ref().expect("there is a folder for it");
+        let installed = self.installed.as_ref().expect("NVML needs the folder of an installed library");
         std::os::unix::fs::symlink(library, installed.path().join("libnvidia-ml.so.1")).unwrap();
         self
     }
 
-    /// Sets the environment of `command` so that it finds this GPU.
-    pub(super) fn show_to(&self, command: &mut Command) {
+    /// Sets the environment of `command` so that it finds this installation.
+    pub(super) fn set_environment(&self, command: &mut Command) {
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
     }
 
@@ -91,7 +91,7 @@ impl Gpu {
         let report = installed.report();
         assert!(report.violations.is_empty(), "{report:#?}");
         let leaked = report.at_exit.iter().find(|live| **live != Live::default());
-        assert!(self.may_leak || leaked.is_none(), "a process exited and left objects: {report:#?}");
+        assert!(self.may_leak || leaked.is_none(), "a process left driver objects at its exit: {report:#?}");
     }
 }
 
@@ -108,13 +108,5 @@ impl Drop for Gpu {
 /// # Panics
 /// If the library is not built.
 pub fn fake_nvml() -> PathBuf {
-    let executable = std::env::current_exe().unwrap();
-    let mut candidates = executable
-        .ancestors()
-        .skip(1)
-        .take(2)
-        .map(|folder| folder.join("libfake_nvml.so"));
-    candidates
-        .find(|path| path.is_file())
-        .expect("there is no libfake_nvml.so: run tests/run, or cargo build first")
+    built_library("libfake_nvml.so")
 }

@@ -6,8 +6,8 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// Counts the networks of this process, so that their names differ.
-static NEXT: AtomicU32 = AtomicU32::new(0);
+/// The number of networks that this process has created: part of their names.
+static CREATED: AtomicU32 = AtomicU32::new(0);
 
 /// A link of MTU 1500 between a server's host and a client's, removed on drop.
 pub struct Lan {
@@ -34,7 +34,7 @@ impl Lan {
 
     /// Creates the hosts and the link; the error says why this system does not permit it.
     pub fn new() -> Result<Self, String> {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let number = CREATED.fetch_add(1, Ordering::Relaxed);
         let name = |host: &str| format!("relay-{}-{number}-{host}", std::process::id());
         let lan = Self { server: name("s"), client: name("c") };
         try_ip(&["netns", "add", &lan.server])?;
@@ -42,10 +42,10 @@ impl Lan {
         let peer = ["peer", "name", "lan", "netns", &lan.client];
         let link = [&["-n", &lan.server, "link", "add", "lan", "mtu", "1500", "type", "veth"][..], &peer];
         try_ip(&link.concat())?;
-        lan.give_address(Host::Server, Self::SERVER);
-        lan.give_address(Host::Client, Self::CLIENT);
-        lan.set_up(Host::Server, true);
-        lan.set_up(Host::Client, true);
+        lan.add_address(Host::Server, Self::SERVER);
+        lan.add_address(Host::Client, Self::CLIENT);
+        lan.set_link_up(Host::Server, true);
+        lan.set_link_up(Host::Client, true);
         Ok(lan)
     }
 
@@ -53,43 +53,44 @@ impl Lan {
     pub fn limit_rate(&self, megabits: u32) -> Result<(), String> {
         let rate = format!("{megabits}mbit");
         let shape = ["dev", "lan", "root", "tbf", "rate", &rate, "burst", "256kb", "latency", "50ms"];
-        let words = [&["netns", "exec", &self.server, "tc", "qdisc", "replace"][..], &shape];
-        try_ip(&words.concat())
+        let args = [&["netns", "exec", &self.server, "tc", "qdisc", "replace"][..], &shape];
+        try_ip(&args.concat())
     }
 
     /// Connects a host to the link, or disconnects it.
-    pub fn set_up(&self, host: Host, up: bool) {
-        let state = if up { "up" } else { "down" };
+    pub fn set_link_up(&self, host: Host, is_up: bool) {
+        let state = if is_up { "up" } else { "down" };
         try_ip(&["-n", self.name(host), "link", "set", "lan", state]).unwrap();
     }
 
-    /// Gives a host one more address.
-    pub fn give_address(&self, host: Host, address: &str) {
+    /// Adds an address to a host.
+    pub fn add_address(&self, host: Host, address: &str) {
         let address = format!("{address}/24");
         try_ip(&["-n", self.name(host), "address", "add", &address, "dev", "lan"]).unwrap();
     }
 
     /// Removes an address from a host; its other addresses remain.
-    pub fn take_address(&self, host: Host, address: &str) {
-        let keep = format!("net.ipv4.conf.lan.{PROMOTE}=1");
-        try_ip(&["netns", "exec", self.name(host), "sysctl", "-qw", &keep]).unwrap();
+    pub fn remove_address(&self, host: Host, address: &str) {
+        let setting = format!("net.ipv4.conf.lan.{PROMOTE_SECONDARIES}=1");
+        try_ip(&["netns", "exec", self.name(host), "sysctl", "-qw", &setting]).unwrap();
         let address = format!("{address}/24");
         try_ip(&["-n", self.name(host), "address", "delete", &address, "dev", "lan"]).unwrap();
     }
 
-    /// Drops packets of these protocols ("udp", "tcp") to the server's host, in place of earlier rules. Fails if this
-    /// system does not support that.
+    /// Drops packets of these protocols ("udp", "tcp") to the server's host, and removes that host's earlier rules.
+    /// Fails if this system does not support that.
     pub fn drop_protocols(&self, protocols: &[&str]) -> Result<(), String> {
         self.filter(Host::Server, protocols.iter().map(|protocol| format!("meta l4proto {protocol} drop")))
     }
 
-    /// Drops this percentage of `protocol`'s packets to the client's host.
+    /// Drops this percentage of `protocol`'s packets to the client's host, and removes that host's earlier rules.
     pub fn drop_percentage(&self, protocol: &str, percent: u32) -> Result<(), String> {
         let rule = format!("meta l4proto {protocol} numgen random mod 100 < {percent} drop");
         self.filter(Host::Client, [rule])
     }
 
-    /// Drops packets of `protocol` to the server's host that are larger than `bytes`.
+    /// Drops packets of `protocol` to the server's host that are larger than `bytes`, and removes that host's earlier
+    /// rules.
     pub fn drop_larger(&self, protocol: &str, bytes: u32) -> Result<(), String> {
         self.filter(Host::Server, [format!("meta l4proto {protocol} meta length > {bytes} drop")])
     }
@@ -116,13 +117,13 @@ impl Lan {
         try_ip(&["netns", "exec", self.name(host), "nft", &rules])
     }
 
-    /// Starts the program with the arguments `words` on a host. The process is the program itself.
-    pub fn start(&self, host: Host, home: &Home, words: &[&str]) -> Process {
-        let mut command = home.at_home(Command::new("ip"));
+    /// Starts the program with `args` on a host. `ip` executes the program in its own place, so signals reach it.
+    pub fn start(&self, host: Host, home: &Home, args: &[&str]) -> Process {
+        let mut command = home.isolated(Command::new("ip"));
         command
             .args(["netns", "exec", self.name(host)])
             .arg(home.program().get_program())
-            .args(words);
+            .args(args);
         Process::start(command)
     }
 
@@ -134,8 +135,8 @@ impl Lan {
     }
 }
 
-/// The kernel setting that keeps a host's second address when the first is removed.
-const PROMOTE: &str = "promote_secondaries";
+/// The kernel setting that keeps a host's other addresses when the first is removed.
+const PROMOTE_SECONDARIES: &str = "promote_secondaries";
 
 impl Drop for Lan {
     fn drop(&mut self) {
@@ -146,13 +147,13 @@ impl Drop for Lan {
     }
 }
 
-fn try_ip(words: &[&str]) -> Result<(), String> {
+fn try_ip(args: &[&str]) -> Result<(), String> {
     let output = Command::new("ip")
-        .args(words)
+        .args(args)
         .output()
         .map_err(|e| format!("`ip` cannot be run: {e}"))?;
     match output.status.success() {
         true => Ok(()),
-        false => Err(format!("ip {}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim())),
+        false => Err(format!("ip {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim())),
     }
 }

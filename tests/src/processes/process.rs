@@ -12,11 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The deadline of every wait for a process: much longer than any wait on a busy machine, and than the 10 s after which
-/// the program gives up a silent peer.
+/// The deadline of every wait for a process: much longer than any wait on a busy machine, and than the idle timeout of
+/// 10 s, after which the program treats a silent peer as lost.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The interval at which this polls whether the process has ended.
+/// The interval at which [`Process::wait`] checks whether the process has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A running process, killed on drop.
@@ -50,10 +50,10 @@ impl Process {
     /// Waits for a line on stdout that contains `wanted`.
     pub fn wait_for_stdout(&mut self, wanted: &str) -> String {
         let line = self.out.wait_for(wanted);
-        line.unwrap_or_else(|why| self.fail(&format!("no {wanted:?} on stdout: {why}")))
+        line.unwrap_or_else(|error| self.fail(&format!("no {wanted:?} on stdout: {error}")))
     }
 
-    /// As [`wait_for_stdout`](Self::wait_for_stdout); returns false if the process ended without such a line.
+    /// As [`wait_for_stdout`](Self::wait_for_stdout), but returns false if there is no such line.
     pub fn try_wait_for_stdout(&mut self, wanted: &str) -> bool {
         self.out.wait_for(wanted).is_ok()
     }
@@ -61,7 +61,7 @@ impl Process {
     /// Waits for a line on stderr that contains `wanted`.
     pub fn wait_for_stderr(&mut self, wanted: &str) -> String {
         let line = self.err.wait_for(wanted);
-        line.unwrap_or_else(|why| self.fail(&format!("no {wanted:?} on stderr: {why}")))
+        line.unwrap_or_else(|error| self.fail(&format!("no {wanted:?} on stderr: {error}")))
     }
 
     /// Sends a signal to the process.
@@ -80,7 +80,7 @@ impl Process {
         fs::read_to_string(format!("/proc/{}/maps", self.child.id())).unwrap()
     }
 
-    /// The number of file descriptors that the process has open now.
+    /// The number of open file descriptors of the process.
     pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
@@ -90,7 +90,7 @@ impl Process {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// The process's resident memory.
+    /// The size of the process's resident memory.
     pub fn resident_bytes(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -122,9 +122,9 @@ impl Process {
         }
     }
 
-    fn fail(&mut self, why: &str) -> ! {
+    fn fail(&mut self, reason: &str) -> ! {
         let _ = self.child.kill();
-        panic!("{}\n{why}\nstdout:\n{}\nstderr:\n{}", self.command, self.out.all(), self.err.all());
+        panic!("{}\n{reason}\nstdout:\n{}\nstderr:\n{}", self.command, self.out.all(), self.err.all());
     }
 }
 
@@ -165,7 +165,7 @@ impl Ended {
     /// Checks the exit code.
     ///
     /// # Panics
-    /// If the exit code is another one, with all output of the process.
+    /// If the exit code is not `code`, with all output of the process.
     #[track_caller]
     pub fn expect_code(self, code: i32) -> Self {
         assert!(self.code == Some(code), "expected exit code {code}\n{self:#?}");
@@ -175,7 +175,7 @@ impl Ended {
     /// Checks that the process failed with exit code `code` and an error line on stderr that contains each of `causes`.
     ///
     /// # Panics
-    /// If the code differs or there is no such line, with all output of the process.
+    /// If the exit code is not `code` or there is no such line, with all output of the process.
     #[track_caller]
     pub fn expect_error(self, code: i32, causes: &[&str]) -> Self {
         let is_error =
@@ -184,7 +184,7 @@ impl Ended {
         self.expect_code(code)
     }
 
-    /// The output on stdout as one JSON value per line. Ends at the first line that is not JSON, such as one cut off by a
+    /// The output on stdout as one JSON value per line, up to the first line that is not JSON, such as one cut off by a
     /// signal.
     pub fn events(&self) -> Vec<Value> {
         self.out.lines().map_while(|line| serde_json::from_str(line).ok()).collect()
@@ -230,7 +230,7 @@ impl Output {
         }
     }
 
-    /// All output so far. Does not wait for child processes that inherited the pipe and still hold it.
+    /// All output so far. Does not wait for the end of the pipe, which child processes may have inherited.
     fn all(&mut self) -> String {
         while let Ok(line) = self.lines.recv_timeout(Duration::from_secs(1)) {
             self.lines_read.push(line);

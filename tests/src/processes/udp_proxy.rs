@@ -13,11 +13,11 @@ use std::{
 /// The read timeout after which the proxy's threads check whether it was dropped.
 const READ_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// The longest wait until enough bytes have passed for the proxy to hold.
+/// The deadline for the proxy to hold, once enough bytes have passed.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A UDP proxy that holds datagrams to the client after a number of bytes, so that a test can act during a transfer,
-/// however fast the machine is. It can hold repeatedly, and forwards to the server that currently has the port.
+/// however fast the machine is. It can hold repeatedly. A server that restarts on the same port is reached as well.
 ///
 /// Datagrams from the client always pass. While the proxy holds, datagrams to the client wait in a socket's buffer;
 /// those that do not fit are lost.
@@ -65,7 +65,7 @@ impl Gate {
 }
 
 impl UdpProxy {
-    /// A proxy with its client socket bound. Start its server with [`advertise`](Self::advertise).
+    /// A proxy with a bound socket for the client. Start the server with [`advertise`](Self::advertise).
     #[expect(clippy::new_without_default, reason = "it binds a socket")]
     pub fn new() -> Self {
         Self { client_side: socket(), gate: Arc::default(), dropped: Arc::default(), forwarders: vec![] }
@@ -76,7 +76,7 @@ impl UdpProxy {
         format!("--advertise={}", self.client_side.local_addr().unwrap())
     }
 
-    /// Forwards to the server that listens on `server`, and holds after `bytes` bytes from it.
+    /// Forwards to the server that listens on the address `server`, and holds after `bytes` bytes from it.
     pub fn forward_to(&mut self, server: &str, bytes: u64) {
         let server: SocketAddr = server.parse().unwrap();
         self.hold_after(bytes);
@@ -110,7 +110,7 @@ impl UdpProxy {
             .changed
             .wait_timeout_while(state, TIMEOUT, |state| !state.closed)
             .unwrap();
-        assert!(state.closed, "the server sends less than the proxy lets pass");
+        assert!(state.closed, "the server sent fewer bytes than the proxy lets pass");
     }
 
     /// Lets all datagrams pass from now on.

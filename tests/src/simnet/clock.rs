@@ -1,4 +1,4 @@
-//! A quinn runtime on tokio's clock, which tests can pause: time then jumps from event to event.
+//! A quinn runtime on tokio's clock. Tests pause this clock, so that time jumps from event to event.
 
 use quinn::{AsyncTimer, AsyncUdpSocket, Runtime};
 use std::{

@@ -27,8 +27,8 @@ impl Socket {
         Self { net, address, arrival: Mutex::new(None) }
     }
 
-    /// Receives the datagrams that have arrived, as many as fit, and returns their number. Without any, returns the
-    /// time when the next one will arrive; datagrams sent meanwhile wake `cx`.
+    /// Receives the datagrams that have arrived, as many as fit, and returns their number. If none has arrived, returns
+    /// the time when the next one will, if one was sent; datagrams sent later wake `cx`.
     fn take_arrived(
         &self,
         cx: &Context<'_>,
@@ -61,7 +61,7 @@ impl Socket {
     }
 }
 
-/// Truncates a datagram that does not fit, as the kernel does.
+/// Copies a datagram into `buf`, and truncates one that does not fit, as the kernel does.
 fn copy_into(buf: &mut [u8], datagram: &Datagram) -> RecvMeta {
     let len = datagram.bytes.len().min(buf.len());
     buf[..len].copy_from_slice(&datagram.bytes[..len]);
@@ -77,7 +77,7 @@ impl AsyncUdpSocket for Socket {
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         let mut state = self.net.state();
-        if state.is_full() {
+        if state.draw_is_full() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let segment = transmit.segment_size.unwrap_or(transmit.contents.len());
@@ -127,7 +127,7 @@ impl fmt::Debug for Socket {
     }
 }
 
-/// Linux's limit of datagrams per call.
+/// The maximum number of datagrams per send call, as on Linux.
 const SEGMENTS_MAX: usize = 64;
 
 /// Always ready: a datagram that the socket refused may be accepted on the next try.

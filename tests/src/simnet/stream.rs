@@ -16,10 +16,11 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-/// The capacity of one direction, in flight and unread: the buffers of both kernels. Writers wait once it is full.
+/// The maximum number of bytes of one direction that are in flight or unread: the buffers of both kernels. Writers wait
+/// beyond it.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// The interval at which connecting is retried across a partition.
+/// The interval at which a connection attempt is retried during a partition.
 const SYN_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// All byte streams of a network.
@@ -42,7 +43,7 @@ struct Acceptor {
 struct Pipe {
     from: SocketAddr,
     to: SocketAddr,
-    /// Written bytes, with their time of arrival.
+    /// The written bytes that were not read yet, with their times of arrival.
     pieces: VecDeque<(Instant, Vec<u8>)>,
     bytes: usize,
     last_arrival: Instant,
@@ -100,14 +101,14 @@ impl Pipe {
 /// Opens a stream from `local` to `peer`.
 pub(super) async fn connect(net: SimNet, local: IpAddr, peer: SocketAddr) -> io::Result<Box<dyn ByteStream>> {
     let local = SocketAddr::new(local, net.state().free_port());
-    let delay = net.state().delay();
+    let delay = net.state().draw_delay();
     tokio::time::sleep(delay).await;
-    while net.state().is_cut(local, peer) {
+    while net.state().is_partitioned(local, peer) {
         tokio::time::sleep(SYN_RETRY_INTERVAL).await;
     }
     let (connected, delay) = {
         let mut state = net.state();
-        (state.connect(&net, local, peer), state.delay())
+        (state.connect(&net, local, peer), state.draw_delay())
     };
     tokio::time::sleep(delay).await;
     Ok(Box::new(connected?))
@@ -192,21 +193,21 @@ impl Stream {
         buf: &mut ReadBuf<'_>,
     ) -> Result<io::Result<()>, Option<Instant>> {
         let mut state = self.net.state();
-        let is_cut = state
+        let is_partitioned = state
             .streams
             .pipes
             .get(&self.incoming)
-            .is_some_and(|p| state.is_cut(p.from, p.to));
+            .is_some_and(|pipe| state.is_partitioned(pipe.from, pipe.to));
         let Some(pipe) = state.streams.pipes.get_mut(&self.incoming) else { return Ok(Ok(())) };
         if pipe.is_reset {
             return Ok(Err(io::ErrorKind::ConnectionReset.into()));
         }
         pipe.reader = Some(cx.waker().clone());
-        if is_cut {
+        if is_partitioned {
             return Err(None);
         }
         match pipe.pieces.front_mut() {
-            Some((arrives, _)) if *arrives > Instant::now() => return Err(Some(*arrives)),
+            Some((arrives_at, _)) if *arrives_at > Instant::now() => return Err(Some(*arrives_at)),
             Some((_, piece)) => {
                 let taken = piece.len().min(buf.remaining());
                 buf.put_slice(&piece[..taken]);
@@ -237,9 +238,9 @@ impl Stream {
     /// Ends the outgoing direction: `end` arrives after all written bytes.
     fn end(&self, end: io::Result<()>) {
         let mut state = self.net.state();
-        let arrives = Instant::now() + state.delay();
+        let arrives_at = Instant::now() + state.draw_delay();
         if let Some(pipe) = state.streams.pipes.get_mut(&self.outgoing).filter(|pipe| pipe.end.is_none()) {
-            pipe.last_arrival = pipe.last_arrival.max(arrives);
+            pipe.last_arrival = pipe.last_arrival.max(arrives_at);
             pipe.end = Some(end);
             pipe.reader.take().inspect(Waker::wake_by_ref);
         }
@@ -263,7 +264,7 @@ impl AsyncRead for Stream {
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let mut state = self.net.state();
-        let arrives = Instant::now() + state.delay();
+        let arrives_at = Instant::now() + state.draw_delay();
         let State { streams, traffic, .. } = &mut *state;
         let Some(pipe) = streams.pipes.get_mut(&self.outgoing) else {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
@@ -282,7 +283,7 @@ impl AsyncWrite for Stream {
             pipe.writer = Some(cx.waker().clone());
             return Poll::Pending;
         }
-        pipe.last_arrival = pipe.last_arrival.max(arrives);
+        pipe.last_arrival = pipe.last_arrival.max(arrives_at);
         pipe.pieces.push_back((pipe.last_arrival, bytes[..taken].to_vec()));
         pipe.bytes += taken;
         pipe.reader.take().inspect(Waker::wake_by_ref);
@@ -317,14 +318,14 @@ impl AsyncWrite for Stream {
 impl Drop for Stream {
     /// Behaves as a kernel: a stream that is dropped with unread bytes is reset, otherwise ended.
     fn drop(&mut self) {
-        let unread = self
+        let has_unread = self
             .net
             .state()
             .streams
             .pipes
             .get(&self.incoming)
             .is_some_and(|pipe| pipe.bytes > 0);
-        self.end(if unread { Err(io::ErrorKind::ConnectionReset.into()) } else { Ok(()) });
+        self.end(if has_unread { Err(io::ErrorKind::ConnectionReset.into()) } else { Ok(()) });
         let mut state = self.net.state();
         if let Some(pipe) = state.streams.pipes.get_mut(&self.incoming) {
             pipe.reader_dropped = true;

@@ -52,7 +52,7 @@ fn invalid_tokens() -> Vec<Option<Token>> {
     ]
 }
 
-/// Goal: a client without a valid credential gets no data, whatever it requests, and no reason. Method: each invalid
+/// Goal: a client without a valid credential gets neither data nor a reason, whatever it requests. Method: each invalid
 /// token, immediately followed by every request; a lane with a guessed grant.
 #[test]
 fn a_client_without_a_valid_token_gets_no_answer() {
@@ -162,8 +162,8 @@ fn ungranted_topics_look_nonexistent() {
 fn new_topics_are_announced_only_to_clients_that_may_list_them() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
-        let (mut some, mut none) = (Peer::client(&sim, 1).await, Peer::client(&sim, 2).await);
-        for (peer, verbs) in [(&mut some, Verb::List), (&mut none, Verb::Subscribe)] {
+        let (mut listing, mut forbidden) = (Peer::client(&sim, 1).await, Peer::client(&sim, 2).await);
+        for (peer, verbs) in [(&mut listing, Verb::List), (&mut forbidden, Verb::Subscribe)] {
             let token = Some(granting("mine/*", [verbs]));
             peer.send_to_server(ClientMessage::Hello(Hello { token, ..hello() })).await;
             assert!(matches!(peer.receive_from_server().await, ServerMessage::Welcome(_)));
@@ -181,11 +181,11 @@ fn new_topics_are_announced_only_to_clients_that_may_list_them() {
         }
         let mut found = vec![];
         while found.len() < 2 {
-            let ServerMessage::Found { topics, .. } = some.receive_from_server().await else { panic!() };
+            let ServerMessage::Found { topics, .. } = listing.receive_from_server().await else { panic!() };
             found.extend(topics);
         }
         assert_eq!(found, [topic("mine/a"), topic("mine/b")]);
-        for (peer, listed) in [(&mut some, 2), (&mut none, 0)] {
+        for (peer, listed) in [(&mut listing, 2), (&mut forbidden, 0)] {
             peer.send_to_server(ClientMessage::List).await; // `Found` of earlier topics arrives before the answer.
             let ServerMessage::Topics { topics, .. } = peer.receive_from_server().await else { panic!() };
             assert_eq!(topics.len(), listed);
@@ -193,7 +193,7 @@ fn new_topics_are_announced_only_to_clients_that_may_list_them() {
     });
 }
 
-/// Goal: a client that reads slowly or not at all is cut off as soon as others. Method: request long lists, read
+/// Goal: a client that does not read is closed as soon after its revocation as others. Method: request long lists, read
 /// nothing, and revoke the ticket; the session ends well before its write deadline.
 #[test]
 fn a_revoked_client_that_does_not_read_is_closed() {
@@ -223,8 +223,8 @@ fn a_revoked_client_that_does_not_read_is_closed() {
     });
 }
 
-/// Goal: a server issues no TLS session tickets, so no session is resumed with an old proof. Method: a client that
-/// stores and uses every session ticket connects twice, each time with a full handshake.
+/// Goal: a server issues no TLS session tickets, so every connection needs a full handshake. Method: a client that
+/// would store and use session tickets connects twice.
 #[test]
 fn no_tls_session_is_resumed() {
     simulate(5, async |sim| {

@@ -1,8 +1,8 @@
-//! The access matrix: every credential over each transport with every request.
+//! The access matrix: one cell for each credential, transport and request.
 //!
-//! The expected results are an independent table ([`credentials`]). The client reads raw bytes, so it sees everything
-//! that a server sends. A refused client must receive the close and nothing else, and must not learn which topics
-//! exist.
+//! The expected rights are in a table that is independent of the server's code ([`credentials`]). The client reads raw
+//! bytes, so it sees everything that a server sends. A refused client must receive the close and nothing else, and must
+//! not learn which topics exist.
 
 mod changes;
 mod credentials;
@@ -22,11 +22,13 @@ use tensor_relay_tests::pair::{Sim, publish, retaining, server_config, simulate,
 use tensor_relay_transport::Transport;
 use tokio::{sync::watch, time::sleep};
 
-/// The initial topics of the server, and those that it publishes later.
+/// The initial topics of the server.
 const TOPICS: [&str; 2] = ["mine/a", "other/a"];
+
+/// The topics that the server publishes later.
 const LATER: [&str; 2] = ["mine/later", "other/later"];
 
-/// The wait for answers: a second, plus the duration of a close.
+/// The duration of a wait for answers, longer than a close takes.
 const ANSWER_WAIT: Duration = Duration::from_secs(3);
 
 const SUBSCRIPTION: SubscriptionId = SubscriptionId(1);
@@ -85,7 +87,7 @@ impl Fixture {
         self.publishers.push(publisher);
     }
 
-    /// Opens a session without rights, whose id the cells use as that of an existing session.
+    /// Opens a session without rights. The cells use its id where they need an existing session.
     async fn bystander(&self, number: u8) -> (RawClient, Welcome) {
         let client = RawClient::new(&self.sim, number, TransportKind::Quic, None).await;
         let token = Some(credentials::sealed(credentials::claims(8, vec![])));
@@ -103,17 +105,17 @@ fn every_cell_matches_the_table() {
     let mut wrong = vec![];
     for credential in credentials::all() {
         for (cell, received) in answers(&credential, true) {
-            if let Err(why) = check_answer(credential.rights, cell.1, &received) {
-                wrong.push(format!("{} over {cell:?}: {why}", credential.name));
+            if let Err(error) = check_answer(credential.rights, cell.1, &received) {
+                wrong.push(format!("{} over {cell:?}: {error}", credential.name));
             }
         }
     }
     assert!(wrong.is_empty(), "{} cells are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Goal: a client without a right to a topic receives the same bytes whether or not the topic exists. Method: all
-/// credentials without rights, at a server with topics and at one without; for each credential, the answers for refused
-/// topics, existing and not.
+/// Goal: a client without a right to a topic receives the same bytes whether or not the topic exists. Method: for each
+/// credential, compare the answers for all refused topics; for each credential without rights, compare the answers of a
+/// server with topics and of one without.
 #[test]
 fn refused_topics_look_nonexistent() {
     let mut wrong = vec![];
@@ -184,7 +186,7 @@ fn answers(credential: &Credential, with_topics: bool) -> Vec<((TransportKind, R
     })
 }
 
-/// The messages that make the request. `other` is an existing session.
+/// The messages of a request. `other` is an existing session.
 fn messages(credential: &Credential, request: Request, other: &Welcome) -> Vec<ClientMessage> {
     let login = ClientMessage::Hello(Hello { token: credential.token.clone(), ..hello() });
     let join = |session| ClientMessage::Join {
@@ -207,7 +209,7 @@ fn messages(credential: &Credential, request: Request, other: &Welcome) -> Vec<C
     }
 }
 
-/// Returns whether these rights include listing a topic, and receiving it.
+/// Returns whether the rights include listing the topic `name`, and whether they include receiving it.
 fn rights_to(rights: Rights, name: &str) -> (bool, bool) {
     let has_prefix = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
     match rights {
@@ -264,6 +266,7 @@ fn check_answer(rights: Rights, request: Request, received: &Received) -> Result
         .ok_or_else(|| format!("{answers:?}, {} streams", received.streams))
 }
 
+/// The topics in `names` that the rights permit to list.
 fn visible(rights: Rights, names: &[&str]) -> Vec<Topic> {
     names
         .iter()

@@ -1,5 +1,5 @@
 //! Deltas against wrong bases, and false reports of bases. A client applies deltas only to a version that it reported
-//! as held, and a client's false report affects only that client.
+//! as held; a false report of a client affects only that client.
 
 use crate::{
     clients::digest_of,
@@ -21,6 +21,7 @@ use tensor_relay_tests::{
 /// The first version, which the client does not retain.
 const FIRST: Version = Version(VERSION.0 - 1);
 
+/// The version that is sent as deltas against [`VERSION`].
 const NEXT: Version = Version(VERSION.0 + 1);
 
 /// The script of a server that has announced a version whose base the client retains.
@@ -48,7 +49,7 @@ impl DeltaScript {
         Self { script, id }
     }
 
-    /// Sends a complete version, whose bytes become the script's payload.
+    /// Sends all messages of `version`, whose bytes become the script's payload.
     async fn send(script: &mut Script, version: Version) {
         tensors::write_content("noise", version.0, &mut script.payload);
         let id = VersionId { topic: topic("t"), epoch: EPOCH, version };
@@ -136,7 +137,8 @@ fn run_deltas(
     })
 }
 
-/// Goal: the scripts below are valid except for their changes. Method: send the announced version unchanged.
+/// Goal: the script is valid, so that failures of the tests below are due to their changes. Method: send the announced
+/// version unchanged.
 #[test]
 fn valid_deltas_are_committed() {
     let snapshot = run_deltas(EPOCH, async |deltas| {
@@ -302,8 +304,8 @@ fn a_base_with_other_content_is_not_used() {
     }
 }
 
-/// Goal: a client that decodes no deltas is not asked to retain bases. Method: a client that offers every codec, and
-/// one that offers all except that of deltas.
+/// Goal: a client that decodes no deltas is not asked to retain bases. Method: a client that offers all codecs, and one
+/// that offers only codecs without bases.
 #[test]
 fn a_client_without_delta_codecs_is_not_asked_to_keep_bases() {
     for (codecs, may_be_base) in [(CodecSet::all(), true), (CodecSet::all().without_bases(), false)] {

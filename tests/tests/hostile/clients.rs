@@ -121,8 +121,8 @@ fn an_unsupported_revision_is_incompatible() {
     });
 }
 
-/// Goal: excessive credit is refused, in one message or accumulated. Method: too much in Subscribe, and too much in
-/// Credit.
+/// Goal: excessive credit is refused, in one message or in total. Method: too much credit in Subscribe, and too much in
+/// several Credit messages.
 #[test]
 fn excessive_credit_is_refused() {
     expect_closed(CloseCode::ProtocolViolation, "credit", async |sim| {
@@ -255,8 +255,8 @@ fn silent_clients_time_out() {
     }
 }
 
-/// Goal: a client cannot make a server hold streams. Method: QUIC itself must refuse a second control stream and every
-/// data stream.
+/// Goal: a client cannot open streams beyond its control stream. Method: open a second control stream and a data
+/// stream; QUIC itself must refuse both.
 #[test]
 fn clients_cannot_open_more_streams() {
     simulate(3, async |sim| {
@@ -268,8 +268,8 @@ fn clients_cannot_open_more_streams() {
     });
 }
 
-/// Goal: a client cannot have more subscriptions than the server allows; its existing ones continue. Method: one above
-/// the limit, then end one and add one.
+/// Goal: a client cannot have more subscriptions than the server allows; its existing ones continue. Method: one
+/// subscription above the limit; then end one and add one.
 #[test]
 fn excess_subscriptions_are_refused() {
     simulate(4, async |sim| {
@@ -324,7 +324,7 @@ fn clients_that_read_nothing_cost_bounded_memory() {
     });
 }
 
-/// A request that tests change parts of.
+/// A subscription request, which tests modify.
 fn request(id: u32) -> Subscribe {
     Subscribe::latest(SubscriptionId(id), topic("t"), 16)
 }
@@ -333,8 +333,8 @@ fn watch(id: u32, pattern: &str) -> ClientMessage {
     ClientMessage::Watch { watch: WatchId(id), glob: Glob::new(pattern).unwrap() }
 }
 
-/// Goal: a client cannot make a server match unboundedly many names. Method: one watch above the limit; one id twice;
-/// the end of a watch that never existed. Ended watches do not count.
+/// Goal: the number of watches is bounded, and invalid ids of watches are refused. Method: one watch above the limit;
+/// one id twice; the end of a watch that has ended, after more watches in succession than the limit.
 #[test]
 fn invalid_watches_are_refused() {
     expect_closed(CloseCode::ProtocolViolation, "more than 16 watches", async |sim| {
@@ -371,7 +371,7 @@ fn reports_of_held_chunks_affect_only_their_client() {
     let beyond = RangeSet::from_ranges([3..5, 10..u32::MAX]).unwrap();
     let holes = |count| (0..count).map(|n| 2 * n..2 * n + 1).collect::<RangeSet>();
     let wrong = VersionDigest([7; 32]);
-    for (epoch, version, chunks, digest, (left, afresh)) in [
+    for (epoch, version, chunks, digest, (remaining, afresh)) in [
         (EPOCH, 1, all.clone(), digest_of(&all), (0, false)),
         (EPOCH, 1, all.clone(), wrong, (16, true)),
         (EPOCH, 1, beyond, wrong, (16, true)),
@@ -402,7 +402,10 @@ fn reports_of_held_chunks_affect_only_their_client() {
             }
             sleep(Duration::from_secs(1)).await; // `Complete` overtakes chunks.
             let chunks = (sim.server_sent() - before) / (64 << 10);
-            assert!((left..=left + 1 + left / 10).contains(&chunks), "{chunks} of {left}");
+            assert!(
+                (remaining..=remaining + 1 + remaining / 10).contains(&chunks),
+                "{chunks} of {remaining}"
+            );
         });
     }
 }

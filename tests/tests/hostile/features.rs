@@ -112,8 +112,8 @@ fn expect_refused(feature: &str, attack: impl AsyncFnOnce(&mut Script)) {
     expect_closed(CloseCode::ProtocolViolation, &expected_text(feature), attack);
 }
 
-/// Goal: a client cannot make a server send more than one probe at a time, or the same one twice. Method: two probes
-/// while the client reads nothing, with rising ids and with the same.
+/// Goal: a client cannot make a server send two probes at a time. Method: request two probes without reading, with
+/// different numbers and with the same number.
 #[test]
 fn a_second_probe_is_refused() {
     for second in [2, 1] {
@@ -133,8 +133,8 @@ fn a_second_probe_is_refused() {
     }
 }
 
-/// Goal: clients that request a probe on a missing lane, or do not read the probe, do not affect others. Method: such
-/// clients, and one that receives a version meanwhile.
+/// Goal: clients that request a probe on a missing lane, or do not read the probe, do not affect others. Method: five
+/// clients that do not read, one that names a missing lane, and one that receives a version meanwhile.
 #[test]
 fn unread_probes_do_not_affect_others() {
     simulate(1, async |sim| {

@@ -20,16 +20,18 @@ use tensor_relay_tests::{
 use tensor_relay_transport::Network;
 use tokio::time::{sleep, timeout};
 
-/// The flood: for three seconds, `PACKETS_PER_ROUND` packets every 20 ms.
+/// The rounds of the flood, one every 20 ms.
 const ROUNDS: u64 = 150;
+
+/// The number of packets in a round.
 const PACKETS_PER_ROUND: u64 = 20;
 
 /// The maximum number of packets answered by a handshake: the server's burst, and a margin for timing.
 const HANDSHAKES_MAX: usize = 150;
 
-/// Goal: a flood of forged Initial packets costs the server a Retry each and no handshake; clients with genuine
+/// Goal: a server answers a flood of forged Initial packets with Retry instead of handshakes; clients with genuine
 /// addresses connect meanwhile. After the flood, no client needs a Retry. Method: packets whose source connection id
-/// differs from the one in the handshake; a good client in between.
+/// differs from the one in the handshake; a good client during the flood.
 #[test]
 fn a_flood_of_initials_is_answered_with_retry() {
     simulate(1, async |sim| {
@@ -54,7 +56,7 @@ fn a_flood_of_initials_is_answered_with_retry() {
             answers.append(&mut forger.answers().await);
         }
         let retries = answers.iter().filter(|answer| **answer == Answer::Retry).count();
-        // The server's simulated socket is sometimes full, and packets outside a connection are not sent again.
+        // The server's simulated socket is sometimes full, and quinn does not resend packets outside a connection.
         let min = (ROUNDS * PACKETS_PER_ROUND * 9 / 10) as usize;
         assert!(answers.len() > min, "{} answers", answers.len());
         let handshakes = answers.len() - retries;
@@ -77,7 +79,7 @@ enum Answer {
     Handshake,
 }
 
-/// A forged source address.
+/// A socket with a forged source address.
 struct Forger(Arc<dyn AsyncUdpSocket>);
 
 impl Forger {
@@ -109,7 +111,7 @@ impl Forger {
     }
 }
 
-/// A ClientHello that fits one packet, with transport parameters that name connection id 1.
+/// A ClientHello that fits one packet, with connection id 1 in its transport parameters.
 fn client_hello() -> Vec<u8> {
     let provider =
         CryptoProvider { kx_groups: vec![aws_lc_rs::kx_group::X25519], ..aws_lc_rs::default_provider() };

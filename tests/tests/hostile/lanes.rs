@@ -1,5 +1,5 @@
-//! Lanes of hostile clients: a lane that is not granted or violates the protocol ends, and its session continues. Also
-//! retired lanes and fetched chunks.
+//! Lanes of hostile clients: a lane without a valid grant or with a protocol violation ends, and its session continues.
+//! Also retired lanes and fetched chunks.
 
 use crate::raw::{Peer, hello, subscribe};
 use std::{collections::BTreeSet, time::Duration};
@@ -17,7 +17,7 @@ use tokio::time::sleep;
 /// The number of chunks of the versions published here.
 const CHUNKS: u32 = (1 << 20) / CHUNK_BYTES;
 
-/// A client whose session may have further lanes, with its grant.
+/// A client with the grant that lets further lanes join its session.
 struct GrantHolder {
     peer: Peer,
     session: u64,
@@ -113,7 +113,7 @@ async fn join_lane(sim: &Sim, number: u8, holder: &GrantHolder, id: u32) -> Peer
     peer
 }
 
-/// Runs `attack` with a good client connected; a session that it returns must have survived.
+/// Runs `attack` while a good client is connected. If `attack` returns a session, that session must have survived.
 fn with_good_client(
     config: tensor_relay_server::Config,
     attack: impl AsyncFnOnce(&Sim, &Server) -> Option<GrantHolder>,
@@ -161,8 +161,8 @@ fn lanes_without_a_grant_are_refused() {
     });
 }
 
-/// Goal: a lane that a load balancer sent to another process of the server is closed with that code, and nothing else.
-/// Method: a `Join` with a valid grant and the instance of another process.
+/// Goal: a lane that a load balancer sent to another instance of the server is closed with `WrongInstance`, and nothing
+/// else. Method: a `Join` with a valid grant and another instance.
 #[test]
 fn lanes_of_another_instance_are_refused() {
     with_good_client(server_config(), async |sim, _| {
@@ -174,8 +174,8 @@ fn lanes_of_another_instance_are_refused() {
     });
 }
 
-/// Goal: malformed grants are distinguished from wrong ones before any lookup. Method: a `Join` with a grant of 31
-/// bytes, and one with none.
+/// Goal: a malformed grant is a malformed message, not a wrong grant. Method: a `Join` with a grant of 31 bytes, and
+/// one without a grant.
 #[test]
 fn malformed_grants_are_malformed_messages() {
     let short = [&b"\x2c\0\0\0\x42\x2a\x09\x07\0\0\0\0\0\0\0\x12\x1f"[..], &[3; 31]].concat();

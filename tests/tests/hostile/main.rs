@@ -1,6 +1,6 @@
 //! Peers that violate the protocol: the other side reports the error, survives, and delivers no partial tensor.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod access;
 mod access_matrix;

@@ -30,14 +30,16 @@ fn over_two_connections(script: impl AsyncFnOnce(Script)) -> Result<u32, Subscri
     })
 }
 
+/// The chunks that the client reports as held.
 fn held(subscribe: &Subscribe) -> RangeSet {
     let partial = subscribe.partial.as_ref().expect("the client holds a part");
     assert_eq!((partial.epoch, partial.version), (EPOCH, VERSION));
     partial.chunks.clone()
 }
 
-/// Goal: after a lost connection, a client requests exactly the missing chunks, and no manifest. Method: a good server
-/// that loses the connection after each number of chunks, and sends the missing ones over another.
+/// Goal: after a lost connection, a client requests exactly the missing chunks, and no manifest. Method: for each
+/// number of chunks, a valid server closes the connection after it, and sends the missing chunks over another
+/// connection.
 #[test]
 fn a_resume_requests_only_missing_chunks() {
     for received in 0..=CHUNKS {
@@ -67,8 +69,9 @@ fn a_resume_requests_only_missing_chunks() {
     }
 }
 
-/// Goal: an abrupt end of the server is treated as a lost connection, even if its close is lost. Method: stop the
-/// control stream in its receiving direction, as shutting down does, and close never, soon, or late.
+/// Goal: an abrupt end of the server is treated as a lost connection, even if the server's close is lost. Method: stop
+/// the control stream in its receiving direction, as a server's shutdown does, and close the connection never, soon, or
+/// late.
 #[test]
 fn an_abrupt_end_is_a_lost_connection() {
     for close_ms in [u64::MAX, 300, 5_000] {
@@ -147,7 +150,7 @@ fn another_manifest_for_the_same_version_is_refused() {
 
 /// Goal: chunks that a client holds are not accepted twice, and different content in later chunks is detected at the
 /// end.
-/// Method: over the second connection, a chunk that arrived over the first; then other content with valid chunk hashes.
+/// Method: over the second connection, send a chunk that arrived over the first; then other content with valid hashes.
 #[test]
 fn a_partial_version_is_not_continued_wrongly() {
     let ended = over_two_connections(async |mut script| {
@@ -264,7 +267,7 @@ fn a_version_announced_afresh_is_received_completely() {
 }
 
 /// Goal: only a version that the client reported may be sent afresh, and only once: otherwise a server could send it
-/// forever. Method: mark as afresh a first version, one newer than the committed one, and one that was just sent
+/// forever. Method: mark as afresh the first version, one newer than the committed one, and one that was just sent
 /// afresh.
 #[test]
 fn an_afresh_version_that_was_not_requested_is_refused() {

@@ -1,4 +1,4 @@
-//! The messages of a valid server, which attacks modify, and checks of the client's reaction.
+//! The messages of a valid server, which tests modify for attacks, and checks of the client's reaction.
 
 use crate::raw::Peer;
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// Waits for the client to subscribe.
+    /// Waits until a client has subscribed.
     pub(crate) async fn start(sim: &Sim) -> Self {
         Self::new(Peer::server(sim).await)
     }
@@ -157,7 +157,7 @@ pub(crate) struct Outcome {
     pub(crate) script: Script,
 }
 
-/// Runs `attack` on a client that subscribes to "t" and must deliver nothing.
+/// Runs `attack` against a client that subscribes to "t" and must deliver nothing, then `check` on the outcome.
 pub(crate) fn run_attack(attack: impl AsyncFnOnce(&mut Script), check: impl AsyncFnOnce(Outcome)) {
     simulate(1, async |sim| {
         let user = async {

@@ -19,7 +19,7 @@ use tokio::time::{sleep, timeout};
 
 const GRANT: [u8; LaneGrant::BYTES] = [7; LaneGrant::BYTES];
 
-/// A wait longer than the first delays between a client's attempts to join.
+/// The wait for another lane: longer than the client's first delays between attempts to join.
 const REJOIN_WAIT: Duration = Duration::from_secs(60);
 
 /// Runs `server`, which offers `lanes_max` lanes, against a client that wants `lanes`, and passes the client's result
@@ -78,8 +78,8 @@ async fn send_chunk_over(lane: &Peer, script: &Script, header: ChunkHeader) {
     lane.send_stream(&[&StreamHeader::Chunk(header).encode(), raw]).await;
 }
 
-/// Goal: the script itself is valid, so that failures below are due to the attacks. Method: two further lanes, each
-/// with a chunk; one is retired in the middle of a third chunk, which is fetched.
+/// Goal: the script itself is valid, so that failures of the tests below are due to their attacks. Method: two further
+/// lanes, each with a chunk; one is retired in the middle of a third chunk, which the client fetches.
 #[test]
 fn chunks_of_a_retired_lane_are_fetched() {
     with_lane_offer(
@@ -98,7 +98,11 @@ fn chunks_of_a_retired_lane_are_fetched() {
             sleep(Duration::from_secs(1)).await;
             script.peer.send_to_client(ServerMessage::Retired(number)).await;
             assert_eq!(next_fetch(script).await.iter().collect::<Vec<_>>(), [2]);
-            assert_eq!(one.wait_for_close().await.0, Some(CloseCode::Done), "its client closes the lane");
+            assert_eq!(
+                one.wait_for_close().await.0,
+                Some(CloseCode::Done),
+                "the client closes the retired lane"
+            );
             send_chunk_over(&two, script, script.header(2)).await;
             script.send_complete(script.digest()).await;
             script.wait_for_committed().await;
@@ -159,7 +163,10 @@ fn an_unbounded_offer_opens_bounded_lanes() {
                 for _ in 0..further {
                     lanes.push(accept_lane(script).await);
                 }
-                assert!(!opens_another_lane(script).await, "more lanes than {wanted} or the maximum");
+                assert!(
+                    !opens_another_lane(script).await,
+                    "the client opened more than {further} further lanes"
+                );
                 script.send_version().await;
                 script.wait_for_committed().await;
                 lanes
@@ -185,7 +192,7 @@ fn an_invalid_answer_to_join_ends_the_lane() {
                 lane.send_to_client(ServerMessage::Topics { topics: vec![], more: false }).await;
                 let (code, text) = lane.wait_for_close().await;
                 assert_eq!(code, Some(CloseCode::ProtocolViolation), "{text}");
-                assert!(!opens_another_lane(script).await, "the lane is not retried");
+                assert!(!opens_another_lane(script).await, "the client opened the refused lane again");
                 script.send_version().await;
                 script.wait_for_committed().await;
             },

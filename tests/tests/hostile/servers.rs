@@ -28,8 +28,8 @@ fn a_server_that_stops_receiving_ends_the_session() {
     );
 }
 
-/// Goal: the script itself is valid, so that failures below are due to the attacks. Method: run it unchanged, and in
-/// the worst order.
+/// Goal: the script itself is valid, so that failures of the tests below are due to their attacks. Method: run it
+/// unchanged, and in the worst order: chunks before the announcement, and the manifest last.
 #[test]
 fn the_unmodified_script_is_accepted() {
     for reversed in [false, true] {
@@ -216,8 +216,8 @@ fn a_wrong_version_digest_is_corrupt() {
     });
 }
 
-/// Goal: Complete does not complete a version with missing chunks. Method: Complete with a chunk missing; the client's
-/// own deadline ends it.
+/// Goal: a `Complete` does not commit a version with missing chunks. Method: `Complete` while one chunk is missing; the
+/// client's own deadline ends the version.
 #[test]
 fn a_missing_chunk_prevents_commit() {
     expect_stalled(async |script| {
@@ -242,7 +242,7 @@ fn stalled_versions_time_out() {
     expect_stalled(async |script| script.begin_version().await);
 }
 
-/// Goal: a version whose stream is open and idle ends, too. Method: half a chunk, and the stream left open.
+/// Goal: a version whose stream is open but idle ends as well. Method: send half a chunk, and leave the stream open.
 #[test]
 fn a_stalled_chunk_times_out() {
     let mut open = None;
@@ -327,8 +327,8 @@ fn versions_that_do_not_rise_end_the_session() {
     }
 }
 
-/// Goal: malformed encodings are errors: noise, the header of a decompression bomb, and one that decodes to less.
-/// Method: hand-written zstd chunks.
+/// Goal: malformed encodings are errors. Method: hand-written zstd chunks: repeated bytes, the header of a
+/// decompression bomb, a frame that decodes to fewer bytes, and no bytes.
 #[test]
 fn malformed_encodings_are_corrupt() {
     let one_tebibyte = [&b"\x28\xb5\x2f\xfd\xc0\x00"[..], &(1u64 << 40).to_le_bytes(), &[1, 0, 0]].concat();

@@ -14,9 +14,9 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tensor_relay_tests::processes::{Home, Process, Serving};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal};
 
-/// How long a session may continue after its permission is revoked, as documented.
+/// The documented time for which a session may continue after its permission is revoked.
 const CLOSED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The time within which a server reloads its files.
@@ -24,12 +24,6 @@ const RELOADED_WITHIN: Duration = Duration::from_secs(4);
 
 /// Both transports, which must obey the same rules.
 const TRANSPORTS: [&str; 2] = ["--transport=quic", "--transport=tcp"];
-
-fn home() -> Home {
-    let home = Home::new();
-    files::write_noise(&home.path("w"), 1000, 1);
-    home
-}
 
 /// A ticket created by `tickets create`.
 struct CreatedTicket {
@@ -48,6 +42,7 @@ impl CreatedTicket {
     }
 }
 
+/// Starts a subscriber, and waits until it has a version.
 fn follow(home: &Home, ticket: &str, transport: &str) -> Process {
     let mut follower = home.start(&["subscribe", ticket, "--topic=w", "--json", transport]);
     follower.wait_for_stdout("committed");
@@ -65,7 +60,7 @@ fn assert_closed(follower: Process, reason: &str) {
 /// access to its topic. Method: every kind of invalid ticket.
 #[test]
 fn invalid_tickets_are_refused() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w"]);
     let ticket = server.ticket("w").to_owned();
     let (without_token, token) = ticket.split_once("&token=").unwrap();
@@ -77,7 +72,7 @@ fn invalid_tickets_are_refused() {
     let expired = CreatedTicket::new(&home, &server, "expired", &["--topic=**", "--expires=1s"]);
     let revoked = CreatedTicket::new(&home, &server, "revoked", &["--topic=**"]);
     home.run(&["tickets", "revoke", &revoked.id]).expect_code(0);
-    thread::sleep(Duration::from_secs(5)); // Until one has expired, and the server has reread its files.
+    thread::sleep(Duration::from_secs(5)); // Until the ticket `expired` has expired, and the server has reread its files.
     for transport in TRANSPORTS {
         let none = "the ticket carries no token";
         let invalid = "the ticket's token is not valid there";
@@ -102,11 +97,7 @@ fn invalid_tickets_are_refused() {
         home.run(&["subscribe", file, "--once", "--out=in", transport]).expect_code(0);
     }
     files::assert_same(&home.path("w"), &home.path("in/w.safetensors"));
-    let err = server
-        .process
-        .signal_and_wait(tensor_relay_tests::processes::Signal::TERM)
-        .expect_code(0)
-        .err;
+    let err = server.process.signal_and_wait(Signal::TERM).expect_code(0).err;
     assert!(err.contains("was revoked") && err.contains("has expired") && !err.contains(token), "{err}");
 }
 
@@ -114,7 +105,7 @@ fn invalid_tickets_are_refused() {
 /// followers whose tickets are revoked or expire, and one whose ticket stays valid.
 #[test]
 fn revoked_and_expired_tickets_close_their_sessions() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05"]);
     for (round, transport) in TRANSPORTS.into_iter().enumerate() {
         let valid = CreatedTicket::new(&home, &server, "good", &["--topic=w", "--for=somebody else"]);
@@ -127,7 +118,7 @@ fn revoked_and_expired_tickets_close_their_sessions() {
         assert_closed(follow(&home, &expiring.file, transport), "access was refused");
         files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 10 + round as u64));
         unaffected.wait_for_stdout("committed");
-        unaffected.signal_and_wait(tensor_relay_tests::processes::Signal::KILL);
+        unaffected.signal_and_wait(Signal::KILL);
     }
 }
 
@@ -135,29 +126,29 @@ fn revoked_and_expired_tickets_close_their_sessions() {
 /// broken file is reported and changes nothing. Method: rotate twice with two followers, with a broken list in between.
 #[test]
 fn secrets_are_rotated_without_a_restart() {
-    let home = home();
+    let home = files::home_with_model();
     let mut server = home.serve(&["--topic=w=w"]);
     let old = CreatedTicket::new(&home, &server, "old", &["--topic=w"]);
-    let follower = follow(&home, &old.file, TRANSPORTS[0]);
+    let old_follower = follow(&home, &old.file, TRANSPORTS[0]);
     home.run(&["tickets", "rotate"]).expect_code(0);
     let new = CreatedTicket::new(&home, &server, "new", &["--topic=w"]);
     fs::write(home.path("state/tensor-relay/access/acl"), "nonsense").unwrap();
     server.process.wait_for_stderr("the previous rules stay in force");
     home.run(&["list", &old.file]).expect_code(0);
     fs::remove_file(home.path("state/tensor-relay/access/acl")).unwrap();
-    thread::sleep(RELOADED_WITHIN); // The list was broken, so the new secret is not known yet.
-    let newer = follow(&home, &new.file, TRANSPORTS[1]);
+    thread::sleep(RELOADED_WITHIN); // With the broken list, the server did not load the new secret.
+    let new_follower = follow(&home, &new.file, TRANSPORTS[1]);
     home.run(&["tickets", "rotate"]).expect_code(0);
-    assert_closed(follower, "access was refused");
+    assert_closed(old_follower, "access was refused");
     home.run(&["list", &new.file]).expect_code(0);
-    newer.signal_and_wait(tensor_relay_tests::processes::Signal::KILL);
+    new_follower.signal_and_wait(Signal::KILL);
 }
 
 /// Goal: a client with a trusted key needs no token, and has the rights of the current access control list. Method:
-/// trust a key, change the list and revoke the key during a subscription, over either transport.
+/// trust a key; change the list and revoke the key during a subscription; over each transport.
 #[test]
 fn clients_are_identified_by_keys() {
-    let home = home();
+    let home = files::home_with_model();
     let mut server = home.serve(&["--topic=w=w"]);
     let without_token = server.ticket("w").split_once("&token=").unwrap().0.to_owned();
     let created = home
@@ -167,25 +158,25 @@ fn clients_are_identified_by_keys() {
     let (key, identity) = (created["key"].as_str().unwrap(), "--identity=client/identity.key");
     let acl = home.path("state/tensor-relay/access/acl");
     for transport in TRANSPORTS {
-        let follow = ["subscribe", &without_token, "--json", identity, transport];
-        home.run(&follow).expect_error(4, &["refused access"]);
+        let follow_args = ["subscribe", &without_token, "--json", identity, transport];
+        home.run(&follow_args).expect_error(4, &["refused access"]);
         home.run(&["keys", "trust", key, "gpu-1"]).expect_code(0);
         server.process.wait_for_stderr("access was refused");
         thread::sleep(RELOADED_WITHIN);
-        home.run(&follow).expect_error(4, &["does not allow to subscribe"]);
+        home.run(&follow_args).expect_error(4, &["does not allow to subscribe"]);
         let check = ["acl", "check", "key:gpu-1", "w", "subscribe"];
         assert_eq!(home.run(&check).expect_code(4).out, "denied: no line of the list allows it\n");
         fs::write(&acl, "# workers\nkey:gpu-* list,subscribe w\n").unwrap();
         let allowed = "allowed: line 2 of the list allows it: key:gpu-* list,subscribe w\n";
         assert_eq!(home.run(&check).expect_code(0).out, allowed);
         thread::sleep(RELOADED_WITHIN);
-        let mut follower = home.start(&follow);
+        let mut follower = home.start(&follow_args);
         follower.wait_for_stdout("committed");
         fs::write(&acl, "# nobody\n").unwrap();
         assert_closed(follower, "does not allow to subscribe");
         fs::write(&acl, "key:gpu-1 subscribe **\n").unwrap();
         thread::sleep(RELOADED_WITHIN);
-        let mut follower = home.start(&follow);
+        let mut follower = home.start(&follow_args);
         follower.wait_for_stdout("committed");
         let listed = home
             .run(&["list", &without_token, "--json", identity, transport])
@@ -203,12 +194,12 @@ fn clients_are_identified_by_keys() {
     }
 }
 
-/// Goal: a trusted key serves `list` and `doctor` over both transports; a client with a revoked key is refused even with
-/// a valid token; the token alone is still valid. Method: one client with both, over either transport, before and after;
-/// a second start of the server in between.
+/// Goal: a trusted key serves `list` and `doctor` over both transports; a client with a revoked key is refused even
+/// with a valid token; the token alone is still valid. Method: one client with both, over either transport, before and
+/// after; a second start of the server in between.
 #[test]
 fn a_revoked_key_is_refused_despite_a_token() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w"]);
     let created = home
         .run(&["keys", "create", "--state-dir=client", "--json"])
@@ -249,7 +240,7 @@ fn a_revoked_key_is_refused_despite_a_token() {
 /// trusted. Method: replace the authority by another during a subscription.
 #[test]
 fn clients_are_identified_by_certificates() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w"]);
     let without_token = server.ticket("w").split_once("&token=").unwrap().0.to_owned();
     let [ours, theirs] = ["ours", "theirs"].map(authority);
@@ -267,7 +258,7 @@ fn clients_are_identified_by_certificates() {
     for transport in TRANSPORTS {
         fs::write(access.join("ca.pem"), theirs.pem()).unwrap();
         thread::sleep(RELOADED_WITHIN);
-        let follow = [
+        let follow_args = [
             "subscribe",
             &without_token,
             "--json",
@@ -275,10 +266,10 @@ fn clients_are_identified_by_certificates() {
             "--certificate=client.pem",
             transport,
         ];
-        home.run(&follow).expect_error(4, &["refused access"]);
+        home.run(&follow_args).expect_error(4, &["refused access"]);
         fs::write(access.join("ca.pem"), ours.pem()).unwrap();
         thread::sleep(RELOADED_WITHIN);
-        let mut follower = home.start(&follow);
+        let mut follower = home.start(&follow_args);
         follower.wait_for_stdout("committed");
         fs::write(access.join("ca.pem"), theirs.pem()).unwrap();
         assert_closed(follower, "access was refused");
@@ -293,10 +284,10 @@ fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
 }
 
 /// Goal: an operator sees which tickets exist, for whom, and whether they are used; no list shows a token. Method:
-/// create, use, revoke and list some.
+/// create, use, revoke and list two tickets.
 #[test]
 fn tickets_are_listed_without_tokens() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w"]);
     let one = CreatedTicket::new(&home, &server, "one", &["--topic=w", "--expires=30d", "--for=Paris"]);
     let two = CreatedTicket::new(&home, &server, "two", &["--topic=a/*", "--topic=b", "--verbs=list"]);
@@ -336,7 +327,7 @@ fn tickets_are_listed_without_tokens() {
 /// with a list that names another user, and with one that names this one.
 #[test]
 fn the_publish_socket_obeys_the_acl() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--publish-socket=socket"]);
     let publish = ["publish", "socket", "kv/a", "w"];
     home.run(&publish).expect_code(0);
@@ -364,9 +355,9 @@ fn silent_connections_block_no_client() {
     if setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_err()
         || limit.maximum.is_some_and(|max| max < 4_096)
     {
-        return eprintln!("skipped: this process may not have 4096 files open");
+        return println!("skipped: this process may not have 4096 files open");
     }
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--sessions=8"]);
     let mut follower = follow(&home, server.report["ticket_file"].as_str().unwrap(), TRANSPORTS[1]);
     let address: SocketAddr = server.listen().parse().unwrap();
@@ -375,7 +366,7 @@ fn silent_connections_block_no_client() {
         for _ in 0..600 {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
             socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
-            // One that was evicted meanwhile may be reset.
+            // A connection that the server has evicted meanwhile may be reset.
             let _ = socket.connect_timeout(&address.into(), Duration::from_secs(5));
             silent.push(socket);
         }

@@ -16,6 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
+/// The address of a server's admin port.
 pub(crate) fn admin_address(server: &Serving) -> String {
     server.report["admin"].as_str().unwrap().to_owned()
 }
@@ -26,7 +27,7 @@ fn printed_admin_address(process: &mut Process) -> String {
     line.split("http://").nth(1).unwrap().trim_end_matches('/').to_owned()
 }
 
-/// Repeats a request until `accept` accepts the response, and fails after a deadline.
+/// Repeats a request until `accept` returns true for the response, which it returns. Fails after [`TIMEOUT`].
 #[track_caller]
 pub(crate) fn get_until(address: &str, path: &str, accept: impl Fn(&Response) -> bool) -> Response {
     let deadline = Instant::now() + TIMEOUT;
@@ -40,7 +41,7 @@ pub(crate) fn get_until(address: &str, path: &str, accept: impl Fn(&Response) ->
     }
 }
 
-/// The value of the only sample with this name and labels.
+/// The value of the only sample with this `name`, which includes its labels.
 #[track_caller]
 fn sample(metrics: &str, name: &str) -> f64 {
     let mut values = metrics.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -65,8 +66,8 @@ fn a_server_reports_its_status_and_metrics() {
     assert_eq!(Response::get(&admin, "/livez", &[]).expect_code(200).body, "ok\n");
     assert_eq!(Response::get(&admin, "/readyz", &[]).expect_code(200).body, "ready\n");
     let bytes = server.topic("policy/a")["payload_bytes"].as_u64().unwrap();
-    let is_settled = |response: &Response| response.json()["committed"] == 1;
-    let status = get_until(&admin, "/status", is_settled).json();
+    let is_committed = |response: &Response| response.json()["committed"] == 1;
+    let status = get_until(&admin, "/status", is_committed).json();
     assert_eq!(
         (&status["role"], &status["ready"], &status["draining"]),
         (&"server".into(), &true.into(), &false.into())
@@ -141,6 +142,7 @@ fn a_server_reports_its_status_and_metrics() {
     server.process.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
+/// Checks the format of `metrics` with `promtool`, if it is installed.
 fn check_with_promtool(metrics: &str) {
     let promtool = Command::new("promtool")
         .args(["check", "metrics"])
@@ -168,33 +170,33 @@ fn a_consumer_is_ready_when_it_holds_a_version() {
     files::write_noise(&home.path("m"), 100_000, 1);
     let server = home.serve(&["--publish-socket=relay.sock", "--admin=none"]);
     assert!(server.report.get("admin").is_none(), "{}", server.report);
-    let ticket = server.report["ticket"].as_str().unwrap();
+    let ticket = server.ticket_for_all();
     let mut args = vec!["subscribe", ticket, "--topic=m", "--wait=100", "--admin=127.0.0.1:0"];
-    let mut patient = home.start(&args);
+    let mut unlimited = home.start(&args);
     args.push("--ready-within=0.2");
-    let mut strict = home.start(&args);
-    let (patient_address, strict_address) =
-        (printed_admin_address(&mut patient), printed_admin_address(&mut strict));
+    let mut limited = home.start(&args);
+    let (unlimited_address, limited_address) =
+        (printed_admin_address(&mut unlimited), printed_admin_address(&mut limited));
     let is_waiting = |response: &Response| response.body.contains("no version of topic m");
-    get_until(&patient_address, "/readyz", is_waiting).expect_code(503);
-    get_until(&strict_address, "/readyz", is_waiting).expect_code(503);
+    get_until(&unlimited_address, "/readyz", is_waiting).expect_code(503);
+    get_until(&limited_address, "/readyz", is_waiting).expect_code(503);
     home.run(&["publish", "relay.sock", "m", "m"]).expect_code(0);
-    get_until(&patient_address, "/readyz", |response| response.code == 200);
-    get_until(&strict_address, "/readyz", |response| {
+    get_until(&unlimited_address, "/readyz", |response| response.code == 200);
+    get_until(&limited_address, "/readyz", |response| {
         response.body.contains("version 1 of topic m was received")
     })
     .expect_code(503);
-    Response::get(&patient_address, "/readyz", &[]).expect_code(200);
-    let status = Response::get(&patient_address, "/status", &[]).json();
+    Response::get(&unlimited_address, "/readyz", &[]).expect_code(200);
+    let status = Response::get(&unlimited_address, "/status", &[]).json();
     assert_eq!((&status["role"], &status["topics"][0]["version"]), (&"consumer".into(), &1.into()));
-    let metrics = Response::get(&patient_address, "/metrics", &[]).body;
+    let metrics = Response::get(&unlimited_address, "/metrics", &[]).body;
     assert!((sample(&metrics, "tensor_relay_held_version{topic=\"m\"}") - 1.0).abs() < 0.5);
     assert!((sample(&metrics, "tensor_relay_ready") - 1.0).abs() < 0.5);
     check_with_promtool(&metrics);
 }
 
-/// Goal: an admin port that other hosts can reach requires a token, without which the server does not start. Method:
-/// listen on all addresses; request without, with a wrong and with the right token.
+/// Goal: a server whose admin port other hosts can reach does not start without a token, and requires it in requests.
+/// Method: listen on all addresses; request without a token, with a wrong and with the right token.
 #[test]
 fn a_reachable_admin_port_requires_a_token() {
     let home = Home::new();
@@ -219,7 +221,7 @@ fn a_reachable_admin_port_requires_a_token() {
         Response::get(&admin, path, &[&wrong]).expect_code(401);
         Response::get(&admin, path, &[&format!("Authorization: Bearer {TOKEN}")]).expect_code(200);
     }
-    // Unknown paths require the token as well, so that new ones do.
+    // Unknown paths require the token as well, so that paths added later require it.
     for path in ["/new", "/livez/", "//livez", "/status/x", "/readyz/../status"] {
         Response::get(&admin, path, &[]).expect_code(401);
     }
@@ -229,8 +231,8 @@ fn a_reachable_admin_port_requires_a_token() {
     Response::get(&admin, "/", &[basic]).expect_code(200);
 }
 
-/// Goal: a client that holds connections to the port does not block probes from another address. Method: more silent
-/// and half-finished connections from another address than the limit, then probes.
+/// Goal: a client that holds connections to the admin port does not block probes from another address. Method: more
+/// connections from another address than the limit, silent or with half a request; then probes.
 #[test]
 fn silent_connections_block_no_probe() {
     let home = Home::new();
@@ -238,7 +240,7 @@ fn silent_connections_block_no_probe() {
     let server = home.serve(&["--topic=m=m", "--admin=127.0.0.1:0"]);
     let admin = admin_address(&server);
     let address: std::net::SocketAddr = admin.parse().unwrap();
-    let held: Vec<_> = (0..100)
+    let connections: Vec<_> = (0..100)
         .map(|number| {
             let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
             socket.bind(&std::net::SocketAddr::from(([127, 0, 0, 9], 0)).into()).unwrap();
@@ -254,7 +256,7 @@ fn silent_connections_block_no_probe() {
         Response::get(&admin, "/livez", &[]).expect_code(200);
     }
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
-    drop(held);
+    drop(connections);
 }
 
 /// Goal: a port in use is an error only if `--admin` names it. Method: hold the default port; serve without `--admin`,
@@ -285,8 +287,8 @@ fn listen_when_free(address: &str) -> TcpListener {
     }
 }
 
-/// Goal: the port cannot be blocked by silent or oversized requests. Method: more silent connections than the limit; a
-/// head that is too large.
+/// Goal: the admin port cannot be blocked by silent connections or oversized requests. Method: more silent connections
+/// than the limit; a request head that is too large.
 #[test]
 fn oversized_and_silent_requests_are_closed() {
     let home = Home::new();
@@ -300,7 +302,7 @@ fn oversized_and_silent_requests_are_closed() {
     for mut stream in silent {
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut bytes = vec![];
-        // Either closed normally, or reset with unread data.
+        // The server has closed or reset the connection.
         let result = stream.read_to_end(&mut bytes).map_err(|error| error.kind());
         assert!(result.is_ok() || result == Err(std::io::ErrorKind::ConnectionReset), "{result:?}");
     }
@@ -355,8 +357,8 @@ fn the_lag_of_a_slow_reader_is_reported() {
     reader.signal_and_wait(Signal::TERM).expect_code(143);
 }
 
-/// Goal: a version in transfer is shown with its sent bytes and what limits it. Method: a proxy that holds midway
-/// through it.
+/// Goal: a transfer in progress is shown with its sent bytes and its limit. Method: a proxy that holds in the middle of
+/// the transfer.
 #[test]
 fn the_limit_of_a_transfer_is_reported() {
     const MODEL_BYTES: u64 = 256 << 20;
@@ -383,7 +385,7 @@ fn the_limit_of_a_transfer_is_reported() {
 }
 
 /// Goal: the dashboard and the alerts use only metrics that exist. Method: compare every name in them with the metrics
-/// of a server and a consumer, after a failure too.
+/// of a server and a consumer, after a failure, which some metrics count.
 #[test]
 fn dashboard_and_alerts_use_existing_metrics() {
     let home = Home::new();
@@ -403,7 +405,7 @@ fn dashboard_and_alerts_use_existing_metrics() {
     for name in used {
         let is_exposed =
             |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
-        assert!(exposed.lines().any(is_exposed), "nothing is called {name}\n{exposed}");
+        assert!(exposed.lines().any(is_exposed), "there is no metric {name}\n{exposed}");
         count += 1;
     }
     assert!(count > 20, "{count} names were found");

@@ -1,5 +1,5 @@
-//! Borrowed files that are changed in place while they are served: server and subscribers report it, and no process
-//! waits forever.
+//! Borrowed files that are changed in place while they are served: server and subscribers report the change, and no
+//! process waits forever.
 
 use crate::files;
 use std::fs::{self, File};
@@ -43,14 +43,16 @@ impl HeldTransfer {
         self.proxy.release();
     }
 
-    /// A ticket whose path to the server is not held.
+    /// A ticket for the server's own address, which bypasses the proxy.
     fn ticket(&self, topic: &str) -> String {
-        self.home.ticket_for_all(&self.server).replace('?', &format!("/{topic}?"))
+        self.home
+            .create_ticket_for_all(&self.server)
+            .replace('?', &format!("/{topic}?"))
     }
 }
 
-/// Goal: a server whose only topic is lost, and that does not watch, informs its subscribers and exits with an error.
-/// Method: truncate its only file during a transfer.
+/// Goal: a server whose only topic is lost, without `--watch`, informs its subscribers and exits with an error. Method:
+/// truncate its only file during a transfer.
 #[test]
 fn a_server_without_topics_exits() {
     for subscribe_options in [&["--once", "--wait=5"][..], &["--mode=every", "--reader=r"]] {
@@ -64,8 +66,8 @@ fn a_server_without_topics_exits() {
     }
 }
 
-/// Goal: a lost topic ends immediately for its current and later subscribers; other topics continue. Method: as above,
-/// with another topic; a named reader that has the version, and readers that subscribe afterwards.
+/// Goal: a lost topic ends immediately for its current and later subscribers; other topics continue. Method: truncate
+/// one of two files during a transfer; a named reader that has the version, and readers that subscribe afterwards.
 #[test]
 fn a_lost_topic_ends_its_subscriptions() {
     let transfer = HeldTransfer::new(&["--topic=s=s"], &["--once", "--wait=5"]);
@@ -83,8 +85,9 @@ fn a_lost_topic_ends_its_subscriptions() {
     transfer.server.process.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
-/// Goal: with `--watch` another version may follow: a subscriber without a version waits for it as long as for a topic,
-/// others without limit. The original bytes, restored, become a version again. Method: as above; then restore the file.
+/// Goal: with `--watch`, another version may follow a lost one: a subscriber without a version waits for it within
+/// `--wait`, others without limit. The restored file becomes a version again. Method: truncate the file during a
+/// transfer; later, restore it.
 #[test]
 fn a_watched_topic_continues_after_a_lost_version() {
     let transfer = HeldTransfer::new(&["--watch", "--watch-interval=0.05"], &["--once", "--wait=2"]);

@@ -38,13 +38,17 @@ fn both_ends_report_the_same_compression() {
     let memory = ended.out.lines().find(|line| line.contains(r#""event":"memory""#)).unwrap();
     let memory: Value = serde_json::from_str(memory).unwrap();
     let encoded = memory["encoded_bytes"].as_u64().unwrap();
-    assert!((1 << 20..12 << 20).contains(&encoded), "the cached chunks of `m`: {memory}");
+    assert!((1 << 20..12 << 20).contains(&encoded), "the encoded chunks of `m` are cached: {memory}");
     assert!(ended.err.contains("memory: ") && memory["staged_bytes"].is_u64(), "{ended:?}");
     let sent = |topic: &str| -> Value {
         let mut lines = ended.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         lines.find(|line| line["event"] == "sent" && line["topic"] == topic).unwrap()
     };
-    assert_eq!(sent("m")["codecs"]["bitplanes"]["payload_bytes"], 12 << 20, "6 MiB, twice");
+    assert_eq!(
+        sent("m")["codecs"]["bitplanes"]["payload_bytes"],
+        12 << 20,
+        "6 MiB to each of two subscribers"
+    );
     assert_eq!(sent("n")["codecs"]["raw"]["wire_bytes"], 3 << 20);
 }
 

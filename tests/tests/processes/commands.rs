@@ -2,7 +2,8 @@
 
 use tensor_relay_tests::processes::Home;
 
-/// Goal: the help of a command describes it and its options. Method: every command with `--help`; and the version.
+/// Goal: `--help` describes a command and its options, but not hidden commands; `--version` prints the version. Method:
+/// the help of several commands; mistyped commands; no command.
 #[test]
 fn help_and_version_are_printed() {
     let home = Home::new();
@@ -37,12 +38,16 @@ fn help_and_version_are_printed() {
             "{mistyped:?}"
         );
     }
-    assert!(home.run(&["serv"]).expect_code(2).err.contains("'serve'"), "others are suggested");
-    let nothing = home.run(&[]).expect_code(2);
-    assert!(nothing.err.contains("Usage: tensor-relay"), "{nothing:?}");
+    assert!(
+        home.run(&["serv"]).expect_code(2).err.contains("'serve'"),
+        "similar public commands are suggested"
+    );
+    let without_command = home.run(&[]).expect_code(2);
+    assert!(without_command.err.contains("Usage: tensor-relay"), "{without_command:?}");
 }
 
-/// Goal: the demo moves a model and verifies it, with text and JSON output. Method: a small one, both ways.
+/// Goal: the demo transfers a model and verifies it, with text and JSON output. Method: a small model, with each
+/// output.
 #[test]
 fn the_demo_verifies_its_transfer() {
     let home = Home::new();
@@ -66,10 +71,10 @@ fn the_demo_verifies_its_transfer() {
     home.run(&["demo", "--size=1KiB"]).expect_error(2, &["at least 1MiB"]);
 }
 
-/// Goal: `bench` runs the benchmark harness, and hides its internal roles. Method: one contender, which runs as two
-/// processes; and the help.
+/// Goal: `bench` runs the benchmark harness; its help does not show the internal roles of processes. Method: compare
+/// one contender, which runs as two processes; and the help.
 #[test]
-fn the_benchmark_hides_its_roles() {
+fn bench_hides_its_internal_roles() {
     let home = Home::new();
     let compared = home
         .run(&["bench", "compare", "tcp", "--size=1MiB", "--rounds=1", "--pairs=1"])

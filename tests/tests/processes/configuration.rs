@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::{fs, os::unix::fs::PermissionsExt};
 use tensor_relay_tests::processes::{ANY_PORT, Ended, Home, Process, Signal};
 
-/// Runs the program with `args` and variables.
+/// Runs the program with `args` and additional environment variables.
 fn run_with(home: &Home, variables: &[(&str, &str)], args: &[&str]) -> Ended {
     let mut command = home.program();
     command.args(args).envs(variables.iter().copied());
@@ -21,7 +21,7 @@ fn configure(home: &Home, text: &str) {
 /// The value of an option and its source, as `config --json` reports them.
 fn value_and_source(config: &Value, command: &str, option: &str) -> (String, String) {
     let options = config["commands"][command].as_array().unwrap();
-    let option = options.iter().find(|known| known["option"] == option).unwrap();
+    let option = options.iter().find(|entry| entry["option"] == option).unwrap();
     let values: Vec<_> = option["values"]
         .as_array()
         .unwrap()
@@ -31,8 +31,8 @@ fn value_and_source(config: &Value, command: &str, option: &str) -> (String, Str
     (values.join(" "), option["source"].as_str().unwrap().into())
 }
 
-/// Goal: a server and a subscriber run with a configuration file only, as in a container. Method: one file for both, no
-/// flags; then a flag and a variable over it.
+/// Goal: a configuration file alone configures a server and a subscriber, as in a container. Method: one file for both,
+/// without flags; then a variable and a flag that override it.
 #[test]
 fn a_configuration_file_suffices_for_both_ends() {
     let home = Home::new();
@@ -57,7 +57,8 @@ fn a_configuration_file_suffices_for_both_ends() {
     server.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
-/// Goal: topics and switches can be set by variables only. Method: `serve` without options.
+/// Goal: environment variables alone configure a server, including its topics and switches. Method: `serve` without
+/// options.
 #[test]
 fn environment_variables_suffice_for_a_server() {
     let home = Home::new();
@@ -137,8 +138,8 @@ fn config_shows_every_bound() {
     assert!(!home.run(&["config", "subscribe"]).expect_code(0).out.contains("BOUND"));
 }
 
-/// Goal: a mistake in the file or a variable is reported with its location, and nothing is done. Method: mistakes in
-/// the options of the command that runs and of others.
+/// Goal: a mistake in the file or in a variable is reported with its location, and the command does not run. Method:
+/// mistakes in the options of the command that runs and of others.
 #[test]
 fn mistakes_are_reported_with_their_location() {
     let home = Home::new();
@@ -188,7 +189,7 @@ fn a_key_is_created_once_and_shown() {
     files::write_noise(&home.path("w"), 1000, 1);
     let missing = home.run(&["keys", "show", "--json"]);
     missing.expect_error(1, &["no server key", "tensor-relay serve", "keys create", "--state-dir"]);
-    assert!(home.files_in("state").is_empty(), "`keys show` creates none");
+    assert!(home.files_in("state").is_empty(), "`keys show` creates no key");
     let created = home.run(&["keys", "create", "--json"]).expect_code(0).json();
     let path = home.path("state/tensor-relay/identity.key");
     assert_eq!(created["path"], path.to_str().unwrap());

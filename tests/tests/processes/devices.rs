@@ -1,8 +1,7 @@
 //! Tensors on GPUs from the command line: `--device`, its budgets, its failures, and `tensor-relay devices`.
 //!
-//! All of it runs on the fake driver, whatever `TENSOR_RELAY_TEST_CUDA` says. Each test finally checks for illegal uses
-//! of the driver and for leaks. With that variable set to `fake`, the other tests check complete transfers of every
-//! kind on GPUs.
+//! These tests use the fake driver, whatever `TENSOR_RELAY_TEST_CUDA` is. At its end, each test checks for illegal uses
+//! of the driver and for leaks. With that variable set to `fake`, the tests of the other modules run on GPUs as well.
 
 use crate::{failures::unknown_ticket, files};
 use serde_json::Value;
@@ -14,10 +13,11 @@ use tensor_relay_tests::{
 
 const ON_GPU: &str = "--device=cuda:0";
 
-/// Copies of the fake driver are much faster: a longer wait is a hang.
+/// The time within which a process must end after its GPU has failed. Copies of the fake driver are much faster, so a
+/// longer run is a hang.
 const FAILED_WITHIN: Duration = Duration::from_secs(10);
 
-/// A machine with `gpu`, and the model `w` of `bytes` on it.
+/// A home with the model `w` of `bytes`, whose processes find `gpu`.
 fn home(gpu: Gpu, bytes: usize) -> Home {
     let home = Home::with_gpu(gpu);
     files::write_noise(&home.path("w"), bytes, 1);
@@ -41,7 +41,7 @@ fn assert_received(home: &Home, out: &str) {
     files::assert_same(&home.path("w"), &home.path(out).join("w.safetensors"));
 }
 
-/// Starts the program with additional variables.
+/// Starts the program with `args` and additional environment variables.
 fn start_with(home: &Home, variables: &[(&str, &str)], args: &[&str]) -> Process {
     let mut command = home.program();
     command.args(args).envs(variables.iter().copied());
@@ -130,14 +130,17 @@ fn cuda_is_not_loaded_without_a_device() {
         assert!(!files.contains("cuda") && !files.contains("nvidia"), "{files}");
     }
     let on_gpu = serve(&home);
-    assert!(on_gpu.process.mapped_files().contains("libfake_cuda.so"), "this test looks at the right place");
+    assert!(
+        on_gpu.process.mapped_files().contains("libfake_cuda.so"),
+        "a loaded driver is among the mapped files"
+    );
 }
 
 /// Goal: without CUDA, `--device cuda:0` is one clear error that says what is missing and what to do; no files remain.
 /// Method: every command that has `--device`, and `devices`. Skipped on a machine with a driver.
 #[test]
 fn a_missing_driver_is_one_clear_error() {
-    let home = Home::with_gpu(Gpu::none());
+    let home = Home::with_gpu(Gpu::of_this_machine());
     files::write_noise(&home.path("w"), 1000, 1);
     let listed = home.run(&["devices", "--json"]).expect_code(0);
     let reason = listed.json()["reason"].as_str().unwrap_or_default().to_owned();
@@ -156,15 +159,16 @@ fn a_missing_driver_is_one_clear_error() {
     assert!(home.files_in("out").is_empty() && home.files_in("state").is_empty());
 }
 
-/// Goal: an invalid or outdated driver library is distinguished from a missing one. Method: a linker's stub, libraries
-/// without symbols, a file that is not a library, an old version, no device, and the fake driver without permission.
+/// Goal: an invalid or outdated driver library is distinguished from a missing one. Method: a linker's stub, a library
+/// without symbols, one with few symbols, a file that is not a library, an old version, no device, and the fake driver
+/// without permission to be used.
 #[test]
 fn an_unusable_driver_is_reported() {
     let gpus = [
-        (Gpu::finding(Library::Stub), "stub"),
-        (Gpu::finding(Library::Empty), "has no function cu"),
-        (Gpu::finding(Library::TooOld), "has no function cu"),
-        (Gpu::finding(Library::Garbage), "could not be loaded"),
+        (Gpu::from_library(Library::Stub), "stub"),
+        (Gpu::from_library(Library::Empty), "has no function cu"),
+        (Gpu::from_library(Library::TooOld), "has no function cu"),
+        (Gpu::from_library(Library::Garbage), "could not be loaded"),
         (Gpu::fake().with("FAKE_CUDA_VERSION", "11080"), "supports CUDA 11.8, but 12.0 is needed"),
         (Gpu::fake().with("FAKE_CUDA_DEVICES", "0"), "no device that this process may use"),
         (Gpu::fake().with("TENSOR_RELAY_FAKE_CUDA", "0"), "no device that this process may use"),
@@ -205,11 +209,13 @@ fn each_process_uses_the_gpu_that_it_names() {
 fn contradictory_options_are_refused() {
     let home = home(Gpu::fake(), 1000);
     let serve = ["serve", ANY_PORT, "--topic=w=w", ON_GPU];
-    let with = |more_args: &[&str]| home.run(&[&serve, more_args].concat());
-    with(&["--hold=borrow"]).expect_error(2, &["--hold borrow", "--device cuda:0", "only one of the two"]);
-    let numbers = ["--pinned-mem is 5242880 bytes", "two chunks of 4194304 bytes", "8.00 MiB or more"];
-    with(&["--pinned-mem=5MiB"]).expect_error(2, &numbers);
-    with(&["--pinned-mem=5MiB", "--chunk-size=8MiB"]).expect_error(2, &["8388608 bytes", "16.0 MiB or more"]);
+    let serve_with = |more_args: &[&str]| home.run(&[&serve, more_args].concat());
+    serve_with(&["--hold=borrow"])
+        .expect_error(2, &["--hold borrow", "--device cuda:0", "only one of the two"]);
+    let causes = ["--pinned-mem is 5242880 bytes", "two chunks of 4194304 bytes", "8.00 MiB or more"];
+    serve_with(&["--pinned-mem=5MiB"]).expect_error(2, &causes);
+    serve_with(&["--pinned-mem=5MiB", "--chunk-size=8MiB"])
+        .expect_error(2, &["8388608 bytes", "16.0 MiB or more"]);
     let ticket = unknown_ticket("127.0.0.1:1");
     home.run(&["subscribe", &ticket, ON_GPU, "--pinned-mem=4KiB"])
         .expect_error(2, &["4096 bytes", "8.00 MiB"]);
@@ -217,8 +223,8 @@ fn contradictory_options_are_refused() {
         .expect_error(2, &["--pinned-mem"]);
 }
 
-/// Goal: the smallest page-locked memory that is allowed is enough.
-/// Method: two slots on each side, chunks of the server's that are larger than the client's slots.
+/// Goal: the least allowed page-locked memory is enough. Method: two slots at each end; the server's chunks are larger
+/// than the client's slots.
 #[test]
 fn two_slots_suffice() {
     let home = home(Gpu::fake(), 40 << 20);
@@ -257,7 +263,7 @@ fn insufficient_gpu_memory_is_an_error() {
 /// foreign kernel in the process would.
 #[test]
 fn a_failed_gpu_ends_its_server() {
-    let home = home(Gpu::fake().that_may_leak(), 40 << 20);
+    let home = home(Gpu::fake().allow_leaks(), 40 << 20);
     let server = serve_failing(&home, "@dtoh:3:700");
     let ended = home.run(&["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out", "--reconnect=0"]);
     assert!(ended.run_time < FAILED_WITHIN, "{ended:?}");
@@ -273,7 +279,7 @@ fn a_failed_gpu_ends_its_server() {
 /// the third host-to-device copy corrupts the device's context; then a subscriber whose GPU works.
 #[test]
 fn a_failed_gpu_ends_its_subscriber() {
-    let home = home(Gpu::fake().that_may_leak(), 40 << 20);
+    let home = home(Gpu::fake().allow_leaks(), 40 << 20);
     let server = serve(&home);
     let args = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out"];
     let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:3:700")], &args).wait();
@@ -284,11 +290,11 @@ fn a_failed_gpu_ends_its_subscriber() {
     assert_received(&home, "whole");
 }
 
-/// Goal: a single refused driver call does not affect a server, and causes at most an error in a subscriber; nothing is
-/// torn or hangs. Method: refused copies and events on each side.
+/// Goal: a single failed driver call does not affect a server, and causes at most an error in a subscriber; nothing is
+/// torn or hangs. Method: driver calls for copies and events that fail once, at each end.
 #[test]
 fn one_failed_driver_call_tears_no_version() {
-    let home = home(Gpu::fake().that_may_leak(), 40 << 20);
+    let home = home(Gpu::fake().allow_leaks(), 40 << 20);
     let receive = |server: &Serving, fault, out: &str| {
         let args = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out", out];
         let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", fault)], &args).wait();
@@ -319,7 +325,7 @@ fn one_failed_driver_call_tears_no_version() {
 /// second host-to-device copy never completes.
 #[test]
 fn a_hanging_gpu_ends_its_subscriber() {
-    let home = home(Gpu::fake().that_may_leak(), 40 << 20);
+    let home = home(Gpu::fake().allow_leaks(), 40 << 20);
     let server = serve(&home);
     let args = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out"];
     let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:2:hang")], &args).wait();
@@ -390,8 +396,8 @@ fn the_demo_runs_on_a_gpu() {
     }
 }
 
-/// Goal: `devices` lists the information of the driver and NVML, as text and as JSON. Method: two GPUs; without NVML,
-/// with one that knows one GPU and its processes, and with one that has no driver.
+/// Goal: `devices` lists the information of the driver and NVML, as text and as JSON. Method: two GPUs, without NVML,
+/// with an NVML that reports one of them and its processes, and with an NVML that finds no driver.
 #[test]
 fn devices_lists_all_gpus() {
     const MEMORY: u64 = 1 << 30;

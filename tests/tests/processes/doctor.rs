@@ -1,9 +1,9 @@
-//! The findings of `doctor`, each provoked and cured where possible.
+//! The findings of `doctor`: each problem is caused and, where possible, cured.
 
-use crate::files;
+use crate::{files, host::start_after};
 use serde_json::Value;
-use std::{fs, process::Command};
-use tensor_relay_tests::processes::{Ended, Home, Host, Lan, Process, Serving};
+use std::fs;
+use tensor_relay_tests::processes::{Ended, Home, Host, Lan, Serving};
 
 /// The finding called `name`.
 #[track_caller]
@@ -28,14 +28,6 @@ fn assert_state(ended: &Ended, name: &str, state: &str) -> Value {
     let finding = finding(ended, name);
     assert_eq!(finding["state"], state, "{finding}");
     finding
-}
-
-/// Starts the program with `args` after the shell command `first`, such as a limit.
-fn start_after(home: &Home, first: &str, args: &str) -> Process {
-    let program = home.program().get_program().to_owned();
-    let mut shell = home.at_home(Command::new("sh"));
-    shell.args(["-c", &format!("{first} && exec \"$0\" {args}")]).arg(program);
-    Process::start(shell)
 }
 
 /// Goal: on a working machine no finding fails, and a reachable server is reported, as text and as JSON. Method: the
@@ -72,17 +64,18 @@ fn a_working_machine_has_no_failures() {
     );
 }
 
-/// Goal: too few descriptors are found, and the printed fix cures it. Method: a hard limit of 40, then the advised one,
-/// in a shell.
+/// Goal: too few descriptors are found, and the printed fix cures that. Method: hard limits of 40 and 1,024, then the
+/// advised limit.
 #[test]
 fn too_few_descriptors_are_found() {
     let home = Home::new();
-    let poor = start_after(&home, "ulimit -n 40", "doctor --json").wait().expect_code(1);
-    let found = assert_state(&poor, "files and sockets", "fail");
+    let args = ["doctor", "--json"];
+    let too_few = start_after(&home, "ulimit -n 40", &args).wait().expect_code(1);
+    let found = assert_state(&too_few, "files and sockets", "fail");
     assert!(found["fix"]["host"].as_str().unwrap().starts_with("ulimit -n 65536"), "{found}");
-    let narrow = start_after(&home, "ulimit -n 1024", "doctor --json").wait().expect_code(0);
-    assert_state(&narrow, "files and sockets", "warn");
-    let mut cured = start_after(&home, "ulimit -n 65536", "doctor --json");
+    let few = start_after(&home, "ulimit -n 1024", &args).wait().expect_code(0);
+    assert_state(&few, "files and sockets", "warn");
+    let mut cured = start_after(&home, "ulimit -n 65536", &args);
     if cured.try_wait_for_stdout("findings") {
         assert_state(&cured.wait(), "files and sockets", "ok");
     } else {
@@ -104,8 +97,8 @@ fn an_unwritable_state_folder_is_found() {
     assert!(!home.path("keys").exists(), "doctor creates no folder");
 }
 
-/// Goal: a transport that does not reach the server is found; if none does, that is a failure with its reason. Method:
-/// a server without TCP, one of another key, and none at all.
+/// Goal: a transport that does not reach the server is found; if no transport does, that is a failure with its reason.
+/// Method: a server without TCP, a ticket with another key, a missing topic, and no server.
 #[test]
 fn an_unreachable_server_is_found() {
     let home = Home::new();
@@ -129,8 +122,8 @@ fn an_unreachable_server_is_found() {
     assert_state(&gone, "server over TCP", "fail");
 }
 
-/// Goal: a ticket that expires soon or has expired is found before other checks; a new one cures it. Method: tickets of
-/// an hour, of a second and of a year.
+/// Goal: a ticket that expires soon or has expired is found; a new one cures that. Method: tickets that are valid for
+/// an hour, a second and a year.
 #[test]
 fn an_expiring_ticket_is_found() {
     let home = Home::new();
@@ -165,9 +158,9 @@ fn serve_on(lan: &Lan, home: &Home) -> Serving {
     Serving::wait_for_report(lan.start(Host::Server, home, &["serve", "--json", "--topic=m=m", &listen]))
 }
 
-/// Goal: the limit of the path to a server is named: the line, loss, or packets smaller than possible. Method: two
-/// hosts and a line of 50 Mbit/s; then a line that loses every twentieth UDP packet; then one that also drops larger
-/// UDP packets silently; then one that loses every twentieth TCP packet; removing each fault cures it.
+/// Goal: the limit of the rate to a server is named: the line, loss, or small packets. Method: two hosts and a line of
+/// 50 Mbit/s; then a line that loses every twentieth UDP packet; then one that also drops large UDP packets silently;
+/// then one that loses every twentieth TCP packet; finally the line without faults.
 #[test]
 fn the_limit_of_the_rate_is_found() {
     let lan = match Lan::new().and_then(|lan| lan.limit_rate(50).map(|()| lan)) {

@@ -8,7 +8,7 @@ use std::{
 };
 use tensor_relay_tests::processes::{Ended, Home, Process, Serving, Signal, is_soak};
 
-/// How often one reader is restarted.
+/// The number of restarts of one reader.
 const RESTARTS: u64 = 10;
 
 /// Goal: in mode `every` each version arrives once and in order, even if a reader is killed. Method: 3,000 small
@@ -19,7 +19,7 @@ fn every_version_arrives_once_and_in_order() {
     run(3_000, 1);
 }
 
-/// The same with more versions.
+/// As [`every_version_arrives_once_and_in_order`], with more versions.
 #[test]
 fn every_version_arrives_in_a_soak() {
     match is_soak() {
@@ -32,9 +32,9 @@ fn run(count: u64, seed: u64) {
     let home = Home::new();
     let (producer, mut go) = start_producer(&home, count);
     let mut steady = ["a", "b"].map(|name| Reader::start(&home, &producer, name));
-    let mut restarted = Reader::start(&home, &producer, "restless");
+    let mut restarted = Reader::start(&home, &producer, "restarted");
     for reader in steady.iter_mut().chain([&mut restarted]) {
-        reader.wait_for(1); // It has joined, so the producer will wait for it.
+        reader.wait_for(1); // From now on the producer waits for this reader.
     }
     let started = Instant::now();
     writeln!(go, "go").unwrap();
@@ -58,7 +58,7 @@ fn run(count: u64, seed: u64) {
 }
 
 fn start_producer(home: &Home, count: u64) -> (Serving, PipeWriter) {
-    let mut command = home.at_home(Command::new(env!("CARGO_BIN_EXE_publish-versions")));
+    let mut command = home.isolated(Command::new(env!("CARGO_BIN_EXE_publish-versions")));
     command.arg(count.to_string()).arg(home.path("keys"));
     let (stdin, go) = std::io::pipe().unwrap();
     (Serving::wait_for_report(Process::start_with(command, stdin)), go)
@@ -77,12 +77,12 @@ impl Reader {
         Self { name, process: start_process(home, producer, name, 1), versions: vec![] }
     }
 
-    /// Waits until it has this version.
+    /// Waits until the reader reports this version.
     fn wait_for(&mut self, version: u64) {
         self.process.wait_for_stdout(&format!(r#""version":{version},"#));
     }
 
-    /// Ends its process and starts another that continues after the last version of this one.
+    /// Ends the reader's process with `signal`, and starts another that continues after its last reported version.
     fn restart(self, home: &Home, producer: &Serving, signal: Signal) -> Self {
         let Self { name, process, mut versions } = self;
         versions.extend(reported_versions(&process.signal_and_wait(signal)));

@@ -9,18 +9,11 @@ pub(crate) fn unknown_ticket(address: &str) -> String {
     format!("relay://{address}/w?key=sha256:{}", "ab".repeat(32))
 }
 
-/// A folder with the model `w` in it.
-fn home() -> Home {
-    let home = Home::new();
-    files::write_noise(&home.path("w"), 1000, 1);
-    home
-}
-
 /// Goal: a server with another key than the ticket's is not trusted, and the error shows both keys. Method: the ticket
 /// of a running server, with another key in it.
 #[test]
 fn another_key_is_refused() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w"]);
     let ticket = unknown_ticket(server.listen());
     let causes = ["has key sha256:", "the ticket expects sha256:abab"];
@@ -29,8 +22,8 @@ fn another_key_is_refused() {
     assert!(home.files_in("out").is_empty());
 }
 
-/// Goal: a server that does not answer is an error within the user's timeout, with advice. Method: a port that receives
-/// and never answers, and one that was just closed.
+/// Goal: a server that does not answer is an error within the user's timeout, with advice. Method: an open port that
+/// never answers, a closed port, and a name that does not resolve.
 #[test]
 fn an_unreachable_server_is_an_error_within_the_timeout() {
     let home = Home::new();
@@ -53,9 +46,9 @@ fn an_unreachable_server_is_an_error_within_the_timeout() {
 /// server does not have.
 #[test]
 fn a_missing_topic_is_an_error_after_the_wait() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w"]);
-    let ticket = home.ticket_for_all(&server);
+    let ticket = home.create_ticket_for_all(&server);
     let args = ["subscribe", &ticket, "--topic=other", "--wait=1", "--out=out"];
     let ended = home.run(&args);
     assert!(ended.run_time >= Duration::from_secs(1), "{ended:?}");
@@ -66,7 +59,7 @@ fn a_missing_topic_is_an_error_after_the_wait() {
 /// Goal: the error for a port in use names the port and the option that selects another. Method: two servers, one port.
 #[test]
 fn the_error_names_a_port_in_use() {
-    let home = home();
+    let home = files::home_with_model();
     let first = home.serve(&["--topic=w=w"]);
     let listen = format!("--listen={}", first.listen());
     let port = first.listen().rsplit(':').next().unwrap();
@@ -79,7 +72,7 @@ fn the_error_names_a_port_in_use() {
 /// arguments.
 #[test]
 fn invalid_arguments_are_usage_errors() {
-    let home = home();
+    let home = files::home_with_model();
     fs::write(home.path("nonsense"), "nonsense\n").unwrap();
     fs::write(home.path("empty"), "\n").unwrap();
     let ticket = unknown_ticket("127.0.0.1:4747");
@@ -111,7 +104,7 @@ fn invalid_arguments_are_usage_errors() {
     }
 }
 
-/// Goal: the error for a ticket without a topic says how to name one. Method: such a ticket, without `--topic`.
+/// Goal: the error for a ticket without a topic says how to name one.
 #[test]
 fn a_ticket_without_a_topic_needs_the_option() {
     let ticket = unknown_ticket("127.0.0.1:4747").replace("/w?", "?");
@@ -120,8 +113,7 @@ fn a_ticket_without_a_topic_needs_the_option() {
         .expect_error(2, &["the ticket names no topic", "--topic NAME"]);
 }
 
-/// Goal: an argument that is neither a ticket nor a file is a usage error, like every invalid ticket. Method: such
-/// arguments.
+/// Goal: an argument that is neither a ticket nor a file is a usage error, like every invalid ticket.
 #[test]
 fn an_invalid_ticket_is_a_usage_error() {
     for arg in ["hello", "relay:/127.0.0.1:1/w"] {
@@ -144,11 +136,11 @@ fn a_ticket_that_is_not_text_is_a_usage_error() {
     home.run(&["subscribe", "bytes"]).expect_error(2, &["UTF-8"]);
 }
 
-/// Goal: an invalid log filter is an error, and not ignored; an empty one is the same as none. Method: a filter with an
-/// unknown level, and an empty one.
+/// Goal: an invalid log filter is an error; an empty filter is ignored. Method: a filter with an unknown level, and an
+/// empty one.
 #[test]
 fn an_invalid_log_filter_is_a_usage_error() {
-    let home = home();
+    let home = files::home_with_model();
     let with_filter = |filter| {
         let mut command = home.program();
         command.args(["keys", "create"]).env("TENSOR_RELAY_LOG", filter);
@@ -158,10 +150,10 @@ fn an_invalid_log_filter_is_a_usage_error() {
     with_filter("").expect_code(0);
 }
 
-/// Goal: an invalid chunk size is a usage error, and the error does not blame the file. Method: seven bytes.
+/// Goal: an invalid chunk size is a usage error that names the option. Method: chunks of seven bytes.
 #[test]
 fn an_invalid_chunk_size_is_a_usage_error() {
-    home()
+    files::home_with_model()
         .run(&["serve", ANY_PORT, "--topic=w=w", "--chunk-size=7"])
         .expect_error(2, &["--chunk-size"]);
 }
@@ -176,7 +168,7 @@ fn repeats_a_cause(line: &str) -> bool {
 /// and from the file watcher.
 #[test]
 fn an_error_repeats_no_cause() {
-    let home = home();
+    let home = files::home_with_model();
     fs::write(home.path("short"), "1").unwrap();
     for args in [&["serve", ANY_PORT, "--topic=w=none"], &["serve", ANY_PORT, "--topic=w=short"]] {
         let ended = home.run(args).expect_code(1);
@@ -192,7 +184,7 @@ fn an_error_repeats_no_cause() {
 /// missing, not regular, truncated, corrupt, or made to break a parser.
 #[test]
 fn invalid_files_are_refused() {
-    let home = home();
+    let home = files::home_with_model();
     let valid = fs::read(home.path("w")).unwrap();
     let tensor = |json: &str| files::with_header(&format!(r#"{{"a":{json}}}"#), &[0; 8]);
     let many: Vec<String> = (0..300_000)
@@ -263,22 +255,22 @@ fn assert_refused(home: &Home, file: &str, cause: &str) {
     assert!(!ended.err.contains("panicked"), "{ended:?}");
 }
 
-/// Goal: a pipe is refused as not a file, instead of being waited for. Method: a pipe without a writer. The server has
-/// two seconds before the test sends SIGTERM.
+/// Goal: a named pipe is refused; the server does not wait for a writer. Method: a pipe without a writer. The server
+/// has two seconds before the test sends SIGTERM.
 #[test]
 fn a_pipe_is_refused() {
     let home = Home::new();
     assert!(Command::new("mkfifo").arg(home.path("pipe")).status().unwrap().success());
-    let waiting = home.start(&["serve", ANY_PORT, "--topic=w=pipe"]);
+    let server = home.start(&["serve", ANY_PORT, "--topic=w=pipe"]);
     std::thread::sleep(Duration::from_secs(2));
-    waiting.signal_and_wait(Signal::TERM).expect_error(1, &["pipe"]);
+    server.signal_and_wait(Signal::TERM).expect_error(1, &["pipe"]);
 }
 
 /// Goal: an unusable output folder is an error before anything is received. Method: a file where the folder should be,
 /// and a file where a topic's folder should be.
 #[test]
 fn an_unusable_output_folder_is_an_error() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w", "--topic=a/w=w"]);
     fs::write(home.path("file"), "mine").unwrap();
     home.run(&["subscribe", server.ticket("w"), "--out=file"])
@@ -300,7 +292,7 @@ fn an_unusable_output_folder_is_an_error() {
 /// another. Method: paths below a file; and a folder without write permission, unless this is root.
 #[test]
 fn the_error_names_an_unwritable_path() {
-    let home = home();
+    let home = files::home_with_model();
     fs::write(home.path("keys"), "nonsense").unwrap();
     let serve = ["serve", ANY_PORT, "--topic=w=w"];
     home.run(&[&serve[..], &["--state-dir=keys/below"]].concat())
@@ -359,7 +351,7 @@ pub(crate) fn try_small_disk(home: &Home) -> Result<(), String> {
 
 /// A shell that runs `script` with a disk of 1 MiB at `out`. The disk disappears when the shell exits.
 pub(crate) fn on_small_disk(home: &Home, script: &str) -> Command {
-    let mut command = home.at_home(Command::new("unshare"));
+    let mut command = home.isolated(Command::new("unshare"));
     let mounted = format!("mount -t tmpfs -o size=1m none out && {{ {script}; }}");
     command.args(["--map-root-user", "--mount", "sh", "-c", &mounted, "sh"]);
     command
@@ -369,7 +361,7 @@ pub(crate) fn on_small_disk(home: &Home, script: &str) -> Command {
 /// from an empty folder, without an environment.
 #[test]
 fn a_subscriber_needs_only_its_ticket() {
-    let home = home();
+    let home = files::home_with_model();
     let server = home.serve(&["--topic=w=w", "--state-dir=keys"]);
     let other = Home::new();
     let mut command = other.program();
@@ -387,7 +379,7 @@ fn a_subscriber_needs_only_its_ticket() {
 /// Method: tickets to a FIFO, a link into /proc, stdout and a device; a version onto a FIFO.
 #[test]
 fn only_regular_files_are_replaced() {
-    let home = home();
+    let home = files::home_with_model();
     let fifo = |name: &str| {
         let (path, mode) = (home.path(name), rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
         rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).unwrap();

@@ -8,6 +8,7 @@ use std::{
     io::Write,
     path::Path,
 };
+use tensor_relay_tests::processes::Home;
 use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
 /// Every dtype of the format, the narrowest first.
@@ -36,7 +37,7 @@ const DTYPES: [Dtype; 22] = [
     Dtype::U64,
 ];
 
-/// How many tensors [`write_everything`] writes.
+/// The number of tensors that [`write_everything`] writes.
 pub(crate) const EVERYTHING_TENSORS: usize = DTYPES.len() + 4;
 
 /// Writes a file with everything that the format allows: every dtype, a scalar, empty tensors, a tensor of several
@@ -61,6 +62,13 @@ pub(crate) fn write_everything(path: &Path) {
     write(path, tensors, Some(HashMap::from(metadata)));
 }
 
+/// A new home with the model `w` of 1,000 incompressible bytes in it.
+pub(crate) fn home_with_model() -> Home {
+    let home = Home::new();
+    write_noise(&home.path("w"), 1000, 1);
+    home
+}
+
 /// Writes a file with one tensor `w` of `size` incompressible bytes.
 pub(crate) fn write_noise(path: &Path, size: usize, seed: u64) {
     let body = bytes(size, seed);
@@ -79,7 +87,7 @@ pub(crate) fn write_weights(path: &Path, elements: usize, seed: u64) {
 /// Writes a sparse file with one tensor `w` of `size` zeros, quickly at any size.
 pub(crate) fn write_zeros(path: &Path, size: u64) {
     let json = format!(r#"{{"w":{{"dtype":"U8","shape":[{size}],"data_offsets":[0,{size}]}}}}"#);
-    let padded = json.len().next_multiple_of(8); // As the format's own writer does it.
+    let padded = json.len().next_multiple_of(8); // As the format's own writer pads it.
     let head = with_header(&format!("{json:padded$}"), &[]);
     fs::write(path, &head).unwrap();
     let file = File::options().write(true).open(path).unwrap();
@@ -99,20 +107,20 @@ pub(crate) const SHARDED_FILES: [&str; 6] = [
     "tokenizer.json",
 ];
 
-/// Makes a folder as from Hugging Face: two shards with their index, the other files that are needed, and some that are
-/// not: the same weights in another format, a hidden file and a folder.
+/// Writes a model folder as Hugging Face distributes it: two shards with their index, other files that a server serves,
+/// and some that it does not serve: the same weights in another format, a hidden file and a folder.
 pub(crate) fn write_sharded(folder: &Path, seed: u64) {
     fs::create_dir(folder).unwrap();
     let body = bytes(SHARDED_BYTES / 4, seed);
     let names = ["model.embed", "model.layers.0", "model.layers.1", "lm_head"];
-    let mut places = BTreeMap::new();
+    let mut weight_map = BTreeMap::new();
     for (shard, names) in SHARDED_FILES[2..4].iter().zip(names.chunks(2)) {
         let tensor = |name: &&str| ((*name).into(), view(Dtype::BF16, &[SHARDED_BYTES / 8], &body));
         let metadata = HashMap::from([("format".into(), "pt".into())]);
         write(&folder.join(shard), names.iter().map(tensor).collect(), Some(metadata));
-        places.extend(names.iter().map(|name| (*name, *shard)));
+        weight_map.extend(names.iter().map(|name| (*name, *shard)));
     }
-    let index = json!({ "metadata": { "total_size": SHARDED_BYTES }, "weight_map": places });
+    let index = json!({ "metadata": { "total_size": SHARDED_BYTES }, "weight_map": weight_map });
     let index = serde_json::to_string_pretty(&index).unwrap();
     for (name, text) in [
         (SHARDED_FILES[4], &*index),
@@ -152,12 +160,12 @@ pub(crate) fn write_npy(path: &Path, seed: u64) {
     fs::write(path, array(seed)).unwrap();
 }
 
-/// Writes an archive of arrays, as `numpy.savez` and `numpy.savez_compressed` do.
+/// Writes an archive of two arrays, as `numpy.savez` and `numpy.savez_compressed` do.
 pub(crate) fn write_npz(path: &Path, seed: u64, method: CompressionMethod) {
     write_npz_with(path, &["weights.npy", "bias.npy"], seed, method);
 }
 
-/// The same with entries of these names.
+/// As [`write_npz`], with entries of these names.
 pub(crate) fn write_npz_with(path: &Path, names: &[&str], seed: u64, method: CompressionMethod) {
     let mut archive = ZipWriter::new(File::create(path).unwrap());
     for name in names {
@@ -177,14 +185,14 @@ fn array(seed: u64) -> Vec<u8> {
     file
 }
 
-/// Replaces `path` atomically by what `write` writes, as users should replace served files.
+/// Replaces the file at `path` atomically by the one that `write` writes, as users should replace served files.
 pub(crate) fn replace(path: &Path, write: impl FnOnce(&Path)) {
     let aside = path.with_extension("new");
     write(&aside);
     fs::rename(&aside, path).unwrap();
 }
 
-/// The bytes of a file with this header, valid or not, followed by `data`.
+/// The bytes of a safetensors file with this header, valid or not, followed by `data`.
 pub(crate) fn with_header(json: &str, data: &[u8]) -> Vec<u8> {
     let mut file = (json.len() as u64).to_le_bytes().to_vec();
     file.write_all(json.as_bytes()).unwrap();
@@ -192,8 +200,8 @@ pub(crate) fn with_header(json: &str, data: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Checks that two files are equal, and reports what differs: names, dtypes, shapes or bytes of tensors, metadata, or
-/// the order.
+/// Checks that two files are equal, and reports what differs: the metadata, the names, dtypes, shapes or bytes of
+/// tensors, or the order.
 #[track_caller]
 pub(crate) fn assert_same(expected: &Path, found: &Path) {
     let (expected, found) = (fs::read(expected).unwrap(), fs::read(found).unwrap());
@@ -212,7 +220,7 @@ pub(crate) fn assert_same(expected: &Path, found: &Path) {
         assert_eq!((tensor.dtype(), tensor.shape()), (other.dtype(), other.shape()), "{name}");
         assert!(tensor.data() == other.data(), "the bytes of {name} differ");
     }
-    assert!(bytes_match, "the contents are equal, the order differs");
+    assert!(bytes_match, "the tensors and metadata are equal, but not the bytes of the files");
 }
 
 fn metadata(file: &[u8]) -> BTreeMap<String, String> {

@@ -1,5 +1,5 @@
-//! The suite that measures GPUs, run without one: checks that it completes and what it writes. Its numbers mean nothing
-//! here, and are not checked.
+//! The benchmark suite for GPUs, run on the fake driver: it completes and writes its documents. Its numbers mean
+//! nothing here, and are not checked.
 
 use serde_json::Value;
 use std::{
@@ -8,8 +8,8 @@ use std::{
 };
 use tensor_relay_tests::fake_cuda::{Installed, Library};
 
-/// Goal: one command runs all measurements, and marks them as not from a GPU. Method: the script with `--quick` on the
-/// fake driver, from another folder.
+/// Goal: one command runs all measurements, and its documents say that they are not from a GPU. Method: the script with
+/// `--quick` on the fake driver, from another folder.
 #[test]
 fn the_suite_completes_on_the_fake_driver() {
     let out = tempfile::tempdir().unwrap();
@@ -78,8 +78,8 @@ fn the_suite_without_cuda_reports_the_failure() {
 /// `bench/gpu/run` with the program that cargo built.
 fn suite(out: &Path, arguments: &[&str]) -> Command {
     let root: PathBuf = [env!("CARGO_MANIFEST_DIR"), ".."].iter().collect();
-    let here = std::env::current_exe().unwrap();
-    let program = here.ancestors().nth(2).unwrap().join("tensor-relay-bench");
+    let executable = std::env::current_exe().unwrap();
+    let program = executable.ancestors().nth(2).unwrap().join("tensor-relay-bench");
     assert!(program.is_file(), "there is no {}: run tests/run, or cargo build first", program.display());
     let mut command = Command::new(root.join("bench/gpu/run"));
     command.arg("--out").arg(out).args(arguments);
@@ -87,7 +87,7 @@ fn suite(out: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// The two documents of the one run in `out`, whose file names end with `name` after the date.
+/// The JSON and Markdown documents of the only run in `out`, whose file names end with `name` after the date.
 fn documents(out: &Path, name: &str) -> (Value, String) {
     let mut paths: Vec<PathBuf> =
         std::fs::read_dir(out).unwrap().map(|entry| entry.unwrap().path()).collect();

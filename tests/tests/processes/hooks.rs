@@ -1,4 +1,4 @@
-//! The command of `subscribe --exec`: how its failure is reported, and that it ends with the subscriber.
+//! The command of `subscribe --exec`: its failures are reported, and it ends with the subscriber.
 
 use crate::files;
 use std::{fs, thread, time::Duration};
@@ -24,11 +24,11 @@ fn the_exit_code_reports_a_failed_command() {
     once("true").expect_code(0);
     let mut follower = home.start(&["subscribe", server.ticket("w"), "--exec=exit 3"]);
     follower.wait_for_stderr("warning: the command of --exec ended with exit status: 3");
-    assert!(follower.is_running(), "it waits for the next version");
+    assert!(follower.is_running(), "the subscriber waits for the next version");
     follower.signal_and_wait(Signal::TERM).expect_code(143);
 }
 
-/// Whether a process still runs. A zombie that was not waited for yet does not count.
+/// Whether a process still runs. A zombie does not count.
 fn is_alive(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ")
@@ -36,7 +36,8 @@ fn is_alive(pid: &str) -> bool {
         .is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }
 
-/// A subscriber whose command runs, and the processes of that command: the shell and its child.
+/// Starts a subscriber, and waits until its command runs; returns it with the processes of the command: the shell and
+/// its child. The shell runs `trap` first.
 fn start_with_running_command(home: &Home, server: &Serving, trap: &str) -> (Process, Vec<String>) {
     let _ = fs::remove_file(home.path("pids"));
     let command =
@@ -49,8 +50,8 @@ fn start_with_running_command(home: &Home, server: &Serving, trap: &str) -> (Pro
     (subscriber, pids)
 }
 
-/// Goal: a subscriber that is terminated leaves no process of its running command. Method: each signal, while a command
-/// and its child sleep; then a command that ignores SIGTERM, as its child does.
+/// Goal: a subscriber that is terminated leaves no process of its running command. Method: each signal, while the
+/// command and its child sleep; then a command that, with its child, ignores SIGTERM.
 #[test]
 fn a_terminated_subscriber_ends_its_command() {
     let home = Home::new();
@@ -65,8 +66,8 @@ fn a_terminated_subscriber_ends_its_command() {
     wait_until("SIGKILL ends the command", || !pids.iter().any(|pid| is_alive(pid)));
 }
 
-/// Goal: the same when the subscriber fails. Method: two topics; the command of one runs when the subscriber fails to
-/// print the other, because its stdout is closed.
+/// Goal: a subscriber that fails leaves no process of its running command. Method: two topics; while the command of one
+/// runs, the subscriber fails to print a version of the other, because its stdout is closed.
 #[test]
 fn a_failed_subscriber_ends_its_command() {
     let home = Home::new();
@@ -77,7 +78,7 @@ fn a_failed_subscriber_ends_its_command() {
     let command = "test $TENSOR_RELAY_TOPIC = a || exit 0; \
                    sleep 1000 & echo $$ $! > pids.part; mv pids.part pids; wait";
     let script = r#""$@" | { read -r line; read -r line; while [ ! -e go ]; do sleep 0.05; done; }; true"#;
-    let mut shell = home.at_home(std::process::Command::new("sh"));
+    let mut shell = home.isolated(std::process::Command::new("sh"));
     shell.args(["-c", script, "sh"]).arg(home.program().get_program());
     shell.args(["subscribe", server.ticket_for_all(), "--topic=*", "--exec", command]);
     let shell = Process::start(shell);

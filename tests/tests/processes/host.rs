@@ -12,26 +12,21 @@ use std::{
 };
 use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal};
 
-/// A folder with the model `w` in it.
-fn home() -> Home {
-    let home = Home::new();
-    files::write_noise(&home.path("w"), 1000, 1);
-    home
-}
-
-/// Starts the program with `args` from a shell that runs `first`.
-fn start_after(home: &Home, first: &str, args: &[&str]) -> Process {
-    let mut shell = home.at_home(Command::new("sh"));
-    shell.args(["-c", &format!("{first}; exec \"$@\""), "sh"]);
+/// Starts the program with `args` from a shell that first runs the command `setup`, such as a limit. If `setup` fails,
+/// the program is not started.
+pub(crate) fn start_after(home: &Home, setup: &str, args: &[&str]) -> Process {
+    let mut shell = home.isolated(Command::new("sh"));
+    shell.args(["-c", &format!("{setup} && exec \"$@\""), "sh"]);
     shell.arg(home.program().get_program()).args(args);
     Process::start(shell)
 }
 
-/// Goal: too few descriptors are an error with the numbers, at any limit; a soft limit is raised. Method: every hard
-/// limit from the lowest at which a program starts up to one that suffices; then a soft limit.
+/// Goal: too few descriptors are an error that says how to raise the limit, whatever the limit is; the program raises a
+/// soft limit itself. Method: every hard limit from the lowest at which the program starts up to one that suffices;
+/// then a soft limit.
 #[test]
 fn too_few_descriptors_are_an_error() {
-    let home = home();
+    let home = files::home_with_model();
     let args = ["serve", "--json", ANY_PORT, "--topic=w=w", "--publish-socket=s"];
     let mut limit = 5;
     let serving = loop {
@@ -41,7 +36,7 @@ fn too_few_descriptors_are_an_error() {
         }
         server.wait().expect_error(1, &["files and sockets", "ulimit -n"]);
         limit += 1;
-        assert!(limit < 100, "fewer descriptors suffice");
+        assert!(limit < 100, "a server needs fewer descriptors");
     };
     drop(serving);
     for args in [&["list", "relay://x"][..], &["keys", "show"], &["subscribe", "relay://x"]] {
@@ -76,7 +71,7 @@ fn key(home: &Home) -> (PathBuf, PathBuf) {
 /// modes.
 #[test]
 fn private_files_ignore_the_umask() {
-    let home = home();
+    let home = files::home_with_model();
     let args = ["serve", "--json", ANY_PORT, "--topic=w=w", "--watch", "--ticket-file=t"];
     let server = Serving::wait_for_report(start_after(&home, "umask 000", &args));
     let (folder, key) = key(&home);
@@ -86,19 +81,19 @@ fn private_files_ignore_the_umask() {
     assert!(!ended.err.contains("mode"), "{ended:?}");
 }
 
-/// Goal: a key that others can read is used with a warning and advice, because secrets are often mounted so; one that
-/// others can write to is refused. Method: the modes of a key and of its folder; another owner, if the test runs as
-/// root.
+/// Goal: a key that others can read is used with a warning, because secrets are often mounted with such a mode; a key
+/// that others can write to is refused. Method: several modes of the key and of its folder; another owner, if the test
+/// runs as root; a FIFO in place of the key.
 #[test]
 fn unsafe_keys_are_refused() {
-    let home = home();
+    let home = files::home_with_model();
     home.run(&["keys", "create"]).expect_code(0);
     let (folder, key) = key(&home);
     let serve = || home.start(&["serve", "--json", ANY_PORT, "--topic=w=w"]);
-    for usable in [0o644, 0o440, 0o660] {
-        set_mode(&key, usable);
+    for readable in [0o644, 0o440, 0o660] {
+        set_mode(&key, readable);
         let mut server = serve();
-        server.wait_for_stderr(&format!("identity.key has mode {usable:04o}"));
+        server.wait_for_stderr(&format!("identity.key has mode {readable:04o}"));
         server.wait_for_stdout("serving");
     }
     set_mode(&key, 0o602);
@@ -155,7 +150,7 @@ impl Cgroup {
         Err(reason)
     }
 
-    /// The shell command to enter it.
+    /// The shell command that moves the shell into the cgroup.
     fn enter(&self) -> String {
         format!("echo $$ > {}/cgroup.procs", self.0.display())
     }
@@ -163,7 +158,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // It can be removed once its last process was reaped.
+        // A cgroup can be removed once its last process was reaped.
         let removed = (0..500).any(|_| {
             std::thread::sleep(std::time::Duration::from_millis(10));
             fs::remove_dir(&self.0).is_ok()
@@ -173,15 +168,15 @@ impl Drop for Cgroup {
 }
 
 /// Goal: a server accepts as many clients as its container has memory for, refuses others with the reason, and is not
-/// killed; accepted clients get the next version. Method: 128 MiB, of which a client may need 1.8 and the server itself
-/// seventy; more clients than fit, which stay.
+/// killed; accepted clients get the next version. Method: a server in a cgroup of 128 MiB, and subscribers until one
+/// more client is refused.
 #[test]
 fn a_full_container_refuses_clients() {
     let cgroup = match Cgroup::new(128 << 20) {
         Ok(cgroup) => cgroup,
         Err(reason) => return println!("skipped: the test cannot create a cgroup here: {reason}"),
     };
-    let home = home();
+    let home = files::home_with_model();
     let serve = ["serve", ANY_PORT, ON_HOST, "--topic=w=w", "--watch", "--json"];
     let mut server = Serving::wait_for_report(start_after(&home, &cgroup.enter(), &serve));
     let ticket = server.ticket("w").to_owned();
@@ -200,7 +195,7 @@ fn a_full_container_refuses_clients() {
     };
     refused.expect_error(3, &["as many sessions as it may"]);
     server.process.wait_for_stderr("there is no memory for another session");
-    assert!(clients.len() > 2, "there is room for more than {}", clients.len());
+    assert!(clients.len() > 2, "only {} clients were accepted", clients.len());
     files::write_zeros(&home.path("new"), 2_048);
     fs::rename(home.path("new"), home.path("w")).unwrap();
     for client in &mut clients {
@@ -215,15 +210,15 @@ fn a_full_container_refuses_clients() {
 }
 
 /// Goal: a model that exceeds the container's memory is refused with the numbers, by server and subscriber, and neither
-/// is killed. Method: 192 MiB where 128 may be used: served, and received from a server with enough memory; then one
-/// that fits.
+/// is killed. Method: in a cgroup of 128 MiB, serve a model of 192 MiB, and receive it from a server with enough
+/// memory; then receive a model that fits.
 #[test]
 fn too_large_models_are_refused() {
     let cgroup = match Cgroup::new(128 << 20) {
         Ok(cgroup) => cgroup,
         Err(reason) => return println!("skipped: the test cannot create a cgroup here: {reason}"),
     };
-    let home = home();
+    let home = files::home_with_model();
     files::write_zeros(&home.path("m"), 192 << 20);
     let server = home.serve(&["--topic=m=m", "--topic=w=w"]);
     let causes = ["within the container's (cgroup) memory limit of 134217728 bytes"];

@@ -19,8 +19,8 @@ pub(crate) struct Response {
 }
 
 impl Response {
-    /// Requests `path` from the server at `address`, with additional `headers`. A `Host` among them replaces the right
-    /// one.
+    /// Requests `path` from the server at `address`, with additional `headers`. A `Host` header among them replaces the
+    /// correct one.
     #[track_caller]
     pub(crate) fn get(address: &str, path: &str, headers: &[&str]) -> Self {
         let mut stream = TcpStream::connect(address).unwrap();

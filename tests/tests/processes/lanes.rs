@@ -1,4 +1,4 @@
-//! Sessions of several lanes with real sockets, and a thread for each further lane at both ends.
+//! Sessions of several lanes with real sockets, in which both ends run a thread for each further lane.
 
 use crate::files;
 use tensor_relay_tests::processes::{Home, Signal};
@@ -6,8 +6,8 @@ use tensor_relay_tests::processes::{Home, Signal};
 /// Large enough that every lane gets some of its chunks.
 const MODEL_BYTES: usize = 64 << 20;
 
-/// Goal: with `--lanes 2` a version arrives intact over two connections, and both are reported. Method: follow a
-/// watched file; when the second lane has joined, replace the file.
+/// Goal: with `--lanes 2` a version arrives intact over two connections, and the subscriber reports both. Method:
+/// follow a watched file; when the second lane has joined, replace the file.
 #[test]
 fn two_lanes_share_a_transfer() {
     let home = Home::new();

@@ -3,7 +3,7 @@
 //! The binary is what `TENSOR_RELAY_BIN` names, or the output of `cargo build`; `tests/run` builds it first. Each test
 //! has its own folder, servers use ports that the system chooses, and every wait has a deadline.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod access;
 mod admin;

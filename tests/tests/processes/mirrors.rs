@@ -18,13 +18,14 @@ fn receive(home: &Home, server: &Serving, topic: &str, out: &str) -> Value {
     home.run(&args).expect_code(0).json()
 }
 
-/// A path's content as an epoch, which is derived from form, names, dtypes, shapes and every byte.
+/// The epoch of a file or folder, which depends on its format, and on names, dtypes, shapes and every byte of its
+/// tensors.
 fn content_epoch(home: &Home, path: &str) -> Value {
     home.serve(&[&format!("--topic=m={path}")]).topic("m")["epoch"].clone()
 }
 
-/// Goal: a model as from Hugging Face arrives as the same folder, and the server reports what it does not serve.
-/// Method: two shards with their index and other files; staged and borrowed; the mirror is served in turn.
+/// Goal: a model folder from Hugging Face arrives as the same folder, and the server reports the files that it does not
+/// serve. Method: two shards with their index and other files, staged and borrowed; then serve the received folder.
 #[test]
 fn a_folder_is_mirrored_unchanged() {
     let home = Home::new();
@@ -47,9 +48,9 @@ fn a_folder_is_mirrored_unchanged() {
     }
 }
 
-/// Goal: a served folder exposes its model, but not other files or targets of outward links, and the server reports
-/// what it serves; options allow more. Method: a folder with a key, a list and outward links; then a snapshot of links
-/// in Hugging Face's cache; and a folder whose weights are an outward link.
+/// Goal: a server serves the model files of a folder, but neither other files nor targets of links that lead out of it,
+/// and reports both; options allow more. Method: a folder with a key, a list of passwords and an outward link; a
+/// snapshot of links in Hugging Face's cache; and a folder whose weights are an outward link.
 #[test]
 fn only_model_files_are_served() {
     let home = Home::new();
@@ -68,18 +69,21 @@ fn only_model_files_are_served() {
         receive(&home, &server, "m", out);
         let mut names = home.files_in(&format!("{out}/m"));
         names.retain(|name| !name.starts_with('.'));
-        let named: Vec<&str> = server.topic("m")["files"]
+        let reported: Vec<&str> = server.topic("m")["files"]
             .as_array()
             .unwrap()
             .iter()
             .map(|name| name.as_str().unwrap())
             .collect();
-        assert!(names.iter().all(|name| named.contains(&&**name)) && names.len() == named.len(), "{named:?}");
+        assert!(
+            names.iter().all(|name| reported.contains(&&**name)) && names.len() == reported.len(),
+            "{reported:?}"
+        );
         (names, lines)
     };
-    let (names, [serves, leaves]) = received(&[], "out");
+    let (names, [served, not_served]) = received(&[], "out");
     assert_eq!(names, [&["README.md", "alias.json"], &files::SHARDED_FILES[1..]].concat());
-    assert!(serves.contains("2 weight files") && serves.contains("alias.json"), "{serves}");
+    assert!(served.contains("2 weight files") && served.contains("alias.json"), "{served}");
     for part in [
         "id_rsa (not a known model file)",
         "passwords.txt (",
@@ -87,7 +91,7 @@ fn only_model_files_are_served() {
         "--all-files",
         "--follow-links",
     ] {
-        assert!(leaves.contains(part), "{leaves}");
+        assert!(not_served.contains(part), "{not_served}");
     }
     let has = |names: &[String], name: &str| names.iter().any(|found| found == name);
     let (names, _) = received(&["--all-files"], "all");
@@ -117,7 +121,7 @@ fn only_model_files_are_served() {
 }
 
 /// Goal: arrays and archives are written in their original format. The error for a file that cannot be borrowed says
-/// what to do. Method: `.npy`, `.npz` and a compressed `.npz`; staged and borrowed; the mirror is served in turn.
+/// what to do. Method: `.npy`, `.npz` and a compressed `.npz`, staged and borrowed; then serve the received files.
 #[test]
 fn arrays_are_mirrored_in_their_format() {
     let home = Home::new();
@@ -139,8 +143,8 @@ fn arrays_are_mirrored_in_their_format() {
         .expect_error(1, &["c.npz is compressed", "stage it, or save it with numpy.savez"]);
 }
 
-/// Goal: the server refuses a file that receivers would not write, and names it. Method: an archive with an entry that
-/// leads out of the folder into which it is unpacked.
+/// Goal: the server refuses an archive that receivers would refuse to write, and names the entry. Method: an entry
+/// whose path leads out of the folder into which the archive is unpacked.
 #[test]
 fn an_archive_with_an_outward_path_is_refused() {
     let home = Home::new();
@@ -151,33 +155,33 @@ fn an_archive_with_an_outward_path_is_refused() {
 
 /// Goal: subscribers that are killed while they write do not fill the disk: each removes its predecessor's temporary
 /// file, and the last leaves only the received file. Method: kill -9 as soon as there is a temporary file, until three
-/// remained.
+/// subscribers have left one.
 #[test]
 fn killed_subscribers_leave_at_most_one_temporary_file() {
     let home = Home::new();
     files::write_zeros(&home.path("m"), 128 << 20);
     let server = home.serve(&["--topic=m=m"]);
-    let parts = || home.files_in("out").into_iter().filter(|name| name.ends_with(".part")).count();
-    let mut left = 0;
+    let part_files = || home.files_in("out").into_iter().filter(|name| name.ends_with(".part")).count();
+    let mut interrupted = 0;
     for _ in 0..30 {
         let before = home.files_in("out");
         let mut writer = home.start(&["subscribe", server.ticket("m"), "--once", "--out=out"]);
         let is_new = |name: &String| name.ends_with(".part") && !before.contains(name);
         while writer.is_running() && !home.files_in("out").iter().any(is_new) {}
         writer.signal_and_wait(Signal::KILL);
-        assert!(parts() <= 1, "{:?}", home.files_in("out"));
-        left += parts();
-        if left == 3 {
+        assert!(part_files() <= 1, "{:?}", home.files_in("out"));
+        interrupted += part_files();
+        if interrupted == 3 {
             break;
         }
     }
-    assert_eq!(left, 3, "three subscribers were killed while writing");
+    assert_eq!(interrupted, 3, "three subscribers were killed while writing");
     home.run(&["subscribe", server.ticket("m"), "--once", "--out=out"])
         .expect_code(0);
     assert_eq!(home.files_in("out"), ["m.safetensors"]);
 }
 
-/// Goal: with `--keep N` the newest versions are kept, `latest` links to the last, and other files are left alone.
+/// Goal: with `--keep N` the newest N versions are kept, `latest` links to the newest, and other files are not removed.
 /// Method: three versions of a file and of a folder, of which two are kept.
 #[test]
 fn the_newest_versions_are_kept() {
@@ -204,7 +208,7 @@ fn the_newest_versions_are_kept() {
     }
     let epoch = |topic: &str| server.topic(topic)["epoch"].as_str().unwrap().to_owned();
     let name = |topic, version: u64| format!("{version:020}-{}", epoch(topic));
-    // A line is printed before old versions are removed; the next line comes after.
+    // The subscriber prints a version's line before it removes old versions, but the next version's line afterwards.
     let of_file = [2, 3].map(|version| format!("{}.safetensors", name("w", version)));
     let expected = [&of_file[..], &["latest.safetensors".into(), "notes.txt".into()]].concat();
     assert_eq!(home.files_in("out/w"), expected);
@@ -221,15 +225,16 @@ fn the_newest_versions_are_kept() {
     }
 }
 
-/// Goal: a command runs after each version, gets the version and path, and the next version waits for it. A failure is
-/// reported and stops nothing. Method: a command that logs its environment, and fails for all versions but the third.
+/// Goal: the command of `--exec` runs after each version, and gets the version and its path; the next version waits for
+/// the command. The failure of a command is reported, and the subscriber continues. Method: a command that logs its
+/// environment, and fails for all versions but the third.
 #[test]
 fn a_command_runs_after_each_version() {
     let home = Home::new();
     files::write_noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=a/w=w", "--watch", "--watch-interval=0.05"]);
     let command = "echo $TENSOR_RELAY_TOPIC $TENSOR_RELAY_VERSION $TENSOR_RELAY_EPOCH $TENSOR_RELAY_PATH >> log; \
-                   exit $((3 - TENSOR_RELAY_VERSION * 3 + TENSOR_RELAY_VERSION * 2))";
+                   exit $((3 - TENSOR_RELAY_VERSION))";
     let args = ["subscribe", server.ticket("a/w"), "--out=out", "--exec", command];
     let mut follower = home.start(&args);
     follower.wait_for_stderr("warning: the command of --exec ended with exit status: 2 for a/w");
@@ -246,14 +251,14 @@ fn a_command_runs_after_each_version() {
     let log = fs::read_to_string(home.path("log")).unwrap();
     assert!(log.starts_with(&expected), "{log}");
 
-    let nowhere =
+    let without_out =
         ["subscribe", server.ticket("a/w"), "--once", "--exec", "echo [$TENSOR_RELAY_PATH]; exit 7"];
-    let ended = home.run(&nowhere).expect_error(8, &["exit status: 7"]);
+    let ended = home.run(&without_out).expect_error(8, &["exit status: 7"]);
     assert!(ended.out.ends_with("[]\n"), "{ended:?}");
 }
 
-/// Goal: a subscriber with a selection receives those tensors and little else, and its files do not mention others.
-/// Method: some tensors of a file, by name and by glob; a shard of a folder; and a selection that matches nothing.
+/// Goal: a subscriber with a selection receives the selected tensors and few other bytes, and its files contain only
+/// these tensors. Method: select tensors of a file by name and by glob, tensors of a folder, and nothing.
 #[test]
 fn only_selected_tensors_are_received() {
     let home = Home::new();
@@ -266,7 +271,10 @@ fn only_selected_tensors_are_received() {
     };
     let event = select("w", "scalar,layers.0.F3?").expect_code(0).json();
     assert_eq!(event["tensors"], 2);
-    assert!(event["wire_bytes"].as_u64().unwrap() < 4 << 10, "`large` was not selected: {event}");
+    assert!(
+        event["wire_bytes"].as_u64().unwrap() < 4 << 10,
+        "`large` was received although it was not selected: {event}"
+    );
     let kept = fs::read(home.path("out/w.safetensors")).unwrap();
     let saved = safetensors::SafeTensors::deserialize(&kept).unwrap();
     let mut names = saved.names();
@@ -289,8 +297,9 @@ fn only_selected_tensors_are_received() {
     assert_eq!(fs::read(home.path("out/w.safetensors")).unwrap(), kept, "the file is not replaced");
 }
 
-/// Goal: on a disk that fills up during a series, complete versions are kept, and the one that did not fit is sent
-/// again. Method: two small versions and a large one on a disk of 1 MiB, in mode `every`; then again on a larger disk.
+/// Goal: on a disk that fills up during a series, complete versions are kept, and the version that did not fit is sent
+/// again to the next subscriber. Method: receive two small versions and a large one onto a disk of 1 MiB, in mode
+/// `every`; then subscribe again with a larger disk.
 #[test]
 fn a_full_disk_keeps_complete_versions() {
     let home = Home::new();
@@ -321,7 +330,7 @@ fn a_full_disk_keeps_complete_versions() {
     let mut again = home.start(&[&args[..], &["--out=roomy"]].concat());
     assert!(
         again.wait_for_stdout("version").contains(r#""version":3"#),
-        "continues with the version that did not fit"
+        "it continues with the version that did not fit"
     );
     again.signal_and_wait(Signal::TERM).expect_code(143);
 }

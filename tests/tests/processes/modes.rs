@@ -1,12 +1,12 @@
-//! Topics and versions of a subscription: globs, every version in order, retained places, and gaps.
+//! The topics and versions that a subscription receives: globs, modes, starting versions, gaps, and places of readers.
 
 use crate::files;
 use serde_json::{Value, json};
 use std::{fs, thread, time::Duration};
 use tensor_relay_tests::processes::{Ended, Home, ON_HOST, Process, Serving, Signal};
 
-/// Goal: one subscriber follows all topics that match; what does not match is not received.
-/// Method: a glob with and without `--once`; and one that nothing matches.
+/// Goal: a subscriber receives all topics that match its glob, and no others. Method: a glob with and without `--once`,
+/// and one that matches nothing.
 #[test]
 fn a_glob_selects_topics() {
     let home = Home::new();
@@ -88,7 +88,8 @@ impl Series {
         files::replace(&self.home.path("w"), |path| files::write_noise(path, 1000, seed));
     }
 
-    fn every(&self, args: &[&str]) -> Process {
+    /// Starts a reader in mode `every`.
+    fn start_reader(&self, args: &[&str]) -> Process {
         let all = ["subscribe", self.server.ticket("w"), "--mode=every", "--json"];
         self.home.start(&[&all[..], args].concat())
     }
@@ -110,48 +111,49 @@ impl Series {
     }
 }
 
-/// Waits until `follower` reports version `last`, and ends it; returns all versions that it reported.
+/// Waits until `follower` reports version `last`, and ends it; returns the versions that it reported.
 fn versions_until(mut follower: Process, last: u64) -> Vec<u64> {
     follower.wait_for_stdout(&format!(r#""version":{last}"#));
     versions(&follower.signal_and_wait(Signal::TERM).expect_code(143))
 }
 
+/// The versions that a subscriber reported.
 fn versions(ended: &Ended) -> Vec<u64> {
     let committed = ended.events().into_iter().filter(|event| event["event"] == "committed");
     committed.map(|event| event["version"].as_u64().unwrap()).collect()
 }
 
-/// Goal: in mode `every` each version arrives once and in order, from the chosen start; in mode `latest` the newest.
-/// Method: four retained versions with each form of `--from`; then a fifth.
+/// Goal: in mode `every`, each version arrives once and in order from the chosen start; in mode `latest`, the newest
+/// arrives. Method: each form of `--from` with four retained versions; then a fifth version.
 #[test]
 fn mode_every_starts_at_any_version() {
     let mut series = Series::new(&["--keep-versions=10"]);
     for version in 2..=4 {
         series.publish(version);
     }
-    let third = format!("--from={}:3", series.epoch());
+    let from_third = format!("--from={}:3", series.epoch());
     for (from, expected) in [
         ("--from=oldest", &[1, 2, 3, 4][..]),
         ("--window=1", &[1, 2, 3, 4]),
         ("--from=newest", &[4]),
         ("--from=2", &[2, 3, 4]),
-        (&third, &[3, 4]),
+        (&from_third, &[3, 4]),
     ] {
-        assert_eq!(versions_until(series.every(&[from]), 4), expected, "{from}");
+        assert_eq!(versions_until(series.start_reader(&[from]), 4), expected, "{from}");
     }
     let latest = ["subscribe", series.server.ticket("w"), "--once", "--json"];
     assert_eq!(series.home.run(&latest).expect_code(0).json()["version"], 4);
-    let next = [series.every(&["--from=next"]), series.every(&["--from=5"])];
+    let next = [series.start_reader(&["--from=next"]), series.start_reader(&["--from=5"])];
     while series.home.list(&series.server)[0]["subscribers"] != 2 {
         thread::sleep(Duration::from_millis(20));
     }
     series.publish(5);
     assert_eq!(next.map(|follower| versions_until(follower, 5)), [[5], [5]]);
-    for from in ["--from=1", "--from=5", "--from=oldest", &third] {
+    for from in ["--from=1", "--from=5", "--from=oldest", &from_third] {
         let refused = series.home.run(&["subscribe", series.server.ticket("w"), "--once", from]);
         refused.expect_error(2, &["--mode latest begins with --from newest or next", "--mode every"]);
     }
-    let wrong = series.every(&["--from=soon"]).wait();
+    let wrong = series.start_reader(&["--from=soon"]).wait();
     wrong.expect_error(2, &["--from", "newest, next, oldest, a version"]);
 }
 
@@ -164,15 +166,18 @@ fn a_gap_is_reported() {
         series.publish(version);
     }
     let from = format!("--from={}:1", series.epoch());
-    let failed = series.every(&[&from]).wait().expect_error(7, &["3 versions are missing of w"]);
+    let failed = series
+        .start_reader(&[&from])
+        .wait()
+        .expect_error(7, &["3 versions are missing of w"]);
     assert_eq!(failed.out, "");
-    let mut follower = series.every(&[&from, "--on-gap=continue"]);
+    let mut follower = series.start_reader(&[&from, "--on-gap=continue"]);
     let gap: Value = serde_json::from_str(&follower.wait_for_stdout("gap")).unwrap();
     let epoch = series.epoch().to_owned();
     let expected =
         json!({"event": "gap", "topic": "w", "after": 0, "found": 4, "epoch": epoch, "missing": 3});
     assert_eq!(gap, expected);
-    let mut strict = series.every(&["--from=newest"]);
+    let mut strict = series.start_reader(&["--from=newest"]);
     follower.wait_for_stdout(r#""version":5"#);
     strict.wait_for_stdout(r#""version":5"#);
     // Without its ledger a server cannot know what it published before.
@@ -185,18 +190,19 @@ fn a_gap_is_reported() {
     assert_eq!(versions(&follower.signal_and_wait(Signal::TERM).expect_code(143)), [4, 5, 1]);
 }
 
-/// Goal: a named reader that dies and returns in time misses nothing, although nothing is retained for others. Method:
-/// kill -9 after the first version; publish more than is retained; subscribe again under the same name.
+/// Goal: a named reader that is killed and returns in time misses no version, although the server retains too few
+/// versions for other readers. Method: kill -9 after the first version; publish more versions than are retained;
+/// subscribe again under the same name.
 #[test]
 fn a_named_reader_resumes_at_its_place() {
     let mut series = Series::new(&["--keep-versions=2", "--publish-timeout=50"]);
-    let mut reader = series.every(&["--reader=r"]);
+    let mut reader = series.start_reader(&["--reader=r"]);
     reader.wait_for_stdout(r#""version":1"#);
     reader.signal_and_wait(Signal::KILL);
     series.publish(2);
-    series.replace(3); // Version 3 would push version 1 or 2 out, which the reader has not acknowledged.
+    series.replace(3); // Version 3 would replace version 1 or 2, which the reader has not acknowledged.
     thread::sleep(Duration::from_millis(500));
-    let again = series.every(&["--reader=r", &format!("--from={}:2", series.epoch())]);
+    let again = series.start_reader(&["--reader=r", &format!("--from={}:2", series.epoch())]);
     assert_eq!(versions_until(again, 3), [2, 3]);
 }
 
@@ -205,26 +211,27 @@ fn a_named_reader_resumes_at_its_place() {
 #[test]
 fn a_slow_reader_is_evicted() {
     let mut series = Series::new(&["--keep-versions=1", "--publish-timeout=0.3"]);
-    let mut slow = series.every(&["--reader=slow", "--exec=sleep 3"]);
+    let mut slow = series.start_reader(&["--reader=slow", "--exec=sleep 3"]);
     slow.wait_for_stdout(r#""version":1"#);
     series.publish(2);
     slow.wait().expect_error(7, &["the server ended the subscription to w"]);
 }
 
-/// Goal: a second process under a reader's name takes its place, and the first ends with a code of its own, since a
-/// restart of it would take the place back.
+/// Goal: a second process with a reader's name takes over its place. The first process ends with a special exit code,
+/// because a supervisor that restarts it would take the place back.
 #[test]
 fn a_second_process_takes_the_readers_place() {
     let mut series = Series::new(&["--keep-versions=2"]);
-    let mut first = series.every(&["--reader=r"]);
+    let mut first = series.start_reader(&["--reader=r"]);
     first.wait_for_stdout(r#""version":1"#);
-    let second = series.every(&["--reader=r"]);
+    let second = series.start_reader(&["--reader=r"]);
     first.wait().expect_error(9, &["another subscription has the same reader name"]);
     series.publish(2);
     assert_eq!(versions_until(second, 2).last(), Some(&2));
 }
 
-/// Goal: a version that exceeds the memory limit is an error with both numbers. Method: 8 MiB into 4.
+/// Goal: a version that exceeds the memory limit is an error with both numbers. Method: a version of 8 MiB, and limits
+/// of 4 MiB at a subscriber and at a server.
 #[test]
 fn too_large_versions_are_refused() {
     let home = Home::new();

@@ -15,17 +15,20 @@ use tensor_relay_tests::processes::{Home, Host, Lan, Process, Serving, Signal, d
 const MODEL_BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// The cost of a lost connection: the chunks of a subscription's credit that were in flight, and as much again.
+/// The most bytes that are sent again after a lost connection: the chunks of a subscription's credit, and as many
+/// again.
 const LOST_PER_KILL_BYTES: u64 = 16 * CHUNK_BYTES;
 
 /// The rate of the slow link: [`MODEL_BYTES`] take about five seconds.
 const LINK_MBIT_PER_S: u32 = 100;
+
+/// The duration of a transfer over the link.
 const TRANSFER_TIME: Duration = Duration::from_millis(MODEL_BYTES * 8 / (LINK_MBIT_PER_S as u64 * 1_000));
 
 /// How long a subscriber may take to open a GPU, if it has one, before it connects.
 const GPU_OPEN_TIME: Duration = Duration::from_secs(2);
 
-/// A model that is served on one host, for the other.
+/// A model that is served on one host, for a client on the other.
 struct ServedModel {
     lan: Lan,
     home: Home,
@@ -66,7 +69,8 @@ impl ServedModel {
         self.server.take().unwrap().process.signal_and_wait(Signal::KILL);
     }
 
-    /// Waits until `subscriber` has the model; checks that it is complete, and that almost nothing was sent twice.
+    /// Waits until `subscriber` has the model; checks that the model is complete, and that at most
+    /// [`LOST_PER_KILL_BYTES`] were sent again for each of `losses` lost connections.
     fn finish(&self, subscriber: Process, losses: u64) -> Value {
         let event = subscriber.wait().expect_code(0).json();
         let payload = event["payload_bytes"].as_u64().unwrap();
@@ -92,28 +96,29 @@ fn a_slow_link_carries_each_byte_once() {
     );
 }
 
-/// Goal: an unplugged cable costs its time and a few chunks. Method: take the link down for fifteen seconds during a
-/// transfer: longer than the idle timeout.
+/// Goal: an outage longer than the idle timeout costs its time and a few chunks. Method: take the link down for 15 s
+/// during a transfer.
 #[test]
 fn a_transfer_resumes_after_an_outage() {
     let Some(served) = ServedModel::try_new() else { return };
     let subscriber = served.subscribe();
     thread::sleep(TRANSFER_TIME / 2);
-    served.lan.set_up(Host::Server, false);
+    served.lan.set_link_up(Host::Server, false);
     thread::sleep(Duration::from_secs(15));
-    served.lan.set_up(Host::Server, true);
+    served.lan.set_link_up(Host::Server, true);
     assert_eq!(served.finish(subscriber, 1)["resumed"], 1);
 }
 
-/// Goal: the connection survives a short interruption. Method: take the link down for three seconds.
+/// Goal: a connection survives an outage shorter than the idle timeout. Method: take the link down for 3 s during a
+/// transfer.
 #[test]
 fn a_connection_survives_a_short_outage() {
     let Some(served) = ServedModel::try_new() else { return };
     let subscriber = served.subscribe();
     thread::sleep(TRANSFER_TIME / 2);
-    served.lan.set_up(Host::Client, false);
+    served.lan.set_link_up(Host::Client, false);
     thread::sleep(Duration::from_secs(3));
-    served.lan.set_up(Host::Client, true);
+    served.lan.set_link_up(Host::Client, true);
     assert_eq!(served.finish(subscriber, 0)["resumed"], 0);
 }
 
@@ -146,15 +151,15 @@ fn a_transfer_survives_killed_processes() {
 }
 
 /// Goal: a client whose address changes keeps what it has received. Method: give its host another address and remove
-/// the first during a transfer. QUIC migrates the connection, or the client reconnects; either way almost nothing is
-/// sent twice.
+/// the first during a transfer. QUIC migrates the connection, or the client reconnects; either way few bytes are sent
+/// again.
 #[test]
 fn a_transfer_survives_a_changed_address() {
     let Some(served) = ServedModel::try_new() else { return };
     let subscriber = served.subscribe();
     thread::sleep(TRANSFER_TIME / 2);
-    served.lan.give_address(Host::Client, Lan::CLIENT_MOVED);
-    served.lan.take_address(Host::Client, Lan::CLIENT);
+    served.lan.add_address(Host::Client, Lan::CLIENT_MOVED);
+    served.lan.remove_address(Host::Client, Lan::CLIENT);
     let event = served.finish(subscriber, 1);
     println!("resumed: {}, {} s", event["resumed"], event["duration_s"]);
 }

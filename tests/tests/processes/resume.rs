@@ -13,17 +13,19 @@ use tensor_relay_tests::processes::{Home, Process, Serving, Signal, UdpProxy, wa
 const MODEL_BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// The cost of a lost connection: the chunks of a subscription's credit that were in flight, and as much again for
-/// those that were not yet verified.
+/// The most bytes that are sent again after a lost connection: the chunks of a subscription's credit, which were in
+/// flight, and as many again that were not yet verified.
 const LOST_PER_KILL_BYTES: u64 = 16 * CHUNK_BYTES;
 
-/// The overhead of headers of packets and messages.
+/// The maximum overhead of packet headers and messages.
 const OVERHEAD_PERCENT: u64 = 10;
 
-/// The time without a packet after which the peer is considered dead (`Tuning::idle_timeout_ms`), plus time to react.
+/// The time without a packet after which the peer is considered dead (`Tuning::idle_timeout_ms`, 10 s), plus time to
+/// react.
 const DEAD_WITHIN: Duration = Duration::from_secs(20);
 
-/// A subscriber that receives noise over a proxy, and its server, which restarts on the same port.
+/// A subscriber that receives incompressible bytes through a proxy, and its server, which can be restarted on the same
+/// port.
 struct Transfer {
     home: Home,
     proxy: UdpProxy,
@@ -55,7 +57,8 @@ impl Transfer {
         self.server = Some(self.home.serve_again(&self.report, &as_strs(&self.args)));
     }
 
-    /// Completes the transfer; checks the received file, and that almost nothing was sent twice.
+    /// Lets the transfer complete; checks the received file, and that at most [`LOST_PER_KILL_BYTES`] were sent again
+    /// for each kill.
     fn finish(self, kills: u64) {
         self.proxy.release();
         let ended = self.subscriber.wait().expect_code(0);
@@ -88,7 +91,8 @@ fn a_transfer_survives_killed_servers() {
     kill_at_random_moments("--hold=stage", 1, 2);
 }
 
-/// Goal: the same for borrowed files: their version has the same id after a restart. Method: the same, once.
+/// Goal: a transfer of a borrowed file resumes as well: its version has the same id after the restart. Method: one kill
+/// -9 at a random moment.
 #[test]
 fn a_transfer_of_a_borrowed_file_survives_a_killed_server() {
     kill_at_random_moments("--hold=borrow", 2, 1);
@@ -96,13 +100,13 @@ fn a_transfer_of_a_borrowed_file_survives_a_killed_server() {
 
 fn kill_at_random_moments(hold: &str, seed: u64, kills: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut moment = || rng.random_range(CHUNK_BYTES..MODEL_BYTES / 4);
-    let mut transfer = Transfer::start_held(&[hold], moment());
+    let mut bytes_until_kill = || rng.random_range(CHUNK_BYTES..MODEL_BYTES / 4);
+    let mut transfer = Transfer::start_held(&[hold], bytes_until_kill());
     for kill in 1..=kills {
         transfer.take_server().signal_and_wait(Signal::KILL);
         transfer.serve_again();
         if kill < kills {
-            transfer.proxy.hold_after(moment());
+            transfer.proxy.hold_after(bytes_until_kill());
             transfer.proxy.wait_until_held();
         }
     }
@@ -193,11 +197,11 @@ fn rolling_restarts_lose_no_version() {
     let events = reader.signal_and_wait(Signal::TERM).expect_code(143).events();
     let versions: Vec<_> = events.iter().map(|event| event["version"].as_u64()).collect();
     let published: Vec<_> = (1..=1 + ROUNDS * BURST).map(Some).collect();
-    assert_eq!(versions, published, "each once, in order, without a gap");
+    assert_eq!(versions, published, "each version arrives once, in order");
 }
 
-/// Goal: a subscriber waits for a lost server for the time of `--reconnect`, then fails. Method: end the server, and
-/// wait for two seconds.
+/// Goal: a subscriber waits for a lost server for the time of `--reconnect`, then fails. Method: end the server of a
+/// subscriber with `--reconnect=2`.
 #[test]
 fn a_lost_server_is_an_error_after_the_reconnect_timeout() {
     let home = Home::new();
@@ -218,7 +222,7 @@ fn a_lost_server_is_an_error_after_the_reconnect_timeout() {
 fn the_server_releases_killed_subscribers() {
     let mut transfer = Transfer::start_held(&["--hold=borrow"], MODEL_BYTES / 2);
     let server = transfer.server.take().unwrap();
-    let ticket = transfer.home.ticket_for_all(&server).replace('?', "/m?");
+    let ticket = transfer.home.create_ticket_for_all(&server).replace('?', "/m?");
     let subscribers = || transfer.home.list(&server)[0]["subscribers"].as_u64().unwrap();
     assert_eq!(subscribers(), 1);
     let mut rng = StdRng::seed_from_u64(3);
@@ -233,7 +237,7 @@ fn the_server_releases_killed_subscribers() {
         assert!(Instant::now() < deadline, "{} dead subscribers were not released", subscribers());
         thread::sleep(Duration::from_millis(200));
     }
-    // The server holds no copy of the model, and releases the buffers in flight to seven subscribers as it continues.
+    // The server holds no copy of the model. Further requests let it release the buffers of the seven subscribers.
     let deadline = Instant::now() + DEAD_WITHIN;
     while server.process.resident_bytes() >= MODEL_BYTES {
         assert!(Instant::now() < deadline, "{} bytes", server.process.resident_bytes());

@@ -7,7 +7,7 @@ use tensor_relay_tests::processes::{Home, Process, Serving, Signal, UdpProxy};
 /// Larger than all buffers on the path.
 const MODEL_BYTES: u64 = 256 << 20;
 
-/// How many bytes pass before the proxy holds.
+/// The number of bytes that pass before the proxy holds.
 const HELD_AFTER_BYTES: u64 = 24 << 20;
 
 /// The time without a packet after which the peer is considered dead (`Tuning::idle_timeout_ms`).
@@ -22,8 +22,8 @@ struct HeldTransfer {
 }
 
 impl HeldTransfer {
-    /// Serves with `args` to `subscribe --once --out=out`, which does not wait for a lost server, through a proxy that
-    /// holds midway.
+    /// Starts a server with `args`, and `subscribe --once --out=out`, which does not wait for a lost server, behind a
+    /// proxy that holds in the middle of the transfer.
     fn new(args: &[&str]) -> Self {
         let (home, mut proxy) = (Home::new().over_quic(), UdpProxy::new());
         files::write_zeros(&home.path("m"), MODEL_BYTES);
@@ -36,8 +36,8 @@ impl HeldTransfer {
     }
 }
 
-/// Goal: a killed server leaves neither a waiting subscriber nor a partial file. Method: kill -9 during a transfer. No
-/// close is sent, so it takes the idle timeout to notice.
+/// Goal: a subscriber detects the kill of its server during a transfer, and leaves no partial file. Method: kill -9
+/// during a transfer. The server sends no close, so the detection takes the idle timeout.
 #[test]
 fn a_server_killed_during_a_transfer_leaves_no_partial_file() {
     let HeldTransfer { home, proxy, server, subscriber } = HeldTransfer::new(&[]);
@@ -51,8 +51,8 @@ fn a_server_killed_during_a_transfer_leaves_no_partial_file() {
     assert_eq!((home.files_in("out"), &*ended.out), (vec![], ""), "no partial file");
 }
 
-/// Goal: the same for a subscriber that waits for the next version. Method: kill -9 after the first version. Over TCP
-/// the system reports it immediately.
+/// Goal: a subscriber that waits for the next version detects the kill of its server, too. Method: kill -9 after the
+/// first version, over each transport. Over TCP, the system reports the lost connection immediately.
 #[test]
 fn the_kill_of_an_idle_server_is_noticed() {
     for (transport, cause) in [("quic", "has not answered for the idle timeout"), ("tcp", "killed")] {
@@ -71,8 +71,8 @@ fn the_kill_of_an_idle_server_is_noticed() {
     }
 }
 
-/// Goal: SIGTERM and SIGINT end a server gracefully, immediately if it is idle; its subscribers get the reason. Method:
-/// a subscriber that follows, and each of the signals.
+/// Goal: SIGTERM and SIGINT end an idle server immediately and gracefully; its subscribers get the reason. Method: each
+/// of the signals, while a subscriber waits for the next version.
 #[test]
 fn a_signal_ends_an_idle_server_immediately() {
     let home = Home::new();
@@ -82,7 +82,10 @@ fn a_signal_ends_an_idle_server_immediately() {
         let mut follower = home.start(&["subscribe", server.ticket("w"), "--reconnect=0"]);
         follower.wait_for_stdout("w version 1");
         let ended = server.process.signal_and_wait(signal).expect_code(0);
-        assert!(ended.run_time < Duration::from_secs(20), "nothing was being sent: {ended:?}");
+        assert!(
+            ended.run_time < Duration::from_secs(20),
+            "it waited although no transfer was in progress: {ended:?}"
+        );
         follower
             .wait()
             .expect_error(3, &["the subscription to w ended", "the server is shutting down"]);
@@ -128,7 +131,7 @@ fn a_second_signal_ends_a_server_immediately() {
 }
 
 /// Goal: SIGINT and SIGTERM end a subscriber with the exit code that shells expect, at any time, without a partial
-/// file. Method: each signal while it follows and while it receives.
+/// file. Method: each signal while it waits for a version and while it receives one.
 #[test]
 fn a_signal_ends_a_subscriber_without_a_partial_file() {
     let home = Home::new();

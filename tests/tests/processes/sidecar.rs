@@ -30,9 +30,10 @@ use tensor_relay_protocol::{
 use tensor_relay_server::sidecar::{ConnectError, Producer};
 use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Serving, Signal, wait_until};
 
+/// The read timeout of raw producers.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// More than `/dev/shm` has in a container, since the server does not use it.
+/// Larger than `/dev/shm` of a container (64 MiB), which the server must not use.
 const MODEL_BYTES: usize = 65 << 20;
 
 /// A server without files, with a publish socket.
@@ -41,11 +42,7 @@ fn server(home: &Home, args: &[&str]) -> Serving {
     home.serve(&[&[&*socket, "--bases=0"], args].concat())
 }
 
-fn ticket(server: &Serving) -> &str {
-    server.report["ticket"].as_str().unwrap()
-}
-
-/// Publishes the file called `name` with `args`, to the end.
+/// Runs `publish` for the file `name` with `args`; returns its first event.
 fn publish(home: &Home, name: &str, args: &[&str]) -> serde_json::Value {
     let socket = home.argument("s");
     let all = [&["publish", &socket, "policy", name, "--json"], args].concat();
@@ -69,7 +66,7 @@ fn a_published_version_is_received_without_a_copy() {
     assert_eq!(server.report["topics"].as_array().unwrap().len(), 0);
     let mode = fs::metadata(home.path("s")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    let args = ["subscribe", ticket(&server), "--topic=policy", "--out=out", "--json", "--wait=60"];
+    let args = ["subscribe", server.ticket_for_all(), "--topic=policy", "--out=out", "--json", "--wait=60"];
     let mut subscriber = home.start(&args);
     let socket = home.argument("s");
     let args = ["publish", &socket, "policy", "one", "--wait-committed=1", "--wait-released", "--json"];
@@ -81,7 +78,7 @@ fn a_published_version_is_received_without_a_copy() {
         (Some(1), Some("memfd")),
         "{published}"
     );
-    assert_eq!(published["copied_bytes"], MODEL_BYTES, "once");
+    assert_eq!(published["copied_bytes"], MODEL_BYTES, "the tensors were copied once");
     assert!(published["reason"].as_str().unwrap().contains("host memory"), "{published}");
     first.wait_for_stdout(r#""event":"committed""#);
     assert_eq!(mappings(&server.process), 1);
@@ -93,7 +90,7 @@ fn a_published_version_is_received_without_a_copy() {
     assert_eq!((&second["version"], &second["epoch"]), (&2.into(), &published["epoch"]));
     let released = first.wait().expect_code(0);
     assert_eq!(released.events().last().unwrap()["event"], "released", "{released:?}");
-    wait_until("the first is unmapped", || mappings(&server.process) == 1);
+    wait_until("the first version is unmapped", || mappings(&server.process) == 1);
     subscriber.wait_for_stdout(r#""version":2"#); // The line is printed after the file is written.
     files::assert_same(&home.path("two"), &home.path("out/policy.safetensors"));
     server.process.wait_for_stdout(r#""event":"published","topic":"policy""#);
@@ -105,8 +102,9 @@ fn a_published_version_is_received_without_a_copy() {
     assert!(!home.path("s").exists(), "the server removes its socket");
 }
 
-/// Goal: waits that cannot succeed, and publishing without a server, end at their timeout with a reason. Method: a
-/// version without subscribers or successor; no socket, and one left by a killed server.
+/// Goal: waits that cannot succeed, and publishing without a server, end at their timeout with a reason. Method:
+/// publish a version without subscribers and without a successor; publish without a socket, and to one left by a killed
+/// server.
 #[test]
 fn waits_end_at_their_timeout() {
     let home = Home::new();
@@ -115,10 +113,11 @@ fn waits_end_at_their_timeout() {
     let args = ["publish", &socket, "policy", "w", "--connect-timeout=0.2"];
     home.run(&args).expect_error(3, &["there is no socket", "--publish-socket"]);
     let server = server(&home, &[]);
-    let waits = [&args[..], &["--timeout=2", "--wait-committed=2"]].concat();
-    home.run(&waits).expect_error(3, &["0 of 2 subscribers", "policy version 1"]);
-    let waits = [&args[..], &["--timeout=2", "--wait-released"]].concat();
-    home.run(&waits).expect_error(3, &["policy version 2", "still in use"]);
+    let wait_committed = [&args[..], &["--timeout=2", "--wait-committed=2"]].concat();
+    home.run(&wait_committed)
+        .expect_error(3, &["0 of 2 subscribers", "policy version 1"]);
+    let wait_released = [&args[..], &["--timeout=2", "--wait-released"]].concat();
+    home.run(&wait_released).expect_error(3, &["policy version 2", "still in use"]);
     home.run(&["publish", &socket, "policy", "missing"])
         .expect_error(1, &["missing"]);
     server.process.signal_and_wait(Signal::KILL);
@@ -126,8 +125,8 @@ fn waits_end_at_their_timeout() {
     home.run(&args).expect_error(3, &["no server listens"]);
 }
 
-/// Goal: the socket of a killed server is replaced; one in use, or another kind of file, is left alone. Method: kill a
-/// server; start two on one path; point one at a file.
+/// Goal: a server replaces the socket of a killed server, but no socket in use and no other kind of file. Method: kill
+/// a server and start another; start a second one on the same path, and one on the path of a file.
 #[test]
 fn only_a_stale_socket_is_replaced() {
     let home = Home::new();
@@ -156,32 +155,32 @@ fn connect_as(uid: u32, path: &Path) -> Result<(), ConnectError> {
     thread::spawn(connect).join().unwrap()
 }
 
-/// Goal: other users cannot publish, by the file's mode and by their credentials, unless the operator allows them.
-/// Method: threads of other users; needs root.
+/// Goal: other users cannot publish unless the operator allows them: the mode of the socket and a check of the user id
+/// prevent it. Method: threads of other users; needs root.
 #[test]
 fn only_permitted_users_publish() {
     if !geteuid().is_root() {
         println!("skipped: only root can run as other users");
         return;
     }
-    let (home, trainer, other) = (Home::new(), 12_344, 12_345);
+    let (home, trainer_uid, other_uid) = (Home::new(), 12_344, 12_345);
     fs::set_permissions(home.path("."), fs::Permissions::from_mode(0o755)).unwrap();
     let path = home.path("s");
     let private = server(&home, &[]);
     assert!(connect_as(0, &path).is_ok());
-    let refused = connect_as(trainer, &path).unwrap_err();
+    let refused = connect_as(trainer_uid, &path).unwrap_err();
     assert!(matches!(refused, ConnectError::NotPermitted { uid: 12_344, .. }), "{refused}");
     private.process.signal_and_wait(Signal::TERM).expect_code(0);
     let mut shared = server(&home, &["--publish-uid=12344"]);
-    connect_as(trainer, &path).unwrap();
-    let refused = connect_as(other, &path).unwrap_err();
+    connect_as(trainer_uid, &path).unwrap();
+    let refused = connect_as(other_uid, &path).unwrap_err();
     let ConnectError::Refused { why, .. } = refused else { panic!("{refused}") };
     assert!(why.contains("user 12345 may not publish") && why.contains("--publish-uid 12345"), "{why}");
     shared.process.wait_for_stderr("user 12345 may not publish");
 }
 
-/// Goal: a user with the maximum of connections does not lock out other users. Method: the maximum of connections by
-/// one user, and one more; then publish as another. Needs root.
+/// Goal: a user with the maximum number of connections does not block other users. Method: the maximum number of
+/// connections by one user, and one more; then publish as another user. Needs root.
 #[test]
 fn connections_are_limited_per_user() {
     if !geteuid().is_root() {
@@ -209,7 +208,7 @@ fn connections_are_limited_per_user() {
     drop(connections);
 }
 
-/// A raw producer that can send arbitrary bytes.
+/// A producer's connection on which tests can send arbitrary bytes.
 struct RawProducer(UnixStream);
 
 impl RawProducer {
@@ -290,14 +289,14 @@ fn a_dead_producer_leaves_no_partial_version() {
     let before = home.list(&server);
     assert_eq!((before.as_array().unwrap().len(), &before[0]["version"]), (1, &1.into()), "{before}");
     assert_eq!(publish(&home, "w", &[])["version"], 2, "the next producer continues the numbers");
-    wait_until("one is mapped", || mappings(&server.process) == 1);
-    home.run(&["subscribe", ticket(&server), "--topic=policy", "--once", "--out=out"])
+    wait_until("one version is mapped", || mappings(&server.process) == 1);
+    home.run(&["subscribe", server.ticket_for_all(), "--topic=policy", "--once", "--out=out"])
         .expect_code(0);
     files::assert_same(&home.path("w"), &home.path("out/policy.safetensors"));
 }
 
-/// Goal: memory that could change, or is shorter than announced, is refused and never read. Method: a memfd without
-/// seals, and one that is too short.
+/// Goal: memory that the producer could change, or that is shorter than the manifest says, is refused and never read.
+/// Method: a memfd without seals, and one that is too short.
 #[test]
 fn unsealed_or_short_memory_is_refused() {
     let home = Home::new();
@@ -321,8 +320,8 @@ fn unsealed_or_short_memory_is_refused() {
     assert_eq!(mappings(&server.process), 0);
 }
 
-/// Goal: garbage on the socket ends its connection only, and leaks no descriptor. Method: random bytes, frames with a
-/// flipped bit, and truncated frames, over many connections; then a valid version.
+/// Goal: garbage on a connection ends only that connection, and leaks no descriptor. Method: random bytes, frames with
+/// a flipped bit, and truncated frames, over many connections; then a valid version.
 #[test]
 fn garbage_closes_only_its_connection() {
     let home = Home::new();
@@ -348,7 +347,7 @@ fn garbage_closes_only_its_connection() {
             1 => bytes[rng.random_range(0..40)] ^= 1 << rng.random_range(0..8),
             _ => bytes.truncate(rng.random_range(1..bytes.len())),
         }
-        let _ = raw.0.write_all(&bytes); // The server may have closed it by then.
+        let _ = raw.0.write_all(&bytes); // The server may have closed the connection by then.
     }
     let published = publish(&home, "w", &[]);
     assert_eq!(published["version"], 2);
@@ -356,28 +355,28 @@ fn garbage_closes_only_its_connection() {
     server.process.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
-/// Goal: publishing many versions leaks nothing. Method: three hundred by one producer; count the server's descriptors
-/// and mappings.
+/// Goal: publishing many versions leaks neither descriptors nor mappings. Method: 300 versions by one producer; count
+/// the server's descriptors and mappings.
 #[test]
 fn many_versions_leak_nothing() {
     let home = Home::new();
     let server = server(&home, &["--keep-versions=2"]);
     let mut raw = RawProducer::connect_with_hello(&home.path("s"));
     let mut number = 0;
-    let mut publish_some = |raw: &mut RawProducer, count| {
+    let mut publish_versions = |raw: &mut RawProducer, count| {
         for _ in 0..count {
             number += 1;
             raw.lend(8192, memfd(8192).seal().unwrap().as_fd());
             let mut answer = raw.publish(number);
             while let ServerMessage::Progress(_) = answer {
-                answer = raw.receive(); // About replaced versions.
+                answer = raw.receive(); // Progress of versions that were replaced.
             }
             assert!(matches!(answer, ServerMessage::Published { .. }), "{answer:?}");
         }
     };
-    publish_some(&mut raw, 10);
+    publish_versions(&mut raw, 10);
     let before = server.process.descriptors();
-    publish_some(&mut raw, 300);
+    publish_versions(&mut raw, 300);
     wait_until("only retained versions are mapped", || mappings(&server.process) == 2);
     assert!(server.process.descriptors() <= before);
     drop(raw);

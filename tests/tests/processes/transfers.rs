@@ -16,7 +16,7 @@ fn a_file_is_received_unchanged() {
     let first = home
         .run(&["subscribe", server.ticket("m"), "--once", "--out=first", "--json"])
         .expect_code(0);
-    assert_eq!(first.err.lines().count(), 1, "one warning: the ticket is an argument: {first:?}");
+    assert_eq!(first.err.lines().count(), 1, "only the warning that the ticket is an argument: {first:?}");
     check_committed(&first.json(), server.topic("m"));
     let late = home
         .run(&["subscribe", server.ticket("m"), "--once", "--out", &home.argument("late")])
@@ -94,8 +94,8 @@ fn list_shows_topics_and_subscribers() {
     assert_eq!((rows[2][0], rows[2].last(), rows.len()), ("policy/w", Some(&"0"), 3));
 }
 
-/// Goal: `serve --json` prints what a program needs, and `serve` only the path of the tickets; no ticket is printed
-/// unless the server is open. Method: serve one file both ways.
+/// Goal: `serve --json` reports everything that a program needs, and `serve` prints only the path of the ticket file;
+/// it prints tickets only with `--open`. Method: serve one file in each of these ways.
 #[test]
 fn serve_reports_topics_without_printing_tickets() {
     let home = Home::new();
@@ -131,10 +131,10 @@ fn serve_reports_topics_without_printing_tickets() {
     assert_eq!(
         line,
         home.argument("state/tensor-relay/tickets"),
-        "stdout may be a log, where no ticket belongs"
+        "no ticket is printed: stdout may be a log"
     );
     plain.wait_for_stderr("run there: tensor-relay subscribe TICKET_FILE --out DIR");
-    assert_eq!(plain.signal_and_wait(Signal::TERM).expect_code(0).out, format!("{line}\n"), "only this line");
+    assert_eq!(plain.signal_and_wait(Signal::TERM).expect_code(0).out, format!("{line}\n"), "other output");
     let mut open = home.start(&["serve", "--listen=127.0.0.1:0", "--topic=w=w", "--open"]);
     let line = open.wait_for_stdout("");
     assert!(line.starts_with("relay://127.0.0.1:") && line.ends_with(&format!("/w?key={key}")), "{line}");
@@ -142,7 +142,7 @@ fn serve_reports_topics_without_printing_tickets() {
     assert_eq!(
         open.signal_and_wait(Signal::TERM).expect_code(0).out,
         format!("{line}\n"),
-        "only its tickets"
+        "other output than the tickets"
     );
 }
 
@@ -190,11 +190,11 @@ fn a_ticket_is_read_from_every_source() {
     home.run(&["subscribe", server.ticket_for_all(), "--once", "--out=env", "--topic=policy/eu/b"])
         .expect_code(0);
     assert_eq!(home.files_in("out"), ["a.safetensors", "policy/eu/b.safetensors"]);
-    assert_eq!(home.files_in("env"), home.files_in("out"), "another topic than the ticket's was received");
+    assert_eq!(home.files_in("env"), home.files_in("out"), "a ticket for all topics serves any of them");
 }
 
-/// Goal: encoding changes the sent bytes, but not the received file; incompressible chunks are sent raw. Method: zeros
-/// and noise in one file, with zstd.
+/// Goal: encoding reduces the sent bytes, and does not change the received file. Method: with zstd, a file of zeros,
+/// and one of mostly incompressible tensors.
 #[test]
 fn an_encoded_file_is_received_unchanged() {
     let home = Home::new();

@@ -9,12 +9,14 @@ use tensor_relay_tests::processes::{Home, Host, Lan, Process, Serving};
 
 const MODEL_BYTES: usize = 32 << 20;
 
-/// The rate of the link, over which the model takes about five seconds.
+/// The rate of the link: [`MODEL_BYTES`] take about five seconds.
 const LINK_MBIT_PER_S: u32 = 50;
 
-/// The cost of a lost connection with chunks of 1 MiB: those of a subscription's credit, and as much again.
+/// The most bytes that are sent again after a lost connection: the chunks of a subscription's credit, and as many
+/// again.
 const LOST_BYTES: u64 = 16 << 20;
 
+/// A model that is served on one host, for a client on the other.
 struct ServedModel {
     lan: Lan,
     home: Home,
@@ -22,12 +24,12 @@ struct ServedModel {
 }
 
 impl ServedModel {
-    /// A model on a host that these protocols do not reach; `None` if this system does not permit it.
+    /// Starts a server whose host drops packets of the `dropped` protocols; `None` if this system does not permit it.
     fn try_new(dropped: &[&str]) -> Option<Self> {
         Self::try_new_with(dropped, MODEL_BYTES)
     }
 
-    /// The same with a model of `bytes`.
+    /// As [`try_new`](Self::try_new), with a model of `bytes`.
     fn try_new_with(dropped: &[&str], bytes: usize) -> Option<Self> {
         let lan = Lan::new().and_then(|lan| lan.limit_rate(LINK_MBIT_PER_S).map(|()| lan));
         let lan = lan.and_then(|lan| lan.drop_protocols(dropped).map(|()| lan));
@@ -46,12 +48,13 @@ impl ServedModel {
         self.lan.start(Host::Client, &self.home, args)
     }
 
-    /// Receives the model once; returns the event.
+    /// Receives the model with `options`; returns the subscriber's event.
     fn receive(&self, options: &[&str]) -> Value {
         let args = ["subscribe", self.server.ticket("m"), "--once", "--out=out", "--json"];
         self.finish(self.start(&[&args, options].concat()))
     }
 
+    /// Waits until `subscriber` has received the model, and checks it; returns the subscriber's event.
     fn finish(&self, subscriber: Process) -> Value {
         let event = subscriber.wait().expect_code(0).json();
         files::assert_same(&self.home.path("m"), &self.home.path("out/m.safetensors"));
@@ -96,8 +99,8 @@ fn quic_is_used_where_tcp_is_blocked() {
     assert!(text.contains("does not answer over TCP"), "{text}");
 }
 
-/// Goal: a transport that dies during a transfer is replaced by the other, and received chunks are kept. Method: pass
-/// only QUIC, then only TCP; and vice versa.
+/// Goal: a transport that fails during a transfer is replaced by the other, and received chunks are kept. Method: drop
+/// TCP, and in the middle of the transfer UDP instead; and vice versa.
 #[test]
 fn a_blocked_transport_is_replaced_during_a_transfer() {
     for (dropped_first, dropped_then, ends_over) in [("tcp", "udp", "tcp"), ("udp", "tcp", "quic")] {
@@ -129,9 +132,9 @@ fn a_lossy_transport_is_replaced() {
     assert!(wire_bytes <= 2 * MODEL_BYTES as u64 + LOST_BYTES, "{event}");
 }
 
-/// Goal: if UDP and TCP of one address lead to two servers with one key, a session stays with one of them; a client
-/// that would change its transport reports why it does not. Method: TCP's port leads to a second server; several lanes;
-/// and a path over which TCP collapses for a while.
+/// Goal: if UDP and TCP of one address lead to two servers with one key, a session stays with one of them, and a client
+/// reports why it does not change its transport. Method: redirect TCP to a second server; receive over several lanes;
+/// then receive while TCP loses packets for some time.
 #[test]
 fn a_session_stays_with_one_of_two_servers() {
     let Some(served) = ServedModel::try_new_with(&[], 2 * MODEL_BYTES) else { return };

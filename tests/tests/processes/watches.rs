@@ -13,13 +13,13 @@ use tensor_relay_tests::processes::{
     ANY_PORT, Home, ON_HOST, Process, Serving, Signal, UdpProxy, wait_until,
 };
 
-/// Larger than what passes before the proxy holds plus all buffers on the path.
+/// Larger than the bytes that pass before the proxy holds plus all buffers on the path.
 const MODEL_BYTES: usize = 64 << 20;
 
 /// The watch interval of servers in these tests.
 const INTERVAL: &str = "--watch-interval=0.05";
 
-/// A watched file `w` of noise, its server, and a subscriber that has its first version.
+/// A watched file `w` of incompressible bytes, its server, and a subscriber that has received its first version.
 struct WatchedFile {
     home: Home,
     server: Serving,
@@ -40,7 +40,8 @@ impl WatchedFile {
         files::replace(&self.home.path("w"), |path| files::write_noise(path, bytes, seed));
     }
 
-    /// Ends both; checks that the subscriber had exactly versions 1 to `last`, and that its file equals the served one.
+    /// Waits until the subscriber has version `last`, and ends both processes. Checks that the subscriber received
+    /// exactly versions 1 to `last`, and that its file equals the served one.
     fn finish_at(mut self, last: u64) {
         self.follower.wait_for_stdout(&format!(r#""version":{last}"#));
         files::assert_same(&self.home.path("w"), &self.home.path("out/w.safetensors"));
@@ -51,15 +52,15 @@ impl WatchedFile {
     }
 }
 
-/// Goal: a replaced file is the next version for subscribers; one with the same content is not. Method: replace it by
-/// the same content, then by other content, staged and borrowed.
+/// Goal: a file that is replaced by other content becomes the next version; one replaced by the same content does not.
+/// Method: replace the file by the same content, then by other content; staged and borrowed.
 #[test]
 fn a_replaced_file_is_the_next_version() {
     for hold in ["--hold=stage", "--hold=borrow"] {
         let mut watched = WatchedFile::new(1000, &[hold]);
         watched.server.process.wait_for_stderr("read in");
         watched.replace(1000, 1);
-        watched.server.process.wait_for_stderr("read in"); // It was read, and its content is unchanged.
+        watched.server.process.wait_for_stderr("read in"); // The server has read the file; its content is unchanged.
         watched.replace(2000, 2);
         watched.server.process.wait_for_stdout(r#""event":"published","topic":"w""#);
         watched.follower.wait_for_stdout(r#""version":2"#);
@@ -68,9 +69,9 @@ fn a_replaced_file_is_the_next_version() {
     }
 }
 
-/// Goal: of a file that changes little, deltas are sent from the third version on, with the second as base. A
-/// subscriber without bases gets complete versions. Method: change one byte in a thousand, three times, with a
-/// subscriber that retains bases and one that does not.
+/// Goal: for a file that changes little, the server sends deltas from the third version on; a subscriber that retains
+/// no bases gets complete versions. Method: change one byte in a thousand, three times, with a subscriber that retains
+/// bases and one that does not.
 #[test]
 fn small_changes_are_sent_as_deltas() {
     const BYTES: usize = 8 << 20;
@@ -109,7 +110,7 @@ fn small_changes_are_sent_as_deltas() {
     watched.server.process.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
-/// Goal: a file that is still being written is not published, however long it takes. Method: write one in place,
+/// Goal: a file that is still being written is not published, however long that takes. Method: write a file in place,
 /// slowly, with pauses longer than several watch intervals.
 #[test]
 fn an_incomplete_file_is_not_published() {
@@ -165,7 +166,7 @@ impl HeldTransfer {
     }
 }
 
-/// Goal: the transfer of a borrowed file that is replaced by renaming is completed. Method: rename another over it
+/// Goal: the transfer of a borrowed file that is replaced by renaming is completed. Method: rename another file over it
 /// while the proxy holds.
 #[test]
 fn the_transfer_of_a_replaced_file_completes() {
@@ -178,8 +179,9 @@ fn the_transfer_of_a_replaced_file_completes() {
     files::assert_same(&home.path("old"), &home.path("out/w.safetensors"));
 }
 
-/// Goal: a borrowed file that is overwritten in place gives no torn version: both sides report it, and the new content
-/// is the next version. Method: overwrite it while the proxy holds, with other bytes of the same size.
+/// Goal: a borrowed file that is overwritten in place is never received as a mixture of old and new bytes: both ends
+/// report the change, and the new content is the next version. Method: overwrite the file while the proxy holds, with
+/// other bytes of the same size.
 #[test]
 fn an_overwritten_file_gives_no_torn_version() {
     let HeldTransfer { home, proxy, mut server, subscriber } = HeldTransfer::new();
@@ -193,8 +195,9 @@ fn an_overwritten_file_gives_no_torn_version() {
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
 }
 
-/// Goal: a deleted file stays available, and the server reports it once; a new file is the next version. Method:
-/// delete, subscribe, create another. Borrowed files too, because an open file remains readable.
+/// Goal: the version of a deleted file stays available, also of a borrowed one, because an open file remains readable.
+/// The server reports the deletion; a new file is the next version. Method: move the file away, subscribe, and create
+/// another file.
 #[test]
 fn a_deleted_file_stays_available() {
     for hold in ["--hold=stage", "--hold=borrow"] {
@@ -212,8 +215,8 @@ fn a_deleted_file_stays_available() {
     }
 }
 
-/// Goal: an invalid file replaces nothing: the previous version stays, the reason is reported, and the next valid file
-/// is the next version. Method: garbage, a truncated file, then a valid one.
+/// Goal: an invalid replacement is not published: the previous version stays on offer, the reason is reported, and the
+/// next valid file is the next version. Method: garbage, a truncated file, then a valid one.
 #[test]
 fn an_invalid_replacement_is_refused() {
     let mut watched = WatchedFile::new(1000, &[]);
@@ -228,8 +231,8 @@ fn an_invalid_replacement_is_refused() {
     watched.finish_at(2);
 }
 
-/// Goal: a folder is replaced atomically: no version mixes the shards of two. Method: a link to one model, then to
-/// another; then one shard in place, in two steps.
+/// Goal: a folder is replaced atomically: no version mixes the shards of two models. Method: a link to one model, then
+/// to another; then replace one shard in two steps.
 #[test]
 fn a_folder_is_replaced_atomically() {
     let home = Home::new();
@@ -247,7 +250,7 @@ fn a_folder_is_replaced_atomically() {
     link_to("model-2");
     follower.wait_for_stdout(r#""version":2"#);
     files::assert_same_model(&home.path("model-2"), &home.path("out/m"));
-    // A shard that is missing for a while is waited for.
+    // The server waits for a shard that is missing for a while.
     let shard = home.path("model-2").join(files::SHARDED_FILES[2]);
     fs::rename(&shard, home.path("aside")).unwrap();
     server.process.wait_for_stderr("there is nothing to serve at model any more");
@@ -257,8 +260,8 @@ fn a_folder_is_replaced_atomically() {
 }
 
 /// Goal: two servers never publish different tensors under one version, even if one of them is killed. Method: a second
-/// server on the same state directory, with and without --watch, and on another; then kill the first and start
-/// another.
+/// server with the same state directory, with and without --watch, and one with another state directory; then kill the
+/// first server and start another.
 #[test]
 fn a_state_directory_has_one_watching_server() {
     let home = Home::new();
@@ -276,8 +279,8 @@ fn a_state_directory_has_one_watching_server() {
 }
 
 /// Goal: a version number that subscribers may have seen is never reused for other tensors, even if the server is
-/// killed before it reports the version. Method: a version that waits for a reader; kill the server, and start it with
-/// other content.
+/// killed before it reports the version. Method: kill the server while version 2 waits for a reader, and start it again
+/// with other content.
 #[test]
 fn a_version_number_is_never_reused() {
     let home = Home::new();
@@ -289,7 +292,7 @@ fn a_version_number_is_never_reused() {
     reader.wait_for_stdout(r#""version":1"#);
     files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 2));
     wait_until_version_2_is_in_the_ledger(&home);
-    assert_eq!(home.list(&server)[0]["version"], 1, "it waits for the reader");
+    assert_eq!(home.list(&server)[0]["version"], 1, "version 2 waits for the reader");
     server.process.signal_and_wait(Signal::KILL);
     files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 3));
     assert_eq!(home.serve(&args).topic("w")["version"], 3);
@@ -313,7 +316,7 @@ fn unpublished_generations_are_counted() {
     let (reported, replaced) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         scope.spawn(|| {
-            // For longer than the deadline of the wait below, but not forever.
+            // Bounded, but longer than the deadline of the wait below.
             for seed in (3..1003).take_while(|_| !reported.load(Ordering::Relaxed)) {
                 replaced.fetch_add(1, Ordering::Relaxed);
                 files::replace(&home.path("w"), |path| files::write_noise(path, 1000, seed));
@@ -336,7 +339,7 @@ fn unpublished_generations_are_counted() {
     reader.signal_and_wait(Signal::TERM).expect_code(143);
 }
 
-/// Waits until the ledger has the second version, before it is published.
+/// Waits until version 2 is in the server's ledger, to which it is written before it is published.
 fn wait_until_version_2_is_in_the_ledger(home: &Home) {
     let ledger = || fs::read_to_string(home.path("keys/topics.json")).unwrap();
     wait_until("version 2 is in the ledger", || ledger().contains(r#""version": 2"#));

@@ -1,6 +1,6 @@
 //! The cases that every kind of lane must pass.
 
-use crate::fixture::{ALL, run_on};
+use crate::fixture::{ALL, Backend, run_on};
 use bytes::Bytes;
 use std::{
     sync::{
@@ -22,9 +22,10 @@ use tensor_relay_transport::{
 };
 use tokio::sync::Notify;
 
+/// The deadline of opening a control stream, and of a message on it.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// More bytes than any lane buffers: Linux lets a receive buffer grow to 32 MiB (`tcp_rmem`).
+/// The size of a chunk that no lane buffers completely: Linux lets a receive buffer grow to 32 MiB (`tcp_rmem`).
 const LONG_BYTES: u32 = 64 << 20;
 
 const ID: SubscriptionId = SubscriptionId(1);
@@ -43,18 +44,18 @@ fn control_messages_arrive_in_order_both_ways() {
         to_server.send(subscribe(200)).await.unwrap();
         drop(to_server);
         from_server.flush().await;
-        assert_eq!(from_client.next().await.unwrap(), subscribe(200), "flushed messages have arrived");
+        assert_eq!(from_client.next().await.unwrap(), subscribe(200), "a flushed message arrives");
         let ended = from_client.next().await.unwrap_err();
         assert_eq!(
             ended,
             control::ControlError::Lane(LaneError::StreamAborted),
-            "the stream ended, not the lane"
+            "only the stream ended, not the lane"
         );
         assert_eq!((server.ended(), client.ended()), (None, None));
     });
 }
 
-/// Control messages that were queued before a close arrive before it, even behind unread data.
+/// Control messages that were queued before a close arrive before it, even after unread data.
 #[test]
 fn a_close_overtakes_no_control_message() {
     run_on(&ALL, async |fixture| {
@@ -68,7 +69,7 @@ fn a_close_overtakes_no_control_message() {
             to_client.send(topics()).await.unwrap();
             to_client.flush().await;
             server.close(CloseCode::ShuttingDown, "");
-            while client.accept_data().await.is_ok() {} // Discards the data in front of the close.
+            while client.accept_data().await.is_ok() {} // Discards the data before the close.
         };
         let receiving = async {
             for _ in 0..2 {
@@ -141,9 +142,9 @@ fn chunks_sent_concurrently_arrive_intact() {
     });
 }
 
-/// A control message arrives although the server has used all its credit and the client reads no chunk; otherwise a
-/// client that waits for an announcement before it reads chunks would wait forever. The client first reads a little,
-/// which quinn does not yet report to the server.
+/// A control message arrives although the server has used all its credit and the client reads no chunk. Otherwise a
+/// client that waits for an announcement before it reads chunks would wait forever. The client first reads one chunk:
+/// quinn does not report so few bytes to the server yet.
 #[test]
 fn unread_chunks_never_block_the_control_stream() {
     const CREDIT_CHUNKS: u32 = 8;
@@ -280,8 +281,8 @@ fn a_cancelled_receive_releases_its_range_immediately() {
                     () = progressed.notified(), if chunk < 3 => {}
                     gathered = gathering => {
                         assert_eq!(chunk, 3, "the chunk exceeds the buffers");
-                        let settled = ingress.finish_chunk(gathered.unwrap(), Dtype::U8, &*sink, None).await;
-                        assert_eq!(settled.unwrap().0.hash(), header.hash);
+                        let finished = ingress.finish_chunk(gathered.unwrap(), Dtype::U8, &*sink, None).await;
+                        assert_eq!(finished.unwrap().0.hash(), header.hash);
                     }
                 }
             }
@@ -312,7 +313,7 @@ fn a_receiver_can_stop_a_chunk() {
     });
 }
 
-/// A close arrives with its code and its text, even behind unread data; its sender can wait for that.
+/// A close arrives with its code and its text, even after unread data; its sender can wait for the arrival.
 #[test]
 fn the_peer_receives_the_close_code_and_text() {
     run_on(&ALL, async |fixture| {
@@ -357,7 +358,7 @@ fn a_lane_closes_with_its_last_handle_or_its_listener() {
     });
 }
 
-/// Both ends detect a peer that vanishes without a close; an idle one stays connected.
+/// Both ends detect a peer that vanishes without a close; an idle lane stays open.
 #[test]
 fn a_vanished_peer_times_out() {
     run_on(&ALL, async |fixture| {
@@ -384,7 +385,7 @@ fn further_lanes_have_the_same_kind() {
         );
         let client = client.unwrap();
         assert_eq!((client.number(), client.kind(), server.kind()), (3, first.kind(), first.kind()));
-        let is_quic = fixture.backend == crate::fixture::Backend::SimulatedQuic;
+        let is_quic = fixture.backend == Backend::SimulatedQuic;
         assert_eq!(client.kind(), if is_quic { LaneKind::Quic } else { LaneKind::Tcp });
         send(&server, 0, &noise(100_000, 2)).await.unwrap();
         let receiving = client.clone();
@@ -422,6 +423,7 @@ fn manifest(tensors: u32) -> Manifest {
     Manifest::layout(specs, vec![], 65_536, &Limits::default()).unwrap()
 }
 
+/// Incompressible bytes, different for each `version`.
 pub(crate) fn noise(bytes: u32, version: u32) -> Bytes {
     let mut out = vec![0; bytes as usize];
     tensors::write_content("noise", version.into(), &mut out);

@@ -13,12 +13,12 @@ const LONG_BYTES: u32 = 64 << 20;
 /// Method: end or reset the stream, or flip a bit of it, during a long chunk.
 #[test]
 fn a_chunk_cut_off_midway_is_an_error() {
-    let cuts: [fn(&Fixture); 3] = [
+    let faults: [fn(&Fixture); 3] = [
         |fixture| fixture.faults.eof(),
         |fixture| fixture.faults.reset(),
         |fixture| fixture.faults.flip_bit(),
     ];
-    for (number, cut) in cuts.into_iter().enumerate() {
+    for (number, inject) in faults.into_iter().enumerate() {
         run_on(&BYTE_STREAMS, async |fixture| {
             let (server, client) = fixture.lane().await;
             client.allow_unread(LONG_BYTES.into());
@@ -30,7 +30,7 @@ fn a_chunk_cut_off_midway_is_an_error() {
             let receiving = async {
                 assert!(receive(client.accept_data().await.unwrap()).await.unwrap() == complete);
                 let stream = client.accept_data().await.unwrap();
-                cut(fixture);
+                inject(fixture);
                 match receive(stream).await {
                     Err(ReceiveError::Lane(error)) => error,
                     other => panic!("{:?}", other.map(|bytes| bytes.len())),
@@ -100,9 +100,8 @@ fn a_short_partition_only_delays() {
     });
 }
 
-/// Goal: an unread chunk blocks no other one, up to the allowance for unread bytes; beyond it the lane ends with a
-/// reason.
-/// Method: leave one stream unread, receive others meanwhile, then leave more unread than the reserve of a megabyte.
+/// Goal: an unread chunk does not block other chunks, up to the limit of unread bytes; beyond it, the lane ends with a
+/// reason. Method: leave one stream unread, and receive others meanwhile; then leave more bytes unread than allowed.
 #[test]
 fn an_unread_stream_does_not_block_others() {
     run_on(&BYTE_STREAMS, async |fixture| {
@@ -113,13 +112,13 @@ fn an_unread_stream_does_not_block_others() {
             send(&server, chunk, &noise(300_000, chunk)).await.unwrap();
             assert!(receive(client.accept_data().await.unwrap()).await.unwrap() == noise(300_000, chunk));
         }
-        // Briefly exceeding the bound is allowed: this end may raise it late.
-        let late = async {
+        // The lane tolerates excess for a short time, because the client may raise the limit late.
+        let raising_late = async {
             tokio::time::sleep(Duration::from_millis(500)).await;
             client.allow_unread(2 << 20);
         };
         let more = noise(2_000_000, 20);
-        let (sent, ()) = tokio::join!(send(&server, 20, &more), late);
+        let (sent, ()) = tokio::join!(send(&server, 20, &more), raising_late);
         sent.unwrap();
         let unread = client.accept_data().await.unwrap();
 

@@ -141,7 +141,7 @@ impl AsyncWrite for Stream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let fault = self.faults.state().fault;
         match fault {
-            Some(Fault::Blackhole) => Poll::Ready(Ok(bytes.len())), // As a kernel buffers it.
+            Some(Fault::Blackhole) => Poll::Ready(Ok(bytes.len())), // As a kernel accepts the bytes into its buffer.
             _ => Pin::new(&mut self.inner).poll_write(cx, bytes),
         }
     }

@@ -1,4 +1,4 @@
-//! A listener and a connector over each backend.
+//! A listener and a connector on each backend.
 
 use crate::faulty_network::{Faults, FaultyNetwork};
 use std::{
@@ -23,8 +23,10 @@ pub(crate) enum Backend {
     Tcp,
 }
 
+/// All backends.
 pub(crate) const ALL: [Backend; 3] = [Backend::SimulatedQuic, Backend::SimulatedStream, Backend::Tcp];
 
+/// The backends whose lanes are byte streams.
 pub(crate) const BYTE_STREAMS: [Backend; 2] = [Backend::SimulatedStream, Backend::Tcp];
 
 /// A server's listener, and a client's connector for it.
@@ -39,13 +41,13 @@ pub(crate) struct Fixture {
     pub(crate) sim: Option<Sim>,
 }
 
-/// The timeout of a case on a real clock.
+/// The timeout of a case in real time.
 const CASE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs `case` on each of these backends.
+/// Runs `case` on each of `backends`.
 pub(crate) fn run_on(backends: &[Backend], case: impl AsyncFn(&Fixture)) {
     for backend in backends {
-        let guard = NameBackend(*backend);
+        let on_panic = PrintBackendOnPanic(*backend);
         match backend {
             Backend::Tcp => {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -54,14 +56,14 @@ pub(crate) fn run_on(backends: &[Backend], case: impl AsyncFn(&Fixture)) {
             }
             _ => simulate(7, async |sim| case(&Fixture::simulated(sim, *backend)).await),
         }
-        drop(guard);
+        drop(on_panic);
     }
 }
 
 /// Prints the backend of a failed case.
-struct NameBackend(Backend);
+struct PrintBackendOnPanic(Backend);
 
-impl Drop for NameBackend {
+impl Drop for PrintBackendOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("the case failed on {:?}", self.0);

@@ -33,7 +33,7 @@ fn a_client_of_another_protocol_is_refused() {
             drop(client);
         }
         let (server, client) = fixture.lane().await;
-        assert_eq!((server.ended(), client.ended()), (None, None), "other clients connect");
+        assert_eq!((server.ended(), client.ended()), (None, None), "another client can still connect");
     });
 }
 
@@ -85,7 +85,7 @@ fn a_closed_port_is_an_error() {
     });
 }
 
-/// Goal: a silent server is detected by the connect timeout over TCP, too.
+/// Goal: over TCP too, connecting to a silent server ends at the connect timeout.
 #[test]
 fn a_silent_server_times_out() {
     run_on(&[Backend::SimulatedStream], async |fixture| {
@@ -102,8 +102,9 @@ fn a_silent_server_times_out() {
         let further = further.await.unwrap_err();
         let ConnectError::TcpFailed { detail, .. } = &first else { panic!("{first}") };
         assert_eq!(detail, "no answer within 10000 ms");
-        let silent = matches!(further, ConnectError::FurtherUnreachable { lane: 1, kind: LaneKind::Tcp, .. });
-        assert!(silent, "{further}");
+        let is_unreachable =
+            matches!(further, ConnectError::FurtherUnreachable { lane: 1, kind: LaneKind::Tcp, .. });
+        assert!(is_unreachable, "{further}");
         assert_eq!((sim.elapsed() - began).as_secs(), 20);
     });
 }
@@ -152,8 +153,8 @@ pub(crate) async fn raw_peer(fixture: &Fixture) -> TlsStream<Box<dyn ByteStream>
     raw_client(fixture, vec![ALPN.to_vec()]).await.unwrap()
 }
 
-/// Starts a TLS server with these ALPN `protocols` that sends `tickets` session tickets; returns its port, and its end
-/// of the first connection.
+/// Starts a TLS server with these ALPN `protocols` that sends `tickets` session tickets; returns its port, and a future
+/// of the first connection's stream.
 pub(crate) fn raw_server(
     fixture: &Fixture,
     protocols: Vec<Vec<u8>>,
@@ -198,7 +199,7 @@ fn raw_key_pair() -> rcgen::KeyPair {
     tensor_relay_tests::pair::key_pair(99)
 }
 
-/// The fingerprint of the raw server's key.
+/// The fingerprint of the key of [`raw_server`].
 pub(crate) fn raw_key() -> [u8; 32] {
     let state = tempfile::tempdir().unwrap();
     std::fs::write(state.path().join("identity.key"), raw_key_pair().serialize_pem()).unwrap();

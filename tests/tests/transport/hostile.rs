@@ -1,4 +1,4 @@
-//! Peers that violate the byte stream protocol: the lane ends, and both ends get the reason.
+//! Peers that violate the protocol of byte streams (PROTOCOL.md §10.7): the lane ends, and both ends get the reason.
 
 use crate::{
     fixture::{BYTE_STREAMS, Fixture, run_on},
@@ -8,13 +8,14 @@ use tensor_relay_protocol::{ALPN, CloseCode};
 use tensor_relay_transport::{Fingerprint, Lane, LaneError};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+/// A segment with a ping.
 const PING: &[u8] = b"\x06\0\0\0\x08\0\0\0\x01\0\0\0\0\0\0\0";
 
 /// The answer to [`PING`].
 const PONG: [u8; 16] = *b"\x07\0\0\0\x08\0\0\0\x01\0\0\0\0\0\0\0";
 
 /// Segments that no client may send, with the close code and text of the server.
-const TO_SERVERS: &[(&[u8], CloseCode, &str)] = &[
+const INVALID_CLIENT_SEGMENTS: &[(&[u8], CloseCode, &str)] = &[
     (b"\x00\0\0\0\0\0\0\0", CloseCode::Malformed, "kind 0"),
     (b"\x08\0\0\0\0\0\0\0", CloseCode::Malformed, "kind 8"),
     (b"\x01\x01\0\0\0\0\0\0", CloseCode::Malformed, "flags 0x01"),
@@ -31,7 +32,7 @@ const TO_SERVERS: &[(&[u8], CloseCode, &str)] = &[
 ];
 
 /// Segments that no server may send, with the close code and text of the client.
-const TO_CLIENTS: &[(&[u8], CloseCode, &str)] = &[
+const INVALID_SERVER_SEGMENTS: &[(&[u8], CloseCode, &str)] = &[
     (b"\x02\0\0\0\x01\0\0\0x", CloseCode::ProtocolViolation, "that had not begun"),
     (b"\x02\x02\0\0\x01\0\0\0x", CloseCode::ProtocolViolation, "that had not begun"),
     (
@@ -47,38 +48,38 @@ const TO_CLIENTS: &[(&[u8], CloseCode, &str)] = &[
 #[test]
 fn a_client_that_violates_the_protocol_is_refused() {
     run_on(&BYTE_STREAMS, async |fixture| {
-        for (segments, code, why) in TO_SERVERS {
+        for (segments, code, text) in INVALID_CLIENT_SEGMENTS {
             let accepting = async { fixture.listener.accept().await.unwrap().accept().await.unwrap() };
             let (lane, mut peer) = tokio::join!(accepting, raw_peer(fixture));
             assert_pong(&mut peer).await;
             peer.write_all(&[PING, segments].concat()).await.unwrap();
             peer.flush().await.unwrap();
-            assert_refused(&lane, &mut peer, *code, why).await;
+            assert_refused(&lane, &mut peer, *code, text).await;
         }
         let (server, client) = fixture.lane().await;
-        assert_eq!((server.ended(), client.ended()), (None, None), "other lanes work");
+        assert_eq!((server.ended(), client.ended()), (None, None), "another client can still connect");
     });
 }
 
 #[test]
 fn a_server_that_violates_the_protocol_is_refused() {
     run_on(&BYTE_STREAMS, async |fixture| {
-        for (segments, code, why) in TO_CLIENTS {
-            let (lane, mut peer) = client_of_raw(fixture, 0).await;
+        for (segments, code, text) in INVALID_SERVER_SEGMENTS {
+            let (lane, mut peer) = client_of_raw_server(fixture, 0).await;
             assert_pong(&mut peer).await;
             peer.write_all(&[PING, segments].concat()).await.unwrap();
             peer.flush().await.unwrap();
-            assert_refused(&lane, &mut peer, *code, why).await;
+            assert_refused(&lane, &mut peer, *code, text).await;
         }
     });
 }
 
-/// Goal: empty streams are bounded by the credit, too.
-/// Method: begin and end more empty streams than the reserve allows.
+/// Goal: the limit of unread data also bounds the number of empty streams. Method: begin and end more empty streams
+/// than the reserve allows.
 #[test]
 fn empty_streams_count_against_the_credit() {
     run_on(&BYTE_STREAMS, async |fixture| {
-        let (lane, mut peer) = client_of_raw(fixture, 0).await;
+        let (lane, mut peer) = client_of_raw_server(fixture, 0).await;
         let flood = b"\x02\x03\0\0\0\0\0\0".repeat(10_000);
         peer.write_all(&flood).await.unwrap();
         peer.flush().await.unwrap();
@@ -90,7 +91,7 @@ fn empty_streams_count_against_the_credit() {
 #[test]
 fn a_server_that_sends_session_tickets_is_refused() {
     run_on(&BYTE_STREAMS, async |fixture| {
-        let (lane, mut peer) = client_of_raw(fixture, 2).await;
+        let (lane, mut peer) = client_of_raw_server(fixture, 2).await;
         let error = lane.closed().await;
         assert!(error.to_string().contains("TLS message of type 4"), "{error}");
         let alert = peer.read_to_end(&mut vec![]).await.unwrap_err().to_string();
@@ -98,8 +99,8 @@ fn a_server_that_sends_session_tickets_is_refused() {
     });
 }
 
-/// Goal: a lane that ends without a close reports how: TLS ended, the stream ended, or the bytes were invalid TLS,
-/// which the peer receives an alert for.
+/// Goal: a lane that ends without a close reports how it ended: TLS ended, the stream ended, or the peer sent invalid
+/// TLS, for which it receives an alert.
 #[test]
 fn an_end_without_a_close_reports_its_cause() {
     let forged: &[u8] = &[&b"\x17\x03\x03\0\x20"[..], &[0x5a; 32]].concat();
@@ -111,7 +112,7 @@ fn an_end_without_a_close_reports_its_cause() {
         (Some(forged), "cannot be decrypted", Some("BadRecordMac")),
     ];
     run_on(&BYTE_STREAMS, async |fixture| {
-        for (raw, why, alert) in cases {
+        for (raw, expected, alert) in cases {
             let accepting = async { fixture.listener.accept().await.unwrap().accept().await.unwrap() };
             let (lane, mut peer) = tokio::join!(accepting, raw_peer(fixture));
             match raw {
@@ -123,7 +124,7 @@ fn an_end_without_a_close_reports_its_cause() {
                 }
             }
             let error = lane.closed().await;
-            assert!(error.to_string().contains(why), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
             assert_eq!(matches!(error, LaneError::ConnectionLost { .. }), alert.is_none(), "{error}");
             if let Some(alert) = alert {
                 let received = peer.read_to_end(&mut vec![]).await.unwrap_err().to_string();
@@ -133,7 +134,8 @@ fn an_end_without_a_close_reports_its_cause() {
     });
 }
 
-async fn client_of_raw(
+/// Connects a client to a raw server that sends `tickets` session tickets; returns the lane and the server's stream.
+async fn client_of_raw_server(
     fixture: &Fixture,
     tickets: usize,
 ) -> (Lane, impl AsyncRead + AsyncWrite + Unpin + use<>) {
@@ -144,7 +146,7 @@ async fn client_of_raw(
     (lane.unwrap(), peer.unwrap())
 }
 
-/// Checks that a ping is answered with its number. Nothing precedes the answer except pings.
+/// Sends a ping, and checks that the peer answers with its number. The peer may send pings before that.
 async fn assert_pong(peer: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     peer.write_all(PING).await.unwrap();
     peer.flush().await.unwrap();
@@ -156,11 +158,12 @@ async fn assert_pong(peer: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     assert_eq!(segment, PONG);
 }
 
-/// Checks that the lane ended with `why`, and that the peer received it in a close with `code`.
-async fn assert_refused(lane: &Lane, peer: &mut (impl AsyncRead + Unpin), code: CloseCode, why: &str) {
+/// Checks that the lane ended with an error that contains `text`, and that the peer received that error in a close with
+/// `code`.
+async fn assert_refused(lane: &Lane, peer: &mut (impl AsyncRead + Unpin), code: CloseCode, text: &str) {
     let error = lane.closed().await;
     let LaneError::Protocol { detail, .. } = &error else { panic!("{error}") };
-    assert!(detail.contains(why), "{detail}");
+    assert!(detail.contains(text), "{detail}");
     let mut received = vec![];
     peer.read_to_end(&mut received).await.unwrap();
     let close = [

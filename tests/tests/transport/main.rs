@@ -1,6 +1,6 @@
-//! Tests of lanes: cases that each kind must pass, and faults and protocol violations of byte streams.
+//! Tests of lanes: cases that each kind of lane must pass, and faults and protocol violations of byte streams.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod cases;
 mod faults;

@@ -1,4 +1,4 @@
-//! The choice between QUIC and TCP where both are allowed.
+//! The choice between QUIC and TCP where a client allows both.
 
 use std::{sync::Arc, time::Duration};
 use tensor_relay_tests::{
@@ -7,7 +7,7 @@ use tensor_relay_tests::{
 };
 use tensor_relay_transport::{ConnectError, Connector, Lane, LaneKind, LaneKindReason, Listener, Transport};
 
-/// A path with this delay in each direction.
+/// A path with a delay of `delay_ms` in each direction.
 fn path(delay_ms: u64) -> Path {
     let delay = Duration::from_millis(delay_ms);
     Path { delay: delay..=delay, ..Path::default() }
@@ -27,7 +27,7 @@ async fn connect(sim: &Sim, connector: &Connector, offered: Transport) -> (Resul
         }
     };
     let lane = tokio::select! {
-        () = accepting => unreachable!("it accepts forever"),
+        () = accepting => unreachable!("accepting never ends"),
         lane = connector.connect(&hosts, &keys) => lane,
     };
     (lane, (sim.elapsed() - began).as_millis())
@@ -75,13 +75,13 @@ fn silent_udp_delays_only_the_first_connection() {
 fn unanswered_tcp_causes_no_delay() {
     simulate(5, async |sim| {
         sim.net.set_path(path(1));
-        let (lane, took_ms) = connect(&sim, &connector(&sim), Transport::Quic).await;
+        let (lane, duration_ms) = connect(&sim, &connector(&sim), Transport::Quic).await;
         assert_eq!(kind_and_reason(&lane.unwrap()), (LaneKind::Quic, LaneKindReason::Answered));
-        assert!(took_ms < 50, "{took_ms} ms");
+        assert!(duration_ms < 50, "{duration_ms} ms");
     });
 }
 
-/// Goal: where neither transport is answered, the error reports both.
+/// Goal: if neither transport connects, the error reports the result of both.
 #[test]
 fn an_error_reports_both_transports() {
     simulate(6, async |sim| {
@@ -94,7 +94,7 @@ fn an_error_reports_both_transports() {
     });
 }
 
-/// Goal: a wrong key is reported as such, whichever transport detects it.
+/// Goal: a wrong key is reported as a wrong key, whichever transport detects it.
 #[test]
 fn a_wrong_key_is_not_reported_as_no_answer() {
     simulate(7, async |sim| {
@@ -117,7 +117,7 @@ fn a_wrong_key_is_not_reported_as_no_answer() {
         };
         let connector = connector(&sim);
         let error = tokio::select! {
-            () = accepting => unreachable!("it accepts forever"),
+            () = accepting => unreachable!("accepting never ends"),
             lane = connector.connect(&hosts, &keys) => lane.unwrap_err(),
         };
         assert!(matches!(error, ConnectError::WrongKey { .. }), "{error}");

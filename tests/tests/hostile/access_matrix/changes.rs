@@ -1,4 +1,4 @@
-//! Changes of the rules during sessions that have a watch, a subscription and a further lane.
+//! Changes of the access rules during a session with a watch, a subscription and a further lane.
 
 use super::{
     ANSWER_WAIT, Fixture, SUBSCRIPTION, TOPICS, WATCH,
@@ -41,9 +41,9 @@ const ALL: Rights = Rights::Session { lists: &[""], receives: &[""] };
 
 fn changes() -> Vec<Change> {
     let good = claims(9, vec![grant("**", Verbs::CONSUME)]);
-    let brief = sealed(Claims { expires_s: Some(START_S + 3600), ..good.clone() });
+    let expiring = sealed(Claims { expires_s: Some(START_S + 3600), ..good.clone() });
     let token = Some(sealed(good));
-    let none = |_: &mut Rules| {};
+    let no_change = |_: &mut Rules| {};
     let with_token = |name, apply: fn(&mut Rules), is_closed, rights| {
         let token = token.clone();
         Change { name, token, certificate: None, apply, clock_advance_s: 0, is_closed, rights }
@@ -58,9 +58,9 @@ fn changes() -> Vec<Change> {
         ..with_key(name, apply, is_closed, rights)
     };
     vec![
-        with_token("nothing changes", none, false, ALL),
+        with_token("nothing changes", no_change, false, ALL),
         with_token("its ticket is revoked", |rules| revoke_ticket(rules, 9), true, REFUSED),
-        with_token("another's ticket is revoked", |rules| revoke_ticket(rules, 8), false, ALL),
+        with_token("another ticket is revoked", |rules| revoke_ticket(rules, 8), false, ALL),
         with_token(
             "the secret is rotated",
             |rules| rules.secrets = vec![secret(3, 5), secret(1, 7)],
@@ -75,13 +75,13 @@ fn changes() -> Vec<Change> {
         ),
         Change {
             clock_advance_s: 3599,
-            token: Some(brief.clone()),
-            ..with_token("its ticket expires later", none, false, ALL)
+            token: Some(expiring.clone()),
+            ..with_token("its ticket expires later", no_change, false, ALL)
         },
         Change {
             clock_advance_s: 3600,
-            token: Some(brief),
-            ..with_token("its ticket expires", none, true, REFUSED)
+            token: Some(expiring),
+            ..with_token("its ticket expires", no_change, true, REFUSED)
         },
         with_key("another key is revoked", |rules| revoke_key(rules, credentials::UNLISTED), false, MINE),
         with_key("its key is revoked", |rules| revoke_key(rules, TRUSTED), true, REFUSED),
@@ -111,14 +111,14 @@ fn changes() -> Vec<Change> {
         ),
         with_certificate("its names have no line", |rules| set_acl(rules, ""), false, NO_RIGHTS),
         with_certificate(
-            "another's line is removed",
+            "the line of another credential is removed",
             |rules| set_acl(rules, "dns:reader.example list,subscribe mine/*"),
             false,
             MINE,
         ),
         Change {
             clock_advance_s: 864_001,
-            ..with_certificate("its certificate expires", none, true, REFUSED)
+            ..with_certificate("its certificate expires", no_change, true, REFUSED)
         },
     ]
 }
@@ -140,17 +140,17 @@ fn set_acl(rules: &mut Rules, acl: &str) {
     rules.acl = acl.parse().unwrap();
 }
 
-/// Goal: a client that loses all rights is closed, receives nothing more on any lane, and cannot log in again; one that
-/// loses some rights keeps the others; other clients are unaffected. Method: over each transport, each change during a
-/// session that watches everything, receives a topic and has a further lane; then publish another version and topic,
-/// and send a request, a login and a join.
+/// Goal: the session of a client that loses all rights is closed, receives nothing more on any lane, and the client
+/// cannot log in again; a client that loses some rights keeps the others; other clients are unaffected. Method: over
+/// each transport, each change during a session that watches all topics, receives one and has a further lane; then
+/// publish another version and another topic, and send a request, a login and a join.
 #[test]
 fn live_sessions_follow_every_change() {
     let mut wrong = vec![];
     for change in changes() {
         for transport in TRANSPORTS {
-            if let Err(why) = check_change(&change, transport) {
-                wrong.push(format!("{} over {transport:?}: {why}", change.name));
+            if let Err(error) = check_change(&change, transport) {
+                wrong.push(format!("{} over {transport:?}: {error}", change.name));
             }
         }
     }
@@ -163,7 +163,8 @@ fn check_change(change: &Change, transport: TransportKind) -> Result<(), String>
         let mut live = LiveSession::new(&fixture, change, transport).await;
         match change.clock_advance_s {
             0 => fixture.rules.send_modify(|rules| change.apply_to(rules)),
-            seconds => set_clock(START_S + seconds), // Sending rules as well would make sessions read the clock.
+            // Without new rules, which would make sessions read the clock.
+            seconds => set_clock(START_S + seconds),
         }
         sleep(ANSWER_WAIT).await;
         let before = live.received();
@@ -174,7 +175,7 @@ fn check_change(change: &Change, transport: TransportKind) -> Result<(), String>
         let after = live.received();
         match change.is_closed {
             true => check_closed(&before, &after)?,
-            false => check_rest(change.rights, &before, &after)?,
+            false => check_continues(change.rights, &before, &after)?,
         }
         live.reconnect(&fixture, change, transport).await
     })
@@ -277,7 +278,7 @@ fn check_closed([session, lane]: &[Received; 2], after: &[Received; 2]) -> Resul
 }
 
 /// Checks that the session continues with its remaining rights.
-fn check_rest(rights: Rights, before: &[Received; 2], after: &[Received; 2]) -> Result<(), String> {
+fn check_continues(rights: Rights, before: &[Received; 2], after: &[Received; 2]) -> Result<(), String> {
     let streams = |received: &[Received; 2]| received[0].streams + received[1].streams;
     let all = after[0].messages();
     let (lists, receives) = rights_to(rights, "mine/later");

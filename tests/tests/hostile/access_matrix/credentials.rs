@@ -1,5 +1,5 @@
-//! Every kind of credential, with its expected rights. They are written by hand after docs/access.md, independently of
-//! the server's code.
+//! Every kind of credential, with its expected rights. The rights are written by hand from docs/access.md,
+//! independently of the server's code.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -56,7 +56,7 @@ const NO_RIGHTS: Rights = Rights::Session { lists: &[], receives: &[] };
 const MINE: Rights = Rights::Session { lists: &["mine/"], receives: &["mine/"] };
 const ALL: Rights = Rights::Session { lists: &[""], receives: &[""] };
 
-/// The seeds of keys.
+/// The seeds of keys: of clients, and of the trusted and another certificate authority.
 pub(super) const TRUSTED: u64 = 101;
 pub(super) const UNLISTED: u64 = 102;
 const REVOKED: u64 = 103;
@@ -117,7 +117,7 @@ fn tokens() -> Vec<Credential> {
         case("a token of the previous secret", secret(2, 6).seal(&good), ALL),
         case("a token of an older secret", secret(3, 5).seal(&good), REFUSED),
         case("a token of another server", secret(1, 8).seal(&good), REFUSED),
-        case("a token of this key under another number", secret(3, 7).seal(&good), REFUSED),
+        case("a token sealed with the right key under another secret id", secret(3, 7).seal(&good), REFUSED),
         case("a token that expired long ago", sealed(expiring_at(1)), REFUSED),
         case("a token that expires now", sealed(expiring_at(START_S)), REFUSED),
         case("a token that expires in an hour", sealed(expiring_at(START_S + 3600)), ALL),
@@ -134,7 +134,7 @@ fn tokens() -> Vec<Credential> {
         case("a token to publish", token_for("**", &[Verb::Publish]), NO_RIGHTS),
         case("a token of no grants", sealed(claims(4, vec![])), NO_RIGHTS),
         case("a token of another topic", token_for("wrong/*", &both), NO_RIGHTS),
-        case("a token of a prefix of a name", token_for("min", &both), NO_RIGHTS),
+        case("a token of a prefix of a topic", token_for("min", &both), NO_RIGHTS),
     ]
 }
 
@@ -146,7 +146,7 @@ fn changed_tokens() -> Vec<Credential> {
     // claims.
     let parts = [
         ("a token with its format changed", 0),
-        ("a token with its secret's number changed", 4),
+        ("a token with its secret id changed", 4),
         ("a token with the seal's beginning changed", 8),
         ("a token with the seal's middle changed", 28),
         ("a token with the seal's end changed", 47),
@@ -177,7 +177,7 @@ fn keys() -> Vec<Credential> {
     let good = || Some(sealed(claims(9, vec![grant("**", Verbs::CONSUME)])));
     let bad = || Some(secret(1, 8).seal(&claims(9, vec![grant("**", Verbs::CONSUME)])));
     let case = |name, seed, token, rights| Credential { name, token, certificate: Some(key(seed)), rights };
-    let borrowed = ClientIdentity { chain: key(TRUSTED).chain, key: key(UNKNOWN).key };
+    let without_its_key = ClientIdentity { chain: key(TRUSTED).chain, key: key(UNKNOWN).key };
     vec![
         case("a trusted key", TRUSTED, None, MINE),
         case("a trusted key with a wider token", TRUSTED, good(), MINE),
@@ -191,7 +191,7 @@ fn keys() -> Vec<Credential> {
         Credential {
             name: "the certificate of a trusted key without that key",
             token: good(),
-            certificate: Some(borrowed),
+            certificate: Some(without_its_key),
             rights: Rights::NoHandshake,
         },
     ]
@@ -201,7 +201,7 @@ fn certificates() -> Vec<Credential> {
     let reader = || certificate(OURS, CERTIFIED, |_| {});
     let day = Duration::from_secs(86_400);
     let now = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(START_S);
-    let borrowed = ClientIdentity { key: key(UNKNOWN).key, ..reader() };
+    let without_its_key = ClientIdentity { key: key(UNKNOWN).key, ..reader() };
     let self_signed = ClientIdentity {
         chain: vec![self_signed_certificate(CERTIFIED, "reader.example")],
         ..key(CERTIFIED)
@@ -239,7 +239,7 @@ fn certificates() -> Vec<Credential> {
             certificate(OURS, CERTIFIED, |params| params.subject_alt_names = dns("reader.example.org")),
             NO_RIGHTS,
         ),
-        case("a certificate without its key", borrowed, Rights::NoHandshake),
+        case("a certificate without its key", without_its_key, Rights::NoHandshake),
     ]
 }
 
@@ -267,7 +267,7 @@ pub(super) fn reader() -> ClientIdentity {
 fn authority(seed: u64) -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::new(vec![]).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    // Both authorities share a name, which proves nothing.
+    // Both authorities have the same name, which must not identify them.
     params.distinguished_name.push(rcgen::DnType::CommonName, "an authority");
     CertifiedIssuer::self_signed(params, key_pair(seed)).unwrap()
 }

@@ -24,7 +24,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-/// The transports.
+/// Both transports.
 pub(super) const TRANSPORTS: [TransportKind; 2] = [TransportKind::Quic, TransportKind::Tcp];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,8 +38,9 @@ pub(super) enum TransportKind {
 pub(super) struct Received {
     /// The bytes of the control stream.
     pub(super) control: Vec<u8>,
+    /// The number of data streams.
     pub(super) streams: usize,
-    /// The bytes on data streams.
+    /// The number of bytes on data streams.
     pub(super) data: usize,
     pub(super) end: Option<End>,
 }
@@ -66,12 +67,12 @@ impl Received {
         let (mut rest, mut frames) = (&self.control[..], vec![]);
         while let Some((prefix, body)) = rest.split_first_chunk() {
             let length = decode_frame_length(*prefix).unwrap();
-            assert!(body.len() >= length, "a complete message");
+            assert!(body.len() >= length, "the last message is incomplete");
             let (frame, next) = rest.split_at(4 + length);
             frames.push(frame);
             rest = next;
         }
-        assert!(rest.is_empty(), "complete messages");
+        assert!(rest.is_empty(), "the last length prefix is incomplete");
         frames
     }
 
@@ -139,7 +140,7 @@ impl RawClient {
         let _ = self.outgoing.send(bytes);
     }
 
-    /// Everything that it has received so far.
+    /// Everything that the client has received so far.
     pub(super) fn received(&self) -> Received {
         self.received.lock().unwrap().clone()
     }

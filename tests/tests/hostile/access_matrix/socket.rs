@@ -47,8 +47,8 @@ const LISTS: [(&str, &[&str]); 9] = [
     ("uid:ME1 publish **", &[]),
 ];
 
-/// Goal: each verb of the publish socket is permitted or refused as the list says, whether or not the topic is open; a
-/// refusal is the same for both. Method: each list with one producer, which opened one of the topics before.
+/// Goal: each verb of the publish socket is permitted or refused as the list says; a refusal is the same whether or not
+/// the topic is open. Method: each list with one producer, which opened one of the topics before.
 #[test]
 fn every_acl_is_obeyed() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -56,8 +56,8 @@ fn every_acl_is_obeyed() {
         let mut wrong = vec![];
         for (list, allowed) in LISTS {
             for open in ["mine/a", "other"] {
-                for (cell, why) in publish_under(list, allowed, open).await {
-                    wrong.push(format!("{list:?}, {open} is open, {cell}: {why}"));
+                for (cell, error) in publish_under(list, allowed, open).await {
+                    wrong.push(format!("{list:?}, {open} is open, {cell}: {error}"));
                 }
             }
         }
@@ -66,7 +66,8 @@ fn every_acl_is_obeyed() {
     assert!(wrong.is_empty(), "{} cells are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Runs each verb on each topic; returns the cells whose results contradict the list.
+/// Runs each verb on each topic under `list`, while the topic `open` is open; returns the cells whose results
+/// contradict the list, with the error of each.
 async fn publish_under(list: &str, allowed: &[&str], open: &str) -> Vec<(String, String)> {
     let home = tempfile::tempdir().unwrap();
     let identity = Identity::load_or_create(&home.path().join("state")).unwrap();
@@ -138,13 +139,14 @@ fn a_waiting_version_is_refused_after_revocation() {
         publish(&producer, topic("t")).await.unwrap();
         let client = Client::connect(&ticket, Default::default()).await.unwrap();
         let mut reader = client.subscribe_to(Request::every(topic("t"))).await.unwrap();
-        reader.next().await.unwrap(); // Without a request for the next version, this one is not acknowledged.
+        reader.next().await.unwrap(); // The next call of `next` would acknowledge this version.
 
         let mut first = pin!(publish(&producer, topic("t")));
-        assert!(timeout(PUBLISH_WAIT, &mut first).await.is_err(), "it waits for the reader");
-        let other = Producer::connect(&path).await.unwrap(); // One connection's versions wait before they are checked.
+        assert!(timeout(PUBLISH_WAIT, &mut first).await.is_err(), "the first version waits for the reader");
+        // On a connection of its own, a version is checked before it waits, and again afterwards.
+        let other = Producer::connect(&path).await.unwrap();
         let mut second = pin!(publish(&other, topic("t")));
-        assert!(timeout(PUBLISH_WAIT, &mut second).await.is_err(), "it waits for its turn");
+        assert!(timeout(PUBLISH_WAIT, &mut second).await.is_err(), "the second version waits for the first");
         sender.send_replace(Arc::new(Rules { acl: rules(user + 1).acl, ..before }));
         client.close().await;
         drop(reader);
@@ -156,7 +158,7 @@ fn a_waiting_version_is_refused_after_revocation() {
     });
 }
 
-/// The text of a refusal, the same for every topic.
+/// The text of a refusal, which does not say whether the topic is open.
 fn refusal(user: &str, name: &str) -> String {
     format!(
         "the server's access control list does not let user {user} publish into topic {name}: add a line `uid:{user} \
@@ -216,8 +218,8 @@ fn a_replayed_login_is_rejected() {
             replayed.write_all(&bytes).await.unwrap();
             let mut answer = vec![];
             let end = timeout(Duration::from_secs(30), replayed.read_to_end(&mut answer)).await;
-            assert!(end.is_ok(), "the connection ends");
-            assert!(answer.len() < 2048, "a handshake and an alert: {} bytes", answer.len());
+            assert!(end.is_ok(), "the connection did not end");
+            assert!(answer.len() < 2048, "more than a handshake and an alert: {} bytes", answer.len());
             assert_eq!(fixture.server.stats().sessions, u64::from(!is_over));
             assert!(fixture.access.uses()[&id.id] < clock(), "the ticket was not used again");
         }
