@@ -69,7 +69,7 @@ pub(crate) fn to_stderr(verbose: u8, format: LogFormat) -> Result<(), UsageError
     };
     let log = Registry::default()
         .with(lines.with_filter(filter))
-        .with(admin::record())
+        .with(admin::recorder())
         .with(filter_fn(shows_no_secret));
     // Fails if the process has a log already, e.g. a Python program with a client that runs a command.
     let _ = log.try_init();

@@ -7,7 +7,7 @@ mod offer;
 mod publish_socket;
 
 use crate::{
-    admin::{Bound, DeviceMemory, ServerSubject, page_url},
+    admin::{BoundPort, DeviceMemory, ServerSubject, page_url},
     args::{DeviceName, HoldArg, ServeArgs},
     codecs, device,
     exit::{Exit, UsageError},
@@ -98,7 +98,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     refuse_duplicates(&args)?;
     refuse_borrowing_for_a_gpu(&args)?;
     refuse_special_ticket_file(&args)?;
-    let admin = Bound::new(&args.admin, true)?;
+    let admin = BoundPort::new(&args.admin, true)?;
     let mut signals = Signals::listen()?;
     let device = tokio::select! {
         opened = device::open(&args.device, args.chunk_size) => opened?,
@@ -117,7 +117,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     let (reserved, memory_bytes_max) = (config.reserve()?, config.memory_bytes_max());
     let server = Server::start(listener, access.clone(), config).with_reservation(Some(reserved));
     let listening = server.local_address();
-    let admin_address = admin.as_ref().and_then(Bound::address);
+    let admin_address = admin.as_ref().and_then(BoundPort::address);
     let subject = || ServerSubject {
         reader: server.status_reader(),
         topics: args.topics.iter().map(|(topic, _)| topic.clone()).collect(),

@@ -5,7 +5,7 @@ pub(crate) mod hook;
 mod report;
 
 use crate::{
-    admin::{Bound, Consumer, page_url},
+    admin::{BoundPort, Consumer, page_url},
     args::SubscribeArgs,
     device,
     exit::{Exit, UsageError, message_of},
@@ -43,7 +43,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
             .with_context(|| format!("cannot use the output folder {}", dir.display()))?;
     }
     let consumer = Consumer::new(args.ready.ready_within);
-    let bound = Bound::new(&args.admin, false)?;
+    let bound = BoundPort::new(&args.admin, false)?;
     let admin_port = bound.map(|bound| bound.serve(consumer.clone())).transpose()?;
     if let Some(admin_port) = &admin_port {
         crate::log::message!("status page: {}", page_url(admin_port.address()));
