@@ -25,7 +25,7 @@ pub(crate) enum Exit {
     Terminated = 143,
 }
 
-/// Wrong usage that clap cannot detect.
+/// An error of usage that clap cannot detect.
 #[derive(Debug)]
 pub(crate) struct UsageError(pub(crate) String);
 

@@ -81,7 +81,7 @@ impl Loader {
                 HoldArg::Stage => ReadTensors::Staged(files.stage(&staging)?),
                 HoldArg::Borrow => ReadTensors::Borrowed(files.borrow(&staging)?),
             };
-            Ok(Read { tensors, names: files.names(), messages: offered::lines(&files) })
+            Ok(Read { tensors, names: files.names(), messages: offered::messages(&files) })
         };
         Ok(tokio::task::spawn_blocking(read).await??)
     }
