@@ -30,7 +30,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     refuse_start(&args)?;
-    // The ticket is read before signals are handled, so that Ctrl-C ends a process that waits for it on stdin.
+    // The ticket is read before signals are handled, so that Ctrl-C ends a process that waits for a ticket on stdin.
     let topic = args.topic.as_ref().and_then(|glob| Topic::new(glob.as_str()).ok());
     let ticket = match &args.topic {
         Some(_) if topic.is_none() => ticket::read_any(&args.ticket.ticket)?,
@@ -57,7 +57,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
         result = receive(&args, (&client, &consumer), target) => result.map(|()| Exit::Done),
         exit = signals.next() => Ok(exit),
     };
-    // Without the close, the server would keep the session until its idle timeout.
+    // If the session were not closed, the server would keep it until the idle timeout.
     let _ = tokio::join!(tokio::time::timeout(CLOSE_TIMEOUT, client.close()), hook::terminate_all());
     match result {
         Err(error) if error.downcast_ref().is_some_and(StdoutClosed::is_expected) => Ok(Exit::Failed),
@@ -65,7 +65,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     }
 }
 
-/// Refuses a start that the client would refuse after connecting.
+/// Refuses a value of `--from` that the client would refuse after connecting.
 fn refuse_start(args: &SubscribeArgs) -> anyhow::Result<()> {
     match (args.mode.into(), args.from) {
         (Mode::Latest, Some(Start::Oldest | Start::At(..))) => bail!(UsageError(
@@ -86,7 +86,7 @@ async fn open_client(args: &SubscribeArgs, ticket: &Ticket, consumer: &Consumer)
     Ok(client)
 }
 
-/// Connects within `timeout`.
+/// Connects to a server of the ticket within `timeout`.
 pub(crate) async fn connect(
     ticket: &Ticket,
     timeout: Duration,
@@ -133,7 +133,7 @@ impl SubscribeTarget {
     }
 }
 
-/// The client, and the status of its consumer.
+/// The client, and the state that the admin port shows.
 type Connected<'a> = (&'a Client, &'a Consumer);
 
 async fn receive(
@@ -148,7 +148,7 @@ async fn receive(
     }
 }
 
-/// Receives the first version of each present topic that matches.
+/// Receives the first version of each topic that matches and exists now.
 async fn receive_once(args: &Arc<SubscribeArgs>, client: Connected<'_>, glob: &Glob) -> anyhow::Result<()> {
     let topics = client.0.list().await?.into_iter().map(|entry| entry.id.topic);
     let topics: Vec<Topic> = topics.filter(|topic| glob.matches(topic.as_str())).collect();
@@ -171,16 +171,16 @@ async fn receive_once(args: &Arc<SubscribeArgs>, client: Connected<'_>, glob: &G
     following.end()
 }
 
-/// Receives every topic that matches, including later ones, until the session ends, or until no topic is left and one
-/// has failed. Topics that end normally are dropped.
+/// Receives every topic that matches, including topics that appear later, until the session ends, or until no topic is
+/// left and one has failed. Topics that end normally are no longer followed.
 async fn receive_all(args: &Arc<SubscribeArgs>, client: Connected<'_>, glob: &Glob) -> anyhow::Result<()> {
-    let mut found = client.0.watch(glob).await?;
+    let mut matching = client.0.watch(glob).await?;
     let mut following = Following::new(args, client);
     let mut is_watching = true;
     loop {
         tokio::select! {
-            biased; // All present topics are followed before a failure of one is handled.
-            topic = found.next(), if is_watching => match topic {
+            biased; // All existing topics are followed before a failure of one is handled.
+            topic = matching.next(), if is_watching => match topic {
                 Some(topic) => following.begin(topic).await?,
                 // The session has ended. No subscription reports the error, but the next request returns it.
                 None if following.is_empty() => {
@@ -265,12 +265,12 @@ fn is_normal_end(error: &SubscriptionError) -> bool {
     }
 }
 
-/// No topic matches a glob.
+/// The error that no topic matches a glob.
 #[derive(Debug, thiserror::Error)]
 #[error("the server has no topic that matches {0}: `tensor-relay list` lists its topics")]
 pub(crate) struct NoMatchingTopic(Glob);
 
-/// No tensor of a version is selected.
+/// The error that `--select` selects no tensor of a version.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "no tensor of {id} matches --select {globs}, so it is not saved: correct the patterns; names of its tensors are \
@@ -282,7 +282,7 @@ pub(crate) struct NothingSelected {
     pub(crate) examples: String,
 }
 
-/// Writing to stdout failed.
+/// A failed write to stdout.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write to stdout: {0}")]
 pub(crate) struct StdoutClosed(std::io::Error);
