@@ -75,8 +75,8 @@ pub(crate) struct BoundPort {
 
 impl BoundPort {
     /// Binds the address of `--admin`. Without `--admin`, binds the default port on loopback if the command
-    /// `has_default`. Returns `None` with `--admin none`, for a command without a default, and if the default port cannot
-    /// be bound, which is logged.
+    /// `has_default`. Returns `None` with `--admin none`, for a command without a default, and if the default port
+    /// cannot be bound, which is logged.
     ///
     /// # Errors
     /// When the requested port cannot be bound, or would be open to other machines without a token.

@@ -4,8 +4,8 @@ use crate::units;
 use serde_json::{Map, Value, json};
 use tensor_relay_server::{CodecId, CodecStats};
 
-/// The counters of each used codec as a JSON object, by the codec's name. `time_key` is the key of the time that workers
-/// spent.
+/// The counters of each used codec as a JSON object, by the codec's name. `time_key` is the key of the time that
+/// workers spent.
 pub(crate) fn as_object(stats: &CodecStats, time_key: &str) -> Value {
     let codecs = stats.iter().map(|(codec, count)| {
         let counters = json!({

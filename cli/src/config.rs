@@ -1,5 +1,5 @@
-//! The configuration: each option can be set by a flag, by an environment variable and by a key of one file, in this order
-//! of precedence.
+//! The configuration: each option can be set by a flag, by an environment variable and by a key of one file, in this
+//! order of precedence.
 //!
 //! Options are defined in `args.rs` alone. From the clap [`Command`] derived there, [`variable`] assigns each option
 //! its variable, [`setting`] selects the options that the file may set, [`mod@file`] reads the file, and [`layers`]

@@ -24,8 +24,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The deadline for copies to complete at the end of the program. A copy takes milliseconds.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Opens the device in `args`, with slots for chunks of `chunk_bytes`. Returns `None` for host memory, without loading a
-/// CUDA driver.
+/// Opens the device in `args`, with slots for chunks of `chunk_bytes`. Returns `None` for host memory, without loading
+/// a CUDA driver.
 pub(crate) async fn open(args: &DeviceArgs, chunk_bytes: u32) -> anyhow::Result<Option<Device>> {
     let DeviceName::Cuda(ordinal) = args.device else { return Ok(None) };
     let capacity = capacity(args.pinned_mem, chunk_bytes)?;

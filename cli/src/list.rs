@@ -57,8 +57,8 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
 /// The deadline for connecting over the other transport, after a session over the first one.
 const CONNECT_TIMEOUT_MS: u32 = 1_000;
 
-/// The transport other than `connected`, if `config` allows it and the server does not answer over it. `connected` is the
-/// transport of the session that listed the topics.
+/// The transport other than `connected`, if `config` allows it and the server does not answer over it. `connected` is
+/// the transport of the session that listed the topics.
 async fn unreachable_transport(ticket: &Ticket, config: Config, connected: LaneKind) -> Option<LaneKind> {
     if config.transport != Transport::Auto {
         return None;

@@ -34,8 +34,8 @@ pub(crate) enum LogFormat {
 /// Whether stderr is JSON. Set once, before the first message.
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 
-/// Writes a message of a command to stderr: as plain text, or as a JSON object like that of a log event. The level of the
-/// object is WARN or ERROR for the prefixes `warning: ` and `error: `, else INFO.
+/// Writes a message of a command to stderr: as plain text, or as a JSON object like that of a log event. The level of
+/// the object is WARN or ERROR for the prefixes `warning: ` and `error: `, else INFO.
 macro_rules! message {
     ($($message:tt)*) => { $crate::log::write(format_args!($($message)*)) };
 }
@@ -100,8 +100,8 @@ fn as_json(text: &str) -> String {
 fn log_filter(text: &str) -> Result<EnvFilter, UsageError> {
     EnvFilter::try_new(text).map_err(|error| {
         UsageError(format!(
-            "the environment variable {FILTER_VARIABLE} cannot be {text:?}: {error}; write a level (error, warn, info, debug, \
-             trace), or levels by module, such as `info,tensor_relay_client=debug`"
+            "the environment variable {FILTER_VARIABLE} cannot be {text:?}: {error}; write a level (error, warn, info, \
+             debug, trace), or levels by module, such as `info,tensor_relay_client=debug`"
         ))
     })
 }

@@ -4,8 +4,8 @@
 
 use std::process::ExitCode;
 
-/// The global allocator: mimalloc, because QUIC allocates 64 KiB for each received batch and frees it soon after. glibc's
-/// allocator returns such memory to the system each time, so that the next allocation causes page faults again.
+/// The global allocator: mimalloc, because QUIC allocates 64 KiB for each received batch and frees it soon after.
+/// glibc's allocator returns such memory to the system each time, so that the next allocation causes page faults again.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -98,8 +98,8 @@ async fn wait_committed(
     let (found, version) = (publication.committed_count(), publication.id().to_string());
     if !reached && publication.has_ended() {
         anyhow::bail!(
-            "{found} of {wanted} subscribers have {version}, and no further one can receive it: the version was replaced \
-             or withdrawn"
+            "{found} of {wanted} subscribers have {version}, and no further one can receive it: the version was \
+             replaced or withdrawn"
         );
     }
     if !reached {

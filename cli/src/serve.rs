@@ -216,7 +216,8 @@ fn maintain(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<Of
 
 /// Waits until every topic has ended because its files are lost. Returns the error with which the server ends then.
 async fn all_lost(maintaining: &mut JoinSet<Offer>) -> anyhow::Error {
-    let mut lost = vec![]; // Kept until the last topic ends, so that new subscribers of ended topics receive their errors.
+    // Ended topics are kept until the last one ends, so that their new subscribers receive their errors.
+    let mut lost = vec![];
     while let Some(offer) = maintaining.join_next().await {
         lost.push(offer);
     }

@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-/// Converts metrics from OpenMetrics to format 0.0.4: in the metadata of counters, names get the suffix `_total` of their
-/// samples; units and the end marker are removed.
+/// Converts metrics from OpenMetrics to format 0.0.4: in the metadata of counters, names get the suffix `_total` of
+/// their samples; units and the end marker are removed.
 pub(super) fn from_open_metrics(text: &str) -> String {
     let counters: HashSet<&str> = text.lines().filter_map(counter).collect();
     let mut classic = String::with_capacity(text.len());

@@ -151,8 +151,8 @@ fn remove_follower(topics: &mut Topics, topic: &Topic, unfollowed_max: usize) {
     }
 }
 
-/// Checks that every followed topic has a version, and that it was received `within` this time. If no topic is followed,
-/// checks the formerly followed ones.
+/// Checks that every followed topic has a version, and that it was received `within` this time. If no topic is
+/// followed, checks the formerly followed ones.
 fn readiness(topics: &Topics, within: Option<Duration>, now: Instant) -> Result<(), String> {
     if topics.is_empty() {
         return Err("no topic is followed yet".into());

@@ -61,7 +61,8 @@ async fn check_host(State(state): State<AdminState>, request: Request, next: Nex
     (headers, next.run(request).await).into_response()
 }
 
-/// Rejects requests without the token, for any path except those in [`WITHOUT_TOKEN`]: new routes are protected by default.
+/// Rejects requests without the token, for any path except those in [`WITHOUT_TOKEN`]: new routes are protected by
+/// default.
 async fn authorise(State(state): State<AdminState>, request: Request, next: Next) -> Response {
     match WITHOUT_TOKEN.contains(&request.uri().path()) || is_allowed(&state, request.headers()) {
         true => next.run(request).await,

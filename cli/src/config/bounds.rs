@@ -1,5 +1,5 @@
-//! The bounds of `serve` that `tensor-relay config` shows: the limits on the memory and work that clients can cause, with
-//! their reasons.
+//! The bounds of `serve` that `tensor-relay config` shows: the limits on the memory and work that clients can cause,
+//! with their reasons.
 
 use super::Layers;
 use crate::{

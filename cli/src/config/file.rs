@@ -107,7 +107,8 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// The setting that `key` sets in `table`; in `[default]`, the first of the settings that share the key and the meaning.
+    /// The setting that `key` sets in `table`; in `[default]`, the first of the settings that share the key and the
+    /// meaning.
     fn setting(&self, table: &str, key: &str) -> Result<&'a Setting, String> {
         let named: Vec<&Setting> = self.settings.iter().filter(|setting| setting.is_called(key)).collect();
         let of_table = named.iter().filter(|setting| table == DEFAULT || setting.command() == table);

@@ -76,8 +76,8 @@ impl Layers {
         self.file.as_ref()
     }
 
-    /// The command with the file's values as defaults. `off` has the ids of the switches that flags turn off: the file and
-    /// variables do not apply to them.
+    /// The command with the file's values as defaults. `off` has the ids of the switches that flags turn off: the file
+    /// and variables do not apply to them.
     pub(super) fn command(&self, off: &[String]) -> Command {
         let command = self.command.clone().mut_args(|arg| self.layered_arg(arg, "", off));
         let command = command.mut_subcommands(|command| {
@@ -106,8 +106,8 @@ impl Layers {
         })
     }
 
-    /// Replaces clap's error about the value of a variable, which names a flag that the user never typed, by one that names
-    /// the variable.
+    /// Replaces clap's error about the value of a variable, which names a flag that the user never typed, by one that
+    /// names the variable.
     pub(super) fn explain(
         &self,
         error: clap::Error,

@@ -16,8 +16,8 @@ const WITHOUT_VARIABLE: [&str; 3] = ["help", "version", "verbose"];
 /// The command whose flags have no variables, because its command line must describe a measurement completely.
 pub(crate) const BENCH: &str = "bench";
 
-/// The command line of `args.rs`, with `--config` for all commands and a variable for each flag, except flags of [`BENCH`]
-/// and of hidden commands, which only this program runs.
+/// The command line of `args.rs`, with `--config` for all commands and a variable for each flag, except flags of
+/// [`BENCH`] and of hidden commands, which only this program runs.
 pub(crate) fn command() -> Command {
     with_variables(Args::command().arg(file_flag()))
 }

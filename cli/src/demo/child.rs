@@ -20,8 +20,8 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts `program` with `args`. The process inherits stderr. `timeout` is the deadline for each event, and for the end
-    /// of the process.
+    /// Starts `program` with `args`. The process inherits stderr. `timeout` is the deadline for each event, and for the
+    /// end of the process.
     pub(crate) fn start(
         name: &'static str,
         program: &Program,

@@ -58,8 +58,8 @@ async fn next_with_progress(subscription: &mut Subscription) -> anyhow::Result<S
     }
 }
 
-/// Generates the version's tensors again, on a blocking thread, and compares every byte. Tensors on a device are copied to
-/// host memory first.
+/// Generates the version's tensors again, on a blocking thread, and compares every byte. Tensors on a device are copied
+/// to host memory first.
 async fn verify(client: &Client, snapshot: Snapshot, size_bytes: u64) -> anyhow::Result<Verified> {
     let udp_payload_bytes = client.lane_stats().udp_payload_bytes;
     let snapshot = snapshot.to_host().await?;

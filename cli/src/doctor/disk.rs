@@ -42,8 +42,8 @@ fn state_folder(folder: &Path) -> Finding {
     }
 }
 
-/// Creates a temporary file in `folder`, or in its nearest existing parent, and removes the file. Returns the free space
-/// there, in bytes.
+/// Creates a temporary file in `folder`, or in its nearest existing parent, and removes the file. Returns the free
+/// space there, in bytes.
 fn try_write(folder: &Path) -> io::Result<u64> {
     let existing = nearest_existing(folder).ok_or(io::ErrorKind::NotFound)?;
     tempfile::Builder::new().prefix(".tensor-relay-doctor").tempfile_in(&existing)?;

@@ -33,8 +33,8 @@ fn device_nodes() -> Vec<String> {
     nodes
 }
 
-/// Judges the survey: a machine without a GPU is ok, a GPU that cannot be used is a failure. `nodes` has the names of the
-/// GPU device files, `visible` the value of `NVIDIA_VISIBLE_DEVICES`.
+/// Judges the survey: a machine without a GPU is ok, a GPU that cannot be used is a failure. `nodes` has the names of
+/// the GPU device files, `visible` the value of `NVIDIA_VISIBLE_DEVICES`.
 fn judge(survey: &Survey, nodes: &[String], visible: Option<&str>) -> Vec<Finding> {
     let wanted = "a usable GPU, or none; --device cpu works everywhere";
     let hidden = visible.filter(|visible| matches!(*visible, "void" | "none" | ""));

@@ -18,8 +18,8 @@ pub(super) fn check(cgroup: &Cgroup) -> Vec<Finding> {
     vec![free(cgroup.memory(), available()), locked()]
 }
 
-/// Judges the free memory: the minimum of what is free below the container's limit, and of the memory `available` on the
-/// machine. `limit` is a pair of the limit and the memory used under it.
+/// Judges the free memory: the minimum of what is free below the container's limit, and of the memory `available` on
+/// the machine. `limit` is a pair of the limit and the memory used under it.
 fn free(limit: Option<(u64, u64)>, available: Option<u64>) -> Finding {
     const NAME: &str = "memory";
     const FIX: Fix = Fix {
@@ -49,8 +49,8 @@ fn available() -> Option<u64> {
     Some(kib << 10)
 }
 
-/// Reports the limit on locked memory. A low limit is not a failure, because on most systems memory locked by a GPU driver
-/// is exempt.
+/// Reports the limit on locked memory. A low limit is not a failure, because on most systems memory locked by a GPU
+/// driver is exempt.
 fn locked() -> Finding {
     let limit = getrlimit(Resource::Memlock).current;
     let measured = limit.map_or_else(

@@ -11,8 +11,8 @@ use std::{
 /// The descriptors of a server with 1024 clients of one lane each, including its files.
 const RECOMMENDED_DESCRIPTORS: u64 = 4_096;
 
-/// The time by which the clock may be behind the date of the program's file, because archives may contain dates of other
-/// time zones.
+/// The time by which the clock may be behind the date of the program's file, because archives may contain dates of
+/// other time zones.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(86_400);
 
 pub(super) fn check() -> Vec<Finding> {

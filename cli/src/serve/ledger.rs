@@ -1,5 +1,5 @@
-//! [`Ledger`]: the last published version numbers, stored in the state directory. A restarted server continues with them, so
-//! that subscribers do not receive a version that they already hold.
+//! [`Ledger`]: the last published version numbers, stored in the state directory. A restarted server continues with
+//! them, so that subscribers do not receive a version that they already hold.
 
 use crate::exit::message_of;
 use anyhow::{Context, bail};
@@ -35,8 +35,8 @@ struct Storage {
 }
 
 impl Storage {
-    /// Whether the locked file is still at its path. If it was deleted or replaced, another process can lock the file that
-    /// is there now.
+    /// Whether the locked file is still at its path. If it was deleted or replaced, another process can lock the file
+    /// that is there now.
     fn is_locked(&self) -> bool {
         let inode = |metadata: Metadata| (metadata.dev(), metadata.ino());
         let current = fs::metadata(&self.lock_path);
@@ -95,8 +95,8 @@ impl Ledger {
         Ok(Self { storage: Some(Storage { path, lock_path, lock }), content })
     }
 
-    /// The epoch and version number for content with `digest`: those of the recorded version if it has the same digest, else
-    /// its epoch and the next number. `None` for an unknown topic.
+    /// The epoch and version number for content with `digest`: those of the recorded version if it has the same digest,
+    /// else its epoch and the next number. `None` for an unknown topic.
     pub(crate) fn number(&self, topic: &Topic, digest: VersionDigest) -> Option<(Epoch, Version)> {
         let entry = self.content.topics.get(topic.as_str())?;
         let epoch = Epoch(u64::from_str_radix(&entry.epoch, 16).ok()?);
@@ -106,8 +106,8 @@ impl Ledger {
     }
 
     /// Records a version before it is published, so that its number is never reused for other content, even if this
-    /// process dies before the publish. If the file cannot be written, it is removed, and topics begin new epochs after a
-    /// restart.
+    /// process dies before the publish. If the file cannot be written, it is removed, and topics begin new epochs after
+    /// a restart.
     ///
     /// # Errors
     /// When the file cannot be removed either, or the lock is lost. The version must not be published then.

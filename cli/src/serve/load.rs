@@ -46,8 +46,8 @@ enum ReadTensors {
 }
 
 impl Loader {
-    /// Opens and reads the files at `path` on a blocking thread, uploads them, and reports the durations, the served files
-    /// and the skipped ones. Records the opened files in `watch`.
+    /// Opens and reads the files at `path` on a blocking thread, uploads them, and reports the durations, the served
+    /// files and the skipped ones. Records the opened files in `watch`.
     pub(super) async fn load(
         &self,
         path: &Path,

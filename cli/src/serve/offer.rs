@@ -120,8 +120,8 @@ impl Offer {
     }
 
     /// Polls the files, and publishes content that is new and complete. Errors are logged, and a later poll tries
-    /// again. While a version is read and while its publish waits for readers, the files are polled every `interval`, to
-    /// count missed generations.
+    /// again. While a version is read and while its publish waits for readers, the files are polled every `interval`,
+    /// to count missed generations.
     pub(crate) async fn poll(&mut self, interval: Duration) -> Option<Published> {
         let Self { source, watch: Some(watch) } = self else { return None };
         if watch.poll().await != Observation::Changed {
@@ -248,8 +248,8 @@ impl Watch {
         self.with_files(move |files| files.handle_reported(missed)).await;
     }
 
-    /// Resets the watch, so that the next poll tries to publish the files again, and logs the error unless it equals the
-    /// last logged one.
+    /// Resets the watch, so that the next poll tries to publish the files again, and logs the error unless it equals
+    /// the last logged one.
     async fn handle_failure(&mut self, error: &str, is_lost: bool) {
         self.with_files(FileWatch::reset).await;
         if self.last_error.replace(error.to_owned()).is_none_or(|last| last != error) {

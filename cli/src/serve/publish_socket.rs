@@ -13,8 +13,8 @@ use tensor_relay_server::{
     sidecar::{OpenSocket, PublishSocket, Published},
 };
 
-/// The maximum number of versions waiting to be reported. If the reader of the output is slow, versions beyond it are not
-/// reported.
+/// The maximum number of versions waiting to be reported. If the reader of the output is slow, versions beyond it are
+/// not reported.
 const QUEUE_MAX: usize = 256;
 
 /// Opens the publish socket, if `args` name one, until the result is dropped.

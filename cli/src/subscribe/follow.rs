@@ -112,8 +112,8 @@ impl Follow {
         bar::while_running(&mut self.bar, &progress, snapshot).await
     }
 
-    /// Refuses a version of which no tensor is selected: most likely a pattern of `--select` is mistyped, and saving the
-    /// version would replace a good file by an empty one.
+    /// Refuses a version of which no tensor is selected: most likely a pattern of `--select` is mistyped, and saving
+    /// the version would replace a good file by an empty one.
     fn check_selection(&self, snapshot: &Snapshot) -> Result<(), NothingSelected> {
         let (select, all) = (&self.args.select, snapshot.manifest().tensors());
         let is_selected = |tensor: &Tensor| select.iter().any(|glob| glob.matches(tensor.name.as_str()));

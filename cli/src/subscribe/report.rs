@@ -23,8 +23,8 @@ impl LaneReport {
         Self { before: reader(), reader: Box::new(reader) }
     }
 
-    /// The state of each lane as a JSON object. `received_bytes` counts from the last call and includes the traffic of other
-    /// topics, which share the lanes; `lost_packets` counts from the beginning of the lane.
+    /// The state of each lane as a JSON object. `received_bytes` counts from the last call and includes the traffic of
+    /// other topics, which share the lanes; `lost_packets` counts from the beginning of the lane.
     pub(crate) fn read(&mut self) -> Vec<Value> {
         let lanes = (self.reader)();
         let before = std::mem::replace(&mut self.before, lanes);
