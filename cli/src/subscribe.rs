@@ -1,6 +1,6 @@
 //! `tensor-relay subscribe`: receives the versions of a topic, or of all topics that match a glob.
 
-mod follow;
+mod follower;
 pub(crate) mod hook;
 mod report;
 
@@ -13,7 +13,7 @@ use crate::{
     ticket,
 };
 use anyhow::{Context, bail};
-use follow::Follow;
+use follower::Follower;
 use std::{sync::Arc, time::Duration};
 use tensor_relay_client::{
     Client, ClientError, Config, Connector, EndReason, Glob, Mode, Start, SubscriptionError, Ticket, Topic,
@@ -142,7 +142,7 @@ async fn receive(
     target: SubscribeTarget,
 ) -> anyhow::Result<()> {
     match target {
-        SubscribeTarget::One(topic) => Follow::begin(args, client, topic, true).await?.run().await,
+        SubscribeTarget::One(topic) => Follower::begin(args, client, topic, true).await?.run().await,
         SubscribeTarget::All(glob) if args.once => receive_once(args, client, &glob).await,
         SubscribeTarget::All(glob) => receive_all(args, client, &glob).await,
     }
@@ -159,54 +159,53 @@ async fn receive_once(args: &Arc<SubscribeArgs>, client: Connected<'_>, glob: &G
             Err(_) => Err(NoMatchingTopic(glob.clone()).into()),
         };
     }
-    let mut following = Following::new(args, client);
+    let mut followers = Followers::new(args, client);
     for topic in topics {
-        following.begin(topic).await?;
+        followers.begin(topic).await?;
     }
-    while let Some((topic, result)) = following.next().await {
+    while let Some((topic, result)) = followers.next().await {
         if let Err(error) = result {
-            following.handle_failure(&topic, error)?;
+            followers.handle_failure(&topic, error)?;
         }
     }
-    following.end()
+    followers.end()
 }
 
 /// Receives every topic that matches, including topics that appear later, until the session ends, or until no topic is
 /// left and one has failed. Topics that end normally are no longer followed.
 async fn receive_all(args: &Arc<SubscribeArgs>, client: Connected<'_>, glob: &Glob) -> anyhow::Result<()> {
     let mut matching = client.0.watch(glob).await?;
-    let mut following = Following::new(args, client);
+    let mut followers = Followers::new(args, client);
     let mut is_watching = true;
     loop {
         tokio::select! {
             biased; // All existing topics are followed before a failure of one is handled.
             topic = matching.next(), if is_watching => match topic {
-                Some(topic) => following.begin(topic).await?,
+                Some(topic) => followers.begin(topic).await?,
                 // The session has ended. No subscription reports the error, but the next request returns it.
-                None if following.is_empty() => {
-                    following.end()?;
+                None if followers.is_empty() => {
+                    followers.end()?;
                     return client.0.list().await.map(drop).map_err(Into::into);
                 }
                 None => is_watching = false,
             },
-            Some((topic, result)) = following.next() => if let Err(error) = result {
+            Some((topic, result)) = followers.next() => if let Err(error) = result {
                 let is_normal = error.downcast_ref::<SubscriptionError>().is_some_and(is_normal_end);
                 match (is_normal, is_watching) {
-                    (true, true) => {}
-                    (true, false) if following.is_empty() => return following.end().and(Err(error)),
-                    (true, false) => {}
-                    (false, _) => following.handle_failure(&topic, error)?,
+                    (true, false) if followers.is_empty() => return followers.end().and(Err(error)),
+                    (true, _) => {}
+                    (false, _) => followers.handle_failure(&topic, error)?,
                 }
             },
         }
-        if following.is_empty() {
-            following.end()?;
+        if followers.is_empty() {
+            followers.end()?;
         }
     }
 }
 
 /// The topics that are followed concurrently. A failure of one topic does not end the other topics.
-struct Following<'a> {
+struct Followers<'a> {
     args: &'a Arc<SubscribeArgs>,
     client: Connected<'a>,
     running: JoinSet<(Topic, anyhow::Result<()>)>,
@@ -214,14 +213,14 @@ struct Following<'a> {
     first_failure: Option<anyhow::Error>,
 }
 
-impl<'a> Following<'a> {
+impl<'a> Followers<'a> {
     fn new(args: &'a Arc<SubscribeArgs>, client: Connected<'a>) -> Self {
         Self { args, client, running: JoinSet::new(), first_failure: None }
     }
 
     async fn begin(&mut self, topic: Topic) -> Result<(), ClientError> {
-        let follow = Follow::begin(self.args, self.client, topic.clone(), false).await?;
-        self.running.spawn(async move { (topic, follow.run().await) });
+        let follower = Follower::begin(self.args, self.client, topic.clone(), false).await?;
+        self.running.spawn(async move { (topic, follower.run().await) });
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! [`Follow`]: receives, saves and reports the versions of one topic, and runs the command of `--exec` after each.
+//! [`Follower`]: receives, saves and reports the versions of one topic, and runs the command of `--exec` after each.
 
 use super::{
     NothingSelected, hook,
@@ -22,7 +22,7 @@ const EXAMPLES_MAX: usize = 3;
 const WAITING_MESSAGE_DELAY: Duration = Duration::from_secs(1);
 
 /// A subscription, and the outputs of its versions.
-pub(crate) struct Follow {
+pub(crate) struct Follower {
     args: Arc<SubscribeArgs>,
     subscription: Subscription,
     mirror: Option<Arc<Mirror>>,
@@ -31,7 +31,7 @@ pub(crate) struct Follow {
     followed: FollowedTopic,
 }
 
-impl Follow {
+impl Follower {
     /// Subscribes to `topic`. A progress bar is shown only if the topic `is_alone`, i.e. no other topic is followed.
     pub(crate) async fn begin(
         args: &Arc<SubscribeArgs>,
