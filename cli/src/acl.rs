@@ -19,7 +19,7 @@ pub(crate) fn run(command: AclCommand) -> anyhow::Result<Exit> {
 fn check(args: &CheckAclArgs) -> anyhow::Result<Exit> {
     let store = tickets::store(&args.state)?;
     let (allowed, reason) = match args.principal.split_once(':') {
-        Some(("ticket", id)) => by_ticket(&store, id, args)?,
+        Some(("ticket", id)) => check_ticket(&store, id, args)?,
         Some(("key" | "dns" | "uri" | "uid", _)) => {
             match store.rules()?.acl.decide(&args.principal, args.verb, &args.topic) {
                 Decision::Allowed(number, line) => {
@@ -45,8 +45,8 @@ fn check(args: &CheckAclArgs) -> anyhow::Result<Exit> {
     Ok(if allowed { Exit::Done } else { Exit::Refused })
 }
 
-/// Checks a ticket by its grants; the access control list does not apply to tickets.
-fn by_ticket(store: &AccessStore, id: &str, args: &CheckAclArgs) -> anyhow::Result<(bool, String)> {
+/// Checks whether a ticket's own grants allow the action; the access control list does not apply to tickets.
+fn check_ticket(store: &AccessStore, id: &str, args: &CheckAclArgs) -> anyhow::Result<(bool, String)> {
     let Ok(id) = id.parse::<TicketId>() else {
         bail!(UsageError(format!("{id:?} is not a ticket ID: a ticket ID has 16 hexadecimal digits")));
     };

@@ -1,8 +1,8 @@
 //! The admin port: status and metrics of a running server or consumer over HTTP, for operators.
 //!
-//! It serves `/livez`, `/readyz`, `/metrics`, `/status` and a status page, on its own thread and runtime: a
-//! scrape costs the network thread only the few locks of a status snapshot, and `/livez` can report that the network
-//! thread hangs.
+//! It serves `/livez`, `/readyz`, `/metrics`, `/status` and a status page on its own thread and runtime, for two
+//! reasons: a scrape delays the network thread only by the few locks that reading the status takes, and `/livez` can
+//! report that the network thread hangs.
 
 mod access;
 mod address;
@@ -20,7 +20,7 @@ mod server_status;
 
 pub(crate) use address::{AdminArgs, ReadyArgs};
 pub use consumer::{Consumer, FollowedTopic};
-pub(crate) use events::record;
+pub(crate) use events::recorder;
 pub(crate) use memory::DeviceMemory;
 pub(crate) use server::ServerSubject;
 
@@ -68,14 +68,15 @@ pub(crate) trait Subject: Send + Sync + 'static {
 
 /// A bound admin port. Requests wait until [`serve`](Self::serve) is called.
 #[derive(Debug)]
-pub(crate) struct Bound {
+pub(crate) struct BoundPort {
     listener: TcpListener,
     access: Access,
 }
 
-impl Bound {
-    /// Binds the port in `args`, or without `--admin` the default port on loopback if the command `has_default`. `None`
-    /// with `--admin none`, without a default, or if the default port is in use, which is logged.
+impl BoundPort {
+    /// Binds the address of `--admin`. Without `--admin`, binds the default port on loopback if the command
+    /// `has_default`. Returns `None` with `--admin none`, for a command without a default, and if the default port
+    /// cannot be bound, which is logged.
     ///
     /// # Errors
     /// When the requested port cannot be bound, or would be open to other machines without a token.
@@ -196,7 +197,7 @@ impl AdminPort {
     fn open(address: SocketAddr, token_file: Option<&Path>, subject: impl Subject) -> anyhow::Result<Self> {
         let args =
             AdminArgs { admin: Some(Admin::At(address)), admin_token_file: token_file.map(Path::to_owned) };
-        let bound = Bound::new(&args, true)?.context("an address is given, so a port is bound")?;
+        let bound = BoundPort::new(&args, true)?.context("an address is given, so a port is bound")?;
         bound.serve(subject)
     }
 

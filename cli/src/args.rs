@@ -1,4 +1,5 @@
-//! The command line options. Variables and keys of the configuration file follow from them: see [`crate::config`].
+//! The command line options. Environment variables and keys of the configuration file are derived from them: see
+//! [`crate::config`].
 
 mod access;
 mod device;
@@ -32,16 +33,16 @@ pub(crate) struct Args {
 
     /// Log more on stderr: -v for information, -vv for everything. TENSOR_RELAY_LOG sets a filter, e.g. `debug`; QUIC's
     /// frames, which contain secrets, are never logged.
-    #[arg(short, long, global = true, action = ArgAction::Count, help_heading = FOR_ALL)]
+    #[arg(short, long, global = true, action = ArgAction::Count, help_heading = GLOBAL_HEADING)]
     pub(crate) verbose: u8,
 
     /// The format of messages on stderr: text, or one JSON object per line.
-    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, help_heading = FOR_ALL)]
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, help_heading = GLOBAL_HEADING)]
     pub(crate) log_format: LogFormat,
 }
 
 /// The help heading of the options that every command has.
-pub(crate) const FOR_ALL: &str = "For every command";
+pub(crate) const GLOBAL_HEADING: &str = "For every command";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -78,8 +79,8 @@ and a table [default] for options that several commands share:
   policy = \"/models/policy.safetensors\"
 
 A flag overrides a variable, and a variable overrides the file. In the file, a command's own table
-overrides [default]. A switch --NAME that a variable or the file turns on is
-turned off by --no-NAME.
+overrides [default]. A switch --NAME that a variable or the file turns on is turned off by
+--no-NAME.
 
 Examples:
   tensor-relay config serve
@@ -296,7 +297,7 @@ pub(crate) struct ManArgs {
     pub(crate) out: Option<PathBuf>,
 }
 
-/// The demo's server process, driven by lines on stdin.
+/// The options of the demo's producer process, which reads commands from stdin.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DemoProducerArgs {
     #[arg(long)]
@@ -309,7 +310,7 @@ pub(crate) struct DemoProducerArgs {
     pub(crate) device: DeviceArgs,
 }
 
-/// The demo's subscriber process, which reads expectations from stdin.
+/// The options of the demo's consumer process.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DemoConsumerArgs {
     pub(crate) ticket: String,
@@ -342,7 +343,7 @@ pub(crate) enum Codec {
 }
 
 impl Codec {
-    /// The codec; `None` for `auto`.
+    /// The chosen codec; `None` for `auto`.
     pub(crate) fn fixed(self) -> Option<CodecId> {
         match self {
             Self::Auto => None,
@@ -354,8 +355,8 @@ impl Codec {
         }
     }
 
-    /// Its name on the command line.
-    pub(crate) fn word(self) -> &'static str {
+    /// The name on the command line.
+    pub(crate) fn name(self) -> &'static str {
         self.fixed().map_or("auto", CodecId::name)
     }
 }
@@ -372,10 +373,10 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn a_codec_is_called_by_its_name() {
+    fn values_of_codec_are_the_names_of_codecs() {
         for codec in Codec::value_variants() {
-            let word = codec.to_possible_value().unwrap();
-            assert_eq!(word.get_name(), codec.word());
+            let value = codec.to_possible_value().unwrap();
+            assert_eq!(value.get_name(), codec.name());
         }
         assert_eq!(Codec::value_variants().len(), CodecId::ALL.len() + 1, "every codec and `auto`");
     }

@@ -14,7 +14,7 @@ pub(crate) const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 /// The shortest time over which a rate is shown.
 const RATE_MIN_PERIOD: Duration = Duration::from_millis(100);
 
-/// A bar on stderr, shown on terminals only: size, rate, time left. It clears itself between versions.
+/// A progress bar on stderr, drawn on terminals only, with size, rate and remaining time.
 pub(crate) struct Bar {
     bar: ProgressBar,
     version: u64,
@@ -24,7 +24,7 @@ impl Bar {
     /// A bar that is drawn only if `is_enabled` and stderr is a terminal with cursor control.
     pub(crate) fn new(is_enabled: bool) -> Self {
         let is_capable =
-            std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb");
+            std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         let target = if is_enabled && is_capable {
             ProgressDrawTarget::stderr_with_hz(20)
         } else {
@@ -82,7 +82,7 @@ fn style() -> ProgressStyle {
         })
 }
 
-/// Runs `work`, and refreshes `bar` from `progress` until it completes.
+/// Runs `work`. Until it completes, refreshes `bar` from `progress`; then clears the bar.
 pub(crate) async fn while_running<T>(
     bar: &mut Bar,
     progress: &(dyn Fn() -> Progress + Send + Sync),

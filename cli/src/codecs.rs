@@ -4,7 +4,8 @@ use crate::units;
 use serde_json::{Map, Value, json};
 use tensor_relay_server::{CodecId, CodecStats};
 
-/// The counters of each used codec, by its name. `time_key` is the key of the workers' time.
+/// The counters of each used codec as a JSON object, by the codec's name. `time_key` is the key of the time that
+/// workers spent.
 pub(crate) fn as_object(stats: &CodecStats, time_key: &str) -> Value {
     let codecs = stats.iter().map(|(codec, count)| {
         let counters = json!({
@@ -19,7 +20,7 @@ pub(crate) fn as_object(stats: &CodecStats, time_key: &str) -> Value {
     Value::Object(codecs.collect::<Map<_, _>>())
 }
 
-/// The encoded size and the used codecs; `None` if every chunk was sent raw.
+/// The encoded size and the used codecs as text; `None` if every chunk was sent raw.
 pub(crate) fn as_text(stats: &CodecStats) -> Option<String> {
     let encoded = stats.iter().map(|(codec, _)| codec).filter(|codec| *codec != CodecId::Raw);
     let names: Vec<&str> = encoded.map(CodecId::name).collect();

@@ -1,5 +1,5 @@
-//! The configuration: every option as a flag, an environment variable and a key of one file, in this order of
-//! precedence.
+//! The configuration: each option can be set by a flag, by an environment variable and by a key of one file, in this
+//! order of precedence.
 //!
 //! Options are defined in `args.rs` alone. From the clap [`Command`] derived there, [`variable`] assigns each option
 //! its variable, [`setting`] selects the options that the file may set, [`mod@file`] reads the file, and [`layers`]
@@ -50,13 +50,13 @@ pub(crate) fn read(argv: &[OsString]) -> anyhow::Result<(Args, Layers)> {
     Ok((Args::from_arg_matches(&matches)?, layers))
 }
 
-/// The arguments that are needed before the file can be read. Errors are ignored here; the later full parse reports
-/// them.
+/// The arguments that are needed before the file can be read. Parsing them ignores errors, which the later full parse
+/// reports.
 #[derive(Debug, Default)]
 struct EarlyArguments {
     command: Option<String>,
     file: Option<PathBuf>,
-    /// The ids of the switches turned off by flags.
+    /// The ids of the switches that flags turn off.
     off: Vec<String>,
     wants_sample: bool,
 }
@@ -86,7 +86,7 @@ impl EarlyArguments {
         self.off.extend(flags.filter_map(switch::opposite_of).map(Into::into));
     }
 
-    /// Whether the command reads the file. A broken file must not affect commands that do not.
+    /// Whether the command reads the file. A broken file must not affect the other commands.
     fn uses_file(&self) -> bool {
         let command = self.command.as_deref();
         command.is_some_and(|name| setting::is_configurable(name) || (name == "config" && !self.wants_sample))

@@ -1,8 +1,8 @@
 //! `tensor-relay demo`: a complete transfer on one machine, without preparation.
 //!
-//! This process starts two child processes of the same program, a [`producer`] that serves a generated model and a
-//! [`consumer`] that subscribes to it and verifies every byte, and reports their progress. The two share only the
-//! loopback network, as two containers would.
+//! This process starts two child processes of the same program and reports their progress: a [`producer`] that serves a
+//! generated model, and a [`consumer`] that subscribes to it and verifies every byte. The children share only the
+//! loopback network.
 
 mod child;
 pub(crate) mod consumer;
@@ -17,7 +17,7 @@ use report::DemoReport;
 use std::time::Duration;
 use tensor_relay_bench::program::Program;
 
-/// The minimum size of the model: the small tensors do not fit into less.
+/// The minimum size of the model, so that its small tensors fit.
 const SIZE_MIN_BYTES: u64 = 1 << 20;
 
 pub(crate) async fn run(args: DemoArgs, program: &Program) -> anyhow::Result<Exit> {
@@ -69,7 +69,7 @@ fn producer_args(args: &DemoArgs, state_dir: &std::path::Path) -> Vec<String> {
         "--state-dir",
         &state_dir,
         "--codec",
-        args.codec.word(),
+        args.codec.name(),
     ];
     arguments.map(Into::into).into_iter().chain(args.device.arguments()).collect()
 }

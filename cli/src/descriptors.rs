@@ -52,7 +52,7 @@ fn raise(limit: Rlimit) -> u64 {
     }
 }
 
-/// The number of descriptors that `command` needs at least. Further peers wait for free ones.
+/// The minimum number of descriptors that `command` needs. Connections beyond it wait for free descriptors.
 fn needed(command: &Command) -> u64 {
     let lanes = |lanes| match lanes {
         Lanes::Fixed(lanes) => u64::from(lanes),

@@ -1,4 +1,4 @@
-//! Opening, watching and closing the device that `--device` selects.
+//! Opens, watches and closes the device that `--device` selects.
 
 use crate::{
     args::{DeviceArgs, DeviceName},
@@ -15,7 +15,7 @@ use tensor_relay_device::{
 /// The granularity of slots: each begins on a page.
 const PAGE_BYTES: u64 = 4096;
 
-/// The minimum number of slots for overlap: one is copied while the other is sent or received.
+/// The minimum number of slots, so that one is copied while the other is sent or received.
 const SLOTS_MIN: u64 = 2;
 
 /// The interval of checks whether a GPU still works.
@@ -24,8 +24,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The deadline for copies to complete at the end of the program. A copy takes milliseconds.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Opens the device in `args`, with slots for chunks of `chunk_bytes`. `None` stands for host memory, and then no CUDA
-/// driver is loaded.
+/// Opens the device in `args`, with slots for chunks of `chunk_bytes`. Returns `None` for host memory, without loading
+/// a CUDA driver.
 pub(crate) async fn open(args: &DeviceArgs, chunk_bytes: u32) -> anyhow::Result<Option<Device>> {
     let DeviceName::Cuda(ordinal) = args.device else { return Ok(None) };
     let capacity = capacity(args.pinned_mem, chunk_bytes)?;

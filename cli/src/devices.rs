@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tensor_relay_device::cuda::{self, CudaError, DeviceProcess, Survey, SurveyedGpu};
 
 pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<Exit> {
-    // Queries of the driver and NVML may take a second, so they run off the executor.
+    // Queries of the driver and NVML may take a second, so they run on a blocking thread.
     let survey = tokio::task::spawn_blocking(cuda::survey).await?;
     let reason = reason(&survey);
     let gpus = survey.gpus.unwrap_or_default();
@@ -88,7 +88,7 @@ fn name(gpu: &SurveyedGpu) -> String {
     format!("cuda:{}", gpu.info.ordinal)
 }
 
-/// The total memory by NVML, or else by the driver, which reports a little less.
+/// The total memory that NVML reports, or else the driver, whose figure is a little lower.
 fn total_bytes(gpu: &SurveyedGpu) -> u64 {
     gpu.memory.map_or(gpu.info.total_bytes, |memory| memory.total_bytes)
 }
@@ -98,7 +98,7 @@ fn capability(gpu: &SurveyedGpu) -> String {
     format!("{major}.{minor}")
 }
 
-/// The processes on a GPU, or `-` for none.
+/// The processes that use a GPU, or `-` for none.
 fn users(processes: &[DeviceProcess]) -> String {
     let user = |process: &DeviceProcess| match process.used_bytes {
         Some(bytes) => format!("{} ({})", process.pid, units::bytes(bytes)),

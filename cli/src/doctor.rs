@@ -1,6 +1,6 @@
 //! `tensor-relay doctor`: diagnoses this machine, this container and the path to a server.
 //!
-//! Each group of checks is a file. A check returns a [`Finding`], and changes nothing.
+//! Each group of checks is a file. A check returns a [`Finding`], and leaves the system unchanged.
 
 mod cgroup;
 mod disk;
@@ -22,7 +22,7 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<Exit> {
     let ticket = args.ticket.as_deref().map(ticket::read_any).transpose()?;
     let state_dir = args.state_dir.clone();
     // Queries of drivers and disks may take a second.
-    let mut findings = tokio::task::spawn_blocking(move || local(state_dir.as_deref())).await?;
+    let mut findings = tokio::task::spawn_blocking(move || local_findings(state_dir.as_deref())).await?;
     if let Some(ticket) = &ticket {
         findings.extend(server::check(ticket, args.identity.load()?).await);
     }
@@ -30,11 +30,11 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<Exit> {
         true => print_line(&as_json(&findings)),
         false => findings.iter().flat_map(as_text).for_each(|line| print_line(&line)),
     }
-    Ok(code(&findings))
+    Ok(exit_code(&findings))
 }
 
 /// All findings about this machine and this container.
-fn local(state_dir: Option<&std::path::Path>) -> Vec<Finding> {
+fn local_findings(state_dir: Option<&std::path::Path>) -> Vec<Finding> {
     let cgroup = Cgroup::own();
     let mut findings = gpu::check();
     findings.extend(memory::check(&cgroup));
@@ -45,7 +45,7 @@ fn local(state_dir: Option<&std::path::Path>) -> Vec<Finding> {
     findings
 }
 
-fn code(findings: &[Finding]) -> Exit {
+fn exit_code(findings: &[Finding]) -> Exit {
     match findings.iter().any(|finding| finding.state == State::Fail) {
         true => Exit::Failed,
         false => Exit::Done,
@@ -82,7 +82,7 @@ mod tests {
     use finding::Fix;
 
     #[test]
-    fn a_bad_finding_is_printed_with_its_fixes() {
+    fn a_failure_is_printed_with_its_fixes() {
         let good = Finding::ok("clock", "2026", "a date");
         assert_eq!(as_text(&good), ["ok    clock                 2026"]);
         let fix = Fix { host: "a", docker: "b", kubernetes: "c" };

@@ -25,7 +25,7 @@ pub(crate) enum Exit {
     Terminated = 143,
 }
 
-/// Wrong usage that clap cannot detect.
+/// An error of usage that clap cannot detect.
 #[derive(Debug)]
 pub(crate) struct UsageError(pub(crate) String);
 
@@ -65,7 +65,7 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         return Some(Exit::Unreachable);
     }
     if let Some(error) = cause.downcast_ref::<sidecar::ConnectError>() {
-        return Some(of_socket(error));
+        return Some(code_of_socket_error(error));
     }
     match cause.downcast_ref() {
         Some(sidecar::PublishError::ConnectionLost(_)) => return Some(Exit::Unreachable),
@@ -75,13 +75,13 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         _ => {}
     }
     if let Some(error) = cause.downcast_ref::<ClientError>() {
-        return Some(of_client(error));
+        return Some(code_of_client_error(error));
     }
-    cause.downcast_ref::<SubscriptionError>().map(of_subscription)
+    cause.downcast_ref::<SubscriptionError>().map(code_of_subscription_error)
 }
 
 /// The code of a failed connection to a publish socket.
-fn of_socket(error: &sidecar::ConnectError) -> Exit {
+fn code_of_socket_error(error: &sidecar::ConnectError) -> Exit {
     match error {
         sidecar::ConnectError::NotPermitted { .. }
         | sidecar::ConnectError::Refused { .. }
@@ -90,7 +90,7 @@ fn of_socket(error: &sidecar::ConnectError) -> Exit {
     }
 }
 
-fn of_client(error: &ClientError) -> Exit {
+fn code_of_client_error(error: &ClientError) -> Exit {
     match error {
         error if error.is_unauthorised() => Exit::Refused,
         ClientError::Connect(ConnectError::WrongKey { .. }) => Exit::Refused,
@@ -107,14 +107,14 @@ fn of_client(error: &ClientError) -> Exit {
             Exit::Unreachable
         }
         ClientError::NotReconnected { .. } => Exit::Unreachable,
-        ClientError::Ended(error) => of_client(error),
+        ClientError::Ended(error) => code_of_client_error(error),
         ClientError::StartNeedsEvery => Exit::Usage,
         ClientError::Message(_) | ClientError::ProtocolViolation(_) => Exit::Damaged,
         _ => Exit::Failed,
     }
 }
 
-fn of_subscription(error: &SubscriptionError) -> Exit {
+fn code_of_subscription_error(error: &SubscriptionError) -> Exit {
     match error {
         SubscriptionError::NotFound { .. }
         | SubscriptionError::Aborted { .. }
@@ -125,7 +125,7 @@ fn of_subscription(error: &SubscriptionError) -> Exit {
         }
         SubscriptionError::Ended { reason: EndReason::Replaced, .. } => Exit::ReaderReplaced,
         SubscriptionError::Ended { reason: EndReason::Withdrawn | EndReason::Expired, .. } => Exit::NotFound,
-        SubscriptionError::Disconnected { source, .. } => of_client(source),
+        SubscriptionError::Disconnected { source, .. } => code_of_client_error(source),
         SubscriptionError::Stalled { .. } => Exit::Unreachable,
         SubscriptionError::Ended { reason: EndReason::Evicted, .. } => Exit::Unreachable,
         SubscriptionError::Ended { reason: EndReason::Forbidden, .. } => Exit::Refused,

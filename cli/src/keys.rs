@@ -12,8 +12,8 @@ use serde_json::json;
 use std::path::Path;
 use tensor_relay_server::Identity;
 
-/// The name of the file in the state directory in which [`Identity`] stores the key.
-const KEY_FILE: &str = "identity.key";
+/// The name of the file with the key of [`Identity`], in the state directory.
+pub(crate) const KEY_FILE: &str = "identity.key";
 
 pub(crate) fn run(command: KeysCommand) -> anyhow::Result<Exit> {
     match command {

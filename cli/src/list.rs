@@ -20,7 +20,7 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
     let topics = client.list().await?;
     let (kind, reason) = client.transport();
     client.close().await;
-    let unreachable = unreachable_kind(&ticket, config, kind).await;
+    let unreachable = unreachable_transport(&ticket, config, kind).await;
     match args.json {
         true => {
             let topics: Vec<_> = topics.iter().map(as_json).collect();
@@ -54,16 +54,16 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// The deadline for connecting over the other transport, after one has succeeded.
+/// The deadline for connecting over the other transport, after a session over the first one.
 const CONNECT_TIMEOUT_MS: u32 = 1_000;
 
-/// The transport other than `kind`, if `config` allows it and it does not reach the server. `kind` is known to reach
-/// the server.
-async fn unreachable_kind(ticket: &Ticket, config: Config, kind: LaneKind) -> Option<LaneKind> {
+/// The transport other than `connected`, if `config` allows it and the server does not answer over it. `connected` is
+/// the transport of the session that listed the topics.
+async fn unreachable_transport(ticket: &Ticket, config: Config, connected: LaneKind) -> Option<LaneKind> {
     if config.transport != Transport::Auto {
         return None;
     }
-    let (other, transport) = match kind {
+    let (other, transport) = match connected {
         LaneKind::Quic => (LaneKind::Tcp, Transport::Tcp),
         LaneKind::Tcp => (LaneKind::Quic, Transport::Quic),
     };

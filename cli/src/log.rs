@@ -1,4 +1,4 @@
-//! The output on stderr: the log, and messages of commands; as text, or as JSON with one object per line.
+//! The output on stderr: the log, and the messages of commands. It is text, or JSON with one object per line.
 
 use crate::{admin, config, exit::UsageError};
 use clap::ValueEnum;
@@ -19,8 +19,8 @@ use tracing_subscriber::{
     prelude::*,
 };
 
-/// The variable with the log filter.
-const LOG: &str = "TENSOR_RELAY_LOG";
+/// The environment variable with the log filter.
+const FILTER_VARIABLE: &str = "TENSOR_RELAY_LOG";
 
 /// The format of stderr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -34,8 +34,8 @@ pub(crate) enum LogFormat {
 /// Whether stderr is JSON. Set once, before the first message.
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 
-/// Writes a message of a command to stderr: as plain text, or in JSON like a log event, whose level is WARN or ERROR
-/// for the prefixes `warning: ` and `error: `, else INFO.
+/// Writes a message of a command to stderr: as plain text, or as a JSON object like that of a log event. The level of
+/// the object is WARN or ERROR for the prefixes `warning: ` and `error: `, else INFO.
 macro_rules! message {
     ($($message:tt)*) => { $crate::log::write(format_args!($($message)*)) };
 }
@@ -50,7 +50,7 @@ pub(crate) fn to_stderr(verbose: u8, format: LogFormat) -> Result<(), UsageError
         1 => "info",
         _ => "debug",
     };
-    let filter = match config::variable::value_of(LOG) {
+    let filter = match config::variable::value_of(FILTER_VARIABLE) {
         Some(filter) => log_filter(&filter.to_string_lossy())?,
         None => EnvFilter::new(default),
     };
@@ -69,8 +69,8 @@ pub(crate) fn to_stderr(verbose: u8, format: LogFormat) -> Result<(), UsageError
     };
     let log = Registry::default()
         .with(lines.with_filter(filter))
-        .with(admin::record())
-        .with(filter_fn(shows_no_secret));
+        .with(admin::recorder())
+        .with(filter_fn(is_free_of_secrets));
     // Fails if the process has a log already, e.g. a Python program with a client that runs a command.
     let _ = log.try_init();
     Ok(())
@@ -100,15 +100,15 @@ fn as_json(text: &str) -> String {
 fn log_filter(text: &str) -> Result<EnvFilter, UsageError> {
     EnvFilter::try_new(text).map_err(|error| {
         UsageError(format!(
-            "the environment variable {LOG} cannot be {text:?}: {error}; write a level (error, warn, info, debug, \
-             trace), or levels by module, such as `info,tensor_relay_client=debug`"
+            "the environment variable {FILTER_VARIABLE} cannot be {text:?}: {error}; write a level (error, warn, info, \
+             debug, trace), or levels by module, such as `info,tensor_relay_client=debug`"
         ))
     })
 }
 
 /// Whether an event may be logged, regardless of the filter. At level `trace`, quinn logs the content of every frame; a
 /// logged stateless reset token would let any reader of the log end the connection.
-fn shows_no_secret(metadata: &Metadata<'_>) -> bool {
+fn is_free_of_secrets(metadata: &Metadata<'_>) -> bool {
     *metadata.level() != Level::TRACE || !metadata.target().starts_with("quinn_proto")
 }
 

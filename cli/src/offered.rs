@@ -1,10 +1,10 @@
-//! Messages about which files of a folder are served and which are not.
+//! Messages about the files of a folder that are served and those that are skipped.
 
 use crate::units;
 use tensor_relay_server::{FileKind, SkipReason, SkippedEntry, TensorFiles};
 
-/// The messages about `files`; none for a single file if nothing is skipped.
-pub(crate) fn lines(files: &TensorFiles) -> Vec<String> {
+/// The messages about `files`: none for a single file, unless something is skipped.
+pub(crate) fn messages(files: &TensorFiles) -> Vec<String> {
     let path = files.path().display();
     let offered = (files.kind() == FileKind::Directory).then(|| format!("{path}: {}", offered(files)));
     let skipped = match files.skipped() {
@@ -30,7 +30,7 @@ fn join(skipped: &[SkippedEntry]) -> String {
     skipped.iter().map(SkippedEntry::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The options that would include some of these files.
+/// The options that would include skipped files.
 fn hint(skipped: &[SkippedEntry]) -> String {
     let options = [
         (SkipReason::NotOfModel, "--all-files serves files of other names"),

@@ -9,7 +9,7 @@ use tensor_relay_server::{
     sidecar::{Producer, Publication, SealedVersion, Terms},
 };
 
-/// A deadline of `--timeout` passed.
+/// An expired deadline of `--timeout`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WaitTimeout {
     #[error(
@@ -44,7 +44,7 @@ pub(crate) async fn run(args: PublishArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Copies the files into memory that the server can read, off the executor.
+/// Copies the files into memory that the server can read, on a blocking thread.
 async fn seal(args: &PublishArgs, terms: Terms) -> anyhow::Result<SealedVersion> {
     let (path, rules) = (args.file.clone(), args.folder.into());
     let sealed = tokio::task::spawn_blocking(move || -> anyhow::Result<_> {
@@ -52,10 +52,10 @@ async fn seal(args: &PublishArgs, terms: Terms) -> anyhow::Result<SealedVersion>
         let version = files
             .seal(&terms)
             .with_context(|| format!("cannot publish {}", path.display()))?;
-        Ok((version, offered::lines(&files)))
+        Ok((version, offered::messages(&files)))
     });
-    let (version, offered) = sealed.await??;
-    offered.iter().for_each(|line| crate::log::message!("{line}"));
+    let (version, messages) = sealed.await??;
+    messages.iter().for_each(|message| crate::log::message!("{message}"));
     Ok(version)
 }
 
@@ -98,7 +98,8 @@ async fn wait_committed(
     let (found, version) = (publication.committed_count(), publication.id().to_string());
     if !reached && publication.has_ended() {
         anyhow::bail!(
-            "{found} of {wanted} subscribers have {version}, and no further one can receive it: the version was replaced or withdrawn"
+            "{found} of {wanted} subscribers have {version}, and no further one can receive it: the version was \
+             replaced or withdrawn"
         );
     }
     if !reached {

@@ -7,7 +7,7 @@ mod offer;
 mod publish_socket;
 
 use crate::{
-    admin::{Bound, DeviceMemory, ServerSubject, page_url},
+    admin::{BoundPort, DeviceMemory, ServerSubject, page_url},
     args::{DeviceName, HoldArg, ServeArgs},
     codecs, device,
     exit::{Exit, UsageError},
@@ -35,7 +35,7 @@ use tensor_relay_server::{
 };
 use tokio::task::JoinSet;
 
-/// The first line of `--json`.
+/// The event `serving`: the first line of `--json`.
 #[derive(Debug, Serialize)]
 struct Serving<'a> {
     event: &'static str,
@@ -51,12 +51,12 @@ struct Serving<'a> {
     admin: Option<SocketAddr>,
     /// The maximum host memory that the server uses in addition to its versions.
     memory_bytes_max: u64,
-    topics: &'a [Served],
+    topics: &'a [ServedTopic],
 }
 
-/// A topic and its first version, in the first line of `--json`.
+/// A topic and its first version, in the event `serving`.
 #[derive(Debug, Serialize)]
-struct Served {
+struct ServedTopic {
     topic: String,
     epoch: String,
     version: u64,
@@ -67,7 +67,7 @@ struct Served {
     files: Vec<String>,
 }
 
-/// A further line of `--json`: a version published after the start.
+/// The event `published`: a line of `--json` for each version published after the start.
 #[derive(Debug, Serialize)]
 struct PublishedLine {
     event: &'static str,
@@ -76,29 +76,29 @@ struct PublishedLine {
     version: u64,
     tensors: usize,
     payload_bytes: u64,
-    /// From files: their names.
+    /// For a version from files: their names.
     #[serde(skip_serializing_if = "Option::is_none")]
     files: Option<Vec<String>>,
-    /// From files: the number of their generations that were detected before this version but never published.
+    /// For a version from files: the number of their generations that were detected before it but never published.
     #[serde(skip_serializing_if = "Option::is_none")]
     missed_generations: Option<u64>,
-    /// Through the socket: the kind of memory that was lent.
+    /// For a version from the publish socket: the kind of memory that the publisher lent.
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<&'static str>,
-    /// Through the socket: why that kind was chosen.
+    /// For a version from the publish socket: why that kind was chosen.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
-    /// Through the socket: the publishing process.
+    /// For a version from the publish socket: the publishing process.
     #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<String>,
 }
 
 pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
-    refuse_no_source(&args)?;
+    check_sources(&args)?;
     refuse_duplicates(&args)?;
     refuse_borrowing_for_a_gpu(&args)?;
     refuse_special_ticket_file(&args)?;
-    let admin = Bound::new(&args.admin, true)?;
+    let admin = BoundPort::new(&args.admin, true)?;
     let mut signals = Signals::listen()?;
     let device = tokio::select! {
         opened = device::open(&args.device, args.chunk_size) => opened?,
@@ -117,7 +117,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     let (reserved, memory_bytes_max) = (config.reserve()?, config.memory_bytes_max());
     let server = Server::start(listener, access.clone(), config).with_reservation(Some(reserved));
     let listening = server.local_address();
-    let admin_address = admin.as_ref().and_then(Bound::address);
+    let admin_address = admin.as_ref().and_then(BoundPort::address);
     let subject = || ServerSubject {
         reader: server.status_reader(),
         topics: args.topics.iter().map(|(topic, _)| topic.clone()).collect(),
@@ -136,12 +136,12 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
         };
         tickets
             .push(admission::ticket(&access, &addresses, identity.fingerprint(), Some(topic))?.to_string());
-        topics.push(served(&published, path));
+        topics.push(served_topic(&published, path));
         offers.push(offer);
     }
     if args.publish_socket.is_some() || topics.len() > 1 {
-        // A ticket for all topics: for subscribers of several, and for topics that will be published through the
-        // socket.
+        // The last ticket is for all topics: for subscribers of several topics, and for topics that will be published
+        // through the socket.
         tickets.push(admission::ticket(&access, &addresses, identity.fingerprint(), None)?.to_string());
     }
     let ticket_file = admission::ticket_file(&args, &state_dir);
@@ -149,7 +149,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     let publish_socket = publish_socket::open(&server, &args, loader.device.as_ref())?;
     let server_tickets = ServerTickets { tickets: &tickets, file: &ticket_file, are_secret: !args.open };
     let started = Started { listen: listening, admin: admin_address, memory_bytes_max };
-    report(&args, &started, identity.fingerprint(), &topics, &server_tickets);
+    report_start(&args, &started, identity.fingerprint(), &topics, &server_tickets);
     let mut maintaining = maintain(offers, args.watch_interval, args.json);
     let ended = tokio::select! {
         exit = signals.next() => Ok(exit),
@@ -181,8 +181,8 @@ pub(crate) fn config(args: &ServeArgs) -> Config {
     .for_container(args.encoded_mem)
 }
 
-fn served(published: &Published, path: &Path) -> Served {
-    Served {
+fn served_topic(published: &Published, path: &Path) -> ServedTopic {
+    ServedTopic {
         topic: published.id.topic.to_string(),
         epoch: published.id.epoch.to_string(),
         version: published.id.version.0,
@@ -193,7 +193,7 @@ fn served(published: &Published, path: &Path) -> Served {
     }
 }
 
-/// Maintains `offers` until the result is dropped: publishes new content of watched files, and ends topics whose
+/// Maintains `offers` until the returned set is dropped: publishes new content of watched files, and ends topics whose
 /// unwatched files are lost. Each offer has its own task, because a publish may wait for readers.
 fn maintain(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<Offer> {
     let mut maintaining = JoinSet::new();
@@ -214,10 +214,10 @@ fn maintain(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<Of
     maintaining
 }
 
-/// Waits until every topic has ended because its files are lost, and returns the error with which the server ends,
-/// because nothing is left to serve.
+/// Waits until every topic has ended because its files are lost. Returns the error with which the server ends then.
 async fn all_lost(maintaining: &mut JoinSet<Offer>) -> anyhow::Error {
-    let mut lost = vec![]; // Keeps ended topics open until the last one, so that new subscribers receive their errors.
+    // Ended topics are kept until the last one ends, so that their new subscribers receive their errors.
+    let mut lost = vec![];
     while let Some(offer) = maintaining.join_next().await {
         lost.push(offer);
     }
@@ -260,7 +260,7 @@ fn report_published(Published { id, tensors, payload_bytes, files, missed }: &Pu
     }
 }
 
-/// Reports the host memory that versions used before the server drained, by use.
+/// Reports the host memory for versions before the server drained, by use.
 fn report_memory(stats: &ServerStats, as_json: bool) {
     let ServerStats { staged_bytes, reusable_bytes, bases: BaseStats { versions, bytes }, .. } = *stats;
     let encoded_bytes = stats.encoder.encoded_bytes;
@@ -287,7 +287,7 @@ fn report_memory(stats: &ServerStats, as_json: bool) {
     }
 }
 
-/// Reports the sent bytes of each topic, and their encoded size.
+/// Reports the payload sent of each topic, and its encoded size.
 fn report_sent(topics: Vec<(Topic, CodecStats)>, as_json: bool) {
     let mut out = std::io::stdout().lock();
     for (topic, codecs) in topics {
@@ -314,7 +314,8 @@ fn report_sent(topics: Vec<(Topic, CodecStats)>, as_json: bool) {
     let _ = out.flush();
 }
 
-fn refuse_no_source(args: &ServeArgs) -> anyhow::Result<()> {
+/// Refuses options without anything to serve, and options of the publish socket without one.
+fn check_sources(args: &ServeArgs) -> anyhow::Result<()> {
     match (args.topics.is_empty(), &args.publish_socket, args.publish_uid.is_empty()) {
         (true, None, _) => bail!(UsageError(
             "there is nothing to serve: name files with --topic NAME=PATH, or let other processes publish with \
@@ -378,12 +379,13 @@ fn add_listen_option(error: BindError) -> anyhow::Error {
     }
 }
 
+/// The addresses for tickets: those of `--advertise`, or else the address that other hosts probably reach.
 fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
     if !args.advertise.is_empty() {
         return args.advertise.iter().map(|host| host.with_port(listening.port())).collect();
     }
-    let (address, guessed) = reachable(listening);
-    if guessed {
+    let (address, is_guessed) = reachable(listening);
+    if is_guessed {
         crate::log::message!(
             "advertising {address}, this machine's address on its default route; choose another one with --advertise"
         );
@@ -400,7 +402,7 @@ struct ServerTickets<'a> {
     are_secret: bool,
 }
 
-/// The addresses and the memory bound of a started server.
+/// The addresses and the memory bound of a server that has started.
 struct Started {
     listen: SocketAddr,
     admin: Option<SocketAddr>,
@@ -408,11 +410,12 @@ struct Started {
     memory_bytes_max: u64,
 }
 
-fn report(
+/// Reports that the server has started.
+fn report_start(
     args: &ServeArgs,
     &Started { listen, admin, memory_bytes_max }: &Started,
     key: Fingerprint,
-    topics: &[Served],
+    topics: &[ServedTopic],
     tickets: &ServerTickets<'_>,
 ) {
     let mut out = std::io::stdout().lock();
@@ -479,7 +482,7 @@ fn report(
     }
 }
 
-/// Finishes the transfers in progress, within `grace`. Returns `None` if a second signal ended that early.
+/// Finishes the transfers in progress, within `grace`. Returns `None` if a second signal interrupts it.
 async fn drain(server: Server, grace: Duration, signals: &mut Signals) -> Option<Exit> {
     let transfers = server.stats().transfers;
     if transfers > 0 {

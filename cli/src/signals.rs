@@ -3,17 +3,17 @@
 use crate::exit::Exit;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// A handler of SIGINT and SIGTERM, which otherwise would kill the process.
+/// The handlers of SIGINT, SIGTERM and optionally SIGHUP, which otherwise would kill the process.
 #[derive(Debug)]
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Option<Signal>,
-    /// SIGXFSZ is handled so that such a write returns an error instead of killing the process.
+    /// A handler of SIGXFSZ, so that a write beyond `ulimit -f` returns an error instead of killing the process.
     _file_too_large: Signal,
 }
 
-/// The number of SIGXFSZ, which a write beyond `ulimit -f` raises.
+/// The number of SIGXFSZ on Linux.
 const SIGXFSZ: std::ffi::c_int = 25;
 
 impl Signals {

@@ -1,11 +1,11 @@
 //! `tensor-relay subscribe`: receives the versions of a topic, or of all topics that match a glob.
 
-mod follow;
+mod follower;
 pub(crate) mod hook;
 mod report;
 
 use crate::{
-    admin::{Bound, Consumer, page_url},
+    admin::{BoundPort, Consumer, page_url},
     args::SubscribeArgs,
     device,
     exit::{Exit, UsageError, message_of},
@@ -13,7 +13,7 @@ use crate::{
     ticket,
 };
 use anyhow::{Context, bail};
-use follow::Follow;
+use follower::Follower;
 use std::{sync::Arc, time::Duration};
 use tensor_relay_client::{
     Client, ClientError, Config, Connector, EndReason, Glob, Mode, Start, SubscriptionError, Ticket, Topic,
@@ -30,7 +30,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     refuse_start(&args)?;
-    // The ticket is read before signals are handled, so that Ctrl-C ends a process that waits for it on stdin.
+    // The ticket is read before signals are handled, so that Ctrl-C ends a process that waits for a ticket on stdin.
     let topic = args.topic.as_ref().and_then(|glob| Topic::new(glob.as_str()).ok());
     let ticket = match &args.topic {
         Some(_) if topic.is_none() => ticket::read_any(&args.ticket.ticket)?,
@@ -43,7 +43,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
             .with_context(|| format!("cannot use the output folder {}", dir.display()))?;
     }
     let consumer = Consumer::new(args.ready.ready_within);
-    let bound = Bound::new(&args.admin, false)?;
+    let bound = BoundPort::new(&args.admin, false)?;
     let admin_port = bound.map(|bound| bound.serve(consumer.clone())).transpose()?;
     if let Some(admin_port) = &admin_port {
         crate::log::message!("status page: {}", page_url(admin_port.address()));
@@ -57,7 +57,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
         result = receive(&args, (&client, &consumer), target) => result.map(|()| Exit::Done),
         exit = signals.next() => Ok(exit),
     };
-    // Without the close, the server would keep the session until its idle timeout.
+    // If the session were not closed, the server would keep it until the idle timeout.
     let _ = tokio::join!(tokio::time::timeout(CLOSE_TIMEOUT, client.close()), hook::terminate_all());
     match result {
         Err(error) if error.downcast_ref().is_some_and(StdoutClosed::is_expected) => Ok(Exit::Failed),
@@ -65,7 +65,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     }
 }
 
-/// Refuses a start that the client would refuse after connecting.
+/// Refuses a value of `--from` that the client would refuse after connecting.
 fn refuse_start(args: &SubscribeArgs) -> anyhow::Result<()> {
     match (args.mode.into(), args.from) {
         (Mode::Latest, Some(Start::Oldest | Start::At(..))) => bail!(UsageError(
@@ -86,7 +86,7 @@ async fn open_client(args: &SubscribeArgs, ticket: &Ticket, consumer: &Consumer)
     Ok(client)
 }
 
-/// Connects within `timeout`.
+/// Connects to a server of the ticket within `timeout`.
 pub(crate) async fn connect(
     ticket: &Ticket,
     timeout: Duration,
@@ -133,7 +133,7 @@ impl SubscribeTarget {
     }
 }
 
-/// The client, and the status of its consumer.
+/// The client, and the state that the admin port shows.
 type Connected<'a> = (&'a Client, &'a Consumer);
 
 async fn receive(
@@ -142,13 +142,13 @@ async fn receive(
     target: SubscribeTarget,
 ) -> anyhow::Result<()> {
     match target {
-        SubscribeTarget::One(topic) => Follow::begin(args, client, topic, true).await?.run().await,
+        SubscribeTarget::One(topic) => Follower::begin(args, client, topic, true).await?.run().await,
         SubscribeTarget::All(glob) if args.once => receive_once(args, client, &glob).await,
         SubscribeTarget::All(glob) => receive_all(args, client, &glob).await,
     }
 }
 
-/// Receives the first version of each present topic that matches.
+/// Receives the first version of each topic that matches and exists now.
 async fn receive_once(args: &Arc<SubscribeArgs>, client: Connected<'_>, glob: &Glob) -> anyhow::Result<()> {
     let topics = client.0.list().await?.into_iter().map(|entry| entry.id.topic);
     let topics: Vec<Topic> = topics.filter(|topic| glob.matches(topic.as_str())).collect();
@@ -159,54 +159,53 @@ async fn receive_once(args: &Arc<SubscribeArgs>, client: Connected<'_>, glob: &G
             Err(_) => Err(NoMatchingTopic(glob.clone()).into()),
         };
     }
-    let mut following = Following::new(args, client);
+    let mut followers = Followers::new(args, client);
     for topic in topics {
-        following.begin(topic).await?;
+        followers.begin(topic).await?;
     }
-    while let Some((topic, result)) = following.next().await {
+    while let Some((topic, result)) = followers.next().await {
         if let Err(error) = result {
-            following.handle_failure(&topic, error)?;
+            followers.handle_failure(&topic, error)?;
         }
     }
-    following.end()
+    followers.end()
 }
 
-/// Receives every topic that matches, including later ones, until the session ends, or until no topic is left and one
-/// has failed. Topics that end normally are dropped.
+/// Receives every topic that matches, including topics that appear later, until the session ends, or until no topic is
+/// left and one has failed. Topics that end normally are no longer followed.
 async fn receive_all(args: &Arc<SubscribeArgs>, client: Connected<'_>, glob: &Glob) -> anyhow::Result<()> {
-    let mut found = client.0.watch(glob).await?;
-    let mut following = Following::new(args, client);
+    let mut matching = client.0.watch(glob).await?;
+    let mut followers = Followers::new(args, client);
     let mut is_watching = true;
     loop {
         tokio::select! {
-            biased; // All present topics are followed before a failure of one is handled.
-            topic = found.next(), if is_watching => match topic {
-                Some(topic) => following.begin(topic).await?,
+            biased; // All existing topics are followed before a failure of one is handled.
+            topic = matching.next(), if is_watching => match topic {
+                Some(topic) => followers.begin(topic).await?,
                 // The session has ended. No subscription reports the error, but the next request returns it.
-                None if following.is_empty() => {
-                    following.end()?;
+                None if followers.is_empty() => {
+                    followers.end()?;
                     return client.0.list().await.map(drop).map_err(Into::into);
                 }
                 None => is_watching = false,
             },
-            Some((topic, result)) = following.next() => if let Err(error) = result {
+            Some((topic, result)) = followers.next() => if let Err(error) = result {
                 let is_normal = error.downcast_ref::<SubscriptionError>().is_some_and(is_normal_end);
                 match (is_normal, is_watching) {
-                    (true, true) => {}
-                    (true, false) if following.is_empty() => return following.end().and(Err(error)),
-                    (true, false) => {}
-                    (false, _) => following.handle_failure(&topic, error)?,
+                    (true, false) if followers.is_empty() => return followers.end().and(Err(error)),
+                    (true, _) => {}
+                    (false, _) => followers.handle_failure(&topic, error)?,
                 }
             },
         }
-        if following.is_empty() {
-            following.end()?;
+        if followers.is_empty() {
+            followers.end()?;
         }
     }
 }
 
 /// The topics that are followed concurrently. A failure of one topic does not end the other topics.
-struct Following<'a> {
+struct Followers<'a> {
     args: &'a Arc<SubscribeArgs>,
     client: Connected<'a>,
     running: JoinSet<(Topic, anyhow::Result<()>)>,
@@ -214,14 +213,14 @@ struct Following<'a> {
     first_failure: Option<anyhow::Error>,
 }
 
-impl<'a> Following<'a> {
+impl<'a> Followers<'a> {
     fn new(args: &'a Arc<SubscribeArgs>, client: Connected<'a>) -> Self {
         Self { args, client, running: JoinSet::new(), first_failure: None }
     }
 
     async fn begin(&mut self, topic: Topic) -> Result<(), ClientError> {
-        let follow = Follow::begin(self.args, self.client, topic.clone(), false).await?;
-        self.running.spawn(async move { (topic, follow.run().await) });
+        let follower = Follower::begin(self.args, self.client, topic.clone(), false).await?;
+        self.running.spawn(async move { (topic, follower.run().await) });
         Ok(())
     }
 
@@ -265,12 +264,12 @@ fn is_normal_end(error: &SubscriptionError) -> bool {
     }
 }
 
-/// No topic matches a glob.
+/// The error that no topic matches a glob.
 #[derive(Debug, thiserror::Error)]
 #[error("the server has no topic that matches {0}: `tensor-relay list` lists its topics")]
 pub(crate) struct NoMatchingTopic(Glob);
 
-/// No tensor of a version is selected.
+/// The error that `--select` selects no tensor of a version.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "no tensor of {id} matches --select {globs}, so it is not saved: correct the patterns; names of its tensors are \
@@ -282,7 +281,7 @@ pub(crate) struct NothingSelected {
     pub(crate) examples: String,
 }
 
-/// Writing to stdout failed.
+/// A failed write to stdout.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write to stdout: {0}")]
 pub(crate) struct StdoutClosed(std::io::Error);

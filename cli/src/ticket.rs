@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read};
 use tensor_relay_client::{Ticket, Topic};
 use tensor_relay_server::Token;
 
-/// The maximum size of a file with tickets, each of which has a few hundred bytes.
+/// The maximum size of a file with tickets. A ticket has a few hundred bytes.
 const SOURCE_MAX_BYTES: u64 = 1 << 20;
 
 /// Reads the ticket in `source`: the ticket itself, `-` for stdin, or else the name of a file. If the file contains
@@ -64,10 +64,12 @@ fn read_source(source: &str) -> anyhow::Result<String> {
     Ok(text)
 }
 
+/// The ticket for `topic`, or the only one.
 fn choose(mut tickets: Vec<Ticket>, topic: Option<&Topic>) -> anyhow::Result<Ticket> {
     if let Some(index) = tickets.iter().position(|ticket| topic.is_some() && ticket.topic() == topic) {
         return Ok(tickets.swap_remove(index));
     }
+    // The last of several tickets grants all topics: see `serve`.
     match (tickets.len(), tickets.pop()) {
         (0, _) | (_, None) => bail!(UsageError("it is empty".into())),
         (1, Some(ticket)) => Ok(ticket),
@@ -85,8 +87,8 @@ mod tests {
         format!("relay://10.0.0.1:4747/{topic}?key=sha256:{}", "ab".repeat(32))
     }
 
-    /// Goal: the error about a damaged ticket does not contain its token.
-    /// Method: damage it in ways that make it look like the name of a file.
+    /// Goal: the error about a damaged ticket does not contain the ticket's token.
+    /// Method: damage a ticket in ways that make it look like the name of a file.
     #[test]
     fn no_error_shows_a_token() {
         let token = "AQAAAAFvT3Bk9xqYw-LrZ0c8bN2mH_sJd7uVeXiPg5tKaWfQyR1C4";

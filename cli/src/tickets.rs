@@ -3,6 +3,7 @@
 use crate::{
     args::{CreateTicketArgs, KeysArgs, RevokeTicketArgs, ShowTicketArgs, TicketsCommand},
     exit::{Exit, UsageError},
+    keys::KEY_FILE,
     serve::{
         self,
         admission::{TICKETS_FILE, write_tickets},
@@ -51,10 +52,7 @@ fn create(args: &CreateTicketArgs) -> anyhow::Result<Exit> {
         _ => None,
     };
     let ticket = Ticket::new(addresses, vec![identity.fingerprint().0], topic)?;
-    let grants = args
-        .topics
-        .iter()
-        .map(|topics| Grant { topics: topics.clone(), verbs: args.verbs });
+    let grants = args.topics.iter().map(|glob| Grant { topics: glob.clone(), verbs: args.verbs });
     let (claims, token) = AccessStore::open(&dir)?.issue(&args.holder, grants.collect(), args.expires)?;
     let ticket = ticket.with_token(token);
     crate::log::message!("created ticket {}: {}", claims.id, describe(&claims));
@@ -84,12 +82,9 @@ fn last_addresses(dir: &Path) -> anyhow::Result<Vec<String>> {
 fn show(args: &ShowTicketArgs) -> anyhow::Result<Exit> {
     let ticket = ticket::read_any(&args.ticket)?;
     let dir = serve::state_dir(args.state.state_dir.as_deref())?;
-    let own_key = dir
-        .join("identity.key")
-        .exists()
-        .then(|| Identity::load_or_create(&dir))
-        .transpose()?;
-    let is_own = own_key.is_some_and(|identity| ticket.keys().contains(&identity.fingerprint().0));
+    let has_key = dir.join(KEY_FILE).exists();
+    let identity = has_key.then(|| Identity::load_or_create(&dir)).transpose()?;
+    let is_own = identity.is_some_and(|identity| ticket.keys().contains(&identity.fingerprint().0));
     let claims = ticket.token().map(|token| token.decode_unverified()).transpose()?;
     let standing = match (ticket.token(), is_own) {
         (None, _) => "without a token: valid only for a server with --open".into(),

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_times() {
+    fn long_durations_are_parsed_and_formatted() {
         for (text, seconds) in
             [("90s", 90), ("15m", 900), ("12h", 43_200), ("30d", 2_592_000), ("1w", 604_800)]
         {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn some_sizes_may_be_zero() {
+    fn zero_is_accepted_on_request() {
         assert_eq!((parse_bytes_or_zero("0"), parse_bytes_or_zero("1KiB")), (Ok(0), Ok(1024)));
         assert!(parse_bytes_or_zero("0.1").is_err());
     }

@@ -20,8 +20,8 @@ import numpy as np
 import tensor_relay
 
 
-def read(ticket: str, names: Connection) -> None:
-    """The reader process: reads each topic whose name it receives, and replies with the number of tensors."""
+def read_topics(ticket: str, names: Connection) -> None:
+    """Runs a reader process: reads each topic whose name it receives, and replies with the number of tensors."""
     with tensor_relay.connect(ticket) as client:
         while (name := names.recv()) is not None:
             snapshot = client.get(name)
@@ -47,6 +47,7 @@ def run_topics(relay: tensor_relay.Relay, reader: Connection, topics: list[str],
 
 
 def percentiles(measured: list[list[float]], begin: int, end: int) -> dict[str, float]:
+    """The percentiles of the times between two indices of the times of `run_topic`."""
     ms = [1e3 * (times[end] - times[begin]) for times in measured]
     return {"median_ms": round(statistics.median(ms), 3), "p99_ms": round(statistics.quantiles(ms, n=100)[98], 3)}
 
@@ -61,7 +62,7 @@ def main() -> None:
     tensors = {"x": np.zeros(options.bytes, "u1")}
     with tensor_relay.serve("127.0.0.1:0", ephemeral=True) as relay:
         pipes = [spawn.Pipe() for _ in range(options.readers)]
-        readers = [spawn.Process(target=read, args=(relay.ticket, theirs), daemon=True) for _, theirs in pipes]
+        readers = [spawn.Process(target=read_topics, args=(relay.ticket, theirs), daemon=True) for _, theirs in pipes]
         for reader in readers:
             reader.start()
         for number, (ours, _) in enumerate(pipes):

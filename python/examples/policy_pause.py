@@ -27,12 +27,13 @@ TIMEOUT_S = 60
 
 def policy(mib, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    each = (mib << 20) // 2 // LAYERS
-    return {f"layers.{layer}.weight": (torch.randn(each, generator=generator) * 0.02).bfloat16() for layer in range(LAYERS)}
+    elements = (mib << 20) // 2 // LAYERS
+    tensors = ((torch.randn(elements, generator=generator) * 0.02).bfloat16() for _ in range(LAYERS))
+    return {f"layers.{layer}.weight": tensor for layer, tensor in enumerate(tensors)}
 
 
 def change(weights, step):
-    """A step of 1e-5 in every weight, most of which bf16 rounds away."""
+    """Changes every weight by about 1e-5, most of which bf16 rounds away."""
     generator = torch.Generator().manual_seed(step)
     for tensor in weights.values():
         tensor.add_((torch.randn(tensor.shape, generator=generator) * 1e-5).bfloat16())
@@ -96,7 +97,7 @@ def file_worker(mib, steps, pipe, folder):
 
 def gloo_trainer(mib, steps, pipe, folder):
     weights = policy(mib)
-    join(0, folder)
+    join_group(0, folder)
     for step in range(steps):
         pipe.recv()
         change(weights, step)
@@ -109,7 +110,7 @@ def gloo_trainer(mib, steps, pipe, folder):
 def gloo_worker(mib, steps, pipe, folder):
     """Receives in place, so the worker is paused for the whole transfer."""
     weights = policy(mib, seed=1)
-    join(1, folder)
+    join_group(1, folder)
     for _ in range(steps):
         pipe.send("go")
         begun = pipe.recv()
@@ -122,7 +123,7 @@ def gloo_worker(mib, steps, pipe, folder):
     torch.distributed.destroy_process_group()
 
 
-def join(rank, folder):
+def join_group(rank, folder):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=2)
 
 
@@ -133,15 +134,16 @@ METHODS = {
 }
 
 
-def one_copy(mib):
+def copy_duration(mib):
+    """The median time, in seconds, of one copy of the policy within this process."""
     source, target = policy(mib), policy(mib, seed=1)
-    took = []
+    durations = []
     for _ in range(9):
         begun = time.monotonic()
         for name, tensor in target.items():
             tensor.copy_(source[name])
-        took.append(time.monotonic() - begun)
-    return statistics.median(took[1:])
+        durations.append(time.monotonic() - begun)
+    return statistics.median(durations[1:])
 
 
 def main():
@@ -155,7 +157,7 @@ def main():
     print(f"{args.mib} MiB of bf16, {args.steps} steps; medians without the first step")
     spawned = multiprocessing.get_context("spawn")
     for name, (trainer, worker) in METHODS.items():
-        copy = one_copy(args.mib)
+        copy = copy_duration(args.mib)
         with tempfile.TemporaryDirectory() as folder:
             ours, theirs = spawned.Pipe()
             process = spawned.Process(target=trainer, args=(args.mib, args.steps, theirs, Path(folder)))
@@ -163,7 +165,7 @@ def main():
             times = [(pause, took, weights) for pause, took, weights in worker(args.mib, args.steps, ours, Path(folder))]
             process.join(TIMEOUT_S)
         weights = times[-1][2]
-        assert all(torch.equal(weights[each], expected[each]) for each in expected), f"{name}: other weights arrived"
+        assert all(torch.equal(weights[key], expected[key]) for key in expected), f"{name}: other weights arrived"
         pause = statistics.median(pause for pause, _, _ in times[1:])
         took = statistics.median(took for _, took, _ in times[1:])
         print(

@@ -28,9 +28,18 @@ def client(relay):
         yield client
 
 
+@pytest.fixture
+def program():
+    """The path of the command line: `cargo build` builds it, and `python/tests/run` sets the variable."""
+    path = Path(os.environ.get("TENSOR_RELAY_PROGRAM", HERE.parents[1] / "target" / "debug" / "tensor-relay"))
+    if not path.exists():
+        pytest.skip(f"{path} is missing: `cargo build` builds it")
+    return path
+
+
 @contextlib.contextmanager
 def python(*words, **environment):
-    """Runs a Python program in a child process. The process is killed at the end of the block, or after a timeout."""
+    """Runs a Python program in a child process, which is killed at the end of the block or after a timeout."""
     program = subprocess.Popen(
         [sys.executable, "-u", *map(str, words)],
         stdin=subprocess.PIPE,
@@ -57,7 +66,7 @@ def wait_for_exit(program, returncode=0):
 
 
 def serve_again(address, state_dir):
-    """Starts a relay at the address of one that was just closed. Retries, since the port is released a moment later."""
+    """Starts a relay at the address of a relay that was just closed. Retries until the port is released."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:

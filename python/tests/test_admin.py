@@ -1,4 +1,4 @@
-"""The admin ports of relays and clients: the same as those of `tensor-relay serve` and `subscribe`."""
+"""The admin ports of relays and clients, which equal those of `tensor-relay serve` and `subscribe`."""
 
 import asyncio
 import json
@@ -57,14 +57,14 @@ def test_a_client_serves_its_status():
         relay.publish("weights", {"w": bytearray(1_024)})
         with client.subscribe("weights") as weights, client.subscribe("other") as _other:
             weights.next(10)
-            is_ready, why = ready(client.admin)
-            assert not is_ready and "other" in why
+            is_ready, reason = ready(client.admin)
+            assert not is_ready and "other" in reason
             relay.publish("weights", {"w": bytearray(1_024)})
             weights.next(10)
             topic = topics_of(client)["weights"]
             assert (topic["version"], topic["committed"], topic["received_payload_bytes"]) == (2, 2, 2_048)
             assert topic["followed"]
-        # A received version keeps its topic ready. A subscription that ended without a version is not waited for.
+        # A received version keeps its topic ready. A topic whose subscription ended without a version does not count.
         assert ready(client.admin)[0]
         assert list(topics_of(client)) == ["weights"] and not topics_of(client)["weights"]["followed"]
         assert 'tensor_relay_held_version{topic="weights"} 2' in request(client.admin, "/metrics")
@@ -86,8 +86,8 @@ def test_every_kind_of_receiving_is_counted():
         topic = topics_of(client)["weights"]
         assert (topic["committed"], topic["received_payload_bytes"]) == (4, 4_096)
         time.sleep(0.3)
-        is_ready, why = ready(client.admin)
-        assert not is_ready and "version 1" in why
+        is_ready, reason = ready(client.admin)
+        assert not is_ready and "version 1" in reason
 
 
 def test_no_admin_port_by_default():

@@ -1,7 +1,7 @@
 """Closing ends other callers' waits at once, whether it is called from an event loop, a thread or a signal handler.
 
-Method: each case is a program of its own, which is killed when it hangs. Nothing is published, or nobody receives it,
-so that no wait would end by itself. A close before the wait has begun proves less, but does not fail.
+Method: each case is a program of its own, which is killed when it hangs. Nothing is published, or nobody receives the
+version, so that no wait would end by itself. A case whose close comes before the wait proves less, but does not fail.
 """
 
 import asyncio
@@ -119,7 +119,8 @@ asyncio.run(collect())
 
 
 def test_a_cancelled_coroutines_version_is_not_acknowledged(relay, client):
-    """Goal: in mode "every", `acknowledge` means the version that the program has, and not one that was never returned.
+    """Goal: in mode "every", `acknowledge` acknowledges the version that the program received last, not one that was
+    never returned to it.
 
     Method: the event loop is blocked while a version arrives for a coroutine, which is cancelled before it runs again.
     """
@@ -147,7 +148,7 @@ def test_a_cancelled_coroutines_version_is_not_acknowledged(relay, client):
     ("relay.close(0)", "PublishError"), ("relay.withdraw('t')", "PublishError"), ("relay.end('t')", "RelayTimeoutError"),
 ])  # fmt: skip
 def test_closing_ends_a_publish_that_waits_for_readers(tmp_path, caller, close, expected):
-    """After `end`, the publish in progress still waits for its readers, and `end` does not wait for it."""
+    """After `end`, a publish in progress still waits for its readers, and `end` does not wait for the publish."""
     output = output_of(tmp_path, f"""
 relay.open("t", when_full="block")
 reader = client.subscribe("t", mode="every", window=1)

@@ -72,7 +72,7 @@ def test_the_commands_version_is_the_packages(words, home):
     assert (result.returncode, result.stdout.strip()) == (0, f"tensor-relay {tensor_relay.__version__}")
 
 
-def test_help_and_wrong_arguments(words, home):
+def test_help_succeeds_and_wrong_arguments_fail(words, home):
     result = run([*words, "--help"], home)
     assert result.returncode == 0 and result.stdout.rstrip().endswith("ended by a signal")
     for wrong in ([], ["bogus"], ["subscribe", "no-such-ticket"]):
@@ -135,7 +135,7 @@ def test_the_demo_starts_child_processes(words, home):
     assert len(json.loads(result.stdout)["versions"]) == 2
 
 
-def test_a_closed_output_pipe(words, home):
+def test_a_closed_output_pipe_prints_no_error(words, home):
     with running([*words, "man"], home, bufsize=0) as program:
         program.stdout.close()
         program.wait(TIMEOUT_S)

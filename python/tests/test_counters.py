@@ -15,12 +15,12 @@ CHUNK_BYTES = 4 * MIB
 # `bench/results` was measured with TENSOR_RELAY_TEST_BORROW_MIB=1024, and written by TENSOR_RELAY_TEST_REPORT=FILE.
 SIZE_MIB = int(os.environ.get("TENSOR_RELAY_TEST_BORROW_MIB", 256))
 
-PRODUCER = HERE / "borrowing.py"
+PRODUCER = HERE / "state_dict_producer.py"
 
 
 @pytest.mark.parametrize("hold", ["borrow", "stage"])
 def test_a_borrowed_state_dict_is_not_staged(hold, tmp_path):
-    """Checks the counters and the producer's peak memory. The staged case shows that both would reveal a copy."""
+    """Checks the counters and the producer's peak memory. The case "stage" shows that both reveal a copy."""
     with python(PRODUCER, tmp_path / "state", SIZE_MIB, hold) as producer:
         with tensor_relay.connect(producer.stdout.readline().strip()) as client:
             snapshot = client.subscribe("policy").next(TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Every supported dtype of every framework is published and received unchanged, without a copy by the consumer."""
+"""Every supported dtype of every framework is published and received unchanged, and the consumer copies nothing."""
 
 import gc
 
@@ -43,7 +43,7 @@ def address(array):
 
 
 @pytest.mark.parametrize("name", NUMPY + ML_DTYPES)
-def test_numpy(relay, client, name):
+def test_numpy_arrays_are_unchanged(relay, client, name):
     sent = array(name)
     relay.publish("t", {"x": sent, "scalar": sent[1, 2].reshape(()), "empty": sent[:0]})
     snapshot = received(client)
@@ -58,7 +58,7 @@ def test_numpy(relay, client, name):
 
 
 @pytest.mark.parametrize("name", NUMPY)
-def test_the_buffer_protocol(relay, client, name):
+def test_tensors_support_the_buffer_protocol(relay, client, name):
     sent = array(name)
     relay.publish("t", {"x": sent})
     tensor = received(client)["x"]
@@ -83,7 +83,7 @@ def test_dtypes_without_a_buffer_format_are_refused(relay, client):
     assert tensor.bits.shape == (3, 5) and tensor.raw.shape == (30,)
 
 
-def test_plain_buffers(relay, client):
+def test_plain_buffers_are_published(relay, client):
     import array as plain
 
     sent = {"bytes": b"abc", "bytearray": bytearray(b"xyz"), "doubles": plain.array("d", [1.5, 2.5])}
@@ -100,7 +100,7 @@ TORCH = (
 
 
 @pytest.mark.parametrize("name", TORCH)
-def test_torch(relay, client, name):
+def test_pytorch_tensors_are_unchanged(relay, client, name):
     torch = pytest.importorskip("torch")
     dtype = getattr(torch, name)
     raw = torch.arange(4 * 6 * dtype.itemsize, dtype=torch.uint8)
@@ -121,7 +121,7 @@ JAX += [name for name in ML_DTYPES if name.startswith("float8")]
 
 
 @pytest.mark.parametrize("name", JAX)
-def test_jax(relay, client, name):
+def test_jax_arrays_are_unchanged(relay, client, name):
     jax = pytest.importorskip("jax")
     sent = jax.numpy.asarray(array(name))
     assert sent.dtype == dtype_of(name)

@@ -1,4 +1,4 @@
-"""How subscribers are informed when a producer ends: at once, and with the reason."""
+"""When a producer ends, its subscribers are informed at once, with the reason."""
 
 import time
 
@@ -10,11 +10,9 @@ import tensor_relay
 
 
 @pytest.fixture
-def following(tmp_path):
-    """A relay, and a function that subscribes to it.
-
-    By default the function's clients try to reconnect for longer than the tests' timeouts.
-    """
+def relay_and_follow(tmp_path):
+    """A relay, and a function that subscribes to it. By default, the clients of the function try to reconnect for
+    longer than the timeouts of the tests."""
     relay = tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path / "state")
     clients = []
 
@@ -32,9 +30,9 @@ def following(tmp_path):
     relay.close()
 
 
-def test_a_relay_that_is_closed_ends_its_topics(following):
+def test_a_relay_that_is_closed_ends_its_topics(relay_and_follow):
     """Subscribers receive the end of the topic, and do not wait for the server to return."""
-    relay, follow = following
+    relay, follow = relay_and_follow
     followers = [follow(), follow("every")]
     relay.close()
     for subscription in followers:
@@ -43,8 +41,8 @@ def test_a_relay_that_is_closed_ends_its_topics(following):
             subscription.next(TIMEOUT_S)
 
 
-def test_the_last_version_is_received_after_the_relay_closed(following):
-    relay, follow = following
+def test_the_last_version_is_received_after_the_relay_closed(relay_and_follow):
+    relay, follow = relay_and_follow
     subscription = follow("every")
     with relay:
         relay.publish("t", {"x": np.ones(3)})
@@ -54,13 +52,13 @@ def test_the_last_version_is_received_after_the_relay_closed(following):
 @pytest.mark.parametrize("close", [
     lambda relay: relay.close(end=False), lambda relay: relay.__exit__(ValueError, ValueError(), None),
 ])  # fmt: skip
-def test_clients_wait_for_a_relay_that_restarts(following, close, tmp_path):
+def test_clients_wait_for_a_relay_that_restarts(relay_and_follow, close, tmp_path):
     """A relay that is closed with end=False, or by an exception, may be restarted: its topics have not ended."""
-    relay, follow = following
-    subscription, soon_closed = follow(), follow(reconnect_timeout=0.2)
+    relay, follow = relay_and_follow
+    subscription, short_timeout = follow(), follow(reconnect_timeout=0.2)
     close(relay)
     with pytest.raises(tensor_relay.ServerUnreachableError, match="the server is shutting down"):
-        soon_closed.next(TIMEOUT_S)
+        short_timeout.next(TIMEOUT_S)
     with tensor_relay.serve(relay.address, state_dir=tmp_path / "state") as again:
         again.publish("t", {"x": np.full(3, 7)})
         snapshot = next(subscription)
@@ -68,8 +66,8 @@ def test_clients_wait_for_a_relay_that_restarts(following, close, tmp_path):
     assert list(subscription) == []
 
 
-def test_a_timeout_without_a_connection_names_the_reason(following):
-    relay, follow = following
+def test_a_timeout_without_a_connection_names_the_reason(relay_and_follow):
+    relay, follow = relay_and_follow
     subscription = follow()
     relay.close(end=False)
     deadline = time.monotonic() + TIMEOUT_S

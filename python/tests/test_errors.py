@@ -20,7 +20,7 @@ def test_all_errors_have_one_base_class_and_hide_no_builtin():
 
 
 @pytest.mark.parametrize("ticket", ["", "http://x", "relay://h:1", "relay://h:1?key=sha256:12", "/no/such/file"])
-def test_tickets(ticket):
+def test_invalid_tickets_are_refused(ticket):
     with pytest.raises(tensor_relay.TicketError) as refused:
         tensor_relay.connect(ticket)
     assert isinstance(refused.value, ValueError)
@@ -51,27 +51,27 @@ def test_descriptors_of_the_caller_stay_open(tmp_path, relay):
         assert mine.read() == relay.ticket
 
 
-def test_no_server_answers():
+def test_an_unreachable_server_is_reported():
     message = "no answer from 127.0.0.1:9: nothing over UDP within 200 ms, and over TCP: "
     with pytest.raises(tensor_relay.ServerUnreachableError, match=message) as refused:
         tensor_relay.connect(NO_SERVER, timeout=0.2)
     assert isinstance(refused.value, ConnectionError)
 
 
-def test_another_server_than_the_tickets(relay):
+def test_a_server_with_another_key_is_refused(relay):
     ticket = f"relay://{relay.address}?key=sha256:{'ab' * 32}"
     with pytest.raises(tensor_relay.ServerRefusedError, match="the ticket expects sha256:abab"):
         tensor_relay.connect(ticket)
 
 
-def test_a_topic_that_does_not_appear(relay):
+def test_a_missing_topic_is_reported(relay):
     with tensor_relay.connect(relay.ticket, topic_timeout=0.1) as client:
         with pytest.raises(tensor_relay.TopicNotFoundError, match="no topic policy appeared within 100 ms") as missing:
             client.subscribe("policy").next()
         assert isinstance(missing.value, TimeoutError)
 
 
-def test_no_memory_for_a_version(relay):
+def test_a_version_that_exceeds_memory_is_refused(relay):
     with tensor_relay.connect(relay.ticket, memory_bytes=1 << 20) as client:
         relay.publish("t", {"x": bytes(2 << 20)})
         with pytest.raises(tensor_relay.NoRoomError, match="does not fit"):
@@ -92,7 +92,7 @@ def test_no_memory_for_a_version(relay):
     lambda relay, client: tensor_relay.serve("127.0.0.1:0", codec="gzip"),
     lambda relay, client: tensor_relay.serve("127.0.0.1:0", advertise="host:port"),
 ])  # fmt: skip
-def test_invalid_names_and_options(relay, client, call, tmp_path, monkeypatch):
+def test_invalid_names_and_options_are_refused(relay, client, call, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.raises(tensor_relay.RequestError) as refused:
         call(relay, client)
@@ -104,7 +104,7 @@ def test_invalid_names_and_options(relay, client, call, tmp_path, monkeypatch):
     ("chunk_bytes", 300, "a multiple of 256"), ("chunk_bytes", 128 << 20, "from 256 to 67108864"),
     ("stall_timeout", 0, "more than 0"), ("sessions_max", 0, "1 or more"),
 ])  # fmt: skip
-def test_values_out_of_range_for_serve(tmp_path, option, value, words):
+def test_serve_refuses_values_out_of_range(tmp_path, option, value, words):
     with pytest.raises(tensor_relay.RequestError, match=f"{option} is {value}.*{words}"):
         tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, **{option: value})
 
@@ -113,32 +113,32 @@ def test_values_out_of_range_for_serve(tmp_path, option, value, words):
     ("lanes", 0, "from 1 to 16"), ("lanes", 17, "from 1 to 16"), ("versions_held_max", 0, "1 or more"),
     ("stall_timeout", 0, "more than 0"),
 ])  # fmt: skip
-def test_values_out_of_range_for_connect(relay, option, value, words):
+def test_connect_refuses_values_out_of_range(relay, option, value, words):
     with pytest.raises(tensor_relay.RequestError, match=f"{option} is {value}.*{words}"):
         tensor_relay.connect(relay.ticket, **{option: value})
 
 
-def test_a_port_in_use(relay, tmp_path):
+def test_a_port_in_use_is_reported(relay, tmp_path):
     with pytest.raises(tensor_relay.TensorRelayError, match="in use by another process.*choose another port") as refused:
         tensor_relay.serve(relay.address, state_dir=tmp_path)
     assert "--" not in str(refused.value), "the message must not name options of the command line"
 
 
-def test_a_host_name_to_listen_on(tmp_path):
+def test_serve_accepts_host_names(tmp_path):
     with tensor_relay.serve("localhost:0", state_dir=tmp_path) as relay:
         assert relay.address.rsplit(":", 1)[0] in ("127.0.0.1", "[::1]")
     with pytest.raises(tensor_relay.RequestError, match="no address to listen on .*HOST:PORT"):
         tensor_relay.serve("no-such-host.invalid:0", state_dir=tmp_path)
 
 
-def test_arguments_of_wrong_types(relay, client):
+def test_arguments_of_wrong_types_are_refused(relay, client):
     with pytest.raises(TypeError, match="select is a pattern or several, each a text, and not 3"):
         client.subscribe("t", select=3)
     with pytest.raises(TypeError, match="metadata is a mapping of names to values, and not a str"):
         relay.publish("t", {}, metadata="step")
 
 
-def test_advertised_addresses_in_the_ticket(tmp_path):
+def test_the_ticket_has_the_advertised_addresses(tmp_path):
     for advertise, expected in [("gpu-7", "gpu-7:{port}"), (["a:1", "::1"], "a:1,[::1]:{port}")]:
         with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, advertise=advertise) as relay:
             port = relay.address.rsplit(":", 1)[1]

@@ -40,7 +40,7 @@ def test_a_folder_is_pulled_as_it_was(relay, model, tmp_path):
     assert contents(pulled) == contents(model)
 
 
-def test_one_file_and_tensors_without_files(relay, model, tmp_path):
+def test_single_files_and_plain_tensors_are_pulled(relay, model, tmp_path):
     relay.publish_files("one", model / "model.safetensors")
     assert tensor_relay.pull(relay.ticket, tmp_path, "one").read_bytes() == (model / "model.safetensors").read_bytes()
     relay.publish("tensors", WEIGHTS)

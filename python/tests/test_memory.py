@@ -7,13 +7,13 @@ import os
 import numpy as np
 import pytest
 from conftest import HERE, TIMEOUT_S, python
-from following import OVERHEAD_BYTES, is_settled
+from memory_consumer import OVERHEAD_BYTES, is_settled
 
 import tensor_relay
 
 VERSION_BYTES = 512 << 10
 # Freed memory that allocators keep, and the state of each compression level that the server tries. A leak of one
-# version in twelve would be more.
+# version in twelve would exceed it.
 SLACK_BYTES = 32 * VERSION_BYTES
 
 
@@ -42,7 +42,7 @@ def test_five_hundred_versions_reuse_memory(relay, client, hold, how):
 
 
 def test_small_objects_do_not_leak(relay, client):
-    """DLPack capsules, exceptions, publications: a leak of a hundred bytes each would exceed the bound."""
+    """Checks DLPack capsules, exceptions and publications: a leak of a hundred bytes each would exceed the bound."""
     array = np.zeros(10)
 
     def once():
@@ -66,13 +66,15 @@ TENSORS, TENSOR_BYTES = 6, 32 << 20
 PAYLOAD_BYTES = TENSORS * TENSOR_BYTES
 
 
-def send(program, word, payloads):
-    program.stdin.write(f"{word} {payloads * PAYLOAD_BYTES}\n")
+def send(program, command, payloads):
+    """Sends a command, with the number of payloads that the program may hold afterwards."""
+    program.stdin.write(f"{command} {payloads * PAYLOAD_BYTES}\n")
     program.stdin.flush()
 
 
 def check(program, payloads):
-    """Checks that resident memory is at most this many payloads, and equals the counted memory. Returns the peak."""
+    """Checks that the program's resident memory is at most this many payloads, and equals the counted memory. Returns
+    the peak of resident memory."""
     line = program.stdout.readline()
     assert line, program.stderr.read()
     report = json.loads(line)
@@ -80,22 +82,22 @@ def check(program, payloads):
     return report["peak_bytes"]
 
 
-@pytest.mark.parametrize("how, landing", [("snapshot", 1), ("atomic", 1), ("phases", 1), ("torn", 0)])
-def test_memory_is_as_the_readme_says(how, landing, tmp_path):
+@pytest.mark.parametrize("how, payloads_received", [("snapshot", 1), ("atomic", 1), ("phases", 1), ("torn", 0)])
+def test_memory_of_both_processes_is_as_documented(how, payloads_received, tmp_path):
     """A single version costs no base, and after everything has ended neither process holds memory."""
     size = (TENSORS, TENSOR_BYTES)
-    with python(HERE / "leading.py", tmp_path / "state", *size) as producer:
+    with python(HERE / "memory_producer.py", tmp_path / "state", *size) as producer:
         ticket = producer.stdout.readline().strip()
-        with python(HERE / "following.py", ticket, how, *size) as consumer:
+        with python(HERE / "memory_consumer.py", ticket, how, *size) as consumer:
             for version in range(1, 4):
-                # From the second version on: the consumer's base, and the producer's memory for the next version.
+                # From the second version on: the base of the consumer, the memory of the producer for the next version.
                 extra = min(version - 1, 1)
-                send(consumer, "next", landing + extra)
+                send(consumer, "next", payloads_received + extra)
                 assert consumer.stdout.readline() == "waiting\n", consumer.stderr.read()
                 send(producer, "publish", 2 + extra)
                 check(producer, 2 + extra)
-                peak_bytes = check(consumer, landing + extra)
-                assert version > 1 or peak_bytes < landing * PAYLOAD_BYTES + OVERHEAD_BYTES
+                peak_bytes = check(consumer, payloads_received + extra)
+                assert version > 1 or peak_bytes < payloads_received * PAYLOAD_BYTES + OVERHEAD_BYTES
             send(consumer, "leave", 0)
             check(consumer, 0)
         send(producer, "withdraw", 0)

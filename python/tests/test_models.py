@@ -75,7 +75,7 @@ def assert_refused(relay, client, tensor, words):
         client.subscribe("t", out={"weight": tensor})
 
 
-def test_sharded_tensors(relay, client, tmp_path):
+def test_sharded_tensors_are_refused(relay, client, tmp_path):
     distributed = pytest.importorskip("torch.distributed.tensor")
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -89,7 +89,7 @@ def test_sharded_tensors(relay, client, tmp_path):
         torch.distributed.destroy_process_group()
 
 
-def test_tensors_without_values(relay, client):
+def test_tensors_without_values_are_refused(relay, client):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():

@@ -13,7 +13,7 @@ ATOMIC = pytest.mark.parametrize("atomic", [True, False])
 
 
 @ATOMIC
-def test_tensors_are_received_into(relay, client, atomic):
+def test_versions_are_received_into_tensors(relay, client, atomic):
     out = {"x": np.zeros(1000), "b": np.zeros(7, ml_dtypes.bfloat16), "step": 3}
     addresses = {name: out[name].ctypes.data for name in ("x", "b")}
     subscription = client.subscribe("t", out=out, atomic=atomic, strict=False, timeout=TIMEOUT_S)
@@ -65,7 +65,7 @@ def test_mismatched_tensors_are_refused_before_anything_is_written(relay, client
         subscription.next(10)
     for name, array in out.items():
         np.testing.assert_array_equal(array, before[name], err_msg=name)
-    # That version is skipped; the next call uses the tensors that `out` has then.
+    # The mismatched version is skipped. The next call uses the tensors that `out` has at that time.
     for name in wrong:
         del out[name]
     out["x"] = np.zeros((2, 3))
@@ -158,7 +158,7 @@ def test_tensors_that_share_memory_are_refused(client):
         client.subscribe("t", out={"a": windows})
 
 
-def test_disjoint_views_of_one_array_are_received_into(relay, client):
+def test_versions_are_received_into_disjoint_views_of_one_array(relay, client):
     columns, rows, every = np.zeros((4, 6)), np.zeros((4, 6)), np.zeros(9)
     out = {
         "left": columns[:, :2], "right": columns[:, 2:], "top": rows[:1], "transposed": rows[3:0:-1].T,
@@ -245,7 +245,7 @@ def test_the_error_for_an_unwritable_tensor_names_it(relay, client):
         client.subscribe("t", out={"weights": jax.numpy.zeros(3)})
 
 
-def test_strided_tensors_are_copied_into(relay, client):
+def test_versions_are_received_into_strided_tensors(relay, client):
     base = np.zeros((4, 6))
     relay.publish("t", {"x": np.arange(12.0).reshape(6, 2)})
     client.subscribe("t", out={"x": base[::2].T}).next(10)
@@ -271,7 +271,7 @@ def test_the_next_call_continues_after_a_timeout(relay, client):
 
 def test_a_failed_transfer_reports_torn_tensors(tmp_path):
     """Goal: when a producer stalls during a transfer, tensors are unchanged with atomic=True, and TornError reports
-    torn ones with atomic=False.
+    incomplete ones with atomic=False.
 
     Method: the producer publishes after the tensors were lent. Its process is stopped after the first bytes have
     arrived, and the client gives the transfer up after a second.

@@ -24,6 +24,7 @@ def publish(relay, number):
 
 
 def holds(out, number):
+    """Whether `out` holds the weights that `publish` publishes with this number."""
     changed, unchanged = out["w"][: number * 100], out["w"][number * 100]
     return (changed == number).all() and unchanged not in (0, number) and (out["b"] == number).all()
 
@@ -87,7 +88,7 @@ def test_in_place_subscriptions_cannot_prefetch(relay, client, out):
         assert subscription.next(TIMEOUT_S).version == 1 and holds(out, 1)
 
 
-def test_prefetch_async(relay, client, out):
+def test_prefetch_async_returns_versions(relay, client, out):
     async def follow():
         async with client.subscribe("t", out=out) as subscription:
             coming = asyncio.create_task(subscription.prefetch_async(TIMEOUT_S))

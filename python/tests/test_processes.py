@@ -1,10 +1,8 @@
 """Transfers between processes, with the package or the command line at the other end."""
 
 import json
-import os
 import re
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,15 +11,6 @@ from conftest import HERE, TIMEOUT_S, python, wait_for_exit
 import tensor_relay
 
 EXAMPLES = HERE.parent / "examples"
-
-
-@pytest.fixture
-def program():
-    """The command line's path: `cargo build` builds it, and `python/tests/run` sets the variable."""
-    path = Path(os.environ.get("TENSOR_RELAY_PROGRAM", HERE.parents[1] / "target" / "debug" / "tensor-relay"))
-    if not path.exists():
-        pytest.skip(f"{path} is missing: `cargo build` builds it")
-    return path
 
 
 def test_a_state_dict_moves_between_processes(tmp_path):

@@ -14,14 +14,14 @@ import tensor_relay
 class Exporter:
     """A tensor of an unknown framework: exports an array by DLPack, and claims to be on any device."""
 
-    def __init__(self, array, device=(1, 0), knows_versions=True):
-        self.array, self.device, self.knows_versions = array, device, knows_versions
+    def __init__(self, array, device=(1, 0), supports_versions=True):
+        self.array, self.device, self.supports_versions = array, device, supports_versions
 
     def __dlpack_device__(self):
         return self.device
 
     def __dlpack__(self, **options):
-        if options and not self.knows_versions:
+        if options and not self.supports_versions:
             raise TypeError("unexpected keyword argument")
         return self.array.__dlpack__(**options)
 
@@ -91,7 +91,7 @@ def test_a_borrowed_version_is_not_copied(relay, client):
     assert weight_ref() is None, "the relay releases borrowed tensors"
 
 
-def test_entries_and_metadata(relay, client):
+def test_entries_and_metadata_are_received(relay, client):
     entries = {"step": 12, "lr": 1e-3, "name": "größe", "done": False, "best": None, "big": 1 << 80}
     relay.publish("t", {"w": np.zeros(3), **entries}, metadata={"run": "a", "epoch": 4, "loss": 0.5})
     got = received(client)
@@ -106,7 +106,7 @@ def test_entries_and_metadata(relay, client):
         relay.publish("t", {1: np.zeros(3)})
 
 
-def test_torch_modules(relay, client):
+def test_pytorch_modules_are_published(relay, client):
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
     relay.publish("t", dict(model.named_parameters()))  # These require grad.
@@ -123,9 +123,9 @@ def test_torch_modules(relay, client):
         relay.publish("t", {"sparse": torch.eye(3).to_sparse()})
 
 
-def test_any_exporter_on_the_host(relay, client):
+def test_tensors_of_unknown_frameworks_are_published(relay, client):
     array = np.arange(5)
-    relay.publish("t", {"new": Exporter(array), "old": Exporter(array + 1, knows_versions=False)})
+    relay.publish("t", {"new": Exporter(array), "old": Exporter(array + 1, supports_versions=False)})
     got = received(client).numpy()
     assert got["new"].tolist() == [0, 1, 2, 3, 4] and got["old"].tolist() == [1, 2, 3, 4, 5]
     with pytest.raises(tensor_relay.UnsupportedTensorError, match=r"weights.*Metal.*copy it to the host"):
@@ -153,7 +153,7 @@ def test_from_dlpack_with_copy_is_independent(relay, client):
         tensor.__dlpack__(stream=1)
 
 
-def test_versions_topics_and_ends(relay, client):
+def test_topics_are_ended_and_withdrawn(relay, client):
     first = relay.publish("t", {"x": np.zeros(3)})
     second = relay.publish("t", {"x": np.ones(3)})
     assert (first.version, second.version, first.epoch) == (1, 2, second.epoch)

@@ -30,7 +30,7 @@ def test_a_snapshot_is_a_mapping(relay, client):
     assert "a/b version 1" in repr(snapshot) and "f64" in repr(snapshot["x"])
 
 
-def test_latest_skips_and_counts(relay, client):
+def test_mode_latest_counts_skipped_versions(relay, client):
     subscription = client.subscribe("t")
     relay.publish("t", {"x": np.full(3, 1)})
     assert subscription.next(10).version == 1
@@ -41,7 +41,7 @@ def test_latest_skips_and_counts(relay, client):
     assert snapshot["x"].numpy().tolist() == [5, 5, 5]
 
 
-def test_every_version_in_order(relay, client):
+def test_mode_every_returns_each_version_in_order(relay, client):
     relay.open("t", keep_versions=3)
     subscription = client.subscribe("t", mode="every", timeout=TIMEOUT_S)
     relay.publish("t", {"x": np.full(3, 0)})
@@ -70,7 +70,7 @@ def test_gaps_are_reported(relay, client):
     assert continuing.next(10).gap is None
 
 
-def test_selections(relay, client):
+def test_only_selected_tensors_are_received(relay, client):
     relay.publish("t", {"layers.0.w": np.zeros(3), "layers.1.w": np.ones(3), "head": np.ones(2)})
     snapshot = received(client, select=["layers.1.*", "head"])
     assert list(snapshot) == ["layers.1.w", "head"] and "layers.0.w" not in snapshot
@@ -186,7 +186,7 @@ def test_the_ticket_may_name_the_topic(relay, tmp_path, monkeypatch):
         client.subscribe()
 
 
-def test_asyncio(relay, client):
+def test_async_iteration_returns_versions(relay, client):
     async def follow():
         versions = []
         async for snapshot in client.subscribe("t", timeout=TIMEOUT_S):
@@ -217,7 +217,7 @@ def test_a_subscription_ends_with_its_block(relay, client):
         subscription.next(TIMEOUT_S)
 
 
-def test_representations(relay, client):
+def test_reprs_describe_their_objects(relay, client):
     subscription = client.subscribe("a/b")
     assert repr(subscription) == "Subscription(a/b, no version yet)"
     relay.publish("a/b", {"x": np.zeros(3)})

@@ -8,20 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import HERE, TIMEOUT_S, python, wait_for_exit
+from conftest import TIMEOUT_S, python, wait_for_exit
 
 import tensor_relay
 
 
-@pytest.fixture
-def program():
-    path = Path(os.environ.get("TENSOR_RELAY_PROGRAM", HERE.parents[1] / "target" / "debug" / "tensor-relay"))
-    if not path.exists():
-        pytest.skip(f"{path} is missing: `cargo build` builds it")
-    return path
-
-
 class Server:
+    """A sidecar process, which can be restarted."""
+
     def __init__(self, program, folder):
         self.socket = folder / "s"
         self.words = [program, "serve", "--json", "--listen=127.0.0.1:0", f"--state-dir={folder}/state"]
@@ -72,7 +66,7 @@ def test_tensors_are_passed_in_shared_memory(server):
             producer.end("never")
 
 
-def test_a_producer_in_a_process_of_its_own(server, tmp_path):
+def test_another_process_publishes(server, tmp_path):
     code = tmp_path / "trainer.py"
     code.write_text(
         "import sys, numpy as np, tensor_relay\n"
@@ -93,7 +87,7 @@ def test_a_producer_in_a_process_of_its_own(server, tmp_path):
         assert late.version == 3, "a version stays available after its producer has exited"
 
 
-def test_a_restarted_server(server):
+def test_a_producer_publishes_to_a_restarted_server(server):
     with tensor_relay.publish_to(server.socket) as producer:
         first = producer.publish("t", {"x": np.ones(3)})
         server.end()

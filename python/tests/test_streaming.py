@@ -36,7 +36,7 @@ def test_each_tensor_comes_once_and_in_order(relay, client, bucket_bytes):
     check(got, 1)
 
 
-def test_stream_with_select(relay, client):
+def test_stream_accepts_select(relay, client):
     relay.publish("t", layers(1))
     names = list(collected(client.stream("t", select="layer.?", bucket_bytes=8000)))
     assert names == [f"layer.{number}" for number in range(9, 0, -1)]
@@ -49,14 +49,14 @@ def test_stream_with_select(relay, client):
     assert list(client.stream("empty")) == []
 
 
-def test_many_small_tensors(relay, client):
+def test_many_small_tensors_are_streamed(relay, client):
     sent = {f"{'x' * 200}.{number}": np.full(2, number, "u1") for number in range(150)}
     relay.publish("t", sent)
     got = collected(client.stream("t"))
     assert list(got) == list(sent) and all(np.array_equal(got[name], sent[name]) for name in sent)
 
 
-def test_a_version_by_its_number(relay, client):
+def test_stream_returns_a_version_by_number(relay, client):
     relay.open("t", keep_versions=2)
     for number in (1, 2, 3):
         published = relay.publish("t", layers(number))
@@ -140,11 +140,11 @@ TENSORS, BUCKET_BYTES = 24, 8 << 20
 
 
 def test_a_stream_needs_memory_for_three_buckets(tmp_path):
-    """The version is eight times as large, and its buckets have unequal sizes."""
+    """The version is several times as large as three buckets, and its buckets have unequal sizes."""
     with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path) as relay:
         sizes = itertools.cycle([BUCKET_BYTES, BUCKET_BYTES - (1 << 20), BUCKET_BYTES // 2, BUCKET_BYTES // 2])
         relay.publish("t", {f"w{each}": np.full(next(sizes), each, "u1") for each in range(TENSORS)})
-        with python(HERE / "streaming.py", relay.ticket, BUCKET_BYTES) as consumer:
+        with python(HERE / "stream_consumer.py", relay.ticket, BUCKET_BYTES) as consumer:
             out, errors = consumer.communicate(timeout=TIMEOUT_S)
     report = json.loads(out or errors)
     assert report["tensors"] == TENSORS

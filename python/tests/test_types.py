@@ -1,4 +1,4 @@
-"""The type stubs match the package, the package and typed programs pass mypy, and every public item has a docstring."""
+"""The type stubs match the package; the package and a typed program pass mypy; every public item has a docstring."""
 
 import subprocess
 import sys

@@ -13,7 +13,10 @@ import tensor_relay
 
 
 def test_other_threads_run_during_a_transfer(relay, client):
-    """Method: a thread records a time each millisecond while versions are staged, sent and received."""
+    """Goal: a transfer does not hold the GIL.
+
+    Method: a thread records the time each millisecond while versions are staged, sent and received.
+    """
     ticks, stop = [], threading.Event()
 
     def tick():
@@ -35,9 +38,9 @@ def test_other_threads_run_during_a_transfer(relay, client):
         thread.join()
     during = [tick for tick in ticks if begun <= tick <= begun + took]
     assert len(during) > 10
-    longest = max(b - a for a, b in zip(during, during[1:]))
-    # If a transfer held the GIL, the longest pause would be as long as a transfer. A busy machine's pauses are shorter.
-    assert longest < max(0.25, took / 4), f"nothing else ran for {longest:.3f} of {took:.3f} s"
+    longest = max(later - earlier for earlier, later in zip(during, during[1:]))
+    # If a transfer held the GIL, the longest pause would be as long as a transfer. A busy machine has shorter ones.
+    assert longest < max(0.25, took / 4), f"no other thread ran for {longest:.3f} of {took:.3f} s"
 
 
 @pytest.mark.parametrize("wait", [
@@ -288,7 +291,7 @@ def test_messages_go_to_logging(tmp_path):
         "        client.topics()\n"
     )
     for level, expected in [("DEBUG", True), ("INFO", False)]:
-        with python(program, tmp_path / "state", level) as logging_one:
-            _, errors = logging_one.communicate(timeout=TIMEOUT_S)
-            assert logging_one.returncode == 0, errors
+        with python(program, tmp_path / "state", level) as program_run:
+            _, errors = program_run.communicate(timeout=TIMEOUT_S)
+            assert program_run.returncode == 0, errors
             assert ("tensor_relay DEBUG The session ended." in errors) == expected, errors

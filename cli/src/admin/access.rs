@@ -30,7 +30,7 @@ impl Access {
             Some(path) => {
                 let token = std::fs::read_to_string(path)
                     .with_context(|| format!("cannot read --admin-token-file {}", path.display()))?;
-                Some(headers(check(token.trim(), path)?))
+                Some(accepted_headers(check_token(token.trim(), path)?))
             }
             None if is_loopback => None,
             None => {
@@ -77,7 +77,7 @@ impl fmt::Debug for Access {
     }
 }
 
-fn check<'t>(token: &'t str, path: &Path) -> Result<&'t str, UsageError> {
+fn check_token<'t>(token: &'t str, path: &Path) -> Result<&'t str, UsageError> {
     let is_valid = token.len() >= TOKEN_MIN_CHARS && token.bytes().all(|byte| byte.is_ascii_graphic());
     is_valid.then_some(token).ok_or_else(|| {
         UsageError(format!(
@@ -88,7 +88,8 @@ fn check<'t>(token: &'t str, path: &Path) -> Result<&'t str, UsageError> {
     })
 }
 
-fn headers(token: &str) -> [String; 2] {
+/// The accepted values of `Authorization`: the token as a bearer token, and as a password.
+fn accepted_headers(token: &str) -> [String; 2] {
     [format!("Bearer {token}"), format!("Basic {}", base64(format!("{USER}:{token}").as_bytes()))]
 }
 
@@ -111,8 +112,8 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    const LOCAL: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
-    const OPEN: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+    const LOOPBACK: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+    const UNSPECIFIED: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
 
     fn with_token(ip: IpAddr, token: &str) -> anyhow::Result<Access> {
         let mut file = tempfile::NamedTempFile::new()?;
@@ -122,10 +123,10 @@ mod tests {
 
     #[test]
     fn a_port_open_to_other_machines_requires_a_token() {
-        assert!(Access::new(OPEN, None).is_err());
-        assert!(with_token(OPEN, "short").is_err());
-        assert!(with_token(OPEN, "with a space in the middle").is_err());
-        let access = with_token(OPEN, "0123456789abcdef").unwrap();
+        assert!(Access::new(UNSPECIFIED, None).is_err());
+        assert!(with_token(UNSPECIFIED, "short").is_err());
+        assert!(with_token(UNSPECIFIED, "with a space in the middle").is_err());
+        let access = with_token(UNSPECIFIED, "0123456789abcdef").unwrap();
         assert!(access.is_allowed(Some(b"Bearer 0123456789abcdef")));
         assert!(access.is_allowed(Some(b"Basic YWRtaW46MDEyMzQ1Njc4OWFiY2RlZg==")));
         let wrong: [Option<&[u8]>; 4] =
@@ -136,18 +137,22 @@ mod tests {
 
     #[test]
     fn loopback_requires_a_token_only_if_one_is_given() {
-        assert!(Access::new(LOCAL, None).unwrap().is_allowed(None));
-        assert!(!with_token(LOCAL, "0123456789abcdef").unwrap().is_allowed(None));
+        assert!(Access::new(LOOPBACK, None).unwrap().is_allowed(None));
+        assert!(!with_token(LOOPBACK, "0123456789abcdef").unwrap().is_allowed(None));
     }
 
     #[test]
     fn loopback_rejects_foreign_host_names() {
-        let access = Access::new(LOCAL, None).unwrap();
+        let access = Access::new(LOOPBACK, None).unwrap();
         for host in [None, Some("localhost"), Some("localhost:1"), Some("127.0.0.1:9470"), Some("[::1]:80")] {
             assert!(access.is_meant_for(host), "{host:?}");
         }
         assert!(!access.is_meant_for(Some("evil.example:9470")));
-        assert!(with_token(OPEN, "0123456789abcdef").unwrap().is_meant_for(Some("pod-0.relay")));
+        assert!(
+            with_token(UNSPECIFIED, "0123456789abcdef")
+                .unwrap()
+                .is_meant_for(Some("pod-0.relay"))
+        );
     }
 
     #[test]

@@ -2,16 +2,16 @@
 
 use std::collections::HashSet;
 
-/// Converts metrics to format 0.0.4: a counter's metadata names its samples (`_total`), and there are neither units nor
-/// an end marker.
+/// Converts metrics from OpenMetrics to format 0.0.4: in the metadata of counters, names get the suffix `_total` of
+/// their samples; units and the end marker are removed.
 pub(super) fn from_open_metrics(text: &str) -> String {
     let counters: HashSet<&str> = text.lines().filter_map(counter).collect();
     let mut classic = String::with_capacity(text.len());
     for line in text.lines() {
         match metadata(line) {
             Some((_, "EOF" | "UNIT", _)) => continue,
-            Some((name, word, value)) if counters.contains(name) => {
-                classic += &format!("# {word} {name}_total {value}\n");
+            Some((name, keyword, value)) if counters.contains(name) => {
+                classic += &format!("# {keyword} {name}_total {value}\n");
             }
             _ => {
                 classic += line;
@@ -24,16 +24,16 @@ pub(super) fn from_open_metrics(text: &str) -> String {
 
 /// The name of the counter that a `# TYPE` line declares.
 fn counter(line: &str) -> Option<&str> {
-    let (name, word, kind) = metadata(line)?;
-    (word == "TYPE" && kind == "counter").then_some(name)
+    let (name, keyword, kind) = metadata(line)?;
+    (keyword == "TYPE" && kind == "counter").then_some(name)
 }
 
 /// The parts of a metadata line such as `# TYPE name gauge`: name, keyword and value.
 fn metadata(line: &str) -> Option<(&str, &str, &str)> {
     let line = line.strip_prefix("# ")?;
-    let (word, tail) = line.split_once(' ').unwrap_or((line, ""));
+    let (keyword, tail) = line.split_once(' ').unwrap_or((line, ""));
     let (name, value) = tail.split_once(' ').unwrap_or((tail, ""));
-    Some((name, word, value))
+    Some((name, keyword, value))
 }
 
 #[cfg(test)]
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metadata_of_counters_names_their_samples() {
+    fn counter_metadata_gets_the_suffix_total() {
         let open = "\
 # HELP x_bytes Bytes.
 # TYPE x_bytes counter

@@ -13,8 +13,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// The maximum number of connections: a scraper, a prober, and a few browsers. A further connection evicts the oldest
-/// connection of the network with the most connections, so that no client can block the probes of other clients.
+/// The maximum number of connections: a scraper, a prober, and a few browsers. A connection beyond it evicts the oldest
+/// connection of the address that has the most, so that no client can block the probes of other clients.
 const CONNECTIONS_MAX: usize = 32;
 
 /// The deadline for the head of a request, which also bounds how long a connection may be silent.
@@ -34,18 +34,18 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// Accepts and serves connections. Never returns.
 pub(super) async fn accept(listener: TcpListener, routes: Router) {
-    let places = Logins::new(CONNECTIONS_MAX);
+    let logins = Logins::new(CONNECTIONS_MAX);
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
                 let routes = routes.clone();
-                let (place, mut eviction) = places.enter(peer.ip());
+                let (login, mut eviction) = logins.enter(peer.ip());
                 tokio::spawn(async move {
                     tokio::select! {
                         _ = timeout(CONNECTION_LIFETIME_MAX, answer(stream, routes)) => {}
                         () = eviction.evicted() => {}
                     }
-                    drop(place);
+                    drop(login);
                 });
             }
             Err(error) => {
@@ -56,7 +56,7 @@ pub(super) async fn accept(listener: TcpListener, routes: Router) {
     }
 }
 
-/// Answers the requests of one connection. Errors are only logged: the peer causes them.
+/// Answers the request of one connection. Errors are only logged, because the peer causes them.
 async fn answer(stream: TcpStream, routes: Router) {
     let answered = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -18,7 +18,7 @@ use tensor_relay_device::Device;
 /// the oldest version is removed.
 const UNFOLLOWED_MAX: usize = 1_000;
 
-/// The state of a consumer, as its admin port shows it. Cheap to clone.
+/// The state of a consumer that its admin port shows. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Consumer(Arc<Inner>);
 
@@ -48,7 +48,7 @@ struct TopicMetrics {
     version: u64,
     epoch: String,
     payload_bytes: u64,
-    at: Instant,
+    received_at: Instant,
     took: Duration,
     committed: u64,
     skipped: u64,
@@ -109,13 +109,13 @@ impl FollowedTopic {
     pub fn committed(&self, id: &VersionId, payload_bytes: u64, skipped: u64, receipt: &Receipt) {
         let mut topics = self.consumer.topics();
         let state = topics.entry(self.topic.clone()).or_default();
-        let before = state.metrics.take();
-        let sum = |of: fn(&TopicMetrics) -> u64, more: u64| before.as_ref().map_or(0, of) + more;
+        let previous = state.metrics.take();
+        let sum = |counter: fn(&TopicMetrics) -> u64, more: u64| previous.as_ref().map_or(0, counter) + more;
         state.metrics = Some(TopicMetrics {
             version: id.version.0,
             epoch: id.epoch.to_string(),
             payload_bytes,
-            at: Instant::now(),
+            received_at: Instant::now(),
             took: receipt.duration,
             committed: sum(|metrics| metrics.committed, 1),
             skipped: sum(|metrics| metrics.skipped, skipped),
@@ -128,31 +128,31 @@ impl FollowedTopic {
 
 impl Drop for FollowedTopic {
     fn drop(&mut self) {
-        leave(&mut self.consumer.topics(), &self.topic, UNFOLLOWED_MAX);
+        remove_follower(&mut self.consumer.topics(), &self.topic, UNFOLLOWED_MAX);
     }
 }
 
-/// Removes one follower of `topic`. The metrics of up to `unfollowed_max` topics without followers are retained.
-fn leave(topics: &mut Topics, topic: &Topic, unfollowed_max: usize) {
+/// Removes one follower of `topic`. Retains the metrics of up to `unfollowed_max` topics without followers.
+fn remove_follower(topics: &mut Topics, topic: &Topic, unfollowed_max: usize) {
     let Some(state) = topics.get_mut(topic) else { return };
     state.followers -= 1;
     if state.followers == 0 && state.metrics.is_none() {
         topics.remove(topic);
     }
     let unfollowed = topics.iter().filter(|(_, state)| state.followers == 0);
-    let ages: Vec<_> = unfollowed
-        .filter_map(|(topic, state)| Some((state.metrics.as_ref()?.at, topic)))
+    let by_age: Vec<_> = unfollowed
+        .filter_map(|(topic, state)| Some((state.metrics.as_ref()?.received_at, topic)))
         .collect();
-    if ages.len() > unfollowed_max
-        && let Some((_, oldest)) = ages.into_iter().min()
+    if by_age.len() > unfollowed_max
+        && let Some((_, oldest)) = by_age.into_iter().min()
     {
         let oldest = oldest.clone();
         topics.remove(&oldest);
     }
 }
 
-/// Checks that every followed topic has a version, received `within` that time. If none is followed, checks the
-/// formerly followed ones.
+/// Checks that every followed topic has a version, and that it was received `within` this time. If no topic is
+/// followed, checks the formerly followed ones.
 fn readiness(topics: &Topics, within: Option<Duration>, now: Instant) -> Result<(), String> {
     if topics.is_empty() {
         return Err("no topic is followed yet".into());
@@ -163,7 +163,7 @@ fn readiness(topics: &Topics, within: Option<Duration>, now: Instant) -> Result<
             .metrics
             .as_ref()
             .ok_or_else(|| format!("no version of topic {topic} was received yet"))?;
-        let age = now.duration_since(metrics.at);
+        let age = now.duration_since(metrics.received_at);
         if within.is_some_and(|within| age > within) {
             return Err(format!(
                 "version {} of topic {topic} was received {} s ago",
@@ -213,7 +213,7 @@ impl Subject for Consumer {
             Family::gauge("ready", "Whether every followed topic has a version", is_ready),
             Family::gauges("memory", "Memory of versions, by use", memory.collect()).in_bytes(),
         ];
-        families.extend(of_topics(&self.topics()));
+        families.extend(by_topic(&self.topics()));
         families.extend(client.iter().flat_map(of_client));
         families
     }
@@ -230,7 +230,7 @@ fn topic(name: &Topic, state: &TopicState) -> Value {
         "version": metrics.version,
         "epoch": metrics.epoch,
         "payload_bytes": metrics.payload_bytes,
-        "age_s": metrics.at.elapsed().as_secs_f64(),
+        "age_s": metrics.received_at.elapsed().as_secs_f64(),
         "took_s": metrics.took.as_secs_f64(),
         "committed": metrics.committed,
         "skipped": metrics.skipped,
@@ -255,8 +255,8 @@ fn lanes(client: &ClientStatus) -> Vec<Value> {
     client.lanes.iter().map(lane).collect()
 }
 
-/// The families with a label for each topic, for at most as many topics as a server labels.
-fn of_topics(topics: &Topics) -> Vec<Family> {
+/// The families with one sample for each topic, limited to as many topics as a server labels.
+fn by_topic(topics: &Topics) -> Vec<Family> {
     let followed = topics.values().filter(|state| state.followers > 0).count();
     let metrics = topics
         .iter()
@@ -278,12 +278,16 @@ fn of_topics(topics: &Topics) -> Vec<Family> {
         ),
         Family::gauges(
             "held_age",
-            "Time since that version was received",
-            each(|metrics| metrics.at.elapsed().as_secs_f64()),
+            "Time since the newest version was received",
+            each(|metrics| metrics.received_at.elapsed().as_secs_f64()),
         )
         .in_seconds(),
-        Family::gauges("transfer", "Duration of its transfer", each(|metrics| metrics.took.as_secs_f64()))
-            .in_seconds(),
+        Family::gauges(
+            "transfer",
+            "Duration of the transfer of the newest version",
+            each(|metrics| metrics.took.as_secs_f64()),
+        )
+        .in_seconds(),
         Family::counters("received_versions", "Versions received", each(|metrics| metrics.committed as f64)),
         Family::counters(
             "skipped_versions",
@@ -303,7 +307,7 @@ fn of_topics(topics: &Topics) -> Vec<Family> {
         .in_bytes(),
         Family::counters(
             "received_wire",
-            "The same payload as encoded",
+            "Payload of the received versions, as encoded",
             each(|metrics| metrics.received_wire_bytes as f64),
         )
         .in_bytes(),
@@ -336,12 +340,12 @@ fn of_client(client: &ClientStatus) -> Vec<Family> {
 mod tests {
     use super::*;
 
-    fn metrics(version: u64, at: Instant) -> TopicMetrics {
+    fn metrics(version: u64, received_at: Instant) -> TopicMetrics {
         TopicMetrics {
             version,
             epoch: "0".into(),
             payload_bytes: 0,
-            at,
+            received_at,
             took: Duration::ZERO,
             committed: 1,
             skipped: 0,
@@ -370,7 +374,7 @@ mod tests {
         assert!(readiness(&topics, Some(within), later).unwrap_err().contains("version 3"));
         assert_eq!(readiness(&topics, None, later), Ok(()));
         // A formerly followed topic counts only if no topic is followed.
-        leave(&mut topics, &name, 1);
+        remove_follower(&mut topics, &name, 1);
         assert!(readiness(&topics, Some(within), later).unwrap_err().contains("version 3"));
         topics.insert(other, state(1, Some(metrics(1, later))));
         assert_eq!(readiness(&topics, Some(within), later), Ok(()));
@@ -382,15 +386,15 @@ mod tests {
         for age in 0..5_u64 {
             let topic = Topic::new(&format!("topic-{age}")).unwrap();
             topics.insert(topic.clone(), state(2, Some(metrics(age, now - Duration::from_secs(age)))));
-            leave(&mut topics, &topic, 2);
-            leave(&mut topics, &topic, 2);
+            remove_follower(&mut topics, &topic, 2);
+            remove_follower(&mut topics, &topic, 2);
         }
         let versions: Vec<u64> =
             topics.values().map(|state| state.metrics.as_ref().unwrap().version).collect();
         assert_eq!(versions, [0, 1]);
         let unseen = Topic::new("unseen").unwrap();
         topics.insert(unseen.clone(), state(1, None));
-        leave(&mut topics, &unseen, 2);
+        remove_follower(&mut topics, &unseen, 2);
         assert_eq!(topics.len(), 2);
     }
 }

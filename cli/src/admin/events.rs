@@ -16,13 +16,13 @@ use tracing_subscriber::{Layer, filter::filter_fn, layer::Context, registry::Loo
 /// The number of retained events.
 const EVENTS_MAX: usize = 64;
 
-/// The maximum length of one field, in characters.
+/// The maximum length of a message or a field, in characters.
 const TEXT_MAX_CHARS: usize = 300;
 
 /// The most recent events of this process, oldest first. A static, because a process has one log.
 static RECENT: Mutex<VecDeque<Event>> = Mutex::new(VecDeque::new());
 
-/// A log event. It becomes JSON when it is asked for: recording happens while a version is published.
+/// A log event. It is converted to JSON only for a request, so that recording delays the publish of a version little.
 struct Event {
     at: SystemTime,
     level: Level,
@@ -32,7 +32,7 @@ struct Event {
 
 /// A tracing layer that retains this program's events of level `info` and above: a few for each session and version,
 /// none for a chunk.
-pub(crate) fn record<S: Subscriber + for<'s> LookupSpan<'s>>() -> impl Layer<S> {
+pub(crate) fn recorder<S: Subscriber + for<'s> LookupSpan<'s>>() -> impl Layer<S> {
     let is_ours = filter_fn(|metadata| {
         *metadata.level() <= Level::INFO && metadata.target().starts_with("tensor_relay")
     });
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn the_newest_events_are_retained() {
-        let subscriber = tracing_subscriber::registry().with(record());
+        let subscriber = tracing_subscriber::registry().with(recorder());
         tracing::subscriber::with_default(subscriber, || {
             tracing::debug!("Below the recorded level.");
             for number in 0..=EVENTS_MAX {

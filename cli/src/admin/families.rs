@@ -17,9 +17,9 @@ pub(super) type Labels = Vec<(&'static str, String)>;
 /// A metric family.
 #[derive(Debug, Clone)]
 pub(crate) struct Family {
-    /// Without prefix and unit.
+    /// The name without prefix and unit.
     name: &'static str,
-    /// A sentence without its full stop.
+    /// The help text: a sentence without its full stop.
     help: &'static str,
     unit: Option<Unit>,
     samples: Samples,
@@ -81,16 +81,16 @@ impl Family {
 /// Never in practice: writing to a string cannot fail.
 pub(super) fn encode(families: Vec<Family>) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix(PREFIX);
-    registry.register_collector(Box::new(Page(families)));
+    registry.register_collector(Box::new(FamilyCollector(families)));
     let mut text = String::new();
     text::encode(&mut text, &registry)?;
     Ok(text)
 }
 
 #[derive(Debug)]
-struct Page(Vec<Family>);
+struct FamilyCollector(Vec<Family>);
 
-impl Collector for Page {
+impl Collector for FamilyCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         // A family without samples is omitted, with its metadata.
         for family in self.0.iter().filter(|family| !family.samples.is_empty()) {

@@ -11,10 +11,11 @@ use std::{
 /// The interval of beats.
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The silence after which the thread counts as hung. Longer than any poll takes, even on a machine that swaps.
+/// The time without a beat after which the thread counts as hung: longer than a task runs between two waits, even on a
+/// machine that swaps.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The time when a runtime last ran its tasks.
+/// The last time at which a runtime ran its tasks.
 #[derive(Debug, Clone)]
 pub(super) struct Heartbeat {
     began: Instant,
@@ -50,6 +51,7 @@ impl Heartbeat {
         (silence > SILENCE_TIMEOUT).then_some(silence)
     }
 
+    /// The milliseconds from the start until `now`.
     fn ms(&self, now: Instant) -> u64 {
         now.duration_since(self.began).as_millis() as u64
     }

@@ -14,8 +14,8 @@ use std::{sync::Arc, time::Instant};
 /// The status page. It contains no data, and requests `/status` every two seconds.
 const PAGE: &str = include_str!("page.html");
 
-/// The paths that require no token, since probes have none.
-const OPEN: [&str; 2] = ["/livez", "/readyz"];
+/// The paths that require no token, because probes have none.
+const WITHOUT_TOKEN: [&str; 2] = ["/livez", "/readyz"];
 
 /// The content security policy of the page: only its inline code and style run, and no other page may frame it.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
@@ -46,7 +46,7 @@ pub(super) fn router(subject: Arc<dyn Subject>, heartbeat: Heartbeat, access: Ac
         .with_state(state)
 }
 
-/// Rejects requests for another host, and adds the headers of every response.
+/// Rejects requests for another host, and adds headers about caching and security to all other responses.
 async fn check_host(State(state): State<AdminState>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     if !state.access.is_meant_for(host) {
@@ -61,9 +61,10 @@ async fn check_host(State(state): State<AdminState>, request: Request, next: Nex
     (headers, next.run(request).await).into_response()
 }
 
-/// Rejects requests without the token, for any path except those in [`OPEN`]: new routes are protected by default.
+/// Rejects requests without the token, for any path except those in [`WITHOUT_TOKEN`]: new routes are protected by
+/// default.
 async fn authorise(State(state): State<AdminState>, request: Request, next: Next) -> Response {
-    match OPEN.contains(&request.uri().path()) || is_allowed(&state, request.headers()) {
+    match WITHOUT_TOKEN.contains(&request.uri().path()) || is_allowed(&state, request.headers()) {
         true => next.run(request).await,
         false => {
             // `Basic` makes a browser ask for a user (`admin`) and a password (the token).
@@ -107,8 +108,8 @@ async fn metrics(State(state): State<AdminState>, headers: HeaderMap) -> Respons
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
     match wants_open_metrics(&headers) {
-        true => typed(OPEN_METRICS, text),
-        false => typed(CLASSIC, classic::from_open_metrics(&text)),
+        true => with_content_type(OPEN_METRICS, text),
+        false => with_content_type(CLASSIC, classic::from_open_metrics(&text)),
     }
 }
 
@@ -118,16 +119,16 @@ fn wants_open_metrics(headers: &HeaderMap) -> bool {
 }
 
 async fn status(State(state): State<AdminState>) -> Response {
-    typed("application/json", format!("{}\n", state.subject.status()))
+    with_content_type("application/json", format!("{}\n", state.subject.status()))
 }
 
 async fn page() -> Response {
-    typed("text/html; charset=utf-8", PAGE.to_owned())
+    with_content_type("text/html; charset=utf-8", PAGE.to_owned())
 }
 
-fn typed(kind: &'static str, text: String) -> Response {
-    let kind: [(HeaderName, &str); 1] = [(header::CONTENT_TYPE, kind)];
-    (kind, text).into_response()
+fn with_content_type(content_type: &'static str, text: String) -> Response {
+    let headers: [(HeaderName, &str); 1] = [(header::CONTENT_TYPE, content_type)];
+    (headers, text).into_response()
 }
 
 #[cfg(test)]
@@ -160,7 +161,7 @@ mod tests {
     }
 
     /// Goal: every route, including ones added later, requires the token, except the two probes.
-    /// Method: request each path that the router knows: without, with a wrong and with the right token.
+    /// Method: request each path of the router without a token, with a wrong one and with the right one.
     #[tokio::test]
     async fn every_route_except_the_probes_requires_the_token() {
         let file = tempfile::NamedTempFile::new().unwrap();

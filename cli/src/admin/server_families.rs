@@ -11,7 +11,8 @@ pub(super) const LABELLED_MAX: usize = 100;
 
 const OTHER: &str = "other";
 
-/// All families. None is labelled with the addresses of clients, whose number is unbounded.
+/// All metric families of a server. No label contains the address of a client, because the number of addresses is
+/// unbounded.
 pub(super) fn families(status: &ServerStatus, memory: &[(&'static str, u64)]) -> Vec<Family> {
     let mut families = of_server(status);
     families.extend(by_topic(status));
@@ -155,7 +156,7 @@ fn by_topic(status: &ServerStatus) -> Vec<Family> {
         .in_bytes(),
         Family::counters(
             "topic_sent_wire",
-            "The same payload as encoded",
+            "Payload of a topic sent to all subscribers, as encoded",
             each(|topic| topic.sent_wire_bytes as f64),
         )
         .in_bytes(),
@@ -190,8 +191,12 @@ fn by_codec(status: &ServerStatus) -> Vec<Family> {
         Family::counters("sent_chunks", "Chunks sent, by codec", each(|count| count.chunks as f64)),
         Family::counters("sent_payload", "Payload sent, by codec", each(|count| count.raw_bytes as f64))
             .in_bytes(),
-        Family::counters("sent_wire", "The same payload as encoded", each(|count| count.wire_bytes as f64))
-            .in_bytes(),
+        Family::counters(
+            "sent_wire",
+            "Payload sent, as encoded, by codec",
+            each(|count| count.wire_bytes as f64),
+        )
+        .in_bytes(),
         Family::counters(
             "encode",
             "Time spent encoding, summed over all threads",

@@ -1,10 +1,10 @@
-//! The status of a server as JSON, with the names of `serve --json`. Units come last in a name.
+//! The status of a server as JSON, with the field names of `serve --json`.
 
 use crate::codecs;
 use serde_json::{Map, Value, json};
 use tensor_relay_server::{LaneStatus, ServerStatus, SubscriberStatus, TopicStatus, TransferStatus};
 
-/// The status without readiness and events, which the caller adds.
+/// The status as a JSON object, without readiness and events, which the caller adds.
 pub(super) fn as_object(status: &ServerStatus, memory: &[(&'static str, u64)]) -> Value {
     let stats = &status.stats;
     let memory: Map<String, Value> = memory

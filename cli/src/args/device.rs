@@ -49,8 +49,8 @@ impl FromStr for DeviceName {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let number = text.strip_prefix("cuda:").filter(|digits| !digits.starts_with('+'));
-        match (text, number.and_then(|digits| digits.parse().ok())) {
+        let digits = text.strip_prefix("cuda:").filter(|digits| !digits.starts_with('+'));
+        match (text, digits.and_then(|digits| digits.parse().ok())) {
             ("cpu", _) => Ok(Self::Cpu),
             (_, Some(ordinal)) => Ok(Self::Cuda(ordinal)),
             _ => Err("write cpu, or cuda:N for GPU N, e.g. cuda:0"),

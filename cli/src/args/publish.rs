@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metadata_is_pairs() {
+    fn metadata_entries_are_pairs_of_key_and_value() {
         assert_eq!(parse_entry("a=b=c"), Ok(("a".into(), "b=c".into())));
         assert_eq!(parse_entry("a="), Ok(("a".into(), String::new())));
         assert!(parse_entry("a").is_err() && parse_entry("=b").is_err());

@@ -124,8 +124,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, help_heading = "Key and tickets")]
     pub(crate) open: bool,
 
-    /// The encoding of chunks for subscribers that choose no codec themselves. Chunks that would shrink by less than 3
-    /// % are sent raw.
+    /// The encoding of chunks for subscribers that choose no codec themselves. Chunks that would shrink by less than
+    /// 3 % are sent raw.
     #[arg(long, value_enum, default_value_t = Codec::Auto, help_heading = "Encoding")]
     pub(crate) codec: Codec,
 
@@ -219,7 +219,7 @@ fn parse_chunk_size(text: &str) -> Result<u32, String> {
 
 fn parse_topic_file(text: &str) -> Result<(Topic, PathBuf), String> {
     let (topic, file) = text.split_once('=').ok_or("write NAME=FILE, e.g. policy=model.safetensors")?;
-    let topic = Topic::new(topic).map_err(|e| e.to_string())?;
+    let topic = Topic::new(topic).map_err(|error| error.to_string())?;
     if file.is_empty() {
         return Err(format!("no file is given for topic {topic}"));
     }
@@ -231,10 +231,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn topics_are_pairs() {
+    fn topics_are_pairs_of_name_and_path() {
         assert!(
             parse_topic_file("a/b=x=y.safetensors")
-                .is_ok_and(|(t, f)| t.as_str() == "a/b" && f.as_os_str() == "x=y.safetensors")
+                .is_ok_and(|(topic, path)| topic.as_str() == "a/b" && path.as_os_str() == "x=y.safetensors")
         );
         for wrong in ["a", "=f", "a=", "../a=f", "a b=f"] {
             assert!(parse_topic_file(wrong).is_err(), "{wrong}");

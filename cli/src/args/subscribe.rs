@@ -20,8 +20,8 @@ pub(crate) struct SubscribeArgs {
     pub(crate) topic: Option<Glob>,
 
     /// The versions to receive: always the newest, or every version in order.
-    #[arg(long, value_enum, default_value_t = Follow::Latest, help_heading = "What to receive")]
-    pub(crate) mode: Follow,
+    #[arg(long, value_enum, default_value_t = ModeArg::Latest, help_heading = "What to receive")]
+    pub(crate) mode: ModeArg,
 
     /// The first version to receive: `newest`, `next`, or in mode `every` also `oldest`, a version number, or
     /// EPOCH:VERSION. Default: `newest` in mode `latest`, `oldest` (the oldest retained) in mode `every`.
@@ -126,7 +126,7 @@ pub(crate) struct SubscribeArgs {
 
 /// The values of `--mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Follow {
+pub(crate) enum ModeArg {
     /// Always the newest version; older ones are skipped and counted.
     Latest,
     /// Every version, in order.
@@ -142,11 +142,11 @@ pub(crate) enum OnGap {
     Continue,
 }
 
-impl From<Follow> for Mode {
-    fn from(follow: Follow) -> Self {
-        match follow {
-            Follow::Latest => Self::Latest,
-            Follow::Every => Self::Every,
+impl From<ModeArg> for Mode {
+    fn from(mode: ModeArg) -> Self {
+        match mode {
+            ModeArg::Latest => Self::Latest,
+            ModeArg::Every => Self::Every,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The bounds of `serve` as `tensor-relay config` shows them: the limits on memory and work that clients can cause,
-//! with reasons.
+//! The bounds of `serve` that `tensor-relay config` shows: the limits on the memory and work that clients can cause,
+//! with their reasons.
 
 use super::Layers;
 use crate::{
@@ -20,6 +20,8 @@ pub(super) struct ServeBounds {
 }
 
 impl ServeBounds {
+    /// The bounds with the options in `layers`.
+    ///
     /// # Errors
     /// When a variable has an invalid value.
     pub(super) fn of(layers: &Layers) -> anyhow::Result<Self> {

@@ -16,7 +16,7 @@ use toml::{
 /// The table for options shared by several commands.
 pub(crate) const DEFAULT: &str = "default";
 
-/// The minimum similarity of two names, from 0 to 1, for a suggestion.
+/// The minimum similarity of a misspelt name and a valid one, from 0 to 1, for suggesting the valid one.
 const SIMILARITY_MIN: f64 = 0.7;
 
 /// A validated configuration file.
@@ -93,19 +93,22 @@ impl<'a> Reader<'a> {
         key: &Spanned<Cow<'_, str>>,
         value: &Spanned<DeValue<'_>>,
     ) -> Result<(), UsageError> {
-        let at = key.span();
-        let setting = self.setting(table, key.get_ref()).map_err(|reason| self.error(&at, reason))?;
+        let span = key.span();
+        let setting = self.setting(table, key.get_ref()).map_err(|reason| self.error(&span, reason))?;
         let values = self.values(setting, key.get_ref(), value)?;
-        let entry = Entry { table: table.into(), key: setting.key().into(), values, line: self.line(&at) };
+        let entry = Entry { table: table.into(), key: setting.key().into(), values, line: self.line(&span) };
         if let Some(first) = self.entries.iter().find(|e| e.table == entry.table && e.key == entry.key) {
-            return Err(self
-                .error(&at, format!("{key} is already given in line {}", first.line, key = key.get_ref())));
+            return Err(self.error(
+                &span,
+                format!("{key} is already given in line {}", first.line, key = key.get_ref()),
+            ));
         }
         self.entries.push(entry);
         Ok(())
     }
 
-    /// The setting that `key` sets in `table`. In `[default]`, the first of several equal ones.
+    /// The setting that `key` sets in `table`; in `[default]`, the first of the settings that share the key and the
+    /// meaning.
     fn setting(&self, table: &str, key: &str) -> Result<&'a Setting, String> {
         let named: Vec<&Setting> = self.settings.iter().filter(|setting| setting.is_called(key)).collect();
         let of_table = named.iter().filter(|setting| table == DEFAULT || setting.command() == table);
@@ -201,12 +204,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn error(&self, at: &Range<usize>, what: impl fmt::Display) -> UsageError {
-        UsageError(format!("{}:{}: {what}", self.path.display(), self.line(at)))
+    fn error(&self, span: &Range<usize>, reason: impl fmt::Display) -> UsageError {
+        UsageError(format!("{}:{}: {reason}", self.path.display(), self.line(span)))
     }
 
-    fn line(&self, at: &Range<usize>) -> usize {
-        let before = self.text.as_bytes().iter().take(at.start);
+    fn line(&self, span: &Range<usize>) -> usize {
+        let before = self.text.as_bytes().iter().take(span.start);
         before.filter(|byte| **byte == b'\n').count() + 1
     }
 }
@@ -224,7 +227,7 @@ fn scalar(value: &DeValue<'_>) -> Option<String> {
         DeValue::String(text) => Some(text.clone().into_owned()),
         DeValue::Integer(number) => decimal(number),
         DeValue::Float(number) => Some(number.as_str().into()),
-        DeValue::Boolean(yes) => Some(yes.to_string()),
+        DeValue::Boolean(value) => Some(value.to_string()),
         DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => None,
     }
 }
@@ -287,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_a_table_in_any_notation() {
+    fn pairs_are_accepted_in_every_notation() {
         for text in [
             "[serve.topics]\na = 'b'\n'c/d' = 'e'",
             "[serve]\ntopics = { a = 'b', 'c/d' = 'e' }",

@@ -18,10 +18,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The last path at which the file is searched for.
+/// The last path of the search for the file.
 const SYSTEM_FILE: &str = "/etc/tensor-relay/config.toml";
 
-/// The maximum size of the file. A long one has a few thousand bytes.
+/// The maximum size of the file, far above that of a file with every option.
 const FILE_MAX_BYTES: u64 = 1 << 20;
 
 /// The commands, their settings, and the layers below the flags.
@@ -48,10 +48,10 @@ pub(crate) enum Origin {
 }
 
 impl Layers {
-    /// Reads the file at `given`, or else the first one found.
+    /// Reads the file at `given`, or else the first one of [`search_paths`].
     ///
     /// # Errors
-    /// When there is no file at `given`, or the file is invalid.
+    /// When there is no file at `given`, or the file cannot be read or is invalid.
     pub(crate) fn find(command: Command, given: Option<&Path>) -> anyhow::Result<Self> {
         let mut layers = Self::without_file(command);
         if let Some((path, text)) = find_file(given)? {
@@ -76,8 +76,8 @@ impl Layers {
         self.file.as_ref()
     }
 
-    /// The command with the file's values as defaults. The switches in `off`, which flags turn off, ignore the file and
-    /// variables.
+    /// The command with the file's values as defaults. `off` has the ids of the switches that flags turn off: the file
+    /// and variables do not apply to them.
     pub(super) fn command(&self, off: &[String]) -> Command {
         let command = self.command.clone().mut_args(|arg| self.layered_arg(arg, "", off));
         let command = command.mut_subcommands(|command| {
@@ -106,8 +106,8 @@ impl Layers {
         })
     }
 
-    /// Replaces an error about the value of a variable by one that names the variable; clap's names a flag that the
-    /// user never typed.
+    /// Replaces clap's error about the value of a variable, which names a flag that the user never typed, by one that
+    /// names the variable.
     pub(super) fn explain(
         &self,
         error: clap::Error,
@@ -144,6 +144,7 @@ impl Layers {
         error
     }
 
+    /// `command` and its subcommands, with the values of the layers for their arguments.
     fn layered(&self, command: Command, table: &str, off: &[String]) -> Command {
         let command = command.mut_args(|arg| self.layered_arg(arg, table, off));
         command.mut_subcommands(|command| self.layered(command, table, off))
@@ -179,12 +180,12 @@ fn invalid_variable(setting: &Setting, reason: &str) -> UsageError {
     UsageError(format!("the environment variable {variable} cannot be {shown}: {reason}"))
 }
 
-/// The path and content of the file at `given`, or else of the first file in [`places`].
+/// The path and content of the file at `given`, or else of the first file of [`search_paths`].
 fn find_file(given: Option<&Path>) -> anyhow::Result<Option<(PathBuf, String)>> {
     if let Some(path) = given {
         return Ok(Some((path.into(), read(path)?)));
     }
-    for path in places(variable::value_of) {
+    for path in search_paths(variable::value_of) {
         // Only a missing file is skipped: the user probably expects an unreadable one to be used.
         match path.try_exists() {
             Ok(false) => {}
@@ -195,7 +196,7 @@ fn find_file(given: Option<&Path>) -> anyhow::Result<Option<(PathBuf, String)>> 
 }
 
 /// The paths at which the file is searched for, in order: in the XDG configuration directory, then in the system's.
-pub(crate) fn places(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+pub(crate) fn search_paths(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let user = variable("XDG_CONFIG_HOME").map(PathBuf::from);
     let user = user.or_else(|| variable("HOME").map(|home| Path::new(&home).join(".config")));
     let user = user.map(|dir| dir.join("tensor-relay/config.toml"));
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn effective_values_equal_claps_defaults() {
+    fn effective_values_are_the_defaults_that_clap_uses() {
         let layers = layers(
             "[default]\nconnect-timeout = 3\n[serve]\ntopic = ['a=b', 'c=d']\njson = true\n[list]\nticket = 't'",
         );
@@ -254,17 +255,18 @@ mod tests {
     }
 
     #[test]
-    fn the_users_file_comes_before_the_systems() {
-        let places = |pairs: &[(&str, &str)]| {
-            let found =
-                places(|name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()));
+    fn the_users_file_is_searched_for_before_the_systems() {
+        let paths = |pairs: &[(&str, &str)]| {
+            let found = search_paths(|name| {
+                pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into())
+            });
             found.iter().map(|path| path.display().to_string()).collect::<Vec<_>>()
         };
         let system = SYSTEM_FILE.to_owned();
-        let both = places(&[("XDG_CONFIG_HOME", "/x"), ("HOME", "/h")]);
+        let both = paths(&[("XDG_CONFIG_HOME", "/x"), ("HOME", "/h")]);
         assert_eq!(both, ["/x/tensor-relay/config.toml".into(), system.clone()]);
-        assert_eq!(places(&[("HOME", "/h")]), ["/h/.config/tensor-relay/config.toml".into(), system.clone()]);
-        assert_eq!(places(&[]), [system]);
+        assert_eq!(paths(&[("HOME", "/h")]), ["/h/.config/tensor-relay/config.toml".into(), system.clone()]);
+        assert_eq!(paths(&[]), [system]);
     }
 
     #[test]

@@ -20,13 +20,16 @@ pub(super) fn render(settings: &[&Setting]) -> String {
     commands.dedup();
     for command in commands {
         let own = settings.iter().filter(|setting| setting.command() == command);
-        let own: Vec<&Setting> = own.filter(|s| commands_with(s, settings).len() == 1).copied().collect();
+        let own: Vec<&Setting> = own
+            .filter(|setting| commands_with(setting, settings).len() == 1)
+            .copied()
+            .collect();
         write_table(&mut text, command, &own, settings);
     }
     text
 }
 
-/// The settings that several commands share, each once, as the first command has it.
+/// The settings that several commands share, each once, from the first of these commands.
 fn shared<'s>(settings: &[&'s Setting]) -> Vec<&'s Setting> {
     let mut shared: Vec<&Setting> = vec![];
     for setting in settings.iter().filter(|setting| commands_with(setting, settings).len() > 1) {

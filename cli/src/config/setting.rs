@@ -10,7 +10,7 @@ use std::error::Error;
 /// The commands that ignore the file: the benchmark, and those about the program itself.
 const WITHOUT_FILE: [&str; 5] = [super::variable::BENCH, "config", "completions", "man", "help"];
 
-/// The only option of the temporary command with which [`Setting::parse`] validates a value.
+/// The name of the only option of the temporary command with which [`Setting::parse`] parses a value.
 const PROBE: &str = "value";
 
 /// A configurable option of a command.
@@ -121,7 +121,7 @@ impl Setting {
         matches!(self.arg.get_action(), ArgAction::Append)
     }
 
-    /// Whether the setting accepts any number of `NAME=…`, which may be a table in the file.
+    /// Whether the setting accepts any number of values `NAME=…`, for which the file may have a table.
     pub(crate) fn accepts_pairs(&self) -> bool {
         self.is_repeatable() && self.value_name().contains('=')
     }
@@ -174,8 +174,8 @@ impl Setting {
     }
 }
 
-/// An enumeration: `a`, `a or b`, `a, b or c`.
-fn or(words: &[String]) -> String {
+/// Joins alternatives: `a`, `a or b`, `a, b or c`.
+fn alternatives(words: &[String]) -> String {
     match words {
         [first @ .., before, last] => {
             first.iter().map(|word| format!("{word}, ")).collect::<String>() + before + " or " + last
@@ -184,11 +184,12 @@ fn or(words: &[String]) -> String {
     }
 }
 
+/// The reason for an error of clap about a value, as a clause.
 fn reason(error: &clap::Error) -> String {
     match (error.source(), error.get(ContextKind::ValidValue)) {
         (Some(source), _) => source.to_string(),
         (None, Some(ContextValue::Strings(valid))) if !valid.is_empty() => {
-            format!("write {}", or(valid))
+            format!("write {}", alternatives(valid))
         }
         _ => "it is empty".into(),
     }
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_clap_are_recognised() {
+    fn options_are_recognised_in_errors_of_clap() {
         assert!(setting("serve", "listen").is_shown_as("--listen <ADDR:PORT>"));
         assert!(setting("serve", "json").is_shown_as("--json"));
         assert!(setting("list", "ticket").is_shown_as("<TICKET>"));

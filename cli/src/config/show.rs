@@ -83,7 +83,7 @@ fn option_as_json(setting: &Setting, effective: &EffectiveSetting) -> Value {
     json!({
         "option": setting.key(),
         "variable": setting.variable(),
-        "values": lines_of(setting, effective),
+        "values": shown_values(setting, effective),
         "source": source,
         "line": line,
     })
@@ -93,9 +93,9 @@ fn print_table(layers: &Layers, effective: &[(&Setting, EffectiveSetting)]) {
     match layers.file() {
         Some(file) => crate::log::message!("configuration file: {}", file.path().display()),
         None => {
-            let places = layers::places(variable::value_of);
-            let places: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
-            crate::log::message!("no configuration file found at {}", places.join(" or "));
+            let paths = layers::search_paths(variable::value_of);
+            let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+            crate::log::message!("no configuration file found at {}", paths.join(" or "));
         }
     }
     let rows: Vec<[String; 4]> = effective
@@ -124,14 +124,15 @@ fn row(layers: &Layers, setting: &Setting, effective: &EffectiveSetting) -> [Str
             .map_or_else(String::new, |file| format!("{}:{line}", file.path().display())),
         Origin::Default => "default".into(),
     };
-    let values = match lines_of(setting, effective) {
+    let values = match shown_values(setting, effective) {
         values if values.is_empty() => "(not set)".into(),
         values => values.join(" "),
     };
     [setting.command().into(), setting.name(), values, from]
 }
 
-fn lines_of(setting: &Setting, effective: &EffectiveSetting) -> Vec<String> {
+/// The values of `setting` as they are printed.
+fn shown_values(setting: &Setting, effective: &EffectiveSetting) -> Vec<String> {
     match setting.is_secret() && !effective.values.is_empty() {
         true => vec![HIDDEN.into()],
         // A switch has no default in clap; an unset one is off.

@@ -1,6 +1,6 @@
 //! The environment variables, one for each flag.
 
-use crate::args::{Args, FOR_ALL};
+use crate::args::{Args, GLOBAL_HEADING};
 use clap::{Arg, ArgAction, Command, CommandFactory, ValueHint, builder::BoolishValueParser, value_parser};
 use std::{ffi::OsString, path::PathBuf};
 
@@ -16,13 +16,13 @@ const WITHOUT_VARIABLE: [&str; 3] = ["help", "version", "verbose"];
 /// The command whose flags have no variables, because its command line must describe a measurement completely.
 pub(crate) const BENCH: &str = "bench";
 
-/// The command line of `args.rs` with a variable for each flag, and with `--config` for all commands. [`BENCH`] and
-/// hidden commands, which only this program runs, have no variables.
+/// The command line of `args.rs`, with `--config` for all commands and a variable for each flag, except flags of
+/// [`BENCH`] and of hidden commands, which only this program runs.
 pub(crate) fn command() -> Command {
     with_variables(Args::command().arg(file_flag()))
 }
 
-/// The variable's value. An empty one counts as unset, because container files unset a variable that way.
+/// The variable's value. An empty value counts as unset, because a Dockerfile can empty a variable but not remove it.
 pub(crate) fn value_of(variable: &str) -> Option<OsString> {
     std::env::var_os(variable).filter(|value| !value.is_empty())
 }
@@ -37,7 +37,7 @@ fn file_flag() -> Arg {
         .value_parser(value_parser!(PathBuf))
         .value_hint(ValueHint::FilePath)
         .global(true)
-        .help_heading(FOR_ALL)
+        .help_heading(GLOBAL_HEADING)
         .help(help)
 }
 
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// Every argument of every visible command, with the command's name.
+    /// Every argument of every visible command except [`BENCH`], with the command's name.
     fn all(command: &Command) -> Vec<(String, Arg)> {
         let own = command.get_arguments().map(|arg| (command.get_name().to_owned(), arg.clone()));
         let commands = command.get_subcommands().filter(|command| !command.is_hide_set());

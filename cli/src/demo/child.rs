@@ -20,7 +20,8 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts `program` with `args`, which inherits stderr. Each event, and the end, has a deadline of `timeout`.
+    /// Starts `program` with `args`. The process inherits stderr. `timeout` is the deadline for each event, and for the
+    /// end of the process.
     pub(crate) fn start(
         name: &'static str,
         program: &Program,
@@ -67,7 +68,7 @@ impl Child {
         written.with_context(|| format!("the {} closed its stdin; its message is above", self.name))
     }
 
-    /// Closes the stdin of the process, which makes it end, and waits for its end.
+    /// Closes the stdin of the process, at which the process ends, and waits for that.
     pub(crate) async fn end(mut self) -> anyhow::Result<()> {
         drop(self.commands.take());
         let status = tokio::time::timeout(self.timeout, self.process.wait()).await;

@@ -58,8 +58,8 @@ async fn next_with_progress(subscription: &mut Subscription) -> anyhow::Result<S
     }
 }
 
-/// Generates the version's tensors again, off the executor, and compares every byte. Tensors on a device are copied to
-/// host memory first.
+/// Generates the version's tensors again, on a blocking thread, and compares every byte. Tensors on a device are copied
+/// to host memory first.
 async fn verify(client: &Client, snapshot: Snapshot, size_bytes: u64) -> anyhow::Result<Verified> {
     let udp_payload_bytes = client.lane_stats().udp_payload_bytes;
     let snapshot = snapshot.to_host().await?;
@@ -115,7 +115,7 @@ async fn receive_small_versions(
         let seed: u64 = metadata(&snapshot, SEED)?;
         let bytes = snapshot.tensor(SMALL).context("the small tensor is missing")?;
         ensure!(
-            bytes.len() as u64 == SMALL_BYTES && bytes.iter().all(|b| *b == seed as u8),
+            bytes.len() as u64 == SMALL_BYTES && bytes.iter().all(|byte| *byte == seed as u8),
             "a small tensor differs from the published one"
         );
         if snapshot.id().version.0 >= count {
@@ -123,7 +123,7 @@ async fn receive_small_versions(
         }
     }
     latencies_us.sort_by(f64::total_cmp);
-    let quantile = |share: f64| latencies_us[((latencies_us.len() - 1) as f64 * share).round() as usize];
+    let quantile = |q: f64| latencies_us[((latencies_us.len() - 1) as f64 * q).round() as usize];
     let received = latencies_us.len() as u64;
     Ok(SmallVersions {
         bytes_each: SMALL_BYTES,
@@ -136,7 +136,7 @@ async fn receive_small_versions(
 }
 
 fn metadata(snapshot: &Snapshot, key: &str) -> anyhow::Result<u64> {
-    let value = snapshot.metadata().iter().find(|(k, _)| k == key);
+    let value = snapshot.metadata().iter().find(|(name, _)| name == key);
     let (_, value) = value.with_context(|| format!("the version has no metadata {key:?}"))?;
     Ok(value.parse()?)
 }

@@ -38,7 +38,7 @@ pub(crate) enum ConsumerEvent {
     SmallVersions(SmallVersions),
 }
 
-/// The progress of receiving a version.
+/// The progress of an incoming version.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct VersionProgress {
     version: u64,

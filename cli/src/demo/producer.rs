@@ -80,7 +80,9 @@ struct Producer {
 impl Producer {
     fn describe(&self, ticket: &Ticket) -> Serving {
         let dict = StateDict::new(self.size_bytes, 0);
-        let large = (0..dict.tensors().len()).filter(|i| dict.byte_len(*i) >= LARGE_BYTES).count();
+        let large = (0..dict.tensors().len())
+            .filter(|index| dict.byte_len(*index) >= LARGE_BYTES)
+            .count();
         Serving {
             ticket: ticket.to_string(),
             large_tensors: large,
@@ -89,7 +91,7 @@ impl Producer {
         }
     }
 
-    /// Generates the next version of the model, off the executor, publishes it, and reports when it is committed.
+    /// Generates the next version of the model on a blocking thread, publishes it, and reports when it is committed.
     async fn publish_weights(&mut self) -> anyhow::Result<()> {
         self.versions += 1;
         let (dict, staging) = (StateDict::new(self.size_bytes, self.versions), self.staging.clone());

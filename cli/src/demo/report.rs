@@ -10,7 +10,7 @@ use anyhow::Context;
 use serde_json::json;
 use std::time::Duration;
 
-/// A report of events as they happen, and a summary at the end. With `--json` only the summary, as one object.
+/// Prints the events as they happen, and a summary at the end. With `--json`, prints only the summary, as one object.
 pub(crate) struct DemoReport {
     json: bool,
     device: DeviceName,
@@ -34,18 +34,20 @@ impl DemoReport {
         report
     }
 
-    pub(crate) fn serving(&self, serving: &Serving, process: u32) {
+    pub(crate) fn serving(&self, serving: &Serving, process_id: u32) {
         let Serving { ticket, large_tensors, small_tensors, tensor_bytes } = serving;
         let size = units::bytes(*tensor_bytes);
         self.print(&format!(
             "  producer  serves it as topic `weights`: {large_tensors} large and {small_tensors} small tensors, {size} \
-             (process {process})"
+             (process {process_id})"
         ));
         self.print(&format!("            its ticket: {ticket}"));
     }
 
-    pub(crate) fn connected(&self, process: u32) {
-        self.print(&format!("  consumer  connected with that ticket and subscribed (process {process})\n"));
+    pub(crate) fn connected(&self, process_id: u32) {
+        self.print(&format!(
+            "  consumer  connected with that ticket and subscribed (process {process_id})\n"
+        ));
     }
 
     pub(crate) fn publishing(&mut self, version: u64) {
@@ -142,16 +144,16 @@ impl DemoReport {
     }
 }
 
-/// The fraction of use from which the processors count as the limit: the rest is spent waiting.
-const ALL_BUSY: f64 = 0.8;
+/// The utilisation, from 0 to 1, from which the processors count as the limit.
+const UTILISATION_MIN: f64 = 0.8;
 
 /// The limit on the rate of a version: the processors of this machine, or one thread of the producer or consumer.
 fn limit(version: &Verified) -> String {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let busy = version.cpu_s / version.duration_s;
-    let what = match busy >= ALL_BUSY * processors as f64 {
+    let limit = match busy >= UTILISATION_MIN * processors as f64 {
         true => "the processors, which producer and consumer share here",
         false => "not the processors, but waiting, or one thread of the producer or consumer",
     };
-    format!("{what}: both processes used {busy:.1} of {processors} during the fastest transfer")
+    format!("{limit}: both processes used {busy:.1} of {processors} during the fastest transfer")
 }

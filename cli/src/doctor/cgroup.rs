@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The folder of this process's cgroup, and the root at which its parents end.
+/// The folder of this process's cgroup, and the root folder of the hierarchy.
 #[derive(Debug, Clone)]
 pub(super) struct Cgroup {
     root: PathBuf,
@@ -76,7 +76,7 @@ mod tests {
         write(root.path(), "cpu.max", "max 100000\n");
         assert_eq!(cgroup.memory(), Some((1000, 10)));
         assert_eq!(cgroup.processors(), Some(1.5));
-        let elsewhere = Cgroup::in_hierarchy(root.path(), "0::/not/mounted/here");
-        assert_eq!(elsewhere.memory(), None, "only the root counts for a folder that is not mounted");
+        let not_mounted = Cgroup::in_hierarchy(root.path(), "0::/not/mounted/here");
+        assert_eq!(not_mounted.memory(), None, "for a folder that is not mounted, only the root counts");
     }
 }

@@ -8,21 +8,21 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The required free space in the state directory, in bytes: many times the size of keys and ledgers.
+/// The required free space in the state directory: many times the size of keys and ledgers.
 const FREE_MIN_BYTES: u64 = 1 << 20;
 
 pub(super) fn check(state_dir: Option<&Path>) -> Vec<Finding> {
     let mut findings = vec![match serve::state_dir(state_dir) {
         Ok(folder) => state_folder(&folder),
         Err(error) => {
-            Finding::fail("state folder", error.to_string(), "a folder for the server's key", STATE)
+            Finding::fail("state folder", error.to_string(), "a folder for the server's key", STATE_FIX)
         }
     }];
     findings.extend(shared_memory());
     findings
 }
 
-const STATE: Fix = Fix {
+const STATE_FIX: Fix = Fix {
     host: "set --state-dir to a folder that this user may write to, on a disk with free space",
     docker: "-v relay-state:/state and --state-dir /state; the root file system may then stay read-only",
     kubernetes: "mount a volume (a persistentVolumeClaim, so that tickets stay valid), and set --state-dir to it",
@@ -33,21 +33,21 @@ fn state_folder(folder: &Path) -> Finding {
     const NAME: &str = "state folder";
     let wanted = "a writable folder, because `serve` stores its key there";
     let path = folder.display();
-    match try_folder(folder) {
+    match try_write(folder) {
         Ok(free) => {
             let measured = format!("{path} is writable, {} free", units::bytes(free));
-            Finding::judge(NAME, (free >= FREE_MIN_BYTES, State::Fail), measured, wanted, STATE)
+            Finding::judge(NAME, (free >= FREE_MIN_BYTES, State::Fail), measured, wanted, STATE_FIX)
         }
-        Err(error) => Finding::fail(NAME, format!("{path} is not writable: {error}"), wanted, STATE),
+        Err(error) => Finding::fail(NAME, format!("{path} is not writable: {error}"), wanted, STATE_FIX),
     }
 }
 
-/// Creates a temporary file in the folder, or in the parent where it would be created. Returns the free space there, in
-/// bytes.
-fn try_folder(folder: &Path) -> io::Result<u64> {
+/// Creates a temporary file in `folder`, or in its nearest existing parent, and removes the file. Returns the free
+/// space there, in bytes.
+fn try_write(folder: &Path) -> io::Result<u64> {
     let existing = nearest_existing(folder).ok_or(io::ErrorKind::NotFound)?;
     tempfile::Builder::new().prefix(".tensor-relay-doctor").tempfile_in(&existing)?;
-    free(&existing)
+    free_bytes(&existing)
 }
 
 /// The folder itself, or its nearest parent that exists.
@@ -58,7 +58,7 @@ fn nearest_existing(folder: &Path) -> Option<PathBuf> {
     folder.ancestors().map(non_empty).find(|folder| folder.exists())
 }
 
-fn free(folder: &Path) -> io::Result<u64> {
+fn free_bytes(folder: &Path) -> io::Result<u64> {
     let stats = statvfs(folder)?;
     Ok(stats.f_bavail * stats.f_frsize)
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 /// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {
-    /// The name of the check. It never changes, because programs search for it.
+    /// The name of the check. It is stable, because programs search for it.
     pub(super) name: &'static str,
     pub(super) state: State,
     /// The measured value.

@@ -7,8 +7,8 @@ use tensor_relay_device::cuda::{self, CudaError, Survey, SurveyedGpu};
 
 const NAME: &str = "GPU";
 
-/// The fraction of free memory below which a GPU can receive little.
-const FREE_SHARE: f64 = 0.05;
+/// The fraction of a GPU's memory below which its free memory is a warning.
+const FREE_FRACTION_MIN: f64 = 0.05;
 
 const FIX: Fix = Fix {
     host: "install NVIDIA's driver, and check that nvidia-smi lists the GPUs",
@@ -33,7 +33,8 @@ fn device_nodes() -> Vec<String> {
     nodes
 }
 
-/// Judges the survey: a machine without a GPU is ok, one with a GPU that cannot be used fails.
+/// Judges the survey: a machine without a GPU is ok, a GPU that cannot be used is a failure. `nodes` has the names of
+/// the GPU device files, `visible` the value of `NVIDIA_VISIBLE_DEVICES`.
 fn judge(survey: &Survey, nodes: &[String], visible: Option<&str>) -> Vec<Finding> {
     let wanted = "a usable GPU, or none; --device cpu works everywhere";
     let hidden = visible.filter(|visible| matches!(*visible, "void" | "none" | ""));
@@ -67,7 +68,7 @@ fn free_memory(gpu: &SurveyedGpu) -> Finding {
     let driver = gpu.driver_version.as_deref().unwrap_or("of unknown version");
     let about = format!("{}, CUDA {}, driver {driver}", gpu.info.name, gpu.cuda_version);
     let Some(memory) = &gpu.memory else { return Finding::ok(NAME, about, "") };
-    let is_good = memory.free_bytes as f64 >= memory.total_bytes as f64 * FREE_SHARE;
+    let is_good = memory.free_bytes as f64 >= memory.total_bytes as f64 * FREE_FRACTION_MIN;
     let measured =
         format!("{about}, {} free of {}", units::bytes(memory.free_bytes), units::bytes(memory.total_bytes));
     Finding::judge(NAME, (is_good, State::Warn), measured, "memory for the versions to hold there", fix)

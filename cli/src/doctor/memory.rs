@@ -8,18 +8,18 @@ use crate::units;
 use rustix::process::{Resource, getrlimit};
 use std::fs;
 
-/// The free memory below which a warning is due.
+/// The free memory below which the finding is a warning.
 const WARN_BELOW_BYTES: u64 = 1 << 30;
 
-/// The free memory that a server or a consumer of small tensors needs.
+/// The free memory below which the finding is a failure: even small tensors need this much.
 const FAIL_BELOW_BYTES: u64 = 128 << 20;
 
 pub(super) fn check(cgroup: &Cgroup) -> Vec<Finding> {
     vec![free(cgroup.memory(), available()), locked()]
 }
 
-/// Judges the free memory: the minimum of the free memory within the container's `limit` and the `available` memory of
-/// the machine.
+/// Judges the free memory: the minimum of what is free below the container's limit, and of the memory `available` on
+/// the machine. `limit` is a pair of the limit and the memory used under it.
 fn free(limit: Option<(u64, u64)>, available: Option<u64>) -> Finding {
     const NAME: &str = "memory";
     const FIX: Fix = Fix {
@@ -49,8 +49,8 @@ fn available() -> Option<u64> {
     Some(kib << 10)
 }
 
-/// The limit on locked memory. A low limit is not a failure: on most systems, memory locked by a GPU driver is exempt from
-/// it.
+/// Reports the limit on locked memory. A low limit is not a failure, because on most systems memory locked by a GPU
+/// driver is exempt.
 fn locked() -> Finding {
     let limit = getrlimit(Resource::Memlock).current;
     let measured = limit.map_or_else(
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_smaller_of_limit_and_machine_counts() {
+    fn the_smaller_of_container_and_machine_memory_counts() {
         let state = |limit, available| free(limit, available).state;
         assert_eq!(state(None, Some(8 << 30)), State::Ok);
         assert_eq!(state(Some((2 << 30, 1 << 20)), Some(8 << 30)), State::Ok);

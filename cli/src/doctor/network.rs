@@ -6,7 +6,7 @@ use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use std::{io, net::UdpSocket, time::Duration};
 use tensor_relay_client::Tuning;
 
-/// The packet size, which any network carries.
+/// The size of a packet: small enough for any network.
 const SEGMENT_BYTES: usize = 1_200;
 
 /// The number of packets in the test batch.
@@ -15,7 +15,7 @@ const SEGMENTS: usize = 8;
 /// The deadline for packets over loopback.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-const BATCHES: Fix = Fix {
+const BATCH_FIX: Fix = Fix {
     host: "Linux 5.0 or newer, without a firewall rule or security module that rejects UDP_SEGMENT and UDP_GRO; until \
            then --transport tcp is faster",
     docker: "a newer kernel on the host, or a runtime that is not gVisor; until then --transport tcp is faster",
@@ -25,7 +25,7 @@ const BATCHES: Fix = Fix {
 
 pub(super) fn check() -> Vec<Finding> {
     let mut findings = vec![];
-    match buffers(Tuning::default().socket_buffer_bytes as usize) {
+    match granted_buffer(Tuning::default().socket_buffer_bytes as usize) {
         Ok(granted) => findings.push(judge_buffers(granted, Tuning::default().socket_buffer_bytes as usize)),
         Err(error) => findings.push(no_socket(&error)),
     }
@@ -42,9 +42,9 @@ fn no_socket(error: &io::Error) -> Finding {
     Finding::fail("UDP buffers", format!("cannot open a UDP socket: {error}"), "UDP sockets", fix)
 }
 
-/// The receive buffer that the system grants, in bytes, for a request of `wanted` bytes like that of servers and
-/// consumers.
-fn buffers(wanted: usize) -> io::Result<usize> {
+/// The receive buffer, in bytes, that the system grants for a request of `wanted` bytes. Servers and consumers request
+/// it in the same way.
+fn granted_buffer(wanted: usize) -> io::Result<usize> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     // `RcvBufForce` may exceed the system's limit, but requires CAP_NET_ADMIN.
     let forced = setsockopt(&socket, sockopt::RcvBufForce, &wanted);
@@ -74,23 +74,24 @@ fn batches() -> Vec<Finding> {
     match try_batch() {
         Err(error) => {
             let measured = format!("a batch could not be sent over loopback (UDP_SEGMENT): {error}");
-            vec![Finding::warn(SEND, measured, wanted, BATCHES)]
+            vec![Finding::warn(SEND, measured, wanted, BATCH_FIX)]
         }
-        Ok(Batch { received, is_gro_allowed }) => {
+        Ok(Batch { received_bytes, is_gro_allowed }) => {
             let sent = Finding::ok(SEND, format!("{SEGMENTS} packets in one system call"), wanted);
             let measured = match is_gro_allowed {
-                true => format!("{} packets in one system call", received / SEGMENT_BYTES),
+                true => format!("{} packets in one system call", received_bytes / SEGMENT_BYTES),
                 false => "the system rejects UDP_GRO".into(),
             };
-            let is_good = is_gro_allowed && received > SEGMENT_BYTES;
-            vec![sent, Finding::judge(RECEIVE, (is_good, State::Warn), measured, wanted, BATCHES)]
+            let is_good = is_gro_allowed && received_bytes > SEGMENT_BYTES;
+            vec![sent, Finding::judge(RECEIVE, (is_good, State::Warn), measured, wanted, BATCH_FIX)]
         }
     }
 }
 
+/// The result of receiving a batch.
 struct Batch {
     /// The number of bytes in the first receive call.
-    received: usize,
+    received_bytes: usize,
     is_gro_allowed: bool,
 }
 
@@ -100,8 +101,8 @@ fn try_batch() -> io::Result<Batch> {
     setsockopt(&from, sockopt::UdpGsoSegment, &(SEGMENT_BYTES as i32))?;
     to.set_read_timeout(Some(RECEIVE_TIMEOUT))?;
     from.send_to(&[0; SEGMENT_BYTES * SEGMENTS], to.local_addr()?)?;
-    let received = to.recv(&mut [0; SEGMENT_BYTES * SEGMENTS])?;
-    Ok(Batch { received, is_gro_allowed })
+    let received_bytes = to.recv(&mut [0; SEGMENT_BYTES * SEGMENTS])?;
+    Ok(Batch { received_bytes, is_gro_allowed })
 }
 
 #[cfg(test)]

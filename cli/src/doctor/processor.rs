@@ -5,7 +5,7 @@ use super::{
     finding::{Finding, Fix, State},
 };
 
-const OTHER_CPU: Fix = Fix {
+const PROCESSOR_FIX: Fix = Fix {
     host: "a processor of the last ten years, or a virtual machine that exposes its instructions (CPU type `host`)",
     docker: "the same for the host: containers use its processor",
     kubernetes: "nodes of another type (nodeSelector)",
@@ -33,13 +33,13 @@ fn processors(count: usize, quota: Option<f64>) -> Finding {
 fn encryption(has_aes: bool) -> Finding {
     let measured = if has_aes { "AES instructions" } else { "no AES instructions" };
     let wanted = "AES instructions: without them, encryption is many times slower";
-    Finding::judge("encryption", (has_aes, State::Warn), measured, wanted, OTHER_CPU)
+    Finding::judge("encryption", (has_aes, State::Warn), measured, wanted, PROCESSOR_FIX)
 }
 
 fn vectors(has_vectors: bool) -> Finding {
     let measured = if has_vectors { "vector instructions" } else { "no AVX2" };
     let wanted = "AVX2 (x86) or NEON (Arm): without them, codecs are several times slower";
-    Finding::judge("codecs", (has_vectors, State::Warn), measured, wanted, OTHER_CPU)
+    Finding::judge("codecs", (has_vectors, State::Warn), measured, wanted, PROCESSOR_FIX)
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -13,17 +13,17 @@ use tensor_relay_client::{Client, ClientError, ProbeBytes, ProbeReport};
 const FIRST_BYTES: u32 = 256 << 10;
 
 /// The factor by which each probe is larger than the previous one.
-const GROWTH: u32 = 4;
+const GROWTH_FACTOR: u32 = 4;
 
-/// The duration of a probe that is long enough to be the result. All probes together take two seconds at most, unless
-/// the rate falls meanwhile.
+/// The minimum duration of the probe whose rate is the result. All probes together take about two seconds at most,
+/// unless the rate falls meanwhile.
 const PROBE_DURATION_MIN: Duration = Duration::from_millis(400);
 
-/// The fraction of use from which a processor counts as the bottleneck.
-const BUSY: f64 = 0.8;
+/// The utilisation, from 0 to 1, from which a processor counts as the bottleneck.
+const UTILISATION_MIN: f64 = 0.8;
 
 /// The fraction of lost packets from which loss counts as the bottleneck of QUIC.
-const LOSSY: f64 = 0.001;
+const LOSS_MIN: f64 = 0.001;
 
 /// The flow-control window of a probe.
 const WINDOW_BYTES: f64 = (32 << 20) as f64;
@@ -70,14 +70,14 @@ pub(super) async fn measure(client: &Client, round_trip: Duration) -> Result<Opt
         let began = cpu_time();
         let Some(measured) = probe(bytes).await? else { return Ok(None) };
         let cpu_time = cpu_time().saturating_sub(began);
-        // By then the server has detected packets lost at the end of the measured probe.
+        // By the end of this probe, the server has detected the packets lost at the end of the measured probe.
         let Some(after) = probe(1).await? else { return Ok(None) };
         let (elapsed, server) = (measured.elapsed, after.sender.since(&before.sender));
         if elapsed >= PROBE_DURATION_MIN || bytes == ProbeBytes::MAX {
             let (bytes, is_local) = (measured.bytes, client.peer().ip().is_loopback());
             return Ok(Some(Rate { bytes, elapsed, round_trip, is_local, cpu_time, processors, server }));
         }
-        bytes = bytes.saturating_mul(GROWTH).min(ProbeBytes::MAX);
+        bytes = bytes.saturating_mul(GROWTH_FACTOR).min(ProbeBytes::MAX);
     }
 }
 
@@ -96,11 +96,11 @@ impl Rate {
         let local =
             self.cpu_time.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9) / self.processors.min(1.0);
         let server = self.server.processors();
-        if local.max(server) >= BUSY {
+        if local.max(server) >= UTILISATION_MIN {
             return if local >= server { Limit::LocalProcessor } else { Limit::ServerProcessor };
         }
         match () {
-            () if self.server.loss() >= LOSSY => Limit::Loss,
+            () if self.server.loss() >= LOSS_MIN => Limit::Loss,
             () if self.bytes_per_s() * self.round_trip.as_secs_f64() >= WINDOW_BYTES / 2.0 => Limit::Window,
             () if self.is_local => Limit::LocalProcessor,
             () => Limit::Line,
@@ -141,7 +141,7 @@ mod tests {
     use crate::doctor::finding::State;
 
     /// One second at 1 Gbit/s over a round trip of 1 ms, limited by the line alone.
-    const CLEAN: Rate = Rate {
+    const LIMITED_BY_LINE: Rate = Rate {
         bytes: 125_000_000,
         elapsed: Duration::from_secs(1),
         round_trip: Duration::from_millis(1),
@@ -160,23 +160,32 @@ mod tests {
     fn the_bottleneck_of_a_rate_is_named() {
         let busy = Duration::from_millis(950);
         let cases = [
-            (CLEAN, Limit::Line),
-            (Rate { is_local: true, ..CLEAN }, Limit::LocalProcessor),
-            (Rate { cpu_time: busy, ..CLEAN }, Limit::LocalProcessor),
-            (Rate { cpu_time: busy / 2, processors: 0.5, ..CLEAN }, Limit::LocalProcessor),
+            (LIMITED_BY_LINE, Limit::Line),
+            (Rate { is_local: true, ..LIMITED_BY_LINE }, Limit::LocalProcessor),
+            (Rate { cpu_time: busy, ..LIMITED_BY_LINE }, Limit::LocalProcessor),
+            (Rate { cpu_time: busy / 2, processors: 0.5, ..LIMITED_BY_LINE }, Limit::LocalProcessor),
             (
-                Rate { server: ProbeReport { processor_us: 950_000, ..CLEAN.server }, ..CLEAN },
+                Rate {
+                    server: ProbeReport { processor_us: 950_000, ..LIMITED_BY_LINE.server },
+                    ..LIMITED_BY_LINE
+                },
                 Limit::ServerProcessor,
             ),
-            (Rate { server: ProbeReport { lost_packets: 2_000, ..CLEAN.server }, ..CLEAN }, Limit::Loss),
-            (Rate { round_trip: Duration::from_millis(200), ..CLEAN }, Limit::Window),
+            (
+                Rate {
+                    server: ProbeReport { lost_packets: 2_000, ..LIMITED_BY_LINE.server },
+                    ..LIMITED_BY_LINE
+                },
+                Limit::Loss,
+            ),
+            (Rate { round_trip: Duration::from_millis(200), ..LIMITED_BY_LINE }, Limit::Window),
         ];
         for (rate, limit) in cases {
             assert_eq!(rate.limit(), limit, "{rate:?}");
             let finding = judge("rate over UDP", &rate);
             assert_eq!(finding.state == State::Warn, limit == Limit::Loss, "{finding:?}");
         }
-        let measured = judge("rate over UDP", &CLEAN).measured;
+        let measured = judge("rate over UDP", &LIMITED_BY_LINE).measured;
         assert!(measured.contains("3 of 90000 packets lost") && measured.contains("the line"), "{measured}");
     }
 }

@@ -21,7 +21,7 @@ use tensor_relay_client::{
 /// The deadline for connecting over one transport.
 const CONNECT_TIMEOUT_MS: u32 = 5_000;
 
-/// The number of requests by which the round trip is measured: the fastest counts.
+/// The number of requests that measure the round trip, of which the fastest counts.
 const REQUESTS: usize = 5;
 
 /// The result for one transport.
@@ -41,8 +41,8 @@ pub(super) async fn check(ticket: &Ticket, identity: Option<Arc<Identity>>) -> V
         matches!(quic, TransportCheck::Connected { .. }) || matches!(tcp, TransportCheck::Connected { .. });
     let mut findings = vec![
         rights(ticket, seconds_now()),
-        judge("server over UDP", &quic, is_any_connected, UDP),
-        judge("server over TCP", &tcp, is_any_connected, TCP),
+        judge("server over UDP", &quic, is_any_connected, UDP_FIX),
+        judge("server over TCP", &tcp, is_any_connected, TCP_FIX),
     ];
     let topics = [&quic, &tcp].into_iter().find_map(|check| match check {
         TransportCheck::Connected { topics, .. } => Some(topics),
@@ -99,15 +99,15 @@ async fn rate(name: &'static str, client: &Client, round_trip: Duration) -> Opti
     }
 }
 
-/// Checks that packets are as large as the MTU of the local route allows. `None` over TCP and IPv6, where the system
-/// determines their size.
+/// Checks that packets are as large as the MTU of the local route allows. `None` over TCP, where the system determines
+/// their size, and over IPv6, for which `IP_MTU` returns nothing.
 fn packet_size(client: &Client) -> Option<Finding> {
     let used = client.lane_stats().udp_payload_bytes;
     let (SocketAddr::V4(_), 1..) = (client.peer(), used) else { return None };
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect(client.peer()).ok()?;
-    let route = u16::try_from(getsockopt(&socket, sockopt::IpMtu).ok()?).unwrap_or(u16::MAX);
-    Some(judge_packet_size(used, route))
+    let route_mtu = u16::try_from(getsockopt(&socket, sockopt::IpMtu).ok()?).unwrap_or(u16::MAX);
+    Some(judge_packet_size(used, route_mtu))
 }
 
 /// The headers of IPv4 and UDP.
@@ -116,8 +116,8 @@ const HEADERS_BYTES: u16 = 28;
 /// The largest MTU of Ethernet, and the largest that is probed for. Loopback has a larger MTU.
 const JUMBO_BYTES: u16 = 9_000;
 
-fn judge_packet_size(used: u16, route: u16) -> Finding {
-    let allowed = route - HEADERS_BYTES.min(route);
+fn judge_packet_size(used: u16, route_mtu: u16) -> Finding {
+    let allowed = route_mtu - HEADERS_BYTES.min(route_mtu);
     let possible = allowed.min(JUMBO_BYTES - HEADERS_BYTES);
     let fix = Fix {
         host: "set the MTU of this host's interface to what the path carries (ip link set DEV mtu N), or find the \
@@ -133,10 +133,10 @@ fn judge_packet_size(used: u16, route: u16) -> Finding {
     Finding::judge("packet size", (is_good, State::Warn), measured, wanted, fix)
 }
 
-/// The remaining validity of a ticket below which a warning is due.
+/// The remaining validity of a ticket below which the finding is a warning.
 const EXPIRES_SOON_S: u64 = 24 * 3_600;
 
-/// The rights that the ticket claims. Other findings show whether the server accepts them.
+/// Checks the rights and the expiry that the ticket claims. Other findings show whether the server accepts the ticket.
 fn rights(ticket: &Ticket, now_s: u64) -> Finding {
     let wanted = "a ticket that is valid for a day or more";
     let fix = Fix {
@@ -164,19 +164,19 @@ fn rights(ticket: &Ticket, now_s: u64) -> Finding {
     }
 }
 
-const UDP: Fix = Fix {
+const UDP_FIX: Fix = Fix {
     host: "allow the server's UDP port in firewalls, e.g. ufw allow 4747/udp",
     docker: "publish it for UDP too: -p 4747:4747/udp -p 4747:4747/tcp",
     kubernetes: "add a port with protocol: UDP to the one for TCP, in the Service and in every NetworkPolicy",
 };
 
-const TCP: Fix = Fix {
+const TCP_FIX: Fix = Fix {
     host: "allow the server's TCP port in firewalls, e.g. ufw allow 4747/tcp, and check that it runs without --no-tcp",
     docker: "publish it for TCP too: -p 4747:4747/udp -p 4747:4747/tcp",
     kubernetes: "add a port with protocol: TCP to the one for UDP, in the Service and in every NetworkPolicy",
 };
 
-/// Judges one transport. Its failure is a warning if the other transport works, which may be slower.
+/// Judges one transport. A failure is only a warning if the other transport works, although that may be slower.
 fn judge(name: &'static str, check: &TransportCheck, is_any_connected: bool, fix: Fix) -> Finding {
     let wanted = "an answer over UDP and over TCP: each is faster than the other on some paths";
     match check {

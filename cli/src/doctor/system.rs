@@ -11,16 +11,16 @@ use std::{
 /// The descriptors of a server with 1024 clients of one lane each, including its files.
 const RECOMMENDED_DESCRIPTORS: u64 = 4_096;
 
-/// The tolerated difference by which the clock may be behind the program's file: archives may contain dates of other
-/// time zones.
+/// The time by which the clock may be behind the date of the program's file, because archives may contain dates of
+/// other time zones.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(86_400);
 
 pub(super) fn check() -> Vec<Finding> {
-    vec![files(getrlimit(Resource::Nofile).maximum, descriptors::needed_to_serve()), clock()]
+    vec![open_files(getrlimit(Resource::Nofile).maximum, descriptors::needed_to_serve()), clock()]
 }
 
 /// Checks the hard limit of open files and sockets; every command raises its soft limit to it.
-fn files(hard: Option<u64>, needed: u64) -> Finding {
+fn open_files(hard: Option<u64>, needed: u64) -> Finding {
     let fix = Fix {
         host: "ulimit -n 65536 in a shell, LimitNOFILE=65536 in systemd",
         docker: "--ulimit nofile=65536",
@@ -59,9 +59,9 @@ mod tests {
 
     #[test]
     fn few_descriptors_are_a_warning_and_too_few_fail() {
-        assert_eq!(files(None, 50).state, State::Ok);
-        assert_eq!(files(Some(1_024), 50).state, State::Warn);
-        assert_eq!(files(Some(40), 50).state, State::Fail);
+        assert_eq!(open_files(None, 50).state, State::Ok);
+        assert_eq!(open_files(Some(1_024), 50).state, State::Warn);
+        assert_eq!(open_files(Some(40), 50).state, State::Fail);
     }
 
     #[test]

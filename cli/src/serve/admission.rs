@@ -9,7 +9,7 @@ use std::{
 use tensor_relay_client::replace_file;
 use tensor_relay_server::{Access, AccessStore, Fingerprint, Ticket, Topic};
 
-/// The default name of the ticket file, in the state directory.
+/// The name of the ticket file in the state directory, without `--ticket-file`.
 pub(crate) const TICKETS_FILE: &str = "tickets";
 
 /// The access rules of this server; with `--open`, everybody has access. Must be called within the runtime.
@@ -44,7 +44,7 @@ pub(super) fn ticket_file(args: &ServeArgs, state_dir: &Path) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path) // The reader of the output may have another working directory.
 }
 
-/// Replaces the ticket file in one step. Only its owner can read the new file, because a ticket gives access.
+/// Replaces the ticket file in one step. Only its owner can read the new file, because tickets are secrets.
 pub(crate) fn write_tickets(path: &Path, tickets: &[String]) -> anyhow::Result<()> {
     let written =
         replace_file(path, 0o600, |file| tickets.iter().try_for_each(|ticket| writeln!(file, "{ticket}")));

@@ -1,5 +1,5 @@
-//! [`Ledger`]: the last published version numbers, stored in the state directory. A restarted server continues them, so
-//! that subscribers do not receive a version again that they hold.
+//! [`Ledger`]: the last published version numbers, stored in the state directory. A restarted server continues with
+//! them, so that subscribers do not receive a version that they already hold.
 
 use crate::exit::message_of;
 use anyhow::{Context, bail};
@@ -16,8 +16,8 @@ use tensor_relay_server::{Epoch, Topic, Version, VersionDigest, VersionId};
 
 /// The newest version of each topic that was served from watched files.
 ///
-/// Only one process at a time may use a ledger. Two would give the same number to different content, and a subscriber
-/// that holds one of these versions would not receive the other.
+/// Only one process at a time may use a ledger. Two processes would give the same number to different content, and a
+/// subscriber that holds one of the two versions would not receive the other.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     /// The file and its lock. `None` where locking is not possible; then each start begins new epochs, so that no
@@ -35,8 +35,8 @@ struct Storage {
 }
 
 impl Storage {
-    /// Whether the locked file is still at its path. If it was deleted, perhaps with its folder, another process could
-    /// create and lock a new file.
+    /// Whether the locked file is still at its path. If it was deleted or replaced, another process can lock the file
+    /// that is there now.
     fn is_locked(&self) -> bool {
         let inode = |metadata: Metadata| (metadata.dev(), metadata.ino());
         let current = fs::metadata(&self.lock_path);
@@ -50,6 +50,7 @@ struct Content {
     topics: BTreeMap<String, Entry>,
 }
 
+/// The newest version of one topic.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Entry {
     epoch: String,
@@ -58,16 +59,16 @@ struct Entry {
 }
 
 /// The name of the lock file.
-const LOCK: &str = "topics.lock";
+const LOCK_FILE: &str = "topics.lock";
 
 impl Ledger {
-    /// Opens the ledger in `state_dir`. A missing file is an empty ledger; so is an unreadable one, with a warning, and
-    /// topics then begin new epochs.
+    /// Opens the ledger in `state_dir`. A missing file counts as an empty ledger. An unreadable file does too, with a
+    /// warning, and topics then begin new epochs.
     ///
     /// # Errors
     /// When another process has locked the ledger.
     pub(crate) fn open(state_dir: &Path) -> anyhow::Result<Self> {
-        let lock_path = state_dir.join(LOCK);
+        let lock_path = state_dir.join(LOCK_FILE);
         let lock = match lock(&lock_path) {
             Ok(lock) => lock,
             Err(TryLockError::WouldBlock) => bail!(
@@ -94,8 +95,8 @@ impl Ledger {
         Ok(Self { storage: Some(Storage { path, lock_path, lock }), content })
     }
 
-    /// The epoch and number for content with `digest`: those of the recorded version if it has the same digest, else
-    /// the next number. `None` for an unknown topic.
+    /// The epoch and version number for content with `digest`: those of the recorded version if it has the same digest,
+    /// else its epoch and the next number. `None` for an unknown topic.
     pub(crate) fn number(&self, topic: &Topic, digest: VersionDigest) -> Option<(Epoch, Version)> {
         let entry = self.content.topics.get(topic.as_str())?;
         let epoch = Epoch(u64::from_str_radix(&entry.epoch, 16).ok()?);
@@ -105,8 +106,8 @@ impl Ledger {
     }
 
     /// Records a version before it is published, so that its number is never reused for other content, even if this
-    /// process dies in between. If the file cannot be written, it is removed, and topics begin new epochs after a
-    /// restart.
+    /// process dies before the publish. If the file cannot be written, it is removed, and topics begin new epochs after
+    /// a restart.
     ///
     /// # Errors
     /// When the file cannot be removed either, or the lock is lost. The version must not be published then.
@@ -203,7 +204,7 @@ mod tests {
         let one = VersionDigest([1; 32]);
         let mut first = Ledger::open(state.path()).unwrap();
         first.record(&version(3), one).unwrap();
-        fs::remove_file(state.path().join(LOCK)).unwrap();
+        fs::remove_file(state.path().join(LOCK_FILE)).unwrap();
         let mut second = Ledger::open(state.path()).unwrap();
         let refused = first.record(&version(4), one).unwrap_err().to_string();
         assert!(refused.contains("topics.lock"), "{refused}");

@@ -20,7 +20,7 @@ pub(super) struct Loader {
     pub(super) rules: FolderRules,
     /// The device to which tensors are uploaded.
     pub(super) device: Option<Device>,
-    /// The option that limits the device's memory, for errors.
+    /// A hint about `--gpu-mem-limit` for errors; empty if the option is not set.
     pub(super) limit_hint: String,
 }
 
@@ -33,10 +33,10 @@ pub(super) struct Loaded {
 }
 
 /// Files after reading, before any upload.
-struct Read {
+struct ReadFiles {
     tensors: ReadTensors,
     names: Vec<String>,
-    /// Messages about served files and the skipped ones.
+    /// Messages about the served and the skipped files.
     messages: Vec<String>,
 }
 
@@ -46,15 +46,15 @@ enum ReadTensors {
 }
 
 impl Loader {
-    /// Opens and reads files off the executor, uploads them, and reports the times, the served files and the skipped
-    /// ones. The opened files are recorded in `watch`.
+    /// Opens and reads the files at `path` on a blocking thread, uploads them, and reports the durations, the served
+    /// files and the skipped ones. Records the opened files in `watch`.
     pub(super) async fn load(
         &self,
         path: &Path,
         watch: Option<&Arc<Mutex<FileWatch>>>,
     ) -> anyhow::Result<Loaded> {
         let began = Instant::now();
-        let Read { tensors, names, messages } = self.read(path, watch.cloned()).await?;
+        let ReadFiles { tensors, names, messages } = self.read(path, watch.cloned()).await?;
         let times = format!("read in {}", units::time(began.elapsed()));
         let (version, digest, uploaded) = self.upload(path, tensors).await?;
         let times = match (&self.device, uploaded) {
@@ -70,9 +70,9 @@ impl Loader {
         Ok(Loaded { version, digest, names })
     }
 
-    async fn read(&self, path: &Path, watch: Option<Arc<Mutex<FileWatch>>>) -> anyhow::Result<Read> {
+    async fn read(&self, path: &Path, watch: Option<Arc<Mutex<FileWatch>>>) -> anyhow::Result<ReadFiles> {
         let (path, staging, hold, rules) = (path.to_owned(), self.staging.clone(), self.hold, self.rules);
-        let read = move || -> Result<Read, FileError> {
+        let read = move || -> Result<ReadFiles, FileError> {
             let files = TensorFiles::open_with(&path, rules)?;
             if let Some(watch) = watch {
                 watch.lock().unwrap_or_else(PoisonError::into_inner).handle_opened(&files);
@@ -81,7 +81,7 @@ impl Loader {
                 HoldArg::Stage => ReadTensors::Staged(files.stage(&staging)?),
                 HoldArg::Borrow => ReadTensors::Borrowed(files.borrow(&staging)?),
             };
-            Ok(Read { tensors, names: files.names(), messages: offered::lines(&files) })
+            Ok(ReadFiles { tensors, names: files.names(), messages: offered::messages(&files) })
         };
         Ok(tokio::task::spawn_blocking(read).await??)
     }

@@ -36,7 +36,7 @@ struct Source {
     ledger: Option<Arc<Mutex<Ledger>>>,
 }
 
-/// Detects that the files of a topic are replaced, and logs problems with them once.
+/// Detects when the files of a topic are replaced, and logs each problem with them once.
 struct Watch {
     topic: Topic,
     path: PathBuf,
@@ -62,7 +62,7 @@ pub(crate) struct Published {
 }
 
 impl Offer {
-    /// Publishes the first version of `topic` from the files at `path`.
+    /// Creates the offer of `topic` and publishes its first version, from the files at `path`.
     ///
     /// Without a ledger, the epoch is derived from the content, so that a server restarted with the same files offers
     /// the same version. With a ledger (`--watch`), an epoch has several versions, and the ledger supplies epoch and
@@ -120,7 +120,8 @@ impl Offer {
     }
 
     /// Polls the files, and publishes content that is new and complete. Errors are logged, and a later poll tries
-    /// again. While a version is read and waits for readers, missed generations are counted every `interval`.
+    /// again. While a version is read and while its publish waits for readers, the files are polled every `interval`,
+    /// to count missed generations.
     pub(crate) async fn poll(&mut self, interval: Duration) -> Option<Published> {
         let Self { source, watch: Some(watch) } = self else { return None };
         if watch.poll().await != Observation::Changed {
@@ -173,7 +174,7 @@ impl Source {
         Ok(Published { id: publication.id().clone(), tensors, payload_bytes, files, missed })
     }
 
-    /// Records the next version in the ledger, off the executor.
+    /// Records the next version in the ledger, on a blocking thread.
     async fn record(&self, digest: VersionDigest) -> anyhow::Result<()> {
         let Some(ledger) = self.ledger.clone() else { return Ok(()) };
         let id = self.publisher.next_id();
@@ -210,7 +211,8 @@ impl Watch {
         observation
     }
 
-    /// Counts missed generations until the future is dropped. A later poll publishes new content.
+    /// Counts missed generations every `interval` until the future is dropped. New content is published by a later
+    /// [`poll`](Self::poll).
     async fn count_missed(&mut self, interval: Duration) -> Infallible {
         loop {
             tokio::time::sleep(interval).await;
@@ -246,8 +248,8 @@ impl Watch {
         self.with_files(move |files| files.handle_reported(missed)).await;
     }
 
-    /// Makes the files count as new again, so that the next poll tries again, and logs the error unless it equals the
-    /// last logged one.
+    /// Resets the watch, so that the next poll tries to publish the files again, and logs the error unless it equals
+    /// the last logged one.
     async fn handle_failure(&mut self, error: &str, is_lost: bool) {
         self.with_files(FileWatch::reset).await;
         if self.last_error.replace(error.to_owned()).is_none_or(|last| last != error) {
@@ -259,7 +261,7 @@ impl Watch {
         }
     }
 
-    /// Runs `act` on the watch, off the executor.
+    /// Runs `act` on the file watch, on a blocking thread. `None` if the thread panics or the runtime shuts down.
     async fn with_files<T: Send + 'static>(
         &self,
         act: impl FnOnce(&mut FileWatch) -> T + Send + 'static,

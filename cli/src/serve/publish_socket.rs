@@ -13,8 +13,8 @@ use tensor_relay_server::{
     sidecar::{OpenSocket, PublishSocket, Published},
 };
 
-/// The maximum number of versions waiting to be reported. With a slow reader of the output, further ones are not
-/// reported.
+/// The maximum number of versions waiting to be reported. If the reader of the output is slow, versions beyond it are
+/// not reported.
 const QUEUE_MAX: usize = 256;
 
 /// Opens the publish socket, if `args` name one, until the result is dropped.
@@ -25,7 +25,7 @@ pub(super) fn open(
 ) -> anyhow::Result<Option<OpenSocket>> {
     let Some(path) = &args.publish_socket else { return Ok(None) };
     let socket = PublishSocket::open(path, &args.publish_uid).context("cannot open the publish socket")?;
-    // Topics of the socket have several versions even without `--watch`, unlike topics from files.
+    // Unlike topics from files, topics of the socket have several versions even without `--watch`.
     let options = TopicOptions { bases: args.bases, expire_after: args.expire_after, ..args.topic_options() };
     let reports = spawn_reporter(args.json, io::stderr, io::stdout)?;
     Ok(Some(server.publish_from(socket, options, device.cloned(), move |published| {
@@ -48,7 +48,7 @@ fn spawn_reporter<E: Write, O: Write>(
 
 fn report_all(queue: &Receiver<Published>, as_json: bool, err: &mut impl Write, out: &mut impl Write) {
     for published in queue {
-        // Either of the two may be closed; the other one is still written.
+        // Either output may be closed; the other one is still written.
         let _ = err.write_all(as_text(&published).as_bytes());
         if as_json {
             let _ = out.write_all(as_json_line(&published).as_bytes()).and_then(|()| out.flush());
@@ -85,16 +85,16 @@ mod tests {
     use tensor_relay_client::{Epoch, Topic, Version, VersionId};
     use tensor_relay_server::sidecar::MemoryKind;
 
-    /// A pipe whose writes block until the sender of `open` is dropped; with `None`, a closed pipe.
+    /// A pipe whose writes block until the sender of `blocked` is dropped; with `None`, a closed pipe.
     struct Pipe {
-        open: Option<Receiver<()>>,
+        blocked: Option<Receiver<()>>,
         written: Sender<String>,
     }
 
     impl Write for Pipe {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let Some(open) = &self.open else { return Err(io::ErrorKind::BrokenPipe.into()) };
-            let _ = open.recv();
+            let Some(blocked) = &self.blocked else { return Err(io::ErrorKind::BrokenPipe.into()) };
+            let _ = blocked.recv();
             self.written
                 .send(String::from_utf8_lossy(bytes).into_owned())
                 .map_err(io::Error::other)?;
@@ -123,16 +123,16 @@ mod tests {
     /// Method: send more versions than fit while nothing is read, then read; stderr is closed.
     #[test]
     fn a_reader_that_stops_misses_reports_beyond_the_queue() {
-        let (open, closed) = channel();
+        let (unblock, blocked) = channel();
         let (written, lines) = channel();
-        let nowhere = channel().0;
-        let err = || Pipe { open: None, written: nowhere };
-        let reports = spawn_reporter(true, err, || Pipe { open: Some(closed), written }).unwrap();
+        let unread = channel().0;
+        let err = || Pipe { blocked: None, written: unread };
+        let reports = spawn_reporter(true, err, || Pipe { blocked: Some(blocked), written }).unwrap();
         for number in 0..2 * QUEUE_MAX as u64 {
             let _ = reports.try_send(published(number)); // Returns immediately.
         }
         assert_eq!(lines.try_recv(), Err(TryRecvError::Empty));
-        drop((open, reports));
+        drop((unblock, reports));
         let lines: Vec<String> = lines.iter().collect();
         assert!((QUEUE_MAX..QUEUE_MAX + 2).contains(&lines.len()), "{}", lines.len());
         assert!(lines[0].contains(r#""event":"published","topic":"policy""#), "{}", lines[0]);

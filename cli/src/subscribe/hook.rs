@@ -12,7 +12,7 @@ use std::{
 use tensor_relay_client::VersionId;
 use tokio::process::Command;
 
-/// The time between SIGTERM and SIGKILL. Container engines wait ten seconds before they kill the program.
+/// The time between SIGTERM and SIGKILL: shorter than the ten seconds after which Docker kills a container.
 const KILL_DELAY: Duration = Duration::from_secs(5);
 
 /// The interval of checks whether a process group is empty.
@@ -21,7 +21,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// The process groups of all running commands, for [`terminate_all`].
 static RUNNING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// The command failed.
+/// A failure of the command of `--exec`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HookError {
     #[error("the command of --exec ended with {status} for {id}")]

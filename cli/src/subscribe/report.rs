@@ -11,7 +11,7 @@ use tensor_relay_device::Device;
 /// probes.
 const IDLE_BYTES: u64 = 64 << 10;
 
-/// Computes the bytes that each lane of the session received for a version.
+/// The state of each lane of the session, with the bytes received since the previous version.
 pub(crate) struct LaneReport {
     reader: Box<dyn Fn() -> Vec<LaneStats> + Send + Sync>,
     before: Vec<LaneStats>,
@@ -23,13 +23,14 @@ impl LaneReport {
         Self { before: reader(), reader: Box::new(reader) }
     }
 
-    /// The counters of each lane since the last call. They include the traffic of other topics, which share the lanes.
+    /// The state of each lane as a JSON object. `received_bytes` counts from the last call and includes the traffic of
+    /// other topics, which share the lanes; `lost_packets` counts from the beginning of the lane.
     pub(crate) fn read(&mut self) -> Vec<Value> {
         let lanes = (self.reader)();
         let before = std::mem::replace(&mut self.before, lanes);
-        let received = |at: usize| before.get(at).map_or(0, |lane| lane.received_bytes);
-        let lane = |(at, lane): (usize, &LaneStats)| {
-            let received_bytes = lane.received_bytes.saturating_sub(received(at));
+        let received_before = |index: usize| before.get(index).map_or(0, |lane| lane.received_bytes);
+        let lane = |(index, lane): (usize, &LaneStats)| {
+            let received_bytes = lane.received_bytes.saturating_sub(received_before(index));
             json!({
                 "udp_payload_bytes": lane.udp_payload_bytes,
                 "rtt_s": lane.rtt.as_secs_f64(),
@@ -41,7 +42,7 @@ impl LaneReport {
     }
 }
 
-/// Whether a lane carried chunks, and not only acknowledgements and keep-alives.
+/// Whether a lane carried chunks, not only acknowledgements and keep-alives.
 fn carried_chunks(lane: &Value) -> bool {
     lane["received_bytes"].as_u64().is_some_and(|bytes| bytes > IDLE_BYTES)
 }
@@ -86,7 +87,7 @@ pub(crate) fn gap(as_json: bool, gap: &Gap) -> Result<(), StdoutClosed> {
     Ok(())
 }
 
-/// Warns that a topic failed while others are still followed.
+/// Warns that a topic failed while other topics are still followed.
 pub(crate) fn failed(as_json: bool, topic: &Topic, error: &str) -> Result<(), StdoutClosed> {
     crate::log::message!("warning: topic {topic} is not followed any more: {error}");
     if as_json {
@@ -102,8 +103,11 @@ fn tensors(snapshot: &Snapshot) -> usize {
 
 fn as_object(snapshot: &Snapshot, saved: Option<&Path>, lanes: &[Value]) -> String {
     let (id, receipt) = (snapshot.id(), snapshot.receipt());
-    let metadata: serde_json::Map<_, _> =
-        snapshot.metadata().iter().map(|(k, v)| (k.clone(), v.clone().into())).collect();
+    let metadata: serde_json::Map<_, _> = snapshot
+        .metadata()
+        .iter()
+        .map(|(key, value)| (key.clone(), value.clone().into()))
+        .collect();
     let line = json!({
         "event": "committed",
         "topic": id.topic.as_str(),

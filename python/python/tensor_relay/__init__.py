@@ -190,7 +190,7 @@ def serve(
         admin=admin,
         admin_token_file=admin_token_file,
     )
-    _open.add(relay)
+    _open_objects.add(relay)
     return relay
 
 
@@ -273,7 +273,7 @@ def connect(
         admin_token_file=admin_token_file,
         ready_within=ready_within,
     )
-    _open.add(client)
+    _open_objects.add(client)
     return client
 
 
@@ -292,13 +292,13 @@ def publish_to(path: str | os.PathLike[str], *, timeout: float = 10.0, server_ui
     when the server's user is not `server_uid`, and ForkError.
     """
     producer = _native.publish_to(path, timeout=timeout, server_uid=server_uid)
-    _open.add(producer)
+    _open_objects.add(producer)
     return producer
 
 
 def _read_ticket(ticket: str | os.PathLike[str] | None) -> str:
-    """The ticket's text: `ticket` itself, the file's first ticket, or the environment variable. A file's further
-    tickets are for other topics of the same server."""
+    """The text of a ticket: `ticket` itself, the first ticket in the file `ticket`, or the environment variable.
+    Further tickets in a file are for other topics of the same server."""
     if ticket is None:
         ticket = os.environ.get("TENSOR_RELAY_TICKET", "")
     if not isinstance(ticket, (str, os.PathLike)):  # `open` would read and close an integer as a file descriptor.
@@ -311,22 +311,23 @@ def _read_ticket(ticket: str | os.PathLike[str] | None) -> str:
     except (OSError, UnicodeDecodeError) as error:
         # `ticket` may be a truncated ticket: neither this message nor a chained error may reveal its token.
         shown = re.sub(r"[A-Za-z0-9_-]{12,}", "(hidden)", str(os.fspath(ticket)))
-        why = getattr(error, "strerror", None) or "it is not text"
-        raise TicketError(f"{shown!r} is neither a ticket (relay://…) nor a file that holds one: {why}") from None
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise TicketError(f"{shown!r} is neither a ticket (relay://…) nor a file that holds one: {reason}") from None
 
 
-# How long callbacks may take at interpreter exit.
+# How long the callbacks of `Publication.on_released` may take at interpreter exit.
 _CALLBACKS_TIMEOUT_S = 1.0
 
-_open: weakref.WeakSet[Relay | Client | Producer] = weakref.WeakSet()
+_open_objects: weakref.WeakSet[Relay | Client | Producer] = weakref.WeakSet()
 
 
 @atexit.register
 def _end() -> None:
-    """Closes at interpreter exit what the program left open. Topics do not end: the program may have failed."""
+    """Closes, at interpreter exit, the objects that the program left open. Topics do not end, because the program may
+    have failed."""
     _native.prepare_exit()
     # Clients first: a client whose server is in this process then logs no lost connection.
-    for opened in sorted(_open, key=lambda opened: isinstance(opened, Relay)):
+    for opened in sorted(_open_objects, key=lambda opened: isinstance(opened, Relay)):
         try:
             opened.close(0, end=False) if isinstance(opened, Relay) else opened.close()
         except ForkError:

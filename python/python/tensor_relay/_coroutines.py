@@ -17,6 +17,6 @@ async def await_lazily(begin: Callable[[], Awaitable[_T]]) -> _T:
 
 async def next_async(begin: Callable[[], Awaitable[Callable[[], Snapshot]]]) -> Snapshot:
     """Calls `begin` only when the coroutine is awaited, so that a coroutine that is never awaited consumes no version.
-    The awaitable's result is a function that takes the version from the queue: a coroutine that is cancelled before it
-    resumes loses none."""
+    The awaitable's result is a function that takes the version from the queue, so that a coroutine that is cancelled
+    before it resumes loses no version."""
     return (await begin())()

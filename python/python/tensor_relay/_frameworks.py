@@ -8,9 +8,9 @@ from typing import Any
 
 from .errors import UnsupportedTensorError
 
-# Our dtypes that NumPy itself lacks, by their names in ml_dtypes. Sub-byte dtypes are missing: ml_dtypes stores each
-# element in a byte, and versions carry them packed.
-_ML_DTYPE_NAMES = {
+# The dtypes of tensor_relay that NumPy itself lacks, by their names in ml_dtypes. Sub-byte dtypes are missing:
+# ml_dtypes stores each element in a byte, and versions contain them packed.
+_ML_DTYPES = {
     "bfloat16": "bf16",
     "float8_e3m4": "f8_e3m4",
     "float8_e4m3": "f8_e4m3",
@@ -21,16 +21,16 @@ _ML_DTYPE_NAMES = {
     "float8_e5m2fnuz": "f8_e5m2fnuz",
     "float8_e8m0fnu": "f8_e8m0fnu",
 }
-_ML_DTYPE_NAMES_BY_OURS = {ours: theirs for theirs, ours in _ML_DTYPE_NAMES.items()}
+_ML_NAMES = {dtype: name for name, dtype in _ML_DTYPES.items()}
 
-# Our dtypes by the names that NumPy, ml_dtypes, PyTorch and JAX share.
-_BY_NAME = _ML_DTYPE_NAMES | {
-    f"{theirs}{bits}": f"{ours}{bits}"
-    for theirs, ours in {"int": "i", "uint": "u", "float": "f", "complex": "c"}.items()
+# The dtypes of tensor_relay, by the names that NumPy, ml_dtypes, PyTorch and JAX share.
+_DTYPES = _ML_DTYPES | {
+    f"{kind}{bits}": f"{letter}{bits}"
+    for kind, letter in {"int": "i", "uint": "u", "float": "f", "complex": "c"}.items()
     for bits in (8, 16, 32, 64, 128)
 }
-# The names of safetensors are ours in upper case, except for these.
-_SAFETENSORS_NAMES = {"F8_E4M3": "f8_e4m3fn", "F8_E8M0": "f8_e8m0fnu"}
+# The dtypes of tensor_relay by their names in safetensors, where these are not the same names in upper case.
+_SAFETENSORS_DTYPES = {"F8_E4M3": "f8_e4m3fn", "F8_E8M0": "f8_e8m0fnu"}
 # The dtypes of PyTorch that are published unchanged.
 _TORCH_DTYPES = frozenset(
     "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex32 complex64 complex128 "
@@ -39,12 +39,12 @@ _TORCH_DTYPES = frozenset(
 
 # The dtypes that `dtype=` may cast to, with the names that NumPy, ml_dtypes, PyTorch and JAX share.
 _CAST_DTYPES = {"f16": "float16", "f32": "float32", "f64": "float64"} | {
-    ours: theirs for ours, theirs in _ML_DTYPE_NAMES_BY_OURS.items()
+    dtype: name for dtype, name in _ML_NAMES.items()
 }
 
 
 def exporter(tensor: Any) -> tuple[Any, str | None, bool]:
-    """The object that exports the tensor's memory, the dtype of its elements where that object cannot name it, and
+    """Returns the object that exports the tensor's memory, the dtype of the elements if that object cannot name it, and
     whether the memory is a copy."""
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
@@ -69,7 +69,7 @@ def exporter(tensor: Any) -> tuple[Any, str | None, bool]:
 
 
 def writable_exporter(tensor: Any) -> tuple[Any, str | None, bool]:
-    """As `exporter`, for a tensor that is to be written to. Raises TypeError where `exporter` would return a copy."""
+    """As `exporter`, for a tensor that will be written to. Raises TypeError where `exporter` would return a copy."""
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
         _check_torch(torch, tensor)
@@ -97,13 +97,13 @@ def mark_written(targets: Iterable[Any]) -> None:
     if torch is None or increment is None:  # Before PyTorch 2.1.
         return
     for target in targets:
-        if isinstance(target, torch.Tensor) and not target.is_inference():  # No gradients pass through those.
+        if isinstance(target, torch.Tensor) and not target.is_inference():  # These have no gradients.
             increment(target)
 
 
 def _check_torch(torch: Any, tensor: Any) -> None:
-    """Refuses a tensor that is not dense, has no memory of its own, or has a dtype that we lack. The dtype is checked
-    here since DLPack exports PyTorch's sub-byte integers as bytes."""
+    """Refuses a tensor that is not dense, has no memory of its own, or has a dtype that tensor_relay lacks. The dtype
+    is checked here, because DLPack exports PyTorch's sub-byte integers as bytes."""
     _check_memory(torch, tensor)
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _TORCH_DTYPES:
@@ -163,8 +163,8 @@ def _numpy_exporter(array: Any) -> tuple[Any, str | None, bool]:
             "it is a masked array, and masks are not published: pass `.filled(…)`, or `.data` and `.mask` as two arrays"
         )
     name = array.dtype.name
-    if name in _ML_DTYPE_NAMES:
-        return array.view(f"u{array.dtype.itemsize}"), _ML_DTYPE_NAMES[name], False
+    if name in _ML_DTYPES:
+        return array.view(f"u{array.dtype.itemsize}"), _ML_DTYPES[name], False
     if not array.dtype.isnative:
         raise TypeError("it has another machine's byte order: pass `array.astype(array.dtype.newbyteorder('='))`")
     if array.dtype.isbuiltin != 1:  # 0 for structures, 2 for types of other packages.
@@ -175,12 +175,13 @@ def _numpy_exporter(array: Any) -> tuple[Any, str | None, bool]:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Our name of a dtype that the user passes as a framework's name or dtype object. Unknown names stay."""
+    """The name in tensor_relay of a dtype that the user passes as a framework's name or dtype object. Unknown names are
+    returned unchanged."""
     name = dtype if isinstance(dtype, str) else _framework_dtype_name(dtype)
     name = name.removeprefix("torch.")
     if name.isupper():
-        return _SAFETENSORS_NAMES.get(name, name.lower())
-    return _BY_NAME.get(name, name)
+        return _SAFETENSORS_DTYPES.get(name, name.lower())
+    return _DTYPES.get(name, name)
 
 
 def _framework_dtype_name(dtype: Any) -> str:
@@ -220,8 +221,8 @@ def cast(tensor: Any, dtype: str) -> Any:
 def _numpy_dtype(name: str) -> Any:
     import numpy
 
-    if name in _ML_DTYPE_NAMES:
-        return numpy.dtype(getattr(_ml_dtypes(_ML_DTYPE_NAMES[name]), name))
+    if name in _ML_DTYPES:
+        return numpy.dtype(getattr(_ml_dtypes(_ML_DTYPES[name]), name))
     return numpy.dtype(name)
 
 
@@ -239,16 +240,16 @@ def to_numpy(tensor: Any) -> Any:
 
     if tensor.__dlpack_device__()[0] != 1:
         raise UnsupportedTensorError("it is on a GPU, and NumPy needs host memory: `to_host()` copies it there")
-    if (theirs := _ML_DTYPE_NAMES_BY_OURS.get(tensor.dtype)) is not None:
-        return numpy.from_dlpack(tensor.bits).view(getattr(_ml_dtypes(tensor.dtype), theirs))
-    return _imported("NumPy", numpy.from_dlpack, tensor)
+    if (name := _ML_NAMES.get(tensor.dtype)) is not None:
+        return numpy.from_dlpack(tensor.bits).view(getattr(_ml_dtypes(tensor.dtype), name))
+    return _import_tensor("NumPy", numpy.from_dlpack, tensor)
 
 
 def to_torch(tensor: Any) -> Any:
     """A PyTorch tensor that shares the tensor's memory."""
     import torch
 
-    return _imported("PyTorch", torch.from_dlpack, tensor)
+    return _import_tensor("PyTorch", torch.from_dlpack, tensor)
 
 
 def to_jax(tensor: Any) -> Any:
@@ -258,7 +259,7 @@ def to_jax(tensor: Any) -> Any:
     version's memory is reused. JAX tracks the use of its own memory itself."""
     import jax.dlpack
 
-    array = _imported("JAX", jax.dlpack.from_dlpack, tensor)
+    array = _import_tensor("JAX", jax.dlpack.from_dlpack, tensor)
     return array if tensor.__dlpack_device__()[0] == 1 else array.copy().block_until_ready()
 
 
@@ -279,11 +280,11 @@ def copier(target: Any, tensor: Any) -> Callable[[], None] | None:
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     try:
         if torch is not None and isinstance(target, torch.Tensor) and _are_on_one_device(target, tensor):
-            return _copier_of_torch(target, to_torch(tensor))
+            return _torch_copier(target, to_torch(tensor))
         if cupy is not None and isinstance(target, cupy.ndarray) and _are_on_one_device(target, tensor):
-            return _copier_of_cupy(target, _imported("CuPy", cupy.from_dlpack, tensor))
+            return _cupy_copier(target, _import_tensor("CuPy", cupy.from_dlpack, tensor))
     except UnsupportedTensorError:
-        pass  # The framework lacks the dtype, so the target holds its bits in another one: the caller copies the bytes.
+        pass  # The framework lacks the dtype, so the target has another one for its bits: the caller copies the bytes.
     return None
 
 
@@ -291,7 +292,7 @@ def _are_on_one_device(target: Any, tensor: Any) -> bool:
     return bool(tuple(map(int, target.__dlpack_device__())) == tensor.__dlpack_device__())
 
 
-def _copier_of_torch(target: Any, source: Any) -> Callable[[], None]:
+def _torch_copier(target: Any, source: Any) -> Callable[[], None]:
     def copy() -> None:
         torch = sys.modules["torch"]
         with torch.no_grad(), torch.cuda.device(target.device):
@@ -300,7 +301,7 @@ def _copier_of_torch(target: Any, source: Any) -> Callable[[], None]:
     return copy
 
 
-def _copier_of_cupy(target: Any, source: Any) -> Callable[[], None]:
+def _cupy_copier(target: Any, source: Any) -> Callable[[], None]:
     def copy() -> None:
         with target.device:
             target[...] = source
@@ -308,7 +309,8 @@ def _copier_of_cupy(target: Any, source: Any) -> Callable[[], None]:
     return copy
 
 
-def _imported(framework: str, make: Callable[[Any], Any], tensor: Any) -> Any:
+def _import_tensor(framework: str, make: Callable[[Any], Any], tensor: Any) -> Any:
+    """Imports the tensor into a framework with its function `make`."""
     try:
         return make(tensor)
     # AssertionError: raised by PyTorch without CUDA.

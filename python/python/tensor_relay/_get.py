@@ -21,7 +21,7 @@ def get(
     deadline = None if timeout is None else time.monotonic() + timeout
     in_place = options["out"] is not None and not options["atomic"]
     if in_place and version is not None:
-        # Checks that the version exists: bytes of another version would be written to `out` before the mistake shows.
+        # Raises if the version does not exist. Without this check, another version would be written to `out` first.
         client.describe(topic, version, epoch=epoch, timeout=timeout)
     installs_later = _installs_later(version, options)
     with _subscribe(client, topic, version, epoch, options, installs_later) as subscription:
@@ -37,8 +37,8 @@ def get(
             raise _timeout_error(topic, version, timeout) from error
     if version is not None and snapshot.version != version:
         if in_place:
-            why = f"version {version} was replaced by version {snapshot.version} meanwhile"
-            raise _torn_error(snapshot.version, why)
+            reason = f"version {version} was replaced by version {snapshot.version} meanwhile"
+            raise _torn_error(snapshot.version, reason)
         raise _not_found_error(version, f"the oldest kept version is {snapshot.version}")
     return _install(client, snapshot, options) if installs_later else snapshot
 
@@ -100,15 +100,15 @@ def remaining(deadline: float | None) -> float | None:
 
 def _timeout_error(topic: str | None, version: int | None, timeout: float | None) -> RelayTimeoutError:
     wanted = "version" if version is None else f"version {version}"
-    of = "" if topic is None else f" of {topic}"
-    return RelayTimeoutError(f"no {wanted}{of} arrived within {timeout} s: see the chained error for the cause")
+    of_topic = "" if topic is None else f" of {topic}"
+    return RelayTimeoutError(f"no {wanted}{of_topic} arrived within {timeout} s: see the chained error for the cause")
 
 
-def _not_found_error(version: int | None, why: object) -> VersionNotFoundError:
-    return VersionNotFoundError(f"version {version} is not kept any more: {why}")
+def _not_found_error(version: int | None, reason: object) -> VersionNotFoundError:
+    return VersionNotFoundError(f"version {version} is not kept any more: {reason}")
 
 
-def _torn_error(version: int, why: str) -> TornError:
-    torn = TornError(f"{why}; with atomic=False, the tensors of `out` may hold bytes of it: fill them again")
+def _torn_error(version: int, reason: str) -> TornError:
+    torn = TornError(f"{reason}; with atomic=False, the tensors of `out` may hold bytes of it: fill them again")
     torn.version = version
     return torn

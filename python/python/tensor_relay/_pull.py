@@ -33,22 +33,22 @@ def pull(
     of an earlier version. The call needs memory for the version and, for a moment, twice its size on disk.
 
     Raises the errors of `connect` and `Client.get`, and TensorRelayError when the system refuses to write, or when
-    files that no version left are in the way.
+    files that do not belong to an earlier version are in the way.
     """
-    client, named = (source, None) if isinstance(source, Client) else _connected(source)
-    snapshot = client.get(topic if topic is not None else named, version, timeout=timeout)
+    client, ticket_topic = (source, None) if isinstance(source, Client) else client_and_topic(source)
+    snapshot = client.get(topic if topic is not None else ticket_topic, version, timeout=timeout)
     return snapshot.save_files(folder)
 
 
-def _connected(ticket: str | os.PathLike[str]) -> tuple[Client, str | None]:
-    """The client of the ticket's server, and the topic that the ticket names."""
+def client_and_topic(ticket: str | os.PathLike[str]) -> tuple[Client, str | None]:
+    """Returns the shared client of the ticket's server, and the topic that the ticket names."""
     from . import _read_ticket
 
     text = _read_ticket(ticket)
-    return shared_client(text), topic_of(text)
+    return shared_client(text), _topic_of(text)
 
 
-def topic_of(ticket: str) -> str | None:
+def _topic_of(ticket: str) -> str | None:
     """The topic in a ticket: the text between the addresses and the key."""
-    place = ticket.strip().removeprefix("relay://").partition("?")[0]
-    return place.partition("/")[2] or None
+    address_and_topic = ticket.strip().removeprefix("relay://").partition("?")[0]
+    return address_and_topic.partition("/")[2] or None

@@ -15,7 +15,8 @@ from ._native import Publication
 
 _Callback = Callable[[Publication], object]
 
-# One entry for each callback that a program has registered, so the program bounds both.
+# The callbacks by number whose publications are not released yet, and the queue of callbacks to run. Neither has a
+# bound of its own: each registration adds one entry.
 _waiting: dict[int, tuple[_Callback, Publication]] = {}
 _due: SimpleQueue[tuple[_Callback, Publication] | None] = SimpleQueue()
 _numbers = itertools.count()
@@ -29,23 +30,24 @@ _POLL_INTERVAL_S = 0.005
 def register(callback: _Callback, publication: Publication) -> Callable[[str | None], None]:
     """Registers a callback. Returns the function to call when the publication is released, or with an error text when
     its release cannot be observed any more. That function never blocks."""
-    _begin()
+    _start_thread()
     number = next(_numbers)
     _waiting[number] = (callback, publication)
-    return functools.partial(_is_due, number)
+    return functools.partial(_make_due, number)
 
 
-def _is_due(number: int, lost: str | None = None) -> None:
-    if (waited := _waiting.pop(number, None)) is None:
+def _make_due(number: int, error: str | None = None) -> None:
+    if (registered := _waiting.pop(number, None)) is None:
         return  # `finish` has dropped the callback.
-    if lost is None:
-        _due.put(waited)
+    if error is None:
+        _due.put(registered)
     else:
-        _logger().warning("%r is not known to be released, and its callback is not called: %s", waited[1], lost)
+        _logger().warning("%r is not known to be released, and its callback is not called: %s", registered[1], error)
 
 
-def _begin() -> None:
-    """Starts the thread unless it runs. On registration, since an interpreter that exits cannot start threads."""
+def _start_thread() -> None:
+    """Starts the thread unless it is running. `register` calls this, because an exiting interpreter cannot start
+    threads."""
     global _thread
     with _lock:
         if _thread is None or not _thread.is_alive():
@@ -54,7 +56,7 @@ def _begin() -> None:
 
 
 def finish(timeout: float) -> None:
-    """Waits at interpreter exit for the callbacks of publications that are being released. Later ones are dropped."""
+    """Waits at interpreter exit for the callbacks of publications that are being released. Drops all others."""
     if _thread is None or not _thread.is_alive():
         return
     deadline = time.monotonic() + timeout
@@ -71,7 +73,7 @@ def _run() -> None:
         try:
             callback(publication)
         except SystemExit:
-            pass  # As in any thread: it ends the callback and not the program.
+            pass  # As in any thread, `exit` ends only the callback.
         except BaseException:
             _logger().exception("The callback %r of %r failed.", callback, publication)
         del due, callback, publication  # They may hold a version's memory.

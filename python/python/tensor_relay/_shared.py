@@ -11,8 +11,8 @@ from typing import Any
 from ._native import Client, server_of
 
 RECENT_MAX = 32
-"""How many unused clients stay connected: the most recently used ones. Other clients are closed with their last
-reference, and connecting again takes a few milliseconds within a site."""
+"""How many clients stay connected without a reference from the program: those used last. Other clients are closed with
+their last reference."""
 
 
 class SharedClients:

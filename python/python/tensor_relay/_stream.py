@@ -16,8 +16,9 @@ from ._get import remaining
 from ._native import Client, Description, Snapshot, Subscription, Tensor
 from .errors import TensorRelayError, TornError, VersionNotFoundError, VersionsMissedError
 
-# How often the newest version is described again because it was replaced before the first bucket arrived.
-_TRIES_MAX = 10
+# The maximum number of attempts to begin with the newest version, which may be replaced before its first bucket
+# arrives.
+_ATTEMPTS_MAX = 10
 
 
 def stream(
@@ -31,14 +32,14 @@ def stream(
 ) -> Iterator[tuple[str, Tensor]]:
     """Implements `Client.stream`."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    for tries in range(_TRIES_MAX):
+    for attempt in range(_ATTEMPTS_MAX):
         described = client.describe(topic, version, epoch=epoch, timeout=remaining(deadline))
         buckets = _Buckets(client, described, select, bucket_bytes)
         try:
             first = buckets.first(remaining(deadline))
             break
         except VersionNotFoundError:
-            if version is not None or tries + 1 == _TRIES_MAX:
+            if version is not None or attempt + 1 == _ATTEMPTS_MAX:
                 raise
     return buckets.tensors(first, timeout)
 
@@ -54,21 +55,21 @@ async def stream_async(
 ) -> AsyncGenerator[tuple[str, Tensor], None]:
     """Implements `Client.stream_async`."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    for tries in range(_TRIES_MAX):
+    for attempt in range(_ATTEMPTS_MAX):
         described = await client.describe_async(topic, version, epoch=epoch, timeout=remaining(deadline))
         buckets = _Buckets(client, described, select, bucket_bytes)
         try:
             bucket = await buckets.first_async(remaining(deadline))
             break
         except VersionNotFoundError:
-            if version is not None or tries + 1 == _TRIES_MAX:
+            if version is not None or attempt + 1 == _ATTEMPTS_MAX:
                 raise
     try:
         for number, names in enumerate(buckets.buckets):
             if number > 0:
                 bucket = None
                 bucket = await buckets.next_async(number, timeout)
-            buckets.begin_after(number)
+            buckets.subscribe_after(number)
             for name in names:
                 assert bucket is not None
                 yield name, bucket[name]
@@ -112,7 +113,7 @@ class _Buckets:
                 if number > 0:
                     bucket = None
                     bucket = self._next(number, timeout)
-                self.begin_after(number)
+                self.subscribe_after(number)
                 for name in names:
                     assert bucket is not None
                     yield name, bucket[name]
@@ -135,8 +136,8 @@ class _Buckets:
         except TensorRelayError as error:
             raise self._torn_error(number, error) from error
 
-    def begin_after(self, number: int) -> None:
-        """Subscribes to the bucket after this one, and only then ends the subscription to this one."""
+    def subscribe_after(self, number: int) -> None:
+        """Subscribes to the bucket after bucket `number`, and only then ends the subscription to bucket `number`."""
         previous, self._subscription = self._subscription, None
         try:
             if number + 1 < len(self.buckets):
@@ -175,13 +176,13 @@ class _Buckets:
             raise self._not_found_error(f"{snapshot!r} was received in its place")
         return snapshot
 
-    def _not_found_error(self, why: object) -> VersionNotFoundError:
-        return VersionNotFoundError(f"version {self._described.version} is not kept any more: {why}")
+    def _not_found_error(self, reason: object) -> VersionNotFoundError:
+        return VersionNotFoundError(f"version {self._described.version} is not kept any more: {reason}")
 
-    def _torn_error(self, number: int, why: TensorRelayError) -> TornError:
+    def _torn_error(self, number: int, error: TensorRelayError) -> TornError:
         torn = TornError(
             f"{self._described.topic} version {self._described.version} ended after {number} of {len(self.buckets)} "
-            f"buckets: {why}; the tensors returned so far are an incomplete version"
+            f"buckets: {error}; the tensors returned so far are an incomplete version"
         )
         torn.version = self._described.version
         return torn

@@ -1,4 +1,4 @@
-"""The exception classes: one for each different reaction of a program.
+"""The exception classes: one for each error to which a program may react differently.
 
 Every error of tensor_relay's own work is a `TensorRelayError`. An argument of a wrong type or a malformed number may
 raise Python's own `TypeError`, `ValueError` or `OverflowError`. Where Python has a class for the failure
@@ -22,7 +22,7 @@ class ServerUnreachableError(RelayConnectionError):
 
 
 class ServerRefusedError(RelayConnectionError):
-    """The server's key is not the ticket's, or the server refuses this client. A new ticket may help."""
+    """The server's key is not the key in the ticket, or the server refuses this client. A new ticket may help."""
 
 
 class DamagedError(RelayConnectionError):
@@ -49,7 +49,7 @@ class HoldingTooManyError(TensorRelayError):
     """
 
     held: list[int]
-    """The versions that are held, in the order in which they were received. Tensors made from them hold them, too."""
+    """The versions that are held, in the order of their receipt. A tensor made from a version holds it, too."""
 
 
 class TopicEndedError(TensorRelayError):
@@ -59,11 +59,12 @@ class TopicEndedError(TensorRelayError):
 class VersionsMissedError(TensorRelayError):
     """In mode `every`: versions are missing before the next one, or another reader took this one's place.
 
-    After missing versions the subscription continues with the next call. After losing its place it has ended.
+    After missing versions, the next call continues the subscription. After the loss of its place, the subscription has
+    ended.
     """
 
     missing: int | None = None
-    """How many versions are missing; None if unknown, since the publisher was restarted."""
+    """How many versions are missing; None if that is unknown because the publisher was restarted."""
 
 
 class NoRoomError(TensorRelayError, MemoryError):

@@ -67,19 +67,21 @@ class _Flattener:
 
     def node(self, value: Any, path: tuple[str, ...], depth: int) -> Any:
         if depth > DEPTH_MAX:
-            raise UnsupportedTensorError(f"{_place(path)} lies deeper than {DEPTH_MAX}: does the tree contain itself?")
+            raise UnsupportedTensorError(f"{_location(path)} is deeper than {DEPTH_MAX}: does the tree contain itself?")
         if value is None or type(value) in (str, bool, int, float):
             return {"value": value}
         if type(value) in (dict, OrderedDict):
             kind = "dict" if type(value) is dict else "ordered"
             items = value.items()
-            return {kind: [[_key(key, path), self.node(each, (*path, str(key)), depth + 1)] for key, each in items]}
+            return {
+                kind: [[_checked_key(key, path), self.node(each, (*path, str(key)), depth + 1)] for key, each in items]
+            }
         if type(value) in (list, tuple):
             kind = type(value).__name__
             return {kind: [self.node(each, (*path, str(index)), depth + 1) for index, each in enumerate(value)]}
         if not _is_tensor(value):
             raise UnsupportedTensorError(
-                f"{_place(path)} is a {type(value).__name__}, which would not be restored as one: a tree is made of dict, "
+                f"{_location(path)} is a {type(value).__name__}, which would not be restored as one: a tree is made of dict, "
                 "list, tuple, tensors, text, numbers, booleans and None; publish its fields as a dict"
             )
         name = self._name(path)
@@ -87,13 +89,13 @@ class _Flattener:
         return {"tensor": name}
 
     def _name(self, path: tuple[str, ...]) -> str:
-        """The tensor's path in the tree, joined with dots. Keys with dots may make two paths equal; a number then keeps
-        the names apart."""
-        name = plain = ".".join(path) or "tensor"
+        """The tensor's path in the tree, joined with dots. Keys with dots may make two joined paths equal; the
+        second name then gets a number."""
+        name = joined = ".".join(path) or "tensor"
         number = 1
         while name in self._names:
             number += 1
-            name = f"{plain}~{number}"
+            name = f"{joined}~{number}"
         self._names.add(name)
         return name
 
@@ -105,15 +107,15 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(type(value), "__array_interface__")  # NumPy scalars.
 
 
-def _key(key: Any, path: tuple[str, ...]) -> Any:
+def _checked_key(key: Any, path: tuple[str, ...]) -> Any:
     if type(key) in (str, bool, int) or key is None or (type(key) is float and math.isfinite(key)):
         return key
     raise UnsupportedTensorError(
-        f"{_place(path)} has the key {key!r}, which would not be restored as it is: use text or a number"
+        f"{_location(path)} has the key {key!r}, which would not be restored as it is: use text or a number"
     )
 
 
-def _place(path: tuple[str, ...]) -> str:
+def _location(path: tuple[str, ...]) -> str:
     return f"the tree at {'.'.join(path)!r}" if path else "the tree itself"
 
 

@@ -12,12 +12,13 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent)]
 
-from cuda_by_hand import Driver, Gpu, lent  # noqa: E402
+from cuda_by_hand import Driver, Gpu, lent_tensors  # noqa: E402
 
 import tensor_relay  # noqa: E402
 
@@ -62,7 +63,7 @@ class FakeCuda:
         self.control(f"fault {execution}:700")
 
     @contextlib.contextmanager
-    def held(self, direction, device=0):
+    def delayed_copies(self, direction, device=0):
         """Delays all copies in this direction that have not begun, until the end of the block."""
         self.control(f"hold {device} {direction}")
         try:
@@ -71,7 +72,7 @@ class FakeCuda:
             self.control(f"open {device} {direction}")
 
 
-def until(description, condition):
+def wait_until(description, condition):
     """Polls until the condition is true."""
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
@@ -97,8 +98,8 @@ def fake(driver_library):
     gc.collect()
     if driver_library.is_broken:
         return
-    until("all lent arrays are returned", lambda: not lent)
-    until("no context is left", lambda: driver_library.numbers("live")["contexts"] == 0)
+    wait_until("all lent arrays are returned", lambda: not lent_tensors)
+    wait_until("no context is left", lambda: driver_library.numbers("live")["contexts"] == 0)
     live = driver_library.numbers("live")
     resources = ("device_blocks", "host_blocks", "streams", "events", "in_flight", "reclaimed")
     assert not any(live[name] for name in resources), live
@@ -107,19 +108,20 @@ def fake(driver_library):
 
 @pytest.fixture
 def gpu(fake):
-    with gpu_called(fake, 0) as gpu:
+    with open_gpu(fake, 0) as gpu:
         yield gpu
 
 
 @contextlib.contextmanager
-def gpu_called(fake, ordinal):
+def open_gpu(fake, ordinal):
+    """Opens a GPU of the fake driver. At the end of the block, no array of it may still be lent."""
     gpu = Gpu(Driver(fake.path), ordinal)
     yield gpu
     gc.collect()
     if fake.is_broken:
-        lent.clear()
+        lent_tensors.clear()
         return
-    until("all lent arrays are returned", lambda: not lent)
+    wait_until("all lent arrays are returned", lambda: not lent_tensors)
     gpu.close()
 
 
@@ -144,9 +146,9 @@ def gpu_client(relay):
 class InThread(threading.Thread):
     """Runs a function in a thread, and keeps its result or exception."""
 
-    def __init__(self, run):
+    def __init__(self, function):
         super().__init__(daemon=True)
-        self._function, self.outcome = run, None
+        self._function, self.outcome = function, None
         self.start()
 
     def run(self):
@@ -155,7 +157,7 @@ class InThread(threading.Thread):
         except BaseException as error:
             self.outcome = error
 
-    def is_held(self):
+    def is_blocked(self):
         """Whether the function is still blocked after `BLOCKED_MIN_S`."""
         self.join(BLOCKED_MIN_S)
         return self.is_alive()
@@ -166,6 +168,11 @@ class InThread(threading.Thread):
         if isinstance(self.outcome, BaseException):
             raise self.outcome
         return self.outcome
+
+
+def noise(nbytes, seed=0):
+    """Random bytes that depend only on the seed."""
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8).tobytes()
 
 
 def received(client, topic="t", **options):

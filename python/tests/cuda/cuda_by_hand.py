@@ -36,7 +36,8 @@ class Driver:
         if code:
             raise CudaError(f"{name} returned {code}")
 
-    def made(self, name, kind, *arguments):
+    def create(self, name, kind, *arguments):
+        """Calls a function that returns a value through its first argument, a pointer to the type `kind`."""
         value = kind()
         self.call(name, ctypes.byref(value), *arguments)
         return value.value
@@ -47,7 +48,7 @@ class Gpu:
 
     def __init__(self, driver, ordinal=0):
         self.driver, self.ordinal = driver, ordinal
-        self.context = driver.made("cuDevicePrimaryCtxRetain", c_void_p, ordinal)
+        self.context = driver.create("cuDevicePrimaryCtxRetain", c_void_p, ordinal)
         self.current = LEGACY
         self.streams = []
 
@@ -66,14 +67,14 @@ class Gpu:
         self.driver.call("cuCtxSetCurrent", c_void_p(self.context))
         self.driver.call(name, *arguments)
 
-    def made(self, name, kind, *arguments):
+    def create(self, name, kind, *arguments):
         value = kind()
         self(name, ctypes.byref(value), *arguments)
         return value.value
 
     def stream(self):
         """A new non-blocking stream."""
-        self.streams.append(self.made("cuStreamCreate", c_void_p, c_uint32(1)))
+        self.streams.append(self.create("cuStreamCreate", c_void_p, c_uint32(1)))
         return self.streams[-1]
 
     @contextlib.contextmanager
@@ -87,7 +88,7 @@ class Gpu:
 
     def wait_for_current(self, stream):
         """Makes `stream` wait for the work queued on the current stream."""
-        event = self.made("cuEventCreate", c_void_p, c_uint32(2))
+        event = self.create("cuEventCreate", c_void_p, c_uint32(2))
         self("cuEventRecord", c_void_p(event), c_void_p(self.current))
         self("cuStreamWaitEvent", c_void_p(stream), c_void_p(event), c_uint32(0))
         self("cuEventDestroy_v2", c_void_p(event))
@@ -119,12 +120,15 @@ class Gpu:
 
 
 class Array:
-    """An array on a GPU, freed with its last reference from Python or from a DLPack consumer."""
+    """An array on a GPU, freed when neither Python nor a DLPack consumer refers to it any more."""
 
     def __init__(self, gpu, nbytes, dtype, shape, *, base=None, strides=None, offset=0):
         self.gpu, self.nbytes, self.dtype, self.shape, self.strides, self.base = gpu, nbytes, dtype, shape, strides, base
-        self.address = base.address + offset if base else (gpu.made("cuMemAlloc_v2", c_uint64, c_size_t(nbytes)) if nbytes else 0)
-        self.knows_versions, self.kind = True, CUDA
+        if base:
+            self.address = base.address + offset
+        else:
+            self.address = gpu.create("cuMemAlloc_v2", c_uint64, c_size_t(nbytes)) if nbytes else 0
+        self.supports_versions, self.kind = True, CUDA
 
     def view(self, shape, strides=None, offset=0):
         """The same memory in another shape; strides in elements, offset in bytes."""
@@ -143,7 +147,7 @@ class Array:
         return self.kind, self.gpu.ordinal
 
     def __dlpack__(self, *, stream=None, **options):
-        if options and not self.knows_versions:
+        if options and not self.supports_versions:
             raise TypeError("unexpected keyword argument")
         if stream != -1:
             self.gpu.wait_for_current(LEGACY if stream is None else stream)
@@ -223,14 +227,15 @@ _rename = ctypes.pythonapi.PyCapsule_SetName
 _rename.restype, _rename.argtypes = c_int, [ctypes.py_object, ctypes.c_char_p]
 
 # The exported tensors that consumers have not deleted yet, by address.
-lent = {}
+lent_tensors = {}
 
 
 @_Deleter
 def _delete(managed):
-    # Drops the array first, whose destructor may run now: other threads must see the entry until that has ended.
-    lent[managed] = None
-    del lent[managed]
+    # Drops the array first, whose destructor may run now: other threads must see the entry until the destructor has
+    # ended.
+    lent_tensors[managed] = None
+    del lent_tensors[managed]
 
 
 def _capsule(array, is_versioned):
@@ -250,5 +255,5 @@ def _capsule(array, is_versioned):
     managed.deleter = ctypes.cast(_delete, c_void_p).value
     if is_versioned:
         managed.major, managed.minor = 1, 0
-    lent[ctypes.addressof(managed)] = managed, array, shape, strides
+    lent_tensors[ctypes.addressof(managed)] = managed, array, shape, strides
     return _new(ctypes.addressof(managed), _VERSIONED if is_versioned else _LEGACY, None)

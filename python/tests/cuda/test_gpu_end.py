@@ -29,7 +29,7 @@ if sys.argv[3] == "drop":
 
 
 @pytest.mark.parametrize("how", ["drop", "hold"])
-def test_a_program_that_exits_with_open_objects(driver_library, tmp_path, how):
+def test_a_program_exits_with_open_objects(driver_library, tmp_path, how):
     program, library = tmp_path / "program.py", tmp_path / "libcuda.so.1"
     program.write_text(PROGRAM)
     library.symlink_to(driver_library.path)

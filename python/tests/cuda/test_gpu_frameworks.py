@@ -7,24 +7,20 @@ import types
 
 import numpy as np
 import pytest
-from conftest import gpu_called, received
+from conftest import noise, open_gpu, received
 from cuda_by_hand import Array, Imported
 
 import tensor_relay
 
 
-def noise(nbytes, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8).tobytes()
-
-
-class OfCupy(Array):
+class CupyStub(Array):
     """A stub of `cupy.ndarray` with the members that publishing uses."""
 
     current = 0
 
     @property
     def device(self):
-        return current_device(OfCupy, self.gpu.ordinal)
+        return current_device(CupyStub, self.gpu.ordinal)
 
     @property
     def flags(self):
@@ -34,7 +30,7 @@ class OfCupy(Array):
 def contiguous_copy(array):
     """A contiguous copy, made on the current stream."""
     (rows, columns), (stride, _), gpu = array.shape, array.strides, array.gpu
-    copy = OfCupy(gpu, array.nbytes, array.dtype, array.shape)
+    copy = CupyStub(gpu, array.nbytes, array.dtype, array.shape)
     for row in range(rows):
         gpu.copy(copy.address + row * columns, array.address + row * stride, columns)
     return copy
@@ -42,11 +38,11 @@ def contiguous_copy(array):
 
 def test_strided_tensors_are_gathered_by_their_framework(relay, client, gpu, monkeypatch):
     cupy = types.ModuleType("cupy")
-    cupy.ndarray, cupy.ascontiguousarray = OfCupy, contiguous_copy
+    cupy.ndarray, cupy.ascontiguousarray = CupyStub, contiguous_copy
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     base = gpu.array(noise(100 * 300))
-    strided = OfCupy(gpu, 100 * 200, "u8", (100, 200), base=base, strides=(300, 1), offset=50)
-    number = OfCupy(gpu, 8, "f64", ())
+    strided = CupyStub(gpu, 100 * 200, "u8", (100, 200), base=base, strides=(300, 1), offset=50)
+    number = CupyStub(gpu, 8, "f64", ())
     expected = np.frombuffer(noise(100 * 300), np.uint8).reshape(100, 300)[:, 50:250]
     for hold in ("stage", "borrow"):
         with gpu.on(gpu.stream()):
@@ -57,7 +53,7 @@ def test_strided_tensors_are_gathered_by_their_framework(relay, client, gpu, mon
         assert snapshot["number"].shape == ()
 
 
-class OfTorch:
+class TorchStub:
     """A stub of `torch.Tensor`. As in PyTorch, it can be exported only while its GPU is the current one."""
 
     is_cuda = True
@@ -91,7 +87,7 @@ class OfTorch:
         return self.array.__dlpack_device__()
 
     def __dlpack__(self, **options):
-        if OfTorch.current != self.device.index:
+        if TorchStub.current != self.device.index:
             raise BufferError("Can't export tensors on a different CUDA device index.")
         return self.array.__dlpack__(**options)
 
@@ -103,15 +99,15 @@ def current_device(framework, ordinal):
     framework.current = before
 
 
-def test_tensors_of_a_gpu_that_is_not_current(relay, client, gpu, fake, monkeypatch):
+def test_tensors_of_another_gpu_than_the_current_one(relay, client, gpu, fake, monkeypatch):
     torch = types.ModuleType("torch")
-    torch.Tensor, torch.strided = OfTorch, OfTorch.layout
+    torch.Tensor, torch.strided = TorchStub, TorchStub.layout
     written = []
     torch.autograd = types.SimpleNamespace(graph=types.SimpleNamespace(increment_version=written.append))
-    torch.cuda = types.SimpleNamespace(device=lambda device: current_device(OfTorch, device.index))
+    torch.cuda = types.SimpleNamespace(device=lambda device: current_device(TorchStub, device.index))
     monkeypatch.setitem(sys.modules, "torch", torch)
-    with gpu_called(fake, 1) as other:
-        sent, out = OfTorch(other.array(noise(5000))), OfTorch(other.array(bytes(5000)))
+    with open_gpu(fake, 1) as other:
+        sent, out = TorchStub(other.array(noise(5000))), TorchStub(other.array(bytes(5000)))
         with pytest.raises(BufferError):
             sent.__dlpack__()
         relay.publish("t", {"w": sent})
@@ -138,15 +134,15 @@ def test_cupy_exports_with_its_gpu_as_the_current_one(relay, client, gpu, fake, 
     """CuPy exports an array with the current GPU's stream, even if the array is on another GPU."""
     exported = []
 
-    class Ndarray(OfCupy):
+    class Ndarray(CupyStub):
         def __dlpack__(self, **options):
-            exported.append((OfCupy.current, self.gpu.ordinal))
+            exported.append((CupyStub.current, self.gpu.ordinal))
             return super().__dlpack__(**options)
 
     cupy = types.ModuleType("cupy")
     cupy.ndarray = Ndarray
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    with gpu_called(fake, 1) as other:
+    with open_gpu(fake, 1) as other:
         contents = (noise(5000), bytes(5000))
         sent, out = (Ndarray(other, 5000, "u8", (5000,), base=other.array(content)) for content in contents)
         relay.publish("t", {"w": sent})

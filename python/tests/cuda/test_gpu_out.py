@@ -7,8 +7,8 @@ import types
 
 import numpy as np
 import pytest
-from conftest import TIMEOUT_S, InThread, gpu_called, until
-from cuda_by_hand import Array, Imported, lent
+from conftest import TIMEOUT_S, InThread, noise, open_gpu, wait_until
+from cuda_by_hand import Array, Imported, lent_tensors
 
 import tensor_relay
 
@@ -16,13 +16,9 @@ ATOMIC = pytest.mark.parametrize("atomic", [True, False])
 WHERE = pytest.mark.parametrize("where", ["client", "gpu_client"])
 
 
-def noise(nbytes, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8).tobytes()
-
-
 @ATOMIC
 @WHERE
-def test_tensors_are_received_into(relay, gpu, request, atomic, where):
+def test_versions_are_received_into_tensors(relay, gpu, request, atomic, where):
     client = request.getfixturevalue(where)
     out = {"x": gpu.array(bytes(9 << 20)), "b": gpu.array(bytes(14), "bf16"), "none": gpu.array(b"", "f32"), "step": 3}
     subscription = client.subscribe("t", out=out, atomic=atomic, strict=False, timeout=TIMEOUT_S)
@@ -33,13 +29,13 @@ def test_tensors_are_received_into(relay, gpu, request, atomic, where):
         snapshot = next(subscription)
         assert (snapshot.version, len(snapshot), snapshot.metadata) == (number, 0, {"step": number})
         assert out["x"].bytes() == noise(9 << 20, number) and out["b"].bytes() == noise(14, number)
-    until("the tensors are returned", lambda: not lent)
+    wait_until("the tensors are returned", lambda: not lent_tensors)
     relay.end("t")
     assert list(subscription) == []
 
 
 @WHERE
-def test_two_phases(relay, gpu, request, where):
+def test_prefetch_and_activate_install_versions(relay, gpu, request, where):
     client = request.getfixturevalue(where)
     out = {"x": gpu.array(bytes(9 << 20))}
     with client.subscribe("t", out=out) as subscription:
@@ -50,11 +46,11 @@ def test_two_phases(relay, gpu, request, where):
             subscription.activate(snapshot)
             assert out["x"].bytes() == noise(9 << 20, number)
             del snapshot
-    until("the tensors are returned", lambda: not lent)
+    wait_until("the tensors are returned", lambda: not lent_tensors)
 
 
 @ATOMIC
-def test_tied_tensors(relay, client, gpu, atomic):
+def test_tied_tensors_are_received(relay, client, gpu, atomic):
     weight, tied = gpu.array(noise(400), "f32"), gpu.array(bytes(400), "f32")
     relay.publish("t", {"embed": weight, "head": weight})
     client.subscribe("t", out={"embed": tied, "head": tied}, atomic=atomic).next(TIMEOUT_S)
@@ -66,10 +62,10 @@ def test_tied_tensors(relay, client, gpu, atomic):
 
 
 @WHERE
-def test_out_on_several_devices(relay, gpu, fake, request, where):
+def test_out_may_be_on_several_devices(relay, gpu, fake, request, where):
     client = request.getfixturevalue(where)
     relay.publish("t", {name: np.frombuffer(noise(5000, seed), np.uint8) for seed, name in enumerate("abc")})
-    with gpu_called(fake, 1) as other:
+    with open_gpu(fake, 1) as other:
         out = {"a": gpu.array(bytes(5000)), "b": np.zeros(5000, np.uint8), "c": other.array(bytes(5000))}
         client.subscribe("t", out=out).next(TIMEOUT_S)
         assert (out["a"].bytes(), out["b"].tobytes(), out["c"].bytes()) == (noise(5000), noise(5000, 1), noise(5000, 2))
@@ -91,11 +87,11 @@ def test_writing_waits_for_the_users_stream(relay, gpu, fake, request, atomic, w
     client = request.getfixturevalue(where)
     out, read = {"w": gpu.array(noise(1 << 20))}, gpu.array(bytes(1 << 20))
     subscription = client.subscribe("t", out=out, atomic=atomic)
-    with gpu.on(gpu.stream()), fake.held("@dtod"):
+    with gpu.on(gpu.stream()), fake.delayed_copies("@dtod"):
         gpu.copy(read.address, out["w"].address, 1 << 20)
         relay.publish("t", {"w": np.frombuffer(noise(1 << 20, 1), np.uint8)})
         receiving = InThread(lambda: subscription.next(TIMEOUT_S))
-        assert receiving.is_held()
+        assert receiving.is_blocked()
     assert receiving.result().version == 1
     assert read.bytes() == noise(1 << 20) and out["w"].bytes() == noise(1 << 20, 1)
 
@@ -121,7 +117,7 @@ def test_a_framework_copies_within_its_gpu(relay, gpu_client, gpu, fake, monkeyp
     subscription = gpu_client.subscribe("t", out=out)
     before = fake.copies_ended("@dtoh")
     with gpu.on(gpu.stream()):
-        with fake.held("@dtod"):
+        with fake.delayed_copies("@dtod"):
             gpu.copy(read.address, base.address, 100 * 300)
             for number in (1, 2):  # The first version's memory is still being read while the second is received.
                 relay.publish("t", {"w": np.frombuffer(noise(100 * 200, number), np.uint8).reshape(100, 200)})
@@ -237,4 +233,4 @@ def test_the_next_call_continues_after_a_timeout(relay, client, gpu):
         with pytest.raises(tensor_relay.RelayTimeoutError):
             subscription.next(0.01)
     # The subscription was closed while the tensors were lent.
-    until("the tensors are returned", lambda: not lent)
+    wait_until("the tensors are returned", lambda: not lent_tensors)

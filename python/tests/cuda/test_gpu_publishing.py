@@ -5,27 +5,23 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import TIMEOUT_S, InThread, gpu_called, received, until
-from cuda_by_hand import DTYPES, LEGACY, Array, lent
+from conftest import TIMEOUT_S, InThread, noise, open_gpu, received, wait_until
+from cuda_by_hand import DTYPES, LEGACY, Array, lent_tensors
 
 import tensor_relay
 
 HOLDS = pytest.mark.parametrize("hold", ["stage", "borrow"])
 
 
-def noise(nbytes, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8).tobytes()
-
-
 @HOLDS
-@pytest.mark.parametrize("knows_versions", [True, False])
-def test_every_dtype_arrives(relay, client, gpu, hold, knows_versions):
+@pytest.mark.parametrize("supports_versions", [True, False])
+def test_every_dtype_arrives(relay, client, gpu, hold, supports_versions):
     contents = {dtype: noise(6 * bits // 8 * 1000, seed) for seed, (dtype, (_, bits)) in enumerate(DTYPES.items())}
     arrays = {dtype: gpu.array(content, dtype, (2, 3, 1000)) for dtype, content in contents.items()}
     arrays["none"] = gpu.array(b"", "f32", (0, 5))
     arrays["number"] = gpu.array(noise(8), "f64", ())
     for array in arrays.values():
-        array.knows_versions = knows_versions
+        array.supports_versions = supports_versions
     published = relay.publish("t", {**arrays, "step": 3}, hold=hold)
     assert published.copied_bytes == (published.payload_bytes if hold == "stage" else 0)
     snapshot = received(client)
@@ -37,7 +33,7 @@ def test_every_dtype_arrives(relay, client, gpu, hold, knows_versions):
 
 
 @HOLDS
-def test_large_views_into_an_allocation(relay, client, gpu, hold):
+def test_large_views_are_published(relay, client, gpu, hold):
     content = noise(11 << 20)
     base = gpu.array(content)
     relay.publish("t", {"part": base.view((10 << 20,), offset=777)}, hold=hold)
@@ -52,7 +48,7 @@ def test_a_staged_version_is_a_copy(relay, client, gpu):
     gpu.copy(array.address, other.address, 1000)
     gpu.synchronize()
     assert received(client)["w"].numpy().tobytes() == expected
-    until("the tensors are returned", lambda: not lent)
+    wait_until("the tensors are returned", lambda: not lent_tensors)
 
 
 def test_a_borrowed_version_is_read_where_it_is(relay, client, gpu, fake):
@@ -64,10 +60,10 @@ def test_a_borrowed_version_is_read_where_it_is(relay, client, gpu, fake):
     assert snapshot["w"].numpy().tobytes() == snapshot["tied"].numpy().tobytes() == expected
     with pytest.raises(tensor_relay.RelayTimeoutError):
         published.wait_released(0.01)
-    assert lent
+    assert lent_tensors
     published.withdraw()
     published.wait_released()
-    until("the tensors are returned", lambda: not lent)
+    wait_until("the tensors are returned", lambda: not lent_tensors)
 
 
 @HOLDS
@@ -89,13 +85,13 @@ def test_reading_waits_for_the_producers_stream(relay, client, gpu, fake, hold):
     """
     weights, new = gpu.array(noise(1 << 20)), gpu.array(noise(1 << 20, 1))
     expected = new.bytes()
-    with fake.held("@dtod"), gpu.on(gpu.stream()):
+    with fake.delayed_copies("@dtod"), gpu.on(gpu.stream()):
         gpu.copy(weights.address, new.address, 1 << 20)
         work = InThread(lambda: relay.publish("t", {"w": weights}, hold=hold))
         if hold == "borrow":
             work.result()
             work = InThread(lambda: received(client))
-        assert work.is_held()
+        assert work.is_blocked()
         with gpu.on(LEGACY):
             gpu.synchronize()  # Returns at once: the default stream is not delayed.
     work.result()
@@ -103,7 +99,7 @@ def test_reading_waits_for_the_producers_stream(relay, client, gpu, fake, hold):
 
 
 def test_tensors_of_several_devices_are_staged(relay, client, gpu, fake):
-    with gpu_called(fake, 1) as other:
+    with open_gpu(fake, 1) as other:
         host = np.frombuffer(noise(5000, 1), np.uint8)
         tensors = {"a": gpu.array(noise(9 << 20)), "host": host, "b": other.array(noise(77, 2))}
         expected = {"a": noise(9 << 20), "host": noise(5000, 1), "b": noise(77, 2)}
@@ -146,7 +142,7 @@ def test_managed_memory_is_read_as_gpu_memory(relay, client, gpu):
     assert received(client)["w"].numpy().tobytes() == noise(1000)
 
 
-def test_staged_versions_on_a_gpu(tmp_path, fake, gpu):
+def test_versions_are_staged_on_a_gpu(tmp_path, fake, gpu):
     options = {"device": "cuda:0", "gpu_memory_bytes": 16 << 20, "pinned_bytes": 16 << 20}
     with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, **options) as relay:
         with tensor_relay.connect(relay.ticket) as client:
@@ -158,7 +154,7 @@ def test_staged_versions_on_a_gpu(tmp_path, fake, gpu):
                 relay.publish("t", {"w": np.zeros(32 << 20, np.uint8)})
 
 
-def test_invalid_options(tmp_path, fake):
+def test_invalid_devices_and_sizes_are_refused(tmp_path, fake):
     for word in ("cuda", "cuda:x", "gpu"):
         with pytest.raises(tensor_relay.RequestError, match="cuda:N"):
             tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, device=word)
@@ -193,13 +189,13 @@ def test_copied_memory_is_released_before_the_call_returns(relay, client, gpu):
     relay.withdraw("slow")
     assert entered.wait(TIMEOUT_S)
     try:
-        lent_before = set(lent)
+        lent_before = set(lent_tensors)
         for tensors in ({"w": gpu.array(noise(1000))}, {"w": gpu.array(noise(1000)), "host": np.zeros(9)}):
             relay.publish("t", {**tensors, "none": gpu.array(b"", "f32")})
-            assert set(lent) == lent_before
+            assert set(lent_tensors) == lent_before
         for atomic in (True, False):
             out = gpu.array(bytes(1000))
             client.subscribe("t", out={"w": out}, atomic=atomic, strict=False).next(TIMEOUT_S)
-            assert set(lent) == lent_before and out.bytes() == noise(1000)
+            assert set(lent_tensors) == lent_before and out.bytes() == noise(1000)
     finally:
         unblock.set()

@@ -9,14 +9,10 @@ from ctypes import c_void_p
 
 import numpy as np
 import pytest
-from conftest import TIMEOUT_S, gpu_called, received, until
+from conftest import TIMEOUT_S, noise, open_gpu, received, wait_until
 from cuda_by_hand import DTYPES, Imported
 
 import tensor_relay
-
-
-def noise(nbytes, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8).tobytes()
 
 
 @pytest.mark.parametrize("options", [{}, {"max_version": (1, 0)}])
@@ -39,7 +35,7 @@ def test_every_dtype_is_exported(relay, gpu_client, gpu, options):
     assert Imported(gpu, snapshot["none"]).shape == (0, 5)
 
 
-def test_from_the_host_to_a_gpu_and_back(relay, gpu_client, gpu, tmp_path):
+def test_a_version_moves_from_the_host_to_a_gpu_and_back(relay, gpu_client, gpu, tmp_path):
     relay.publish("t", {"w": np.frombuffer(noise(9 << 20), np.uint8), "n": np.float32(7)}, metadata={"k": "v"})
     snapshot = received(gpu_client)
     assert Imported(gpu, snapshot["w"]).bytes() == noise(9 << 20)
@@ -52,7 +48,7 @@ def test_from_the_host_to_a_gpu_and_back(relay, gpu_client, gpu, tmp_path):
     assert noise(9 << 20) in (tmp_path / "w.safetensors").read_bytes()
 
 
-def test_dlpack_options(relay, gpu_client, gpu):
+def test_dlpack_options_are_respected(relay, gpu_client, gpu):
     relay.publish("t", {"w": gpu.array(noise(1000))})
     tensor = received(gpu_client)["w"]
     same, copy = Imported(gpu, tensor, copy=False), Imported(gpu, tensor, copy=True)
@@ -132,7 +128,7 @@ def test_memory_is_used_again_when_its_readers_are_done(relay, gpu_client, gpu, 
             snapshot.wait(type("Stream", (), {"cuda_stream": stream})())
         elif how == "protocol":
             snapshot.wait(type("Stream", (), {"__cuda_stream__": lambda self: (0, stream)})())
-        with fake.held("@dtod"):
+        with fake.delayed_copies("@dtod"):
             gpu.copy(read.address, address, 1 << 20)
             del snapshot, imported
             gc.collect()
@@ -152,7 +148,7 @@ def test_memory_is_used_again_when_its_readers_are_done(relay, gpu_client, gpu, 
         return address in [Imported(gpu, snapshot["w"], -1).address for snapshot in snapshots]
 
     snapshots = []
-    until("the memory is reused", is_reused)
+    wait_until("the memory is reused", is_reused)
 
 
 @pytest.mark.parametrize("how", ["wait", "capsule"])
@@ -179,7 +175,7 @@ def test_a_stream_object_is_kept_while_needed(relay, gpu_client, gpu, fake, monk
     gc.collect()
     assert stream_ref() is not None
     del snapshot
-    until("the stream is released", lambda: stream_ref() is None)
+    wait_until("the stream is released", lambda: stream_ref() is None)
 
 
 def test_a_bare_stream_may_be_destroyed_after_its_last_tensor(relay, gpu_client, gpu, fake):
@@ -206,7 +202,7 @@ def test_a_bare_stream_may_be_destroyed_after_its_last_tensor(relay, gpu_client,
 def test_a_stream_of_another_gpu_is_refused(relay, gpu_client, gpu, fake):
     relay.publish("t", {"w": gpu.array(noise(1000))})
     snapshot = received(gpu_client)
-    with gpu_called(fake, 1) as other:
+    with open_gpu(fake, 1) as other:
         stream = other.stream()
         for where in ("device_index", "device_id"):
             with pytest.raises(ValueError, match="stream of cuda:1, and the tensors lie on cuda:0"):
@@ -217,7 +213,7 @@ def test_a_stream_of_another_gpu_is_refused(relay, gpu_client, gpu, fake):
         snapshot.wait(type("Stream", (), {"cuda_stream": 0, "device_index": 0})())
 
 
-def test_invalid_streams(relay, gpu_client, gpu):
+def test_invalid_streams_are_refused(relay, gpu_client, gpu):
     relay.publish("t", {"w": gpu.array(noise(1000))})
     snapshot = received(gpu_client)
     assert snapshot.wait() is None and snapshot.wait(2) is None
@@ -242,7 +238,7 @@ def test_a_fork_is_refused(relay, gpu_client, gpu):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_gpu_with_too_little_memory(relay, fake):
+def test_a_version_that_exceeds_gpu_memory_is_refused(relay, fake):
     relay.publish("t", {"w": np.zeros(32 << 20, np.uint8)})
     with tensor_relay.connect(relay.ticket, device="cuda:1", gpu_memory_bytes=16 << 20, pinned_bytes=16 << 20) as client:
         with pytest.raises(tensor_relay.NoRoomError, match="cuda:1"):

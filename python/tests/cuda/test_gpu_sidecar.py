@@ -7,9 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import BLOCKED_MIN_S, TIMEOUT_S, received, until
-from cuda_by_hand import lent
-from test_gpu_publishing import noise
+from conftest import BLOCKED_MIN_S, TIMEOUT_S, noise, received, wait_until
+from cuda_by_hand import lent_tensors
 
 import tensor_relay
 
@@ -40,7 +39,7 @@ class Server:
 def server(fake, tmp_path):
     program = os.environ.get("TENSOR_RELAY_PROGRAM")
     if not program:
-        pytest.skip("TENSOR_RELAY_PROGRAM does not say where the program is")
+        pytest.skip("TENSOR_RELAY_PROGRAM, the path of the command line, is not set")
     server = Server(program, fake.path, tmp_path)
     yield server
     server.process.terminate()
@@ -50,7 +49,7 @@ def server(fake, tmp_path):
 
 
 @pytest.fixture
-def shares(fake):
+def set_shareable(fake):
     """A function that sets what the driver can share with other processes: allocations in place, and buffers."""
 
     def choose(in_place, buffers):
@@ -62,7 +61,7 @@ def shares(fake):
 
 
 @pytest.mark.parametrize(
-    ("hold", "in_place", "buffers", "path", "why"),
+    ("hold", "in_place", "buffers", "path", "reason"),
     [
         ("stage", True, True, "cuda_fd", "so that they may be written again"),
         ("stage", True, False, "memfd", "through host memory"),
@@ -70,19 +69,19 @@ def shares(fake):
         ("borrow", False, True, "cuda_fd", "cannot be shared in place"),
     ],
 )
-def test_the_path_depends_on_hold_and_driver(server, gpu, shares, hold, in_place, buffers, path, why):
-    shares(in_place, buffers)
+def test_the_path_depends_on_hold_and_driver(server, gpu, set_shareable, hold, in_place, buffers, path, reason):
+    set_shareable(in_place, buffers)
     array, other = gpu.array(noise(5 << 20)), gpu.array(noise(5 << 20, 1))
     expected = array.bytes()
     with tensor_relay.publish_to(server.socket) as producer, tensor_relay.connect(server.ticket) as client:
         published = producer.publish("t", {"w": array, "tied": array, "step": 3}, hold=hold)
-        assert (published.path, why in published.path_reason) == (path, True), published.path_reason
+        assert (published.path, reason in published.path_reason) == (path, True), published.path_reason
         if path == "cuda_ipc":
-            assert published.copied_bytes == 0 and not published.released and lent
+            assert published.copied_bytes == 0 and not published.released and lent_tensors
             with pytest.raises(tensor_relay.RelayTimeoutError):
                 published.wait_released(0.01)
         else:
-            assert published.copied_bytes == 5 << 20 and published.released and not lent
+            assert published.copied_bytes == 5 << 20 and published.released and not lent_tensors
             gpu.copy(array.address, other.address, 5 << 20)
             gpu.synchronize()
         snapshot = received(client)
@@ -90,11 +89,11 @@ def test_the_path_depends_on_hold_and_driver(server, gpu, shares, hold, in_place
         assert snapshot.entries == {"step": 3}
         published.withdraw()
         published.wait_released(TIMEOUT_S)
-        until("the tensors are returned", lambda: not lent)
+        wait_until("the tensors are returned", lambda: not lent_tensors)
 
 
-def test_a_callback_runs_when_the_server_releases(server, gpu, shares):
-    shares(True, True)
+def test_a_callback_runs_when_the_server_releases(server, gpu, set_shareable):
+    set_shareable(True, True)
     called = queue.SimpleQueue()
     with tensor_relay.publish_to(server.socket) as producer:
         for hold, path in (("stage", "cuda_fd"), ("borrow", "cuda_ipc")):
@@ -108,18 +107,18 @@ def test_a_callback_runs_when_the_server_releases(server, gpu, shares):
             assert called.get(timeout=TIMEOUT_S) is published
 
 
-def test_no_callback_when_the_release_is_unknown(fake, gpu, shares, tmp_path, caplog):
+def test_no_callback_when_the_release_is_unknown(fake, gpu, set_shareable, tmp_path, caplog):
     program = os.environ.get("TENSOR_RELAY_PROGRAM")
     if not program:
-        pytest.skip("TENSOR_RELAY_PROGRAM does not say where the program is")
-    shares(True, True)
+        pytest.skip("TENSOR_RELAY_PROGRAM, the path of the command line, is not set")
+    set_shareable(True, True)
     server, called = Server(program, fake.path, tmp_path), queue.SimpleQueue()
     with tensor_relay.publish_to(server.socket) as producer:
         published = producer.publish("t", {"w": gpu.array(noise(5 << 20))}, hold="borrow")
         published.on_released(called.put)
         server.process.kill()
         server.process.wait(TIMEOUT_S)
-        until(
+        wait_until(
             "the lost release is logged",
             lambda: any("not known to be released" in record.getMessage() for record in caplog.records),
         )

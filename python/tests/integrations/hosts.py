@@ -74,12 +74,13 @@ def differences(ours, expected):
             yield f"{name} is {'' if is_async else 'not '}async"
 
 
-def abstract_left(ours):
+def unimplemented_methods(ours):
+    """The abstract methods of the host that our class does not implement."""
     return sorted(getattr(ours, "__abstractmethods__", ()))
 
 
 class StubType(type):
-    """A metaclass of stubs: each attribute is a `Stub`, and each call returns a decorator that does nothing."""
+    """The metaclass of stubs: each attribute is a `Stub`, and each call returns a decorator that does nothing."""
 
     def __getattr__(cls, name):
         if name.startswith("__"):
@@ -101,13 +102,13 @@ def install_stub(monkeypatch, name, **content):
         install_stub(monkeypatch, parent)
     module = types.ModuleType(name)
     module.__path__ = []
-    module.__getattr__ = lambda attr: StubType(attr, (), {}) if not attr.startswith("__") else missing(name, attr)
+    module.__getattr__ = lambda attr: StubType(attr, (), {}) if not attr.startswith("__") else raise_missing(name, attr)
     vars(module).update(content)
     monkeypatch.setitem(sys.modules, name, module)
     return module
 
 
-def missing(name, attribute):
+def raise_missing(name, attribute):
     raise AttributeError(f"{name} has no {attribute}")
 
 

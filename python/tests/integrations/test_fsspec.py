@@ -124,7 +124,7 @@ def test_a_ticket_is_a_url(relay, files):
         assert file.read() == CSV
 
 
-def test_pandas_reads_it(relay, files, folder):
+def test_pandas_reads_topics(relay, files, folder):
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     options = {"ticket": relay.ticket}
     table = pandas.read_csv("relay://data/one/table.csv", storage_options=options)

@@ -36,5 +36,5 @@ def test_versions_are_compared_by_their_numbers(monkeypatch, found, is_known):
             check_host("host", "2.0", "3")
 
 
-def test_numbers():
+def test_numbers_of_a_version_are_parsed():
     assert numbers("2.55.0rc1") == (2, 55, 0) and numbers("0.33.0+cu128") == (0, 33, 0) and numbers("dev") == ()

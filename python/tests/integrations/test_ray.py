@@ -1,4 +1,5 @@
-"""Ray's actors and driver receive tensors directly from each other, and the death of a process is reported before the timeout."""
+"""Ray's actors and driver receive tensors directly from each other, and the death of a process is reported before the
+timeout."""
 
 import time
 
@@ -108,7 +109,7 @@ def test_an_actor_gets_an_object_put_by_another(pair):
 
 
 def test_objects_leave_nothing_behind(pair):
-    """300 objects, so that a leak would be visible."""
+    """Passes 300 objects, so that a leak would be visible."""
     source, sink = pair
     for _ in range(6):
         ray.get([sink.describe.remote(source.full.remote((10,), 1.0)) for _ in range(50)], timeout=TIMEOUT_S)

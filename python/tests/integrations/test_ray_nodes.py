@@ -18,15 +18,17 @@ HEAD, LEFT, RIGHT = "head", "127.0.0.2", "127.0.0.3"  # Ray chooses the head's a
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def kill_node():
+    """Starts the cluster. Yields a function that kills the node of an address."""
     if ray.is_initialized():
         ray.shutdown()
     cluster = Cluster()
-    size = {"object_store_memory": 100 << 20, "num_cpus": 2}
+    options = {"object_store_memory": 100 << 20, "num_cpus": 2}
     niceness = {"worker_niceness": 0}
-    cluster.add_node(include_dashboard=False, resources={HEAD: 2}, _system_config=niceness, **size)
+    cluster.add_node(include_dashboard=False, resources={HEAD: 2}, _system_config=niceness, **options)
     nodes = {
-        address: cluster.add_node(node_ip_address=address, resources={address: 2}, **size) for address in (LEFT, RIGHT)
+        address: cluster.add_node(node_ip_address=address, resources={address: 2}, **options)
+        for address in (LEFT, RIGHT)
     }
     environment = {"TENSOR_RELAY_RAY_TIMEOUT": "15", "XDG_STATE_HOME": "/nonexistent"}
     ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": environment})
@@ -36,8 +38,8 @@ def cluster():
     cluster.shutdown()
 
 
-def on(address, actor, *args):
-    """An actor on the node of this address."""
+def create_on(address, actor, *args):
+    """Creates an actor on the node of this address."""
     return actor.options(resources={address: 0.1}).remote(*args)
 
 
@@ -46,7 +48,7 @@ def get(ref):
 
 
 @ray.remote(num_cpus=0.2, enable_tensor_transport=True)
-class End:
+class TensorActor:
     @ray.method(tensor_transport="TENSOR_RELAY")
     def full(self, size, value):
         return torch.full((size,), value)
@@ -57,7 +59,7 @@ class End:
     def address(self):
         return ray.util.get_node_ip_address()
 
-    def serves_on(self):
+    def server_address(self):
         from ray.experimental.rdt.util import get_tensor_transport_manager
 
         return get_tensor_transport_manager("TENSOR_RELAY")._relay.address
@@ -85,35 +87,36 @@ class Worker:
         return self.client.get(version=version, out=self.weights, timeout=15).version, self.weights["w"].sum().item()
 
 
-def test_tensors_pass_from_node_to_node(cluster):
-    ends = {address: on(address, End) for address in (HEAD, LEFT, RIGHT)}
-    addresses = {name: get(end.address.remote()) for name, end in ends.items()}
+@pytest.mark.usefixtures("kill_node")
+def test_tensors_pass_from_node_to_node():
+    actors = {address: create_on(address, TensorActor) for address in (HEAD, LEFT, RIGHT)}
+    addresses = {name: get(actor.address.remote()) for name, actor in actors.items()}
     assert len(set(addresses.values())) == 3 and addresses[LEFT] == LEFT and addresses[RIGHT] == RIGHT
     for source, sink in ((LEFT, RIGHT), (RIGHT, LEFT), (HEAD, RIGHT)):
-        assert get(ends[sink].sum.remote(ends[source].full.remote(5_000_000, 2.0))) == 10_000_000
-        assert get(ends[source].serves_on.remote()).startswith(f"{addresses[source]}:")
-    to_all = ends[LEFT].full.remote(1_000, 3.0)
-    assert ray.get([end.sum.remote(to_all) for end in (ends[HEAD], ends[RIGHT])], timeout=TIMEOUT_S) == [3_000.0] * 2
+        assert get(actors[sink].sum.remote(actors[source].full.remote(5_000_000, 2.0))) == 10_000_000
+        assert get(actors[source].server_address.remote()).startswith(f"{addresses[source]}:")
+    to_all = actors[LEFT].full.remote(1_000, 3.0)
+    assert ray.get([actor.sum.remote(to_all) for actor in (actors[HEAD], actors[RIGHT])], timeout=TIMEOUT_S) == [3_000.0] * 2
     assert get(to_all).sum() == 3_000, "the driver gets it, too"
 
 
-def test_a_dead_node_raises_in_time(cluster, tmp_path):
+def test_a_dead_node_raises_in_time(kill_node, tmp_path):
     """After a node died, its actors, receivers of its objects, and subscribers on other nodes raise errors."""
-    trainer = on(LEFT, Trainer, str(tmp_path))
+    trainer = create_on(LEFT, Trainer, str(tmp_path))
     ticket = get(trainer.ticket.remote())
     assert get(trainer.step.remote(1)) == 1
-    workers = [on(address, Worker, ticket) for address in (HEAD, RIGHT)]
+    workers = [create_on(address, Worker, ticket) for address in (HEAD, RIGHT)]
     for version in (1, 2):
         results = ray.get([worker.follow.remote(version) for worker in workers], timeout=TIMEOUT_S)
         assert results == [(version, 1_000.0 * version)] * 2
         get(trainer.step.remote(version + 1))
-    source, sink = on(LEFT, End), on(RIGHT, End)
+    source, sink = create_on(LEFT, TensorActor), create_on(RIGHT, TensorActor)
     ref = source.full.remote(1_000_000, 1.0)
     ray.wait([ref], fetch_local=False)
-    cluster(LEFT)
+    kill_node(LEFT)
     deadline = time.monotonic() + TIMEOUT_S
     with pytest.raises(ray.exceptions.RayActorError):
-        while time.monotonic() < deadline:  # Until its processes notice that their raylet has died.
+        while time.monotonic() < deadline:  # Until the actors of the dead node notice that their raylet has died.
             get(source.address.remote())
             time.sleep(0.1)
     for call in (sink.sum.remote(ref), workers[0].follow.remote(4)):
@@ -123,5 +126,5 @@ def test_a_dead_node_raises_in_time(cluster, tmp_path):
         assert not isinstance(failed.value, ray.exceptions.GetTimeoutError)
         last_line = str(failed.value).strip().splitlines()[-1]
         print(f"\nA dead node was an error after {time.monotonic() - began:.1f} s: {last_line}")
-    other = on(HEAD, End)
+    other = create_on(HEAD, TensorActor)
     assert get(sink.sum.remote(other.full.remote(10, 1.0))) == 10, "other actors still work"

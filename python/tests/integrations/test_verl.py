@@ -50,7 +50,7 @@ def engine(monkeypatch):
 
 
 @pytest.fixture
-def ends(engine):
+def actor_and_rollouts(engine):
     """An actor's two ranks and three rollouts."""
     actor = [engine(bucket_size=1 << 20, is_master=rank == 0, timeout=20) for rank in range(2)]
     rollout = [engine(bucket_size=1 << 20, timeout=20) for _ in range(3)]
@@ -88,13 +88,13 @@ async def update(actor, rollout, sent, expected):
 
 def test_the_interface_matches_verls(engine):
     assert list(hosts.differences(engine, RECORDED["classes"]["CheckpointEngine"])) == []
-    assert hosts.abstract_left(engine) == []
+    assert hosts.unimplemented_methods(engine) == []
     if hosts.source_of("verl"):
         assert hosts.signatures_in(hosts.source_of("verl"), "verl") == RECORDED["classes"], "the recorded signatures are outdated"
 
 
-def test_every_rollout_receives_every_step(engine, ends):
-    actor, rollout = ends
+def test_every_rollout_receives_every_step(engine, actor_and_rollouts):
+    actor, rollout = actor_and_rollouts
     for step in (1, 2, 3):
         connect(engine, actor, rollout)
         metrics, nothing, *weights_received = asyncio.run(update(actor, rollout, step, step))
@@ -107,8 +107,8 @@ def test_every_rollout_receives_every_step(engine, ends):
             each.finalize()
 
 
-def test_rollouts_may_change_between_steps(engine, ends):
-    actor, rollout = ends
+def test_rollouts_may_change_between_steps(engine, actor_and_rollouts):
+    actor, rollout = actor_and_rollouts
     connect(engine, actor, rollout[:1])
     asyncio.run(update(actor, rollout[:1], 1, 1))
     rollout[0]._disconnect()
@@ -117,31 +117,31 @@ def test_rollouts_may_change_between_steps(engine, ends):
     assert first["norm"][0] == second["norm"][0] == 6, "the previous step is skipped"
 
 
-def test_weights_of_another_step_are_refused(engine, ends):
-    actor, rollout = ends
+def test_weights_of_another_step_are_refused(engine, actor_and_rollouts):
+    actor, rollout = actor_and_rollouts
     connect(engine, actor, rollout)
     with pytest.raises(tensor_relay.DamagedError, match="step 1, and step 2 was expected"):
         asyncio.run(update(actor, rollout, 1, 2))
 
 
-def test_a_missing_rollout_fails_the_step(engine, ends):
-    actor, rollout = ends
+def test_a_missing_rollout_fails_the_step(engine, actor_and_rollouts):
+    actor, rollout = actor_and_rollouts
     connect(engine, actor, rollout)
     actor[0]._timeout = 0.5
     with pytest.raises(tensor_relay.RelayTimeoutError):
         asyncio.run(update(actor, rollout[:2], 1, 1))
 
 
-def test_an_actor_that_sends_nothing_fails_the_rollouts(engine, ends):
-    actor, rollout = ends
+def test_an_actor_that_sends_nothing_fails_the_rollouts(engine, actor_and_rollouts):
+    actor, rollout = actor_and_rollouts
     connect(engine, actor, rollout)
     rollout[0]._timeout = 0.5
     with pytest.raises(tensor_relay.RelayTimeoutError):
         asyncio.run(received(rollout[0], 1))
 
 
-def test_duplicate_names_are_refused(engine, ends):
-    actor, rollout = ends
+def test_duplicate_names_are_refused(engine, actor_and_rollouts):
+    actor, rollout = actor_and_rollouts
     connect(engine, actor, rollout)
     with pytest.raises(tensor_relay.PublishError, match="two weights called norm"):
         asyncio.run(actor[0].send_weights(iter([("norm", torch.ones(1))] * 2)))

@@ -22,9 +22,9 @@ def _register_engines() -> None:
         factory = importlib.import_module("vllm.distributed.weight_transfer.factory")
     except ImportError:
         return
-    ends = {"WeightTransferEngineFactory": "TensorRelayWorkerEngine", "WeightTransferTrainerFactory": "TensorRelayTrainerEngine"}
-    for name, engine in ends.items():
-        registrar = getattr(factory, name, None)
+    engines = {"WeightTransferEngineFactory": "TensorRelayWorkerEngine", "WeightTransferTrainerFactory": "TensorRelayTrainerEngine"}
+    for factory_name, engine in engines.items():
+        registrar = getattr(factory, factory_name, None)
         if registrar is not None and NAME not in registrar._registry:
             registrar.register_engine(NAME, "tensor_relay.integrations.vllm", engine)
 

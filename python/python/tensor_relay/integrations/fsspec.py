@@ -31,8 +31,8 @@ from fsspec.spec import AbstractFileSystem  # noqa: E402
 
 __all__ = ["RelayFileSystem", "publish_folder"]
 
-SIDE_FILE = "tensor-relay.file:"
-"""The prefix of tensor names that stand for files beside a model's weights."""
+SIDE_FILE_PREFIX = "tensor-relay.file:"
+"""The prefix of the names of tensors that contain the files beside a model's weights."""
 
 
 def publish_folder(
@@ -52,6 +52,7 @@ def publish_folder(
 
 
 def _mapped(path: Path) -> mmap.mmap | bytes:
+    """The content of a file, mapped into memory."""
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return b""  # `mmap` refuses empty files.
@@ -97,8 +98,9 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     @staticmethod
     def _get_kwargs_from_urls(url: str) -> dict[str, Any]:
-        place, found, key = url.removeprefix("relay://").partition("?key=")
-        return {"ticket": f"relay://{place.partition('/')[0]}?key={key}"} if found else {}
+        address_and_path, separator, key = url.removeprefix("relay://").partition("?key=")
+        address = address_and_path.partition("/")[0]
+        return {"ticket": f"relay://{address}?key={key}"} if separator else {}
 
     @property
     def client(self) -> Client:
@@ -136,7 +138,7 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
         raise NotImplementedError("versions have no dates: `info` says which version a file is of")
 
     def ukey(self, path: str) -> str:
-        """A text that is different for each version of a file."""
+        """A text that differs for each version of a file."""
         return "{epoch}-{version}-{name}".format_map(self._file(path))
 
     def invalidate_cache(self, path: str | None = None) -> None:
@@ -201,7 +203,7 @@ def _entries_of(described: Description, name: str) -> list[dict[str, Any]]:
     """The entries of a version under this name: one file, or the content of a folder."""
     entries: dict[str, dict[str, Any]] = {}
     for tensor, info in described.tensors.items():
-        file = tensor.removeprefix(SIDE_FILE)
+        file = tensor.removeprefix(SIDE_FILE_PREFIX)
         below = f"{name}/" if name else ""
         if file != name and not file.startswith(below):
             continue
@@ -232,7 +234,7 @@ class _File(io.RawIOBase):
     """A file of known size, received on the first read."""
 
     def __init__(self, size: int, receive: Any) -> None:
-        self._size, self._receive, self._at = size, receive, 0
+        self._size, self._receive, self._position = size, receive, 0
         self._content: memoryview | None = None
 
     def readable(self) -> bool:
@@ -242,21 +244,21 @@ class _File(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         if base + offset < 0:
             raise OSError(errno.EINVAL, "the position is before the first byte")
-        self._at = base + offset
-        return self._at
+        self._position = base + offset
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        if self._at >= self._size:
+        if self._position >= self._size:
             return 0
         if self._content is None:
             self._content = self._receive()
         out = memoryview(buffer).cast("B")
-        part = self._content[self._at : self._at + len(out)]
+        part = self._content[self._position : self._position + len(out)]
         out[: len(part)] = part
-        self._at += len(part)
+        self._position += len(part)
         return len(part)
 
     def close(self) -> None:

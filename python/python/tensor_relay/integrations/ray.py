@@ -46,7 +46,8 @@ NAME = "TENSOR_RELAY"
 """The transport's name in `tensor_transport=`."""
 
 TIMEOUT_S = float(os.environ.get("TENSOR_RELAY_RAY_TIMEOUT", "30"))
-"""How long an object may take to arrive. Below Ray's 60 s, so that our error, which names the cause, comes first."""
+"""How long an object may take to arrive. Shorter than Ray's 60 s, so that the error of this module, which names the
+cause, comes first."""
 
 RECONNECT_TIMEOUT_S = 5.0
 """How long reconnecting is retried. The peer is on the same network: when it does not answer, it has probably died."""
@@ -83,7 +84,7 @@ class RelayFetch(FetchRequest):  # type: ignore[misc]
 
     def __init__(self, obj_id: str, tensors: list[Any], metadata: RelayMetadata, timeout: float) -> None:
         super().__init__(obj_id, tensors)
-        self.metadata, self.into = metadata, bool(tensors)
+        self.metadata, self.is_in_place = metadata, bool(tensors)
         self.deadline = time.monotonic() + timeout
         self.subscription: tensor_relay.Subscription | None = None
 
@@ -160,12 +161,12 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
     ) -> RelayFetch:
         """Starts to receive an object. Blocks only to connect to the object's process for the first time."""
         metadata = tensor_transport_metadata
-        into = list(target_buffers or _on_gpu(metadata))
-        fetch = RelayFetch(obj_id, into, metadata, TIMEOUT_S)
+        buffers = list(target_buffers or _gpu_buffers(metadata))
+        fetch = RelayFetch(obj_id, buffers, metadata, TIMEOUT_S)
         if metadata.tensor_meta:
             client = self._clients.get(metadata.ticket, TIMEOUT_S)
-            # In place: when receiving fails, Ray fails the object and returns its buffers to nobody.
-            out: dict[str, Any] = {"out": _by_index(into), "atomic": False} if into else {}
+            # In place, because when receiving fails, Ray fails the object and passes its buffers to no caller.
+            out: dict[str, Any] = {"out": _by_index(buffers), "atomic": False} if buffers else {}
             fetch.subscription = client.subscribe(
                 metadata.topic, mode="every", start=(metadata.epoch, metadata.version), window=1, **out
             )
@@ -192,7 +193,7 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
         except BaseException:
             self._finish(fetch)
             raise
-        if not fetch.into:
+        if not fetch.is_in_place:
             fetch.tensors = [snapshot[str(index)].torch() for index in range(len(snapshot))]
         _check(fetch, snapshot)
         self._finish(fetch)
@@ -220,7 +221,7 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
             fetch.close()
 
     def _server(self) -> tensor_relay.Relay:
-        """This process' server: started with its first object, and closed with the process."""
+        """This process' server, started for its first object and closed at the end of the process."""
         with self._lock:
             if self._relay is None:
                 address = ray.util.get_node_ip_address()
@@ -241,8 +242,8 @@ def _by_index(tensors: list[Any]) -> dict[str, Any]:
     return {str(index): tensor for index, tensor in enumerate(tensors)}
 
 
-def _on_gpu(metadata: RelayMetadata) -> list[Any]:
-    """Buffers for tensors from a GPU, on this process' current GPU. Empty for tensors from the host."""
+def _gpu_buffers(metadata: RelayMetadata) -> list[Any]:
+    """Buffers on this process' current GPU for tensors from a GPU; an empty list for tensors from the host."""
     if metadata.tensor_device != "cuda":
         return []
     return [torch.empty(shape, dtype=dtype, device="cuda") for shape, dtype in metadata.tensor_meta]

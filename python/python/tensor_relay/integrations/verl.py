@@ -84,7 +84,7 @@ class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         return actor, rollout
 
     def init_process_group(self, ticket: str, wanted: int, readers: int) -> None:
-        """Receives the result of `build_topology`. A changed set of rollouts costs nothing."""
+        """Receives the result of `build_topology`. A rollout keeps its connection when other rollouts join or leave."""
         if ticket != self._ticket:
             self._disconnect()
         self._ticket, self._wanted, self._readers = ticket, wanted, readers

@@ -117,7 +117,7 @@ class TensorRelayWorkerEngine(WeightTransferEngine):  # type: ignore[misc]
                 return snapshot
             if snapshot.epoch == wanted.epoch and snapshot.version > wanted.version:
                 raise DamagedError(f"version {wanted.version} was due, and version {snapshot.version} took its place")
-            del snapshot  # An older version, from an update that was cancelled.
+            del snapshot  # An older version, whose update was cancelled.
 
 
 @dataclass

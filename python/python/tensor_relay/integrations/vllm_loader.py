@@ -15,7 +15,7 @@ from typing import Any
 
 import tensor_relay
 
-from .._pull import _connected
+from .._pull import client_and_topic
 from ..errors import RequestError
 from . import check_host
 from ._vllm_plugin import NAME
@@ -26,8 +26,8 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader  
 
 __all__ = ["NAME", "TensorRelayModelLoader"]
 
-FILES = "tensor-relay."
-"""The prefix of tensor names that stand for files beside the weights."""
+RESERVED_PREFIX = "tensor-relay."
+"""The prefix of the names of tensors that are not weights, such as the files beside the weights."""
 
 OPTIONS = {"ticket", "topic", "version", "timeout"}
 
@@ -58,8 +58,8 @@ class TensorRelayModelLoader(DefaultModelLoader):  # type: ignore[misc]
     def download_model(self, model_config: Any) -> None:
         """Receives the version. Raises the errors of `tensor_relay.connect` and `Client.get`."""
         if self._snapshot is None:
-            client, named = _connected(self._options["ticket"])
-            topic = self._options.get("topic") or named
+            client, ticket_topic = client_and_topic(self._options["ticket"])
+            topic = self._options.get("topic") or ticket_topic
             self._snapshot = client.get(topic, self._options.get("version"), timeout=self._options["timeout"])
 
     def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Any]]:
@@ -68,4 +68,4 @@ class TensorRelayModelLoader(DefaultModelLoader):  # type: ignore[misc]
         assert self._snapshot is not None
         self.counter_before_loading_weights = time.perf_counter()
         weights, self._snapshot = self._snapshot.torch(), None
-        yield from ((name, tensor) for name, tensor in weights.items() if not name.startswith(FILES))
+        yield from ((name, tensor) for name, tensor in weights.items() if not name.startswith(RESERVED_PREFIX))

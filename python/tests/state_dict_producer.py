@@ -1,8 +1,9 @@
 """The producer of `test_counters.py`: publishes a state dict once, and reports copies and memory.
 
-`borrowing.py STATE_DIR MIB stage|borrow`: the state dict has layers of 16 MiB of noise, each with a bias of 8 KiB.
-Prints a ticket. After a consumer has received the version, prints as JSON the counters and by how much the process'
-peak memory exceeds its memory before publishing.
+`state_dict_producer.py STATE_DIR MIB stage|borrow`: the state dict has layers of 16 MiB of noise, each with a bias of
+8 KiB.
+Prints a ticket. After a consumer has received the version, prints as JSON the counters, and by how much the peak memory
+of the process exceeds its memory before the publish.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""A consumer process that receives a version by `Client.stream`: `streaming.py TICKET BUCKET_BYTES`. Prints as JSON the
-number of tensors, the peak of the client's memory counters, and the growth of the process' peak memory."""
+"""A consumer process that receives a version by `Client.stream`: `stream_consumer.py TICKET BUCKET_BYTES`. Prints as
+JSON the number of tensors, the peak of the client's memory counters, and the growth of the process' peak memory."""
 
 import json
 import sys
 
-from following import resident_bytes
+from memory_consumer import resident_bytes
 
 import tensor_relay
 

@@ -1,8 +1,8 @@
-"""A consumer process that reports its memory use: `following.py TICKET HOW TENSORS TENSOR_BYTES`.
+"""A consumer process that reports its memory use: `memory_consumer.py TICKET HOW TENSORS TENSOR_BYTES`.
 
 HOW is "snapshot", "atomic" or "torn" for `out` with atomic=True or False, or "phases" for `prefetch` and `activate`. On
-"next BYTES" from stdin it prints "waiting" and receives a version; on "leave BYTES" it ends its subscription. Then it
-prints its memory use as JSON, as soon as resident and counted memory agree and are at most BYTES.
+"next BYTES" from stdin it prints "waiting" and receives a version; on "leave BYTES" it ends its subscription. After
+each command it prints its memory use as JSON, as soon as resident and counted memory agree and are about BYTES at most.
 """
 
 import gc
@@ -33,7 +33,7 @@ def is_settled(report, expected_bytes):
 
 
 def memory_report(baseline, counted_bytes, expected_bytes):
-    """This process' memory beyond `baseline`, as JSON, once it is as expected or the timeout has passed."""
+    """This process' memory beyond `baseline`, as JSON. Waits until it is as expected, or for a timeout."""
     deadline = time.monotonic() + SETTLE_TIMEOUT_S
     while True:
         gc.collect()
@@ -62,10 +62,11 @@ def main():
         subscription = client.subscribe("t", out=out, atomic=how != "torn")
         snapshot = None
         for line in sys.stdin:
-            word, expected_bytes = line.split()
+            command, expected_bytes = line.split()
             snapshot = None
-            if word == "next":
-                # A version that arrives before `next` lends `out` is received into other memory, so the test waits.
+            if command == "next":
+                # A version that arrives before `next` lends `out` would be received into other memory, so the test
+                # publishes only after this line.
                 print("waiting", flush=True)
                 snapshot = subscription.prefetch(60.0) if how == "phases" else subscription.next(60.0)
                 if how == "phases":

@@ -1,4 +1,4 @@
-//! [`Follow`]: receives, saves and reports the versions of one topic, and runs the command of `--exec` after each.
+//! [`Follower`]: receives, saves and reports the versions of one topic, and runs the command of `--exec` after each.
 
 use super::{
     NothingSelected, hook,
@@ -15,14 +15,14 @@ use tensor_relay_client::{
     Tensor, Topic,
 };
 
-/// The number of tensors named as examples in an error.
+/// The maximum number of tensors named as examples in an error.
 const EXAMPLES_MAX: usize = 3;
 
-/// The waiting time for a topic after which a message is printed.
-const MESSAGE_DELAY: Duration = Duration::from_secs(1);
+/// The time that `subscribe` waits for a topic before it prints a message about that.
+const WAITING_MESSAGE_DELAY: Duration = Duration::from_secs(1);
 
 /// A subscription, and the outputs of its versions.
-pub(crate) struct Follow {
+pub(crate) struct Follower {
     args: Arc<SubscribeArgs>,
     subscription: Subscription,
     mirror: Option<Arc<Mirror>>,
@@ -31,8 +31,8 @@ pub(crate) struct Follow {
     followed: FollowedTopic,
 }
 
-impl Follow {
-    /// Subscribes to `topic`. The progress is shown only if it `is_alone`, i.e. no other topic is followed.
+impl Follower {
+    /// Subscribes to `topic`. A progress bar is shown only if the topic `is_alone`, i.e. no other topic is followed.
     pub(crate) async fn begin(
         args: &Arc<SubscribeArgs>,
         (client, consumer): (&Client, &Consumer),
@@ -40,7 +40,7 @@ impl Follow {
         is_alone: bool,
     ) -> Result<Self, ClientError> {
         let followed = consumer.follow(&topic);
-        let lanes = LaneReport::new(client); // Counts from before the first byte is received.
+        let lanes = LaneReport::new(client); // Before the first byte is received, because it counts from now on.
         let subscription = client.subscribe_to(request(args, topic)).await?;
         let mirror = args.out.as_ref().map(|dir| Arc::new(Mirror::new(dir, args.keep)));
         let bar = Bar::new(is_alone && !args.quiet && !args.json);
@@ -95,7 +95,7 @@ impl Follow {
         let progress = self.subscription.progress_reader();
         let topic = self.subscription.topic().clone();
         let message = async {
-            tokio::time::sleep(MESSAGE_DELAY).await;
+            tokio::time::sleep(WAITING_MESSAGE_DELAY).await;
             if progress().version == 0 {
                 crate::log::message!(
                     "waiting for topic {topic}: it does not exist yet, or has no version that matches --from"
@@ -112,8 +112,8 @@ impl Follow {
         bar::while_running(&mut self.bar, &progress, snapshot).await
     }
 
-    /// Refuses a version of which no tensor is selected, because it would replace a good file by an empty one. Most
-    /// likely a pattern is mistyped.
+    /// Refuses a version of which no tensor is selected: most likely a pattern of `--select` is mistyped, and saving
+    /// the version would replace a good file by an empty one.
     fn check_selection(&self, snapshot: &Snapshot) -> Result<(), NothingSelected> {
         let (select, all) = (&self.args.select, snapshot.manifest().tensors());
         let is_selected = |tensor: &Tensor| select.iter().any(|glob| glob.matches(tensor.name.as_str()));
@@ -126,7 +126,7 @@ impl Follow {
         Err(NothingSelected { id, globs, examples })
     }
 
-    /// Writes the snapshot below the output folder, off the executor. Tensors on a device are copied to host memory
+    /// Writes the snapshot below the output folder, on a blocking thread. Tensors on a device are copied to host memory
     /// first.
     async fn save(&self, snapshot: &Snapshot) -> anyhow::Result<Option<PathBuf>> {
         let Some(mirror) = self.mirror.clone() else { return Ok(None) };

@@ -1,13 +1,13 @@
-"""A producer process that reports its memory use: `leading.py STATE_DIR TENSORS TENSOR_BYTES`.
+"""A producer process that reports its memory use: `memory_producer.py STATE_DIR TENSORS TENSOR_BYTES`.
 
 Prints its ticket. On "publish BYTES" from stdin it publishes a version and waits until a consumer has it; on "withdraw
-BYTES" it withdraws the topic. Then it prints its memory use as JSON, as `following.py` does.
+BYTES" it withdraws the topic. After each command it prints its memory use as JSON, as `memory_consumer.py` does.
 """
 
 import sys
 
 import numpy as np
-from following import memory_report, resident_bytes
+from memory_consumer import memory_report, resident_bytes
 
 import tensor_relay
 
@@ -25,8 +25,8 @@ def main():
         print(relay.ticket, flush=True)
         baseline = resident_bytes()
         for line in sys.stdin:
-            word, expected_bytes = line.split()
-            if word == "publish":
+            command, expected_bytes = line.split()
+            if command == "publish":
                 for tensor in published.values():
                     tensor[::1000] += 1
                 relay.publish("t", published).wait_committed(timeout=60)
