@@ -42,11 +42,11 @@ pub struct CompareArgs {
     #[arg(long, default_value = "1GiB", value_parser = size::parse)]
     pub size: u64,
     /// The number of counted rounds of each run; one more comes first, to warm up.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// The number of pairs: how often each contender after the first runs, each time before or after a run of the
     /// first. Six or more give confidence intervals of 95 %.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub pairs: u32,
     /// The number of 4 KiB messages that each run sends before its rounds, to measure their latency.
     #[arg(long, default_value_t = 0)]

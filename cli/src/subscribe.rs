@@ -182,12 +182,7 @@ async fn receive_all(args: &Arc<SubscribeArgs>, client: Connected<'_>, glob: &Gl
             biased; // All existing topics are followed before a failure of one is handled.
             topic = matching.next(), if is_watching => match topic {
                 Some(topic) => followers.begin(topic).await?,
-                // The session has ended. No subscription reports the error, but the next request returns it.
-                None if followers.is_empty() => {
-                    followers.end()?;
-                    return client.0.list().await.map(drop).map_err(Into::into);
-                }
-                None => is_watching = false,
+                None => is_watching = false, // The session has ended.
             },
             Some((topic, result)) = followers.next() => if let Err(error) = result {
                 let is_normal = error.downcast_ref::<SubscriptionError>().is_some_and(is_normal_end);
@@ -200,6 +195,10 @@ async fn receive_all(args: &Arc<SubscribeArgs>, client: Connected<'_>, glob: &Gl
         }
         if followers.is_empty() {
             followers.end()?;
+            if !is_watching {
+                // No subscription reports the session's end, but the next request returns it.
+                return client.0.list().await.map(drop).map_err(Into::into);
+            }
         }
     }
 }

@@ -111,12 +111,13 @@ def _small(client: tensor_relay.Client, server: tuple[str, int], count: int) -> 
 
 
 def _content(size: int, data: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """Random bytes, or normally distributed weights in bf16."""
+    """Random bytes, or normally distributed weights in bf16 or f32."""
     if data == "noise":
         return np.random.SFC64(1).random_raw(-(-size // 8)).view(np.uint8)[:size]
     import ml_dtypes
 
-    weights = np.empty(size // 2, ml_dtypes.bfloat16)
+    dtype = np.dtype(np.float32 if data == "weights-f32" else ml_dtypes.bfloat16)
+    weights = np.empty(size // dtype.itemsize, dtype)
     random = np.random.Generator(np.random.SFC64(1))
     for part in np.array_split(weights, -(-size // (64 << 20))):
         part[:] = random.standard_normal(len(part), np.float32) * np.float32(0.02)
@@ -165,7 +166,7 @@ def _parse() -> argparse.Namespace:
         side.add_argument("--bytes", type=int, required=True)
         side.add_argument("--mtu", type=int)  # Ignored: the package probes the path's MTU.
     serve.add_argument("--listen", default="127.0.0.1:0")
-    serve.add_argument("--data", choices=["noise", "weights"], default="noise")
+    serve.add_argument("--data", choices=["noise", "weights", "weights-f32"], default="noise")
     receive.add_argument("--connect", required=True)
     receive.add_argument("--rounds", type=int, default=5)
     receive.add_argument("--small", type=int, default=0)

@@ -8,7 +8,7 @@ use crate::{
     contender::SmallMessages,
     latency::{self, Latencies, Stamp},
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 use tensor_relay_client::{Client, Topic};
 use tensor_relay_server::{
@@ -58,7 +58,10 @@ impl SmallPublisher {
             while let Ok(_request) = requests.read_u8().await {
                 // One at a time: the acknowledgement of a message is not part of the next one's latency.
                 if let Some(mut last) = last.take() {
-                    last.committed(1, VERSION_TIMEOUT).await;
+                    ensure!(
+                        last.committed(1, VERSION_TIMEOUT).await,
+                        "the last small tensor was not acknowledged"
+                    );
                 }
                 last = Some(self.publish().await?);
             }

@@ -28,13 +28,13 @@ impl Cgroup {
         Self { root: root.to_owned(), own }
     }
 
-    /// The lowest memory limit and the memory used under it, in bytes; `None` without a limit.
+    /// The memory limit under which the least is free, and the memory used under it, in bytes; `None` without a limit.
     pub(super) fn memory(&self) -> Option<(u64, u64)> {
         let limits = self.read_all("memory.max", |text, folder| {
             let used = fs::read_to_string(folder.join("memory.current")).ok()?;
             Some((text.trim().parse().ok()?, used.trim().parse().ok()?))
         });
-        limits.into_iter().min_by_key(|(limit, _)| *limit)
+        limits.into_iter().min_by_key(|(limit, used)| limit.saturating_sub(*used))
     }
 
     /// The lowest quota of processors; `None` without a quota.
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lowest_limit_counts() {
+    fn the_tightest_limit_counts() {
         let root = tempfile::tempdir().unwrap();
         let inner = root.path().join("a/b");
         fs::create_dir_all(&inner).unwrap();
@@ -76,7 +76,14 @@ mod tests {
         write(root.path(), "cpu.max", "max 100000\n");
         assert_eq!(cgroup.memory(), Some((1000, 10)));
         assert_eq!(cgroup.processors(), Some(1.5));
+        write(root.path(), "memory.max", "2000\n");
+        write(root.path(), "memory.current", "1900\n");
+        assert_eq!(cgroup.memory(), Some((2000, 1900)), "less is free under the parent's limit");
         let not_mounted = Cgroup::in_hierarchy(root.path(), "0::/not/mounted/here");
-        assert_eq!(not_mounted.memory(), None, "for a folder that is not mounted, only the root counts");
+        assert_eq!(
+            not_mounted.memory(),
+            Some((2000, 1900)),
+            "for a folder that is not mounted, only the root counts"
+        );
     }
 }

@@ -1,54 +1,29 @@
 //! Borrowed files that are changed in place while they are served: server and subscribers report the change, and no
 //! process waits forever.
 
-use crate::files;
+use crate::{files, held_transfer::HeldTransfer};
 use std::fs::{self, File};
-use tensor_relay_tests::processes::{Home, Process, Serving, Signal, UdpProxy};
+use tensor_relay_tests::processes::{Home, Signal};
 
-/// Larger than all buffers on the path.
-const MODEL_BYTES: usize = 64 << 20;
-
-/// A server of the borrowed file `w` and of the small one `s`, and a subscriber that waits in the middle of `w`.
-struct HeldTransfer {
-    home: Home,
-    proxy: UdpProxy,
-    server: Serving,
-    subscriber: Process,
+/// Starts a held transfer of the borrowed file `w`, beside the small file `s`.
+fn held_transfer(serve_options: &[&str], subscribe_options: &[&str]) -> HeldTransfer {
+    let home = Home::new();
+    files::write_noise(&home.path("s"), 1000, 2);
+    let serve_options = [&["--hold=borrow"], serve_options].concat();
+    HeldTransfer::in_home(home, &serve_options, &[&["--reconnect=5"], subscribe_options].concat())
 }
 
-impl HeldTransfer {
-    /// Starts the server with `serve_options`, and the subscriber of `w` with `subscribe_options`.
-    fn new(serve_options: &[&str], subscribe_options: &[&str]) -> Self {
-        let (home, mut proxy) = (Home::new().over_quic(), UdpProxy::new());
-        files::write_noise(&home.path("w"), MODEL_BYTES, 1);
-        files::write_noise(&home.path("s"), 1000, 2);
-        fs::copy(home.path("w"), home.path("intact")).unwrap();
-        let server =
-            home.serve(&[&["--topic=w=w", "--hold=borrow", &proxy.advertise()], serve_options].concat());
-        proxy.forward_to(server.listen(), MODEL_BYTES as u64 / 4);
-        let args = ["subscribe", server.ticket("w"), "--out=out", "--reconnect=5"];
-        let subscriber = home.start(&[&args, subscribe_options].concat());
-        proxy.wait_until_held();
-        Self { home, proxy, server, subscriber }
-    }
+/// Truncates the transfer's file, and releases its proxy.
+fn truncate(transfer: &HeldTransfer) {
+    let file = File::options().write(true).open(transfer.home.path("w"));
+    file.unwrap().set_len(1000).unwrap();
+    transfer.proxy.release();
+}
 
-    /// Truncates `w`, and releases the proxy.
-    fn truncate(&self) {
-        File::options()
-            .write(true)
-            .open(self.home.path("w"))
-            .unwrap()
-            .set_len(1000)
-            .unwrap();
-        self.proxy.release();
-    }
-
-    /// A ticket for the server's own address, which bypasses the proxy.
-    fn ticket(&self, topic: &str) -> String {
-        self.home
-            .create_ticket_for_all(&self.server)
-            .replace('?', &format!("/{topic}?"))
-    }
+/// A ticket for the server's own address, which bypasses the proxy.
+fn direct_ticket(transfer: &HeldTransfer, topic: &str) -> String {
+    let ticket = transfer.home.create_ticket_for_all(&transfer.server);
+    ticket.replace('?', &format!("/{topic}?"))
 }
 
 /// Goal: a server whose only topic is lost, without `--watch`, informs its subscribers and exits with an error. Method:
@@ -56,8 +31,8 @@ impl HeldTransfer {
 #[test]
 fn a_server_without_topics_exits() {
     for subscribe_options in [&["--once", "--wait=5"][..], &["--mode=every", "--reader=r"]] {
-        let transfer = HeldTransfer::new(&[], subscribe_options);
-        transfer.truncate();
+        let transfer = held_transfer(&[], subscribe_options);
+        truncate(&transfer);
         transfer.subscriber.wait().expect_error(5, &["withdrawn"]);
         let ended = transfer.server.process.wait();
         assert!(ended.err.contains("w: w was changed in place"), "{ended:?}");
@@ -70,12 +45,12 @@ fn a_server_without_topics_exits() {
 /// one of two files during a transfer; a named reader that has the version, and readers that subscribe afterwards.
 #[test]
 fn a_lost_topic_ends_its_subscriptions() {
-    let transfer = HeldTransfer::new(&["--topic=s=s"], &["--once", "--wait=5"]);
-    let (ticket, other) = (transfer.ticket("w"), transfer.ticket("s"));
+    let transfer = held_transfer(&["--topic=s=s"], &["--once", "--wait=5"]);
+    let (ticket, other) = (direct_ticket(&transfer, "w"), direct_ticket(&transfer, "s"));
     let every = ["subscribe", &ticket, "--mode=every", "--reader=r"];
     let mut follower = transfer.home.start(&every);
     follower.wait_for_stdout("w version 1");
-    transfer.truncate();
+    truncate(&transfer);
     transfer.subscriber.wait().expect_error(5, &["withdrawn"]);
     follower.wait().expect_error(5, &["withdrawn"]);
     for late in [&every[..], &["subscribe", &ticket, "--once", "--wait=600"]] {
@@ -90,11 +65,11 @@ fn a_lost_topic_ends_its_subscriptions() {
 /// transfer; later, restore it.
 #[test]
 fn a_watched_topic_continues_after_a_lost_version() {
-    let transfer = HeldTransfer::new(&["--watch", "--watch-interval=0.05"], &["--once", "--wait=2"]);
-    let ticket = transfer.ticket("w");
+    let transfer = held_transfer(&["--watch", "--watch-interval=0.05"], &["--once", "--wait=2"]);
+    let ticket = direct_ticket(&transfer, "w");
     let mut follower = transfer.home.start(&["subscribe", &ticket, "--out=follower", "--wait=1"]);
     follower.wait_for_stdout("w version 1");
-    transfer.truncate();
+    truncate(&transfer);
     transfer
         .subscriber
         .wait()

@@ -17,6 +17,7 @@ mod every;
 mod failures;
 mod files;
 mod gpu_suite;
+mod held_transfer;
 mod hooks;
 mod host;
 mod http;

@@ -1,46 +1,22 @@
 //! How processes end: signals, shutdowns and kills, when idle and during a transfer.
 
-use crate::files;
+use crate::{files, held_transfer::HeldTransfer};
 use std::time::Duration;
-use tensor_relay_tests::processes::{Home, Process, Serving, Signal, UdpProxy};
-
-/// Larger than all buffers on the path.
-const MODEL_BYTES: u64 = 256 << 20;
-
-/// The number of bytes that pass before the proxy holds.
-const HELD_AFTER_BYTES: u64 = 24 << 20;
+use tensor_relay_tests::processes::{Home, Signal};
 
 /// The time without a packet after which the peer is considered dead (`Tuning::idle_timeout_ms`).
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A subscriber that waits in the middle of a transfer, and its server.
-struct HeldTransfer {
-    home: Home,
-    proxy: UdpProxy,
-    server: Serving,
-    subscriber: Process,
-}
-
-impl HeldTransfer {
-    /// Starts a server with `args`, and `subscribe --once --out=out`, which does not wait for a lost server, behind a
-    /// proxy that holds in the middle of the transfer.
-    fn new(args: &[&str]) -> Self {
-        let (home, mut proxy) = (Home::new().over_quic(), UdpProxy::new());
-        files::write_zeros(&home.path("m"), MODEL_BYTES);
-        let server = home.serve(&[&["--topic=m=m", "--codec=raw", &proxy.advertise()], args].concat());
-        proxy.forward_to(server.listen(), HELD_AFTER_BYTES);
-        let args = ["subscribe", server.ticket("m"), "--once", "--out=out", "--reconnect=0"];
-        let subscriber = home.start(&args);
-        proxy.wait_until_held();
-        Self { home, proxy, server, subscriber }
-    }
+/// Starts a held transfer whose subscriber does not wait for a lost server.
+fn held_transfer(serve_options: &[&str]) -> HeldTransfer {
+    HeldTransfer::new(serve_options, &["--once", "--reconnect=0"])
 }
 
 /// Goal: a subscriber detects the kill of its server during a transfer, and leaves no partial file. Method: kill -9
 /// during a transfer. The server sends no close, so the detection takes the idle timeout.
 #[test]
 fn a_server_killed_during_a_transfer_leaves_no_partial_file() {
-    let HeldTransfer { home, proxy, server, subscriber } = HeldTransfer::new(&[]);
+    let HeldTransfer { home, proxy, server, subscriber } = held_transfer(&[]);
     let killed = server.process.signal_and_wait(Signal::KILL);
     assert_eq!(killed.signal, Some(Signal::KILL.as_raw()), "{killed:?}");
     proxy.release();
@@ -96,14 +72,14 @@ fn a_signal_ends_an_idle_server_immediately() {
 /// SIGTERM while the proxy holds; release it once the server reports that it finishes the transfer.
 #[test]
 fn a_shutdown_completes_transfers() {
-    let HeldTransfer { home, proxy, mut server, subscriber } = HeldTransfer::new(&["--grace=50"]);
+    let HeldTransfer { home, proxy, mut server, subscriber } = held_transfer(&["--grace=50"]);
     server.process.signal(Signal::TERM);
     server.process.wait_for_stderr("finishing 1 transfer");
     proxy.release();
     let received = subscriber.wait().expect_code(0);
-    assert!(received.out.contains("saved to out/m.safetensors"), "{received:?}");
+    assert!(received.out.contains("saved to out/w.safetensors"), "{received:?}");
     assert_eq!(received.err.matches("The server is shutting down").count(), 1, "{received:?}");
-    files::assert_same(&home.path("m"), &home.path("out/m.safetensors"));
+    files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
     let ended = server.process.wait().expect_code(0);
     assert!(!ended.err.contains("cut off"), "{ended:?}");
 }
@@ -112,11 +88,11 @@ fn a_shutdown_completes_transfers() {
 /// Method: SIGTERM with a short grace, and a proxy that holds until the server has exited.
 #[test]
 fn a_shutdown_takes_no_longer_than_its_grace() {
-    let HeldTransfer { home, proxy, server, subscriber } = HeldTransfer::new(&["--grace=0.3"]);
+    let HeldTransfer { home, proxy, server, subscriber } = held_transfer(&["--grace=0.3"]);
     let ended = server.process.signal_and_wait(Signal::TERM).expect_code(0);
     assert!(ended.err.contains("transfers were cut off after 300 ms"), "{ended:?}");
     proxy.release();
-    subscriber.wait().expect_error(3, &["the subscription to m ended"]);
+    subscriber.wait().expect_error(3, &["the subscription to w ended"]);
     assert!(home.files_in("out").is_empty());
 }
 
@@ -124,7 +100,7 @@ fn a_shutdown_takes_no_longer_than_its_grace() {
 /// than the test's timeout.
 #[test]
 fn a_second_signal_ends_a_server_immediately() {
-    let HeldTransfer { mut server, .. } = HeldTransfer::new(&["--grace=600"]);
+    let HeldTransfer { mut server, .. } = held_transfer(&["--grace=600"]);
     server.process.signal(Signal::TERM);
     server.process.wait_for_stderr("finishing 1 transfer");
     server.process.signal_and_wait(Signal::TERM).expect_code(143);
@@ -141,7 +117,7 @@ fn a_signal_ends_a_subscriber_without_a_partial_file() {
         let mut follower = home.start(&["subscribe", server.ticket("w")]);
         follower.wait_for_stdout("w version 1");
         follower.signal_and_wait(signal).expect_code(code);
-        let held = HeldTransfer::new(&[]);
+        let held = held_transfer(&[]);
         held.subscriber.signal_and_wait(signal).expect_code(code);
         assert!(held.home.files_in("out").is_empty());
     }

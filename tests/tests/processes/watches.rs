@@ -1,6 +1,9 @@
 //! Files that are replaced while they are served.
 
-use crate::files;
+use crate::{
+    files,
+    held_transfer::{HeldTransfer, MODEL_BYTES},
+};
 use std::{
     fs::{self, File},
     io::Write,
@@ -9,12 +12,7 @@ use std::{
     thread,
     time::Duration,
 };
-use tensor_relay_tests::processes::{
-    ANY_PORT, Home, ON_HOST, Process, Serving, Signal, UdpProxy, wait_until,
-};
-
-/// Larger than the bytes that pass before the proxy holds plus all buffers on the path.
-const MODEL_BYTES: usize = 64 << 20;
+use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal, wait_until};
 
 /// The watch interval of servers in these tests.
 const INTERVAL: &str = "--watch-interval=0.05";
@@ -144,33 +142,11 @@ fn an_incomplete_file_is_not_published() {
     }
 }
 
-/// A subscriber that waits in the middle of a borrowed file, and its server, which watches the file.
-struct HeldTransfer {
-    home: Home,
-    proxy: UdpProxy,
-    server: Serving,
-    subscriber: Process,
-}
-
-impl HeldTransfer {
-    fn new() -> Self {
-        let (home, mut proxy) = (Home::new().over_quic(), UdpProxy::new());
-        files::write_noise(&home.path("w"), MODEL_BYTES, 1);
-        let watch = ["--topic=w=w", "--hold=borrow", "--watch", INTERVAL, &proxy.advertise()];
-        let server = home.serve(&watch);
-        proxy.forward_to(server.listen(), MODEL_BYTES as u64 / 4);
-        let args = ["subscribe", server.ticket("w"), "--once", "--out=out", "--json"];
-        let subscriber = home.start(&args);
-        proxy.wait_until_held();
-        Self { home, proxy, server, subscriber }
-    }
-}
-
 /// Goal: the transfer of a borrowed file that is replaced by renaming is completed. Method: rename another file over it
 /// while the proxy holds.
 #[test]
 fn the_transfer_of_a_replaced_file_completes() {
-    let HeldTransfer { home, proxy, mut server, subscriber } = HeldTransfer::new();
+    let HeldTransfer { home, proxy, mut server, subscriber } = HeldTransfer::new(&["--hold=borrow", "--watch", INTERVAL], &["--once", "--json"]);
     fs::hard_link(home.path("w"), home.path("old")).unwrap();
     files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 2));
     server.process.wait_for_stdout(r#""version":2"#);
@@ -184,7 +160,7 @@ fn the_transfer_of_a_replaced_file_completes() {
 /// other bytes of the same size.
 #[test]
 fn an_overwritten_file_gives_no_torn_version() {
-    let HeldTransfer { home, proxy, mut server, subscriber } = HeldTransfer::new();
+    let HeldTransfer { home, proxy, mut server, subscriber } = HeldTransfer::new(&["--hold=borrow", "--watch", INTERVAL], &["--once", "--json"]);
     files::write_noise(&home.path("w"), MODEL_BYTES, 2);
     proxy.release();
     let line = server.process.wait_for_stderr("cannot be read any more");
