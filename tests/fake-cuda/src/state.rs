@@ -87,8 +87,8 @@ impl State {
     }
 }
 
-/// Replaces the simulated machine by a new one with the same options, without faults, counts and violations. The driver
-/// stays initialised.
+/// Replaces the simulated machine by a new one with the same options, without faults, counts and violations. The
+/// driver stays initialised.
 ///
 /// Earlier handles become invalid. Page-locked host memory stays mapped, because programs may still access it.
 pub(crate) fn reset(mut state: Guard) -> Guard {
