@@ -23,7 +23,7 @@ fn narrow(sim: &Sim, id: u8) -> Ticket {
 /// do.
 /// Method: both, and a valid one.
 #[test]
-fn only_valid_tickets_are_let_in() {
+fn only_valid_tickets_are_admitted() {
     simulate(1, async |sim| {
         let _server = sim.server(server_config());
         let bare = connect(&sim, 1, &sim.bare_ticket()).await.unwrap_err();
@@ -41,7 +41,7 @@ fn only_valid_tickets_are_let_in() {
 /// Goal: revoking a ticket ends its sessions at once, and no others; its clients cannot reconnect. Method: two clients
 /// with subscriptions; revoke one's ticket, then remove the secret.
 #[test]
-fn who_loses_its_right_is_cut_off() {
+fn a_revoked_ticket_ends_its_sessions() {
     simulate(2, async |sim| {
         let sender = watch::Sender::new(Arc::new(rules()));
         let server = sim.server_with(Access::following(sender.subscribe()), server_config());
@@ -72,7 +72,7 @@ fn who_loses_its_right_is_cut_off() {
 /// Goal: a subscription to a topic that is not granted ends with the reason; others of the same session continue.
 /// Method: one topic that is granted, one that is not and exists, one that does not exist.
 #[test]
-fn a_subscription_that_is_not_granted() {
+fn a_subscription_without_a_grant_ends() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let mut publishers = vec![];
@@ -139,7 +139,7 @@ fn readers_of_two_principals_share_no_place() {
 /// is revoked, even with a valid token. Method: a key with a valid token; narrow the list during a watch, publish, and
 /// revoke the key.
 #[test]
-fn rights_that_change_under_way() {
+fn changed_rights_apply_to_live_sessions() {
     simulate(5, async |sim| {
         let identity = Arc::new(Identity::ephemeral().unwrap());
         let key = identity.fingerprint();

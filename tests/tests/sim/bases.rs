@@ -1,7 +1,10 @@
 //! The bases that a server retains for deltas, and when it drops them.
 
-use crate::deltas::{
-    BYTES, assert_deltas, assert_whole, following, hold_a_base, next, open, publish, publish_of, slow_path,
+use crate::{
+    deltas::{
+        BYTES, assert_deltas, assert_no_deltas, establish_base, follow, next, open, publish, publish_of,
+    },
+    slow_path,
 };
 use bytes::Bytes;
 use std::time::Duration;
@@ -25,12 +28,12 @@ fn lent(server: &Server, version: u64) -> Borrowed {
 /// Goal: lent memory is released even while deltas against it are still being sent. Method: a subscriber holds version
 /// 2 and stalls during version 3; version 2 is replaced or withdrawn.
 #[test]
-fn a_base_is_held_for_the_comparison_alone() {
+fn lent_memory_is_released_while_deltas_are_sent() {
     for is_replaced in [true, false] {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server, retaining(2));
-            let (_client, mut subscription) = following(&sim, 1, client_config()).await;
+            let (_client, mut subscription) = follow(&sim, 1, client_config()).await;
             publisher.publish(lent(&server, 1), tensors::metadata(1)).await.unwrap();
             next(&mut subscription, 1).await;
             let base = publisher.publish(lent(&server, 2), tensors::metadata(2)).await.unwrap();
@@ -54,13 +57,13 @@ fn a_base_is_held_for_the_comparison_alone() {
 /// Goal: a forced codec is used, and bases are retained only if it needs them. Method: each codec, forced by the topic,
 /// over four versions that differ little.
 #[test]
-fn a_forced_codec_keeps_no_bases() {
+fn bases_are_retained_only_for_a_codec_that_needs_them() {
     for (codec, keeps) in [(CodecId::Raw, false), (CodecId::Zstd, false), (CodecId::Sparse, true)] {
         simulate(2, async |sim| {
             let server = sim.server(server_config());
             let options = TopicOptions { codec: Some(CodecChoice::Fixed(codec)), ..TopicOptions::default() };
             let mut publisher = open(&server, options);
-            let (client, mut subscription) = following(&sim, 1, client_config()).await;
+            let (client, mut subscription) = follow(&sim, 1, client_config()).await;
             for version in 1..=4 {
                 publish(&server, &mut publisher, version).await;
                 let receipt = next(&mut subscription, version).await;
@@ -83,11 +86,11 @@ fn a_forced_codec_keeps_no_bases() {
 /// Goal: dissimilar versions are not retained as bases, except for an occasional attempt. Method: a subscriber follows;
 /// comparisons are counted.
 #[test]
-fn dissimilar_versions_are_not_kept() {
+fn dissimilar_versions_are_not_retained_as_bases() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, TopicOptions::default());
-        let (client, mut subscription) = following(&sim, 1, client_config()).await;
+        let (client, mut subscription) = follow(&sim, 1, client_config()).await;
         let (mut compared, mut held) = (Vec::new(), Vec::new());
         for version in 1..=15 {
             let before = server.stats().encoder.compared;
@@ -117,8 +120,8 @@ fn a_lost_subscriber_keeps_its_base() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, TopicOptions::default());
-        let (_lost, mut lost) = following(&sim, 1, reconnecting()).await;
-        let (_other, mut other) = following(&sim, 2, client_config()).await;
+        let (_lost, mut lost) = follow(&sim, 1, reconnecting()).await;
+        let (_other, mut other) = follow(&sim, 2, client_config()).await;
         for version in 1..=2 {
             publish(&server, &mut publisher, version).await;
             next(&mut lost, version).await;
@@ -141,13 +144,13 @@ fn a_lost_subscriber_keeps_its_base() {
 /// Goal: neither an abandoned partial version nor its base is used further: the next version is sent whole. Method: cut
 /// the network during deltas, and replace the version before the network is repaired.
 #[test]
-fn a_part_that_is_not_continued_ends_the_base() {
+fn an_abandoned_version_ends_the_base() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, TopicOptions::default());
         slow_path(&sim);
-        let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
-        hold_a_base(&server, &mut publisher, &mut subscription).await;
+        let (_client, mut subscription) = follow(&sim, 1, reconnecting()).await;
+        establish_base(&server, &mut publisher, &mut subscription).await;
         publish(&server, &mut publisher, 3).await;
         eventually("a part is verified", || {
             let progress = subscription.progress();
@@ -159,7 +162,7 @@ fn a_part_that_is_not_continued_ends_the_base() {
         sleep(Duration::from_secs(15)).await;
         let compared = server.stats().encoder.compared;
         sim.mend(1);
-        assert_whole(next(&mut subscription, 4).await);
+        assert_no_deltas(next(&mut subscription, 4).await);
         assert_eq!(server.stats().encoder.compared, compared, "nothing was compared in vain");
         publish(&server, &mut publisher, 5).await;
         assert_deltas(next(&mut subscription, 5).await);
@@ -169,12 +172,12 @@ fn a_part_that_is_not_continued_ends_the_base() {
 /// Goal: a withdrawn version is not retained as a base, even if it had left retention already. Method: a subscriber
 /// holds version 2, which is withdrawn, before and after it is replaced.
 #[test]
-fn a_withdrawn_version_is_no_base() {
+fn a_withdrawn_version_is_not_retained_as_a_base() {
     for has_left in [true, false] {
         simulate(5, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server, TopicOptions::default());
-            let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
+            let (_client, mut subscription) = follow(&sim, 1, reconnecting()).await;
             publish(&server, &mut publisher, 1).await;
             next(&mut subscription, 1).await;
             let base = publish(&server, &mut publisher, 2).await;
@@ -193,7 +196,7 @@ fn a_withdrawn_version_is_no_base() {
             sleep(Duration::from_secs(10)).await; // The idle timeout.
             eventually("the subscriber is lost", || server.stats().sessions == 0).await;
             sim.mend(1);
-            assert_whole(next(&mut subscription, 3).await);
+            assert_no_deltas(next(&mut subscription, 3).await);
         });
     }
 }
@@ -204,8 +207,8 @@ async fn lose_with_version_2(
     server: &Server,
     publisher: &mut Publisher,
 ) -> (Client, Subscription) {
-    let (client, mut subscription) = following(sim, 1, client_config()).await;
-    hold_a_base(server, publisher, &mut subscription).await;
+    let (client, mut subscription) = follow(sim, 1, client_config()).await;
+    establish_base(server, publisher, &mut subscription).await;
     eventually("the server has the commit", || server.stats().committed == 2).await;
     sim.cut(1);
     (client, subscription)
@@ -214,7 +217,7 @@ async fn lose_with_version_2(
 /// Goal: no bases of an ended epoch are retained. Method: a disconnected subscriber holds a version, which the first
 /// version of another epoch replaces, or the next of its own.
 #[test]
-fn bases_of_another_epoch_are_not_kept() {
+fn bases_of_an_ended_epoch_are_not_retained() {
     for last in 2..=3 {
         simulate(6, async |sim| {
             let server = sim.server(server_config());
@@ -236,7 +239,7 @@ fn bases_of_another_epoch_are_not_kept() {
 /// Goal: no base is retained whose manifest differs from the published one: it would be useless. Method: a lost
 /// subscriber holds a version; the next one has another size.
 #[test]
-fn bases_with_another_manifest_are_not_kept() {
+fn bases_with_another_manifest_are_not_retained() {
     for (bytes, stays) in [(BYTES, 1), (BYTES / 2, 0)] {
         simulate(7, async |sim| {
             let server = sim.server(server_config());

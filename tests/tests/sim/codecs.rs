@@ -70,7 +70,7 @@ fn each_chunk_gets_the_codec_that_fits_it() {
 /// Goal: a forced codec is used, and no client gets a codec that it cannot decode. Method: combinations of the options
 /// of server, topic, subscriber and its Hello. `planes` gains nothing on repeating bytes.
 #[test]
-fn a_forced_codec_is_obeyed() {
+fn a_forced_codec_is_used() {
     let zstd = || TopicOptions { codec: Some(CodecId::Zstd.into()), ..TopicOptions::default() };
     let unset = TopicOptions::default;
     let (all, only_raw) = (CodecSet::all(), CodecSet::only_raw());

@@ -2,6 +2,7 @@
 
 mod buffers;
 
+use crate::{OUTAGE_DURATION, slow_path};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::{sync::Arc, time::Duration};
@@ -18,20 +19,16 @@ use tensor_relay_tests::{
         CHUNK_BYTES, Sim, client_config, device, eventually, reconnecting, retaining, seeds, server_config,
         simulate, topic,
     },
-    simnet::Path,
     tensors::{self, noise, smooth, spec},
 };
 use tokio::time::sleep;
 
 const BYTES: u64 = 2 << 20;
 
-/// Longer than the idle timeout of both ends.
-const OUTAGE_DURATION: Duration = Duration::from_secs(15);
-
 /// Longer than a client's deadline for a copy.
 const HANG_DURATION_MAX: Duration = Duration::from_secs(26);
 
-fn landing_on(device: &Device, config: Config) -> Config {
+fn receiving_on(device: &Device, config: Config) -> Config {
     Config { device: Some(device.clone()), ..config }
 }
 
@@ -43,12 +40,6 @@ fn credit() -> usize {
 /// A gated device whose slots have the size of chunks.
 fn gated(budget_bytes: u64, slots: usize) -> (Arc<GatedEngine>, Device) {
     GatedEngine::device(budget_bytes, Capacity { slots, slot_bytes: CHUNK_BYTES as usize })
-}
-
-/// A slow path, so that a test can act during a transfer.
-fn slow_path(sim: &Sim) {
-    let delay = Duration::from_millis(20);
-    sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
 }
 
 async fn subscribe(sim: &Sim, config: Config, request: Request) -> (Client, Subscription) {
@@ -113,7 +104,7 @@ fn all_kinds() -> Vec<TensorSpec> {
 /// snapshot return what the documentation says.
 /// Method: tensors of each dtype, an empty and a tied one; read each back from the range that the snapshot reports.
 #[test]
-fn every_dtype_lands_exactly() {
+fn every_dtype_arrives_exactly() {
     for (seed, codec) in [(1, CodecId::Raw), (2, CodecId::Zstd)] {
         simulate(seed, async |sim| {
             let specs = all_kinds();
@@ -122,7 +113,7 @@ fn every_dtype_lands_exactly() {
             publish(&server, &mut publisher, 1, &specs).await;
             let device = device(u64::MAX);
             for request in [Request::latest(topic("t")), Request::every(topic("t"))] {
-                let config = landing_on(&device, client_config());
+                let config = receiving_on(&device, client_config());
                 let (_client, mut subscription) = subscribe(&sim, config, request).await;
                 let snapshot = subscription.next().await.unwrap();
                 assert!(snapshot.is_on_device() && snapshot.device().unwrap().is(&device));
@@ -151,13 +142,13 @@ fn every_dtype_lands_exactly() {
 /// Method: call each operation that needs a snapshot on the host, with one on a device, and then with its copy on the
 /// host.
 #[test]
-fn operations_of_the_host_refuse_a_snapshot_on_a_device() {
+fn host_operations_refuse_a_snapshot_on_a_device() {
     simulate(3, async |sim| {
         let specs = [noise("a", 1_000)];
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
         publish(&server, &mut publisher, 1, &specs).await;
-        let config = landing_on(&device(u64::MAX), client_config());
+        let config = receiving_on(&device(u64::MAX), client_config());
         let (_client, mut subscription) = subscribe(&sim, config, Request::latest(topic("t"))).await;
         let snapshot = subscription.next().await.unwrap();
         let home = tempfile::tempdir().unwrap();
@@ -193,7 +184,7 @@ fn device_memory_is_reused() {
             let request =
                 Request::latest(topic("t")).select(select.iter().map(|glob| Glob::new(glob).unwrap()));
             let (client, mut subscription) =
-                subscribe(&sim, landing_on(&device, client_config()), request).await;
+                subscribe(&sim, receiving_on(&device, client_config()), request).await;
             let mut held: Option<Snapshot> = None;
             for version in 1..=30 {
                 publish(&server, &mut publisher, version, &specs).await;
@@ -222,7 +213,7 @@ fn a_version_is_resumed() {
             slow_path(&sim);
             let mut publisher = server.publisher(topic("t")).unwrap();
             let (engine, device) = gated(u64::MAX, 16);
-            let config = landing_on(&device, reconnecting());
+            let config = receiving_on(&device, reconnecting());
             let (client, mut subscription) = subscribe(&sim, config, Request::latest(topic("t"))).await;
             let progress = subscription.progress_reader();
             let (snapshot, ()) = tokio::join!(subscription.next(), async {
@@ -260,7 +251,7 @@ fn a_version_given_up_during_its_copies() {
             let server = sim.server(server_config());
             let mut publisher = server.publisher(topic("t")).unwrap();
             let (engine, device) = gated(u64::MAX, 16);
-            let config = landing_on(&device, client_config());
+            let config = receiving_on(&device, client_config());
             let (_client, mut subscription) =
                 subscribe(&sim, config.clone(), Request::latest(topic("t"))).await;
             engine.close();
@@ -313,7 +304,7 @@ fn a_tensor_on_a_device_counts_as_held() {
         let mut publisher = server.publisher_with(topic("t"), None, retaining(4)).unwrap();
         let hold_timeout = Duration::from_secs(3);
         let config = Config { versions_held_max: 1, hold_timeout, ..client_config() };
-        let config = landing_on(&device(u64::MAX), config);
+        let config = receiving_on(&device(u64::MAX), config);
         let (_client, mut subscription) = subscribe(&sim, config, Request::every(topic("t"))).await;
         for version in 1..=2 {
             publish(&server, &mut publisher, version, &specs).await;
@@ -335,7 +326,7 @@ fn an_idle_user_gets_the_newest_version() {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
         let (engine, device) = gated(5 << 20, 8);
-        let config = landing_on(&device, client_config());
+        let config = receiving_on(&device, client_config());
         let (_client, mut subscription) = subscribe(&sim, config, Request::latest(topic("t"))).await;
         for version in 1..=6 {
             publish(&server, &mut publisher, version, &[noise("a", BYTES)]).await;
@@ -352,7 +343,7 @@ fn an_idle_user_gets_the_newest_version() {
 /// sizes.
 /// Method: a version of twice the budget, on either; the same session then receives a smaller one.
 #[test]
-fn a_version_that_does_not_fit() {
+fn a_version_that_does_not_fit_is_an_error() {
     simulate(8, async |sim| {
         let server = sim.server(server_config());
         let (mut big, mut small) =
@@ -361,7 +352,7 @@ fn a_version_that_does_not_fit() {
         publish(&server, &mut small, 1, &[noise("a", 1 << 19)]).await;
         let config = Config { memory_bytes: 1 << 18, ..client_config() };
         let (client, mut subscription) =
-            subscribe(&sim, landing_on(&device(1 << 20), config), Request::latest(topic("big"))).await;
+            subscribe(&sim, receiving_on(&device(1 << 20), config), Request::latest(topic("big"))).await;
         let error = subscription.next().await.unwrap_err();
         let SubscriptionError::NoRoomOnDevice { id, detail, .. } = &error else { panic!("{error}") };
         assert!(error.is_final() && id.topic == topic("big"));
@@ -377,13 +368,13 @@ fn a_version_that_does_not_fit() {
 /// device. The server and the session's other subscriptions are not affected.
 /// Method: one copy fails; another subscription of the same session receives versions.
 #[test]
-fn a_copy_that_fails() {
+fn a_failed_copy_ends_only_its_subscription() {
     simulate(9, async |sim| {
         let server = sim.server(server_config());
         let (mut one, mut other) =
             (server.publisher(topic("one")).unwrap(), server.publisher(topic("other")).unwrap());
         let (engine, device) = gated(u64::MAX, 16);
-        let config = landing_on(&device, client_config());
+        let config = receiving_on(&device, client_config());
         let (client, mut failing) = subscribe(&sim, config, Request::latest(topic("one"))).await;
         let mut unaffected = client.subscribe(&topic("other")).await.unwrap();
         client.list().await.unwrap();
@@ -410,7 +401,7 @@ fn a_copy_that_fails() {
 /// received. The old copies harm no later version.
 /// Method: copies of the first version hang; those of the second pass; the old ones pass when the second is complete.
 #[test]
-fn copies_that_never_end() {
+fn hanging_copies_cost_only_a_version() {
     for every in [false, true] {
         simulate(10, async |sim| {
             let specs = [noise("a", BYTES)];
@@ -418,7 +409,7 @@ fn copies_that_never_end() {
             let mut publisher = server.publisher_with(topic("t"), None, retaining(4)).unwrap();
             let (engine, device) = gated(u64::MAX, 16);
             let request = if every { Request::every(topic("t")) } else { Request::latest(topic("t")) };
-            let config = landing_on(&device, client_config());
+            let config = receiving_on(&device, client_config());
             let (_client, mut subscription) = subscribe(&sim, config, request).await;
             engine.close();
             let began = sim.elapsed();
@@ -461,13 +452,13 @@ async fn next_after_gaps(subscription: &mut Subscription) -> Snapshot {
 /// Goal: while one chunk is copied, others are received: the stages overlap.
 /// Method: hold each copy until another chunk has been received; count how many overlap.
 #[test]
-fn copies_overlap_the_network() {
+fn copies_overlap_with_reception() {
     simulate(11, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
         let mut publisher = server.publisher(topic("t")).unwrap();
         let (engine, device) = gated(u64::MAX, 16);
-        let config = landing_on(&device, client_config());
+        let config = receiving_on(&device, client_config());
         let (client, mut subscription) = subscribe(&sim, config, Request::latest(topic("t"))).await;
         engine.close();
         let (snapshot, ()) = tokio::join!(subscription.next(), async {

@@ -114,7 +114,7 @@ fn a_device_is_read_once_for_all() {
 /// none.
 /// Method: a second subscriber after the first has finished, with the default cache, a large one and none.
 #[test]
-fn a_late_subscriber() {
+fn reads_for_a_late_subscriber_are_counted() {
     for (device_cache_bytes, rereads) in [(None, 40), (Some(u64::MAX), 0), (Some(0), 40)] {
         simulate(2, async |sim| {
             let engine = TestEngine::new(64 << 20);
@@ -138,7 +138,7 @@ fn a_late_subscriber() {
 /// one keep theirs.
 /// Method: cut the slow one off during the transfer, but not for its idle timeout; with few slots and either cache.
 #[test]
-fn a_slow_subscriber_beside_a_fast_one() {
+fn a_slow_subscriber_does_not_delay_a_fast_one() {
     for slots in 1..7 {
         for device_cache_bytes in [None, Some(u64::MAX)] {
             simulate(3, async |sim| {
@@ -168,7 +168,7 @@ fn a_slow_subscriber_beside_a_fast_one() {
 /// to the device, also with slots shorter or longer than a chunk.
 /// Method: all of them in one version, published by three methods.
 #[test]
-fn every_dtype() {
+fn every_dtype_is_served_unchanged() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         let mut specs: Vec<TensorSpec> = Dtype::ALL
@@ -236,7 +236,7 @@ fn a_staged_version_is_a_copy() {
 /// way: not before, and without waiting until copied chunks are sent.
 /// Method: hold a copy, drop its reader, withdraw the version, and only then let the copy end.
 #[test]
-fn lent_memory_comes_back_after_the_last_copy() {
+fn lent_memory_is_released_after_the_last_copy() {
     simulate(6, async |sim| {
         let engine = TestEngine::new(64 << 20);
         let device = engine.device(8, CHUNK);
@@ -266,7 +266,7 @@ fn lent_memory_comes_back_after_the_last_copy() {
 /// Goal: a producer gets its memory back in time although a reader is too slow; that reader skips the version.
 /// Method: replace the version during its transfer to a reader on a slow path.
 #[test]
-fn a_version_withdrawn_during_a_transfer() {
+fn a_replaced_version_is_released_during_a_slow_transfer() {
     simulate(7, async |sim| {
         let engine = TestEngine::new(64 << 20);
         let device = engine.device(8, CHUNK);
@@ -329,7 +329,7 @@ fn reads_and_sends_overlap() {
 /// topics are not affected, and the topic continues with its next version.
 /// Method: an engine that stops during a transfer, with several subscribers, raw and encoded.
 #[test]
-fn a_device_that_fails() {
+fn a_failed_device_costs_only_its_versions() {
     for codec in [CodecId::Raw, CodecId::Zstd] {
         simulate(9, async |sim| {
             let engine = TestEngine::new(64 << 20);
@@ -370,7 +370,7 @@ fn a_device_that_fails() {
 /// Another topic is not affected. Lent memory is never reported as released, because a copy may still read it.
 /// Method: copies that never end, with fewer slots than the copies need, and with more.
 #[test]
-fn a_device_that_hangs() {
+fn a_hanging_device_costs_only_its_versions() {
     for slots in [2, 16] {
         simulate(10, async |sim| {
             let engine = TestEngine::new(64 << 20);
@@ -412,7 +412,7 @@ fn a_device_that_hangs() {
 /// Goal: staging from a device that hangs, and onto one, fails with an error that names the deadline.
 /// Method: copies that never end.
 #[test]
-fn staging_with_a_device_that_hangs() {
+fn staging_with_a_hanging_device_fails() {
     simulate(11, async |sim| {
         let engine = TestEngine::new(64 << 20);
         let device = engine.device(8, CHUNK);
@@ -435,24 +435,23 @@ fn staging_with_a_device_that_hangs() {
 fn random_versions_from_devices() {
     for seed in seeds(30) {
         simulate(seed, async |sim| {
-            let mut dice = ChaCha8Rng::seed_from_u64(seed);
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let engine = TestEngine::new(256 << 20);
-            let slots = dice.random_range(1..12);
-            let device = engine.device(slots, [CHUNK, CHUNK / 2, 2 * CHUNK][dice.random_range(0..3)]);
+            let slots = rng.random_range(1..12);
+            let device = engine.device(slots, [CHUNK, CHUNK / 2, 2 * CHUNK][rng.random_range(0..3)]);
             let config = Config {
-                device_cache_bytes: [None, Some(0), Some(1 << 20)][dice.random_range(0..3)],
-                codec: [CodecChoice::Auto, CodecId::Raw.into(), CodecId::Zstd.into()]
-                    [dice.random_range(0..3)],
-                chunks_in_flight: dice.random_range(1..6),
+                device_cache_bytes: [None, Some(0), Some(1 << 20)][rng.random_range(0..3)],
+                codec: [CodecChoice::Auto, CodecId::Raw.into(), CodecId::Zstd.into()][rng.random_range(0..3)],
+                chunks_in_flight: rng.random_range(1..6),
                 ..server_config()
             };
             let server = sim.server(config);
             let mut publisher = server
-                .publisher_with(topic("t"), None, retaining(dice.random_range(1..4)))
+                .publisher_with(topic("t"), None, retaining(rng.random_range(1..4)))
                 .unwrap();
-            let last = dice.random_range(2..8);
-            let readers = (1..=dice.random_range(1..5)).map(|number| {
-                let pause = Duration::from_millis(dice.random_range(0..300));
+            let last = rng.random_range(2..8);
+            let readers = (1..=rng.random_range(1..5)).map(|number| {
+                let pause = Duration::from_millis(rng.random_range(0..300));
                 let sim = &sim;
                 async move {
                     sleep(pause).await;
@@ -467,9 +466,9 @@ fn random_versions_from_devices() {
                 let mut publications = Vec::new();
                 for version in 1..=last {
                     engine.behave(Behaviour::AtOnce);
-                    let bytes = dice.random_range(0..2_000_000);
-                    let specs = tensors::random(&mut dice, bytes);
-                    let publishable: Publishable = match dice.random_range(0..3) {
+                    let bytes = rng.random_range(0..2_000_000);
+                    let specs = tensors::random(&mut rng, bytes);
+                    let publishable: Publishable = match rng.random_range(0..3) {
                         0 => lent(&server, &device, specs, version).await.into(),
                         1 => {
                             let tensors = tensors::on_device(&device, specs, version).await;
@@ -480,9 +479,9 @@ fn random_versions_from_devices() {
                             staged.onto(&device).await.unwrap()
                         }
                     };
-                    engine.behave(Behaviour::Taking(Duration::from_micros(dice.random_range(0..3_000))));
+                    engine.behave(Behaviour::Taking(Duration::from_micros(rng.random_range(0..3_000))));
                     publications.push(publish_version(&mut publisher, publishable, version).await);
-                    sleep(Duration::from_millis(dice.random_range(0..100))).await;
+                    sleep(Duration::from_millis(rng.random_range(0..100))).await;
                 }
                 publications
             };

@@ -1,5 +1,6 @@
 //! Mode `every`: each version once and in order; if that is impossible, a gap is reported.
 
+use crate::{OUTAGE_DURATION, slow_path};
 use std::{future::Future, task::Poll, time::Duration};
 use tensor_relay_client::{
     EndReason, Gap, ReaderName, Request, Start, Subscription, SubscriptionError, Version,
@@ -8,15 +9,11 @@ use tensor_relay_protocol::Epoch;
 use tensor_relay_server::{Publisher, Server, TopicOptions, WhenFull};
 use tensor_relay_tests::{
     pair::{client_config, eventually, publish, reconnecting, retaining, server_config, simulate, topic},
-    simnet::Path,
     tensors,
 };
 use tokio::time::sleep;
 
 const EPOCH: Epoch = Epoch(3);
-
-/// Longer than the idle timeout of both ends.
-const OUTAGE_DURATION: Duration = Duration::from_secs(15);
 
 fn open(server: &Server, options: TopicOptions) -> Publisher {
     server.publisher_with(topic("t"), Some(EPOCH), options).unwrap()
@@ -95,7 +92,7 @@ fn a_slow_reader_is_evicted() {
 /// Goal: a publisher with `WhenFull::Block` waits without limit, until the reader has acknowledged.
 /// Method: a reader that takes its first version after five minutes.
 #[test]
-fn a_publisher_that_blocks() {
+fn a_blocking_publisher_waits_without_limit() {
     simulate(2, async |sim| {
         let server = sim.server(server_config());
         let options = TopicOptions { when_full: WhenFull::Block, ..retaining(1) };
@@ -116,7 +113,7 @@ fn a_publisher_that_blocks() {
 /// Goal: the place of a reader that disappears is kept for `reader_linger`, and no longer.
 /// Method: cut its path; a publish that must wait for it; with a reader name from the user, and with the client's own.
 #[test]
-fn a_reader_that_disappears() {
+fn the_place_of_a_lost_reader_expires() {
     for named in [true, false] {
         simulate(3, async |sim| {
             let linger = Duration::from_secs(20);
@@ -148,7 +145,7 @@ fn a_reader_that_disappears() {
 /// Goal: a dropped subscription without a reader name keeps no place; one with a name does.
 /// Method: drop both kinds of subscription, and publish.
 #[test]
-fn a_reader_that_leaves() {
+fn only_a_named_reader_keeps_its_place() {
     for (named, waits) in [(false, Duration::ZERO), (true, Duration::from_secs(30))] {
         simulate(4, async |sim| {
             let server = sim.server(server_config());
@@ -245,7 +242,7 @@ fn beginning_at_a_version() {
 /// Method: a reader that takes nothing; count its commits; lose the connection; take and acknowledge versions one by
 /// one.
 #[test]
-fn the_window_holds() {
+fn unacknowledged_versions_never_exceed_the_window() {
     for (window, start) in
         [(1, Start::Oldest), (3, Start::Oldest), (3, Start::At(Some(EPOCH), Version(1))), (2, Start::Newest)]
     {
@@ -283,7 +280,7 @@ fn the_window_holds() {
 /// lost, and the new epoch is reported.
 /// Method: two epochs, with an early reader and a late one.
 #[test]
-fn a_publisher_that_is_opened_again() {
+fn a_reopened_publisher_continues_after_the_previous_one() {
     simulate(8, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, retaining(4));
@@ -318,7 +315,7 @@ fn a_publisher_that_is_opened_again() {
 /// they have are not sent again, and none is missed.
 /// Method: publish all versions again, before the reader has reconnected or after; with a full window.
 #[test]
-fn a_server_that_publishes_the_same_again() {
+fn readers_continue_after_a_restart_with_the_same_versions() {
     for wait in [Duration::ZERO, Duration::from_secs(10)] {
         simulate(9, async |sim| {
             let server = sim.server(server_config());
@@ -365,8 +362,7 @@ fn a_server_that_publishes_the_same_again() {
 fn every_is_not_preempted() {
     simulate(10, async |sim| {
         let server = sim.server(server_config());
-        let delay = Duration::from_millis(20);
-        sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+        slow_path(&sim);
         let mut publisher = open(&server, retaining(10));
         let client = sim.client(1, reconnecting()).await.unwrap();
         let mut reader = client.subscribe_to(every().preempt(true)).await.unwrap();
@@ -384,11 +380,10 @@ fn every_is_not_preempted() {
 /// Goal: a second reader of the same name replaces the first, which gets the reason.
 /// Method: both at once, over two connections, during a transfer.
 #[test]
-fn a_name_that_is_taken_over() {
+fn a_second_reader_of_a_name_replaces_the_first() {
     simulate(11, async |sim| {
         let server = sim.server(server_config());
-        let delay = Duration::from_millis(20);
-        sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+        slow_path(&sim);
         let options = TopicOptions { when_full: WhenFull::Block, ..retaining(3) };
         let mut publisher = open(&server, options);
         let one = sim.client(1, reconnecting()).await.unwrap();
@@ -414,7 +409,7 @@ fn a_name_that_is_taken_over() {
 /// gets an error.
 /// Method: begin at the next version, and publish it five minutes later.
 #[test]
-fn waiting_for_the_next_version() {
+fn the_wait_for_the_next_version_has_no_limit() {
     simulate(12, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, retaining(3));

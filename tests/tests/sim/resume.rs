@@ -3,6 +3,7 @@
 
 mod outages;
 
+use crate::{OUTAGE_DURATION, slow_path};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::time::Duration;
@@ -16,16 +17,12 @@ use tensor_relay_tests::{
         CHUNK_BYTES, Sim, client_config, eventually, publish, reconnecting, seeds, server_config, simulate,
         topic,
     },
-    simnet::Path,
     tensors,
 };
 use tensor_relay_transport::Workers;
 use tokio::time::sleep;
 
 const BYTES: u64 = 4 << 20;
-
-/// Longer than the idle timeout of both ends.
-const OUTAGE_DURATION: Duration = Duration::from_secs(15);
 
 /// The maximum cost of a lost connection in wire bytes: the chunks in flight.
 const LOST_BYTES: u64 = 4 * CHUNK_BYTES as u64;
@@ -36,13 +33,7 @@ fn open(server: &Server, epoch: u64) -> Publisher {
         .unwrap()
 }
 
-/// A slow path, so that a test can act during a transfer: four chunks for each round trip.
-fn slow_path(sim: &Sim) {
-    let delay = Duration::from_millis(20);
-    sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
-}
-
-async fn following(sim: &Sim) -> (Client, Subscription) {
+async fn follow(sim: &Sim) -> (Client, Subscription) {
     let client = sim.client(1, reconnecting()).await.unwrap();
     let subscription = client.subscribe(&topic("t")).await.unwrap();
     client.list().await.unwrap();
@@ -50,7 +41,7 @@ async fn following(sim: &Sim) -> (Client, Subscription) {
 }
 
 /// Waits until `bytes` bytes of `version` are verified.
-async fn verified(subscription: &Subscription, version: u64, bytes: u64) {
+async fn wait_until_verified(subscription: &Subscription, version: u64, bytes: u64) {
     let are_verified = || {
         let progress = subscription.progress();
         progress.version == version && progress.verified_bytes >= bytes
@@ -64,16 +55,17 @@ async fn verified(subscription: &Subscription, version: u64, bytes: u64) {
 fn a_version_is_resumed() {
     for seed in seeds(20) {
         simulate(seed, async |sim| {
-            let mut dice = ChaCha8Rng::seed_from_u64(seed);
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let server = sim.server(server_config());
             slow_path(&sim);
             let mut publisher = open(&server, 1);
-            let (client, mut subscription) = following(&sim).await;
+            let (client, mut subscription) = follow(&sim).await;
             let before = sim.server_sent();
             publish(&server, &mut publisher, 1, BYTES).await;
-            let cuts = dice.random_range(1..=3);
+            let cuts = rng.random_range(1..=3);
             for cut in 1..=cuts {
-                verified(&subscription, 1, BYTES * (cut - 1) / 4 + dice.random_range(1..BYTES / 4)).await;
+                wait_until_verified(&subscription, 1, BYTES * (cut - 1) / 4 + rng.random_range(1..BYTES / 4))
+                    .await;
                 sim.cut(1);
                 sleep(OUTAGE_DURATION).await;
                 sim.mend(1);
@@ -124,7 +116,7 @@ async fn restart(sim: &Sim, server: Server, end: End) -> Server {
 /// Goal: a server that is restarted with the same content under the same epoch sends only missing chunks.
 /// Method: end it during a transfer, in order or silently; publish again before or after the client has reconnected.
 #[test]
-fn a_restart_with_the_same_content() {
+fn a_restart_with_the_same_content_resumes_the_transfer() {
     for (seed, end, publish_after) in [
         (1, End::InOrder, Duration::ZERO),
         (2, End::InOrder, Duration::from_secs(20)),
@@ -135,9 +127,9 @@ fn a_restart_with_the_same_content() {
             let server = sim.server(server_config());
             slow_path(&sim);
             let mut publisher = open(&server, 7);
-            let (client, mut subscription) = following(&sim).await;
+            let (client, mut subscription) = follow(&sim).await;
             publish(&server, &mut publisher, 1, BYTES).await;
-            verified(&subscription, 1, BYTES / 2).await;
+            wait_until_verified(&subscription, 1, BYTES / 2).await;
             drop(publisher);
             let server = restart(&sim, server, end).await;
             let before = sim.server_sent();
@@ -163,11 +155,11 @@ fn a_restart_with_the_same_content() {
 /// Goal: a committed version is not sent again after a restart with the same epoch.
 /// Method: end the server between two versions, publish the same version again, then a newer one.
 #[test]
-fn a_restart_after_a_commit() {
+fn a_restart_does_not_repeat_a_committed_version() {
     simulate(5, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, 7);
-        let (_client, mut subscription) = following(&sim).await;
+        let (_client, mut subscription) = follow(&sim).await;
         publish(&server, &mut publisher, 1, BYTES).await;
         subscription.next().await.unwrap();
         drop(publisher);
@@ -189,17 +181,17 @@ fn a_restart_after_a_commit() {
 /// reported.
 /// Method: commit one version, end the server during the transfer of the second, and start it with another epoch.
 #[test]
-fn a_restart_with_another_epoch() {
+fn another_epoch_is_received_from_its_first_byte() {
     for (seed, end) in [(1, End::InOrder), (2, End::Silent)] {
         simulate(seed, async |sim| {
             let server = sim.server(server_config());
             slow_path(&sim);
             let mut publisher = open(&server, 7);
-            let (_client, mut subscription) = following(&sim).await;
+            let (_client, mut subscription) = follow(&sim).await;
             publish(&server, &mut publisher, 1, 1000).await;
             assert!(!subscription.next().await.unwrap().is_new_epoch());
             publish(&server, &mut publisher, 2, BYTES).await;
-            verified(&subscription, 2, BYTES / 2).await;
+            wait_until_verified(&subscription, 2, BYTES / 2).await;
             drop(publisher);
             let server = restart(&sim, server, end).await;
             let mut publisher = open(&server, 8);
@@ -219,17 +211,17 @@ fn a_restart_with_another_epoch() {
 /// Goal: a partly received version that is no longer published is dropped for the newest one, and counted as skipped.
 /// Method: as above, with the same epoch and a newer version; with and without a restart.
 #[test]
-fn a_newer_version_after_the_connection() {
+fn an_obsolete_partial_version_is_skipped() {
     for restarted in [false, true] {
         simulate(3, async |sim| {
             let mut server = sim.server(server_config());
             slow_path(&sim);
             let mut publisher = open(&server, 7);
-            let (_client, mut subscription) = following(&sim).await;
+            let (_client, mut subscription) = follow(&sim).await;
             publish(&server, &mut publisher, 1, 1000).await;
             subscription.next().await.unwrap();
             publish(&server, &mut publisher, 2, BYTES).await;
-            verified(&subscription, 2, BYTES / 2).await;
+            wait_until_verified(&subscription, 2, BYTES / 2).await;
             if restarted {
                 drop(publisher);
                 server = restart(&sim, server, End::InOrder).await;
@@ -266,9 +258,9 @@ fn a_preempted_version_is_counted_after_a_reconnect() {
         publish(&server, &mut publisher, 1, 1000).await;
         subscription.next().await.unwrap();
         publish(&server, &mut publisher, 2, BYTES).await;
-        verified(&subscription, 2, BYTES / 4).await;
+        wait_until_verified(&subscription, 2, BYTES / 4).await;
         publish(&server, &mut publisher, 3, BYTES).await;
-        verified(&subscription, 3, 1).await;
+        wait_until_verified(&subscription, 3, 1).await;
         sim.cut(1);
         sleep(OUTAGE_DURATION).await;
         publish(&server, &mut publisher, 4, 1000).await;

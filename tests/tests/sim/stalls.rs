@@ -95,7 +95,7 @@ impl NeverReads {
 /// client's.
 /// Method: credit for four megabytes with a window of one, and no chunk is read.
 #[test]
-fn a_subscriber_that_blocks_itself() {
+fn excess_credit_blocks_only_its_own_client() {
     simulate(5, async |sim| {
         let server = sim
             .server(tensor_relay_server::Config { stall_timeout: Duration::from_secs(5), ..server_config() });
@@ -125,7 +125,7 @@ fn a_subscriber_that_blocks_itself() {
 /// Goal: a version that does not fit the client's budget is an error with both sizes, for that subscription only.
 /// Method: two MiB with a budget of one; the same session then receives a smaller version.
 #[test]
-fn a_version_that_does_not_fit() {
+fn a_version_over_the_budget_is_an_error() {
     simulate(2, async |sim| {
         let server = sim.server(server_config());
         let mut big = server.publisher(topic("big")).unwrap();
@@ -153,7 +153,7 @@ fn a_version_that_does_not_fit() {
 /// Goal: memory of dropped snapshots is reused, so that a budget of two versions suffices for any number.
 /// Method: twenty versions, of which the user holds one at a time.
 #[test]
-fn a_budget_of_two_versions_lasts() {
+fn a_budget_of_two_versions_suffices() {
     simulate(3, async |sim| {
         let server = sim.server(tensor_relay_server::Config { staged_bytes: 2 << 20, ..server_config() });
         let mut publisher = server.publisher(topic("t")).unwrap();

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 /// Goal: a late subscriber receives the newest version, and none of the older ones.
 /// Method: publish five versions, then subscribe; count the bytes that the server sent.
 #[test]
-fn a_late_subscriber_gets_the_newest_only() {
+fn a_late_subscriber_gets_only_the_newest_version() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
@@ -32,7 +32,7 @@ fn a_late_subscriber_gets_the_newest_only() {
 /// Goal: a topic that does not exist is reported when the configured wait has passed, and not before.
 /// Method: subscribe with a wait of three seconds to a topic that is never published.
 #[test]
-fn a_topic_that_never_comes() {
+fn a_topic_that_does_not_appear_is_reported() {
     simulate(2, async |sim| {
         let server = sim.server(server_config());
         let wait = Duration::from_secs(3);
@@ -57,7 +57,7 @@ fn a_topic_that_never_comes() {
 /// limit.
 /// Method: publish two seconds after subscribing, and again five minutes later.
 #[test]
-fn a_topic_that_comes_later() {
+fn a_topic_may_appear_after_its_subscription() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let client = sim.client(1, client_config()).await.unwrap();
@@ -83,7 +83,7 @@ fn a_topic_that_comes_later() {
 /// Goal: the subscriptions of a session do not affect each other, and end separately.
 /// Method: eight topics at once; drop half of the subscriptions, publish to all again.
 #[test]
-fn many_topics_on_one_session() {
+fn subscriptions_of_a_session_are_independent() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         let client = sim.client(1, client_config()).await.unwrap();
@@ -115,7 +115,7 @@ fn many_topics_on_one_session() {
 /// Goal: a list of any length arrives complete and in order.
 /// Method: a thousand topics, some with names of the maximum length, on a bad network.
 #[test]
-fn a_thousand_topics() {
+fn a_list_of_a_thousand_topics_is_complete() {
     simulate(5, async |sim| {
         let server = sim.server(server_config());
         let mut names: Vec<String> = (0..1_000)
@@ -146,7 +146,7 @@ fn a_thousand_topics() {
 /// Goal: an end is final: after the error that a topic was not found, the subscription receives no version of it.
 /// Method: let the wait time out, then publish, and count the topic's subscribers.
 #[test]
-fn a_topic_that_comes_too_late() {
+fn an_ended_subscription_stays_ended_when_its_topic_appears() {
     simulate(21, async |sim| {
         let server = sim.server(server_config());
         let client = sim.client(1, client_config()).await.unwrap();
@@ -163,7 +163,7 @@ fn a_topic_that_comes_too_late() {
 /// Goal: a subscription whose `subscribe` was cancelled does not remain on the server.
 /// Method: cancel `subscribe` after its first poll, when its message is being sent, and count the topic's subscribers.
 #[test]
-fn a_cancelled_subscribe() {
+fn a_cancelled_subscribe_leaves_no_subscription() {
     simulate(22, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();

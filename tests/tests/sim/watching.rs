@@ -1,5 +1,6 @@
 //! Watches, which find topics, and selections, which receive only some of their tensors.
 
+use crate::{OUTAGE_DURATION, slow_path};
 use std::{collections::BTreeSet, time::Duration};
 use tensor_relay_client::{EndReason, Glob, Request, Snapshot, SubscriptionError, TopicWatch};
 use tensor_relay_protocol::{CodecId, Epoch, TensorSpec};
@@ -13,9 +14,6 @@ use tensor_relay_tests::{
     tensors,
 };
 use tokio::time::sleep;
-
-/// Longer than the idle timeout of both ends.
-const OUTAGE_DURATION: Duration = Duration::from_secs(15);
 
 fn glob(pattern: &str) -> Glob {
     Glob::new(pattern).unwrap()
@@ -39,7 +37,7 @@ async fn found(watch: &mut TopicWatch) -> Vec<String> {
 /// Goal: a watch names each matching topic once, whether it exists already or appears later, when it has a version.
 /// Method: several globs at once; topics before and after the watch, and without a version; the end of one watch.
 #[test]
-fn existing_and_later_topics() {
+fn a_watch_names_existing_and_later_topics() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
         let _before = [open(&server, "kv/b").await, open(&server, "kv/a").await, open(&server, "x").await];
@@ -70,7 +68,7 @@ fn existing_and_later_topics() {
 /// none is named twice.
 /// Method: lose the connection, then restart the server with an earlier topic and a new one.
 #[test]
-fn watches_over_lost_connections() {
+fn watches_survive_lost_connections() {
     simulate(2, async |sim| {
         let server = sim.server(server_config());
         let one = open(&server, "kv/1").await;
@@ -100,7 +98,7 @@ fn watches_over_lost_connections() {
 /// Goal: a topic that was withdrawn and is published again is named again to a client that got its end.
 /// Method: subscribe to each topic that a watch names, as a consumer of requests does.
 #[test]
-fn a_topic_that_comes_back() {
+fn a_topic_published_again_is_named_again() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let client = sim.client(1, client_config()).await.unwrap();
@@ -136,7 +134,7 @@ fn a_topic_that_comes_back() {
 /// Method: ten thousand topics, half of them before the watch, half after it without a pause; a bad network, and a
 /// connection that is lost meanwhile.
 #[test]
-fn ten_thousand_topics() {
+fn a_watch_finds_ten_thousand_topics() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         let name = |number: u64| format!("kv/{number}");
@@ -243,11 +241,10 @@ fn only_selected_tensors_are_sent() {
 /// manifests.
 /// Method: cut the path during the transfer of a selection; then publish a manifest in which it selects other tensors.
 #[test]
-fn a_selection_over_lost_connections() {
+fn a_selection_is_resumed_after_lost_connections() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
-        let delay = Duration::from_millis(20);
-        sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+        slow_path(&sim);
         let mut publisher = server
             .publisher_with(topic("t"), Some(Epoch(1)), TopicOptions::default())
             .unwrap();

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 /// Goal: no transfer of a withdrawn version begins; active ones finish.
 /// Method: withdraw a version during its transfer, the newest one, and one between others.
 #[test]
-fn withdrawn_versions() {
+fn no_transfer_of_a_withdrawn_version_begins() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
@@ -15,7 +15,7 @@ fn withdrawn_versions() {
         let mut running = client.subscribe(&topic("t")).await.unwrap();
         client.list().await.unwrap();
         let mut one = publish(&server, &mut publisher, 1, 1 << 20).await;
-        runs(&running, 1).await;
+        wait_for_transfer(&running, 1).await;
         one.withdraw();
         one.withdraw();
         assert_eq!(client.list().await.unwrap(), [], "no version is published");
@@ -46,7 +46,7 @@ fn withdrawn_versions() {
 /// later subscribers find no topic, or the new one.
 /// Method: withdraw the publisher, and open the name again.
 #[test]
-fn a_withdrawn_topic() {
+fn a_withdrawn_topic_ends_for_all_subscribers() {
     simulate(5, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
@@ -62,7 +62,7 @@ fn a_withdrawn_topic() {
         let mut every = client.subscribe_to(Request::every(topic("t")).window(1)).await.unwrap();
         assert_eq!(next(&mut every).await.0, 1);
         publish(&server, &mut publisher, 2, 1 << 20).await;
-        runs(&idle, 2).await;
+        wait_for_transfer(&idle, 2).await;
         publisher.withdraw();
         assert_eq!(client.list().await.unwrap(), []);
         assert_eq!(end_reason(&mut every).await, EndReason::Withdrawn, "version 2 was not begun for it");
@@ -84,7 +84,7 @@ fn a_withdrawn_topic() {
 /// Goal: the end of a topic comes after all requested versions: for readers in mode `every` after all retained ones.
 /// Method: end it while a reader is far behind, and subscribe afterwards.
 #[test]
-fn an_end_comes_last() {
+fn the_end_of_a_topic_comes_after_all_versions() {
     simulate(6, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
@@ -113,7 +113,7 @@ fn an_end_comes_last() {
 /// A later publisher is not bound by the options of an earlier one.
 /// Method: publish in time, then not; open it again, with and without expiry.
 #[test]
-fn a_topic_that_expires() {
+fn a_topic_without_publishes_expires() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
         let after = Duration::from_secs(20);
@@ -161,7 +161,7 @@ fn a_topic_that_expires() {
 /// Goal: a cancelled publish leaves no version, no used number and no memory.
 /// Method: drop it while it waits for a reader; then publish another version.
 #[test]
-fn a_cancelled_publish() {
+fn a_cancelled_publish_leaves_nothing() {
     simulate(8, async |sim| {
         let server = sim.server(server_config());
         let options = TopicOptions { when_full: WhenFull::Block, ..retaining(1) };
@@ -256,7 +256,7 @@ fn publishers_do_not_wait_for_each_other() {
 /// `holding_limit_check` reports it at once.
 /// Method: hold one snapshot, with a limit of one; wait for a tenth of a second each time.
 #[test]
-fn a_user_who_polls_and_holds_too_many() {
+fn polling_does_not_extend_the_hold_timeout() {
     simulate(12, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, retaining(1));
@@ -292,7 +292,7 @@ fn a_user_who_polls_and_holds_too_many() {
 /// counts like its snapshot.
 /// Method: hold two snapshots, with a limit of two; request the next; drop one; request it again.
 #[test]
-fn a_user_who_holds_too_many() {
+fn holding_too_many_snapshots_is_an_error() {
     for every in [true, false] {
         simulate(11, async |sim| {
             let server = sim.server(server_config());

@@ -113,7 +113,7 @@ fn a_snapshot_is_copied_to_device_memory() {
 /// says that they are torn.
 /// Method: the connection is lost during copies, which pass a while later.
 #[test]
-fn buffers_come_back_after_their_copies() {
+fn buffers_are_returned_after_their_copies() {
     simulate(15, async |sim| {
         let specs = [noise("a", BYTES), noise("b", 1_000)];
         let server = sim.server(server_config());
@@ -185,7 +185,7 @@ fn buffers_under_a_lost_copy_are_withheld() {
 /// Goal: a call that is cancelled loses no version: the version in the buffers is the next snapshot.
 /// Method: cancel the call during the transfer; take the snapshot, which lies in the buffers.
 #[test]
-fn a_call_that_is_given_up_loses_no_version() {
+fn a_cancelled_call_loses_no_version() {
     simulate(17, async |sim| {
         let specs = [noise("a", BYTES), noise("b", 1_000), noise("c", 3_000)];
         let server = sim.server(server_config());

@@ -2,7 +2,7 @@
 
 use super::{CHUNK_BYTES, LANES_MAX, LIFE_DURATION, Log, TOPIC_NAMES, content, lane_address, seconds};
 use crate::lives::{
-    judge::{Answer, End, Event, Id, Mode, Reader, Received, Right},
+    checker::{Answer, End, Event, Id, Mode, Reader, Received, Right},
     operation::{CLIENTS, SubscriptionKind, TOPICS, TicketTerms},
 };
 use futures_util::FutureExt;
@@ -33,7 +33,7 @@ use tokio::{
 
 /// How a client connects and reads.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Style {
+pub(super) struct ClientOptions {
     pub(super) tcp: bool,
     pub(super) lanes: u8,
     pub(super) kind: SubscriptionKind,
@@ -41,8 +41,8 @@ pub(super) struct Style {
 }
 
 /// A client that is connected, or reconnecting.
-pub(super) struct Member {
-    pub(super) style: Style,
+pub(super) struct ConnectedClient {
+    pub(super) options: ClientOptions,
     client: Client,
     principal: usize,
     readers: Vec<(usize, JoinHandle<()>)>,
@@ -53,21 +53,23 @@ pub(super) struct Member {
 /// The maximum number of a subscription's chunks in flight on one lane.
 const CREDIT_CHUNKS: u32 = 4;
 
-impl Member {
+impl ConnectedClient {
     /// Connects and subscribes to all topics; `None` if connecting fails.
     pub(super) async fn join(
         sim: &Sim,
         log: &Log,
         principals: &Principals,
         client: u8,
-        style: Style,
+        options: ClientOptions,
         blocks: bool,
     ) -> Option<Self> {
         let (principal, ticket, identity) = principals.credentials(sim, client)?;
         let config = Config {
-            lanes: Lanes::Fixed(style.lanes.into()),
-            lane_addresses: (0..style.lanes.min(LANES_MAX)).map(|lane| lane_address(client, lane)).collect(),
-            transport: if style.tcp { Transport::Tcp } else { Transport::Quic },
+            lanes: Lanes::Fixed(options.lanes.into()),
+            lane_addresses: (0..options.lanes.min(LANES_MAX))
+                .map(|lane| lane_address(client, lane))
+                .collect(),
+            transport: if options.tcp { Transport::Tcp } else { Transport::Quic },
             credit_chunks: CREDIT_CHUNKS,
             topic_timeout: LIFE_DURATION, // A topic may be late.
             identity,
@@ -85,22 +87,22 @@ impl Member {
             }
         };
         if client != CLIENTS {
-            log.record_answer(principal, Answer::LetIn); // A known key is let in even without rights.
+            log.record_answer(principal, Answer::Admitted); // A known key is let in even without rights.
         }
         let (readers, cuts) = (vec![], Arc::default());
-        let mut member = Self { style, client: connected, principal, readers, cuts, log: log.clone() };
+        let mut connected = Self { options, client: connected, principal, readers, cuts, log: log.clone() };
         for number in 0..TOPICS {
-            member.subscribe(client, number, blocks).await;
+            connected.subscribe(client, number, blocks).await;
         }
-        member.list().await;
-        Some(member)
+        connected.list().await;
+        Some(connected)
     }
 
     async fn subscribe(&mut self, client: u8, number: usize, blocks: bool) {
         let last = self.log.last_of(self.principal, number);
         let name = topic(TOPIC_NAMES[number]);
         let every = |window| Request::every(name.clone()).window(window);
-        let (request, after) = match (self.style.kind, last) {
+        let (request, after) = match (self.options.kind, last) {
             (SubscriptionKind::Latest { preempt }, _) => (Request::latest(name).preempt(preempt), None),
             (SubscriptionKind::Named { window }, _) => {
                 let reader = ReaderName::new(&format!("client-{client}")).unwrap();
@@ -114,7 +116,7 @@ impl Member {
                 (every(window), None)
             }
         };
-        let mode = if matches!(self.style.kind, SubscriptionKind::Latest { .. }) {
+        let mode = if matches!(self.options.kind, SubscriptionKind::Latest { .. }) {
             Mode::Latest
         } else {
             Mode::Every
@@ -125,17 +127,17 @@ impl Member {
             topic: number,
             mode,
             after,
-            has_place: blocks && matches!(self.style.kind, SubscriptionKind::Named { .. }),
+            has_place: blocks && matches!(self.options.kind, SubscriptionKind::Named { .. }),
             opened_ms: self.log.now_ms(),
             cuts_ms: vec![],
-            cut_bytes: u64::from(CREDIT_CHUNKS * CHUNK_BYTES) * u64::from(self.style.lanes),
+            cut_bytes: u64::from(CREDIT_CHUNKS * CHUNK_BYTES) * u64::from(self.options.lanes),
             events: vec![],
         };
         let reader = self.log.add(reader);
         let reading = Reading {
             log: self.log.clone(),
             reader,
-            pause: Duration::from_millis(self.style.pause_ms),
+            pause: Duration::from_millis(self.options.pause_ms),
             cuts: Arc::clone(&self.cuts),
         };
         self.readers.push((reader, tokio::spawn(reading.run(subscription))));
@@ -151,7 +153,7 @@ impl Member {
     }
 
     /// Records that the connection, or one of its lanes, is being cut.
-    pub(super) fn note_cut(&self) {
+    pub(super) fn record_cut(&self) {
         self.cuts.fetch_add(1, Ordering::Relaxed);
         let now = self.log.now_ms();
         for (reader, _) in &self.readers {
@@ -208,7 +210,7 @@ impl Reading {
 
     async fn pause(&self) {
         let until = Instant::now() + self.pause;
-        while Instant::now() < until && !self.log.hurry.load(Ordering::Relaxed) {
+        while Instant::now() < until && !self.log.no_pauses.load(Ordering::Relaxed) {
             sleep(Duration::from_millis(100)).await;
         }
     }

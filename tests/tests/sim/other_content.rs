@@ -1,13 +1,13 @@
 //! Successive servers that publish different bytes under one epoch and version: clients compare content, not numbers
 //! (PROTOCOL.md §6.6).
 
+use crate::slow_path;
 use std::time::Duration;
 use tensor_relay_client::{Client, Receipt, Request, Subscription};
 use tensor_relay_protocol::{Epoch, TensorSpec, Version};
 use tensor_relay_server::{Publisher, Server};
 use tensor_relay_tests::{
     pair::{CHUNK_BYTES, Sim, eventually, reconnecting, retaining, server_config, simulate, topic},
-    simnet::Path,
     tensors,
 };
 use tokio::time::{sleep, timeout};
@@ -44,7 +44,7 @@ async fn publish_of(
     }
 }
 
-async fn following(sim: &Sim, request: fn(tensor_relay_client::Topic) -> Request) -> (Client, Subscription) {
+async fn follow(sim: &Sim, request: fn(tensor_relay_client::Topic) -> Request) -> (Client, Subscription) {
     let client = sim.client(1, reconnecting()).await.unwrap();
     let subscription = client.subscribe_to(request(topic("t"))).await.unwrap();
     client.list().await.unwrap();
@@ -81,13 +81,7 @@ async fn restart(sim: &Sim, server: Server, publisher: Publisher) -> (Server, Pu
     (server, publisher)
 }
 
-/// Sets a slow path, four chunks per round trip, so that tests can act during a transfer.
-fn slow_path(sim: &Sim) {
-    let delay = Duration::from_millis(20);
-    sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
-}
-
-async fn half_is_verified(subscription: &Subscription) {
+async fn wait_until_half_is_verified(subscription: &Subscription) {
     eventually("half of it is verified", || subscription.progress().verified_bytes >= BYTES / 2).await;
 }
 
@@ -95,14 +89,14 @@ async fn half_is_verified(subscription: &Subscription) {
 /// number, and then continues; equal bytes are not sent again. Method: both modes; the second server publishes before
 /// and after the client reconnects.
 #[test]
-fn a_version_that_was_committed() {
+fn a_committed_version_with_other_content_is_sent_again() {
     for request in [Request::latest, Request::every] {
         for wait in [Duration::ZERO, RECONNECT_DURATION] {
             for other in [0, OTHER] {
                 simulate(1, async |sim| {
                     let server = sim.server(server_config());
                     let mut publisher = open(&server);
-                    let (_client, mut subscription) = following(&sim, request).await;
+                    let (_client, mut subscription) = follow(&sim, request).await;
                     publish(&server, &mut publisher, [1]).await;
                     next(&mut subscription, 1, 1).await;
 
@@ -131,7 +125,7 @@ fn a_version_that_was_committed() {
 /// Goal: a partial version is continued only by a server with the same bytes. Method: both modes; lose the first server
 /// during the version; the second publishes the same or other bytes, before and after the client reconnects.
 #[test]
-fn a_part_of_a_version() {
+fn a_partial_version_is_continued_only_with_the_same_bytes() {
     for request in [Request::latest, Request::every] {
         for wait in [Duration::ZERO, RECONNECT_DURATION] {
             for other in [0, OTHER] {
@@ -139,9 +133,9 @@ fn a_part_of_a_version() {
                     slow_path(&sim);
                     let server = sim.server(server_config());
                     let mut publisher = open(&server);
-                    let (_client, mut subscription) = following(&sim, request).await;
+                    let (_client, mut subscription) = follow(&sim, request).await;
                     publish(&server, &mut publisher, [1]).await;
-                    half_is_verified(&subscription).await;
+                    wait_until_half_is_verified(&subscription).await;
 
                     let (server, mut publisher) = restart(&sim, server, publisher).await;
                     sleep(wait).await;
@@ -163,20 +157,20 @@ fn a_part_of_a_version() {
 /// Method: commit a version, lose a second server during a transfer of other bytes under its number; a third server has
 /// the second one's bytes.
 #[test]
-fn a_part_of_a_version_that_comes_afresh() {
+fn a_partial_version_with_other_content_is_resumed() {
     for request in [Request::latest, Request::every] {
         simulate(3, async |sim| {
             slow_path(&sim);
             let server = sim.server(server_config());
             let mut publisher = open(&server);
-            let (_client, mut subscription) = following(&sim, request).await;
+            let (_client, mut subscription) = follow(&sim, request).await;
             publish(&server, &mut publisher, [1]).await;
             next(&mut subscription, 1, 1).await;
             let (server, mut publisher) = restart(&sim, server, publisher).await;
             publish(&server, &mut publisher, [OTHER + 1]).await;
             let has_begun = || (1..BYTES).contains(&subscription.progress().verified_bytes);
             eventually("its transfer has begun", has_begun).await;
-            half_is_verified(&subscription).await;
+            wait_until_half_is_verified(&subscription).await;
             let (server, mut publisher) = restart(&sim, server, publisher).await;
             publish(&server, &mut publisher, [OTHER + 1]).await;
             assert_eq!(next_with_other_content(&mut subscription, 1, OTHER + 1).await.resumed, 1);
@@ -190,12 +184,12 @@ fn a_part_of_a_version_that_comes_afresh() {
 /// before it. Method: a second server with the same two versions, another third one and a fourth, published before and
 /// after the client reconnects.
 #[test]
-fn every_version_from_the_other_one_on() {
+fn a_reader_continues_at_the_version_with_other_content() {
     for wait in [Duration::ZERO, RECONNECT_DURATION] {
         simulate(4, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server);
-            let (_client, mut subscription) = following(&sim, Request::every).await;
+            let (_client, mut subscription) = follow(&sim, Request::every).await;
             publish(&server, &mut publisher, 1..=3).await;
             for version in 1..=3 {
                 next(&mut subscription, version, version).await;
@@ -213,12 +207,12 @@ fn every_version_from_the_other_one_on() {
 /// server with other bytes as that version, and a similar next version. In mode `latest` the base's version itself is
 /// not sent again.
 #[test]
-fn a_base_with_other_content() {
+fn no_delta_uses_a_base_with_other_content() {
     for request in [Request::latest, Request::every] {
         simulate(5, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server);
-            let (client, mut subscription) = following(&sim, request).await;
+            let (client, mut subscription) = follow(&sim, request).await;
             let steady = || tensors::steady("weights", BYTES);
             for version in 1..=3 {
                 publish_of(&server, &mut publisher, [version], steady).await;

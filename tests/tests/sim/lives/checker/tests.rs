@@ -58,7 +58,7 @@ fn good() -> History {
 
 #[track_caller]
 fn assert_breaches(history: &History, expected: &[Promise]) {
-    let breaches = judge(history);
+    let breaches = check(history);
     let promises: Vec<_> = breaches.iter().map(|breach| breach.promise).collect();
     assert_eq!(promises, expected, "{breaches:?}");
 }
@@ -161,7 +161,7 @@ fn nobody_unauthorised() {
     assert_breaches(&without, &[Promise::NobodyUnauthorised; 4]); // Each version, and that it has not ended.
     let mut answered = good();
     answered.answers =
-        vec![(1, 1, Answer::LetIn), (1, 1, Answer::Listed(vec![0])), (1, 0, Answer::Listed(vec![0, 1]))];
+        vec![(1, 1, Answer::Admitted), (1, 1, Answer::Listed(vec![0])), (1, 0, Answer::Listed(vec![0, 1]))];
     assert_breaches(&answered, &[Promise::NobodyUnauthorised; 3]);
 }
 

@@ -1,12 +1,12 @@
 //! Runs a life: applies its operations to real servers and clients, and records the events that the clients see.
 
-mod member;
+mod client;
 
 use super::{
-    judge::{Answer, DELIVERY_TIMEOUT_MS, Event, History, Id, Published},
+    checker::{Answer, DELIVERY_TIMEOUT_MS, Event, History, Id, Published},
     operation::{CLIENTS, Operation, Setup, TOPICS},
 };
-use member::Member;
+use client::ConnectedClient;
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
@@ -36,13 +36,13 @@ const LIFE_DURATION: Duration = Duration::from_secs(330);
 /// The maximum time that a publisher waits for readers: until the loss of a reader is noticed, and its place expires.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// The history so far, shared by all members.
+/// The history so far, shared by all clients.
 #[derive(Clone)]
 struct Log {
     history: Arc<Mutex<History>>,
     began: Instant,
     /// Whether readers take versions without a pause.
-    hurry: Arc<AtomicBool>,
+    no_pauses: Arc<AtomicBool>,
 }
 
 /// A topic, over restarts of the server.
@@ -54,7 +54,7 @@ struct TopicState {
     publisher: Option<Publisher>,
 }
 
-struct Stage<'a> {
+struct Runner<'a> {
     sim: &'a Sim,
     setup: Setup,
     log: Log,
@@ -62,8 +62,8 @@ struct Stage<'a> {
     server: Option<Server>,
     topics: Vec<TopicState>,
     epochs: u64,
-    members: BTreeMap<u8, Member>,
-    principals: member::Principals,
+    clients: BTreeMap<u8, ConnectedClient>,
+    principals: client::Principals,
     cut: BTreeSet<(u8, u8)>,
 }
 
@@ -84,22 +84,22 @@ fn seconds() -> u64 {
 }
 
 /// Applies `operations`; then repairs all paths, and waits until the readers have received the last versions.
-pub(super) async fn live(sim: &Sim, setup: Setup, operations: &[Operation]) -> History {
-    let mut stage = Stage::new(sim, setup);
+pub(super) async fn run(sim: &Sim, setup: Setup, operations: &[Operation]) -> History {
+    let mut runner = Runner::new(sim, setup);
     for operation in operations {
-        if stage.log.began.elapsed() < LIFE_DURATION {
-            stage.handle(operation).await;
+        if runner.log.began.elapsed() < LIFE_DURATION {
+            runner.handle(operation).await;
         }
     }
-    stage.end().await;
-    for (_, member) in std::mem::take(&mut stage.members) {
+    runner.end().await;
+    for (_, member) in std::mem::take(&mut runner.clients) {
         member.leave().await;
     }
-    let mut history = stage.log.history();
+    let mut history = runner.log.history();
     std::mem::take(&mut *history)
 }
 
-impl<'a> Stage<'a> {
+impl<'a> Runner<'a> {
     fn new(sim: &'a Sim, setup: Setup) -> Self {
         let delay = Duration::from_millis(setup.delay_ms);
         let delay = delay..=delay + Duration::from_millis(setup.jitter_ms);
@@ -108,23 +108,23 @@ impl<'a> Stage<'a> {
         BEGAN.set(Some(began));
         let history =
             History { linger_ms: setup.linger_s * 1_000, last: vec![None; TOPICS], ..History::default() };
-        let log = Log { history: Arc::new(Mutex::new(history)), began, hurry: Arc::default() };
+        let log = Log { history: Arc::new(Mutex::new(history)), began, no_pauses: Arc::default() };
         let topic_state =
             |number| TopicState { name: topic(TOPIC_NAMES[number]), epoch: 0, newest: None, publisher: None };
-        let mut stage = Self {
+        let mut runner = Self {
             sim,
             setup,
             rules: watch::Sender::new(Arc::new(rules())),
-            principals: member::Principals::new(sim),
+            principals: client::Principals::new(sim),
             log,
             server: None,
             topics: (0..TOPICS).map(topic_state).collect(),
             epochs: 0,
-            members: BTreeMap::new(),
+            clients: BTreeMap::new(),
             cut: BTreeSet::new(),
         };
-        stage.allow((1 << TOPICS) - 1);
-        stage
+        runner.allow((1 << TOPICS) - 1);
+        runner
     }
 
     async fn handle(&mut self, operation: &Operation) {
@@ -140,12 +140,12 @@ impl<'a> Stage<'a> {
             Operation::Start { with_state } => self.start(with_state).await,
             Operation::Join { client, tcp, lanes, kind, pause_ms, terms } => {
                 self.principals.issue(&self.log, client, terms);
-                let style = member::Style { tcp, lanes, kind, pause_ms };
-                self.join(client, style).await;
+                let options = client::ClientOptions { tcp, lanes, kind, pause_ms };
+                self.join(client, options).await;
             }
             Operation::JoinAgain { client } => {
-                if let Some(style) = self.members.get(&client).map(|member| member.style) {
-                    self.join(client, style).await;
+                if let Some(options) = self.clients.get(&client).map(|member| member.options) {
+                    self.join(client, options).await;
                 }
             }
             Operation::Leave { client } => self.leave(client).await,
@@ -153,7 +153,7 @@ impl<'a> Stage<'a> {
             Operation::Cut { client } => (0..LANES_MAX).for_each(|lane| self.cut(client, lane)),
             Operation::CutLane { client, lane } => self.cut(client, lane),
             Operation::ResetStreams { client } => {
-                self.note_cut(client);
+                self.record_cut(client);
                 for lane in 0..LANES_MAX {
                     self.sim.net.reset_streams(
                         &self.sim.server_host(),
@@ -179,38 +179,39 @@ impl<'a> Stage<'a> {
         });
     }
 
-    async fn join(&mut self, client: u8, style: member::Style) {
+    async fn join(&mut self, client: u8, options: client::ClientOptions) {
         self.leave(client).await;
         let blocks = self.setup.blocks;
-        let joined = Member::join(self.sim, &self.log, &self.principals, client, style, blocks).await;
+        let joined =
+            ConnectedClient::join(self.sim, &self.log, &self.principals, client, options, blocks).await;
         if let Some(member) = joined {
-            self.members.insert(client, member);
+            self.clients.insert(client, member);
         }
     }
 
     async fn leave(&mut self, client: u8) {
-        if let Some(member) = self.members.remove(&client) {
+        if let Some(member) = self.clients.remove(&client) {
             member.leave().await;
         }
     }
 
     async fn list(&self, client: u8) {
-        if let Some(member) = self.members.get(&client) {
+        if let Some(member) = self.clients.get(&client) {
             member.list().await;
         }
     }
 
     fn cut(&mut self, client: u8, lane: u8) {
-        self.note_cut(client);
+        self.record_cut(client);
         self.cut.insert((client, lane));
         self.sim
             .net
             .partition(&self.sim.server_host(), &self.sim.net.host(lane_address(client, lane)));
     }
 
-    fn note_cut(&self, client: u8) {
-        if let Some(member) = self.members.get(&client) {
-            member.note_cut();
+    fn record_cut(&self, client: u8) {
+        if let Some(member) = self.clients.get(&client) {
+            member.record_cut();
         }
     }
 
@@ -230,7 +231,7 @@ impl<'a> Stage<'a> {
         self.log.history().stops_ms.push(now);
         let were_cut = self.cut.clone();
         for client in 1..=CLIENTS {
-            self.note_cut(client);
+            self.record_cut(client);
             if silently {
                 (0..LANES_MAX).for_each(|lane| self.cut(client, lane));
             }
@@ -333,7 +334,7 @@ impl<'a> Stage<'a> {
     async fn end(&mut self) {
         self.sim.net.set_path(Path::default());
         (1..=CLIENTS).for_each(|client| self.mend(client));
-        self.log.hurry.store(true, Ordering::Relaxed);
+        self.log.no_pauses.store(true, Ordering::Relaxed);
         self.start(true).await;
         for number in 0..TOPICS {
             let id = self.publish(number, 10_000).await;

@@ -1,6 +1,6 @@
 //! The judge of a history: finds broken promises, from the events that clients saw alone. Pure: no network, no clock.
 
-mod forged;
+mod tests;
 
 use std::fmt;
 
@@ -123,7 +123,7 @@ pub(crate) struct Right {
 /// A server's answer to a principal that connected or listed topics.
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {
-    LetIn,
+    Admitted,
     Refused,
     Listed(Vec<usize>),
 }
@@ -153,7 +153,7 @@ pub(crate) struct History {
 }
 
 /// Every promise that `history` broke.
-pub(crate) fn judge(history: &History) -> Vec<Breach> {
+pub(crate) fn check(history: &History) -> Vec<Breach> {
     let mut breaches = Breaches(vec![]);
     for (number, reader) in history.readers.iter().enumerate() {
         breaches.check_bytes(number, reader);
@@ -175,7 +175,7 @@ pub(crate) fn judge(history: &History) -> Vec<Breach> {
 }
 
 /// The number of events of each kind that promises are about: a promise is not tested by lives without such events.
-pub(crate) fn occasions(history: &History) -> [(&'static str, usize); 9] {
+pub(crate) fn event_counts(history: &History) -> [(&'static str, usize); 9] {
     let readers = || history.readers.iter();
     let received = || readers().flat_map(Reader::versions);
     let count = |which: fn(&Event) -> bool| {
@@ -325,7 +325,7 @@ impl Breaches {
             let had_right = |topic| history.had_right_within(*principal, topic, *at, *at);
             let topics = 0..history.last.len();
             let (holds, promise) = match answer {
-                Answer::LetIn => (topics.into_iter().any(had_right), Promise::NobodyUnauthorised),
+                Answer::Admitted => (topics.into_iter().any(had_right), Promise::NobodyUnauthorised),
                 Answer::Listed(listed) => {
                     (listed.iter().copied().all(had_right), Promise::NobodyUnauthorised)
                 }
