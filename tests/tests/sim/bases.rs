@@ -25,8 +25,8 @@ fn lent(server: &Server, version: u64) -> Borrowed {
     Borrowed::from_tensors(&server.staging(), tensors, vec![]).unwrap()
 }
 
-/// Goal: lent memory is released even while deltas against it are still being sent. Method: a subscriber holds version
-/// 2 and stalls during version 3; version 2 is replaced or withdrawn.
+/// Goal: lent memory is released even while deltas against its version are being sent. Method: a subscriber holds
+/// version 2 and stalls during version 3; version 2 is replaced or withdrawn.
 #[test]
 fn lent_memory_is_released_while_deltas_are_sent() {
     for is_replaced in [true, false] {
@@ -43,8 +43,8 @@ fn lent_memory_is_released_while_deltas_are_sent() {
             eventually("chunks are compared", || server.stats().encoder.compared > 0).await;
             sim.cut(1);
             sleep(Duration::from_secs(1)).await;
-            assert!(server.stats().encoder.compared < 16, "the comparison has not ended");
-            assert!(!base.is_released(), "it is retained");
+            assert!(server.stats().encoder.compared < 16, "not all chunks have been compared");
+            assert!(!base.is_released(), "version 2 is retained");
             match is_replaced {
                 true => drop(publisher.publish(lent(&server, 4), tensors::metadata(4)).await.unwrap()),
                 false => base.withdraw(),
@@ -58,7 +58,7 @@ fn lent_memory_is_released_while_deltas_are_sent() {
 /// over four versions that differ little.
 #[test]
 fn bases_are_retained_only_for_a_codec_that_needs_them() {
-    for (codec, keeps) in [(CodecId::Raw, false), (CodecId::Zstd, false), (CodecId::Sparse, true)] {
+    for (codec, needs_bases) in [(CodecId::Raw, false), (CodecId::Zstd, false), (CodecId::Sparse, true)] {
         simulate(2, async |sim| {
             let server = sim.server(server_config());
             let options = TopicOptions { codec: Some(CodecChoice::Fixed(codec)), ..TopicOptions::default() };
@@ -69,16 +69,16 @@ fn bases_are_retained_only_for_a_codec_that_needs_them() {
                 let receipt = next(&mut subscription, version).await;
                 assert_eq!(
                     receipt.codecs.deltas().chunks > 0,
-                    keeps && version > 2,
+                    needs_bases && version > 2,
                     "{codec:?}: {receipt:?}"
                 );
                 eventually("the server has the commit", || server.stats().committed == version).await;
-                assert_eq!(client.base_bytes() > 0, keeps && version > 1, "{codec:?}");
+                assert_eq!(client.base_bytes() > 0, needs_bases && version > 1, "{codec:?}");
             }
-            assert_eq!(server.stats().encoder.compared > 0, keeps);
+            assert_eq!(server.stats().encoder.compared > 0, needs_bases);
             sim.cut(1);
             publish(&server, &mut publisher, 5).await;
-            assert_eq!(server.stats().bases.versions, u64::from(keeps));
+            assert_eq!(server.stats().bases.versions, u64::from(needs_bases));
         });
     }
 }
@@ -107,7 +107,7 @@ fn dissimilar_versions_are_not_retained_as_bases() {
         assert_eq!(
             compared,
             [3, 4, 5, 14, 15],
-            "two vain attempts, a pause of eight versions, one more; each ends with the retained base"
+            "after a few comparisons in vain there are none for eight versions, then two more"
         );
         assert_eq!(held, [2, 3, 4, 13, 14], "the client drops its copy during a pause");
     });
@@ -130,14 +130,14 @@ fn a_lost_subscriber_keeps_its_base() {
         eventually("the server has the commit", || server.stats().committed == 4).await;
         sim.cut(1);
         sleep(Duration::from_secs(10)).await; // The idle timeout.
-        eventually("it is lost", || server.stats().sessions == 1).await;
+        eventually("the first subscriber is lost", || server.stats().sessions == 1).await;
         publish(&server, &mut publisher, 3).await;
         assert_deltas(next(&mut other, 3).await);
         eventually("the server has the commit", || server.stats().committed == 5).await;
-        assert_eq!(server.stats().bases.versions, 1, "version 2");
+        assert_eq!(server.stats().bases.versions, 1, "version 2 is retained as a base");
         sim.mend(1);
         assert_deltas(next(&mut lost, 3).await);
-        eventually("it is no longer needed", || server.stats().bases.versions == 0).await;
+        eventually("the base is dropped", || server.stats().bases.versions == 0).await;
     });
 }
 
@@ -163,14 +163,14 @@ fn an_abandoned_version_ends_the_base() {
         let compared = server.stats().encoder.compared;
         sim.mend(1);
         assert_no_deltas(next(&mut subscription, 4).await);
-        assert_eq!(server.stats().encoder.compared, compared, "nothing was compared in vain");
+        assert_eq!(server.stats().encoder.compared, compared, "no chunk was compared");
         publish(&server, &mut publisher, 5).await;
         assert_deltas(next(&mut subscription, 5).await);
     });
 }
 
-/// Goal: a withdrawn version is not retained as a base, even if it had left retention already. Method: a subscriber
-/// holds version 2, which is withdrawn, before and after it is replaced.
+/// Goal: a withdrawn version is not retained as a base, even if it has already left retention. Method: a subscriber
+/// holds version 2, which is withdrawn before or after it is replaced.
 #[test]
 fn a_withdrawn_version_is_not_retained_as_a_base() {
     for has_left in [true, false] {
@@ -214,8 +214,8 @@ async fn lose_with_version_2(
     (client, subscription)
 }
 
-/// Goal: no bases of an ended epoch are retained. Method: a disconnected subscriber holds a version, which the first
-/// version of another epoch replaces, or the next of its own.
+/// Goal: no bases of an ended epoch are retained. Method: a disconnected subscriber holds version 2; the first version
+/// of another epoch follows, directly or after version 3.
 #[test]
 fn bases_of_an_ended_epoch_are_not_retained() {
     for last in 2..=3 {
@@ -236,11 +236,11 @@ fn bases_of_an_ended_epoch_are_not_retained() {
     }
 }
 
-/// Goal: no base is retained whose manifest differs from the published one: it would be useless. Method: a lost
-/// subscriber holds a version; the next one has another size.
+/// Goal: no base is retained whose manifest differs from that of the published version: it would be useless. Method: a
+/// lost subscriber holds a version; the next one has the same size, or another.
 #[test]
 fn bases_with_another_manifest_are_not_retained() {
-    for (bytes, stays) in [(BYTES, 1), (BYTES / 2, 0)] {
+    for (bytes, retained) in [(BYTES, 1), (BYTES / 2, 0)] {
         simulate(7, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server, TopicOptions::default());
@@ -248,7 +248,7 @@ fn bases_with_another_manifest_are_not_retained() {
             sleep(Duration::from_secs(10)).await; // The idle timeout.
             eventually("the subscriber is lost", || server.stats().sessions == 0).await;
             publish_of(&server, &mut publisher, 3, vec![tensors::steady("weights", bytes)]).await;
-            assert_eq!(server.stats().bases.versions, stays);
+            assert_eq!(server.stats().bases.versions, retained);
         });
     }
 }

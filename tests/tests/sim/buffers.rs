@@ -46,7 +46,7 @@ async fn subscribe(
     (client, subscription)
 }
 
-/// A buffer for each tensor, filled with bytes that are not those of a version.
+/// A buffer for each tensor, filled with bytes that no version has.
 fn memory(specs: &[TensorSpec]) -> Memory {
     let buffer = |spec: &TensorSpec| (spec.name.clone(), vec![0xa5; bytes_of(spec) as usize]);
     specs.iter().map(buffer).collect()
@@ -62,6 +62,7 @@ fn content(name: &TensorName, version: u64, bytes: usize) -> Vec<u8> {
     out
 }
 
+/// Whether all buffers have the content of `version`.
 fn holds(buffers: &Memory, version: u64) -> bool {
     buffers
         .iter()
@@ -153,8 +154,8 @@ fn versions_waiting_at_the_server_are_not_copied() {
     });
 }
 
-/// Goal: a copied snapshot survives a later failure, and a refused copy changes nothing. Method: a connection that is
-/// lost in the middle of the second version; wrong names and sizes.
+/// Goal: the copy of a snapshot survives a later failure, and a refused copy changes nothing. Method: copy with wrong
+/// names and sizes, then with the right ones; lose the connection during the next version.
 #[test]
 fn a_failure_leaves_copied_memory_unchanged() {
     simulate(2, async |sim| {
@@ -183,8 +184,8 @@ fn a_failure_leaves_copied_memory_unchanged() {
     });
 }
 
-/// Goal: a failure during a version reports that the buffers are torn, and by which version; a failure before it
-/// reports that they are not. Method: cut the network during a transfer, and without one.
+/// Goal: a failure during a transfer reports that the buffers are torn, and by which version; a failure before the
+/// transfer reports that they are not. Method: cut the network during a transfer, and without one.
 #[test]
 fn a_failure_reports_whether_the_buffers_are_torn() {
     for torn in [true, false] {
@@ -315,11 +316,11 @@ fn a_version_waits_for_buffers_that_fit() {
     });
 }
 
-/// Goal: a cancelled call loses its buffers, but no version. Method: cancel it before the version arrives, and during
-/// it; then request a snapshot.
+/// Goal: a cancelled call loses its buffers, but no version. Method: cancel the call before the version arrives, and
+/// during its transfer; then request a snapshot.
 #[test]
 fn a_cancelled_call_loses_no_version() {
-    for in_the_middle in [false, true] {
+    for during_transfer in [false, true] {
         simulate(7, async |sim| {
             let specs = [noise("a", BYTES), noise("b", 1000)];
             let server = sim.server(server_config());
@@ -331,16 +332,16 @@ fn a_cancelled_call_loses_no_version() {
             {
                 let mut fill = pin!(subscription.next_into(memory(&specs)));
                 assert!(tokio::time::timeout(Duration::from_millis(100), &mut fill).await.is_err());
-                if in_the_middle {
+                if during_transfer {
                     publish(&server, &mut publisher, 1, &specs).await;
                     let begun = eventually("the transfer runs", || progress().verified_bytes > 0);
                     tokio::select! {
-                        filled = &mut fill => panic!("it should be cancelled: {filled:?}"),
+                        filled = &mut fill => panic!("the call ends before it is cancelled: {filled:?}"),
                         () = begun => {}
                     }
                 }
             }
-            if !in_the_middle {
+            if !during_transfer {
                 publish(&server, &mut publisher, 1, &specs).await;
             }
             let snapshot = subscription.next().await.unwrap();
@@ -350,8 +351,8 @@ fn a_cancelled_call_loses_no_version() {
     }
 }
 
-/// Goal: with buffers for some tensors, a selection of these receives little more. Method: one large tensor of three by
-/// its name, with and without a selection.
+/// Goal: with buffers for some tensors, and a selection of these, few other bytes are received. Method: a buffer for
+/// one of three tensors, with and without a selection.
 #[test]
 fn a_selection_of_the_buffers_tensors_saves_bytes() {
     for selected in [true, false] {
@@ -374,8 +375,8 @@ fn a_selection_of_the_buffers_tensors_saves_bytes() {
     }
 }
 
-/// Goal: after the server withdraws a version during its transfer, the next one arrives in the same buffers. Method:
-/// withdraw it with no time to finish, and publish another.
+/// Goal: after the server withdraws a version during its transfer, the next one arrives in the same buffers. Method: a
+/// release timeout of zero; withdraw the version, and publish another.
 #[test]
 fn the_version_after_a_withdrawn_one_fills_the_same_buffers() {
     simulate(9, async |sim| {
@@ -411,8 +412,8 @@ fn lent(server: &Server, version: u64) -> Borrowed {
     Borrowed::from_tensors(&server.staging(), tensors, vec![]).unwrap()
 }
 
-/// Goal: lent tensors arrive intact, and are released once they are replaced or withdrawn and delivered, not before.
-/// Method: two versions, the second withdrawn; the server uses no memory for either.
+/// Goal: lent tensors arrive intact, and are released when they are delivered, and replaced or withdrawn; not before.
+/// Method: two versions, of which the second is withdrawn; the server has no memory for either.
 #[test]
 fn lent_tensors_are_released_after_delivery() {
     simulate(10, async |sim| {

@@ -10,7 +10,7 @@ use tensor_relay_tests::{
 };
 use tensor_relay_transport::{LaneError, Transport};
 
-/// Goal: a client refuses a server with another key than the ticket's; the error has both keys, and the server gets no
+/// Goal: a client refuses a server whose key is not in the ticket; the error has both keys, and the server gets no
 /// session.
 /// Method: change the ticket's key.
 #[test]
@@ -96,7 +96,7 @@ fn a_full_server_refuses_clients() {
 }
 
 /// Goal: handshakes succeed on the worst paths that lanes must support.
-/// Method: a tenth of all datagrams is lost, others are duplicated and late.
+/// Method: a tenth of all datagrams is lost, a fifth is duplicated, and delays vary.
 #[test]
 fn handshakes_succeed_on_bad_paths() {
     for seed in 100..120 {
@@ -120,7 +120,7 @@ async fn connect(sim: &Sim, addresses: &[String], key: [u8; 32]) -> Result<Clien
     Client::connect_with(&sim.connector(1), &ticket, client_config()).await
 }
 
-/// Goal: probes may follow each other at once, however late the server notices that the previous one has ended.
+/// Goal: a probe may follow another at once, however late the server notices the end of the earlier one.
 /// Method: a thousand probes.
 #[test]
 fn a_probe_may_follow_another_at_once() {

@@ -1,4 +1,5 @@
-//! The promises to publishers: which versions are retained, which readers are waited for, and how versions end.
+//! The promises to publishers: which versions are retained, for which readers a publisher waits, and when versions are
+//! released.
 
 mod ends;
 
@@ -19,6 +20,7 @@ fn open(server: &Server, options: TopicOptions) -> Publisher {
     server.publisher_with(topic("t"), Some(Epoch(3)), options).unwrap()
 }
 
+/// Receives the next version, and returns its number and that of skipped versions.
 async fn next(subscription: &mut Subscription) -> (u64, u64) {
     let snapshot = subscription.next().await.unwrap();
     tensors::check(&snapshot);
@@ -43,7 +45,7 @@ async fn wait_for_transfer(subscription: &Subscription, version: u64) {
 
 /// Goal: late readers receive exactly the retained versions: those within the publisher's bounds on number and bytes,
 /// and always the newest.
-/// Method: bounds of both kinds; check the memory, and a late reader.
+/// Method: bounds of both kinds; check the server's memory, and what late readers receive.
 #[test]
 fn late_readers_get_the_retained_versions() {
     let keep = |versions, bytes| Keep { versions, bytes };
@@ -150,7 +152,7 @@ fn a_version_may_be_preempted_at_any_moment() {
                 skipped += 1;
             }
             assert_eq!((version, skipped), (2, 1));
-            // Preempting, the reply, the announcement and the transfer need some round trips of a new lane.
+            // The preemption, its reply, the announcement and the transfer take some round trips.
             let took = sim.elapsed() - published;
             assert!(took < Duration::from_millis(300), "{took:?} at {moment} ms");
             publish(&server, &mut publisher, 3, 100_000).await;
@@ -160,9 +162,9 @@ fn a_version_may_be_preempted_at_any_moment() {
     }
 }
 
-/// Goal: transfers of a version that left retention may take `release_timeout`; then they are cut off, and their
-/// subscribers are notified and receive the next version. The session and other subscriptions are not affected.
-/// Method: a version whose transfer takes longer, replaced at once; in both modes.
+/// Goal: transfers of a version that has left retention may take `release_timeout`; then they are cut off, and their
+/// subscribers are notified and receive the next version. No subscriber is evicted.
+/// Method: in both modes, replace a version at once whose transfer takes longer.
 #[test]
 fn slow_transfers_of_a_replaced_version_are_cut_off() {
     for every in [false, true] {
@@ -233,9 +235,8 @@ fn a_transfer_may_be_cut_off_at_any_moment() {
     }
 }
 
-/// Goal: a client that is gone when its transfer is cut off costs no processor time, and no memory beyond its
-/// deadlines.
-/// Method: cut its path, and replace the version. A busy loop would stop the simulated clock.
+/// Goal: a client that is lost when its transfer is cut off costs no processor time, and no memory after its deadlines.
+/// Method: cut the client's path, and replace the version. A busy loop would stop the simulated clock.
 #[test]
 fn cutting_off_a_lost_client_costs_nothing() {
     simulate(3, async |sim| {

@@ -85,9 +85,9 @@ pub(crate) fn assert_deltas(receipt: Receipt) {
     assert!(receipt.wire_bytes < BYTES / 20, "{receipt:?}");
 }
 
-/// Goal: a subscriber receives deltas from its third version on, also a late one; the first version costs no memory for
-/// a copy. Subscribers with the same base share one comparison.
-/// Method: two subscribers, a third one later; in both modes; bytes and chunks are counted at both ends.
+/// Goal: a subscriber receives deltas from its third version on, also a late subscriber; the first version costs no
+/// memory for a copy. Subscribers with the same base share one comparison.
+/// Method: in both modes, two subscribers, and a third one later; count bytes and chunks at both ends.
 #[test]
 fn followers_get_deltas() {
     for request in [Request::latest, Request::every] {
@@ -115,7 +115,11 @@ fn followers_get_deltas() {
             let stats = server.stats().encoder;
             assert_eq!((stats.deltas, stats.compared), (4 * CHUNKS, 4 * CHUNKS), "{stats:?}");
             let sent = server.stats().codecs.deltas();
-            assert_eq!((sent.chunks, sent.raw_bytes), (2 * 4 * CHUNKS, 2 * 4 * BYTES), "to each of two");
+            assert_eq!(
+                (sent.chunks, sent.raw_bytes),
+                (2 * 4 * CHUNKS, 2 * 4 * BYTES),
+                "all deltas were sent to both subscribers"
+            );
             let (_client, mut late) = follow(&sim, 3, client_config()).await;
             assert_no_deltas(next(&mut late, 6).await);
             publish(&server, &mut publisher, 7).await;
@@ -126,16 +130,16 @@ fn followers_get_deltas() {
     }
 }
 
-/// Goal: bases are optional: a client without memory for them, or with too little, and a server that keeps none, work
+/// Goal: bases are optional: a client with no or too little memory for them, and a server that retains none, work
 /// without deltas.
-/// Method: each of them, over four versions.
+/// Method: four versions with each of these settings.
 #[test]
 fn without_bases_versions_are_sent_whole() {
     let too_little = Config { base_bytes: BYTES / 2, ..client_config() };
     let none = Config { base_bytes: 0, ..client_config() };
-    let not_kept = TopicOptions { bases: 0, ..TopicOptions::default() };
+    let no_bases = TopicOptions { bases: 0, ..TopicOptions::default() };
     for (config, options) in
-        [(too_little, TopicOptions::default()), (none, TopicOptions::default()), (client_config(), not_kept)]
+        [(too_little, TopicOptions::default()), (none, TopicOptions::default()), (client_config(), no_bases)]
     {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
@@ -152,12 +156,12 @@ fn without_bases_versions_are_sent_whole() {
     }
 }
 
-/// Goal: a version that left retention is kept while a subscriber holds it as a base, within the bounds, and no longer.
-/// A subscriber whose base was dropped gets no deltas.
-/// Method: a subscriber is cut off at a version while others are published, with memory for one base, and for none.
+/// Goal: a version that has left retention is kept as a base while a subscriber holds it, within the bounds, and no
+/// longer. A subscriber whose base was dropped gets no deltas.
+/// Method: cut a subscriber off, and publish more versions, with memory for one base, and for none.
 #[test]
 fn bases_are_retained_while_subscribers_hold_them() {
-    for (base_bytes, stays) in [(BYTES, true), (BYTES - 1, false)] {
+    for (base_bytes, is_kept) in [(BYTES, true), (BYTES - 1, false)] {
         simulate(2, async |sim| {
             let server = sim.server(tensor_relay_server::Config { base_bytes, ..server_config() });
             let mut publisher = open(&server, TopicOptions { bases: 1, ..retaining(2) });
@@ -168,13 +172,13 @@ fn bases_are_retained_while_subscribers_hold_them() {
             for version in 3..=5 {
                 publish(&server, &mut publisher, version).await;
             }
-            let kept = if stays { BaseStats { versions: 1, bytes: BYTES } } else { BaseStats::default() };
+            let kept = if is_kept { BaseStats { versions: 1, bytes: BYTES } } else { BaseStats::default() };
             assert_eq!(server.stats().bases, kept);
             sleep(Duration::from_secs(15)).await;
             sim.mend(1);
             // Version 3 was announced before the path was cut, and has left retention, too.
             let receipt = next(&mut subscription, 5).await;
-            if stays {
+            if is_kept {
                 assert_deltas(receipt);
             } else {
                 assert_no_deltas(receipt);
@@ -185,8 +189,8 @@ fn bases_are_retained_while_subscribers_hold_them() {
     }
 }
 
-/// Goal: a base is dropped when no subscriber needs it: not while a lost one may reconnect, but soon after.
-/// Method: the only subscriber is dropped, or is lost; a topic that is withdrawn.
+/// Goal: a base is dropped when no subscriber needs it: not while a lost subscriber may reconnect, but soon after.
+/// Method: drop the only subscriber, or cut it off; withdraw the topic.
 #[test]
 fn unneeded_bases_are_dropped() {
     simulate(3, async |sim| {
@@ -197,9 +201,9 @@ fn unneeded_bases_are_dropped() {
         establish_base(&server, &mut publisher, &mut subscription).await;
         publish(&server, &mut publisher, 3).await;
         eventually("version 3 is under way", || subscription.progress().version == 3).await;
-        assert_eq!(server.stats().bases.versions, 1, "version 2");
+        assert_eq!(server.stats().bases.versions, 1, "version 2 is kept as a base");
         drop(subscription);
-        eventually("the server has dropped it", || server.stats().bases.versions == 0).await;
+        eventually("the server has dropped the base", || server.stats().bases.versions == 0).await;
         eventually("the client has dropped its copy", || client.base_bytes() == 0).await;
 
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
@@ -209,11 +213,11 @@ fn unneeded_bases_are_dropped() {
         client.list().await.unwrap();
         sim.cut(1);
         publish(&server, &mut publisher, 5).await;
-        eventually("version 4 left", || server.stats().bases.versions == 1).await;
+        eventually("version 4 has left retention", || server.stats().bases.versions == 1).await;
         eventually("the subscriber is lost", || server.stats().sessions == 0).await;
         assert_eq!(server.stats().bases.versions, 1, "the subscriber may reconnect");
         sleep(Duration::from_secs(31)).await;
-        assert_eq!(server.stats().bases.versions, 0, "the wait has ended, without a further publish");
+        assert_eq!(server.stats().bases.versions, 0, "the base is dropped without a further publish");
         publish(&server, &mut publisher, 6).await;
         assert_eq!(server.stats().bases.versions, 0);
 
@@ -224,10 +228,14 @@ fn unneeded_bases_are_dropped() {
         another.list().await.unwrap();
         sim.cut(2);
         publish(&server, &mut publisher, 8).await;
-        eventually("version 7 left", || server.stats().bases.versions == 1).await;
+        eventually("version 7 has left retention", || server.stats().bases.versions == 1).await;
         eventually("that subscriber is lost, too", || server.stats().sessions == 0).await;
         sleep(Duration::from_secs(31)).await;
-        assert_eq!(server.stats().bases.versions, 0, "the wait for a later lost subscriber is not longer");
+        assert_eq!(
+            server.stats().bases.versions,
+            0,
+            "the base of a subscriber that is lost later is kept no longer"
+        );
 
         let (_client, mut subscription) = follow(&sim, 3, client_config()).await;
         next(&mut subscription, 8).await;
@@ -242,8 +250,7 @@ fn unneeded_bases_are_dropped() {
 }
 
 /// Goal: bases never prevent a publish: they are dropped when the bound of staged memory is reached.
-/// Method: memory for three versions; one is the base of a subscriber that is away, two are retained, and one more is
-/// published.
+/// Method: memory for three versions: one is the base of a lost subscriber, two are retained; publish one more.
 #[test]
 fn bases_are_dropped_when_staged_memory_is_full() {
     simulate(8, async |sim| {
@@ -264,9 +271,9 @@ fn bases_are_dropped_when_staged_memory_is_full() {
     });
 }
 
-/// Goal: a version that is withdrawn or preempted ends the base: the next version has no deltas, and the one after it
-/// has.
-/// Method: withdraw a version during its transfer, and preempt one; both with deltas under way.
+/// Goal: a version that is withdrawn or preempted ends the base: the next version is sent without deltas, and the
+/// version after it with deltas.
+/// Method: withdraw a version during its transfer, and preempt one; both while deltas are being sent.
 #[test]
 fn a_withdrawn_or_preempted_version_ends_the_base() {
     for preempt in [false, true] {
@@ -380,9 +387,9 @@ fn a_version_with_a_changed_manifest_is_sent_whole() {
     });
 }
 
-/// Goal: every byte is as published, under all faults, and deltas are used.
-/// Method: random publishers, followers of both modes with one or two lanes and more or less memory, on bad networks,
-/// with partitions, restarts of clients and servers, withdrawn versions and changed manifests.
+/// Goal: under all faults, every byte is received as published, and deltas are used.
+/// Method: random publishers and followers, in both modes, with one or two lanes and more or less memory, on bad
+/// networks, with partitions, restarts of clients and servers, withdrawn versions and changed manifests.
 #[test]
 fn random_versions() {
     let mut deltas = 0;
@@ -392,7 +399,7 @@ fn random_versions() {
     assert!(deltas > 500, "{deltas}");
 }
 
-/// Runs such a scenario, and returns the number of chunks received as deltas.
+/// Runs a random scenario, and returns the number of chunks received as deltas.
 async fn publish_and_follow(sim: Sim) -> u64 {
     let mut rng = ChaCha8Rng::seed_from_u64(!sim.seed);
     let config = tensor_relay_server::Config {
@@ -468,7 +475,7 @@ async fn publish_and_follow(sim: Sim) -> u64 {
     deltas
 }
 
-/// A subscriber that checks every byte of its snapshots, and sometimes connects again.
+/// A subscriber that checks every byte of its snapshots, and sometimes closes its connection and connects again.
 struct Follower {
     config: Config,
     every: bool,

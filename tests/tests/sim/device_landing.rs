@@ -1,4 +1,4 @@
-//! Versions that are received into device memory: complete and exact, whatever fails.
+//! Versions that are received into device memory: they are complete and exact, whatever fails.
 
 mod buffers;
 
@@ -25,14 +25,14 @@ use tokio::time::sleep;
 
 const BYTES: u64 = 2 << 20;
 
-/// Longer than a client's deadline for a copy.
+/// Slightly longer than a client's deadline for a copy.
 const HANG_DURATION_MAX: Duration = Duration::from_secs(26);
 
 fn receiving_on(device: &Device, config: Config) -> Config {
     Config { device: Some(device.clone()), ..config }
 }
 
-/// The number of chunks that are received at once.
+/// The number of chunks for which a client grants credit.
 fn credit() -> usize {
     client_config().credit_chunks as usize
 }
@@ -64,7 +64,7 @@ fn content(name: &TensorName, version: u64, bytes: u64) -> Vec<u8> {
     out
 }
 
-/// The content of a buffer, whose device must copy out synchronously.
+/// The content of a buffer, read through its device.
 async fn bytes_in(buffer: &DeviceBuffer) -> Vec<u8> {
     buffer.source().read(0..buffer.len_bytes()).await.unwrap().to_vec()
 }
@@ -102,7 +102,8 @@ fn all_kinds() -> Vec<TensorSpec> {
 
 /// Goal: tensors of every dtype arrive exactly on the device, raw and encoded, in both modes; the methods of such a
 /// snapshot return what the documentation says.
-/// Method: tensors of each dtype, an empty and a tied one; read each back from the range that the snapshot reports.
+/// Method: tensors of each dtype, an empty and a tied one; read each tensor back from the range that the snapshot
+/// reports.
 #[test]
 fn every_dtype_arrives_exactly() {
     for (seed, codec) in [(1, CodecId::Raw), (2, CodecId::Zstd)] {
@@ -139,7 +140,7 @@ fn every_dtype_arrives_exactly() {
 }
 
 /// Goal: a snapshot on a device is never written as empty files, nor copied as empty tensors.
-/// Method: call each operation that needs a snapshot on the host, with one on a device, and then with its copy on the
+/// Method: call each operation that needs a snapshot on the host with a snapshot on a device, then with its copy on the
 /// host.
 #[test]
 fn host_operations_refuse_a_snapshot_on_a_device() {
@@ -170,8 +171,8 @@ fn host_operations_refuse_a_snapshot_on_a_device() {
     });
 }
 
-/// Goal: thirty versions of random tensors fit in the device memory of two, which is free at the end.
-/// Method: random tensors, with and without a selection, and one snapshot held at a time.
+/// Goal: device memory for three versions suffices for thirty, and is free at the end.
+/// Method: random tensors, with and without a selection; the user holds one snapshot at a time.
 #[test]
 fn device_memory_is_reused() {
     for seed in seeds(6) {
@@ -241,8 +242,8 @@ fn a_version_is_resumed() {
 }
 
 /// Goal: a copy that was in flight when its version was given up keeps its memory, and never writes to another version.
-/// Method: drop the subscription during copies, with and without a lost connection; receive another version on the same
-/// device, and only then let the old copies pass.
+/// Method: drop the subscription during copies, with and without a lost connection; receive the version again on the
+/// same device, and only then let the old copies pass.
 #[test]
 fn a_version_given_up_during_its_copies() {
     for lost in [false, true] {
@@ -272,8 +273,8 @@ fn a_version_given_up_during_its_copies() {
             let client = sim.client(2, config).await.unwrap();
             let mut subscription = client.subscribe(&topic("t")).await.unwrap();
             let (snapshot, ()) = tokio::join!(subscription.next(), async {
-                eventually("the other version is copied", || engine.in_flight() > credit()).await;
-                // Newest first: the copies of the version that was given up end last.
+                eventually("new copies are in flight", || engine.in_flight() > credit()).await;
+                // Newest first: the old copies end last.
                 while engine.in_flight() > credit() || copies_begin(&engine).await {
                     engine.let_newest_pass();
                     sleep(Duration::from_millis(1)).await;
@@ -293,8 +294,7 @@ async fn copies_begin(engine: &GatedEngine) -> bool {
     engine.begun() > before
 }
 
-/// Goal: the number of versions that a user holds is bounded on a device as on the host: a tensor counts like its
-/// snapshot.
+/// Goal: the number of versions that a user holds is bounded on a device, too: a held tensor counts like its snapshot.
 /// Method: with a limit of one, hold a tensor; request the next version; drop the tensor; request it again.
 #[test]
 fn a_tensor_on_a_device_counts_as_held() {
@@ -318,7 +318,7 @@ fn a_tensor_on_a_device_counts_as_held() {
     });
 }
 
-/// Goal: a user who takes no snapshot for a while gets the newest, and the older ones' device memory is free again.
+/// Goal: a user who takes no snapshot for a while gets the newest one, and the device memory of older ones is free.
 /// Method: publish six versions while the user sleeps.
 #[test]
 fn an_idle_user_gets_the_newest_version() {
@@ -341,7 +341,7 @@ fn an_idle_user_gets_the_newest_version() {
 
 /// Goal: a version that does not fit on the device, or whose copy does not fit on the host, is an error with both
 /// sizes.
-/// Method: a version of twice the budget, on either; the same session then receives a smaller one.
+/// Method: a version of twice the budget, on the device and on the host; between them, a version that fits.
 #[test]
 fn a_version_that_does_not_fit_is_an_error() {
     simulate(8, async |sim| {
@@ -390,7 +390,7 @@ fn a_failed_copy_ends_only_its_subscription() {
             publish(&server, &mut other, version, &[noise("a", BYTES)]).await;
             tensors::check(&unaffected.next().await.unwrap());
         }
-        eventually("all are committed", || server.stats().committed == 3).await;
+        eventually("all three versions are committed", || server.stats().committed == 3).await;
         assert_eq!(server.stats().sessions, 1);
         eventually("memory is free", || engine.in_use_bytes() <= 2 * BYTES).await;
         eventually("slots are free", || device.slots().available() == 16).await;
@@ -398,8 +398,8 @@ fn a_failed_copy_ends_only_its_subscription() {
 }
 
 /// Goal: a device that hangs costs a version, not the subscription: the user gets an error, and later versions are
-/// received. The old copies harm no later version.
-/// Method: copies of the first version hang; those of the second pass; the old ones pass when the second is complete.
+/// received. The old copies never write to a later version.
+/// Method: hold the copies of the first version; let those of the second pass, and after them the old ones.
 #[test]
 fn hanging_copies_cost_only_a_version() {
     for every in [false, true] {
@@ -421,7 +421,7 @@ fn hanging_copies_cost_only_a_version() {
             );
             assert!(error.to_string().contains("within 25s"), "{error}");
             let stuck = engine.in_flight();
-            assert!(stuck > 0 && engine.in_use_bytes() == BYTES, "{stuck} copies have their memory");
+            assert!(stuck > 0 && engine.in_use_bytes() == BYTES, "{stuck} copies keep the version's memory");
 
             publish(&server, &mut publisher, 2, &specs).await;
             let (snapshot, ()) = tokio::join!(next_after_gaps(&mut subscription), async {
@@ -433,7 +433,7 @@ fn hanging_copies_cost_only_a_version() {
             engine.open();
             tensors::check(&snapshot);
             sleep(OUTAGE_DURATION).await;
-            assert_eq!(engine.in_use_bytes(), BYTES, "only the held version has memory");
+            assert_eq!(engine.in_use_bytes(), BYTES, "only the user's version has memory");
         });
     }
 }
@@ -450,7 +450,7 @@ async fn next_after_gaps(subscription: &mut Subscription) -> Snapshot {
 }
 
 /// Goal: while one chunk is copied, others are received: the stages overlap.
-/// Method: hold each copy until another chunk has been received; count how many overlap.
+/// Method: hold each copy until another chunk has been received; count the copies that overlap.
 #[test]
 fn copies_overlap_with_reception() {
     simulate(11, async |sim| {
@@ -466,7 +466,7 @@ fn copies_overlap_with_reception() {
             let chunks = BYTES / u64::from(CHUNK_BYTES);
             while engine.begun() < chunks {
                 let begun = engine.begun();
-                eventually("another chunk comes while one is copied", || engine.begun() > begun + 1).await;
+                eventually("another chunk arrives during a copy", || engine.begun() > begun + 1).await;
                 while engine.in_flight() > 1 {
                     engine.let_one_pass();
                 }
@@ -477,7 +477,7 @@ fn copies_overlap_with_reception() {
         let chunks = BYTES / u64::from(CHUNK_BYTES);
         let stages = client.stages();
         assert_eq!(stages.begun(Stage::Write), chunks);
-        // The write of a chunk begins when it is received: here while another chunk is still being copied.
+        // The write of a chunk begins when the chunk has been received: here while another chunk is being copied.
         assert!(stages.overlaps(Stage::Write, Stage::Write) > chunks / 2, "{stages:?}");
     });
 }

@@ -1,5 +1,5 @@
-//! Versions published from a device: read once for all subscribers, and lent memory is returned when promised; a device
-//! that fails is reported.
+//! Versions that are published from a device: each is read once for all subscribers, lent memory is released when
+//! promised, and a device that fails costs only its versions.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -46,7 +46,7 @@ async fn publish_version(
     publisher.publish(content, tensors::metadata(version)).await.unwrap()
 }
 
-/// A subscription, and its client, which must live as long.
+/// A subscription with its client, which must live as long.
 struct Reader {
     subscription: Subscription,
     _client: Client,
@@ -93,7 +93,7 @@ fn a_device_is_read_once_for_all() {
                 false => lent(&server, &device, specs, 1).await.into(),
             };
             let staged_bytes = server.stats().staged_bytes;
-            assert_eq!(staged_bytes, 0, "host memory was released");
+            assert_eq!(staged_bytes, 0, "the version has no host memory");
             let mut publisher = server.publisher(topic("t")).unwrap();
             publish_version(&mut publisher, publishable, 1).await;
             let receive = async |number| next(&mut *subscribe(&sim, number).await).await;
@@ -110,9 +110,9 @@ fn a_device_is_read_once_for_all() {
     }
 }
 
-/// Goal: a late subscriber is served as well. Chunks read again for it are counted; with a large enough cache there are
-/// none.
-/// Method: a second subscriber after the first has finished, with the default cache, a large one and none.
+/// Goal: a late subscriber is served, too. The chunks that are read again for it are counted; with a large enough cache
+/// there are none.
+/// Method: a second subscriber after the first has finished, with the default cache, a large cache and none.
 #[test]
 fn reads_for_a_late_subscriber_are_counted() {
     for (device_cache_bytes, rereads) in [(None, 40), (Some(u64::MAX), 0), (Some(0), 40)] {
@@ -134,9 +134,10 @@ fn reads_for_a_late_subscriber_are_counted() {
     }
 }
 
-/// Goal: a slow subscriber does not delay a fast one, though the device has few slots and the chunks sent to the slow
-/// one keep theirs.
-/// Method: cut the slow one off during the transfer, but not for its idle timeout; with few slots and either cache.
+/// Goal: a slow subscriber does not delay a fast one, although the device has few slots, and the chunks that are being
+/// sent to the slow subscriber keep theirs.
+/// Method: cut the slow subscriber off during the transfer, for less than the idle timeout; with one to six slots, with
+/// the default cache and a large one.
 #[test]
 fn a_slow_subscriber_does_not_delay_a_fast_one() {
     for slots in 1..7 {
@@ -245,7 +246,7 @@ fn lent_memory_is_released_after_the_last_copy() {
         let borrowed = lent(&server, &device, chunks(20), 1).await;
         let publication = publish_version(&mut publisher, borrowed, 1).await;
         next(&mut *subscribe(&sim, 1).await).await;
-        assert!(!publication.is_released(), "it is retained");
+        assert!(!publication.is_released(), "the version is retained");
         assert!(server.stats().encoder.source_cached_bytes > 0);
 
         engine.behave(Behaviour::Held);
@@ -278,7 +279,7 @@ fn a_replaced_version_is_released_during_a_slow_transfer() {
         let mut subscription = subscribe(&sim, 1).await;
         let borrowed = lent(&server, &device, chunks(200), 1).await;
         let publication = publish_version(&mut publisher, borrowed, 1).await;
-        eventually("it is under way", || server.stats().encoder.source_reads > 8).await;
+        eventually("the transfer is under way", || server.stats().encoder.source_reads > 8).await;
         let borrowed = lent(&server, &device, chunks(3), 2).await;
         let second = publish_version(&mut publisher, borrowed, 2).await;
         assert!(publication.released(Duration::from_secs(5)).await);
@@ -343,7 +344,7 @@ fn a_failed_device_costs_only_its_versions() {
             let borrowed = lent(&server, &device, chunks(100), 1).await;
             engine.behave(Behaviour::Taking(Duration::from_millis(2)));
             let publication = publish_version(&mut publisher, borrowed, 1).await;
-            eventually("it is under way", || server.stats().encoder.source_reads > 20).await;
+            eventually("the transfer is under way", || server.stats().encoder.source_reads > 20).await;
             engine.behave(Behaviour::Failing);
             // A version that cannot be read is retained no longer.
             assert!(publication.released(Duration::from_secs(1)).await);

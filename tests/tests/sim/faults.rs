@@ -1,4 +1,4 @@
-//! Bad networks: no version is torn or out of order, and the newest one arrives in the end.
+//! Bad networks: no version is torn or out of order, and the newest one always arrives.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -23,9 +23,8 @@ fn bad_ethernet() {
     }
 }
 
-/// Goal: as above, with large datagrams, of which a lost one costs more.
-/// Method: as above; in half of the seeds the path's MTU is smaller than that of the first hop, without an error
-/// message.
+/// Goal: as above, with jumbo frames, whose loss costs more.
+/// Method: as above, with the MTU of jumbo frames.
 #[test]
 fn bad_jumbo_frames() {
     for seed in 1_000..1_100 {
@@ -35,7 +34,7 @@ fn bad_jumbo_frames() {
 
 /// Goal: a failure can be reproduced: a scenario depends on its seed alone.
 /// Method: two runs with the same seed have the same numbers of datagrams, drops and bytes, and end at the same
-/// instant; one with another seed does not.
+/// instant; a run with another seed does not.
 #[test]
 fn a_scenario_depends_on_its_seed_alone() {
     let run = |seed| simulate(seed, async |sim| one_transfer(sim).await);
@@ -102,7 +101,7 @@ fn a_short_partition_only_delays_a_transfer() {
 
 /// A version that a subscriber received.
 #[derive(Debug)]
-struct Seen {
+struct Received {
     version: u64,
     skipped: u64,
 }
@@ -126,12 +125,12 @@ async fn publish_and_follow(mut sim: Sim, first_hop: u16) {
 
     let versions = rng.random_range(1..=8);
     let mut followers = JoinSet::new();
-    let mut started = Vec::new();
+    let mut early_followers = Vec::new();
     for number in 1..=rng.random_range(1..=3) {
         let (ready, is_ready) = oneshot::channel();
         let from_start = number == 1 || rng.random_bool(0.5);
         if from_start {
-            started.push(is_ready);
+            early_followers.push(is_ready);
         }
         let follower = Follower {
             connector: sim.connector(number),
@@ -142,8 +141,8 @@ async fn publish_and_follow(mut sim: Sim, first_hop: u16) {
         };
         followers.spawn(async move { (from_start, follower.run(ready).await) });
     }
-    for ready in started {
-        ready.await.unwrap();
+    for is_ready in early_followers {
+        is_ready.await.unwrap();
     }
 
     let mut specs = tensors::random(&mut rng, 100 << 10);
@@ -162,14 +161,16 @@ async fn publish_and_follow(mut sim: Sim, first_hop: u16) {
     let mut last = last.unwrap();
     let mut clients = Vec::new();
     while let Some(followed) = followers.join_next().await {
-        let (from_start, (client, seen)) = followed.unwrap();
-        check_order(from_start, versions, &seen);
+        let (from_start, (client, received)) = followed.unwrap();
+        check_order(from_start, versions, &received);
         clients.push(client);
     }
     assert!(last.committed(subscribers, Duration::from_secs(10)).await);
     assert_eq!(server.stats().evicted, 0);
 }
 
+/// A random bad path. In half of the cases a later hop has a smaller MTU than the first one, and drops larger datagrams
+/// without an error message.
 fn bad_path(rng: &mut ChaCha8Rng, first_hop: u16) -> Path {
     let fastest = Duration::from_micros(rng.random_range(100..10_000));
     let jitter = Duration::from_micros(rng.random_range(0..20_000));
@@ -194,22 +195,22 @@ struct Follower {
 }
 
 impl Follower {
-    async fn run(mut self, ready: oneshot::Sender<()>) -> (Client, Vec<Seen>) {
+    async fn run(mut self, ready: oneshot::Sender<()>) -> (Client, Vec<Received>) {
         sleep(self.joins_after).await;
         let client = self.connect().await;
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
         // The reply proves that the server has received the subscription.
         client.list().await.unwrap();
         let _ = ready.send(());
-        let mut seen = Vec::new();
+        let mut received = Vec::new();
         loop {
             let snapshot = subscription.next().await.unwrap();
             sleep(Duration::from_millis(self.rng.random_range(0..300))).await;
             tensors::check(&snapshot);
             let (version, skipped) = (snapshot.id().version.0, snapshot.skipped());
-            seen.push(Seen { version, skipped });
+            received.push(Received { version, skipped });
             if version == self.last_version {
-                return (client, seen);
+                return (client, received);
             }
         }
     }
@@ -227,16 +228,16 @@ impl Follower {
     }
 }
 
-/// Checks that versions are in order and unique, and that each one was delivered or counted as skipped.
-fn check_order(from_start: bool, versions: u64, seen: &[Seen]) {
-    let first = &seen[0];
+/// Checks that versions are unique and in order, and that each one was received or counted as skipped.
+fn check_order(from_start: bool, versions: u64, received: &[Received]) {
+    let first = &received[0];
     let base = first.version - first.skipped;
-    assert!(!from_start || base == 1, "a version was missed and not counted: {seen:?}");
-    for pair in seen.windows(2) {
-        assert_eq!(pair[1].version, pair[0].version + 1 + pair[1].skipped, "{seen:?}");
+    assert!(!from_start || base == 1, "a version was missed and not counted as skipped: {received:?}");
+    for pair in received.windows(2) {
+        assert_eq!(pair[1].version, pair[0].version + 1 + pair[1].skipped, "{received:?}");
     }
-    let counted: u64 = seen.iter().map(|seen| 1 + seen.skipped).sum();
-    assert_eq!(counted, versions - base + 1, "{seen:?}");
+    let counted: u64 = received.iter().map(|received| 1 + received.skipped).sum();
+    assert_eq!(counted, versions - base + 1, "{received:?}");
 }
 
 /// The traffic and duration of a transfer, which must be the same in each run with the same seed.

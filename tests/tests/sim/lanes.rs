@@ -29,7 +29,7 @@ fn lane_address(number: u8, lane: u8) -> IpAddr {
     Ipv4Addr::new(10, lane, 1, number).into()
 }
 
-/// `config` with `lanes` lanes, each with its own address.
+/// Adds a number of lanes to `config`, each with its own address.
 fn with_lanes(number: u8, lanes: u8, config: Config) -> Config {
     let lane_addresses = (0..lanes).map(|lane| lane_address(number, lane)).collect();
     Config { lanes: Lanes::Fixed(lanes.into()), lane_addresses, ..config }
@@ -87,8 +87,8 @@ fn every_lane_carries_a_share() {
                 let shares: Vec<u64> =
                     received(&client).iter().zip(before).map(|(now, then)| now - then).collect();
                 assert_eq!(shares.len(), usize::from(lanes));
-                let fair = 3 * BYTES / u64::from(lanes);
-                assert!(shares.iter().all(|share| (fair / 2..fair * 2).contains(share)), "{shares:?}");
+                let mean = 3 * BYTES / u64::from(lanes);
+                assert!(shares.iter().all(|share| (mean / 2..mean * 2).contains(share)), "{shares:?}");
                 assert_eq!(server.stats().sessions, 1, "lanes do not count as sessions");
             });
         }
@@ -123,7 +123,7 @@ fn a_lost_lane_is_replaced() {
 
             dead.iter().for_each(|lane| mend(&sim, 1, *lane));
             for _ in 0..3 {
-                sleep(Duration::from_secs(5)).await; // The server's idle timeout, and the longest wait of the client's.
+                sleep(Duration::from_secs(5)).await; // In total, the idle timeout and the longest retry delay.
             }
             eventually("the lanes are back", || client.lanes().len() == 4).await;
             publish(&server, &mut publisher, 3, BYTES).await;
@@ -159,7 +159,7 @@ fn a_stalled_lane_is_bypassed() {
             assert!(took < Duration::from_millis(max_ms), "{took:?}");
             sleep(Duration::from_secs(4).saturating_sub(took)).await;
             mend(&sim, 1, 1);
-            sleep(Duration::from_secs(9)).await; // Its idle timeout, and the longest wait before another lane joins.
+            sleep(Duration::from_secs(9)).await; // The rest of the idle timeout, and the retry delay.
             eventually("another lane has joined", || client.lanes().len() == 2).await;
             for version in 2..=4 {
                 publish(&server, &mut publisher, version, BYTES).await;
@@ -170,9 +170,9 @@ fn a_stalled_lane_is_bypassed() {
     }
 }
 
-/// Goal: a lane whose `Joined` is lost does not cost the session, though the server already uses the lane: the chunks
-/// sent over it are sent again.
-/// Method: cut the second lane at various moments of its join, while versions are published.
+/// Goal: a lane whose `Joined` is lost does not cost the session, although the server already uses the lane: the chunks
+/// sent over the lane are sent again.
+/// Method: cut the second lane at various moments while it joins, and publish versions.
 #[test]
 fn a_lane_may_be_lost_while_it_joins() {
     for millis in (0..160).step_by(10) {
@@ -191,7 +191,7 @@ fn a_lane_may_be_lost_while_it_joins() {
                 assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(version), 0));
             }
             mend(&sim, 1, 1);
-            sleep(Duration::from_secs(9)).await; // The longest idle timeout, before the lane is tried again.
+            sleep(Duration::from_secs(9)).await; // The rest of the idle timeout, before the client retries the lane.
             eventually("the lane has joined", || client.lanes().len() == 2).await;
             publish(&server, &mut publisher, 3, 1 << 20).await;
             tensors::check(&subscription.next().await.unwrap());
@@ -200,8 +200,7 @@ fn a_lane_may_be_lost_while_it_joins() {
     }
 }
 
-/// Goal: when the first lane is lost, the session is resumed with all its lanes; chunks received over any lane are
-/// kept.
+/// Goal: when the first lane is lost, the session is resumed with all its lanes; received chunks of all lanes are kept.
 /// Method: cut all lanes, or only the first one, during a transfer for longer than the idle timeout.
 #[test]
 fn a_session_is_resumed_after_its_first_lane_is_lost() {
@@ -237,7 +236,7 @@ fn a_session_is_resumed_after_its_first_lane_is_lost() {
 }
 
 /// Goal: the lanes of several sessions do not mix, and a chunk is encoded once for all of them.
-/// Method: subscribers with three, two and one lanes, the first of which loses a lane.
+/// Method: subscribers with three lanes, two and one; the first subscriber loses a lane.
 #[test]
 fn lanes_of_several_sessions_do_not_mix() {
     for seed in seeds(4) {
@@ -259,7 +258,11 @@ fn lanes_of_several_sessions_do_not_mix() {
                 tensors::check(&subscription.next().await.unwrap());
             }
             let encoder = server.stats().encoder;
-            assert_eq!(encoder.encoded, BYTES / u64::from(CHUNK_BYTES), "each chunk once: {encoder:?}");
+            assert_eq!(
+                encoder.encoded,
+                BYTES / u64::from(CHUNK_BYTES),
+                "each chunk is encoded once: {encoder:?}"
+            );
             assert_eq!(followers[1].0.lanes().len(), 2);
             eventually("no transfer remains", || server.stats().transfers == 0).await;
         });
@@ -290,9 +293,9 @@ fn the_servers_limit_of_lanes_is_respected() {
     }
 }
 
-/// Goal: with an automatic number of lanes, a session begins with one, and doubles their number as long as a large
-/// version gets faster, up to the maximum; a small version adds none.
-/// Method: a path with a long delay, on which chunks in flight limit each lane's rate; two megabytes, then 64.
+/// Goal: with an automatic number of lanes, a session begins with one lane, and doubles the number as long as a large
+/// version gets faster, up to the maximum; a small version adds no lane.
+/// Method: a path with a long delay, on which the chunks in flight limit each lane's rate; versions of 2 and 64 MiB.
 #[test]
 fn lanes_are_added_while_versions_get_faster() {
     simulate(1, async |sim| {
@@ -347,8 +350,9 @@ fn all_lanes_end_together() {
     });
 }
 
-/// Goal: on bad networks too, no version is torn, missing or delivered twice.
-/// Method: loss, reordering and duplication, while random lanes are cut, in mode `latest` with every version awaited.
+/// Goal: on bad networks, no version is torn, missing or delivered twice.
+/// Method: loss, reordering and duplication, while random lanes are cut; the subscriber awaits each version before the
+/// next is published.
 #[test]
 fn random_lanes_on_bad_networks() {
     for seed in seeds(6) {

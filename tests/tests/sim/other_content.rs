@@ -17,10 +17,10 @@ const BYTES: u64 = 1 << 20;
 
 const CHUNKS: u32 = (BYTES / CHUNK_BYTES as u64) as u32;
 
-/// The content that the second server publishes as version `n` is that of version `OTHER + n`.
+/// Content number `OTHER + n` is the other content that a later server publishes as version `n`.
 const OTHER: u64 = 1000;
 
-/// Long enough for a client to reconnect.
+/// Longer than a client needs to reconnect.
 const RECONNECT_DURATION: Duration = Duration::from_secs(8);
 
 fn open(server: &Server) -> Publisher {
@@ -51,7 +51,8 @@ async fn follow(sim: &Sim, request: fn(tensor_relay_client::Topic) -> Request) -
     (client, subscription)
 }
 
-/// Receives the next version, which must have this number and content, and continue the previous version.
+/// Receives the next version, which must have this number and content, and belong to the same epoch without a change of
+/// content.
 async fn next(subscription: &mut Subscription, version: u64, content: u64) -> Receipt {
     next_checked(subscription, (version, content), false).await
 }
@@ -64,12 +65,12 @@ async fn next_with_other_content(subscription: &mut Subscription, version: u64, 
 async fn next_checked(
     subscription: &mut Subscription,
     (version, content): (u64, u64),
-    anew: bool,
+    is_new_epoch: bool,
 ) -> Receipt {
     let snapshot = subscription.next().await.unwrap();
     assert_eq!(snapshot.id().version, Version(version));
     tensors::check_content(&snapshot, content);
-    assert_eq!((snapshot.skipped(), snapshot.is_new_epoch()), (0, anew));
+    assert_eq!((snapshot.skipped(), snapshot.is_new_epoch()), (0, is_new_epoch));
     snapshot.receipt()
 }
 
@@ -82,7 +83,8 @@ async fn restart(sim: &Sim, server: Server, publisher: Publisher) -> (Server, Pu
 }
 
 async fn wait_until_half_is_verified(subscription: &Subscription) {
-    eventually("half of it is verified", || subscription.progress().verified_bytes >= BYTES / 2).await;
+    eventually("half of the version is verified", || subscription.progress().verified_bytes >= BYTES / 2)
+        .await;
 }
 
 /// Goal: a client that committed a version gets the whole version if the next server publishes other bytes under its
@@ -110,7 +112,7 @@ fn a_committed_version_with_other_content_is_sent_again() {
                     } else {
                         assert!(
                             timeout(RECONNECT_DURATION, subscription.next()).await.is_err(),
-                            "it has version 1"
+                            "version 1 is not delivered again"
                         );
                         assert!(sim.server_sent() - before < BYTES / 10);
                     }
@@ -122,8 +124,9 @@ fn a_committed_version_with_other_content_is_sent_again() {
     }
 }
 
-/// Goal: a partial version is continued only by a server with the same bytes. Method: both modes; lose the first server
-/// during the version; the second publishes the same or other bytes, before and after the client reconnects.
+/// Goal: the transfer of a partial version is continued only by a server with the same bytes. Method: both modes; end
+/// the first server during the transfer; the second one publishes the same or other bytes, before and after the client
+/// reconnects.
 #[test]
 fn a_partial_version_is_continued_only_with_the_same_bytes() {
     for request in [Request::latest, Request::every] {
@@ -144,18 +147,17 @@ fn a_partial_version_is_continued_only_with_the_same_bytes() {
                     let receipt = next(&mut subscription, 1, other + 1).await;
                     assert_eq!((receipt.resumed, receipt.chunks), (u32::from(other == 0), CHUNKS));
                     let sent = sim.server_sent() - before;
-                    let (least, most) =
-                        if other > 0 { (BYTES, BYTES * 12 / 10) } else { (0, BYTES * 6 / 10) };
-                    assert!((least..=most).contains(&sent), "{sent} of {BYTES}");
+                    let (min, max) = if other > 0 { (BYTES, BYTES * 12 / 10) } else { (0, BYTES * 6 / 10) };
+                    assert!((min..=max).contains(&sent), "{sent} of {BYTES}");
                 });
             }
         }
     }
 }
 
-/// Goal: a version whose number was committed before with other content is resumed like any other.
-/// Method: commit a version, lose a second server during a transfer of other bytes under its number; a third server has
-/// the second one's bytes.
+/// Goal: a version whose number was committed before with other content is resumed like any other version.
+/// Method: commit a version; a second server publishes other bytes under its number, and ends during the transfer; a
+/// third server has the bytes of the second.
 #[test]
 fn a_partial_version_with_other_content_is_resumed() {
     for request in [Request::latest, Request::every] {
@@ -169,7 +171,7 @@ fn a_partial_version_with_other_content_is_resumed() {
             let (server, mut publisher) = restart(&sim, server, publisher).await;
             publish(&server, &mut publisher, [OTHER + 1]).await;
             let has_begun = || (1..BYTES).contains(&subscription.progress().verified_bytes);
-            eventually("its transfer has begun", has_begun).await;
+            eventually("the transfer of the other content has begun", has_begun).await;
             wait_until_half_is_verified(&subscription).await;
             let (server, mut publisher) = restart(&sim, server, publisher).await;
             publish(&server, &mut publisher, [OTHER + 1]).await;
@@ -180,9 +182,9 @@ fn a_partial_version_with_other_content_is_resumed() {
     }
 }
 
-/// Goal: in mode `every`, a reader continues at the version with other content, misses none after it and gets none
-/// before it. Method: a second server with the same two versions, another third one and a fourth, published before and
-/// after the client reconnects.
+/// Goal: in mode `every`, a reader continues at the first version whose content differs: it receives no earlier version
+/// again, and all later ones. Method: a second server publishes versions 1 and 2 with the same content, version 3 with
+/// other content, and version 4; before and after the client reconnects.
 #[test]
 fn a_reader_continues_at_the_version_with_other_content() {
     for wait in [Duration::ZERO, RECONNECT_DURATION] {
@@ -204,8 +206,8 @@ fn a_reader_continues_at_the_version_with_other_content() {
 }
 
 /// Goal: no delta is coded against a base whose bytes differ at the client. Method: a client with a base; a second
-/// server with other bytes as that version, and a similar next version. In mode `latest` the base's version itself is
-/// not sent again.
+/// server publishes other bytes as that version, and a similar next version. In mode `latest`, only the next version is
+/// sent.
 #[test]
 fn no_delta_uses_a_base_with_other_content() {
     for request in [Request::latest, Request::every] {
@@ -217,7 +219,7 @@ fn no_delta_uses_a_base_with_other_content() {
             for version in 1..=3 {
                 publish_of(&server, &mut publisher, [version], steady).await;
                 let receipt = next(&mut subscription, version, version).await;
-                assert_eq!(receipt.codecs.deltas().chunks > 0, version == 3, "it has a base");
+                assert_eq!(receipt.codecs.deltas().chunks > 0, version == 3, "version {version}");
             }
             sim.cut(1);
             let (server, mut publisher) = restart(&sim, server, publisher).await;

@@ -84,7 +84,7 @@ fn empty_versions_are_delivered() {
 }
 
 /// Goal: tensors arrive as they were described: names, dtypes, shapes, shards, order and aliases; also empty tensors.
-/// Method: one of each; tied weights must share their memory, and be sent once.
+/// Method: a tensor of each kind; tied weights must share their memory, and be sent once.
 #[test]
 fn tensors_arrive_as_described() {
     simulate(4, async |sim| {
@@ -174,7 +174,7 @@ async fn publish_and_receive(sim: &Sim, versions: &[Vec<TensorSpec>]) -> Vec<Sna
         let staged = tensors::stage(&server, specs.clone(), version);
         publisher.publish(staged, tensors::metadata(version)).await.unwrap();
         snapshots.push(subscription.next().await.unwrap());
-        eventually("it is committed", || server.stats().committed == version).await;
+        eventually("the version is committed", || server.stats().committed == version).await;
     }
     client.close().await;
     drop(server);

@@ -1,4 +1,4 @@
-//! Topics: existing ones, future ones, and a thousand of them.
+//! Topics that exist, that appear later or never, and a thousand topics.
 
 use std::time::Duration;
 use tensor_relay_client::{SubscriptionError, Version};
@@ -29,8 +29,8 @@ fn a_late_subscriber_gets_only_the_newest_version() {
     });
 }
 
-/// Goal: a topic that does not exist is reported when the configured wait has passed, and not before.
-/// Method: subscribe with a wait of three seconds to a topic that is never published.
+/// Goal: a topic that does not exist is reported after `topic_timeout`, and not before.
+/// Method: subscribe with a timeout of three seconds to a topic that is never published.
 #[test]
 fn a_topic_that_does_not_appear_is_reported() {
     simulate(2, async |sim| {
@@ -107,8 +107,8 @@ fn subscriptions_of_a_session_are_independent() {
             subscriptions.truncate(4);
         }
         eventually("all versions are committed", || server.stats().committed == 12).await;
-        let followed = client.list().await.unwrap();
-        assert!(followed.iter().map(|topic| topic.subscribers).eq([1, 1, 1, 1, 0, 0, 0, 0]));
+        let listed = client.list().await.unwrap();
+        assert!(listed.iter().map(|topic| topic.subscribers).eq([1, 1, 1, 1, 0, 0, 0, 0]));
     });
 }
 
@@ -143,7 +143,7 @@ fn a_list_of_a_thousand_topics_is_complete() {
     });
 }
 
-/// Goal: an end is final: after the error that a topic was not found, the subscription receives no version of it.
+/// Goal: an end is final: after the error that its topic was not found, a subscription receives no version.
 /// Method: let the wait time out, then publish, and count the topic's subscribers.
 #[test]
 fn an_ended_subscription_stays_ended_when_its_topic_appears() {

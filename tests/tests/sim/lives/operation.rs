@@ -1,4 +1,4 @@
-//! The operations of a life: a list that is made from a seed, and shortened after a failure.
+//! The operations of a life: a list that is derived from a seed, and reduced after a failure.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -12,7 +12,7 @@ pub(crate) const TOPICS: usize = 2;
 /// The settings of a life.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Setup {
-    /// Whether publishers wait for readers, or evict them.
+    /// Whether publishers wait for slow readers without limit; otherwise they evict them.
     pub(crate) blocks: bool,
     pub(crate) keep_versions: u32,
     pub(crate) linger_s: u64,
@@ -31,7 +31,7 @@ pub(crate) enum SubscriptionKind {
     Every {
         window: u32,
     },
-    /// In mode `every` under a name, so that its place is kept.
+    /// In mode `every` under a reader name, so that the server keeps its place.
     Named {
         window: u32,
     },
@@ -41,15 +41,15 @@ pub(crate) enum SubscriptionKind {
     },
 }
 
-/// The terms of a ticket. A client keeps its ticket while it is valid and has the wanted terms.
+/// The terms of a ticket. A client keeps its ticket while the ticket is valid and has the terms of the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TicketTerms {
-    /// For the first topic only.
+    /// Whether the ticket is for the first topic only.
     pub(crate) is_narrow: bool,
     pub(crate) expires_s: Option<u64>,
 }
 
-/// An operation. One that is impossible at its time has no effect, so every sublist is a life, too.
+/// An operation. An operation that is impossible at its time has no effect, so every part of a list is a life, too.
 #[derive(Debug, Clone)]
 pub(crate) enum Operation {
     Wait {
@@ -64,15 +64,15 @@ pub(crate) enum Operation {
     Withdraw {
         topic: usize,
     },
-    /// The server ends, with or without notifying its clients.
+    /// The server is stopped, with or without notifying its clients.
     Stop {
         silently: bool,
     },
-    /// A server starts. With its state, the newest versions are published again under their numbers.
+    /// A server starts. With the state of the last one, it publishes the newest versions again under their numbers.
     Start {
         with_state: bool,
     },
-    /// A client connects, closes its earlier connection, and subscribes to all topics.
+    /// A client closes its earlier connection, connects, and subscribes to all topics.
     Join {
         client: u8,
         tcp: bool,
@@ -160,7 +160,7 @@ fn operation(rng: &mut ChaCha8Rng) -> Operation {
     }
 }
 
-/// A path that is cut during a transfer, for longer than the idle timeout or for less.
+/// The operations that cut a path during a transfer, for longer than the idle timeout or for less.
 fn outage(rng: &mut ChaCha8Rng) -> [Operation; 5] {
     let (client, topic) = (rng.random_range(1..=CLIENTS), rng.random_range(0..TOPICS));
     [
@@ -208,7 +208,7 @@ fn wait_ms(rng: &mut ChaCha8Rng) -> u64 {
     }
 }
 
-/// Removes operations from `life`, in ever smaller groups, as long as it still fails.
+/// Removes operations from `life`, in ever smaller groups, as long as the remaining ones still fail.
 pub(crate) fn shrink<T: Clone>(mut life: Vec<T>, mut fails: impl FnMut(&[T]) -> bool) -> Vec<T> {
     let mut size = life.len() / 2;
     while size > 0 {

@@ -30,13 +30,14 @@ use tokio::{
 /// The chunks of these servers: small, so that most versions have several.
 const CHUNK_BYTES: u32 = 16 << 10;
 
-/// The time after which no more operations are begun, so that there is time for the end.
+/// The time after which no more operations are begun, so that readers have time to receive the last versions.
 const LIFE_DURATION: Duration = Duration::from_secs(330);
 
-/// The maximum time that a publisher waits for readers: until the loss of a reader is noticed, and its place expires.
+/// The maximum time that a publisher waits for readers: long enough to notice the loss of a reader, and for the place
+/// of that reader to expire.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// The history so far, shared by all clients.
+/// The recorder of the history, shared by all clients.
 #[derive(Clone)]
 struct Log {
     history: Arc<Mutex<History>>,
@@ -45,15 +46,16 @@ struct Log {
     no_pauses: Arc<AtomicBool>,
 }
 
-/// A topic, over restarts of the server.
+/// The state of a topic, which survives restarts of the server.
 struct TopicState {
     name: Topic,
     epoch: u64,
-    /// The newest version and its size, if there is one in this epoch.
+    /// The number and size of the newest version in this epoch, if there is one.
     newest: Option<(u64, u64)>,
     publisher: Option<Publisher>,
 }
 
+/// The servers and clients of a life.
 struct Runner<'a> {
     sim: &'a Sim,
     setup: Setup,
@@ -61,10 +63,12 @@ struct Runner<'a> {
     rules: watch::Sender<Arc<Rules>>,
     server: Option<Server>,
     topics: Vec<TopicState>,
+    /// The number of epochs so far.
     epochs: u64,
     clients: BTreeMap<u8, ConnectedClient>,
     principals: client::Principals,
-    cut: BTreeSet<(u8, u8)>,
+    /// The client and lane of each path that is cut.
+    cut_lanes: BTreeSet<(u8, u8)>,
 }
 
 thread_local! {
@@ -72,14 +76,15 @@ thread_local! {
     static BEGAN: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// The maximum time until the address of a server that ended is free: its connections drain for three probe timeouts
+/// The maximum time until the address of a stopped server is free: its connections drain for three probe timeouts
 /// (RFC 9000 §10.2), which are long after a network failure.
 const ADDRESS_FREE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The time on the clock of tickets when a life begins.
+/// The time when a life begins, on the clock by which tickets expire.
 const CLOCK_START_S: u64 = 1_000_000;
 
-fn seconds() -> u64 {
+/// The clock by which tickets expire.
+fn clock_s() -> u64 {
     CLOCK_START_S + BEGAN.get().map_or(0, |began| began.elapsed().as_secs())
 }
 
@@ -92,8 +97,8 @@ pub(super) async fn run(sim: &Sim, setup: Setup, operations: &[Operation]) -> Hi
         }
     }
     runner.end().await;
-    for (_, member) in std::mem::take(&mut runner.clients) {
-        member.leave().await;
+    for (_, client) in std::mem::take(&mut runner.clients) {
+        client.leave().await;
     }
     let mut history = runner.log.history();
     std::mem::take(&mut *history)
@@ -121,7 +126,7 @@ impl<'a> Runner<'a> {
             topics: (0..TOPICS).map(topic_state).collect(),
             epochs: 0,
             clients: BTreeMap::new(),
-            cut: BTreeSet::new(),
+            cut_lanes: BTreeSet::new(),
         };
         runner.allow((1 << TOPICS) - 1);
         runner
@@ -144,7 +149,7 @@ impl<'a> Runner<'a> {
                 self.join(client, options).await;
             }
             Operation::JoinAgain { client } => {
-                if let Some(options) = self.clients.get(&client).map(|member| member.options) {
+                if let Some(options) = self.clients.get(&client).map(|connected| connected.options) {
                     self.join(client, options).await;
                 }
             }
@@ -182,54 +187,54 @@ impl<'a> Runner<'a> {
     async fn join(&mut self, client: u8, options: client::ClientOptions) {
         self.leave(client).await;
         let blocks = self.setup.blocks;
-        let joined =
+        let connected =
             ConnectedClient::join(self.sim, &self.log, &self.principals, client, options, blocks).await;
-        if let Some(member) = joined {
-            self.clients.insert(client, member);
+        if let Some(connected) = connected {
+            self.clients.insert(client, connected);
         }
     }
 
     async fn leave(&mut self, client: u8) {
-        if let Some(member) = self.clients.remove(&client) {
-            member.leave().await;
+        if let Some(connected) = self.clients.remove(&client) {
+            connected.leave().await;
         }
     }
 
     async fn list(&self, client: u8) {
-        if let Some(member) = self.clients.get(&client) {
-            member.list().await;
+        if let Some(connected) = self.clients.get(&client) {
+            connected.list().await;
         }
     }
 
     fn cut(&mut self, client: u8, lane: u8) {
         self.record_cut(client);
-        self.cut.insert((client, lane));
+        self.cut_lanes.insert((client, lane));
         self.sim
             .net
             .partition(&self.sim.server_host(), &self.sim.net.host(lane_address(client, lane)));
     }
 
     fn record_cut(&self, client: u8) {
-        if let Some(member) = self.clients.get(&client) {
-            member.record_cut();
+        if let Some(connected) = self.clients.get(&client) {
+            connected.record_cut();
         }
     }
 
     fn mend(&mut self, client: u8) {
         for lane in 0..LANES_MAX {
-            self.cut.remove(&(client, lane));
+            self.cut_lanes.remove(&(client, lane));
             self.sim
                 .net
                 .repair(&self.sim.server_host(), &self.sim.net.host(lane_address(client, lane)));
         }
     }
 
-    /// Ends the server; `silently` behind a partition, so that no client is notified.
+    /// Stops the server; `silently` behind a partition, so that no client is notified.
     async fn stop(&mut self, silently: bool) {
         let Some(server) = self.server.take() else { return };
         let now = self.log.now_ms();
         self.log.history().stops_ms.push(now);
-        let were_cut = self.cut.clone();
+        let were_cut = self.cut_lanes.clone();
         for client in 1..=CLIENTS {
             self.record_cut(client);
             if silently {
@@ -252,7 +257,7 @@ impl<'a> Runner<'a> {
             reader_linger: Duration::from_secs(self.setup.linger_s),
             ..server_config()
         };
-        let access = Access::following(self.rules.subscribe()).with_clock(seconds);
+        let access = Access::following(self.rules.subscribe()).with_clock(clock_s);
         self.server = Some(Server::start(self.listener().await, access, config));
         for number in 0..TOPICS {
             let state = &mut self.topics[number];
@@ -266,7 +271,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// A listener on the server's address, as soon as that is free.
+    /// Binds a listener on the server's address, as soon as the address is free.
     async fn listener(&self) -> Listener {
         let began = Instant::now();
         while began.elapsed() < ADDRESS_FREE_TIMEOUT {
@@ -277,7 +282,7 @@ impl<'a> Runner<'a> {
                 Err(_) => sleep(Duration::from_millis(10)).await,
             }
         }
-        panic!("a server that ended {ADDRESS_FREE_TIMEOUT:?} ago still has its address");
+        panic!("a server that was stopped {ADDRESS_FREE_TIMEOUT:?} ago still has its address");
     }
 
     /// Opens a topic, in a new epoch unless it has versions in its current one.
@@ -330,7 +335,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Repairs all paths, publishes once more, and waits until the readers have received that.
+    /// Repairs all paths, publishes one more version of each topic, and waits until the readers have received it.
     async fn end(&mut self) {
         self.sim.net.set_path(Path::default());
         (1..=CLIENTS).for_each(|client| self.mend(client));

@@ -2,8 +2,7 @@
 
 use super::*;
 
-/// Goal: a lost connection that cannot be made again ends the client after the reconnect timeout; the error has both
-/// reasons.
+/// Goal: a client that cannot reconnect ends after the reconnect timeout; the error has both reasons.
 /// Method: cut the path; afterwards call every method of the client.
 #[test]
 fn a_client_ends_after_the_reconnect_timeout() {
@@ -61,7 +60,7 @@ fn another_key_after_a_restart_ends_the_session() {
         let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
         assert!(
             matches!(**source, ClientError::Connect(ConnectError::WrongKey { .. })),
-            "{source}: the key is to blame"
+            "{source}: the error is not about the key"
         );
         assert!(matches!(client.list().await.unwrap_err(), ClientError::Ended(_)));
         eventually("no session remains", || imposter.stats().sessions == 0).await;
@@ -69,7 +68,7 @@ fn another_key_after_a_restart_ends_the_session() {
 }
 
 /// Goal: requests during an outage are sent over the next connection, except cancelled ones.
-/// Method: every request between two connections.
+/// Method: send every kind of request during an outage.
 #[test]
 fn requests_during_an_outage_are_sent_after_it() {
     simulate(7, async |sim| {
@@ -82,17 +81,16 @@ fn requests_during_an_outage_are_sent_after_it() {
         }
         let client = sim.client(1, reconnecting()).await.unwrap();
         let mut kept = client.subscribe(&topic("a")).await.unwrap();
-        let given_up = client.subscribe(&topic("b")).await.unwrap();
+        let dropped = client.subscribe(&topic("b")).await.unwrap();
         let unwatched = client.watch(&Glob::new("**").unwrap()).await.unwrap();
         tensors::check(&kept.next().await.unwrap());
         sim.cut(1);
         sleep(OUTAGE_DURATION).await;
         publish(&server, &mut publishers[0], 2, 1000).await;
 
-        drop((given_up, unwatched));
-        let mut asked = client.subscribe(&topic("c")).await.unwrap();
-        let both = client.subscribe(&topic("b")).await.unwrap();
-        drop(both);
+        drop((dropped, unwatched));
+        let mut new = client.subscribe(&topic("c")).await.unwrap();
+        drop(client.subscribe(&topic("b")).await.unwrap());
         let mut watch = client.watch(&Glob::new("?").unwrap()).await.unwrap();
         drop(client.watch(&Glob::new("b").unwrap()).await.unwrap());
         let (listed, ()) = tokio::join!(client.list(), async {
@@ -101,7 +99,7 @@ fn requests_during_an_outage_are_sent_after_it() {
         });
         let listed = listed.unwrap();
         assert!(listed.iter().map(|entry| entry.subscribers).eq([1, 0, 1]), "{listed:?}");
-        tensors::check(&asked.next().await.unwrap());
+        tensors::check(&new.next().await.unwrap());
         let snapshot = kept.next().await.unwrap();
         assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(2), 0));
         for name in ["a", "b", "c"] {
@@ -112,7 +110,7 @@ fn requests_during_an_outage_are_sent_after_it() {
 }
 
 /// Goal: a client that is closed or dropped during an outage ends at once.
-/// Method: both, while it tries to reconnect.
+/// Method: close or drop the client while it tries to reconnect.
 #[test]
 fn closing_during_an_outage_ends_at_once() {
     for close in [true, false] {
@@ -136,7 +134,7 @@ fn closing_during_an_outage_ends_at_once() {
     }
 }
 
-/// Goal: encoded chunks survive a lost connection as raw ones do, also those that were being decoded.
+/// Goal: encoded chunks survive a lost connection as raw chunks do, also those that are being decoded.
 /// Method: tensors that compress, and cuts at random moments; decoding on the caller's thread and on workers.
 #[test]
 fn encoded_chunks_survive_lost_connections() {
@@ -206,7 +204,7 @@ fn manifests_are_not_sent_twice() {
                 sim.cut(1);
                 sleep(OUTAGE_DURATION).await;
                 sim.mend(1);
-                eventually("it is connected again", || client.reconnects() == 1).await;
+                eventually("the client is connected again", || client.reconnects() == 1).await;
             }
         }
         let payload = 4_000 * 256;
@@ -217,9 +215,9 @@ fn manifests_are_not_sent_twice() {
     });
 }
 
-/// Goal: without reconnecting, a lost connection ends the subscription at once; a topic that ends during an outage ends
-/// its subscription after the reconnect.
-/// Method: one client without a reconnect timeout; a topic that ends during an outage.
+/// Goal: if a client does not reconnect, a lost connection ends its subscription at once; if it does, a topic that ends
+/// during the outage ends its subscription after the reconnect.
+/// Method: two clients, one of them without a reconnect timeout; a topic that ends during an outage.
 #[test]
 fn subscriptions_end_after_lost_connections() {
     simulate(10, async |sim| {
@@ -246,10 +244,10 @@ fn subscriptions_end_after_lost_connections() {
     });
 }
 
-/// Goal: the wait for a topic begins when there is a connection, since a client without one cannot know whether it
-/// exists.
-/// Method: subscribe right before and during an outage that is longer than the wait, and in which the topic is
-/// published.
+/// Goal: the wait for a topic begins when there is a connection, since a client without a connection cannot know
+/// whether the topic exists.
+/// Method: subscribe right before and during an outage that is longer than the wait, and publish the topic during the
+/// outage.
 #[test]
 fn the_wait_for_a_topic_begins_with_a_connection() {
     simulate(11, async |sim| {

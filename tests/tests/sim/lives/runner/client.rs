@@ -1,6 +1,6 @@
 //! A connected client with a reader of each topic; and the rights of all clients.
 
-use super::{CHUNK_BYTES, LANES_MAX, LIFE_DURATION, Log, TOPIC_NAMES, content, lane_address, seconds};
+use super::{CHUNK_BYTES, LANES_MAX, LIFE_DURATION, Log, TOPIC_NAMES, clock_s, content, lane_address};
 use crate::lives::{
     checker::{Answer, End, Event, Id, Mode, Reader, Received, Right},
     operation::{CLIENTS, SubscriptionKind, TOPICS, TicketTerms},
@@ -87,7 +87,7 @@ impl ConnectedClient {
             }
         };
         if client != CLIENTS {
-            log.record_answer(principal, Answer::Admitted); // A known key is let in even without rights.
+            log.record_answer(principal, Answer::Admitted); // A known key is admitted even without rights.
         }
         let (readers, cuts) = (vec![], Arc::default());
         let mut connected = Self { options, client: connected, principal, readers, cuts, log: log.clone() };
@@ -134,16 +134,16 @@ impl ConnectedClient {
             events: vec![],
         };
         let reader = self.log.add(reader);
-        let reading = Reading {
+        let task = ReaderTask {
             log: self.log.clone(),
             reader,
             pause: Duration::from_millis(self.options.pause_ms),
             cuts: Arc::clone(&self.cuts),
         };
-        self.readers.push((reader, tokio::spawn(reading.run(subscription))));
+        self.readers.push((reader, tokio::spawn(task.run(subscription))));
     }
 
-    /// Lists the topics, and records the answer if it comes in time.
+    /// Lists the topics, and records the answer if it arrives in time.
     pub(super) async fn list(&self) {
         if let Ok(Ok(topics)) = timeout(Duration::from_secs(15), self.client.list()).await {
             let number = |name: &str| TOPIC_NAMES.iter().position(|topic| *topic == name);
@@ -171,15 +171,15 @@ impl ConnectedClient {
     }
 }
 
-/// The task of a reader: takes versions, and records the events.
-struct Reading {
+/// The task of a reader, which takes versions and records the events.
+struct ReaderTask {
     log: Log,
     reader: usize,
     pause: Duration,
     cuts: Arc<AtomicU64>,
 }
 
-impl Reading {
+impl ReaderTask {
     async fn run(self, mut subscription: Subscription) {
         loop {
             let event = {
@@ -254,12 +254,13 @@ fn end_of(error: &SubscriptionError) -> End {
 pub(super) struct Principals {
     /// The ticket of each client but the last.
     tickets: HashMap<u8, Issued>,
-    /// The key of the last client, whose principal is the first.
+    /// The key of the last client, whose principal is [`KEY_HOLDER`].
     key: Arc<Identity>,
-    /// The number of clients.
+    /// The number of principals so far: the key, and all issued tickets.
     count: usize,
 }
 
+/// An issued ticket.
 struct Issued {
     principal: usize,
     terms: TicketTerms,
@@ -285,7 +286,7 @@ impl Principals {
         }
         let principal = self.count;
         self.count += 1;
-        let expires_s = terms.expires_s.map(|after| seconds() + after);
+        let expires_s = terms.expires_s.map(|after| clock_s() + after);
         let until_ms = expires_s.map_or(u64::MAX, |at| (at - super::CLOCK_START_S) * 1_000);
         let topics = if terms.is_narrow { "a/*" } else { "**" };
         let claims = Claims {
@@ -310,7 +311,7 @@ impl Principals {
         Some(issued.claims.id)
     }
 
-    /// The access list, and its keys, that allow the client with the key these topics.
+    /// Returns an access list, and its keys, that allow the client with the key these topics. Records its rights.
     pub(super) fn allow(&self, log: &Log, topics: u8) -> (Acl, HashMap<Fingerprint, String>) {
         let is_allowed = |topic: usize| topics & (1 << topic) != 0;
         log.end_rights(KEY_HOLDER, |topic| !is_allowed(topic));
@@ -343,8 +344,8 @@ impl Log {
     fn last_of(&self, principal: usize, topic: usize) -> Option<Id> {
         let history = self.history();
         let readers = history.readers.iter().rev();
-        let mut of = readers.filter(|reader| (reader.principal, reader.topic) == (principal, topic));
-        of.find_map(|reader| {
+        let mut readers = readers.filter(|reader| (reader.principal, reader.topic) == (principal, topic));
+        readers.find_map(|reader| {
             reader.events.iter().rev().find_map(|(_, event)| match event {
                 Event::Version(received) => Some(received.id),
                 _ => None,
@@ -365,10 +366,10 @@ impl Log {
         let now = self.now_ms();
         let mut history = self.history();
         let mut rights = history.rights.iter();
-        let is_there = |right: &Right| {
+        let is_current = |right: &Right| {
             (right.principal, right.topic) == (principal, topic) && right.until_ms == u64::MAX
         };
-        if !rights.any(is_there) {
+        if !rights.any(is_current) {
             history
                 .rights
                 .push(Right { principal, topic, from_ms: now, until_ms: u64::MAX });
