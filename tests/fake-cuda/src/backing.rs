@@ -16,8 +16,8 @@ const FRESH: u8 = 0xD7;
 
 /// The bytes of a block of device memory, accessed through raw pointers only.
 ///
-/// They are private to this process until the block is shared: then they move to a file in memory, which other
-/// processes map too. So most blocks need no file.
+/// The bytes are private to this process until the block is shared. Only then do they move to a file in memory, which
+/// other processes map too.
 #[derive(Debug)]
 pub(crate) struct Backing {
     start: NonNull<u8>,
@@ -56,7 +56,7 @@ impl Backing {
     }
 
     /// Moves the bytes into a file of this name, unless they are in a file already. Their address does not change.
-    /// Concurrent writes would be lost.
+    /// Writes during the move would be lost.
     pub(crate) fn move_to_file(&mut self, name: &str) -> Answer<BorrowedFd<'_>> {
         if self.file.is_none() {
             let file = file(name, self.bytes)?;

@@ -16,16 +16,17 @@ thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
     /// The generation of this thread's latest context; zero if the thread never had a context.
     static GENERATION: Cell<u64> = const { Cell::new(0) };
-    /// Read from the system, since the program's threads were started by another copy of Rust's standard library.
+    /// The thread's name, read from the system: another copy of Rust's standard library started the program's threads.
     static THREAD_NAME: String = fs::read_to_string("/proc/thread-self/comm").unwrap_or_default().trim_end().to_owned();
 }
 
-/// Counts of calls by function and by thread.
+/// The numbers of driver calls.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
-    pub(crate) counts: BTreeMap<&'static str, u64>,
-    /// Calls per thread name.
-    pub(crate) threads: BTreeMap<String, u64>,
+    /// The number of calls of each function.
+    pub(crate) by_function: BTreeMap<&'static str, u64>,
+    /// The number of calls by each thread, by its name.
+    pub(crate) by_thread: BTreeMap<String, u64>,
 }
 
 /// Runs a call that is allowed before `cuInit`.
@@ -60,7 +61,7 @@ pub(crate) fn on_object(name: &'static str, body: impl FnOnce(Guard) -> Answer) 
     Status::of(ready.and_then(body))
 }
 
-/// Like `enter`, but calls from threads whose context is older than the last reset fail and are not counted.
+/// Like `enter`, but a call from a thread whose context is older than the last reset fails and is not counted.
 fn enter_current(name: &'static str, state: Guard) -> Answer<Guard> {
     match GENERATION.get() {
         generation if generation == 0 || generation == state.generation => enter(name, state),
@@ -75,8 +76,8 @@ pub(crate) fn set_generation(generation: u64) {
 
 /// The common start of all calls: counts them, refuses them in host functions, and injects faults.
 fn enter(name: &'static str, mut state: Guard) -> Answer<Guard> {
-    *state.calls.counts.entry(name).or_default() += 1;
-    *state.calls.threads.entry(THREAD_NAME.with(String::clone)).or_default() += 1;
+    *state.calls.by_function.entry(name).or_default() += 1;
+    *state.calls.by_thread.entry(THREAD_NAME.with(String::clone)).or_default() += 1;
     if IN_HOST_FUNCTION.get() {
         state.report.violation(format!("{name} is called in a host function"));
         return Err(Status::NOT_PERMITTED);
@@ -84,11 +85,11 @@ fn enter(name: &'static str, mut state: Guard) -> Answer<Guard> {
     match state.faults.count(name) {
         None => Ok(state),
         Some(Effect::Fail(status)) => Err(status),
-        Some(Effect::Hang) => Ok(until_released(state)),
+        Some(Effect::Hang) => Ok(wait_until_released(state)),
     }
 }
 
-fn until_released(mut state: Guard) -> Guard {
+fn wait_until_released(mut state: Guard) -> Guard {
     let generation = state.generation;
     while !state.faults.released() && state.generation == generation {
         state = state::wait(state);

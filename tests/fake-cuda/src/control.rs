@@ -81,8 +81,8 @@ fn execute(command: &str) -> Option<String> {
         ["engine", device, direction] => engine(&state, device, direction),
         ["live"] => Some(report::live(&state)),
         ["violations"] => Some(state.report.violations.join("\n")),
-        ["calls"] => Some(pairs(&state.calls.counts)),
-        ["threads"] => Some(pairs(&state.calls.threads)),
+        ["calls"] => Some(pairs(&state.calls.by_function)),
+        ["threads"] => Some(pairs(&state.calls.by_thread)),
         _ => None,
     };
     state::changed();
@@ -101,7 +101,7 @@ fn change_gate(
     Some(String::new())
 }
 
-/// The pending and completed work of a copy engine.
+/// The numbers of pending and completed copies of a copy engine.
 fn engine(state: &Guard, device: &str, direction: &str) -> Option<String> {
     let direction = Direction::from_name(direction)?;
     let device = number(device).and_then(|device: usize| state.devices.get(device))?;
@@ -111,7 +111,7 @@ fn engine(state: &Guard, device: &str, direction: &str) -> Option<String> {
     Some(format!("waiting={waiting} in_flight={in_flight} ended={ended} ended_bytes={ended_bytes}"))
 }
 
-/// One `name=number` per line, since names of threads may have spaces.
+/// One `name=number` per line, since thread names may contain spaces.
 fn pairs<K: Display>(counts: &BTreeMap<K, u64>) -> String {
     counts.iter().map(|(name, count)| format!("{name}={count}\n")).collect()
 }

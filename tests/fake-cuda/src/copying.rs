@@ -55,9 +55,9 @@ pub(crate) struct Copy {
 enum Place {
     /// Device memory or page-locked memory.
     Used { start: *mut u8, _used: Use },
-    /// A caller's ordinary memory. The caller waits for the copy.
+    /// The caller's pageable memory. The call waits for the copy.
     Pageable(*mut u8),
-    /// Bytes read from a caller's ordinary memory before the call returned.
+    /// Bytes that were read from the caller's pageable memory before the call returned.
     Staged(Box<[u8]>),
 }
 
@@ -82,11 +82,11 @@ impl Place {
 #[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) copy: Copy,
-    /// Whether ordinary memory is involved, so that the call may have to wait.
+    /// Whether the copy's host memory is pageable, so that the call may have to wait.
     pub(crate) pageable: bool,
 }
 
-/// Prepares a copy from host to device. Ordinary memory is read before this returns.
+/// Prepares a copy from host to device. Pageable memory is read before this returns.
 pub(crate) fn from_host(
     state: &mut State,
     device: usize,
@@ -145,7 +145,7 @@ pub(crate) fn device_range(
     })
 }
 
-/// Finds a range of page-locked memory; `None` for ordinary memory.
+/// Finds a range of page-locked memory; `None` for pageable memory.
 fn host_range(state: &mut State, start: *mut u8, bytes: usize) -> Answer<Option<Place>> {
     match state.host.range(start.addr(), bytes) {
         HostRange::PageLocked(used) => Ok(Some(Place::Used { start, _used: used })),
@@ -170,28 +170,29 @@ fn stage(from: *const u8, bytes: usize) -> Box<[u8]> {
 
 /// Fills a range that `device_range` or `host_range` returned.
 pub(crate) fn fill(start: *mut u8, value: u8, bytes: usize) {
-    // SAFETY: the range was checked by that function, and its `Use` keeps it allocated.
+    // SAFETY: `device_range` or `host_range` checked the range, and its `Use` keeps it allocated.
     unsafe { start.write_bytes(value, bytes) };
 }
 
-/// The speed and fault of a copy.
+/// How a copy runs: its speed, its injected fault, and the generation in which it runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
+    /// The copy stops when a reset begins a later generation.
     pub(crate) generation: u64,
     /// The speed limit; 0 for none.
     pub(crate) bytes_per_second: f64,
     /// Whether the copy fails halfway.
-    pub(crate) breaks: bool,
+    pub(crate) fails_halfway: bool,
 }
 
 impl Pace {
-    pub(crate) fn of(state: &State, copy: &Copy, breaks: bool) -> Self {
+    pub(crate) fn of(state: &State, copy: &Copy, fails_halfway: bool) -> Self {
         let gbps = match copy.direction {
             Direction::HostToDevice => state.options.h2d_gbps,
             Direction::DeviceToHost => state.options.d2h_gbps,
             Direction::DeviceToDevice => 0.0,
         };
-        Self { generation: state.generation, bytes_per_second: gbps * 1e9, breaks }
+        Self { generation: state.generation, bytes_per_second: gbps * 1e9, fails_halfway }
     }
 }
 
@@ -204,14 +205,14 @@ impl Copy {
     pub(crate) fn run(&mut self, pace: Pace) {
         let begun = Instant::now();
         let (from, to) = (self.from.start(), self.to.start());
-        let end = if pace.breaks { self.bytes / 2 } else { self.bytes };
+        let end = if pace.fails_halfway { self.bytes / 2 } else { self.bytes };
         let mut done = 0;
         while done < end && state::is_current(pace.generation) {
             let piece = (end - done).min(PIECE_BYTES);
             let (from, to) = (from.wrapping_add(done), to.wrapping_add(done));
-            // SAFETY: both ranges were checked when the copy was requested, and its `Use`s keep them. Device and host
-            // memory never overlap; ranges within a device may, by an error of the caller as in CUDA, which `copy_to`
-            // allows.
+            // SAFETY: both ranges were checked when the copy was requested, and its `Use`s keep them allocated. Device
+            // and host memory never overlap. Two ranges of one device may overlap by an error of the caller, which
+            // `copy_to` allows.
             unsafe { from.copy_to(to, piece) };
             done += piece;
             if pace.bytes_per_second > 0.0 {
@@ -223,11 +224,11 @@ impl Copy {
 }
 
 impl Device {
-    /// Counts a completed copy, and frees the engine for the next one.
-    pub(crate) fn copy_ended(&mut self, copy: &Copy, broke: bool) {
+    /// Counts the copy if it succeeded, and frees the engine for the next one.
+    pub(crate) fn copy_ended(&mut self, copy: &Copy, failed: bool) {
         let engine = &mut self.engines[copy.direction as usize];
         engine.busy = false;
-        if !broke {
+        if !failed {
             engine.ended += 1;
             engine.ended_bytes += copy.bytes as u64;
         }

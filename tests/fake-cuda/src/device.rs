@@ -52,7 +52,7 @@ pub(crate) struct Engine {
 }
 
 impl Device {
-    /// The devices of a machine.
+    /// Creates all devices of the simulated machine.
     pub(crate) fn all(options: &Options) -> Vec<Self> {
         (0..options.devices).map(|_| Self::new(options.memory_bytes)).collect()
     }
@@ -113,8 +113,8 @@ impl Device {
         self.streams.values().filter(|stream| stream.created && !stream.closing).count()
     }
 
-    /// Queues work in a stream, by the rule of the legacy default stream: that stream waits for all streams that are
-    /// not `NON_BLOCKING`, and they wait for it.
+    /// Queues work in a stream. The legacy default stream first waits for all blocking streams, and a blocking stream
+    /// for the legacy default stream.
     pub(crate) fn push(&mut self, stream: u64, work: Work) {
         for earlier in self.implicitly_before(stream) {
             let barrier = Arc::new(Progress::default());
@@ -131,6 +131,7 @@ impl Device {
         }
     }
 
+    /// The streams whose queued work must end before new work of `stream` may begin.
     fn implicitly_before(&self, stream: u64) -> Vec<u64> {
         let blocks =
             |id: u64| self.streams.get(&id).is_some_and(|stream| stream.blocking && !stream.is_idle());
@@ -174,7 +175,7 @@ pub(crate) fn resolve_stream(state: &mut State, device: usize, handle: u64) -> A
     Ok(stream)
 }
 
-/// Destroys a device's context with all of its objects: at its last release, or when the device is reset.
+/// Destroys a device's context with all of its objects: after the context's last release, or when it is reset.
 pub(crate) fn end_context(state: &mut State, index: usize) {
     let device = &mut state.devices[index];
     device.reclaimed += device.created_streams() + device.events.len();

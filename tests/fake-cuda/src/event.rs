@@ -9,17 +9,17 @@ use std::{
 /// An event, which can be recorded repeatedly.
 #[derive(Debug)]
 pub(crate) struct Event {
-    /// The number of queued records.
+    /// How often the event was recorded, including records that streams have not executed yet.
     pub(crate) recorded: u64,
     /// The executed records. Shared with streams, because an event may be destroyed while streams wait for it.
     pub(crate) progress: Arc<Progress>,
     pub(crate) timed: bool,
 }
 
-/// The number and time of executed records of an event.
+/// The number of an event's executed records, and the time of the latest one.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    done: AtomicU64,
+    executed: AtomicU64,
     at: Mutex<Option<Instant>>,
 }
 
@@ -36,11 +36,11 @@ impl Event {
 
 impl Progress {
     pub(crate) fn has_reached(&self, record: u64) -> bool {
-        self.done.load(Ordering::Acquire) >= record
+        self.executed.load(Ordering::Acquire) >= record
     }
 
     pub(crate) fn reach(&self, record: u64) {
-        self.done.fetch_max(record, Ordering::AcqRel);
+        self.executed.fetch_max(record, Ordering::AcqRel);
         *self.at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 

@@ -4,8 +4,8 @@ use crate::status::Status;
 ///
 /// A fault is written `WHAT:NTH:EFFECT` or `WHAT:NTH:EFFECT:on`. *What* is the name of a driver function, `*` for any
 /// function, or work of a stream: `@htod`, `@dtoh`, `@dtod`, `@memset`, `@host` for a host function, `@free`. *Nth*
-/// counts occurrences from 1, from the time when the fault is added. The *effect* is an error code or `hang`. With
-/// `on`, all later occurrences are affected as well.
+/// counts occurrences after the fault is added, from 1. The *effect* is an error code or `hang`. With `on`, all later
+/// occurrences are affected as well.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     faults: Vec<Fault>,

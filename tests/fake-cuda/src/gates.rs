@@ -17,6 +17,7 @@ impl Gate {
         self.passes += count;
     }
 
+    /// Lets all copies pass.
     pub(crate) fn open(&mut self) {
         *self = Self::default();
     }

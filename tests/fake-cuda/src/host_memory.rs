@@ -8,7 +8,7 @@ use crate::{
     uses::{Use, Uses},
 };
 
-/// The page-locked host memory: allocated by this driver, or registered by its owner.
+/// The page-locked host memory: blocks that this driver allocated, and blocks that the program registered.
 #[derive(Debug, Default)]
 pub(crate) struct HostMemory {
     blocks: BTreeMap<usize, HostBlock>,
@@ -25,7 +25,7 @@ struct HostBlock {
     uses: Uses,
 }
 
-/// The way in which host memory was page-locked.
+/// How host memory was page-locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Locked {
     /// `cuMemHostAlloc`
@@ -103,7 +103,7 @@ impl HostMemory {
             && start - block_start < block.bytes
         {
             let fits = bytes <= block.bytes - (start - block_start);
-            return if fits { HostRange::PageLocked(block.uses.another()) } else { HostRange::Mixed };
+            return if fits { HostRange::PageLocked(block.uses.begin()) } else { HostRange::Mixed };
         }
         let freed = self.freed.range(..=start).next_back();
         if freed.is_some_and(|(block_start, block_bytes)| start - block_start < *block_bytes) {

@@ -13,14 +13,15 @@ use crate::{
 
 /// A `CUipcMemHandle`: 64 bytes that identify a block of device memory to other processes.
 ///
-/// In this driver they hold the owner's process id and file descriptor. Processes that may read the owner's files under
-/// `/proc` can open the block; processes in another PID namespace cannot, as with the real driver.
+/// In this driver, the bytes contain the exporter's process id and the number of its file descriptor. A process that
+/// may read the exporter's files under `/proc` can open the block; a process in another PID namespace cannot, as with
+/// the real driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     process: u32,
     file: u32,
-    /// The block's address in its process. Addresses are never reused, so this distinguishes the block from a later one
-    /// whose file has the same number.
+    /// The block's address in the exporter. Addresses are never reused, so this distinguishes the block from a later
+    /// one whose file descriptor has the same number.
     address: u64,
     bytes: u64,
     device_number: u32,
@@ -73,8 +74,8 @@ impl Handle {
         (bytes[..8] == MAGIC && handle.encode() == *bytes).then_some(handle)
     }
 
-    /// Maps the block. Fails with an invalid context, as the real driver does, for blocks of this process and of
-    /// processes that it cannot see.
+    /// Maps the block. For a block of this process, or of a process that this one cannot see, the error is
+    /// `INVALID_CONTEXT`, as with the real driver.
     pub(crate) fn open(self) -> Answer<(Backing, usize)> {
         let process = format!("/proc/{}", self.process);
         if self.process == process::id() || fs::metadata(&process).is_err() {
@@ -89,7 +90,7 @@ impl Handle {
         }
         let file = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(|_| Status::INVALID_CONTEXT)?;
-        // The exporter checks for this lock when it frees the block.
+        // When the exporter frees the block, it recognises by this lock that the block is open.
         flock(&file, FlockOperation::NonBlockingLockShared).map_err(|_| Status::INVALID_VALUE)?;
         let file_bytes = rustix::fs::fstat(&file)
             .map_err(|_| Status::INVALID_VALUE)?
@@ -113,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_survive_encoding_and_invalid_ones_are_refused() {
+    fn handles_are_decoded_and_invalid_ones_are_refused() {
         let handle = Handle { process: 7, file: 8, address: 9 << 40, bytes: 10, device_number: 1 };
         let bytes = handle.encode();
         assert_eq!(Handle::decode(&bytes), Some(handle));

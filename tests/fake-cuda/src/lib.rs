@@ -6,7 +6,7 @@
 //! - copies are asynchronous: separate threads run them, one at a time per direction and device, in pieces, at a
 //!   configurable rate. A program that does not wait reads torn bytes, or `0xA5` (`copying`);
 //! - fresh device memory is filled with `0xD7`, and its addresses fault when the CPU accesses them (`memory`);
-//! - any call and any work of a stream can be made to fail or hang, once or from then on (`faults`), and copies can be
+//! - any call, and any work of a stream, can be made to fail or hang, once or permanently (`faults`), and copies can be
 //!   held until a test releases them (`gates`);
 //! - an asynchronous error corrupts its context permanently, and host functions are no longer called (`device`);
 //! - memory can be shared with other processes by CUDA IPC (`ipc`) and by file descriptors (`virtual_memory`), under
@@ -14,7 +14,7 @@
 //! - illegal uses are reported as violations: freeing under a copy, double free, use after free, calling CUDA in a host
 //!   function, destroying a context under copies (`report`).
 //!
-//! It says nothing about the speed, copy engines and locks of NVIDIA's driver, and implements one interpretation of the
+//! It does not model the speed, copy engines and locks of NVIDIA's driver, and implements one interpretation of the
 //! documentation. The tests in `tests/tests/fake_cuda/contract.rs` define that interpretation, and run on a real driver
 //! too.
 //!

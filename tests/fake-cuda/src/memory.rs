@@ -14,10 +14,10 @@ use crate::{
 
 /// The alignment of `cuMemAlloc`, and the unit in which blocks count against the device's memory.
 const ALIGNMENT: usize = 512;
-/// The first device address. CPUs cannot map memory there, so that accesses from the host fault.
+/// The first device address. A CPU cannot map memory there, so an access from the host faults.
 const FIRST_ADDRESS: u64 = 1 << 60;
 
-/// The next device address. Addresses are never reused, so that the use of a freed one is recognised.
+/// The next device address. Addresses are never reused, so that use after free is recognised.
 static NEXT_ADDRESS: AtomicU64 = AtomicU64::new(FIRST_ADDRESS);
 
 /// Why an address cannot be used.
@@ -34,7 +34,7 @@ pub(crate) enum Missing {
 pub(crate) enum Freed {
     /// The block was not in use.
     Unused,
-    /// A copy uses the block. Its memory is leaked, so that the copy does no harm.
+    /// A copy uses the block. The block's memory is leaked, so that the copy overwrites nothing else.
     InUse,
     /// Another process has the block open by CUDA IPC, which is undefined in CUDA.
     OpenElsewhere,
@@ -65,9 +65,9 @@ pub(crate) enum Origin {
     Allocated,
     /// `cuMemAllocAsync`: from a pool, so it cannot be exported.
     Pooled,
-    /// `cuIpcOpenMemHandle`: owned by another process; `times` is the number of openings in this process.
+    /// `cuIpcOpenMemHandle`: owned by another process; `times` counts how often this process has opened it.
     Opened { handle: Handle, times: usize },
-    /// `cuMemMap`; `accessible` once `cuMemSetAccess` has allowed the use.
+    /// `cuMemMap`; `accessible` is true once `cuMemSetAccess` has allowed access.
     Mapped { accessible: bool },
 }
 
@@ -101,7 +101,7 @@ impl DeviceMemory {
         Ok(address)
     }
 
-    /// Counts bytes as used, if the device has them.
+    /// Counts bytes as used. Fails if the device has fewer free bytes.
     pub(crate) fn take(&mut self, bytes: usize) -> Answer {
         if bytes > self.limit_bytes - self.used_bytes {
             return Err(Status::OUT_OF_MEMORY);
@@ -112,12 +112,12 @@ impl DeviceMemory {
 
     /// Frees the block that begins at an address.
     pub(crate) fn free(&mut self, address: u64) -> Result<Freed, Missing> {
-        if !self.is_block(address) {
+        if !self.is_freeable_block(address) {
             return Err(self.why_missing(address));
         }
         let Some(block) = self.remove(address) else { return Err(Missing::Unknown) };
         self.used_bytes -= block.bytes.next_multiple_of(ALIGNMENT);
-        Ok(block.end())
+        Ok(block.free())
     }
 
     /// Makes a handle by which other processes can open the block that begins at an address. No copy may run meanwhile.
@@ -144,7 +144,7 @@ impl DeviceMemory {
         Ok(address)
     }
 
-    /// Removes an opening of the block at an address, and closes the block with the last one.
+    /// Undoes one opening of the block at an address. The last one closes the block.
     pub(crate) fn close(&mut self, address: u64) -> Result<Freed, Missing> {
         let missing = self.why_missing(address);
         let Some(Block { origin: Origin::Opened { times, .. }, .. }) = self.blocks.get_mut(&address) else {
@@ -154,7 +154,7 @@ impl DeviceMemory {
         if *times > 0 {
             return Ok(Freed::Unused);
         }
-        Ok(self.remove(address).map_or(Freed::Unused, Block::end))
+        Ok(self.remove(address).map_or(Freed::Unused, Block::free))
     }
 
     /// Maps bytes at an unmapped address.
@@ -178,14 +178,14 @@ impl DeviceMemory {
     pub(crate) fn unmap(&mut self, address: u64, bytes: usize) -> Answer<Freed> {
         match self.blocks.get(&address) {
             Some(Block { origin: Origin::Mapped { .. }, bytes: all, .. }) if *all == bytes => {
-                Ok(self.remove(address).map_or(Freed::Unused, Block::end))
+                Ok(self.remove(address).map_or(Freed::Unused, Block::free))
             }
             _ => Err(Status::INVALID_VALUE),
         }
     }
 
     /// Whether anything is mapped between two addresses.
-    pub(crate) fn is_any_between(&self, start: u64, end: u64) -> bool {
+    pub(crate) fn has_block_between(&self, start: u64, end: u64) -> bool {
         self.blocks.range(start..end).next().is_some()
     }
 
@@ -209,7 +209,7 @@ impl DeviceMemory {
             if self.free(*address).is_err()
                 && let Some(block) = self.remove(*address)
             {
-                block.end();
+                block.free();
             }
         }
         addresses.len()
@@ -222,7 +222,7 @@ impl DeviceMemory {
         }
         // In bounds: the offset is inside the block, which the pointer is the start of.
         let start = block.backing.start().wrapping_add(offset);
-        Ok(DeviceRange { start, used: block.uses.another() })
+        Ok(DeviceRange { start, used: block.uses.begin() })
     }
 
     /// The start and length of the block that contains an address.
@@ -231,13 +231,13 @@ impl DeviceMemory {
         Some((address - offset as u64, block.bytes))
     }
 
-    /// Whether a block that may be freed begins at an address.
-    pub(crate) fn is_block(&self, address: u64) -> bool {
+    /// Whether a block that `cuMemFree` frees begins at an address.
+    pub(crate) fn is_freeable_block(&self, address: u64) -> bool {
         self.blocks.get(&address).is_some_and(|block| block.origin.is_own())
     }
 
     /// Whether a copy uses the block that contains an address.
-    pub(crate) fn is_used(&self, address: u64) -> bool {
+    pub(crate) fn is_in_use(&self, address: u64) -> bool {
         self.block_at(address).is_some_and(|(block, _)| block.uses.any())
     }
 
@@ -265,7 +265,7 @@ impl DeviceMemory {
 
 impl Block {
     /// Frees the block's bytes, unless a copy uses them.
-    fn end(self) -> Freed {
+    fn free(self) -> Freed {
         if self.uses.any() {
             std::mem::forget(self.backing);
             return Freed::InUse;
@@ -279,7 +279,7 @@ impl Block {
     }
 }
 
-/// A new address for `bytes` bytes, with unused addresses between blocks.
+/// Takes a new address for `bytes` bytes. Between blocks, some addresses stay unused.
 pub(crate) fn unused_address(bytes: usize, alignment: usize) -> u64 {
     let (room, alignment) = ((bytes + 2 * alignment) as u64, alignment as u64);
     NEXT_ADDRESS

@@ -2,24 +2,24 @@ use std::{env, str::FromStr};
 
 use crate::faults::Faults;
 
-/// The options of the simulated machine. Read from the environment once; a test may change them, and a reset applies
-/// them.
+/// The options of the simulated machine. They are read from the environment once. A test may change them; a reset
+/// applies a changed number or size of devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     /// The number of devices: `FAKE_CUDA_DEVICES`, by default 1.
     pub(crate) devices: usize,
-    /// The machine-wide number of the first device: `FAKE_CUDA_FIRST_DEVICE`, by default 0. With it, two processes can
-    /// have different devices under one ordinal, as with `CUDA_VISIBLE_DEVICES`.
+    /// The machine-wide number of this process's first device: `FAKE_CUDA_FIRST_DEVICE`, by default 0. With it, one
+    /// ordinal can mean different devices in two processes, as with `CUDA_VISIBLE_DEVICES`.
     pub(crate) first_device: usize,
     /// The memory of each device: `FAKE_CUDA_MEM`, by default 1 GiB.
     pub(crate) memory_bytes: usize,
-    /// The rate of each copy engine from the host, in 10⁹ bytes per second: `FAKE_CUDA_H2D_GBPS`, by default 0, which
-    /// is unlimited.
+    /// The rate of copies from host to device, in 10⁹ bytes per second: `FAKE_CUDA_H2D_GBPS`, by default 0, which is
+    /// unlimited.
     pub(crate) h2d_gbps: f64,
-    /// The rate of each copy engine to the host, likewise: `FAKE_CUDA_D2H_GBPS`.
+    /// The rate of copies from device to host, likewise: `FAKE_CUDA_D2H_GBPS`.
     pub(crate) d2h_gbps: f64,
-    /// Whether `cuMemAlloc`'s memory can be exported by CUDA IPC: `FAKE_CUDA_EXPORTABLE`, by default 1. With 0, export
-    /// is refused as for PyTorch's expandable segments.
+    /// Whether memory from `cuMemAlloc` can be exported by CUDA IPC: `FAKE_CUDA_EXPORTABLE`, by default 1. With 0, the
+    /// export is refused, as for PyTorch's expandable segments.
     pub(crate) exportable: usize,
     /// Whether physical memory can be shared as file descriptors: `FAKE_CUDA_SHAREABLE_FDS`, by default 1.
     pub(crate) shareable_fds: usize,
@@ -62,7 +62,7 @@ pub(crate) fn allowed_by_environment() -> bool {
     env::var_os("TENSOR_RELAY_FAKE_CUDA").is_some_and(|value| value == "1")
 }
 
-/// The initial faults: `FAKE_CUDA_FAULTS`, separated by commas (`faults`).
+/// The initial faults: `FAKE_CUDA_FAULTS`, in the syntax of `faults`, separated by commas.
 pub(crate) fn faults_from_environment() -> Faults {
     let mut faults = Faults::default();
     for fault in env::var("FAKE_CUDA_FAULTS")

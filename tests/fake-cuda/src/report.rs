@@ -7,7 +7,7 @@ use std::{
 
 use crate::state::{self, State};
 
-/// The report of violations, in memory and in a file that outlives the process.
+/// The report of violations. It is kept in memory, and in a file that outlives the process.
 ///
 /// With `FAKE_CUDA_REPORT=PATH`, lines are appended to a file: `PID init`, `PID violation TEXT` for each violation when
 /// it happens, and at process exit `PID exit` with the objects that still exist.
@@ -22,14 +22,15 @@ impl Report {
         Self { violations: Vec::new(), path: env::var_os("FAKE_CUDA_REPORT").map(PathBuf::from) }
     }
 
+    /// Reports a violation.
     pub(crate) fn violation(&mut self, text: String) {
         eprintln!("fake CUDA: violation: {text}");
-        self.line(&format!("violation {text}"));
+        self.append_line(&format!("violation {text}"));
         self.violations.push(text);
     }
 
     /// Appends a line to the file, if there is a file.
-    pub(crate) fn line(&self, text: &str) {
+    pub(crate) fn append_line(&self, text: &str) {
         let Some(path) = &self.path else { return };
         if let Err(error) = append(path, &format!("{} {text}\n", process::id())) {
             eprintln!("fake CUDA: the report {} cannot be written: {error}", path.display());
@@ -37,7 +38,7 @@ impl Report {
     }
 
     /// Clears the violations, but not the file.
-    pub(crate) fn forget(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.violations.clear();
     }
 }
@@ -51,7 +52,7 @@ fn append(path: &Path, line: &str) -> std::io::Result<()> {
         .write_all(line.as_bytes())
 }
 
-/// The objects that exist now, as `name=number` pairs. All are zero after a program has cleaned up.
+/// The numbers of existing objects, as `name=number` pairs. All are zero after a program has cleaned up.
 pub(crate) fn live(state: &State) -> String {
     let (host_blocks, host_bytes) = state.host.blocks();
     let own_blocks = |device: &crate::device::Device| device.memory.blocks().0;
@@ -80,7 +81,7 @@ static AT_EXIT: extern "C" fn() = {
         let state = state::lock();
         if state.initialized {
             let violations = state.report.violations.len();
-            state.report.line(&format!("exit {} violations={violations}", live(&state)));
+            state.report.append_line(&format!("exit {} violations={violations}", live(&state)));
         }
     }
     at_exit

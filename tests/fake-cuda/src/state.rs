@@ -17,7 +17,8 @@ use crate::{
 /// function, or wait.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// The number of the machine, which each reset increments. Objects of an earlier generation are ignored.
+    /// The generation of the simulated machine, which each reset increments. Objects of an earlier generation are
+    /// ignored.
     pub(crate) generation: u64,
     /// Whether this process may use the driver: otherwise `cuInit` finds no device.
     pub(crate) allowed: bool,
@@ -30,7 +31,7 @@ pub(crate) struct State {
     /// The page-locked host memory, which is locked for all devices, as with unified addressing.
     pub(crate) host: HostMemory,
     pub(crate) virtual_memory: VirtualMemory,
-    /// The number of copies that run without the lock.
+    /// The number of copies and fills that run without the lock.
     pub(crate) copying: usize,
 }
 
@@ -52,12 +53,12 @@ pub(crate) fn wait(state: Guard) -> Guard {
     CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Wakes all waiting threads. Call this after a change of the state.
+/// Wakes all threads in [`wait`]. Every change of the state must be followed by this call.
 pub(crate) fn changed() {
     CHANGED.notify_all();
 }
 
-/// Whether there was no reset since `generation`, so that a copy continues. Needs no lock.
+/// Whether there was no reset since `generation`, so that a copy may continue. Needs no lock.
 pub(crate) fn is_current(generation: u64) -> bool {
     GENERATION.load(Ordering::Acquire) == generation
 }
@@ -86,8 +87,8 @@ impl State {
     }
 }
 
-/// Replaces the machine by a new one with the same options, without faults, counts and violations. The driver stays
-/// initialised.
+/// Replaces the simulated machine by a new one with the same options, without faults, counts and violations. The
+/// driver stays initialised.
 ///
 /// Earlier handles become invalid. Page-locked host memory stays mapped, because programs may still access it.
 pub(crate) fn reset(mut state: Guard) -> Guard {
@@ -99,7 +100,7 @@ pub(crate) fn reset(mut state: Guard) -> Guard {
     }
     state.faults = Faults::default();
     state.calls = Calls::default();
-    state.report.forget();
+    state.report.clear();
     state.devices = Device::all(&state.options);
     state.host = HostMemory::default();
     state.virtual_memory = VirtualMemory::default();

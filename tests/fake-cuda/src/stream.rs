@@ -37,20 +37,21 @@ pub(crate) enum Work {
 /// A function of the program, called by a stream.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
-// SAFETY: no content of it is bound to a thread: copies and ranges as `copying::Place` says; and the program
-// guarantees, as CUDA's documentation requires, that the argument of a host function may be used on another thread.
+// SAFETY: nothing in it is bound to a thread. For copies and ranges, see `copying::Place`. For the argument of a host
+// function, the program guarantees it, as CUDA's documentation requires.
 unsafe impl Send for Work {}
 
 #[derive(Debug)]
 struct Queued {
     work: Work,
-    /// Whether faults have counted this work, which they do when it reaches the front.
+    /// Whether faults have counted this work. They count it when it reaches the front of the queue.
     is_counted: bool,
     effect: Option<Effect>,
 }
 
 /// The next action of a stream's thread.
 enum Next {
+    /// Run this work. A status is the error of an injected fault.
     Run(Work, Option<Status>),
     Wait,
     End,
@@ -88,7 +89,7 @@ impl Stream {
         let name = format!("fake-stream-{:x}", handle & 0xFFFF_FFFF);
         let thread = thread::Builder::new()
             .name(name)
-            .spawn(move || work_through(generation, device, handle));
+            .spawn(move || run_stream(generation, device, handle));
         drop(thread.expect("a test may start threads"));
         handle
     }
@@ -114,15 +115,15 @@ impl Stream {
     }
 }
 
-/// The loop of a stream's thread, until the stream is destroyed and empty.
-fn work_through(generation: u64, device: usize, stream: u64) {
+/// Executes a stream's work, on the stream's thread, until the stream is destroyed and its queue is empty.
+fn run_stream(generation: u64, device: usize, stream: u64) {
     let mut state = state::lock();
     loop {
         if state.generation != generation {
             return;
         }
         state = match next(&mut state, device, stream) {
-            Next::Run(work, fails) => run(state, device, stream, work, fails),
+            Next::Run(work, failure) => run(state, device, stream, work, failure),
             Next::Wait => state::wait(state),
             Next::End => return,
         };
@@ -160,29 +161,29 @@ fn next(state: &mut State, device: usize, stream: u64) -> Next {
     }
     found.running = true;
     let taken = found.queue.pop_front().expect("there is work at the front");
-    let fails = match taken.effect {
+    let failure = match taken.effect {
         Some(Effect::Fail(status)) => Some(status),
         Some(Effect::Hang) | None => None,
     };
-    Next::Run(taken.work, fails)
+    Next::Run(taken.work, failure)
 }
 
 /// Executes one item of work, and wakes waiting threads. Releases the lock during long work.
-fn run(mut state: Guard, device: usize, stream: u64, work: Work, fails: Option<Status>) -> Guard {
+fn run(mut state: Guard, device: usize, stream: u64, work: Work, failure: Option<Status>) -> Guard {
     let generation = state.generation;
     match work {
         Work::Copy(mut copy) => {
-            let pace = Pace::of(&state, &copy, fails.is_some());
+            let pace = Pace::of(&state, &copy, failure.is_some());
             state = without_lock(state, || copy.run(pace));
             if state.generation == generation {
-                state.devices[device].copy_ended(&copy, fails.is_some());
+                state.devices[device].copy_ended(&copy, failure.is_some());
             }
         }
         Work::Fill { range, value, bytes } => {
             state = without_lock(state, || copying::fill(range.start, value, bytes));
         }
         Work::Host { function, argument } => {
-            if fails.is_none() {
+            if failure.is_none() {
                 drop(state);
                 // SAFETY: the program passed the function to `cuLaunchHostFunc`, and thereby guarantees that it may be
                 // called once, on any thread.
@@ -201,7 +202,7 @@ fn run(mut state: Guard, device: usize, stream: u64, work: Work, fails: Option<S
         if let Some(stream) = state.devices[device].streams.get_mut(&stream) {
             stream.running = false;
         }
-        if let Some(status) = fails {
+        if let Some(status) = failure {
             state.devices[device].fail(status);
         }
     }
@@ -233,14 +234,14 @@ pub(crate) fn free(state: &mut State, device: usize, address: u64) -> Answer {
     Err(Status::INVALID_VALUE)
 }
 
-/// Waits until a stream has finished its current work. Fails if the context fails meanwhile.
+/// Waits until a stream has finished its queued work. Fails if the context fails meanwhile.
 pub(crate) fn synchronize(mut state: Guard, device: usize, stream: u64) -> Answer<Guard> {
     let record = Arc::new(Progress::default());
     state.devices[device].push(stream, Work::Record(record.clone(), 1));
     wait_for_records(state, device, &[record])
 }
 
-/// Waits until all streams of a device have finished their current work. Fails if the context fails meanwhile.
+/// Waits until all streams of a device have finished their queued work. Fails if the context fails meanwhile.
 pub(crate) fn synchronize_all(mut state: Guard, device: usize) -> Answer<Guard> {
     let streams: Vec<u64> = state.devices[device].streams.keys().copied().collect();
     let records: Vec<Arc<Progress>> = streams

@@ -12,11 +12,13 @@ pub(crate) struct Uses(Arc<AtomicUsize>);
 pub(crate) struct Use(Arc<AtomicUsize>);
 
 impl Uses {
-    pub(crate) fn another(&self) -> Use {
+    /// Counts a use, until the result is dropped.
+    pub(crate) fn begin(&self) -> Use {
         self.0.fetch_add(1, Ordering::AcqRel);
         Use(self.0.clone())
     }
 
+    /// Whether any copy uses the block.
     pub(crate) fn any(&self) -> bool {
         self.0.load(Ordering::Acquire) > 0
     }

@@ -13,7 +13,7 @@ use crate::{
     status::{Answer, Status},
 };
 
-/// The granularity of sizes and addresses, the same as on current devices.
+/// The granularity of sizes and addresses: 2 MiB, as on current devices.
 pub(crate) const GRANULARITY: usize = 2 << 20;
 
 /// The objects of the virtual memory API: handles of physical memory, and reserved address ranges.
@@ -69,7 +69,7 @@ impl VirtualMemory {
         Ok(())
     }
 
-    /// Returns the file by which another process can import the memory: `cuMemExportToShareableHandle`.
+    /// Returns the file from which another process can import the memory: `cuMemExportToShareableHandle`.
     pub(crate) fn export(&self, handle: u64) -> Answer<OwnedFd> {
         let physical = self.handles.get(&handle).ok_or(Status::INVALID_VALUE)?;
         if !physical.shareable {
@@ -126,7 +126,7 @@ impl VirtualMemory {
         }
         let reserved = self.reserved_at(address, bytes)?;
         let memory = &mut devices[physical.device].memory;
-        if memory.is_any_between(address, address + bytes as u64) {
+        if memory.has_block_between(address, address + bytes as u64) {
             return Err(Status::INVALID_VALUE);
         }
         let file = physical.file.try_clone().map_err(|_| Status::OUT_OF_MEMORY)?;
@@ -135,7 +135,7 @@ impl VirtualMemory {
         Ok(())
     }
 
-    /// The device whose memory is mapped to an address.
+    /// The index of the device whose memory is mapped at an address.
     pub(crate) fn device_at(&mut self, address: u64, bytes: usize) -> Answer<usize> {
         let reserved = self.reserved_at(address, bytes)?;
         let physical = reserved.mapped.get(&address).ok_or(Status::INVALID_VALUE)?;

@@ -1,9 +1,9 @@
 //! NVIDIA's management library (NVML) without a GPU: the few functions that `tensor-relay devices` calls.
 //!
-//! It reports what `FAKE_NVML` describes: GPUs separated by `;`, each with its PCI address, total and free bytes, and
-//! processes, separated by `,`: `0000:01:00.0,1073741824,536870912,1234=268435456,99=?`. Without the variable it
-//! reports that no driver is loaded, so that it is never mistaken for NVML. The structures are those of NVIDIA's
-//! `nvml.h`.
+//! It reports the GPUs that the environment variable `FAKE_NVML` describes, separated by `;`. A GPU is described by its
+//! PCI address, its total and free bytes, and its processes with their bytes, separated by `,`:
+//! `0000:01:00.0,1073741824,536870912,1234=268435456,99=?`. Without the variable, it reports that no driver is loaded,
+//! so that it is never mistaken for NVML. The structures are those of NVIDIA's `nvml.h`.
 
 use std::{
     env,
@@ -19,12 +19,12 @@ const DRIVER_NOT_LOADED: c_uint = 9;
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: c_ulonglong = c_ulonglong::MAX;
 
-/// One GPU, as the variable describes it.
+/// One GPU, as `FAKE_NVML` describes it.
 struct Gpu {
     pci: String,
     total_bytes: u64,
     free_bytes: u64,
-    /// Process ids, and the bytes that each uses.
+    /// The ids of the GPU's processes, and the bytes that each of them uses.
     processes: Vec<(u32, u64)>,
 }
 
@@ -172,7 +172,7 @@ pub extern "C" fn nvmlDeviceGetMigMode(
 /// `nvmlDeviceGetComputeRunningProcesses_v3`.
 ///
 /// # Safety
-/// `count` may be read and written, and `list` has room for as many as it says.
+/// `count` may be read and written, and `list` has room for as many processes as `count` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     device: Handle,
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     }
     for (index, (pid, used_bytes)) in gpu.processes.into_iter().enumerate() {
         let process = Process { pid, used_bytes, gpu_instance: c_uint::MAX, compute_instance: c_uint::MAX };
-        // SAFETY: the caller's promise: there is room for one more.
+        // SAFETY: the list has room for all processes, as the caller promises and the count above confirms.
         let entry = unsafe { list.add(index) };
         // SAFETY: as above.
         unsafe { entry.write(process) };
@@ -199,7 +199,7 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
 
 fn gpus() -> Vec<Gpu> {
     let described = env::var("FAKE_NVML").unwrap_or_default();
-    described.split(';').filter(|gpu| !gpu.is_empty()).filter_map(read).collect()
+    described.split(';').filter(|gpu| !gpu.is_empty()).filter_map(parse).collect()
 }
 
 fn gpu(handle: Handle) -> Option<Gpu> {
@@ -207,7 +207,7 @@ fn gpu(handle: Handle) -> Option<Gpu> {
 }
 
 /// Parses `PCI,TOTAL,FREE` and any number of `PID=BYTES`.
-fn read(text: &str) -> Option<Gpu> {
+fn parse(text: &str) -> Option<Gpu> {
     let mut parts = text.split(',');
     let pci = parts.next()?.to_owned();
     let (total_bytes, free_bytes) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
@@ -228,7 +228,7 @@ unsafe fn write_text(text: &CStr, to: *mut c_char, len: c_uint) -> c_uint {
     if bytes.len() > len as usize {
         return INSUFFICIENT_SIZE;
     }
-    // SAFETY: `len` bytes may be written, and these are no more.
+    // SAFETY: the caller promises room for `len` bytes, and `bytes` is not longer.
     unsafe { to.copy_from_nonoverlapping(bytes.as_ptr().cast(), bytes.len()) };
     SUCCESS
 }

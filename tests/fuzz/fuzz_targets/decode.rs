@@ -1,4 +1,4 @@
-//! Decodes arbitrary bytes with the codec that the first byte selects. To fuzz one codec, by its name:
+//! Decodes arbitrary bytes with the codec that the first byte selects. To fuzz a single codec:
 //! `TENSOR_RELAY_FUZZ_CODEC=sparse cargo +nightly fuzz run decode`.
 
 #![no_main]

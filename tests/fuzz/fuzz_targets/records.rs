@@ -1,7 +1,7 @@
-//! Opens arbitrary records, as a hostile peer can send them after a handshake. The first byte of the input selects
-//! whether the others are raw wire bytes, or contents that the harness encrypts with the right key. The properties are
-//! those of `transport/src/lane/byte_stream/records/tests.rs`, which `cargo test -p tensor-relay-transport` checks with
-//! random input.
+//! Opens arbitrary TLS records, as a hostile peer can send them after the handshake. The first byte of the input
+//! selects whether the other bytes are a raw record, or contents that the harness encrypts with the right key. The
+//! properties are those of `transport/src/lane/byte_stream/records/tests.rs`, which
+//! `cargo test -p tensor-relay-transport` checks with random input.
 
 #![no_main]
 
@@ -17,7 +17,7 @@ use rustls::{
     crypto::cipher::{AeadKey, Iv},
 };
 
-/// Returns the same key for each update, so that the harness only restarts the sequence number.
+/// Returns the same key at each key update, so that the harness only has to restart the sequence number.
 struct FixedSecrets;
 
 fn secrets() -> ConnectionTrafficSecrets {
@@ -44,7 +44,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// Checks that bytes that were not encrypted with the key give no data.
+/// Checks that a record that was not encrypted with the key is refused.
 fn open_bytes(mut opener: Opener, wire: &mut [u8]) {
     if let Ok(Some(bytes)) = record_bytes(wire)
         && let Some(record) = wire.get_mut(..bytes)
@@ -53,8 +53,8 @@ fn open_bytes(mut opener: Opener, wire: &mut [u8]) {
     }
 }
 
-/// Checks that opened data equal the sealed data. Each content in the input has a length prefix, and ends with its type
-/// and padding.
+/// Encrypts contents from the input, and checks that the opened data equal the encrypted data. In the input, each
+/// content has a length prefix, and ends with its type and padding.
 fn open_contents(mut opener: Opener, mut input: &[u8]) {
     let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &[1; 32]).expect("a key of 32 bytes"));
     let mut sequence = 0u64;

@@ -21,12 +21,14 @@ use tensor_relay_tests::fake_cuda::{Installed, Library, Report};
 
 use tokio::time::timeout;
 
-use crate::journey::{End, pattern, short_timeouts};
+use crate::endpoint::{Endpoint, pattern, short_timeouts};
 
-const ROLE: &str = "FAKE_CUDA_NEIGHBOUR";
-const SAYS: &str = "neighbour says: ";
+/// The environment variable that makes this test binary a neighbour.
+const NEIGHBOUR: &str = "FAKE_CUDA_NEIGHBOUR";
+/// The start of the neighbour's answers.
+const ANSWER: &str = "neighbour answers: ";
 
-/// The test's handle of the process. Dropping it kills the process.
+/// The test's handle to the process. Dropping it kills the process.
 pub(crate) struct Neighbour {
     process: Child,
     commands: Option<ChildStdin>,
@@ -44,7 +46,7 @@ impl Neighbour {
             .args(["--exact", "neighbour::neighbour", "--nocapture", "--test-threads=1"])
             .envs(installed.environment())
             .env("FAKE_CUDA_FIRST_DEVICE", first_device.to_string())
-            .env(ROLE, "1")
+            .env(NEIGHBOUR, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         if let Some(fd) = fd {
@@ -56,7 +58,7 @@ impl Neighbour {
         Self { process, commands, answers, installed }
     }
 
-    /// Sends the process a command and waits for the answer. The error is that of a failed command.
+    /// Sends the process a command and waits for its answer: the result of the command or its error.
     pub(crate) fn send(&mut self, command: &str) -> Result<String, String> {
         let commands = self.commands.as_mut().unwrap();
         writeln!(commands, "{command}").unwrap();
@@ -64,7 +66,7 @@ impl Neighbour {
             let mut line = String::new();
             let read = self.answers.read_line(&mut line).unwrap();
             assert!(read > 0, "the neighbour exited instead of executing: {command}");
-            if let Some((_, answer)) = line.trim_end().split_once(SAYS) {
+            if let Some((_, answer)) = line.trim_end().split_once(ANSWER) {
                 return match answer.split_once(' ') {
                     Some(("failed", why)) => Err(why.to_owned()),
                     _ => Ok(answer.to_owned()),
@@ -104,7 +106,7 @@ impl Neighbour {
         }
     }
 
-    /// Lets the process exit, and returns its driver's report.
+    /// Makes the process exit, and returns its driver's report.
     pub(crate) fn end(mut self) -> Report {
         drop(self.commands.take());
         assert!(self.process.wait().unwrap().success());
@@ -164,31 +166,31 @@ fn parse(text: &str) -> Exported {
 }
 
 /// Imports memory that a test or its neighbour has exported.
-pub(crate) fn take(engine: &CudaEngine, exported: Exported) -> Result<Imported, ShareError> {
-    // SAFETY: these tests keep exported memory until it is returned, except for those that test what happens otherwise,
-    // which is safe on the fake device.
+pub(crate) fn import(engine: &CudaEngine, exported: Exported) -> Result<Imported, ShareError> {
+    // SAFETY: the tests keep exported memory until it is returned. The tests that violate this rule on purpose are safe
+    // on the fake device.
     unsafe { engine.import(exported) }
 }
 
 #[test]
 fn neighbour() {
-    if env::var_os(ROLE).is_none() {
+    if env::var_os(NEIGHBOUR).is_none() {
         return;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let engine = CudaEngine::open(0, short_timeouts()).unwrap();
-    let end = End::of(engine).unwrap();
+    let endpoint = Endpoint::of(engine).unwrap();
     let mut imported = None;
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let result = match line.split_once(' ').unwrap_or((&line, "")) {
-            ("export", _) => Ok(runtime.block_on(export(&end))),
-            ("import", words) => take(&end.engine, parse(words))
+            ("export", _) => Ok(runtime.block_on(export(&endpoint))),
+            ("import", words) => import(&endpoint.engine, parse(words))
                 .map(|new| imported = Some(new))
                 .map(|()| "done".to_owned()),
             ("read", path) => {
                 let memory = imported.as_ref().unwrap().memory.clone();
-                fs::write(path, runtime.block_on(end.with(memory).read()).unwrap()).unwrap();
+                fs::write(path, runtime.block_on(endpoint.with(memory).read()).unwrap()).unwrap();
                 Ok("done".to_owned())
             }
             ("drop", _) => {
@@ -201,23 +203,23 @@ fn neighbour() {
             _ => panic!("unknown command {line:?}"),
         };
         match result {
-            Ok(answer) => println!("{SAYS}{answer}"),
-            Err(error) => println!("{SAYS}failed {error}"),
+            Ok(answer) => println!("{ANSWER}{answer}"),
+            Err(error) => println!("{ANSWER}failed {error}"),
         }
     }
-    drop((imported, end));
+    drop((imported, endpoint));
     assert!(tensor_relay_device::cuda::all_closed(Duration::from_secs(5)));
 }
 
-async fn export(end: &End) -> String {
-    end.fill(&pattern(end.memory.len_bytes() as usize)).await.unwrap();
-    let exported = end.engine.export_in_place(std::slice::from_ref(&end.memory)).unwrap();
+async fn export(endpoint: &Endpoint) -> String {
+    endpoint.fill(&pattern(endpoint.memory.len_bytes() as usize)).await.unwrap();
+    let exported = endpoint.engine.export_in_place(std::slice::from_ref(&endpoint.memory)).unwrap();
     let memory: IpcMemory = exported.into_iter().next().unwrap().unwrap();
     text_of(&memory)
 }
 
-impl End {
-    /// The same engine and slots with other memory.
+impl Endpoint {
+    /// The same engine and slots, with other memory.
     pub(crate) fn with(&self, memory: Arc<CudaMemory>) -> Self {
         Self { engine: self.engine.clone(), slots: self.slots.clone(), memory }
     }

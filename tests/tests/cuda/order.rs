@@ -1,5 +1,5 @@
 //! Ordering with callers' streams: the engine waits for the streams' work, and the streams wait for the engine's
-//! copies. Neither waits for anything else.
+//! copies. Engine and streams wait for nothing else.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,14 +13,14 @@ use tokio::time::timeout;
 
 use crate::{
     calls::{Block, Current, PageLocked, call, stream},
-    journey::{CHUNK, End, LEN, pattern, short_timeouts, wait_for_no_objects},
+    endpoint::{CHUNK, Endpoint, LEN, pattern, short_timeouts, wait_for_no_objects},
     machine,
 };
 
 /// The handle of a stream of this test.
 pub(crate) fn handle(stream: CUstream) -> StreamHandle {
     // SAFETY: the test's streams live as long as the test.
-    unsafe { StreamHandle::from_raw(stream.cast(), ()) }.expect("it is not a default stream")
+    unsafe { StreamHandle::from_raw(stream.cast(), ()) }.expect("the stream is not a default stream")
 }
 
 /// Lends memory, like a caller of the library.
@@ -29,7 +29,7 @@ fn lend(engine: &CudaEngine, memory: &Arc<CudaMemory>, after: Fence) -> Arc<Cuda
     unsafe { engine.lend(memory.address(), CHUNK, memory.clone(), Some(after)) }
 }
 
-/// Waits until the engine has polled its fence five more times: by then, a copy started by mistake would be visible.
+/// Waits until the engine has polled its fence five more times. By then, a copy that starts too early is in flight.
 fn wait_for_polls(fake: &Turn) {
     let polls = |fake: &FakeCuda| fake.calls().get("cuEventQuery").copied().unwrap_or(0);
     let before = polls(fake);
@@ -39,17 +39,17 @@ fn wait_for_polls(fake: &Turn) {
 #[tokio::test]
 async fn a_copy_waits_for_the_producers_stream_and_reads_the_new_bytes() {
     let fake = machine();
-    let end = End::open(0, short_timeouts()).unwrap();
-    end.fill(&pattern(LEN)).await.unwrap();
+    let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
+    endpoint.fill(&pattern(LEN)).await.unwrap();
     let current = Current::new(0);
     let producer = stream();
     let block = Block::in_stream(producer);
-    call!(cuMemsetD8Async(end.memory.address(), 0x22, CHUNK, producer)).unwrap();
-    let fence = end.engine.fence(handle(producer)).unwrap();
-    let memory = lend(&end.engine, &end.memory, fence.clone());
+    call!(cuMemsetD8Async(endpoint.memory.address(), 0x22, CHUNK, producer)).unwrap();
+    let fence = endpoint.engine.fence(handle(producer)).unwrap();
+    let memory = lend(&endpoint.engine, &endpoint.memory, fence.clone());
 
-    let slot = end.slots.acquire().await;
-    let copying = end.engine.copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot);
+    let slot = endpoint.slots.acquire().await;
+    let copying = endpoint.engine.copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot);
     wait_for_polls(&fake);
     assert_eq!(fake.engine(0, Direction::DeviceToHost).in_flight, 0, "the copy has not begun");
     assert_eq!(fence.verdict(), None);
@@ -59,7 +59,7 @@ async fn a_copy_waits_for_the_producers_stream_and_reads_the_new_bytes() {
     fence.passed().await.unwrap();
 
     call!(cuStreamDestroy_v2(producer)).unwrap();
-    drop((current, slot, memory, fence, end));
+    drop((current, slot, memory, fence, endpoint));
     wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
@@ -67,29 +67,30 @@ async fn a_copy_waits_for_the_producers_stream_and_reads_the_new_bytes() {
 #[tokio::test]
 async fn a_stream_that_never_finishes_fails_the_copy() {
     let fake = machine();
-    let end = End::open(0, short_timeouts()).unwrap();
+    let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
     let producer = stream();
     let block = Block::in_stream(producer);
-    let memory = lend(&end.engine, &end.memory, end.engine.fence(handle(producer)).unwrap());
-    let slot = end.slots.acquire().await;
-    let copying = end.engine.copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot);
+    let memory = lend(&endpoint.engine, &endpoint.memory, endpoint.engine.fence(handle(producer)).unwrap());
+    let slot = endpoint.slots.acquire().await;
+    let copying = endpoint.engine.copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot);
     let failure = timeout(Duration::from_secs(5), copying)
         .await
         .expect("the copy has a deadline")
         .unwrap_err();
     assert!(matches!(failure, CopyError::FenceTimedOut { .. }), "{failure:?}");
-    assert_eq!(end.slots.available(), 4);
+    assert_eq!(endpoint.slots.available(), 4);
 
     // The next copy succeeds once the stream has done its work.
     block.lift();
-    let slot = end.slots.acquire().await;
-    end.engine
+    let slot = endpoint.slots.acquire().await;
+    endpoint
+        .engine
         .copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot)
         .await
         .unwrap();
     call!(cuStreamDestroy_v2(producer)).unwrap();
-    drop((current, memory, end));
+    drop((current, memory, endpoint));
     wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
@@ -97,17 +98,19 @@ async fn a_stream_that_never_finishes_fails_the_copy() {
 #[tokio::test]
 async fn the_consumers_stream_waits_for_the_copy_without_blocking_its_thread() {
     let fake = machine();
-    let end = End::open(0, short_timeouts()).unwrap();
-    end.fill(&vec![0; LEN]).await.unwrap();
+    let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
+    endpoint.fill(&vec![0; LEN]).await.unwrap();
     let current = Current::new(0);
     let (consumer, host) = (stream(), PageLocked::new(0, CHUNK));
 
     let gate = fake.hold(0, Direction::HostToDevice);
-    let mut slot = end.slots.acquire().await;
+    let mut slot = endpoint.slots.acquire().await;
     slot.fill(0x33);
-    let copying = end.engine.copy_in(slot, vec![CopySegment::new(&end.memory, 0, CHUNK)]);
-    end.memory.wait_on(handle(consumer)).unwrap();
-    call!(cuMemcpyDtoHAsync_v2(host.address(), end.memory.address(), CHUNK, consumer)).unwrap();
+    let copying = endpoint
+        .engine
+        .copy_in(slot, vec![CopySegment::new(&endpoint.memory, 0, CHUNK)]);
+    endpoint.memory.wait_on(handle(consumer)).unwrap();
+    call!(cuMemcpyDtoHAsync_v2(host.address(), endpoint.memory.address(), CHUNK, consumer)).unwrap();
     gate.until_waiting(1);
     assert_eq!(call!(cuStreamQuery(consumer)), Err(CUresult::CUDA_ERROR_NOT_READY));
     drop(gate);
@@ -117,7 +120,7 @@ async fn the_consumers_stream_waits_for_the_copy_without_blocking_its_thread() {
     drop(copying.await.unwrap());
     host.free().unwrap();
     call!(cuStreamDestroy_v2(consumer)).unwrap();
-    drop((current, end));
+    drop((current, endpoint));
     wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
@@ -125,17 +128,19 @@ async fn the_consumers_stream_waits_for_the_copy_without_blocking_its_thread() {
 #[tokio::test]
 async fn memory_is_not_written_while_the_consumers_stream_uses_it() {
     let fake = machine();
-    let end = End::open(0, short_timeouts()).unwrap();
-    end.fill(&vec![0x44; LEN]).await.unwrap();
+    let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
+    endpoint.fill(&vec![0x44; LEN]).await.unwrap();
     let current = Current::new(0);
     let (consumer, host) = (stream(), PageLocked::new(0, CHUNK));
     let block = Block::in_stream(consumer);
-    call!(cuMemcpyDtoHAsync_v2(host.address(), end.memory.address(), CHUNK, consumer)).unwrap();
-    end.memory.record_use(handle(consumer)).unwrap();
+    call!(cuMemcpyDtoHAsync_v2(host.address(), endpoint.memory.address(), CHUNK, consumer)).unwrap();
+    endpoint.memory.record_use(handle(consumer)).unwrap();
 
-    let mut slot = end.slots.acquire().await;
+    let mut slot = endpoint.slots.acquire().await;
     slot.fill(0x55);
-    let copying = end.engine.copy_in(slot, vec![CopySegment::new(&end.memory, 0, CHUNK)]);
+    let copying = endpoint
+        .engine
+        .copy_in(slot, vec![CopySegment::new(&endpoint.memory, 0, CHUNK)]);
     wait_for_polls(&fake);
     assert_eq!(fake.engine(0, Direction::HostToDevice).in_flight, 0, "the next version waits");
     block.lift();
@@ -145,7 +150,7 @@ async fn memory_is_not_written_while_the_consumers_stream_uses_it() {
 
     host.free().unwrap();
     call!(cuStreamDestroy_v2(consumer)).unwrap();
-    drop((current, end));
+    drop((current, endpoint));
     wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
@@ -153,12 +158,12 @@ async fn memory_is_not_written_while_the_consumers_stream_uses_it() {
 #[tokio::test]
 async fn memory_that_a_stream_uses_is_not_reused() {
     let fake = machine();
-    let end = End::open(0, short_timeouts()).unwrap();
+    let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
     let consumer = stream();
     let block = Block::in_stream(consumer);
-    let address = end.memory.address();
-    let End { engine, slots, memory } = end;
+    let address = endpoint.memory.address();
+    let Endpoint { engine, slots, memory } = endpoint;
     memory.record_use(handle(consumer)).unwrap();
     drop(memory);
     let next = engine.allocate(LEN).unwrap();
@@ -174,9 +179,9 @@ async fn memory_that_a_stream_uses_is_not_reused() {
 }
 
 #[tokio::test]
-async fn given_up_memory_waits_for_its_readers_without_blocking() {
+async fn released_memory_waits_for_its_readers_without_blocking() {
     let fake = machine();
-    let End { engine, slots, memory } = End::open(0, short_timeouts()).unwrap();
+    let Endpoint { engine, slots, memory } = Endpoint::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
     let (first, second) = (stream(), stream());
     let blocks = [Block::in_stream(first), Block::in_stream(second)];
@@ -186,9 +191,9 @@ async fn given_up_memory_waits_for_its_readers_without_blocking() {
         unsafe { StreamHandle::from_raw(stream.cast(), Arc::clone(&kept)) }.unwrap()
     });
     memory.release_after(readers.into());
-    // When it answers this call, the engine's thread has handled `release_after`; when it answers the next, the
-    // commands that `release_after` sent.
-    let first_answer = engine.allocate(1).unwrap();
+    // When the engine's thread has answered this allocation, it has handled `release_after`. When it has answered the
+    // next one, it has also handled the commands that `release_after` sent.
+    let small = engine.allocate(1).unwrap();
     let next = engine.allocate(LEN).unwrap();
     assert_ne!(next.address(), address);
     assert_eq!(Arc::strong_count(&kept), 1, "the streams are not needed any more");
@@ -200,7 +205,7 @@ async fn given_up_memory_waits_for_its_readers_without_blocking() {
 
     call!(cuStreamDestroy_v2(first)).unwrap();
     call!(cuStreamDestroy_v2(second)).unwrap();
-    drop((current, first_answer, next, slots, engine));
+    drop((current, small, next, slots, engine));
     wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
@@ -208,7 +213,7 @@ async fn given_up_memory_waits_for_its_readers_without_blocking() {
 #[tokio::test]
 async fn memory_is_leaked_if_its_readers_cannot_be_queried() {
     let fake = machine();
-    let End { engine, slots, memory } = End::open(0, short_timeouts()).unwrap();
+    let Endpoint { engine, slots, memory } = Endpoint::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
     let reader = stream();
     fake.fault(&Fault::once("cuEventRecord", 1, Effect::Fail(999)));
@@ -246,24 +251,24 @@ async fn lent_memory_is_leaked_if_its_readers_outlive_the_engine() {
 #[tokio::test]
 async fn a_copy_waits_for_events_of_the_intake_stream() {
     let fake = machine();
-    let end = End::open(0, short_timeouts()).unwrap();
-    end.fill(&pattern(LEN)).await.unwrap();
+    let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
+    endpoint.fill(&pattern(LEN)).await.unwrap();
     let current = Current::new(0);
     let producer = stream();
     let block = Block::in_stream(producer);
-    call!(cuMemsetD8Async(end.memory.address(), 0x22, CHUNK, producer)).unwrap();
-    let intake = end.engine.intake().unwrap();
-    assert_eq!(end.engine.intake().unwrap(), intake, "there is one intake stream");
+    call!(cuMemsetD8Async(endpoint.memory.address(), 0x22, CHUNK, producer)).unwrap();
+    let intake = endpoint.engine.intake().unwrap();
+    assert_eq!(endpoint.engine.intake().unwrap(), intake, "there is one intake stream");
     let intake: CUstream = std::ptr::with_exposed_provenance_mut(intake);
     let mut event = std::ptr::null_mut();
     call!(cuEventCreate(&mut event, 2)).unwrap();
     call!(cuEventRecord(event, producer)).unwrap();
     call!(cuStreamWaitEvent(intake, event, 0)).unwrap();
     call!(cuEventDestroy_v2(event)).unwrap();
-    let memory = lend(&end.engine, &end.memory, end.engine.fence_intake().unwrap());
+    let memory = lend(&endpoint.engine, &endpoint.memory, endpoint.engine.fence_intake().unwrap());
 
-    let slot = end.slots.acquire().await;
-    let copying = end.engine.copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot);
+    let slot = endpoint.slots.acquire().await;
+    let copying = endpoint.engine.copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot);
     wait_for_polls(&fake);
     assert_eq!(fake.engine(0, Direction::DeviceToHost).in_flight, 0, "the copy has not begun");
     block.lift();
@@ -271,7 +276,7 @@ async fn a_copy_waits_for_events_of_the_intake_stream() {
     assert!(slot.iter().all(|byte| *byte == 0x22), "the bytes were written by the producer");
 
     call!(cuStreamDestroy_v2(producer)).unwrap();
-    drop((current, slot, memory, end));
+    drop((current, slot, memory, endpoint));
     wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }

@@ -1,4 +1,4 @@
-//! Concurrency of copies: counts the copies in flight while a gate holds others.
+//! Concurrent copies: counts the copies in flight while a gate holds others.
 
 use std::time::Duration;
 
@@ -6,21 +6,22 @@ use tensor_relay_device::{CopyEngine, CopySegment, EngineSource, Sink, Source};
 use tensor_relay_tests::fake_cuda::Direction;
 use tokio::time::timeout;
 
-use crate::journey::{CHUNK, End, LEN, move_a_tensor, pattern, short_timeouts, wait_for_no_objects};
+use crate::endpoint::{CHUNK, Endpoint, LEN, move_a_tensor, pattern, short_timeouts, wait_for_no_objects};
 use crate::machine;
 
 #[tokio::test]
 async fn both_directions_copy_at_once() {
     let fake = machine();
-    let end = End::open(0, short_timeouts()).unwrap();
+    let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
     let gate = fake.hold(0, Direction::HostToDevice);
-    let segment = |offset| vec![CopySegment::new(&end.memory, offset, 100)];
-    let copying = end.engine.copy_in(end.slots.acquire().await, segment(0));
+    let segment = |offset| vec![CopySegment::new(&endpoint.memory, offset, 100)];
+    let copying = endpoint.engine.copy_in(endpoint.slots.acquire().await, segment(0));
     gate.until_waiting(1);
     // While that copy is held, copies from the device complete.
     for _ in 0..3 {
-        end.engine
-            .copy_out(segment(CHUNK as u64), end.slots.acquire().await)
+        endpoint
+            .engine
+            .copy_out(segment(CHUNK as u64), endpoint.slots.acquire().await)
             .await
             .unwrap();
     }
@@ -33,10 +34,11 @@ async fn both_directions_copy_at_once() {
 #[tokio::test]
 async fn the_next_reads_are_in_flight_while_a_chunk_is_written() {
     let fake = machine();
-    let (from, to) = (End::open(0, short_timeouts()).unwrap(), End::open(1, short_timeouts()).unwrap());
+    let (from, to) =
+        (Endpoint::open(0, short_timeouts()).unwrap(), Endpoint::open(1, short_timeouts()).unwrap());
     from.fill(&pattern(LEN)).await.unwrap();
     let (source, sink) = (from.source(), to.sink());
-    let held = fake.hold(1, Direction::HostToDevice);
+    let gate = fake.hold(1, Direction::HostToDevice);
     let chunk = |number: u64| {
         let range = number * CHUNK as u64..(number + 1) * CHUNK as u64;
         let (source, sink) = (&source, &sink);
@@ -47,32 +49,33 @@ async fn the_next_reads_are_in_flight_while_a_chunk_is_written() {
             sink.write(target).await.expect("the device writes");
         }
     };
-    let watch = async {
+    let check = async {
         while fake.engine(1, Direction::HostToDevice).in_flight < 3 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         // All three chunks have been read, and none has been written.
         assert_eq!(fake.engine(0, Direction::DeviceToHost).ended, 3);
         assert_eq!(fake.engine(1, Direction::HostToDevice).ended, 0);
-        drop(held);
+        drop(gate);
     };
-    let all = async { tokio::join!(chunk(0), chunk(1), chunk(2), watch) };
+    let all = async { tokio::join!(chunk(0), chunk(1), chunk(2), check) };
     timeout(Duration::from_secs(10), all).await.expect("nothing hangs");
 }
 
 #[tokio::test]
 async fn devices_copy_independently() {
     let fake = machine();
-    let (first, second) = (End::open(0, short_timeouts()).unwrap(), End::open(1, short_timeouts()).unwrap());
-    let held = fake.hold(0, Direction::DeviceToHost);
-    let waits = first
+    let (first, second) =
+        (Endpoint::open(0, short_timeouts()).unwrap(), Endpoint::open(1, short_timeouts()).unwrap());
+    let gate = fake.hold(0, Direction::DeviceToHost);
+    let copying = first
         .engine
         .copy_out(vec![CopySegment::new(&first.memory, 0, 10)], first.slots.acquire().await);
-    held.until_waiting(1);
+    gate.until_waiting(1);
     second.fill(&pattern(LEN)).await.unwrap();
     assert!(second.read().await.unwrap() == pattern(LEN));
-    drop(held);
-    waits.await.unwrap();
+    drop(gate);
+    copying.await.unwrap();
     assert_eq!((first.engine.name(), second.engine.name()), ("cuda:0", "cuda:1"));
 }
 
@@ -80,7 +83,8 @@ async fn devices_copy_independently() {
 #[tokio::test]
 async fn memory_of_another_device_is_refused() {
     let _fake = machine();
-    let (first, second) = (End::open(0, short_timeouts()).unwrap(), End::open(1, short_timeouts()).unwrap());
+    let (first, second) =
+        (Endpoint::open(0, short_timeouts()).unwrap(), Endpoint::open(1, short_timeouts()).unwrap());
     let source = EngineSource::new(first.engine.clone(), second.memory.clone(), first.slots.clone());
     source.read(0..10).await.unwrap_err();
     assert_eq!(first.slots.available(), 4);

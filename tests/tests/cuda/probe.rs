@@ -1,12 +1,12 @@
-//! The probe reports what is missing if there is no driver, or only a library that resembles one.
+//! The probe for CUDA reports what is missing if there is no driver, or only a library that resembles one.
 
 use std::{env, process::Command};
 
 use tensor_relay_device::cuda::{CudaEngine, CudaError, CudaOptions, devices, probe};
 use tensor_relay_tests::fake_cuda::{Installed, Library};
 
-/// The environment variable of child processes, which print the result of the probe. A process probes only once, so
-/// each case has a process.
+/// The environment variable that makes this test binary a child process, which prints the result of the probe and
+/// exits. A process probes only once, so each case needs its own.
 const CHILD: &str = "CUDA_PROBE_CHILD";
 
 #[test]
@@ -33,8 +33,8 @@ fn child() {
 }
 
 /// The result of the probe in a child process with this library and additional environment variables.
-fn probe_in_child(which: Library, variables: &[(&str, &str)]) -> String {
-    let installed = Installed::new(which);
+fn probe_in_child(library: Library, variables: &[(&str, &str)]) -> String {
+    let installed = Installed::new(library);
     let mut command = Command::new(env::current_exe().expect("a test knows its executable"));
     command
         .args(["--exact", "probe::child", "--nocapture", "--test-threads=1"])
@@ -58,7 +58,7 @@ fn a_driver_is_found() {
 }
 
 #[test]
-fn a_missing_device_is_not_a_missing_driver() {
+fn a_missing_device_is_not_reported_as_a_missing_driver() {
     let result = probe_in_child(Library::Fake, &[("FAKE_CUDA_DEVICES", "0")]);
     assert!(result.starts_with("no device;"), "{result}");
     let result = probe_in_child(Library::Fake, &[("TENSOR_RELAY_FAKE_CUDA", "0")]);
@@ -66,7 +66,7 @@ fn a_missing_device_is_not_a_missing_driver() {
 }
 
 #[test]
-fn broken_and_foreign_libraries_are_named() {
+fn broken_and_foreign_libraries_are_reported() {
     for (library, kind) in [
         (Library::Stub, "stub;"),
         (Library::TooOld, "no symbol;"),

@@ -1,6 +1,6 @@
 //! The whole path over the loopback network: a server serves a tensor on a producer's device, and a client receives it
-//! onto its own device. [`relay_a_tensor`] is one of the transfers in which `sweep` fails each driver
-//! call; the tests of this module count copies and inject failures.
+//! onto its own device. [`relay_a_tensor`] is a transfer for the sweep; the tests of this module count copies and
+//! inject failures.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -23,14 +23,14 @@ use tokio::time::timeout;
 
 use crate::{
     calls::{Block, Current, call, stream},
-    journey::{CHUNK, Failure, LEN, pattern, short_timeouts, wait_for_no_objects, wait_until_freed},
+    endpoint::{CHUNK, Failure, LEN, pattern, short_timeouts, wait_for_no_objects, wait_until_freed},
     machine,
 };
 
 /// The name of the tensor.
 const NAME: &str = "tensor";
 
-/// The time in which a version usually arrives. A version may arrive later.
+/// The time within which a version usually arrives.
 const USUAL_DURATION: Duration = Duration::from_millis(250);
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -46,7 +46,7 @@ impl std::fmt::Display for NothingReceived {
     }
 }
 
-/// A server and a client, each with a device.
+/// A server and a client in this process, each with a device.
 struct Relay {
     producer: Device,
     server: Server,
@@ -55,7 +55,7 @@ struct Relay {
     client: Client,
 }
 
-/// A device of the machine, with chunk-sized slots.
+/// Opens a device of the machine, with slots of one chunk.
 fn device(ordinal: usize, slots: usize, engines: &mut Vec<Arc<CudaEngine>>) -> Result<Device, Failure> {
     let engine = CudaEngine::open(ordinal, short_timeouts())?;
     engines.push(engine.clone());
@@ -102,7 +102,7 @@ impl Relay {
     }
 }
 
-/// Memory of a device with these bytes.
+/// Allocates memory of a device and fills it with bytes.
 async fn upload(device: &Device, bytes: &[u8]) -> Result<DeviceBuffer, Failure> {
     let buffer = device.allocate(bytes.len())?;
     let sink = buffer.sink();
@@ -132,8 +132,8 @@ pub(crate) async fn relay_a_tensor(engines: &mut Vec<Arc<CudaEngine>>) -> Result
 }
 
 impl Relay {
-    /// Publishes a version, and a second one if the first does not arrive: a server abandons a version that it cannot
-    /// read.
+    /// Publishes a version and returns its bytes as received. Publishes a second version if the first does not arrive,
+    /// since a server abandons a version that it cannot read.
     async fn publish_and_receive(&mut self) -> Result<Vec<u8>, Failure> {
         for wait in [USUAL_DURATION, TIMEOUT] {
             let buffer = upload(&self.producer, &pattern(LEN)).await?;
@@ -182,10 +182,10 @@ async fn the_next_chunk_is_read_while_a_chunk_is_sent_and_written() {
         fake.wait_until("a chunk is on the other device", |fake| {
             fake.engine(1, Direction::HostToDevice).ended == count
         });
-        fake.wait_until("the next is in flight", |fake| {
+        fake.wait_until("the next chunk's copy is in flight", |fake| {
             fake.engine(0, Direction::DeviceToHost).in_flight >= 1
         });
-        assert_eq!(fake.engine(0, Direction::DeviceToHost).ended, count, "no more copies have passed");
+        assert_eq!(fake.engine(0, Direction::DeviceToHost).ended, count, "the gate holds the next copy");
     }
     drop(gate);
     let snapshot = relay.next().await.unwrap();
@@ -204,7 +204,7 @@ async fn chunks_are_received_while_others_are_copied_to_the_device() {
     let buffer = upload(&relay.producer, &pattern(LEN)).await.unwrap();
     let gate = fake.hold(1, Direction::HostToDevice);
     let publication = relay.publish(buffer).await.unwrap();
-    // Four of the six chunks. The receiver has granted credit for all six.
+    // The receiver has granted credit for all six chunks.
     gate.until_waiting(4);
     assert_eq!(fake.engine(1, Direction::HostToDevice).ended, 0);
     let stages = relay.client.stages();
@@ -240,7 +240,7 @@ async fn reading_waits_for_the_producers_stream() {
 
     let publication = relay.publish(buffer).await.unwrap();
     let early = timeout(Duration::from_millis(100), relay.subscription.next()).await;
-    assert!(early.is_err(), "the version cannot be read yet");
+    assert!(early.is_err(), "the version does not arrive before the stream has written it");
     assert_eq!(fake.engine(0, Direction::DeviceToHost).in_flight, 0);
     block.lift();
     let snapshot = relay.next().await.unwrap();

@@ -1,4 +1,4 @@
-//! Memory shared by two processes: this one and a [`Neighbour`].
+//! Device memory shared by two processes: this one and a [`Neighbour`].
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
@@ -16,18 +16,18 @@ use tensor_relay_tests::fake_cuda::{Direction, Turn};
 
 use crate::{
     calls::{Block, Current, call, stream},
-    journey::{CHUNK, End, LEN, pattern, short_timeouts, wait_for_no_objects},
+    endpoint::{CHUNK, Endpoint, LEN, pattern, short_timeouts, wait_for_no_objects},
     machine,
-    neighbour::{Neighbour, take},
+    neighbour::{Neighbour, import},
     order::handle,
 };
 
-/// Opens a device with a tensor of `pattern`.
-async fn open_filled(fake: &Turn) -> End {
-    let end = End::open(0, short_timeouts()).unwrap();
-    end.fill(&pattern(LEN)).await.unwrap();
+/// Opens the first device, with a tensor of `pattern`.
+async fn open_filled(fake: &Turn) -> Endpoint {
+    let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
+    endpoint.fill(&pattern(LEN)).await.unwrap();
     assert_eq!(fake.live().shared, 0);
-    end
+    endpoint
 }
 
 /// Exports memory in place.
@@ -47,27 +47,28 @@ async fn check_clean_end(fake: &Turn, neighbour: Neighbour) {
 #[tokio::test]
 async fn another_process_reads_a_tensor_in_place() {
     let fake = machine();
-    let end = open_filled(&fake).await;
-    let exported = export(&end.engine, &end.memory).unwrap();
+    let endpoint = open_filled(&fake).await;
+    let exported = export(&endpoint.engine, &endpoint.memory).unwrap();
     assert_eq!((exported.offset, exported.len), (0, LEN as u64));
     let mut neighbour = Neighbour::start(0, None);
     neighbour.import(&exported).unwrap();
     assert!(neighbour.read().unwrap() == pattern(LEN));
     // Both processes have the same memory: later writes are visible.
-    end.fill(&vec![0x5A; LEN]).await.unwrap();
+    endpoint.fill(&vec![0x5A; LEN]).await.unwrap();
     assert!(neighbour.read().unwrap() == vec![0x5A; LEN]);
     neighbour.send("drop").unwrap();
-    drop(end);
+    drop(endpoint);
     check_clean_end(&fake, neighbour).await;
 }
 
 #[tokio::test]
 async fn parts_of_one_allocation_share_a_handle() {
     let fake = machine();
-    let end = open_filled(&fake).await;
-    let parts = [end.memory.slice(1000..5000).unwrap(), end.memory.slice(70_001..LEN as u64).unwrap()];
-    assert!(end.memory.slice(1..LEN as u64 + 1).is_none() && end.memory.slice(0..0).is_some());
-    let exported = end.engine.export_in_place(&parts).unwrap();
+    let endpoint = open_filled(&fake).await;
+    let parts =
+        [endpoint.memory.slice(1000..5000).unwrap(), endpoint.memory.slice(70_001..LEN as u64).unwrap()];
+    assert!(endpoint.memory.slice(1..LEN as u64 + 1).is_none() && endpoint.memory.slice(0..0).is_some());
+    let exported = endpoint.engine.export_in_place(&parts).unwrap();
     assert_eq!(fake.calls()["cuIpcGetMemHandle"], 1, "the parts have one handle");
     let mut neighbour = Neighbour::start(0, None);
     for (exported, part) in exported.into_iter().zip([1000..5000, 70_001..LEN]) {
@@ -75,7 +76,7 @@ async fn parts_of_one_allocation_share_a_handle() {
         assert!(neighbour.read().unwrap() == pattern(LEN)[part]);
     }
     neighbour.send("drop").unwrap();
-    drop((parts, end));
+    drop((parts, endpoint));
     check_clean_end(&fake, neighbour).await;
 }
 
@@ -84,18 +85,18 @@ async fn an_allocation_is_opened_once_and_closed_after_its_last_copy() {
     let fake = machine();
     let mut neighbour = Neighbour::start(0, None);
     let exported = neighbour.export();
-    let end = End::open(0, short_timeouts()).unwrap();
+    let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
     let part_at = |offset| Exported::Ipc(IpcMemory { offset, len: CHUNK as u64, ..exported });
-    let Imported { memory: first, returned: first_returned } = take(&end.engine, part_at(0)).unwrap();
-    let Imported { memory: second, returned } = take(&end.engine, part_at(CHUNK as u64)).unwrap();
+    let Imported { memory: first, returned: first_returned } = import(&endpoint.engine, part_at(0)).unwrap();
+    let Imported { memory: second, returned } = import(&endpoint.engine, part_at(CHUNK as u64)).unwrap();
     assert_eq!(second.address() - first.address(), CHUNK as u64);
     assert_eq!(fake.calls()["cuIpcOpenMemHandle_v2"], 1);
     drop(first);
     first_returned.wait().await;
 
     let gate = fake.hold(0, Direction::DeviceToHost);
-    let slot = end.slots.acquire().await;
-    let copying = end.engine.copy_out(vec![CopySegment::new(&second, 0, CHUNK)], slot);
+    let slot = endpoint.slots.acquire().await;
+    let copying = endpoint.engine.copy_out(vec![CopySegment::new(&second, 0, CHUNK)], slot);
     drop(second);
     gate.until_waiting(1);
     assert_eq!(fake.live().shared, 1, "a copy reads the memory");
@@ -104,7 +105,7 @@ async fn an_allocation_is_opened_once_and_closed_after_its_last_copy() {
     assert!(copying.await.unwrap()[..] == pattern(LEN)[CHUNK..2 * CHUNK]);
     returned.wait().await;
     assert_eq!((fake.live().shared, fake.calls()["cuIpcCloseMemHandle"]), (0, 1));
-    drop(end);
+    drop(endpoint);
     check_clean_end(&fake, neighbour).await;
 }
 
@@ -117,13 +118,17 @@ struct Producer {
 }
 
 impl Producer {
-    fn new(end: &End) -> Self {
+    fn new(endpoint: &Endpoint) -> Self {
         let (current, stream) = (Current::new(0), stream());
         let block = Some(Block::in_stream(stream));
-        call!(cuMemsetD8Async(end.memory.address(), 0x22, LEN, stream)).unwrap();
-        let fence = end.engine.fence(handle(stream)).unwrap();
+        call!(cuMemsetD8Async(endpoint.memory.address(), 0x22, LEN, stream)).unwrap();
+        let fence = endpoint.engine.fence(handle(stream)).unwrap();
         // SAFETY: the owner is the memory itself, and the work that writes to it is before the fence.
-        let memory = unsafe { end.engine.lend(end.memory.address(), LEN, end.memory.clone(), Some(fence)) };
+        let memory = unsafe {
+            endpoint
+                .engine
+                .lend(endpoint.memory.address(), LEN, endpoint.memory.clone(), Some(fence))
+        };
         Self { _current: current, stream, block, memory }
     }
 
@@ -139,9 +144,9 @@ async fn an_export_waits_for_the_stream_that_writes() {
     for in_place in [true, false] {
         let fake = machine();
         fake.set_shareable(in_place, true);
-        let end = open_filled(&fake).await;
-        let mut producer = Producer::new(&end);
-        let (engine, memory) = (end.engine.clone(), producer.memory.clone());
+        let endpoint = open_filled(&fake).await;
+        let mut producer = Producer::new(&endpoint);
+        let (engine, memory) = (endpoint.engine.clone(), producer.memory.clone());
         let exporting = thread::spawn(move || share::export(&engine, &[memory]));
         let polls = |fake: &Turn| fake.calls().get("cuEventQuery").copied().unwrap_or(0);
         let before = polls(&fake);
@@ -155,40 +160,40 @@ async fn an_export_waits_for_the_stream_that_writes() {
                 neighbour.import(exported).unwrap();
                 neighbour
             }
-            (Place::Copied { offset: 0, .. }, Some(buffer)) if !in_place => importer_of(&end, buffer),
+            (Place::Copied { offset: 0, .. }, Some(buffer)) if !in_place => importer_of(&endpoint, buffer),
             other => panic!("{other:?}"),
         };
         assert!(neighbour.read().unwrap()[..LEN] == vec![0x22; LEN], "the bytes were written by the stream");
         neighbour.send("drop").unwrap();
         drop(export);
         producer.end();
-        drop(end);
+        drop(endpoint);
         check_clean_end(&fake, neighbour).await;
     }
 }
 
 /// A neighbour that has imported a buffer.
-fn importer_of(end: &End, buffer: &SharedBuffer) -> Neighbour {
+fn importer_of(endpoint: &Endpoint, buffer: &SharedBuffer) -> Neighbour {
     let mut neighbour = Neighbour::start(0, Some(buffer.fd()));
     neighbour
-        .import_fd(device_of(end), buffer.fd(), buffer.memory().len_bytes())
+        .import_fd(device_of(endpoint), buffer.fd(), buffer.memory().len_bytes())
         .unwrap();
     neighbour
 }
 
-fn device_of(end: &End) -> DeviceUuid {
-    end.engine.info().uuid.unwrap()
+fn device_of(endpoint: &Endpoint) -> DeviceUuid {
+    endpoint.engine.info().uuid.unwrap()
 }
 
 #[tokio::test]
-async fn a_stream_that_does_not_end_fails_the_export() {
+async fn a_stream_that_never_finishes_fails_the_export() {
     let fake = machine();
-    let end = open_filled(&fake).await;
-    let producer = Producer::new(&end);
-    let refused = share::export(&end.engine, std::slice::from_ref(&producer.memory)).unwrap_err();
+    let endpoint = open_filled(&fake).await;
+    let producer = Producer::new(&endpoint);
+    let refused = share::export(&endpoint.engine, std::slice::from_ref(&producer.memory)).unwrap_err();
     assert!(matches!(refused, ShareError::FenceTimedOut { .. }), "{refused:?}");
     producer.end();
-    drop(end);
+    drop(endpoint);
     wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
@@ -197,9 +202,13 @@ async fn a_stream_that_does_not_end_fails_the_export() {
 async fn memory_that_cannot_be_shared_in_place_is_copied_into_a_buffer() {
     let fake = machine();
     fake.set_shareable(false, true);
-    let end = open_filled(&fake).await;
-    let parts = [end.memory.slice(3..1003).unwrap(), end.memory.slice(0..0).unwrap(), end.memory.clone()];
-    let export = share::export(&end.engine, &parts).unwrap();
+    let endpoint = open_filled(&fake).await;
+    let parts = [
+        endpoint.memory.slice(3..1003).unwrap(),
+        endpoint.memory.slice(0..0).unwrap(),
+        endpoint.memory.clone(),
+    ];
+    let export = share::export(&endpoint.engine, &parts).unwrap();
     let [Place::Copied { offset: 0, len: 1000, why }, Place::Empty, Place::Copied { offset: 1024, .. }] =
         &export.places[..]
     else {
@@ -207,43 +216,43 @@ async fn memory_that_cannot_be_shared_in_place_is_copied_into_a_buffer() {
     };
     let why = why.to_string();
     assert!(why.contains("cuIpcGetMemHandle") && why.contains("expandable segments"), "{why}");
-    let stats = end.engine.stats();
+    let stats = endpoint.engine.stats();
     assert_eq!((stats.shared_bytes, stats.out_bytes), (1000 + LEN as u64, 0), "no byte went to the host");
     // The shared buffer counts as one page of 2 MiB, the tensor's own allocation in units of 512 bytes.
     assert_eq!(stats.device_bytes, (2 << 20) + (LEN as u64).next_multiple_of(512));
 
-    let mut neighbour = importer_of(&end, export.buffer.as_ref().unwrap());
+    let mut neighbour = importer_of(&endpoint, export.buffer.as_ref().unwrap());
     drop((export, parts));
     fake.wait_until("the exporter has released the buffer", |fake| fake.live().shared == 0);
     let read = neighbour.read().unwrap();
     assert!(read[..1000] == pattern(LEN)[3..1003] && read[1024..1024 + LEN] == pattern(LEN));
     neighbour.send("drop").unwrap();
-    drop(end);
+    drop(endpoint);
     check_clean_end(&fake, neighbour).await;
 }
 
 #[tokio::test]
-async fn both_reasons_are_reported_if_nothing_can_be_shared() {
+async fn both_reasons_are_reported_if_memory_cannot_be_shared() {
     let fake = machine();
     fake.set_shareable(false, false);
-    let end = open_filled(&fake).await;
-    let export = share::export(&end.engine, std::slice::from_ref(&end.memory)).unwrap();
+    let endpoint = open_filled(&fake).await;
+    let export = share::export(&endpoint.engine, std::slice::from_ref(&endpoint.memory)).unwrap();
     assert!(export.buffer.is_none());
     let [Place::NotShareable { in_place, copy }] = &export.places[..] else { panic!("{export:?}") };
     assert!(matches!(in_place, ShareError::NotExportable { .. }), "{in_place:?}");
     assert!(matches!(copy, ShareError::NoBuffer { .. }), "{copy:?}");
     assert!(copy.to_string().contains("CUDA_ERROR_NOT_SUPPORTED"), "{copy}");
-    drop((export, end));
+    drop((export, endpoint));
     wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
 #[tokio::test]
-async fn a_buffer_has_a_budget() {
+async fn shared_buffers_count_against_the_budget() {
     let fake = machine();
-    let end = open_filled(&fake).await;
-    let most = end.engine.shared_buffer(14 << 20).unwrap();
-    let refused = end.engine.shared_buffer((2 << 20) + 1).unwrap_err();
+    let endpoint = open_filled(&fake).await;
+    let large = endpoint.engine.shared_buffer(14 << 20).unwrap();
+    let refused = endpoint.engine.shared_buffer((2 << 20) + 1).unwrap_err();
     let expected = ShareError::OverBudget {
         device: "cuda:0".into(),
         asked_bytes: 4 << 20,
@@ -251,11 +260,11 @@ async fn a_buffer_has_a_budget() {
         budget_bytes: 16 << 20,
     };
     assert_eq!(refused, expected);
-    drop(most);
+    drop(large);
     fake.wait_until("the buffer is freed", |fake| fake.live().shared == 0);
-    drop(end.engine.shared_buffer((2 << 20) + 1).unwrap());
-    assert!(matches!(end.engine.shared_buffer(u64::MAX), Err(ShareError::OverBudget { .. })));
-    drop(end);
+    drop(endpoint.engine.shared_buffer((2 << 20) + 1).unwrap());
+    assert!(matches!(endpoint.engine.shared_buffer(u64::MAX), Err(ShareError::OverBudget { .. })));
+    drop(endpoint);
     wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
@@ -263,64 +272,65 @@ async fn a_buffer_has_a_budget() {
 #[tokio::test]
 async fn parts_out_of_bounds_and_memory_of_another_engine_are_refused() {
     let fake = machine();
-    let (end, other) = (open_filled(&fake).await, End::open(1, short_timeouts()).unwrap());
-    let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
+    let (endpoint, other) = (open_filled(&fake).await, Endpoint::open(1, short_timeouts()).unwrap());
+    let buffer = endpoint.engine.shared_buffer(LEN as u64).unwrap();
     for offset in [1, u64::MAX] {
-        let refused = buffer.fill(vec![(end.memory.clone(), offset)]).unwrap_err();
+        let refused = buffer.fill(vec![(endpoint.memory.clone(), offset)]).unwrap_err();
         assert!(matches!(refused, ShareError::OutOfBuffer { .. }), "{refused:?}");
     }
     assert_eq!(buffer.fill(vec![(other.memory.clone(), 0)]), Err(ShareError::ForeignMemory));
-    assert_eq!(export(&end.engine, &other.memory), Err(ShareError::ForeignMemory));
+    assert_eq!(export(&endpoint.engine, &other.memory), Err(ShareError::ForeignMemory));
     assert!(!fake.calls().contains_key("cuMemcpyDtoDAsync_v2"));
-    drop((buffer, end, other));
+    drop((buffer, endpoint, other));
     wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// Invalid descriptions of memory, sent by mistake or on purpose, and the resulting errors.
+/// A neighbour may send an invalid description of memory by mistake or on purpose.
 #[tokio::test]
 async fn invalid_descriptions_from_a_neighbour_are_refused() {
     let fake = machine();
     let mut neighbour = Neighbour::start(0, None);
     let exported = neighbour.export();
-    let end = open_filled(&fake).await;
-    let import = |memory: IpcMemory| take(&end.engine, Exported::Ipc(memory)).unwrap_err();
+    let endpoint = open_filled(&fake).await;
+    let refusal_of = |memory: IpcMemory| import(&endpoint.engine, Exported::Ipc(memory)).unwrap_err();
 
     let other = DeviceUuid::new([7; 16]);
-    let refused = import(IpcMemory { device: other, ..exported });
+    let refused = refusal_of(IpcMemory { device: other, ..exported });
     assert!(matches!(refused, ShareError::OtherDevice { theirs, .. } if theirs == other), "{refused:?}");
     assert!(refused.to_string().contains("GPU-07070707-0707-0707-0707-070707070707"), "{refused}");
     let mut handle = exported.handle;
     handle[20] ^= 1;
-    assert!(matches!(import(IpcMemory { handle, ..exported }), ShareError::NotOpened { .. }));
-    assert!(matches!(import(IpcMemory { handle: [0; 64], ..exported }), ShareError::NotOpened { .. }));
+    assert!(matches!(refusal_of(IpcMemory { handle, ..exported }), ShareError::NotOpened { .. }));
+    assert!(matches!(refusal_of(IpcMemory { handle: [0; 64], ..exported }), ShareError::NotOpened { .. }));
     // The size of the allocation that holds the neighbour's tensor.
     let bytes = (LEN as u64).next_multiple_of(512);
     for (offset, len) in [(1, bytes), (0, bytes + 1), (u64::MAX, 2), (bytes, 1)] {
-        let refused = import(IpcMemory { offset, len, ..exported });
+        let refused = refusal_of(IpcMemory { offset, len, ..exported });
         assert_eq!(refused, ShareError::OutOfBounds { offset, len, bytes });
     }
-    assert_eq!(import(IpcMemory { len: 0, ..exported }), ShareError::Empty);
+    assert_eq!(refusal_of(IpcMemory { len: 0, ..exported }), ShareError::Empty);
     // A handle cannot be opened in the process that exported it.
-    let own = export(&end.engine, &end.memory).unwrap();
-    let refused = import(own).to_string();
+    let own = export(&endpoint.engine, &endpoint.memory).unwrap();
+    let refused = refusal_of(own).to_string();
     assert!(
         refused.contains("CUDA_ERROR_INVALID_CONTEXT") && !refused.contains("reset the device"),
         "{refused}"
     );
 
-    let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
-    let device = device_of(&end);
+    let buffer = endpoint.engine.shared_buffer(LEN as u64).unwrap();
+    let device = device_of(&endpoint);
     let too_long = [(2 << 20) + 1, 1 << 46, u64::MAX];
     let files = too_long.map(|len| FdMemory { len, ..buffer.export().unwrap() });
     let null = FdMemory { device, fd: fs::File::open("/dev/null").unwrap().into(), len: 1 };
     for file in files.into_iter().chain([null]) {
-        let (text, refused) = (format!("{file:?}"), take(&end.engine, Exported::Fd(file)).unwrap_err());
+        let (text, refused) =
+            (format!("{file:?}"), import(&endpoint.engine, Exported::Fd(file)).unwrap_err());
         assert!(matches!(refused, ShareError::NotMapped { .. }), "{text}: {refused:?}");
     }
     drop(buffer);
-    assert!(end.read().await.unwrap() == pattern(LEN), "the engine still works");
-    drop(end);
+    assert!(endpoint.read().await.unwrap() == pattern(LEN), "the engine still works");
+    drop(endpoint);
     check_clean_end(&fake, neighbour).await;
 }
 
@@ -330,10 +340,10 @@ async fn devices_are_matched_by_uuid_and_not_by_number() {
     let fake = machine();
     let mut neighbour = Neighbour::start(1, None);
     let exported = neighbour.export();
-    let [first, second] = [0, 1].map(|ordinal| End::open(ordinal, short_timeouts()).unwrap());
-    let refused = take(&first.engine, Exported::Ipc(exported)).unwrap_err();
+    let [first, second] = [0, 1].map(|ordinal| Endpoint::open(ordinal, short_timeouts()).unwrap());
+    let refused = import(&first.engine, Exported::Ipc(exported)).unwrap_err();
     assert!(matches!(refused, ShareError::OtherDevice { .. }), "{refused:?}");
-    let imported = take(&second.engine, Exported::Ipc(exported)).unwrap();
+    let imported = import(&second.engine, Exported::Ipc(exported)).unwrap();
     assert!(second.with(imported.memory).read().await.unwrap() == pattern(LEN));
     drop((first, second));
     check_clean_end(&fake, neighbour).await;
@@ -344,64 +354,67 @@ async fn imported_memory_stays_open_when_its_exporter_dies() {
     let fake = machine();
     let mut neighbour = Neighbour::start(0, None);
     let exported = neighbour.export();
-    let end = End::open(0, short_timeouts()).unwrap();
-    let Imported { memory, returned } = take(&end.engine, Exported::Ipc(exported)).unwrap();
+    let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
+    let Imported { memory, returned } = import(&endpoint.engine, Exported::Ipc(exported)).unwrap();
     neighbour.kill();
     // Imported memory stays open until it is dropped.
-    assert!(end.with(memory).read().await.is_ok());
+    assert!(endpoint.with(memory).read().await.is_ok());
     returned.wait().await;
     assert_eq!(fake.live().shared, 0);
-    let refused = take(&end.engine, Exported::Ipc(exported)).unwrap_err();
+    let refused = import(&endpoint.engine, Exported::Ipc(exported)).unwrap_err();
     assert!(matches!(refused, ShareError::NotOpened { .. }), "{refused:?}");
-    drop(end);
+    drop(endpoint);
     wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
 
 /// Open files, address space and device memory do not grow over many versions.
 #[tokio::test]
-async fn nothing_leaks() {
+async fn exports_and_imports_leak_nothing() {
     let fake = machine();
     let mut neighbour = Neighbour::start(0, None);
     let exported = neighbour.export();
-    let end = open_filled(&fake).await;
+    let endpoint = open_filled(&fake).await;
     let files = || fs::read_dir("/proc/self/fd").unwrap().count();
     let mut before = 0;
     for version in 0..50 {
-        let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
-        buffer.fill(vec![(end.memory.clone(), 0)]).unwrap();
-        let both = [Exported::Fd(buffer.export().unwrap()), Exported::Ipc(exported)];
-        for exported in both {
-            let memory = take(&end.engine, exported).unwrap().memory;
-            assert!(version % 10 > 0 || end.with(memory).read().await.unwrap() == pattern(LEN));
+        let buffer = endpoint.engine.shared_buffer(LEN as u64).unwrap();
+        buffer.fill(vec![(endpoint.memory.clone(), 0)]).unwrap();
+        for exported in [Exported::Fd(buffer.export().unwrap()), Exported::Ipc(exported)] {
+            let memory = import(&endpoint.engine, exported).unwrap().memory;
+            assert!(version % 10 > 0 || endpoint.with(memory).read().await.unwrap() == pattern(LEN));
         }
         drop(buffer);
-        fake.wait_until("all is released", |fake| fake.live().shared == 0);
+        fake.wait_until("all shared objects are released", |fake| fake.live().shared == 0);
         if version == 0 {
             before = files();
         }
     }
     assert_eq!(files(), before);
-    assert_eq!(end.engine.stats().leaked_bytes, 0);
-    drop(end);
+    assert_eq!(endpoint.engine.stats().leaked_bytes, 0);
+    drop(endpoint);
     check_clean_end(&fake, neighbour).await;
 }
 
 #[tokio::test]
-async fn late_copies_keep_their_memory_until_they_have_ended() {
+async fn copies_that_timed_out_keep_their_memory_until_they_have_ended() {
     let fake = machine();
-    let end = open_filled(&fake).await;
-    let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
+    let endpoint = open_filled(&fake).await;
+    let buffer = endpoint.engine.shared_buffer(LEN as u64).unwrap();
     let gate = fake.hold(0, Direction::DeviceToDevice);
-    let late = buffer.fill(vec![(end.memory.clone(), 0)]).unwrap_err();
+    let late = buffer.fill(vec![(endpoint.memory.clone(), 0)]).unwrap_err();
     assert!(matches!(late, ShareError::CopyTimedOut { .. }), "{late:?}");
     drop(buffer);
-    let End { engine, slots, memory } = end;
+    let Endpoint { engine, slots, memory } = endpoint;
     drop((memory, slots));
     thread::sleep(Duration::from_millis(50));
-    assert_eq!(fake.live().shared, 2, "a mapping and its address range remain, since the copy writes there");
+    assert_eq!(
+        fake.live().shared,
+        2,
+        "the buffer's mapping and address range remain, since the copy writes there"
+    );
     drop(gate);
-    fake.wait_until("all is released", |fake| fake.live().shared == 0);
+    fake.wait_until("all shared objects are released", |fake| fake.live().shared == 0);
     drop(engine);
     wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
@@ -410,15 +423,18 @@ async fn late_copies_keep_their_memory_until_they_have_ended() {
 #[tokio::test]
 async fn a_failed_device_exports_and_imports_nothing() {
     let fake = machine();
-    let end = open_filled(&fake).await;
-    let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
+    let endpoint = open_filled(&fake).await;
+    let buffer = endpoint.engine.shared_buffer(LEN as u64).unwrap();
     fake.fail_device(0, 700);
-    let refused = buffer.fill(vec![(end.memory.clone(), 0)]).unwrap_err();
+    let refused = buffer.fill(vec![(endpoint.memory.clone(), 0)]).unwrap_err();
     assert!(refused.to_string().contains("700"), "{refused}");
-    fake.wait_until("the engine declares the device failed", |_| end.engine.failure().is_some());
-    let refused = export(&end.engine, &end.memory).unwrap_err();
+    fake.wait_until("the engine declares the device failed", |_| endpoint.engine.failure().is_some());
+    let refused = export(&endpoint.engine, &endpoint.memory).unwrap_err();
     assert!(matches!(refused, ShareError::Engine(CudaError::Driver(_))), "{refused:?}");
-    assert!(matches!(end.engine.shared_buffer(1), Err(ShareError::Engine(_))));
-    assert!(matches!(take(&end.engine, Exported::Fd(buffer.export().unwrap())), Err(ShareError::Engine(_))));
+    assert!(matches!(endpoint.engine.shared_buffer(1), Err(ShareError::Engine(_))));
+    assert!(matches!(
+        import(&endpoint.engine, Exported::Fd(buffer.export().unwrap())),
+        Err(ShareError::Engine(_))
+    ));
     assert_eq!(fake.violations(), [""; 0]);
 }

@@ -10,7 +10,7 @@ use tensor_relay_server::sidecar::{MemoryKind, Producer, Publication};
 use tensor_relay_tests::processes::{Gpu, Home, Serving, Signal};
 
 use crate::{
-    journey::{LEN, pattern, short_timeouts},
+    endpoint::{LEN, pattern, short_timeouts},
     machine,
 };
 
@@ -46,7 +46,7 @@ fn check_received(home: &Home, server: &Serving) {
     home.run(&["subscribe", ticket, "--topic=policy", "--once", "--out=out", "--device=cpu"])
         .expect_code(0);
     let file = fs::read(home.path("out/policy.safetensors")).unwrap();
-    assert!(file[file.len() - LEN..] == pattern(LEN), "every byte");
+    assert!(file[file.len() - LEN..] == pattern(LEN), "the file ends with the published bytes");
 }
 
 fn spec() -> TensorSpec {
@@ -59,10 +59,10 @@ fn device() -> Device {
     Device::new(engine, Capacity { slots: 4, slot_bytes: 4 << 20 }).unwrap()
 }
 
-/// Goal: the server uses the first kind of memory that works, and reports why an earlier one did not. Method: a driver
-/// that shares allocations, a driver that shares buffers only, and a driver that shares nothing.
+/// Goal: the server uses the first kind of memory that works, and reports why the earlier kinds do not.
+/// Method: a driver that shares allocations, a driver that shares buffers only, and a driver that shares nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_kind_of_memory_that_works() {
+async fn the_first_kind_of_memory_that_works_is_used() {
     for (in_place, buffers, expected) in [
         (true, true, MemoryKind::CudaIpc),
         (false, true, MemoryKind::CudaFd),
@@ -89,10 +89,10 @@ async fn the_first_kind_of_memory_that_works() {
     }
 }
 
-/// Goal: a server without a GPU gets a copy in host memory, and the producer gets the reason. Method: a server without
-/// a device.
+/// Goal: a server without a GPU gets a copy in host memory, and the producer gets the reason. Method: publish from a
+/// device to a server with `--device=cpu`.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_without_a_gpu() {
+async fn a_server_without_a_gpu_gets_a_copy_in_host_memory() {
     let fake = machine();
     let home = Home::with_gpu(Gpu::fake().with("FAKE_CUDA_FIRST_DEVICE", "0"));
     let server = serve(&home, "--device=cpu");
@@ -125,7 +125,7 @@ async fn a_version_in_a_producers_memory_ends_with_the_producer() {
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// Goal: a copy in a buffer shared by descriptor outlives its producer, with correct bytes.
+/// Goal: a copy in a buffer that is shared as a file descriptor outlives its producer, with correct bytes.
 /// Method: end the connection and free the buffer, then subscribe.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shared_buffer_outlives_its_producer() {

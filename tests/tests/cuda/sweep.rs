@@ -11,26 +11,26 @@ use tensor_relay_tests::fake_cuda::{Effect, Fault, Turn};
 use tokio::time::timeout;
 
 use crate::{
-    exchange::{NotReturned, exchange_a_tensor},
-    journey::{
+    endpoint::{
         CHUNK, Failure, LEN, move_a_tensor, pattern, wait_for_at_most, wait_for_no_objects, wait_until_freed,
     },
+    exchange::{NotReturned, exchange_a_tensor},
     machine,
     neighbour::Neighbour,
     relay::{NothingReceived, relay_a_tensor},
 };
 
-/// The deadline of a transfer with a fault. Its longest waits are a few timeouts of 0.4 s.
+/// The deadline of a transfer with a fault. Such a transfer waits for a few timeouts of 0.4 s at most.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(10);
 
 const OUT_OF_MEMORY: u32 = 2;
 const ILLEGAL_ADDRESS: u32 = 700;
 const LAUNCH_FAILED: u32 = 719;
 
-/// The kinds of work in streams that faults can affect.
-const EXECUTIONS: [&str; 3] = ["@htod", "@dtoh", "@host"];
+/// The kinds of a stream's work that both transfers have, as `Fault::what` names them.
+const STREAM_WORK: [&str; 3] = ["@htod", "@dtoh", "@host"];
 
-/// The kind of transfer.
+/// A transfer in which calls and work fail.
 #[derive(Clone, Copy, Debug)]
 enum Transfer {
     /// From one engine to another, with callers' streams.
@@ -51,10 +51,10 @@ impl Transfer {
     }
 }
 
-/// The end of a transfer with a fault.
+/// The outcome of a transfer with a fault.
 #[derive(Debug)]
-enum End {
-    Right,
+enum Outcome {
+    Correct,
     Failed(Failure),
     /// The transfer hung, which only a driver call that hangs may cause.
     TimedOut,
@@ -63,31 +63,31 @@ enum End {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_fails_once() {
     let fake = machine();
-    let ends = every_call_fails(&fake, Transfer::Engines).await;
-    assert_eq!(ends.keys().copied().collect::<Vec<_>>(), ["failed", "right"], "{ends:?}");
+    let outcomes = every_call_fails(&fake, Transfer::Engines).await;
+    assert_eq!(outcomes.keys().copied().collect::<Vec<_>>(), ["correct", "failed"], "{outcomes:?}");
 }
 
-/// Fails each call of a transfer once, and counts the ends.
+/// Runs a transfer for each of its calls, which fails. Counts the outcomes.
 async fn every_call_fails(fake: &Turn, kind: Transfer) -> BTreeMap<&'static str, u32> {
-    let mut ends = BTreeMap::<&str, u32>::new();
+    let mut outcomes = BTreeMap::<&str, u32>::new();
     for (function, count) in calls_of_a_clean_transfer(fake, kind).await {
         for nth in 1..=count {
             for code in [OUT_OF_MEMORY, LAUNCH_FAILED] {
-                let end = transfer(fake, Fault::once(&function, nth, Effect::Fail(code)), kind).await;
-                *ends.entry(name_of(&end)).or_default() += 1;
+                let outcome = transfer(fake, Fault::once(&function, nth, Effect::Fail(code)), kind).await;
+                *outcomes.entry(outcome_name(&outcome)).or_default() += 1;
             }
         }
     }
-    ends
+    outcomes
 }
 
-/// As `every_call_fails_once`, for memory shared with another process, whose own driver has no faults.
+/// As `every_call_fails_once`, for memory shared with a neighbour, whose own driver has no faults.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_of_an_exchange_fails_once() {
     let fake = machine();
     let mut neighbour = Neighbour::start(0, None);
-    let ends = every_call_fails(&fake, Transfer::Exchange(neighbour.export())).await;
-    assert_eq!(ends.keys().copied().collect::<Vec<_>>(), ["failed", "right"], "{ends:?}");
+    let outcomes = every_call_fails(&fake, Transfer::Exchange(neighbour.export())).await;
+    assert_eq!(outcomes.keys().copied().collect::<Vec<_>>(), ["correct", "failed"], "{outcomes:?}");
     assert_eq!(neighbour.end().violations, [""; 0]);
 }
 
@@ -104,74 +104,71 @@ async fn calls_of_an_exchange_hang_or_keep_failing() {
         transfer(&fake, Fault::from(function, 1, Effect::Fail(ILLEGAL_ADDRESS)), kind).await;
     }
     for effect in [Effect::Fail(ILLEGAL_ADDRESS), Effect::Hang] {
-        let end = transfer(&fake, Fault::once("@dtod", 1, effect), kind).await;
-        assert!(matches!(end, End::Failed(_)), "{effect:?}: {end:?}");
+        let outcome = transfer(&fake, Fault::once("@dtod", 1, effect), kind).await;
+        assert!(matches!(outcome, Outcome::Failed(_)), "{effect:?}: {outcome:?}");
     }
     assert_eq!(neighbour.end().violations, [""; 0]);
 }
 
-/// As above, on the whole path from a producer's device to a consumer's.
+/// As above, on the whole path from a producer's device to a consumer's device.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_of_a_relay_fail() {
     let fake = machine();
     let calls = calls_of_a_clean_transfer(&fake, Transfer::Relay).await;
-    // The tests above fail every call. This test fails an early, a midway and a late call of each function.
+    // The tests above fail every call. This one fails at most three calls of each function, evenly distributed.
     let faults = calls.iter().flat_map(|(function, count)| {
         let sample = (1..=*count).step_by(count.div_ceil(3) as usize);
         sample.map(move |nth| Fault::once(function, nth, Effect::Fail(LAUNCH_FAILED)))
     });
-    let executions = EXECUTIONS.iter().flat_map(|execution| {
-        (1..=6).map(move |nth| Fault::once(execution, nth, Effect::Fail(ILLEGAL_ADDRESS)))
-    });
-    let hangs = EXECUTIONS.map(|execution| Fault::once(execution, 3, Effect::Hang));
-    for fault in faults.chain(executions).chain(hangs) {
+    let work_faults = STREAM_WORK
+        .iter()
+        .flat_map(|work| (1..=6).map(move |nth| Fault::once(work, nth, Effect::Fail(ILLEGAL_ADDRESS))));
+    let hangs = STREAM_WORK.map(|work| Fault::once(work, 3, Effect::Hang));
+    for fault in faults.chain(work_faults).chain(hangs) {
         transfer(&fake, fault, Transfer::Relay).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_function_keeps_failing_from_some_call_on() {
+async fn every_function_fails_permanently() {
     let fake = machine();
     for (function, count) in calls_of_a_clean_transfer(&fake, Transfer::Engines).await {
         for nth in [1, count.div_ceil(2)] {
-            let end = transfer(
+            let outcome = transfer(
                 &fake,
                 Fault::from(&function, nth, Effect::Fail(ILLEGAL_ADDRESS)),
                 Transfer::Engines,
             )
             .await;
-            assert!(!matches!(end, End::TimedOut), "{function} from {nth} on");
+            assert!(!matches!(outcome, Outcome::TimedOut), "{function} from {nth} on");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_execution_fails_once() {
+async fn each_kind_of_stream_work_fails_once() {
     let fake = machine();
-    for execution in EXECUTIONS {
+    for work in STREAM_WORK {
         for nth in 1..=LEN.div_ceil(CHUNK) as u64 * 2 {
-            let end = transfer(
-                &fake,
-                Fault::once(execution, nth, Effect::Fail(ILLEGAL_ADDRESS)),
-                Transfer::Engines,
-            )
-            .await;
-            // The last host functions may have no waiter.
-            let may_be_right = execution == "@host";
-            assert!(may_be_right || matches!(end, End::Failed(_)), "{execution} {nth}: {end:?}");
+            let outcome =
+                transfer(&fake, Fault::once(work, nth, Effect::Fail(ILLEGAL_ADDRESS)), Transfer::Engines)
+                    .await;
+            // Nothing may wait for the last host functions any more.
+            let may_succeed = work == "@host";
+            assert!(may_succeed || matches!(outcome, Outcome::Failed(_)), "{work} {nth}: {outcome:?}");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn executions_hang() {
+async fn stream_work_hangs() {
     let fake = machine();
-    for (execution, nth) in EXECUTIONS.into_iter().flat_map(|execution| [(execution, 2), (execution, 8)]) {
-        let end = transfer(&fake, Fault::once(execution, nth, Effect::Hang), Transfer::Engines).await;
+    for (work, nth) in STREAM_WORK.into_iter().flat_map(|work| [(work, 2), (work, 8)]) {
+        let outcome = transfer(&fake, Fault::once(work, nth, Effect::Hang), Transfer::Engines).await;
         // If a host function hangs, the engine polls the copy. A copy that hangs times out.
-        let right = matches!(end, End::Right);
-        assert_eq!(right, execution == "@host", "{execution} {nth}: {end:?}");
-        assert!(!matches!(end, End::TimedOut), "{execution} {nth}");
+        let succeeded = matches!(outcome, Outcome::Correct);
+        assert_eq!(succeeded, work == "@host", "{work} {nth}: {outcome:?}");
+        assert!(!matches!(outcome, Outcome::TimedOut), "{work} {nth}");
     }
 }
 
@@ -206,31 +203,32 @@ async fn calls_of_a_clean_transfer(fake: &Turn, kind: Transfer) -> BTreeMap<Stri
     fake.calls()
 }
 
-/// Runs one transfer on a new machine with one fault, and checks its end and the remaining objects.
-async fn transfer(fake: &Turn, fault: Fault, kind: Transfer) -> End {
+/// Runs one transfer on a new machine with one fault, and checks its outcome and the remaining objects.
+async fn transfer(fake: &Turn, fault: Fault, kind: Transfer) -> Outcome {
     fake.reset_with(2, 64 << 20);
     fake.fault(&fault);
     let _printed = PrintOnPanic(&fault);
     let mut engines = Vec::new();
-    let patience = if hangs_in_a_call(&fault) { Duration::from_secs(1) } else { TRANSFER_TIMEOUT };
-    let end = match timeout(patience, kind.run(&mut engines)).await {
+    let deadline = if hangs_in_a_call(&fault) { Duration::from_secs(1) } else { TRANSFER_TIMEOUT };
+    let outcome = match timeout(deadline, kind.run(&mut engines)).await {
         Ok(Ok(bytes)) => {
             assert!(bytes == pattern(LEN), "{fault}: the received bytes differ");
-            End::Right
+            Outcome::Correct
         }
         Ok(Err(failure)) => {
-            // Copies after one that hangs wait until the engine declares the device failed, so nothing may be received.
+            // After a copy that hangs, later copies wait until the engine declares the device failed. Then both
+            // versions may fail to arrive.
             assert!(fault.effect == Effect::Hang || !failure.is::<NothingReceived>(), "{fault}: {failure}");
             // Memory that the driver refused to close must not be returned to its owner.
             assert!(
                 !failure.is::<NotReturned>() || is_in_a_close_of_imported_memory(&fault),
                 "{fault}: {failure}"
             );
-            End::Failed(failure)
+            Outcome::Failed(failure)
         }
-        Err(_) => End::TimedOut,
+        Err(_) => Outcome::TimedOut,
     };
-    assert!(hangs_in_a_call(&fault) || !matches!(end, End::TimedOut), "{fault}: the transfer hangs");
+    assert!(hangs_in_a_call(&fault) || !matches!(outcome, Outcome::TimedOut), "{fault}: the transfer hangs");
     fake.release();
     if !matches!(fault.effect, Effect::Hang) && !fault.is_permanent {
         fake.clear_faults();
@@ -240,7 +238,7 @@ async fn transfer(fake: &Turn, fault: Fault, kind: Transfer) -> End {
         final_stats.push(wait_until_freed(fake, engine).await);
     }
     check_remaining_objects(fake, &fault, engines, &final_stats).await;
-    end
+    outcome
 }
 
 /// Prints the fault if the test fails.
@@ -282,20 +280,20 @@ fn is_in_a_close_of_imported_memory(fault: &Fault) -> bool {
     ["cuIpcCloseMemHandle", "cuMemUnmap"].contains(&fault.what.as_str())
 }
 
-/// Whether a fault is in a call that releases an object: the engine's counters do not include such an object.
+/// Whether a fault prevents that an object is released: the engine's counters do not include such an object.
 fn is_in_a_release(fault: &Fault) -> bool {
     ["Destroy", "Release", "Free", "Unregister", "Query", "Unmap", "Close"]
         .iter()
         .any(|part| fault.what.contains(part))
 }
 
-fn name_of(end: &End) -> &'static str {
-    match end {
-        End::Right => "right",
-        End::Failed(failure) => {
+fn outcome_name(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Correct => "correct",
+        Outcome::Failed(failure) => {
             assert!(failure.to_string().split(' ').count() > 3, "an error is a sentence: {failure}");
             "failed"
         }
-        End::TimedOut => "timed out",
+        Outcome::TimedOut => "timed out",
     }
 }

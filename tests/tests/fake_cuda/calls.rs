@@ -1,4 +1,4 @@
-//! Thin wrappers of CUDA's calls, for tests.
+//! Thin wrappers of CUDA's driver functions, for tests.
 
 use std::{
     ffi::c_void,
@@ -24,7 +24,7 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// Finds a driver function by name, if it exists. `F` is its type in CUDA's header.
+/// Finds a driver function by its name; `None` if the driver lacks it. `F` is the function's type in CUDA's header.
 pub(crate) fn function<F: Copy>(name: &str) -> Option<F> {
     // SAFETY: this loads the driver under test.
     let library = unsafe { sys::culib() };
@@ -72,13 +72,14 @@ pub(crate) fn blocking_stream() -> CUstream {
     stream
 }
 
+/// Creates an event without timing.
 pub(crate) fn event() -> CUevent {
     let mut event = ptr::null_mut();
     call!(cuEventCreate(&raw mut event, 2)).expect("an event can be made");
     event
 }
 
-/// Creates an event, recorded after a stream's current work.
+/// Creates an event and records it after a stream's queued work.
 pub(crate) fn recorded(stream: CUstream) -> CUevent {
     let event = event();
     call!(cuEventRecord(event, stream)).expect("an event can be recorded");
@@ -107,6 +108,7 @@ pub(crate) struct PageLocked {
 }
 
 impl PageLocked {
+    /// Allocates memory, filled with one value.
     pub(crate) fn new(value: u8, bytes: usize) -> Self {
         let mut start = ptr::null_mut();
         call!(cuMemHostAlloc(&raw mut start, bytes, 0)).expect("memory can be page-locked");
@@ -131,13 +133,13 @@ impl PageLocked {
     }
 }
 
-/// Blocks a stream until the test lifts the block: by a host function, which works on real drivers too.
+/// Blocks a stream by a host function until the test lifts the block. This works on real drivers too.
 pub(crate) struct Block(Sender<()>);
 
 impl Block {
     pub(crate) fn in_stream(stream: CUstream) -> Self {
         let (sender, receiver) = mpsc::channel::<()>();
-        launch(stream, move || wait_for(&receiver));
+        launch(stream, move || wait_until_dropped(&receiver));
         Self(sender)
     }
 
@@ -147,8 +149,8 @@ impl Block {
     }
 }
 
-fn wait_for(sender_gone: &Receiver<()>) {
-    assert!(sender_gone.recv().is_err(), "a block is lifted by dropping its sender");
+fn wait_until_dropped(receiver: &Receiver<()>) {
+    assert!(receiver.recv().is_err(), "a block is lifted by dropping its sender");
 }
 
 /// Runs a function in a stream.

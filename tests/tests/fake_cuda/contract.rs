@@ -26,13 +26,13 @@ const NOT_READY: Answer = Err(CUresult::CUDA_ERROR_NOT_READY);
 
 /// Exclusive use of the fake driver; `None` if `CUDA_CONTRACT=real` selects the real driver.
 fn driver() -> Option<Turn> {
-    let real = env::var_os("CUDA_CONTRACT").is_some_and(|which| which == "real");
-    (!real).then(|| fake_cuda::load().exclusive())
+    let is_real = env::var_os("CUDA_CONTRACT").is_some_and(|value| value == "real");
+    (!is_real).then(|| fake_cuda::load().exclusive())
 }
 
 /// Frees a test's objects, and checks that the fake driver reports no violation.
-fn clean_up(driver: Option<&Turn>, end: impl FnOnce()) {
-    end();
+fn clean_up(driver: Option<&Turn>, free: impl FnOnce()) {
+    free();
     if let Some(fake) = driver {
         assert_eq!(fake.violations(), [""; 0]);
     }
@@ -83,7 +83,7 @@ fn bytes_survive_a_round_trip() {
 }
 
 #[test]
-fn ordinary_memory_may_be_reused_when_the_call_returns() {
+fn pageable_memory_may_be_reused_when_the_call_returns() {
     let driver = driver();
     let _current = Current::new(0);
     let stream = stream();
@@ -121,7 +121,7 @@ fn registered_memory_is_page_locked_until_it_is_unregistered() {
     assert_eq!(
         call!(cuStreamQuery(stream)),
         NOT_READY,
-        "the call did not wait for earlier work of the stream"
+        "the call does not wait for earlier work of the stream"
     );
     block.lift();
     call!(cuStreamSynchronize(stream)).unwrap();
@@ -220,7 +220,7 @@ fn host_functions_run_in_order_and_on_another_thread() {
 fn the_legacy_default_stream_and_blocking_streams_wait_for_each_other() {
     let driver = driver();
     let _current = Current::new(0);
-    let (blocking, free) = (blocking_stream(), stream());
+    let (blocking, non_blocking) = (blocking_stream(), stream());
     for default in [0, 1] {
         let default = ptr::without_provenance_mut(default);
         let block = Block::in_stream(blocking);
@@ -231,20 +231,20 @@ fn the_legacy_default_stream_and_blocking_streams_wait_for_each_other() {
 
         let block = Block::in_stream(default);
         launch(blocking, || {});
-        launch(free, || {});
-        call!(cuStreamSynchronize(free)).unwrap();
+        launch(non_blocking, || {});
+        call!(cuStreamSynchronize(non_blocking)).unwrap();
         assert_eq!(call!(cuStreamQuery(blocking)), NOT_READY, "blocking streams wait for the default stream");
         block.lift();
         call!(cuStreamSynchronize(blocking)).unwrap();
     }
     clean_up(driver.as_ref(), || {
         call!(cuStreamDestroy_v2(blocking)).unwrap();
-        call!(cuStreamDestroy_v2(free)).unwrap();
+        call!(cuStreamDestroy_v2(non_blocking)).unwrap();
     });
 }
 
 #[test]
-fn every_thread_has_a_default_stream_of_its_own() {
+fn each_thread_has_its_own_default_stream() {
     let driver = driver();
     let current = Current::new(0);
     let per_thread = ptr::without_provenance_mut(2);
@@ -288,16 +288,16 @@ fn each_thread_has_its_own_current_context() {
     let current = Current::new(0);
     let context = current.context.addr();
     let calls = thread::spawn(move || {
-        let without = call!(cuMemAlloc_v2(&mut 0, 100));
+        let without_context = call!(cuMemAlloc_v2(&mut 0, 100));
         let context = ptr::with_exposed_provenance_mut(context);
         call!(cuCtxPushCurrent_v2(context)).unwrap();
         let mut memory = 0;
-        let with = call!(cuMemAlloc_v2(&raw mut memory, 100));
+        let with_context = call!(cuMemAlloc_v2(&raw mut memory, 100));
         call!(cuMemFree_v2(memory)).unwrap();
         let mut popped = ptr::null_mut();
         call!(cuCtxPopCurrent_v2(&raw mut popped)).unwrap();
         assert_eq!(popped, context);
-        (without, with)
+        (without_context, with_context)
     });
     assert_eq!(calls.join().unwrap(), (Err(CUresult::CUDA_ERROR_INVALID_CONTEXT), Ok(())));
     let (mut flags, mut active) = (0, 0);
@@ -306,7 +306,7 @@ fn each_thread_has_its_own_current_context() {
 }
 
 #[test]
-fn pointer_attributes() {
+fn pointer_attributes_describe_the_memory() {
     let driver = driver();
     let _current = Current::new(0);
     let (memory, host) = (device_memory(MIB), PageLocked::new(0, MIB));
@@ -328,7 +328,7 @@ fn pointer_attributes() {
 }
 
 #[test]
-fn memory_is_allocated_and_freed_in_the_order_of_a_stream() {
+fn memory_is_allocated_and_freed_in_stream_order() {
     let driver = driver();
     let _current = Current::new(0);
     let stream = stream();
@@ -349,7 +349,7 @@ fn memory_is_allocated_and_freed_in_the_order_of_a_stream() {
 }
 
 #[test]
-fn times_between_events_are_measured() {
+fn the_time_between_two_events_is_measured() {
     let driver = driver();
     let _current = Current::new(0);
     let stream = stream();
@@ -374,16 +374,16 @@ fn times_between_events_are_measured() {
     });
 }
 
-/// Calls the function that all drivers have; cudarc binds a newer one, of CUDA 12.8.
+/// Calls `cuEventElapsedTime`, which all drivers have. cudarc binds a newer function, of CUDA 12.8.
 fn elapsed(elapsed_ms: &mut f32, begin: sys::CUevent, end: sys::CUevent) -> Answer {
     type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
-    let function = function::<Elapsed>("cuEventElapsedTime").expect("all drivers have it");
-    // SAFETY: the events are the test's, and live.
+    let function = function::<Elapsed>("cuEventElapsedTime").expect("all drivers have this function");
+    // SAFETY: the test destroys its events after this call.
     unsafe { function(elapsed_ms, begin, end) }.result().map_err(|error| error.0)
 }
 
 #[test]
-fn a_threads_capture_mode_is_exchanged() {
+fn the_capture_mode_of_a_thread_is_exchanged() {
     let _driver = driver();
     let _current = Current::new(0);
     let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;

@@ -1,4 +1,4 @@
-//! Device memory shared between processes: the promises of CUDA's documentation, and the violations that are reported.
+//! Device memory that processes share: the promises of CUDA's documentation, and the violations that are reported.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
@@ -128,13 +128,13 @@ fn a_device_has_one_uuid_in_all_processes() {
 }
 
 #[test]
-fn only_plain_allocations_have_handles() {
+fn only_memory_of_cu_mem_alloc_has_an_ipc_handle() {
     let fake = fake();
     let _current = Current::new(0);
     let (memory, stream) = (device_memory_of(1, 5000), stream());
     let handle = ipc_handle(memory).unwrap();
     assert_eq!(ipc_handle(memory).unwrap().reserved, handle.reserved);
-    assert_eq!(read(memory, 5000), [1; 5000], "bytes and address do not change");
+    assert_eq!(read(memory, 5000), [1; 5000], "the export changes neither bytes nor address");
     assert_eq!(
         open(handle),
         Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
@@ -221,20 +221,20 @@ fn invalid_mappings_and_exports_are_refused() {
 }
 
 #[test]
-fn mistakes_with_mappings_are_violations() {
+fn illegal_uses_of_mappings_are_violations() {
     let fake = fake();
     let _current = Current::new(0);
     let bytes = granularity();
     let handle = physical(bytes, FILE_DESCRIPTOR).unwrap();
     let address = mapped(handle, bytes);
-    for (mistake, words) in [
+    for (result, words) in [
         (call!(cuMemFree_v2(address)), "which is not the address of device memory"),
         (call!(cuIpcCloseMemHandle(address)), "but was not opened"),
         (call!(cuMemAddressFree(address, bytes)), "that are mapped"),
         (call!(cuMemUnmap(address, 2 * bytes)), "but were not mapped as one range"),
         (call!(cuMemRelease(handle + 1)), "an invalid handle"),
     ] {
-        assert_eq!(mistake, INVALID_VALUE);
+        assert_eq!(result, INVALID_VALUE);
         let violations = fake.violations();
         assert!(violations.iter().any(|violation| violation.contains(words)), "{words}: {violations:?}");
     }
@@ -243,14 +243,16 @@ fn mistakes_with_mappings_are_violations() {
     assert_eq!(fake.violations().len(), 5);
 }
 
-const ROLE: &str = "FAKE_CUDA_OPENS";
-const SAYS: &str = "the other says: ";
+/// The environment variable that makes this test binary a neighbour: the second process.
+const NEIGHBOUR: &str = "FAKE_CUDA_NEIGHBOUR";
+/// The start of the neighbour's answer.
+const ANSWER: &str = "neighbour answers: ";
 
-/// The other process: opens a handle from stdin twice, and prints whether the memory has the expected bytes; after the
-/// next line it closes the handle.
+/// The neighbour's program: opens a handle from stdin twice, and prints whether the memory has the expected bytes.
+/// After the next line from stdin, it closes the handle.
 #[test]
-fn other() {
-    if env::var_os(ROLE).is_none() {
+fn neighbour() {
+    if env::var_os(NEIGHBOUR).is_none() {
         return;
     }
     let current = Current::new(0);
@@ -259,15 +261,15 @@ fn other() {
     let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap() as i8;
     let handle = CUipcMemHandle { reserved: std::array::from_fn(byte) };
     match open(handle) {
-        Err(error) => println!("{SAYS}{error:?}"),
+        Err(error) => println!("{ANSWER}{error:?}"),
         Ok(address) => {
             assert_eq!(open(handle), Ok(address), "the second opening is only counted");
             let bytes = read(address, MIB);
             call!(cuMemsetD8_v2(address, 0x99, 1)).unwrap();
-            println!("{SAYS}{}", bytes.iter().all(|byte| *byte == 0x42));
+            println!("{ANSWER}{}", bytes.iter().all(|byte| *byte == 0x42));
             lines.next();
             call!(cuIpcCloseMemHandle(address)).unwrap();
-            assert_eq!(read(address, MIB).len(), MIB, "one opening is left");
+            assert_eq!(read(address, MIB).len(), MIB, "the second opening keeps the memory open");
             call!(cuIpcCloseMemHandle(address)).unwrap();
             assert_eq!(call!(cuIpcCloseMemHandle(address)), INVALID_VALUE);
         }
@@ -275,23 +277,23 @@ fn other() {
     drop(current);
 }
 
-/// The test's handle of the other process.
-struct Other {
+/// The test's handle to the neighbour.
+struct Neighbour {
     process: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     installed: Installed,
 }
 
-impl Other {
+impl Neighbour {
     /// Starts the process with a handle, and returns its answer.
     fn open(handle: CUipcMemHandle) -> (Self, String) {
         let installed = Installed::new(Library::Fake);
         let mut command = Command::new(env::current_exe().unwrap());
         command
-            .args(["--exact", "sharing::other", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "sharing::neighbour", "--nocapture", "--test-threads=1"])
             .envs(installed.environment())
-            .env(ROLE, "1")
+            .env(NEIGHBOUR, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
@@ -300,15 +302,15 @@ impl Other {
         let hex: String = handle.reserved.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
         writeln!(input, "{hex}").unwrap();
         let mut line = String::new();
-        while !line.contains(SAYS) {
+        while !line.contains(ANSWER) {
             line.clear();
             assert!(output.read_line(&mut line).unwrap() > 0, "the process has ended");
         }
-        let answer = line.split_once(SAYS).unwrap().1.trim_end().to_owned();
+        let answer = line.split_once(ANSWER).unwrap().1.trim_end().to_owned();
         (Self { process, input, output, installed }, answer)
     }
 
-    /// Lets the process close the handle and exit. Returns the violations of its driver.
+    /// Makes the process close the handle and exit. Returns the violations that its driver reported.
     fn close(mut self) -> Vec<String> {
         writeln!(self.input).unwrap();
         while self.output.read_line(&mut String::new()).unwrap() > 0 {}
@@ -318,14 +320,14 @@ impl Other {
 }
 
 #[test]
-fn two_processes_have_the_same_bytes() {
+fn two_processes_share_the_same_bytes() {
     let fake = fake();
     let _current = Current::new(0);
     let memory = device_memory_of(0x42, MIB);
-    let (other, answer) = Other::open(ipc_handle(memory).unwrap());
+    let (neighbour, answer) = Neighbour::open(ipc_handle(memory).unwrap());
     assert_eq!(answer, "true");
-    assert_eq!(read(memory, 2), [0x99, 0x42], "the other process's write is visible");
-    let violations = other.close();
+    assert_eq!(read(memory, 2), [0x99, 0x42], "the neighbour's write is visible");
+    let violations = neighbour.close();
     assert!(violations.len() == 1 && violations[0].contains("closed twice"), "{violations:?}");
     call!(cuMemFree_v2(memory)).unwrap();
     assert_eq!(fake.violations(), [""; 0]);
@@ -337,15 +339,15 @@ fn freeing_memory_that_another_process_has_open_is_a_violation() {
     let _current = Current::new(0);
     let memory = device_memory_of(0x42, MIB);
     let handle = ipc_handle(memory).unwrap();
-    let (other, _) = Other::open(handle);
+    let (neighbour, _) = Neighbour::open(handle);
     assert_eq!(call!(cuMemFree_v2(memory)), INVALID_VALUE);
     let violations = fake.violations();
     assert!(
         violations.len() == 1 && violations[0].contains("while another process has it open"),
         "{violations:?}"
     );
-    drop(other.close());
-    let (mut late, answer) = Other::open(handle);
+    drop(neighbour.close());
+    let (mut late, answer) = Neighbour::open(handle);
     assert_eq!(answer, "CUDA_ERROR_INVALID_VALUE", "a handle of freed memory cannot be opened");
     assert!(late.process.wait().unwrap().success());
 }

@@ -3,11 +3,11 @@
 use rand::{Rng, RngExt};
 use tensor_relay_protocol::{CodecId, Context, Dtype, codec};
 
-/// The maximum length of nine chunks in ten: long enough for several blocks of short elements.
+/// The maximum length of nine in ten chunks: long enough for several blocks of short elements.
 const BYTES_MAX: usize = 40_000;
 
-/// The maximum length of any chunk: several blocks of long elements too. Longer encodings have the same parts, and
-/// would take the time of many short ones.
+/// The maximum length of any chunk: long enough for several blocks of long elements. Longer encodings have the same
+/// parts, and would take the time of many short ones.
 const LONG_BYTES_MAX: usize = 200_000;
 
 /// A chunk and its base.
@@ -19,16 +19,16 @@ pub(crate) struct Chunk {
 
 impl Chunk {
     /// A random chunk: one in two is very short, one in ten may be long.
-    pub(crate) fn random(dice: &mut impl Rng) -> Self {
-        let dtype = Dtype::ALL[dice.random_range(0..Dtype::ALL.len())];
-        let len_max = match dice.random_range(0..10) {
+    pub(crate) fn random(rng: &mut impl Rng) -> Self {
+        let dtype = Dtype::ALL[rng.random_range(0..Dtype::ALL.len())];
+        let len_max = match rng.random_range(0..10) {
             0..5 => 200,
             5..9 => BYTES_MAX,
             _ => LONG_BYTES_MAX,
         };
-        let len = dice.random_range(0..len_max);
-        let raw = content(dice, len);
-        let base = base_of(dice, &raw);
+        let len = rng.random_range(0..len_max);
+        let raw = content(rng, len);
+        let base = base_of(rng, &raw);
         Self { dtype, base, raw }
     }
 
@@ -42,31 +42,31 @@ impl Chunk {
     }
 }
 
-fn content(dice: &mut impl Rng, len: usize) -> Vec<u8> {
-    match dice.random_range(0..5) {
-        0 => vec![dice.random(); len],
-        1 => (0..len).map(|_| dice.random()).collect(),
-        2 => (0..len).map(|_| dice.random_range(0..4)).collect(),
+fn content(rng: &mut impl Rng, len: usize) -> Vec<u8> {
+    match rng.random_range(0..5) {
+        0 => vec![rng.random(); len],
+        1 => (0..len).map(|_| rng.random()).collect(),
+        2 => (0..len).map(|_| rng.random_range(0..4)).collect(),
         3 => (0..len)
-            .map(|at| if at % 2 == 0 { dice.random() } else { 0x3b + dice.random_range(0..3u8) })
+            .map(|at| if at % 2 == 0 { rng.random() } else { 0x3b + rng.random_range(0..3u8) })
             .collect(),
-        _ => weights(dice, len),
+        _ => weights(rng, len),
     }
 }
 
-/// Numbers around 0, as `f32`, whose upper halves are `bf16`.
-fn weights(dice: &mut impl Rng, len: usize) -> Vec<u8> {
-    let mut weight = || (0..6).map(|_| dice.random_range(-0.05..0.05f32)).sum::<f32>();
+/// Random `f32` numbers near 0, like a model's weights. Their upper halves are `bf16` numbers.
+fn weights(rng: &mut impl Rng, len: usize) -> Vec<u8> {
+    let mut weight = || (0..6).map(|_| rng.random_range(-0.05..0.05f32)).sum::<f32>();
     (0..len.div_ceil(4)).flat_map(|_| weight().to_le_bytes()).take(len).collect()
 }
 
-/// A base of `raw` with few or many changed bytes.
-fn base_of(dice: &mut impl Rng, raw: &[u8]) -> Vec<u8> {
+/// A base for `raw`: the same bytes, of which few or many are changed.
+fn base_of(rng: &mut impl Rng, raw: &[u8]) -> Vec<u8> {
     let mut base = raw.to_vec();
-    let one_in = [8, 100, 3000][dice.random_range(0..3)];
+    let one_in = [8, 100, 3000][rng.random_range(0..3)];
     for byte in &mut base {
-        if dice.random_ratio(1, one_in) {
-            *byte ^= 1 << [0, 0, 0, 0, 1, 7][dice.random_range(0..6)];
+        if rng.random_ratio(1, one_in) {
+            *byte ^= 1 << [0, 0, 0, 0, 1, 7][rng.random_range(0..6)];
         }
     }
     base

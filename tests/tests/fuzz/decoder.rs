@@ -1,10 +1,10 @@
-//! One attempt to decode arbitrary bytes, with the properties that must hold.
+//! One attempt to decode arbitrary bytes, and the properties that must hold.
 //!
-//! `tests/fuzz` includes this file, so it depends on the protocol only.
+//! The fuzz target `tests/fuzz/fuzz_targets/decode.rs` includes this file, so it depends on the protocol only.
 
 use tensor_relay_protocol::{BitPlanesOn, Codec, CodecId, CodecPath, Context, DecodeError, Dtype, codec};
 
-/// The guard bytes on both sides of a decoded chunk, which must not change.
+/// The number of guard bytes on each side of a decoded chunk, which must not change.
 const GUARD_BYTES: usize = 64;
 const GUARD: u8 = 0x5a;
 
@@ -22,20 +22,24 @@ impl Attempt<'_> {
     /// instruction set of this processor. All results must agree.
     ///
     /// # Panics
-    /// If a byte outside the chunk was written, if a byte inside was not although decoding succeeded, if the outcome
-    /// depends on memory after the encoded bytes, or if instruction sets differ.
+    /// If a byte outside the chunk was written, if decoding succeeded without writing every byte of the chunk, if the
+    /// outcome depends on memory after the encoded bytes, or if it differs between instruction sets.
     pub(crate) fn run(&self) -> Result<Vec<u8>, DecodeError> {
-        let usual = codec(self.codec);
-        let (first, second) = (self.decode_over(0x00, usual), self.decode_over(0xff, usual));
-        assert!(first == second, "the outcome depends on bytes that are not the decoder's: {}", self.name());
+        let default = codec(self.codec);
+        let (first, second) = (self.decode_over(0x00, default), self.decode_over(0xff, default));
+        assert!(
+            first == second,
+            "the outcome depends on old bytes of the chunk or on bytes after the input: {}",
+            self.describe()
+        );
         for path in self.other_paths() {
             let other = self.decode_over(0xff, &BitPlanesOn(path));
-            assert!(first == other, "{} has another outcome: {}", path.name(), self.name());
+            assert!(first == other, "{} has another outcome: {}", path.name(), self.describe());
         }
         first
     }
 
-    /// The instruction sets other than the default, for the codec that has several.
+    /// The codec's implementations for other instruction sets than the default; only bit planes have several.
     fn other_paths(&self) -> impl Iterator<Item = CodecPath> {
         let has_several = self.codec == CodecId::BitPlanes;
         CodecPath::all().skip(1).filter(move |_| has_several)
@@ -52,21 +56,22 @@ impl Attempt<'_> {
         let (before, after) = (&memory[..chunk.start], &memory[chunk.end..]);
         assert!(
             before.iter().chain(after).all(|byte| *byte == GUARD),
-            "written outside the chunk: {}",
-            self.name()
+            "the decoder wrote outside the chunk: {}",
+            self.describe()
         );
         outcome.map(|()| memory[chunk].to_vec())
     }
 
-    fn name(&self) -> String {
+    fn describe(&self) -> String {
         let Self { codec, dtype, encoded, raw_bytes, .. } = self;
         let base_bytes = self.base.map(<[u8]>::len);
-        format!("{codec:?}, {dtype}, {raw_bytes} bytes of {}, base of {base_bytes:?}", encoded.len())
+        let encoded_bytes = encoded.len();
+        format!("{codec:?}, {dtype}, raw {raw_bytes} bytes, encoded {encoded_bytes}, base {base_bytes:?}")
     }
 }
 
-/// Derives an attempt from arbitrary bytes: the first four select the dtype, the base and the length of the chunk; the
-/// rest is the encoding. For fuzzers that generate their own bytes.
+/// Runs an attempt that is derived from arbitrary bytes: the first four select the dtype, the base and the length of
+/// the chunk; the others are the encoded bytes.
 pub(crate) fn decode_any(codec: CodecId, data: &[u8]) {
     let Some(([dtype, base, low, high], encoded)) = data.split_first_chunk() else { return };
     let raw_bytes = usize::from(u16::from_le_bytes([*low, *high]));

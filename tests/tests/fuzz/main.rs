@@ -1,8 +1,8 @@
-//! Goal: for any bytes, a decoder gives a chunk or an error. It neither panics nor writes outside the chunk, succeeds
+//! Goal: for any bytes, a decoder returns a chunk or an error. It neither panics nor writes outside the chunk, succeeds
 //! only if it wrote every byte, and allocates no memory by lengths that the bytes claim.
 //!
-//! Method: encodings of random chunks by every codec are mutated as by a hostile sender ([`mutation`]) and decoded
-//! between guard bytes ([`decoder`]). Everything is derived from a seed and a case number.
+//! Method: random chunks are encoded by every codec, mutated as by a hostile sender ([`mutation`]), and decoded between
+//! guard bytes ([`decoder`]). Everything is derived from a seed and a case number.
 //!
 //! Runs are short by default: `TENSOR_RELAY_FUZZ_SECONDS=600` spends that time on each decoder, with new cases if
 //! `TENSOR_RELAY_FUZZ_SEED` is new. A failure prints the seed and the case; `TENSOR_RELAY_FUZZ_CASE` starts at that
@@ -29,10 +29,10 @@ use std::{
 };
 use tensor_relay_protocol::{CodecId, DecodeError};
 
-/// The cases of a short run, for each decoder: a few seconds in a debug build.
+/// The number of cases of a short run, for each decoder: a few seconds in a debug build.
 const CASES: u64 = 1000;
 
-/// The number of mutations per chunk.
+/// The number of mutated encodings of each chunk.
 const ATTEMPTS: usize = 32;
 
 /// The most memory that a whole run may add. Chunks are short, and a decoder's memory is about the size of a chunk.
@@ -46,13 +46,13 @@ fn decoders_survive_any_bytes() {
     for (id, fuzzer) in fuzzers.collect::<Vec<_>>() {
         let tally = fuzzer.join().unwrap();
         println!("{}: {tally:?}", id.name());
-        assert!(tally.decoded > 0 && tally.refused > 0, "{}: some are whole, and some are broken", id.name());
+        assert!(tally.decoded > 0 && tally.refused > 0, "{}: both outcomes occur", id.name());
     }
     let taken = memory::peak_bytes().saturating_sub(before);
     assert!(taken < MEMORY_BYTES_MAX, "{taken} bytes were taken, for chunks of a few thousand");
 }
 
-/// Counts of outcomes.
+/// The numbers of cases and of the outcomes of mutated encodings.
 #[derive(Debug, Default)]
 struct Tally {
     cases: u64,
@@ -65,12 +65,12 @@ fn fuzz(id: CodecId) -> Tally {
     let seed = setting("TENSOR_RELAY_FUZZ_SEED").unwrap_or(1);
     let first = setting("TENSOR_RELAY_FUZZ_CASE").unwrap_or(0);
     let begun = Instant::now();
-    let spent = |cases| match seconds {
+    let is_over = |cases| match seconds {
         Some(seconds) => begun.elapsed() >= Duration::from_secs(seconds),
         None => cases >= CASES,
     };
     let mut tally = Tally::default();
-    while !spent(tally.cases) {
+    while !is_over(tally.cases) {
         let case = first + tally.cases;
         let name = id.name();
         catch_unwind(AssertUnwindSafe(|| run_case(id, seed, case, &mut tally))).unwrap_or_else(|_| {
@@ -86,41 +86,37 @@ fn setting(name: &str) -> Option<u64> {
 }
 
 fn run_case(id: CodecId, seed: u64, case: u64, tally: &mut Tally) {
-    let mut dice = ChaCha8Rng::seed_from_u64(seed ^ (case << 16) ^ (u64::from(id.code()) << 8));
-    decode_any(id, &(0..dice.random_range(0..300)).map(|_| dice.random()).collect::<Vec<u8>>());
-    let chunk = Chunk::random(&mut dice);
+    let mut rng = ChaCha8Rng::seed_from_u64(seed ^ (case << 16) ^ (u64::from(id.code()) << 8));
+    decode_any(id, &(0..rng.random_range(0..300)).map(|_| rng.random()).collect::<Vec<u8>>());
+    let chunk = Chunk::random(&mut rng);
     let Some(encoded) = chunk.encode(id) else { return };
-    let donor = Chunk::random(&mut dice).encode(id).unwrap_or_default();
-    let whole = Attempt {
+    let donor = Chunk::random(&mut rng).encode(id).unwrap_or_default();
+    let intact = Attempt {
         codec: id,
         dtype: chunk.dtype,
         base: Some(&chunk.base),
         encoded: &encoded,
         raw_bytes: chunk.raw.len(),
     };
-    assert!(whole.run().as_ref() == Ok(&chunk.raw), "a whole encoding gives the chunk");
+    assert!(intact.run().as_ref() == Ok(&chunk.raw), "an intact encoding decodes to the chunk");
     for _ in 0..ATTEMPTS {
         let mut bytes = encoded.clone();
-        mutate(&mut dice, &mut bytes, &donor);
-        match attempt_otherwise(&mut dice, &whole, &bytes) {
+        mutate(&mut rng, &mut bytes, &donor);
+        match decode_mutated(&mut rng, &intact, &bytes) {
             Ok(_) => tally.decoded += 1,
             Err(_) => tally.refused += 1,
         }
     }
 }
 
-/// Decodes `encoded` like `whole`. In a tenth of the cases each, the length is wrong, the base is missing, or it is
-/// short.
-fn attempt_otherwise(
-    dice: &mut impl Rng,
-    whole: &Attempt<'_>,
-    encoded: &[u8],
-) -> Result<Vec<u8>, DecodeError> {
-    let mut attempt = Attempt { encoded, ..*whole };
-    match dice.random_range(0..10) {
-        0 => attempt.raw_bytes = dice.random_range(0..2 * whole.raw_bytes + 2),
+/// Decodes the mutated bytes `encoded` with the other inputs of `intact`. In three tenths of the calls, one of those
+/// inputs is wrong as well: the length of the chunk is random, or the base is missing or too short.
+fn decode_mutated(rng: &mut impl Rng, intact: &Attempt<'_>, encoded: &[u8]) -> Result<Vec<u8>, DecodeError> {
+    let mut attempt = Attempt { encoded, ..*intact };
+    match rng.random_range(0..10) {
+        0 => attempt.raw_bytes = rng.random_range(0..2 * intact.raw_bytes + 2),
         1 => attempt.base = None,
-        2 => attempt.base = whole.base.map(|base| &base[base.len() / 2..]),
+        2 => attempt.base = intact.base.map(|base| &base[base.len() / 2..]),
         _ => {}
     }
     attempt.run()

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-/// The peak resident memory of this process. 0 on systems other than Linux, where it checks nothing.
+/// The peak resident memory of this process. 0 on systems other than Linux, where the test does not check memory.
 pub(crate) fn peak_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -1,7 +1,7 @@
 //! Goal: any bytes on a producer's socket decode to a valid message or to an error.
 //!
-//! Method: random messages of every kind are mutated as by a hostile process, and decoded by both peers. Whatever
-//! decodes must be equal after encoding and decoding it again.
+//! Method: random messages of every kind are mutated as by a hostile process, and decoded as a message of either peer.
+//! A decoded message must be equal after it is encoded and decoded again.
 
 use crate::mutation::mutate;
 use rand::{Rng, RngExt, SeedableRng};
@@ -19,23 +19,23 @@ use tensor_relay_protocol::{
 const CASES: u64 = 20_000;
 
 #[test]
-fn messages_of_producers_survive_any_bytes() {
-    let (mut read, mut refused) = (0u64, 0u64);
+fn sidecar_messages_survive_any_bytes() {
+    let (mut decoded, mut refused) = (0u64, 0u64);
     for case in 0..CASES {
-        let mut dice = ChaCha8Rng::seed_from_u64(case);
-        let mut bytes = random_frame(&mut dice);
-        let donor = random_frame(&mut dice);
-        mutate(&mut dice, &mut bytes, &donor);
+        let mut rng = ChaCha8Rng::seed_from_u64(case);
+        let mut bytes = random_frame(&mut rng);
+        let donor = random_frame(&mut rng);
+        mutate(&mut rng, &mut bytes, &donor);
         let body = bytes.get(4..).unwrap_or_default();
         match (
             check(body, ProducerMessage::decode, encode_producer),
             check(body, ServerMessage::decode, encode_server),
         ) {
             (false, false) => refused += 1,
-            _ => read += 1,
+            _ => decoded += 1,
         }
     }
-    assert!(read > 0 && refused > 0, "some are messages, and some are not: {read} and {refused}");
+    assert!(decoded > 0 && refused > 0, "both outcomes occur: {decoded} decoded, {refused} refused");
 }
 
 /// Whether `bytes` decode to a message; if so, checks that it survives encoding and decoding.
@@ -49,43 +49,43 @@ fn check<M: Clone + PartialEq + std::fmt::Debug>(
     true
 }
 
-fn random_frame(dice: &mut impl Rng) -> Vec<u8> {
-    let publication = PublicationId(dice.random());
-    let topic = Topic::new(["policy", "kv/req-17"][dice.random_range(0..2)]).expect("a topic");
-    let text: String = "warum ".repeat(dice.random_range(0..9));
-    let device = CudaDevice(dice.random());
-    let memory = match dice.random_range(0..3) {
-        0 => Memory::Memfd { offset: dice.random() },
-        1 => Memory::CudaIpc { device, handle: Box::new(IpcHandle([9; 64])), offset: dice.random() },
-        _ => Memory::CudaFd { device, buffer_bytes: dice.random(), offset: dice.random() },
+fn random_frame(rng: &mut impl Rng) -> Vec<u8> {
+    let publication = PublicationId(rng.random());
+    let topic = Topic::new(["policy", "kv/req-17"][rng.random_range(0..2)]).expect("a topic");
+    let text: String = "warum ".repeat(rng.random_range(0..9));
+    let device = CudaDevice(rng.random());
+    let memory = match rng.random_range(0..3) {
+        0 => Memory::Memfd { offset: rng.random() },
+        1 => Memory::CudaIpc { device, handle: Box::new(IpcHandle([9; 64])), offset: rng.random() },
+        _ => Memory::CudaFd { device, buffer_bytes: rng.random(), offset: rng.random() },
     };
-    let range: Range<u64> = dice.random_range(0..1 << 40)..dice.random_range(1 << 40..1 << 41);
-    match dice.random_range(0..12) {
+    let range: Range<u64> = rng.random_range(0..1 << 40)..rng.random_range(1 << 40..1 << 41);
+    match rng.random_range(0..12) {
         0 => encode_producer(ProducerMessage::Hello(Hello { revision_min: 1, revision_max: 2, agent: text })),
         1 => encode_producer(ProducerMessage::Manifest(text.into())),
         2..4 => encode_producer(ProducerMessage::Lend(Lend { range, memory })),
         4 => {
-            let metadata = vec![(text.clone(), text.clone()); dice.random_range(0..3)];
+            let metadata = vec![(text.clone(), text.clone()); rng.random_range(0..3)];
             encode_producer(ProducerMessage::Publish(Publish { publication, topic, metadata, reason: text }))
         }
         5 => encode_producer(ProducerMessage::Withdraw(publication)),
-        6 => encode_producer(ProducerMessage::End { request: publication, topic, withdraw: dice.random() }),
+        6 => encode_producer(ProducerMessage::End { request: publication, topic, withdraw: rng.random() }),
         7 => encode_server(ServerMessage::Welcome(Welcome {
             revision: 1,
             agent: text,
-            chunk_bytes: dice.random(),
+            chunk_bytes: rng.random(),
             memories: MemoryKind::ALL.to_vec(),
         })),
         8 => {
-            let (epoch, version) = (Epoch(dice.random()), Version(dice.random()));
+            let (epoch, version) = (Epoch(rng.random()), Version(rng.random()));
             encode_server(ServerMessage::Published { publication, epoch, version })
         }
         9 => encode_server(ServerMessage::Refused { publication, reason: Refusal::NoRoom, text }),
         10 => encode_server(ServerMessage::Progress(Progress {
             publication,
-            committed: dice.random(),
-            left_retention: dice.random(),
-            is_released: dice.random(),
+            committed: rng.random(),
+            left_retention: rng.random(),
+            is_released: rng.random(),
         })),
         _ => encode_server(ServerMessage::Close { text }),
     }

@@ -13,17 +13,17 @@ async fn connect(sim: &Sim, number: u8, ticket: &Ticket) -> Result<Client, Clien
     Client::connect_with(&sim.connector(number), ticket, client_config()).await
 }
 
-/// A ticket for the topics below `a/`, with this identity.
-fn narrow(sim: &Sim, id: u8) -> Ticket {
+/// A ticket for the topics below `a/`, with this ticket id.
+fn narrow_ticket(sim: &Sim, id: u8) -> Ticket {
     let grant = Grant { topics: Glob::new("a/*").unwrap(), verbs: Verbs::CONSUME };
     sim.bare_ticket().with_token(token_with(id, vec![grant]))
 }
 
 /// Goal: a ticket without a token, or with an invalid one, is refused at once and permanently; the message says what to
 /// do.
-/// Method: both, and a valid one.
+/// Method: connect with either, and with a valid ticket.
 #[test]
-fn only_valid_tickets_are_let_in() {
+fn only_valid_tickets_are_admitted() {
     simulate(1, async |sim| {
         let _server = sim.server(server_config());
         let bare = connect(&sim, 1, &sim.bare_ticket()).await.unwrap_err();
@@ -33,22 +33,22 @@ fn only_valid_tickets_are_let_in() {
         let forged = connect(&sim, 1, &forged).await.unwrap_err();
         assert!(matches!(forged, ClientError::Unauthorised { with_token: true, .. }), "{forged}");
         assert!(forged.to_string().contains("tickets create"), "{forged}");
-        let client = connect(&sim, 1, &narrow(&sim, 1)).await.unwrap();
+        let client = connect(&sim, 1, &narrow_ticket(&sim, 1)).await.unwrap();
         assert!(client.list().await.unwrap().is_empty());
     });
 }
 
 /// Goal: revoking a ticket ends its sessions at once, and no others; its clients cannot reconnect. Method: two clients
-/// with subscriptions; revoke one's ticket, then remove the secret.
+/// with subscriptions; revoke the ticket of one client, then remove the secret.
 #[test]
-fn who_loses_its_right_is_cut_off() {
+fn a_revoked_ticket_ends_its_sessions() {
     simulate(2, async |sim| {
         let sender = watch::Sender::new(Arc::new(rules()));
         let server = sim.server_with(Access::following(sender.subscribe()), server_config());
         let mut publisher = server.publisher_with(topic("a/t"), None, retaining(1)).unwrap();
         publish(&server, &mut publisher, 1, 1000).await;
-        let one = connect(&sim, 1, &narrow(&sim, 1)).await.unwrap();
-        let two = connect(&sim, 2, &narrow(&sim, 2)).await.unwrap();
+        let one = connect(&sim, 1, &narrow_ticket(&sim, 1)).await.unwrap();
+        let two = connect(&sim, 2, &narrow_ticket(&sim, 2)).await.unwrap();
         let (mut first, mut second) =
             (one.subscribe(&topic("a/t")).await.unwrap(), two.subscribe(&topic("a/t")).await.unwrap());
         first.next().await.unwrap();
@@ -58,21 +58,22 @@ fn who_loses_its_right_is_cut_off() {
         let lost = first.next().await.unwrap_err();
         let SubscriptionError::Disconnected { source, .. } = &lost else { panic!("{lost}") };
         assert!(source.is_unauthorised(), "{lost}");
-        eventually("its session has ended", || server.stats().sessions == 1).await;
+        eventually("the first session has ended", || server.stats().sessions == 1).await;
         publish(&server, &mut publisher, 2, 1000).await;
-        assert_eq!(second.next().await.unwrap().id().version.0, 2, "the other continues");
+        assert_eq!(second.next().await.unwrap().id().version.0, 2, "the second session continues");
 
         sender.send_replace(Arc::new(Rules { secrets: vec![], ..rules() }));
         assert!(second.next().await.is_err());
-        eventually("the other session has ended", || server.stats().sessions == 0).await;
-        assert!(connect(&sim, 2, &narrow(&sim, 2)).await.unwrap_err().is_unauthorised());
+        eventually("the second session has ended", || server.stats().sessions == 0).await;
+        assert!(connect(&sim, 2, &narrow_ticket(&sim, 2)).await.unwrap_err().is_unauthorised());
     });
 }
 
-/// Goal: a subscription to a topic that is not granted ends with the reason; others of the same session continue.
-/// Method: one topic that is granted, one that is not and exists, one that does not exist.
+/// Goal: a subscription to a topic that is not granted ends with the reason; other subscriptions of the session
+/// continue.
+/// Method: a granted topic, an existing topic that is not granted, and a topic that does not exist.
 #[test]
-fn a_subscription_that_is_not_granted() {
+fn a_subscription_without_a_grant_ends() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let mut publishers = vec![];
@@ -81,7 +82,7 @@ fn a_subscription_that_is_not_granted() {
             publish(&server, &mut publisher, 1, 1000).await;
             publishers.push(publisher);
         }
-        let client = connect(&sim, 1, &narrow(&sim, 1)).await.unwrap();
+        let client = connect(&sim, 1, &narrow_ticket(&sim, 1)).await.unwrap();
         let mut granted = client.subscribe(&topic("a/t")).await.unwrap();
         for name in ["b/t", "c/t"] {
             let refused = client.subscribe(&topic(name)).await;
@@ -100,9 +101,9 @@ fn a_subscription_that_is_not_granted() {
     });
 }
 
-/// Goal: reader names are per principal: the same name of another principal neither takes over a place nor blocks
-/// anything. Method: two tickets, one name, mode `every`; each gets every version, and a second session of one ticket
-/// takes over its place.
+/// Goal: reader names are per principal: a reader does not take over the place of another principal's reader of that
+/// name. Method: two tickets, one name, mode `every`; each reader gets every version, and a second session with the
+/// first ticket takes over the first place.
 #[test]
 fn readers_of_two_principals_share_no_place() {
     simulate(4, async |sim| {
@@ -111,7 +112,7 @@ fn readers_of_two_principals_share_no_place() {
         let request = Request::every(topic("a/t")).reader(ReaderName::new("r").unwrap());
         let mut readers = vec![];
         for number in [1, 2] {
-            let client = connect(&sim, number, &narrow(&sim, number)).await.unwrap();
+            let client = connect(&sim, number, &narrow_ticket(&sim, number)).await.unwrap();
             readers.push((client.subscribe_to(request.clone()).await.unwrap(), client));
         }
         for (_, client) in &readers {
@@ -123,7 +124,7 @@ fn readers_of_two_principals_share_no_place() {
                 assert_eq!(reader.next().await.unwrap().id().version.0, version);
             }
         }
-        let again = connect(&sim, 3, &narrow(&sim, 1)).await.unwrap();
+        let again = connect(&sim, 3, &narrow_ticket(&sim, 1)).await.unwrap();
         let _again = again.subscribe_to(request).await.unwrap();
         let replaced = readers[0].0.next().await.unwrap_err();
         assert!(
@@ -131,7 +132,11 @@ fn readers_of_two_principals_share_no_place() {
             "{replaced}"
         );
         publish(&server, &mut publisher, 3, 1000).await;
-        assert_eq!(readers[1].0.next().await.unwrap().id().version.0, 3, "the other continues");
+        assert_eq!(
+            readers[1].0.next().await.unwrap().id().version.0,
+            3,
+            "the reader of the second principal continues"
+        );
     });
 }
 
@@ -139,7 +144,7 @@ fn readers_of_two_principals_share_no_place() {
 /// is revoked, even with a valid token. Method: a key with a valid token; narrow the list during a watch, publish, and
 /// revoke the key.
 #[test]
-fn rights_that_change_under_way() {
+fn changed_rights_apply_to_live_sessions() {
     simulate(5, async |sim| {
         let identity = Arc::new(Identity::ephemeral().unwrap());
         let key = identity.fingerprint();
@@ -169,12 +174,12 @@ fn rights_that_change_under_way() {
             publish(&server, &mut publisher, 1, 1000).await;
             publishers.push(publisher);
         }
-        assert_eq!(watch.next().await, Some(topic("b/u")), "the watch does not name the other");
+        assert_eq!(watch.next().await, Some(topic("b/u")), "the watch does not name `a/u`");
         assert_eq!(client.list().await.unwrap().len(), 1);
 
         let revoked_keys = [key].into();
         sender.send_replace(Arc::new(Rules { revoked_keys, ..rules() }));
-        eventually("its session has ended", || server.stats().sessions == 0).await;
+        eventually("the key's session has ended", || server.stats().sessions == 0).await;
         let again = Client::connect_with(&sim.connector(1), &sim.ticket(), config).await;
         assert!(again.unwrap_err().is_unauthorised());
         connect(&sim, 2, &sim.ticket()).await.expect("the token alone is valid");

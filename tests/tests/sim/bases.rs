@@ -1,7 +1,10 @@
 //! The bases that a server retains for deltas, and when it drops them.
 
-use crate::deltas::{
-    BYTES, assert_deltas, assert_whole, following, hold_a_base, next, open, publish, publish_of, slow_path,
+use crate::{
+    deltas::{
+        BYTES, assert_deltas, assert_no_deltas, establish_base, follow, next, open, publish, publish_of,
+    },
+    slow_path,
 };
 use bytes::Bytes;
 use std::time::Duration;
@@ -22,15 +25,15 @@ fn lent(server: &Server, version: u64) -> Borrowed {
     Borrowed::from_tensors(&server.staging(), tensors, vec![]).unwrap()
 }
 
-/// Goal: lent memory is released even while deltas against it are still being sent. Method: a subscriber holds version
-/// 2 and stalls during version 3; version 2 is replaced or withdrawn.
+/// Goal: lent memory is released even while deltas against its version are being sent. Method: a subscriber holds
+/// version 2 and stalls during version 3; version 2 is replaced or withdrawn.
 #[test]
-fn a_base_is_held_for_the_comparison_alone() {
+fn lent_memory_is_released_while_deltas_are_sent() {
     for is_replaced in [true, false] {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server, retaining(2));
-            let (_client, mut subscription) = following(&sim, 1, client_config()).await;
+            let (_client, mut subscription) = follow(&sim, 1, client_config()).await;
             publisher.publish(lent(&server, 1), tensors::metadata(1)).await.unwrap();
             next(&mut subscription, 1).await;
             let base = publisher.publish(lent(&server, 2), tensors::metadata(2)).await.unwrap();
@@ -40,8 +43,8 @@ fn a_base_is_held_for_the_comparison_alone() {
             eventually("chunks are compared", || server.stats().encoder.compared > 0).await;
             sim.cut(1);
             sleep(Duration::from_secs(1)).await;
-            assert!(server.stats().encoder.compared < 16, "the comparison has not ended");
-            assert!(!base.is_released(), "it is retained");
+            assert!(server.stats().encoder.compared < 16, "not all chunks have been compared");
+            assert!(!base.is_released(), "version 2 is retained");
             match is_replaced {
                 true => drop(publisher.publish(lent(&server, 4), tensors::metadata(4)).await.unwrap()),
                 false => base.withdraw(),
@@ -54,28 +57,28 @@ fn a_base_is_held_for_the_comparison_alone() {
 /// Goal: a forced codec is used, and bases are retained only if it needs them. Method: each codec, forced by the topic,
 /// over four versions that differ little.
 #[test]
-fn a_forced_codec_keeps_no_bases() {
-    for (codec, keeps) in [(CodecId::Raw, false), (CodecId::Zstd, false), (CodecId::Sparse, true)] {
+fn bases_are_retained_only_for_a_codec_that_needs_them() {
+    for (codec, needs_bases) in [(CodecId::Raw, false), (CodecId::Zstd, false), (CodecId::Sparse, true)] {
         simulate(2, async |sim| {
             let server = sim.server(server_config());
             let options = TopicOptions { codec: Some(CodecChoice::Fixed(codec)), ..TopicOptions::default() };
             let mut publisher = open(&server, options);
-            let (client, mut subscription) = following(&sim, 1, client_config()).await;
+            let (client, mut subscription) = follow(&sim, 1, client_config()).await;
             for version in 1..=4 {
                 publish(&server, &mut publisher, version).await;
                 let receipt = next(&mut subscription, version).await;
                 assert_eq!(
                     receipt.codecs.deltas().chunks > 0,
-                    keeps && version > 2,
+                    needs_bases && version > 2,
                     "{codec:?}: {receipt:?}"
                 );
                 eventually("the server has the commit", || server.stats().committed == version).await;
-                assert_eq!(client.base_bytes() > 0, keeps && version > 1, "{codec:?}");
+                assert_eq!(client.base_bytes() > 0, needs_bases && version > 1, "{codec:?}");
             }
-            assert_eq!(server.stats().encoder.compared > 0, keeps);
+            assert_eq!(server.stats().encoder.compared > 0, needs_bases);
             sim.cut(1);
             publish(&server, &mut publisher, 5).await;
-            assert_eq!(server.stats().bases.versions, u64::from(keeps));
+            assert_eq!(server.stats().bases.versions, u64::from(needs_bases));
         });
     }
 }
@@ -83,11 +86,11 @@ fn a_forced_codec_keeps_no_bases() {
 /// Goal: dissimilar versions are not retained as bases, except for an occasional attempt. Method: a subscriber follows;
 /// comparisons are counted.
 #[test]
-fn dissimilar_versions_are_not_kept() {
+fn dissimilar_versions_are_not_retained_as_bases() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, TopicOptions::default());
-        let (client, mut subscription) = following(&sim, 1, client_config()).await;
+        let (client, mut subscription) = follow(&sim, 1, client_config()).await;
         let (mut compared, mut held) = (Vec::new(), Vec::new());
         for version in 1..=15 {
             let before = server.stats().encoder.compared;
@@ -104,7 +107,7 @@ fn dissimilar_versions_are_not_kept() {
         assert_eq!(
             compared,
             [3, 4, 5, 14, 15],
-            "two vain attempts, a pause of eight versions, one more; each ends with the retained base"
+            "after a few comparisons in vain there are none for eight versions, then two more"
         );
         assert_eq!(held, [2, 3, 4, 13, 14], "the client drops its copy during a pause");
     });
@@ -117,8 +120,8 @@ fn a_lost_subscriber_keeps_its_base() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, TopicOptions::default());
-        let (_lost, mut lost) = following(&sim, 1, reconnecting()).await;
-        let (_other, mut other) = following(&sim, 2, client_config()).await;
+        let (_lost, mut lost) = follow(&sim, 1, reconnecting()).await;
+        let (_other, mut other) = follow(&sim, 2, client_config()).await;
         for version in 1..=2 {
             publish(&server, &mut publisher, version).await;
             next(&mut lost, version).await;
@@ -127,27 +130,27 @@ fn a_lost_subscriber_keeps_its_base() {
         eventually("the server has the commit", || server.stats().committed == 4).await;
         sim.cut(1);
         sleep(Duration::from_secs(10)).await; // The idle timeout.
-        eventually("it is lost", || server.stats().sessions == 1).await;
+        eventually("the first subscriber is lost", || server.stats().sessions == 1).await;
         publish(&server, &mut publisher, 3).await;
         assert_deltas(next(&mut other, 3).await);
         eventually("the server has the commit", || server.stats().committed == 5).await;
-        assert_eq!(server.stats().bases.versions, 1, "version 2");
+        assert_eq!(server.stats().bases.versions, 1, "version 2 is retained as a base");
         sim.mend(1);
         assert_deltas(next(&mut lost, 3).await);
-        eventually("it is no longer needed", || server.stats().bases.versions == 0).await;
+        eventually("the base is dropped", || server.stats().bases.versions == 0).await;
     });
 }
 
 /// Goal: neither an abandoned partial version nor its base is used further: the next version is sent whole. Method: cut
 /// the network during deltas, and replace the version before the network is repaired.
 #[test]
-fn a_part_that_is_not_continued_ends_the_base() {
+fn an_abandoned_version_ends_the_base() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, TopicOptions::default());
         slow_path(&sim);
-        let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
-        hold_a_base(&server, &mut publisher, &mut subscription).await;
+        let (_client, mut subscription) = follow(&sim, 1, reconnecting()).await;
+        establish_base(&server, &mut publisher, &mut subscription).await;
         publish(&server, &mut publisher, 3).await;
         eventually("a part is verified", || {
             let progress = subscription.progress();
@@ -159,22 +162,22 @@ fn a_part_that_is_not_continued_ends_the_base() {
         sleep(Duration::from_secs(15)).await;
         let compared = server.stats().encoder.compared;
         sim.mend(1);
-        assert_whole(next(&mut subscription, 4).await);
-        assert_eq!(server.stats().encoder.compared, compared, "nothing was compared in vain");
+        assert_no_deltas(next(&mut subscription, 4).await);
+        assert_eq!(server.stats().encoder.compared, compared, "no chunk was compared");
         publish(&server, &mut publisher, 5).await;
         assert_deltas(next(&mut subscription, 5).await);
     });
 }
 
-/// Goal: a withdrawn version is not retained as a base, even if it had left retention already. Method: a subscriber
-/// holds version 2, which is withdrawn, before and after it is replaced.
+/// Goal: a withdrawn version is not retained as a base, even if it has already left retention. Method: a subscriber
+/// holds version 2, which is withdrawn before or after it is replaced.
 #[test]
-fn a_withdrawn_version_is_no_base() {
+fn a_withdrawn_version_is_not_retained_as_a_base() {
     for has_left in [true, false] {
         simulate(5, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server, TopicOptions::default());
-            let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
+            let (_client, mut subscription) = follow(&sim, 1, reconnecting()).await;
             publish(&server, &mut publisher, 1).await;
             next(&mut subscription, 1).await;
             let base = publish(&server, &mut publisher, 2).await;
@@ -193,7 +196,7 @@ fn a_withdrawn_version_is_no_base() {
             sleep(Duration::from_secs(10)).await; // The idle timeout.
             eventually("the subscriber is lost", || server.stats().sessions == 0).await;
             sim.mend(1);
-            assert_whole(next(&mut subscription, 3).await);
+            assert_no_deltas(next(&mut subscription, 3).await);
         });
     }
 }
@@ -204,17 +207,17 @@ async fn lose_with_version_2(
     server: &Server,
     publisher: &mut Publisher,
 ) -> (Client, Subscription) {
-    let (client, mut subscription) = following(sim, 1, client_config()).await;
-    hold_a_base(server, publisher, &mut subscription).await;
+    let (client, mut subscription) = follow(sim, 1, client_config()).await;
+    establish_base(server, publisher, &mut subscription).await;
     eventually("the server has the commit", || server.stats().committed == 2).await;
     sim.cut(1);
     (client, subscription)
 }
 
-/// Goal: no bases of an ended epoch are retained. Method: a disconnected subscriber holds a version, which the first
-/// version of another epoch replaces, or the next of its own.
+/// Goal: no bases of an ended epoch are retained. Method: a disconnected subscriber holds version 2; the first version
+/// of another epoch follows, directly or after version 3.
 #[test]
-fn bases_of_another_epoch_are_not_kept() {
+fn bases_of_an_ended_epoch_are_not_retained() {
     for last in 2..=3 {
         simulate(6, async |sim| {
             let server = sim.server(server_config());
@@ -233,11 +236,11 @@ fn bases_of_another_epoch_are_not_kept() {
     }
 }
 
-/// Goal: no base is retained whose manifest differs from the published one: it would be useless. Method: a lost
-/// subscriber holds a version; the next one has another size.
+/// Goal: no base is retained whose manifest differs from that of the published version: it would be useless. Method: a
+/// lost subscriber holds a version; the next one has the same size, or another.
 #[test]
-fn bases_with_another_manifest_are_not_kept() {
-    for (bytes, stays) in [(BYTES, 1), (BYTES / 2, 0)] {
+fn bases_with_another_manifest_are_not_retained() {
+    for (bytes, retained) in [(BYTES, 1), (BYTES / 2, 0)] {
         simulate(7, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server, TopicOptions::default());
@@ -245,7 +248,7 @@ fn bases_with_another_manifest_are_not_kept() {
             sleep(Duration::from_secs(10)).await; // The idle timeout.
             eventually("the subscriber is lost", || server.stats().sessions == 0).await;
             publish_of(&server, &mut publisher, 3, vec![tensors::steady("weights", bytes)]).await;
-            assert_eq!(server.stats().bases.versions, stays);
+            assert_eq!(server.stats().bases.versions, retained);
         });
     }
 }

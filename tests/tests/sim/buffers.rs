@@ -1,5 +1,6 @@
 //! Receiving into buffers of the user, and publishing lent tensors.
 
+use crate::{OUTAGE_DURATION, slow_path};
 use bytes::Bytes;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -13,26 +14,16 @@ use tensor_relay_protocol::{ChunkHash, TensorName, TensorSpec};
 use tensor_relay_server::{Borrowed, Publication, Publisher, Server, TopicOptions};
 use tensor_relay_tests::{
     pair::{Sim, client_config, eventually, reconnecting, seeds, server_config, simulate, topic},
-    simnet::Path,
     tensors::{self, noise, smooth},
 };
 use tokio::time::sleep;
 
 const BYTES: u64 = 2 << 20;
 
-/// Longer than the idle timeout of client and server.
-const OUTAGE_DURATION: Duration = Duration::from_secs(15);
-
 /// The deadline for a version to be committed or released: longer than the idle timeout of client and server.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(15);
 
 type Memory = Buffers<Vec<u8>>;
-
-/// Sets a slow path, so that tests can act during a transfer.
-fn slow_path(sim: &Sim) {
-    let delay = Duration::from_millis(20);
-    sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
-}
 
 async fn publish(
     server: &Server,
@@ -55,7 +46,7 @@ async fn subscribe(
     (client, subscription)
 }
 
-/// A buffer for each tensor, filled with bytes that are not those of a version.
+/// A buffer for each tensor, filled with bytes that no version has.
 fn memory(specs: &[TensorSpec]) -> Memory {
     let buffer = |spec: &TensorSpec| (spec.name.clone(), vec![0xa5; bytes_of(spec) as usize]);
     specs.iter().map(buffer).collect()
@@ -71,6 +62,7 @@ fn content(name: &TensorName, version: u64, bytes: usize) -> Vec<u8> {
     out
 }
 
+/// Whether all buffers have the content of `version`.
 fn holds(buffers: &Memory, version: u64) -> bool {
     buffers
         .iter()
@@ -162,10 +154,10 @@ fn versions_waiting_at_the_server_are_not_copied() {
     });
 }
 
-/// Goal: a copied snapshot survives a later failure, and a refused copy changes nothing. Method: a connection that is
-/// lost in the middle of the second version; wrong names and sizes.
+/// Goal: the copy of a snapshot survives a later failure, and a refused copy changes nothing. Method: copy with wrong
+/// names and sizes, then with the right ones; lose the connection during the next version.
 #[test]
-fn a_failure_leaves_copied_memory_as_it_was() {
+fn a_failure_leaves_copied_memory_unchanged() {
     simulate(2, async |sim| {
         let specs = [noise("a", BYTES), noise("b", 1000)];
         let server = sim.server(server_config());
@@ -192,10 +184,10 @@ fn a_failure_leaves_copied_memory_as_it_was() {
     });
 }
 
-/// Goal: a failure during a version reports that the buffers are torn, and by which version; a failure before it
-/// reports that they are not. Method: cut the network during a transfer, and without one.
+/// Goal: a failure during a transfer reports that the buffers are torn, and by which version; a failure before the
+/// transfer reports that they are not. Method: cut the network during a transfer, and without one.
 #[test]
-fn a_failure_in_the_users_memory_is_reported() {
+fn a_failure_reports_whether_the_buffers_are_torn() {
     for torn in [true, false] {
         simulate(3, async |sim| {
             let specs = [noise("a", BYTES), noise("b", 1000)];
@@ -324,11 +316,11 @@ fn a_version_waits_for_buffers_that_fit() {
     });
 }
 
-/// Goal: a cancelled call loses its buffers, but no version. Method: cancel it before the version arrives, and during
-/// it; then request a snapshot.
+/// Goal: a cancelled call loses its buffers, but no version. Method: cancel the call before the version arrives, and
+/// during its transfer; then request a snapshot.
 #[test]
-fn a_call_that_is_given_up_loses_no_version() {
-    for in_the_middle in [false, true] {
+fn a_cancelled_call_loses_no_version() {
+    for during_transfer in [false, true] {
         simulate(7, async |sim| {
             let specs = [noise("a", BYTES), noise("b", 1000)];
             let server = sim.server(server_config());
@@ -340,16 +332,16 @@ fn a_call_that_is_given_up_loses_no_version() {
             {
                 let mut fill = pin!(subscription.next_into(memory(&specs)));
                 assert!(tokio::time::timeout(Duration::from_millis(100), &mut fill).await.is_err());
-                if in_the_middle {
+                if during_transfer {
                     publish(&server, &mut publisher, 1, &specs).await;
                     let begun = eventually("the transfer runs", || progress().verified_bytes > 0);
                     tokio::select! {
-                        filled = &mut fill => panic!("it should be cancelled: {filled:?}"),
+                        filled = &mut fill => panic!("the call ends before it is cancelled: {filled:?}"),
                         () = begun => {}
                     }
                 }
             }
-            if !in_the_middle {
+            if !during_transfer {
                 publish(&server, &mut publisher, 1, &specs).await;
             }
             let snapshot = subscription.next().await.unwrap();
@@ -359,10 +351,10 @@ fn a_call_that_is_given_up_loses_no_version() {
     }
 }
 
-/// Goal: with buffers for some tensors, a selection of these receives little more. Method: one large tensor of three by
-/// its name, with and without a selection.
+/// Goal: with buffers for some tensors, and a selection of these, few other bytes are received. Method: a buffer for
+/// one of three tensors, with and without a selection.
 #[test]
-fn buffers_for_some_tensors() {
+fn a_selection_of_the_buffers_tensors_saves_bytes() {
     for selected in [true, false] {
         simulate(8, async |sim| {
             let specs = [noise("a*", 500_000), noise("ab", 200_000), noise("b", BYTES)];
@@ -383,10 +375,10 @@ fn buffers_for_some_tensors() {
     }
 }
 
-/// Goal: after the server withdraws a version during its transfer, the next one arrives in the same buffers. Method:
-/// withdraw it with no time to finish, and publish another.
+/// Goal: after the server withdraws a version during its transfer, the next one arrives in the same buffers. Method: a
+/// release timeout of zero; withdraw the version, and publish another.
 #[test]
-fn a_withdrawn_version_makes_way_for_the_next() {
+fn the_version_after_a_withdrawn_one_fills_the_same_buffers() {
     simulate(9, async |sim| {
         let specs = [noise("a", BYTES), noise("b", 1000)];
         let server = sim.server(server_config());
@@ -420,10 +412,10 @@ fn lent(server: &Server, version: u64) -> Borrowed {
     Borrowed::from_tensors(&server.staging(), tensors, vec![]).unwrap()
 }
 
-/// Goal: lent tensors arrive intact, and are released once they are replaced or withdrawn and delivered, not before.
-/// Method: two versions, the second withdrawn; the server uses no memory for either.
+/// Goal: lent tensors arrive intact, and are released when they are delivered, and replaced or withdrawn; not before.
+/// Method: two versions, of which the second is withdrawn; the server has no memory for either.
 #[test]
-fn lent_tensors_come_back() {
+fn lent_tensors_are_released_after_delivery() {
     simulate(10, async |sim| {
         let server = sim.server(tensor_relay_server::Config { staged_bytes: 0, ..server_config() });
         let mut publisher = server.publisher(topic("t")).unwrap();
@@ -444,7 +436,7 @@ fn lent_tensors_come_back() {
 /// Goal: a lent version that is being sent is held no longer than the release timeout. Method: a reader whose network
 /// is cut during a version that is then replaced.
 #[test]
-fn a_slow_reader_keeps_lent_tensors_for_a_while() {
+fn a_slow_reader_holds_lent_tensors_until_the_release_timeout() {
     simulate(11, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);

@@ -61,16 +61,16 @@ fn each_chunk_gets_the_codec_that_fits_it() {
         let stats = server.stats();
         assert_eq!(stats.encoder.incompressible, 0, "no codec was tried in vain");
         assert_eq!(stats.encoder.requested, 3 * stats.encoder.encoded, "encoded chunks are shared");
-        assert_eq!(stats.encoder.estimates, 4, "one for each tensor that is large enough");
+        assert_eq!(stats.encoder.estimates, 4, "one estimate for each tensor that is large enough");
         assert_eq!(used(&stats.codecs), [CodecId::Raw, CodecId::Zstd, CodecId::BitPlanes]);
         assert_eq!(server.sent(), [(topic("t"), stats.codecs)]);
     });
 }
 
 /// Goal: a forced codec is used, and no client gets a codec that it cannot decode. Method: combinations of the options
-/// of server, topic, subscriber and its Hello. `planes` gains nothing on repeating bytes.
+/// of server, topic and subscriber, and the codecs in its `Hello`. `planes` does not shrink repeating bytes.
 #[test]
-fn a_forced_codec_is_obeyed() {
+fn a_forced_codec_is_used() {
     let zstd = || TopicOptions { codec: Some(CodecId::Zstd.into()), ..TopicOptions::default() };
     let unset = TopicOptions::default;
     let (all, only_raw) = (CodecSet::all(), CodecSet::only_raw());

@@ -10,11 +10,11 @@ use tensor_relay_tests::{
 };
 use tensor_relay_transport::{LaneError, Transport};
 
-/// Goal: a client refuses a server with another key than the ticket's; the error has both keys, and the server gets no
+/// Goal: a client refuses a server whose key is not in the ticket; the error has both keys, and the server gets no
 /// session.
 /// Method: change the ticket's key.
 #[test]
-fn the_wrong_key() {
+fn a_server_with_the_wrong_key_is_refused() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
         let right = Fingerprint(sim.ticket().keys()[0]);
@@ -32,7 +32,7 @@ fn the_wrong_key() {
 /// Goal: a server that does not answer is reported after the connect timeout, with the tried addresses.
 /// Method: connect to a port without a listener, to a partitioned server, and to an address without a host.
 #[test]
-fn nobody_answers() {
+fn an_unreachable_server_is_reported() {
     simulate(2, async |sim| {
         let _server = sim.server(server_config());
         sim.net.partition(&sim.server_host(), &sim.client_host(1));
@@ -67,7 +67,7 @@ fn nobody_answers() {
 /// Goal: of several addresses, the first that answers is used, without waiting for the others.
 /// Method: two dead addresses before the right one.
 #[test]
-fn one_of_several_addresses() {
+fn the_first_address_that_answers_is_used() {
     simulate(3, async |sim| {
         let _server = sim.server(server_config());
         let addresses = ["10.9.9.1:1".into(), "10.9.9.2:1".into(), sim.server_address().to_string()];
@@ -79,7 +79,7 @@ fn one_of_several_addresses() {
 /// Goal: a client beyond `sessions_max` is refused at once; when another leaves, it is admitted.
 /// Method: a limit of two sessions.
 #[test]
-fn a_full_server() {
+fn a_full_server_refuses_clients() {
     simulate(4, async |sim| {
         let server = sim.server(tensor_relay_server::Config { sessions_max: 2, ..server_config() });
         let one = sim.client(1, client_config()).await.unwrap();
@@ -96,9 +96,9 @@ fn a_full_server() {
 }
 
 /// Goal: handshakes succeed on the worst paths that lanes must support.
-/// Method: a tenth of all datagrams is lost, others are duplicated and late.
+/// Method: a tenth of all datagrams is lost, a fifth is duplicated, and delays vary.
 #[test]
-fn handshakes_on_bad_paths() {
+fn handshakes_succeed_on_bad_paths() {
     for seed in 100..120 {
         simulate(seed, async |sim| {
             let _server = sim.server(server_config());
@@ -120,10 +120,10 @@ async fn connect(sim: &Sim, addresses: &[String], key: [u8; 32]) -> Result<Clien
     Client::connect_with(&sim.connector(1), &ticket, client_config()).await
 }
 
-/// Goal: probes may follow each other at once, however late the server notices that the previous one has ended.
+/// Goal: a probe may follow another at once, however late the server notices the end of the earlier one.
 /// Method: a thousand probes.
 #[test]
-fn probes_follow_each_other() {
+fn a_probe_may_follow_another_at_once() {
     simulate(13, async |sim| {
         let _server = sim.server(server_config());
         let client = sim.client(1, client_config()).await.unwrap();

@@ -1,17 +1,17 @@
-//! The promises to publishers: which versions are retained, which readers are waited for, and how versions end.
+//! The promises to publishers: which versions are retained, for which readers a publisher waits, and when versions are
+//! released.
 
 mod ends;
 
+use crate::slow_path;
 use std::time::Duration;
 use tensor_relay_client::{EndReason, Request, Start, Subscription, SubscriptionError, Version};
 use tensor_relay_protocol::{CodecId, Epoch};
 use tensor_relay_server::{Keep, PublishError, Publisher, Server, TopicOptions, WhenFull};
 use tensor_relay_tests::{
     pair::{
-        Sim, client_config, eventually, publish, reconnecting, retaining, seeds, server_config, simulate,
-        topic,
+        client_config, eventually, publish, reconnecting, retaining, seeds, server_config, simulate, topic,
     },
-    simnet::Path,
     tensors,
 };
 use tokio::time::sleep;
@@ -20,12 +20,7 @@ fn open(server: &Server, options: TopicOptions) -> Publisher {
     server.publisher_with(topic("t"), Some(Epoch(3)), options).unwrap()
 }
 
-/// A slow path: four chunks for each round trip of 40 ms, so a MiB takes 160 ms.
-fn slow_path(sim: &Sim) {
-    let delay = Duration::from_millis(20);
-    sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
-}
-
+/// Receives the next version, and returns its number and that of skipped versions.
 async fn next(subscription: &mut Subscription) -> (u64, u64) {
     let snapshot = subscription.next().await.unwrap();
     tensors::check(&snapshot);
@@ -40,7 +35,7 @@ async fn end_reason(subscription: &mut Subscription) -> EndReason {
 }
 
 /// Waits until the transfer of `version` runs.
-async fn runs(subscription: &Subscription, version: u64) {
+async fn wait_for_transfer(subscription: &Subscription, version: u64) {
     let has_begun = || {
         let progress = subscription.progress();
         progress.version == version && progress.verified_bytes > 0
@@ -50,9 +45,9 @@ async fn runs(subscription: &Subscription, version: u64) {
 
 /// Goal: late readers receive exactly the retained versions: those within the publisher's bounds on number and bytes,
 /// and always the newest.
-/// Method: bounds of both kinds; check the memory, and a late reader.
+/// Method: bounds of both kinds; check the server's memory, and what late readers receive.
 #[test]
-fn retained_versions() {
+fn late_readers_get_the_retained_versions() {
     let keep = |versions, bytes| Keep { versions, bytes };
     for (keep, first) in [
         (keep(0, u64::MAX), 6),
@@ -136,7 +131,7 @@ fn latest_behind_a_fast_publisher() {
 /// the old one is complete.
 /// Method: publish the second version at every millisecond of the first one's transfer.
 #[test]
-fn a_newer_version_at_any_moment() {
+fn a_version_may_be_preempted_at_any_moment() {
     for moment in 1..seeds(140).end {
         simulate(moment, async |sim| {
             let server = sim.server(server_config());
@@ -157,7 +152,7 @@ fn a_newer_version_at_any_moment() {
                 skipped += 1;
             }
             assert_eq!((version, skipped), (2, 1));
-            // Preempting, the reply, the announcement and the transfer need some round trips of a new lane.
+            // The preemption, its reply, the announcement and the transfer take some round trips.
             let took = sim.elapsed() - published;
             assert!(took < Duration::from_millis(300), "{took:?} at {moment} ms");
             publish(&server, &mut publisher, 3, 100_000).await;
@@ -167,11 +162,11 @@ fn a_newer_version_at_any_moment() {
     }
 }
 
-/// Goal: transfers of a version that left retention may take `release_timeout`; then they are cut off, and their
-/// subscribers are notified and receive the next version. The session and other subscriptions are not affected.
-/// Method: a version whose transfer takes longer, replaced at once; in both modes.
+/// Goal: transfers of a version that has left retention may take `release_timeout`; then they are cut off, and their
+/// subscribers are notified and receive the next version. No subscriber is evicted.
+/// Method: in both modes, replace a version at once whose transfer takes longer.
 #[test]
-fn a_reader_too_slow_for_a_replaced_version() {
+fn slow_transfers_of_a_replaced_version_are_cut_off() {
     for every in [false, true] {
         simulate(2, async |sim| {
             let server = sim.server(server_config());
@@ -190,7 +185,7 @@ fn a_reader_too_slow_for_a_replaced_version() {
             assert_eq!(next(&mut subscription).await, (1, 0));
             subscription.acknowledge();
             let mut large = publish(&server, &mut publisher, 2, 8 << 20).await;
-            runs(&subscription, 2).await;
+            wait_for_transfer(&subscription, 2).await;
             if every {
                 // The publisher would wait for a reader in mode `every`, but not if the version is withdrawn.
                 large.withdraw();
@@ -214,7 +209,7 @@ fn a_reader_too_slow_for_a_replaced_version() {
 /// Goal: a transfer may be cut off at any moment, also when the version is complete and its commit is in flight.
 /// Method: release timeouts of each millisecond of the transfer.
 #[test]
-fn a_cut_at_any_moment() {
+fn a_transfer_may_be_cut_off_at_any_moment() {
     for moment in 0..seeds(140).end {
         simulate(moment, async |sim| {
             let server = sim.server(server_config());
@@ -240,11 +235,10 @@ fn a_cut_at_any_moment() {
     }
 }
 
-/// Goal: a client that is gone when its transfer is cut off costs no processor time, and no memory beyond its
-/// deadlines.
-/// Method: cut its path, and replace the version. A busy loop would stop the simulated clock.
+/// Goal: a client that is lost when its transfer is cut off costs no processor time, and no memory after its deadlines.
+/// Method: cut the client's path, and replace the version. A busy loop would stop the simulated clock.
 #[test]
-fn a_client_that_is_gone_during_a_cut() {
+fn cutting_off_a_lost_client_costs_nothing() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
@@ -254,7 +248,7 @@ fn a_client_that_is_gone_during_a_cut() {
         let subscription = client.subscribe(&topic("t")).await.unwrap();
         client.list().await.unwrap();
         publish(&server, &mut publisher, 1, 8 << 20).await;
-        runs(&subscription, 1).await;
+        wait_for_transfer(&subscription, 1).await;
         sim.cut(1);
         publish(&server, &mut publisher, 2, 1000).await;
         sleep(Duration::from_secs(15)).await;

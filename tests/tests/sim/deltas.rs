@@ -1,5 +1,6 @@
 //! Versions sent as deltas against the previous one: they arrive unchanged, in few bytes, also after losses.
 
+use crate::slow_path;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::time::Duration;
@@ -46,13 +47,7 @@ pub(crate) async fn publish_of(
     publication
 }
 
-/// A slow path, so that a test can act during a transfer: four chunks for each round trip.
-pub(crate) fn slow_path(sim: &Sim) {
-    let delay = Duration::from_millis(20);
-    sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
-}
-
-pub(crate) async fn following(sim: &Sim, number: u8, config: Config) -> (Client, Subscription) {
+pub(crate) async fn follow(sim: &Sim, number: u8, config: Config) -> (Client, Subscription) {
     let client = sim.client(number, config).await.unwrap();
     let subscription = client.subscribe(&topic("t")).await.unwrap();
     client.list().await.unwrap();
@@ -68,14 +63,18 @@ pub(crate) async fn next(subscription: &mut Subscription, version: u64) -> Recei
 }
 
 /// Publishes versions 1 and 2, which are sent without deltas. The subscriber keeps a copy of the second as its base.
-pub(crate) async fn hold_a_base(server: &Server, publisher: &mut Publisher, subscription: &mut Subscription) {
+pub(crate) async fn establish_base(
+    server: &Server,
+    publisher: &mut Publisher,
+    subscription: &mut Subscription,
+) {
     for version in 1..=2 {
         publish(server, publisher, version).await;
-        assert_whole(next(subscription, version).await);
+        assert_no_deltas(next(subscription, version).await);
     }
 }
 
-pub(crate) fn assert_whole(receipt: Receipt) {
+pub(crate) fn assert_no_deltas(receipt: Receipt) {
     assert_eq!((receipt.codecs.deltas().chunks, receipt.wire_bytes), (0, BYTES), "{receipt:?}");
 }
 
@@ -86,9 +85,9 @@ pub(crate) fn assert_deltas(receipt: Receipt) {
     assert!(receipt.wire_bytes < BYTES / 20, "{receipt:?}");
 }
 
-/// Goal: a subscriber receives deltas from its third version on, also a late one; the first version costs no memory for
-/// a copy. Subscribers with the same base share one comparison.
-/// Method: two subscribers, a third one later; in both modes; bytes and chunks are counted at both ends.
+/// Goal: a subscriber receives deltas from its third version on, also a late subscriber; the first version costs no
+/// memory for a copy. Subscribers with the same base share one comparison.
+/// Method: in both modes, two subscribers, and a third one later; count bytes and chunks at both ends.
 #[test]
 fn followers_get_deltas() {
     for request in [Request::latest, Request::every] {
@@ -106,7 +105,7 @@ fn followers_get_deltas() {
                 for (client, subscription) in &mut followers {
                     let receipt = next(subscription, version).await;
                     if version <= 2 {
-                        assert_whole(receipt)
+                        assert_no_deltas(receipt)
                     } else {
                         assert_deltas(receipt)
                     }
@@ -116,35 +115,39 @@ fn followers_get_deltas() {
             let stats = server.stats().encoder;
             assert_eq!((stats.deltas, stats.compared), (4 * CHUNKS, 4 * CHUNKS), "{stats:?}");
             let sent = server.stats().codecs.deltas();
-            assert_eq!((sent.chunks, sent.raw_bytes), (2 * 4 * CHUNKS, 2 * 4 * BYTES), "to each of two");
-            let (_client, mut late) = following(&sim, 3, client_config()).await;
-            assert_whole(next(&mut late, 6).await);
+            assert_eq!(
+                (sent.chunks, sent.raw_bytes),
+                (2 * 4 * CHUNKS, 2 * 4 * BYTES),
+                "all deltas were sent to both subscribers"
+            );
+            let (_client, mut late) = follow(&sim, 3, client_config()).await;
+            assert_no_deltas(next(&mut late, 6).await);
             publish(&server, &mut publisher, 7).await;
-            assert_whole(next(&mut late, 7).await);
+            assert_no_deltas(next(&mut late, 7).await);
             publish(&server, &mut publisher, 8).await;
             assert_deltas(next(&mut late, 8).await);
         });
     }
 }
 
-/// Goal: bases are optional: a client without memory for them, or with too little, and a server that keeps none, work
+/// Goal: bases are optional: a client with no or too little memory for them, and a server that retains none, work
 /// without deltas.
-/// Method: each of them, over four versions.
+/// Method: four versions with each of these settings.
 #[test]
-fn without_bases_versions_come_whole() {
+fn without_bases_versions_are_sent_whole() {
     let too_little = Config { base_bytes: BYTES / 2, ..client_config() };
     let none = Config { base_bytes: 0, ..client_config() };
-    let not_kept = TopicOptions { bases: 0, ..TopicOptions::default() };
+    let no_bases = TopicOptions { bases: 0, ..TopicOptions::default() };
     for (config, options) in
-        [(too_little, TopicOptions::default()), (none, TopicOptions::default()), (client_config(), not_kept)]
+        [(too_little, TopicOptions::default()), (none, TopicOptions::default()), (client_config(), no_bases)]
     {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server, options.clone());
-            let (client, mut subscription) = following(&sim, 1, config.clone()).await;
+            let (client, mut subscription) = follow(&sim, 1, config.clone()).await;
             for version in 1..=4 {
                 publish(&server, &mut publisher, version).await;
-                assert_whole(next(&mut subscription, version).await);
+                assert_no_deltas(next(&mut subscription, version).await);
                 assert_eq!(client.base_bytes(), 0, "no useless copy is kept");
             }
             assert_eq!(server.stats().encoder.compared, 0);
@@ -153,32 +156,32 @@ fn without_bases_versions_come_whole() {
     }
 }
 
-/// Goal: a version that left retention is kept while a subscriber holds it as a base, within the bounds, and no longer.
-/// A subscriber whose base was dropped gets no deltas.
-/// Method: a subscriber is cut off at a version while others are published, with memory for one base, and for none.
+/// Goal: a version that has left retention is kept as a base while a subscriber holds it, within the bounds, and no
+/// longer. A subscriber whose base was dropped gets no deltas.
+/// Method: cut a subscriber off, and publish more versions, with memory for one base, and for none.
 #[test]
-fn bases_stay_while_they_are_held() {
-    for (base_bytes, stays) in [(BYTES, true), (BYTES - 1, false)] {
+fn bases_are_retained_while_subscribers_hold_them() {
+    for (base_bytes, is_kept) in [(BYTES, true), (BYTES - 1, false)] {
         simulate(2, async |sim| {
             let server = sim.server(tensor_relay_server::Config { base_bytes, ..server_config() });
             let mut publisher = open(&server, TopicOptions { bases: 1, ..retaining(2) });
-            let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
-            hold_a_base(&server, &mut publisher, &mut subscription).await;
+            let (_client, mut subscription) = follow(&sim, 1, reconnecting()).await;
+            establish_base(&server, &mut publisher, &mut subscription).await;
             eventually("the server has the commit", || server.stats().committed == 2).await;
             sim.cut(1);
             for version in 3..=5 {
                 publish(&server, &mut publisher, version).await;
             }
-            let kept = if stays { BaseStats { versions: 1, bytes: BYTES } } else { BaseStats::default() };
+            let kept = if is_kept { BaseStats { versions: 1, bytes: BYTES } } else { BaseStats::default() };
             assert_eq!(server.stats().bases, kept);
             sleep(Duration::from_secs(15)).await;
             sim.mend(1);
             // Version 3 was announced before the path was cut, and has left retention, too.
             let receipt = next(&mut subscription, 5).await;
-            if stays {
+            if is_kept {
                 assert_deltas(receipt);
             } else {
-                assert_whole(receipt);
+                assert_no_deltas(receipt);
             }
             eventually("no base is kept", || server.stats().bases.versions == 0).await;
             eventually("memory is released", || server.stats().staged_bytes == 2 * BYTES).await;
@@ -186,21 +189,21 @@ fn bases_stay_while_they_are_held() {
     }
 }
 
-/// Goal: a base is dropped when no subscriber needs it: not while a lost one may reconnect, but soon after.
-/// Method: the only subscriber is dropped, or is lost; a topic that is withdrawn.
+/// Goal: a base is dropped when no subscriber needs it: not while a lost subscriber may reconnect, but soon after.
+/// Method: drop the only subscriber, or cut it off; withdraw the topic.
 #[test]
-fn bases_that_nobody_needs_are_let_go() {
+fn unneeded_bases_are_dropped() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, TopicOptions::default());
         slow_path(&sim);
-        let (client, mut subscription) = following(&sim, 1, client_config()).await;
-        hold_a_base(&server, &mut publisher, &mut subscription).await;
+        let (client, mut subscription) = follow(&sim, 1, client_config()).await;
+        establish_base(&server, &mut publisher, &mut subscription).await;
         publish(&server, &mut publisher, 3).await;
         eventually("version 3 is under way", || subscription.progress().version == 3).await;
-        assert_eq!(server.stats().bases.versions, 1, "version 2");
+        assert_eq!(server.stats().bases.versions, 1, "version 2 is kept as a base");
         drop(subscription);
-        eventually("the server has dropped it", || server.stats().bases.versions == 0).await;
+        eventually("the server has dropped the base", || server.stats().bases.versions == 0).await;
         eventually("the client has dropped its copy", || client.base_bytes() == 0).await;
 
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
@@ -210,27 +213,31 @@ fn bases_that_nobody_needs_are_let_go() {
         client.list().await.unwrap();
         sim.cut(1);
         publish(&server, &mut publisher, 5).await;
-        eventually("version 4 left", || server.stats().bases.versions == 1).await;
+        eventually("version 4 has left retention", || server.stats().bases.versions == 1).await;
         eventually("the subscriber is lost", || server.stats().sessions == 0).await;
         assert_eq!(server.stats().bases.versions, 1, "the subscriber may reconnect");
         sleep(Duration::from_secs(31)).await;
-        assert_eq!(server.stats().bases.versions, 0, "the wait has ended, without a further publish");
+        assert_eq!(server.stats().bases.versions, 0, "the base is dropped without a further publish");
         publish(&server, &mut publisher, 6).await;
         assert_eq!(server.stats().bases.versions, 0);
 
-        let (another, mut subscription) = following(&sim, 2, client_config()).await;
+        let (another, mut subscription) = follow(&sim, 2, client_config()).await;
         next(&mut subscription, 6).await;
         publish(&server, &mut publisher, 7).await;
         next(&mut subscription, 7).await;
         another.list().await.unwrap();
         sim.cut(2);
         publish(&server, &mut publisher, 8).await;
-        eventually("version 7 left", || server.stats().bases.versions == 1).await;
+        eventually("version 7 has left retention", || server.stats().bases.versions == 1).await;
         eventually("that subscriber is lost, too", || server.stats().sessions == 0).await;
         sleep(Duration::from_secs(31)).await;
-        assert_eq!(server.stats().bases.versions, 0, "the wait for a later lost subscriber is not longer");
+        assert_eq!(
+            server.stats().bases.versions,
+            0,
+            "the base of a subscriber that is lost later is kept no longer"
+        );
 
-        let (_client, mut subscription) = following(&sim, 3, client_config()).await;
+        let (_client, mut subscription) = follow(&sim, 3, client_config()).await;
         next(&mut subscription, 8).await;
         publish(&server, &mut publisher, 9).await;
         next(&mut subscription, 9).await;
@@ -243,16 +250,15 @@ fn bases_that_nobody_needs_are_let_go() {
 }
 
 /// Goal: bases never prevent a publish: they are dropped when the bound of staged memory is reached.
-/// Method: memory for three versions; one is the base of a subscriber that is away, two are retained, and one more is
-/// published.
+/// Method: memory for three versions: one is the base of a lost subscriber, two are retained; publish one more.
 #[test]
-fn bases_give_way() {
+fn bases_are_dropped_when_staged_memory_is_full() {
     simulate(8, async |sim| {
         let config = tensor_relay_server::Config { staged_bytes: 3 * BYTES, ..server_config() };
         let server = sim.server(config);
         let mut publisher = open(&server, retaining(2));
-        let (_client, mut subscription) = following(&sim, 1, client_config()).await;
-        hold_a_base(&server, &mut publisher, &mut subscription).await;
+        let (_client, mut subscription) = follow(&sim, 1, client_config()).await;
+        establish_base(&server, &mut publisher, &mut subscription).await;
         eventually("the server has the commit", || server.stats().committed == 2).await;
         sim.cut(1);
         for version in 3..=6 {
@@ -265,11 +271,11 @@ fn bases_give_way() {
     });
 }
 
-/// Goal: a version that is withdrawn or preempted ends the base: the next version has no deltas, and the one after it
-/// has.
-/// Method: withdraw a version during its transfer, and preempt one; both with deltas under way.
+/// Goal: a version that is withdrawn or preempted ends the base: the next version is sent without deltas, and the
+/// version after it with deltas.
+/// Method: withdraw a version during its transfer, and preempt one; both while deltas are being sent.
 #[test]
-fn a_version_that_is_given_up_ends_the_base() {
+fn a_withdrawn_or_preempted_version_ends_the_base() {
     for preempt in [false, true] {
         simulate(4, async |sim| {
             let server = sim.server(server_config());
@@ -279,7 +285,7 @@ fn a_version_that_is_given_up_ends_the_base() {
             let client = sim.client(1, client_config()).await.unwrap();
             let request = Request::latest(topic("t")).preempt(preempt);
             let mut subscription = client.subscribe_to(request).await.unwrap();
-            hold_a_base(&server, &mut publisher, &mut subscription).await;
+            establish_base(&server, &mut publisher, &mut subscription).await;
             let third = publish(&server, &mut publisher, 3).await;
             let is_under_way = || {
                 let progress = subscription.progress();
@@ -290,7 +296,7 @@ fn a_version_that_is_given_up_ends_the_base() {
                 third.withdraw();
             }
             publish(&server, &mut publisher, 4).await;
-            assert_whole(next(&mut subscription, 4).await);
+            assert_no_deltas(next(&mut subscription, 4).await);
             publish(&server, &mut publisher, 5).await;
             assert_deltas(next(&mut subscription, 5).await);
         });
@@ -304,14 +310,14 @@ fn a_resumed_version_keeps_its_base() {
     let mut resumed = 0;
     for seed in seeds(10) {
         resumed += simulate(seed, async |sim| {
-            let mut dice = ChaCha8Rng::seed_from_u64(sim.seed);
+            let mut rng = ChaCha8Rng::seed_from_u64(sim.seed);
             let server = sim.server(server_config());
             let mut publisher = open(&server, TopicOptions::default());
             slow_path(&sim);
-            let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
-            hold_a_base(&server, &mut publisher, &mut subscription).await;
+            let (_client, mut subscription) = follow(&sim, 1, reconnecting()).await;
+            establish_base(&server, &mut publisher, &mut subscription).await;
             publish(&server, &mut publisher, 3).await;
-            let part = dice.random_range(1..CHUNKS - 2);
+            let part = rng.random_range(1..CHUNKS - 2);
             let is_verified = || {
                 let progress = subscription.progress();
                 progress.version == 3 && progress.verified_bytes >= part * CHUNK_BYTES as u64
@@ -333,13 +339,13 @@ fn a_resumed_version_keeps_its_base() {
 /// Goal: a restart of the server costs at most one version without deltas, and no wrong byte.
 /// Method: continue the same epoch, with the version that the client holds, and without it.
 #[test]
-fn a_server_that_is_started_again() {
+fn a_restart_costs_at_most_one_version_without_deltas() {
     for has_base in [true, false] {
         simulate(6, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server, retaining(2));
-            let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
-            hold_a_base(&server, &mut publisher, &mut subscription).await;
+            let (_client, mut subscription) = follow(&sim, 1, reconnecting()).await;
+            establish_base(&server, &mut publisher, &mut subscription).await;
             drop((server, publisher));
             let server = sim.server_again(server_config()).await;
             let mut publisher = open(&server, retaining(2));
@@ -349,7 +355,7 @@ fn a_server_that_is_started_again() {
             }
             publish(&server, &mut publisher, 3).await;
             let receipt = next(&mut subscription, 3).await;
-            if has_base { assert_deltas(receipt) } else { assert_whole(receipt) }
+            if has_base { assert_deltas(receipt) } else { assert_no_deltas(receipt) }
         });
     }
 }
@@ -357,11 +363,11 @@ fn a_server_that_is_started_again() {
 /// Goal: a version with another manifest, or of another epoch, is not coded against the previous one.
 /// Method: change the size of a tensor and back, then the epoch.
 #[test]
-fn a_changed_manifest_comes_whole() {
+fn a_version_with_a_changed_manifest_is_sent_whole() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, retaining(3));
-        let (client, mut subscription) = following(&sim, 1, client_config()).await;
+        let (client, mut subscription) = follow(&sim, 1, client_config()).await;
         for (version, bytes) in [(1, BYTES), (2, BYTES), (3, BYTES), (4, BYTES / 2), (5, BYTES)] {
             let specs = vec![tensors::steady("weights", bytes)];
             publish_of(&server, &mut publisher, version, specs).await;
@@ -377,13 +383,13 @@ fn a_changed_manifest_comes_whole() {
             .unwrap();
         publisher.continue_at(tensor_relay_client::Version(7));
         publish(&server, &mut publisher, 7).await;
-        assert_whole(next(&mut subscription, 7).await);
+        assert_no_deltas(next(&mut subscription, 7).await);
     });
 }
 
-/// Goal: every byte is as published, under all faults, and deltas are used.
-/// Method: random publishers, followers of both modes with one or two lanes and more or less memory, on bad networks,
-/// with partitions, restarts of clients and servers, withdrawn versions and changed manifests.
+/// Goal: under all faults, every byte is received as published, and deltas are used.
+/// Method: random publishers and followers, in both modes, with one or two lanes and more or less memory, on bad
+/// networks, with partitions, restarts of clients and servers, withdrawn versions and changed manifests.
 #[test]
 fn random_versions() {
     let mut deltas = 0;
@@ -393,22 +399,22 @@ fn random_versions() {
     assert!(deltas > 500, "{deltas}");
 }
 
-/// Runs such a scenario, and returns the number of chunks received as deltas.
+/// Runs a random scenario, and returns the number of chunks received as deltas.
 async fn publish_and_follow(sim: Sim) -> u64 {
-    let mut dice = ChaCha8Rng::seed_from_u64(!sim.seed);
+    let mut rng = ChaCha8Rng::seed_from_u64(!sim.seed);
     let config = tensor_relay_server::Config {
-        chunk_bytes: [16 << 10, 64 << 10][dice.random_range(0..2)],
-        codec: [CodecChoice::Auto, CodecChoice::Fixed(CodecId::Sparse)][dice.random_range(0..2)],
-        base_bytes: [u64::MAX, 600 << 10][dice.random_range(0..2)],
+        chunk_bytes: [16 << 10, 64 << 10][rng.random_range(0..2)],
+        codec: [CodecChoice::Auto, CodecChoice::Fixed(CodecId::Sparse)][rng.random_range(0..2)],
+        base_bytes: [u64::MAX, 600 << 10][rng.random_range(0..2)],
         ..server_config()
     };
-    let options = TopicOptions { bases: dice.random_range(0..4), ..retaining(dice.random_range(1..4)) };
+    let options = TopicOptions { bases: rng.random_range(0..4), ..retaining(rng.random_range(1..4)) };
     let mut server = sim.server(config.clone());
     let mut publisher = open(&server, options.clone());
-    let fastest = Duration::from_millis(dice.random_range(1..20));
+    let fastest = Duration::from_millis(rng.random_range(1..20));
     let path = Path {
-        delay: fastest..=fastest + Duration::from_millis(dice.random_range(0..5)),
-        loss: [0.0, 0.01, 0.02][dice.random_range(0..3)],
+        delay: fastest..=fastest + Duration::from_millis(rng.random_range(0..5)),
+        loss: [0.0, 0.01, 0.02][rng.random_range(0..3)],
         ..Path::default()
     };
     sim.net.set_path(path);
@@ -417,19 +423,19 @@ async fn publish_and_follow(sim: Sim) -> u64 {
     for number in 1..=3 {
         let follower = Follower {
             config: Config {
-                base_bytes: [u64::MAX, u64::MAX, 300 << 10, 0][dice.random_range(0..4)],
-                lanes: Lanes::Fixed(dice.random_range(1..3)),
-                credit_chunks: dice.random_range(1..6),
+                base_bytes: [u64::MAX, u64::MAX, 300 << 10, 0][rng.random_range(0..4)],
+                lanes: Lanes::Fixed(rng.random_range(1..3)),
+                credit_chunks: rng.random_range(1..6),
                 ..reconnecting()
             },
-            every: dice.random_bool(0.5),
-            restarts: [0.0, 0.1][dice.random_range(0..2)],
+            every: rng.random_bool(0.5),
+            restart_probability: [0.0, 0.1][rng.random_range(0..2)],
             connector: sim.connector(number),
             ticket: sim.ticket(),
-            last: versions,
-            dice: ChaCha8Rng::from_rng(&mut dice),
+            last_version: versions,
+            rng: ChaCha8Rng::from_rng(&mut rng),
         };
-        let joins_after = Duration::from_millis(dice.random_range(0..5_000));
+        let joins_after = Duration::from_millis(rng.random_range(0..5_000));
         followers.spawn(async move {
             sleep(joins_after).await;
             follower.run().await
@@ -437,17 +443,17 @@ async fn publish_and_follow(sim: Sim) -> u64 {
     }
     let mut weight_bytes = 300 << 10;
     for version in 1..=versions {
-        if dice.random_bool(0.05) {
-            weight_bytes = dice.random_range(100 << 10..400 << 10);
+        if rng.random_bool(0.05) {
+            weight_bytes = rng.random_range(100 << 10..400 << 10);
         }
         let specs = vec![tensors::steady("weights", weight_bytes), tensors::smooth("bias", 5_000)];
         let publication = publish_of(&server, &mut publisher, version, specs).await;
-        match dice.random_range(0..30) {
+        match rng.random_range(0..30) {
             0 if version < versions => publication.withdraw(),
             1 => {
-                let number = dice.random_range(1..4);
+                let number = rng.random_range(1..4);
                 sim.cut(number);
-                sleep(Duration::from_millis(dice.random_range(0..20_000))).await;
+                sleep(Duration::from_millis(rng.random_range(0..20_000))).await;
                 sim.mend(number);
             }
             2 if version < versions => {
@@ -460,7 +466,7 @@ async fn publish_and_follow(sim: Sim) -> u64 {
         }
         let BaseStats { versions, bytes } = server.stats().bases;
         assert!(versions <= options.bases.into() && bytes <= config.base_bytes);
-        sleep(Duration::from_millis(dice.random_range(0..400))).await;
+        sleep(Duration::from_millis(rng.random_range(0..400))).await;
     }
     let mut deltas = 0;
     while let Some(received) = followers.join_next().await {
@@ -469,15 +475,15 @@ async fn publish_and_follow(sim: Sim) -> u64 {
     deltas
 }
 
-/// A subscriber that checks every byte of its snapshots, and sometimes connects again.
+/// A subscriber that checks every byte of its snapshots, and sometimes closes its connection and connects again.
 struct Follower {
     config: Config,
     every: bool,
-    restarts: f64,
+    restart_probability: f64,
     connector: Connector,
     ticket: Ticket,
-    last: u64,
-    dice: ChaCha8Rng,
+    last_version: u64,
+    rng: ChaCha8Rng,
 }
 
 impl Follower {
@@ -499,11 +505,11 @@ impl Follower {
                 let received = snapshot.receipt().codecs.deltas();
                 assert!(received.chunks == 0 || self.config.base_bytes > 0);
                 deltas += received.chunks;
-                if snapshot.id().version.0 == self.last {
+                if snapshot.id().version.0 == self.last_version {
                     return deltas;
                 }
-                sleep(Duration::from_millis(self.dice.random_range(0..300))).await;
-                if self.dice.random_bool(self.restarts) {
+                sleep(Duration::from_millis(self.rng.random_range(0..300))).await;
+                if self.rng.random_bool(self.restart_probability) {
                     break;
                 }
             }

@@ -1,7 +1,8 @@
-//! Versions that are received into device memory: complete and exact, whatever fails.
+//! Versions that are received into device memory: they are complete and exact, whatever fails.
 
 mod buffers;
 
+use crate::{OUTAGE_DURATION, slow_path};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::{sync::Arc, time::Duration};
@@ -18,24 +19,20 @@ use tensor_relay_tests::{
         CHUNK_BYTES, Sim, client_config, device, eventually, reconnecting, retaining, seeds, server_config,
         simulate, topic,
     },
-    simnet::Path,
     tensors::{self, noise, smooth, spec},
 };
 use tokio::time::sleep;
 
 const BYTES: u64 = 2 << 20;
 
-/// Longer than the idle timeout of both ends.
-const OUTAGE_DURATION: Duration = Duration::from_secs(15);
-
-/// Longer than a client's deadline for a copy.
+/// Slightly longer than a client's deadline for a copy.
 const HANG_DURATION_MAX: Duration = Duration::from_secs(26);
 
-fn landing_on(device: &Device, config: Config) -> Config {
+fn receiving_on(device: &Device, config: Config) -> Config {
     Config { device: Some(device.clone()), ..config }
 }
 
-/// The number of chunks that are received at once.
+/// The number of chunks for which a client grants credit.
 fn credit() -> usize {
     client_config().credit_chunks as usize
 }
@@ -43,12 +40,6 @@ fn credit() -> usize {
 /// A gated device whose slots have the size of chunks.
 fn gated(budget_bytes: u64, slots: usize) -> (Arc<GatedEngine>, Device) {
     GatedEngine::device(budget_bytes, Capacity { slots, slot_bytes: CHUNK_BYTES as usize })
-}
-
-/// A slow path, so that a test can act during a transfer.
-fn slow_path(sim: &Sim) {
-    let delay = Duration::from_millis(20);
-    sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
 }
 
 async fn subscribe(sim: &Sim, config: Config, request: Request) -> (Client, Subscription) {
@@ -73,7 +64,7 @@ fn content(name: &TensorName, version: u64, bytes: u64) -> Vec<u8> {
     out
 }
 
-/// The content of a buffer, whose device must copy out synchronously.
+/// The content of a buffer, read through its device.
 async fn bytes_in(buffer: &DeviceBuffer) -> Vec<u8> {
     buffer.source().read(0..buffer.len_bytes()).await.unwrap().to_vec()
 }
@@ -111,9 +102,10 @@ fn all_kinds() -> Vec<TensorSpec> {
 
 /// Goal: tensors of every dtype arrive exactly on the device, raw and encoded, in both modes; the methods of such a
 /// snapshot return what the documentation says.
-/// Method: tensors of each dtype, an empty and a tied one; read each back from the range that the snapshot reports.
+/// Method: tensors of each dtype, an empty and a tied one; read each tensor back from the range that the snapshot
+/// reports.
 #[test]
-fn every_dtype_lands_exactly() {
+fn every_dtype_arrives_exactly() {
     for (seed, codec) in [(1, CodecId::Raw), (2, CodecId::Zstd)] {
         simulate(seed, async |sim| {
             let specs = all_kinds();
@@ -122,7 +114,7 @@ fn every_dtype_lands_exactly() {
             publish(&server, &mut publisher, 1, &specs).await;
             let device = device(u64::MAX);
             for request in [Request::latest(topic("t")), Request::every(topic("t"))] {
-                let config = landing_on(&device, client_config());
+                let config = receiving_on(&device, client_config());
                 let (_client, mut subscription) = subscribe(&sim, config, request).await;
                 let snapshot = subscription.next().await.unwrap();
                 assert!(snapshot.is_on_device() && snapshot.device().unwrap().is(&device));
@@ -148,16 +140,16 @@ fn every_dtype_lands_exactly() {
 }
 
 /// Goal: a snapshot on a device is never written as empty files, nor copied as empty tensors.
-/// Method: call each operation that needs a snapshot on the host, with one on a device, and then with its copy on the
+/// Method: call each operation that needs a snapshot on the host with a snapshot on a device, then with its copy on the
 /// host.
 #[test]
-fn operations_of_the_host_refuse_a_snapshot_on_a_device() {
+fn host_operations_refuse_a_snapshot_on_a_device() {
     simulate(3, async |sim| {
         let specs = [noise("a", 1_000)];
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
         publish(&server, &mut publisher, 1, &specs).await;
-        let config = landing_on(&device(u64::MAX), client_config());
+        let config = receiving_on(&device(u64::MAX), client_config());
         let (_client, mut subscription) = subscribe(&sim, config, Request::latest(topic("t"))).await;
         let snapshot = subscription.next().await.unwrap();
         let home = tempfile::tempdir().unwrap();
@@ -179,8 +171,8 @@ fn operations_of_the_host_refuse_a_snapshot_on_a_device() {
     });
 }
 
-/// Goal: thirty versions of random tensors fit in the device memory of two, which is free at the end.
-/// Method: random tensors, with and without a selection, and one snapshot held at a time.
+/// Goal: device memory for three versions suffices for thirty, and is free at the end.
+/// Method: random tensors, with and without a selection; the user holds one snapshot at a time.
 #[test]
 fn device_memory_is_reused() {
     for seed in seeds(6) {
@@ -193,7 +185,7 @@ fn device_memory_is_reused() {
             let request =
                 Request::latest(topic("t")).select(select.iter().map(|glob| Glob::new(glob).unwrap()));
             let (client, mut subscription) =
-                subscribe(&sim, landing_on(&device, client_config()), request).await;
+                subscribe(&sim, receiving_on(&device, client_config()), request).await;
             let mut held: Option<Snapshot> = None;
             for version in 1..=30 {
                 publish(&server, &mut publisher, version, &specs).await;
@@ -222,7 +214,7 @@ fn a_version_is_resumed() {
             slow_path(&sim);
             let mut publisher = server.publisher(topic("t")).unwrap();
             let (engine, device) = gated(u64::MAX, 16);
-            let config = landing_on(&device, reconnecting());
+            let config = receiving_on(&device, reconnecting());
             let (client, mut subscription) = subscribe(&sim, config, Request::latest(topic("t"))).await;
             let progress = subscription.progress_reader();
             let (snapshot, ()) = tokio::join!(subscription.next(), async {
@@ -250,8 +242,8 @@ fn a_version_is_resumed() {
 }
 
 /// Goal: a copy that was in flight when its version was given up keeps its memory, and never writes to another version.
-/// Method: drop the subscription during copies, with and without a lost connection; receive another version on the same
-/// device, and only then let the old copies pass.
+/// Method: drop the subscription during copies, with and without a lost connection; receive the version again on the
+/// same device, and only then let the old copies pass.
 #[test]
 fn a_version_given_up_during_its_copies() {
     for lost in [false, true] {
@@ -260,7 +252,7 @@ fn a_version_given_up_during_its_copies() {
             let server = sim.server(server_config());
             let mut publisher = server.publisher(topic("t")).unwrap();
             let (engine, device) = gated(u64::MAX, 16);
-            let config = landing_on(&device, client_config());
+            let config = receiving_on(&device, client_config());
             let (_client, mut subscription) =
                 subscribe(&sim, config.clone(), Request::latest(topic("t"))).await;
             engine.close();
@@ -281,8 +273,8 @@ fn a_version_given_up_during_its_copies() {
             let client = sim.client(2, config).await.unwrap();
             let mut subscription = client.subscribe(&topic("t")).await.unwrap();
             let (snapshot, ()) = tokio::join!(subscription.next(), async {
-                eventually("the other version is copied", || engine.in_flight() > credit()).await;
-                // Newest first: the copies of the version that was given up end last.
+                eventually("new copies are in flight", || engine.in_flight() > credit()).await;
+                // Newest first: the old copies end last.
                 while engine.in_flight() > credit() || copies_begin(&engine).await {
                     engine.let_newest_pass();
                     sleep(Duration::from_millis(1)).await;
@@ -302,8 +294,7 @@ async fn copies_begin(engine: &GatedEngine) -> bool {
     engine.begun() > before
 }
 
-/// Goal: the number of versions that a user holds is bounded on a device as on the host: a tensor counts like its
-/// snapshot.
+/// Goal: the number of versions that a user holds is bounded on a device, too: a held tensor counts like its snapshot.
 /// Method: with a limit of one, hold a tensor; request the next version; drop the tensor; request it again.
 #[test]
 fn a_tensor_on_a_device_counts_as_held() {
@@ -313,7 +304,7 @@ fn a_tensor_on_a_device_counts_as_held() {
         let mut publisher = server.publisher_with(topic("t"), None, retaining(4)).unwrap();
         let hold_timeout = Duration::from_secs(3);
         let config = Config { versions_held_max: 1, hold_timeout, ..client_config() };
-        let config = landing_on(&device(u64::MAX), config);
+        let config = receiving_on(&device(u64::MAX), config);
         let (_client, mut subscription) = subscribe(&sim, config, Request::every(topic("t"))).await;
         for version in 1..=2 {
             publish(&server, &mut publisher, version, &specs).await;
@@ -327,7 +318,7 @@ fn a_tensor_on_a_device_counts_as_held() {
     });
 }
 
-/// Goal: a user who takes no snapshot for a while gets the newest, and the older ones' device memory is free again.
+/// Goal: a user who takes no snapshot for a while gets the newest one, and the device memory of older ones is free.
 /// Method: publish six versions while the user sleeps.
 #[test]
 fn an_idle_user_gets_the_newest_version() {
@@ -335,7 +326,7 @@ fn an_idle_user_gets_the_newest_version() {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
         let (engine, device) = gated(5 << 20, 8);
-        let config = landing_on(&device, client_config());
+        let config = receiving_on(&device, client_config());
         let (_client, mut subscription) = subscribe(&sim, config, Request::latest(topic("t"))).await;
         for version in 1..=6 {
             publish(&server, &mut publisher, version, &[noise("a", BYTES)]).await;
@@ -350,9 +341,9 @@ fn an_idle_user_gets_the_newest_version() {
 
 /// Goal: a version that does not fit on the device, or whose copy does not fit on the host, is an error with both
 /// sizes.
-/// Method: a version of twice the budget, on either; the same session then receives a smaller one.
+/// Method: a version of twice the budget, on the device and on the host; between them, a version that fits.
 #[test]
-fn a_version_that_does_not_fit() {
+fn a_version_that_does_not_fit_is_an_error() {
     simulate(8, async |sim| {
         let server = sim.server(server_config());
         let (mut big, mut small) =
@@ -361,7 +352,7 @@ fn a_version_that_does_not_fit() {
         publish(&server, &mut small, 1, &[noise("a", 1 << 19)]).await;
         let config = Config { memory_bytes: 1 << 18, ..client_config() };
         let (client, mut subscription) =
-            subscribe(&sim, landing_on(&device(1 << 20), config), Request::latest(topic("big"))).await;
+            subscribe(&sim, receiving_on(&device(1 << 20), config), Request::latest(topic("big"))).await;
         let error = subscription.next().await.unwrap_err();
         let SubscriptionError::NoRoomOnDevice { id, detail, .. } = &error else { panic!("{error}") };
         assert!(error.is_final() && id.topic == topic("big"));
@@ -377,13 +368,13 @@ fn a_version_that_does_not_fit() {
 /// device. The server and the session's other subscriptions are not affected.
 /// Method: one copy fails; another subscription of the same session receives versions.
 #[test]
-fn a_copy_that_fails() {
+fn a_failed_copy_ends_only_its_subscription() {
     simulate(9, async |sim| {
         let server = sim.server(server_config());
         let (mut one, mut other) =
             (server.publisher(topic("one")).unwrap(), server.publisher(topic("other")).unwrap());
         let (engine, device) = gated(u64::MAX, 16);
-        let config = landing_on(&device, client_config());
+        let config = receiving_on(&device, client_config());
         let (client, mut failing) = subscribe(&sim, config, Request::latest(topic("one"))).await;
         let mut unaffected = client.subscribe(&topic("other")).await.unwrap();
         client.list().await.unwrap();
@@ -399,7 +390,7 @@ fn a_copy_that_fails() {
             publish(&server, &mut other, version, &[noise("a", BYTES)]).await;
             tensors::check(&unaffected.next().await.unwrap());
         }
-        eventually("all are committed", || server.stats().committed == 3).await;
+        eventually("all three versions are committed", || server.stats().committed == 3).await;
         assert_eq!(server.stats().sessions, 1);
         eventually("memory is free", || engine.in_use_bytes() <= 2 * BYTES).await;
         eventually("slots are free", || device.slots().available() == 16).await;
@@ -407,10 +398,10 @@ fn a_copy_that_fails() {
 }
 
 /// Goal: a device that hangs costs a version, not the subscription: the user gets an error, and later versions are
-/// received. The old copies harm no later version.
-/// Method: copies of the first version hang; those of the second pass; the old ones pass when the second is complete.
+/// received. The old copies never write to a later version.
+/// Method: hold the copies of the first version; let those of the second pass, and after them the old ones.
 #[test]
-fn copies_that_never_end() {
+fn hanging_copies_cost_only_a_version() {
     for every in [false, true] {
         simulate(10, async |sim| {
             let specs = [noise("a", BYTES)];
@@ -418,7 +409,7 @@ fn copies_that_never_end() {
             let mut publisher = server.publisher_with(topic("t"), None, retaining(4)).unwrap();
             let (engine, device) = gated(u64::MAX, 16);
             let request = if every { Request::every(topic("t")) } else { Request::latest(topic("t")) };
-            let config = landing_on(&device, client_config());
+            let config = receiving_on(&device, client_config());
             let (_client, mut subscription) = subscribe(&sim, config, request).await;
             engine.close();
             let began = sim.elapsed();
@@ -430,7 +421,7 @@ fn copies_that_never_end() {
             );
             assert!(error.to_string().contains("within 25s"), "{error}");
             let stuck = engine.in_flight();
-            assert!(stuck > 0 && engine.in_use_bytes() == BYTES, "{stuck} copies have their memory");
+            assert!(stuck > 0 && engine.in_use_bytes() == BYTES, "{stuck} copies keep the version's memory");
 
             publish(&server, &mut publisher, 2, &specs).await;
             let (snapshot, ()) = tokio::join!(next_after_gaps(&mut subscription), async {
@@ -442,7 +433,7 @@ fn copies_that_never_end() {
             engine.open();
             tensors::check(&snapshot);
             sleep(OUTAGE_DURATION).await;
-            assert_eq!(engine.in_use_bytes(), BYTES, "only the held version has memory");
+            assert_eq!(engine.in_use_bytes(), BYTES, "only the user's version has memory");
         });
     }
 }
@@ -459,15 +450,15 @@ async fn next_after_gaps(subscription: &mut Subscription) -> Snapshot {
 }
 
 /// Goal: while one chunk is copied, others are received: the stages overlap.
-/// Method: hold each copy until another chunk has been received; count how many overlap.
+/// Method: hold each copy until another chunk has been received; count the copies that overlap.
 #[test]
-fn copies_overlap_the_network() {
+fn copies_overlap_with_reception() {
     simulate(11, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
         let mut publisher = server.publisher(topic("t")).unwrap();
         let (engine, device) = gated(u64::MAX, 16);
-        let config = landing_on(&device, client_config());
+        let config = receiving_on(&device, client_config());
         let (client, mut subscription) = subscribe(&sim, config, Request::latest(topic("t"))).await;
         engine.close();
         let (snapshot, ()) = tokio::join!(subscription.next(), async {
@@ -475,7 +466,7 @@ fn copies_overlap_the_network() {
             let chunks = BYTES / u64::from(CHUNK_BYTES);
             while engine.begun() < chunks {
                 let begun = engine.begun();
-                eventually("another chunk comes while one is copied", || engine.begun() > begun + 1).await;
+                eventually("another chunk arrives during a copy", || engine.begun() > begun + 1).await;
                 while engine.in_flight() > 1 {
                     engine.let_one_pass();
                 }
@@ -486,7 +477,7 @@ fn copies_overlap_the_network() {
         let chunks = BYTES / u64::from(CHUNK_BYTES);
         let stages = client.stages();
         assert_eq!(stages.begun(Stage::Write), chunks);
-        // The write of a chunk begins when it is received: here while another chunk is still being copied.
+        // The write of a chunk begins when the chunk has been received: here while another chunk is being copied.
         assert!(stages.overlaps(Stage::Write, Stage::Write) > chunks / 2, "{stages:?}");
     });
 }

@@ -1,5 +1,5 @@
-//! Versions published from a device: read once for all subscribers, and lent memory is returned when promised; a device
-//! that fails is reported.
+//! Versions that are published from a device: each is read once for all subscribers, lent memory is released when
+//! promised, and a device that fails costs only its versions.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -46,7 +46,7 @@ async fn publish_version(
     publisher.publish(content, tensors::metadata(version)).await.unwrap()
 }
 
-/// A subscription, and its client, which must live as long.
+/// A subscription with its client, which must live as long.
 struct Reader {
     subscription: Subscription,
     _client: Client,
@@ -93,7 +93,7 @@ fn a_device_is_read_once_for_all() {
                 false => lent(&server, &device, specs, 1).await.into(),
             };
             let staged_bytes = server.stats().staged_bytes;
-            assert_eq!(staged_bytes, 0, "host memory was released");
+            assert_eq!(staged_bytes, 0, "the version has no host memory");
             let mut publisher = server.publisher(topic("t")).unwrap();
             publish_version(&mut publisher, publishable, 1).await;
             let receive = async |number| next(&mut *subscribe(&sim, number).await).await;
@@ -110,11 +110,11 @@ fn a_device_is_read_once_for_all() {
     }
 }
 
-/// Goal: a late subscriber is served as well. Chunks read again for it are counted; with a large enough cache there are
-/// none.
-/// Method: a second subscriber after the first has finished, with the default cache, a large one and none.
+/// Goal: a late subscriber is served, too. The chunks that are read again for it are counted; with a large enough cache
+/// there are none.
+/// Method: a second subscriber after the first has finished, with the default cache, a large cache and none.
 #[test]
-fn a_late_subscriber() {
+fn reads_for_a_late_subscriber_are_counted() {
     for (device_cache_bytes, rereads) in [(None, 40), (Some(u64::MAX), 0), (Some(0), 40)] {
         simulate(2, async |sim| {
             let engine = TestEngine::new(64 << 20);
@@ -134,11 +134,12 @@ fn a_late_subscriber() {
     }
 }
 
-/// Goal: a slow subscriber does not delay a fast one, though the device has few slots and the chunks sent to the slow
-/// one keep theirs.
-/// Method: cut the slow one off during the transfer, but not for its idle timeout; with few slots and either cache.
+/// Goal: a slow subscriber does not delay a fast one, although the device has few slots, and the chunks that are being
+/// sent to the slow subscriber keep theirs.
+/// Method: cut the slow subscriber off during the transfer, for less than the idle timeout; with one to six slots, with
+/// the default cache and a large one.
 #[test]
-fn a_slow_subscriber_beside_a_fast_one() {
+fn a_slow_subscriber_does_not_delay_a_fast_one() {
     for slots in 1..7 {
         for device_cache_bytes in [None, Some(u64::MAX)] {
             simulate(3, async |sim| {
@@ -168,7 +169,7 @@ fn a_slow_subscriber_beside_a_fast_one() {
 /// to the device, also with slots shorter or longer than a chunk.
 /// Method: all of them in one version, published by three methods.
 #[test]
-fn every_dtype() {
+fn every_dtype_is_served_unchanged() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         let mut specs: Vec<TensorSpec> = Dtype::ALL
@@ -236,7 +237,7 @@ fn a_staged_version_is_a_copy() {
 /// way: not before, and without waiting until copied chunks are sent.
 /// Method: hold a copy, drop its reader, withdraw the version, and only then let the copy end.
 #[test]
-fn lent_memory_comes_back_after_the_last_copy() {
+fn lent_memory_is_released_after_the_last_copy() {
     simulate(6, async |sim| {
         let engine = TestEngine::new(64 << 20);
         let device = engine.device(8, CHUNK);
@@ -245,7 +246,7 @@ fn lent_memory_comes_back_after_the_last_copy() {
         let borrowed = lent(&server, &device, chunks(20), 1).await;
         let publication = publish_version(&mut publisher, borrowed, 1).await;
         next(&mut *subscribe(&sim, 1).await).await;
-        assert!(!publication.is_released(), "it is retained");
+        assert!(!publication.is_released(), "the version is retained");
         assert!(server.stats().encoder.source_cached_bytes > 0);
 
         engine.behave(Behaviour::Held);
@@ -266,7 +267,7 @@ fn lent_memory_comes_back_after_the_last_copy() {
 /// Goal: a producer gets its memory back in time although a reader is too slow; that reader skips the version.
 /// Method: replace the version during its transfer to a reader on a slow path.
 #[test]
-fn a_version_withdrawn_during_a_transfer() {
+fn a_replaced_version_is_released_during_a_slow_transfer() {
     simulate(7, async |sim| {
         let engine = TestEngine::new(64 << 20);
         let device = engine.device(8, CHUNK);
@@ -278,7 +279,7 @@ fn a_version_withdrawn_during_a_transfer() {
         let mut subscription = subscribe(&sim, 1).await;
         let borrowed = lent(&server, &device, chunks(200), 1).await;
         let publication = publish_version(&mut publisher, borrowed, 1).await;
-        eventually("it is under way", || server.stats().encoder.source_reads > 8).await;
+        eventually("the transfer is under way", || server.stats().encoder.source_reads > 8).await;
         let borrowed = lent(&server, &device, chunks(3), 2).await;
         let second = publish_version(&mut publisher, borrowed, 2).await;
         assert!(publication.released(Duration::from_secs(5)).await);
@@ -329,7 +330,7 @@ fn reads_and_sends_overlap() {
 /// topics are not affected, and the topic continues with its next version.
 /// Method: an engine that stops during a transfer, with several subscribers, raw and encoded.
 #[test]
-fn a_device_that_fails() {
+fn a_failed_device_costs_only_its_versions() {
     for codec in [CodecId::Raw, CodecId::Zstd] {
         simulate(9, async |sim| {
             let engine = TestEngine::new(64 << 20);
@@ -343,7 +344,7 @@ fn a_device_that_fails() {
             let borrowed = lent(&server, &device, chunks(100), 1).await;
             engine.behave(Behaviour::Taking(Duration::from_millis(2)));
             let publication = publish_version(&mut publisher, borrowed, 1).await;
-            eventually("it is under way", || server.stats().encoder.source_reads > 20).await;
+            eventually("the transfer is under way", || server.stats().encoder.source_reads > 20).await;
             engine.behave(Behaviour::Failing);
             // A version that cannot be read is retained no longer.
             assert!(publication.released(Duration::from_secs(1)).await);
@@ -370,7 +371,7 @@ fn a_device_that_fails() {
 /// Another topic is not affected. Lent memory is never reported as released, because a copy may still read it.
 /// Method: copies that never end, with fewer slots than the copies need, and with more.
 #[test]
-fn a_device_that_hangs() {
+fn a_hanging_device_costs_only_its_versions() {
     for slots in [2, 16] {
         simulate(10, async |sim| {
             let engine = TestEngine::new(64 << 20);
@@ -412,7 +413,7 @@ fn a_device_that_hangs() {
 /// Goal: staging from a device that hangs, and onto one, fails with an error that names the deadline.
 /// Method: copies that never end.
 #[test]
-fn staging_with_a_device_that_hangs() {
+fn staging_with_a_hanging_device_fails() {
     simulate(11, async |sim| {
         let engine = TestEngine::new(64 << 20);
         let device = engine.device(8, CHUNK);
@@ -435,24 +436,23 @@ fn staging_with_a_device_that_hangs() {
 fn random_versions_from_devices() {
     for seed in seeds(30) {
         simulate(seed, async |sim| {
-            let mut dice = ChaCha8Rng::seed_from_u64(seed);
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let engine = TestEngine::new(256 << 20);
-            let slots = dice.random_range(1..12);
-            let device = engine.device(slots, [CHUNK, CHUNK / 2, 2 * CHUNK][dice.random_range(0..3)]);
+            let slots = rng.random_range(1..12);
+            let device = engine.device(slots, [CHUNK, CHUNK / 2, 2 * CHUNK][rng.random_range(0..3)]);
             let config = Config {
-                device_cache_bytes: [None, Some(0), Some(1 << 20)][dice.random_range(0..3)],
-                codec: [CodecChoice::Auto, CodecId::Raw.into(), CodecId::Zstd.into()]
-                    [dice.random_range(0..3)],
-                chunks_in_flight: dice.random_range(1..6),
+                device_cache_bytes: [None, Some(0), Some(1 << 20)][rng.random_range(0..3)],
+                codec: [CodecChoice::Auto, CodecId::Raw.into(), CodecId::Zstd.into()][rng.random_range(0..3)],
+                chunks_in_flight: rng.random_range(1..6),
                 ..server_config()
             };
             let server = sim.server(config);
             let mut publisher = server
-                .publisher_with(topic("t"), None, retaining(dice.random_range(1..4)))
+                .publisher_with(topic("t"), None, retaining(rng.random_range(1..4)))
                 .unwrap();
-            let last = dice.random_range(2..8);
-            let readers = (1..=dice.random_range(1..5)).map(|number| {
-                let pause = Duration::from_millis(dice.random_range(0..300));
+            let last = rng.random_range(2..8);
+            let readers = (1..=rng.random_range(1..5)).map(|number| {
+                let pause = Duration::from_millis(rng.random_range(0..300));
                 let sim = &sim;
                 async move {
                     sleep(pause).await;
@@ -467,9 +467,9 @@ fn random_versions_from_devices() {
                 let mut publications = Vec::new();
                 for version in 1..=last {
                     engine.behave(Behaviour::AtOnce);
-                    let bytes = dice.random_range(0..2_000_000);
-                    let specs = tensors::random(&mut dice, bytes);
-                    let publishable: Publishable = match dice.random_range(0..3) {
+                    let bytes = rng.random_range(0..2_000_000);
+                    let specs = tensors::random(&mut rng, bytes);
+                    let publishable: Publishable = match rng.random_range(0..3) {
                         0 => lent(&server, &device, specs, version).await.into(),
                         1 => {
                             let tensors = tensors::on_device(&device, specs, version).await;
@@ -480,9 +480,9 @@ fn random_versions_from_devices() {
                             staged.onto(&device).await.unwrap()
                         }
                     };
-                    engine.behave(Behaviour::Taking(Duration::from_micros(dice.random_range(0..3_000))));
+                    engine.behave(Behaviour::Taking(Duration::from_micros(rng.random_range(0..3_000))));
                     publications.push(publish_version(&mut publisher, publishable, version).await);
-                    sleep(Duration::from_millis(dice.random_range(0..100))).await;
+                    sleep(Duration::from_millis(rng.random_range(0..100))).await;
                 }
                 publications
             };

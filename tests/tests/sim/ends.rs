@@ -18,7 +18,7 @@ use tokio::time::sleep;
 /// Goal: a server that shuts down finishes active transfers, begins no others, and notifies its clients.
 /// Method: shut down during a transfer while a newer version waits and a new client connects.
 #[test]
-fn a_shutdown_in_mid_transfer() {
+fn a_shutdown_finishes_active_transfers() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
@@ -42,10 +42,10 @@ fn a_shutdown_in_mid_transfer() {
     });
 }
 
-/// Goal: a client without a transfer is notified of a shutdown at once, not after other clients' transfers.
+/// Goal: a client without a transfer is notified of a shutdown at once, not after the transfers of other clients.
 /// Method: shut down while one client is receiving a version and another one waits for a topic.
 #[test]
-fn an_idle_client_is_told_first() {
+fn idle_clients_are_notified_first() {
     simulate(2, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
@@ -70,7 +70,7 @@ fn an_idle_client_is_told_first() {
 /// Goal: connected readers in mode `every` receive all retained versions before a shutdown, which would lose them.
 /// Method: publish three versions, and shut down before the reader takes any; its window is one version.
 #[test]
-fn a_shutdown_leaves_no_reader_of_every_version_behind() {
+fn a_shutdown_delivers_all_retained_versions_first() {
     for seed in 0..10 {
         simulate(seed, async |sim| {
             let server = sim.server(server_config());
@@ -95,10 +95,10 @@ fn a_shutdown_leaves_no_reader_of_every_version_behind() {
     }
 }
 
-/// Goal: a request without a connection fails with the reason why the server is gone.
-/// Method: send requests while the client reconnects, and after it has given up.
+/// Goal: after a shutdown, a request fails with the reason for the lost connection.
+/// Method: send requests while the client tries to reconnect, and after it has given up.
 #[test]
-fn a_request_to_a_server_that_has_shut_down() {
+fn requests_after_a_shutdown_fail_with_the_reason() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let reconnect_timeout = Duration::from_secs(30);
@@ -120,7 +120,7 @@ fn a_request_to_a_server_that_has_shut_down() {
 /// Goal: a shutdown ends within its grace time, even if transfers do not.
 /// Method: shut down during transfers that would take longer, on paths with loss.
 #[test]
-fn a_shutdown_that_cannot_wait() {
+fn a_shutdown_ends_within_its_grace_time() {
     for seed in 0..10 {
         simulate(seed, async |sim| _ = cut_off(&sim, seed as u32 * 2).await);
     }
@@ -140,10 +140,10 @@ fn a_shutdown_is_reported_during_a_transfer() {
     }
 }
 
-/// Shuts a server down when a transfer has run for `round_trips`, and returns its subscription.
+/// Shuts a server down when a transfer has run for `round_trips` round trips, and returns the subscription.
 async fn cut_off(sim: &Sim, round_trips: u32) -> Subscription {
-    let mut dice = ChaCha8Rng::seed_from_u64(sim.seed);
-    let delay = Duration::from_millis(dice.random_range(10..50));
+    let mut rng = ChaCha8Rng::seed_from_u64(sim.seed);
+    let delay = Duration::from_millis(rng.random_range(10..50));
     sim.net.set_path(Path { delay: delay..=delay, loss: 0.001, ..Path::default() });
     let server = sim.server(server_config());
     let mut publisher = server.publisher(topic("t")).unwrap();
@@ -173,7 +173,7 @@ fn expect_shut_down(error: SubscriptionError) {
 /// Goal: the end of a topic is reported after its last version, also to later subscribers.
 /// Method: publish, end, and subscribe once more.
 #[test]
-fn the_end_of_a_topic() {
+fn the_end_of_a_topic_is_reported_after_its_last_version() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
@@ -197,7 +197,7 @@ fn the_end_of_a_topic() {
 /// however soon.
 /// Method: publish, end and shut down at once, with readers of every version and of the newest.
 #[test]
-fn a_shutdown_right_after_the_end_of_a_topic() {
+fn a_shutdown_delivers_the_end_of_a_topic_first() {
     for seed in 0..10 {
         simulate(seed, async |sim| {
             let server = sim.server(server_config());
@@ -220,7 +220,7 @@ fn a_shutdown_right_after_the_end_of_a_topic() {
                 }
                 expect_topic_ended(&every.next().await.unwrap_err());
                 tensors::check(&latest.next().await.unwrap());
-                expect_topic_ended(&latest_end(&mut latest).await);
+                expect_topic_ended(&next_error(&mut latest).await);
             };
             let (finished, ()) = tokio::join!(server.shutdown(Duration::from_secs(20)), reading);
             assert!(finished && sim.elapsed() < Duration::from_secs(10), "{:?}", sim.elapsed());
@@ -229,32 +229,8 @@ fn a_shutdown_right_after_the_end_of_a_topic() {
     }
 }
 
-/// Goal: a reader in mode `every` of a topic that has not ended receives all published versions before a shutdown.
-/// Method: three versions, a window of one, and a shutdown at once.
-#[test]
-fn a_shutdown_of_a_topic_that_has_not_ended() {
-    simulate(1, async |sim| {
-        let server = sim.server(server_config());
-        let mut publisher = server.publisher_with(topic("t"), None, retaining(3)).unwrap();
-        let client = sim.client(1, client_config()).await.unwrap();
-        let mut every = client.subscribe_to(Request::every(topic("t")).window(1)).await.unwrap();
-        client.list().await.unwrap();
-        for version in 1..=3 {
-            publish(&server, &mut publisher, version, 300_000).await;
-        }
-        let reading = async {
-            for version in 1..=3 {
-                assert_eq!(every.next().await.unwrap().id().version, Version(version));
-            }
-            expect_shut_down(every.next().await.unwrap_err());
-        };
-        let (finished, ()) = tokio::join!(server.shutdown(Duration::from_secs(20)), reading);
-        assert!(finished && sim.elapsed() < Duration::from_secs(10), "{:?}", sim.elapsed());
-    });
-}
-
-/// The error after the remaining versions.
-async fn latest_end(subscription: &mut Subscription) -> SubscriptionError {
+/// The next error, after the remaining versions.
+async fn next_error(subscription: &mut Subscription) -> SubscriptionError {
     loop {
         if let Err(error) = subscription.next().await {
             return error;
@@ -262,10 +238,10 @@ async fn latest_end(subscription: &mut Subscription) -> SubscriptionError {
     }
 }
 
-/// Goal: a reader of an ended topic that takes no more versions delays a shutdown at most for its grace time.
+/// Goal: a reader of an ended topic that takes no more versions delays a shutdown for its grace time at most.
 /// Method: two versions, a window of one, and a user that never requests the second version.
 #[test]
-fn a_shutdown_beside_a_reader_that_takes_nothing() {
+fn an_idle_reader_delays_a_shutdown_by_its_grace_time() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher_with(topic("t"), None, retaining(2)).unwrap();
@@ -294,7 +270,7 @@ fn expect_topic_ended(error: &SubscriptionError) {
 /// Goal: when a client leaves during a transfer, its resources are released at once, and others are not affected.
 /// Method: close a client, and drop a subscription of another, during a transfer.
 #[test]
-fn a_client_that_leaves_in_mid_transfer() {
+fn a_client_that_leaves_releases_its_resources() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
@@ -304,7 +280,10 @@ fn a_client_that_leaves_in_mid_transfer() {
         let dropped = stayer.subscribe(&topic("t")).await.unwrap();
         let mut kept = stayer.subscribe(&topic("t")).await.unwrap();
         publish(&server, &mut publisher, 1, 8 << 20).await;
-        eventually("all run", || server.stats().transfers == 3 && left.progress().verified_bytes > 0).await;
+        eventually("all transfers run", || {
+            server.stats().transfers == 3 && left.progress().verified_bytes > 0
+        })
+        .await;
         drop(dropped);
         eventually("two transfers remain", || server.stats().transfers == 2).await;
         leaver.close().await;
@@ -317,8 +296,8 @@ fn a_client_that_leaves_in_mid_transfer() {
     });
 }
 
-/// Goal: an idle client closes within the few round trips that this needs, without waiting for QUIC's draining period
-/// (three probe timeouts).
+/// Goal: an idle client closes within a few round trips, without waiting for QUIC's draining period (three probe
+/// timeouts).
 /// Method: close on a short path and on a long one; an acknowledgement may be 25 ms late.
 #[test]
 fn closing_takes_few_round_trips() {
@@ -337,7 +316,7 @@ fn closing_takes_few_round_trips() {
     }
 }
 
-/// Goal: a commit is reported to the publisher even when the subscriber closes as soon as it has its snapshot, as a
+/// Goal: a commit is reported to the publisher even if the subscriber closes as soon as it has its snapshot, as a
 /// consumer of one version does.
 /// Method: close the client right after `next`, on a clean network.
 #[test]

@@ -1,5 +1,6 @@
 //! Mode `every`: each version once and in order; if that is impossible, a gap is reported.
 
+use crate::{OUTAGE_DURATION, slow_path};
 use std::{future::Future, task::Poll, time::Duration};
 use tensor_relay_client::{
     EndReason, Gap, ReaderName, Request, Start, Subscription, SubscriptionError, Version,
@@ -8,15 +9,11 @@ use tensor_relay_protocol::Epoch;
 use tensor_relay_server::{Publisher, Server, TopicOptions, WhenFull};
 use tensor_relay_tests::{
     pair::{client_config, eventually, publish, reconnecting, retaining, server_config, simulate, topic},
-    simnet::Path,
     tensors,
 };
 use tokio::time::sleep;
 
 const EPOCH: Epoch = Epoch(3);
-
-/// Longer than the idle timeout of both ends.
-const OUTAGE_DURATION: Duration = Duration::from_secs(15);
 
 fn open(server: &Server, options: TopicOptions) -> Publisher {
     server.publisher_with(topic("t"), Some(EPOCH), options).unwrap()
@@ -57,7 +54,7 @@ async fn still_waits<F: Future + Unpin>(future: &mut F, wait: Duration) -> bool 
 }
 
 /// Goal: a reader that does not keep up is evicted when the publisher has waited for `publish_timeout`, and not before.
-/// It gets the reason, the server counts it, and other readers are not affected.
+/// The reader gets the reason, the server counts the eviction, and other readers are not affected.
 /// Method: a reader that takes no version, and one that takes all.
 #[test]
 fn a_slow_reader_is_evicted() {
@@ -80,7 +77,7 @@ fn a_slow_reader_is_evicted() {
         assert!(waited >= Duration::from_secs(7) && waited < Duration::from_millis(7_100), "{waited:?}");
         assert_eq!(server.stats().evicted, 1);
         assert_eq!(next(&mut good).await, 3);
-        // Versions that it has received can still be taken.
+        // The evicted reader can still take the versions that it has received.
         assert_eq!((next(&mut slow).await, next(&mut slow).await), (1, 2));
         for _ in 0..2 {
             assert_eq!(end_reason(&mut slow).await, EndReason::TooSlow);
@@ -95,7 +92,7 @@ fn a_slow_reader_is_evicted() {
 /// Goal: a publisher with `WhenFull::Block` waits without limit, until the reader has acknowledged.
 /// Method: a reader that takes its first version after five minutes.
 #[test]
-fn a_publisher_that_blocks() {
+fn a_blocking_publisher_waits_without_limit() {
     simulate(2, async |sim| {
         let server = sim.server(server_config());
         let options = TopicOptions { when_full: WhenFull::Block, ..retaining(1) };
@@ -113,10 +110,11 @@ fn a_publisher_that_blocks() {
     });
 }
 
-/// Goal: the place of a reader that disappears is kept for `reader_linger`, and no longer.
-/// Method: cut its path; a publish that must wait for it; with a reader name from the user, and with the client's own.
+/// Goal: the place of a lost reader is kept for `reader_linger`, and no longer.
+/// Method: cut the reader's path, and publish a version that must wait for the reader; with a reader name from the
+/// user, and with a name from the client.
 #[test]
-fn a_reader_that_disappears() {
+fn the_place_of_a_lost_reader_expires() {
     for named in [true, false] {
         simulate(3, async |sim| {
             let linger = Duration::from_secs(20);
@@ -135,20 +133,24 @@ fn a_reader_that_disappears() {
             let waited = sim.elapsed() - cut;
             let idle = Duration::from_millis(sim.tuning.idle_timeout_ms.into());
             assert!(waited >= linger && waited < idle + linger + Duration::from_secs(2), "{waited:?}");
-            assert_eq!(server.stats().evicted, 0, "its place expired, which is not an eviction");
+            assert_eq!(server.stats().evicted, 0, "the reader's place expired, which is not an eviction");
 
             sim.mend(1);
             let subscribers = || async { client.list().await.unwrap()[0].subscribers };
-            assert_eq!(next(&mut gone).await, 2, "no version was missed: it had received version 1");
+            assert_eq!(
+                next(&mut gone).await,
+                2,
+                "no version was missed, since the reader had received version 1"
+            );
             assert_eq!(subscribers().await, 1);
         });
     }
 }
 
-/// Goal: a dropped subscription without a reader name keeps no place; one with a name does.
+/// Goal: a dropped subscription with a reader name keeps its place, one without a name does not.
 /// Method: drop both kinds of subscription, and publish.
 #[test]
-fn a_reader_that_leaves() {
+fn only_a_named_reader_keeps_its_place() {
     for (named, waits) in [(false, Duration::ZERO), (true, Duration::from_secs(30))] {
         simulate(4, async |sim| {
             let server = sim.server(server_config());
@@ -172,8 +174,8 @@ fn a_reader_that_leaves() {
 }
 
 /// Goal: versions that a named reader has not acknowledged are delivered to it again, acknowledged ones are not.
-/// Method: drop it after a version, with and without an acknowledgement, and subscribe again at once, over the same
-/// connection or another.
+/// Method: drop the subscription after two versions, with and without an acknowledgement, and subscribe again at once,
+/// over the same connection or another.
 #[test]
 fn unacknowledged_versions_are_delivered_again() {
     for (acknowledged, same_client) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -205,7 +207,7 @@ fn unacknowledged_versions_are_delivered_again() {
     }
 }
 
-/// Goal: a reader can begin at a given version, whatever it acknowledged before; this acknowledges the versions before.
+/// Goal: a reader can begin at a given version, whatever it acknowledged before; this acknowledges earlier versions.
 /// Method: begin at a version that is retained, at one that is not, and at a future one.
 #[test]
 fn beginning_at_a_version() {
@@ -242,10 +244,10 @@ fn beginning_at_a_version() {
 }
 
 /// Goal: the number of unacknowledged versions never exceeds the window, also over lost connections.
-/// Method: a reader that takes nothing; count its commits; lose the connection; take and acknowledge versions one by
-/// one.
+/// Method: count the commits of a reader that takes no version; lose the connection; then take and acknowledge versions
+/// one by one.
 #[test]
-fn the_window_holds() {
+fn unacknowledged_versions_never_exceed_the_window() {
     for (window, start) in
         [(1, Start::Oldest), (3, Start::Oldest), (3, Start::At(Some(EPOCH), Version(1))), (2, Start::Newest)]
     {
@@ -265,15 +267,15 @@ fn the_window_holds() {
                 sim.cut(1);
                 sleep(OUTAGE_DURATION).await;
                 sim.mend(1);
-                eventually("it is connected again", || client.reconnects() == lost).await;
+                eventually("the client is connected again", || client.reconnects() == lost).await;
                 sleep(Duration::from_secs(5)).await;
                 assert_eq!(server.stats().committed, u64::from(window), "after {lost} lost connections");
             }
             for version in 1..=12 {
                 assert_eq!(next(&mut reader).await, version);
                 sleep(Duration::from_secs(1)).await;
-                let most = (version - 1 + u64::from(window)).min(12);
-                assert_eq!(server.stats().committed, most, "{version} is not acknowledged");
+                let committed = (version - 1 + u64::from(window)).min(12);
+                assert_eq!(server.stats().committed, committed, "version {version} is not acknowledged");
             }
         });
     }
@@ -283,7 +285,7 @@ fn the_window_holds() {
 /// lost, and the new epoch is reported.
 /// Method: two epochs, with an early reader and a late one.
 #[test]
-fn a_publisher_that_is_opened_again() {
+fn a_reopened_publisher_continues_after_the_previous_one() {
     simulate(8, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, retaining(4));
@@ -316,9 +318,9 @@ fn a_publisher_that_is_opened_again() {
 
 /// Goal: when a server is restarted with the same versions under the same epoch, its readers continue: versions that
 /// they have are not sent again, and none is missed.
-/// Method: publish all versions again, before the reader has reconnected or after; with a full window.
+/// Method: publish all versions again, before or after the reader has reconnected; with a full window.
 #[test]
-fn a_server_that_publishes_the_same_again() {
+fn readers_continue_after_a_restart_with_the_same_versions() {
     for wait in [Duration::ZERO, Duration::from_secs(10)] {
         simulate(9, async |sim| {
             let server = sim.server(server_config());
@@ -334,7 +336,7 @@ fn a_server_that_publishes_the_same_again() {
             for version in 1..=3 {
                 assert_eq!(next(&mut reader).await, version);
             }
-            eventually("version 4 has come", || server.stats().committed == 4).await;
+            eventually("version 4 is committed", || server.stats().committed == 4).await;
             drop((publisher, server));
             let server = sim.server_again(server_config()).await;
             sleep(wait).await;
@@ -365,8 +367,7 @@ fn a_server_that_publishes_the_same_again() {
 fn every_is_not_preempted() {
     simulate(10, async |sim| {
         let server = sim.server(server_config());
-        let delay = Duration::from_millis(20);
-        sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+        slow_path(&sim);
         let mut publisher = open(&server, retaining(10));
         let client = sim.client(1, reconnecting()).await.unwrap();
         let mut reader = client.subscribe_to(every().preempt(true)).await.unwrap();
@@ -382,13 +383,12 @@ fn every_is_not_preempted() {
 }
 
 /// Goal: a second reader of the same name replaces the first, which gets the reason.
-/// Method: both at once, over two connections, during a transfer.
+/// Method: two readers at once, over two connections, during a transfer.
 #[test]
-fn a_name_that_is_taken_over() {
+fn a_second_reader_of_a_name_replaces_the_first() {
     simulate(11, async |sim| {
         let server = sim.server(server_config());
-        let delay = Duration::from_millis(20);
-        sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+        slow_path(&sim);
         let options = TopicOptions { when_full: WhenFull::Block, ..retaining(3) };
         let mut publisher = open(&server, options);
         let one = sim.client(1, reconnecting()).await.unwrap();
@@ -405,16 +405,17 @@ fn a_name_that_is_taken_over() {
         assert_eq!((next(&mut second).await, next(&mut second).await), (1, 2));
         publish(&server, &mut publisher, 3, 1000).await;
         let mut publishing = Box::pin(publish(&server, &mut publisher, 4, 1000));
-        let once = std::future::poll_fn(|cx| Poll::Ready(publishing.as_mut().poll(cx).is_ready())).await;
-        assert!(once, "version 1 is acknowledged, and only the second reader counts");
+        let is_published =
+            std::future::poll_fn(|cx| Poll::Ready(publishing.as_mut().poll(cx).is_ready())).await;
+        assert!(is_published, "version 1 is acknowledged, and only the second reader counts");
     });
 }
 
-/// Goal: a reader waits without limit for the next version of an existing topic; for a topic that does not exist it
+/// Goal: a reader waits without limit for the next version of an existing topic; for a topic that does not exist, it
 /// gets an error.
 /// Method: begin at the next version, and publish it five minutes later.
 #[test]
-fn waiting_for_the_next_version() {
+fn the_wait_for_the_next_version_has_no_limit() {
     simulate(12, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, retaining(3));

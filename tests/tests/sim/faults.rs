@@ -1,4 +1,4 @@
-//! Bad networks: no version is torn or out of order, and the newest one arrives in the end.
+//! Bad networks: no version is torn or out of order, and the newest one always arrives.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -23,9 +23,8 @@ fn bad_ethernet() {
     }
 }
 
-/// Goal: as above, with large datagrams, of which a lost one costs more.
-/// Method: as above; in half of the seeds the path's MTU is smaller than that of the first hop, without an error
-/// message.
+/// Goal: as above, with jumbo frames, whose loss costs more.
+/// Method: as above, with the MTU of jumbo frames.
 #[test]
 fn bad_jumbo_frames() {
     for seed in 1_000..1_100 {
@@ -35,9 +34,9 @@ fn bad_jumbo_frames() {
 
 /// Goal: a failure can be reproduced: a scenario depends on its seed alone.
 /// Method: two runs with the same seed have the same numbers of datagrams, drops and bytes, and end at the same
-/// instant; one with another seed does not.
+/// instant; a run with another seed does not.
 #[test]
-fn a_seed_decides_everything() {
+fn a_scenario_depends_on_its_seed_alone() {
     let run = |seed| simulate(seed, async |sim| one_transfer(sim).await);
     for seed in 0..10 {
         let ((first, ended_first), (second, ended_second)) = (run(seed), run(seed));
@@ -53,7 +52,7 @@ fn a_seed_decides_everything() {
 /// Method: cut the path during a transfer for longer than the idle timeout, while a newer version replaces the stuck
 /// one.
 #[test]
-fn a_long_partition() {
+fn a_long_partition_ends_the_session() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
@@ -84,7 +83,7 @@ fn a_long_partition() {
 /// Goal: a network failure shorter than the idle timeout only delays a transfer.
 /// Method: cut the path for five seconds during a transfer.
 #[test]
-fn a_short_partition() {
+fn a_short_partition_only_delays_a_transfer() {
     simulate(2, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
@@ -102,84 +101,86 @@ fn a_short_partition() {
 
 /// A version that a subscriber received.
 #[derive(Debug)]
-struct Seen {
+struct Received {
     version: u64,
     skipped: u64,
 }
 
 async fn publish_and_follow(mut sim: Sim, first_hop: u16) {
-    let mut dice = ChaCha8Rng::seed_from_u64(!sim.seed);
+    let mut rng = ChaCha8Rng::seed_from_u64(!sim.seed);
     // The default; quinn's BBR uses the system's random numbers, so these seeds are not exactly reproducible.
     if sim.seed.is_multiple_of(4) {
         sim.tuning.congestion = Congestion::Bbr;
     }
     let server = sim.server(tensor_relay_server::Config {
-        chunk_bytes: [16 << 10, 64 << 10, 256 << 10][dice.random_range(0..3)],
-        codec: [CodecChoice::Auto, CodecId::Raw.into(), CodecId::Zstd.into()][dice.random_range(0..3)],
-        chunks_in_flight: dice.random_range(1..5),
+        chunk_bytes: [16 << 10, 64 << 10, 256 << 10][rng.random_range(0..3)],
+        codec: [CodecChoice::Auto, CodecId::Raw.into(), CodecId::Zstd.into()][rng.random_range(0..3)],
+        chunks_in_flight: rng.random_range(1..5),
         ..server_config()
     });
     let mut publisher = server
         .publisher_with(topic("t"), Some(Epoch(sim.seed)), tensor_relay_server::TopicOptions::default())
         .unwrap();
-    sim.net.set_path(bad_path(&mut dice, first_hop));
+    sim.net.set_path(bad_path(&mut rng, first_hop));
 
-    let versions = dice.random_range(1..=8);
+    let versions = rng.random_range(1..=8);
     let mut followers = JoinSet::new();
-    let mut started = Vec::new();
-    for number in 1..=dice.random_range(1..=3) {
+    let mut early_followers = Vec::new();
+    for number in 1..=rng.random_range(1..=3) {
         let (ready, is_ready) = oneshot::channel();
-        let from_start = number == 1 || dice.random_bool(0.5);
+        let from_start = number == 1 || rng.random_bool(0.5);
         if from_start {
-            started.push(is_ready);
+            early_followers.push(is_ready);
         }
         let follower = Follower {
             connector: sim.connector(number),
             ticket: sim.ticket(),
-            joins: Duration::from_millis(if from_start { 0 } else { dice.random_range(0..4_000) }),
-            last: versions,
-            dice: ChaCha8Rng::from_rng(&mut dice),
+            joins_after: Duration::from_millis(if from_start { 0 } else { rng.random_range(0..4_000) }),
+            last_version: versions,
+            rng: ChaCha8Rng::from_rng(&mut rng),
         };
         followers.spawn(async move { (from_start, follower.run(ready).await) });
     }
-    for ready in started {
-        ready.await.unwrap();
+    for is_ready in early_followers {
+        is_ready.await.unwrap();
     }
 
-    let mut specs = tensors::random(&mut dice, 100 << 10);
+    let mut specs = tensors::random(&mut rng, 100 << 10);
     let mut last = None;
     for version in 1..=versions {
-        if dice.random_bool(0.5) {
-            let bytes = dice.random_range(100 << 10..3 << 20);
-            specs = tensors::random(&mut dice, bytes);
+        if rng.random_bool(0.5) {
+            let bytes = rng.random_range(100 << 10..3 << 20);
+            specs = tensors::random(&mut rng, bytes);
         }
         let staged = tensors::stage(&server, specs.clone(), version);
         last = Some(publisher.publish(staged, tensors::metadata(version)).await.unwrap());
-        sleep(Duration::from_millis(dice.random_range(1..1_000))).await;
+        sleep(Duration::from_millis(rng.random_range(1..1_000))).await;
     }
     sim.net.set_path(Path { first_hop, ..Path::default() });
     let subscribers = followers.len() as u64;
     let mut last = last.unwrap();
     let mut clients = Vec::new();
     while let Some(followed) = followers.join_next().await {
-        let (from_start, (client, seen)) = followed.unwrap();
-        check_order(from_start, versions, &seen);
+        let (from_start, (client, received)) = followed.unwrap();
+        check_order(from_start, versions, &received);
         clients.push(client);
     }
     assert!(last.committed(subscribers, Duration::from_secs(10)).await);
     assert_eq!(server.stats().evicted, 0);
 }
 
-fn bad_path(dice: &mut ChaCha8Rng, first_hop: u16) -> Path {
-    let fastest = Duration::from_micros(dice.random_range(100..10_000));
-    let jitter = Duration::from_micros(dice.random_range(0..20_000));
-    let black_hole = dice.random_bool(0.5);
+/// A random bad path. In half of the cases a later hop has a smaller MTU than the first one, and drops larger datagrams
+/// without an error message.
+fn bad_path(rng: &mut ChaCha8Rng, first_hop: u16) -> Path {
+    let fastest = Duration::from_micros(rng.random_range(100..10_000));
+    let jitter = Duration::from_micros(rng.random_range(0..20_000));
+    let black_hole = rng.random_bool(0.5);
     Path {
         delay: fastest..=fastest + jitter,
-        loss: dice.random_range(0.0..0.03),
-        duplication: dice.random_range(0.0..0.03),
-        corruption: dice.random_range(0.0..0.01),
-        mtu: if black_hole { dice.random_range(1_300..1_472) } else { first_hop.into() },
+        loss: rng.random_range(0.0..0.03),
+        duplication: rng.random_range(0.0..0.03),
+        corruption: rng.random_range(0.0..0.01),
+        mtu: if black_hole { rng.random_range(1_300..1_472) } else { first_hop.into() },
         first_hop,
     }
 }
@@ -188,28 +189,28 @@ fn bad_path(dice: &mut ChaCha8Rng, first_hop: u16) -> Path {
 struct Follower {
     connector: Connector,
     ticket: Ticket,
-    joins: Duration,
-    last: u64,
-    dice: ChaCha8Rng,
+    joins_after: Duration,
+    last_version: u64,
+    rng: ChaCha8Rng,
 }
 
 impl Follower {
-    async fn run(mut self, ready: oneshot::Sender<()>) -> (Client, Vec<Seen>) {
-        sleep(self.joins).await;
+    async fn run(mut self, ready: oneshot::Sender<()>) -> (Client, Vec<Received>) {
+        sleep(self.joins_after).await;
         let client = self.connect().await;
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
         // The reply proves that the server has received the subscription.
         client.list().await.unwrap();
         let _ = ready.send(());
-        let mut seen = Vec::new();
+        let mut received = Vec::new();
         loop {
             let snapshot = subscription.next().await.unwrap();
-            sleep(Duration::from_millis(self.dice.random_range(0..300))).await;
+            sleep(Duration::from_millis(self.rng.random_range(0..300))).await;
             tensors::check(&snapshot);
             let (version, skipped) = (snapshot.id().version.0, snapshot.skipped());
-            seen.push(Seen { version, skipped });
-            if version == self.last {
-                return (client, seen);
+            received.push(Received { version, skipped });
+            if version == self.last_version {
+                return (client, received);
             }
         }
     }
@@ -227,30 +228,35 @@ impl Follower {
     }
 }
 
-/// Checks that versions are in order and unique, and that each one was delivered or counted as skipped.
-fn check_order(from_start: bool, versions: u64, seen: &[Seen]) {
-    let first = &seen[0];
+/// Checks that versions are unique and in order, and that each one was received or counted as skipped.
+fn check_order(from_start: bool, versions: u64, received: &[Received]) {
+    let first = &received[0];
     let base = first.version - first.skipped;
-    assert!(!from_start || base == 1, "a version was missed and not counted: {seen:?}");
-    for pair in seen.windows(2) {
-        assert_eq!(pair[1].version, pair[0].version + 1 + pair[1].skipped, "{seen:?}");
+    assert!(!from_start || base == 1, "a version was missed and not counted as skipped: {received:?}");
+    for pair in received.windows(2) {
+        assert_eq!(pair[1].version, pair[0].version + 1 + pair[1].skipped, "{received:?}");
     }
-    let counted: u64 = seen.iter().map(|seen| 1 + seen.skipped).sum();
-    assert_eq!(counted, versions - base + 1, "{seen:?}");
+    let counted: u64 = received.iter().map(|received| 1 + received.skipped).sum();
+    assert_eq!(counted, versions - base + 1, "{received:?}");
 }
 
 /// The traffic and duration of a transfer, which must be the same in each run with the same seed.
 async fn one_transfer(sim: Sim) -> (Traffic, Duration) {
-    let mut dice = ChaCha8Rng::seed_from_u64(sim.seed);
+    let mut rng = ChaCha8Rng::seed_from_u64(sim.seed);
     let server = sim.server(server_config());
-    sim.net.set_path(bad_path(&mut dice, 1_472));
+    sim.net.set_path(bad_path(&mut rng, 1_472));
     let mut publisher = server
         .publisher_with(topic("t"), Some(Epoch(sim.seed)), tensor_relay_server::TopicOptions::default())
         .unwrap();
     let (ready, _) = oneshot::channel();
     publish(&server, &mut publisher, 1, 1 << 20).await;
-    let follower =
-        Follower { connector: sim.connector(1), ticket: sim.ticket(), joins: Duration::ZERO, last: 1, dice };
+    let follower = Follower {
+        connector: sim.connector(1),
+        ticket: sim.ticket(),
+        joins_after: Duration::ZERO,
+        last_version: 1,
+        rng,
+    };
     follower.run(ready).await;
     (sim.net.sent(), sim.elapsed())
 }

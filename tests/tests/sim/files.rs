@@ -16,7 +16,7 @@ use tensor_relay_tests::{
 /// Method: a safetensors file, an array and two folders, each served, received, mirrored, and served again from the
 /// mirror.
 #[test]
-fn a_mirror_is_what_was_served() {
+fn a_mirror_equals_the_served_files() {
     simulate(1, async |sim| {
         let home = tempfile::tempdir().unwrap();
         let server = sim.server(server_config());
@@ -45,7 +45,7 @@ async fn publish(server: &Server, name: &str, path: &Path) {
     publisher.publish(staged, vec![]).await.unwrap();
 }
 
-/// A file of every kind in `home`.
+/// Creates a file or folder of every kind in `home`.
 fn originals(home: &Path) -> Vec<PathBuf> {
     let path = |name: &str| home.join(name);
     fs::write(path("file.safetensors"), weights(&["x", "y"])).unwrap();
@@ -63,7 +63,7 @@ fn originals(home: &Path) -> Vec<PathBuf> {
     ["file.safetensors", "array.npy", "adapter", "model"].map(path).to_vec()
 }
 
-/// A safetensors file as the format's own tool writes it. Each tensor is larger than a chunk.
+/// A safetensors file, written by the format's own library. Each tensor is larger than a chunk.
 fn weights(names: &[&str]) -> Vec<u8> {
     let bytes: Vec<Vec<u8>> = names.iter().map(|name| name.repeat(100_000).into_bytes()).collect();
     let view =

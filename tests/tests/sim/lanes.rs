@@ -1,5 +1,6 @@
 //! Sessions of several lanes: chunks use all of them, and a lost lane costs only time.
 
+use crate::slow_path;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::{
@@ -28,8 +29,8 @@ fn lane_address(number: u8, lane: u8) -> IpAddr {
     Ipv4Addr::new(10, lane, 1, number).into()
 }
 
-/// `config` with `lanes` lanes, each with its own address.
-fn several(number: u8, lanes: u8, config: Config) -> Config {
+/// Adds a number of lanes to `config`, each with its own address.
+fn with_lanes(number: u8, lanes: u8, config: Config) -> Config {
     let lane_addresses = (0..lanes).map(|lane| lane_address(number, lane)).collect();
     Config { lanes: Lanes::Fixed(lanes.into()), lane_addresses, ..config }
 }
@@ -47,13 +48,7 @@ fn mend(sim: &Sim, number: u8, lane: u8) {
     sim.net.repair(&sim.server_host(), &lane_host(sim, number, lane));
 }
 
-/// A slow path, so that a test can act during a transfer.
-fn slow_path(sim: &Sim) {
-    let delay = Duration::from_millis(20);
-    sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
-}
-
-async fn following(sim: &Sim, number: u8, config: Config, lanes: usize) -> (Client, Subscription) {
+async fn follow(sim: &Sim, number: u8, config: Config, lanes: usize) -> (Client, Subscription) {
     let client = sim.client(number, config).await.unwrap();
     eventually("all lanes have joined", || client.lanes().len() == lanes).await;
     let subscription = client.subscribe(&topic("t")).await.unwrap();
@@ -62,7 +57,7 @@ async fn following(sim: &Sim, number: u8, config: Config, lanes: usize) -> (Clie
 }
 
 /// Waits until `bytes` bytes are verified.
-async fn verified(subscription: &Subscription, bytes: u64) {
+async fn wait_until_verified(subscription: &Subscription, bytes: u64) {
     eventually("the transfer runs", || subscription.progress().verified_bytes >= bytes).await;
 }
 
@@ -83,7 +78,7 @@ fn every_lane_carries_a_share() {
                 slow_path(&sim);
                 let mut publisher = server.publisher(topic("t")).unwrap();
                 let (client, mut subscription) =
-                    following(&sim, 1, several(1, lanes, client_config()), lanes.into()).await;
+                    follow(&sim, 1, with_lanes(1, lanes, client_config()), lanes.into()).await;
                 let before = received(&client);
                 for version in 1..=3 {
                     publish(&server, &mut publisher, version, BYTES).await;
@@ -92,8 +87,8 @@ fn every_lane_carries_a_share() {
                 let shares: Vec<u64> =
                     received(&client).iter().zip(before).map(|(now, then)| now - then).collect();
                 assert_eq!(shares.len(), usize::from(lanes));
-                let fair = 3 * BYTES / u64::from(lanes);
-                assert!(shares.iter().all(|share| (fair / 2..fair * 2).contains(share)), "{shares:?}");
+                let mean = 3 * BYTES / u64::from(lanes);
+                assert!(shares.iter().all(|share| (mean / 2..mean * 2).contains(share)), "{shares:?}");
                 assert_eq!(server.stats().sessions, 1, "lanes do not count as sessions");
             });
         }
@@ -103,17 +98,17 @@ fn every_lane_carries_a_share() {
 /// Goal: a lane that dies during a transfer costs neither the version nor the session, and is connected again.
 /// Method: cut one or two of four lanes at a random moment for longer than the idle timeout, and continue to publish.
 #[test]
-fn a_lane_that_dies() {
+fn a_lost_lane_is_replaced() {
     for seed in seeds(6) {
         simulate(seed, async |sim| {
-            let mut dice = ChaCha8Rng::seed_from_u64(seed);
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let server = sim.server(server_config());
             slow_path(&sim);
             let mut publisher = server.publisher(topic("t")).unwrap();
-            let (client, mut subscription) = following(&sim, 1, several(1, 4, client_config()), 4).await;
+            let (client, mut subscription) = follow(&sim, 1, with_lanes(1, 4, client_config()), 4).await;
             publish(&server, &mut publisher, 1, BYTES).await;
-            verified(&subscription, dice.random_range(1..BYTES / 2)).await;
-            let dead: Vec<u8> = if dice.random_bool(0.5) { vec![1] } else { vec![2, 3] };
+            wait_until_verified(&subscription, rng.random_range(1..BYTES / 2)).await;
+            let dead: Vec<u8> = if rng.random_bool(0.5) { vec![1] } else { vec![2, 3] };
             dead.iter().for_each(|lane| cut(&sim, 1, *lane));
             let snapshot = subscription.next().await.unwrap();
             tensors::check(&snapshot);
@@ -128,7 +123,7 @@ fn a_lane_that_dies() {
 
             dead.iter().for_each(|lane| mend(&sim, 1, *lane));
             for _ in 0..3 {
-                sleep(Duration::from_secs(5)).await; // The server's idle timeout, and the longest wait of the client's.
+                sleep(Duration::from_secs(5)).await; // In total, the idle timeout and the longest retry delay.
             }
             eventually("the lanes are back", || client.lanes().len() == 4).await;
             publish(&server, &mut publisher, 3, BYTES).await;
@@ -142,16 +137,16 @@ fn a_lane_that_dies() {
 /// Goal: the chunks in flight on a stalled lane are sent again over the others long before its idle timeout.
 /// Method: cut one of two lanes for four seconds during a transfer, and measure when the version is complete.
 #[test]
-fn a_lane_that_stands_still() {
+fn a_stalled_lane_is_bypassed() {
     for seed in seeds(4) {
         simulate(seed, async |sim| {
-            let mut dice = ChaCha8Rng::seed_from_u64(seed);
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let server = sim.server(server_config());
             slow_path(&sim);
             let mut publisher = server.publisher(topic("t")).unwrap();
-            let (client, mut subscription) = following(&sim, 1, several(1, 2, client_config()), 2).await;
+            let (client, mut subscription) = follow(&sim, 1, with_lanes(1, 2, client_config()), 2).await;
             publish(&server, &mut publisher, 1, BYTES).await;
-            verified(&subscription, dice.random_range(1..BYTES / 2)).await;
+            wait_until_verified(&subscription, rng.random_range(1..BYTES / 2)).await;
             cut(&sim, 1, 1);
             let began = sim.elapsed();
             let snapshot = subscription.next().await.unwrap();
@@ -164,7 +159,7 @@ fn a_lane_that_stands_still() {
             assert!(took < Duration::from_millis(max_ms), "{took:?}");
             sleep(Duration::from_secs(4).saturating_sub(took)).await;
             mend(&sim, 1, 1);
-            sleep(Duration::from_secs(9)).await; // Its idle timeout, and the longest wait before another lane joins.
+            sleep(Duration::from_secs(9)).await; // The rest of the idle timeout, and the retry delay.
             eventually("another lane has joined", || client.lanes().len() == 2).await;
             for version in 2..=4 {
                 publish(&server, &mut publisher, version, BYTES).await;
@@ -175,17 +170,17 @@ fn a_lane_that_stands_still() {
     }
 }
 
-/// Goal: a lane whose `Joined` is lost does not cost the session, though the server already uses the lane: the chunks
-/// sent over it are sent again.
-/// Method: cut the second lane at various moments of its join, while versions are published.
+/// Goal: a lane whose `Joined` is lost does not cost the session, although the server already uses the lane: the chunks
+/// sent over the lane are sent again.
+/// Method: cut the second lane at various moments while it joins, and publish versions.
 #[test]
-fn a_lane_that_is_cut_off_while_it_joins() {
+fn a_lane_may_be_lost_while_it_joins() {
     for millis in (0..160).step_by(10) {
         simulate(millis, async |sim| {
             let server = sim.server(server_config());
             slow_path(&sim);
             let mut publisher = server.publisher(topic("t")).unwrap();
-            let client = sim.client(1, several(1, 2, client_config())).await.unwrap();
+            let client = sim.client(1, with_lanes(1, 2, client_config())).await.unwrap();
             let mut subscription = client.subscribe(&topic("t")).await.unwrap();
             sleep(Duration::from_millis(millis)).await;
             cut(&sim, 1, 1);
@@ -196,7 +191,7 @@ fn a_lane_that_is_cut_off_while_it_joins() {
                 assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(version), 0));
             }
             mend(&sim, 1, 1);
-            sleep(Duration::from_secs(9)).await; // The longest idle timeout, before the lane is tried again.
+            sleep(Duration::from_secs(9)).await; // The rest of the idle timeout, before the client retries the lane.
             eventually("the lane has joined", || client.lanes().len() == 2).await;
             publish(&server, &mut publisher, 3, 1 << 20).await;
             tensors::check(&subscription.next().await.unwrap());
@@ -205,23 +200,22 @@ fn a_lane_that_is_cut_off_while_it_joins() {
     }
 }
 
-/// Goal: when the first lane is lost, the session is resumed with all its lanes; chunks received over any lane are
-/// kept.
+/// Goal: when the first lane is lost, the session is resumed with all its lanes; received chunks of all lanes are kept.
 /// Method: cut all lanes, or only the first one, during a transfer for longer than the idle timeout.
 #[test]
-fn the_first_lane_is_the_session() {
+fn a_session_is_resumed_after_its_first_lane_is_lost() {
     for seed in seeds(4) {
         simulate(seed, async |sim| {
-            let mut dice = ChaCha8Rng::seed_from_u64(seed);
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let server = sim.server(server_config());
             slow_path(&sim);
             let mut publisher = server
                 .publisher_with(topic("t"), Some(Epoch(1)), TopicOptions::default())
                 .unwrap();
-            let (client, mut subscription) = following(&sim, 1, several(1, 3, reconnecting()), 3).await;
+            let (client, mut subscription) = follow(&sim, 1, with_lanes(1, 3, reconnecting()), 3).await;
             publish(&server, &mut publisher, 1, BYTES).await;
-            verified(&subscription, dice.random_range(1..BYTES / 2)).await;
-            let lost = if dice.random_bool(0.5) { 0..1 } else { 0..3 };
+            wait_until_verified(&subscription, rng.random_range(1..BYTES / 2)).await;
+            let lost = if rng.random_bool(0.5) { 0..1 } else { 0..3 };
             lost.clone().for_each(|lane| cut(&sim, 1, lane));
             sleep(Duration::from_secs(15)).await;
             lost.for_each(|lane| mend(&sim, 1, lane));
@@ -242,9 +236,9 @@ fn the_first_lane_is_the_session() {
 }
 
 /// Goal: the lanes of several sessions do not mix, and a chunk is encoded once for all of them.
-/// Method: subscribers with three, two and one lanes, the first of which loses a lane.
+/// Method: subscribers with three lanes, two and one; the first subscriber loses a lane.
 #[test]
-fn several_sessions_of_several_lanes() {
+fn lanes_of_several_sessions_do_not_mix() {
     for seed in seeds(4) {
         simulate(seed, async |sim| {
             let config = tensor_relay_server::Config { codec: CodecId::Zstd.into(), ..server_config() };
@@ -254,17 +248,21 @@ fn several_sessions_of_several_lanes() {
             let mut followers = vec![];
             for (number, lanes) in [(1, 3), (2, 2), (3, 1)] {
                 followers.push(
-                    following(&sim, number, several(number, lanes, client_config()), lanes.into()).await,
+                    follow(&sim, number, with_lanes(number, lanes, client_config()), lanes.into()).await,
                 );
             }
             publish_smooth(&server, &mut publisher, 1).await;
-            verified(&followers[0].1, BYTES / 8).await;
+            wait_until_verified(&followers[0].1, BYTES / 8).await;
             cut(&sim, 1, 2);
             for (_, subscription) in &mut followers {
                 tensors::check(&subscription.next().await.unwrap());
             }
             let encoder = server.stats().encoder;
-            assert_eq!(encoder.encoded, BYTES / u64::from(CHUNK_BYTES), "each chunk once: {encoder:?}");
+            assert_eq!(
+                encoder.encoded,
+                BYTES / u64::from(CHUNK_BYTES),
+                "each chunk is encoded once: {encoder:?}"
+            );
             assert_eq!(followers[1].0.lanes().len(), 2);
             eventually("no transfer remains", || server.stats().transfers == 0).await;
         });
@@ -279,14 +277,14 @@ async fn publish_smooth(server: &Server, publisher: &mut tensor_relay_server::Pu
 /// Goal: a client uses no more lanes than the server allows.
 /// Method: request four lanes, with limits of two and one.
 #[test]
-fn the_servers_limit_of_lanes() {
+fn the_servers_limit_of_lanes_is_respected() {
     for lanes_max in [2, 1] {
         simulate(1, async |sim| {
             let server = sim.server(tensor_relay_server::Config { lanes_max, ..server_config() });
             let mut publisher = server.publisher(topic("t")).unwrap();
             publish(&server, &mut publisher, 1, BYTES).await;
             let lanes = lanes_max as usize;
-            let (client, mut subscription) = following(&sim, 1, several(1, 4, client_config()), lanes).await;
+            let (client, mut subscription) = follow(&sim, 1, with_lanes(1, 4, client_config()), lanes).await;
             sleep(Duration::from_secs(20)).await;
             let snapshot = subscription.next().await.unwrap();
             tensors::check(&snapshot);
@@ -295,17 +293,17 @@ fn the_servers_limit_of_lanes() {
     }
 }
 
-/// Goal: with an automatic number of lanes, a session begins with one, and doubles their number as long as a large
-/// version gets faster, up to the maximum; a small version adds none.
-/// Method: a path with a long delay, on which chunks in flight limit each lane's rate; two megabytes, then 64.
+/// Goal: with an automatic number of lanes, a session begins with one lane, and doubles the number as long as a large
+/// version gets faster, up to the maximum; a small version adds no lane.
+/// Method: a path with a long delay, on which the chunks in flight limit each lane's rate; versions of 2 and 64 MiB.
 #[test]
-fn lanes_are_added_while_that_pays() {
+fn lanes_are_added_while_versions_get_faster() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
         let mut publisher = server.publisher(topic("t")).unwrap();
-        let config = Config { lanes: Lanes::UpTo(4), ..several(1, 4, client_config()) };
-        let (client, mut subscription) = following(&sim, 1, config, 1).await;
+        let config = Config { lanes: Lanes::UpTo(4), ..with_lanes(1, 4, client_config()) };
+        let (client, mut subscription) = follow(&sim, 1, config, 1).await;
         publish(&server, &mut publisher, 1, 2 << 20).await;
         tensors::check(&subscription.next().await.unwrap());
         assert_eq!(client.lanes().len(), 1);
@@ -338,12 +336,12 @@ fn all_lanes_end_together() {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
         publish(&server, &mut publisher, 1, BYTES).await;
-        let (client, mut subscription) = following(&sim, 1, several(1, 3, client_config()), 3).await;
+        let (client, mut subscription) = follow(&sim, 1, with_lanes(1, 3, client_config()), 3).await;
         tensors::check(&subscription.next().await.unwrap());
         client.close().await;
         eventually("the session has ended", || server.stats().sessions == 0).await;
 
-        let (_client, mut subscription) = following(&sim, 2, several(2, 3, client_config()), 3).await;
+        let (_client, mut subscription) = follow(&sim, 2, with_lanes(2, 3, client_config()), 3).await;
         tensors::check(&subscription.next().await.unwrap());
         let began = sim.elapsed();
         assert!(server.shutdown(Duration::from_secs(5)).await);
@@ -352,34 +350,35 @@ fn all_lanes_end_together() {
     });
 }
 
-/// Goal: on bad networks too, no version is torn, missing or delivered twice.
-/// Method: loss, reordering and duplication, while random lanes are cut, in mode `latest` with every version awaited.
+/// Goal: on bad networks, no version is torn, missing or delivered twice.
+/// Method: loss, reordering and duplication, while random lanes are cut; the subscriber awaits each version before the
+/// next is published.
 #[test]
 fn random_lanes_on_bad_networks() {
     for seed in seeds(6) {
         simulate(seed, async |sim| {
-            let mut dice = ChaCha8Rng::seed_from_u64(seed);
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let server = sim.server(server_config());
             let mut publisher = server.publisher(topic("t")).unwrap();
-            let lanes = dice.random_range(2..=4);
+            let lanes = rng.random_range(2..=4);
             let (client, mut subscription) =
-                following(&sim, 1, several(1, lanes, client_config()), lanes.into()).await;
+                follow(&sim, 1, with_lanes(1, lanes, client_config()), lanes.into()).await;
             let millis = |range| Duration::from_millis(range);
-            let delay = millis(dice.random_range(1..5))..=millis(dice.random_range(5..30));
-            let (loss, duplication) = (dice.random_range(0.0..0.02), dice.random_range(0.0..0.05));
+            let delay = millis(rng.random_range(1..5))..=millis(rng.random_range(5..30));
+            let (loss, duplication) = (rng.random_range(0.0..0.02), rng.random_range(0.0..0.05));
             sim.net.set_path(Path { delay, loss, duplication, ..Path::default() });
             for version in 1..=6 {
-                let lane = dice.random_range(1..lanes);
-                let is_cut = dice.random_bool(0.6);
+                let lane = rng.random_range(1..lanes);
+                let is_cut = rng.random_bool(0.6);
                 if is_cut {
                     cut(&sim, 1, lane);
                 }
-                publish(&server, &mut publisher, version, dice.random_range(1..BYTES / 2)).await;
+                publish(&server, &mut publisher, version, rng.random_range(1..BYTES / 2)).await;
                 let snapshot = subscription.next().await.unwrap();
                 tensors::check(&snapshot);
                 assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(version), 0));
-                if dice.random_bool(0.5) {
-                    sleep(Duration::from_millis(dice.random_range(0..15_000))).await;
+                if rng.random_bool(0.5) {
+                    sleep(Duration::from_millis(rng.random_range(0..15_000))).await;
                 }
                 mend(&sim, 1, lane);
             }

@@ -1,11 +1,11 @@
 //! Lives: random sequences of operations on servers, clients and readers, made from seeds. The events that each client
 //! sees are checked against every promise.
 
-mod judge;
+mod checker;
 mod operation;
-mod stage;
+mod runner;
 
-use judge::History;
+use checker::History;
 use operation::{Operation, Setup};
 use std::{
     collections::BTreeMap,
@@ -13,44 +13,44 @@ use std::{
 };
 use tensor_relay_tests::pair::{seeds, simulate};
 
-/// Goal: no operation of servers, clients, the network and access control breaks a promise of [`judge::Promise`].
-/// Method: a life of random operations from each seed; a separate judge that knows only the events that clients saw. A
-/// life that fails is shortened, operation by operation, and printed.
+/// Goal: no operation of servers, clients, the network and access control breaks a promise of [`checker::Promise`].
+/// Method: a life of random operations from each seed; a separate checker that knows only the events that clients saw.
+/// The operations of a life that fails are reduced to the necessary ones, and printed.
 #[test]
 fn no_promise_is_broken() {
-    let (mut lives, mut occasions) = (0, BTreeMap::new());
+    let (mut lives, mut event_counts) = (0, BTreeMap::new());
     for seed in seeds(SEEDS) {
         let (setup, operations) = operation::life(seed);
-        let history = match live(seed, setup, &operations) {
+        let history = match run_life(seed, setup, &operations) {
             Ok(history) => history,
-            Err(first) => {
-                let necessary = operation::shrink(operations, |fewer| live(seed, setup, fewer).is_err());
-                let last = live(seed, setup, &necessary).err();
-                panic!("seed {seed}: {first}\nwith these alone: {last:?}\n{setup:?}\n{necessary:#?}");
+            Err(error) => {
+                let necessary = operation::shrink(operations, |fewer| run_life(seed, setup, fewer).is_err());
+                let last_error = run_life(seed, setup, &necessary).err();
+                panic!("seed {seed}: {error}\nwith these alone: {last_error:?}\n{setup:?}\n{necessary:#?}");
             }
         };
         lives += 1;
-        for (name, count) in judge::occasions(&history) {
-            *occasions.entry(name).or_insert(0) += count;
+        for (name, count) in checker::event_counts(&history) {
+            *event_counts.entry(name).or_insert(0) += count;
         }
         if lives % 1_000 == 0 {
-            println!("{lives} lives: {occasions:?}");
+            println!("{lives} lives: {event_counts:?}");
         }
     }
-    let rare = occasions.iter().filter(|(_, count)| **count < lives / 50).collect::<Vec<_>>();
-    assert!(
-        rare.is_empty(),
-        "these happen in fewer than one of fifty lives, so they are not tested: {rare:?}"
-    );
+    let rare = event_counts
+        .iter()
+        .filter(|(_, count)| **count < lives / 50)
+        .collect::<Vec<_>>();
+    assert!(rare.is_empty(), "fewer than one event in fifty lives, which tests too little: {rare:?}");
 }
 
 /// The number of lives: 40 s on one processor.
 const SEEDS: u64 = 400;
 
-/// The history of a life; the error names its breaches.
-fn live(seed: u64, setup: Setup, operations: &[Operation]) -> Result<History, String> {
-    let live = || simulate(seed, async |sim| stage::live(&sim, setup, operations).await);
-    let history = catch_unwind(AssertUnwindSafe(live)).map_err(|_| "it panicked, with the message above")?;
-    let breaches = judge::judge(&history);
+/// Runs a life and returns its history. The error names the broken promises.
+fn run_life(seed: u64, setup: Setup, operations: &[Operation]) -> Result<History, String> {
+    let run = || simulate(seed, async |sim| runner::run(&sim, setup, operations).await);
+    let history = catch_unwind(AssertUnwindSafe(run)).map_err(|_| "it panicked, with the message above")?;
+    let breaches = checker::check(&history);
     if breaches.is_empty() { Ok(history) } else { Err(format!("{breaches:#?}")) }
 }

@@ -4,7 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod access;
-mod afresh;
 mod bases;
 mod buffers;
 mod codecs;
@@ -19,8 +18,22 @@ mod faults;
 mod files;
 mod lanes;
 mod lives;
+mod other_content;
 mod resume;
 mod snapshots;
 mod stalls;
 mod topics;
 mod watching;
+
+use std::time::Duration;
+use tensor_relay_tests::{pair::Sim, simnet::Path};
+
+/// Longer than the idle timeout of both ends.
+const OUTAGE_DURATION: Duration = Duration::from_secs(15);
+
+/// Sets a delay of 20 ms each way, so that tests can act during a transfer: simulated clients receive four chunks for
+/// each round trip.
+fn slow_path(sim: &Sim) {
+    let delay = Duration::from_millis(20);
+    sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+}

@@ -1,8 +1,9 @@
-//! Connections that are lost during a transfer: received chunks are kept, missing ones follow, and a client that cannot
-//! continue reports an error.
+//! Connections that are lost during a transfer: received chunks are kept, only missing ones are sent again, and a
+//! client that cannot continue reports an error.
 
 mod outages;
 
+use crate::{OUTAGE_DURATION, slow_path};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::time::Duration;
@@ -16,7 +17,6 @@ use tensor_relay_tests::{
         CHUNK_BYTES, Sim, client_config, eventually, publish, reconnecting, seeds, server_config, simulate,
         topic,
     },
-    simnet::Path,
     tensors,
 };
 use tensor_relay_transport::Workers;
@@ -24,10 +24,7 @@ use tokio::time::sleep;
 
 const BYTES: u64 = 4 << 20;
 
-/// Longer than the idle timeout of both ends.
-const OUTAGE_DURATION: Duration = Duration::from_secs(15);
-
-/// The maximum cost of a lost connection in wire bytes: the chunks in flight.
+/// The maximum number of wire bytes that a lost connection costs: those of the chunks in flight.
 const LOST_BYTES: u64 = 4 * CHUNK_BYTES as u64;
 
 fn open(server: &Server, epoch: u64) -> Publisher {
@@ -36,13 +33,7 @@ fn open(server: &Server, epoch: u64) -> Publisher {
         .unwrap()
 }
 
-/// A slow path, so that a test can act during a transfer: four chunks for each round trip.
-fn slow_path(sim: &Sim) {
-    let delay = Duration::from_millis(20);
-    sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
-}
-
-async fn following(sim: &Sim) -> (Client, Subscription) {
+async fn follow(sim: &Sim) -> (Client, Subscription) {
     let client = sim.client(1, reconnecting()).await.unwrap();
     let subscription = client.subscribe(&topic("t")).await.unwrap();
     client.list().await.unwrap();
@@ -50,7 +41,7 @@ async fn following(sim: &Sim) -> (Client, Subscription) {
 }
 
 /// Waits until `bytes` bytes of `version` are verified.
-async fn verified(subscription: &Subscription, version: u64, bytes: u64) {
+async fn wait_until_verified(subscription: &Subscription, version: u64, bytes: u64) {
     let are_verified = || {
         let progress = subscription.progress();
         progress.version == version && progress.verified_bytes >= bytes
@@ -58,26 +49,27 @@ async fn verified(subscription: &Subscription, version: u64, bytes: u64) {
     eventually("the transfer runs", are_verified).await;
 }
 
-/// Goal: after a connection is lost and made again, the transfer is resumed: every byte is sent about once.
+/// Goal: after a lost connection, the transfer is resumed: every byte is sent about once.
 /// Method: cut the path for longer than the idle timeout, one to three times, at random moments of the transfer.
 #[test]
 fn a_version_is_resumed() {
     for seed in seeds(20) {
         simulate(seed, async |sim| {
-            let mut dice = ChaCha8Rng::seed_from_u64(seed);
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let server = sim.server(server_config());
             slow_path(&sim);
             let mut publisher = open(&server, 1);
-            let (client, mut subscription) = following(&sim).await;
+            let (client, mut subscription) = follow(&sim).await;
             let before = sim.server_sent();
             publish(&server, &mut publisher, 1, BYTES).await;
-            let cuts = dice.random_range(1..=3);
+            let cuts = rng.random_range(1..=3);
             for cut in 1..=cuts {
-                verified(&subscription, 1, BYTES * (cut - 1) / 4 + dice.random_range(1..BYTES / 4)).await;
+                wait_until_verified(&subscription, 1, BYTES * (cut - 1) / 4 + rng.random_range(1..BYTES / 4))
+                    .await;
                 sim.cut(1);
                 sleep(OUTAGE_DURATION).await;
                 sim.mend(1);
-                eventually("it is connected again", || client.reconnects() == cut).await;
+                eventually("the client is connected again", || client.reconnects() == cut).await;
             }
             let snapshot = subscription.next().await.unwrap();
             tensors::check(&snapshot);
@@ -99,19 +91,19 @@ fn a_version_is_resumed() {
     }
 }
 
-/// How a server ends before it is started again.
+/// How a server is stopped before it is started again.
 #[derive(Clone, Copy, Debug)]
-enum End {
-    /// Its clients are notified.
-    InOrder,
-    /// Behind a partition, so that no client is notified.
+enum Stop {
+    /// The server notifies its clients.
+    Notified,
+    /// The server is stopped behind a partition, so that no client is notified.
     Silent,
 }
 
-async fn restart(sim: &Sim, server: Server, end: End) -> Server {
-    match end {
-        End::InOrder => drop(server),
-        End::Silent => {
+async fn restart(sim: &Sim, server: Server, stop: Stop) -> Server {
+    match stop {
+        Stop::Notified => drop(server),
+        Stop::Silent => {
             sim.cut(1);
             drop(server);
             sleep(Duration::from_secs(2)).await;
@@ -122,33 +114,34 @@ async fn restart(sim: &Sim, server: Server, end: End) -> Server {
 }
 
 /// Goal: a server that is restarted with the same content under the same epoch sends only missing chunks.
-/// Method: end it during a transfer, in order or silently; publish again before or after the client has reconnected.
+/// Method: stop the server during a transfer, with or without notifying the client; publish again before or after the
+/// client has reconnected.
 #[test]
-fn a_restart_with_the_same_content() {
-    for (seed, end, publish_after) in [
-        (1, End::InOrder, Duration::ZERO),
-        (2, End::InOrder, Duration::from_secs(20)),
-        (3, End::Silent, Duration::ZERO),
-        (4, End::Silent, Duration::from_secs(20)),
+fn a_restart_with_the_same_content_resumes_the_transfer() {
+    for (seed, stop, publish_after) in [
+        (1, Stop::Notified, Duration::ZERO),
+        (2, Stop::Notified, Duration::from_secs(20)),
+        (3, Stop::Silent, Duration::ZERO),
+        (4, Stop::Silent, Duration::from_secs(20)),
     ] {
         simulate(seed, async |sim| {
             let server = sim.server(server_config());
             slow_path(&sim);
             let mut publisher = open(&server, 7);
-            let (client, mut subscription) = following(&sim).await;
+            let (client, mut subscription) = follow(&sim).await;
             publish(&server, &mut publisher, 1, BYTES).await;
-            verified(&subscription, 1, BYTES / 2).await;
+            wait_until_verified(&subscription, 1, BYTES / 2).await;
             drop(publisher);
-            let server = restart(&sim, server, end).await;
+            let server = restart(&sim, server, stop).await;
             let before = sim.server_sent();
             sleep(publish_after).await;
             let mut publisher = open(&server, 7);
             publish(&server, &mut publisher, 1, BYTES).await;
             let snapshot = subscription.next().await.unwrap();
             tensors::check(&snapshot);
-            assert_eq!((snapshot.receipt().resumed, client.reconnects()), (1, 1), "{end:?}");
+            assert_eq!((snapshot.receipt().resumed, client.reconnects()), (1, 1), "{stop:?}");
             assert!(snapshot.receipt().wire_bytes <= BYTES + LOST_BYTES, "{:?}", snapshot.receipt());
-            assert!(sim.server_sent() - before < BYTES * 6 / 10, "{end:?}: more than the missing chunks");
+            assert!(sim.server_sent() - before < BYTES * 6 / 10, "{stop:?}: only missing chunks are sent");
 
             publisher.continue_at(Version(5));
             publish(&server, &mut publisher, 5, 1000).await;
@@ -161,17 +154,17 @@ fn a_restart_with_the_same_content() {
 }
 
 /// Goal: a committed version is not sent again after a restart with the same epoch.
-/// Method: end the server between two versions, publish the same version again, then a newer one.
+/// Method: stop the server after the first version, publish the same version again, then a newer one.
 #[test]
-fn a_restart_after_a_commit() {
+fn a_restart_does_not_repeat_a_committed_version() {
     simulate(5, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, 7);
-        let (_client, mut subscription) = following(&sim).await;
+        let (_client, mut subscription) = follow(&sim).await;
         publish(&server, &mut publisher, 1, BYTES).await;
         subscription.next().await.unwrap();
         drop(publisher);
-        let server = restart(&sim, server, End::InOrder).await;
+        let server = restart(&sim, server, Stop::Notified).await;
         let before = sim.server_sent();
         let mut publisher = open(&server, 7);
         publish(&server, &mut publisher, 1, BYTES).await;
@@ -187,21 +180,21 @@ fn a_restart_after_a_commit() {
 
 /// Goal: after a restart with another epoch, versions are received from their first byte, and the new epoch is
 /// reported.
-/// Method: commit one version, end the server during the transfer of the second, and start it with another epoch.
+/// Method: commit one version, stop the server during the transfer of the second, and start it with another epoch.
 #[test]
-fn a_restart_with_another_epoch() {
-    for (seed, end) in [(1, End::InOrder), (2, End::Silent)] {
+fn another_epoch_is_received_from_its_first_byte() {
+    for (seed, stop) in [(1, Stop::Notified), (2, Stop::Silent)] {
         simulate(seed, async |sim| {
             let server = sim.server(server_config());
             slow_path(&sim);
             let mut publisher = open(&server, 7);
-            let (_client, mut subscription) = following(&sim).await;
+            let (_client, mut subscription) = follow(&sim).await;
             publish(&server, &mut publisher, 1, 1000).await;
             assert!(!subscription.next().await.unwrap().is_new_epoch());
             publish(&server, &mut publisher, 2, BYTES).await;
-            verified(&subscription, 2, BYTES / 2).await;
+            wait_until_verified(&subscription, 2, BYTES / 2).await;
             drop(publisher);
-            let server = restart(&sim, server, end).await;
+            let server = restart(&sim, server, stop).await;
             let mut publisher = open(&server, 8);
             publish(&server, &mut publisher, 1, BYTES).await;
             let snapshot = subscription.next().await.unwrap();
@@ -216,23 +209,23 @@ fn a_restart_with_another_epoch() {
     }
 }
 
-/// Goal: a partly received version that is no longer published is dropped for the newest one, and counted as skipped.
+/// Goal: a partial version that is no longer published is dropped for the newest one, and counted as skipped.
 /// Method: as above, with the same epoch and a newer version; with and without a restart.
 #[test]
-fn a_newer_version_after_the_connection() {
+fn an_obsolete_partial_version_is_skipped() {
     for restarted in [false, true] {
         simulate(3, async |sim| {
             let mut server = sim.server(server_config());
             slow_path(&sim);
             let mut publisher = open(&server, 7);
-            let (_client, mut subscription) = following(&sim).await;
+            let (_client, mut subscription) = follow(&sim).await;
             publish(&server, &mut publisher, 1, 1000).await;
             subscription.next().await.unwrap();
             publish(&server, &mut publisher, 2, BYTES).await;
-            verified(&subscription, 2, BYTES / 2).await;
+            wait_until_verified(&subscription, 2, BYTES / 2).await;
             if restarted {
                 drop(publisher);
-                server = restart(&sim, server, End::InOrder).await;
+                server = restart(&sim, server, Stop::Notified).await;
                 publisher = open(&server, 7);
                 publisher.continue_at(Version(3));
                 publish(&server, &mut publisher, 3, BYTES).await;
@@ -266,9 +259,9 @@ fn a_preempted_version_is_counted_after_a_reconnect() {
         publish(&server, &mut publisher, 1, 1000).await;
         subscription.next().await.unwrap();
         publish(&server, &mut publisher, 2, BYTES).await;
-        verified(&subscription, 2, BYTES / 4).await;
+        wait_until_verified(&subscription, 2, BYTES / 4).await;
         publish(&server, &mut publisher, 3, BYTES).await;
-        verified(&subscription, 3, 1).await;
+        wait_until_verified(&subscription, 3, 1).await;
         sim.cut(1);
         sleep(OUTAGE_DURATION).await;
         publish(&server, &mut publisher, 4, 1000).await;

@@ -12,7 +12,7 @@ use tensor_relay_tests::{
 /// Goal: a version is encoded once for all subscribers, arrives unchanged, and needs fewer bytes on the wire.
 /// Method: three subscribers of a version that compresses well, except for one tensor.
 #[test]
-fn one_encoding_serves_all() {
+fn one_encoding_serves_all_subscribers() {
     simulate(1, async |sim| {
         let server =
             sim.server(tensor_relay_server::Config { codec: CodecId::Zstd.into(), ..server_config() });
@@ -45,7 +45,7 @@ fn one_encoding_serves_all() {
 /// Goal: a server that encodes sends raw chunks to a client without codecs.
 /// Method: offer only the raw codec in `Hello`.
 #[test]
-fn a_client_without_codecs() {
+fn a_client_without_codecs_gets_raw_chunks() {
     simulate(2, async |sim| {
         let server =
             sim.server(tensor_relay_server::Config { codec: CodecId::Zstd.into(), ..server_config() });
@@ -71,7 +71,7 @@ fn a_client_without_codecs() {
 /// Goal: a version without tensors, or with an empty tensor, is delivered like any other.
 /// Method: publish no tensor, then one, then none again, then an empty one.
 #[test]
-fn an_empty_version() {
+fn empty_versions_are_delivered() {
     simulate(3, async |sim| {
         let versions = [vec![], vec![noise("a", 3)], vec![], vec![noise("none", 0)]];
         for (snapshot, specs) in publish_and_receive(&sim, &versions).await.iter().zip(&versions) {
@@ -84,7 +84,7 @@ fn an_empty_version() {
 }
 
 /// Goal: tensors arrive as they were described: names, dtypes, shapes, shards, order and aliases; also empty tensors.
-/// Method: one of each; tied weights must share their memory, and be sent once.
+/// Method: a tensor of each kind; tied weights must share their memory, and be sent once.
 #[test]
 fn tensors_arrive_as_described() {
     simulate(4, async |sim| {
@@ -174,7 +174,7 @@ async fn publish_and_receive(sim: &Sim, versions: &[Vec<TensorSpec>]) -> Vec<Sna
         let staged = tensors::stage(&server, specs.clone(), version);
         publisher.publish(staged, tensors::metadata(version)).await.unwrap();
         snapshots.push(subscription.next().await.unwrap());
-        eventually("it is committed", || server.stats().committed == version).await;
+        eventually("the version is committed", || server.stats().committed == version).await;
     }
     client.close().await;
     drop(server);

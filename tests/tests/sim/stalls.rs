@@ -1,4 +1,4 @@
-//! Slow subscribers, too much credit and full memory: the affected subscriber gets an error, and no other is affected.
+//! Slow subscribers, too much credit and full memory: the subscriber concerned gets an error, and no other is affected.
 
 use std::time::Duration;
 use tensor_relay_client::{SubscriptionError, Version};
@@ -17,18 +17,18 @@ use tensor_relay_transport::{
 };
 use tokio::time::sleep;
 
-/// Goal: a subscriber that reads no chunks does not slow others. It is evicted after the stall timeout, gets the
-/// reason, and its version's memory is released.
-/// Method: measure a good subscriber alone, and beside one that reads only its control stream.
+/// Goal: a subscriber that reads no chunks does not slow others. It is evicted after the stall timeout and gets the
+/// reason, and the memory of its version is released.
+/// Method: measure a good subscriber alone, and beside a subscriber that reads only its control stream.
 #[test]
 fn a_subscriber_that_never_reads() {
-    let alone = simulate(1, async |sim| slow_beside_good(sim, false).await);
-    let beside = simulate(1, async |sim| slow_beside_good(sim, true).await);
+    let alone = simulate(1, async |sim| time_to_receive(sim, false).await);
+    let beside = simulate(1, async |sim| time_to_receive(sim, true).await);
     assert!(beside < alone + alone / 20, "{alone:?} alone, {beside:?} beside one that reads nothing");
 }
 
-/// The time for which a good subscriber waits for a version.
-async fn slow_beside_good(sim: Sim, with_slow: bool) -> Duration {
+/// The time in which a good subscriber receives a version, alone or beside a subscriber that never reads.
+async fn time_to_receive(sim: Sim, with_slow: bool) -> Duration {
     const BYTES: u64 = 4 << 20;
     let server =
         sim.server(tensor_relay_server::Config { stall_timeout: Duration::from_secs(5), ..server_config() });
@@ -91,11 +91,11 @@ impl NeverReads {
     }
 }
 
-/// Goal: a client that grants more credit than its transport window blocks its own control stream, and no other
-/// client's.
-/// Method: credit for four megabytes with a window of one, and no chunk is read.
+/// Goal: a client that grants more credit than its transport window has room for blocks only its own session, which
+/// ends.
+/// Method: credit for 4 MiB with a smaller window; read no chunk.
 #[test]
-fn a_subscriber_that_blocks_itself() {
+fn excess_credit_blocks_only_its_own_client() {
     simulate(5, async |sim| {
         let server = sim
             .server(tensor_relay_server::Config { stall_timeout: Duration::from_secs(5), ..server_config() });
@@ -117,15 +117,15 @@ fn a_subscriber_that_blocks_itself() {
         }
         assert!(sim.elapsed() < Duration::from_secs(22), "{:?}", sim.elapsed());
         publish(&server, &mut publisher, 2, 1 << 20).await;
-        eventually("its session has ended", || server.stats().sessions == 0).await;
-        eventually("its version is released", || server.stats().staged_bytes == 1 << 20).await;
+        eventually("the blocked session has ended", || server.stats().sessions == 0).await;
+        eventually("version 1 is released", || server.stats().staged_bytes == 1 << 20).await;
     });
 }
 
 /// Goal: a version that does not fit the client's budget is an error with both sizes, for that subscription only.
 /// Method: two MiB with a budget of one; the same session then receives a smaller version.
 #[test]
-fn a_version_that_does_not_fit() {
+fn a_version_over_the_budget_is_an_error() {
     simulate(2, async |sim| {
         let server = sim.server(server_config());
         let mut big = server.publisher(topic("big")).unwrap();
@@ -153,7 +153,7 @@ fn a_version_that_does_not_fit() {
 /// Goal: memory of dropped snapshots is reused, so that a budget of two versions suffices for any number.
 /// Method: twenty versions, of which the user holds one at a time.
 #[test]
-fn a_budget_of_two_versions_lasts() {
+fn a_budget_of_two_versions_suffices() {
     simulate(3, async |sim| {
         let server = sim.server(tensor_relay_server::Config { staged_bytes: 2 << 20, ..server_config() });
         let mut publisher = server.publisher(topic("t")).unwrap();
@@ -166,13 +166,13 @@ fn a_budget_of_two_versions_lasts() {
             let snapshot = subscription.next().await.unwrap();
             tensors::check(&snapshot);
             held.replace(snapshot);
-            eventually("it is committed", || server.stats().committed == version).await;
+            eventually("the version is committed", || server.stats().committed == version).await;
         }
     });
 }
 
-/// Goal: a user who takes no snapshot for a while does not delay the publisher, and gets the newest with the number of
-/// skipped ones.
+/// Goal: a user who takes no snapshot for a while does not delay the publisher, and gets the newest one with the number
+/// of skipped versions.
 /// Method: publish six versions while the user sleeps.
 #[test]
 fn an_idle_user_gets_the_newest_version() {

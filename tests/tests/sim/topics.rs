@@ -1,4 +1,4 @@
-//! Topics: existing ones, future ones, and a thousand of them.
+//! Topics that exist, that appear later or never, and a thousand topics.
 
 use std::time::Duration;
 use tensor_relay_client::{SubscriptionError, Version};
@@ -11,7 +11,7 @@ use tokio::time::sleep;
 /// Goal: a late subscriber receives the newest version, and none of the older ones.
 /// Method: publish five versions, then subscribe; count the bytes that the server sent.
 #[test]
-fn a_late_subscriber_gets_the_newest_only() {
+fn a_late_subscriber_gets_only_the_newest_version() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
@@ -29,10 +29,10 @@ fn a_late_subscriber_gets_the_newest_only() {
     });
 }
 
-/// Goal: a topic that does not exist is reported when the configured wait has passed, and not before.
-/// Method: subscribe with a wait of three seconds to a topic that is never published.
+/// Goal: a topic that does not exist is reported after `topic_timeout`, and not before.
+/// Method: subscribe with a timeout of three seconds to a topic that is never published.
 #[test]
-fn a_topic_that_never_comes() {
+fn a_topic_that_does_not_appear_is_reported() {
     simulate(2, async |sim| {
         let server = sim.server(server_config());
         let wait = Duration::from_secs(3);
@@ -57,7 +57,7 @@ fn a_topic_that_never_comes() {
 /// limit.
 /// Method: publish two seconds after subscribing, and again five minutes later.
 #[test]
-fn a_topic_that_comes_later() {
+fn a_topic_may_appear_after_its_subscription() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let client = sim.client(1, client_config()).await.unwrap();
@@ -83,7 +83,7 @@ fn a_topic_that_comes_later() {
 /// Goal: the subscriptions of a session do not affect each other, and end separately.
 /// Method: eight topics at once; drop half of the subscriptions, publish to all again.
 #[test]
-fn many_topics_on_one_session() {
+fn subscriptions_of_a_session_are_independent() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         let client = sim.client(1, client_config()).await.unwrap();
@@ -107,15 +107,15 @@ fn many_topics_on_one_session() {
             subscriptions.truncate(4);
         }
         eventually("all versions are committed", || server.stats().committed == 12).await;
-        let followed = client.list().await.unwrap();
-        assert!(followed.iter().map(|topic| topic.subscribers).eq([1, 1, 1, 1, 0, 0, 0, 0]));
+        let listed = client.list().await.unwrap();
+        assert!(listed.iter().map(|topic| topic.subscribers).eq([1, 1, 1, 1, 0, 0, 0, 0]));
     });
 }
 
 /// Goal: a list of any length arrives complete and in order.
 /// Method: a thousand topics, some with names of the maximum length, on a bad network.
 #[test]
-fn a_thousand_topics() {
+fn a_list_of_a_thousand_topics_is_complete() {
     simulate(5, async |sim| {
         let server = sim.server(server_config());
         let mut names: Vec<String> = (0..1_000)
@@ -143,10 +143,10 @@ fn a_thousand_topics() {
     });
 }
 
-/// Goal: an end is final: after the error that a topic was not found, the subscription receives no version of it.
+/// Goal: an end is final: after the error that its topic was not found, a subscription receives no version.
 /// Method: let the wait time out, then publish, and count the topic's subscribers.
 #[test]
-fn a_topic_that_comes_too_late() {
+fn an_ended_subscription_stays_ended_when_its_topic_appears() {
     simulate(21, async |sim| {
         let server = sim.server(server_config());
         let client = sim.client(1, client_config()).await.unwrap();
@@ -163,7 +163,7 @@ fn a_topic_that_comes_too_late() {
 /// Goal: a subscription whose `subscribe` was cancelled does not remain on the server.
 /// Method: cancel `subscribe` after its first poll, when its message is being sent, and count the topic's subscribers.
 #[test]
-fn a_cancelled_subscribe() {
+fn a_cancelled_subscribe_leaves_no_subscription() {
     simulate(22, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();

@@ -1,5 +1,6 @@
-//! Watches, which find topics, and selections, which receive only some of their tensors.
+//! Watches, which find topics, and selections, which receive only some tensors of a topic.
 
+use crate::{OUTAGE_DURATION, slow_path};
 use std::{collections::BTreeSet, time::Duration};
 use tensor_relay_client::{EndReason, Glob, Request, Snapshot, SubscriptionError, TopicWatch};
 use tensor_relay_protocol::{CodecId, Epoch, TensorSpec};
@@ -13,9 +14,6 @@ use tensor_relay_tests::{
     tensors,
 };
 use tokio::time::sleep;
-
-/// Longer than the idle timeout of both ends.
-const OUTAGE_DURATION: Duration = Duration::from_secs(15);
 
 fn glob(pattern: &str) -> Glob {
     Glob::new(pattern).unwrap()
@@ -36,10 +34,11 @@ async fn found(watch: &mut TopicWatch) -> Vec<String> {
     found
 }
 
-/// Goal: a watch names each matching topic once, whether it exists already or appears later, when it has a version.
+/// Goal: a watch names each matching topic once, as soon as the topic has a version, whether it exists already or
+/// appears later.
 /// Method: several globs at once; topics before and after the watch, and without a version; the end of one watch.
 #[test]
-fn existing_and_later_topics() {
+fn a_watch_names_existing_and_later_topics() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
         let _before = [open(&server, "kv/b").await, open(&server, "kv/a").await, open(&server, "x").await];
@@ -54,7 +53,7 @@ fn existing_and_later_topics() {
         assert_eq!(found(&mut ended).await, ["kv/a", "kv/b", "x"]);
         drop(ended);
         let mut empty = server.publisher(topic("kv/c")).unwrap();
-        assert!(found(&mut flat).await.is_empty(), "it has no version");
+        assert!(found(&mut flat).await.is_empty(), "`kv/c` has no version");
         let _after = [open(&server, "kv/d/e").await, open(&server, "later").await];
         publish(&server, &mut empty, 1, 100).await;
         publish(&server, &mut empty, 2, 100).await;
@@ -70,7 +69,7 @@ fn existing_and_later_topics() {
 /// none is named twice.
 /// Method: lose the connection, then restart the server with an earlier topic and a new one.
 #[test]
-fn watches_over_lost_connections() {
+fn watches_survive_lost_connections() {
     simulate(2, async |sim| {
         let server = sim.server(server_config());
         let one = open(&server, "kv/1").await;
@@ -81,7 +80,7 @@ fn watches_over_lost_connections() {
         sleep(OUTAGE_DURATION).await;
         let two = open(&server, "kv/2").await;
         sim.mend(1);
-        eventually("it is connected again", || client.reconnects() == 1).await;
+        eventually("the client is connected again", || client.reconnects() == 1).await;
         assert_eq!(found(&mut watch).await, ["kv/2"]);
         let three = open(&server, "kv/3").await;
         assert_eq!(found(&mut watch).await, ["kv/3"]);
@@ -90,17 +89,17 @@ fn watches_over_lost_connections() {
         let server = sim.server_again(server_config()).await;
         let _two = open(&server, "kv/2").await;
         let _four = open(&server, "kv/4").await;
-        eventually("it is connected again", || client.reconnects() == 2).await;
+        eventually("the client is connected again", || client.reconnects() == 2).await;
         assert_eq!(found(&mut watch).await, ["kv/4"]);
         drop(client);
         assert_eq!(watch.next().await, None);
     });
 }
 
-/// Goal: a topic that was withdrawn and is published again is named again to a client that got its end.
+/// Goal: a topic that was withdrawn or has expired, and is published again, is named again.
 /// Method: subscribe to each topic that a watch names, as a consumer of requests does.
 #[test]
-fn a_topic_that_comes_back() {
+fn a_topic_published_again_is_named_again() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let client = sim.client(1, client_config()).await.unwrap();
@@ -117,7 +116,7 @@ fn a_topic_that_comes_back() {
                 "{error}"
             );
         }
-        // So is an expired topic.
+        // The same for a topic that expires.
         let expire_after = Some(Duration::from_secs(5));
         let options = TopicOptions { expire_after, ..retaining(1) };
         let mut publisher = server.publisher_with(topic("kv/1"), None, options).unwrap();
@@ -136,7 +135,7 @@ fn a_topic_that_comes_back() {
 /// Method: ten thousand topics, half of them before the watch, half after it without a pause; a bad network, and a
 /// connection that is lost meanwhile.
 #[test]
-fn ten_thousand_topics() {
+fn a_watch_finds_ten_thousand_topics() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         let name = |number: u64| format!("kv/{number}");
@@ -202,7 +201,7 @@ fn only_selected_tensors_are_sent() {
             let mut version = 0;
             let client = sim.client(1, client_config()).await.unwrap();
             let chunk = u64::from(CHUNK_BYTES);
-            for (globs, expected, most) in [
+            for (globs, expected, max_bytes) in [
                 (vec!["layers.3.*"], vec!["layers.3.weight", "layers.3.bias"], LAYER_BYTES + 2 * chunk),
                 (vec!["embed"], vec!["embed", "head"], LAYER_BYTES + 2 * chunk),
                 (vec!["head"], vec!["embed", "head"], LAYER_BYTES + 2 * chunk),
@@ -226,12 +225,16 @@ fn only_selected_tensors_are_sent() {
                     assert_eq!(names(&snapshot), expected);
                     assert!(snapshot.tensor("layers.5.weight").is_none());
                     assert_eq!(snapshot.manifest().tensors().len(), 22, "the manifest has all tensors");
-                    assert!(snapshot.receipt().wire_bytes <= most, "{globs:?}: {:?}", snapshot.receipt());
-                    assert!(snapshot.payload_bytes() <= most);
+                    assert!(
+                        snapshot.receipt().wire_bytes <= max_bytes,
+                        "{globs:?}: {:?}",
+                        snapshot.receipt()
+                    );
+                    assert!(snapshot.payload_bytes() <= max_bytes);
                     let sent = sim.server_sent() - before;
-                    assert!(sent < most * 11 / 10 + 20_000, "{globs:?}: {sent} for {most}");
+                    assert!(sent < max_bytes * 11 / 10 + 20_000, "{globs:?}: {sent} for {max_bytes}");
                     drop(subscription);
-                    // Until the server knows that, it sends the next version to this subscription, too.
+                    // Until the server knows that the subscription was dropped, it would send the next version to it.
                     sleep(Duration::from_millis(10)).await;
                 }
             }
@@ -241,13 +244,12 @@ fn only_selected_tensors_are_sent() {
 
 /// Goal: the transfer of a selection is resumed after a lost connection, and the selection applies to changed
 /// manifests.
-/// Method: cut the path during the transfer of a selection; then publish a manifest in which it selects other tensors.
+/// Method: cut the path during transfers of a selection; change the manifest, so that it selects other tensors.
 #[test]
-fn a_selection_over_lost_connections() {
+fn a_selection_is_resumed_after_lost_connections() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
-        let delay = Duration::from_millis(20);
-        sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+        slow_path(&sim);
         let mut publisher = server
             .publisher_with(topic("t"), Some(Epoch(1)), TopicOptions::default())
             .unwrap();
@@ -269,7 +271,7 @@ fn a_selection_over_lost_connections() {
                 let progress = subscription.progress();
                 progress.version == version && progress.verified_bytes > expected / 2
             };
-            eventually("half of it is verified", half).await;
+            eventually("half of the selection is verified", half).await;
             sim.cut(1);
             sleep(OUTAGE_DURATION).await;
             sim.mend(1);

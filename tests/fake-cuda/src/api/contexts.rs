@@ -3,7 +3,7 @@ use std::{
     ffi::{c_int, c_uint},
 };
 
-use super::{devices::check, write};
+use super::{devices::device_index, write};
 use crate::{
     call::{self, in_context, initialized, on_object},
     device::{self, Context},
@@ -15,7 +15,7 @@ use crate::{
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) -> u32 {
     initialized("cuDevicePrimaryCtxRetain", |mut state| {
-        let device = check(&state, device)?;
+        let device = device_index(&state, device)?;
         let new = state.handle();
         let primary =
             state.devices[device]
@@ -31,7 +31,7 @@ extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) -> u32 
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> u32 {
     on_object("cuDevicePrimaryCtxRelease_v2", |mut state| {
-        let device = check(&state, device)?;
+        let device = device_index(&state, device)?;
         let Some(context) = &mut state.devices[device].context else {
             state
                 .report
@@ -57,7 +57,7 @@ extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxReset_v2(device: c_int) -> u32 {
     initialized("cuDevicePrimaryCtxReset_v2", |mut state| {
-        let device = check(&state, device)?;
+        let device = device_index(&state, device)?;
         device::end_context(&mut state, device);
         Ok(())
     })
@@ -66,7 +66,7 @@ extern "C" fn cuDevicePrimaryCtxReset_v2(device: c_int) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) -> u32 {
     initialized("cuDevicePrimaryCtxGetState", |state| {
-        let device = check(&state, device)?;
+        let device = device_index(&state, device)?;
         write(flags, 0)?;
         write(active, c_int::from(state.devices[device].context.is_some()))
     })

@@ -17,7 +17,7 @@ extern "C" fn cuInit(flags: u32) -> u32 {
             return Err(Status::INVALID_VALUE);
         }
         if !state.initialized {
-            state.report.line("init");
+            state.report.append_line("init");
         }
         state.initialized = true;
         Ok(())
@@ -37,7 +37,7 @@ extern "C" fn cuDeviceGetCount(count: *mut c_int) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> u32 {
     initialized("cuDeviceGet", |state| {
-        check(&state, ordinal)?;
+        device_index(&state, ordinal)?;
         write(device, ordinal)
     })
 }
@@ -45,7 +45,7 @@ extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceGetName(name: *mut u8, capacity: c_int, device: c_int) -> u32 {
     initialized("cuDeviceGetName", |state| {
-        check(&state, device)?;
+        device_index(&state, device)?;
         write_text(name, capacity, "Fake CUDA device, for tests only")
     })
 }
@@ -53,7 +53,7 @@ extern "C" fn cuDeviceGetName(name: *mut u8, capacity: c_int, device: c_int) -> 
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceGetPCIBusId(id: *mut u8, capacity: c_int, device: c_int) -> u32 {
     initialized("cuDeviceGetPCIBusId", |state| {
-        check(&state, device)?;
+        device_index(&state, device)?;
         let text = format!("{PCI_DOMAIN:04X}:{:02X}:00.0", number(&state, device) + 1);
         if (capacity as usize) <= text.len() {
             return Err(Status::INVALID_VALUE);
@@ -65,7 +65,7 @@ extern "C" fn cuDeviceGetPCIBusId(id: *mut u8, capacity: c_int, device: c_int) -
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> u32 {
     initialized("cuDeviceTotalMem_v2", |state| {
-        let device = check(&state, device)?;
+        let device = device_index(&state, device)?;
         write(bytes, state.devices[device].memory.limit_bytes)
     })
 }
@@ -73,7 +73,7 @@ extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: u32, device: c_int) -> u32 {
     initialized("cuDeviceGetAttribute", |state| {
-        let device = check(&state, device)?;
+        let device = device_index(&state, device)?;
         write(value, attribute_of(number(&state, device as c_int), &state, attribute))
     })
 }
@@ -81,7 +81,7 @@ extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: u32, device: c_
 /// A PCI domain that no machine has, so that no real device has the address of a fake one.
 const PCI_DOMAIN: c_int = 0xFA4E;
 
-/// Device attributes by their numbers in CUDA's header. All others are 0, for not supported.
+/// The value of a device attribute, by its number in CUDA's header. Unknown attributes are 0: not supported.
 fn attribute_of(number: c_int, state: &State, attribute: u32) -> c_int {
     const MULTIPROCESSORS: u32 = 16;
     const PCI_BUS_ID: u32 = 33;
@@ -103,11 +103,11 @@ fn attribute_of(number: c_int, state: &State, attribute: u32) -> c_int {
     }
 }
 
-/// A UUID of the machine-wide number, and so the same in every process: devices of one number share memory.
+/// Makes a UUID from the machine-wide number, so that the device has the same UUID in every process.
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> u32 {
     initialized("cuDeviceGetUuid_v2", |state| {
-        check(&state, device)?;
+        device_index(&state, device)?;
         let mut bytes = *b"FAKE-CUDA-GPU-  ";
         bytes[14..].copy_from_slice(&(number(&state, device) as u16).to_be_bytes());
         write(uuid, bytes)
@@ -120,7 +120,7 @@ fn number(state: &State, device: c_int) -> c_int {
 }
 
 /// The index of a device, if it exists.
-pub(super) fn check(state: &State, device: c_int) -> Answer<usize> {
+pub(super) fn device_index(state: &State, device: c_int) -> Answer<usize> {
     let device = usize::try_from(device).map_err(|_| Status::INVALID_DEVICE)?;
     if device < state.devices.len() { Ok(device) } else { Err(Status::INVALID_DEVICE) }
 }

@@ -19,7 +19,7 @@ extern "C" fn cuIpcGetMemHandle(handle: *mut IpcMemHandle, address: u64) -> u32 
         if state.options.exportable == 0 {
             return Err(Status::INVALID_VALUE);
         }
-        // The block's bytes may move into a file, and bytes written meanwhile by a copy would be lost.
+        // The export may move the block's bytes into a file. What a copy wrote meanwhile would be lost.
         while state.copying > 0 {
             state = state::wait(state);
         }

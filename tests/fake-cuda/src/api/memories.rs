@@ -36,7 +36,7 @@ extern "C" fn cuMemFree_v2(address: u64) -> u32 {
             return Ok(());
         }
         let memory = &state.devices[device].memory;
-        if !memory.is_block(address) || memory.is_used(address) {
+        if !memory.is_freeable_block(address) || memory.is_in_use(address) {
             // A wrong address or a copy in flight is reported without waiting, independent of timing.
             return stream::free(&mut state, device, address);
         }
@@ -58,7 +58,7 @@ extern "C" fn cuMemAllocAsync(address: *mut u64, bytes: usize, stream: u64) -> u
 extern "C" fn cuMemFreeAsync(address: u64, stream: u64) -> u32 {
     in_context("cuMemFreeAsync", |mut state, device| {
         let stream = resolve_stream(&mut state, device, stream)?;
-        if !state.devices[device].memory.is_block(address) {
+        if !state.devices[device].memory.is_freeable_block(address) {
             return stream::free(&mut state, device, address);
         }
         state.devices[device].push(stream, Work::Free(address));
@@ -104,7 +104,7 @@ fn remove_host(mut state: Guard, start: usize, origin: Locked, unknown: Status) 
     Err(status)
 }
 
-/// Attributes have their numbers in CUDA's header.
+/// Writes an attribute, which is selected by its number in CUDA's header.
 #[unsafe(no_mangle)]
 extern "C" fn cuPointerGetAttribute(value: *mut c_void, attribute: c_uint, address: u64) -> u32 {
     const CONTEXT: c_uint = 1;

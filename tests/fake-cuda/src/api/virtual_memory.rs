@@ -3,7 +3,7 @@ use std::{
     os::fd::{BorrowedFd, IntoRawFd},
 };
 
-use super::{devices::check, write};
+use super::{devices::device_index, write};
 use crate::{
     call::{initialized, on_object},
     memory::Freed,
@@ -71,7 +71,7 @@ extern "C" fn cuMemCreate(
     })
 }
 
-/// The device in the properties, and whether they request shareable handles.
+/// The index of the device that the properties name, and whether they request shareable handles.
 fn device_of(state: &State, prop: *const AllocationProp) -> Answer<(usize, bool)> {
     if prop.is_null() {
         return Err(Status::INVALID_VALUE);
@@ -85,7 +85,7 @@ fn device_of(state: &State, prop: *const AllocationProp) -> Answer<(usize, bool)
     if shareable && state.options.shareable_fds == 0 {
         return Err(Status::NOT_SUPPORTED);
     }
-    Ok((check(state, location.id)?, shareable))
+    Ok((device_index(state, location.id)?, shareable))
 }
 
 #[unsafe(no_mangle)]
@@ -192,7 +192,7 @@ extern "C" fn cuMemSetAccess(address: u64, bytes: usize, desc: *const AccessDesc
         }
         // SAFETY: the pointer is not null; CUDA's documentation requires the caller to pass a valid one.
         let AccessDesc { location, flags } = unsafe { desc.read() };
-        let accessing = check(&state, location.id)?;
+        let accessing = device_index(&state, location.id)?;
         let device = state.virtual_memory.device_at(address, bytes)?;
         if location.kind != DEVICE || accessing != device {
             return Err(Status::INVALID_VALUE);

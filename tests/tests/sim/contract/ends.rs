@@ -6,7 +6,7 @@ use tokio::time::timeout;
 /// Goal: no transfer of a withdrawn version begins; active ones finish.
 /// Method: withdraw a version during its transfer, the newest one, and one between others.
 #[test]
-fn withdrawn_versions() {
+fn no_transfer_of_a_withdrawn_version_begins() {
     simulate(4, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
@@ -15,13 +15,13 @@ fn withdrawn_versions() {
         let mut running = client.subscribe(&topic("t")).await.unwrap();
         client.list().await.unwrap();
         let mut one = publish(&server, &mut publisher, 1, 1 << 20).await;
-        runs(&running, 1).await;
+        wait_for_transfer(&running, 1).await;
         one.withdraw();
         one.withdraw();
         assert_eq!(client.list().await.unwrap(), [], "no version is published");
         assert_eq!(next(&mut running).await, (1, 0));
         assert!(one.committed(1, Duration::from_secs(1)).await);
-        eventually("it is released", || server.stats().staged_bytes == 0).await;
+        eventually("version 1 is released", || server.stats().staged_bytes == 0).await;
 
         let mut publications = vec![];
         for version in 2..=6 {
@@ -42,32 +42,36 @@ fn withdrawn_versions() {
     });
 }
 
-/// Goal: a withdrawn topic ends for all subscribers: idle, during a transfer, and in mode `every`. Its name is free:
-/// later subscribers find no topic, or the new one.
-/// Method: withdraw the publisher, and open the name again.
+/// Goal: a withdrawn topic ends for all subscribers, also for one that is receiving a version, after its transfer. The
+/// name is free: later subscribers find no topic, or the new one.
+/// Method: withdraw the topic, and publish it again later.
 #[test]
-fn a_withdrawn_topic() {
+fn a_withdrawn_topic_ends_for_all_subscribers() {
     simulate(5, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
         let mut publisher = open(&server, retaining(3));
         let client = sim.client(1, client_config()).await.unwrap();
-        let mut idle = client
+        let mut receiving = client
             .subscribe_to(Request::latest(topic("t")).from(Start::Next))
             .await
             .unwrap();
         client.list().await.unwrap();
         publish(&server, &mut publisher, 1, 1000).await;
-        assert_eq!(next(&mut idle).await, (1, 0));
+        assert_eq!(next(&mut receiving).await, (1, 0));
         let mut every = client.subscribe_to(Request::every(topic("t")).window(1)).await.unwrap();
         assert_eq!(next(&mut every).await.0, 1);
         publish(&server, &mut publisher, 2, 1 << 20).await;
-        runs(&idle, 2).await;
+        wait_for_transfer(&receiving, 2).await;
         publisher.withdraw();
         assert_eq!(client.list().await.unwrap(), []);
-        assert_eq!(end_reason(&mut every).await, EndReason::Withdrawn, "version 2 was not begun for it");
-        assert_eq!(next(&mut idle).await, (2, 0), "active transfers finish");
-        assert_eq!(end_reason(&mut idle).await, EndReason::Withdrawn);
+        assert_eq!(
+            end_reason(&mut every).await,
+            EndReason::Withdrawn,
+            "its transfer of version 2 had not begun"
+        );
+        assert_eq!(next(&mut receiving).await, (2, 0), "active transfers finish");
+        assert_eq!(end_reason(&mut receiving).await, EndReason::Withdrawn);
         eventually("all versions are released", || server.stats().staged_bytes == 0).await;
 
         let mut late = client.subscribe(&topic("t")).await.unwrap();
@@ -84,7 +88,7 @@ fn a_withdrawn_topic() {
 /// Goal: the end of a topic comes after all requested versions: for readers in mode `every` after all retained ones.
 /// Method: end it while a reader is far behind, and subscribe afterwards.
 #[test]
-fn an_end_comes_last() {
+fn the_end_of_a_topic_comes_after_all_versions() {
     simulate(6, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
@@ -111,9 +115,9 @@ fn an_end_comes_last() {
 
 /// Goal: a topic without publishes ends after `expire_after`, and not before; subscriber and publisher get the reason.
 /// A later publisher is not bound by the options of an earlier one.
-/// Method: publish in time, then not; open it again, with and without expiry.
+/// Method: publish in time, then no more; open the topic again, with and without expiry.
 #[test]
-fn a_topic_that_expires() {
+fn a_topic_without_publishes_expires() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
         let after = Duration::from_secs(20);
@@ -143,7 +147,7 @@ fn a_topic_that_expires() {
         assert!(matches!(error, PublishError::Expired { expire_after_ms: 20_000, .. }), "{error}");
         assert_eq!(server.stats().staged_bytes, 0);
 
-        // The name is free, though the publisher is not dropped.
+        // The topic's name is free, although its first publisher still exists.
         let mut second = open(&server, expiring);
         publish(&server, &mut second, 1, 1000).await;
         drop((publisher, second));
@@ -161,7 +165,7 @@ fn a_topic_that_expires() {
 /// Goal: a cancelled publish leaves no version, no used number and no memory.
 /// Method: drop it while it waits for a reader; then publish another version.
 #[test]
-fn a_cancelled_publish() {
+fn a_cancelled_publish_leaves_nothing() {
     simulate(8, async |sim| {
         let server = sim.server(server_config());
         let options = TopicOptions { when_full: WhenFull::Block, ..retaining(1) };
@@ -184,8 +188,9 @@ fn a_cancelled_publish() {
     });
 }
 
-/// Goal: commits are counted per version, from all subscribers; a staged version is released at once.
-/// Method: three subscribers, one of which is late; then a wait for a version that can no longer be committed.
+/// Goal: the commits of each version are counted over all subscribers; the memory of a staged version's producer is
+/// released at once.
+/// Method: three subscribers, one of which is late; then wait for another commit of a version that has been replaced.
 #[test]
 fn commits_and_releases() {
     simulate(9, async |sim| {
@@ -209,7 +214,10 @@ fn commits_and_releases() {
         let began = sim.elapsed();
         assert!(first.committed(3, Duration::from_secs(60)).await, "the count stays");
         assert!(!first.committed(4, Duration::from_secs(60)).await);
-        assert!(sim.elapsed() - began < Duration::from_secs(1), "it can no longer be committed");
+        assert!(
+            sim.elapsed() - began < Duration::from_secs(1),
+            "a replaced version can no longer be committed"
+        );
         assert_eq!(first.committed_count(), 3);
     });
 }
@@ -234,7 +242,7 @@ fn publishers_do_not_wait_for_each_other() {
             publish(&server, &mut blocked, 2, 100_000).await;
             sim.elapsed() - began
         };
-        let running = async {
+        let free_publishing = async {
             for version in 1..=50 {
                 publish(&server, &mut free, version, 100_000).await;
                 assert_eq!(next(&mut reader).await.0, version);
@@ -246,17 +254,17 @@ fn publishers_do_not_wait_for_each_other() {
             sleeper.acknowledge();
             took
         };
-        let (blocked, ran) = tokio::join!(blocking, running);
-        assert!(ran < Duration::from_secs(2) && blocked > Duration::from_secs(30), "{ran:?} {blocked:?}");
+        let (blocked, free) = tokio::join!(blocking, free_publishing);
+        assert!(free < Duration::from_secs(2) && blocked > Duration::from_secs(30), "{free:?} {blocked:?}");
         assert_eq!(next(&mut sleeper).await.0, 2);
     });
 }
 
-/// Goal: a user who polls with a short timeout gets the error for holding too many snapshots after the same time; and
-/// `holding_limit_check` reports it at once.
-/// Method: hold one snapshot, with a limit of one; wait for a tenth of a second each time.
+/// Goal: a user who calls `next` with a short timeout gets the error for holding too many snapshots after
+/// `hold_timeout`, too; and `holding_limit_check` reports it at once.
+/// Method: hold one snapshot, with a limit of one; call `next` with a timeout of a tenth of a second.
 #[test]
-fn a_user_who_polls_and_holds_too_many() {
+fn polling_does_not_extend_the_hold_timeout() {
     simulate(12, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, retaining(1));
@@ -292,7 +300,7 @@ fn a_user_who_polls_and_holds_too_many() {
 /// counts like its snapshot.
 /// Method: hold two snapshots, with a limit of two; request the next; drop one; request it again.
 #[test]
-fn a_user_who_holds_too_many() {
+fn holding_too_many_snapshots_is_an_error() {
     for every in [true, false] {
         simulate(11, async |sim| {
             let server = sim.server(server_config());
@@ -325,7 +333,7 @@ fn a_user_who_holds_too_many() {
                 let waited = sim.elapsed() - began;
                 assert!(waited >= hold_timeout && waited < hold_timeout + Duration::from_millis(10));
             }
-            // A snapshot that is dropped during the wait.
+            // Drop the first snapshot's slice while `next` waits.
             let dropping = async {
                 sleep(Duration::from_secs(1)).await;
                 drop(slice);

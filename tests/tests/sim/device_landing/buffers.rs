@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// Goal: versions are received directly into the user's own device memory, exactly, in both modes, without other device
+/// Goal: versions are received directly into the user's own device memory, exactly, in both modes, without other
 /// memory.
-/// Method: every kind of tensor, the same buffers ten times, and a budget of no other memory.
+/// Method: every kind of tensor, the same buffers ten times, and a budget of zero.
 #[test]
 fn versions_arrive_in_the_users_device_memory() {
     for every in [false, true] {
@@ -36,17 +36,17 @@ fn versions_arrive_in_the_users_device_memory() {
 }
 
 /// Goal: a version that was received before its buffers were passed is copied to them, from the host or a device, to
-/// the host or a device. If the buffers do not fit, the version waits for others.
-/// Method: all four combinations; buffers that are too small, have an unknown name, or lie on two devices.
+/// the host or a device. If the buffers do not fit, the version waits for other buffers.
+/// Method: all four combinations; buffers that are too small, have an unknown name, or are on two devices.
 #[test]
 fn a_version_waits_for_buffers_that_fit() {
-    for landed_on_device in [false, true] {
+    for received_on_device in [false, true] {
         simulate(13, async |sim| {
             let specs = [noise("a", BYTES), noise("b", 1_000)];
             let server = sim.server(server_config());
             let mut publisher = server.publisher_with(topic("t"), None, retaining(4)).unwrap();
             let (mine, other) = (device(u64::MAX), device(u64::MAX));
-            let config = Config { device: landed_on_device.then(|| mine.clone()), ..client_config() };
+            let config = Config { device: received_on_device.then(|| mine.clone()), ..client_config() };
             let (_client, mut subscription) = subscribe(&sim, config, Request::every(topic("t"))).await;
             for version in 1..=2 {
                 publish(&server, &mut publisher, version, &specs).await;
@@ -80,18 +80,18 @@ fn a_version_waits_for_buffers_that_fit() {
     }
 }
 
-/// Goal: a snapshot on the host or on a device is copied to the user's device memory; if a buffer does not fit, none is
-/// changed.
-/// Method: buffers with other content, first with a wrong one among them, then all of the right size.
+/// Goal: a snapshot on the host or on a device is copied to the user's device memory; if one buffer does not fit, none
+/// is changed.
+/// Method: buffers with other content, first with one of a wrong size, then all of the right size.
 #[test]
 fn a_snapshot_is_copied_to_device_memory() {
-    for landed_on_device in [false, true] {
+    for received_on_device in [false, true] {
         simulate(14, async |sim| {
             let specs = all_kinds();
             let server = sim.server(server_config());
             let mut publisher = server.publisher(topic("t")).unwrap();
             publish(&server, &mut publisher, 1, &specs).await;
-            let config = Config { device: landed_on_device.then(|| device(u64::MAX)), ..client_config() };
+            let config = Config { device: received_on_device.then(|| device(u64::MAX)), ..client_config() };
             let (_client, mut subscription) = subscribe(&sim, config, Request::latest(topic("t"))).await;
             let snapshot = subscription.next().await.unwrap();
             // One slot is enough, even if it is shorter than a chunk.
@@ -111,9 +111,9 @@ fn a_snapshot_is_copied_to_device_memory() {
 
 /// Goal: after a failure, buffers on a device are returned when no copy to them is in flight, and not before; the error
 /// says that they are torn.
-/// Method: the connection is lost during copies, which pass a while later.
+/// Method: cut the path during copies, and let the copies pass later.
 #[test]
-fn buffers_come_back_after_their_copies() {
+fn buffers_are_returned_after_their_copies() {
     simulate(15, async |sim| {
         let specs = [noise("a", BYTES), noise("b", 1_000)];
         let server = sim.server(server_config());
@@ -182,10 +182,10 @@ fn buffers_under_a_lost_copy_are_withheld() {
     }
 }
 
-/// Goal: a call that is cancelled loses no version: the version in the buffers is the next snapshot.
-/// Method: cancel the call during the transfer; take the snapshot, which lies in the buffers.
+/// Goal: a call that is cancelled loses no version: the version in its buffers is the next snapshot.
+/// Method: cancel the call during the transfer; take the snapshot, which is in the buffers.
 #[test]
-fn a_call_that_is_given_up_loses_no_version() {
+fn a_cancelled_call_loses_no_version() {
     simulate(17, async |sim| {
         let specs = [noise("a", BYTES), noise("b", 1_000), noise("c", 3_000)];
         let server = sim.server(server_config());

@@ -1,4 +1,4 @@
-//! The operations of a life: a list that is made from a seed, and shortened after a failure.
+//! The operations of a life: a list that is derived from a seed, and reduced after a failure.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -12,7 +12,7 @@ pub(crate) const TOPICS: usize = 2;
 /// The settings of a life.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Setup {
-    /// Whether publishers wait for readers, or evict them.
+    /// Whether publishers wait for slow readers without limit; otherwise they evict them.
     pub(crate) blocks: bool,
     pub(crate) keep_versions: u32,
     pub(crate) linger_s: u64,
@@ -31,7 +31,7 @@ pub(crate) enum SubscriptionKind {
     Every {
         window: u32,
     },
-    /// In mode `every` under a name, so that its place is kept.
+    /// In mode `every` under a reader name, so that the server keeps its place.
     Named {
         window: u32,
     },
@@ -41,15 +41,15 @@ pub(crate) enum SubscriptionKind {
     },
 }
 
-/// The terms of a ticket. A client keeps its ticket while it is valid and has the wanted terms.
+/// The terms of a ticket. A client keeps its ticket while the ticket is valid and has the terms of the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TicketTerms {
-    /// For the first topic only.
+    /// Whether the ticket is for the first topic only.
     pub(crate) is_narrow: bool,
     pub(crate) expires_s: Option<u64>,
 }
 
-/// An operation. One that is impossible at its time has no effect, so every sublist is a life, too.
+/// An operation. An operation that is impossible at its time has no effect, so every part of a list is a life, too.
 #[derive(Debug, Clone)]
 pub(crate) enum Operation {
     Wait {
@@ -64,15 +64,15 @@ pub(crate) enum Operation {
     Withdraw {
         topic: usize,
     },
-    /// The server ends, with or without notifying its clients.
+    /// The server is stopped, with or without notifying its clients.
     Stop {
         silently: bool,
     },
-    /// A server starts. With its state, the newest versions are published again under their numbers.
+    /// A server starts. With the state of the last one, it publishes the newest versions again under their numbers.
     Start {
         with_state: bool,
     },
-    /// A client connects, closes its earlier connection, and subscribes to all topics.
+    /// A client closes its earlier connection, connects, and subscribes to all topics.
     Join {
         client: u8,
         tcp: bool,
@@ -115,100 +115,100 @@ pub(crate) enum Operation {
 
 /// The settings and operations that are derived from `seed`.
 pub(crate) fn life(seed: u64) -> (Setup, Vec<Operation>) {
-    let mut dice = ChaCha8Rng::seed_from_u64(!seed);
-    let blocks = dice.random_bool(0.5);
+    let mut rng = ChaCha8Rng::seed_from_u64(!seed);
+    let blocks = rng.random_bool(0.5);
     let setup = Setup {
         blocks,
-        keep_versions: dice.random_range(1..=6),
-        linger_s: if blocks { 20 } else { dice.random_range(0..20) },
-        publish_timeout_ms: dice.random_range(100..8_000),
-        delay_ms: dice.random_range(1..30),
-        jitter_ms: dice.random_range(0..10),
-        loss: [0.0, 0.0, 0.01, 0.03][dice.random_range(0..4)],
+        keep_versions: rng.random_range(1..=6),
+        linger_s: if blocks { 20 } else { rng.random_range(0..20) },
+        publish_timeout_ms: rng.random_range(100..8_000),
+        delay_ms: rng.random_range(1..30),
+        jitter_ms: rng.random_range(0..10),
+        loss: [0.0, 0.0, 0.01, 0.03][rng.random_range(0..4)],
     };
     let mut operations = vec![Operation::Start { with_state: false }];
     for client in 1..=CLIENTS {
-        operations.push(join(&mut dice, client));
+        operations.push(join(&mut rng, client));
     }
-    for _ in 0..dice.random_range(10..45) {
-        operations.push(operation(&mut dice));
-        if dice.random_bool(0.07) {
-            operations.extend(outage(&mut dice));
+    for _ in 0..rng.random_range(10..45) {
+        operations.push(operation(&mut rng));
+        if rng.random_bool(0.07) {
+            operations.extend(outage(&mut rng));
         }
     }
     (setup, operations)
 }
 
-fn operation(dice: &mut ChaCha8Rng) -> Operation {
-    let (client, topic) = (dice.random_range(1..=CLIENTS), dice.random_range(0..TOPICS));
-    match dice.random_range(0..100) {
-        0..35 => Operation::Publish { topic, versions: dice.random_range(1..5), bytes: bytes(dice) },
-        35..48 => Operation::Wait { ms: wait_ms(dice) },
-        48..56 => join(dice, client),
+fn operation(rng: &mut ChaCha8Rng) -> Operation {
+    let (client, topic) = (rng.random_range(1..=CLIENTS), rng.random_range(0..TOPICS));
+    match rng.random_range(0..100) {
+        0..35 => Operation::Publish { topic, versions: rng.random_range(1..5), bytes: bytes(rng) },
+        35..48 => Operation::Wait { ms: wait_ms(rng) },
+        48..56 => join(rng, client),
         56..60 => Operation::JoinAgain { client },
         60..64 => Operation::Leave { client },
         64..67 => Operation::List { client },
         67..72 => Operation::Cut { client },
-        72..76 => Operation::CutLane { client, lane: dice.random_range(0..3) },
+        72..76 => Operation::CutLane { client, lane: rng.random_range(0..3) },
         76..78 => Operation::ResetStreams { client },
         78..85 => Operation::Mend { client },
         85..88 => Operation::Revoke { client },
-        88..91 => Operation::Allow { topics: dice.random_range(0..1 << TOPICS) },
+        88..91 => Operation::Allow { topics: rng.random_range(0..1 << TOPICS) },
         91..93 => Operation::Withdraw { topic },
-        93..96 => Operation::Stop { silently: dice.random_bool(0.5) },
-        _ => Operation::Start { with_state: dice.random_bool(0.7) },
+        93..96 => Operation::Stop { silently: rng.random_bool(0.5) },
+        _ => Operation::Start { with_state: rng.random_bool(0.7) },
     }
 }
 
-/// A path that is cut during a transfer, for longer than the idle timeout or for less.
-fn outage(dice: &mut ChaCha8Rng) -> [Operation; 5] {
-    let (client, topic) = (dice.random_range(1..=CLIENTS), dice.random_range(0..TOPICS));
+/// The operations that cut a path during a transfer, for longer than the idle timeout or for less.
+fn outage(rng: &mut ChaCha8Rng) -> [Operation; 5] {
+    let (client, topic) = (rng.random_range(1..=CLIENTS), rng.random_range(0..TOPICS));
     [
-        Operation::Publish { topic, versions: 1, bytes: dice.random_range(300_000..1_500_000) },
-        Operation::Wait { ms: dice.random_range(10..500) },
+        Operation::Publish { topic, versions: 1, bytes: rng.random_range(300_000..1_500_000) },
+        Operation::Wait { ms: rng.random_range(10..500) },
         Operation::Cut { client },
-        Operation::Wait { ms: dice.random_range(1_000..16_000) },
+        Operation::Wait { ms: rng.random_range(1_000..16_000) },
         Operation::Mend { client },
     ]
 }
 
-fn join(dice: &mut ChaCha8Rng, client: u8) -> Operation {
-    let window = dice.random_range(1..5);
-    let kind = match dice.random_range(0..5) {
-        0 => SubscriptionKind::Latest { preempt: dice.random_bool(0.5) },
+fn join(rng: &mut ChaCha8Rng, client: u8) -> Operation {
+    let window = rng.random_range(1..5);
+    let kind = match rng.random_range(0..5) {
+        0 => SubscriptionKind::Latest { preempt: rng.random_bool(0.5) },
         1 => SubscriptionKind::Every { window },
         2 => SubscriptionKind::Continue { window },
         _ => SubscriptionKind::Named { window },
     };
-    let expires_s = dice.random_bool(0.15).then(|| dice.random_range(1..40));
+    let expires_s = rng.random_bool(0.15).then(|| rng.random_range(1..40));
     Operation::Join {
         client,
-        tcp: dice.random_bool(0.4),
-        lanes: [1, 1, 2, 3][dice.random_range(0..4)],
+        tcp: rng.random_bool(0.4),
+        lanes: [1, 1, 2, 3][rng.random_range(0..4)],
         kind,
-        pause_ms: [0, 0, 300, 6_000][dice.random_range(0..4)],
-        terms: TicketTerms { is_narrow: dice.random_bool(0.1), expires_s },
+        pause_ms: [0, 0, 300, 6_000][rng.random_range(0..4)],
+        terms: TicketTerms { is_narrow: rng.random_bool(0.1), expires_s },
     }
 }
 
-fn bytes(dice: &mut ChaCha8Rng) -> u64 {
-    match dice.random_range(0..4) {
-        0 => dice.random_range(0..2_000),
-        1 | 2 => dice.random_range(2_000..80_000),
-        _ => dice.random_range(80_000..900_000),
+fn bytes(rng: &mut ChaCha8Rng) -> u64 {
+    match rng.random_range(0..4) {
+        0 => rng.random_range(0..2_000),
+        1 | 2 => rng.random_range(2_000..80_000),
+        _ => rng.random_range(80_000..900_000),
     }
 }
 
 /// A waiting time: mostly short, sometimes longer than the idle timeout.
-fn wait_ms(dice: &mut ChaCha8Rng) -> u64 {
-    match dice.random_range(0..8) {
-        0..4 => dice.random_range(0..200),
-        4..7 => dice.random_range(200..4_000),
-        _ => dice.random_range(10_000..30_000),
+fn wait_ms(rng: &mut ChaCha8Rng) -> u64 {
+    match rng.random_range(0..8) {
+        0..4 => rng.random_range(0..200),
+        4..7 => rng.random_range(200..4_000),
+        _ => rng.random_range(10_000..30_000),
     }
 }
 
-/// Removes operations from `life`, in ever smaller groups, as long as it still fails.
+/// Removes operations from `life`, in ever smaller groups, as long as the remaining ones still fail.
 pub(crate) fn shrink<T: Clone>(mut life: Vec<T>, mut fails: impl FnMut(&[T]) -> bool) -> Vec<T> {
     let mut size = life.len() / 2;
     while size > 0 {

@@ -2,19 +2,18 @@
 
 use super::*;
 
-/// Goal: a lost connection that cannot be made again ends the client after the reconnect timeout; the error has both
-/// reasons.
+/// Goal: a client that cannot reconnect ends after the reconnect timeout; the error has both reasons.
 /// Method: cut the path; afterwards call every method of the client.
 #[test]
-fn a_connection_that_does_not_come_back() {
+fn a_client_ends_after_the_reconnect_timeout() {
     simulate(5, async |sim| {
         let server = sim.server(server_config());
         slow_path(&sim);
         let mut publisher = open(&server, 7);
-        let (client, mut subscription) = following(&sim).await;
+        let (client, mut subscription) = follow(&sim).await;
         let mut watch = client.watch(&Glob::new("none").unwrap()).await.unwrap();
         publish(&server, &mut publisher, 1, BYTES).await;
-        verified(&subscription, 1, BYTES / 4).await;
+        wait_until_verified(&subscription, 1, BYTES / 4).await;
         sim.cut(1);
         let cut = sim.elapsed();
         let error = subscription.next().await.unwrap_err();
@@ -47,10 +46,10 @@ fn a_connection_that_does_not_come_back() {
 /// Goal: when a server answers with another key, the client does not retry: its session ends at once with that error.
 /// Method: a server with another key takes the address of the first.
 #[test]
-fn another_key_after_a_restart() {
+fn another_key_after_a_restart_ends_the_session() {
     simulate(6, async |sim| {
         let server = sim.server(server_config());
-        let (client, mut subscription) = following(&sim).await;
+        let (client, mut subscription) = follow(&sim).await;
         publish(&server, &mut open(&server, 7), 1, 1000).await;
         subscription.next().await.unwrap();
         drop(server);
@@ -61,7 +60,7 @@ fn another_key_after_a_restart() {
         let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
         assert!(
             matches!(**source, ClientError::Connect(ConnectError::WrongKey { .. })),
-            "{source}: the key is to blame"
+            "{source}: the error is not about the key"
         );
         assert!(matches!(client.list().await.unwrap_err(), ClientError::Ended(_)));
         eventually("no session remains", || imposter.stats().sessions == 0).await;
@@ -69,9 +68,9 @@ fn another_key_after_a_restart() {
 }
 
 /// Goal: requests during an outage are sent over the next connection, except cancelled ones.
-/// Method: every request between two connections.
+/// Method: send every kind of request during an outage.
 #[test]
-fn commands_without_a_connection() {
+fn requests_during_an_outage_are_sent_after_it() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
         let mut publishers = vec![];
@@ -82,17 +81,16 @@ fn commands_without_a_connection() {
         }
         let client = sim.client(1, reconnecting()).await.unwrap();
         let mut kept = client.subscribe(&topic("a")).await.unwrap();
-        let given_up = client.subscribe(&topic("b")).await.unwrap();
+        let dropped = client.subscribe(&topic("b")).await.unwrap();
         let unwatched = client.watch(&Glob::new("**").unwrap()).await.unwrap();
         tensors::check(&kept.next().await.unwrap());
         sim.cut(1);
         sleep(OUTAGE_DURATION).await;
         publish(&server, &mut publishers[0], 2, 1000).await;
 
-        drop((given_up, unwatched));
-        let mut asked = client.subscribe(&topic("c")).await.unwrap();
-        let both = client.subscribe(&topic("b")).await.unwrap();
-        drop(both);
+        drop((dropped, unwatched));
+        let mut new = client.subscribe(&topic("c")).await.unwrap();
+        drop(client.subscribe(&topic("b")).await.unwrap());
         let mut watch = client.watch(&Glob::new("?").unwrap()).await.unwrap();
         drop(client.watch(&Glob::new("b").unwrap()).await.unwrap());
         let (listed, ()) = tokio::join!(client.list(), async {
@@ -101,7 +99,7 @@ fn commands_without_a_connection() {
         });
         let listed = listed.unwrap();
         assert!(listed.iter().map(|entry| entry.subscribers).eq([1, 0, 1]), "{listed:?}");
-        tensors::check(&asked.next().await.unwrap());
+        tensors::check(&new.next().await.unwrap());
         let snapshot = kept.next().await.unwrap();
         assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(2), 0));
         for name in ["a", "b", "c"] {
@@ -112,13 +110,13 @@ fn commands_without_a_connection() {
 }
 
 /// Goal: a client that is closed or dropped during an outage ends at once.
-/// Method: both, while it tries to reconnect.
+/// Method: close or drop the client while it tries to reconnect.
 #[test]
-fn closing_without_a_connection() {
+fn closing_during_an_outage_ends_at_once() {
     for close in [true, false] {
         simulate(8, async |sim| {
             let server = sim.server(server_config());
-            let (client, mut subscription) = following(&sim).await;
+            let (client, mut subscription) = follow(&sim).await;
             publish(&server, &mut open(&server, 7), 1, 1000).await;
             subscription.next().await.unwrap();
             sim.cut(1);
@@ -136,13 +134,13 @@ fn closing_without_a_connection() {
     }
 }
 
-/// Goal: encoded chunks survive a lost connection as raw ones do, also those that were being decoded.
+/// Goal: encoded chunks survive a lost connection as raw chunks do, also those that are being decoded.
 /// Method: tensors that compress, and cuts at random moments; decoding on the caller's thread and on workers.
 #[test]
-fn encoded_chunks_over_lost_connections() {
+fn encoded_chunks_survive_lost_connections() {
     for seed in seeds(20) {
         simulate(seed, async |sim| {
-            let mut dice = ChaCha8Rng::seed_from_u64(seed);
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let config = tensor_relay_server::Config { codec: CodecId::Zstd.into(), ..server_config() };
             let server = sim.server(config);
             slow_path(&sim);
@@ -160,7 +158,7 @@ fn encoded_chunks_over_lost_connections() {
             for version in 1..=2 {
                 let staged = tensors::stage(&server, specs.clone(), version);
                 publisher.publish(staged, tensors::metadata(version)).await.unwrap();
-                sleep(Duration::from_millis(dice.random_range(0..700))).await;
+                sleep(Duration::from_millis(rng.random_range(0..700))).await;
                 sim.cut(1);
                 sleep(OUTAGE_DURATION).await;
                 sim.mend(1);
@@ -183,7 +181,7 @@ fn manifests_are_not_sent_twice() {
             sim.server(tensor_relay_server::Config { codec: CodecId::Raw.into(), ..server_config() });
         slow_path(&sim);
         let mut publisher = open(&server, 7);
-        let (client, mut subscription) = following(&sim).await;
+        let (client, mut subscription) = follow(&sim).await;
         let name = |number| format!("{number:0>200}");
         let specs: Vec<_> = (0..4_000).map(|number| tensors::noise(&name(number), 150)).collect();
         let mut sent = vec![];
@@ -193,7 +191,7 @@ fn manifests_are_not_sent_twice() {
             assert!(staged.manifest().encoded().len() > 800_000);
             publisher.publish(staged, tensors::metadata(version)).await.unwrap();
             if version == 3 {
-                verified(&subscription, 3, 200_000).await;
+                wait_until_verified(&subscription, 3, 200_000).await;
                 sim.cut(1);
                 sleep(OUTAGE_DURATION).await;
                 sim.mend(1);
@@ -206,7 +204,7 @@ fn manifests_are_not_sent_twice() {
                 sim.cut(1);
                 sleep(OUTAGE_DURATION).await;
                 sim.mend(1);
-                eventually("it is connected again", || client.reconnects() == 1).await;
+                eventually("the client is connected again", || client.reconnects() == 1).await;
             }
         }
         let payload = 4_000 * 256;
@@ -217,15 +215,15 @@ fn manifests_are_not_sent_twice() {
     });
 }
 
-/// Goal: without reconnecting, a lost connection ends the subscription at once; a topic that ends during an outage ends
-/// its subscription after the reconnect.
-/// Method: one client without a reconnect timeout; a topic that ends during an outage.
+/// Goal: if a client does not reconnect, a lost connection ends its subscription at once; if it does, a topic that ends
+/// during the outage ends its subscription after the reconnect.
+/// Method: two clients, one of them without a reconnect timeout; a topic that ends during an outage.
 #[test]
-fn ends_over_lost_connections() {
+fn subscriptions_end_after_lost_connections() {
     simulate(10, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, 7);
-        let (_client, mut subscription) = following(&sim).await;
+        let (_client, mut subscription) = follow(&sim).await;
         let not_reconnecting = sim.client(2, client_config()).await.unwrap();
         let mut ending = not_reconnecting.subscribe(&topic("t")).await.unwrap();
         publish(&server, &mut publisher, 1, 1000).await;
@@ -246,12 +244,12 @@ fn ends_over_lost_connections() {
     });
 }
 
-/// Goal: the wait for a topic begins when there is a connection, since a client without one cannot know whether it
-/// exists.
-/// Method: subscribe right before and during an outage that is longer than the wait, and in which the topic is
-/// published.
+/// Goal: the wait for a topic begins when there is a connection, since a client without a connection cannot know
+/// whether the topic exists.
+/// Method: subscribe right before and during an outage that is longer than the wait, and publish the topic during the
+/// outage.
 #[test]
-fn a_topic_that_comes_during_an_outage() {
+fn the_wait_for_a_topic_begins_with_a_connection() {
     simulate(11, async |sim| {
         let server = sim.server(server_config());
         // Longer than the idle timeout.

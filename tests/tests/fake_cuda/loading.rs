@@ -1,4 +1,4 @@
-//! Programs load the fake driver if a test arranges it, and never by mistake.
+//! Programs load the fake driver if a test arranges it, and never by accident.
 
 use std::{env, fs, process::Command};
 
@@ -7,7 +7,7 @@ use tensor_relay_tests::fake_cuda::{self, Installed, Library, SYMBOLS};
 
 use crate::calls::{Current, function};
 
-/// The environment variable of child processes, which print whether they find a driver and exit.
+/// The environment variable that makes this test binary a child process, which prints what driver it finds and exits.
 const CHILD: &str = "FAKE_CUDA_CHILD";
 
 #[test]
@@ -33,14 +33,14 @@ fn child() {
     }
 }
 
-/// The output of a child process with this library, without the variable `without`.
-fn found_by_child(installed: &Installed, without: Option<&str>) -> String {
+/// What a child process with this library prints. The environment variable `removed` is not passed to it.
+fn found_by_child(installed: &Installed, removed: Option<&str>) -> String {
     let mut command = Command::new(env::current_exe().expect("a test knows its executable"));
     command
-        .args(["--exact", "pickup::child", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "loading::child", "--nocapture", "--test-threads=1"])
         .env(CHILD, "1");
     command.envs(installed.environment());
-    if let Some(name) = without {
+    if let Some(name) = removed {
         command.env_remove(name);
     }
     let output = command.output().expect("the test can be started again");
@@ -52,7 +52,7 @@ fn found_by_child(installed: &Installed, without: Option<&str>) -> String {
 }
 
 #[test]
-fn an_allowed_child_finds_the_driver_and_reports() {
+fn an_allowed_child_finds_the_driver_and_writes_a_report() {
     let installed = Installed::new(Library::Fake);
     assert_eq!(found_by_child(&installed, None), "0");
     let report = installed.report();
@@ -68,13 +68,14 @@ fn there_is_no_device_unless_the_fake_driver_is_allowed() {
 }
 
 #[test]
-fn installed_libraries_are_broken_as_described() {
+fn broken_libraries_fail_as_described() {
     assert_eq!(found_by_child(&Installed::new(Library::Stub), None), "34");
     assert_eq!(found_by_child(&Installed::new(Library::TooOld), None), "0");
     assert_eq!(found_by_child(&Installed::new(Library::Empty), None), "no cuInit");
 }
 
-/// Programs search for a file name, and must not find this library; the loader compares the soname inside.
+/// Programs search for `libcuda.so` by file name, and must not find this library. Once a test has loaded it, the
+/// dynamic linker finds it by its soname.
 #[test]
 fn the_file_name_differs_from_the_soname() {
     let library = fake_cuda::library();

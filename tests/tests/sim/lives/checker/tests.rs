@@ -1,4 +1,4 @@
-//! Tests of the judge with forged histories, each of which breaks a known promise.
+//! Tests of the checker with forged histories, each of which breaks a known promise.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn gap(after: (u64, u64), found: (u64, u64)) -> Event {
     Event::Gap { after: Some(id(after)), found: id(found) }
 }
 
-/// A history of one reader, in which versions 1 to 3 were published at 1, 2 and 3 s, and which ended at 100 s.
+/// A history of 100 s with one reader, in which versions 1 to 3 were published at 1, 2 and 3 s.
 fn history(mode: Mode, events: Vec<Event>) -> History {
     let published =
         (1..=3).map(|version| Published { at_ms: version * 1_000, topic: 0, id: Id { epoch: 1, version } });
@@ -52,18 +52,19 @@ fn versions(all: impl IntoIterator<Item = u64>) -> Vec<Event> {
     all.into_iter().map(|version| Event::Version(received(1, version))).collect()
 }
 
+/// A history that breaks no promise.
 fn good() -> History {
     history(Mode::Every, versions(1..=3))
 }
 
 #[track_caller]
 fn assert_breaches(history: &History, expected: &[Promise]) {
-    let breaches = judge(history);
+    let breaches = check(history);
     let promises: Vec<_> = breaches.iter().map(|breach| breach.promise).collect();
     assert_eq!(promises, expected, "{breaches:?}");
 }
 
-/// Each forged history below differs from these by one fact.
+/// The forged histories of the other tests differ from these.
 #[test]
 fn good_histories_have_no_breaches() {
     assert_breaches(&good(), &[]);
@@ -153,15 +154,16 @@ fn nobody_unauthorised() {
         received.was_awaited = false;
     }
     assert_breaches(&late, &[Promise::NobodyUnauthorised]);
-    late.published[2].at_ms = 12_000; // It may have arrived before.
+    late.published[2].at_ms = 12_000; // The version may have arrived while the right could still be used.
     assert_breaches(&late, &[]);
 
     let mut without = good();
     without.rights.clear();
-    assert_breaches(&without, &[Promise::NobodyUnauthorised; 4]); // Each version, and that it has not ended.
+    // One for each version, and one because the reader has not ended.
+    assert_breaches(&without, &[Promise::NobodyUnauthorised; 4]);
     let mut answered = good();
     answered.answers =
-        vec![(1, 1, Answer::LetIn), (1, 1, Answer::Listed(vec![0])), (1, 0, Answer::Listed(vec![0, 1]))];
+        vec![(1, 1, Answer::Admitted), (1, 1, Answer::Listed(vec![0])), (1, 0, Answer::Listed(vec![0, 1]))];
     assert_breaches(&answered, &[Promise::NobodyUnauthorised; 3]);
 }
 
@@ -189,6 +191,7 @@ fn place_kept() {
     (back.has_place, back.opened_ms, back.events[0].0) = (true, 3_000, 3_100);
     away.readers.push(back);
     assert_breaches(&away, &[Promise::PlaceKept]);
+    // Each of these changes gives a valid reason why the place was not kept.
     let not_broken = |change: fn(&mut History)| {
         let mut away = away.clone();
         change(&mut away);

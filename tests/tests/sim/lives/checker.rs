@@ -1,6 +1,7 @@
-//! The judge of a history: finds broken promises, from the events that clients saw alone. Pure: no network, no clock.
+//! The checker of a history: finds broken promises from the events that clients saw, and from nothing else. Pure: no
+//! network and no clock.
 
-mod forged;
+mod tests;
 
 use std::fmt;
 
@@ -17,7 +18,7 @@ pub(crate) enum Promise {
     Ordered,
     /// Mode `every`: each version is delivered, or reported missing.
     GapFree,
-    /// The place of a named reader is kept while it is away.
+    /// The place of a named reader is kept while the reader is away.
     PlaceKept,
     /// Mode `latest`: versions rise, and skips are counted.
     LatestMonotonic,
@@ -33,11 +34,11 @@ pub(crate) enum Promise {
     NobodyCutOff,
 }
 
-/// A promise that was broken, and how.
+/// A broken promise.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Breach {
     pub(crate) promise: Promise,
-    pub(crate) what: String,
+    pub(crate) description: String,
 }
 
 /// A version of a topic.
@@ -62,9 +63,9 @@ pub(crate) enum End {
     Unauthorised,
     /// The reader did not keep up.
     TooSlow,
-    /// The reader got a valid reason: its topic was withdrawn or never came, or the server was not reached for long.
+    /// The reader got a valid reason: its topic was withdrawn or not found, or the server was not reached again.
     Explained,
-    /// With any other error.
+    /// The subscription failed with any other error.
     Failed(String),
 }
 
@@ -76,11 +77,12 @@ pub(crate) struct Received {
     pub(crate) is_new_epoch: bool,
     /// The first difference from the published version, if any.
     pub(crate) torn: Option<String>,
-    /// Whether the user waited for it, so that it arrived at that time; otherwise it may have arrived earlier.
+    /// Whether the user was waiting for the snapshot, which therefore arrived at the time of the event. Otherwise it
+    /// may have arrived earlier.
     pub(crate) was_awaited: bool,
     pub(crate) wire_bytes: u64,
     pub(crate) payload_bytes: u64,
-    /// The number of times that the connection, or one of its lanes, was cut since it began.
+    /// How often the connection, or one of its lanes, has been cut so far.
     pub(crate) cuts: u64,
 }
 
@@ -98,14 +100,14 @@ pub(crate) struct Reader {
     pub(crate) principal: usize,
     pub(crate) topic: usize,
     pub(crate) mode: Mode,
-    /// The version after which it requested to begin.
+    /// The version after which the reader requested to begin.
     pub(crate) after: Option<Id>,
-    /// Whether it has a name, and a publisher that waits for readers.
+    /// Whether the reader has a name, and its publisher waits for readers.
     pub(crate) has_place: bool,
     pub(crate) opened_ms: u64,
-    /// The times when its connection, or one of its lanes, was cut.
+    /// The times when the reader's connection, or one of its lanes, was cut.
     pub(crate) cuts_ms: Vec<u64>,
-    /// The maximum number of bytes in flight, which a cut of its connection may cost.
+    /// The maximum number of bytes in flight, which may be sent again after a cut.
     pub(crate) cut_bytes: u64,
     /// The events, with their times in milliseconds.
     pub(crate) events: Vec<(u64, Event)>,
@@ -123,7 +125,7 @@ pub(crate) struct Right {
 /// A server's answer to a principal that connected or listed topics.
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {
-    LetIn,
+    Admitted,
     Refused,
     Listed(Vec<usize>),
 }
@@ -140,11 +142,12 @@ pub(crate) struct Published {
 pub(crate) struct History {
     /// The time for which a place is kept.
     pub(crate) linger_ms: u64,
-    /// The times when the server ended, and lost all places.
+    /// The times when the server was stopped, and lost all places.
     pub(crate) stops_ms: Vec<u64>,
     pub(crate) readers: Vec<Reader>,
     pub(crate) published: Vec<Published>,
     pub(crate) rights: Vec<Right>,
+    /// The answers, with their times in milliseconds and the principals that got them.
     pub(crate) answers: Vec<(u64, usize, Answer)>,
     /// The time and number of each topic's last version, published after all paths were repaired; `None` if the publish
     /// failed.
@@ -152,8 +155,8 @@ pub(crate) struct History {
     pub(crate) ended_ms: u64,
 }
 
-/// Every promise that `history` broke.
-pub(crate) fn judge(history: &History) -> Vec<Breach> {
+/// Finds all broken promises in `history`.
+pub(crate) fn check(history: &History) -> Vec<Breach> {
     let mut breaches = Breaches(vec![]);
     for (number, reader) in history.readers.iter().enumerate() {
         breaches.check_bytes(number, reader);
@@ -174,8 +177,8 @@ pub(crate) fn judge(history: &History) -> Vec<Breach> {
     breaches.0
 }
 
-/// The number of events of each kind that promises are about: a promise is not tested by lives without such events.
-pub(crate) fn occasions(history: &History) -> [(&'static str, usize); 9] {
+/// The numbers of events that test promises, by kind: a life without such events does not test the promise.
+pub(crate) fn event_counts(history: &History) -> [(&'static str, usize); 9] {
     let readers = || history.readers.iter();
     let received = || readers().flat_map(Reader::versions);
     let count = |which: fn(&Event) -> bool| {
@@ -200,7 +203,7 @@ pub(crate) fn occasions(history: &History) -> [(&'static str, usize); 9] {
                 .count(),
         ),
         ("evictions", count(|event| matches!(event, Event::Ended(End::TooSlow)))),
-        ("rights lost", count(|event| matches!(event, Event::Ended(End::Unauthorised)))),
+        ("lost rights", count(|event| matches!(event, Event::Ended(End::Unauthorised)))),
         ("refusals", answers(|answer| matches!(answer, Answer::Refused))),
         ("lists", answers(|answer| matches!(answer, Answer::Listed(topics) if !topics.is_empty()))),
     ]
@@ -209,9 +212,10 @@ pub(crate) fn occasions(history: &History) -> [(&'static str, usize); 9] {
 struct Breaches(Vec<Breach>);
 
 impl Breaches {
-    fn check(&mut self, holds: bool, promise: Promise, what: impl FnOnce() -> String) {
+    /// Adds a breach unless the promise holds.
+    fn check(&mut self, holds: bool, promise: Promise, description: impl FnOnce() -> String) {
         if !holds {
-            self.0.push(Breach { promise, what: what() });
+            self.0.push(Breach { promise, description: description() });
         }
     }
 
@@ -220,9 +224,9 @@ impl Breaches {
             self.check(received.torn.is_none(), Promise::Untorn, || {
                 format!("reader {number}, {}: {:?}", received.id, received.torn)
             });
-            let most = received.payload_bytes + received.cuts * reader.cut_bytes;
-            self.check(received.wire_bytes <= most, Promise::ResumedOnlyMissing, || {
-                format!("reader {number}, {}: {} of at most {most} bytes", received.id, received.wire_bytes)
+            let max = received.payload_bytes + received.cuts * reader.cut_bytes;
+            self.check(received.wire_bytes <= max, Promise::ResumedOnlyMissing, || {
+                format!("reader {number}, {}: {} bytes, at most {max}", received.id, received.wire_bytes)
             });
         }
     }
@@ -251,7 +255,9 @@ impl Breaches {
             match event {
                 Event::Gap { after, found } => {
                     self.check(*after == last && last.is_some(), Promise::GapFree, || {
-                        format!("reader {number}: a gap after {after:?} is reported, it was at {last:?}")
+                        format!(
+                            "reader {number}: a gap after {after:?} is reported, but {last:?} was received"
+                        )
                     });
                     reported = Some(*found);
                 }
@@ -276,7 +282,7 @@ impl Breaches {
         for number in 0..history.readers.len() {
             let Some((last, first)) = history.kept_place(number) else { continue };
             self.check(first <= last.next(), Promise::PlaceKept, || {
-                format!("reader {number}: began with {first}, it had left at {last}")
+                format!("reader {number}: began with {first}, although it had left after {last}")
             });
         }
     }
@@ -303,16 +309,16 @@ impl Breaches {
                 Event::Ended(End::Unauthorised) => {
                     let has_right = history.had_right_throughout(reader, reader.opened_ms, *at);
                     self.check(!has_right, Promise::NobodyCutOff, || {
-                        format!("reader {number} was cut off at {at} ms and had the right")
+                        format!("reader {number} was cut off at {at} ms, although it had the right")
                     });
                 }
                 Event::Ended(end) => {
-                    let is_good = match end {
+                    let is_valid = match end {
                         End::Failed(_) => false,
                         End::TooSlow => !reader.has_place,
                         _ => true,
                     };
-                    self.check(is_good, Promise::NobodyCutOff, || {
+                    self.check(is_valid, Promise::NobodyCutOff, || {
                         format!("reader {number} ended at {at} ms: {end:?}")
                     });
                 }
@@ -325,7 +331,7 @@ impl Breaches {
             let had_right = |topic| history.had_right_within(*principal, topic, *at, *at);
             let topics = 0..history.last.len();
             let (holds, promise) = match answer {
-                Answer::LetIn => (topics.into_iter().any(had_right), Promise::NobodyUnauthorised),
+                Answer::Admitted => (topics.into_iter().any(had_right), Promise::NobodyUnauthorised),
                 Answer::Listed(listed) => {
                     (listed.iter().copied().all(had_right), Promise::NobodyUnauthorised)
                 }
@@ -366,7 +372,7 @@ impl Breaches {
 }
 
 impl History {
-    /// Whether the principal had the right at some time of this period, or less than [`RIGHT_LINGER_MS`] before.
+    /// Whether the principal had the right at some time of this period, or at most [`RIGHT_LINGER_MS`] before.
     fn had_right_within(&self, principal: usize, topic: usize, from_ms: u64, until_ms: u64) -> bool {
         let mut rights = self
             .rights
@@ -377,14 +383,15 @@ impl History {
         })
     }
 
-    /// The last version before a named reader left, and the first after it came back, if its place must have been kept.
+    /// The last version before a named reader left, and the first after it came back. `None` if its place need not have
+    /// been kept.
     fn kept_place(&self, number: usize) -> Option<(Id, Id)> {
         let reader = &self.readers[number];
         let mut before = self.readers[..number].iter().rev();
         let before =
             before.find(|other| (other.principal, other.topic) == (reader.principal, reader.topic))?;
         let began = reader.events.iter().find(|(_, event)| matches!(event, Event::Version(_)))?.0;
-        // If the reader was cut off, only its first version proves that the server knew of it.
+        // If the reader's path was cut, only its first version proves that the server knew of the reader.
         let is_cut = reader.cuts_ms.iter().any(|at| (reader.opened_ms..=began).contains(at));
         let (left, back) = (before.away_since_ms()?, if is_cut { began } else { reader.opened_ms });
         let (last, first) = (before.versions().last()?.id, reader.versions().next()?.id);
@@ -420,8 +427,8 @@ impl Reader {
         })
     }
 
-    /// The time since when the server may treat the reader as away, if it ended: its end, or a cut after which nothing
-    /// arrived. A version that was not waited for may have arrived earlier, so it does not count.
+    /// The time from which the server may treat an ended reader as away: its end, or an earlier cut after which no
+    /// version arrived. Versions that were not awaited do not count, since they may have arrived before the cut.
     fn away_since_ms(&self) -> Option<u64> {
         let has_ended = |(_, event): &&(u64, Event)| matches!(event, Event::Ended(_));
         let left_ms = self.events.iter().find(has_ended)?.0;

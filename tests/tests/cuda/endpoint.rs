@@ -1,5 +1,5 @@
-//! Moves one tensor between devices by every operation of an engine: a transfer for the sweep. Has the helpers of all
-//! tests, too.
+//! An engine with memory for one tensor, and a transfer from one such endpoint to another by every operation of an
+//! engine, for the sweep. Also contains the helpers of all tests.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -13,9 +13,9 @@ use tokio::time::{Instant, sleep};
 /// Any error that a caller of the library can get.
 pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
-/// The bytes of the tensor: not a multiple of a chunk or page.
+/// The length of the tensor in bytes: not a multiple of a chunk or page.
 pub(crate) const LEN: usize = 5 * CHUNK + 17;
-/// The bytes of a chunk, and of a slot.
+/// The length of a chunk, and of a slot, in bytes.
 pub(crate) const CHUNK: usize = 40 << 10;
 
 /// Options with short timeouts.
@@ -33,14 +33,14 @@ pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| ((i * 31) ^ (i >> 8) ^ (i >> 16)) as u8).collect()
 }
 
-/// An engine with slots and memory for the tensor.
-pub(crate) struct End {
+/// An engine with slots, and with memory for the tensor.
+pub(crate) struct Endpoint {
     pub(crate) engine: Arc<CudaEngine>,
     pub(crate) slots: SlotPool,
     pub(crate) memory: Arc<CudaMemory>,
 }
 
-impl End {
+impl Endpoint {
     pub(crate) fn open(ordinal: usize, options: CudaOptions) -> Result<Self, Failure> {
         Self::of(CudaEngine::open(ordinal, options)?)
     }
@@ -110,7 +110,7 @@ pub(crate) async fn move_a_tensor(engines: &mut Vec<Arc<CudaEngine>>) -> Result<
     to.read().await
 }
 
-/// Copies every third chunk, from the chunk `first` on.
+/// Copies every third chunk, starting with the chunk `first`.
 async fn copy_from(source: &impl Source, sink: &impl Sink, first: usize) -> Result<(), Failure> {
     for number in (first..LEN.div_ceil(CHUNK)).step_by(3) {
         let start = (number * CHUNK) as u64;
@@ -120,18 +120,18 @@ async fn copy_from(source: &impl Source, sink: &impl Sink, first: usize) -> Resu
     Ok(())
 }
 
-fn open(ordinal: usize, engines: &mut Vec<Arc<CudaEngine>>) -> Result<End, Failure> {
+fn open(ordinal: usize, engines: &mut Vec<Arc<CudaEngine>>) -> Result<Endpoint, Failure> {
     let engine = CudaEngine::open(ordinal, short_timeouts())?;
     engines.push(engine.clone());
-    End::of(engine)
+    Endpoint::of(engine)
 }
 
-/// Lends the memory of `end`, like a caller of the library.
-fn lend(end: &End) -> Result<Arc<CudaMemory>, Failure> {
-    let fence = end.engine.fence(StreamHandle::LEGACY)?;
-    let owner = end.memory.clone();
+/// Lends the memory of `endpoint`, like a caller of the library.
+fn lend(endpoint: &Endpoint) -> Result<Arc<CudaMemory>, Failure> {
+    let fence = endpoint.engine.fence(StreamHandle::LEGACY)?;
+    let owner = endpoint.memory.clone();
     // SAFETY: the owner is the memory itself, nobody else writes to it, and earlier work that did is before the fence.
-    Ok(unsafe { end.engine.lend(owner.address(), LEN, owner, Some(fence)) })
+    Ok(unsafe { endpoint.engine.lend(owner.address(), LEN, owner, Some(fence)) })
 }
 
 /// Waits until an engine has freed all memory that it can free, and returns its counters.
@@ -157,7 +157,7 @@ pub(crate) async fn wait_for_no_objects(fake: &FakeCuda, reclaimed: u64) {
         if live.reclaimed <= reclaimed && (Live { reclaimed: 0, ..live }) == Live::default() {
             return;
         }
-        assert!(begun.elapsed() < Duration::from_secs(5), "these remain: {live:?}");
+        assert!(begun.elapsed() < Duration::from_secs(5), "driver objects remain: {live:?}");
         sleep(Duration::from_millis(1)).await;
     }
 }

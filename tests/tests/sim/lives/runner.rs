@@ -1,12 +1,12 @@
 //! Runs a life: applies its operations to real servers and clients, and records the events that the clients see.
 
-mod member;
+mod client;
 
 use super::{
-    judge::{Answer, DELIVERY_TIMEOUT_MS, Event, History, Id, Published},
+    checker::{Answer, DELIVERY_TIMEOUT_MS, Event, History, Id, Published},
     operation::{CLIENTS, Operation, Setup, TOPICS},
 };
-use member::Member;
+use client::ConnectedClient;
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
@@ -30,41 +30,45 @@ use tokio::{
 /// The chunks of these servers: small, so that most versions have several.
 const CHUNK_BYTES: u32 = 16 << 10;
 
-/// The time after which no more operations are begun, so that there is time for the end.
+/// The time after which no more operations are begun, so that readers have time to receive the last versions.
 const LIFE_DURATION: Duration = Duration::from_secs(330);
 
-/// The maximum time that a publisher waits for readers: until the loss of a reader is noticed, and its place expires.
+/// The maximum time that a publisher waits for readers: long enough to notice the loss of a reader, and for the place
+/// of that reader to expire.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// The history so far, shared by all members.
+/// The recorder of the history, shared by all clients.
 #[derive(Clone)]
 struct Log {
     history: Arc<Mutex<History>>,
     began: Instant,
     /// Whether readers take versions without a pause.
-    hurry: Arc<AtomicBool>,
+    no_pauses: Arc<AtomicBool>,
 }
 
-/// A topic, over restarts of the server.
+/// The state of a topic, which survives restarts of the server.
 struct TopicState {
     name: Topic,
     epoch: u64,
-    /// The newest version and its size, if there is one in this epoch.
+    /// The number and size of the newest version in this epoch, if there is one.
     newest: Option<(u64, u64)>,
     publisher: Option<Publisher>,
 }
 
-struct Stage<'a> {
+/// The servers and clients of a life.
+struct Runner<'a> {
     sim: &'a Sim,
     setup: Setup,
     log: Log,
     rules: watch::Sender<Arc<Rules>>,
     server: Option<Server>,
     topics: Vec<TopicState>,
+    /// The number of epochs so far.
     epochs: u64,
-    members: BTreeMap<u8, Member>,
-    principals: member::Principals,
-    cut: BTreeSet<(u8, u8)>,
+    clients: BTreeMap<u8, ConnectedClient>,
+    principals: client::Principals,
+    /// The client and lane of each path that is cut.
+    cut_lanes: BTreeSet<(u8, u8)>,
 }
 
 thread_local! {
@@ -72,34 +76,35 @@ thread_local! {
     static BEGAN: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// The maximum time until the address of a server that ended is free: its connections drain for three probe timeouts
+/// The maximum time until the address of a stopped server is free: its connections drain for three probe timeouts
 /// (RFC 9000 §10.2), which are long after a network failure.
 const ADDRESS_FREE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The time on the clock of tickets when a life begins.
+/// The time when a life begins, on the clock by which tickets expire.
 const CLOCK_START_S: u64 = 1_000_000;
 
-fn seconds() -> u64 {
+/// The clock by which tickets expire.
+fn clock_s() -> u64 {
     CLOCK_START_S + BEGAN.get().map_or(0, |began| began.elapsed().as_secs())
 }
 
 /// Applies `operations`; then repairs all paths, and waits until the readers have received the last versions.
-pub(super) async fn live(sim: &Sim, setup: Setup, operations: &[Operation]) -> History {
-    let mut stage = Stage::new(sim, setup);
+pub(super) async fn run(sim: &Sim, setup: Setup, operations: &[Operation]) -> History {
+    let mut runner = Runner::new(sim, setup);
     for operation in operations {
-        if stage.log.began.elapsed() < LIFE_DURATION {
-            stage.handle(operation).await;
+        if runner.log.began.elapsed() < LIFE_DURATION {
+            runner.handle(operation).await;
         }
     }
-    stage.end().await;
-    for (_, member) in std::mem::take(&mut stage.members) {
-        member.leave().await;
+    runner.end().await;
+    for (_, client) in std::mem::take(&mut runner.clients) {
+        client.leave().await;
     }
-    let mut history = stage.log.history();
+    let mut history = runner.log.history();
     std::mem::take(&mut *history)
 }
 
-impl<'a> Stage<'a> {
+impl<'a> Runner<'a> {
     fn new(sim: &'a Sim, setup: Setup) -> Self {
         let delay = Duration::from_millis(setup.delay_ms);
         let delay = delay..=delay + Duration::from_millis(setup.jitter_ms);
@@ -108,23 +113,23 @@ impl<'a> Stage<'a> {
         BEGAN.set(Some(began));
         let history =
             History { linger_ms: setup.linger_s * 1_000, last: vec![None; TOPICS], ..History::default() };
-        let log = Log { history: Arc::new(Mutex::new(history)), began, hurry: Arc::default() };
+        let log = Log { history: Arc::new(Mutex::new(history)), began, no_pauses: Arc::default() };
         let topic_state =
             |number| TopicState { name: topic(TOPIC_NAMES[number]), epoch: 0, newest: None, publisher: None };
-        let mut stage = Self {
+        let mut runner = Self {
             sim,
             setup,
             rules: watch::Sender::new(Arc::new(rules())),
-            principals: member::Principals::new(sim),
+            principals: client::Principals::new(sim),
             log,
             server: None,
             topics: (0..TOPICS).map(topic_state).collect(),
             epochs: 0,
-            members: BTreeMap::new(),
-            cut: BTreeSet::new(),
+            clients: BTreeMap::new(),
+            cut_lanes: BTreeSet::new(),
         };
-        stage.allow((1 << TOPICS) - 1);
-        stage
+        runner.allow((1 << TOPICS) - 1);
+        runner
     }
 
     async fn handle(&mut self, operation: &Operation) {
@@ -140,12 +145,12 @@ impl<'a> Stage<'a> {
             Operation::Start { with_state } => self.start(with_state).await,
             Operation::Join { client, tcp, lanes, kind, pause_ms, terms } => {
                 self.principals.issue(&self.log, client, terms);
-                let style = member::Style { tcp, lanes, kind, pause_ms };
-                self.join(client, style).await;
+                let options = client::ClientOptions { tcp, lanes, kind, pause_ms };
+                self.join(client, options).await;
             }
             Operation::JoinAgain { client } => {
-                if let Some(style) = self.members.get(&client).map(|member| member.style) {
-                    self.join(client, style).await;
+                if let Some(options) = self.clients.get(&client).map(|connected| connected.options) {
+                    self.join(client, options).await;
                 }
             }
             Operation::Leave { client } => self.leave(client).await,
@@ -153,7 +158,7 @@ impl<'a> Stage<'a> {
             Operation::Cut { client } => (0..LANES_MAX).for_each(|lane| self.cut(client, lane)),
             Operation::CutLane { client, lane } => self.cut(client, lane),
             Operation::ResetStreams { client } => {
-                self.note_cut(client);
+                self.record_cut(client);
                 for lane in 0..LANES_MAX {
                     self.sim.net.reset_streams(
                         &self.sim.server_host(),
@@ -179,58 +184,59 @@ impl<'a> Stage<'a> {
         });
     }
 
-    async fn join(&mut self, client: u8, style: member::Style) {
+    async fn join(&mut self, client: u8, options: client::ClientOptions) {
         self.leave(client).await;
         let blocks = self.setup.blocks;
-        let joined = Member::join(self.sim, &self.log, &self.principals, client, style, blocks).await;
-        if let Some(member) = joined {
-            self.members.insert(client, member);
+        let connected =
+            ConnectedClient::join(self.sim, &self.log, &self.principals, client, options, blocks).await;
+        if let Some(connected) = connected {
+            self.clients.insert(client, connected);
         }
     }
 
     async fn leave(&mut self, client: u8) {
-        if let Some(member) = self.members.remove(&client) {
-            member.leave().await;
+        if let Some(connected) = self.clients.remove(&client) {
+            connected.leave().await;
         }
     }
 
     async fn list(&self, client: u8) {
-        if let Some(member) = self.members.get(&client) {
-            member.list().await;
+        if let Some(connected) = self.clients.get(&client) {
+            connected.list().await;
         }
     }
 
     fn cut(&mut self, client: u8, lane: u8) {
-        self.note_cut(client);
-        self.cut.insert((client, lane));
+        self.record_cut(client);
+        self.cut_lanes.insert((client, lane));
         self.sim
             .net
             .partition(&self.sim.server_host(), &self.sim.net.host(lane_address(client, lane)));
     }
 
-    fn note_cut(&self, client: u8) {
-        if let Some(member) = self.members.get(&client) {
-            member.note_cut();
+    fn record_cut(&self, client: u8) {
+        if let Some(connected) = self.clients.get(&client) {
+            connected.record_cut();
         }
     }
 
     fn mend(&mut self, client: u8) {
         for lane in 0..LANES_MAX {
-            self.cut.remove(&(client, lane));
+            self.cut_lanes.remove(&(client, lane));
             self.sim
                 .net
                 .repair(&self.sim.server_host(), &self.sim.net.host(lane_address(client, lane)));
         }
     }
 
-    /// Ends the server; `silently` behind a partition, so that no client is notified.
+    /// Stops the server; `silently` behind a partition, so that no client is notified.
     async fn stop(&mut self, silently: bool) {
         let Some(server) = self.server.take() else { return };
         let now = self.log.now_ms();
         self.log.history().stops_ms.push(now);
-        let were_cut = self.cut.clone();
+        let were_cut = self.cut_lanes.clone();
         for client in 1..=CLIENTS {
-            self.note_cut(client);
+            self.record_cut(client);
             if silently {
                 (0..LANES_MAX).for_each(|lane| self.cut(client, lane));
             }
@@ -251,7 +257,7 @@ impl<'a> Stage<'a> {
             reader_linger: Duration::from_secs(self.setup.linger_s),
             ..server_config()
         };
-        let access = Access::following(self.rules.subscribe()).with_clock(seconds);
+        let access = Access::following(self.rules.subscribe()).with_clock(clock_s);
         self.server = Some(Server::start(self.listener().await, access, config));
         for number in 0..TOPICS {
             let state = &mut self.topics[number];
@@ -265,7 +271,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// A listener on the server's address, as soon as that is free.
+    /// Binds a listener on the server's address, as soon as the address is free.
     async fn listener(&self) -> Listener {
         let began = Instant::now();
         while began.elapsed() < ADDRESS_FREE_TIMEOUT {
@@ -276,7 +282,7 @@ impl<'a> Stage<'a> {
                 Err(_) => sleep(Duration::from_millis(10)).await,
             }
         }
-        panic!("a server that ended {ADDRESS_FREE_TIMEOUT:?} ago still has its address");
+        panic!("a server that was stopped {ADDRESS_FREE_TIMEOUT:?} ago still has its address");
     }
 
     /// Opens a topic, in a new epoch unless it has versions in its current one.
@@ -329,11 +335,11 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Repairs all paths, publishes once more, and waits until the readers have received that.
+    /// Repairs all paths, publishes one more version of each topic, and waits until the readers have received it.
     async fn end(&mut self) {
         self.sim.net.set_path(Path::default());
         (1..=CLIENTS).for_each(|client| self.mend(client));
-        self.log.hurry.store(true, Ordering::Relaxed);
+        self.log.no_pauses.store(true, Ordering::Relaxed);
         self.start(true).await;
         for number in 0..TOPICS {
             let id = self.publish(number, 10_000).await;

@@ -1,8 +1,8 @@
 //! A connected client with a reader of each topic; and the rights of all clients.
 
-use super::{CHUNK_BYTES, LANES_MAX, LIFE_DURATION, Log, TOPIC_NAMES, content, lane_address, seconds};
+use super::{CHUNK_BYTES, LANES_MAX, LIFE_DURATION, Log, TOPIC_NAMES, clock_s, content, lane_address};
 use crate::lives::{
-    judge::{Answer, End, Event, Id, Mode, Reader, Received, Right},
+    checker::{Answer, End, Event, Id, Mode, Reader, Received, Right},
     operation::{CLIENTS, SubscriptionKind, TOPICS, TicketTerms},
 };
 use futures_util::FutureExt;
@@ -33,7 +33,7 @@ use tokio::{
 
 /// How a client connects and reads.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Style {
+pub(super) struct ClientOptions {
     pub(super) tcp: bool,
     pub(super) lanes: u8,
     pub(super) kind: SubscriptionKind,
@@ -41,8 +41,8 @@ pub(super) struct Style {
 }
 
 /// A client that is connected, or reconnecting.
-pub(super) struct Member {
-    pub(super) style: Style,
+pub(super) struct ConnectedClient {
+    pub(super) options: ClientOptions,
     client: Client,
     principal: usize,
     readers: Vec<(usize, JoinHandle<()>)>,
@@ -53,21 +53,23 @@ pub(super) struct Member {
 /// The maximum number of a subscription's chunks in flight on one lane.
 const CREDIT_CHUNKS: u32 = 4;
 
-impl Member {
+impl ConnectedClient {
     /// Connects and subscribes to all topics; `None` if connecting fails.
     pub(super) async fn join(
         sim: &Sim,
         log: &Log,
         principals: &Principals,
         client: u8,
-        style: Style,
+        options: ClientOptions,
         blocks: bool,
     ) -> Option<Self> {
         let (principal, ticket, identity) = principals.credentials(sim, client)?;
         let config = Config {
-            lanes: Lanes::Fixed(style.lanes.into()),
-            lane_addresses: (0..style.lanes.min(LANES_MAX)).map(|lane| lane_address(client, lane)).collect(),
-            transport: if style.tcp { Transport::Tcp } else { Transport::Quic },
+            lanes: Lanes::Fixed(options.lanes.into()),
+            lane_addresses: (0..options.lanes.min(LANES_MAX))
+                .map(|lane| lane_address(client, lane))
+                .collect(),
+            transport: if options.tcp { Transport::Tcp } else { Transport::Quic },
             credit_chunks: CREDIT_CHUNKS,
             topic_timeout: LIFE_DURATION, // A topic may be late.
             identity,
@@ -85,22 +87,22 @@ impl Member {
             }
         };
         if client != CLIENTS {
-            log.record_answer(principal, Answer::LetIn); // A known key is let in even without rights.
+            log.record_answer(principal, Answer::Admitted); // A known key is admitted even without rights.
         }
         let (readers, cuts) = (vec![], Arc::default());
-        let mut member = Self { style, client: connected, principal, readers, cuts, log: log.clone() };
+        let mut connected = Self { options, client: connected, principal, readers, cuts, log: log.clone() };
         for number in 0..TOPICS {
-            member.subscribe(client, number, blocks).await;
+            connected.subscribe(client, number, blocks).await;
         }
-        member.list().await;
-        Some(member)
+        connected.list().await;
+        Some(connected)
     }
 
     async fn subscribe(&mut self, client: u8, number: usize, blocks: bool) {
         let last = self.log.last_of(self.principal, number);
         let name = topic(TOPIC_NAMES[number]);
         let every = |window| Request::every(name.clone()).window(window);
-        let (request, after) = match (self.style.kind, last) {
+        let (request, after) = match (self.options.kind, last) {
             (SubscriptionKind::Latest { preempt }, _) => (Request::latest(name).preempt(preempt), None),
             (SubscriptionKind::Named { window }, _) => {
                 let reader = ReaderName::new(&format!("client-{client}")).unwrap();
@@ -114,7 +116,7 @@ impl Member {
                 (every(window), None)
             }
         };
-        let mode = if matches!(self.style.kind, SubscriptionKind::Latest { .. }) {
+        let mode = if matches!(self.options.kind, SubscriptionKind::Latest { .. }) {
             Mode::Latest
         } else {
             Mode::Every
@@ -125,23 +127,23 @@ impl Member {
             topic: number,
             mode,
             after,
-            has_place: blocks && matches!(self.style.kind, SubscriptionKind::Named { .. }),
+            has_place: blocks && matches!(self.options.kind, SubscriptionKind::Named { .. }),
             opened_ms: self.log.now_ms(),
             cuts_ms: vec![],
-            cut_bytes: u64::from(CREDIT_CHUNKS * CHUNK_BYTES) * u64::from(self.style.lanes),
+            cut_bytes: u64::from(CREDIT_CHUNKS * CHUNK_BYTES) * u64::from(self.options.lanes),
             events: vec![],
         };
         let reader = self.log.add(reader);
-        let reading = Reading {
+        let task = ReaderTask {
             log: self.log.clone(),
             reader,
-            pause: Duration::from_millis(self.style.pause_ms),
+            pause: Duration::from_millis(self.options.pause_ms),
             cuts: Arc::clone(&self.cuts),
         };
-        self.readers.push((reader, tokio::spawn(reading.run(subscription))));
+        self.readers.push((reader, tokio::spawn(task.run(subscription))));
     }
 
-    /// Lists the topics, and records the answer if it comes in time.
+    /// Lists the topics, and records the answer if it arrives in time.
     pub(super) async fn list(&self) {
         if let Ok(Ok(topics)) = timeout(Duration::from_secs(15), self.client.list()).await {
             let number = |name: &str| TOPIC_NAMES.iter().position(|topic| *topic == name);
@@ -151,7 +153,7 @@ impl Member {
     }
 
     /// Records that the connection, or one of its lanes, is being cut.
-    pub(super) fn note_cut(&self) {
+    pub(super) fn record_cut(&self) {
         self.cuts.fetch_add(1, Ordering::Relaxed);
         let now = self.log.now_ms();
         for (reader, _) in &self.readers {
@@ -169,15 +171,15 @@ impl Member {
     }
 }
 
-/// The task of a reader: takes versions, and records the events.
-struct Reading {
+/// The task of a reader, which takes versions and records the events.
+struct ReaderTask {
     log: Log,
     reader: usize,
     pause: Duration,
     cuts: Arc<AtomicU64>,
 }
 
-impl Reading {
+impl ReaderTask {
     async fn run(self, mut subscription: Subscription) {
         loop {
             let event = {
@@ -208,7 +210,7 @@ impl Reading {
 
     async fn pause(&self) {
         let until = Instant::now() + self.pause;
-        while Instant::now() < until && !self.log.hurry.load(Ordering::Relaxed) {
+        while Instant::now() < until && !self.log.no_pauses.load(Ordering::Relaxed) {
             sleep(Duration::from_millis(100)).await;
         }
     }
@@ -252,12 +254,13 @@ fn end_of(error: &SubscriptionError) -> End {
 pub(super) struct Principals {
     /// The ticket of each client but the last.
     tickets: HashMap<u8, Issued>,
-    /// The key of the last client, whose principal is the first.
+    /// The key of the last client, whose principal is [`KEY_HOLDER`].
     key: Arc<Identity>,
-    /// The number of clients.
+    /// The number of principals so far: the key, and all issued tickets.
     count: usize,
 }
 
+/// An issued ticket.
 struct Issued {
     principal: usize,
     terms: TicketTerms,
@@ -283,7 +286,7 @@ impl Principals {
         }
         let principal = self.count;
         self.count += 1;
-        let expires_s = terms.expires_s.map(|after| seconds() + after);
+        let expires_s = terms.expires_s.map(|after| clock_s() + after);
         let until_ms = expires_s.map_or(u64::MAX, |at| (at - super::CLOCK_START_S) * 1_000);
         let topics = if terms.is_narrow { "a/*" } else { "**" };
         let claims = Claims {
@@ -308,7 +311,7 @@ impl Principals {
         Some(issued.claims.id)
     }
 
-    /// The access list, and its keys, that allow the client with the key these topics.
+    /// Returns an access list, and its keys, that allow the client with the key these topics. Records its rights.
     pub(super) fn allow(&self, log: &Log, topics: u8) -> (Acl, HashMap<Fingerprint, String>) {
         let is_allowed = |topic: usize| topics & (1 << topic) != 0;
         log.end_rights(KEY_HOLDER, |topic| !is_allowed(topic));
@@ -341,8 +344,8 @@ impl Log {
     fn last_of(&self, principal: usize, topic: usize) -> Option<Id> {
         let history = self.history();
         let readers = history.readers.iter().rev();
-        let mut of = readers.filter(|reader| (reader.principal, reader.topic) == (principal, topic));
-        of.find_map(|reader| {
+        let mut readers = readers.filter(|reader| (reader.principal, reader.topic) == (principal, topic));
+        readers.find_map(|reader| {
             reader.events.iter().rev().find_map(|(_, event)| match event {
                 Event::Version(received) => Some(received.id),
                 _ => None,
@@ -363,10 +366,10 @@ impl Log {
         let now = self.now_ms();
         let mut history = self.history();
         let mut rights = history.rights.iter();
-        let is_there = |right: &Right| {
+        let is_current = |right: &Right| {
             (right.principal, right.topic) == (principal, topic) && right.until_ms == u64::MAX
         };
-        if !rights.any(is_there) {
+        if !rights.any(is_current) {
             history
                 .rights
                 .push(Right { principal, topic, from_ms: now, until_ms: u64::MAX });

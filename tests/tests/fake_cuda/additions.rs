@@ -1,4 +1,4 @@
-//! The fake driver's additions to CUDA: injected failures and hangs, held copies, and reported violations.
+//! What only the fake driver has: injected failures and hangs, held copies, and reported violations.
 
 use std::{
     ptr,
@@ -27,7 +27,7 @@ fn fake() -> Turn {
 /// Checks that there was exactly one violation, whose text contains `words`.
 fn assert_violation(fake: &Turn, words: &str) {
     let violations = fake.violations();
-    assert!(violations.len() == 1 && violations[0].contains(words), "{violations:?} is not {words:?}");
+    assert!(violations.len() == 1 && violations[0].contains(words), "not one of {words:?}: {violations:?}");
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn torn_copies_are_visible() {
     call!(cuMemcpyDtoHAsync_v2(host.address(), memory, MIB, stream)).unwrap();
     assert!(
         host.read().iter().all(|byte| *byte == 0xA5),
-        "the old bytes are overwritten, the new ones have not arrived"
+        "the old bytes are overwritten, and the new ones have not arrived"
     );
     fake.set_gbps(0.0, 0.01);
     drop(gate);
@@ -61,7 +61,7 @@ fn fresh_device_memory_is_not_zero() {
 }
 
 #[test]
-fn a_gate_counts_waiting_copies_and_lets_some_pass() {
+fn a_gate_holds_copies_and_lets_a_number_of_them_pass() {
     let fake = fake();
     let _current = Current::new(0);
     let (first, second) = (stream(), stream());
@@ -121,7 +121,7 @@ fn an_asynchronous_error_corrupts_the_context_and_stops_host_functions() {
     block.lift();
     let failed: Answer = Err(CUresult::CUDA_ERROR_LAUNCH_FAILED);
     assert_eq!(call!(cuEventSynchronize(done)), failed);
-    assert_eq!(calls.load(Ordering::Acquire), 1, "only the first copy had ended");
+    assert_eq!(calls.load(Ordering::Acquire), 1, "only the host function after the first copy was called");
     let bytes = second.read();
     assert_eq!((bytes[0], bytes[MIB - 1]), (2, 0xA5), "the second copy is torn");
     assert_eq!(call!(cuStreamQuery(stream)), failed);
@@ -148,25 +148,25 @@ fn hanging_work_continues_when_it_is_released() {
 
 #[test]
 fn freeing_under_a_copy_is_a_violation() {
-    for what in ["host", "registered", "device", "in order"] {
+    for freed in ["host", "registered", "device", "device, asynchronously"] {
         let fake = fake();
         let _current = Current::new(0);
         let (copying, other) = (stream(), stream());
         let (host, memory) = (PageLocked::new(1, MIB), device_memory_of(2, MIB));
         let mut owned = vec![0_u8; MIB];
-        let to = if what == "registered" { owned.as_mut_ptr().cast() } else { host.address() };
-        if what == "registered" {
+        let to = if freed == "registered" { owned.as_mut_ptr().cast() } else { host.address() };
+        if freed == "registered" {
             call!(cuMemHostRegister_v2(to, MIB, 0)).unwrap();
         }
         let gate = fake.hold(0, Direction::DeviceToHost);
         call!(cuMemcpyDtoHAsync_v2(to, memory, MIB, copying)).unwrap();
-        let ended = match what {
+        let result = match freed {
             "host" => call!(cuMemFreeHost(to)),
             "registered" => call!(cuMemHostUnregister(to)),
             "device" => call!(cuMemFree_v2(memory)),
             _ => call!(cuMemFreeAsync(memory, other)).and_then(|()| call!(cuStreamSynchronize(other))),
         };
-        assert_eq!(ended.is_ok(), what == "in order", "{what}");
+        assert_eq!(result.is_ok(), freed == "device, asynchronously", "{freed}");
         assert_violation(&fake, "under a copy");
         drop(gate);
         call!(cuStreamSynchronize(copying)).unwrap();
@@ -192,12 +192,12 @@ fn double_free_and_use_after_free_are_violations() {
     call!(cuMemcpyDtoH_v2(address, memory, MIB)).unwrap_err();
     call!(cuMemFree_v2(memory)).unwrap();
     call!(cuMemcpyHtoD_v2(memory, host.address(), MIB)).unwrap_err();
-    let after: Vec<_> = fake
+    let uses_after_free: Vec<_> = fake
         .violations()
         .into_iter()
         .filter(|text| text.contains("after it was freed"))
         .collect();
-    assert_eq!(after.len(), 2, "{after:?}");
+    assert_eq!(uses_after_free.len(), 2, "{uses_after_free:?}");
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn releasing_the_context_under_a_copy_is_a_violation() {
 }
 
 #[test]
-fn a_context_destroyed_elsewhere_fails_calls() {
+fn calls_fail_after_their_context_was_destroyed() {
     let fake = fake();
     let _current = Current::new(0);
     let stream = stream();
@@ -245,7 +245,7 @@ fn a_context_destroyed_elsewhere_fails_calls() {
 }
 
 #[test]
-fn devices_have_memory_of_their_own() {
+fn each_device_has_its_own_memory() {
     let fake = fake();
     fake.reset_with(2, 4 * MIB);
     let first = Current::new(0);
@@ -267,7 +267,7 @@ fn devices_have_memory_of_their_own() {
 #[test]
 fn threads_with_a_context_from_before_a_reset_are_refused() {
     let fake = fake();
-    let before = Current::new(0);
+    let old = Current::new(0);
     let stream = stream();
     let (host, memory) = (PageLocked::new(1, MIB), device_memory(MIB));
     fake.set_gbps(0.001, 0.0);
@@ -275,12 +275,12 @@ fn threads_with_a_context_from_before_a_reset_are_refused() {
     fake.reset();
     assert_eq!(call!(cuStreamSynchronize(stream)), Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED));
     assert_eq!(host.read()[0], 1, "page-locked memory is still mapped");
-    let now = thread::spawn(|| {
+    let new_thread = thread::spawn(|| {
         let _current = Current::new(0);
         device_memory(100);
     });
-    now.join().unwrap();
-    assert!(!fake.calls().contains_key("cuStreamSynchronize"));
+    new_thread.join().unwrap();
+    assert!(!fake.calls().contains_key("cuStreamSynchronize"), "refused calls are not counted");
     assert_eq!(fake.violations(), [""; 0]);
-    drop(before);
+    drop(old);
 }

@@ -1,13 +1,13 @@
 //! Successive servers that publish different bytes under one epoch and version: clients compare content, not numbers
 //! (PROTOCOL.md §6.6).
 
+use crate::slow_path;
 use std::time::Duration;
 use tensor_relay_client::{Client, Receipt, Request, Subscription};
 use tensor_relay_protocol::{Epoch, TensorSpec, Version};
 use tensor_relay_server::{Publisher, Server};
 use tensor_relay_tests::{
     pair::{CHUNK_BYTES, Sim, eventually, reconnecting, retaining, server_config, simulate, topic},
-    simnet::Path,
     tensors,
 };
 use tokio::time::{sleep, timeout};
@@ -17,10 +17,10 @@ const BYTES: u64 = 1 << 20;
 
 const CHUNKS: u32 = (BYTES / CHUNK_BYTES as u64) as u32;
 
-/// The content that the second server publishes as version `n` is that of version `OTHER + n`.
+/// Content number `OTHER + n` is the other content that a later server publishes as version `n`.
 const OTHER: u64 = 1000;
 
-/// Long enough for a client to reconnect.
+/// Longer than a client needs to reconnect.
 const RECONNECT_DURATION: Duration = Duration::from_secs(8);
 
 fn open(server: &Server) -> Publisher {
@@ -44,14 +44,15 @@ async fn publish_of(
     }
 }
 
-async fn following(sim: &Sim, request: fn(tensor_relay_client::Topic) -> Request) -> (Client, Subscription) {
+async fn follow(sim: &Sim, request: fn(tensor_relay_client::Topic) -> Request) -> (Client, Subscription) {
     let client = sim.client(1, reconnecting()).await.unwrap();
     let subscription = client.subscribe_to(request(topic("t"))).await.unwrap();
     client.list().await.unwrap();
     (client, subscription)
 }
 
-/// Receives the next version, which must have this number and content, and continue the previous version.
+/// Receives the next version, which must have this number and content, and belong to the same epoch without a change of
+/// content.
 async fn next(subscription: &mut Subscription, version: u64, content: u64) -> Receipt {
     next_checked(subscription, (version, content), false).await
 }
@@ -64,12 +65,12 @@ async fn next_with_other_content(subscription: &mut Subscription, version: u64, 
 async fn next_checked(
     subscription: &mut Subscription,
     (version, content): (u64, u64),
-    anew: bool,
+    is_new_epoch: bool,
 ) -> Receipt {
     let snapshot = subscription.next().await.unwrap();
     assert_eq!(snapshot.id().version, Version(version));
     tensors::check_content(&snapshot, content);
-    assert_eq!((snapshot.skipped(), snapshot.is_new_epoch()), (0, anew));
+    assert_eq!((snapshot.skipped(), snapshot.is_new_epoch()), (0, is_new_epoch));
     snapshot.receipt()
 }
 
@@ -81,28 +82,23 @@ async fn restart(sim: &Sim, server: Server, publisher: Publisher) -> (Server, Pu
     (server, publisher)
 }
 
-/// Sets a slow path, four chunks per round trip, so that tests can act during a transfer.
-fn slow_path(sim: &Sim) {
-    let delay = Duration::from_millis(20);
-    sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
-}
-
-async fn half_is_verified(subscription: &Subscription) {
-    eventually("half of it is verified", || subscription.progress().verified_bytes >= BYTES / 2).await;
+async fn wait_until_half_is_verified(subscription: &Subscription) {
+    eventually("half of the version is verified", || subscription.progress().verified_bytes >= BYTES / 2)
+        .await;
 }
 
 /// Goal: a client that committed a version gets the whole version if the next server publishes other bytes under its
 /// number, and then continues; equal bytes are not sent again. Method: both modes; the second server publishes before
 /// and after the client reconnects.
 #[test]
-fn a_version_that_was_committed() {
+fn a_committed_version_with_other_content_is_sent_again() {
     for request in [Request::latest, Request::every] {
         for wait in [Duration::ZERO, RECONNECT_DURATION] {
             for other in [0, OTHER] {
                 simulate(1, async |sim| {
                     let server = sim.server(server_config());
                     let mut publisher = open(&server);
-                    let (_client, mut subscription) = following(&sim, request).await;
+                    let (_client, mut subscription) = follow(&sim, request).await;
                     publish(&server, &mut publisher, [1]).await;
                     next(&mut subscription, 1, 1).await;
 
@@ -116,7 +112,7 @@ fn a_version_that_was_committed() {
                     } else {
                         assert!(
                             timeout(RECONNECT_DURATION, subscription.next()).await.is_err(),
-                            "it has version 1"
+                            "version 1 is not delivered again"
                         );
                         assert!(sim.server_sent() - before < BYTES / 10);
                     }
@@ -128,10 +124,11 @@ fn a_version_that_was_committed() {
     }
 }
 
-/// Goal: a partial version is continued only by a server with the same bytes. Method: both modes; lose the first server
-/// during the version; the second publishes the same or other bytes, before and after the client reconnects.
+/// Goal: the transfer of a partial version is continued only by a server with the same bytes. Method: both modes; end
+/// the first server during the transfer; the second one publishes the same or other bytes, before and after the client
+/// reconnects.
 #[test]
-fn a_part_of_a_version() {
+fn a_partial_version_is_continued_only_with_the_same_bytes() {
     for request in [Request::latest, Request::every] {
         for wait in [Duration::ZERO, RECONNECT_DURATION] {
             for other in [0, OTHER] {
@@ -139,9 +136,9 @@ fn a_part_of_a_version() {
                     slow_path(&sim);
                     let server = sim.server(server_config());
                     let mut publisher = open(&server);
-                    let (_client, mut subscription) = following(&sim, request).await;
+                    let (_client, mut subscription) = follow(&sim, request).await;
                     publish(&server, &mut publisher, [1]).await;
-                    half_is_verified(&subscription).await;
+                    wait_until_half_is_verified(&subscription).await;
 
                     let (server, mut publisher) = restart(&sim, server, publisher).await;
                     sleep(wait).await;
@@ -150,33 +147,32 @@ fn a_part_of_a_version() {
                     let receipt = next(&mut subscription, 1, other + 1).await;
                     assert_eq!((receipt.resumed, receipt.chunks), (u32::from(other == 0), CHUNKS));
                     let sent = sim.server_sent() - before;
-                    let (least, most) =
-                        if other > 0 { (BYTES, BYTES * 12 / 10) } else { (0, BYTES * 6 / 10) };
-                    assert!((least..=most).contains(&sent), "{sent} of {BYTES}");
+                    let (min, max) = if other > 0 { (BYTES, BYTES * 12 / 10) } else { (0, BYTES * 6 / 10) };
+                    assert!((min..=max).contains(&sent), "{sent} of {BYTES}");
                 });
             }
         }
     }
 }
 
-/// Goal: a version whose number was committed before with other content is resumed like any other.
-/// Method: commit a version, lose a second server during a transfer of other bytes under its number; a third server has
-/// the second one's bytes.
+/// Goal: a version whose number was committed before with other content is resumed like any other version.
+/// Method: commit a version; a second server publishes other bytes under its number, and ends during the transfer; a
+/// third server has the bytes of the second.
 #[test]
-fn a_part_of_a_version_that_comes_afresh() {
+fn a_partial_version_with_other_content_is_resumed() {
     for request in [Request::latest, Request::every] {
         simulate(3, async |sim| {
             slow_path(&sim);
             let server = sim.server(server_config());
             let mut publisher = open(&server);
-            let (_client, mut subscription) = following(&sim, request).await;
+            let (_client, mut subscription) = follow(&sim, request).await;
             publish(&server, &mut publisher, [1]).await;
             next(&mut subscription, 1, 1).await;
             let (server, mut publisher) = restart(&sim, server, publisher).await;
             publish(&server, &mut publisher, [OTHER + 1]).await;
             let has_begun = || (1..BYTES).contains(&subscription.progress().verified_bytes);
-            eventually("its transfer has begun", has_begun).await;
-            half_is_verified(&subscription).await;
+            eventually("the transfer of the other content has begun", has_begun).await;
+            wait_until_half_is_verified(&subscription).await;
             let (server, mut publisher) = restart(&sim, server, publisher).await;
             publish(&server, &mut publisher, [OTHER + 1]).await;
             assert_eq!(next_with_other_content(&mut subscription, 1, OTHER + 1).await.resumed, 1);
@@ -186,16 +182,16 @@ fn a_part_of_a_version_that_comes_afresh() {
     }
 }
 
-/// Goal: in mode `every`, a reader continues at the version with other content, misses none after it and gets none
-/// before it. Method: a second server with the same two versions, another third one and a fourth, published before and
-/// after the client reconnects.
+/// Goal: in mode `every`, a reader continues at the first version whose content differs: it receives no earlier version
+/// again, and all later ones. Method: a second server publishes versions 1 and 2 with the same content, version 3 with
+/// other content, and version 4; before and after the client reconnects.
 #[test]
-fn every_version_from_the_other_one_on() {
+fn a_reader_continues_at_the_version_with_other_content() {
     for wait in [Duration::ZERO, RECONNECT_DURATION] {
         simulate(4, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server);
-            let (_client, mut subscription) = following(&sim, Request::every).await;
+            let (_client, mut subscription) = follow(&sim, Request::every).await;
             publish(&server, &mut publisher, 1..=3).await;
             for version in 1..=3 {
                 next(&mut subscription, version, version).await;
@@ -210,20 +206,20 @@ fn every_version_from_the_other_one_on() {
 }
 
 /// Goal: no delta is coded against a base whose bytes differ at the client. Method: a client with a base; a second
-/// server with other bytes as that version, and a similar next version. In mode `latest` the base's version itself is
-/// not sent again.
+/// server publishes other bytes as that version, and a similar next version. In mode `latest`, only the next version is
+/// sent.
 #[test]
-fn a_base_with_other_content() {
+fn no_delta_uses_a_base_with_other_content() {
     for request in [Request::latest, Request::every] {
         simulate(5, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server);
-            let (client, mut subscription) = following(&sim, request).await;
+            let (client, mut subscription) = follow(&sim, request).await;
             let steady = || tensors::steady("weights", BYTES);
             for version in 1..=3 {
                 publish_of(&server, &mut publisher, [version], steady).await;
                 let receipt = next(&mut subscription, version, version).await;
-                assert_eq!(receipt.codecs.deltas().chunks > 0, version == 3, "it has a base");
+                assert_eq!(receipt.codecs.deltas().chunks > 0, version == 3, "version {version}");
             }
             sim.cut(1);
             let (server, mut publisher) = restart(&sim, server, publisher).await;
