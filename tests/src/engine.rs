@@ -24,6 +24,8 @@ pub enum Behaviour {
     Held,
     /// Copies are refused, as by a stopped engine.
     Failing,
+    /// One copy is refused, and later ones are complete when the request returns.
+    FailingOnce,
     /// Copies never complete, and retain their slot and memory.
     Hanging,
 }
@@ -31,6 +33,7 @@ pub enum Behaviour {
 /// The host engine, with copies that behave as the test chooses.
 pub struct TestEngine {
     host: HostEngine,
+    memory: HostMemory,
     state: Mutex<State>,
 }
 
@@ -44,12 +47,12 @@ struct State {
     hanging: Vec<RequestedCopy>,
 }
 
-/// A copy that has not ended.
+/// A copy that has not ended. Its completion is `None` after [`TestEngine::report_stopped`].
 struct RequestedCopy {
     is_out: bool,
     segments: Vec<CopySegment<HostEngineMemory>>,
     slot: Slot,
-    completion: Completion,
+    completion: Option<Completion>,
 }
 
 impl TestEngine {
@@ -63,7 +66,8 @@ impl TestEngine {
             held: VecDeque::new(),
             hanging: Vec::new(),
         };
-        Arc::new(Self { host: HostEngine::inline(HostMemory::new(memory_bytes)), state: Mutex::new(state) })
+        let memory = HostMemory::new(memory_bytes);
+        Arc::new(Self { host: HostEngine::inline(memory.clone()), memory, state: Mutex::new(state) })
     }
 
     /// A device of this engine, with `slots` slots of `slot_bytes` bytes each.
@@ -76,11 +80,33 @@ impl TestEngine {
         self.state().behaviour = behaviour;
     }
 
-    /// Completes up to `count` held copies.
-    pub fn release(self: &Arc<Self>, count: usize) {
+    /// Completes up to `count` held copies, the oldest first.
+    pub fn release(&self, count: usize) {
         for _ in 0..count {
             let Some(copy) = self.state().held.pop_front() else { return };
             self.finish(copy);
+        }
+    }
+
+    /// Completes the newest held copy; returns whether there was one.
+    pub fn release_newest(&self) -> bool {
+        let copy = self.state().held.pop_back();
+        copy.map(|copy| self.finish(copy)).is_some()
+    }
+
+    /// Completes all held copies, and holds no later ones.
+    pub fn release_all(&self) {
+        self.behave(Behaviour::AtOnce);
+        self.release(usize::MAX);
+    }
+
+    /// Reports `EngineStopped` for the held copies, whose outcome is then unknown: their bytes are still moved when
+    /// they are released.
+    pub fn report_stopped(&self) {
+        for copy in &mut self.state().held {
+            if let Some(completion) = copy.completion.take() {
+                completion.finish(Err(CopyError::EngineStopped));
+            }
         }
     }
 
@@ -105,11 +131,16 @@ impl TestEngine {
         self.state().copies_in
     }
 
+    /// The number of allocated bytes of the device's memory, including those of copies that have not ended.
+    pub fn in_use_bytes(&self) -> u64 {
+        self.memory.stats().in_use_bytes
+    }
+
     fn start(&self, is_out: bool, segments: Vec<CopySegment<HostEngineMemory>>, slot: Slot) -> Copying {
         let mut state = self.state();
         *(if is_out { &mut state.copies_out } else { &mut state.copies_in }) += 1;
         let (completion, copying) = Copying::pair();
-        let copy = RequestedCopy { is_out, segments, slot, completion };
+        let copy = RequestedCopy { is_out, segments, slot, completion: Some(completion) };
         match state.behaviour {
             Behaviour::AtOnce => {
                 drop(state);
@@ -123,6 +154,10 @@ impl TestEngine {
             }
             Behaviour::Held => state.held.push_back(copy),
             Behaviour::Failing => return Copying::refused(CopyError::EngineStopped),
+            Behaviour::FailingOnce => {
+                state.behaviour = Behaviour::AtOnce;
+                return Copying::refused(CopyError::EngineStopped);
+            }
             Behaviour::Hanging => state.hanging.push(copy),
         }
         copying
@@ -136,14 +171,15 @@ impl TestEngine {
         tokio::spawn(async move {
             tokio::time::sleep_until(ends_at).await;
             drop(memory);
-            completion.finish(ended);
+            completion.map(|completion| completion.finish(ended));
         });
         copying
     }
 
     fn finish(&self, copy: RequestedCopy) {
         let RequestedCopy { is_out, segments, slot, completion } = copy;
-        completion.finish(self.run(is_out, segments, slot));
+        let ended = self.run(is_out, segments, slot);
+        completion.map(|completion| completion.finish(ended));
     }
 
     fn run(

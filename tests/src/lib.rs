@@ -3,15 +3,14 @@
 //! [`simnet`] is a network in memory whose faults all follow from a seed. [`pair`] runs a real server and real clients
 //! on it, on a clock that jumps to the next event. A scenario depends on its seed alone: it simulates minutes in
 //! milliseconds, and a failure can be repeated. [`tensors`] makes snapshots in which every byte identifies its tensor
-//! and version. [`engine`] and [`gated`] are copy engines that a test controls. [`processes`] runs the program itself,
-//! on this machine, in real time. [`fake_cuda`] loads and controls a fake CUDA driver.
+//! and version. [`engine`] is a copy engine that a test controls. [`processes`] runs the program itself, on this
+//! machine, in real time. [`fake_cuda`] loads and controls a fake CUDA driver.
 
 #![deny(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 pub mod engine;
 pub mod fake_cuda;
-pub mod gated;
 pub mod pair;
 pub mod processes;
 pub mod simnet;

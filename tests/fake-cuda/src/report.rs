@@ -81,7 +81,9 @@ static AT_EXIT: extern "C" fn() = {
         let state = state::lock();
         if state.initialized {
             let violations = state.report.violations.len();
-            state.report.append_line(&format!("exit {} violations={violations}", live(&state)));
+            state
+                .report
+                .append_line(&format!("exit {} violations={violations}", live(&state)));
         }
     }
     at_exit

@@ -1,8 +1,11 @@
 //! Borrowed files that are changed in place while they are served: server and subscribers report the change, and no
 //! process waits forever.
 
-use crate::{files, held_transfer::HeldTransfer};
-use std::fs::{self, File};
+use crate::{
+    files,
+    held_transfer::{HeldTransfer, MODEL_BYTES},
+};
+use std::fs::File;
 use tensor_relay_tests::processes::{Home, Signal};
 
 /// Starts a held transfer of the borrowed file `w`, beside the small file `s`.
@@ -78,7 +81,7 @@ fn a_watched_topic_continues_after_a_lost_version() {
         .home
         .run(&["subscribe", &ticket, "--once", "--wait=1"])
         .expect_error(5, &["no topic w"]);
-    fs::copy(transfer.home.path("intact"), transfer.home.path("w")).unwrap();
+    files::write_noise(&transfer.home.path("w"), MODEL_BYTES, 1);
     follower.wait_for_stdout("w version 2");
     files::assert_same(&transfer.home.path("w"), &transfer.home.path("follower/w.safetensors"));
     transfer.home.run(&["subscribe", &ticket, "--once"]).expect_code(0);

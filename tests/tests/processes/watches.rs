@@ -146,7 +146,8 @@ fn an_incomplete_file_is_not_published() {
 /// while the proxy holds.
 #[test]
 fn the_transfer_of_a_replaced_file_completes() {
-    let HeldTransfer { home, proxy, mut server, subscriber } = HeldTransfer::new(&["--hold=borrow", "--watch", INTERVAL], &["--once", "--json"]);
+    let HeldTransfer { home, proxy, mut server, subscriber } =
+        HeldTransfer::new(&["--hold=borrow", "--watch", INTERVAL], &["--once", "--json"]);
     fs::hard_link(home.path("w"), home.path("old")).unwrap();
     files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 2));
     server.process.wait_for_stdout(r#""version":2"#);
@@ -160,7 +161,8 @@ fn the_transfer_of_a_replaced_file_completes() {
 /// other bytes of the same size.
 #[test]
 fn an_overwritten_file_gives_no_torn_version() {
-    let HeldTransfer { home, proxy, mut server, subscriber } = HeldTransfer::new(&["--hold=borrow", "--watch", INTERVAL], &["--once", "--json"]);
+    let HeldTransfer { home, proxy, mut server, subscriber } =
+        HeldTransfer::new(&["--hold=borrow", "--watch", INTERVAL], &["--once", "--json"]);
     files::write_noise(&home.path("w"), MODEL_BYTES, 2);
     proxy.release();
     let line = server.process.wait_for_stderr("cannot be read any more");

@@ -10,11 +10,11 @@ use tensor_relay_client::{
     BufferError, Buffers, Client, Config, FillCause, Glob, Mirror, Request, SaveError, Snapshot, Stage,
     Subscription, SubscriptionError, Version,
 };
-use tensor_relay_device::{Capacity, Device, DeviceBuffer};
+use tensor_relay_device::{Device, DeviceBuffer};
 use tensor_relay_protocol::{CodecId, Dtype, TensorName, TensorSpec};
 use tensor_relay_server::{Publisher, Server};
 use tensor_relay_tests::{
-    gated::GatedEngine,
+    engine::{Behaviour, TestEngine},
     pair::{
         CHUNK_BYTES, Sim, client_config, device, eventually, reconnecting, retaining, seeds, server_config,
         simulate, topic,
@@ -37,9 +37,11 @@ fn credit() -> usize {
     client_config().credit_chunks as usize
 }
 
-/// A gated device whose slots have the size of chunks.
-fn gated(budget_bytes: u64, slots: usize) -> (Arc<GatedEngine>, Device) {
-    GatedEngine::device(budget_bytes, Capacity { slots, slot_bytes: CHUNK_BYTES as usize })
+/// An engine, and its device with slots of the size of chunks.
+fn controlled(budget_bytes: u64, slots: usize) -> (Arc<TestEngine>, Device) {
+    let engine = TestEngine::new(budget_bytes);
+    let device = engine.device(slots, CHUNK_BYTES as usize);
+    (engine, device)
 }
 
 async fn subscribe(sim: &Sim, config: Config, request: Request) -> (Client, Subscription) {
@@ -180,7 +182,7 @@ fn device_memory_is_reused() {
             let specs = tensors::random(&mut ChaCha8Rng::seed_from_u64(seed), BYTES);
             let server = sim.server(server_config());
             let mut publisher = server.publisher(topic("t")).unwrap();
-            let (engine, device) = gated(3 * BYTES, 8);
+            let (engine, device) = controlled(3 * BYTES, 8);
             let select: &[&str] = if seed % 2 == 0 { &[] } else { &["*1", "*2"] };
             let request =
                 Request::latest(topic("t")).select(select.iter().map(|glob| Glob::new(glob).unwrap()));
@@ -213,25 +215,25 @@ fn a_version_is_resumed() {
             let server = sim.server(server_config());
             slow_path(&sim);
             let mut publisher = server.publisher(topic("t")).unwrap();
-            let (engine, device) = gated(u64::MAX, 16);
+            let (engine, device) = controlled(u64::MAX, 16);
             let config = receiving_on(&device, reconnecting());
             let (client, mut subscription) = subscribe(&sim, config, Request::latest(topic("t"))).await;
             let progress = subscription.progress_reader();
             let (snapshot, ()) = tokio::join!(subscription.next(), async {
                 publish(&server, &mut publisher, 1, &specs).await;
                 eventually("the transfer runs", || progress().verified_bytes > BYTES / 2).await;
-                engine.close();
-                eventually("a copy is in flight", || engine.in_flight() > 0).await;
+                engine.behave(Behaviour::Held);
+                eventually("a copy is in flight", || engine.held() > 0).await;
                 sim.cut(1);
                 sleep(OUTAGE_DURATION).await;
                 assert_eq!(client.reconnects(), 0);
                 sim.mend(1);
                 sleep(OUTAGE_DURATION).await;
-                let in_flight = engine.in_flight();
+                let in_flight = engine.held();
                 assert!(in_flight > 0 && engine.in_use_bytes() > 0);
                 assert_eq!(client.reconnects(), 1);
-                while engine.let_newest_pass() {}
-                engine.open();
+                while engine.release_newest() {}
+                engine.release_all();
             });
             let snapshot = snapshot.unwrap();
             tensors::check(&snapshot);
@@ -251,13 +253,13 @@ fn a_version_given_up_during_its_copies() {
             let specs = [noise("a", BYTES)];
             let server = sim.server(server_config());
             let mut publisher = server.publisher(topic("t")).unwrap();
-            let (engine, device) = gated(u64::MAX, 16);
+            let (engine, device) = controlled(u64::MAX, 16);
             let config = receiving_on(&device, client_config());
             let (_client, mut subscription) =
                 subscribe(&sim, config.clone(), Request::latest(topic("t"))).await;
-            engine.close();
+            engine.behave(Behaviour::Held);
             publish(&server, &mut publisher, 1, &specs).await;
-            eventually("copies are in flight", || engine.in_flight() == credit()).await;
+            eventually("copies are in flight", || engine.held() == credit()).await;
             if lost {
                 sim.cut(1);
                 let ended = subscription.next().await.unwrap_err();
@@ -266,20 +268,20 @@ fn a_version_given_up_during_its_copies() {
             }
             drop(subscription);
             sleep(OUTAGE_DURATION).await;
-            assert_eq!((engine.in_flight(), device.slots().available()), (credit(), 16 - credit()));
+            assert_eq!((engine.held(), device.slots().available()), (credit(), 16 - credit()));
             let old_bytes = engine.in_use_bytes();
             assert!(old_bytes >= BYTES, "memory under a copy is not reused");
 
             let client = sim.client(2, config).await.unwrap();
             let mut subscription = client.subscribe(&topic("t")).await.unwrap();
             let (snapshot, ()) = tokio::join!(subscription.next(), async {
-                eventually("new copies are in flight", || engine.in_flight() > credit()).await;
+                eventually("new copies are in flight", || engine.held() > credit()).await;
                 // Newest first: the old copies end last.
-                while engine.in_flight() > credit() || copies_begin(&engine).await {
-                    engine.let_newest_pass();
+                while engine.held() > credit() || copies_begin(&engine).await {
+                    engine.release_newest();
                     sleep(Duration::from_millis(1)).await;
                 }
-                engine.open();
+                engine.release_all();
             });
             tensors::check(&snapshot.unwrap());
             eventually("memory is free", || engine.in_use_bytes() < old_bytes + BYTES).await;
@@ -288,10 +290,10 @@ fn a_version_given_up_during_its_copies() {
 }
 
 /// Whether copies begin within half a second.
-async fn copies_begin(engine: &GatedEngine) -> bool {
-    let before = engine.begun();
+async fn copies_begin(engine: &TestEngine) -> bool {
+    let before = engine.copies_in();
     sleep(Duration::from_millis(500)).await;
-    engine.begun() > before
+    engine.copies_in() > before
 }
 
 /// Goal: the number of versions that a user holds is bounded on a device, too: a held tensor counts like its snapshot.
@@ -325,7 +327,7 @@ fn an_idle_user_gets_the_newest_version() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
-        let (engine, device) = gated(5 << 20, 8);
+        let (engine, device) = controlled(5 << 20, 8);
         let config = receiving_on(&device, client_config());
         let (_client, mut subscription) = subscribe(&sim, config, Request::latest(topic("t"))).await;
         for version in 1..=6 {
@@ -373,18 +375,18 @@ fn a_failed_copy_ends_only_its_subscription() {
         let server = sim.server(server_config());
         let (mut one, mut other) =
             (server.publisher(topic("one")).unwrap(), server.publisher(topic("other")).unwrap());
-        let (engine, device) = gated(u64::MAX, 16);
+        let (engine, device) = controlled(u64::MAX, 16);
         let config = receiving_on(&device, client_config());
         let (client, mut failing) = subscribe(&sim, config, Request::latest(topic("one"))).await;
         let mut unaffected = client.subscribe(&topic("other")).await.unwrap();
         client.list().await.unwrap();
-        engine.fail(1);
+        engine.behave(Behaviour::FailingOnce);
         publish(&server, &mut one, 1, &[noise("a", BYTES)]).await;
         let error = failing.next().await.unwrap_err();
         let SubscriptionError::Device { id, device: device_name, detail, is_final: true } = &error else {
             panic!("{error}")
         };
-        assert_eq!((id.topic.as_str(), &**device_name), ("one", "gated"));
+        assert_eq!((id.topic.as_str(), &**device_name), ("one", "test"));
         assert!(error.is_final() && detail.contains("engine has stopped"), "{error}");
         for version in 1..=3 {
             publish(&server, &mut other, version, &[noise("a", BYTES)]).await;
@@ -407,11 +409,11 @@ fn hanging_copies_cost_only_a_version() {
             let specs = [noise("a", BYTES)];
             let server = sim.server(server_config());
             let mut publisher = server.publisher_with(topic("t"), None, retaining(4)).unwrap();
-            let (engine, device) = gated(u64::MAX, 16);
+            let (engine, device) = controlled(u64::MAX, 16);
             let request = if every { Request::every(topic("t")) } else { Request::latest(topic("t")) };
             let config = receiving_on(&device, client_config());
             let (_client, mut subscription) = subscribe(&sim, config, request).await;
-            engine.close();
+            engine.behave(Behaviour::Held);
             let began = sim.elapsed();
             publish(&server, &mut publisher, 1, &specs).await;
             let error = subscription.next().await.unwrap_err();
@@ -420,17 +422,17 @@ fn hanging_copies_cost_only_a_version() {
                 id.version == Version(1) && !error.is_final() && sim.elapsed() - began < HANG_DURATION_MAX
             );
             assert!(error.to_string().contains("within 25s"), "{error}");
-            let stuck = engine.in_flight();
+            let stuck = engine.held();
             assert!(stuck > 0 && engine.in_use_bytes() == BYTES, "{stuck} copies keep the version's memory");
 
             publish(&server, &mut publisher, 2, &specs).await;
             let (snapshot, ()) = tokio::join!(next_after_gaps(&mut subscription), async {
-                while copies_begin(&engine).await || engine.in_flight() > stuck {
-                    engine.let_newest_pass();
+                while copies_begin(&engine).await || engine.held() > stuck {
+                    engine.release_newest();
                 }
             });
             assert_eq!(snapshot.id().version, Version(2));
-            engine.open();
+            engine.release_all();
             tensors::check(&snapshot);
             sleep(OUTAGE_DURATION).await;
             assert_eq!(engine.in_use_bytes(), BYTES, "only the user's version has memory");
@@ -457,21 +459,21 @@ fn copies_overlap_with_reception() {
         let server = sim.server(server_config());
         slow_path(&sim);
         let mut publisher = server.publisher(topic("t")).unwrap();
-        let (engine, device) = gated(u64::MAX, 16);
+        let (engine, device) = controlled(u64::MAX, 16);
         let config = receiving_on(&device, client_config());
         let (client, mut subscription) = subscribe(&sim, config, Request::latest(topic("t"))).await;
-        engine.close();
+        engine.behave(Behaviour::Held);
         let (snapshot, ()) = tokio::join!(subscription.next(), async {
             publish(&server, &mut publisher, 1, &[noise("a", BYTES)]).await;
             let chunks = BYTES / u64::from(CHUNK_BYTES);
-            while engine.begun() < chunks {
-                let begun = engine.begun();
-                eventually("another chunk arrives during a copy", || engine.begun() > begun + 1).await;
-                while engine.in_flight() > 1 {
-                    engine.let_one_pass();
+            while engine.copies_in() < chunks {
+                let begun = engine.copies_in();
+                eventually("another chunk arrives during a copy", || engine.copies_in() > begun + 1).await;
+                while engine.held() > 1 {
+                    engine.release(1);
                 }
             }
-            engine.open();
+            engine.release_all();
         });
         tensors::check(&snapshot.unwrap());
         let chunks = BYTES / u64::from(CHUNK_BYTES);

@@ -12,7 +12,7 @@ fn versions_arrive_in_the_users_device_memory() {
             let specs = all_kinds();
             let server = sim.server(server_config());
             let mut publisher = server.publisher(topic("t")).unwrap();
-            let (engine, device) = gated(u64::MAX, 16);
+            let (engine, device) = controlled(u64::MAX, 16);
             let mut buffers = buffers_on(&device, &specs);
             let before = engine.in_use_bytes();
             let request =
@@ -95,7 +95,7 @@ fn a_snapshot_is_copied_to_device_memory() {
             let (_client, mut subscription) = subscribe(&sim, config, Request::latest(topic("t"))).await;
             let snapshot = subscription.next().await.unwrap();
             // One slot is enough, even if it is shorter than a chunk.
-            let (_, own) = GatedEngine::device(u64::MAX, Capacity { slots: 1, slot_bytes: 5_000 });
+            let own = TestEngine::new(u64::MAX).device(1, 5_000);
             let mut buffers = buffers_on(&own, &specs);
             let wrong = own.allocate(1).unwrap();
             let right = buffers.insert(specs[0].name.clone(), wrong).unwrap();
@@ -118,18 +118,18 @@ fn buffers_are_returned_after_their_copies() {
         let specs = [noise("a", BYTES), noise("b", 1_000)];
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
-        let (engine, device) = gated(u64::MAX, 16);
+        let (engine, device) = controlled(u64::MAX, 16);
         let (_client, mut subscription) = subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
-        engine.close();
+        engine.behave(Behaviour::Held);
         let began = sim.elapsed();
         let (filled, ()) = tokio::join!(subscription.next_into_device(buffers_on(&device, &specs)), async {
             sleep(Duration::from_millis(100)).await;
             publish(&server, &mut publisher, 1, &specs).await;
-            eventually("copies are in flight", || engine.in_flight() == credit()).await;
+            eventually("copies are in flight", || engine.held() == credit()).await;
             sim.cut(1);
             sleep(OUTAGE_DURATION).await;
-            assert_eq!(engine.in_flight(), credit());
-            engine.open();
+            assert_eq!(engine.held(), credit());
+            engine.release_all();
         });
         let error = filled.unwrap_err();
         assert!(sim.elapsed() - began >= OUTAGE_DURATION && sim.elapsed() - began < OUTAGE_DURATION * 2);
@@ -152,15 +152,15 @@ fn buffers_under_a_lost_copy_are_withheld() {
             let specs = [noise("a", BYTES), noise("b", BYTES)];
             let server = sim.server(server_config());
             let mut publisher = server.publisher(topic("t")).unwrap();
-            let (engine, device) = gated(u64::MAX, 16);
+            let (engine, device) = controlled(u64::MAX, 16);
             let (_client, mut subscription) =
                 subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
-            engine.close();
+            engine.behave(Behaviour::Held);
             let (filled, ()) =
                 tokio::join!(subscription.next_into_device(buffers_on(&device, &specs)), async {
                     sleep(Duration::from_millis(100)).await;
                     publish(&server, &mut publisher, 1, &specs).await;
-                    eventually("copies are in flight", || engine.in_flight() == credit()).await;
+                    eventually("copies are in flight", || engine.held() == credit()).await;
                     if !hangs {
                         engine.report_stopped();
                     }
@@ -176,7 +176,7 @@ fn buffers_under_a_lost_copy_are_withheld() {
             assert!(error.buffers.get("b").is_some());
             drop(error);
             assert!(engine.in_use_bytes() >= BYTES, "copies may still write to the memory of `a`");
-            engine.open();
+            engine.release_all();
             eventually("memory is free", || engine.in_use_bytes() == 0).await;
         });
     }
@@ -191,7 +191,7 @@ fn a_cancelled_call_loses_no_version() {
         let server = sim.server(server_config());
         slow_path(&sim);
         let mut publisher = server.publisher(topic("t")).unwrap();
-        let (_, device) = gated(u64::MAX, 16);
+        let (_, device) = controlled(u64::MAX, 16);
         let (_client, mut subscription) = subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
         let progress = subscription.progress_reader();
         tokio::select! {
