@@ -7,7 +7,7 @@
 The weights come from Python packages. Two models are written in f32 and converted to bf16, f16, fp8 and f64: MiniLM, a
 transformer for sentences (22.7 million weights), and CREPE, a convolutional network that detects pitch (22.2 million).
 The fp8 format e4m3 is written twice: with one scale per tensor, and with one per 128 elements. The other models are
-written in their own dtypes:
+written in their own dtypes, and one converted in addition:
 
 | file | content |
 |---|---|
@@ -49,7 +49,8 @@ LIMIT_BYTES = 32 << 20
 """The size limit of the f64 file and of the four-bit file. Larger samples would not change the results."""
 
 LEGACY_PICKLES = 3
-"""The pickles before the one with the tensors in a checkpoint of PyTorch before 1.6: magic number, version, type sizes."""
+"""How many pickles precede that of the tensors in a checkpoint of PyTorch 1.5 or older: magic number, version, type
+sizes."""
 
 
 def package_file(package: str, path: str) -> Path:
@@ -116,17 +117,18 @@ def storages(path: Path, dtype: str) -> Tensors:
 
 
 def legacy_storages(path: Path) -> Tensors:
-    """The f32 storages of a checkpoint of PyTorch before 1.6, in the order of its tensors.
+    """The f32 storages of a checkpoint of PyTorch 1.5 or older, in the order of its tensors.
 
-    In the file they follow the pickles, each after its length, in the order of the last pickle's keys.
+    In the file the storages come after all pickles, in the order of the keys in the last pickle. Before each is its
+    length.
     """
     with path.open("rb") as file:
         for _ in range(LEGACY_PICKLES):
-            StorageKeyCollector(file).load()
-        keys = StorageKeyCollector(file)
-        keys.load()
-        found = {key: legacy_storage(file) for key in StorageKeyCollector(file).load()}
-    return in_order(found[key] for key in keys.storages)
+            SafeUnpickler(file).load()
+        tensors_pickle = SafeUnpickler(file)
+        tensors_pickle.load()
+        found = {key: legacy_storage(file) for key in SafeUnpickler(file).load()}
+    return in_order(found[key] for key in tensors_pickle.storage_keys)
 
 
 def legacy_storage(file: IO[bytes]) -> np.ndarray[Any, Any]:
@@ -135,12 +137,12 @@ def legacy_storage(file: IO[bytes]) -> np.ndarray[Any, Any]:
     return np.frombuffer(file.read(4 * elements), "<f4")
 
 
-class StorageKeyCollector(pickle.Unpickler):
-    """Collects the keys of the storages in a pickle. Imports and calls nothing that the pickle names."""
+class SafeUnpickler(pickle.Unpickler):
+    """Loads a pickle, and collects the keys of its storages. Imports and calls nothing that the pickle names."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
-        self.storages: dict[str, None] = {}
+        self.storage_keys: dict[str, None] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         """Replaces every class but OrderedDict by a stub."""
@@ -148,7 +150,7 @@ class StorageKeyCollector(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> None:
         """Records the key of a storage. `pid` is a tag, the storage's type, key, device and length."""
-        self.storages[pid[2]] = None
+        self.storage_keys[pid[2]] = None
 
 
 def stub(*_: object) -> None:
@@ -169,7 +171,7 @@ def in_order(arrays: Iterable[np.ndarray[Any, Any]]) -> Tensors:
 
 
 def scaled(tensor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The tensor, scaled so that its largest element is the largest fp8 value."""
+    """The tensor, scaled so that its largest absolute value is 448, the maximum of e4m3."""
     return tensor * (E4M3_MAX / max(float(np.abs(tensor).max(initial=0)), 1e-12))
 
 

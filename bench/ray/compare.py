@@ -1,11 +1,11 @@
 """Compares Ray's own tensor transports between actors with that of tensor-relay, in turn, on one machine.
 
-    python compare.py [--pairs 20] [--only large list objects killed]
+    python compare.py [--rounds 20] [--only large list objects killed]
 
 A source actor holds the tensors. A sink actor is called with the source's result, and returns the sum of one element
 for each 4 KiB and of the last element, which changes with each transfer. The time runs from the call of the source
 until the driver has the sum. CPU time is that of the driver and all its descendants, which include all of Ray. In each
-pair every contender has a turn; the order is reversed from pair to pair.
+round every contender has a turn; the order is reversed from round to round.
 
 Three contenders share two actors. "Zero-copy" is Ray's object store with RAY_ENABLE_ZERO_COPY_TORCH_TENSORS=1; since
 this is a setting of a process, that contender has two actors of its own.
@@ -70,7 +70,7 @@ def sampled_sum(value):
 @ray.remote(num_cpus=0.5, enable_tensor_transport=True)
 class Source:
     def prepare(self, workload):
-        """Makes the tensors. Returns the sum that the sink has to return when all marks are 0."""
+        """Makes the tensors. Returns the sum that the sink has to return when each tensor's last element, its mark, is 0."""
         generator = torch.Generator().manual_seed(0)
         self.tensors = [torch.randn(workload.elements, generator=generator) for _ in range(workload.tensors)]
         return sampled_sum(self.all(0))
@@ -177,9 +177,9 @@ class Comparison:
     turns: dict = field(default_factory=lambda: {name: [] for name in TRANSPORTS})
     failures: dict = field(default_factory=dict)
 
-    def run(self, pairs):
+    def run(self, rounds):
         self.open()
-        for pair in range(-1, pairs):  # The first pair is the warm-up.
+        for round in range(-1, rounds):  # The first round is the warm-up.
             for name in list(TRANSPORTS)[:: 1 if pair % 2 == 0 else -1]:
                 if name not in self.failures:
                     self.attempt(name, warm_up=pair < 0)
@@ -276,11 +276,11 @@ def print_killed():
             print(kill_during_transfer(name, role, share), flush=True)
 
 
-def print_comparisons(names, pairs):
+def print_comparisons(names, rounds):
     comparisons = []
     for name in names:
         comparisons.append(Comparison(WORKLOADS[name]))
-        comparisons[-1].run(pairs)
+        comparisons[-1].run(rounds)
     print("\n| workload | contender | turns | ms, median (min–max) | CPU s/GiB | divided by TENSOR_RELAY: time; CPU |")
     print("|---|---|---:|---|---|---|")
     for comparison in comparisons:
@@ -291,7 +291,7 @@ def print_comparisons(names, pairs):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", nargs="+", choices=[*WORKLOADS, "killed"], default=[*WORKLOADS, "killed"])
     args = parser.parse_args()
     versions = {"tensor_relay": tensor_relay.__version__, "Ray": ray.__version__, "PyTorch": torch.__version__}
@@ -299,7 +299,7 @@ def main():
     tensor_relay.integrations.ray.register()
     ray.init(num_cpus=4, object_store_memory=2 << 30, include_dashboard=False, log_to_driver=False)
     if names := [name for name in WORKLOADS if name in args.only]:
-        print_comparisons(names, args.pairs)
+        print_comparisons(names, args.rounds)
     if "killed" in args.only:
         print_killed()
     ray.shutdown()

@@ -10,7 +10,7 @@ use crate::size;
 use anyhow::{Context, Result, bail};
 use choice::Choice;
 use content::Content;
-use document::{Document, FileResult};
+use document::{Document, DtypeResult};
 use measure::{Job, Subject, measure};
 use std::path::{Path, PathBuf};
 use tensor_relay_protocol::Dtype;
@@ -72,7 +72,7 @@ pub fn run(args: &CodecsArgs) -> Result<()> {
             let job = Job::new(&content, base.as_ref(), dtype);
             let codecs = measure(&job, &subjects, args.rounds)
                 .with_context(|| format!("{dtype} of {}", path.display()))?;
-            let result = FileResult::new(path, &job, codecs, Choice::of(&job, args.rounds));
+            let result = DtypeResult::new(path, &job, codecs, Choice::of(&job, args.rounds));
             print!("{result}");
             document.results.push(result);
         }

@@ -57,7 +57,7 @@ pub struct CompareArgs {
     /// The network between both ends.
     #[command(flatten)]
     pub network: NetworkArgs,
-    /// Another build of tensor-relay-bench, whose tensor-relay is then the contender `other-build`.
+    /// The program `tensor-relay-bench` of another build, whose contender `tensor-relay` runs as `other-build`.
     #[arg(long, value_name = "PROGRAM")]
     pub relay: Option<PathBuf>,
     /// A Python interpreter with the packages tensor_relay and NumPy. It adds the contenders `python`, which is

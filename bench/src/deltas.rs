@@ -1,8 +1,8 @@
 //! `bench deltas`: measures successive versions that differ a little, sent as deltas and whole.
 //!
 //! A producer publishes each version when the version before was committed; a subscriber in mode `every` receives it.
-//! Runs with deltas and runs without alternate, in processes of their own. The first two versions of each run are
-//! always sent whole, and not counted.
+//! Runs with and without deltas alternate, in processes of their own. The first two versions of each run are always
+//! sent whole, since a client copies its base from the second one, and are not counted.
 
 mod ends;
 mod steps;
@@ -74,9 +74,9 @@ const DELTA: &str = "delta";
 /// When the network cannot be created, files cannot be read or written, or an end fails.
 pub async fn run(args: DeltasArgs, this: &Program) -> Result<()> {
     let DeltasArgs { steps, pairs, network, json } = &args;
-    let publish = [vec!["publish".into()], steps.arguments()].concat();
-    let contender = |name, follow: &[&str]| {
-        Contender::relay(name, this, publish.clone(), follow.iter().map(Into::into).collect())
+    let publisher = [vec!["publish".into()], steps.arguments()].concat();
+    let contender = |name, follower: &[&str]| {
+        Contender::relay(name, this, publisher.clone(), follower.iter().map(Into::into).collect())
     };
     let settings = RunSettings {
         bytes: None,

@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use cache::{Cache, Keep, Lease, Taken};
+use cache::{Cache, Keep, MappingKeeper, Taken};
 use populated::Populated;
 
 use crate::{
@@ -89,7 +89,7 @@ impl HostMemory {
         if self.populates(mapping.len()) {
             mapping.begin();
         }
-        let mut region = Region::new(Lease { mapping, cache: Arc::downgrade(&self.cache) });
+        let mut region = Region::new(MappingKeeper { mapping, cache: Arc::downgrade(&self.cache) });
         // The end of a larger reused mapping stays unused.
         drop(region.split_off(len));
         Ok(region)
@@ -117,8 +117,8 @@ impl HostMemory {
         HostMemoryStats {
             in_use_bytes: state.in_use_bytes,
             cached_bytes: state.cached_bytes,
-            fresh: state.fresh,
-            reused: state.reused,
+            fresh: state.fresh_count,
+            reused: state.reused_count,
         }
     }
 
@@ -130,7 +130,7 @@ impl HostMemory {
             fits.and_then(|()| Mapping::new(len, size).map_err(|source| AllocError::Os { len, source }));
         match mapped {
             Ok(mapping) => {
-                self.cache.state().fresh += 1;
+                self.cache.state().fresh_count += 1;
                 Ok(Arc::new(Populated::new(mapping, size)))
             }
             Err(error) => {

@@ -98,7 +98,8 @@ impl ManifestDigest {
     }
 }
 
-/// BLAKE3 of a chunk's raw bytes, against which chunks from untrusted peers are checked.
+/// BLAKE3 of a chunk's raw bytes, for chunks that come from other clients: the feature `peers`, which is not built
+/// (PROTOCOL.md §3.15).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ChunkDigest(pub [u8; 32]);
 

@@ -17,12 +17,12 @@ pub(super) struct Document {
     origin: Origin,
     chunk_bytes: u32,
     rounds: u32,
-    pub(super) results: Vec<FileResult>,
+    pub(super) results: Vec<DtypeResult>,
 }
 
 /// The results for the tensors of one dtype in one file.
 #[derive(Debug, Serialize)]
-pub(super) struct FileResult {
+pub(super) struct DtypeResult {
     pub(super) file: String,
     pub(super) dtype: &'static str,
     pub(super) raw_bytes: u64,
@@ -38,7 +38,7 @@ impl Document {
     }
 }
 
-impl FileResult {
+impl DtypeResult {
     /// The results for the file at `path`, of which only the name is recorded, because its folder may be private.
     pub(super) fn new(path: &Path, job: &Job<'_>, codecs: Vec<CodecResult>, auto: Choice) -> Self {
         Self {

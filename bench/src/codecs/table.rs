@@ -1,9 +1,9 @@
 //! Results as a table in Markdown.
 
-use super::{document::FileResult, measure::CodecResult};
+use super::{document::DtypeResult, measure::CodecResult};
 use std::fmt::{self, Display, Formatter};
 
-impl Display for FileResult {
+impl Display for DtypeResult {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Self { file, dtype, raw_bytes, chunks, codecs, auto } = self;
         writeln!(f, "{file}, {dtype}: {raw_bytes} bytes in {chunks} chunks\n")?;
@@ -62,7 +62,7 @@ mod tests {
         };
         let (file, codecs) = ("a.safetensors".into(), vec![codec, sparse]);
         let auto = Choice { estimate_us: Some(40.4), efforts: vec![] };
-        let result = FileResult { file, dtype: "bf16", raw_bytes: 1000, chunks: 1, codecs, auto };
+        let result = DtypeResult { file, dtype: "bf16", raw_bytes: 1000, chunks: 1, codecs, auto };
         let text = result.to_string();
         assert!(text.starts_with("a.safetensors, bf16: 1000 bytes in 1 chunks\n\n| codec |"));
         assert!(text.contains("\n| bitplanes | 1.4286 | 0 | 9.88 | 0.40 | 20.00 | 0.81 |\n"), "{text}");

@@ -79,7 +79,7 @@ impl Runs {
                 false => Kind::Plain,
             };
             if name != first {
-                let ratio = |number: &&str| Some(((*number).to_owned(), self.ratio(first, name, number)?));
+                let ratio = |metric: &&str| Some(((*metric).to_owned(), self.ratio(first, name, metric)?));
                 row.ratios = Cells(COMPARED.iter().filter_map(ratio).collect());
             }
             row
@@ -95,8 +95,8 @@ impl Runs {
         noted.chain(failed).collect()
     }
 
-    /// The ratio of a number of contender `a` to that of `b`, over pairs of neighbouring runs.
-    pub(crate) fn ratio(&self, a: &str, b: &str, number: &str) -> Option<PairedRatio> {
+    /// The ratio of contender `a`'s value of `metric` to that of `b`, over pairs of neighbouring runs.
+    pub(crate) fn ratio(&self, a: &str, b: &str, metric: &str) -> Option<PairedRatio> {
         let beside = |name, other| {
             self.runs
                 .iter()
@@ -104,7 +104,7 @@ impl Runs {
         };
         let pair = |run: &Run| {
             let neighbour = beside(b, a).find(|other| other.pair == run.pair)?;
-            Some((*run.medians().get(number)?, *neighbour.medians().get(number)?))
+            Some((*run.medians().get(metric)?, *neighbour.medians().get(metric)?))
         };
         PairedRatio::of(&beside(a, b).filter_map(pair).collect::<Vec<_>>())
     }
@@ -133,7 +133,7 @@ impl fmt::Display for Run {
     }
 }
 
-/// The numbers for which ratios are computed.
+/// The metrics for which ratios are computed.
 const COMPARED: [&str; 5] =
     ["gb_per_s", "cpu_s_per_gib", "first_gb_per_s", "small_p50_us", "publish_to_commit_ms"];
 
@@ -176,7 +176,11 @@ mod tests {
         assert_eq!(tcp.ratios.get("cpu_s_per_gib").unwrap().median, 0.5);
         assert_eq!(tcp.ratios.get("small_p50_us").unwrap().median, 2.0);
         let speed = tls.ratios.get("gb_per_s").unwrap();
-        assert_eq!((speed.median, speed.pairs), (3.0, 1), "only the pair before it failed");
+        assert_eq!(
+            (speed.median, speed.pairs),
+            (3.0, 1),
+            "the only pair that was complete before tcp-tls failed"
+        );
         assert_eq!([first, tcp, tls].map(|row| row.kind), [Kind::Ours, Kind::Plain, Kind::Encrypted]);
         assert_eq!(example().notes(), ["tcp-tls failed: it ended early"]);
     }

@@ -43,7 +43,7 @@ pub(super) struct Generated {
     remaining: u32,
 }
 
-/// The size of each generated tensor.
+/// The size of a generated tensor; the last one may be shorter.
 const TENSOR_BYTES: usize = 16 << 20;
 
 impl StepsArgs {

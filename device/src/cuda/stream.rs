@@ -2,7 +2,7 @@ use std::{any::Any, ffi::c_void, fmt, sync::Arc};
 
 use super::error::CudaError;
 
-/// A caller's stream, on which kernels use the tensors passed to an engine, with its keeper.
+/// A caller's stream, on which kernels use the tensors passed to an engine, and an object that keeps it alive.
 ///
 /// Every holder of a clone may use the stream, even an engine's thread that handles a request after the caller has
 /// stopped waiting ([`CudaError::NoAnswer`]). The engine's thread never blocks on a caller's stream, and makes the
@@ -11,14 +11,14 @@ use super::error::CudaError;
 pub struct StreamHandle {
     raw: usize,
     /// Keeps the stream alive. Usually dropped by the engine's thread, so its destructor must not wait for a lock held
-    /// by a caller of this engine. `None` for the default stream, which is never destroyed.
+    /// by a caller of this engine. `None` in [`LEGACY`](Self::LEGACY), which is never destroyed.
     _keeper: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl StreamHandle {
     /// The legacy default stream of the device's primary context, used by kernels without a stream argument; PyTorch's
     /// default stream too.
-    pub const LEGACY: Self = Self { raw: LEGACY, _keeper: None };
+    pub const LEGACY: Self = Self { raw: CU_STREAM_LEGACY, _keeper: None };
 
     /// Wraps a stream handle: a `CUstream`, a `cudaStream_t`, or PyTorch's `stream.cuda_stream`. Null is the legacy
     /// default stream.
@@ -30,8 +30,8 @@ impl StreamHandle {
     /// The handle is a stream of the device's primary context, and it is not destroyed while `keeper` lives.
     pub unsafe fn from_raw(handle: *mut c_void, keeper: impl Any + Send + Sync) -> Result<Self, CudaError> {
         match handle.expose_provenance() {
-            PER_THREAD => Err(CudaError::PerThreadStream),
-            0 => Ok(Self { raw: LEGACY, _keeper: Some(Arc::new(keeper)) }),
+            CU_STREAM_PER_THREAD => Err(CudaError::PerThreadStream),
+            0 => Ok(Self { raw: CU_STREAM_LEGACY, _keeper: Some(Arc::new(keeper)) }),
             raw => Ok(Self { raw, _keeper: Some(Arc::new(keeper)) }),
         }
     }
@@ -53,11 +53,9 @@ impl fmt::Debug for StreamHandle {
     }
 }
 
-/// `CU_STREAM_LEGACY`.
-const LEGACY: usize = 1;
-
-/// `CU_STREAM_PER_THREAD`.
-const PER_THREAD: usize = 2;
+/// The driver's numbers of its two default streams.
+const CU_STREAM_LEGACY: usize = 1;
+const CU_STREAM_PER_THREAD: usize = 2;
 
 #[cfg(test)]
 mod tests {
@@ -79,8 +77,9 @@ mod tests {
         let keeper = Arc::new(());
         // SAFETY: the handle is never used.
         let stream =
-            unsafe { StreamHandle::from_raw(std::ptr::without_provenance_mut(7), Arc::clone(&keeper)) };
-        let clone = stream.clone().unwrap();
+            unsafe { StreamHandle::from_raw(std::ptr::without_provenance_mut(7), Arc::clone(&keeper)) }
+                .unwrap();
+        let clone = stream.clone();
         drop(stream);
         assert_eq!(Arc::strong_count(&keeper), 2);
         drop(clone);

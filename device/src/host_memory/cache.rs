@@ -19,9 +19,9 @@ pub(super) struct Cache {
 pub(super) struct State {
     pub(super) in_use_bytes: u64,
     pub(super) cached_bytes: u64,
-    pub(super) fresh: u64,
-    pub(super) reused: u64,
-    /// Cached mappings, least recently used first. The budget bounds them, at one page or more each.
+    pub(super) fresh_count: u64,
+    pub(super) reused_count: u64,
+    /// Cached mappings, least recently used first. The budget bounds their number, since each counts a page or more.
     cached: Vec<Arc<Populated>>,
     pub(super) keep: Keep,
     pub(super) linger: Linger,
@@ -32,7 +32,8 @@ pub(super) struct State {
 pub(super) enum Keep {
     #[default]
     All,
-    /// All memory while there are [`CacheLease`](super::CacheLease)s, whose number this is; no memory without any.
+    /// All memory while there are [`CacheLease`](super::CacheLease)s, whose number this is, and for the linger time
+    /// afterwards; then none.
     OnDemand(u64),
     /// As much memory as is in use.
     InProportion,
@@ -40,7 +41,8 @@ pub(super) enum Keep {
 
 pub(super) enum Taken {
     Reused(Arc<Populated>),
-    /// Budget for a new mapping, already counted as in use. Drop `evicted` first, outside the lock: unmapping is slow.
+    /// Budget for a new mapping, already counted as in use. Drop `evicted` before mapping, so that the budget
+    /// holds, and outside the lock, since unmapping is slow.
     Room {
         evicted: Vec<Arc<Populated>>,
         mapped_len: usize,
@@ -101,7 +103,7 @@ impl State {
         let mapping = self.cached.remove(best);
         self.cached_bytes -= mapping.len() as u64;
         self.in_use_bytes += mapping.len() as u64;
-        self.reused += 1;
+        self.reused_count += 1;
         Some(mapping)
     }
 
@@ -133,16 +135,16 @@ impl State {
     }
 }
 
-/// The keeper under every region of a `HostMemory`: the one owner of a mapping while regions of it live.
-pub(super) struct Lease {
+/// The keeper under every region of a `HostMemory`: the one user of a mapping's bytes while regions of it live.
+pub(super) struct MappingKeeper {
     pub(super) mapping: Arc<Populated>,
     pub(super) cache: Weak<Cache>,
 }
 
-// SAFETY: `Mapping` keeps its constant range mapped and initialised (zeroed by the kernel) as long as it lives. A
-// mapping is in one lease or in the cache, never both, and the threads that populate it hold it too but do not access
-// its bytes.
-unsafe impl Keeper for Lease {
+// SAFETY: a mapping keeps its constant range mapped and initialised (zeroed by the kernel) as long as it lives. It has
+// one keeper or is in the cache; a keeper that is dropped puts it there and does not access its bytes any more, and the
+// threads that populate it hold it too but do not access its bytes.
+unsafe impl Keeper for MappingKeeper {
     fn start(&self) -> NonNull<u8> {
         self.mapping.start()
     }
@@ -152,7 +154,7 @@ unsafe impl Keeper for Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for MappingKeeper {
     fn drop(&mut self) {
         self.mapping.stop();
         if let Some(cache) = self.cache.upgrade() {

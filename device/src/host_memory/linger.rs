@@ -51,7 +51,8 @@ pub(super) fn begin(cache: &Arc<Cache>, state: &mut State) -> Vec<Arc<Populated>
     vec![]
 }
 
-/// Waits for the end of the linger time, which may be postponed meanwhile, and evicts the cache.
+/// Waits for the end of the linger time, which may be postponed meanwhile, and evicts the cache if there
+/// is no lease again.
 fn wait(weak: Weak<Cache>) {
     let mut left = LINGER_DURATION;
     while !left.is_zero() {

@@ -17,8 +17,8 @@ use std::cell::RefCell;
 /// Encodes the exponents of floats in two bits or more each, as bit masks; signs and mantissas are stored unchanged
 /// (PROTOCOL.md §8.4).
 ///
-/// Trained weights, gradients, activations and caches use a dozen exponents, and three of these occur in three elements
-/// of four. Two bits name one of the three, or escape to the next level; the last level's escapes are stored whole.
+/// Trained weights, gradients, activations and caches use about a dozen exponents, and the three most frequent cover three
+/// quarters of the elements. Two bits name one of the three, or escape to the next level; the last level's escapes are stored whole.
 /// Vector instructions compare, gather and scatter 64 symbols at a time by masks, so this codec is much faster than
 /// entropy coders.
 ///
@@ -50,7 +50,7 @@ impl Codec for BitPlanes {
         CodecId::BitPlanes
     }
 
-    /// Also `None` for dtypes without an exponent.
+    /// `None` when the encoding does not fit `out`, and for dtypes without an exponent.
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
         BitPlanesOn(Path::fastest()).encode(context, raw, out)
     }
@@ -97,7 +97,8 @@ impl Codec for BitPlanesOn {
     }
 }
 
-/// The length of the whole words in `bytes`. Chunks never split an element, so only hostile lengths leave a remainder.
+/// The length of the whole words (elements, or parts of complex ones) in `bytes` bytes. Chunks never split an element,
+/// so only hostile lengths leave a remainder.
 fn whole_words(layout: Layout, bytes: usize) -> usize {
     bytes - bytes % layout.word_bytes()
 }

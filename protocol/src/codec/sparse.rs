@@ -23,7 +23,7 @@ use std::cell::RefCell;
 ///
 /// Between two versions of bf16 weights under training 0.1 to 5 % of the elements change, most by one unit in the last
 /// place: the delta is 20 to 800 times smaller than the weights. Of f32 weights nearly every element changes. A sample
-/// of a hundredth of the chunk detects this, and no delta is made.
+/// of 32 KiB of the chunk detects this, and no delta is made.
 ///
 /// Both ends keep memory for each worker thread: a decoder at most the size of the largest chunk; an encoder a few
 /// hundredths of it, or about twice the chunk if a search was misled by its sample.
@@ -61,8 +61,8 @@ impl Sparse {
         out
     }
 
-    /// Applies the delta `encoded` to `base` in place, for a receiver that turns its base into the new version. `done`
-    /// is called with the new bytes of the chunk, in order, in pieces of at most 16 KiB, for hashing or copying them
+    /// Applies the delta `encoded` to `base` in place, for a receiver that turns its base into the new version. Calls
+    /// `on_piece` with the new bytes of the chunk, in order, in pieces of at most 16 KiB, for hashing or copying them
     /// while they are in the cache.
     ///
     /// Costs one pass over the base, and a few nanoseconds for each change. No input causes a panic.
@@ -74,13 +74,13 @@ impl Sparse {
         dtype: Dtype,
         encoded: &[u8],
         base: &mut [u8],
-        done: impl FnMut(&[u8]),
+        on_piece: impl FnMut(&[u8]),
     ) -> Result<(), DecodeError> {
         match width(dtype) {
-            8 => apply::<8>(encoded, base, done),
-            4 => apply::<4>(encoded, base, done),
-            2 => apply::<2>(encoded, base, done),
-            _ => apply::<1>(encoded, base, done),
+            8 => apply::<8>(encoded, base, on_piece),
+            4 => apply::<4>(encoded, base, on_piece),
+            2 => apply::<2>(encoded, base, on_piece),
+            _ => apply::<1>(encoded, base, on_piece),
         }
     }
 }
@@ -90,8 +90,8 @@ impl Codec for Sparse {
         CodecId::Sparse
     }
 
-    /// Also `None` without a base of the same length, and when the delta would be longer than half of the chunk: such a
-    /// chunk is better encoded without a base.
+    /// `None` when the delta does not fit `out`, without a base of the same length, and when the delta would be longer
+    /// than half of the chunk: such a chunk is better encoded without a base.
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
         let base = context.base.filter(|base| base.len() == raw.len())?;
         match width(context.dtype) {
@@ -141,7 +141,7 @@ fn estimated_bytes<const W: usize>(search: &mut Search, base: &[u8], raw: &[u8])
     changes.clear();
     let stride = raw.len() / SLICES / W * W;
     for (base, raw) in base.chunks_exact(stride).zip(raw.chunks_exact(stride)) {
-        // No limit is needed: in a slice, a change adds at most two bytes and its value.
+        // No limit is needed: the changes of a slice are few bytes.
         changes.find::<W>(differing, &base[..SLICE_BYTES], &raw[..SLICE_BYTES], usize::MAX);
     }
     let entropy = |bytes: &[u8]| bytes.len() as f64 * Histogram::of(bytes).bits_per_byte() / 8.0;

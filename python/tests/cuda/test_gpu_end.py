@@ -22,7 +22,7 @@ out.next(30)
 try:
     out.next(0.01)
 except tensor_relay.RelayTimeoutError:
-    print("lent")
+    print("timed out")  # The tensors of `out` stay lent to the subscription.
 if sys.argv[3] == "drop":
     del snapshot, imported, out
 """
@@ -41,7 +41,7 @@ def test_a_program_exits_with_open_objects(driver_library, tmp_path, how):
         [sys.executable, program, tmp_path / "state", Path(__file__).parent, how],
         env=os.environ | environment, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert (result.returncode, result.stdout) == (0, "lent\n"), result.stderr
+    assert (result.returncode, result.stdout) == (0, "timed out\n"), result.stderr
     report = (tmp_path / "report").read_text()
     assert "violations=0" in report, report
     if how == "drop":

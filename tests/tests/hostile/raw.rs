@@ -133,7 +133,7 @@ impl Peer {
         self.send_bytes(&encode_server(message)).await;
     }
 
-    /// Writes to the control stream. Errors are ignored: the peer may have closed the connection, as it should.
+    /// Writes to the control stream. Errors are ignored: the tested side may have closed the connection, as it should.
     pub(crate) async fn send_bytes(&mut self, bytes: &[u8]) {
         let _ = self.control_out.write_all(bytes).await;
     }
@@ -165,14 +165,14 @@ impl Peer {
         let _ = stream.finish();
     }
 
-    /// Checks that the peer sent nothing before it closed the connection.
+    /// Checks that the tested side sent nothing before it closed the connection.
     pub(crate) async fn assert_received_nothing(&mut self) {
         let mut any = [0];
         assert!(self.control_in.read(&mut any).await.is_err(), "it sent a message");
         assert!(self.connection.accept_uni().await.is_err(), "it opened a stream");
     }
 
-    /// Waits until the peer closes the connection, and returns the code and text.
+    /// Waits until the tested side closes the connection, and returns the code and text.
     pub(crate) async fn wait_for_close(&self) -> (Option<CloseCode>, String) {
         wait_for_close(&self.connection).await
     }

@@ -91,8 +91,7 @@ impl NeverReads {
     }
 }
 
-/// Goal: a client that grants more credit than its transport window has room for blocks only its own session, which
-/// ends.
+/// Goal: a client whose credit exceeds its transport window stalls only its own session, which then ends.
 /// Method: credit for 4 MiB with a smaller window; read no chunk.
 #[test]
 fn excess_credit_blocks_only_its_own_client() {

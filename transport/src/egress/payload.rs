@@ -98,8 +98,8 @@ impl Payload {
         let _ = self.chunks[chunk.0 as usize].hash.set(hash);
     }
 
-    /// Records that a chunk is read; returns whether it was read before.
-    pub(super) fn mark_read(&self, chunk: ChunkIndex) -> bool {
+    /// Records that a chunk is read. Returns whether it was read before.
+    pub(super) fn swap_read(&self, chunk: ChunkIndex) -> bool {
         self.chunks[chunk.0 as usize].was_read.swap(true, Ordering::Relaxed)
     }
 

@@ -30,12 +30,12 @@ type SharedOutcome = watch::Receiver<Option<Outcome>>;
 /// Reads chunks of device sources. All callers share a running or cached read, and its error.
 ///
 /// **Cache size**, for each device: the configured bytes, or half of its slots. Chunks are evicted in the order of
-/// their first requests. A chunk counts as much as the slot that it may hold, and is dropped with its payload.
+/// their first requests, and with their payload. A chunk counts at least the bytes of one slot, which it may hold.
 ///
-/// **Bounded waits.** Cached chunks and chunks of slow subscribers hold slots. But a device source returns a slot only
-/// while a quarter of the slots, and at least one, is free; otherwise it returns a copy. So that quarter becomes free
-/// as soon as the copies into it end, and each copy has a deadline. With half of the slots cached and at least a
-/// quarter for one subscriber's chunks in flight, a single subscriber causes no copies on the host.
+/// **Bounded waits.** Cached chunks and chunks of slow subscribers hold slots. But a read hands out its slot only while
+/// a quarter of the slots, and at least one, stays free; otherwise it copies the bytes to host memory and frees the
+/// slot. Hence the last quarter is held only by running device copies, each of which has a deadline. Half of the slots
+/// is for the cache, so another quarter remains for chunks in flight: enough for one subscriber without host copies.
 ///
 /// A read runs in a separate task, which holds the source. It survives the cancellation of the subscription that
 /// requested it first, so that others need not restart it. If a device hangs, the copy may outlive its read; lent
@@ -72,7 +72,7 @@ struct Counters {
     repeated: AtomicU64,
 }
 
-/// A running read. Fields are dropped in order, so the source is released before waiting tasks are notified.
+/// A running read. In any case the source is released before waiting tasks are notified: fields are dropped in order.
 struct RunningRead {
     source: Arc<dyn Source>,
     range: Range<u64>,
@@ -158,13 +158,13 @@ impl Reads {
         self.counters.begun.fetch_add(1, Ordering::Relaxed);
         self.counters
             .repeated
-            .fetch_add(payload.mark_read(chunk).into(), Ordering::Relaxed);
+            .fetch_add(payload.swap_read(chunk).into(), Ordering::Relaxed);
         tokio::spawn(Self::run(reading));
         waiting
     }
 
     async fn run(reading: RunningRead) {
-        let RunningRead { entry, source, range, hash } = reading;
+        let RunningRead { entry, source, range, hash } = reading; // Dropped in reverse order: `source` before `entry`.
         let outcome = entry.reads.read(&*source, range, hash).await.map_err(Arc::new);
         // Released before waiting tasks are notified. If the copy timed out and still runs, its loan continues even if
         // all sources are dropped.
