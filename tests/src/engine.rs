@@ -171,7 +171,7 @@ impl TestEngine {
         tokio::spawn(async move {
             tokio::time::sleep_until(ends_at).await;
             drop(memory);
-            completion.map(|completion| completion.finish(ended));
+            report(completion, ended);
         });
         copying
     }
@@ -179,7 +179,7 @@ impl TestEngine {
     fn finish(&self, copy: RequestedCopy) {
         let RequestedCopy { is_out, segments, slot, completion } = copy;
         let ended = self.run(is_out, segments, slot);
-        completion.map(|completion| completion.finish(ended));
+        report(completion, ended);
     }
 
     fn run(
@@ -200,6 +200,12 @@ impl TestEngine {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn report(completion: Option<Completion>, ended: Result<Slot, CopyError>) {
+    if let Some(completion) = completion {
+        completion.finish(ended);
     }
 }
 

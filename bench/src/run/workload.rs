@@ -111,7 +111,7 @@ const VERSIONS_MAX: u64 = 100_000_000;
 
 impl Workload {
     /// The default number of consumers.
-    pub(crate) fn consumers(self) -> usize {
+    pub(crate) fn default_consumers(self) -> usize {
         match self {
             Self::FanOut => 4,
             Self::SlowReader => 2,
@@ -330,7 +330,8 @@ mod tests {
     #[test]
     fn every_consumer_takes_part_in_a_scene() {
         for workload in Workload::value_variants() {
-            let plan = plan(&format!("--workload {}", workload.name()), workload.consumers()).unwrap();
+            let plan =
+                plan(&format!("--workload {}", workload.name()), workload.default_consumers()).unwrap();
             let mut taking_part: Vec<usize> = plan
                 .scenes
                 .iter()
@@ -339,7 +340,7 @@ mod tests {
                 .collect();
             taking_part.sort_unstable();
             taking_part.dedup();
-            assert_eq!(taking_part, (0..workload.consumers()).collect::<Vec<_>>(), "{workload:?}");
+            assert_eq!(taking_part, (0..workload.default_consumers()).collect::<Vec<_>>(), "{workload:?}");
             assert_eq!(workload.to_possible_value().unwrap().get_name(), workload.name());
         }
         let scenes = |words, consumers| plan(words, consumers).map(|plan| plan.scenes);

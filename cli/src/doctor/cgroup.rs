@@ -34,7 +34,9 @@ impl Cgroup {
             let used = fs::read_to_string(folder.join("memory.current")).ok()?;
             Some((text.trim().parse().ok()?, used.trim().parse().ok()?))
         });
-        limits.into_iter().min_by_key(|(limit, used)| limit.saturating_sub(*used))
+        limits
+            .into_iter()
+            .min_by_key(|(limit, used): &(u64, u64)| limit.saturating_sub(*used))
     }
 
     /// The lowest quota of processors; `None` without a quota.

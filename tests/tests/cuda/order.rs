@@ -229,7 +229,7 @@ async fn memory_is_leaked_if_its_readers_cannot_be_queried() {
 #[tokio::test]
 async fn lent_memory_is_leaked_if_its_readers_outlive_the_engine() {
     let fake = machine();
-    let End { engine, slots, memory } = End::open(0, short_timeouts()).unwrap();
+    let Endpoint { engine, slots, memory } = Endpoint::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
     let reader = stream();
     let (used, unused) = (Arc::new(()), Arc::new(()));
