@@ -283,6 +283,8 @@ mod tests {
                     let mut target = match sink.open(start..start + 40).await {
                         Ok(target) => target,
                         Err(SinkError::Busy { .. }) => continue,
+                        // The commit may come between the check of `closing` and this call.
+                        Err(SinkError::Committed) => return assert!(closing.load(Ordering::Relaxed)),
                         Err(error) => panic!("{error}"),
                     };
                     target.fill(writer as u8);
