@@ -130,7 +130,7 @@ impl Receiving {
     }
 
     /// A function that returns the progress of the current version.
-    pub(super) fn progress(&self) -> Result<Box<dyn Fn() -> Progress + Send>> {
+    pub(super) fn progress_reader(&self) -> Result<Box<dyn Fn() -> Progress + Send>> {
         let subscription = self.subscription.as_ref().context("the subscription has failed")?;
         Ok(Box::new(subscription.progress_reader()))
     }

@@ -49,7 +49,7 @@ impl SmallPublisher {
     /// Serves one receiving side after the other, for ever.
     ///
     /// # Errors
-    /// When a version cannot be published. A connection that breaks is no error.
+    /// When a version cannot be published, or is not committed in time. A connection that breaks is no error.
     pub(super) async fn run(mut self) -> Result<()> {
         loop {
             let (mut requests, _) = self.listener.accept().await?;
