@@ -1,5 +1,4 @@
-//! Lines of JSON between a driver and its workers, bounded in length, so that neither end can exhaust the other's
-//! memory.
+//! Lines of JSON between two processes, bounded in length, so that neither end can exhaust the other's memory.
 
 use serde::{Serialize, de::DeserializeOwned};
 use std::io;

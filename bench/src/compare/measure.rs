@@ -49,7 +49,7 @@ fn round_timeout(bytes: u64, small: u32, network: &NetworkArgs) -> Duration {
     let bits = bytes as f64 * 8.0;
     let transmission_s = network.rate.map_or(0.0, |rate| bits / rate.bits_per_s() as f64);
     let round_trip = Duration::from_millis(2 * u64::from(network.delay_ms));
-    let messages = round_trip * SMALL_ROUND_TRIPS * latency::messages(small);
+    let messages = round_trip * SMALL_ROUND_TRIPS * latency::message_count(small);
     ROUND_TIMEOUT_MARGIN + Duration::from_secs_f64(TRANSMISSION_FACTOR * transmission_s) + messages
 }
 

@@ -97,7 +97,7 @@ pub(super) async fn receive(client: &Client, remote: SocketAddr, count: u32) -> 
     requests.set_nodelay(true)?;
     let mut subscription = client.subscribe(&Topic::new(TOPIC)?).await?;
     let mut latencies = Latencies::new(count);
-    for number in 0..latency::messages(count) {
+    for number in 0..latency::message_count(count) {
         requests.write_u8(1).await?;
         let snapshot = timeout(VERSION_TIMEOUT, subscription.next()).await.with_context(|| {
             format!("small tensor {number} was not received within {VERSION_TIMEOUT:?}")
