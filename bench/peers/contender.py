@@ -248,7 +248,8 @@ def _round(control: Control, sink: Sink, into: Bytes, size: int, number: int) ->
 
 
 def _latencies(control: Control, sink: Sink, into: Bytes, count: int) -> dict[str, float]:
-    """Receives small messages one by one: a tenth of `count` to warm up, then `count`. Returns percentiles of latency."""
+    """Receives small messages one by one: a tenth of `count` to warm up, then `count`. Returns percentiles of their
+    latency."""
     warm_up = -(-count // 10)
     took_us = [_small(control, sink, into, number) for number in range(warm_up + count)][warm_up:]
     took_us.sort()

@@ -48,7 +48,7 @@ pub struct PayloadArgs {
 /// Publishes the payload described by `payload` for each round, and small tensors on request.
 ///
 /// # Errors
-/// When the address is taken, memory is exhausted, or a round is not committed within [`ROUND_TIMEOUT`].
+/// When the address is taken, memory is exhausted, or a receiver does not finish a round in time.
 pub async fn serve(args: ServeArgs, payload: PayloadArgs) -> Result<()> {
     let config = Config { codec: payload.codec, encoded_bytes: 64 << 20, ..Config::default() };
     let (server, ticket) = start(&args, config)?;

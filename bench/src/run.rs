@@ -97,7 +97,9 @@ const LANES_MAX: i64 = 16;
 pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
     let consumers = match args.producer {
         Some(_) => args.consumer.len(),
-        None => args.consumers.map_or_else(|| args.workload.workload.default_consumers(), usize::from),
+        None => args
+            .consumers
+            .map_or_else(|| args.workload.workload.default_consumers(), usize::from),
     };
     ensure!(consumers <= CONSUMERS_MAX as usize, "{consumers} consumers are more than {CONSUMERS_MAX}");
     let plan = args.workload.plan(consumers)?;

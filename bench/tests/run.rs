@@ -126,13 +126,7 @@ fn a_file_is_published_without_its_folder() {
 #[test]
 fn every_version_of_a_stream_is_timed() {
     let sum = |document: &Value, value_of: fn(&Value) -> &Value| -> f64 {
-        document["rounds"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(value_of)
-            .map(number)
-            .sum()
+        document["rounds"].as_array().unwrap().iter().map(value_of).map(number).sum()
     };
     let missed = |document: &Value| sum(document, |round| &round["received"][0]["missed"]);
     let (table, latency) = run("latency", "--workload latency --count 50 --rounds 2");

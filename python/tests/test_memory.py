@@ -12,7 +12,7 @@ from memory_consumer import OVERHEAD_BYTES, is_settled
 import tensor_relay
 
 VERSION_BYTES = 512 << 10
-# Freed memory that allocators keep, and the state of each compression level that the server tries. A leak of one
+# Freed memory that allocators keep, and the state of each level of effort that the server tries. A leak of one
 # version in twelve would exceed it.
 SLACK_BYTES = 32 * VERSION_BYTES
 

@@ -22,8 +22,7 @@ impl Passes {
     pub(super) fn begin_next(&mut self) -> bool {
         let elapsed = self.begun.elapsed();
         let next_ends = elapsed + elapsed / self.begun_passes.max(1);
-        let begin =
-            self.begun_passes == 0 || (next_ends <= self.budget && self.begun_passes < PASSES_MAX);
+        let begin = self.begun_passes == 0 || (next_ends <= self.budget && self.begun_passes < PASSES_MAX);
         self.begun_passes += u32::from(begin);
         begin
     }

@@ -330,7 +330,8 @@ mod tests {
     #[test]
     fn every_consumer_takes_part_in_a_scene() {
         for workload in Workload::value_variants() {
-            let plan = plan(&format!("--workload {}", workload.name()), workload.default_consumers()).unwrap();
+            let plan =
+                plan(&format!("--workload {}", workload.name()), workload.default_consumers()).unwrap();
             let mut taking_part: Vec<usize> = plan
                 .scenes
                 .iter()
