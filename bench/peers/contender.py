@@ -206,9 +206,9 @@ def _send(control: Control, source: Source, data: Bytes) -> float:
     return begun.cpu_s()
 
 
-def _send_small(control: Control, source: Source, message: Bytes, number: int) -> None:
+def _send_small(control: Control, source: Source, message: Bytes, message_number: int) -> None:
     host.use_cubic()
-    message[:] = content.small(number)
+    message[:] = content.small(message_number)
     control.send("prepared")
     control.receive("go")
     message[:8].view(TIME)[0] = time.monotonic_ns()
@@ -227,14 +227,14 @@ def _receive(
     control.send("answer", sink.answer())
     if options.small:
         emit(out, small=options.small, **_latencies(control, sink, small, options.small))
-    for number in range(options.rounds):
-        emit(out, round=number, **_round(control, sink, into, options.bytes, number))
+    for round_number in range(options.rounds):
+        emit(out, round=round_number, **_round(control, sink, into, options.bytes, round_number))
     _exit()
 
 
-def _round(control: Control, sink: Sink, into: Bytes, size: int, number: int) -> dict[str, Any]:
+def _round(control: Control, sink: Sink, into: Bytes, size: int, round_number: int) -> dict[str, Any]:
     """Receives and verifies one round. The clock runs from the request until the last byte is in place."""
-    control.send("prepare", number)
+    control.send("prepare", round_number)
     control.receive("prepared")
     host.use_cubic()
     begun = Stopwatch()
@@ -243,14 +243,15 @@ def _round(control: Control, sink: Sink, into: Bytes, size: int, number: int) ->
     received = sink.receive(into)
     seconds, cpu_s = begun.seconds(), begun.cpu_s()
     control.send("done")
-    content.verify(received, size, number)
+    content.verify(received, size, round_number)
     return {"bytes": size, "seconds": seconds, "gb_per_s": size / seconds / 1e9, "cpu_s": cpu_s}
 
 
 def _latencies(control: Control, sink: Sink, into: Bytes, count: int) -> dict[str, float]:
-    """Receives `count` small messages, one by one, after a warm-up of a tenth as many."""
+    """Receives small messages one by one: a tenth of `count` to warm up, then `count`. Returns percentiles of their
+    latency."""
     warm_up = -(-count // 10)
-    took_us = [_small(control, sink, into, number) for number in range(warm_up + count)][warm_up:]
+    took_us = [_small(control, sink, into, message_number) for message_number in range(warm_up + count)][warm_up:]
     took_us.sort()
 
     def percentile(percent: int) -> float:
@@ -265,19 +266,19 @@ def _latencies(control: Control, sink: Sink, into: Bytes, count: int) -> dict[st
     }
 
 
-def _small(control: Control, sink: Sink, into: Bytes, number: int) -> float:
+def _small(control: Control, sink: Sink, into: Bytes, message_number: int) -> float:
     """The microseconds from just before the source sends until the sink has the message in an array.
 
     Processes of one machine share CLOCK_MONOTONIC, so the message carries the source's time stamp.
     """
-    control.send("small", number)
+    control.send("small", message_number)
     control.receive("prepared")
     sink.request()
     control.send("go")
     received = sink.receive(into)
     arrived = time.monotonic_ns()
     control.send("done")
-    content.verify_small(received, number)
+    content.verify_small(received, message_number)
     return (arrived - int(received.reshape(-1)[:8].view(TIME)[0])) / 1e3
 
 

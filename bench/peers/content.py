@@ -34,35 +34,35 @@ def fill(content: Bytes) -> None:
         block[:] = _block(start, len(block))
 
 
-def mark(content: Bytes, number: int) -> None:
-    """Turns the noise of any round into that of round `number`. Fast: it writes one word for each page."""
-    _mark(content, 0, number)
+def mark(content: Bytes, round_number: int) -> None:
+    """Turns the noise of any round into that of round `round_number`. Fast: it writes one word for each page."""
+    _mark(content, 0, round_number)
 
 
-def verify(received: Bytes, size: int, number: int) -> None:
-    """Compares all of `received` with the noise of round `number`."""
+def verify(received: Bytes, size: int, round_number: int) -> None:
+    """Compares all of `received` with the noise of round `round_number`."""
     if received.nbytes != size:
         raise ValueError(f"{received.nbytes} bytes were received where {size} were requested")
     received = received.reshape(-1).view(np.uint8)
     for start in range(0, size, BLOCK_BYTES):
         block = received[start : start + BLOCK_BYTES]
         expected = _block(start, len(block))
-        _mark(expected, start, number)
+        _mark(expected, start, round_number)
         if not np.array_equal(block, expected):
             first = start + int(np.argmax(block != expected))
-            raise ValueError(f"round {number}: received other bytes than were sent, from byte {first} on")
+            raise ValueError(f"round {round_number}: received other bytes than were sent, from byte {first} on")
 
 
-def small(number: int) -> Bytes:
-    """Message `number`. Its first word is reserved for the time stamp."""
-    return _block(SMALL_SEED + number, SMALL_BYTES)
+def small(message_number: int) -> Bytes:
+    """The small message `message_number`. Its first word is reserved for the time stamp."""
+    return _block(SMALL_SEED + message_number, SMALL_BYTES)
 
 
-def verify_small(received: Bytes, number: int) -> None:
-    """Compares `received` with message `number`, except for the first word."""
+def verify_small(received: Bytes, message_number: int) -> None:
+    """Compares `received` with the small message `message_number`, except for the first word."""
     received = received.reshape(-1).view(np.uint8)
-    if not np.array_equal(received[8:], small(number)[8:]):
-        raise ValueError(f"small message {number}: received other bytes than were sent")
+    if not np.array_equal(received[8:], small(message_number)[8:]):
+        raise ValueError(f"small message {message_number}: received other bytes than were sent")
 
 
 SMALL_SEED = 1 << 62
@@ -74,7 +74,7 @@ def _block(seed: int, size: int) -> Bytes:
     return words.view(np.uint8)[:size]
 
 
-def _mark(content: Bytes, offset: int, number: int) -> None:
+def _mark(content: Bytes, offset: int, round_number: int) -> None:
     words = content[: content.nbytes // 8 * 8].view(np.uint64)[:: PAGE_BYTES // 8]
     page = offset // PAGE_BYTES
-    words[:] = np.arange(page, page + len(words), dtype=np.uint64) ^ np.uint64(number << 40)
+    words[:] = np.arange(page, page + len(words), dtype=np.uint64) ^ np.uint64(round_number << 40)

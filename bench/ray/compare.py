@@ -45,7 +45,8 @@ class Workload:
     tensors: int
     elements: int
     transfers: int = 1
-    """The transfers in one turn, whose time is their median: several where one is too short for the 10 ms CPU clock."""
+    """The number of transfers in a turn, whose time is their median: several where one is too short for the CPU clock,
+    which advances by 10 ms."""
     is_split: bool = False
     """Whether each tensor is a Ray object of its own."""
 
@@ -179,10 +180,10 @@ class Comparison:
 
     def run(self, rounds):
         self.open()
-        for round in range(-1, rounds):  # The first round is the warm-up.
-            for name in list(TRANSPORTS)[:: 1 if pair % 2 == 0 else -1]:
+        for round_number in range(-1, rounds):  # The first round is the warm-up.
+            for name in list(TRANSPORTS)[:: 1 if round_number % 2 == 0 else -1]:
                 if name not in self.failures:
-                    self.attempt(name, warm_up=pair < 0)
+                    self.attempt(name, warm_up=round_number < 0)
         self.close()
 
     def open(self):

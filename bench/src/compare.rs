@@ -51,7 +51,7 @@ pub struct CompareArgs {
     /// The number of 4 KiB messages that each run sends before its rounds, to measure their latency.
     #[arg(long, default_value_t = 0)]
     pub small: u32,
-    /// The content that tensor-relay moves. Contenders without encoding do not depend on it.
+    /// The content that tensor-relay moves. The other contenders do not encode, and always move noise.
     #[arg(long, value_enum, default_value_t)]
     pub data: Data,
     /// The network between both ends.
@@ -113,7 +113,7 @@ struct Options {
 /// Compares the contenders and prints a table. `this` is the running program, which is started again for each side.
 ///
 /// # Errors
-/// When a contender is unknown, and the errors of `Comparison::run`.
+/// When a contender is unknown, or the list of peers cannot be read; and the errors of `Comparison::run`.
 pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
     let contenders = picked_contenders(&args, this)?;
     let first = contenders.first().map_or("", |contender| contender.name.as_str());
@@ -152,7 +152,7 @@ impl Comparison<'_> {
     /// the table of all runs. A contender that fails does not run again, and its failure is printed below the tables.
     ///
     /// # Errors
-    /// When the network cannot be created, the file cannot be written, or a contender of this program failed. The
+    /// When the network cannot be created, the file cannot be written, or a contender that is no peer failed. The
     /// failure of a peer is a result, not an error.
     pub(crate) async fn run<'d, Options: Serialize>(
         self,

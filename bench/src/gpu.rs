@@ -145,7 +145,7 @@ impl Suite {
         part != Part::Device && (self.args.parts.is_empty() || self.args.parts.contains(&part))
     }
 
-    /// Runs `part` in a process of its own, as long as there is time.
+    /// Runs `part` in a process of its own, if enough time remains.
     async fn run(&mut self, part: Part) -> Vec<Line> {
         let begun = Instant::now();
         let remaining = Duration::from_secs(self.args.limit_s).saturating_sub(self.begun.elapsed());

@@ -7,12 +7,12 @@ use anyhow::{Context, Result, ensure};
 pub(crate) const MESSAGE_BYTES: usize = 4096;
 
 /// The number of messages to send: a tenth of `counted` to warm up, then `counted`.
-pub(crate) fn messages(counted: u32) -> u32 {
+pub(crate) fn message_count(counted: u32) -> u32 {
     counted.saturating_add(warm_up(counted))
 }
 
 fn warm_up(counted: u32) -> u32 {
-    counted.div_ceil(WARM_UP_SHARE)
+    counted.div_ceil(WARM_UP_DIVISOR)
 }
 
 /// The time at which the sending of a message begins.
@@ -50,7 +50,7 @@ pub(crate) struct Latencies {
 }
 
 impl Latencies {
-    /// An empty list for the [`messages`] of `counted`.
+    /// An empty list for the [`message_count`] of `counted`.
     pub(crate) fn new(counted: u32) -> Self {
         Self { warm_up_left: warm_up(counted), ns: Vec::with_capacity(counted as usize) }
     }
@@ -100,7 +100,7 @@ impl Latencies {
 const STAMP_BYTES: usize = 8;
 
 /// One warm-up message is sent for this number of counted ones.
-const WARM_UP_SHARE: u32 = 10;
+const WARM_UP_DIVISOR: u32 = 10;
 
 #[cfg(test)]
 mod tests {
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn messages_contain_the_time_of_sending() {
         let mut latencies = Latencies::new(1);
-        for _ in 0..messages(1) {
+        for _ in 0..message_count(1) {
             latencies.add(&stamped()).unwrap();
         }
         let small = latencies.summary();
@@ -129,9 +129,9 @@ mod tests {
 
     #[test]
     fn a_tenth_as_many_messages_warm_up() {
-        assert_eq!([0, 1, 10, 11, 1000].map(messages), [0, 2, 11, 13, 1100]);
+        assert_eq!([0, 1, 10, 11, 1000].map(message_count), [0, 2, 11, 13, 1100]);
         let mut latencies = Latencies::new(20);
-        for _ in 0..messages(20) {
+        for _ in 0..message_count(20) {
             latencies.add(&stamped()).unwrap();
         }
         assert_eq!(latencies.summary().small, 20);

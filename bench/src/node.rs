@@ -59,7 +59,8 @@ pub const PORT: u16 = 4748;
 /// The environment variable of the token. All users of a machine can read command lines, but not the environment.
 pub const TOKEN_VARIABLE: &str = "TENSOR_RELAY_BENCH_TOKEN";
 
-/// The maximum number of connections of a node, workers included. Further connections are closed at once.
+/// The maximum number of open connections of a node, including those that workers use. Further connections are closed
+/// at once.
 const CONNECTIONS_MAX: usize = 64;
 
 /// The TCP keep-alive time and interval, which detect a lost driver.

@@ -12,7 +12,7 @@ pub(crate) fn bytes(count: u64) -> Bytes {
 
 /// The number at `index` of the endless sequence that `key` names.
 ///
-/// This is wyrand with the state computed from the index, so any number costs one multiplication, whatever its index.
+/// This is wyrand with the state computed from the index, so any number costs two multiplications, whatever its index.
 /// It passes the usual statistical test suites and is not cryptographic.
 pub(crate) fn at(key: u64, index: u64) -> u64 {
     let state = key.wrapping_add(index.wrapping_add(1).wrapping_mul(STRIDE));

@@ -78,7 +78,8 @@ impl Process {
         }
     }
 
-    /// Closes its standard input and waits for its exit; `None` if it has not exited at the deadline.
+    /// Closes its standard input, unless [`split`](Self::split) has moved it out, and waits for its exit; `None` if it
+    /// has not exited at the deadline.
     pub(crate) async fn wait(&mut self) -> Option<ExitStatus> {
         timeout(EXIT_TIMEOUT, self.child.wait()).await.ok()?.ok()
     }

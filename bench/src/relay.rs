@@ -48,16 +48,16 @@ pub struct PayloadArgs {
 /// Publishes the payload described by `payload` for each round, and small tensors on request.
 ///
 /// # Errors
-/// When the address is taken, or memory is exhausted.
+/// When the address is taken, memory is exhausted, or a receiver does not finish a round in time.
 pub async fn serve(args: ServeArgs, payload: PayloadArgs) -> Result<()> {
     let config = Config { codec: payload.codec, encoded_bytes: 64 << 20, ..Config::default() };
     let (server, ticket) = start(&args, config)?;
     let publisher = RoundPublisher::new(server.staging(), args.bytes, &payload)?;
     let first = publisher.publish(&server, 0).await?;
     let small_publisher = SmallPublisher::new(&server).await?;
-    let _ticket = ready(&server, &ticket)?;
+    let _ticket = announce_ready(&server, &ticket)?;
     tokio::select! {
-        ended = rounds(&server, &publisher, first, args.bytes) => ended,
+        ended = publish_rounds(&server, &publisher, first, args.bytes) => ended,
         ended = small_publisher.run() => ended,
     }
 }
@@ -68,7 +68,7 @@ pub(crate) fn start(args: &ServeArgs, config: Config) -> Result<(Server, Ticket)
 }
 
 /// Writes the ticket file for the receiving side, and prints that `server` is ready.
-pub(crate) fn ready(server: &Server, ticket: &Ticket) -> Result<TicketFile> {
+pub(crate) fn announce_ready(server: &Server, ticket: &Ticket) -> Result<TicketFile> {
     let port = server.local_address().port();
     let file = TicketFile::create(port, ticket)?;
     print(&Ready { ready: true, port })?;
@@ -84,7 +84,7 @@ pub(crate) async fn connect(args: &ReceiveArgs, config: tensor_relay_client::Con
 
 /// Publishes a version and prints a line for each round, without end. The version of the next round is published before
 /// the receiver can request it.
-async fn rounds(
+async fn publish_rounds(
     server: &Server,
     publisher: &RoundPublisher,
     first: PublishedRound,

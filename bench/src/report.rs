@@ -23,7 +23,7 @@ pub struct ReportArgs {
     /// The file of the HTML page.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// The file of the Markdown tables. Without either, tables are printed.
+    /// The file of the Markdown tables. Without --html and --markdown, the tables are printed.
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
 }

@@ -5,7 +5,8 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::Path};
 
-/// The tables of a command with their explanation, and in `details` the data that only this command has: every round.
+/// The tables of a command with their explanation, and in `details` the data that only this command has, e.g. every
+/// round.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Results<Details> {
     /// The command's name.

@@ -1,8 +1,9 @@
 //! `bench run`: measures users' workloads, on one machine or across several.
 //!
 //! This process is the driver. It moves no tensors: the producer and the consumers are processes of their own, started
-//! by the driver, or by [nodes](crate::node) on other machines. Each round is prepared, then all workers begin
-//! together; after the measured time, every received byte is compared with the published one.
+//! by the driver, or by [nodes](crate::node) on other machines. Each round is prepared, then its workers begin
+//! together. All bytes that a measured consumer received are checked: with a hash after the measured time, or, in a
+//! stream of versions, one by one on arrival.
 
 mod address;
 mod barrier;
@@ -39,7 +40,7 @@ pub struct RunArgs {
     /// The number of consumers on this machine. Default: 1; 4 for `fan-out`, 2 for `slow-reader`.
     #[arg(long, conflicts_with = "consumer", value_parser = clap::value_parser!(u16).range(1..=CONSUMERS_MAX))]
     pub consumers: Option<u16>,
-    /// The number of counted rounds. One more of each scene comes first, to warm up.
+    /// The number of counted rounds of each scene. One more of each comes first, to warm up.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=ROUNDS_MAX))]
     pub rounds: u32,
     /// The number of lanes of each consumer: more lanes use more cores.
@@ -54,7 +55,7 @@ pub struct RunArgs {
     /// The node of the producer, HOST or HOST:PORT, where `bench node` runs.
     #[arg(long, value_name = "NODE", requires_all = ["consumer", "token"], conflicts_with = "namespaces")]
     pub producer: Option<NodeAddress>,
-    /// The nodes of the consumers; a node that is named twice runs two.
+    /// The nodes of the consumers; a node that is named twice runs two consumers.
     #[arg(long, value_name = "NODE", num_args = 1.., requires = "producer")]
     pub consumer: Vec<NodeAddress>,
     /// The host at which consumers reach the producer, if it is not that of --producer.
@@ -64,7 +65,7 @@ pub struct RunArgs {
     #[arg(long, env = TOKEN_VARIABLE, hide_env_values = true)]
     pub token: Option<Token>,
     /// The deadline of each step, in seconds. Default: a minute; ten minutes to prepare a round; to run it, a minute
-    /// more than its bytes take at 10 MB/s.
+    /// more than the bytes of all consumers take at 10 MB/s, and for `versions` another two times --seconds.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub deadline: Option<u64>,
     /// Also writes everything that was measured to this file.
@@ -90,8 +91,9 @@ const LANES_MAX: i64 = 16;
 /// Measures the workload, and prints its tables.
 ///
 /// # Errors
-/// When options contradict each other; when a worker fails, reports impossible numbers or misses a deadline. The error
-/// names the worker, and all other workers are ended.
+/// When options contradict each other; when the network cannot be set up, or the results cannot be written; when a
+/// worker fails, reports impossible numbers or misses a deadline. Then the error names the worker, and all workers are
+/// ended.
 pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
     let consumers = match args.producer {
         Some(_) => args.consumer.len(),

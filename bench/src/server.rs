@@ -4,7 +4,7 @@ use anyhow::Result;
 use std::net::SocketAddr;
 use tensor_relay_server::{Access, Config, Identity, Listener, Server, Ticket, Topic, Tuning};
 
-/// Starts an open server with a new identity at `listen`, and returns it with its ticket.
+/// Starts a server at `listen`, with a new identity and without access control, and returns it with its ticket.
 ///
 /// # Errors
 /// When the address is taken.

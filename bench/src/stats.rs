@@ -33,7 +33,7 @@ impl std::fmt::Display for Summary {
 
 /// The ratio of A to B, measured in pairs, with a confidence interval.
 ///
-/// Both values of a pair are measured within a minute, so that slow changes of the machine's speed cancel out. The
+/// Both values of a pair are measured in succession, so that slow changes of the machine's speed cancel out. The
 /// interval is that of the sign test, for any distribution: the median lies between the k-th smallest and the k-th
 /// largest ratio with a probability that follows from the binomial distribution. The narrowest interval of at least
 /// 95 % is chosen. Fewer than six pairs have none: the fields then contain the range of all ratios and its confidence.
@@ -147,7 +147,7 @@ mod tests {
 
     /// The ranks agree with published tables of the sign test.
     #[test]
-    fn intervals_of_the_sign_test() {
+    fn intervals_are_those_of_the_sign_test() {
         let permille = |count| {
             let (cut, confidence) = interval(count);
             (cut, (confidence * 1000.0).round() as u32)

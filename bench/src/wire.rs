@@ -1,5 +1,4 @@
-//! Lines of JSON between a driver and its workers, bounded in length, so that neither end can exhaust the other's
-//! memory.
+//! Lines of JSON between two processes, bounded in length, so that neither end can exhaust the other's memory.
 
 use serde::{Serialize, de::DeserializeOwned};
 use std::io;
@@ -35,7 +34,7 @@ pub(crate) enum WireError {
 
 /// A reader of JSON values, one a line.
 pub(crate) struct Lines<R> {
-    from: R,
+    reader: R,
     max_bytes: usize,
     /// Bytes read and not yet parsed: at most one incomplete line and one read.
     buffer: Vec<u8>,
@@ -45,8 +44,8 @@ pub(crate) struct Lines<R> {
 
 impl<R: AsyncRead + Unpin> Lines<R> {
     /// Reads lines of at most `max_bytes`.
-    pub(crate) fn new(from: R, max_bytes: usize) -> Self {
-        Self { from, max_bytes, buffer: Vec::new(), searched: 0 }
+    pub(crate) fn new(reader: R, max_bytes: usize) -> Self {
+        Self { reader, max_bytes, buffer: Vec::new(), searched: 0 }
     }
 
     /// The same reader, with another maximum length for the following lines.
@@ -79,7 +78,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
                 return Ok(Some(line));
             }
             let mut piece = [0; PIECE_BYTES];
-            match self.from.read(&mut piece).await? {
+            match self.reader.read(&mut piece).await? {
                 0 if self.buffer.is_empty() => return Ok(None),
                 0 => return Err(WireError::CutOff),
                 read => self.buffer.extend_from_slice(&piece[..read]),

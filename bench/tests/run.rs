@@ -52,7 +52,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// The row of `table` whose first cell is `name`.
+/// The row of `table` with a setting whose value is `name`.
 fn row<'a>(document: &'a Value, table: &str, name: &str) -> &'a Value {
     let tables = document["tables"].as_array().unwrap();
     let table = tables.iter().find(|other| other["name"] == table).unwrap();
@@ -125,14 +125,8 @@ fn a_file_is_published_without_its_folder() {
 /// Goal: each version of a stream is timed. Method: the histograms have as many entries as versions arrived.
 #[test]
 fn every_version_of_a_stream_is_timed() {
-    let sum = |document: &Value, number: fn(&Value) -> &Value| -> f64 {
-        document["rounds"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(number)
-            .map(self::number)
-            .sum()
+    let sum = |document: &Value, value_of: fn(&Value) -> &Value| -> f64 {
+        document["rounds"].as_array().unwrap().iter().map(value_of).map(number).sum()
     };
     let missed = |document: &Value| sum(document, |round| &round["received"][0]["missed"]);
     let (table, latency) = run("latency", "--workload latency --count 50 --rounds 2");
@@ -164,7 +158,7 @@ fn every_version_of_a_stream_is_timed() {
 }
 
 #[test]
-fn scenes_of_several_consumers_alternate() {
+fn every_scene_has_its_own_consumers() {
     let (_, fan_out) = run("fan-out", "--workload fan-out --consumers 3 --size 5MiB --rounds 2");
     let rounds = fan_out["rounds"].as_array().unwrap();
     let consumers: Vec<usize> =

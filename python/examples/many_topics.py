@@ -1,5 +1,5 @@
 """Measures short-lived topics: each is published, read once and withdrawn, as for activations that one process passes
-to another. Several reader processes work on thousands of topics.
+to another. One or several reader processes share thousands of topics.
 
     python many_topics.py --topics 5000 --bytes 4096 --readers 8
 

@@ -3,7 +3,7 @@ tensor-relay, with `torch.save` to a shared folder, and with a Gloo broadcast.
 
     python policy_pause.py [--mib 200] [--steps 12]
 
-A trainer process makes a policy of bf16 tensors and slightly changes every weight in each step, as an optimizer does.
+A trainer process makes a policy of bf16 tensors and slightly changes its weights in each step, as an optimizer does.
 The worker installs each version in the tensors that it computes with. The pause is the time in which these tensors are
 written; "step to installed" also includes the transfer. The lower bound of the pause is one copy: the time to copy the
 same bytes within the worker's memory.
@@ -33,7 +33,7 @@ def policy(mib, seed=0):
 
 
 def change(weights, step):
-    """Changes every weight by about 1e-5, most of which bf16 rounds away."""
+    """Adds noise of about 1e-5 to every weight. Most weights stay the same, because they are rounded to bf16."""
     generator = torch.Generator().manual_seed(step)
     for tensor in weights.values():
         tensor.add_((torch.randn(tensor.shape, generator=generator) * 1e-5).bfloat16())

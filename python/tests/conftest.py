@@ -30,7 +30,8 @@ def client(relay):
 
 @pytest.fixture
 def program():
-    """The path of the command line: `cargo build` builds it, and `python/tests/run` sets the variable."""
+    """The path of the program `tensor-relay`, which `python/tests/run` sets in TENSOR_RELAY_PROGRAM; by default the
+    program that `cargo build` makes."""
     path = Path(os.environ.get("TENSOR_RELAY_PROGRAM", HERE.parents[1] / "target" / "debug" / "tensor-relay"))
     if not path.exists():
         pytest.skip(f"{path} is missing: `cargo build` builds it")

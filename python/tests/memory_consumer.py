@@ -1,8 +1,9 @@
 """A consumer process that reports its memory use: `memory_consumer.py TICKET HOW TENSORS TENSOR_BYTES`.
 
-HOW is "snapshot", "atomic" or "torn" for `out` with atomic=True or False, or "phases" for `prefetch` and `activate`. On
-"next BYTES" from stdin it prints "waiting" and receives a version; on "leave BYTES" it ends its subscription. After
-each command it prints its memory use as JSON, as soon as resident and counted memory agree and are about BYTES at most.
+HOW is "snapshot" (without `out`), "atomic" or "torn" (`out` with atomic=True or False), or "phases" (`prefetch` and
+`activate`). On "next BYTES" from stdin it prints "waiting" and receives a version; on "leave BYTES" it ends its
+subscription. After each command it prints its memory use as JSON, as soon as resident and counted memory agree and are
+about BYTES at most, or after a timeout.
 """
 
 import gc

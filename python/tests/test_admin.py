@@ -34,7 +34,7 @@ def test_a_relay_serves_its_status():
         assert relay.admin == address, "the port is free again"
 
 
-def ready(address):
+def readiness(address):
     """Whether `/readyz` succeeds, and the text of its response."""
     try:
         return True, request(address, "/readyz")
@@ -53,11 +53,11 @@ def test_a_client_serves_its_status():
         tensor_relay.connect(relay.ticket, admin="127.0.0.1:0") as client,
     ):
         assert request(client.admin, "/livez")
-        assert ready(client.admin) == (False, "not ready: no topic is followed yet\n")
+        assert readiness(client.admin) == (False, "not ready: no topic is followed yet\n")
         relay.publish("weights", {"w": bytearray(1_024)})
         with client.subscribe("weights") as weights, client.subscribe("other") as _other:
             weights.next(10)
-            is_ready, reason = ready(client.admin)
+            is_ready, reason = readiness(client.admin)
             assert not is_ready and "other" in reason
             relay.publish("weights", {"w": bytearray(1_024)})
             weights.next(10)
@@ -65,7 +65,7 @@ def test_a_client_serves_its_status():
             assert (topic["version"], topic["committed"], topic["received_payload_bytes"]) == (2, 2, 2_048)
             assert topic["followed"]
         # A received version keeps its topic ready. A topic whose subscription ended without a version does not count.
-        assert ready(client.admin)[0]
+        assert readiness(client.admin)[0]
         assert list(topics_of(client)) == ["weights"] and not topics_of(client)["weights"]["followed"]
         assert 'tensor_relay_held_version{topic="weights"} 2' in request(client.admin, "/metrics")
         address = client.admin
@@ -86,7 +86,7 @@ def test_every_kind_of_receiving_is_counted():
         topic = topics_of(client)["weights"]
         assert (topic["committed"], topic["received_payload_bytes"]) == (4, 4_096)
         time.sleep(0.3)
-        is_ready, reason = ready(client.admin)
+        is_ready, reason = readiness(client.admin)
         assert not is_ready and "version 1" in reason
 
 

@@ -25,7 +25,7 @@ def dtype_of(name):
     return np.dtype(getattr(ml_dtypes, name)) if name in ML_DTYPES else np.dtype(name)
 
 
-def array(name, shape=(3, 5)):
+def make_array(name, shape=(3, 5)):
     """An array of different bit patterns."""
     dtype = dtype_of(name)
     if name == "bool":
@@ -44,7 +44,7 @@ def address(array):
 
 @pytest.mark.parametrize("name", NUMPY + ML_DTYPES)
 def test_numpy_arrays_are_unchanged(relay, client, name):
-    sent = array(name)
+    sent = make_array(name)
     relay.publish("t", {"x": sent, "scalar": sent[1, 2].reshape(()), "empty": sent[:0]})
     snapshot = received(client)
     assert snapshot["x"].dtype == OURS.get(name, name.replace("float8", "f8"))
@@ -59,7 +59,7 @@ def test_numpy_arrays_are_unchanged(relay, client, name):
 
 @pytest.mark.parametrize("name", NUMPY)
 def test_tensors_support_the_buffer_protocol(relay, client, name):
-    sent = array(name)
+    sent = make_array(name)
     relay.publish("t", {"x": sent})
     tensor = received(client)["x"]
     view = memoryview(tensor)
@@ -75,11 +75,11 @@ def test_tensors_support_the_buffer_protocol(relay, client, name):
 
 
 def test_dtypes_without_a_buffer_format_are_refused(relay, client):
-    relay.publish("t", {"x": array("bfloat16")})
+    relay.publish("t", {"x": make_array("bfloat16")})
     tensor = received(client)["x"]
     with pytest.raises(BufferError, match="take `bits` or `raw`"):
         memoryview(tensor)
-    assert bytes(memoryview(tensor.bits)) == bytes(memoryview(tensor.raw)) == array("bfloat16").tobytes()
+    assert bytes(memoryview(tensor.bits)) == bytes(memoryview(tensor.raw)) == make_array("bfloat16").tobytes()
     assert tensor.bits.shape == (3, 5) and tensor.raw.shape == (30,)
 
 
@@ -123,7 +123,7 @@ JAX += [name for name in ML_DTYPES if name.startswith("float8")]
 @pytest.mark.parametrize("name", JAX)
 def test_jax_arrays_are_unchanged(relay, client, name):
     jax = pytest.importorskip("jax")
-    sent = jax.numpy.asarray(array(name))
+    sent = jax.numpy.asarray(make_array(name))
     assert sent.dtype == dtype_of(name)
     relay.publish("t", {"x": sent})
     snapshot = received(client)

@@ -28,7 +28,7 @@ def test_withdrawn_topics_leave_nothing_behind(relay, client):
 
 
 @pytest.mark.parametrize("readers", [1, 3])
-def test_the_many_topics_example(readers):
+def test_the_many_topics_example_works(readers):
     with python(HERE.parent / "examples" / "many_topics.py", "--topics", 100, "--readers", readers) as program:
         report = json.loads(wait_for_exit(program))
     assert (report["topics"], report["readers"], report["left_bytes"]) == (100, readers, 0)

@@ -12,7 +12,7 @@ from memory_consumer import OVERHEAD_BYTES, is_settled
 import tensor_relay
 
 VERSION_BYTES = 512 << 10
-# Freed memory that allocators keep, and the state of each compression level that the server tries. A leak of one
+# Freed memory that allocators keep, and the state of each level of effort that the server tries. A leak of one
 # version in twelve would exceed it.
 SLACK_BYTES = 32 * VERSION_BYTES
 
@@ -42,7 +42,7 @@ def test_five_hundred_versions_reuse_memory(relay, client, hold, how):
 
 
 def test_small_objects_do_not_leak(relay, client):
-    """Checks DLPack capsules, exceptions and publications: a leak of a hundred bytes each would exceed the bound."""
+    """Checks DLPack capsules, exceptions and publications: a leak of 7 KiB in each call of `once` would exceed the bound."""
     array = np.zeros(10)
 
     def once():
@@ -73,8 +73,8 @@ def send(program, command, payloads):
 
 
 def check(program, payloads):
-    """Checks that the program's resident memory is at most this many payloads, and equals the counted memory. Returns
-    the peak of resident memory."""
+    """Checks that the program's resident memory is about this many payloads at most, and agrees with the counted memory.
+    Returns the peak of resident memory."""
     line = program.stdout.readline()
     assert line, program.stderr.read()
     report = json.loads(line)

@@ -46,7 +46,7 @@ def test_a_state_dict_moves_between_processes(tmp_path):
 
 
 @pytest.mark.parametrize("readme", [HERE.parent / "README.md", HERE.parents[1] / "README.md"], ids=["package", "project"])
-def test_the_readmes_first_example(readme, tmp_path):
+def test_the_readmes_first_example_works(readme, tmp_path):
     """Runs the README's first producer and consumer. Only the address, for a free port, and the key's folder differ."""
     pytest.importorskip("torch")
     blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)

@@ -177,9 +177,9 @@ def test_topics_are_ended_and_withdrawn(relay, client):
     assert client.topics() == []
     relay.end("t")
     relay.withdraw("t")
-    for done in (relay.end, relay.withdraw):
+    for end_or_withdraw in (relay.end, relay.withdraw):
         with pytest.raises(tensor_relay.PublishError, match="never published"):
-            done("never")
+            end_or_withdraw("never")
 
 
 def test_an_ended_topic_can_be_withdrawn(relay, client):

@@ -279,7 +279,7 @@ def test_a_cancelled_coroutine_loses_no_version(relay, client):
     assert asyncio.run(cancel_repeatedly()) == list(range(1, 31))
 
 
-def test_progress_can_be_read_while_waiting(relay, client):
+def test_the_progress_of_a_received_version_is_complete(relay, client):
     subscription = client.subscribe("t")
     relay.publish("t", {"x": np.zeros(1 << 20, np.uint8)})
     subscription.next(10)

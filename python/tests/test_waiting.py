@@ -36,7 +36,7 @@ def test_other_threads_run_during_a_transfer(relay, client):
     finally:
         stop.set()
         thread.join()
-    during = [tick for tick in ticks if begun <= tick <= begun + took]
+    during = [recorded for recorded in ticks if begun <= recorded <= begun + took]
     assert len(during) > 10
     longest = max(later - earlier for earlier, later in zip(during, during[1:]))
     # If a transfer held the GIL, the longest pause would be as long as a transfer. A busy machine has shorter ones.
@@ -178,8 +178,8 @@ def test_the_interpreter_exits_with_open_objects(tmp_path, last_line):
         "view = memoryview(snapshot['x'])\n"
         f"{last_line}\n"
     )
-    with python(program, tmp_path / "state") as program:
-        wait_for_exit(program)
+    with python(program, tmp_path / "state") as running:
+        wait_for_exit(running)
 
 
 @pytest.mark.parametrize("work", [

@@ -31,8 +31,9 @@ impl Choice {
     /// Estimates each chunk, `rounds` times, and chooses a codec for it as a server does. (A server estimates one chunk
     /// in sixteen, and uses the result for the others.)
     pub(super) fn of(job: &Job<'_>, rounds: u32) -> Self {
-        let estimates: Vec<ChunkEstimate> =
-            (0..job.chunks()).map(|chunk| ChunkEstimate::of(job, chunk, rounds)).collect();
+        let estimates: Vec<ChunkEstimate> = (0..job.chunk_count())
+            .map(|chunk| ChunkEstimate::of(job, chunk, rounds))
+            .collect();
         let times: Vec<Duration> = estimates.iter().filter_map(|timed| timed.duration).collect();
         let mean = times.iter().sum::<Duration>().as_secs_f64() * 1e6 / times.len().max(1) as f64;
         let at = |(name, effort)| {

@@ -45,7 +45,7 @@ impl DtypeResult {
             file: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
             dtype: job.dtype.name(),
             raw_bytes: job.bytes(),
-            chunks: job.chunks(),
+            chunks: job.chunk_count(),
             codecs,
             auto,
         }

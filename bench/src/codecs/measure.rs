@@ -53,7 +53,7 @@ impl<'a> Job<'a> {
     }
 
     /// The number of chunks.
-    pub(super) fn chunks(&self) -> usize {
+    pub(super) fn chunk_count(&self) -> usize {
         self.chunks.len()
     }
 
@@ -119,7 +119,7 @@ impl Codec for LibraryCodec {
 /// When a codec does not restore the bytes that it encoded.
 pub(super) fn measure(job: &Job<'_>, subjects: &[Subject], rounds: u32) -> Result<Vec<CodecResult>> {
     let mut buffers = Buffers::new(job);
-    let mut times: Vec<CodecTimes> = subjects.iter().map(|_| CodecTimes::new(job.chunks())).collect();
+    let mut times: Vec<CodecTimes> = subjects.iter().map(|_| CodecTimes::new(job.chunk_count())).collect();
     for _ in 0..rounds {
         for (subject, times) in subjects.iter().zip(&mut times) {
             buffers.run_pass(job, subject, times)?;

@@ -43,7 +43,7 @@ pub(super) struct Contenders {
 }
 
 impl Contender {
-    /// tensor-relay with additional arguments for either side.
+    /// A contender that is tensor-relay, where `serve` and `receive` are the sides' arguments after `relay`.
     pub(crate) fn relay(name: &str, this: &Program, serve: Vec<OsString>, receive: Vec<OsString>) -> Self {
         let side = |arguments: Vec<OsString>| SideCommand {
             program: this.clone(),
@@ -100,7 +100,7 @@ impl Contenders {
     /// Adds `peers`. A peer whose name is taken is called `peers/NAME`.
     ///
     /// # Errors
-    /// When two peers have the same name.
+    /// When `peers/NAME` is taken, too.
     pub(super) fn extend(&mut self, peers: Vec<Contender>) -> Result<()> {
         for mut peer in peers {
             if self.has(&peer.name) || peer.name == ALL {

@@ -49,7 +49,7 @@ fn round_timeout(bytes: u64, small: u32, network: &NetworkArgs) -> Duration {
     let bits = bytes as f64 * 8.0;
     let transmission_s = network.rate.map_or(0.0, |rate| bits / rate.bits_per_s() as f64);
     let round_trip = Duration::from_millis(2 * u64::from(network.delay_ms));
-    let messages = round_trip * SMALL_ROUND_TRIPS * latency::messages(small);
+    let messages = round_trip * SMALL_ROUND_TRIPS * latency::message_count(small);
     ROUND_TIMEOUT_MARGIN + Duration::from_secs_f64(TRANSMISSION_FACTOR * transmission_s) + messages
 }
 
@@ -75,29 +75,33 @@ async fn with_server(
     let ready: Ready = server.line(READY_TIMEOUT).await?;
     let mut client =
         start(contender, Side::Receiving, settings, network, connect_options(network, ready.port, settings))?;
-    let run = rounds(settings, &mut client, server).await;
+    let run = measure_rounds(settings, &mut client, server).await;
     client.end().await;
     run
 }
 
-async fn rounds(settings: RunSettings, client: &mut Process, server: &mut Process) -> Result<Run> {
+async fn measure_rounds(settings: RunSettings, client: &mut Process, server: &mut Process) -> Result<Run> {
     let small = match settings.small {
         0 => None,
         _ => Some(client.line(settings.round_timeout).await?),
     };
     let mut run = Run { small, ..Run::default() };
     for _ in 0..settings.warm_up {
-        let round = round(settings, client, server).await?;
+        let round = measure_round(settings, client, server).await?;
         run.first_gb_per_s = run.first_gb_per_s.or_else(|| round.get("gb_per_s").copied());
     }
     for _ in 0..settings.rounds {
-        run.rounds.push(round(settings, client, server).await?);
+        run.rounds.push(measure_round(settings, client, server).await?);
     }
     Ok(run)
 }
 
 /// Waits for the reports of both sides about one round.
-async fn round(settings: RunSettings, client: &mut Process, server: &mut Process) -> Result<Cells<f64>> {
+async fn measure_round(
+    settings: RunSettings,
+    client: &mut Process,
+    server: &mut Process,
+) -> Result<Cells<f64>> {
     let received: Received = client.line(settings.round_timeout).await?;
     let sent: Sent = server.line(settings.round_timeout).await?;
     let expected = settings.bytes.unwrap_or(sent.bytes);

@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use std::path::Path;
 
-/// The list of peers in the file.
+/// The content of a file that lists peers.
 #[derive(Deserialize)]
-struct File {
+struct PeerList {
     peers: Vec<Peer>,
 }
 
@@ -45,8 +45,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<Contender>> {
 }
 
 fn parse(text: &str, folder: &Path) -> Result<Vec<Contender>> {
-    let file: File = serde_json::from_str(text)?;
-    file.peers.into_iter().map(|peer| peer.contender(folder)).collect()
+    let list: PeerList = serde_json::from_str(text)?;
+    list.peers.into_iter().map(|peer| peer.contender(folder)).collect()
 }
 
 impl Peer {

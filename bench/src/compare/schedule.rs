@@ -13,7 +13,8 @@ pub(super) struct ScheduledRun<'a> {
 /// The runs of pair number `pair`: the first contender and each other contender run in succession. Their order
 /// alternates from pair to pair.
 ///
-/// A contender that failed is left out, and so is the run that would be compared with it.
+/// A contender that failed is left out, and so is the run of the first contender that would be compared with it. A
+/// contender that is left with no other to be compared with runs alone.
 pub(super) fn schedule(
     pair: u32,
     contenders: &[Contender],

@@ -28,7 +28,7 @@ pub async fn publish(args: ServeArgs, steps: StepsArgs) -> Result<()> {
     let config = tensor_relay_server::Config { base_bytes: u64::MAX, ..Default::default() };
     let (server, ticket) = relay::start(&args, config)?;
     let mut publisher = server.publisher(Topic::new(TOPIC)?)?;
-    let _ticket = relay::ready(&server, &ticket)?;
+    let _ticket = relay::announce_ready(&server, &ticket)?;
     loop {
         let staging_begun = Instant::now();
         let Some(staged) = steps.next(&server.staging())? else { break };

@@ -121,7 +121,7 @@ impl Document {
     pub(super) fn markdown(&self) -> String {
         let mut text = format!("# {}, {}\n\n", self.title, self.date);
         if !self.is_result {
-            text.push_str("**This is no result.** No GPU was measured: it shows that the suite runs to its end, and no number of it means anything.\n\n");
+            text.push_str("**This is no result.** No GPU was measured, or only in a quick run: it shows that the suite runs to its end, and no number of it means anything.\n\n");
         }
         text.push_str(PREFACE);
         let _ = writeln!(text, "\ntensor-relay {}, commit {}.\n", self.version, self.commit);

@@ -46,18 +46,23 @@ impl Serving {
         Self::with_topic(runtime, server, ticket, 0)
     }
 
-    /// The same server with topic number `number`.
-    pub(super) fn another_topic(&self, number: u32) -> Result<Self> {
-        Self::with_topic(Arc::clone(&self.runtime), Arc::clone(&self.server), self.ticket.clone(), number)
+    /// The same server with another of its topics. The topic of [`start`](Self::start) has the number 0.
+    pub(super) fn another_topic(&self, topic_number: u32) -> Result<Self> {
+        Self::with_topic(
+            Arc::clone(&self.runtime),
+            Arc::clone(&self.server),
+            self.ticket.clone(),
+            topic_number,
+        )
     }
 
     fn with_topic(
         runtime: Arc<OwnRuntime>,
         server: Arc<Server>,
         ticket: Ticket,
-        number: u32,
+        topic_number: u32,
     ) -> Result<Self> {
-        let topic = Topic::new(&format!("gpu/{number}"))?;
+        let topic = Topic::new(&format!("gpu/{topic_number}"))?;
         let publisher = Some(server.publisher(topic.clone())?);
         Ok(Self { runtime, server, publisher, topic, ticket })
     }
@@ -130,7 +135,7 @@ impl Receiving {
     }
 
     /// A function that returns the progress of the current version.
-    pub(super) fn progress(&self) -> Result<Box<dyn Fn() -> Progress + Send>> {
+    pub(super) fn progress_reader(&self) -> Result<Box<dyn Fn() -> Progress + Send>> {
         let subscription = self.subscription.as_ref().context("the subscription has failed")?;
         Ok(Box::new(subscription.progress_reader()))
     }

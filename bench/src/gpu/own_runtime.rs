@@ -1,4 +1,4 @@
-//! A tokio runtime on threads of its own, for a server or a client.
+//! A tokio runtime on threads of its own, for a part of the suite, a server or a client.
 
 use anyhow::{Context, Result};
 use std::thread;

@@ -8,21 +8,22 @@ use std::time::{Duration, Instant};
 pub(super) struct Passes {
     begun: Instant,
     budget: Duration,
-    done: u32,
+    begun_passes: u32,
 }
 
 impl Passes {
     /// Passes for about `budget`, at least one.
     pub(super) fn within(budget: Duration) -> Self {
-        Self { begun: Instant::now(), budget, done: 0 }
+        Self { begun: Instant::now(), budget, begun_passes: 0 }
     }
 
-    /// Begins another pass, if the budget suffices for one of average duration. The first pass always begins.
+    /// Begins another pass, if the budget suffices for one of average duration and [`PASSES_MAX`] is not reached. The
+    /// first pass always begins.
     pub(super) fn begin_next(&mut self) -> bool {
         let elapsed = self.begun.elapsed();
-        let next_ends = elapsed + elapsed / self.done.max(1);
-        let begin = self.done == 0 || (next_ends <= self.budget && self.done < PASSES_MAX);
-        self.done += u32::from(begin);
+        let next_ends = elapsed + elapsed / self.begun_passes.max(1);
+        let begin = self.begun_passes == 0 || (next_ends <= self.budget && self.begun_passes < PASSES_MAX);
+        self.begun_passes += u32::from(begin);
         begin
     }
 }

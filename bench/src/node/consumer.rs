@@ -4,7 +4,7 @@ use super::{
     driver_link::{DriverLink, send_report},
     generator::STREAM_TENSOR,
     latency::LatencyHistogram,
-    order::{ConsumerJob, Order, Path, Received, Report, Round, Traffic, Work},
+    order::{ConsumerJob, Order, PathStats, Received, Report, Round, Traffic, Work},
     snapshot_hash::{self, SnapshotHash, SnapshotHasher},
     stream_content::StreamContent,
 };
@@ -19,8 +19,8 @@ use tensor_relay_client::{
     Client, Config, Connector, LaneStats, Lanes, Request, Snapshot, Subscription, Ticket, Topic, Tuning,
 };
 
-/// The deadline for the producer's topic to appear: longer than any deadline of the driver, which then reports the
-/// error.
+/// The deadline for the producer's topic to appear: longer than the driver usually waits, because the driver's error
+/// says more.
 const TOPIC_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 /// A slow reader blocks its only thread nine tenths of the time, so that it does not even read from the network.
@@ -30,7 +30,8 @@ const RUNNING_PERIOD: Duration = Duration::from_millis(10);
 /// Runs the consumer described by `job`, round by round.
 ///
 /// # Errors
-/// When the producer cannot be reached, or its versions are not the expected ones.
+/// When the producer cannot be reached, or its versions are not the expected ones; when the driver disconnects or
+/// violates the protocol.
 pub(super) async fn run(job: ConsumerJob, driver: &mut DriverLink) -> Result<()> {
     let ticket: Ticket = job.ticket.parse()?;
     let topic = ticket.topic().context("the driver's ticket names no topic")?.clone();
@@ -137,7 +138,7 @@ impl Consumer {
             cpu_s,
             chunks: measured.chunks,
             traffic: traffic_of(&lanes).since(traffic),
-            path: Path::of(first_lane, lanes.len()),
+            path: PathStats::of(first_lane, lanes.len()),
             snapshot_hash,
             one_way: measured.one_way.buckets(),
         }))
@@ -146,13 +147,13 @@ impl Consumer {
     async fn receive(
         &self,
         round: Round,
-        from: &mut Subscription,
+        subscription: &mut Subscription,
         stream_bytes: &AtomicU64,
     ) -> Result<Measured> {
         match &self.stream_content {
-            Some(content) => receive_stream(content, round, from, stream_bytes).await,
+            Some(content) => receive_stream(content, round, subscription, stream_bytes).await,
             None => {
-                let snapshot = from.next().await?;
+                let snapshot = subscription.next().await?;
                 let receipt = snapshot.receipt();
                 Ok(Measured {
                     versions: 1,
@@ -172,7 +173,7 @@ impl Consumer {
 async fn receive_stream(
     content: &StreamContent,
     round: Round,
-    from: &mut Subscription,
+    subscription: &mut Subscription,
     stream_bytes: &AtomicU64,
 ) -> Result<Measured> {
     let mut measured = Measured {
@@ -186,7 +187,7 @@ async fn receive_stream(
     };
     let mut first = None;
     loop {
-        let snapshot = from.next().await?;
+        let snapshot = subscription.next().await?;
         let now_ns = clock::monotonic_ns();
         let begun = *first.get_or_insert_with(Instant::now);
         let tensor = snapshot

@@ -54,7 +54,7 @@ pub(crate) enum GreetingError {
     Refused(String),
 }
 
-/// The node's part: accepts a driver that knows `token`, and sends any other driver the reason of its refusal.
+/// The node's part: accepts a driver that knows `token`, and sends a refusal to a driver whose answer is wrong.
 ///
 /// # Errors
 /// [`GreetingError`], at the latest at the deadline.

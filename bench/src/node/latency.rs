@@ -45,7 +45,7 @@ impl LatencyHistogram {
         )
     }
 
-    /// The percentiles; `None` without values.
+    /// The number of durations, their minimum, percentiles and maximum; `None` if there are none.
     pub(crate) fn summary(&self) -> Option<Cells<f64>> {
         let us = |ns: u64| ns as f64 / 1e3;
         let at = |share| us(self.0.value_at_quantile(share));

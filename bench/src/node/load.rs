@@ -94,7 +94,7 @@ impl OpenLoad {
     /// Fills `out` with all bytes of the tensor at `index` in round `round`.
     ///
     /// # Errors
-    /// When a file cannot be read, or has changed.
+    /// When the file cannot be read, or has become too short.
     pub(crate) fn fill(&self, round: u32, index: usize, out: &mut [u8]) -> std::io::Result<()> {
         let key = noise::at(u64::from(round) ^ SEED, index as u64);
         match &self.bytes {

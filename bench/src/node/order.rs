@@ -1,4 +1,4 @@
-//! The messages between a driver and its workers, one JSON object a line.
+//! The messages between a driver and its workers, one JSON value a line.
 //!
 //! ```text
 //! driver                        worker
@@ -33,8 +33,8 @@ pub(crate) enum Order {
     Consume(ConsumerJob),
     /// Prepare a round: generate its version, or subscribe.
     Prepare(Round),
-    /// All workers are ready: publish, or receive. `commit_timeout_s` is the producer's deadline for the commits of all
-    /// consumers.
+    /// All workers are ready: publish, or receive. `commit_timeout_s` is the time within which the producer expects all
+    /// readers to commit a version after its publish.
     Begin { round: u32, commit_timeout_s: u64 },
     /// Stop receiving: for slow readers.
     Stop { round: u32 },
@@ -91,7 +91,7 @@ pub(crate) enum Pace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hold {
-    /// In the server's memory, where they are copied and hashed before the round.
+    /// In the server's memory. They are hashed before the round.
     #[default]
     Stage,
     /// In the producer's memory, from which they are read and hashed when they are sent.
@@ -105,7 +105,7 @@ pub(crate) struct Round {
     pub(crate) number: u32,
     /// The number of consumers whose commits complete a version.
     pub(crate) readers: u32,
-    /// The number of versions of a stream.
+    /// The number of versions: 1, unless rounds are streams.
     pub(crate) versions: u64,
 }
 
@@ -186,7 +186,7 @@ pub(crate) struct Received {
     pub(crate) cpu_s: f64,
     pub(crate) chunks: u64,
     pub(crate) traffic: Traffic,
-    pub(crate) path: Path,
+    pub(crate) path: PathStats,
     /// The hash of the received version; `None` for a stream, whose versions were compared on arrival.
     #[serde(rename = "proof")]
     pub(crate) snapshot_hash: Option<SnapshotHash>,
@@ -207,7 +207,7 @@ pub(crate) struct Traffic {
 
 /// The path statistics of a consumer's first lane.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Path {
+pub(crate) struct PathStats {
     /// The UDP payload size in use; 0 over TCP.
     pub(crate) udp_payload_bytes: u16,
     pub(crate) round_trip_us: f64,
@@ -255,7 +255,7 @@ impl From<TrafficStats> for Traffic {
     }
 }
 
-impl Path {
+impl PathStats {
     /// The path of a session of `lanes` lanes, of which `first` is the first.
     pub(crate) fn of(first: LaneStats, lanes: usize) -> Self {
         Self {

@@ -38,7 +38,8 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Runs the producer described by `job` on the address `listen`, round by round.
 ///
 /// # Errors
-/// When it cannot listen, the tensors cannot be generated or read, or consumers do not commit in time.
+/// When it cannot listen, the tensors cannot be generated or read, or consumers do not commit in time; when the driver
+/// disconnects or violates the protocol.
 pub(super) async fn run(job: ProducerJob, listen: SocketAddr, driver: &mut DriverLink) -> Result<()> {
     let topic = Topic::new(TOPIC)?;
     let (server, ticket) =
@@ -119,9 +120,9 @@ impl Producer {
         let _ = tokio::time::timeout(FREE_TIMEOUT, free).await;
     }
 
-    /// Publishes the prepared round, and waits until all readers have committed it.
-    async fn publish(&mut self, number: u32, commit_timeout: Duration) -> Result<Sent> {
-        let prepared = self.prepared.as_mut().filter(|prepared| prepared.round.number == number);
+    /// Publishes the prepared round, and waits until all readers have committed its last version.
+    async fn publish(&mut self, round_number: u32, commit_timeout: Duration) -> Result<Sent> {
+        let prepared = self.prepared.as_mut().filter(|prepared| prepared.round.number == round_number);
         let PreparedRound { round, publisher, version } =
             prepared.context("the driver began a round that it did not prepare")?;
         let before = Counters::of(&self.server);
@@ -141,7 +142,7 @@ impl Producer {
         let seconds = begun.elapsed().as_secs_f64();
         let after = Counters::of(&self.server);
         Ok(Sent {
-            round: number,
+            round: round_number,
             versions: round.versions,
             seconds,
             cpu_s: after.usage.since(before.usage).total_s(),
@@ -186,7 +187,7 @@ impl Stream<'_> {
         let mut last = None;
         for index in 0..round.versions {
             if let Pace::PerSecond(rate) = pace {
-                // A fixed timetable: after a delay, versions are published without a pause until it is caught up with.
+                // A fixed timetable: a producer that is late publishes without a pause until it is on time again.
                 let due = begun + Duration::from_secs_f64(index as f64 / f64::from(rate.max(1)));
                 tokio::time::sleep_until(due).await;
             }

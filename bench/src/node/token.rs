@@ -2,9 +2,9 @@
 
 use std::{fmt, str::FromStr};
 
-/// A token, shared by `node` and `run`. It is never sent: a driver that knows it answers a random challenge with a
-/// keyed hash of it. The orders that follow are neither encrypted nor signed, so an attacker who can modify packets
-/// between the two can still inject orders.
+/// A token, shared by `node` and `run`. It is never sent: a driver answers a random challenge with a hash of the
+/// challenge, keyed with the token. The orders that follow are neither encrypted nor signed, so an attacker who can
+/// modify packets between the two can still inject orders.
 #[derive(Clone)]
 pub struct Token(String);
 

@@ -94,7 +94,7 @@ def _publish_small(relay: tensor_relay.Relay, listener: socket.socket) -> None:
 
 
 def _small(client: tensor_relay.Client, server: tuple[str, int], count: int) -> dict[str, float]:
-    """Requests `count` small tensors one by one, after a warm-up of a tenth as many. Returns the latencies."""
+    """Requests small tensors one by one: a tenth of `count` to warm up, then `count`. Returns percentiles of latency."""
     took_us = []
     with socket.create_connection(server) as connection, client.subscribe("small") as subscription:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -49,7 +49,7 @@ impl SmallPublisher {
     /// Serves one receiving side after the other, for ever.
     ///
     /// # Errors
-    /// When a version cannot be published. A connection that breaks is no error.
+    /// When a version cannot be published, or is not committed in time. A connection that breaks is no error.
     pub(super) async fn run(mut self) -> Result<()> {
         loop {
             let (mut requests, _) = self.listener.accept().await?;
@@ -97,7 +97,7 @@ pub(super) async fn receive(client: &Client, remote: SocketAddr, count: u32) -> 
     requests.set_nodelay(true)?;
     let mut subscription = client.subscribe(&Topic::new(TOPIC)?).await?;
     let mut latencies = Latencies::new(count);
-    for number in 0..latency::messages(count) {
+    for number in 0..latency::message_count(count) {
         requests.write_u8(1).await?;
         let snapshot = timeout(VERSION_TIMEOUT, subscription.next()).await.with_context(|| {
             format!("small tensor {number} was not received within {VERSION_TIMEOUT:?}")

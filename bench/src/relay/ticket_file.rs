@@ -9,7 +9,7 @@ use std::{
 };
 use tensor_relay_client::Ticket;
 
-/// The file with the ticket. It is removed when a receiver takes the ticket, or when this is dropped.
+/// The file with the ticket. The file is removed when a receiver takes the ticket, or when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct TicketFile(PathBuf);
 

@@ -12,7 +12,7 @@ pub(super) fn page(results: &[ResultFile]) -> String {
     let mut text =
         format!("{HEAD}<style>{STYLE}</style>\n</head>\n<body>\n<h1>tensor-relay: measurements</h1>\n");
     text.push_str(&legend());
-    results.iter().for_each(|result| section(&mut text, result));
+    results.iter().for_each(|result| write_section(&mut text, result));
     text.push_str("</body>\n</html>\n");
     text
 }
@@ -28,18 +28,18 @@ fn legend() -> String {
         format!("<svg class=\"key\" viewBox=\"0 0 12 12\"><rect class=\"{class}\" width=\"12\" height=\"12\"/></svg> {what}")
     });
     format!(
-        "<p class=\"legend\">{}. A line across a bar is the range of its runs.</p>\n",
+        "<p class=\"legend\">{}. A line across a bar is the range of its samples.</p>\n",
         items.join(" &emsp; ")
     )
 }
 
-fn section(text: &mut String, result: &ResultFile) {
+fn write_section(text: &mut String, result: &ResultFile) {
     let _ = writeln!(text, "<section>\n<h2>{}</h2>", escape(&result.title));
     let _ = writeln!(text, "<p>{}<br>{}.</p>", escape(&result.about), escape(&result.origin.to_string()));
     svg::charts(&result.tables)
         .iter()
         .for_each(|chart| text.push_str(&svg::draw(chart)));
-    result.tables.iter().for_each(|shown| table(text, shown));
+    result.tables.iter().for_each(|table| write_table(text, table));
     if !result.notes.is_empty() {
         let notes: String = result.notes.iter().map(|note| format!("<li>{}</li>\n", escape(note))).collect();
         let _ = writeln!(text, "<ul>\n{notes}</ul>");
@@ -47,7 +47,7 @@ fn section(text: &mut String, result: &ResultFile) {
     text.push_str("</section>\n");
 }
 
-fn table(text: &mut String, table: &Table) {
+fn write_table(text: &mut String, table: &Table) {
     let line = |row: &[String], tag: &str| {
         row.iter()
             .map(|cell| format!("<{tag}>{}</{tag}>", escape(cell)))

@@ -65,11 +65,11 @@ fn is_time(seconds: f64) -> bool {
     (0.0..=SECONDS_MAX).contains(&seconds)
 }
 
-/// The maximum of a reported time: a year of CPU time on thirty cores.
+/// The maximum of a reported time: about a year of CPU time on thirty cores.
 const SECONDS_MAX: f64 = 1e9;
 
-/// The maxima of reported counts: more than any machine moves in a round, and small enough that sums over all rounds
-/// do not overflow.
+/// The maxima of reported counts: more than any machine moves in a round, and small enough that sums over all consumers
+/// of a round do not overflow.
 const BYTES_MAX: u64 = 1 << 52;
 const CHUNKS_MAX: u64 = 1 << 40;
 

@@ -29,7 +29,7 @@ pub(super) struct Details {
 pub(super) enum NetworkFacts {
     /// A network on this machine.
     Local(NetworkArgs),
-    /// The network between the nodes of the producer and of `consumers`.
+    /// The network between the producer's node and those of the consumers; `consumers` is the number of consumers.
     Nodes { consumers: usize },
 }
 

@@ -42,7 +42,7 @@ pub(super) struct Settings {
 /// The deadline for starting, connecting and ending.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The deadline for generating a version. The death of the producer is noticed at once.
+/// The deadline for generating a version. A producer that exits is noticed at once.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The part of a round's deadline that does not depend on its bytes and its timetable.
@@ -84,13 +84,13 @@ impl Driver {
         let mut measured_scenes: Vec<MeasuredScene> =
             scenes.iter().map(|scene| self.measured_scene(scene, &introductions)).collect();
         for scene in &scenes {
-            self.round(scene, &format!("warm-up, {}", scene.name), self.settings.plan.warm_up_versions())
+            self.run_round(scene, &format!("warm-up, {}", scene.name), self.settings.plan.warm_up_versions())
                 .await?;
         }
         for number in 1..=self.settings.rounds {
             for (scene, measured_scene) in scenes.iter().zip(&mut measured_scenes) {
                 let title = format!("round {number} of {}, {}", self.settings.rounds, scene.name);
-                let sample = self.round(scene, &title, self.settings.plan.versions).await?;
+                let sample = self.run_round(scene, &title, self.settings.plan.versions).await?;
                 eprintln!("{title}: {:.3} GB/s", sample.gb_per_s());
                 measured_scene.samples.push(sample);
             }
@@ -126,7 +126,7 @@ impl Driver {
                 });
         let text = tickets.await?.concat();
         let ticket = self
-            .ticket(&text)
+            .reachable_ticket(&text)
             .with_context(|| format!("{} reported an invalid ticket", self.workers.name(PRODUCER)))?;
         for consumer in self.consumers.clone() {
             let slow = self
@@ -148,9 +148,9 @@ impl Driver {
         connected.await.map(|_| ())
     }
 
-    /// The producer's ticket, with an address that consumers can reach.
-    fn ticket(&self, text: &str) -> Result<Ticket> {
-        let ticket: Ticket = text.parse()?;
+    /// The ticket that the producer `reported`, with the address of [`Settings::serve_at`] if that is set.
+    fn reachable_ticket(&self, reported: &str) -> Result<Ticket> {
+        let ticket: Ticket = reported.parse()?;
         let Some(host) = &self.settings.serve_at else { return Ok(ticket) };
         let address = ticket.addresses().first().context("it names no address")?;
         let port = address.rsplit_once(':').context("its address has no port")?.1.parse()?;
@@ -159,7 +159,7 @@ impl Driver {
     }
 
     /// Prepares, runs and checks one round of `scene`.
-    async fn round(&mut self, scene: &Scene, title: &str, versions: u64) -> Result<Sample> {
+    async fn run_round(&mut self, scene: &Scene, title: &str, versions: u64) -> Result<Sample> {
         let readers: Vec<usize> = scene.readers.iter().copied().map(worker_of).collect();
         let slow: Vec<usize> = scene.slow.map(worker_of).into_iter().collect();
         let consumers = [&readers[..], &slow].concat();
@@ -190,7 +190,7 @@ impl Driver {
         Ok(Sample { scene: scene.name.clone(), prepared, sent, received })
     }
 
-    /// Makes the producer generate the version, and then the consumers subscribe. Returns when all workers are ready.
+    /// Makes the producer prepare the round, and then `consumers` subscribe. Returns when all of them are ready.
     async fn prepare(&mut self, round: Round, consumers: &[usize]) -> Result<Prepared> {
         let deadline = self.settings.deadline.unwrap_or(PREPARE_TIMEOUT);
         self.workers.send(&[PRODUCER], &Order::Prepare(round)).await?;
@@ -259,7 +259,7 @@ impl Driver {
     /// Ends all workers, the producer last, and returns a table of their peak memory.
     async fn end_workers(&mut self, measured_scenes: &[MeasuredScene]) -> Result<Table> {
         let samples = measured_scenes.iter().flat_map(|measured_scene| &measured_scene.samples);
-        let version = samples.map(|sample| sample.prepared.payload_bytes).max().unwrap_or(0);
+        let version_bytes = samples.map(|sample| sample.prepared.payload_bytes).max().unwrap_or(0);
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let mut rows = Vec::new();
         for workers in [self.consumers.clone(), vec![PRODUCER]] {
@@ -275,7 +275,7 @@ impl Driver {
                 // A worker whose kernel does not report its peak has no cells.
                 let memory = Cells::default()
                     .and("peak_resident_mib", peak.map(mib))
-                    .and("beyond_a_version_mib", peak.map(|peak| mib(peak.saturating_sub(version))));
+                    .and("beyond_a_version_mib", peak.map(|peak| mib(peak.saturating_sub(version_bytes))));
                 rows.push(Row::of(setting, [&memory]));
             }
         }
@@ -340,7 +340,7 @@ impl Driver {
         self.settings.deadline.unwrap_or(STEP_TIMEOUT)
     }
 
-    /// The producer's deadline for the commits of `round`, from its size.
+    /// The time within which the producer expects the commits of `round`, from the round's bytes and timetable.
     fn commit_timeout(&self, prepared: &Prepared, round: Round) -> Duration {
         self.settings.deadline.unwrap_or_else(|| {
             let bytes = prepared.payload_bytes.saturating_mul(round.versions);
@@ -351,7 +351,7 @@ impl Driver {
     }
 }
 
-/// The worker number of consumer number `consumer`.
+/// The worker number of a consumer. Plans number consumers from 0.
 fn worker_of(consumer: usize) -> usize {
     PRODUCER + 1 + consumer
 }

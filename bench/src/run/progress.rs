@@ -7,15 +7,15 @@ use std::time::Duration;
 pub(crate) struct Progress {
     title: String,
     round_bytes: u64,
-    rows: Vec<Row>,
+    consumers: Vec<ConsumerProgress>,
 }
 
 #[derive(Debug)]
-struct Row {
+struct ConsumerProgress {
     worker: usize,
     name: String,
     bytes: u64,
-    /// `bytes` at the last line.
+    /// The `bytes` that the last line showed.
     shown_bytes: u64,
 }
 
@@ -27,33 +27,34 @@ impl Progress {
         round_bytes: u64,
         consumers: impl Iterator<Item = (usize, String)>,
     ) {
-        let rows = consumers
-            .map(|(worker, name)| Row { worker, name, bytes: 0, shown_bytes: 0 })
+        let consumers = consumers
+            .map(|(worker, name)| ConsumerProgress { worker, name, bytes: 0, shown_bytes: 0 })
             .collect();
-        *self = Self { title, round_bytes, rows };
+        *self = Self { title, round_bytes, consumers };
     }
 
-    /// Records that a consumer has received `bytes` of the round. Other workers are ignored.
+    /// Records that a consumer has received `bytes` of the round so far. Other workers are ignored.
     pub(crate) fn record(&mut self, worker: usize, bytes: u64) {
-        if let Some(row) = self.rows.iter_mut().find(|row| row.worker == worker) {
-            row.bytes = bytes;
+        if let Some(consumer) = self.consumers.iter_mut().find(|consumer| consumer.worker == worker) {
+            consumer.bytes = bytes;
         }
     }
 
-    /// The next line, `elapsed` after the last one; `None` if no consumer has made progress.
+    /// The next line, with the rates since the previous call, `elapsed` ago; `None` if no consumer has made progress
+    /// since then.
     pub(crate) fn line(&mut self, elapsed: Duration) -> Option<String> {
-        if self.rows.iter().all(|row| row.bytes == row.shown_bytes) {
+        if self.consumers.iter().all(|consumer| consumer.bytes == consumer.shown_bytes) {
             return None;
         }
         let total = self.round_bytes.max(1) as f64;
-        let describe = |row: &mut Row| {
-            let rate =
-                row.bytes.saturating_sub(row.shown_bytes) as f64 / elapsed.as_secs_f64().max(1e-9) / 1e9;
-            row.shown_bytes = row.bytes;
-            format!("{} {:.0} % at {rate:.2} GB/s", row.name, 100.0 * row.bytes as f64 / total)
+        let describe = |consumer: &mut ConsumerProgress| {
+            let moved_bytes = consumer.bytes.saturating_sub(consumer.shown_bytes);
+            let rate = moved_bytes as f64 / elapsed.as_secs_f64().max(1e-9) / 1e9;
+            consumer.shown_bytes = consumer.bytes;
+            format!("{} {:.0} % at {rate:.2} GB/s", consumer.name, 100.0 * consumer.bytes as f64 / total)
         };
-        let rows: Vec<String> = self.rows.iter_mut().map(describe).collect();
-        Some(format!("{}: {}", self.title, rows.join(", ")))
+        let consumers: Vec<String> = self.consumers.iter_mut().map(describe).collect();
+        Some(format!("{}: {}", self.title, consumers.join(", ")))
     }
 }
 
@@ -62,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_count_from_the_last_line() {
+    fn rates_are_those_since_the_previous_call() {
         let mut progress = Progress::default();
         assert_eq!(progress.line(Duration::from_secs(1)), None, "nothing has begun");
         progress.begin("round 1".into(), 4_000_000_000, [(1, "a".into()), (2, "b".into())].into_iter());

@@ -36,7 +36,8 @@ pub(super) struct MeasuredScene {
     pub(super) samples: Vec<Sample>,
 }
 
-/// The name of the one-way latency: from publish until the consumer has the version, by a clock that both share.
+/// The name of the one-way latency: from publish until the consumer has the version, by the clock that producer and
+/// consumer share.
 const ONE_WAY: &str = "publish to commit";
 
 /// The name of the round-trip latency: from publish until the producer has received the commits of all consumers.
@@ -132,7 +133,7 @@ impl MeasuredScene {
         readers.into_iter().chain([producer]).collect()
     }
 
-    /// The latencies of all rounds together; the one-way latency only if both ends share a clock.
+    /// The latencies of all rounds together; the one-way latency only if the producer and all readers share a clock.
     fn latencies(&self) -> Vec<Row> {
         let one_way = self
             .samples
@@ -201,7 +202,7 @@ mod tests {
             panic!("three")
         };
         let gib = (1u64 << 30) as f64 / 1e9;
-        let of = |row: &Row, number| *row.measured.get(number).unwrap();
+        let of = |row: &Row, name| *row.measured.get(name).unwrap();
         let rate = of(&scenes.rows[0], "gb_per_s");
         assert_eq!((rate.min, rate.max, rate.median), (gib, 2.0 * gib, 1.5 * gib));
         assert_eq!(of(&scenes.rows[0], "cpu_s_per_gib").median, (0.5 + 0.25 + 0.25) / 2.0);

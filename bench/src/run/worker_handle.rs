@@ -34,7 +34,7 @@ pub(crate) struct WorkerHandle {
     process: Option<Process>,
 }
 
-/// An event of a worker, after its number: a report, or the end of its reports.
+/// A worker's number, and an event of that worker: a report, or the end of its reports.
 pub(crate) type Event = (usize, Result<Report, Disconnected>);
 
 /// The reason why a worker sends no more reports.
@@ -66,7 +66,7 @@ impl WorkerHandle {
     /// Connects to the node at `address`, which starts a worker. Its reports go to `events`, numbered `index`.
     ///
     /// # Errors
-    /// When no node listens there, or the node refuses `token`.
+    /// When no node listens there, or the greeting fails, e.g. because the node refuses `token`.
     pub(crate) async fn connect(
         role: &str,
         address: &NodeAddress,

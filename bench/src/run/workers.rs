@@ -34,7 +34,7 @@ pub(crate) struct Workers {
     events: mpsc::Receiver<Event>,
     progress: Progress,
     ticks: Interval,
-    last_shown: Instant,
+    last_tick: Instant,
 }
 
 impl Workers {
@@ -51,7 +51,7 @@ impl Workers {
             events,
             progress: Progress::default(),
             ticks: interval(PROGRESS_INTERVAL),
-            last_shown: Instant::now(),
+            last_tick: Instant::now(),
         }
     }
 
@@ -80,7 +80,8 @@ impl Workers {
     /// Sends the same order to each of `workers`.
     ///
     /// # Errors
-    /// When a worker accepts no order: the first failure that any worker reported, if one arrives in time.
+    /// When a worker accepts no order: the first failure of any worker whose event arrives in time, or else the failure
+    /// to send.
     pub(crate) async fn send(&mut self, workers: &[usize], order: &Order) -> Result<()> {
         for worker in workers {
             if let Err(error) = self.handles[*worker].send(order).await {
@@ -90,7 +91,7 @@ impl Workers {
         Ok(())
     }
 
-    /// The first failure in the queue of events.
+    /// The first failure among the events that arrive within [`FAILURE_REPORT_TIMEOUT`].
     async fn reported_failure(&mut self) -> Option<anyhow::Error> {
         let until = Instant::now() + FAILURE_REPORT_TIMEOUT;
         while let Ok(Some((worker, event))) = timeout_at(until, self.events.recv()).await {
@@ -105,7 +106,8 @@ impl Workers {
     /// order of `workers`. `step` names the expected report in errors.
     ///
     /// # Errors
-    /// When any worker fails or disconnects, when `extract` returns `None`, or when a report is missing at `deadline`.
+    /// When any worker fails or disconnects, when `extract` returns `None`, when a worker reports twice, or when a
+    /// report has not arrived after the time `deadline`.
     pub(crate) async fn gather<T>(
         &mut self,
         workers: &[usize],
@@ -172,10 +174,10 @@ impl Workers {
     }
 
     fn show_progress(&mut self, now: Instant) {
-        if let Some(line) = self.progress.line(now - self.last_shown) {
+        if let Some(line) = self.progress.line(now - self.last_tick) {
             eprintln!("{line}");
         }
-        self.last_shown = now;
+        self.last_tick = now;
     }
 }
 

@@ -58,7 +58,7 @@ pub struct WorkloadArgs {
     /// --size.
     #[arg(long, value_enum)]
     pub model: Option<Model>,
-    /// For --model: the number of rows of its tensors, as a share of the original number.
+    /// For --model: the factor by which the number of rows of each tensor is multiplied.
     #[arg(long, requires = "model")]
     pub scale: Option<f64>,
     /// The number of tensors of `many-small`, or of versions of `latency`. Default 10000.
@@ -104,7 +104,7 @@ const RATE: u32 = 1_000;
 const SECONDS: u32 = 5;
 
 /// The number of versions in a counted round for each version in a warm-up round.
-const WARM_UP_SHARE: u64 = 10;
+const WARM_UP_DIVISOR: u64 = 10;
 
 /// The maximum number of versions in a round.
 const VERSIONS_MAX: u64 = 100_000_000;
@@ -214,8 +214,8 @@ impl WorkloadArgs {
         Load { form, content }
     }
 
-    fn stream(&self, size: u64, pace: Pace) -> Work {
-        Work::Stream { bytes: self.size.unwrap_or(size), pace }
+    fn stream(&self, default_bytes: u64, pace: Pace) -> Work {
+        Work::Stream { bytes: self.size.unwrap_or(default_bytes), pace }
     }
 
     fn count(&self) -> u32 {
@@ -230,7 +230,7 @@ impl WorkloadArgs {
 impl Plan {
     /// The number of versions of the warm-up round.
     pub(crate) fn warm_up_versions(&self) -> u64 {
-        (self.versions / WARM_UP_SHARE).max(1)
+        (self.versions / WARM_UP_DIVISOR).max(1)
     }
 
     /// The duration of a round whose versions have a fixed rate; 0 for other rounds.

@@ -63,7 +63,7 @@ impl Client {
     /// When the connection breaks, or a message is invalid.
     pub(super) async fn receive_small(&self, count: u32) -> Result<SmallMessages> {
         let mut latencies = Latencies::new(count);
-        for _ in 0..latency::messages(count) {
+        for _ in 0..latency::message_count(count) {
             let mut response = self.request(Request::SMALL).await?;
             latencies.add(&response.read_to_end(latency::MESSAGE_BYTES).await?)?;
         }

@@ -51,7 +51,7 @@ impl Client {
     pub(super) fn receive_small(&mut self, count: u32) -> Result<SmallMessages> {
         let mut latencies = Latencies::new(count);
         let mut message = [0; latency::MESSAGE_BYTES];
-        for _ in 0..latency::messages(count) {
+        for _ in 0..latency::message_count(count) {
             self.send(request::SMALL)?;
             self.stream.read_exact(&mut message)?;
             latencies.add(&message)?;

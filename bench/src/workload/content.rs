@@ -21,7 +21,7 @@ impl Content {
         match self.dtype {
             Dtype::Bf16 => self.fill_words(offset, out, four_bf16),
             Dtype::F32 => self.fill_words(offset, out, two_f32),
-            // The plan's i64 counters, and all dtypes that are not weights.
+            // The plan's i64 counters, and all other dtypes.
             _ => self.fill_words(offset, out, one_counter),
         }
     }

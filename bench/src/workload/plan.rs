@@ -11,7 +11,7 @@ pub(super) fn plan(size_bytes: u64) -> Vec<TensorSpec> {
     tensors
 }
 
-/// The size of a planned tensor. Its dtype has whole bytes, and the plan keeps the sum below 64 bits.
+/// The size of a planned tensor. Elements of its dtype have whole bytes, and the sum of all sizes fits 64 bits.
 pub(super) fn byte_len(spec: &TensorSpec) -> u64 {
     spec.shape.elements() * u64::from(spec.dtype.bits() / 8)
 }
@@ -143,7 +143,8 @@ mod tests {
     }
 
     proptest! {
-        /// From 1 MiB to 64 GiB, the sum of all tensors is the requested size, and the protocol accepts them.
+        /// From 1 MiB to 64 GiB, all tensors together have the requested size or at most 1 % less, and the protocol
+        /// accepts them.
         #[test]
         fn sizes_add_up(exponent in 20f64..=36.0) {
             let size_bytes = exponent.exp2() as u64;

@@ -249,8 +249,8 @@ def connect(
         age does not matter.
 
     Raises TicketError for an invalid ticket, RequestError for a value out of its range, ServerUnreachableError,
-    ServerRefusedError when a server other than the ticket's answers, TensorRelayError when the device cannot be used,
-    and ForkError.
+    ServerRefusedError when a server other than the ticket's answers or the server refuses this client, TensorRelayError
+    when the device cannot be used, and ForkError.
     """
     client = _native.connect(
         _read_ticket(ticket),

@@ -49,13 +49,13 @@ def exporter(tensor: Any) -> tuple[Any, str | None, bool]:
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
         _check_torch(torch, tensor)
-        exporter = tensor.detach().resolve_conj().resolve_neg()
-        if exporter.is_cuda:
-            return _torch_exporter(exporter.contiguous(), tensor)
-        return exporter, None, tensor.is_conj() or tensor.is_neg()
+        resolved = tensor.detach().resolve_conj().resolve_neg()
+        if resolved.is_cuda:
+            return _torch_exporter(resolved.contiguous(), tensor)
+        return resolved, None, tensor.is_conj() or tensor.is_neg()
     if numpy is not None and isinstance(tensor, numpy.generic):
-        exporter, dtype, _ = _numpy_exporter(numpy.asarray(tensor))
-        return exporter, dtype, True
+        array, dtype, _ = _numpy_exporter(numpy.asarray(tensor))
+        return array, dtype, True
     if numpy is not None and isinstance(tensor, numpy.ndarray):
         return _numpy_exporter(tensor)
     if jax is not None and isinstance(tensor, jax.Array):
@@ -69,19 +69,20 @@ def exporter(tensor: Any) -> tuple[Any, str | None, bool]:
 
 
 def writable_exporter(tensor: Any) -> tuple[Any, str | None, bool]:
-    """As `exporter`, for a tensor that will be written to. Raises TypeError where `exporter` would return a copy."""
+    """As `exporter`, for a tensor that will be written to. Raises TypeError for a tensor that cannot be written through
+    its exporter."""
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
         _check_torch(torch, tensor)
         if tensor.is_conj() or tensor.is_neg():
             raise TypeError("it is a lazy view (conjugated or negated) of another tensor: pass that tensor")
-        exporter = tensor.detach()
-        return (exporter, None, False) if not exporter.is_cuda else _torch_exporter(exporter, tensor)
+        detached = tensor.detach()
+        return (detached, None, False) if not detached.is_cuda else _torch_exporter(detached, tensor)
     if numpy is not None and isinstance(tensor, numpy.ndarray):
-        exporter, dtype, is_copy = _numpy_exporter(tensor)
+        array, dtype, is_copy = _numpy_exporter(tensor)
         if is_copy:
             raise TypeError("its elements are not aligned: receive into an aligned array")
-        return exporter, dtype, False
+        return array, dtype, False
     if jax is not None and isinstance(tensor, jax.Array):
         raise TypeError("JAX arrays are immutable: use `snapshot.jax()` instead")
     if cupy is not None and isinstance(tensor, cupy.ndarray):
@@ -151,9 +152,9 @@ class _GpuExporter:
             return self._tensor.__dlpack__(**options)
 
 
-def _torch_exporter(exporter: Any, tensor: Any) -> tuple[Any, None, bool]:
-    gpu = sys.modules["torch"].cuda.device(exporter.device)
-    return _GpuExporter(exporter, gpu), None, exporter.data_ptr() != tensor.data_ptr()
+def _torch_exporter(exported: Any, tensor: Any) -> tuple[Any, None, bool]:
+    gpu = sys.modules["torch"].cuda.device(exported.device)
+    return _GpuExporter(exported, gpu), None, exported.data_ptr() != tensor.data_ptr()
 
 
 def _numpy_exporter(array: Any) -> tuple[Any, str | None, bool]:
@@ -263,13 +264,13 @@ def to_jax(tensor: Any) -> Any:
     return array if tensor.__dlpack_device__()[0] == 1 else array.copy().block_until_ready()
 
 
-def stream_object(number: int) -> Any:
+def stream_object(handle: int) -> Any:
     """CuPy's object for the CUDA stream with this handle, if it is CuPy's current stream; otherwise None. CuPy destroys
     a stream with its last reference; PyTorch and JAX never destroy theirs."""
-    cupy = sys.modules.get("cupy") if number > 2 else None  # Handles up to 2 are default streams, which always exist.
+    cupy = sys.modules.get("cupy") if handle > 2 else None  # Handles up to 2 are default streams, which always exist.
     try:
         current = cupy.cuda.get_current_stream() if cupy is not None else None
-        return current if current is not None and current.ptr == number else None
+        return current if current is not None and current.ptr == handle else None
     except Exception:
         return None  # CuPy does not work on this machine, so the stream is not CuPy's.
 

@@ -19,7 +19,8 @@ def pull(
 ) -> Path:
     """Receives one version and writes it below `folder` as the files that it was published from: a model's folder for
     `from_pretrained`, or a safetensors or NumPy file. A version that was not published from files becomes a safetensors
-    file. Returns the path of the written folder or file: `folder` joined with the topic's name.
+    file. Returns the path of the written folder or file: for topic `policy` the folder `folder/policy`, or a single
+    file such as `folder/policy.safetensors`.
 
         path = tensor_relay.pull(ticket, "models", "policy")
         model = AutoModel.from_pretrained(path)

@@ -15,7 +15,7 @@ from ._native import Publication
 
 _Callback = Callable[[Publication], object]
 
-# The callbacks by number whose publications are not released yet, and the queue of callbacks to run. Neither has a
+# The callbacks, by number, of publications that are not released yet, and the queue of callbacks to run. Neither has a
 # bound of its own: each registration adds one entry.
 _waiting: dict[int, tuple[_Callback, Publication]] = {}
 _due: SimpleQueue[tuple[_Callback, Publication] | None] = SimpleQueue()
@@ -56,7 +56,8 @@ def _start_thread() -> None:
 
 
 def finish(timeout: float) -> None:
-    """Waits at interpreter exit for the callbacks of publications that are being released. Drops all others."""
+    """Waits at interpreter exit, for `timeout` seconds at most, until all publications are released and their callbacks
+    have run. Drops the callbacks of publications that are not released by then."""
     if _thread is None or not _thread.is_alive():
         return
     deadline = time.monotonic() + timeout

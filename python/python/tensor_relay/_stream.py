@@ -65,11 +65,11 @@ async def stream_async(
             if version is not None or attempt + 1 == _ATTEMPTS_MAX:
                 raise
     try:
-        for number, names in enumerate(buckets.buckets):
-            if number > 0:
+        for bucket_index, names in enumerate(buckets.buckets):
+            if bucket_index > 0:
                 bucket = None
-                bucket = await buckets.next_async(number, timeout)
-            buckets.subscribe_after(number)
+                bucket = await buckets.next_async(bucket_index, timeout)
+            buckets.subscribe_after(bucket_index)
             for name in names:
                 assert bucket is not None
                 yield name, bucket[name]
@@ -109,11 +109,11 @@ class _Buckets:
 
     def tensors(self, bucket: Snapshot | None, timeout: float | None) -> Iterator[tuple[str, Tensor]]:
         try:
-            for number, names in enumerate(self.buckets):
-                if number > 0:
+            for bucket_index, names in enumerate(self.buckets):
+                if bucket_index > 0:
                     bucket = None
-                    bucket = self._next(number, timeout)
-                self.subscribe_after(number)
+                    bucket = self._next(bucket_index, timeout)
+                self.subscribe_after(bucket_index)
                 for name in names:
                     assert bucket is not None
                     yield name, bucket[name]
@@ -124,35 +124,35 @@ class _Buckets:
         if self._subscription is not None:
             self._subscription.close()
 
-    def _next(self, number: int, timeout: float | None) -> Snapshot:
+    def _next(self, bucket_index: int, timeout: float | None) -> Snapshot:
         try:
             return self._receive(timeout)
         except TensorRelayError as error:
-            raise self._torn_error(number, error) from error
+            raise self._torn_error(bucket_index, error) from error
 
-    async def next_async(self, number: int, timeout: float | None) -> Snapshot:
+    async def next_async(self, bucket_index: int, timeout: float | None) -> Snapshot:
         try:
             return await self._receive_async(timeout)
         except TensorRelayError as error:
-            raise self._torn_error(number, error) from error
+            raise self._torn_error(bucket_index, error) from error
 
-    def subscribe_after(self, number: int) -> None:
-        """Subscribes to the bucket after bucket `number`, and only then ends the subscription to bucket `number`."""
+    def subscribe_after(self, bucket_index: int) -> None:
+        """Subscribes to the bucket after this one, and only then ends the subscription to this one."""
         previous, self._subscription = self._subscription, None
         try:
-            if number + 1 < len(self.buckets):
-                self._subscription = self._subscribe(number + 1)
+            if bucket_index + 1 < len(self.buckets):
+                self._subscription = self._subscribe(bucket_index + 1)
         except TensorRelayError as error:
-            if number == 0:
+            if bucket_index == 0:
                 raise
-            raise self._torn_error(number, error) from error
+            raise self._torn_error(bucket_index, error) from error
         finally:
             if previous is not None:
                 previous.close()
 
-    def _subscribe(self, number: int) -> Subscription:
+    def _subscribe(self, bucket_index: int) -> Subscription:
         start = (self._described.epoch, self._described.version)
-        select = self.buckets[number]
+        select = self.buckets[bucket_index]
         return self._client.subscribe(self._described.topic, mode="every", start=start, window=1, select=select)
 
     def _receive(self, timeout: float | None) -> Snapshot:
@@ -179,9 +179,9 @@ class _Buckets:
     def _not_found_error(self, reason: object) -> VersionNotFoundError:
         return VersionNotFoundError(f"version {self._described.version} is not kept any more: {reason}")
 
-    def _torn_error(self, number: int, error: TensorRelayError) -> TornError:
+    def _torn_error(self, bucket_index: int, error: TensorRelayError) -> TornError:
         torn = TornError(
-            f"{self._described.topic} version {self._described.version} ended after {number} of {len(self.buckets)} "
+            f"{self._described.topic} version {self._described.version} ended after {bucket_index} of {len(self.buckets)} "
             f"buckets: {error}; the tensors returned so far are an incomplete version"
         )
         torn.version = self._described.version

@@ -90,7 +90,8 @@ def driver_library():
 
 @pytest.fixture
 def fake(driver_library):
-    """The fake driver, reset, with two GPUs. After the test it must hold no resources and report no violations."""
+    """The fake driver, reset, with two GPUs. After the test it must hold no resources and report no violations, unless
+    the test has broken a GPU."""
     driver_library.reset(devices=2)
     driver_library.control("allow")
     driver_library.is_broken = False

@@ -99,7 +99,7 @@ def current_device(framework, ordinal):
     framework.current = before
 
 
-def test_tensors_of_another_gpu_than_the_current_one(relay, client, gpu, fake, monkeypatch):
+def test_torch_exports_with_its_gpu_as_the_current_one(relay, client, gpu, fake, monkeypatch):
     torch = types.ModuleType("torch")
     torch.Tensor, torch.strided = TorchStub, TorchStub.layout
     written = []

@@ -2,7 +2,7 @@
 
     python hosts.py vllm 0.33.0 FOLDER-WITH-THE-RELEASED-SOURCE
 
-records signatures/vllm.json again. If TENSOR_RELAY_VLLM_SOURCE or TENSOR_RELAY_VERL_SOURCE names such a folder, the
+This command records signatures/vllm.json again. If TENSOR_RELAY_VLLM_SOURCE or TENSOR_RELAY_VERL_SOURCE names such a folder, the
 tests use the released base classes, and compare the recorded signatures with them.
 """
 

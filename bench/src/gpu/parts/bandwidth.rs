@@ -18,8 +18,8 @@ use tensor_relay_device::{Capacity, Sink, Source};
 use tokio::task::JoinSet;
 
 pub(super) const ABOUT: &str = "\
-*Plain* is the rate of one large synchronous copy by the driver, from or to page-locked or ordinary (pageable) memory: the \
-limit of the bus. *Engine* is the rate of a source that reads, or a sink that writes, chunk by chunk through slots, with \
+*Plain* is the rate of one large synchronous copy by the driver, from or to ordinary (pageable) memory, or from or to \
+page-locked memory, where it is the limit of the bus. *Engine* is the rate of a source that reads, or a sink that writes, chunk by chunk through slots, with \
 this number of copies in flight. Each engine has one stream for each direction; two engines have two threads and four \
 streams. `of_plain` is the rate divided by that of the page-locked plain copies of the same pass.";
 
@@ -52,7 +52,7 @@ fn chunk_sizes(job: &Job) -> Vec<u64> {
     job.choose(&usual, &[256 << 10, 1 << 20])
 }
 
-/// Measures and prints the rate of the bus; `None` for the host engine.
+/// Measures and prints the rates of plain copies; `None` for the host engine.
 fn measure_plain(job: &Job) -> Result<Option<Plain>> {
     let Some(plain) = plain::measure(job.device, job.bytes)? else { return Ok(None) };
     for direction in Direction::BOTH {

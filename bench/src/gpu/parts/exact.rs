@@ -18,7 +18,7 @@ use tensor_relay_device::Capacity;
 use tensor_relay_protocol::{Dtype, Manifest, Shape, TensorName, TensorSpec};
 
 pub(super) const ABOUT: &str = "\
-Tensors of every dtype, of lengths that are no multiple of a page or a word, are sent from allocations of their own on the \
+Tensors of every dtype, empty or of lengths that are no multiple of a page, are sent from allocations of their own on the \
 GPU over QUIC to the GPU, copied to the host, and compared with the uploaded bytes; in small chunks and in large ones.";
 
 pub(super) async fn run(job: Job) -> Result<()> {

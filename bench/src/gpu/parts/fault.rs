@@ -125,7 +125,7 @@ async fn run_scenario(job: &Job, scenario: Scenario, ordinal: usize) -> Result<(
     let setup = Setup { chunk_bytes: CHUNK_BYTES, chunks_in_flight: 4, landing };
     let Loopback { mut serving, mut readers } = Loopback::start(&setup, 1).await?;
     let reader = readers.first_mut().context("one reader was started")?;
-    let progress = reader.progress()?;
+    let progress = reader.progress_reader()?;
     serving.publish(payload::tensors(1, job.bytes)?, source).await?;
     wait_for_progress(progress).await?;
     let broken_at = Instant::now();

@@ -23,8 +23,8 @@ GPU → slot → hashed by the egress encoder → copied to the receiver's slot,
 process and without sockets. `d2h` and `h2d` are the copies alone with the same slots and chunks; `network` is the other \
 stages alone: hash, copy, verification. `efficiency` is `end_to_end` / min(`d2h`, `network`, `h2d`) of the same pass: 1 \
 means that the stages overlap fully. `both_ways` is the rate of each direction when copies in both directions run at one \
-time and nothing else, because one GPU is at both ends; `of_plain` is `end_to_end` divided by the slower direction of plain \
-page-locked copies. Slots are per end.";
+time and nothing else, because one GPU is at both ends; `of_both_ways` is `end_to_end` / min(`both_ways`, `network`); \
+`of_plain` is `end_to_end` divided by the slower direction of plain page-locked copies. Slots are per end.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engine = job.engine()?;
@@ -51,7 +51,7 @@ struct Pipeline {
     source: Arc<dyn Source>,
     sink: Arc<dyn Sink>,
     /// A source that costs no copy.
-    slots: Arc<dyn Source>,
+    slot_source: Arc<dyn Source>,
     depth: Depth,
 }
 
@@ -64,7 +64,7 @@ impl Pipeline {
             manifest: payload::manifest(payload::tensors(1, len_bytes)?, chunk_bytes)?,
             source: from.through(engine, &ends[0])?.source()?,
             sink: to.through(engine, &ends[1])?.sink()?,
-            slots: Arc::new(SlotSource::new(ends[0].slots().clone(), len_bytes)),
+            slot_source: Arc::new(SlotSource::new(ends[0].slots().clone(), len_bytes)),
             depth: Depth::of_slots(slots),
         })
     }
@@ -80,7 +80,7 @@ impl Pipeline {
         let h2d = measured_rate(bytes, write_all(&self.sink, &ranges, in_flight)).await?;
         let network = measured_rate(
             bytes,
-            transfer(&self.manifest, &self.slots, &self.sink, self.depth, LastStage::Dropped),
+            transfer(&self.manifest, &self.slot_source, &self.sink, self.depth, LastStage::Dropped),
         )
         .await?;
         let both_directions = async {

@@ -7,8 +7,8 @@ use std::{path::PathBuf, process::Stdio, time::Duration};
 use tokio::{process::Command, time::timeout};
 
 pub(super) const ABOUT: &str = "\
-`tensor-relay devices`, and `tensor-relay demo` from GPU to GPU in two processes, which checks every byte. It needs the \
-program beside `tensor-relay-bench`.";
+`tensor-relay devices`, and `tensor-relay demo` from GPU to GPU in two processes, which checks every byte. This part needs \
+the program beside `tensor-relay-bench`.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let Some(program) = find_program()? else {

@@ -18,9 +18,9 @@ use tensor_relay_device::Capacity;
 use tensor_relay_protocol::TensorSpec;
 
 pub(super) const ABOUT: &str = "\
-The same bytes in three layouts: as many tensors of 4 KiB, each in an allocation of its own on the GPU (a chunk then needs a \
-thousand copies by the driver), as many tensors in one allocation (a chunk needs one copy), and as one tensor. The receiving \
-end has the same layout over the `null network`; over `quic` a snapshot lands in one allocation.";
+The same bytes in three layouts: tensors of 4 KiB, each in an allocation of its own on the GPU (a chunk then needs a thousand \
+copies by the driver); the same tensors in one allocation (a chunk needs one copy); and one tensor. The receiving end has the \
+same layout over the `null network`; over `quic` a snapshot lands in one allocation.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engine = job.engine()?;

@@ -24,7 +24,7 @@ impl Model {
     /// names, and about `scale` times the size.
     ///
     /// # Errors
-    /// When `scale` is not above 0, or so large that sizes overflow.
+    /// When `scale` is not above 0, or is above [`SCALE_MAX`].
     pub(crate) fn tensors(self, scale: f64) -> Result<Vec<TensorSpec>> {
         ensure!(
             scale > 0.0 && scale <= SCALE_MAX,
@@ -40,7 +40,7 @@ impl Model {
     }
 }
 
-/// The maximum scale. Sizes are far from an overflow.
+/// The maximum scale, with which sizes are far from an overflow.
 const SCALE_MAX: f64 = 1e3;
 
 /// The tensors of a model so far, and the scale of their rows.

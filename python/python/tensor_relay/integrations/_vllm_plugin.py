@@ -12,7 +12,7 @@ NAME = "tensor_relay"
 
 def register() -> None:
     """Registers both weight transfer engines and the model loader with vLLM. A trainer calls it once. A second call
-    does nothing, and so does a call in a vLLM version without such engines."""
+    does nothing. An engine or loader that the installed vLLM has no place for is left out."""
     _register_engines()
     _register_loader()
 

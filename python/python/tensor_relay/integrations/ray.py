@@ -46,8 +46,8 @@ NAME = "TENSOR_RELAY"
 """The transport's name in `tensor_transport=`."""
 
 TIMEOUT_S = float(os.environ.get("TENSOR_RELAY_RAY_TIMEOUT", "30"))
-"""How long an object may take to arrive. Shorter than Ray's 60 s, so that the error of this module, which names the
-cause, comes first."""
+"""How long an object may take to arrive. The default is shorter than Ray's 60 s, so that the error of this module, which
+names the cause, comes first."""
 
 RECONNECT_TIMEOUT_S = 5.0
 """How long reconnecting is retried. The peer is on the same network: when it does not answer, it has probably died."""

@@ -64,7 +64,7 @@ class RelayUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class TensorRelayWorkerEngine(WeightTransferEngine):  # type: ignore[misc]
-    """The worker's end. It subscribes at the first handshake: usually a version has arrived before vLLM requests it."""
+    """The worker's end. It subscribes at the handshake: usually a version has arrived before vLLM requests it."""
 
     init_info_cls = RelayInitInfo
     update_info_cls = RelayUpdateInfo
@@ -126,8 +126,8 @@ class TensorRelayTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
 
     listen, advertise, state_dir: as for `tensor_relay.serve`. Without `state_dir` each start makes a new key.
     timeout: how long publishing a version may take, and how long workers wait for it, in seconds.
-    workers: the number of workers to wait for, which must be all, before vLLM is paused: each then has the complete
-        version in host memory. With 0, the default, vLLM is paused while the workers receive it.
+    workers: the number of all workers: vLLM is then paused only when each of them has the complete version in host
+        memory. With 0, the default, vLLM is paused while the workers receive it.
     """
 
     backend: ClassVar[str] = NAME
@@ -166,7 +166,8 @@ class TensorRelayTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[mis
     def send_weights(self) -> None:
         """Publishes all weights as one version, and makes the workers load it.
 
-        Raises the errors of `Relay.publish` and of the workers, and RelayTimeoutError when a worker did not receive it.
+        Raises the errors of `Relay.publish` and of the workers, and RelayTimeoutError when a worker does not receive
+        the version in time.
         """
         if not self.is_sender:
             for _ in self.source.iter_full():
