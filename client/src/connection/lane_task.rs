@@ -100,7 +100,7 @@ pub(super) struct LaneSlot {
 }
 
 impl LaneSlot {
-    /// Joins a lane and rejoins it with backoff, until a retry cannot help.
+    /// Joins a lane, and after its end another one, with backoff, until a retry cannot help.
     pub(super) async fn run_slot(mut self) {
         let mut backoff = Backoff::new();
         let mut has_warned = false;
@@ -131,8 +131,8 @@ impl LaneSlot {
         self.wanted.wait_for(|lanes| *lanes as usize > number).await.is_ok()
     }
 
-    /// Joins a lane and runs it until it ends. The end is reported to the connection in any case: the server may have
-    /// begun chunks on the lane even if its answer was lost.
+    /// Joins a lane and runs it until it ends. The end of a lane that was opened is always reported to the connection:
+    /// the server may have begun chunks on it even if its answer was lost.
     ///
     /// # Errors
     /// [`ClientError`] when the lane cannot join, or the server broke a rule.
