@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// The first wait, in milliseconds, before its random reduction: after a short outage the client reconnects almost immediately.
+/// The first wait, in milliseconds, before its random reduction: after a short outage the client reconnects almost
+/// immediately.
 const DELAY_MIN_MS: u64 = 100;
 
 /// The longest wait, in milliseconds, before its random reduction: a restarted server is found within seconds.

@@ -20,8 +20,8 @@ pub(crate) type VersionKey = (Epoch, Version);
 /// During a transfer, the base becomes the new version chunk by chunk, on the worker that verifies each: a delta is
 /// applied to its chunk in place, and the user's copy is made from it, in one pass over memory. Meanwhile the base is
 /// partly the old and partly the new version; verified chunks are not decoded again, and giving up the version ends the
-/// base. A worker owns the memory of its chunk. If the worker fails or is aborted, that memory is lost, since the delta may
-/// be partly applied, and the base can no longer be used.
+/// base. A worker owns the memory of its chunk. If the worker fails or is aborted, that memory is lost, since the delta
+/// may be partly applied, and the base can no longer be used.
 ///
 /// The copy is made of a version that has the same manifest as the version before it, not earlier: a subscriber of a
 /// single version, or of a new manifest each time, pays nothing for deltas that never come.

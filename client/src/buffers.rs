@@ -117,8 +117,8 @@ impl<B> Buffers<B> {
     }
 
     /// The names of the tensors that have a buffer, as globs for [`Request::select`](crate::Request::select), so that
-    /// few other tensors are sent. Empty, which selects every tensor, if there are no buffers, or if their names are more
-    /// than a selection holds (64 globs of 8,192 bytes together): then write globs yourself.
+    /// few other tensors are sent. Empty, which selects every tensor, if there are no buffers, or if their names are
+    /// more than a selection holds (64 globs of 8,192 bytes together): then write globs yourself.
     ///
     /// A name that contains `*` or `?` also selects the other names that it matches: those tensors are received and
     /// discarded.

@@ -32,8 +32,8 @@ const TRIAL_INTERVAL_MAX: Duration = Duration::from_secs(3_600);
 /// intervals and when the rate collapses, and keeps the faster one.
 ///
 /// Pure: it receives samples and returns the wanted transport. It counts only the time with large versions, and waits
-/// until the number of lanes is final, so that one trial runs at a time. A trial costs up to two connections, the chunks
-/// in flight when the session changes its transport, and one and a half seconds at the other transport's rate.
+/// until the number of lanes is final, so that one trial runs at a time. A trial costs up to two connections, the
+/// chunks in flight when the session changes its transport, and one and a half seconds at the other transport's rate.
 #[derive(Debug)]
 pub(crate) struct TransportTrial {
     kind: LaneKind,
