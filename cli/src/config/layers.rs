@@ -205,14 +205,15 @@ pub(crate) fn search_paths(variable: impl Fn(&str) -> Option<OsString>) -> Vec<P
 
 fn read(path: &Path) -> Result<String, UsageError> {
     let mut text = String::new();
-    let read = fs::File::open(path).and_then(|file| file.take(FILE_MAX_BYTES + 1).read_to_string(&mut text));
-    let read = match read {
+    let length =
+        fs::File::open(path).and_then(|file| file.take(FILE_MAX_BYTES + 1).read_to_string(&mut text));
+    let length = match length {
         Ok(length) if length as u64 > FILE_MAX_BYTES => {
             Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is longer than 1 MiB"))
         }
-        read => read,
+        length => length,
     };
-    read.map_err(|error| {
+    length.map_err(|error| {
         UsageError(format!(
             "cannot read the configuration file {}: {error}; choose another one with --config",
             path.display()
