@@ -15,8 +15,8 @@ use tensor_relay_protocol::{Dtype, GLOBS_MAX, Glob, SELECTION_MAX_BYTES, Shape, 
 /// The caller's memory for tensors, one buffer per tensor: a `Vec<u8>`, or a tensor of another library.
 ///
 /// A buffer is exactly as long as its tensor; dtype and shape are checked only where they are [expected](Self::expect).
-/// [`Subscription::next_into`](crate::Subscription::next_into) borrows the buffers, and returns them with its result or
-/// error. Buffers on a device are [`DeviceBuffer`](tensor_relay_device::DeviceBuffer)s, for
+/// [`Subscription::next_into`](crate::Subscription::next_into) takes the buffers, and gives them back with its result
+/// or error. Buffers on a device are [`DeviceBuffer`](tensor_relay_device::DeviceBuffer)s, for
 /// [`next_into_device`](crate::Subscription::next_into_device).
 ///
 /// ```

@@ -106,7 +106,7 @@ impl Subscription {
     /// do other work while waiting, keep the future and poll it by reference.
     ///
     /// # Errors
-    /// [`FillError`], which returns the buffers. After an error that is not [final](FillError::is_final), call again.
+    /// [`FillError`], which contains the buffers. After an error that is not [final](FillError::is_final), call again.
     pub async fn next_into<B>(&mut self, buffers: Buffers<B>) -> Result<Filled<B>, FillError<B>>
     where
         B: AsMut<[u8]> + Send + 'static,

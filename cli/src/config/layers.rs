@@ -226,7 +226,7 @@ fn read(path: &Path) -> Result<String, UsageError> {
 mod tests {
     use super::*;
 
-    fn layers(text: &str) -> Layers {
+    fn layers_with_file(text: &str) -> Layers {
         let mut layers = Layers::without_file(variable::command());
         layers.file = Some(File::parse(Path::new("c.toml"), text, &layers.settings).unwrap());
         layers
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn effective_values_are_the_defaults_that_clap_uses() {
-        let layers = layers(
+        let layers = layers_with_file(
             "[default]\nconnect-timeout = 3\n[serve]\ntopic = ['a=b', 'c=d']\njson = true\n[list]\nticket = 't'",
         );
         let mut set_count = 0;

@@ -32,7 +32,7 @@ use tokio::{
 /// wait.
 const EVENTS_MAX: usize = 64;
 
-/// The interval of rate samples for the automatic number of lanes. Shorter than the transfer of a large version.
+/// The interval of rate samples, for the automatic number of lanes and for trials of the other transport.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The lanes of a client's current connection, for statistics.
@@ -126,9 +126,9 @@ impl LaneSet {
             let plan = Plan::new(lanes_max);
             let wanted =
                 watch::Sender::new(if config.lanes.is_automatic() { plan.lanes() } else { lanes_max });
-            for number in 1..lanes_max as usize {
+            for index in 1..lanes_max as usize {
                 let slot = LaneSlot {
-                    number,
+                    index,
                     target: target.clone(),
                     peer: control.peer(),
                     kind: control.kind(),

@@ -110,7 +110,7 @@ impl LentBuffer {
         Self { buffer, owner: Mutex::new(owner) }
     }
 
-    /// Wraps the user's memory; the channel returns it.
+    /// Wraps the user's memory, which comes back through the channel.
     pub(crate) fn lend(buffer: DeviceBuffer) -> (Arc<Self>, oneshot::Receiver<DeviceBuffer>) {
         let (owner, returned) = oneshot::channel();
         (Arc::new(Self::new(buffer, Some(owner))), returned)
