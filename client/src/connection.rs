@@ -89,7 +89,7 @@ pub(crate) struct CloseReason {
     pub(crate) by_user: bool,
 }
 
-/// The server's addresses and keys, the client's token, and the connector for them.
+/// The server to connect to: its addresses and keys, the client's token, and the connector.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) connector: Connector,

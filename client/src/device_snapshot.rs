@@ -47,8 +47,8 @@ impl Snapshot {
     /// The same snapshot in host memory, within the session's [budget](crate::Config::memory_bytes). A snapshot on the
     /// host is shared, not copied.
     ///
-    /// The bytes pass through the device's slots, up to three at a time. Waits for slots that versions being received
-    /// occupy, and for the device: put a timeout around it if needed. Cancel safe.
+    /// The bytes pass through the device's slots, up to three pieces at a time. Waits for slots that versions being
+    /// received occupy, and for the device: put a timeout around it if needed. Cancel safe.
     ///
     /// # Errors
     /// [`DeviceError`]; the snapshot stays unchanged.
