@@ -17,13 +17,13 @@ pub(crate) fn run(command: AclCommand) -> anyhow::Result<Exit> {
 }
 
 fn check(args: &CheckAclArgs) -> anyhow::Result<Exit> {
-    let store = tickets::store(&args.state)?;
+    let store = tickets::open_store(&args.state)?;
     let (allowed, reason) = match args.principal.split_once(':') {
         Some(("ticket", id)) => check_ticket(&store, id, args)?,
         Some(("key" | "dns" | "uri" | "uid", _)) => {
             match store.rules()?.acl.decide(&args.principal, args.verb, &args.topic) {
-                Decision::Allowed(number, line) => {
-                    (true, format!("line {number} of the list allows it: {line}"))
+                Decision::Allowed(line_number, line) => {
+                    (true, format!("line {line_number} of the list allows it: {line}"))
                 }
                 Decision::Unrestricted => (
                     true,

@@ -31,7 +31,7 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
 
-    /// Log more on stderr: -v for information, -vv for everything. TENSOR_RELAY_LOG sets a filter, e.g. `debug`; QUIC's
+    /// Log more on stderr: -v for information, -vv for debugging. TENSOR_RELAY_LOG sets a filter, e.g. `debug`; QUIC's
     /// frames, which contain secrets, are never logged.
     #[arg(short, long, global = true, action = ArgAction::Count, help_heading = GLOBAL_HEADING)]
     pub(crate) verbose: u8,

@@ -27,7 +27,7 @@ const LIMIT_MAX: u64 = 65_536;
 /// When the limit is too low for `command`.
 pub(crate) fn reserve(command: &Command) -> anyhow::Result<()> {
     let limit = raise(getrlimit(Resource::Nofile));
-    let (needed, open) = (needed(command), open_now());
+    let (needed, open) = (needed_by(command), open_now());
     if limit < open + needed {
         bail!(
             "the limit of this process is {limit} open files and sockets; {open} are open already, and {needed} more \
@@ -38,7 +38,7 @@ pub(crate) fn reserve(command: &Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Raises `limit` and returns the effective one.
+/// Raises the soft limit as far as the hard one allows, up to [`LIMIT_MAX`], and returns the soft limit in effect.
 fn raise(limit: Rlimit) -> u64 {
     let unlimited = u64::MAX;
     let (soft, hard) = (limit.current.unwrap_or(unlimited), limit.maximum.unwrap_or(unlimited));
@@ -53,7 +53,7 @@ fn raise(limit: Rlimit) -> u64 {
 }
 
 /// The minimum number of descriptors that `command` needs. Connections beyond it wait for free descriptors.
-fn needed(command: &Command) -> u64 {
+fn needed_by(command: &Command) -> u64 {
     let lanes = |lanes| match lanes {
         Lanes::Fixed(lanes) => u64::from(lanes),
         _ => 1,

@@ -28,7 +28,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// a CUDA driver.
 pub(crate) async fn open(args: &DeviceArgs, chunk_bytes: u32) -> anyhow::Result<Option<Device>> {
     let DeviceName::Cuda(ordinal) = args.device else { return Ok(None) };
-    let capacity = capacity(args.pinned_mem, chunk_bytes)?;
+    let capacity = slot_capacity(args.pinned_mem, chunk_bytes)?;
     let options = CudaOptions { memory_limit_bytes: args.gpu_mem_limit, ..CudaOptions::default() };
     // Creating a context and page-locking memory takes up to a second.
     let open = move || open_cuda(ordinal, options, capacity);
@@ -74,7 +74,7 @@ fn open_cuda(ordinal: usize, options: CudaOptions, capacity: Capacity) -> anyhow
 }
 
 /// The number and size of slots for chunks of `chunk_bytes` that fit into `pinned_bytes`.
-fn capacity(pinned_bytes: u64, chunk_bytes: u32) -> Result<Capacity, UsageError> {
+fn slot_capacity(pinned_bytes: u64, chunk_bytes: u32) -> Result<Capacity, UsageError> {
     let stride_bytes = u64::from(chunk_bytes).next_multiple_of(PAGE_BYTES);
     match pinned_bytes / stride_bytes {
         slots @ SLOTS_MIN.. => Ok(Capacity { slots: slots as usize, slot_bytes: chunk_bytes as usize }),
@@ -92,12 +92,13 @@ mod tests {
 
     #[test]
     fn pinned_memory_is_divided_into_slots() {
-        let slots =
-            |pinned_bytes, chunk_bytes| capacity(pinned_bytes, chunk_bytes).map(|capacity| capacity.slots);
+        let slots = |pinned_bytes, chunk_bytes| {
+            slot_capacity(pinned_bytes, chunk_bytes).map(|capacity| capacity.slots)
+        };
         assert_eq!(slots(256 << 20, 4 << 20).ok(), Some(64));
         assert_eq!(slots(8 << 20, 4 << 20).ok(), Some(2));
         assert_eq!(slots(1 << 20, 256).ok(), Some(256), "a slot begins on a page");
-        let refused = capacity((8 << 20) - 1, 4 << 20).unwrap_err();
+        let refused = slot_capacity((8 << 20) - 1, 4 << 20).unwrap_err();
         for number in ["8388607 bytes", "4194304 bytes", "8.00 MiB"] {
             assert!(refused.0.contains(number), "{refused}");
         }

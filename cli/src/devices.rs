@@ -7,7 +7,7 @@ use tensor_relay_device::cuda::{self, CudaError, DeviceProcess, Survey, Surveyed
 pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<Exit> {
     // Queries of the driver and NVML may take a second, so they run on a blocking thread.
     let survey = tokio::task::spawn_blocking(cuda::survey).await?;
-    let reason = reason(&survey);
+    let reason = why_unusable(&survey);
     let gpus = survey.gpus.unwrap_or_default();
     match args.json {
         true => {
@@ -27,7 +27,7 @@ pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<Exit> {
 
 /// Why no GPU can be used. In a container with the driver's tools but without the driver, CUDA fails although NVML
 /// lists GPUs.
-fn reason(survey: &Survey) -> Option<String> {
+fn why_unusable(survey: &Survey) -> Option<String> {
     let error = survey.gpus.as_ref().err()?;
     Some(match (error, &survey.nvml_gpus) {
         (CudaError::NoLibrary { .. }, Ok(gpus)) if !gpus.is_empty() => format!(

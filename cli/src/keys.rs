@@ -26,7 +26,7 @@ pub(crate) fn run(command: KeysCommand) -> anyhow::Result<Exit> {
 }
 
 fn show(args: &KeysArgs) -> anyhow::Result<Exit> {
-    let dir = serve::state_dir(args.state_dir.as_deref())?;
+    let dir = serve::state_dir_or_default(args.state_dir.as_deref())?;
     if !has_key(&dir)? {
         bail!(
             "there is no server key in {} yet: the first `tensor-relay serve` with this state directory creates one, \
@@ -39,7 +39,7 @@ fn show(args: &KeysArgs) -> anyhow::Result<Exit> {
 }
 
 fn create(args: &KeysArgs) -> anyhow::Result<Exit> {
-    let dir = serve::state_dir(args.state_dir.as_deref())?;
+    let dir = serve::state_dir_or_default(args.state_dir.as_deref())?;
     if has_key(&dir)? {
         let fingerprint = Identity::load_or_create(&dir)?.fingerprint();
         bail!(
@@ -56,7 +56,7 @@ fn create(args: &KeysArgs) -> anyhow::Result<Exit> {
 }
 
 fn trust(args: &TrustKeyArgs) -> anyhow::Result<Exit> {
-    tickets::store(&args.state)?.trust(args.key, &args.name)?;
+    tickets::open_store(&args.state)?.trust(args.key, &args.name)?;
     crate::log::message!(
         "clients with this key now have access as key:{0}; grant them rights in the access control list, with lines \
          such as `key:{0} list,subscribe **`",
@@ -66,7 +66,7 @@ fn trust(args: &TrustKeyArgs) -> anyhow::Result<Exit> {
 }
 
 fn revoke(args: &RevokeKeyArgs) -> anyhow::Result<Exit> {
-    match tickets::store(&args.state)?.distrust(&args.name)? {
+    match tickets::open_store(&args.state)?.distrust(&args.name)? {
         true => {
             crate::log::message!("revoked the key; running servers close its sessions within ten seconds")
         }
@@ -81,7 +81,7 @@ fn revoke(args: &RevokeKeyArgs) -> anyhow::Result<Exit> {
 }
 
 fn list(args: &KeysArgs) -> anyhow::Result<Exit> {
-    let mut keys: Vec<_> = tickets::store(args)?.rules()?.keys.into_iter().collect();
+    let mut keys: Vec<_> = tickets::open_store(args)?.rules()?.keys.into_iter().collect();
     keys.sort_by(|(_, a), (_, b)| a.cmp(b));
     match args.json {
         true => {

@@ -6,7 +6,7 @@ use tensor_relay_server::{FileKind, SkipReason, SkippedEntry, TensorFiles};
 /// The messages about `files`: none for a single file, unless something is skipped.
 pub(crate) fn messages(files: &TensorFiles) -> Vec<String> {
     let path = files.path().display();
-    let offered = (files.kind() == FileKind::Directory).then(|| format!("{path}: {}", offered(files)));
+    let offered = (files.kind() == FileKind::Directory).then(|| format!("{path}: {}", served_files(files)));
     let skipped = match files.skipped() {
         [] => None,
         skipped => Some(format!("{path}: not served: {}{}", join(skipped), hint(skipped))),
@@ -15,7 +15,7 @@ pub(crate) fn messages(files: &TensorFiles) -> Vec<String> {
 }
 
 /// The served files. Several weight files are only counted, because there may be hundreds.
-fn offered(files: &TensorFiles) -> String {
+fn served_files(files: &TensorFiles) -> String {
     let (weights, other_files): (Vec<_>, Vec<_>) =
         files.names().into_iter().partition(|name| name.ends_with(".safetensors"));
     let weights = match &weights[..] {

@@ -104,7 +104,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
         opened = device::open(&args.device, args.chunk_size) => opened?,
         exit = signals.next() => return Ok(exit),
     };
-    let state_dir = state_dir(args.state_dir.as_deref())?;
+    let state_dir = state_dir_or_default(args.state_dir.as_deref())?;
     let identity = Identity::load_or_create(&state_dir);
     let identity = identity.context("cannot use the state directory; choose another one with --state-dir")?;
     let ledger = args.watch.then(|| Ledger::open(&state_dir)).transpose()?;
@@ -113,7 +113,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     let listener = Listener::bind_for(transport, args.listen, &identity, Tuning::default());
     let listener = listener.map_err(add_listen_option)?;
     let access = admission::access(&args, &state_dir)?;
-    let config = config(&args);
+    let config = server_config(&args);
     let (reserved, memory_bytes_max) = (config.reserve()?, config.memory_bytes_max());
     let server = Server::start(listener, access.clone(), config).with_reservation(Some(reserved));
     let listening = server.local_address();
@@ -165,7 +165,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
 }
 
 /// The configuration of a server with these options, adapted to the memory limit of the container.
-pub(crate) fn config(args: &ServeArgs) -> Config {
+pub(crate) fn server_config(args: &ServeArgs) -> Config {
     Config {
         codec: args.codec.into(),
         chunk_bytes: args.chunk_size,
@@ -287,7 +287,7 @@ fn report_memory(stats: &ServerStats, as_json: bool) {
     }
 }
 
-/// Reports the payload sent of each topic, and its encoded size.
+/// Reports the payload sent for each topic, and its encoded size.
 fn report_sent(topics: Vec<(Topic, CodecStats)>, as_json: bool) {
     let mut out = std::io::stdout().lock();
     for (topic, codecs) in topics {
@@ -364,7 +364,7 @@ fn refuse_special_ticket_file(args: &ServeArgs) -> anyhow::Result<()> {
 }
 
 /// The state directory: `given`, or the default one.
-pub(crate) fn state_dir(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+pub(crate) fn state_dir_or_default(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     given
         .map(PathBuf::from)
         .or_else(Identity::default_dir)

@@ -22,7 +22,7 @@ use tensor_relay_client::{
 use tokio::task::JoinSet;
 
 /// The size of page-locked slots for chunks that are copied to a GPU: the default chunk size of servers. A larger chunk
-/// uses several slots.
+/// is copied once more, and passes through one slot piece by piece.
 pub(crate) const SLOT_BYTES: u32 = 4 << 20;
 
 /// The deadline for closing the session.
@@ -80,7 +80,8 @@ fn refuse_start(args: &SubscribeArgs) -> anyhow::Result<()> {
 /// Opens the device, and connects.
 async fn open_client(args: &SubscribeArgs, ticket: &Ticket, consumer: &Consumer) -> anyhow::Result<Client> {
     let device = device::open(&args.device, SLOT_BYTES).await?;
-    let config = Config { device: device.clone(), identity: args.ticket.identity.load()?, ..config(args) };
+    let config =
+        Config { device: device.clone(), identity: args.ticket.identity.load()?, ..client_config(args) };
     let client = connect(ticket, args.ticket.connect_timeout, config).await?;
     consumer.connected(client.status_reader(), device.as_ref());
     Ok(client)
@@ -97,7 +98,7 @@ pub(crate) async fn connect(
     Client::connect_with(&connector, ticket, config).await
 }
 
-fn config(args: &SubscribeArgs) -> Config {
+fn client_config(args: &SubscribeArgs) -> Config {
     Config {
         topic_timeout: args.wait,
         reconnect_timeout: args.reconnect,

@@ -36,12 +36,12 @@ pub(crate) fn run(command: TicketsCommand) -> anyhow::Result<Exit> {
 }
 
 /// The access store in the state directory of `args`.
-pub(crate) fn store(args: &KeysArgs) -> anyhow::Result<AccessStore> {
-    Ok(AccessStore::open(&serve::state_dir(args.state_dir.as_deref())?)?)
+pub(crate) fn open_store(args: &KeysArgs) -> anyhow::Result<AccessStore> {
+    Ok(AccessStore::open(&serve::state_dir_or_default(args.state_dir.as_deref())?)?)
 }
 
 fn create(args: &CreateTicketArgs) -> anyhow::Result<Exit> {
-    let dir = serve::state_dir(args.state.state_dir.as_deref())?;
+    let dir = serve::state_dir_or_default(args.state.state_dir.as_deref())?;
     let identity = Identity::load_or_create(&dir)?;
     let addresses = match args.addresses.is_empty() {
         true => last_addresses(&dir)?,
@@ -81,19 +81,21 @@ fn last_addresses(dir: &Path) -> anyhow::Result<Vec<String>> {
 
 fn show(args: &ShowTicketArgs) -> anyhow::Result<Exit> {
     let ticket = ticket::read_any(&args.ticket)?;
-    let dir = serve::state_dir(args.state.state_dir.as_deref())?;
+    let dir = serve::state_dir_or_default(args.state.state_dir.as_deref())?;
     let has_key = dir.join(KEY_FILE).exists();
     let identity = has_key.then(|| Identity::load_or_create(&dir)).transpose()?;
     let is_own = identity.is_some_and(|identity| ticket.keys().contains(&identity.fingerprint().0));
     let claims = ticket.token().map(|token| token.decode_unverified()).transpose()?;
     let standing = match (ticket.token(), is_own) {
-        (None, _) => "without a token: valid only for a server with --open".into(),
+        (None, _) => {
+            "without a token: valid only for a server with --open, or one that trusts the client's key".into()
+        }
         (Some(_), false) => {
             "issued by a server other than that of this state directory, so its validity is unknown".into()
         }
         (Some(token), true) => {
             let credentials = Credentials { token: Some(token.clone()), certificate: None };
-            match store(&args.state)?.rules()?.admit(&credentials, seconds_now()) {
+            match open_store(&args.state)?.rules()?.admit(&credentials, seconds_now()) {
                 Ok(_) => "valid".to_owned(),
                 Err(denied) => format!("not valid: {denied}"),
             }
@@ -119,7 +121,7 @@ fn show(args: &ShowTicketArgs) -> anyhow::Result<Exit> {
 }
 
 fn list(args: &KeysArgs) -> anyhow::Result<Exit> {
-    let store = store(args)?;
+    let store = open_store(args)?;
     let (used, rules): (HashMap<TicketId, u64>, _) = (store.used()?, store.rules()?);
     let now = seconds_now();
     let mut listed = vec![];
@@ -157,7 +159,7 @@ fn revoke(args: &RevokeTicketArgs) -> anyhow::Result<Exit> {
             args.id
         ))
     })?;
-    match store(&args.state)?.revoke(id)? {
+    match open_store(&args.state)?.revoke(id)? {
         true => crate::log::message!("revoked {id}; running servers close its sessions within ten seconds"),
         false => crate::log::message!("{id} was already revoked"),
     }
@@ -165,7 +167,7 @@ fn revoke(args: &RevokeTicketArgs) -> anyhow::Result<Exit> {
 }
 
 fn rotate(args: &KeysArgs) -> anyhow::Result<Exit> {
-    store(args)?.rotate()?;
+    open_store(args)?.rotate()?;
     crate::log::message!(
         "new tickets are now made with a new secret; restart `serve` to renew its own tickets, and replace older \
          tickets before the next rotation, which invalidates them"

@@ -1,4 +1,4 @@
-//! Keeps a folder equal to the topics of a server: every topic that matches a glob, now and later, is a file or folder.
+//! Mirrors topics in a folder: every topic that matches a glob, now and later, becomes a file or folder there.
 //!
 //! `cargo run --release --example mirror -- TICKET 'models/**' FOLDER`
 
@@ -32,7 +32,7 @@ async fn main() -> Result<(), Failure> {
     }
 }
 
-/// Writes each version of one topic until the topic ends.
+/// Writes each received version of one topic until the topic ends.
 async fn follow(mut subscription: Subscription, mirror: Arc<Mirror>) -> Result<(), Failure> {
     loop {
         let snapshot = match subscription.next().await {

@@ -1,4 +1,4 @@
-//! Publishes a tensor a thousand times, and prints the ticket that `subscribe` needs.
+//! Publishes VERSIONS versions of one tensor, by default a thousand, and prints the ticket that `subscribe` needs.
 //!
 //! `cargo run --release --example publish -- [VERSIONS] [BYTES]`
 //!
@@ -41,7 +41,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let metadata = vec![("step".into(), version.to_string())];
         last = Some(publisher.publish(staged, metadata).await?);
         if version == 1 {
-            // Waits until a subscriber has received the first version.
+            // Waits until a subscriber has committed the first version, at most ten minutes.
             let publication = last.as_mut().expect("it was just published");
             publication.committed(1, Duration::from_secs(600)).await;
         }

@@ -17,7 +17,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     loop {
         match subscription.next().await {
             Ok(snapshot) => {
-                // Complete and verified. Tensors are slices of one piece of memory, which is reused once they are dropped.
+                // Complete and verified. Tensors are slices of one piece of memory, reused when the last is dropped.
                 for (tensor, data) in snapshot.tensors() {
                     if versions < 3 {
                         println!("{} {} {}: {} bytes", tensor.name, tensor.dtype, tensor.shape, data.len());

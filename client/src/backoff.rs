@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-/// The first wait, in milliseconds: after a short outage the client reconnects almost immediately.
+/// The first wait, in milliseconds, before its random reduction: after a short outage the client reconnects almost
+/// immediately.
 const DELAY_MIN_MS: u64 = 100;
 
-/// The longest wait, in milliseconds: a restarted server is found within seconds.
+/// The longest wait, in milliseconds, before its random reduction: a restarted server is found within seconds.
 const DELAY_MAX_MS: u64 = 5_000;
 
 /// The waits between attempts to reach a server.

@@ -5,14 +5,14 @@
 
 mod copy;
 
-pub(crate) use copy::Copy;
+pub(crate) use copy::VersionCopy;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tensor_relay_device::{HostMemory, Region};
 use tensor_relay_protocol::{Announce, ChunkIndex, Epoch, ManifestDigest, RangeSet, Selection, Version};
 use tensor_relay_transport::{Workers, ingress};
 
-/// The version of a base's chunk.
+/// The epoch and number of a version of one topic.
 pub(crate) type VersionKey = (Epoch, Version);
 
 /// The base of one subscription.
@@ -20,23 +20,23 @@ pub(crate) type VersionKey = (Epoch, Version);
 /// During a transfer, the base becomes the new version chunk by chunk, on the worker that verifies each: a delta is
 /// applied to its chunk in place, and the user's copy is made from it, in one pass over memory. Meanwhile the base is
 /// partly the old and partly the new version; verified chunks are not decoded again, and giving up the version ends the
-/// base. A worker owns its chunk. If it fails or is aborted, the chunk is lost, since the delta may be partly applied,
-/// and the base can no longer be used.
+/// base. A worker owns the memory of its chunk. If the worker fails or is aborted, that memory is lost, since the delta
+/// may be partly applied, and the base can no longer be used.
 ///
-/// A copy is made of the second version with a manifest, not of the first: a subscriber of a single version, or of a
-/// new manifest each time, pays nothing for deltas that never come.
+/// The copy is made of a version that has the same manifest as the version before it, not earlier: a subscriber of a
+/// single version, or of a new manifest each time, pays nothing for deltas that never come.
 #[derive(Debug)]
 pub(crate) struct Base {
     /// The memory of copies; `None` if no base is kept.
     memory: Option<HostMemory>,
     /// The workers that free memory.
     workers: Workers,
-    copy: Option<(ManifestDigest, Arc<Shared>)>,
+    copy: Option<(ManifestDigest, Arc<SharedCopy>)>,
     /// The manifest of the last committed version.
     committed: Option<ManifestDigest>,
     /// The version in transfer.
     pending: Option<PendingBase>,
-    /// The base offered to the server on this connection.
+    /// The base that the server knows of, on this connection.
     offered: Option<VersionKey>,
     /// Whether missing memory was logged.
     is_shortage_logged: bool,
@@ -53,10 +53,10 @@ struct PendingBase {
 }
 
 #[derive(Debug, Default)]
-struct Shared(Mutex<Copy<Region>>);
+struct SharedCopy(Mutex<VersionCopy<Region>>);
 
-impl Shared {
-    fn copy(&self) -> MutexGuard<'_, Copy<Region>> {
+impl SharedCopy {
+    fn copy(&self) -> MutexGuard<'_, VersionCopy<Region>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -64,7 +64,7 @@ impl Shared {
 /// A chunk of the base, for the worker that decodes the same chunk of the version in transfer.
 #[derive(Debug)]
 pub(crate) struct Chunk {
-    shared: Arc<Shared>,
+    shared: Arc<SharedCopy>,
     chunk: ChunkIndex,
     keep: bool,
     against: Option<VersionKey>,
@@ -151,7 +151,7 @@ impl Base {
         false
     }
 
-    /// Frees the copy's memory, because no version of this topic will need it soon.
+    /// Drops the copy, and unmaps cached memory on a worker: no version of this topic will need it soon.
     fn release_copy(&mut self) {
         self.offered = None;
         let had_copy = self.copy.take().is_some();
@@ -167,7 +167,7 @@ impl Base {
     }
 
     /// Allocates memory for a copy of the selection, within the budget.
-    fn allocate(&mut self, selection: &Selection) -> Option<Arc<Shared>> {
+    fn allocate(&mut self, selection: &Selection) -> Option<Arc<SharedCopy>> {
         let memory = self.memory.as_ref()?;
         let bytes = selection.payload_bytes();
         match memory.allocate(usize::try_from(bytes).ok()?) {
@@ -176,7 +176,7 @@ impl Base {
                     let range = selection.place(ChunkIndex(chunk))?;
                     Some((chunk, region.split_to((range.end - range.start) as usize)?))
                 });
-                Some(Arc::new(Shared(Mutex::new(chunks.collect()))))
+                Some(Arc::new(SharedCopy(Mutex::new(chunks.collect()))))
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.is_shortage_logged, true) {
@@ -196,7 +196,8 @@ impl Drop for Base {
 
 impl Chunk {
     /// Takes the chunk's memory out of the copy, for a delta or a plain chunk of the current version. `None` if it is
-    /// not needed, or was lost with an earlier worker. Until it is [put back](Self::put) the copy is incomplete.
+    /// not needed, is lent to another worker, or was lost; also if the delta was made from another version than the
+    /// chunk's: then this call loses the chunk. Until a chunk is [put back](Self::put), the copy is incomplete.
     pub(crate) fn take(&self, is_delta: bool) -> Option<ingress::Base> {
         if !is_delta && !self.keep {
             return None;
@@ -248,10 +249,10 @@ mod tests {
 
     /// Decodes chunks of the version in transfer. For each chunk in `torn`, the worker fails after it took the memory.
     fn decode(base: &Base, chunks: impl IntoIterator<Item = u32>, is_delta: bool, torn: &[u32]) {
-        for number in chunks {
-            let Some(chunk) = base.chunk(ChunkIndex(number)) else { continue };
+        for index in chunks {
+            let Some(chunk) = base.chunk(ChunkIndex(index)) else { continue };
             match chunk.take(is_delta) {
-                Some(taken) if !torn.contains(&number) => chunk.put(taken),
+                Some(taken) if !torn.contains(&index) => chunk.put(taken),
                 taken => drop(taken),
             }
         }

@@ -15,8 +15,8 @@ use tensor_relay_protocol::{Dtype, GLOBS_MAX, Glob, SELECTION_MAX_BYTES, Shape, 
 /// The caller's memory for tensors, one buffer per tensor: a `Vec<u8>`, or a tensor of another library.
 ///
 /// A buffer is exactly as long as its tensor; dtype and shape are checked only where they are [expected](Self::expect).
-/// [`Subscription::next_into`](crate::Subscription::next_into) borrows the buffers, and returns them with its result or
-/// error. Buffers on a device are [`DeviceBuffer`](tensor_relay_device::DeviceBuffer)s, for
+/// [`Subscription::next_into`](crate::Subscription::next_into) takes the buffers, and gives them back with its result
+/// or error. Buffers on a device are [`DeviceBuffer`](tensor_relay_device::DeviceBuffer)s, for
 /// [`next_into_device`](crate::Subscription::next_into_device).
 ///
 /// ```
@@ -117,8 +117,8 @@ impl<B> Buffers<B> {
     }
 
     /// The names of the tensors that have a buffer, as globs for [`Request::select`](crate::Request::select), so that
-    /// few other tensors are sent. Empty, which selects every tensor, without names or with more than a selection holds
-    /// (64, of 8,192 bytes together): then write globs yourself.
+    /// few other tensors are sent. Empty, which selects every tensor, if there are no buffers, or if their names are
+    /// more than a selection holds (64 globs of 8,192 bytes together): then write globs yourself.
     ///
     /// A name that contains `*` or `?` also selects the other names that it matches: those tensors are received and
     /// discarded.
@@ -135,7 +135,7 @@ impl<B> Buffers<B> {
 /// The bytes copied between yields: less than a millisecond's work, so that the executor is not blocked.
 pub(crate) const COPY_BYTES: usize = 1 << 20;
 
-/// Copies between slices of equal length, yielding to other tasks.
+/// Copies `bytes` to `out`, which has the same length, yielding to other tasks.
 pub(crate) async fn copy_yielding(bytes: &[u8], out: &mut [u8]) {
     for (out, bytes) in out.chunks_mut(COPY_BYTES).zip(bytes.chunks(COPY_BYTES)) {
         out.copy_from_slice(bytes);

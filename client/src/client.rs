@@ -47,7 +47,7 @@ pub struct Client {
 }
 
 /// The host memory used by a client's versions. Not included are the buffers of transfers: up to twice the credit
-/// of each, for bytes received by QUIC and for encoded chunks.
+/// of each subscription, for bytes received by QUIC and for encoded chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryStats {
     /// Snapshots that are being received, are ready, or are held by their user.

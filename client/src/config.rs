@@ -29,7 +29,7 @@ impl Lanes {
         !matches!(self, Self::Fixed(_))
     }
 
-    /// The maximum.
+    /// The maximum number of lanes.
     pub(crate) fn max(self) -> u32 {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         match self {
@@ -75,7 +75,7 @@ pub struct Config {
     pub credit_chunks: u32,
     /// How long a subscription waits for a topic that does not exist yet, counted from the request. Default 10 s.
     pub topic_timeout: Duration,
-    /// The time without a received byte after which the version in transfer is aborted. Default 30 s.
+    /// The time without a received byte of a subscription after which its version in transfer is aborted. Default 30 s.
     pub stall_timeout: Duration,
     /// How long to try to reconnect before subscriptions end with the connection. Default 60 s. Zero: not at all.
     pub reconnect_timeout: Duration,

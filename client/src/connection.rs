@@ -8,7 +8,7 @@ mod plan;
 pub(crate) use lanes::{LaneRegistry, Path};
 
 use crate::{ClientError, Config, base, error::SessionError, progress::Counters};
-use lanes::Lanes;
+use lanes::LaneSet;
 use std::{
     ops::Range,
     sync::{Arc, atomic::Ordering},
@@ -39,7 +39,7 @@ pub(crate) struct Connection {
     control: Lane,
     sender: control::Sender<ClientMessage>,
     receiver: control::Receiver<ServerMessage>,
-    lanes: Lanes,
+    lanes: LaneSet,
     instance: InstanceId,
     tasks: JoinSet<Event>,
 }
@@ -61,7 +61,7 @@ pub(crate) enum Event {
     Probe(Result<ProbeResult, LaneError>),
     /// A lane joined the session.
     Joined,
-    /// A lane that had sent `Join` ended. Even without an answer, the server may have started chunks on it.
+    /// A lane ended that may have sent `Join`. Even without an answer, the server may have started chunks on it.
     Ended(LaneId),
     /// A data stream ended before its header or sent none in time, or a task was aborted.
     Nothing,
@@ -73,10 +73,11 @@ pub(crate) struct ChunkTarget {
     pub(crate) sink: Arc<dyn Sink>,
     pub(crate) range: Range<u64>,
     pub(crate) dtype: Dtype,
-    /// The base's chunk, if decoding needs it or it becomes the new base.
+    /// The base's chunk, if a delta may need it or it becomes a chunk of the new base.
     pub(crate) base: Option<base::Chunk>,
-    /// The counters for the chunk.
+    /// The counters of the version, by codec.
     pub(crate) tally: Arc<Tally>,
+    /// The progress of the version.
     pub(crate) counters: Arc<Counters>,
 }
 
@@ -88,7 +89,7 @@ pub(crate) struct CloseReason {
     pub(crate) by_user: bool,
 }
 
-/// The server's addresses and credentials.
+/// The server to connect to: its addresses and keys, the client's token, and the connector.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) connector: Connector,
@@ -113,7 +114,7 @@ impl Connection {
     pub(crate) fn begin(handshake: Handshake, target: &Target, config: &Config) -> Self {
         let Handshake { lane: control, sender, receiver, welcome } = handshake;
         log_connected(&control);
-        let lanes = Lanes::begin(target, config, &welcome, &control);
+        let lanes = LaneSet::begin(target, config, &welcome, &control);
         Self { control, sender, receiver, lanes, instance: welcome.instance, tasks: JoinSet::new() }
     }
 
@@ -127,7 +128,7 @@ impl Connection {
         &self.control
     }
 
-    pub(crate) fn lanes(&mut self) -> &mut Lanes {
+    pub(crate) fn lanes(&mut self) -> &mut LaneSet {
         &mut self.lanes
     }
 
@@ -165,8 +166,8 @@ impl Connection {
             .spawn(async move { Event::Probe(receive_probe(stream, header).await) });
     }
 
-    /// Starts to receive a chunk on the thread of its lane. If the task is aborted before all bytes were received, it
-    /// writes nothing more; after that, a worker may still write until the chunk is decoded.
+    /// Starts to receive a chunk on the thread of its lane. A task that is aborted before all bytes are received
+    /// writes nothing more; if it is aborted later, a worker may still write until the chunk is decoded.
     pub(crate) fn receive_chunk(
         &mut self,
         token: StreamToken,
@@ -198,7 +199,8 @@ impl Connection {
     }
 
     /// Closes a lost connection, and waits until completely received chunks are decoded, at most [`DECODE_TIMEOUT`].
-    /// Afterwards, only workers that exceed it still write to a version's memory.
+    /// Returns the events that were still pending. Afterwards, only workers that exceed the deadline still write to a
+    /// version's memory.
     pub(crate) async fn give_up(mut self, reason: CloseReason) -> Vec<Event> {
         self.lanes.close(reason.code, &reason.text);
         let mut events = vec![];

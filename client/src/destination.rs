@@ -3,7 +3,7 @@
 mod device_sink;
 mod on_device;
 
-pub(crate) use on_device::{LentBuffer, OnDevice, Shared};
+pub(crate) use on_device::{LentBuffer, OnDevice, SharedPayload};
 
 use crate::{
     buffers::{Fit, Lent, LentMemory, Writing},
@@ -59,7 +59,7 @@ impl Destination {
                 // engine's thread and back if memory is reused, and milliseconds if it is new. It takes longer if
                 // other memory must be freed first, which may wait for all work of the GPU, or while another driver
                 // call occupies the engine's thread: locking pages takes a third of a second for each GiB. If the
-                // driver hangs, it fails after the engine's `answer_timeout`, 60 s by default.
+                // driver hangs, the allocation fails after the engine's `answer_timeout`, 60 s by default.
                 let payload = OnDevice::allocate(device, len_bytes, &allocators.memory);
                 let payload = payload.map_err(|source| TransferError::device_memory(device, source))?;
                 Ok(Self::on_device(payload, len_bytes)?)
@@ -119,7 +119,7 @@ impl Destination {
             }
             Self::Device { sink, payload } => {
                 sink.commit()?;
-                Ok(Payload::Device(Shared::new(Arc::clone(payload))))
+                Ok(Payload::Device(SharedPayload::new(Arc::clone(payload))))
             }
         }
     }
@@ -170,7 +170,7 @@ pub(crate) enum Payload {
     /// Tensors in the user's buffers.
     Scattered(Arc<Scattered>),
     /// Device memory: all in one piece, or in the user's buffers.
-    Device(Shared),
+    Device(SharedPayload),
 }
 
 /// Tensors in the user's buffers, by their place in the selection, so that tied weights are found under each name. The
@@ -227,7 +227,7 @@ impl Payload {
     }
 
     /// Its device memory, if it is on a device.
-    pub(crate) fn on_device(&self) -> Option<&Shared> {
+    pub(crate) fn on_device(&self) -> Option<&SharedPayload> {
         match self {
             Self::Region(..) | Self::Scattered(_) => None,
             Self::Device(shared) => Some(shared),

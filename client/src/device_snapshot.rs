@@ -3,7 +3,7 @@
 use crate::{
     Snapshot,
     buffers::{COPY_BYTES, copy_yielding},
-    destination::{OnDevice, Payload, Shared},
+    destination::{OnDevice, Payload, SharedPayload},
 };
 use futures_util::{StreamExt, stream};
 use std::{ops::Range, sync::Arc};
@@ -47,8 +47,8 @@ impl Snapshot {
     /// The same snapshot in host memory, within the session's [budget](crate::Config::memory_bytes). A snapshot on the
     /// host is shared, not copied.
     ///
-    /// The bytes pass through the device's slots, several at a time. Waits for slots that versions being received
-    /// occupy, and for the device: put a timeout around it if needed. Cancel safe.
+    /// The bytes pass through the device's slots, up to three pieces at a time. Waits for slots that versions being
+    /// received occupy, and for the device: put a timeout around it if needed. Cancel safe.
     ///
     /// # Errors
     /// [`DeviceError`]; the snapshot stays unchanged.
@@ -133,7 +133,7 @@ pub(crate) fn pieces(range: Range<u64>, piece_bytes: usize) -> impl Iterator<Ite
 pub struct DeviceTensor {
     buffer: DeviceBuffer,
     range: Range<u64>,
-    _shared: Shared,
+    _shared: SharedPayload,
 }
 
 impl DeviceTensor {

@@ -78,7 +78,7 @@ pub enum ClientError {
     /// The server refused this client.
     #[error("the server refused this client: {0}")]
     Refused(LaneError),
-    /// The session ended.
+    /// The connection was lost or closed.
     #[error(transparent)]
     Lane(#[from] LaneError),
     /// The connection was lost, and the server was not reached again before a timeout.
@@ -111,7 +111,8 @@ impl ClientError {
         }
     }
 
-    /// Whether a retry may succeed: the cause is the network, an unavailable server, or a lack of local resources.
+    /// Whether a retry may succeed: the cause is the network, an unavailable server, or a lack of local sockets or
+    /// threads.
     pub(crate) fn is_retryable(&self) -> bool {
         match self {
             Self::Connect(error) => !matches!(

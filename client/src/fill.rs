@@ -106,7 +106,7 @@ impl Subscription {
     /// do other work while waiting, keep the future and poll it by reference.
     ///
     /// # Errors
-    /// [`FillError`], which returns the buffers. After an error that is not [final](FillError::is_final), call again.
+    /// [`FillError`], which contains the buffers. After an error that is not [final](FillError::is_final), call again.
     pub async fn next_into<B>(&mut self, buffers: Buffers<B>) -> Result<Filled<B>, FillError<B>>
     where
         B: AsMut<[u8]> + Send + 'static,
@@ -147,7 +147,7 @@ impl Subscription {
             Ok(taken) => taken,
             Err(error) => {
                 let (buffers, withheld) = lender.reclaim().await;
-                let torn = writing.torn();
+                let torn = writing.version();
                 return Err(FillError { cause: error.into(), torn, refused: None, buffers, withheld });
             }
         };
@@ -161,13 +161,13 @@ impl Subscription {
             true => Ok(Received::Elsewhere(taken, buffers)),
             false => {
                 let cause = BufferError::Withheld { name: withheld[0].as_str().into() }.into();
-                Err(FillError { cause, torn: writing.torn(), refused: None, buffers, withheld })
+                Err(FillError { cause, torn: writing.version(), refused: None, buffers, withheld })
             }
         }
     }
 
-    /// Completes the delivery of a `taken` version: returns its summary, without the payload, and its gap. Dropping the
-    /// payload returns the buffers.
+    /// Completes the delivery of a `taken` version: returns its summary, without the payload, and its gap. The payload
+    /// is dropped, which gives the buffers back.
     fn finish_taken(&mut self, taken: &mut Taken) -> (Box<Snapshot>, Option<Box<Gap>>) {
         let version = taken.version.take().expect("a version is finished once");
         self.taken = (self.mode == Mode::Every).then(|| version.id.clone());

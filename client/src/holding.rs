@@ -18,18 +18,19 @@ pub(crate) struct HoldCounter {
 
 #[derive(Debug, Default)]
 struct State {
-    versions: BTreeMap<u64, VersionId>,
-    next_number: u64,
+    versions_by_key: BTreeMap<u64, VersionId>,
+    /// The key of the next version: later versions have higher keys.
+    next_key: u64,
 }
 
 impl HoldCounter {
     /// The versions that the user holds, in the order in which they were taken.
     pub(crate) fn versions(&self) -> Vec<VersionId> {
-        self.state().versions.values().cloned().collect()
+        self.state().versions_by_key.values().cloned().collect()
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.state().versions.len()
+        self.state().versions_by_key.len()
     }
 
     /// Waits until the user drops a snapshot, or has dropped one since the last wait. Cancel safe.
@@ -51,10 +52,10 @@ impl HoldCounter {
     /// Counts one more held version until the result is dropped.
     pub(crate) fn hold(self: &Arc<Self>, id: VersionId) -> HeldVersion {
         let mut state = self.state();
-        let number = state.next_number;
-        state.next_number += 1;
-        state.versions.insert(number, id);
-        HeldVersion { number, holding: Arc::clone(self) }
+        let key = state.next_key;
+        state.next_key += 1;
+        state.versions_by_key.insert(key, id);
+        HeldVersion { key, holding: Arc::clone(self) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -77,13 +78,13 @@ impl AsRef<[u8]> for HeldBytes {
 /// One version that the user holds.
 #[derive(Debug)]
 pub(crate) struct HeldVersion {
-    number: u64,
+    key: u64,
     holding: Arc<HoldCounter>,
 }
 
 impl Drop for HeldVersion {
     fn drop(&mut self) {
-        self.holding.state().versions.remove(&self.number);
+        self.holding.state().versions_by_key.remove(&self.key);
         self.holding.dropped.notify_one();
     }
 }

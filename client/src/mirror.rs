@@ -30,7 +30,8 @@ use versions::KeptVersion;
 /// Each version is written atomically, also if the process crashes. No name from a server leads out of the folder, not
 /// even through a link. A file under a topic's name is replaced even if no mirror wrote it: give each mirror its own
 /// folder. A folder is replaced only if it holds no files but those that its hidden file `.tensor-relay` lists as
-/// written by a mirror. Nothing else is ever deleted.
+/// written by a mirror. Except for temporary files of killed processes ([`save`](Self::save)), nothing else is ever
+/// deleted.
 #[derive(Debug, Clone)]
 pub struct Mirror {
     dir: PathBuf,

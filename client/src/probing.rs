@@ -5,10 +5,10 @@ use tensor_relay_protocol::{ClientMessage, LaneId, ProbeBytes, ProbeHeader};
 use tensor_relay_transport::{LaneError, ProbeResult};
 use tokio::sync::oneshot;
 
-/// The result of a probe for its caller; the sender is dropped with the connection.
+/// The channel to the caller of a probe. It is dropped unused if the connection is lost.
 pub(crate) type ProbeReply = oneshot::Sender<Result<ProbeResult, ClientError>>;
 
-/// The flow-control window of a probe: enough for 2.7 Gbit/s over a path of 100 ms.
+/// The flow-control window of a probe: enough for 2.7 Gbit/s at a round-trip time of 100 ms.
 pub(crate) const PROBE_UNREAD_BYTES: u64 = 32 << 20;
 
 /// The probes of a session over the control lane, one at a time.

@@ -16,7 +16,7 @@ pub(crate) struct Sample {
     pub(crate) period: Option<u64>,
     /// The number of lanes.
     pub(crate) lanes: u32,
-    /// The bytes of chunks received over them so far, decoded, because the encoding may change at any time.
+    /// The decoded length of the chunks received over them so far: the encoding may change at any time.
     pub(crate) verified_bytes: u64,
 }
 
@@ -46,7 +46,7 @@ impl Steps {
     }
 }
 
-/// Measures one rate, after a warm-up. Versions that end within two samples add nothing to it.
+/// Measures one rate, after a warm-up. Versions that end before a second sample add nothing to it.
 #[derive(Debug)]
 pub(crate) struct Measurement {
     warm_up: Duration,

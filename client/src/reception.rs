@@ -129,7 +129,7 @@ impl Reception {
         self.machine.selection().map(|selection| selection.manifest().chunk_bytes())
     }
 
-    /// Whether the current version is large enough to measure the best number of lanes.
+    /// Whether a version is being received that is large enough to measure its rate.
     pub(crate) fn is_bulky(&self) -> bool {
         let bytes = self.machine.selection().map_or(0, |selection| selection.payload_bytes());
         self.machine.is_receiving() && bytes >= BULKY_BYTES

@@ -161,12 +161,12 @@ impl Reconnector {
 async fn next_transport(
     trial: &mut Option<TransportTrial>,
     mut path: Path,
-    kind: LaneKind,
+    current: LaneKind,
     target: &Target,
     config: &Config,
 ) -> Handshake {
     let Some(trial) = trial else { return pending().await };
-    trial.handle_connected(kind);
+    trial.handle_connected(current);
     loop {
         let Some(sample) = path.sample().await else { return pending().await };
         let Some(kind) = trial.handle_sample(Instant::now(), sample, path.has_settled()) else { continue };

@@ -35,8 +35,9 @@ use tokio::{
     time::Instant,
 };
 
-/// The assumed chunk size before the first manifest: the default of servers.
-const CHUNK_BYTES_USUAL: u32 = 4 << 20;
+/// The smallest chunk size for which flow-control windows are set, also before the first manifest: the default of
+/// servers.
+const ASSUMED_CHUNK_BYTES_MIN: u32 = 4 << 20;
 
 /// The maximum number of topics in one answer to `List`. A server that sends more is broken or hostile.
 const TOPICS_MAX: usize = 1 << 20;
@@ -46,7 +47,8 @@ pub(crate) struct Session {
     /// Cloned into each subscription's handle, whose destructor sends a command too.
     commands: mpsc::UnboundedSender<Command>,
     config: Config,
-    /// The credit of each subscription: `credit_chunks` times the largest number of lanes that this connection has had.
+    /// The credit of each subscription, in chunks: `credit_chunks` times the largest number of lanes that this
+    /// connection has had, at most [`Credit::MAX`].
     credit: u32,
     allocators: Allocators,
     /// The memory for the bases of all subscriptions; `None` without bases.
@@ -224,11 +226,11 @@ impl Session {
         if self.is_closing { Err(SessionError::ClosedLocally) } else { Ok(()) }
     }
 
-    /// Sets the flow-control windows to the bytes of the granted credit. So chunks that wait for memory never block the
-    /// control stream, and no subscription starves another.
+    /// Sets the flow-control windows to the bytes of the granted credit and of a probe in progress. So chunks that wait
+    /// for memory never block the control stream, and no subscription starves another.
     fn allow_unread(&self, connection: &mut Connection) {
         let credit = u64::from(self.credit);
-        let chunk_bytes = |r: &Reception| r.chunk_bytes().unwrap_or(0).max(CHUNK_BYTES_USUAL);
+        let chunk_bytes = |r: &Reception| r.chunk_bytes().unwrap_or(0).max(ASSUMED_CHUNK_BYTES_MIN);
         let bytes: u64 = self.receptions.values().map(|r| credit * u64::from(chunk_bytes(r))).sum();
         let probe_bytes = if self.probing.is_in_progress() { PROBE_UNREAD_BYTES } else { 0 };
         connection.lanes().allow_unread(bytes + probe_bytes);

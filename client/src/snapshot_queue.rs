@@ -22,8 +22,8 @@ pub(crate) struct SnapshotQueue {
 #[derive(Debug, Default)]
 struct State {
     announced: bool,
-    /// When the wait for the topic began: when the subscription was sent to the server, or the server aborted the first
-    /// version; `None` without a connection.
+    /// When the wait for the topic began: when the subscription was sent to the server, or when the server last aborted
+    /// a version while the user had none; `None` without a connection.
     waiting_since: Option<Instant>,
     /// The announced version that the server aborted, if the user has no version and no other was announced since.
     given_up: Option<(VersionId, AbortReason)>,

@@ -31,7 +31,7 @@ impl StatusReader {
         Self(Arc::downgrade(state))
     }
 
-    /// The status now; `None` when the client was dropped.
+    /// The status now; `None` once the client was dropped and its session has ended.
     pub fn read(&self) -> Option<ClientStatus> {
         let state = self.0.upgrade()?;
         let (transport, transport_reason) = {

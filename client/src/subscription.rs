@@ -68,8 +68,8 @@ impl Subscription {
     /// longer.
     ///
     /// The wait for a new version of an existing topic is unbounded: put a timeout around it if needed. The wait for
-    /// the first version ends after [`Config::topic_timeout`](crate::Config::topic_timeout), which restarts when the
-    /// server aborts an announced version.
+    /// the first version ends after [`Config::topic_timeout`](crate::Config::topic_timeout) if the topic does not exist
+    /// or the server aborted its newest version. The timeout restarts when the server aborts an announced version.
     ///
     /// While the user holds the maximum number of snapshots, the next one is held back. After
     /// [`Config::hold_timeout`](crate::Config::hold_timeout), which may span several calls, this fails.

@@ -15,7 +15,7 @@ use tempfile::Builder;
 /// The prefix and suffix of temporary names.
 pub(crate) const NAME: (&str, &str) = (".tensor-relay.", ".part");
 
-/// The number of retries when other processes delete the file before it is locked.
+/// The maximum number of attempts, because other processes may delete the file before it is locked.
 const ATTEMPTS_MAX: usize = 16;
 
 /// The prefix of names made on this host since it booted. Without a boot id, the common prefix.
@@ -57,7 +57,7 @@ pub(crate) fn claim<T>(make: impl Fn() -> io::Result<Option<T>>) -> io::Result<T
 }
 
 /// Locks `file`, just created at `path`, until it is closed. Returns whether it still exists. On a file system without
-/// locks this does nothing.
+/// locks, this only checks that.
 pub(crate) fn lock(path: &Path, file: &File) -> io::Result<bool> {
     if let Err(fs::TryLockError::WouldBlock) = file.try_lock() {
         return Ok(false); // Locked by a process that deletes it.

@@ -32,12 +32,12 @@ const TRIAL_INTERVAL_MAX: Duration = Duration::from_secs(3_600);
 /// intervals and when the rate collapses, and keeps the faster one.
 ///
 /// Pure: it receives samples and returns the wanted transport. It counts only the time with large versions, and waits
-/// until the number of lanes is final, so that one trial runs at a time. A trial costs two connections, the chunks
-/// in flight when the session changes its transport, and one and a half seconds at the other transport's rate.
+/// until the number of lanes is final, so that one trial runs at a time. A trial costs up to two connections, the
+/// chunks in flight when the session changes its transport, and one and a half seconds at the other transport's rate.
 #[derive(Debug)]
 pub(crate) struct TransportTrial {
     kind: LaneKind,
-    stage: Stage,
+    phase: Phase,
     steps: Steps,
     measurement: Measurement,
     /// The time with large versions until the next trial.
@@ -47,7 +47,7 @@ pub(crate) struct TransportTrial {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Stage {
+enum Phase {
     /// The session keeps its transport.
     Steady {
         /// The highest recent rate in bytes per second.
@@ -64,7 +64,7 @@ enum Stage {
     },
 }
 
-const STEADY: Stage = Stage::Steady { usual: 0.0, collapsed: 0 };
+const STEADY: Phase = Phase::Steady { usual: 0.0, collapsed: 0 };
 
 impl TransportTrial {
     /// Starts with the transport that the race chose.
@@ -75,7 +75,7 @@ impl TransportTrial {
         };
         Self {
             kind,
-            stage: STEADY,
+            phase: STEADY,
             steps: Steps::default(),
             measurement: Measurement::new(),
             due: first,
@@ -85,9 +85,9 @@ impl TransportTrial {
 
     /// Records a new connection of the session, whatever its cause.
     pub(crate) fn handle_connected(&mut self, kind: LaneKind) {
-        match self.stage {
-            Stage::Trying { kind: tried, .. } if tried == kind => {}
-            _ => self.stage = STEADY,
+        match self.phase {
+            Phase::Trying { kind: tried, .. } if tried == kind => {}
+            _ => self.phase = STEADY,
         }
         self.kind = kind;
         (self.steps, self.measurement) = (Steps::default(), Measurement::new());
@@ -110,16 +110,16 @@ impl TransportTrial {
         self.due = self.due.saturating_sub(step.elapsed);
         let rate = self.measurement.add(step)?;
         self.measurement = Measurement::without_warm_up();
-        match self.stage {
-            Stage::Steady { usual, collapsed } => {
+        match self.phase {
+            Phase::Steady { usual, collapsed } => {
                 // Without any bytes the path itself is interrupted, for either transport.
                 let has_collapsed = rate > 0.0 && rate < usual * COLLAPSED_FRACTION;
                 let collapsed = if has_collapsed { collapsed + 1 } else { 0 };
-                self.stage = Stage::Steady { usual: usual.max(rate), collapsed };
+                self.phase = Phase::Steady { usual: usual.max(rate), collapsed };
                 let is_due = self.due.is_zero() && rate > 0.0 || collapsed == COLLAPSED_MEASUREMENTS;
                 is_due.then(|| self.try_other(rate))
             }
-            Stage::Trying { incumbent, .. } => {
+            Phase::Trying { incumbent, .. } => {
                 self.end_trial();
                 (rate < incumbent * SPEEDUP_MIN).then(|| other(self.kind))
             }
@@ -128,12 +128,12 @@ impl TransportTrial {
 
     fn try_other(&mut self, incumbent: f64) -> LaneKind {
         let kind = other(self.kind);
-        self.stage = Stage::Trying { kind, incumbent };
+        self.phase = Phase::Trying { kind, incumbent };
         kind
     }
 
     fn end_trial(&mut self) {
-        self.stage = STEADY;
+        self.phase = STEADY;
         self.due = self.pause;
         self.pause = (self.pause * TRIAL_INTERVAL_GROWTH).min(TRIAL_INTERVAL_MAX);
     }

@@ -38,7 +38,7 @@ impl<T> Closable<T> {
         Self { value, state: watch::Sender::new(State::Open), last: sync::Mutex::default() }
     }
 
-    /// Waits until no other caller uses the value. `None` once it is closed.
+    /// Waits until no other caller uses the value. `None` once it is closed or ending.
     pub(crate) async fn turn(self: Arc<Self>) -> Option<ExclusiveUse<T>> {
         // Made first, so that a wait that is cancelled after the lock was granted ends as a turn does.
         let mut turn = ExclusiveUse { guard: None, of: self };
@@ -47,7 +47,7 @@ impl<T> Closable<T> {
         (turn.of.state() == State::Open).then_some(turn)
     }
 
-    /// The value, unless it is closed or in use.
+    /// The value, unless it is closed, ending or in use.
     pub(crate) fn try_turn(self: &Arc<Self>) -> Option<ExclusiveUse<T>> {
         let guard = Arc::clone(&self.value).try_lock_owned().ok()?;
         let turn = ExclusiveUse { guard: Some(guard), of: Arc::clone(self) };

@@ -148,7 +148,7 @@ fn kind_of_subscription(error: &SubscriptionError) -> Kind {
     }
 }
 
-/// The exception for a version that was not received into a user's own tensors, which are unchanged.
+/// The exception for a version that was not received into a user's own tensors, if these are not torn; else its cause.
 pub(crate) fn of_fill(py: Python<'_>, cause: &FillCause) -> PyErr {
     match cause {
         FillCause::Subscription(error) => of_subscription(py, error),

@@ -31,7 +31,7 @@ struct Queue {
 
 static QUEUE: OnceLock<Option<Queue>> = OnceLock::new();
 
-/// Whether the interpreter ends before the remaining tasks have run.
+/// Whether the interpreter's exit waits no longer for tasks: those that have not run by then are leaked.
 static ABANDONED: AtomicBool = AtomicBool::new(false);
 
 /// Queues `task` for the interpreter thread.
@@ -69,9 +69,9 @@ fn run(messages: mpsc::Receiver<Message>) {
                     std::mem::forget(task); // Dropping its contents may need an interpreter.
                 }
             }
-            Message::Finish(done) => {
+            Message::Finish(reply) => {
                 std::mem::forget(messages); // Dropping later tasks may need an interpreter.
-                let _ = done.send(());
+                let _ = reply.send(());
                 return;
             }
         }
@@ -83,8 +83,8 @@ fn run(messages: mpsc::Receiver<Message>) {
 pub(crate) fn finish(deadline: Instant) -> bool {
     let queue = QUEUE.get_or_init(|| None).as_ref();
     let Some(queue) = queue.filter(|queue| queue.pid == std::process::id()) else { return true };
-    let (done, finished) = mpsc::sync_channel(1);
-    if queue.sender.send(Message::Finish(done)).is_err() {
+    let (reply, finished) = mpsc::sync_channel(1);
+    if queue.sender.send(Message::Finish(reply)).is_err() {
         return true;
     }
     let is_finished = finished

@@ -30,15 +30,15 @@ const WAITING_MAX: usize = 1_000;
 pub(crate) fn begin(py: Python<'_>) {
     let wants_debug = || -> PyResult<bool> {
         let logger = py.import("logging")?.call_method1("getLogger", (LOGGER,))?;
-        logger.call_method1("isEnabledFor", (number(&Level::DEBUG),))?.is_truthy()
+        logger.call_method1("isEnabledFor", (python_level(&Level::DEBUG),))?.is_truthy()
     };
-    let most = if wants_debug().unwrap_or(false) { Level::DEBUG } else { Level::INFO };
-    // It fails only if a subscriber is set already, and no other code of this library sets one.
-    let _ = tracing::subscriber::set_global_default(Logger { most, backlog: Arc::default() });
+    let most_verbose = if wants_debug().unwrap_or(false) { Level::DEBUG } else { Level::INFO };
+    // It fails only if a subscriber is set already, as by `run_command`.
+    let _ = tracing::subscriber::set_global_default(Logger { most_verbose, backlog: Arc::default() });
 }
 
 /// The number of a level in Python's `logging`.
-fn number(level: &Level) -> u8 {
+fn python_level(level: &Level) -> u8 {
     match *level {
         Level::ERROR => 40,
         Level::WARN => 30,
@@ -48,7 +48,8 @@ fn number(level: &Level) -> u8 {
 }
 
 struct Logger {
-    most: Level,
+    /// The most verbose level that is forwarded.
+    most_verbose: Level,
     backlog: Arc<Backlog>,
 }
 
@@ -62,7 +63,7 @@ impl Subscriber for Logger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         let target = metadata.target();
         let is_ours = target.starts_with(LOGGER) || target.starts_with(PACKAGE);
-        metadata.is_event() && *metadata.level() <= self.most && is_ours
+        metadata.is_event() && *metadata.level() <= self.most_verbose && is_ours
     }
 
     fn event(&self, event: &Event<'_>) {
@@ -72,7 +73,7 @@ impl Subscriber for Logger {
             backlog.dropped.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        let (level, text) = (number(event.metadata().level()), Line::of(event));
+        let (level, text) = (python_level(event.metadata().level()), Line::of(event));
         interpreter::enqueue(move |py| {
             backlog.waiting.fetch_sub(1, Ordering::Relaxed);
             let dropped = backlog.dropped.swap(0, Ordering::Relaxed);
@@ -81,7 +82,7 @@ impl Subscriber for Logger {
             if dropped > 0 {
                 let _ = log(
                     py,
-                    number(&Level::WARN),
+                    python_level(&Level::WARN),
                     &format!("{dropped} log messages were dropped, because there were too many at once."),
                 );
             }

@@ -1,7 +1,7 @@
 //! A version's metadata: text on the wire, Python values in programs.
 //!
 //! Text is sent as it is, and any other value as JSON: the number 1 is the text `1` for the command line and for Rust.
-//! One more entry, [`JSON_KEYS`], lists the keys whose values are JSON, so that Python receives values of the types
+//! One more key, [`JSON_KEYS`], lists the keys whose values are JSON, so that Python receives values of the types
 //! published.
 
 use crate::{

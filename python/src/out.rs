@@ -19,7 +19,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use target::{Sorted, Target, Targets, check_dense, sorted};
+use target::{ByPlace, Target, Targets, check_dense, sort_by_place};
 use tensor_relay_client::{
     self as client, BufferError, Buffers, FillCause, FillError, Filled, Glob, NameMatch,
 };
@@ -168,7 +168,7 @@ impl Out {
         let mut targets = self.targets(py)?;
         let names = self.name_match();
         let (on_host, on_gpu) = (targets.expected(py, names)?, targets.expected(py, names)?);
-        let Sorted { host, gpu } = sorted(std::mem::take(&mut targets.tensors));
+        let ByPlace { host, gpu } = sort_by_place(std::mem::take(&mut targets.tensors));
         if let (Some(host), Some(gpu)) = (host.first(), gpu.first()) {
             let message = format!(
                 "{} of `out` lies on the host, and {} on {}: with atomic=False all tensors must lie in one place; use \

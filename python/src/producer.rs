@@ -10,7 +10,7 @@ use crate::{
     relay::{cast_to, parse_topic},
     runtime::{self, ProcessLocal},
     tensors_in::TensorsIn,
-    version::OnGpu,
+    version::OnOneGpu,
     wait::{finite_seconds, seconds, wait, wait_at_most},
 };
 use pyo3::{prelude::*, sync::MutexExt};
@@ -111,7 +111,7 @@ impl Producer {
             Kind::Timeout.raise(py, message)
         };
         let readable = match readable.on_one_gpu() {
-            Ok(OnGpu { device, tensors, copied_bytes, returning }) => {
+            Ok(OnOneGpu { device, tensors, copied_bytes, returning }) => {
                 let publish = async {
                     let topic = topic.clone();
                     match hold {

@@ -55,7 +55,7 @@ pub(crate) struct Relay {
 type SharedPublisher = Arc<Closable<Publisher>>;
 
 /// The number of topics at which the names of withdrawn topics are forgotten, so that a program that keeps creating
-/// topics needs bounded memory.
+/// and withdrawing topics needs bounded memory.
 const REMEMBERED_MAX: usize = 4_096;
 
 /// The state until it is closed.
@@ -463,7 +463,7 @@ fn publish_in_turn(
     published.map_err(Kind::Publish.because(py))
 }
 
-/// The open topics.
+/// The publishers of the open topics.
 fn publishers(topics: &HashMap<Topic, TopicState>) -> impl Iterator<Item = &SharedPublisher> {
     topics.values().filter_map(|topic| match topic {
         TopicState::Open(publisher) => Some(publisher),

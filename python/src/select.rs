@@ -38,7 +38,8 @@ impl Select {
     }
 
     /// Refuses a version if it has tensors and no pattern matches any of them; the error is the message for the user.
-    /// Logs a warning for each pattern without a match, but only for the first version: it may be meant for later ones.
+    /// Logs a warning for each pattern without a match, but only for the first version: such a pattern may be meant
+    /// for later ones.
     pub(crate) fn check(&self, id: &VersionId, manifest: &Manifest) -> Result<(), String> {
         let tensors = manifest.tensors();
         let has_match = |pattern: &&Glob| tensors.iter().any(|tensor| pattern.matches(tensor.name.as_str()));

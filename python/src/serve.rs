@@ -87,7 +87,7 @@ pub(crate) fn serve(
         AdminPort::for_server(address, token_file, server.status_reader(), staging_gpu.as_ref())
     })?;
     let address = server.local_address();
-    let ticket = ticket(py, &advertise, address, identity.fingerprint())?;
+    let ticket = make_ticket(py, &advertise, address, identity.fingerprint())?;
     Ok(Relay::new((server, admin), address, Tickets { bare: ticket, access, store }, gpus, device))
 }
 
@@ -162,8 +162,13 @@ fn parse_codec(py: Python<'_>, name: &str) -> PyResult<CodecChoice> {
     })
 }
 
-/// The ticket for a server on `address`, which names no topic.
-fn ticket(py: Python<'_>, advertise: &[String], address: SocketAddr, key: Fingerprint) -> PyResult<Ticket> {
+/// A ticket without a topic, for a server on `address`.
+fn make_ticket(
+    py: Python<'_>,
+    advertise: &[String],
+    address: SocketAddr,
+    key: Fingerprint,
+) -> PyResult<Ticket> {
     let mut addresses = vec![];
     for text in advertise {
         let advertised: Advertised = text.parse().map_err(Kind::Request.because(py))?;

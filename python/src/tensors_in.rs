@@ -26,7 +26,7 @@ pub(crate) struct TensorsIn {
     memory: Vec<Option<Lent>>,
     /// The values that are not tensors.
     pub(crate) entries: Metadata,
-    /// The number of bytes copied by the tensors' own libraries, because their layout in memory is not supported.
+    /// The number of bytes of GPU tensors that their own libraries copied, because the memory itself cannot be lent.
     copied_bytes: u64,
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct ReadableTensors {
     pub(crate) specs: Vec<TensorSpec>,
     /// The memory of each spec; `None` for an alias.
     pub(crate) memory: Vec<Option<Memory>>,
-    /// The number of bytes copied so far, by the tensors' own libraries.
+    /// The number of bytes of GPU tensors copied so far, by their own libraries.
     pub(crate) copied_bytes: u64,
     /// Receives lent GPU tensors back.
     pub(crate) returning: Returning,
@@ -38,7 +38,7 @@ pub(crate) struct Version {
 }
 
 /// Tensors that all lie on one GPU.
-pub(crate) struct OnGpu {
+pub(crate) struct OnOneGpu {
     pub(crate) device: Device,
     pub(crate) tensors: Vec<(TensorSpec, DeviceBuffer)>,
     /// The number of bytes copied so far, by the tensors' own libraries.
@@ -137,11 +137,11 @@ impl ReadableTensors {
     ///
     /// # Errors
     /// The unchanged tensors, if they do not.
-    pub(crate) fn on_one_gpu(self) -> Result<OnGpu, Self> {
+    pub(crate) fn on_one_gpu(self) -> Result<OnOneGpu, Self> {
         let Place::Gpu(device) = self.place() else { return Err(self) };
         let copied_bytes = self.copied_bytes;
         let (tensors, returning) = self.into_buffers(&device);
-        Ok(OnGpu { device, tensors, copied_bytes, returning })
+        Ok(OnOneGpu { device, tensors, copied_bytes, returning })
     }
 
     /// Copies all tensors to sealed shared memory, which a sidecar reads; those of GPUs by way of the host. Also

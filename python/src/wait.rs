@@ -20,8 +20,8 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 /// meanwhile.
 ///
 /// # Errors
-/// An exception of a signal handler, e.g. `KeyboardInterrupt`, which drops `future`, or `SystemExit` in a daemon thread when the
-/// interpreter exits; those of [`runtime::handle`].
+/// An exception of a signal handler, e.g. `KeyboardInterrupt`; `SystemExit` in a daemon thread when the interpreter
+/// exits; those of [`runtime::handle`]. Each drops `future`.
 pub(crate) fn wait<F>(py: Python<'_>, future: F) -> PyResult<F::Output>
 where
     F: Future + Send,

@@ -57,8 +57,8 @@ impl Access {
         }
     }
 
-    /// Whether a request with this `Host` is accepted. On loopback this prevents DNS rebinding, by which a web page
-    /// could read the port through a local browser.
+    /// Whether a request with this `Host` is accepted. On loopback without a token, this prevents DNS rebinding, by
+    /// which a web page could read the port through a local browser.
     pub(super) fn is_meant_for(&self, host: Option<&str>) -> bool {
         let Some(host) = host.filter(|_| self.is_loopback && self.headers.is_none()) else { return true };
         let name = match host.rsplit_once(':') {

@@ -14,7 +14,7 @@ use tokio::{
 };
 
 /// The maximum number of connections: a scraper, a prober, and a few browsers. A connection beyond it evicts the oldest
-/// connection of the address that has the most, so that no client can block the probes of other clients.
+/// connection of the network that has the most, so that no client can block the probes of other networks.
 const CONNECTIONS_MAX: usize = 32;
 
 /// The deadline for the head of a request, which also bounds how long a connection may be silent.

@@ -210,7 +210,7 @@ impl Subject for Consumer {
         let is_ready = f64::from(u8::from(self.readiness().is_ok()));
         let mut families = vec![
             Family::gauges("build_info", "The version of the program", vec![(build, 1.0)]),
-            Family::gauge("ready", "Whether every followed topic has a version", is_ready),
+            Family::gauge("ready", "Whether every followed topic has a recent enough version", is_ready),
             Family::gauges("memory", "Memory of versions, by use", memory.collect()).in_bytes(),
         ];
         families.extend(by_topic(&self.topics()));

@@ -113,9 +113,9 @@ mod tests {
                 tracing::info!(number, topic = %"a/b", "Something happened.");
             }
         });
-        let recent = recent();
-        assert_eq!(recent.len(), EVENTS_MAX);
-        let (newest, oldest) = (&recent[0], &recent[EVENTS_MAX - 1]);
+        let events = recent();
+        assert_eq!(events.len(), EVENTS_MAX);
+        let (newest, oldest) = (&events[0], &events[EVENTS_MAX - 1]);
         assert_eq!((&newest["level"], &newest["message"]), (&json!("info"), &json!("Something happened.")));
         assert_eq!(newest["fields"], json!({ "number": "64", "topic": "a/b" }));
         assert_eq!(oldest["fields"]["number"], "1");

@@ -1,4 +1,4 @@
-//! The GPU memory used by this process.
+//! The memory that this process uses for a GPU, there and on the host.
 
 use std::sync::{Arc, Weak};
 use tensor_relay_device::{
@@ -17,7 +17,7 @@ impl DeviceMemory {
         Self(engine.map(Arc::downgrade).unwrap_or_default())
     }
 
-    /// The memory in use, by kind; empty without an open GPU.
+    /// The memory in bytes, by kind; empty without an open GPU.
     pub(super) fn bytes(&self) -> Vec<(&'static str, u64)> {
         let Some(engine) = self.0.upgrade() else { return vec![] };
         let CudaStats { pinned_bytes, device_bytes, cached_bytes, .. } = engine.stats();

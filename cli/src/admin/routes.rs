@@ -46,7 +46,7 @@ pub(super) fn router(subject: Arc<dyn Subject>, heartbeat: Heartbeat, access: Ac
         .with_state(state)
 }
 
-/// Rejects requests for another host, and adds headers about caching and security to all other responses.
+/// Rejects requests for another host, and adds headers about caching and security to the responses to all others.
 async fn check_host(State(state): State<AdminState>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     if !state.access.is_meant_for(host) {

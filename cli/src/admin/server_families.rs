@@ -73,7 +73,7 @@ fn of_server(status: &ServerStatus) -> Vec<Family> {
     ]
 }
 
-/// The values of one topic, or the totals of several.
+/// The values of one topic, or the totals of several; of ages and lags, the maxima.
 #[derive(Default)]
 struct TopicTotals {
     version: Option<u64>,

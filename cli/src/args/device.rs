@@ -15,8 +15,8 @@ pub(crate) struct DeviceArgs {
     pub(crate) gpu_mem_limit: Option<u64>,
 
     /// With a GPU: the size of the page-locked host memory through which chunks are copied, allocated once at the
-    /// start. A chunk that is sent stays in it until the receiver acknowledges the chunk. Half of the memory caches
-    /// chunks for further subscribers.
+    /// start. While a quarter of it is free, a chunk that is sent stays there until the receiver acknowledges the
+    /// chunk. Up to half of the memory caches chunks for further subscribers.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = units::parse_bytes, help_heading = "Device")]
     pub(crate) pinned_mem: u64,
 }

@@ -152,14 +152,14 @@ impl From<ModeArg> for Mode {
 }
 
 fn parse_lanes(text: &str) -> Result<Lanes, &'static str> {
-    let number = |text: &str| match text.parse() {
+    let lane_count = |text: &str| match text.parse() {
         Ok(lanes @ 1..=16) => Ok(lanes),
         _ => Err("write auto, auto:N, or N, with a number from 1 to 16"),
     };
     match (text, text.strip_prefix("auto:")) {
         ("auto", _) => Ok(Lanes::Auto),
-        (_, Some(max)) => number(max).map(Lanes::UpTo),
-        (lanes, None) => number(lanes).map(Lanes::Fixed),
+        (_, Some(max)) => lane_count(max).map(Lanes::UpTo),
+        (lanes, None) => lane_count(lanes).map(Lanes::Fixed),
     }
 }
 

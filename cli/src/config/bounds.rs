@@ -30,7 +30,7 @@ impl ServeBounds {
         let Command::Serve(args) = Args::from_arg_matches(&matches)?.command else {
             anyhow::bail!("internal error: `serve` was parsed as another command");
         };
-        let config = serve::config(&args);
+        let config = serve::server_config(&args);
         Ok(Self { memory_bytes_max: config.memory_bytes_max(), bounds: config.bounds() })
     }
 

@@ -132,7 +132,7 @@ impl<'a> Reader<'a> {
         value: &Spanned<DeValue<'_>>,
     ) -> Result<Vec<String>, UsageError> {
         let argument = |item: &Spanned<DeValue<'_>>, prefix: &str| {
-            let scalar = scalar(item.get_ref()).ok_or_else(|| {
+            let scalar = scalar_argument(item.get_ref()).ok_or_else(|| {
                 let kind = item.get_ref().type_str();
                 self.error(
                     &item.span(),
@@ -222,7 +222,7 @@ fn in_order<'t, 'i>(table: &'t DeTable<'i>) -> Vec<(&'t Spanned<Cow<'i, str>>, &
 }
 
 /// A scalar as a command line argument; `None` for other values.
-fn scalar(value: &DeValue<'_>) -> Option<String> {
+fn scalar_argument(value: &DeValue<'_>) -> Option<String> {
     match value {
         DeValue::String(text) => Some(text.clone().into_owned()),
         DeValue::Integer(number) => decimal(number),

@@ -205,14 +205,15 @@ pub(crate) fn search_paths(variable: impl Fn(&str) -> Option<OsString>) -> Vec<P
 
 fn read(path: &Path) -> Result<String, UsageError> {
     let mut text = String::new();
-    let read = fs::File::open(path).and_then(|file| file.take(FILE_MAX_BYTES + 1).read_to_string(&mut text));
-    let read = match read {
+    let length =
+        fs::File::open(path).and_then(|file| file.take(FILE_MAX_BYTES + 1).read_to_string(&mut text));
+    let length = match length {
         Ok(length) if length as u64 > FILE_MAX_BYTES => {
             Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is longer than 1 MiB"))
         }
-        read => read,
+        length => length,
     };
-    read.map_err(|error| {
+    length.map_err(|error| {
         UsageError(format!(
             "cannot read the configuration file {}: {error}; choose another one with --config",
             path.display()
@@ -225,7 +226,7 @@ fn read(path: &Path) -> Result<String, UsageError> {
 mod tests {
     use super::*;
 
-    fn layers(text: &str) -> Layers {
+    fn layers_with_file(text: &str) -> Layers {
         let mut layers = Layers::without_file(variable::command());
         layers.file = Some(File::parse(Path::new("c.toml"), text, &layers.settings).unwrap());
         layers
@@ -233,7 +234,7 @@ mod tests {
 
     #[test]
     fn effective_values_are_the_defaults_that_clap_uses() {
-        let layers = layers(
+        let layers = layers_with_file(
             "[default]\nconnect-timeout = 3\n[serve]\ntopic = ['a=b', 'c=d']\njson = true\n[list]\nticket = 't'",
         );
         let mut set_count = 0;

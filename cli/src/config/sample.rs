@@ -14,7 +14,7 @@ const HEAD: &str = "\
 /// The sample for `settings`. Settings that several commands share are in `[default]`, once.
 pub(super) fn render(settings: &[&Setting]) -> String {
     let mut text = String::from(HEAD);
-    let shared: Vec<&Setting> = shared(settings);
+    let shared: Vec<&Setting> = shared_settings(settings);
     write_table(&mut text, DEFAULT, &shared, settings);
     let mut commands: Vec<&str> = settings.iter().map(|setting| setting.command()).collect();
     commands.dedup();
@@ -30,7 +30,7 @@ pub(super) fn render(settings: &[&Setting]) -> String {
 }
 
 /// The settings that several commands share, each once, from the first of these commands.
-fn shared<'s>(settings: &[&'s Setting]) -> Vec<&'s Setting> {
+fn shared_settings<'s>(settings: &[&'s Setting]) -> Vec<&'s Setting> {
     let mut shared: Vec<&Setting> = vec![];
     for setting in settings.iter().filter(|setting| commands_with(setting, settings).len() > 1) {
         if !shared.iter().any(|first| first.means_the_same_as(setting)) {

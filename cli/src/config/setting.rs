@@ -201,8 +201,11 @@ mod tests {
     use super::*;
 
     fn setting(command: &str, key: &str) -> Setting {
-        let all = all(&variable::command());
-        all.into_iter().find(|s| s.command() == command && s.is_called(key)).unwrap()
+        let settings = all(&variable::command());
+        settings
+            .into_iter()
+            .find(|s| s.command() == command && s.is_called(key))
+            .unwrap()
     }
 
     #[test]
@@ -225,9 +228,9 @@ mod tests {
 
     #[test]
     fn keys_are_unique_within_a_command() {
-        let all = all(&variable::command());
-        for setting in &all {
-            let same_key = all
+        let settings = all(&variable::command());
+        for setting in &settings {
+            let same_key = settings
                 .iter()
                 .filter(|s| s.command() == setting.command() && s.is_called(setting.key()));
             assert_eq!(same_key.count(), 1, "{} {}", setting.command(), setting.key());

@@ -91,7 +91,7 @@ impl Producer {
         }
     }
 
-    /// Generates the next version of the model on a blocking thread, publishes it, and reports when it is committed.
+    /// Generates the next version of the model on a blocking thread, publishes it, and reports its commit.
     async fn publish_weights(&mut self) -> anyhow::Result<()> {
         self.versions += 1;
         let (dict, staging) = (StateDict::new(self.size_bytes, self.versions), self.staging.clone());
@@ -103,7 +103,7 @@ impl Producer {
             })
         });
         let staged = staged.await?.context("cannot stage the model; try a smaller --size")?;
-        let (version, metadata) = (self.upload(staged).await?, metadata(self.versions)?);
+        let (version, metadata) = (self.upload(staged).await?, metadata_now(self.versions)?);
         let before = Usage::now();
         let mut publication = self.weights.publish(version, metadata).await?;
         if publication.committed(1, super::step_timeout(self.size_bytes)).await {
@@ -123,7 +123,7 @@ impl Producer {
     async fn publish_small_versions(&mut self, count: u64) -> anyhow::Result<()> {
         for seed in 1..=count {
             let spec = TensorSpec::new(TensorName::new(SMALL)?, Dtype::U8, Shape::new(&[SMALL_BYTES])?);
-            let metadata = metadata(seed)?;
+            let metadata = metadata_now(seed)?;
             let staged = Staged::new::<Infallible>(&self.staging, vec![spec], vec![], |_, out| {
                 out.fill(seed as u8);
                 Ok(())
@@ -135,7 +135,8 @@ impl Producer {
     }
 }
 
-fn metadata(seed: u64) -> anyhow::Result<Metadata> {
+/// The metadata of a version with this seed, published now.
+fn metadata_now(seed: u64) -> anyhow::Result<Metadata> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     Ok(vec![(SEED.into(), seed.to_string()), (PUBLISHED_NS.into(), now.as_nanos().to_string())])
 }

@@ -151,9 +151,9 @@ const UTILISATION_MIN: f64 = 0.8;
 fn limit(version: &Verified) -> String {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let busy = version.cpu_s / version.duration_s;
-    let limit = match busy >= UTILISATION_MIN * processors as f64 {
+    let cause = match busy >= UTILISATION_MIN * processors as f64 {
         true => "the processors, which producer and consumer share here",
         false => "not the processors, but waiting, or one thread of the producer or consumer",
     };
-    format!("{limit}: both processes used {busy:.1} of {processors} during the fastest transfer")
+    format!("{cause}: both processes used {busy:.1} of {processors} during the fastest transfer")
 }

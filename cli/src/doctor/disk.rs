@@ -12,7 +12,7 @@ use std::{
 const FREE_MIN_BYTES: u64 = 1 << 20;
 
 pub(super) fn check(state_dir: Option<&Path>) -> Vec<Finding> {
-    let mut findings = vec![match serve::state_dir(state_dir) {
+    let mut findings = vec![match serve::state_dir_or_default(state_dir) {
         Ok(folder) => state_folder(&folder),
         Err(error) => {
             Finding::fail("state folder", error.to_string(), "a folder for the server's key", STATE_FIX)

@@ -67,9 +67,9 @@ pub(super) async fn measure(client: &Client, round_trip: Duration) -> Result<Opt
     let mut bytes = FIRST_BYTES;
     loop {
         let Some(before) = probe(1).await? else { return Ok(None) };
-        let began = cpu_time();
+        let began = process_cpu_time();
         let Some(measured) = probe(bytes).await? else { return Ok(None) };
-        let cpu_time = cpu_time().saturating_sub(began);
+        let cpu_time = process_cpu_time().saturating_sub(began);
         // By the end of this probe, the server has detected the packets lost at the end of the measured probe.
         let Some(after) = probe(1).await? else { return Ok(None) };
         let (elapsed, server) = (measured.elapsed, after.sender.since(&before.sender));
@@ -82,7 +82,7 @@ pub(super) async fn measure(client: &Client, round_trip: Duration) -> Result<Opt
 }
 
 /// The CPU time of this process.
-fn cpu_time() -> Duration {
+fn process_cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

@@ -51,7 +51,7 @@ pub(super) async fn check(ticket: &Ticket, identity: Option<Arc<Identity>>) -> V
     findings.extend(topics.and_then(|topics| topic(ticket, topics)));
     for (name, check) in [("rate over UDP", quic), ("rate over TCP", tcp)] {
         if let TransportCheck::Connected { client, round_trip, .. } = check {
-            findings.extend(rate(name, &client, round_trip).await);
+            findings.extend(check_rate(name, &client, round_trip).await);
             findings.extend(packet_size(&client));
             client.close().await;
         }
@@ -77,8 +77,8 @@ async fn try_transport(ticket: &Ticket, config: Config) -> TransportCheck {
     TransportCheck::Connected { client, round_trip, topics }
 }
 
-/// The rate of the path, or why it was not measured.
-async fn rate(name: &'static str, client: &Client, round_trip: Duration) -> Option<Finding> {
+/// The finding about the rate of the path, or why it was not measured.
+async fn check_rate(name: &'static str, client: &Client, round_trip: Duration) -> Option<Finding> {
     let wanted = "about two seconds of probes";
     match rate::measure(client, round_trip).await {
         Ok(Some(rate)) => Some(rate::judge(name, &rate)),

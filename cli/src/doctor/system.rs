@@ -19,7 +19,7 @@ pub(super) fn check() -> Vec<Finding> {
     vec![open_files(getrlimit(Resource::Nofile).maximum, descriptors::needed_to_serve()), clock()]
 }
 
-/// Checks the hard limit of open files and sockets; every command raises its soft limit to it.
+/// Checks the hard limit of open files and sockets: every command raises its soft limit to the hard one, up to 65,536.
 fn open_files(hard: Option<u64>, needed: u64) -> Finding {
     let fix = Fix {
         host: "ulimit -n 65536 in a shell, LimitNOFILE=65536 in systemd",

@@ -69,7 +69,7 @@ impl Ledger {
     /// When another process has locked the ledger.
     pub(crate) fn open(state_dir: &Path) -> anyhow::Result<Self> {
         let lock_path = state_dir.join(LOCK_FILE);
-        let lock = match lock(&lock_path) {
+        let lock = match open_locked(&lock_path) {
             Ok(lock) => lock,
             Err(TryLockError::WouldBlock) => bail!(
                 "another `tensor-relay serve --watch` uses the state directory {}, and both would give the same \
@@ -97,7 +97,7 @@ impl Ledger {
 
     /// The epoch and version number for content with `digest`: those of the recorded version if it has the same digest,
     /// else its epoch and the next number. `None` for an unknown topic.
-    pub(crate) fn number(&self, topic: &Topic, digest: VersionDigest) -> Option<(Epoch, Version)> {
+    pub(crate) fn epoch_and_version(&self, topic: &Topic, digest: VersionDigest) -> Option<(Epoch, Version)> {
         let entry = self.content.topics.get(topic.as_str())?;
         let epoch = Epoch(u64::from_str_radix(&entry.epoch, 16).ok()?);
         let version = Version(entry.version);
@@ -136,9 +136,9 @@ impl Ledger {
     }
 }
 
-/// Locks the file at `path`, which is created if it is missing. The folder itself is not locked, because NFS locks only
-/// files that are open for writing.
-fn lock(path: &Path) -> Result<File, TryLockError> {
+/// Opens and locks the file at `path`, which is created if it is missing. The folder itself is not locked, because NFS
+/// locks only files that are open for writing.
+fn open_locked(path: &Path) -> Result<File, TryLockError> {
     let file = File::options().create(true).truncate(false).write(true).open(path);
     let file = file.map_err(TryLockError::Error)?;
     file.try_lock()?;
@@ -168,8 +168,8 @@ fn write(path: &Path, content: &Content) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn version(number: u64) -> VersionId {
-        VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(7), version: Version(number) }
+    fn version(version: u64) -> VersionId {
+        VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(7), version: Version(version) }
     }
 
     #[test]
@@ -177,15 +177,15 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let (topic, one, two) = (version(3).topic, VersionDigest([1; 32]), VersionDigest([2; 32]));
         let mut ledger = Ledger::open(state.path()).unwrap();
-        assert_eq!(ledger.number(&topic, one), None);
+        assert_eq!(ledger.epoch_and_version(&topic, one), None);
         ledger.record(&version(3), one).unwrap();
         drop(ledger);
         let reopened = Ledger::open(state.path()).unwrap();
-        assert_eq!(reopened.number(&topic, one), Some((Epoch(7), Version(3))));
-        assert_eq!(reopened.number(&topic, two), Some((Epoch(7), Version(4))));
+        assert_eq!(reopened.epoch_and_version(&topic, one), Some((Epoch(7), Version(3))));
+        assert_eq!(reopened.epoch_and_version(&topic, two), Some((Epoch(7), Version(4))));
         drop(reopened);
         fs::write(state.path().join("topics.json"), "rubbish").unwrap();
-        assert_eq!(Ledger::open(state.path()).unwrap().number(&topic, one), None);
+        assert_eq!(Ledger::open(state.path()).unwrap().epoch_and_version(&topic, one), None);
     }
 
     #[test]
@@ -221,7 +221,7 @@ mod tests {
         let (topic, one) = (version(3).topic, VersionDigest([1; 32]));
         let mut ledger = Ledger::open(state.path()).unwrap();
         ledger.record(&version(3), one).unwrap();
-        assert_eq!(Ledger::open(state.path()).unwrap().number(&topic, one), None);
+        assert_eq!(Ledger::open(state.path()).unwrap().epoch_and_version(&topic, one), None);
     }
 
     #[test]

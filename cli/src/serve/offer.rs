@@ -80,7 +80,7 @@ impl Offer {
             None => None,
         };
         let loaded = loader.load(path, watch.as_ref().map(|watch| &watch.files)).await?;
-        let recorded = ledger.and_then(|ledger| locked(ledger).number(topic, loaded.digest));
+        let recorded = ledger.and_then(|ledger| locked(ledger).epoch_and_version(topic, loaded.digest));
         let epoch = match (ledger, recorded) {
             (None, _) => epoch_of(loaded.digest),
             (Some(_), Some((epoch, _))) => epoch,

@@ -106,9 +106,9 @@ mod tests {
         }
     }
 
-    fn published(number: u64) -> Published {
+    fn published(version: u64) -> Published {
         let id =
-            VersionId { topic: Topic::new("policy").unwrap(), epoch: Epoch(1), version: Version(number) };
+            VersionId { topic: Topic::new("policy").unwrap(), epoch: Epoch(1), version: Version(version) };
         Published {
             id,
             tensors: 1,
@@ -128,8 +128,8 @@ mod tests {
         let unread = channel().0;
         let err = || Pipe { blocked: None, written: unread };
         let reports = spawn_reporter(true, err, || Pipe { blocked: Some(blocked), written }).unwrap();
-        for number in 0..2 * QUEUE_MAX as u64 {
-            let _ = reports.try_send(published(number)); // Returns immediately.
+        for version in 0..2 * QUEUE_MAX as u64 {
+            let _ = reports.try_send(published(version)); // Returns immediately.
         }
         assert_eq!(lines.try_recv(), Err(TryRecvError::Empty));
         drop((unblock, reports));

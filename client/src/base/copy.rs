@@ -1,12 +1,12 @@
-//! A copy of a version in chunks, each labelled with its version. Pure.
+//! A private copy of a payload, in chunks that are each labelled with their version. Pure.
 
 use super::VersionKey;
 use std::collections::BTreeMap;
 use tensor_relay_protocol::{ChunkIndex, RangeSet};
 
-/// The memory of every chunk, `M`, with its version.
+/// The chunks of a payload, each in memory of type `M` and with its version.
 #[derive(Debug)]
-pub(crate) struct Copy<M> {
+pub(crate) struct VersionCopy<M> {
     /// `None` while a chunk is lent. If it is never put back, the copy is never complete again.
     chunks_by_index: BTreeMap<u32, Option<StoredChunk<M>>>,
 }
@@ -18,13 +18,13 @@ struct StoredChunk<M> {
     memory: M,
 }
 
-impl<M> Default for Copy<M> {
+impl<M> Default for VersionCopy<M> {
     fn default() -> Self {
         Self { chunks_by_index: BTreeMap::new() }
     }
 }
 
-impl<M> FromIterator<(u32, M)> for Copy<M> {
+impl<M> FromIterator<(u32, M)> for VersionCopy<M> {
     /// An empty copy, with memory for these chunks.
     fn from_iter<I: IntoIterator<Item = (u32, M)>>(chunks: I) -> Self {
         let stored = |(chunk, memory)| (chunk, Some(StoredChunk { version: None, memory }));
@@ -32,8 +32,8 @@ impl<M> FromIterator<(u32, M)> for Copy<M> {
     }
 }
 
-impl<M> Copy<M> {
-    /// Lends the memory of `chunk`, with its version. `None` when it is lent, or there is no such chunk.
+impl<M> VersionCopy<M> {
+    /// Lends the memory of `chunk`, with its version. `None` when it is lent already, or there is no such chunk.
     pub(crate) fn take(&mut self, chunk: ChunkIndex) -> Option<(Option<VersionKey>, M)> {
         let stored = self.chunks_by_index.get_mut(&chunk.0)?.take()?;
         Some((stored.version, stored.memory))
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_copy_is_complete_when_all_chunks_have_one_version() {
-        let mut copy: Copy<u32> = (0..3).map(|chunk| (chunk, chunk)).collect();
+        let mut copy: VersionCopy<u32> = (0..3).map(|chunk| (chunk, chunk)).collect();
         assert_eq!(copy.common_version(), None, "it holds nothing yet");
         for chunk in 0..3 {
             let (of_before, memory) = copy.take(ChunkIndex(chunk)).unwrap();
@@ -124,8 +124,8 @@ mod tests {
         /// After any sequence of takes, puts and lost chunks, the copy agrees with a simple model, and no memory is
         /// lent twice or lost.
         #[test]
-        fn every_chunk_has_the_version_of_its_label(steps in prop::collection::vec(step(), 0..60), held in chunks()) {
-            let mut copy: Copy<u32> = (0..CHUNKS).map(|chunk| (chunk, chunk)).collect();
+        fn a_chunk_keeps_the_version_that_it_was_put_back_with(steps in prop::collection::vec(step(), 0..60), held in chunks()) {
+            let mut copy: VersionCopy<u32> = (0..CHUNKS).map(|chunk| (chunk, chunk)).collect();
             // For each chunk: its version, and whether it is lent.
             let mut model = vec![(None, false); CHUNKS as usize];
             let mut version = 1;

@@ -12,7 +12,7 @@ pub enum BufferError {
         /// The buffer's name.
         name: Box<str>,
     },
-    /// The tensor was not received.
+    /// The subscription does not select the tensor.
     #[error(
         "there is a buffer for tensor {name}, which the subscription does not select: add it to the selection"
     )]

@@ -78,6 +78,7 @@ impl Expected {
         Ok(fits)
     }
 
+    /// Like [`fit`](Self::fit), but allows several buffers for tensors that share their bytes.
     pub(crate) fn check<'a>(
         &self,
         selection: &Selection,
@@ -93,10 +94,10 @@ impl Expected {
         Ok(fits)
     }
 
-    /// Refuses a version without any of the buffers' names: it is probably another model.
+    /// In [`NameMatch::Common`], refuses a version without any of the expected names: it is probably another model.
     fn check_common(&self, selection: &Selection) -> Result<(), BufferError> {
         let manifest = selection.manifest();
-        // An empty selection may come from the names of the buffers.
+        // Globs made from the buffers' names may select no tensor: then all names of the version count.
         let is_common = |name: &TensorName| match selection.tensors().is_empty() {
             true => manifest.tensor_index(name.as_str()).is_some(),
             false => range_of(selection, name.as_str()).is_some(),

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 impl<B: AsMut<[u8]> + Send + 'static> Buffers<B> {
-    /// Lends every buffer to the session; the second value returns them.
+    /// Lends every buffer to the session; the `Lender` reclaims them.
     pub(crate) fn lend(self) -> (Lent, Lender<B>) {
         let writing = Arc::new(Writing::default());
         let (mut tensors, mut owners) = (Vec::with_capacity(self.len()), Vec::with_capacity(self.len()));
@@ -64,7 +64,7 @@ pub(crate) enum LentMemory {
 }
 
 impl Lent {
-    /// Returns the buffers that no tensor is received into.
+    /// Gives back the buffers that no tensor is received into.
     pub(crate) fn retain_wanted(&mut self, selection: &Selection) {
         let wants = |name: &TensorName| self.expected.wants(selection, name.as_str());
         match &mut self.memory {
@@ -106,7 +106,7 @@ enum ReturnPath<B> {
 }
 
 impl<B> ReturnPath<B> {
-    /// The buffer, if it is ready, without yielding to other tasks. It usually is.
+    /// The buffer, if it was returned already, which is usual. Does not wait.
     fn try_take(&mut self) -> Option<B> {
         match self {
             Self::Host(owner) => owner.try_take(),
@@ -130,7 +130,7 @@ impl<B> ReturnPath<B> {
 const COPIES_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl<B> Lender<B> {
-    /// Waits until all buffers are returned; also returns the names of those that are withheld.
+    /// Waits until each buffer is returned or withheld; gives the returned ones, and the names of the withheld ones.
     pub(crate) async fn reclaim(mut self) -> (Buffers<B>, Vec<TensorName>) {
         let deadline = Instant::now() + COPIES_TIMEOUT;
         let (mut by_name, mut withheld) = (BTreeMap::new(), vec![]);
@@ -152,7 +152,7 @@ impl<B> Lender<B> {
     }
 }
 
-/// The first version written to lent buffers. Unless it was committed, the buffers count as torn.
+/// The record of the first version written to lent buffers. Unless it was committed, the buffers count as torn.
 #[derive(Debug, Default)]
 pub(crate) struct Writing(Mutex<Option<VersionId>>);
 
@@ -162,8 +162,8 @@ impl Writing {
         self.state().get_or_insert_with(|| id.clone());
     }
 
-    /// The version that tore the buffers, unless it was committed.
-    pub(crate) fn torn(&self) -> Option<VersionId> {
+    /// The first version whose bytes may be in the buffers; `None` if nothing was written to them.
+    pub(crate) fn version(&self) -> Option<VersionId> {
         self.state().clone()
     }
 

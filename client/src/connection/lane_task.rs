@@ -82,8 +82,8 @@ async fn read_header(lane: LaneId, mut stream: DataIn, deadline: Duration) -> Ev
 /// Keeps one additional lane connected while it is wanted.
 #[derive(Debug)]
 pub(super) struct LaneSlot {
-    /// The slot's number, from 1. It selects the local address of the lane.
-    pub(super) number: usize,
+    /// The index of the slot, from 1. It selects the local address of the lane.
+    pub(super) index: usize,
     pub(super) target: Target,
     pub(super) peer: SocketAddr,
     /// The transport that reached the server.
@@ -100,7 +100,7 @@ pub(super) struct LaneSlot {
 }
 
 impl LaneSlot {
-    /// Joins a lane and rejoins it with backoff, until a retry cannot help.
+    /// Joins a lane, and after its end another one, with backoff, until a retry cannot help.
     pub(super) async fn run_slot(mut self) {
         let mut backoff = Backoff::new();
         let mut has_warned = false;
@@ -110,15 +110,15 @@ impl LaneSlot {
                 Ok(()) if began.elapsed() > STABLE_AGE => backoff = Backoff::new(),
                 Ok(()) => {}
                 Err(error) if !error.is_retryable() => {
-                    tracing::warn!(slot = self.number, %error, "A lane cannot join; the session continues without it.");
+                    tracing::warn!(slot = self.index, %error, "A lane cannot join; the session continues without it.");
                     return;
                 }
                 Err(error) if error.blame() == Blame::Local && !has_warned => {
                     has_warned = true; // The user has to act; one warning is enough.
-                    tracing::warn!(slot = self.number, %error, "A lane cannot be opened on this machine; retrying.");
+                    tracing::warn!(slot = self.index, %error, "A lane cannot be opened on this machine; retrying.");
                 }
                 Err(error) => {
-                    tracing::debug!(slot = self.number, %error, "A lane did not join; retrying.");
+                    tracing::debug!(slot = self.index, %error, "A lane did not join; retrying.");
                 }
             }
             sleep(backoff.next(rand::random())).await;
@@ -127,18 +127,18 @@ impl LaneSlot {
 
     /// Waits until the slot should have a lane; false if it never will.
     async fn wait_until_wanted(&mut self) -> bool {
-        let number = self.number;
-        self.wanted.wait_for(|lanes| *lanes as usize > number).await.is_ok()
+        let index = self.index;
+        self.wanted.wait_for(|lanes| *lanes as usize > index).await.is_ok()
     }
 
-    /// Joins a lane and runs it until it ends. The end is reported to the connection in any case: the server may have
-    /// begun chunks on the lane even if its answer was lost.
+    /// Joins a lane and runs it until it ends. The end of a lane that was opened is always reported to the connection:
+    /// the server may have begun chunks on it even if its answer was lost.
     ///
     /// # Errors
     /// [`ClientError`] when the lane cannot join, or the server broke a rule.
     async fn join_and_run(&mut self) -> Result<(), ClientError> {
         let Target { connector, keys, .. } = &self.target;
-        let lane = connector.connect_further(self.peer, keys, self.number, self.kind).await?;
+        let lane = connector.connect_further(self.peer, keys, self.index, self.kind).await?;
         let id = LaneId(self.next_lane.fetch_add(1, Ordering::AcqRel));
         let deadline = connector.tuning().control_timeout();
         let ended = match complete_handshake(&lane, deadline, self.exchange_join(id, &lane, deadline)).await {
@@ -176,10 +176,10 @@ impl LaneSlot {
             return Ok(()); // The connection has ended.
         }
         let task = LaneTask::new(id, lane.clone(), self.header_timeout, self.events.clone());
-        let number = self.number;
+        let index = self.index;
         let ended = tokio::select! {
             _ = lane.run(task.run()) => Ok(()),
-            _ = self.wanted.wait_for(|lanes| *lanes as usize <= number) => {
+            _ = self.wanted.wait_for(|lanes| *lanes as usize <= index) => {
                 lane.close(CloseCode::Done, "");
                 Ok(())
             }

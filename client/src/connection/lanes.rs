@@ -6,7 +6,7 @@ use super::{
     plan::Plan,
 };
 use crate::{
-    config::{Config, LANES_MAX, Lanes as LanesWanted},
+    config::{Config, LANES_MAX, Lanes},
     rate::Sample,
 };
 use std::{
@@ -32,29 +32,29 @@ use tokio::{
 /// wait.
 const EVENTS_MAX: usize = 64;
 
-/// The interval of rate samples for the automatic number of lanes. Shorter than the transfer of a large version.
+/// The interval of rate samples, for the automatic number of lanes and for trials of the other transport.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The lanes of a client's current connection, for statistics.
 #[derive(Debug, Default)]
 pub(crate) struct LaneRegistry(Mutex<BTreeMap<LaneId, Lane>>);
 
-/// The lanes of one connection. They end when this is dropped.
+/// The lanes of one connection. Their tasks end when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Lanes {
+pub(crate) struct LaneSet {
     registry: Arc<LaneRegistry>,
     live: BTreeMap<LaneId, Lane>,
     /// The lanes that the server was asked to retire.
     retiring: RangeSet,
     /// The lanes that the server has retired.
     retired: RangeSet,
-    /// The number of the next lane.
+    /// The id of the next lane.
     next_lane: Arc<AtomicU32>,
     events: mpsc::Receiver<LaneEvent>,
     tasks: JoinSet<()>,
-    /// Bytes of chunks that were received and verified over all lanes, decoded.
+    /// The decoded length of all chunks that were received and verified, over all lanes.
     verified_bytes: Arc<AtomicU64>,
-    /// The number of the current period with a large version in transfer; `None` between periods.
+    /// The index, from 1, of the current period with a large version in transfer; `None` between periods.
     bulky_period: watch::Sender<Option<u64>>,
     /// The number of such periods so far.
     periods: u64,
@@ -99,7 +99,7 @@ impl LaneRegistry {
     }
 }
 
-impl Lanes {
+impl LaneSet {
     /// Starts with `control`, the lane of the control stream, and joins further lanes to its peer, as many as `config`
     /// wants and `welcome` allows.
     pub(super) fn begin(target: &Target, config: &Config, welcome: &Welcome, control: &Lane) -> Self {
@@ -126,9 +126,9 @@ impl Lanes {
             let plan = Plan::new(lanes_max);
             let wanted =
                 watch::Sender::new(if config.lanes.is_automatic() { plan.lanes() } else { lanes_max });
-            for number in 1..lanes_max as usize {
+            for index in 1..lanes_max as usize {
                 let slot = LaneSlot {
-                    number,
+                    index,
                     target: target.clone(),
                     peer: control.peer(),
                     kind: control.kind(),
@@ -143,13 +143,13 @@ impl Lanes {
                 lanes.tasks.spawn(slot.run_slot());
             }
             match config.lanes {
-                LanesWanted::Auto | LanesWanted::UpTo(_) => {
+                Lanes::Auto | Lanes::UpTo(_) => {
                     lanes.has_settled.store(plan.is_settled(), Ordering::Relaxed);
                     let path = lanes.path(control.peer(), welcome.instance);
                     lanes.tasks.spawn(determine_lanes(plan, path, wanted))
                 }
                 // The number is fixed.
-                LanesWanted::Fixed(_) => lanes.tasks.spawn(async move { wanted.closed().await }),
+                Lanes::Fixed(_) => lanes.tasks.spawn(async move { wanted.closed().await }),
             };
         }
         lanes
@@ -196,12 +196,13 @@ impl Lanes {
         self.live.len() as u32
     }
 
-    /// Allows the server `bytes` of unread payload in flight, over any lane.
+    /// Allows the server `bytes` of unread payload in flight on each lane.
     pub(crate) fn allow_unread(&self, bytes: u64) {
         self.live.values().for_each(|lane| lane.allow_unread(bytes));
     }
 
-    /// The `Retire` message for a lane that ended at the client; `None` if it was sent or the server retired the lane.
+    /// The `Retire` message for a lane that ended at the client; `None` for lane 0, if it was sent, or if the server
+    /// retired the lane.
     pub(crate) fn retire(&mut self, lane: LaneId) -> Option<ClientMessage> {
         let is_new = lane != LaneId(0) && !self.is_retired(lane) && self.retiring.insert(lane.0);
         is_new.then_some(ClientMessage::Retire(lane))
@@ -227,7 +228,7 @@ impl Lanes {
         self.retired.contains(lane.0)
     }
 
-    /// Records whether a large version is being received, if the number of lanes is automatic.
+    /// Records whether a large version is being received, if anything samples the rate.
     pub(crate) fn note_bulky(&mut self, is_bulky: impl FnOnce() -> bool) {
         if self.bulky_period.receiver_count() == 0 {
             return;

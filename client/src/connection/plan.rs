@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn with_two_processors_one_lane_is_used() {
+    fn a_plan_for_one_lane_is_settled_at_once() {
         let plan = Plan::new(1);
         assert_eq!((plan.lanes(), plan.is_settled()), (1, true));
     }
@@ -164,7 +164,7 @@ mod tests {
             }
         }
 
-        /// Transfers that end within two samples never get a second lane, however much faster they would be.
+        /// Transfers that end before a second sample never get a second lane, however much faster they would be.
         #[test]
         fn small_transfers_use_one_lane(max in 2u32..=16, milliseconds in 1u64..100, pause in 100u64..1_000) {
             let (transfer, pause) = (Duration::from_millis(milliseconds), Duration::from_millis(pause));

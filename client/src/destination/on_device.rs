@@ -15,7 +15,7 @@ pub(crate) struct OnDevice {
     device: Device,
     /// The pieces, by their start in the payload.
     pieces: BTreeMap<u64, Arc<LentBuffer>>,
-    /// Tracks writes to the user's buffers.
+    /// Records writes to the user's buffers; `None` for memory of the session.
     writing: Option<Arc<Writing>>,
     /// The memory for host copies.
     memory: HostMemory,
@@ -61,8 +61,8 @@ impl OnDevice {
         self.pieces.values().map(|piece| piece.buffer.len_bytes()).sum()
     }
 
-    /// The buffer that holds `range` of the payload, and the range within the buffer. Empty ranges are found in any
-    /// buffer.
+    /// The buffer that holds `range` of the payload, and the range within the buffer. An empty range is found in
+    /// the first buffer.
     pub(crate) fn find(&self, range: Range<u64>) -> Option<(&DeviceBuffer, Range<u64>)> {
         if range.is_empty() {
             return self.pieces.values().next().map(|piece| (&piece.buffer, 0..0));
@@ -110,7 +110,7 @@ impl LentBuffer {
         Self { buffer, owner: Mutex::new(owner) }
     }
 
-    /// Wraps the user's memory; the channel returns it.
+    /// Wraps the user's memory, which comes back through the channel.
     pub(crate) fn lend(buffer: DeviceBuffer) -> (Arc<Self>, oneshot::Receiver<DeviceBuffer>) {
         let (owner, returned) = oneshot::channel();
         (Arc::new(Self::new(buffer, Some(owner))), returned)
@@ -142,12 +142,12 @@ impl Drop for LentBuffer {
 /// A payload on a device, shared by snapshots and tensors: the version counts as held until the last of them is
 /// dropped.
 #[derive(Debug, Clone)]
-pub(crate) struct Shared {
+pub(crate) struct SharedPayload {
     payload: Arc<OnDevice>,
     held: Option<Arc<HeldVersion>>,
 }
 
-impl Shared {
+impl SharedPayload {
     pub(crate) fn new(payload: Arc<OnDevice>) -> Self {
         Self { payload, held: None }
     }

@@ -6,7 +6,7 @@ use tensor_relay_device::{AllocError, CopyError, Device, PartsError, SinkError};
 use tensor_relay_protocol::{AbortReason, VersionDigest, VersionId};
 use tensor_relay_transport::ingress::ReceiveError;
 
-/// Why the client aborts one version: the internal form.
+/// Why the client aborts one version: the internal form of [`SubscriptionError`].
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TransferError {
     #[error(transparent)]
@@ -68,7 +68,7 @@ impl TransferError {
         }
     }
 
-    /// Whether later versions are lost with this one.
+    /// Whether the subscription ends with this version.
     pub(crate) fn is_final(&self) -> bool {
         match self {
             Self::Copy { source, .. } => match &**source {

@@ -31,11 +31,11 @@ pub(super) fn replace_folder(path: &Path, files: &[(FileName, Body)]) -> Result<
     let io_error = |source| SaveError::Io { path: path.into(), source };
     fs::create_dir_all(folder_of(path)).map_err(io_error)?;
     sweep(folder_of(path));
-    let has_predecessor = has_predecessor(path)?;
+    let is_exchange = must_be_exchanged(path)?;
     let (temporary, _writing) = write_temporary(folder_of(path), files).map_err(io_error)?;
     // No recursive deletion from here on: this name may soon be the predecessor's, whose unlisted files must stay.
     let temporary = temporary.keep();
-    let replaced = match has_predecessor {
+    let replaced = match is_exchange {
         true => exchange(&temporary, path).map(Some),
         false => fs::rename(&temporary, path).map(|()| None),
     };
@@ -52,7 +52,7 @@ pub(super) fn replace_folder(path: &Path, files: &[(FileName, Body)]) -> Result<
 }
 
 /// Whether a mirror's folder at `path` must be exchanged. False for an empty folder, because a rename replaces it.
-fn has_predecessor(path: &Path) -> Result<bool, SaveError> {
+fn must_be_exchanged(path: &Path) -> Result<bool, SaveError> {
     let io_error = |source| SaveError::Io { path: path.into(), source };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

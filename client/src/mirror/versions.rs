@@ -28,9 +28,9 @@ pub(super) struct KeptVersion<'a> {
     pub(super) id: &'a VersionId,
 }
 
-/// A version that is found by its name.
+/// A saved version, found by its name.
 #[derive(Debug)]
-struct Found {
+struct SavedVersion {
     path: PathBuf,
     kind: FileKind,
     version: Version,
@@ -39,7 +39,7 @@ struct Found {
 }
 
 impl KeptVersion<'_> {
-    /// Its path. Names sort like versions.
+    /// Its path. Names sort by version number.
     pub(super) fn path(&self) -> PathBuf {
         self.folder.join(self.name())
     }
@@ -73,11 +73,11 @@ impl KeptVersion<'_> {
         }
     }
 
-    /// The versions to delete. Within this epoch a higher number is newer; versions of other epochs count as older, in
-    /// the order of modification times.
-    fn superseded(&self, keep: u32) -> Vec<Found> {
+    /// The versions to delete. This version counts as the newest. Within its epoch a higher number is newer; versions
+    /// of other epochs count as older, in the order of modification times.
+    fn superseded(&self, keep: u32) -> Vec<SavedVersion> {
         let entries = fs::read_dir(self.folder).into_iter().flatten().flatten();
-        let mut found: Vec<Found> = entries.filter_map(|entry| Found::of(&entry)).collect();
+        let mut found: Vec<SavedVersion> = entries.filter_map(|entry| SavedVersion::of(&entry)).collect();
         let this = self.path();
         found.sort_by_key(|found| {
             let same_epoch = found.epoch == self.id.epoch;
@@ -99,7 +99,7 @@ impl KeptVersion<'_> {
     }
 }
 
-impl Found {
+impl SavedVersion {
     fn of(entry: &DirEntry) -> Option<Self> {
         let (version, epoch, kind) = parse(entry.file_name().to_str()?)?;
         let metadata = entry.metadata().ok()?;

@@ -15,7 +15,7 @@ struct Run {
 
 /// A session of `seconds` that receives one large version after another, over a path that carries `rate(transport,
 /// second)` bytes per second; 0: the transport does not reach the server.
-fn run(first: LaneKind, seconds: u64, rate: impl Fn(LaneKind, u64) -> u64) -> Run {
+fn simulate(first: LaneKind, seconds: u64, rate: impl Fn(LaneKind, u64) -> u64) -> Run {
     let mut trial = TransportTrial::new(first);
     let mut run = Run { changes: vec![(0, first)], bytes: 0 };
     let (begun, mut kind) = (Instant::now(), first);
@@ -55,7 +55,7 @@ fn the_faster_transport_is_chosen() {
         ("half a core", Quic, (700, 1_400), Tcp),
     ];
     for (path, first, (quic, tcp), last) in paths {
-        let run = run(first, 300, |kind, _| mbit(if kind == Quic { quic } else { tcp }));
+        let run = simulate(first, 300, |kind, _| mbit(if kind == Quic { quic } else { tcp }));
         assert_eq!(run.changes.last().unwrap().1, last, "{path}: {run:?}");
         let best = mbit(quic.max(tcp)) * 300;
         assert!(run.bytes as f64 >= best as f64 * 0.9, "{path}: {run:?}");
@@ -69,21 +69,22 @@ fn a_path_that_becomes_lossy_changes_the_transport() {
         (Tcp, _) => 1_000_000_000,
         (Quic, _) => 400_000_000,
     };
-    let changes = run(Tcp, 60, rate).changes;
+    let changes = simulate(Tcp, 60, rate).changes;
     assert!(matches!(changes[..], [(0, Tcp), (8..=12, Quic)]), "{changes:?}");
 }
 
 #[test]
 fn an_interrupted_path_does_not_change_the_transport() {
     // The interruption begins within one measurement and ends within another.
-    let changes = run(Tcp, 18, |_, second| if (8..11).contains(&second) { 0 } else { 1_000_000_000 }).changes;
+    let changes =
+        simulate(Tcp, 18, |_, second| if (8..11).contains(&second) { 0 } else { 1_000_000_000 }).changes;
     assert_eq!(changes, [(0, Tcp)]);
 }
 
 #[test]
 fn other_traffic_on_the_link_costs_one_trial() {
     let rate = |_, second| if second < 8 { 1_000_000_000 } else { 400_000_000 };
-    let changes = run(Tcp, 60, rate).changes;
+    let changes = simulate(Tcp, 60, rate).changes;
     assert!(matches!(changes[..], [(0, Tcp), (8..=12, Quic), (_, Tcp)]), "{changes:?}");
 }
 
@@ -113,7 +114,7 @@ proptest! {
     #[test]
     fn trials_cost_little(is_long: bool, quic in 1_000_000u64..1_000_000_000, tcp in 1_000_000u64..1_000_000_000) {
         let rate = |kind, _| if kind == Quic { quic } else { tcp };
-        let run = run(if is_long { Quic } else { Tcp }, 600, rate);
+        let run = simulate(if is_long { Quic } else { Tcp }, 600, rate);
         let best = quic.max(tcp);
         prop_assert!(run.bytes as f64 >= (best * 600) as f64 * 0.9, "{run:?}");
         prop_assert!(rate(run.changes.last().unwrap().1, 0) as f64 * 1.1 >= best as f64, "{run:?}");

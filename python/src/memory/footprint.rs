@@ -35,7 +35,8 @@ impl Footprint {
         Self { gpu, start, piece_bytes, outer }
     }
 
-    /// Whether several elements share memory, as in an expanded tensor or in overlapping windows.
+    /// Whether several elements share memory, as in an expanded tensor or in overlapping windows. Also true for some
+    /// tensors whose dimensions interleave without an overlap.
     pub(crate) fn overlaps_itself(&self) -> bool {
         let mut inner_bytes = self.piece_bytes;
         for (len, stride) in self.outer.iter().rev() {

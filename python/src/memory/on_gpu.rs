@@ -71,8 +71,8 @@ impl OnGpu {
         self.tensor.give_back(py);
     }
 
-    /// Lends the memory to copies, none of which begins before `ready` has passed. It returns by way of `to_return`
-    /// when no copy runs and the buffer is dropped.
+    /// Lends the memory to copies, none of which begins before `ready` has passed. It goes back by way of
+    /// `to_return` when no copy runs and the buffer is dropped.
     ///
     /// # Panics
     /// If the tensor is not contiguous.

@@ -62,7 +62,7 @@ impl ToReturn {
     }
 }
 
-/// A tensor that returns when it is dropped.
+/// A tensor that is sent to a [`Returning`] when it is dropped.
 #[derive(Debug)]
 pub(super) struct LentTensor {
     /// `None` only during `drop`.

@@ -30,7 +30,8 @@ const ATTRIBUTES: [&str; 3] = ["cuda_stream", "ptr", "handle"];
 const DEVICES: [&str; 2] = ["device_index", "device_id"];
 
 impl Stream {
-    /// The stream with this number in DLPack; `None` for -1, with which the consumer asks for no synchronisation.
+    /// The stream with this number in DLPack; without a number, the legacy default stream. `None` for -1, with which
+    /// the consumer asks for no synchronisation.
     ///
     /// # Errors
     /// `BufferError` for 0, which DLPack forbids because it may mean two streams, and for other negative numbers.

@@ -2,7 +2,7 @@
 
 use super::{
     notify_written,
-    target::{Sorted, Target, Targets, check_dense, sorted},
+    target::{ByPlace, Target, Targets, check_dense, sort_by_place},
     torn_by, unfit,
 };
 use crate::{
@@ -44,9 +44,9 @@ pub(super) fn to_all(
     let all = std::mem::take(&mut targets.tensors).into_iter();
     let (received, missing): (Vec<_>, Vec<_>) = all.partition(|target| is_received(snapshot, target));
     missing.into_iter().for_each(|target| target.memory.give_back(py));
-    let Sorted { host, gpu } = sorted(received);
-    let (copiers, gpu) = copiers(py, &Snapshot::with_tensors(arrived), gpu)?;
-    let (rounds, returning) = rounds(py, snapshot, gpu)?;
+    let ByPlace { host, gpu } = sort_by_place(received);
+    let (copiers, gpu) = framework_copiers(py, &Snapshot::with_tensors(arrived), gpu)?;
+    let (rounds, returning) = divide_into_rounds(py, snapshot, gpu)?;
     let on_host = match snapshot.is_on_device() && !host.is_empty() {
         true => wait(py, snapshot.to_host())?.map_err(|error| of_device(py, &error))?,
         false => snapshot.clone(),
@@ -167,7 +167,11 @@ fn copy_to_host(py: Python<'_>, snapshot: &client::Snapshot, mut targets: Vec<Ta
 type Copiers<'py> = (Vec<Bound<'py, PyAny>>, Vec<Target<OnGpu>>);
 
 /// The functions with which the tensors' own frameworks copy on the GPU where the version lies; and the other tensors.
-fn copiers<'py>(py: Python<'py>, snapshot: &Snapshot, targets: Vec<Target<OnGpu>>) -> PyResult<Copiers<'py>> {
+fn framework_copiers<'py>(
+    py: Python<'py>,
+    snapshot: &Snapshot,
+    targets: Vec<Target<OnGpu>>,
+) -> PyResult<Copiers<'py>> {
     let (mut copiers, mut others) = (vec![], vec![]);
     let copier = frameworks(py)?.getattr("copier")?;
     for target in targets {
@@ -189,7 +193,7 @@ fn copiers<'py>(py: Python<'py>, snapshot: &Snapshot, targets: Vec<Target<OnGpu>
 
 /// The tensors on GPUs, divided into sets that one copy each can write: a set has tensors of one GPU, and at most one
 /// of several tensors that are tied in the version.
-fn rounds(
+fn divide_into_rounds(
     py: Python<'_>,
     snapshot: &client::Snapshot,
     targets: Vec<Target<OnGpu>>,

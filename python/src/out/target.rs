@@ -33,7 +33,7 @@ pub(super) struct Target<M = Lent> {
 }
 
 /// The tensors by the place of their memory.
-pub(super) struct Sorted {
+pub(super) struct ByPlace {
     pub(super) host: Vec<Target<Foreign>>,
     pub(super) gpu: Vec<Target<OnGpu>>,
 }
@@ -138,8 +138,8 @@ fn check_overlap(py: Python<'_>, targets: &[Target]) -> PyResult<()> {
     }
 }
 
-pub(super) fn sorted(targets: Vec<Target>) -> Sorted {
-    let mut sorted = Sorted { host: vec![], gpu: vec![] };
+pub(super) fn sort_by_place(targets: Vec<Target>) -> ByPlace {
+    let mut sorted = ByPlace { host: vec![], gpu: vec![] };
     for Target { name, memory, value } in targets {
         match memory {
             Lent::Host(memory) => sorted.host.push(Target { name, memory, value }),
