@@ -54,14 +54,15 @@ pub(crate) struct Subscription {
     pub(crate) preempt: bool,
     /// Its entry in the server's status.
     pub(crate) entry: SubscriberEntry,
-    /// Makes a shutdown wait for the subscription and its session; `None` once it starts no more transfers.
+    /// Counts it among the unfinished subscriptions of the server and of its session; `None` once a shutdown need not
+    /// wait for it.
     pub(crate) unfinished: Option<[Counted; 2]>,
 }
 
 /// Why a subscription ended.
 #[derive(Debug)]
 enum Ended {
-    /// The client was lost. It may reconnect and take its place again.
+    /// The client was lost, or unsubscribed but keeps its place. It may return and take the place again.
     ClientLost,
     /// The client ended it.
     ByClient,
@@ -303,8 +304,8 @@ impl Subscription {
         if let Some(reason) = self.cursor.lost_place() {
             return Err(Ended::ByServer(reason));
         }
-        let newer = newest.is_some_and(|(_, newest)| newest.id != retained.id);
-        Ok(if self.preempt && newer { Next::GiveUp(AbortReason::Superseded) } else { Next::Continue })
+        let is_newer = newest.is_some_and(|(_, newest)| newest.id != retained.id);
+        Ok(if self.preempt && is_newer { Next::GiveUp(AbortReason::Superseded) } else { Next::Continue })
     }
 
     fn handle_message(

@@ -42,11 +42,11 @@ impl Reader {
             let mut guard = topic.state();
             let State { retention, places, .. } = &mut *guard;
             let wanted = start_of(retention, have, start);
-            let known = name.as_ref().and_then(|name| places.reader(name));
-            let waiting = known.and_then(|reader| retention.place(reader));
-            let begin = match waiting {
-                // Reconnected without `have` or `Start::At`: continue after the last acknowledged version.
-                Some(waiting) if have.is_none() && !matches!(start, Start::At(..)) => waiting,
+            let named = name.as_ref().and_then(|name| places.reader(name));
+            let unacknowledged = named.and_then(|reader| retention.place(reader));
+            let begin = match unacknowledged {
+                // Reconnected with neither `have` nor `Start::At`: continue after the last acknowledged version.
+                Some(first) if have.is_none() && !matches!(start, Start::At(..)) => first,
                 _ => wanted,
             };
             match name {
