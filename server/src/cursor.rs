@@ -456,7 +456,11 @@ mod tests {
         assert_eq!(versions_sent(None, Start::Newest), [5]);
         assert!(versions_sent(None, Start::Next).is_empty());
         assert_eq!(versions_sent(None, Start::At(None, Version(4))), [4, 5]);
-        assert_eq!(versions_sent(None, Start::At(Some(Epoch(1)), Version(1))), [3, 4, 5], "the client sees the gap");
+        assert_eq!(
+            versions_sent(None, Start::At(Some(Epoch(1)), Version(1))),
+            [3, 4, 5],
+            "the client sees the gap"
+        );
         assert_eq!(versions_sent(None, Start::At(Some(Epoch(9)), Version(5))), [3, 4, 5]);
         assert!(versions_sent(None, Start::At(None, Version(9))).is_empty());
         assert_eq!(versions_sent(Some((1, 4)), Start::Oldest), [5]);

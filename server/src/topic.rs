@@ -68,7 +68,8 @@ impl Retained {
 #[derive(Debug)]
 pub(crate) struct TopicState {
     name: Topic,
-    /// The time for which a named reader keeps its place after its connection is lost, and bases stay without followers.
+    /// The time for which a named reader keeps its place after its connection is lost, and bases stay without
+    /// followers.
     linger: Duration,
     /// The bases of all topics, and this topic's number there.
     bases: Arc<Bases>,
@@ -156,7 +157,10 @@ impl TopicState {
 
     /// Decides whether the next version may be a base. Call once for each version.
     pub(crate) fn decide_next_base(&self) -> bool {
-        self.delta_trial.lock().unwrap_or_else(PoisonError::into_inner).next()
+        self.delta_trial
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .decide_next_base()
     }
 
     /// The publisher's codec choice, if any.
@@ -380,8 +384,8 @@ impl TopicState {
         state.last_follower_left = None;
     }
 
-    /// Removes a follower. Returns whether to run [`release_abandoned_bases`]: it was the last one, the topic has bases,
-    /// and that task does not run yet.
+    /// Removes a follower. Returns whether to run [`release_abandoned_bases`]: it was the last one, the topic has
+    /// bases, and that task does not run yet.
     pub(crate) fn remove_follower(&self) -> bool {
         let mut state = self.state();
         state.followers -= 1;
@@ -393,8 +397,8 @@ impl TopicState {
         begins
     }
 
-    /// Releases the bases if no follower returned before the timeout. Returns when to check again; `None` if that is not
-    /// necessary.
+    /// Releases the bases if no follower returned before the timeout. Returns when to check again; `None` if that is
+    /// not necessary.
     fn release_if_abandoned(&self) -> Option<Instant> {
         let mut state = self.state();
         let recheck_at = state.last_follower_left.map(|left| left + self.linger);

@@ -146,7 +146,7 @@ impl Rules {
     /// # Errors
     /// [`Denied`], with the reason.
     pub fn check_issued(&self, ticket: &IssuedTicket, now_s: u64) -> Result<(), Denied> {
-        let is_known = |secret| self.secrets.iter().any(|known| known.id() == secret);
+        let is_known = |id| self.secrets.iter().any(|secret| secret.id() == id);
         match ticket.secret {
             Some(secret) if !is_known(secret) => Err(TokenError::UnknownSecret.into()),
             _ => self.check(&ticket.claims, now_s),

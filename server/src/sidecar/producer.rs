@@ -43,16 +43,17 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// The minimum time that a running server has to answer.
 const ANSWER_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
-/// Messages that belong together, with their descriptors.
-pub(super) type Outgoing = Vec<(Vec<u8>, Option<OwnedFd>)>;
+/// Messages that are written one after the other, with their descriptors.
+pub(super) type MessageBatch = Vec<(Vec<u8>, Option<OwnedFd>)>;
 
-/// Publishes to a server over its publish socket. Dropping it ends the connection; published versions stay.
+/// Publishes to a server over its publish socket. Dropping it ends the connection. Published versions stay, except those
+/// shared in place (`cuda_ipc`), which are withdrawn.
 #[derive(Debug)]
 pub struct Producer {
     path: PathBuf,
     terms: Terms,
     requests: Arc<PendingRequests>,
-    outgoing: mpsc::UnboundedSender<Outgoing>,
+    outgoing: mpsc::UnboundedSender<MessageBatch>,
     next: AtomicU64,
     task: JoinHandle<()>,
     /// Ends the connection on drop, even if forked children have the socket.
@@ -226,7 +227,7 @@ impl Producer {
         self.check_answer(answer.await).map(drop)
     }
 
-    /// Registers a request for its answer.
+    /// Registers a request, to receive its progress and its answer.
     fn register(&self, number: PublicationId) -> (watch::Receiver<Progress>, oneshot::Receiver<Answer>) {
         let (answered, answer) = oneshot::channel();
         let initial =
@@ -241,7 +242,7 @@ impl Producer {
         (watched, answer)
     }
 
-    fn queue(&self, messages: Outgoing) {
+    fn queue(&self, messages: MessageBatch) {
         let _ = self.outgoing.send(messages); // Without a connection, the pending request fails.
     }
 
@@ -281,7 +282,7 @@ impl Drop for Unanswered<'_> {
     }
 }
 
-/// The kind of memory of a version, with the reason.
+/// How the memory of a version is shared: its kind and the reason for it, its `Lend` messages, and what must stay alive.
 #[derive(Debug)]
 pub(super) struct MemoryRoute {
     pub(super) path: MemoryKind,
@@ -303,7 +304,7 @@ fn keep_until_released(kept: KeepAlive, mut progress: watch::Receiver<Progress>)
 }
 
 /// The messages of a version: its manifest in parts, its memory, and `Publish`.
-fn messages(manifest: &Manifest, lends: Vec<(Lend, Option<OwnedFd>)>, publish: Publish) -> Outgoing {
+fn messages(manifest: &Manifest, lends: Vec<(Lend, Option<OwnedFd>)>, publish: Publish) -> MessageBatch {
     let manifest = manifest.encoded();
     let parts = (0..manifest.len()).step_by(MANIFEST_PART_MAX_BYTES).map(|start| {
         let part = manifest.slice(start..manifest.len().min(start + MANIFEST_PART_MAX_BYTES));
@@ -322,7 +323,7 @@ fn messages(manifest: &Manifest, lends: Vec<(Lend, Option<OwnedFd>)>, publish: P
 async fn run(
     mut reader: FrameReader,
     writer: FrameWriter,
-    mut unsent: mpsc::UnboundedReceiver<Outgoing>,
+    mut unsent: mpsc::UnboundedReceiver<MessageBatch>,
     requests: Arc<PendingRequests>,
 ) {
     let writing = async {

@@ -2,7 +2,7 @@
 
 use super::{State, TopicState, start_of};
 use crate::{
-    places::{Holder, PlaceName},
+    places::{HolderId, PlaceName},
     retention::{ReaderId, Seq},
 };
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 pub(crate) struct Reader {
     topic: Arc<TopicState>,
     id: ReaderId,
-    place: Option<(PlaceName, Holder)>,
+    place: Option<(PlaceName, HolderId)>,
     keep_place: bool,
 }
 
@@ -68,7 +68,7 @@ impl Reader {
     /// The state of its place.
     pub(crate) fn state(&self) -> ReaderState {
         let state = self.topic.state();
-        let is_held = |(name, holder): &(PlaceName, Holder)| state.places.is_held_by(name, *holder);
+        let is_held = |(name, holder): &(PlaceName, HolderId)| state.places.is_held_by(name, *holder);
         match state.retention.place(self.id) {
             None => ReaderState::Evicted,
             Some(_) if self.place.as_ref().is_none_or(is_held) => ReaderState::Reading,

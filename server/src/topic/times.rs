@@ -101,7 +101,11 @@ mod tests {
         let lag = |epoch, version| times.lag(Some((epoch, Version(version))));
         assert_eq!(lag(epoch, 100), Lag::default());
         assert_eq!(lag(epoch, 98), Lag { versions: 2, since: Some(at(99)) });
-        assert_eq!(lag(epoch, 1), Lag { versions: 99, since: Some(at(37)) }, "since the oldest that is stored");
+        assert_eq!(
+            lag(epoch, 1),
+            Lag { versions: 99, since: Some(at(37)) },
+            "since the oldest that is stored"
+        );
         let one = Lag { versions: 1, since: Some(at(100)) };
         assert_eq!((lag(Epoch(1), 1), times.lag(None)), (one, one));
     }

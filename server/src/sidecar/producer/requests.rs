@@ -11,10 +11,10 @@ use tensor_relay_protocol::{
 };
 use tokio::sync::{oneshot, watch};
 
-/// The requests waiting for answers.
+/// The requests of a producer until they are answered, and for published versions until they are released.
 #[derive(Debug)]
 pub(super) struct PendingRequests {
-    /// The requests without a final answer, by number.
+    /// These requests, by number.
     pub(super) waiting: Mutex<HashMap<PublicationId, Waiting>>,
     pub(super) lost: watch::Sender<Option<Arc<str>>>,
     pub(super) path: PathBuf,
