@@ -28,8 +28,8 @@ use std::{
 use tensor_relay_protocol::{TicketId, Topic, Verb};
 use tokio::{sync::watch, time::Instant};
 
-/// The interval at which a session with temporary rights reads the clock: it ends at most this long after its rights
-/// expire, even if the clock is set.
+/// The interval at which a session with temporary rights reads the clock. The session ends at most this long after its
+/// rights expire, even if the clock is set meanwhile.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The access control of a server. Cheap to clone; all clones follow the same rules.

@@ -108,8 +108,8 @@ impl Borrowed {
     /// The producer must not write to the memory before [`Publication::released`](crate::Publication::released): when
     /// the version left retention (replaced, or [withdrawn](crate::Publication::withdraw)), nothing reads it, and the
     /// last copy out of it has ended. Data already copied out does not delay this. If a copy hangs, or was abandoned
-    /// because it was late or its read was cancelled, the memory is never released: that copy may still read it, and its
-    /// end is not reported.
+    /// because it was late or its read was cancelled, the memory is never released: that copy may still read it, and
+    /// its end is not reported.
     ///
     /// # Errors
     /// [`LendError`]; then the buffers are dropped.

@@ -306,7 +306,7 @@ impl Measurement {
 }
 
 /// The trials of a server: one for each recent client address and kind of lane, so that a new subscription benefits
-/// from earlier ones. A bounded cache, which drops trials that were not used for long.
+/// from earlier ones. A bounded cache, which drops trials that were not used recently.
 #[derive(Debug)]
 pub(crate) struct EffortTrials(Cache<(IpAddr, LaneKind), EffortMeter>);
 

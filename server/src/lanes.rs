@@ -22,8 +22,8 @@ const CONTROL: LaneId = LaneId(0);
 /// lane every 5 s, its longest backoff, has used all of them after two months.
 const LANE_NUMBERS_MAX: u32 = 1 << 20;
 
-/// The number of runs (contiguous ranges) in `retired` beyond which a client's `Retire` may not add another. A lane that
-/// ends is retired even then. The gaps between the runs are live lanes and numbers that never joined.
+/// The number of runs (contiguous ranges) in `retired` beyond which a client's `Retire` may not add another. A lane
+/// that ends is retired even then. The gaps between the runs are live lanes and numbers that never joined.
 const RETIRED_RUNS_MAX: usize = 1_024;
 
 /// The lanes of a session.

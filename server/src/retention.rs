@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 pub struct Keep {
     /// The maximum number of versions, the newest included. Default 1; 0 means 1.
     pub versions: u32,
-    /// The maximum size of their payloads together, if there are several versions. Default: no bound.
+    /// The maximum size of all payloads together, if there are several versions. Default: no bound.
     pub bytes: u64,
 }
 

@@ -164,8 +164,8 @@ impl StatusReader {
         Self { shared: Arc::downgrade(shared), memory, listen, began: Instant::now() }
     }
 
-    /// The current status; `None` when the server is dropped. Takes a few locks briefly; the time grows with the numbers
-    /// of topics and lanes.
+    /// The current status; `None` when the server is dropped. Takes a few locks briefly, for a time that grows with the
+    /// numbers of topics and lanes.
     pub fn read(&self) -> Option<ServerStatus> {
         let shared = self.shared.upgrade()?;
         let (subscribers_count, subscribers) = shared.subscribers.status(DESCRIBED_MAX);

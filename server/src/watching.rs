@@ -10,7 +10,7 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 const TOPICS_PER_MESSAGE: usize = 240;
 
 /// Sends matching topics that `holder` may list, until the lane ends. A name may be sent twice, but is never missed,
-/// unless `holder` receives the right to list it later.
+/// unless `holder` was permitted to list it only after the topic was found.
 pub(crate) async fn run(
     catalogue: Arc<Catalogue>,
     holder: Holder,

@@ -210,7 +210,7 @@ mod tests {
 
     /// Valid and invalid credentials of every kind, with the result of each.
     #[test]
-    fn which_credentials_are_admitted() {
+    fn only_valid_credentials_are_admitted() {
         let good = || token(&secret(1, 1), Some(100));
         let with = |token| Credentials { token, certificate: None };
         let revoked = Rules { revoked: [TicketId([9; 8])].into(), ..rules() };

@@ -149,8 +149,8 @@ impl FrameReader {
 }
 
 impl FrameWriter {
-    /// Writes `frame`, a message after its length, and sends `descriptor` with its first byte. Not cancel safe: the frame
-    /// could be truncated.
+    /// Writes `frame`, a message with its length prefix, and sends `descriptor` with the first byte. Not cancel safe:
+    /// the frame could be truncated.
     pub(super) async fn write(
         &self,
         frame: &[u8],

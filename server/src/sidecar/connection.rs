@@ -33,8 +33,8 @@ use tokio::{
 /// producer can publish concurrently.
 pub(super) const WAITING_MAX: usize = 16;
 
-/// The maximum number of unsent messages to a producer: as many as it is likely to have unreleased versions. Further ones
-/// wait.
+/// The maximum number of unsent messages to a producer: as many as it is likely to have unreleased versions. Further
+/// ones wait.
 const UNSENT_MAX: usize = 64;
 
 /// The context shared by all producer connections of a server.
@@ -64,8 +64,8 @@ enum VersionState {
 /// The versions of one producer that wait to be published, or whose memory is in use.
 type Versions = Arc<Mutex<HashMap<PublicationId, VersionState>>>;
 
-/// Serves a producer until it closes the connection or breaks a rule. Dropping the future ends the connection. Published
-/// versions stay, except those in the producer's own GPU memory.
+/// Serves a producer until it closes the connection or breaks a rule. Dropping the future ends the connection.
+/// Published versions stay, except those in the producer's own GPU memory.
 pub(super) async fn serve(stream: UnixStream, peer: Peer, share: Share, context: Arc<PublishContext>) {
     let (reader, writer) = split(stream);
     let _shutdown_guard = writer.shutdown_guard();

@@ -46,8 +46,8 @@ const ANSWER_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 /// Messages that are written one after the other, with their descriptors.
 pub(super) type MessageBatch = Vec<(Vec<u8>, Option<OwnedFd>)>;
 
-/// Publishes to a server over its publish socket. Dropping it ends the connection. Published versions stay, except those
-/// shared in place (`cuda_ipc`), which are withdrawn.
+/// Publishes to a server over its publish socket. Dropping it ends the connection. Published versions stay, except
+/// those shared in place (`cuda_ipc`), which are withdrawn.
 #[derive(Debug)]
 pub struct Producer {
     path: PathBuf,
@@ -282,7 +282,7 @@ impl Drop for Unanswered<'_> {
     }
 }
 
-/// How the memory of a version is shared: its kind and the reason for it, its `Lend` messages, and what must stay alive.
+/// How the memory of a version is shared: its kind, the reason for it, the `Lend` messages, and what must stay alive.
 #[derive(Debug)]
 pub(super) struct MemoryRoute {
     pub(super) path: MemoryKind,

@@ -268,7 +268,7 @@ fn errors_name_broken_files_without_their_content() {
 
 /// Invalid rules change nothing; valid ones apply at the next check, also after an exchanged link.
 #[tokio::test(start_paused = true)]
-async fn rules_are_followed() {
+async fn changed_rules_apply_at_the_next_check() {
     let dir = tempfile::tempdir().unwrap();
     let store = AccessStore::open(dir.path()).unwrap();
     let access = store.watch_changes().unwrap();
