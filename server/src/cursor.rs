@@ -292,8 +292,8 @@ impl Every {
     fn handle_compared(&mut self, topic: &TopicState, is_same: bool) {
         self.is_compared = true;
         if let Some((epoch, version)) = self.have.filter(|_| !is_same) {
-            let place = topic.find(epoch, version).map_or(self.next, |(seq, _)| seq);
-            self.next = self.next.min(place);
+            let position = topic.find(epoch, version).map_or(self.next, |(seq, _)| seq);
+            self.next = self.next.min(position);
             self.have = previous_version(self.have);
         }
     }

@@ -50,7 +50,7 @@ pub(crate) struct Outgoing {
 /// Runs the tasks that send one version: for each chunk, one that reads and encodes it and writes it on one lane; and
 /// one each for the manifest and `Complete`. Dropping it aborts them.
 ///
-/// If a lane is lost or retired during the write, the chunk is lost, and the client fetches it again.
+/// If a lane is lost or retired before its chunk is written, the chunk is lost, and the client fetches it again.
 #[derive(Debug)]
 pub(crate) struct VersionSender {
     outgoing: Arc<Outgoing>,

@@ -157,8 +157,8 @@ async fn end(
     }
 }
 
-/// The text sent with the close: the rule that the client broke, so that its author can find the bug, or the protocol
-/// revisions of client and server. Empty otherwise.
+/// The text sent with the close, for the client's author: the rule that the client broke, or the protocol revisions of
+/// client and server. Empty otherwise.
 fn close_text(error: &SessionError) -> String {
     match error {
         SessionError::ProtocolViolation(_) | SessionError::Control(ControlError::Message(_)) => {

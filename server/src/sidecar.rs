@@ -18,10 +18,11 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The tensors are passed in a sealed memfd, without `/dev/shm`: the producer copies them into it once, and the server
-//! maps it and sends from there. The server's side is [`PublishSocket`], `connection` for each producer, `draft` for
-//! the version being received, and `topics`, which outlive producers. The producer's side is [`Producer`],
-//! [`SealedVersion`] and [`Publication`].
+//! Tensors in host memory are passed in a sealed memfd, without `/dev/shm`: the producer copies them into it once, and
+//! the server maps it and sends from there. Tensors on a GPU are passed in shared GPU memory, if both ends can share it
+//! (`gpu`). The server's side is [`PublishSocket`], `connection` for each producer, `draft` for the version being
+//! received, and `topics`, which outlive producers. The producer's side is [`Producer`], [`SealedVersion`] and
+//! [`Publication`].
 
 mod channel;
 mod connection;

@@ -153,7 +153,7 @@ impl Rules {
         }
     }
 
-    /// Keeps the revocations of `before`. Only a restart undoes them; for a key, trusting it again also does.
+    /// Keeps the revocations of `before`. A restart undoes them; for a key, so does trusting it again.
     pub(super) fn keep_revoked(&mut self, before: &Self) {
         self.revoked.extend(&before.revoked);
         let removed = before.keys.keys().chain(&before.revoked_keys);

@@ -75,7 +75,7 @@ impl Listing {
         let parsed = name.to_str().and_then(|name| FileName::new(name).ok());
         let parsed = parsed.filter(|name| side_file_spec(name, 0).is_ok()).ok_or(SkipReason::Name)?;
         let list = match () {
-            // Also unreachable weights, so that opening fails: without them it would be another model.
+            // Unreachable weights are listed, so that opening fails: without them, another model would be served.
             () if parsed.is_weights() => &mut self.weights,
             () if parsed.is_index() => &mut self.indexes,
             () if is_other_format(parsed.as_ref()) => return Err(SkipReason::OtherFormat),

@@ -188,24 +188,25 @@ impl Producer {
         if !self.terms.memories.contains(&path) {
             return Err(PublishError::Kind(path));
         }
-        let number = PublicationId(self.next.fetch_add(1, Ordering::Relaxed));
+        let publication_id = PublicationId(self.next.fetch_add(1, Ordering::Relaxed));
         let reason_text = text_that_fits(reason.to_string());
-        let publish = Publish { publication: number, topic: topic.clone(), metadata, reason: reason_text };
-        let (progress, answer) = self.register(number);
+        let publish =
+            Publish { publication: publication_id, topic: topic.clone(), metadata, reason: reason_text };
+        let (progress, answer) = self.register(publication_id);
         if let Some(kept) = kept {
             // Even if the caller is cancelled: the server may read it already.
             keep_until_released(kept, progress.clone());
         }
         self.queue(messages(manifest, lends, publish));
-        let mut unanswered = Unanswered { number: Some(number), producer: self };
+        let mut unanswered = Unanswered { publication_id: Some(publication_id), producer: self };
         let answered = answer.await;
-        unanswered.number = None;
+        unanswered.publication_id = None;
         let Answer::Published(epoch, version) = self.check_answer(answered)? else {
             return Err(PublishError::ConnectionLost("the server answered something else".into()));
         };
         Ok(Publication {
             id: VersionId { topic, epoch, version },
-            number,
+            publication_id,
             progress,
             lost: self.requests.lost.subscribe(),
             outgoing: self.outgoing.clone(),
@@ -228,14 +229,17 @@ impl Producer {
     }
 
     /// Registers a request, to receive its progress and its answer.
-    fn register(&self, number: PublicationId) -> (watch::Receiver<Progress>, oneshot::Receiver<Answer>) {
+    fn register(
+        &self,
+        publication_id: PublicationId,
+    ) -> (watch::Receiver<Progress>, oneshot::Receiver<Answer>) {
         let (answered, answer) = oneshot::channel();
         let initial =
-            Progress { publication: number, committed: 0, left_retention: false, is_released: false };
+            Progress { publication: publication_id, committed: 0, left_retention: false, is_released: false };
         let (progress, watched) = watch::channel(initial);
         self.requests
             .waiting()
-            .insert(number, Waiting { answered: Some(answered), progress });
+            .insert(publication_id, Waiting { answered: Some(answered), progress });
         if self.lost().is_some() {
             self.requests.waiting().clear(); // There will be no answer.
         }
@@ -269,15 +273,15 @@ impl Drop for Producer {
 
 /// Withdraws a version when its caller stops waiting for the answer.
 struct Unanswered<'a> {
-    number: Option<PublicationId>,
+    publication_id: Option<PublicationId>,
     producer: &'a Producer,
 }
 
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
-        if let Some(number) = self.number {
+        if let Some(publication_id) = self.publication_id {
             self.producer
-                .queue(vec![(encode_producer(ProducerMessage::Withdraw(number)), None)]);
+                .queue(vec![(encode_producer(ProducerMessage::Withdraw(publication_id)), None)]);
         }
     }
 }

@@ -22,7 +22,7 @@ pub struct ConnectionLost {
 #[derive(Debug, Clone)]
 pub struct Publication {
     pub(super) id: VersionId,
-    pub(super) number: PublicationId,
+    pub(super) publication_id: PublicationId,
     pub(super) progress: watch::Receiver<Progress>,
     /// Why the connection ended, once it has.
     pub(super) lost: watch::Receiver<Option<Arc<str>>>,
@@ -97,7 +97,7 @@ impl Publication {
 
     /// Withdraws the version. Transfers in progress may finish.
     pub fn withdraw(&self) {
-        let message = encode_producer(ProducerMessage::Withdraw(self.number));
+        let message = encode_producer(ProducerMessage::Withdraw(self.publication_id));
         let _ = self.outgoing.send(vec![(message, None)]); // Without a connection there is no version to withdraw.
     }
 
