@@ -28,7 +28,8 @@ use std::{
 use tensor_relay_protocol::{TicketId, Topic, Verb};
 use tokio::{sync::watch, time::Instant};
 
-/// The interval at which a session with temporary rights reads the clock: the bound on its delay when the clock is set.
+/// The interval at which a session with temporary rights reads the clock. The session ends at most this long after its
+/// rights expire, even if the clock is set meanwhile.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The access control of a server. Cheap to clone; all clones follow the same rules.
@@ -125,7 +126,7 @@ impl Permit {
     /// Waits until the holder's rights change. Cancel safe.
     ///
     /// # Errors
-    /// [`Denied`] when the holder lost all rights, or would be admitted as another principal.
+    /// [`Denied`] when the holder would no longer be admitted, or only as another principal.
     pub(crate) async fn changed(&mut self) -> Result<(), Denied> {
         loop {
             let before = self.holder.principal();

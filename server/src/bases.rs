@@ -22,7 +22,7 @@ use tensor_relay_protocol::ManifestDigest;
 /// The counters of bases that left retention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BaseStats {
-    /// The number of these versions.
+    /// The number of bases.
     pub versions: u64,
     /// The size of their payloads. Never more than [`Config::base_bytes`](crate::Config::base_bytes).
     pub bytes: u64,
@@ -41,13 +41,13 @@ pub(crate) struct Bases {
 #[derive(Debug)]
 pub(crate) struct ReleasedVersions(#[expect(dead_code, reason = "it is only dropped")] Vec<Arc<Retained>>);
 
-/// Whether and how long a version may serve as a base.
+/// Whether a version may be a base, and whether it may stay one after it left retention.
 #[derive(Debug)]
 pub(crate) struct Terms {
     /// Whether later versions may be encoded against it.
     pub(crate) may_be: bool,
-    /// Whether it may be cached after it left retention: its producer does not wait for its memory, and it was not
-    /// withdrawn.
+    /// Whether it may be cached after it left retention: it fits the budget, its producer does not wait for its memory,
+    /// and it was not withdrawn.
     may_stay: AtomicBool,
     /// The maximum number of cached versions of its topic.
     versions_max: u32,
@@ -76,8 +76,8 @@ impl Bases {
     }
 
     /// The terms of a version of `bytes`, of a topic with at most `versions_max` cached bases and retention `keep`.
-    /// `is_ours` is whether it is in the server's own host memory: otherwise its producer waits for the memory, or the
-    /// next version needs it on a device.
+    /// `is_ours` is false if its producer waits for its memory, or if it is on a device, where the next version needs
+    /// the memory.
     pub(crate) fn terms(&self, bytes: u64, versions_max: u32, keep: Keep, is_ours: bool) -> Terms {
         let may_stay = versions_max > 0 && is_ours && bytes <= self.budget_bytes;
         let is_retained_with_another = keep.versions > 1 && keep.bytes >= bytes.saturating_mul(2);
@@ -212,7 +212,7 @@ mod tests {
     fn only_readable_versions_may_be_bases() {
         let bases = Bases::new(100);
         let all = u64::MAX;
-        for (bytes, most, (versions, kept_bytes), is_ours, expected) in [
+        for (bytes, versions_max, (versions, kept_bytes), is_ours, expected) in [
             (100, 1, (1, all), true, (true, true)),
             (101, 1, (1, all), true, (false, false)),
             (101, 1, (2, 202), true, (true, false)),
@@ -223,8 +223,8 @@ mod tests {
             (0, 1, (2, all), true, (false, true)),
         ] {
             let keep = Keep { versions, bytes: kept_bytes };
-            let Terms { may_be, may_stay, .. } = bases.terms(bytes, most, keep, is_ours);
-            let what = format!("{bytes} bytes, {most} bases, {keep:?}, {is_ours}");
+            let Terms { may_be, may_stay, .. } = bases.terms(bytes, versions_max, keep, is_ours);
+            let what = format!("{bytes} bytes, {versions_max} bases, {keep:?}, {is_ours}");
             assert_eq!((may_be, may_stay.into_inner()), expected, "{what}");
         }
         assert_ne!(bases.number_topic(), bases.number_topic());

@@ -8,9 +8,10 @@ use tensor_relay_transport::egress::Payload;
 
 /// A borrowed version, read from its source whenever a subscriber needs it.
 ///
-/// Costs no memory for the payload and no pass of copying, but each subscriber's transfer reads the source anew. The
-/// source must not change while the version is on offer or being sent. If chunks are hashed at their first read, an
-/// earlier change goes undetected; a later one makes the transfer fail at the receiver, as corrupt.
+/// Costs no memory for the payload and no pass of copying, but the source is read again for each subscriber whose
+/// chunks are not cached. The source must not change while the version is on offer or being sent. If chunks are hashed
+/// at their first read, an earlier change goes undetected; a later one makes the transfer fail at the receiver, as
+/// corrupt.
 #[derive(Debug)]
 pub struct Borrowed {
     pub(crate) payload: Payload,

@@ -55,7 +55,8 @@ pub struct ContainerTooSmall {
 
 impl Config {
     /// Fits this configuration to the memory limit of the process's container, if there is one: limits encoded chunks
-    /// to an eighth of it and logins to a sixteenth. `encoded_bytes`, set by a user, is not changed.
+    /// to an eighth of it and logins to a sixteenth, but allows at least 64 logins. `encoded_bytes`, set by a user, is
+    /// not changed.
     pub fn for_container(self, encoded_bytes: Option<u64>) -> Self {
         self.for_limit(container_memory_bytes(), encoded_bytes)
     }

@@ -18,7 +18,7 @@ use tensor_relay_protocol::{EndReason, Topic, TopicEntry};
 use tensor_relay_transport::CodecStats;
 use tokio::sync::{broadcast, watch};
 
-/// The number of new topics queued for a slow watch. A watch that missed some scans all topics again.
+/// The maximum number of new topics queued for a slow watch. A watch that missed some scans all topics again.
 const APPEARANCES_MAX: usize = 1024;
 
 /// All topics of a server.
@@ -44,9 +44,10 @@ impl Catalogue {
         }
     }
 
-    /// Registers a publisher of the topic called `name`; `None` if it already has one.
+    /// Registers a publisher of the topic called `name`; `None` if the topic already has one, or was withdrawn but is
+    /// still in the catalogue.
     pub(crate) fn open(&self, name: &Topic) -> Option<Arc<TopicState>> {
-        let mut topics = self.topics(); // Held until it is open, so that it is not removed meanwhile.
+        let mut topics = self.topics(); // Locked until the topic is open, so that it is not removed meanwhile.
         let topic = self.entry(&mut topics, name);
         topic.open().then_some(topic)
     }
@@ -79,7 +80,7 @@ impl Catalogue {
     pub(crate) fn remove(&self, topic: &Arc<TopicState>, reason: EndReason) {
         let mut topics = self.topics();
         topic.end(reason);
-        if topics.get(topic.name()).is_some_and(|known| Arc::ptr_eq(known, topic)) {
+        if topics.get(topic.name()).is_some_and(|current| Arc::ptr_eq(current, topic)) {
             topics.remove(topic.name());
             self.published_before.fetch_add(topic.published_count(), Ordering::Relaxed);
         }
@@ -88,8 +89,8 @@ impl Catalogue {
     /// Removes `topic` if it is no longer needed.
     pub(crate) fn remove_unneeded(&self, topic: &Arc<TopicState>) {
         let mut topics = self.topics();
-        let listed = topics.get(topic.name()).is_some_and(|known| Arc::ptr_eq(known, topic));
-        if listed && !topic.is_needed() {
+        let is_current = topics.get(topic.name()).is_some_and(|current| Arc::ptr_eq(current, topic));
+        if is_current && !topic.is_needed() {
             topics.remove(topic.name());
             self.published_before.fetch_add(topic.published_count(), Ordering::Relaxed);
         }
@@ -97,7 +98,7 @@ impl Catalogue {
 
     /// Every topic that has a version, in order of name.
     pub(crate) fn list(&self) -> Vec<TopicEntry> {
-        self.collect(|topic, newest| {
+        self.map_topics(|topic, newest| {
             let manifest = newest.payload.manifest();
             TopicEntry {
                 id: newest.id.clone(),
@@ -110,12 +111,15 @@ impl Catalogue {
 
     /// The counters of every topic that has a version.
     pub(crate) fn sent(&self) -> Vec<(Topic, CodecStats)> {
-        self.collect(|topic, _| (topic.name().clone(), topic.tally().stats()))
+        self.map_topics(|topic, _| (topic.name().clone(), topic.tally().stats()))
     }
 
-    /// The results of `describe` for every topic that has a version, called with its newest.
-    pub(crate) fn describe<R>(&self, describe: impl Fn(&TopicState, &Retained) -> R) -> Vec<R> {
-        self.collect(describe)
+    /// The results of `describe` for every topic that has a version, in order of name. Its second argument is the
+    /// newest version.
+    pub(crate) fn map_topics<R>(&self, describe: impl Fn(&TopicState, &Retained) -> R) -> Vec<R> {
+        let topics = self.topics();
+        let described = topics.values().filter_map(|topic| Some(describe(topic, &topic.newest()?.1)));
+        described.collect()
     }
 
     /// The number of versions ever published.
@@ -127,13 +131,7 @@ impl Catalogue {
 
     /// The name of every topic that has a version.
     pub(crate) fn names(&self) -> Vec<Topic> {
-        self.collect(|topic, _| topic.name().clone())
-    }
-
-    fn collect<R>(&self, describe: impl Fn(&TopicState, &Retained) -> R) -> Vec<R> {
-        let topics = self.topics();
-        let described = topics.values().filter_map(|topic| Some(describe(topic, &topic.newest()?.1)));
-        described.collect()
+        self.map_topics(|topic, _| topic.name().clone())
     }
 
     fn entry(&self, topics: &mut BTreeMap<Topic, Arc<TopicState>>, name: &Topic) -> Arc<TopicState> {

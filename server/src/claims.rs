@@ -31,14 +31,14 @@ pub(crate) struct Claim {
     pub(crate) named: Named,
     pub(crate) version: VersionKey,
     pub(crate) digest: VersionDigest,
-    /// The chunks of the digest; `None`: the selected chunks.
+    /// The chunks that the digest covers; `None`: the selected chunks.
     pub(crate) chunks: Option<RangeSet>,
     state: State,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Not compared yet: the version is not published.
+    /// Not compared yet.
     Waiting,
     Same,
     Other,
@@ -96,8 +96,8 @@ impl Claims {
         }
     }
 
-    /// Whether the client must discard its content of `version`. A part decides, if it holds one: the part is newer
-    /// than the committed version.
+    /// Whether the client must discard its content of `version`. If the client claims a part of `version`, that claim
+    /// decides: the part is newer than the committed content.
     pub(crate) fn is_afresh(&self, version: VersionKey) -> bool {
         let named = self.partial.iter().chain(&self.have).find(|claim| claim.version == version);
         named.is_some_and(|claim| claim.state == State::Other)

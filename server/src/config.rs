@@ -36,7 +36,7 @@ pub struct Config {
     /// Beyond it chunks are sent raw. Default 512 MiB.
     pub encoded_bytes: u64,
     /// The maximum number of unauthenticated connections. Default 1,024: a login takes milliseconds, and an unfinished
-    /// handshake up to 150 KiB.
+    /// handshake occupies at most 150 KiB.
     pub logins_max: usize,
     /// The bytes read from each device that are cached for further subscribers, so that each chunk is read once for all
     /// of them. A chunk counts at least as much as a slot. Default: what half of the device's slots hold. Subscribers
@@ -52,7 +52,8 @@ pub struct Config {
     /// The time without progress after which a subscriber is evicted during a transfer. Default 30 s.
     pub stall_timeout: Duration,
     /// The time for which a named reader in mode `every` keeps its place after its connection is lost, so that it
-    /// misses no version. Default 30 s: longer than a client takes to notice and to reconnect.
+    /// misses no version, and for which bases stay when all subscribers of their topic are lost. Default 30 s: longer
+    /// than a client takes to notice and to reconnect.
     pub reader_linger: Duration,
     /// The limits on published payloads, so that no receiver has to refuse them.
     pub limits: Limits,

@@ -44,7 +44,7 @@ impl Cursor {
 
     /// The next step.
     pub(crate) fn next(&mut self, topic: &TopicState) -> Step {
-        // Read first, so that versions published before the end are seen.
+        // Read before the versions, so that those published before the end are seen.
         let ended = topic.ended();
         let step = match self {
             Self::Latest(latest) => latest.next(topic),
@@ -61,7 +61,7 @@ impl Cursor {
         matches!(self, Self::Every(_))
     }
 
-    /// The reason why the reader lost its place, so that the current transfer must be aborted; `None` while it has one.
+    /// Why a reader in mode `every` lost its place, which ends its subscription; `None` if it has not.
     pub(crate) fn lost_place(&self) -> Option<EndReason> {
         match self {
             Self::Latest(_) => None,
@@ -88,7 +88,7 @@ impl Cursor {
     /// the client counts as having the previous one.
     pub(crate) fn handle_compared(&mut self, topic: &TopicState, is_same: bool) {
         match self {
-            Self::Latest(latest) if !is_same => latest.last = before(latest.last),
+            Self::Latest(latest) if !is_same => latest.last = previous_version(latest.last),
             Self::Latest(_) => {}
             Self::Every(every) => every.handle_compared(topic, is_same),
         }
@@ -133,7 +133,7 @@ pub(crate) struct Latest {
     awaited: Option<(Epoch, Version)>,
     /// The newest version that the client has, or whose transfer was aborted.
     last: Option<(Epoch, Version)>,
-    /// The number of aborted versions since the client's last commit.
+    /// The number of versions up to `last`, skipped or aborted, that the client missed since its last commit.
     missed: u64,
 }
 
@@ -151,7 +151,7 @@ impl Latest {
                 .as_ref()
                 .filter(|_| !subscribe.preempt)
                 .map(|partial| (partial.epoch, partial.version)),
-            awaited: awaited(topic, subscribe),
+            awaited: awaited_version(topic, subscribe),
             last: subscribe.have.map(|have| have.key()),
             missed: 0,
         }
@@ -203,7 +203,7 @@ impl Latest {
 #[derive(Debug)]
 pub(crate) struct Every {
     reader: Reader,
-    /// The first version that was not sent.
+    /// The position after the last version that was sent or skipped.
     next: Seq,
     /// The version at which the client asked to start; `None` without one, or once a version was sent.
     awaited: Option<(Epoch, Version)>,
@@ -215,7 +215,8 @@ pub(crate) struct Every {
     given_up: Vec<Seq>,
     /// The newest version that the client had when it subscribed. A restarted server may publish it again.
     have: Option<(Epoch, Version)>,
-    /// Whether `have` was compared with the version of the same number here. Until then it is not skipped.
+    /// Whether `have` was compared with the version of the same number here, or is no longer relevant. Until then that
+    /// version is not skipped.
     is_compared: bool,
     /// The newest acknowledged version, published here or before a restart.
     acknowledged: Option<(Epoch, Version)>,
@@ -223,7 +224,7 @@ pub(crate) struct Every {
 
 impl Every {
     fn new(topic: Arc<TopicState>, subscribe: &Subscribe, owner: &str) -> Self {
-        let awaited = awaited(&topic, subscribe);
+        let awaited = awaited_version(&topic, subscribe);
         let (window, have) = (subscribe.window as usize, subscribe.have.map(|have| have.key()));
         let name = subscribe.reader.clone().map(|name| PlaceName { owner: owner.to_owned(), name });
         let (reader, next) = Reader::join(topic, name, have, subscribe.start);
@@ -291,9 +292,9 @@ impl Every {
     fn handle_compared(&mut self, topic: &TopicState, is_same: bool) {
         self.is_compared = true;
         if let Some((epoch, version)) = self.have.filter(|_| !is_same) {
-            let place = topic.find(epoch, version).map_or(self.next, |(seq, _)| seq);
-            self.next = self.next.min(place);
-            self.have = before(self.have);
+            let position = topic.find(epoch, version).map_or(self.next, |(seq, _)| seq);
+            self.next = self.next.min(position);
+            self.have = previous_version(self.have);
         }
     }
 
@@ -311,13 +312,13 @@ impl Every {
     }
 }
 
-fn before(version: Option<(Epoch, Version)>) -> Option<(Epoch, Version)> {
+fn previous_version(version: Option<(Epoch, Version)>) -> Option<(Epoch, Version)> {
     version.map(|(epoch, version)| (epoch, Version(version.0.saturating_sub(1))))
 }
 
 /// The first version of a subscription, perhaps not published yet: of the epoch in `start`, or of the topic's current
 /// one.
-fn awaited(topic: &TopicState, subscribe: &Subscribe) -> Option<(Epoch, Version)> {
+fn awaited_version(topic: &TopicState, subscribe: &Subscribe) -> Option<(Epoch, Version)> {
     let Start::At(epoch, version) = subscribe.start else { return None };
     let epoch = epoch.or_else(|| Some(topic.newest()?.1.id.epoch))?;
     subscribe.have.is_none().then_some((epoch, version))
@@ -444,23 +445,27 @@ mod tests {
     fn every_begins_at_the_requested_start() {
         let topic = topic();
         publish(&topic, 3, 1, 1..=5);
-        let begin = |have: Option<(u64, u64)>, start| {
+        let versions_sent = |have: Option<(u64, u64)>, start| {
             let digest = VersionDigest([7; 32]);
             let have =
                 have.map(|(epoch, version)| Have { epoch: Epoch(epoch), version: Version(version), digest });
             let mut cursor = begin(&topic, &Subscribe { have, start, ..subscribe(Mode::Every) });
             drain(&mut cursor, &topic).iter().map(|sent| sent.1).collect::<Vec<_>>()
         };
-        assert_eq!(begin(None, Start::Oldest), [3, 4, 5]);
-        assert_eq!(begin(None, Start::Newest), [5]);
-        assert!(begin(None, Start::Next).is_empty());
-        assert_eq!(begin(None, Start::At(None, Version(4))), [4, 5]);
-        assert_eq!(begin(None, Start::At(Some(Epoch(1)), Version(1))), [3, 4, 5], "the client sees the gap");
-        assert_eq!(begin(None, Start::At(Some(Epoch(9)), Version(5))), [3, 4, 5]);
-        assert!(begin(None, Start::At(None, Version(9))).is_empty());
-        assert_eq!(begin(Some((1, 4)), Start::Oldest), [5]);
-        assert!(begin(Some((1, 5)), Start::Oldest).is_empty());
-        assert_eq!(begin(Some((7, 5)), Start::Next), [3, 4, 5], "another epoch begins at its oldest");
+        assert_eq!(versions_sent(None, Start::Oldest), [3, 4, 5]);
+        assert_eq!(versions_sent(None, Start::Newest), [5]);
+        assert!(versions_sent(None, Start::Next).is_empty());
+        assert_eq!(versions_sent(None, Start::At(None, Version(4))), [4, 5]);
+        assert_eq!(
+            versions_sent(None, Start::At(Some(Epoch(1)), Version(1))),
+            [3, 4, 5],
+            "the client sees the gap"
+        );
+        assert_eq!(versions_sent(None, Start::At(Some(Epoch(9)), Version(5))), [3, 4, 5]);
+        assert!(versions_sent(None, Start::At(None, Version(9))).is_empty());
+        assert_eq!(versions_sent(Some((1, 4)), Start::Oldest), [5]);
+        assert!(versions_sent(Some((1, 5)), Start::Oldest).is_empty());
+        assert_eq!(versions_sent(Some((7, 5)), Start::Next), [3, 4, 5], "another epoch begins at its oldest");
     }
 
     /// PROTOCOL.md §6.6: a version with other content does not count as held, whether it is published already or later;

@@ -1,6 +1,6 @@
 //! Versions with tensors on a device: copied from it, borrowed in place, or copied to it.
 
-use crate::{Borrowed, LendError, Publishable, StageError, Staged, Staging, lend::parts};
+use crate::{Borrowed, LendError, Publishable, StageError, Staged, Staging, lend::tensor_parts};
 use bytes::Bytes;
 use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{
@@ -107,8 +107,9 @@ impl Borrowed {
     ///
     /// The producer must not write to the memory before [`Publication::released`](crate::Publication::released): when
     /// the version left retention (replaced, or [withdrawn](crate::Publication::withdraw)), nothing reads it, and the
-    /// last copy out of it has ended. Data already copied out does not delay this. If a copy hangs or was abandoned
-    /// because it was late, the memory is never released: that copy may still read it, and its end is not reported.
+    /// last copy out of it has ended. Data already copied out does not delay this. If a copy hangs, or was abandoned
+    /// because it was late or its read was cancelled, the memory is never released: that copy may still read it, and
+    /// its end is not reported.
     ///
     /// # Errors
     /// [`LendError`]; then the buffers are dropped.
@@ -123,7 +124,7 @@ impl Borrowed {
     }
 }
 
-/// Lends a source; the handle resolves when it is no longer read.
+/// Lends a source; the returned handle resolves when the source is no longer read.
 pub(crate) fn lend_source(source: Arc<dyn Source>) -> (Arc<dyn Source>, Returned) {
     let (loan, returned) = Loan::new();
     (Arc::new(LentSource { source, loan: Arc::new(loan) }), returned)
@@ -144,7 +145,7 @@ fn lay_out(
     for (tensor, buffer) in manifest.tensors().iter().zip(&buffers) {
         check_device(tensor.name.as_str(), buffer.device(), &device)?;
     }
-    let parts = parts(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?;
+    let parts = tensor_parts(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?;
     let source = device.source(manifest.payload_bytes(), parts)?;
     Ok((manifest, source))
 }
@@ -160,10 +161,10 @@ fn check_device(name: &str, device: &Device, first: &Device) -> Result<(), LendE
     }
 }
 
-/// Runs `copy` for every chunk, a few at a time; returns the results in order. Dropping the future cancels all.
+/// Runs `copy_chunk` for every chunk, a few at a time; returns the results in order. Dropping the future cancels all.
 async fn copy_chunks<T: Send + 'static, F>(
     manifest: &Manifest,
-    copy: impl Fn(Range<u64>) -> F,
+    copy_chunk: impl Fn(Range<u64>) -> F,
 ) -> Result<Vec<T>, DeviceError>
 where
     F: Future<Output = Result<T, DeviceError>> + Send + 'static,
@@ -175,7 +176,7 @@ where
         while copying.len() < CHUNKS_IN_FLIGHT
             && let Some((chunk, range)) = chunks.next()
         {
-            let copy = copy(range);
+            let copy = copy_chunk(range);
             copying.spawn(async move { (chunk, copy.await) });
         }
         let Some(ended) = copying.join_next().await else {
@@ -409,13 +410,13 @@ mod tests {
     async fn a_loan_never_ends_if_a_copy_may_continue() {
         let fenced = || CopyError::FenceTimedOut { device: "test".into(), waited: READ_TIMEOUT };
         let late = || CopyError::TimedOut { device: "test".into(), waited: READ_TIMEOUT };
-        for (copies, is_over) in [
+        for (copy_error, is_over) in [
             (Some(fenced as fn() -> CopyError), true),
             (Some(late as fn() -> CopyError), false),
             (None, false),
         ] {
             let (loan, returned) = Loan::new();
-            let lent = LentSource { source: Arc::new(Failing(copies)), loan: Arc::new(loan) };
+            let lent = LentSource { source: Arc::new(Failing(copy_error)), loan: Arc::new(loan) };
             assert!(egress::read(&lent, 0..8).await.is_err());
             drop(lent);
             assert_eq!(returned.is_returned(), is_over);

@@ -16,9 +16,9 @@ use tokio::time::Instant;
 /// Chunks are sent in blocks, which alternate between the levels still compared. The measure is the raw bytes that the
 /// subscriber accepted per second. It includes all influences: the load of the processors, the link, the receiver. A
 /// block counts for each level that would have encoded its chunks in the same way; a block that counts for every level
-/// is ignored: incompressible data is not tried. After each round, clearly slower levels are dropped; of the remaining
-/// ones, the cheapest is chosen. A trial is repeated when the rate changes much, and at growing intervals. It mostly
-/// costs one block of each slower level.
+/// is ignored: incompressible data is not tried. After each round, clearly slower levels are dropped; after the last
+/// round, the cheapest of the remaining ones is chosen. A trial is repeated when the rate changes much, and at growing
+/// intervals. It mostly costs one block of each slower level.
 ///
 /// Pure: the time is an argument.
 #[derive(Debug)]
@@ -306,7 +306,7 @@ impl Measurement {
 }
 
 /// The trials of a server: one for each recent client address and kind of lane, so that a new subscription benefits
-/// from earlier ones. A bounded cache: the least recently used trial is dropped.
+/// from earlier ones. A bounded cache, which drops trials that were not used recently.
 #[derive(Debug)]
 pub(crate) struct EffortTrials(Cache<(IpAddr, LaneKind), EffortMeter>);
 

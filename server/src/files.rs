@@ -1,4 +1,5 @@
-//! [`TensorFiles`]: publishes safetensors files, folders of them and NumPy arrays, staged or borrowed in place.
+//! [`TensorFiles`]: safetensors files, folders of them and NumPy arrays, to be staged, borrowed in place, or sealed for
+//! a sidecar.
 
 mod directory;
 mod error;
@@ -44,7 +45,7 @@ use tensor_relay_protocol::{
 /// (`.npy`); and an archive of arrays (`.npz`). A folder needs one file descriptor for each of its files.
 ///
 /// Files are read by offset, never mapped: if a mapped file shrinks, access raises SIGBUS, while a read returns an
-/// error. All methods block on the disk; do not call them on an executor's thread.
+/// error. Methods that open or read files block on the disk; do not call them on an executor's thread.
 #[derive(Debug)]
 pub struct TensorFiles {
     path: PathBuf,
@@ -197,9 +198,10 @@ impl TensorFiles {
         Ok(staged)
     }
 
-    /// Borrows all tensors from the files: this takes no memory, and each transfer reads the files anew. They are read
-    /// once here, for their hashes. Every sent chunk is compared with its hash: a file changed in place fails the
-    /// transfer instead of tearing it. Replacing a file by renaming another over it is not a change.
+    /// Borrows all tensors from the files: this takes memory only for chunks in flight, and each transfer reads the
+    /// files anew. This method reads them, too, for their hashes. Every sent chunk is compared with its hash: a file
+    /// changed in place fails the transfer instead of tearing it. Replacing a file by renaming another over it is not a
+    /// change.
     ///
     /// # Errors
     /// [`FileError`] as for [`stage`](Self::stage); and if an array is compressed or in Fortran order, which can only

@@ -28,8 +28,9 @@ pub(crate) struct Inboxes {
     used: RangeSet,
 }
 
-/// The maximum number of runs of used ids, in addition to one for each possible subscription. Clients count up, but one
-/// that reconnects begins with the remaining ids. Bounds the memory for ids.
+/// The maximum number of runs (contiguous ranges) of used ids, in addition to one for each possible subscription.
+/// Clients count up, but one that reconnects begins with the ids of its remaining subscriptions. Bounds the memory for
+/// ids.
 const SPARE_RUNS: usize = 1_024;
 
 impl Inbox {
@@ -52,7 +53,7 @@ impl Inboxes {
     /// Opens the inbox of a new subscription; `None` at `max` open subscriptions.
     ///
     /// # Errors
-    /// [`ProtocolViolation`] when the client used the id before, or ids in too many runs.
+    /// [`ProtocolViolation`] when the client used the id before, or ids in too many runs, or the id is `u32::MAX`.
     pub(crate) fn open(
         &mut self,
         id: SubscriptionId,

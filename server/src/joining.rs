@@ -20,9 +20,9 @@ use tensor_relay_transport::{
 };
 use tokio::time::{MissedTickBehavior, interval};
 
-/// The interval at which a lane is checked. One that is [silent](Silence) in two checks is retired: two to three
-/// seconds after its last packet, while QUIC's idle timeout takes ten. Longer than any round trip. The connection of
-/// the control stream is not checked: if that is silent, the client could not be informed.
+/// The interval at which a lane is checked, longer than any round trip. A [silent](Silence) lane is retired: two to
+/// three seconds after the last packet received on it, while QUIC's idle timeout takes ten. The connection of the
+/// control stream is not checked: if that is silent, the client could not be informed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The sessions that lanes can join.

@@ -1,8 +1,8 @@
 //! [`Lanes`]: the lanes of one session, and the choice of a lane for the next chunk.
 //!
 //! All lanes are alike: each has a number chosen by its client, and carries chunks until it is retired. Lane 0 is the
-//! session's first connection; it carries control messages and manifests even after it is retired for chunks. So the
-//! set may be empty; then chunks wait for a lane to join.
+//! session's first connection; it carries control messages and manifests even after it is retired for chunks. So there
+//! may be no lane for chunks; then they wait for one to join.
 
 use std::{
     collections::BTreeMap,
@@ -15,15 +15,15 @@ use tensor_relay_protocol::{LaneId, RangeSet, ServerMessage};
 use tensor_relay_transport::{Lane, LaneError, LaneStats, control};
 use tokio::sync::watch;
 
-/// The connection of the control stream.
+/// The lane with the control stream.
 const CONTROL: LaneId = LaneId(0);
 
 /// The bound of lane numbers, which are never reused; it bounds the memory for retired numbers. A client that loses a
-/// lane every 5 s, its longest backoff, uses them up in two months.
+/// lane every 5 s, its longest backoff, has used all of them after two months.
 const LANE_NUMBERS_MAX: u32 = 1 << 20;
 
-/// The maximum number of contiguous ranges in `retired`. The gaps between the ranges are live lanes and numbers that
-/// never joined.
+/// The number of runs (contiguous ranges) in `retired` beyond which a client's `Retire` may not add another. A lane
+/// that ends is retired even then. The gaps between the runs are live lanes and numbers that never joined.
 const RETIRED_RUNS_MAX: usize = 1_024;
 
 /// The lanes of a session.
@@ -66,7 +66,7 @@ pub(crate) enum JoinRefused {
     Ended,
     /// The number is in use or invalid.
     NumberUnavailable,
-    /// The client has retired the number.
+    /// The number was retired.
     Retired,
 }
 
@@ -102,8 +102,8 @@ impl Lanes {
         Ok(live)
     }
 
-    /// Retires a lane, cancels its chunks, and informs the client. Idempotent, so that the client gets one message for
-    /// each number.
+    /// Retires a lane, cancels its chunks, and informs the client. Idempotent: the client gets one message for each
+    /// number.
     pub(crate) async fn retire(&self, id: LaneId) -> Result<(), LaneError> {
         let retirement = self.set().retire(id);
         let Some(Retirement { lane }) = retirement else { return Ok(()) };
@@ -132,7 +132,7 @@ impl Lanes {
         self.set().retired.contains(id.0)
     }
 
-    /// A lane that carries chunks.
+    /// The lane `id`, if it carries chunks.
     pub(crate) fn get(&self, id: LaneId) -> Option<Lane> {
         self.set().live.get(&id).map(|live| live.lane.clone())
     }
@@ -219,7 +219,7 @@ impl<L> LaneSet<L> {
         Ok(())
     }
 
-    /// Retires a number, even without a lane; `None` if it was retired before or is invalid.
+    /// Retires a number, even without a lane; `None` if it was retired before or is invalid, or the session has ended.
     fn retire(&mut self, id: LaneId) -> Option<Retirement<L>> {
         let is_new = !self.ended && id.0 < LANE_NUMBERS_MAX && self.retired.insert(id.0);
         is_new.then(|| Retirement { lane: self.live.remove(&id) })
@@ -269,7 +269,8 @@ impl Drop for LaneLoad {
     }
 }
 
-/// Detects a silent lane: data sent before the previous check is still unanswered, and not a byte was received.
+/// Detects a silent QUIC lane: data sent before the previous check is still unanswered, and not a byte was received
+/// since. A TCP lane is never silent in this sense, because its acknowledgements are not seen.
 ///
 /// Data sent just before a check may be answered right after it, so a single check proves nothing. A lane whose client
 /// does not read is not silent: sent data is acknowledged, and no more is sent. Acknowledgements that we send are not
@@ -419,7 +420,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// The lanes of a session over loopback, with its first lane; and the values that it needs.
+    /// The lanes of a session over loopback, of which only the first has joined; and the values that must stay alive.
     async fn session() -> (Lanes, impl Sized) {
         let identity = Identity::ephemeral().unwrap();
         let any_port = "127.0.0.1:0".parse().unwrap();

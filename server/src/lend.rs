@@ -59,7 +59,7 @@ impl Borrowed {
     /// others may write ([`HostBytes::Volatile`]). Aliases have no bytes. Chunks are hashed when they are first sent.
     ///
     /// The producer must not write to the bytes before [`Publication::released`](crate::Publication::released): when
-    /// the version left retention (replaced, or [withdrawn](crate::Publication::withdraw)) and no reader and no
+    /// the version left retention (replaced, or [withdrawn](crate::Publication::withdraw)) and no transfer, cache or
     /// unacknowledged packet holds a byte of it. Costs a small allocation for each tensor.
     ///
     /// # Errors
@@ -74,7 +74,7 @@ impl Borrowed {
         let (specs, bytes): (Vec<_>, Vec<HostBytes>) = tensors.unzip();
         let manifest = staging.lay_out(specs, metadata).map_err(StageError::from)?;
         let (loan, returned) = Loan::new();
-        let parts = parts(&manifest, &aliases, bytes, |bytes| bytes.len() as u64)?;
+        let parts = tensor_parts(&manifest, &aliases, bytes, |bytes| bytes.len() as u64)?;
         let lent = parts.into_iter().map(|(range, bytes)| (range, bytes.lent_by(&loan)));
         let source = GatherSource::new(manifest.payload_bytes(), lent)?;
         let payload = Payload::new(Arc::new(manifest), Arc::new(source));
@@ -82,8 +82,8 @@ impl Borrowed {
     }
 }
 
-/// The memory of each tensor with its range, in payload order.
-pub(crate) fn parts<M>(
+/// The memory of each tensor that has bytes, with its range, in payload order.
+pub(crate) fn tensor_parts<M>(
     manifest: &Manifest,
     aliases: &[bool],
     memory: Vec<M>,

@@ -16,8 +16,9 @@
 //! ```
 //!
 //! Tensors on a [`Device`] are copied out of it when they are published ([`Staged::from_device`]), or when they are
-//! sent ([`Borrowed::from_device`]): then each chunk is read once for all subscribers, and the producer may write again
-//! when the publication is released. [`Staged::onto`] moves a staged version onto a device and serves it from there.
+//! sent ([`Borrowed::from_device`]): then each chunk is read once for all subscribers that need it at about the same
+//! time, and the producer may write again when the publication is released. [`Staged::onto`] moves a staged version
+//! onto a device, from which it is sent.
 //!
 //! ```
 //! # async fn example(server: tensor_relay_server::Server) -> Result<(), Box<dyn std::error::Error>> {
@@ -41,7 +42,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`Config`] bounds the cost of a session. `session` and `subscription` serve it, from the topics in `catalogue`.
+//! [`Config`] bounds the cost of a session. The modules `session` and `subscription` serve each client from the topics
+//! in `catalogue`.
 
 #![forbid(unsafe_code)]
 

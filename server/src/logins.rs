@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 /// The maximum memory of an unauthenticated connection: 128 KiB for an unfinished handshake, and a task.
 pub(crate) const LOGIN_BYTES: u64 = 150 << 10;
 
-/// The minimum number of places: fewer could be filled from a few networks.
+/// The minimum number of places in a small container: fewer could be filled from a few networks.
 pub(crate) const PLACES_MIN: usize = 64;
 
 /// The unauthenticated connections of a server, by network. Cheap to clone.
@@ -24,7 +24,7 @@ pub struct Logins(Arc<Mutex<Waiting>>);
 struct Waiting {
     max: usize,
     next_number: u64,
-    /// In the order of arrival.
+    /// The network of each connection and its signal of eviction, in the order of arrival.
     by_age: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
     by_network: HashMap<IpAddr, usize>,
 }
@@ -59,7 +59,7 @@ impl Logins {
 
     /// Gives a place to a connection from `address`; evicts another connection if necessary.
     pub fn enter(&self, address: IpAddr) -> (Login, Eviction) {
-        let address = network_of(address);
+        let network = network_of(address);
         let (signal, signalled) = oneshot::channel();
         let mut waiting = self.waiting();
         if waiting.by_age.len() >= waiting.max {
@@ -67,8 +67,8 @@ impl Logins {
         }
         let number = waiting.next_number;
         waiting.next_number += 1;
-        waiting.by_age.insert(number, (address, signal));
-        *waiting.by_network.entry(address).or_default() += 1;
+        waiting.by_age.insert(number, (network, signal));
+        *waiting.by_network.entry(network).or_default() += 1;
         drop(waiting);
         (Login { logins: self.clone(), number }, Eviction(signalled))
     }
@@ -82,8 +82,8 @@ impl Waiting {
     /// Evicts the oldest connection of the network with the most; of several such networks, the oldest of all.
     fn evict(&mut self) {
         let most = self.by_network.values().copied().max().unwrap_or_default();
-        let has_most = |address: &IpAddr| self.by_network.get(address) == Some(&most);
-        let oldest = self.by_age.iter().find(|(_, (address, _))| has_most(address));
+        let has_most = |network: &IpAddr| self.by_network.get(network) == Some(&most);
+        let oldest = self.by_age.iter().find(|(_, (network, _))| has_most(network));
         if let Some(number) = oldest.map(|(number, _)| *number)
             && let Some(signal) = self.remove(number)
         {
@@ -92,11 +92,11 @@ impl Waiting {
     }
 
     fn remove(&mut self, number: u64) -> Option<oneshot::Sender<()>> {
-        let (address, signal) = self.by_age.remove(&number)?;
-        if let Some(count) = self.by_network.get_mut(&address) {
+        let (network, signal) = self.by_age.remove(&number)?;
+        if let Some(count) = self.by_network.get_mut(&network) {
             *count -= 1;
             if *count == 0 {
-                self.by_network.remove(&address);
+                self.by_network.remove(&network);
             }
         }
         Some(signal)

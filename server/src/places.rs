@@ -14,7 +14,7 @@ const LOST_MAX: usize = 1024;
 
 /// Identifies one holder of a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Holder(u64);
+pub(crate) struct HolderId(u64);
 
 /// The name of a reader, scoped by its principal: no other principal can take over its place.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,7 +34,7 @@ pub(crate) struct Places {
 #[derive(Debug)]
 struct Place {
     reader: ReaderId,
-    holder: Holder,
+    holder: HolderId,
     /// When its holder was lost.
     lost: Option<Instant>,
 }
@@ -45,8 +45,8 @@ impl Places {
         &mut self,
         name: &PlaceName,
         or_new: impl FnOnce() -> ReaderId,
-    ) -> (ReaderId, Holder) {
-        let holder = Holder(self.holders_ever);
+    ) -> (ReaderId, HolderId) {
+        let holder = HolderId(self.holders_ever);
         self.holders_ever += 1;
         let place = self.by_name.entry(name.clone()).or_insert_with(|| Place {
             reader: or_new(),
@@ -63,13 +63,18 @@ impl Places {
     }
 
     /// Whether the holder still has the place.
-    pub(crate) fn is_held_by(&self, name: &PlaceName, holder: Holder) -> bool {
+    pub(crate) fn is_held_by(&self, name: &PlaceName, holder: HolderId) -> bool {
         self.by_name.get(name).is_some_and(|place| place.holder == holder)
     }
 
     /// Records that the holder was lost at `now`: the place waits for its reader. Beyond the maximum, removes the
     /// longest waiting place and returns its reader.
-    pub(crate) fn handle_lost(&mut self, name: &PlaceName, holder: Holder, now: Instant) -> Option<ReaderId> {
+    pub(crate) fn handle_lost(
+        &mut self,
+        name: &PlaceName,
+        holder: HolderId,
+        now: Instant,
+    ) -> Option<ReaderId> {
         let place = self.by_name.get_mut(name).filter(|place| place.holder == holder)?;
         place.lost = Some(now);
         let lost = self.by_name.iter().filter_map(|(name, place)| Some((place.lost?, name)));
@@ -82,7 +87,7 @@ impl Places {
     }
 
     /// Removes the place, if the holder still has it; returns its reader.
-    pub(crate) fn release(&mut self, name: &PlaceName, holder: Holder) -> Option<ReaderId> {
+    pub(crate) fn release(&mut self, name: &PlaceName, holder: HolderId) -> Option<ReaderId> {
         let reader = self.by_name.get(name).filter(|place| place.holder == holder)?.reader;
         self.by_name.remove(name);
         Some(reader)

@@ -17,16 +17,16 @@ use tensor_relay_protocol::{
 };
 use tokio::{sync::watch, time::Instant};
 
-/// The default time for transfers of a staged version to finish after it left retention.
-const STAGED_RELEASE_TIMEOUT: Duration = Duration::from_secs(600);
+/// The default time for transfers of a version to finish after it left retention.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The default for a borrowed version, whose producer waits to write again.
-const BORROWED_RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The default time for a version in lent memory, whose producer waits to write again.
+const LENT_RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Publishes versions into one topic. A topic has one publisher at a time in a server.
 ///
-/// When it is dropped, retained versions stay on offer, and another publisher may follow, in a new epoch.
-/// [`end`](Self::end) ends the topic; [`withdraw`](Self::withdraw) also releases its versions.
+/// When it is dropped, retained versions stay on offer, and another publisher may follow. [`end`](Self::end) ends the
+/// topic; [`withdraw`](Self::withdraw) also releases its versions.
 #[derive(Debug)]
 pub struct Publisher {
     topic: Arc<TopicState>,
@@ -148,7 +148,7 @@ impl Publisher {
         let Publishable { payload, returned } = version.into();
         let id = self.next_id();
         let (committed, watch) = watch::channel(0);
-        let default = if returned.is_some() { BORROWED_RELEASE_TIMEOUT } else { STAGED_RELEASE_TIMEOUT };
+        let default = if returned.is_some() { LENT_RELEASE_TIMEOUT } else { RELEASE_TIMEOUT };
         let TopicOptions { bases, keep, .. } = &self.options;
         let bytes = payload.manifest().payload_bytes();
         let is_ours = returned.is_none() && payload.source().slots().is_none();
@@ -207,7 +207,7 @@ impl Publisher {
         }
     }
 
-    /// Logs once why versions are sent without deltas although the topic has bases.
+    /// Logs once why versions are sent without deltas although the topic's options permit bases.
     fn log_no_deltas(&mut self, bytes: u64, is_ours: bool) {
         if self.options.bases == 0 || bytes == 0 || std::mem::replace(&mut self.is_cause_logged, true) {
             return;
@@ -342,8 +342,10 @@ impl Publication {
     }
 
     /// Whether the producer may write to the tensors again. Staged: immediately. Borrowed: when the version left
-    /// retention (replaced, or [withdrawn](Self::withdraw)) and its last byte was sent. On a device: when the last copy
-    /// out of it has ended as well, so never if a copy hangs.
+    /// retention (replaced, or [withdrawn](Self::withdraw)) and nothing holds a byte of its memory, not even an
+    /// unacknowledged packet. On a device: when the version left retention and the last copy out of it has ended, so
+    /// never if a copy hangs. For a version from [`Borrowed::from_source`](crate::Borrowed::from_source), or of files,
+    /// this is always true, because the end of their use is not tracked.
     pub fn is_released(&self) -> bool {
         self.returned.as_ref().is_none_or(Returned::is_returned)
     }

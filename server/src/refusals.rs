@@ -14,7 +14,7 @@ use tokio::time::Instant;
 /// The time for which further refusals of one network for one reason are counted but not logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The maximum number of networks and reasons counted separately. Further ones are counted together.
+/// The maximum number of pairs of network and reason that are counted separately. Further ones are counted together.
 const KINDS_MAX: usize = 16;
 
 /// Why something was refused.

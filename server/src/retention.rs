@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 pub struct Keep {
     /// The maximum number of versions, the newest included. Default 1; 0 means 1.
     pub versions: u32,
-    /// The maximum size of their payloads, if there are several. Default: no bound.
+    /// The maximum size of all payloads together, if there are several versions. Default: no bound.
     pub bytes: u64,
 }
 
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_withdrawn_version_blocks_no_reader() {
+    fn readers_skip_a_withdrawn_version() {
         let mut retention = retention(1, u64::MAX);
         let reader = retention.join(retention.next());
         let (seq, _) = retention.push(1, 1).unwrap();
@@ -272,8 +272,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any order of events: versions that leave were acknowledged by all readers or withdrawn, the bounds hold,
-        /// and the newest stays.
+        /// For any order of events: versions that leave for a new one were acknowledged by all readers, and the bounds
+        /// hold.
         #[test]
         fn no_reader_misses_a_version(
             keep in (1u32..5, prop::sample::select(vec![60u64, u64::MAX])),

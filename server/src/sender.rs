@@ -1,4 +1,4 @@
-//! [`Sender`]: sends one version to one subscription: its manifest, a few chunks at a time, and `Complete`.
+//! [`VersionSender`]: sends one version to one subscription: its manifest, its chunks (a few at a time) and `Complete`.
 
 use crate::{
     bases::DeltaBase,
@@ -47,11 +47,12 @@ pub(crate) struct Outgoing {
     pub(crate) progress: Progress,
 }
 
-/// Runs the tasks that send one version: each reads, encodes and writes one chunk on one lane. Dropping it aborts them.
+/// Runs the tasks that send one version: for each chunk, one that reads and encodes it and writes it on one lane; and
+/// one each for the manifest and `Complete`. Dropping it aborts them.
 ///
-/// If a lane is lost or retired during the write, the chunk is lost, and the client fetches it again.
+/// If a lane is lost or retired before its chunk is written, the chunk is lost, and the client fetches it again.
 #[derive(Debug)]
-pub(crate) struct Sender {
+pub(crate) struct VersionSender {
     outgoing: Arc<Outgoing>,
     running: JoinSet<Sent>,
 }
@@ -59,7 +60,7 @@ pub(crate) struct Sender {
 /// The result of a send. An error means that the version cannot be read.
 pub(crate) type Sent = Result<SentKind, Arc<SourceError>>;
 
-/// The kind of a send that ended, whatever its result.
+/// The kind of a send that ended, even if it was lost with its lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SentKind {
     Manifest,
@@ -67,7 +68,7 @@ pub(crate) enum SentKind {
     Complete,
 }
 
-impl Sender {
+impl VersionSender {
     pub(crate) fn new(outgoing: Outgoing) -> Self {
         outgoing.effort.handle_version();
         Self { outgoing: Arc::new(outgoing), running: JoinSet::new() }
@@ -113,8 +114,8 @@ fn resume_panic(error: JoinError) -> Sent {
 }
 
 impl Outgoing {
-    /// Sends the manifest. A lane lost meanwhile ends the session; a client that stops the stream has the manifest or
-    /// aborts the version.
+    /// Sends the manifest. Ignores errors: the loss of its lane ends the session, and a client that stops the stream
+    /// has the manifest or aborts the version.
     async fn send_manifest(self: Arc<Self>) -> Sent {
         let manifest = self.retained.payload.manifest();
         let note = |bytes| self.progress.note(bytes);
@@ -176,7 +177,7 @@ impl Outgoing {
         }
     }
 
-    /// Writes a chunk whose send started at `began`, and counts it.
+    /// Writes a chunk whose send started at `began`, and counts it if it was written.
     async fn write(
         &self,
         chunk: ChunkIndex,

@@ -22,7 +22,7 @@ use tensor_relay_transport::{
 };
 use tokio::task::{JoinHandle, JoinSet};
 
-/// The deadline for sessions to end, and another one for sending the last packets of their lanes.
+/// The deadline for sessions to end; then the same time again for sending the last packets of their lanes.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A running server. Dropping it closes all connections immediately; [`shutdown`](Self::shutdown) ends it gracefully.
@@ -40,17 +40,17 @@ pub struct Server {
 pub struct ServerStats {
     /// Sessions that are open.
     pub sessions: u64,
-    /// Transfers of a version to one subscription.
+    /// Transfers in progress, each of one version to one subscription.
     pub transfers: u64,
     /// Versions that a subscriber committed.
     pub committed: u64,
-    /// Subscriptions that were evicted: they accepted no byte within the deadline, or did not keep up with their
+    /// Subscribers that were evicted: they accepted no byte within the deadline, or did not keep up with their
     /// publisher.
     pub evicted: u64,
     /// Bytes of staged versions: retained, in transfer, or held as bases.
     pub staged_bytes: u64,
-    /// Bytes of released staged versions, cached for the next ones while their topics have publishers, and two seconds
-    /// longer.
+    /// Bytes of memory of released staged versions, cached for the next ones while any topic has a publisher, and two
+    /// seconds longer.
     pub reusable_bytes: u64,
     /// The bases that left retention.
     pub bases: BaseStats,
@@ -61,7 +61,7 @@ pub struct ServerStats {
     pub codecs: CodecStats,
     /// The counters of the encoder.
     pub encoder: EncoderStats,
-    /// The number of chunks read, encoded and sent, and the overlap of these stages.
+    /// The numbers of chunks read, encoded and sent, and the overlap of these stages.
     pub stages: StageStats,
 }
 

@@ -50,8 +50,8 @@ pub(crate) async fn serve(lane: Lane, login: Login, control_timeout: Duration, s
         Err(_) => return end(&lane, None, &SessionError::NoHello, &shared).await,
     };
     let admitted = match first_message(&mut receiver, control_timeout).await {
-        Ok(ClientMessage::Join { session, lane: number, grant, instance }) => {
-            let join = Join { session, lane: number, grant, instance };
+        Ok(ClientMessage::Join { session, lane: lane_id, grant, instance }) => {
+            let join = Join { session, lane: lane_id, grant, instance };
             return joining::serve(lane, login, sender, receiver, join, &shared).await;
         }
         Ok(first) => AdmittedClient::new(first, (lane.client_certificate(), lane.kind()), &shared),
@@ -130,7 +130,7 @@ async fn first_message(
     Ok(first.map_err(|_| SessionError::NoHello)??)
 }
 
-/// Logs why a session ended and closes its lane after delivering earlier messages, unless the client closed it.
+/// Logs why a session ended. Delivers earlier messages and closes the lane, unless it is closed already.
 async fn end(
     lane: &Lane,
     sender: Option<&control::Sender<ServerMessage>>,
@@ -157,7 +157,8 @@ async fn end(
     }
 }
 
-/// The text sent with the close: the rule that the client broke, so that its author can find the bug. Empty otherwise.
+/// The text sent with the close, for the client's author: the rule that the client broke, or the protocol revisions of
+/// client and server. Empty otherwise.
 fn close_text(error: &SessionError) -> String {
     match error {
         SessionError::ProtocolViolation(_) | SessionError::Control(ControlError::Message(_)) => {
@@ -175,12 +176,12 @@ async fn welcome_and_run(
     negotiated: Negotiated,
     shared: &Arc<Shared>,
 ) -> Result<Infallible, SessionError> {
-    let (number, lanes) = (rand::random(), Arc::new(Lanes::new(lane.clone(), sender.clone())));
-    let (_joinable, offer) = JoinableSession::new(shared, number, &lanes);
+    let (session_id, lanes) = (rand::random(), Arc::new(Lanes::new(lane.clone(), sender.clone())));
+    let (_joinable, offer) = JoinableSession::new(shared, session_id, &lanes);
     let welcome = Welcome {
         revision: negotiated.revision,
         agent: shared.config.agent.clone(),
-        session: number,
+        session: session_id,
         subscriptions_max: shared.config.subscriptions_max,
         lanes: offer,
         instance: shared.instance,
@@ -226,7 +227,7 @@ struct Session {
     inboxes: Inboxes,
     /// The topics of the running subscriptions.
     topics: HashMap<SubscriptionId, Topic>,
-    running: JoinSet<Ended>,
+    running: JoinSet<EndedSubscription>,
     /// The subscriptions of this session that a shutdown waits for.
     unfinished: Gauge,
     /// The active watches; their tasks end with the session.
@@ -236,10 +237,10 @@ struct Session {
 }
 
 /// A subscription that has ended; an error means that the client broke a rule.
-type Ended = (SubscriptionId, Result<(), ProtocolViolation>);
+type EndedSubscription = (SubscriptionId, Result<(), ProtocolViolation>);
 
 /// A subscription that has ended, or the panic of its task.
-type Joined = Result<Ended, JoinError>;
+type EndedTask = Result<EndedSubscription, JoinError>;
 
 /// Waits until `flag` is true. Cancel safe.
 async fn wait_until_set(flag: &mut watch::Receiver<bool>) {
@@ -300,7 +301,7 @@ impl Session {
         }
     }
 
-    fn handle_ended(&mut self, ended: Joined) -> Result<(), SessionError> {
+    fn handle_ended(&mut self, ended: EndedTask) -> Result<(), SessionError> {
         let (id, result) = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         self.inboxes.close(id);
         self.topics.remove(&id);

@@ -16,11 +16,11 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     /// Access control.
     pub(crate) access: Access,
-    /// The id of this process.
+    /// The id of this server process, made at its start.
     pub(crate) instance: InstanceId,
     pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) encoder: Encoder,
-    /// For each client: the encoding effort with the fastest transfers.
+    /// The trials of encoding efforts, for each client address and kind of lane.
     pub(crate) effort_trials: EffortTrials,
     pub(crate) counters: Arc<Counters>,
     pub(crate) traffic: Traffic,
@@ -34,7 +34,7 @@ pub(crate) struct Shared {
     pub(crate) sessions: Gauge,
     /// Probes being answered, over all sessions.
     pub(crate) probes: Gauge,
-    /// Transfers of a version to one subscription.
+    /// Transfers in progress, each of one version to one subscription.
     pub(crate) transfers: Gauge,
     /// The subscriptions of all sessions.
     pub(crate) subscriptions: Gauge,
@@ -60,7 +60,7 @@ pub(crate) struct Shared {
 pub(crate) struct Counters {
     /// Versions that a subscriber committed.
     pub(crate) committed: AtomicU64,
-    /// Subscriptions that accepted no byte within the deadline, or did not keep up with their publisher.
+    /// Subscribers that accepted no byte within the deadline, or did not keep up with their publisher.
     pub(crate) evicted: AtomicU64,
 }
 

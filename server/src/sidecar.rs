@@ -18,10 +18,11 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The tensors are passed in a sealed memfd, without `/dev/shm`: the producer copies them into it once, and the server
-//! maps it and sends from there. The server's side is [`PublishSocket`], `connection` for each producer, `draft` for
-//! the version being received, and `topics`, which outlive producers. The producer's side is [`Producer`],
-//! [`SealedVersion`] and [`Publication`].
+//! Tensors in host memory are passed in a sealed memfd, without `/dev/shm`: the producer copies them into it once, and
+//! the server maps it and sends from there. Tensors on a GPU are passed in shared GPU memory, if both ends can share it
+//! (`gpu`). The server's side is [`PublishSocket`], `connection` for each producer, `draft` for the version being
+//! received, and `topics`, which outlive producers. The producer's side is [`Producer`], [`SealedVersion`] and
+//! [`Publication`].
 
 mod channel;
 mod connection;
@@ -59,14 +60,14 @@ use tokio::{
 };
 use topics::Topics;
 
-/// The maximum number of rejected producers that are sent the reason concurrently. The connections of others are closed
-/// without it.
+/// The maximum number of refused producers that are sent the reason concurrently. The connections of further ones are
+/// closed without it.
 const REFUSED_MAX: usize = 8;
 
-/// The deadline for a rejected producer to read the reason.
+/// The deadline for a refused producer to read the reason.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The minimum time between two warnings about rejected producers.
+/// The minimum time between two warnings about refused producers.
 const WARNING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The pause after a failed accept, perhaps because the system has no descriptors left.
@@ -83,13 +84,14 @@ pub struct Published {
     pub payload_bytes: u64,
     /// The kind of memory.
     pub path: MemoryKind,
-    /// The producer's reason for it.
+    /// The producer's reason for this kind of memory.
     pub reason: String,
     /// The producer's process, for logs.
     pub peer: String,
 }
 
-/// Accepts producers until it is dropped. Their topics and retained versions stay.
+/// Accepts producers until it is dropped. Their topics and retained versions stay, except versions in the producers'
+/// own GPU memory.
 #[derive(Debug)]
 pub struct OpenSocket {
     path: Box<Path>,
@@ -110,8 +112,8 @@ impl Drop for OpenSocket {
 }
 
 impl Server {
-    /// Accepts local producers through `socket`. Their topics have `options`; `report` is called for each version, on
-    /// the runtime's thread.
+    /// Accepts local producers through `socket`. Their topics have `options`; `report` is called for each version, on a
+    /// thread of the runtime.
     ///
     /// Versions in host memory count within [`Config::staged_bytes`](crate::Config::staged_bytes). With a `device` that
     /// processes can share, tensors on it are served in place, or from a copy on it.
@@ -133,7 +135,7 @@ impl Server {
 }
 
 async fn accept(socket: PublishSocket, context: Arc<PublishContext>) {
-    // Separate, so that rejected producers do not count as connected.
+    // Separate, because the number of refused producers has its own bound.
     let (mut producers, mut refused) = (JoinSet::new(), JoinSet::new());
     let mut quotas = Quotas::default();
     let mut warned: Option<Instant> = None;
@@ -178,7 +180,7 @@ fn admit(stream: &UnixStream, socket: &PublishSocket, quotas: &mut Quotas) -> Re
         .peer_cred()
         .map_err(|error| format!("the producer's user cannot be determined: {error}"))?;
     let uid = peer.uid();
-    // In another container without a shared PID namespace, it has no pid.
+    // A process in another container has no pid here, unless the containers share a PID namespace.
     let name = match peer.pid().filter(|pid| *pid > 0) {
         Some(pid) => format!("process {pid} of user {uid}"),
         None => format!("a process of user {uid}"),

@@ -82,7 +82,7 @@ impl Staging {
 }
 
 impl<E: std::error::Error> StageError<E> {
-    /// Returns the error of the fill callback, or any other error without its type parameter.
+    /// Returns the error of the fill callback as `Ok`, and any other error, without the type parameter, as `Err`.
     pub(crate) fn into_fill(self) -> Result<E, StageError> {
         match self {
             Self::Fill(error) => Ok(error),
@@ -131,7 +131,7 @@ impl Staged {
         Ok(Self::hashed(staging, manifest, bytes, &hashes))
     }
 
-    /// A version whose bytes were hashed on arrival, one hash for each chunk in order.
+    /// A version whose chunks are hashed already: one hash for each, in order.
     pub(crate) fn hashed(staging: &Staging, manifest: Manifest, bytes: Bytes, hashes: &[ChunkHash]) -> Self {
         let digest = VersionDigest::of(manifest.digest(), hashes.iter().copied());
         let payload = Payload::with_hashes(Arc::new(manifest), Arc::new(HostSource::new(bytes)), hashes);
@@ -143,7 +143,7 @@ impl Staged {
         self.payload.manifest()
     }
 
-    /// The version's digest: equal tensors have equal digests.
+    /// The version's digest: equal tensors, laid out alike, have equal digests.
     pub fn digest(&self) -> VersionDigest {
         self.digest
     }

@@ -31,7 +31,7 @@ pub struct StatusReader {
 pub struct ServerStatus {
     /// The local address.
     pub listen: SocketAddr,
-    /// The time since its start.
+    /// The time since the [`StatusReader`] was made, normally at the server's start.
     pub uptime: Duration,
     /// Whether it is shutting down.
     pub is_draining: bool,
@@ -72,7 +72,7 @@ pub struct TopicStatus {
     pub age: Duration,
     /// The number of retained versions.
     pub retained: u64,
-    /// The number of versions that this server published.
+    /// The number of versions published into it on this server.
     pub published: u64,
     /// The number of its subscriptions.
     pub subscribers: u64,
@@ -97,7 +97,7 @@ pub struct SubscriberStatus {
     pub held: Option<Version>,
     /// The number of versions that it is behind the newest.
     pub lag_versions: u64,
-    /// The age of the oldest version that it lacks, within the last 64 publishes.
+    /// The age of the oldest version that it lacks, within the last 64 publishes; at most the time since it began.
     pub lag: Duration,
     /// The current transfer.
     pub transfer: Option<TransferStatus>,
@@ -164,8 +164,8 @@ impl StatusReader {
         Self { shared: Arc::downgrade(shared), memory, listen, began: Instant::now() }
     }
 
-    /// The current status; `None` when the server is dropped. Takes a few locks briefly; its time grows with the number
-    /// of topics.
+    /// The current status; `None` when the server is dropped. Takes a few locks briefly, for a time that grows with the
+    /// numbers of topics and lanes.
     pub fn read(&self) -> Option<ServerStatus> {
         let shared = self.shared.upgrade()?;
         let (subscribers_count, subscribers) = shared.subscribers.status(DESCRIBED_MAX);
@@ -176,7 +176,7 @@ impl StatusReader {
             is_draining: *shared.draining.borrow(),
             stats: server::stats(&shared, &self.memory),
             access_problem: shared.access.problem(),
-            topics: shared.catalogue.describe(TopicState::status),
+            topics: shared.catalogue.map_topics(TopicState::status),
             subscribers_count,
             subscribers,
             lanes_count,

@@ -43,7 +43,8 @@ pub(crate) struct SubscriberInfo {
     pub(crate) have: Option<(Epoch, Version)>,
 }
 
-/// The status of one subscription. Sends add to the counters; the other fields change once per version.
+/// The status of one subscription. Sends change the counters of bytes and chunks; the other fields change only when a
+/// version begins or ends.
 #[derive(Debug)]
 pub(crate) struct SubscriberProgress {
     info: SubscriberInfo,
@@ -61,7 +62,7 @@ pub(crate) struct SubscriberProgress {
 #[derive(Debug, Default)]
 struct TransferState {
     /// The newest version that the client has.
-    done: Option<(Epoch, Version)>,
+    held: Option<(Epoch, Version)>,
     transfer: Option<StartedTransfer>,
 }
 
@@ -70,7 +71,8 @@ struct StartedTransfer {
     version: VersionId,
     payload_bytes: u64,
     started: Instant,
-    sent_before: u64,
+    /// The payload bytes sent to the subscription before this transfer.
+    sent_before_bytes: u64,
 }
 
 /// A chunk at one stage, until this is dropped.
@@ -126,7 +128,7 @@ impl Drop for SubscriberEntry {
 impl SubscriberProgress {
     fn new(info: SubscriberInfo) -> Self {
         Self {
-            state: Mutex::new(TransferState { done: info.have, transfer: None }),
+            state: Mutex::new(TransferState { held: info.have, transfer: None }),
             info,
             began: Instant::now(),
             committed: AtomicU64::new(0),
@@ -145,7 +147,7 @@ impl SubscriberProgress {
             version: retained.id.clone(),
             payload_bytes: retained.payload.manifest().payload_bytes(),
             started: Instant::now(),
-            sent_before: self.sent_payload_bytes.load(Ordering::Relaxed),
+            sent_before_bytes: self.sent_payload_bytes.load(Ordering::Relaxed),
         });
     }
 
@@ -153,7 +155,7 @@ impl SubscriberProgress {
     pub(crate) fn handle_committed(&self, retained: &Retained) {
         self.committed.fetch_add(1, Ordering::Relaxed);
         *self.state() =
-            TransferState { done: Some((retained.id.epoch, retained.id.version)), transfer: None };
+            TransferState { held: Some((retained.id.epoch, retained.id.version)), transfer: None };
     }
 
     /// Records that the transfer was aborted.
@@ -179,20 +181,20 @@ impl SubscriberProgress {
 
     fn status(&self) -> SubscriberStatus {
         let sent_payload_bytes = self.sent_payload_bytes.load(Ordering::Relaxed);
-        let (done, transfer) = {
+        let (held, transfer) = {
             let state = self.state();
             let transfer = state.transfer.as_ref().map(|started| TransferStatus {
                 version: started.version.clone(),
                 payload_bytes: started.payload_bytes,
-                sent_bytes: sent_payload_bytes.saturating_sub(started.sent_before),
+                sent_bytes: sent_payload_bytes.saturating_sub(started.sent_before_bytes),
                 since: started.started.elapsed(),
                 limit: self.limit(),
             });
-            (state.done, transfer)
+            (state.held, transfer)
         };
-        let lag = match (done, &transfer) {
+        let lag = match (held, &transfer) {
             (None, None) => Default::default(), // It waits for a later version.
-            _ => self.info.topic.lag(done),
+            _ => self.info.topic.lag(held),
         };
         // For versions published before the subscription, the lag is at most the age of the subscription.
         let since = lag.since.map(|since| since.elapsed().min(self.began.elapsed()));
@@ -202,7 +204,7 @@ impl SubscriberProgress {
             transport: self.info.kind,
             is_every: self.info.mode == Mode::Every,
             since: self.began.elapsed(),
-            held: done.map(|(_, version)| version),
+            held: held.map(|(_, version)| version),
             lag_versions: lag.versions,
             lag: since.unwrap_or_default(),
             transfer,

@@ -9,7 +9,7 @@ use crate::{
     effort_trial::EffortMeter,
     inboxes::Inbox,
     lanes::Lanes,
-    sender::{Outgoing, Sender, Sent, SentKind},
+    sender::{Outgoing, Sent, SentKind, VersionSender},
     shared::{Counted, Shared},
     stall::{Progress, StallWatch},
     subscribers::SubscriberEntry,
@@ -54,14 +54,15 @@ pub(crate) struct Subscription {
     pub(crate) preempt: bool,
     /// Its entry in the server's status.
     pub(crate) entry: SubscriberEntry,
-    /// Makes a shutdown wait for the subscription and its session; `None` once it starts no more transfers.
+    /// Counts it among the unfinished subscriptions of the server and of its session; `None` once a shutdown need not
+    /// wait for it.
     pub(crate) unfinished: Option<[Counted; 2]>,
 }
 
 /// Why a subscription ended.
 #[derive(Debug)]
 enum Ended {
-    /// The client was lost. It may reconnect and take its place again.
+    /// The client was lost, or unsubscribed but keeps its place. It may return and take the place again.
     ClientLost,
     /// The client ended it.
     ByClient,
@@ -206,17 +207,17 @@ impl Subscription {
     async fn send_version(&mut self, retained: &Arc<Retained>, skipped: u64) -> Result<(), Ended> {
         let mut watch = StallWatch::new(self.shared.config.stall_timeout);
         let progress = watch.progress().clone();
-        let (mut transfer, mut sender) = self.begin_version(retained, skipped, &progress).await?;
+        let (mut transfer, mut version_sender) = self.begin_version(retained, skipped, &progress).await?;
         let (mut abort_at, mut lane_joined) = (retained.abort_at.subscribe(), self.lanes.joined());
         loop {
-            self.begin_sends(&mut transfer, &mut sender);
+            self.begin_sends(&mut transfer, &mut version_sender);
             let next = tokio::select! {
                 message = self.inbox.next() => {
                     let effect = self.handle_message(message, Some(&mut transfer))?;
                     progress.note(u64::from(effect == Effect::Progress));
                     self.finish_or_execute(effect, retained)?
                 }
-                Some(sent) = sender.next() => self.handle_sent(sent, &mut transfer, retained),
+                Some(sent) = version_sender.next() => self.handle_sent(sent, &mut transfer, retained),
                 () = self.follower.changed() => self.handle_change(retained)?,
                 () = deadline_passed(&mut abort_at), if !transfer.plan.is_given_up() => {
                     Next::GiveUp(AbortReason::Withdrawn)
@@ -228,7 +229,7 @@ impl Subscription {
                 Next::Finished => return Ok(()),
                 Next::GiveUp(reason) if !transfer.plan.is_given_up() => {
                     transfer.plan.give_up();
-                    sender.give_up();
+                    version_sender.give_up();
                     self.abort(retained, reason).await?;
                 }
                 Next::GiveUp(_) | Next::Continue => {}
@@ -242,7 +243,7 @@ impl Subscription {
         retained: &Arc<Retained>,
         skipped: u64,
         progress: &Progress,
-    ) -> Result<(Transfer, Sender), Ended> {
+    ) -> Result<(Transfer, VersionSender), Ended> {
         if self.client.has_part_of_other_version(retained) {
             self.base.release(); // It was the base of the partial version.
         }
@@ -253,17 +254,17 @@ impl Subscription {
         let selection = self.client.selection(retained, self.shared.config.workers).await;
         let chunks = selection.chunks().difference(&self.client.take_held(retained));
         let plan = SendPlan::new(chunks, self.client.needs_manifest(retained));
-        let sender = Sender::new(self.outgoing(retained, selection, progress.clone()));
-        Ok((Transfer::new(&retained.id, plan), sender))
+        let version_sender = VersionSender::new(self.outgoing(retained, selection, progress.clone()));
+        Ok((Transfer::new(&retained.id, plan), version_sender))
     }
 
     /// Starts the possible sends, up to `chunks_in_flight` for each lane.
-    fn begin_sends(&mut self, transfer: &mut Transfer, sender: &mut Sender) {
+    fn begin_sends(&mut self, transfer: &mut Transfer, version_sender: &mut VersionSender) {
         let sends_max = self.shared.config.chunks_in_flight * self.lanes.len().max(1);
-        while sender.len() < sends_max
+        while version_sender.len() < sends_max
             && let Some(action) = transfer.plan.poll(&mut self.credit, self.lanes.least_loaded())
         {
-            sender.begin(action);
+            version_sender.begin(action);
         }
     }
 
@@ -303,8 +304,8 @@ impl Subscription {
         if let Some(reason) = self.cursor.lost_place() {
             return Err(Ended::ByServer(reason));
         }
-        let newer = newest.is_some_and(|(_, newest)| newest.id != retained.id);
-        Ok(if self.preempt && newer { Next::GiveUp(AbortReason::Superseded) } else { Next::Continue })
+        let is_newer = newest.is_some_and(|(_, newest)| newest.id != retained.id);
+        Ok(if self.preempt && is_newer { Next::GiveUp(AbortReason::Superseded) } else { Next::Continue })
     }
 
     fn handle_message(

@@ -68,7 +68,8 @@ impl Retained {
 #[derive(Debug)]
 pub(crate) struct TopicState {
     name: Topic,
-    /// The time for which a named reader keeps its place after its connection is lost.
+    /// The time for which a named reader keeps its place after its connection is lost, and bases stay without
+    /// followers.
     linger: Duration,
     /// The bases of all topics, and this topic's number there.
     bases: Arc<Bases>,
@@ -117,9 +118,11 @@ pub(crate) struct Pushed {
 /// Why `publish` has to wait.
 #[derive(Debug)]
 pub(crate) struct PublishBlockers {
+    /// The version that was not added.
     pub(crate) retained: Retained,
+    /// The readers that need versions which would have to leave retention.
     pub(crate) readers: Vec<ReaderId>,
-    /// When a waiting place expires.
+    /// When the next waiting place expires.
     pub(crate) recheck_at: Option<Instant>,
 }
 
@@ -154,7 +157,10 @@ impl TopicState {
 
     /// Decides whether the next version may be a base. Call once for each version.
     pub(crate) fn decide_next_base(&self) -> bool {
-        self.delta_trial.lock().unwrap_or_else(PoisonError::into_inner).next()
+        self.delta_trial
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .decide_next_base()
     }
 
     /// The publisher's codec choice, if any.
@@ -176,7 +182,8 @@ impl TopicState {
         self.room.subscribe()
     }
 
-    /// Registers a publisher; returns false when there is one. Reopens a topic that had ended.
+    /// Registers a publisher; returns false if there is one, or if the topic was withdrawn or has expired. Reopens a
+    /// topic that its publisher ended.
     pub(crate) fn open(&self) -> bool {
         let mut state = self.state();
         let is_free = !state.has_publisher && matches!(state.ended, None | Some(EndReason::TopicEnded));
@@ -253,7 +260,7 @@ impl TopicState {
         evicted as u64
     }
 
-    /// Withdraws one version, from retention or from the kept bases.
+    /// Withdraws one version, from retention or from the cached bases.
     pub(crate) fn withdraw(&self, seq: Seq, key: bases::VersionKey) {
         let gone = {
             let mut state = self.state();
@@ -302,7 +309,7 @@ impl TopicState {
         self.room.send_replace(());
     }
 
-    /// Withdraws a version, also as a base, because its publisher reclaims the memory.
+    /// Withdraws a version that was taken out of retention: its transfers have a deadline, and it may not be a base.
     fn reclaim(&self, retained: &Arc<Retained>) -> bases::ReleasedVersions {
         retained.leave_retention();
         retained.base.withdraw();
@@ -336,7 +343,7 @@ impl TopicState {
         self.state().published_at
     }
 
-    /// The number of the next version in `epoch`: it continues if that was the last epoch.
+    /// The number of the next version in `epoch`: the one after the last version if that is of `epoch`, else the first.
     pub(crate) fn number_after(&self, epoch: Epoch) -> Version {
         let last = self.state().last.filter(|(last_epoch, _)| *last_epoch == epoch);
         last.map_or(Version::FIRST, |(_, last)| last.next())
@@ -377,7 +384,8 @@ impl TopicState {
         state.last_follower_left = None;
     }
 
-    /// Returns whether to run [`release_abandoned_bases`]: the last follower left bases, and it does not run yet.
+    /// Removes a follower. Returns whether to run [`release_abandoned_bases`]: it was the last one, the topic has
+    /// bases, and that task does not run yet.
     pub(crate) fn remove_follower(&self) -> bool {
         let mut state = self.state();
         state.followers -= 1;
@@ -389,7 +397,8 @@ impl TopicState {
         begins
     }
 
-    /// Releases the bases if no follower returned before the timeout; otherwise returns when to check again.
+    /// Releases the bases if no follower returned before the timeout. Returns when to check again; `None` if that is
+    /// not necessary.
     fn release_if_abandoned(&self) -> Option<Instant> {
         let mut state = self.state();
         let recheck_at = state.last_follower_left.map(|left| left + self.linger);
@@ -420,7 +429,7 @@ impl TopicState {
 }
 
 impl State {
-    /// Versions of an earlier epoch, or of a withdrawn topic, may not be bases after they left retention.
+    /// Forbids a version of an earlier epoch, or of a withdrawn or expired topic, to be a base after it left retention.
     fn check_terms(&self, retained: &Retained) {
         let is_available = matches!(self.ended, None | Some(EndReason::TopicEnded));
         let is_last_epoch = self.last.is_none_or(|(epoch, _)| epoch == retained.id.epoch);

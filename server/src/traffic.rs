@@ -7,13 +7,13 @@ use tensor_relay_transport::{Lane, LaneKind, LaneStats};
 /// The total traffic of lanes. Monotonic.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TrafficStats {
-    /// Packets sent.
+    /// Packets sent over QUIC.
     pub sent_packets: u64,
-    /// Packets sent and lost; their data was retransmitted.
+    /// Packets sent over QUIC and lost; their data was retransmitted.
     pub lost_packets: u64,
-    /// Bytes of UDP payload sent, retransmissions and control included.
+    /// Bytes of UDP payload sent, retransmissions and control included. Over TCP the bytes before encryption.
     pub sent_bytes: u64,
-    /// Bytes of UDP payload received.
+    /// Bytes of UDP payload received. Over TCP the bytes after decryption.
     pub received_bytes: u64,
 }
 
@@ -32,19 +32,19 @@ struct TrafficTotals {
 /// Counts a lane as open until this is dropped, which adds its traffic to that of ended lanes.
 #[derive(Debug)]
 #[must_use = "the lane counts as ended when this is dropped"]
-pub(crate) struct Counted<'a> {
+pub(crate) struct CountedLane<'a> {
     traffic: &'a Traffic,
     number: u64,
 }
 
 impl Traffic {
     /// Counts the traffic of `lane` from now on.
-    pub(crate) fn count(&self, lane: &Lane) -> Counted<'_> {
+    pub(crate) fn count(&self, lane: &Lane) -> CountedLane<'_> {
         let mut totals = self.totals();
         let number = totals.opened;
         totals.opened += 1;
         totals.open.push((number, lane.clone()));
-        Counted { traffic: self, number }
+        CountedLane { traffic: self, number }
     }
 
     /// The total traffic.
@@ -82,7 +82,7 @@ impl Traffic {
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for CountedLane<'_> {
     fn drop(&mut self) {
         let mut totals = self.traffic.totals();
         if let Some(index) = totals.open.iter().position(|(number, _)| *number == self.number) {

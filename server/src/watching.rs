@@ -9,7 +9,8 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 /// The maximum number of names in a message: even the longest names fit a frame.
 const TOPICS_PER_MESSAGE: usize = 240;
 
-/// Sends matching topics that `holder` may list, until the lane ends. A name may be sent twice, but is never missed.
+/// Sends matching topics that `holder` may list, until the lane ends. A name may be sent twice, but is never missed,
+/// unless `holder` was permitted to list it only after the topic was found.
 pub(crate) async fn run(
     catalogue: Arc<Catalogue>,
     holder: Holder,

@@ -89,8 +89,8 @@ impl FromStr for Acl {
     }
 }
 
-fn parse_line(number: usize, line: &str) -> Result<Line, AclError> {
-    let acl_error = |why: String| AclError { line: number, why };
+fn parse_line(line_number: usize, line: &str) -> Result<Line, AclError> {
+    let acl_error = |why: String| AclError { line: line_number, why };
     let fields: Vec<_> = line.split_whitespace().collect();
     let [principal, verbs, topics] = fields[..] else {
         return Err(acl_error(format!("{line:?} is not `PRINCIPAL VERBS TOPICS`")));
@@ -111,7 +111,8 @@ fn parse_line(number: usize, line: &str) -> Result<Line, AclError> {
             grant.verbs
         )));
     }
-    Ok(Line { number, principal: Glob::new(principal).map_err(|error| acl_error(error.to_string()))?, grant })
+    let principal = Glob::new(principal).map_err(|error| acl_error(error.to_string()))?;
+    Ok(Line { number: line_number, principal, grant })
 }
 
 #[cfg(test)]

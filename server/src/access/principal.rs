@@ -1,19 +1,19 @@
-//! Principals: authenticated clients.
+//! Principals: admitted clients with their rights.
 
 use std::fmt;
 use tensor_relay_protocol::{Grant, TicketId, Topic, Verb};
 
-/// An authenticated client, with its rights.
+/// An admitted client, with its rights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Principal {
-    identity: Identity,
+    identity: ClientIdentity,
     grants: Vec<Grant>,
     expires_s: Option<u64>,
 }
 
-/// An authenticated identity.
+/// How a client was identified.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Identity {
+enum ClientIdentity {
     /// Not authenticated: the server admits everybody.
     Anybody,
     /// By a ticket of this server.
@@ -27,7 +27,7 @@ enum Identity {
 
 impl Principal {
     pub(super) fn anybody(grants: Vec<Grant>) -> Self {
-        Self { identity: Identity::Anybody, grants, expires_s: None }
+        Self { identity: ClientIdentity::Anybody, grants, expires_s: None }
     }
 
     pub(super) fn with_ticket(
@@ -36,17 +36,17 @@ impl Principal {
         grants: Vec<Grant>,
         expires_s: Option<u64>,
     ) -> Self {
-        Self { identity: Identity::Ticket(id, holder), grants, expires_s }
+        Self { identity: ClientIdentity::Ticket(id, holder), grants, expires_s }
     }
 
     pub(super) fn with_key(name: &str, grants: Vec<Grant>) -> Self {
-        Self { identity: Identity::Key(name.to_owned()), grants, expires_s: None }
+        Self { identity: ClientIdentity::Key(name.to_owned()), grants, expires_s: None }
     }
 
     pub(super) fn with_names(mut names: Vec<String>, grants: Vec<Grant>) -> Self {
         names.sort_unstable();
         names.dedup();
-        Self { identity: Identity::Names(names), grants, expires_s: None }
+        Self { identity: ClientIdentity::Names(names), grants, expires_s: None }
     }
 
     /// Whether it may do `verb` with `topic`.
@@ -67,21 +67,21 @@ impl Principal {
     /// Its ticket, if it was authenticated by one.
     pub fn ticket(&self) -> Option<TicketId> {
         match self.identity {
-            Identity::Ticket(id, _) => Some(id),
-            Identity::Anybody | Identity::Key(_) | Identity::Names(_) => None,
+            ClientIdentity::Ticket(id, _) => Some(id),
+            ClientIdentity::Anybody | ClientIdentity::Key(_) | ClientIdentity::Names(_) => None,
         }
     }
 
     /// Whether its admission can expire.
     pub(super) fn is_temporary(&self) -> bool {
-        self.expires_s.is_some() || matches!(self.identity, Identity::Names(_))
+        self.expires_s.is_some() || matches!(self.identity, ClientIdentity::Names(_))
     }
 
     /// The holder named in its ticket.
     pub fn holder(&self) -> Option<&str> {
         match &self.identity {
-            Identity::Ticket(_, holder) => Some(holder),
-            Identity::Anybody | Identity::Key(_) | Identity::Names(_) => None,
+            ClientIdentity::Ticket(_, holder) => Some(holder),
+            ClientIdentity::Anybody | ClientIdentity::Key(_) | ClientIdentity::Names(_) => None,
         }
     }
 }
@@ -90,11 +90,11 @@ impl Principal {
 impl fmt::Display for Principal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.identity {
-            Identity::Anybody => f.write_str("anybody"),
-            Identity::Ticket(id, _) => write!(f, "ticket:{id}"),
-            Identity::Key(name) => write!(f, "key:{name}"),
-            Identity::Names(names) if names.is_empty() => f.write_str("certificate without names"),
-            Identity::Names(names) => write!(f, "{}", names.join(",").escape_debug()),
+            ClientIdentity::Anybody => f.write_str("anybody"),
+            ClientIdentity::Ticket(id, _) => write!(f, "ticket:{id}"),
+            ClientIdentity::Key(name) => write!(f, "key:{name}"),
+            ClientIdentity::Names(names) if names.is_empty() => f.write_str("certificate without names"),
+            ClientIdentity::Names(names) => write!(f, "{}", names.join(",").escape_debug()),
         }
     }
 }

@@ -12,8 +12,8 @@ use tokio::sync::watch;
 /// The interval at which a running server checks the files.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The duration after which a check is reported as late. The next check starts only after it ends, so that a hung
-/// file system blocks a single thread.
+/// The duration after which a check is reported as late. The next check starts only after the late one ends, so that a
+/// hung file system blocks a single thread.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// When each ticket was last used, in seconds since 1970.
@@ -84,8 +84,8 @@ pub(super) async fn follow_files(
             Err(error) => {
                 report(&problem, Some(error.to_string()));
                 // An error in another file must not keep a revoked ticket valid.
-                let known = sender.borrow().as_ref().clone();
-                replace(&sender, Rules { revoked: revoked.into_iter().collect(), ..known });
+                let current = sender.borrow().as_ref().clone();
+                replace(&sender, Rules { revoked: revoked.into_iter().collect(), ..current });
             }
         }
         match saved {
@@ -99,26 +99,26 @@ pub(super) async fn follow_files(
 
 /// Stores the current problem with the files, and logs it when it changes.
 fn report(problem: &Mutex<Option<String>>, now: Option<String>) {
-    let mut known = problem.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut before = problem.lock().unwrap_or_else(PoisonError::into_inner);
     match &now {
-        Some(error) if now != *known => {
+        Some(error) if now != *before => {
             tracing::warn!(%error, "The access rules cannot be read; the previous rules stay in force.");
         }
-        None if known.is_some() => tracing::info!("The access rules can be read again."),
+        None if before.is_some() => tracing::info!("The access rules can be read again."),
         _ => {}
     }
-    *known = now;
+    *before = now;
 }
 
 /// Replaces the current rules. Revocations last while the server runs: those of tickets and keys (also keys missing
 /// from their file), and the restriction of users by the list. So a truncated file readmits nobody.
 fn replace(sender: &watch::Sender<Arc<Rules>>, mut rules: Rules) {
-    sender.send_if_modified(|known| {
-        rules.keep_revoked(known);
-        let is_new = **known != rules;
+    sender.send_if_modified(|current| {
+        rules.keep_revoked(current);
+        let is_new = **current != rules;
         if is_new {
             tracing::info!("The access rules were replaced.");
-            *known = Arc::new(rules);
+            *current = Arc::new(rules);
         }
         is_new
     });
@@ -156,11 +156,11 @@ mod tests {
         };
         let sender = watch::Sender::new(Arc::new(Rules::default()));
         let (mut rules, problem) = (sender.subscribe(), Arc::<Mutex<Option<String>>>::default());
-        let known = || problem.lock().unwrap().clone();
+        let reported = || problem.lock().unwrap().clone();
         let becomes = async |what: &str| {
             let deadline = tokio::time::Instant::now() + 2 * CHECK_TIMEOUT;
-            while !known().is_some_and(|problem| problem.contains(what)) {
-                assert!(tokio::time::Instant::now() < deadline, "{:?}", known());
+            while !reported().is_some_and(|problem| problem.contains(what)) {
+                assert!(tokio::time::Instant::now() < deadline, "{:?}", reported());
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
@@ -171,6 +171,6 @@ mod tests {
         assert!(!rules.borrow().open);
         gate.send(true).unwrap();
         rules.changed().await.unwrap();
-        assert!(rules.borrow().open && known().is_none());
+        assert!(rules.borrow().open && reported().is_none());
     }
 }

@@ -146,14 +146,14 @@ impl Rules {
     /// # Errors
     /// [`Denied`], with the reason.
     pub fn check_issued(&self, ticket: &IssuedTicket, now_s: u64) -> Result<(), Denied> {
-        let is_known = |secret| self.secrets.iter().any(|known| known.id() == secret);
+        let is_known = |id| self.secrets.iter().any(|secret| secret.id() == id);
         match ticket.secret {
             Some(secret) if !is_known(secret) => Err(TokenError::UnknownSecret.into()),
             _ => self.check(&ticket.claims, now_s),
         }
     }
 
-    /// Keeps the revocations of `before`. Only a restart undoes them; for a key, trusting it again also does.
+    /// Keeps the revocations of `before`. A restart undoes them; for a key, so does trusting it again.
     pub(super) fn keep_revoked(&mut self, before: &Self) {
         self.revoked.extend(&before.revoked);
         let removed = before.keys.keys().chain(&before.revoked_keys);
@@ -210,7 +210,7 @@ mod tests {
 
     /// Valid and invalid credentials of every kind, with the result of each.
     #[test]
-    fn which_credentials_are_admitted() {
+    fn only_valid_credentials_are_admitted() {
         let good = || token(&secret(1, 1), Some(100));
         let with = |token| Credentials { token, certificate: None };
         let revoked = Rules { revoked: [TicketId([9; 8])].into(), ..rules() };

@@ -26,7 +26,7 @@ use tensor_relay_protocol::{Claims, Grant, Secret, SecretId, TicketId, Token, Ve
 use tensor_relay_transport::Fingerprint;
 use tokio::sync::watch;
 
-/// The maximum number of valid secrets: the new one and the previous one.
+/// The number of secrets that a rotation leaves valid: the new one and the previous one.
 const SECRETS_MAX: usize = 2;
 
 /// The maximum number of listed tickets; a line has a few hundred bytes.
@@ -50,7 +50,7 @@ impl AccessStore {
         let store = Self { folder: Folder::new(state_dir.join("access")) };
         if !store.folder.has("secrets")? {
             store.folder.make()?;
-            let secret = lines([new_secret(None)].iter().map(Secret::to_line));
+            let secret = join_lines([new_secret(None)].iter().map(Secret::to_line));
             store.folder.write_new("secrets", &secret)?; // Of two concurrent starts, both use the first secret.
         }
         store.folder.warn_if_exposed(&[&FILES[..], &["issued", "used"]].concat());
@@ -152,7 +152,7 @@ impl AccessStore {
         self.read_lines("issued", issued::from_line)
     }
 
-    /// When each ticket was last used, in seconds since 1970. Running servers save it every two seconds.
+    /// When each ticket was last used, in seconds since 1970. Running servers save changes every two seconds.
     ///
     /// # Errors
     /// [`AccessStoreError`] when the file cannot be read.
@@ -192,7 +192,7 @@ impl AccessStore {
     /// [`AccessStoreError`] when that cannot be written.
     pub fn distrust(&self, name: &str) -> Result<bool, AccessStoreError> {
         let keys = self.rules()?.keys.into_iter();
-        let mut matching = keys.filter(|(key, known)| key.to_string() == name || known == name);
+        let mut matching = keys.filter(|(key, key_name)| key.to_string() == name || key_name == name);
         let Some((key, _)) = matching.next() else { return Ok(false) };
         self.change_key(key, format!("revoked {key}"))?;
         matching.try_for_each(|(key, _)| self.change_key(key, format!("revoked {key}")))?;
@@ -206,7 +206,7 @@ impl AccessStore {
         let others = text
             .lines()
             .filter(|line| KeyLine::parse(line).is_none_or(|line| line.key() != key));
-        self.folder.write("keys", &lines(others.map(str::to_owned).chain([line])))
+        self.folder.write("keys", &join_lines(others.map(str::to_owned).chain([line])))
     }
 
     /// Creates a new secret. Tickets of the previous one stay valid until the next rotation; older ones become invalid
@@ -218,24 +218,24 @@ impl AccessStore {
         let mut secrets = self.secrets()?;
         secrets.insert(0, new_secret(secrets.first()));
         secrets.truncate(SECRETS_MAX);
-        self.folder.write("secrets", &lines(secrets.iter().map(Secret::to_line)))
+        self.folder.write("secrets", &join_lines(secrets.iter().map(Secret::to_line)))
     }
 
     /// Saves when tickets were used, merged with what other servers of this folder saved.
     fn note_uses(&self, uses: &HashMap<TicketId, u64>) -> Result<(), AccessStoreError> {
-        let mut known = self.used().unwrap_or_default(); // An invalid file is replaced: it is only informative.
+        let mut merged = self.used().unwrap_or_default(); // An invalid file is replaced: it is only informative.
         for (id, used_s) in uses {
-            let known = known.entry(*id).or_default();
-            *known = (*known).max(*used_s);
+            let last_used_s = merged.entry(*id).or_default();
+            *last_used_s = (*last_used_s).max(*used_s);
         }
-        if known.len() > USES_MAX {
-            let mut times: Vec<u64> = known.values().copied().collect();
-            let (_, oldest, _) = times.select_nth_unstable(known.len() - USES_MAX);
+        if merged.len() > USES_MAX {
+            let mut times: Vec<u64> = merged.values().copied().collect();
+            let (_, oldest, _) = times.select_nth_unstable(merged.len() - USES_MAX);
             let oldest = *oldest;
-            known.retain(|_, used_s| *used_s >= oldest);
+            merged.retain(|_, used_s| *used_s >= oldest);
         }
         self.folder
-            .write("used", &lines(known.iter().map(|(id, used_s)| format!("{id} {used_s}"))))
+            .write("used", &join_lines(merged.iter().map(|(id, used_s)| format!("{id} {used_s}"))))
     }
 
     fn revoked(&self) -> Result<Vec<TicketId>, AccessStoreError> {
@@ -256,14 +256,14 @@ impl AccessStore {
     }
 }
 
-fn lines(lines: impl Iterator<Item = String>) -> String {
+fn join_lines(lines: impl Iterator<Item = String>) -> String {
     lines.fold(String::new(), |mut text, line| {
         let _ = writeln!(text, "{line}"); // A `String` accepts every write.
         text
     })
 }
 
-/// A new secret, with another number than `before`.
+/// A new secret, with the number after that of `before`.
 fn new_secret(before: Option<&Secret>) -> Secret {
     let number = before.map_or(1, |secret| secret.id().0.wrapping_add(1));
     Secret::new(SecretId(number), rand::random())

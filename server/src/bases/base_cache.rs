@@ -23,7 +23,7 @@ pub(super) struct BaseCache<T> {
     budget_bytes: u64,
     bytes: u64,
     entries: HashMap<Key, Entry<T>>,
-    /// Counts the versions ever cached, to give each an age.
+    /// The number of versions ever cached, for their order.
     cached_ever: u64,
 }
 
@@ -42,7 +42,8 @@ struct Entry<T> {
 struct CachedItem<T> {
     item: T,
     bytes: u64,
-    age: u64,
+    /// Its place in the order of caching.
+    order: u64,
 }
 
 impl<T> Default for BaseCache<T> {
@@ -95,7 +96,7 @@ impl<T> BaseCache<T> {
         let Some(entry) = self.entries.get_mut(&key) else { return item.into_iter().collect() };
         entry.is_retained = false;
         if let (Some(item), None) = (item, &entry.cached) {
-            entry.cached = Some(CachedItem { item, bytes, age: self.cached_ever });
+            entry.cached = Some(CachedItem { item, bytes, order: self.cached_ever });
             self.cached_ever += 1;
             self.bytes += bytes;
         }
@@ -161,11 +162,11 @@ impl<T> BaseCache<T> {
         left
     }
 
-    /// Evicts one item: an unused one before a used one, and the oldest of those.
+    /// Evicts one item: one that no subscription holds before one that is held, and of those the first cached.
     fn evict_one(&mut self, topic: Option<u64>) -> Option<T> {
         let rank = |key: &Key| {
             let entry = self.entries.get(key)?;
-            Some((entry.held > 0, entry.cached.as_ref()?.age))
+            Some((entry.held > 0, entry.cached.as_ref()?.order))
         };
         let next = self.cached_keys(topic).min_by_key(rank)?;
         self.evict(next)

@@ -1,6 +1,6 @@
 //! [`DeltaTrial`]: decides whether deltas are worth the memory of bases, for one topic. Pure.
 
-/// The length of the first pause: versions without a base after a failed trial.
+/// The length of the first pause after a failed trial: the versions in it may not be bases.
 const PAUSE_MIN_VERSIONS: u32 = 8;
 
 /// The longest pause. One trial in 256 versions costs little, and detects a topic that starts to change little.
@@ -9,13 +9,14 @@ const PAUSE_MAX_VERSIONS: u32 = 256;
 /// A trial succeeds if at least one in this many compared bytes is sent as deltas.
 const DELTA_SHARE_DIVISOR: u64 = 16;
 
-/// The number of versions in a row whose comparison failed that end a trial.
+/// A trial fails after this number of versions in a row whose comparison failed.
 const FAILED_MAX_VERSIONS: u32 = 2;
 
-/// The results of comparing chunks with their bases, from one publish to the next.
+/// The trial of deltas for one topic: the results of comparing chunks with their bases, from one publish to the next.
 ///
 /// A failed trial costs a read of the base for each chunk, and memory at client and server. So a pause follows, then
-/// another trial, in which one failed version starts the next pause; each pause is twice as long as the previous one.
+/// another trial, in which one failed version starts the next pause. Each pause is twice as long as the previous one,
+/// up to a maximum.
 #[derive(Debug)]
 pub(crate) struct DeltaTrial {
     tried_bytes: u64,
@@ -42,7 +43,7 @@ impl DeltaTrial {
     }
 
     /// Decides whether the next version may be a base. Call once for each version.
-    pub(crate) fn next(&mut self) -> bool {
+    pub(crate) fn decide_next_base(&mut self) -> bool {
         let tried = std::mem::take(&mut self.tried_bytes);
         let deltas = std::mem::take(&mut self.delta_bytes);
         if self.pause_left > 0 {
@@ -75,7 +76,7 @@ mod tests {
     /// The decisions for `versions` in a row, each compared with the previous one if that may be a base.
     fn run(trial: &mut DeltaTrial, versions: u32, is_delta: bool) -> Vec<bool> {
         let publish = |_| {
-            let may_be = trial.next();
+            let may_be = trial.decide_next_base();
             if may_be {
                 trial.note(100, is_delta);
             }
@@ -99,7 +100,7 @@ mod tests {
         for (whole_bytes, is_enough) in [(15, true), (16, false)] {
             let mut trial = DeltaTrial::default();
             let publish = |_| {
-                let may_be = trial.next();
+                let may_be = trial.decide_next_base();
                 trial.note(1, true);
                 trial.note(whole_bytes, false);
                 may_be
@@ -127,10 +128,10 @@ mod tests {
             for (bytes, is_delta, is_published) in before {
                 trial.note(bytes, is_delta);
                 if is_published {
-                    trial.next();
+                    trial.decide_next_base();
                 }
             }
-            trial.next(); // Ends the history.
+            trial.decide_next_base(); // Ends the history.
             run(&mut trial, PAUSE_MAX_VERSIONS, true);
             prop_assert!(run(&mut trial, 100, true).iter().all(|may_be| *may_be));
         }

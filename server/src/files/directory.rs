@@ -21,7 +21,7 @@ use tensor_relay_protocol::{
 /// The maximum size of all side files. A tokenizer has up to 20 MiB; far larger files do not belong to a model.
 const SIDE_FILES_MAX_BYTES: u64 = 64 << 20;
 
-/// Reads the headers of all weights of a folder, and collects its side files.
+/// Reads the headers of the model's weights in a folder, and collects its side files.
 pub(super) fn read(path: &Path, rules: FolderRules) -> Result<Contents, FileError> {
     let folder = Folder::open(path, rules)?;
     let listing = Listing::of(&folder)?;
@@ -75,7 +75,7 @@ impl Listing {
         let parsed = name.to_str().and_then(|name| FileName::new(name).ok());
         let parsed = parsed.filter(|name| side_file_spec(name, 0).is_ok()).ok_or(SkipReason::Name)?;
         let list = match () {
-            // Also unreachable weights, so that opening fails: without them it would be another model.
+            // Unreachable weights are listed, so that opening fails: without them, another model would be served.
             () if parsed.is_weights() => &mut self.weights,
             () if parsed.is_index() => &mut self.indexes,
             () if is_other_format(parsed.as_ref()) => return Err(SkipReason::OtherFormat),
@@ -207,7 +207,7 @@ fn check_index(
     }
 }
 
-/// Adds an index for several files without one, so that a mirror has the same files and can be loaded.
+/// Adds an index for several files without one: with it a mirror has the same files of weights, and they can be loaded.
 fn push_new_index(weights: &[FileName], contents: &mut Contents) {
     let tensors = contents.specs.iter().zip(&contents.locations);
     let entries = tensors.map(|(spec, location)| (spec.name.as_str().into(), weights[location.file].clone()));
@@ -219,7 +219,8 @@ fn push_new_index(weights: &[FileName], contents: &mut Contents) {
     contents.push(spec, 0, DataLocation::Memory(json.into()));
 }
 
-/// Adds the side files in order of their names, the index first, as long as they fit the maximum size.
+/// Adds the side files, the index first, then in order of their names. Skips each one that, with those added before it,
+/// exceeds the maximum size.
 fn push_side_files(
     folder: &Folder,
     index: Option<FileName>,

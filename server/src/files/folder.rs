@@ -16,8 +16,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The files of a folder that are served in addition to a model's. By default none: every admitted client can receive
-/// all served files.
+/// The rules that select the files of a folder. By default, only a model's files are served, and no links that lead
+/// out: every client that may subscribe can receive all served files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FolderRules {
     /// Serves every file directly in the folder that is not hidden, whether models need it or not.
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use std::{fs, os::unix::fs::symlink};
 
-    /// The permitted targets of a folder's links, by name.
+    /// The entries of a folder by name, and whether each may be served.
     fn reached(folder: &Folder) -> Vec<(String, bool)> {
         let names = folder.names().unwrap();
         let look = |name: OsString| {

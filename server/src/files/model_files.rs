@@ -62,7 +62,7 @@ pub(super) fn is_model_file(name: &str) -> bool {
     let extension = extension_of(name.as_ref());
     let has_prefix = |text: &&str| name.to_ascii_lowercase().starts_with(text);
     match &*extension {
-        known if EXTENSIONS.contains(&known) => true,
+        extension if EXTENSIONS.contains(&extension) => true,
         "" | "txt" => TEXTS.iter().any(has_prefix),
         _ => name.starts_with(TOKENIZER),
     }

@@ -11,7 +11,7 @@ use std::{
 };
 
 /// The minimum size of a read by several threads. For smaller reads, starting threads costs more than it saves.
-const SHARED_READ_BYTES: usize = 32 << 20;
+const PARALLEL_READ_MIN_BYTES: usize = 32 << 20;
 
 /// The number of threads of such a read. Four saturate the memory bus of a small host, and queue enough for a fast
 /// disk.
@@ -52,8 +52,9 @@ impl Stamp {
         (self.inode, self.created) != (other.inode, other.created)
     }
 
-    /// Whether an open file has the same content. Ignores the ctime, which changes when the file loses its name.
-    fn same_content(&self, other: &Self) -> bool {
+    /// Whether an open file has the same content, judged by its size and modification time. Ignores the ctime, which
+    /// changes when the file loses its name.
+    fn has_same_content(&self, other: &Self) -> bool {
         (self.len, self.modified) == (other.len, other.modified)
     }
 }
@@ -89,7 +90,7 @@ impl ServedFile {
 
     /// Fills `out` from offset `start`; a large read uses several threads.
     pub(super) fn read(&self, out: &mut [u8], start: u64) -> Result<(), ReadError> {
-        let read = if out.len() < SHARED_READ_BYTES {
+        let read = if out.len() < PARALLEL_READ_MIN_BYTES {
             self.file.read_exact_at(out, start)
         } else {
             self.read_parallel(out, start)
@@ -126,7 +127,7 @@ impl ServedFile {
 
     /// Whether it is unchanged since it was opened, according to the file system.
     pub(super) fn is_unchanged(&self) -> io::Result<bool> {
-        Ok(Stamp::of(&self.file.metadata()?).same_content(&self.stamp))
+        Ok(Stamp::of(&self.file.metadata()?).has_same_content(&self.stamp))
     }
 
     /// Fails if it was changed.
@@ -166,7 +167,7 @@ impl Seek for FileReader<'_> {
     }
 }
 
-/// Reads to the end and discards the bytes, so that a checksum at the end is verified.
+/// Reads to the end and discards the bytes, so that a checksum at the end is verified. Returns the number of bytes.
 pub(super) fn drain(mut reader: impl BufRead) -> io::Result<u64> {
     io::copy(&mut reader, &mut io::sink())
 }
@@ -179,7 +180,7 @@ mod tests {
     fn large_reads_use_several_threads() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("large");
-        let bytes: Vec<u8> = (0..SHARED_READ_BYTES + 1001).map(|i| (i / 3) as u8).collect();
+        let bytes: Vec<u8> = (0..PARALLEL_READ_MIN_BYTES + 1001).map(|i| (i / 3) as u8).collect();
         fs::write(&path, &bytes).unwrap();
         let served = ServedFile::open(&path).unwrap();
         let mut out = vec![0; bytes.len() - 500];

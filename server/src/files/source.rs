@@ -66,7 +66,7 @@ impl FilePayload {
         self.extents[first..].iter().take_while(move |extent| extent.range.start < end)
     }
 
-    /// Reads and hashes every chunk of `manifest`, with one thread per processor.
+    /// Reads and hashes every chunk of `manifest`, with at most one thread per processor.
     pub(super) fn hash(&self, manifest: &Manifest) -> Result<Vec<ChunkHash>, ReadError> {
         let chunks: Vec<Range<u64>> = manifest.chunking().iter().map(|(_, range)| range).collect();
         let hashes = Mutex::new(vec![ChunkHash([0; 16]); chunks.len()]);

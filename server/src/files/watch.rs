@@ -15,7 +15,7 @@ use std::{
 /// Polls files for new content to publish.
 ///
 /// Content is new if it differs from the previous version and was the same in two polls in a row, so that a writer can
-/// finish. Only stamps are compared (sizes, times, inodes), so a poll costs one system call per file. Files
+/// finish. Only stamps are compared (sizes, times, inodes), so a poll costs a few system calls per file. Files
 /// rewritten with equal content count as new; their [digest](crate::Staged::digest) is the same.
 ///
 /// Create it before the files are opened, so that no change is missed, and pass the opened files to
@@ -56,7 +56,7 @@ impl FileWatch {
         watch
     }
 
-    /// Forgets the known state, so that the current files count as new: after a failed publish.
+    /// Forgets the published state, so that the current files count as new: after a failed publish.
     pub fn reset(&mut self) {
         self.detector.reset();
     }
@@ -104,7 +104,7 @@ impl FileWatch {
         let stamps = listing.stamps.iter();
         let stamps = stamps.map(|(name, stamp)| (self.path.join(name), stamp.clone())).collect();
         let is_complete =
-            self.detector.is_known(&stamps) || has_all_shards(&folder, &listing).unwrap_or(false);
+            self.detector.is_published(&stamps) || has_all_shards(&folder, &listing).unwrap_or(false);
         is_complete.then_some(stamps)
     }
 }
@@ -117,17 +117,17 @@ fn has_all_shards(folder: &Folder, listing: &Listing) -> Result<bool, FileError>
 
 /// One observed state of the files.
 trait Generation: PartialEq + Clone {
-    /// Whether this replaced `before`, an unreported state that had replaced `known`.
-    fn replaces(&self, before: &Self, known: Option<&Self>) -> bool;
+    /// Whether this replaced `before`, an unreported state that had replaced `published`.
+    fn replaces(&self, before: &Self, published: Option<&Self>) -> bool;
 }
 
 impl Generation for Stamps {
     /// Compares files that are new in `before`, since the shards of a folder are replaced one by one.
-    fn replaces(&self, before: &Self, known: Option<&Self>) -> bool {
+    fn replaces(&self, before: &Self, published: Option<&Self>) -> bool {
         before.iter().any(|(path, was)| {
-            let is_new = known
-                .and_then(|known| known.get(path))
-                .is_none_or(|known| was.is_other_file(known));
+            let is_new = published
+                .and_then(|published| published.get(path))
+                .is_none_or(|published| was.is_other_file(published));
             is_new && self.get(path).is_some_and(|now| now.is_other_file(was))
         })
     }
@@ -136,8 +136,8 @@ impl Generation for Stamps {
 /// Derives observations from a series of polls. `None` means that nothing was servable.
 #[derive(Debug)]
 struct ChangeDetector<S> {
-    /// The published state, or the one reported as ready.
-    known: Option<S>,
+    /// The state last published, or reported as ready to be published.
+    published: Option<S>,
     /// The state of the last poll.
     last: Option<S>,
     /// The new state that is not yet reported.
@@ -148,24 +148,24 @@ struct ChangeDetector<S> {
 
 impl<S: Generation> ChangeDetector<S> {
     fn new(seen: Option<S>) -> Self {
-        Self { known: seen.clone(), last: seen, pending: None, missed: 0 }
+        Self { published: seen.clone(), last: seen, pending: None, missed: 0 }
     }
 
-    fn is_known(&self, seen: &S) -> bool {
-        self.known.as_ref() == Some(seen)
+    fn is_published(&self, seen: &S) -> bool {
+        self.published.as_ref() == Some(seen)
     }
 
     fn reset(&mut self) {
-        self.pending = self.known.take();
+        self.pending = self.published.take();
     }
 
     /// Records a poll; returns the state of the previous one.
     fn record_poll(&mut self, seen: Option<S>) -> Option<S> {
         if let Some(seen) = &seen {
             let pending = self.pending.take();
-            let is_lost = pending.is_some_and(|pending| seen.replaces(&pending, self.known.as_ref()));
+            let is_lost = pending.is_some_and(|pending| seen.replaces(&pending, self.published.as_ref()));
             self.missed += u64::from(is_lost);
-            self.pending = (!self.is_known(seen)).then(|| seen.clone());
+            self.pending = (!self.is_published(seen)).then(|| seen.clone());
         }
         mem::replace(&mut self.last, seen)
     }
@@ -174,9 +174,9 @@ impl<S: Generation> ChangeDetector<S> {
         let before = self.record_poll(seen.clone());
         match seen {
             None if before.is_none() => Observation::Missing,
-            Some(_) if seen == self.known => Observation::Same,
+            Some(_) if seen == self.published => Observation::Same,
             Some(_) if seen == before => {
-                self.known = seen;
+                self.published = seen;
                 self.pending = None;
                 Observation::Changed
             }
@@ -187,12 +187,12 @@ impl<S: Generation> ChangeDetector<S> {
 
 impl ChangeDetector<Stamps> {
     fn handle_opened(&mut self, opened: Stamps) {
-        let Some(known) = &mut self.known else { return };
+        let Some(published) = &mut self.published else { return };
         let mut is_lost = false;
         for (path, stamp) in opened {
-            if let Some(known) = known.get_mut(&path) {
-                is_lost |= stamp.is_other_file(known);
-                *known = stamp;
+            if let Some(published) = published.get_mut(&path) {
+                is_lost |= stamp.is_other_file(published);
+                *published = stamp;
             }
         }
         self.missed += u64::from(is_lost);

@@ -85,7 +85,7 @@ impl SessionError {
     }
 }
 
-/// The name of the counter for a lane's failure; `None` if the client ended it.
+/// The name of the counter for a lane's failure; `None` if the client or this server closed the lane.
 fn lane_failure(error: &LaneError) -> Option<&'static str> {
     match error {
         LaneError::TimedOut { .. } => Some("timed_out"),

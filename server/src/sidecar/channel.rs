@@ -57,9 +57,10 @@ pub(super) enum ChannelError {
 #[derive(Debug)]
 pub(super) struct FrameReader {
     stream: Arc<UnixStream>,
-    /// Bytes of incomplete messages. Never more than one frame and the bytes received with its end.
+    /// Bytes received, without the messages returned so far. Never more than one frame and the bytes received with its
+    /// end.
     received: Vec<u8>,
-    /// When the first of these bytes was received.
+    /// When the first of these bytes was received, or the message before them returned.
     since: Instant,
     descriptors: VecDeque<OwnedFd>,
 }
@@ -148,8 +149,8 @@ impl FrameReader {
 }
 
 impl FrameWriter {
-    /// Writes a message, prefixed by its length, and sends `descriptor` with it. Not cancel safe: the message could be
-    /// truncated.
+    /// Writes `frame`, a message with its length prefix, and sends `descriptor` with the first byte. Not cancel safe:
+    /// the frame could be truncated.
     pub(super) async fn write(
         &self,
         frame: &[u8],

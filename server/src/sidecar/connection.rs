@@ -29,11 +29,12 @@ use tokio::{
     task::JoinSet,
 };
 
-/// The maximum number of waiting requests of one producer; further ones are refused. This is the number of threads of
-/// a producer that can publish concurrently.
+/// The maximum number of waiting requests of one producer; further ones are refused. So at least this many threads of a
+/// producer can publish concurrently.
 pub(super) const WAITING_MAX: usize = 16;
 
-/// The maximum number of unsent messages to a producer: its likely number of unreleased versions.
+/// The maximum number of unsent messages to a producer: as many as it is likely to have unreleased versions. Further
+/// ones wait.
 const UNSENT_MAX: usize = 64;
 
 /// The context shared by all producer connections of a server.
@@ -60,11 +61,11 @@ enum VersionState {
     Published(Publication, bool),
 }
 
-/// The versions of one producer whose memory is in use.
+/// The versions of one producer that wait to be published, or whose memory is in use.
 type Versions = Arc<Mutex<HashMap<PublicationId, VersionState>>>;
 
-/// Serves a producer until it closes the connection or breaks a rule. Dropping the future ends the connection;
-/// published versions stay.
+/// Serves a producer until it closes the connection or breaks a rule. Dropping the future ends the connection.
+/// Published versions stay, except those in the producer's own GPU memory.
 pub(super) async fn serve(stream: UnixStream, peer: Peer, share: Share, context: Arc<PublishContext>) {
     let (reader, writer) = split(stream);
     let _shutdown_guard = writer.shutdown_guard();
@@ -98,8 +99,8 @@ async fn run_connection(
         peer: peer.clone(),
     };
     let mut writing = std::pin::pin!(write_messages(&writer, unsent));
-    // The first of these to end cancels the others.
     let reclaim = ReclaimOnDrop(Arc::clone(&versions));
+    // The first of these to end cancels the others.
     let ended = tokio::select! {
         ended = read_messages(&mut reader, (&context, share), &versions, &task_sender, &close_sender) => ended,
         written = &mut writing => return written,
@@ -178,8 +179,8 @@ async fn read_messages(
             ProducerMessage::Lend(lend) => {
                 let descriptor =
                     lend.memory.kind().has_descriptor().then(|| reader.take_descriptor()).flatten();
-                let accepted_kinds = accepted_kinds(context.device.as_ref());
-                draft.handle_lend(lend, descriptor, accepted_kinds, context.staging.limits.tensors);
+                let kinds = accepted_kinds(context.device.as_ref());
+                draft.handle_lend(lend, descriptor, kinds, context.staging.limits.tensors);
                 continue;
             }
             ProducerMessage::Publish(publish) => {
@@ -240,7 +241,7 @@ fn lock(versions: &Versions) -> MutexGuard<'_, HashMap<PublicationId, VersionSta
 }
 
 /// A published version, with the handles that track its memory.
-struct Pushed {
+struct TrackedVersion {
     publication: Publication,
     returned: Vec<Returned>,
     path: MemoryKind,
@@ -305,7 +306,7 @@ impl Worker {
             }
             published = self.push(&topic, draft, metadata) => published,
         };
-        let Pushed { publication, returned, path, tensors, payload_bytes } = match published {
+        let TrackedVersion { publication, returned, path, tensors, payload_bytes } = match published {
             Ok(published) => published,
             Err(refused) => {
                 self.context.topics.remove_unneeded(&topic); // It may have been created for this version only.
@@ -325,7 +326,7 @@ impl Worker {
     }
 
     /// Publishes a version in its turn. Until then its memory is neither mapped nor counted.
-    async fn push(&self, topic: &Topic, draft: Draft, metadata: Metadata) -> Result<Pushed, Refused> {
+    async fn push(&self, topic: &Topic, draft: Draft, metadata: Metadata) -> Result<TrackedVersion, Refused> {
         self.context.topics.check_may_publish(self.peer.uid, topic)?;
         let mut lease = self.context.topics.lease(topic).await?;
         self.context.topics.check_may_publish(self.peer.uid, topic)?; // The permission may have been lost meanwhile.
@@ -339,7 +340,7 @@ impl Worker {
         let (tensors, payload_bytes) = (manifest.tensors().len(), manifest.payload_bytes());
         let publisher = self.context.topics.open(topic, &mut lease)?;
         match publisher.publish(held, metadata).await {
-            Ok(publication) => Ok(Pushed { publication, returned, path, tensors, payload_bytes }),
+            Ok(publication) => Ok(TrackedVersion { publication, returned, path, tensors, payload_bytes }),
             Err(error @ PublishError::Expired { .. }) => {
                 *lease = None; // The next publish reopens it.
                 Err((Refusal::TopicEnded, error.to_string()))

@@ -30,7 +30,7 @@ pub(super) type Refused = (Refusal, String);
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     manifest: Vec<u8>,
-    /// The permits for the manifest's bytes, of those that producers may have pending.
+    /// The permits for the manifest's bytes, from the quota of pending manifests.
     permits: Option<OwnedSemaphorePermit>,
     memory: Option<Lent>,
     /// Ranges of the payload in GPU allocations.
@@ -285,12 +285,13 @@ fn map(lent: &Lent, staging: &Staging) -> Result<Bytes, Refused> {
     }
     let sealed =
         Sealed::map(&lent.descriptor, len).map_err(|error| (Refusal::UnfitMemory, error.to_string()))?;
-    let charge = charge(staging, len as usize).map_err(|error| (Refusal::NoRoom, error.to_string()))?;
+    let charge =
+        charge_budget(staging, len as usize).map_err(|error| (Refusal::NoRoom, error.to_string()))?;
     Ok(Bytes::from_owner(ChargedMemory { sealed, _charge: charge }))
 }
 
 /// Counts memory within the budget for staged versions; releases bases if it does not fit.
-fn charge(staging: &Staging, len: usize) -> Result<Charge, AllocError> {
+fn charge_budget(staging: &Staging, len: usize) -> Result<Charge, AllocError> {
     match staging.memory.charge(len) {
         Err(AllocError::OverBudget { .. }) if staging.bases.release_all() => staging.memory.charge(len),
         given => given,
@@ -301,7 +302,7 @@ fn charge(staging: &Staging, len: usize) -> Result<Charge, AllocError> {
 mod tests {
     use super::*;
 
-    /// Goal: the waiting manifests of all producers together are bounded, and a refused draft holds nothing.
+    /// Goal: the pending manifests of all producers of a user together are bounded, and a refused draft holds nothing.
     #[test]
     fn pending_manifests_are_bounded() {
         let (quota, part, limits) =

@@ -5,7 +5,7 @@ use super::{
     publication::Publication,
     version::SealError,
 };
-use crate::{LendError, lend::parts};
+use crate::{LendError, lend::tensor_parts};
 use std::{io, ops::Range, os::fd::OwnedFd, sync::Arc};
 use tensor_relay_device::{
     Device, DeviceBuffer, Memfd, SourceError,
@@ -50,7 +50,7 @@ impl Producer {
     /// empty buffers.
     ///
     /// In place (`cuda_ipc`), tensors must not be written before the publication is released, and the version is
-    /// withdrawn when this process ends; otherwise they may be written when this returns.
+    /// withdrawn when the connection ends. With the other routes, they may be written when this returns.
     ///
     /// # Errors
     /// [`PublishDeviceError`].
@@ -92,7 +92,7 @@ impl Producer {
         let aliases: Vec<bool> = tensors.iter().map(|(spec, _)| spec.alias_of.is_some()).collect();
         let (specs, buffers): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
         let manifest = Manifest::layout(specs, vec![], self.terms().chunk_bytes, &Limits::default())?;
-        let parts: Parts = Arc::new(parts(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?);
+        let parts: Parts = Arc::new(tensor_parts(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?);
         let mut failures = vec![];
         for &kind in kinds {
             let route = match self.share(kind, device, &manifest, &parts).await {
@@ -102,7 +102,7 @@ impl Producer {
                     continue;
                 }
             };
-            let route = MemoryRoute { reason: reason(kind, &failures), ..route };
+            let route = MemoryRoute { reason: reason_for(kind, &failures), ..route };
             match self.send(topic.clone(), &manifest, metadata.clone(), route).await {
                 Ok(publication) => return Ok(publication),
                 Err(PublishError::Refused {
@@ -113,7 +113,7 @@ impl Producer {
             }
         }
         let (lends, copied_bytes) = copy_through_host(device, &manifest, &parts).await?;
-        let reason = reason(MemoryKind::Memfd, &failures);
+        let reason = reason_for(MemoryKind::Memfd, &failures);
         let route = MemoryRoute { path: MemoryKind::Memfd, reason, copied_bytes, lends, kept: None };
         Ok(self.send(topic, &manifest, metadata, route).await?)
     }
@@ -149,7 +149,7 @@ impl Producer {
                 _ => {
                     let (memory, kept) =
                         device.export_copies(bytes, &parts).map_err(|error| error.to_string())?;
-                    Ok((vec![lend_copy(0..bytes, memory)], copied_bytes(&parts), Box::new(kept)))
+                    Ok((vec![lend_copy(0..bytes, memory)], tensor_bytes(&parts), Box::new(kept)))
                 }
             }
         };
@@ -159,12 +159,12 @@ impl Producer {
 }
 
 /// The bytes of all tensors, without the padding between them.
-fn copied_bytes(parts: &Parts) -> u64 {
+fn tensor_bytes(parts: &Parts) -> u64 {
     parts.iter().map(|(range, _)| range.end - range.start).sum()
 }
 
 /// The reason for this kind of memory, with the errors of cheaper ones.
-fn reason(kind: MemoryKind, failures: &[String]) -> Arc<str> {
+fn reason_for(kind: MemoryKind, failures: &[String]) -> Arc<str> {
     let explanation = match kind {
         MemoryKind::CudaIpc => "the tensors' allocations can be shared in place",
         MemoryKind::CudaFd if failures.is_empty() => {
@@ -216,5 +216,5 @@ async fn copy_through_host(
     }
     let sealed = memfd.seal().map_err(failed)?;
     let lend = Lend { range: 0..bytes, memory: Memory::Memfd { offset: 0 } };
-    Ok((vec![(lend, Some(sealed.into()))], copied_bytes(parts)))
+    Ok((vec![(lend, Some(sealed.into()))], tensor_bytes(parts)))
 }

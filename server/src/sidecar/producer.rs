@@ -43,16 +43,17 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// The minimum time that a running server has to answer.
 const ANSWER_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
-/// Messages that belong together, with their descriptors.
-pub(super) type Outgoing = Vec<(Vec<u8>, Option<OwnedFd>)>;
+/// Messages that are written one after the other, with their descriptors.
+pub(super) type MessageBatch = Vec<(Vec<u8>, Option<OwnedFd>)>;
 
-/// Publishes to a server over its publish socket. Dropping it ends the connection; published versions stay.
+/// Publishes to a server over its publish socket. Dropping it ends the connection. Published versions stay, except
+/// those shared in place (`cuda_ipc`), which are withdrawn.
 #[derive(Debug)]
 pub struct Producer {
     path: PathBuf,
     terms: Terms,
     requests: Arc<PendingRequests>,
-    outgoing: mpsc::UnboundedSender<Outgoing>,
+    outgoing: mpsc::UnboundedSender<MessageBatch>,
     next: AtomicU64,
     task: JoinHandle<()>,
     /// Ends the connection on drop, even if forked children have the socket.
@@ -187,24 +188,25 @@ impl Producer {
         if !self.terms.memories.contains(&path) {
             return Err(PublishError::Kind(path));
         }
-        let number = PublicationId(self.next.fetch_add(1, Ordering::Relaxed));
+        let publication_id = PublicationId(self.next.fetch_add(1, Ordering::Relaxed));
         let reason_text = text_that_fits(reason.to_string());
-        let publish = Publish { publication: number, topic: topic.clone(), metadata, reason: reason_text };
-        let (progress, answer) = self.register(number);
+        let publish =
+            Publish { publication: publication_id, topic: topic.clone(), metadata, reason: reason_text };
+        let (progress, answer) = self.register(publication_id);
         if let Some(kept) = kept {
             // Even if the caller is cancelled: the server may read it already.
             keep_until_released(kept, progress.clone());
         }
         self.queue(messages(manifest, lends, publish));
-        let mut unanswered = Unanswered { number: Some(number), producer: self };
+        let mut unanswered = Unanswered { publication_id: Some(publication_id), producer: self };
         let answered = answer.await;
-        unanswered.number = None;
+        unanswered.publication_id = None;
         let Answer::Published(epoch, version) = self.check_answer(answered)? else {
             return Err(PublishError::ConnectionLost("the server answered something else".into()));
         };
         Ok(Publication {
             id: VersionId { topic, epoch, version },
-            number,
+            publication_id,
             progress,
             lost: self.requests.lost.subscribe(),
             outgoing: self.outgoing.clone(),
@@ -226,22 +228,25 @@ impl Producer {
         self.check_answer(answer.await).map(drop)
     }
 
-    /// Registers a request for its answer.
-    fn register(&self, number: PublicationId) -> (watch::Receiver<Progress>, oneshot::Receiver<Answer>) {
+    /// Registers a request, to receive its progress and its answer.
+    fn register(
+        &self,
+        publication_id: PublicationId,
+    ) -> (watch::Receiver<Progress>, oneshot::Receiver<Answer>) {
         let (answered, answer) = oneshot::channel();
         let initial =
-            Progress { publication: number, committed: 0, left_retention: false, is_released: false };
+            Progress { publication: publication_id, committed: 0, left_retention: false, is_released: false };
         let (progress, watched) = watch::channel(initial);
         self.requests
             .waiting()
-            .insert(number, Waiting { answered: Some(answered), progress });
+            .insert(publication_id, Waiting { answered: Some(answered), progress });
         if self.lost().is_some() {
             self.requests.waiting().clear(); // There will be no answer.
         }
         (watched, answer)
     }
 
-    fn queue(&self, messages: Outgoing) {
+    fn queue(&self, messages: MessageBatch) {
         let _ = self.outgoing.send(messages); // Without a connection, the pending request fails.
     }
 
@@ -268,20 +273,20 @@ impl Drop for Producer {
 
 /// Withdraws a version when its caller stops waiting for the answer.
 struct Unanswered<'a> {
-    number: Option<PublicationId>,
+    publication_id: Option<PublicationId>,
     producer: &'a Producer,
 }
 
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
-        if let Some(number) = self.number {
+        if let Some(publication_id) = self.publication_id {
             self.producer
-                .queue(vec![(encode_producer(ProducerMessage::Withdraw(number)), None)]);
+                .queue(vec![(encode_producer(ProducerMessage::Withdraw(publication_id)), None)]);
         }
     }
 }
 
-/// The kind of memory of a version, with the reason.
+/// How the memory of a version is shared: its kind, the reason for it, the `Lend` messages, and what must stay alive.
 #[derive(Debug)]
 pub(super) struct MemoryRoute {
     pub(super) path: MemoryKind,
@@ -303,7 +308,7 @@ fn keep_until_released(kept: KeepAlive, mut progress: watch::Receiver<Progress>)
 }
 
 /// The messages of a version: its manifest in parts, its memory, and `Publish`.
-fn messages(manifest: &Manifest, lends: Vec<(Lend, Option<OwnedFd>)>, publish: Publish) -> Outgoing {
+fn messages(manifest: &Manifest, lends: Vec<(Lend, Option<OwnedFd>)>, publish: Publish) -> MessageBatch {
     let manifest = manifest.encoded();
     let parts = (0..manifest.len()).step_by(MANIFEST_PART_MAX_BYTES).map(|start| {
         let part = manifest.slice(start..manifest.len().min(start + MANIFEST_PART_MAX_BYTES));
@@ -322,7 +327,7 @@ fn messages(manifest: &Manifest, lends: Vec<(Lend, Option<OwnedFd>)>, publish: P
 async fn run(
     mut reader: FrameReader,
     writer: FrameWriter,
-    mut unsent: mpsc::UnboundedReceiver<Outgoing>,
+    mut unsent: mpsc::UnboundedReceiver<MessageBatch>,
     requests: Arc<PendingRequests>,
 ) {
     let writing = async {

@@ -1,6 +1,6 @@
 //! [`Publication`]: a version published through a server on the same machine.
 
-use super::producer::Outgoing;
+use super::producer::MessageBatch;
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{
     VersionId,
@@ -22,11 +22,11 @@ pub struct ConnectionLost {
 #[derive(Debug, Clone)]
 pub struct Publication {
     pub(super) id: VersionId,
-    pub(super) number: PublicationId,
+    pub(super) publication_id: PublicationId,
     pub(super) progress: watch::Receiver<Progress>,
     /// Why the connection ended, once it has.
     pub(super) lost: watch::Receiver<Option<Arc<str>>>,
-    pub(super) outgoing: mpsc::UnboundedSender<Outgoing>,
+    pub(super) outgoing: mpsc::UnboundedSender<MessageBatch>,
     pub(super) path: MemoryKind,
     pub(super) reason: Arc<str>,
     pub(super) payload_bytes: u64,
@@ -75,10 +75,10 @@ impl Publication {
     /// # Errors
     /// [`ConnectionLost`] if the connection ends first.
     pub async fn committed(&mut self, count: u64, timeout: Duration) -> Result<bool, ConnectionLost> {
-        let known = self
+        let is_known = self
             .wait(timeout, |progress| progress.committed >= count || progress.left_retention)
             .await?;
-        Ok(known && self.committed_count() >= count)
+        Ok(is_known && self.committed_count() >= count)
     }
 
     /// Whether it left retention and no transfers remain: no more subscribers can commit it.
@@ -97,7 +97,7 @@ impl Publication {
 
     /// Withdraws the version. Transfers in progress may finish.
     pub fn withdraw(&self) {
-        let message = encode_producer(ProducerMessage::Withdraw(self.number));
+        let message = encode_producer(ProducerMessage::Withdraw(self.publication_id));
         let _ = self.outgoing.send(vec![(message, None)]); // Without a connection there is no version to withdraw.
     }
 
@@ -111,7 +111,7 @@ impl Publication {
         let waited = tokio::time::timeout(timeout, async {
             tokio::select! {
                 biased; // Progress received before the end is reported first.
-                known = progress.wait_for(&reached) => known.is_ok(),
+                waited = progress.wait_for(&reached) => waited.is_ok(),
                 _ = lost.wait_for(Option::is_some) => false,
             }
         });

@@ -98,12 +98,12 @@ pub enum PublishSocketError {
 impl PublishSocket {
     /// Creates a socket at `path` to which processes of this user, of root and of `uids` may publish.
     ///
-    /// The file is private to its user when it is created. With `uids` it is then opened for everybody, and each
-    /// connection is checked by its peer credentials. A stale socket is replaced; one with a listening server is not.
-    /// Call it in a tokio runtime.
+    /// The file is private to its user when it is created. With `uids`, its mode then admits everybody. In both cases
+    /// each connection is checked by its peer credentials. A stale socket is replaced; one with a listening server is
+    /// not. Call this in a tokio runtime.
     ///
     /// # Errors
-    /// [`PublishSocketError`]; then no file is left.
+    /// [`PublishSocketError`]; then no new file is left.
     pub fn open(path: &Path, uids: &[u32]) -> Result<Self, PublishSocketError> {
         let failed = |source: io::Error| PublishSocketError::Io { path: path.into(), source };
         let overflow = overflow_uid();

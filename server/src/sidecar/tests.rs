@@ -138,7 +138,7 @@ async fn a_version_withdrawn_before_its_turn_is_not_published() {
     let (mut reader, writer) = home.raw().await;
     for number in 1..=20 {
         let withdraw = encode_producer(ProducerMessage::Withdraw(PublicationId(number)));
-        let messages = [manifest(0, 4 << 20), complete(number), withdraw].concat();
+        let messages = [manifest(0, 4 << 20), publish_message(number), withdraw].concat();
         writer.write(&messages, None).await.unwrap();
         let refused = answer(&mut reader).await;
         assert!(
@@ -216,7 +216,7 @@ fn lend(range: std::ops::Range<u64>, offset: u64) -> Vec<u8> {
     encode_producer(ProducerMessage::Lend(Lend { range, memory: Memory::Memfd { offset } }))
 }
 
-fn complete(number: u64) -> Vec<u8> {
+fn publish_message(number: u64) -> Vec<u8> {
     let publication = PublicationId(number);
     let publish = Publish { publication, topic: topic(), metadata: vec![], reason: String::new() };
     encode_producer(ProducerMessage::Publish(publish))
@@ -258,7 +258,7 @@ async fn an_inconsistent_version_is_refused() {
         for (message, descriptor) in messages {
             writer.write(&message, descriptor).await.unwrap();
         }
-        writer.write(&complete(number), None).await.unwrap();
+        writer.write(&publish_message(number), None).await.unwrap();
         match answer(&mut reader).await {
             ServerMessage::Refused { publication, reason, text } => {
                 assert_eq!((publication.0, reason), (number, expected), "{text}");
@@ -267,7 +267,7 @@ async fn an_inconsistent_version_is_refused() {
         }
         assert_eq!(home.server.stats().staged_bytes, 0);
     }
-    for (message, descriptor) in [(right, None), (lend(0..1024, 0), fit), (complete(100), None)] {
+    for (message, descriptor) in [(right, None), (lend(0..1024, 0), fit), (publish_message(100), None)] {
         writer.write(&message, descriptor).await.unwrap();
     }
     let published = answer(&mut reader).await;
@@ -289,7 +289,7 @@ async fn a_producer_that_breaks_a_rule_is_disconnected() {
         (frame(b""), "kind"),
         (vec![0xff; 4], "at most"),
         (hello, "not allowed here"),
-        ([complete(1), complete(1)].concat(), "two versions under one number"),
+        ([publish_message(1), publish_message(1)].concat(), "two versions under one number"),
     ];
     for (bytes, why) in broken {
         let (mut reader, writer) = home.raw().await;
@@ -306,7 +306,7 @@ async fn a_producer_that_breaks_a_rule_is_disconnected() {
     }
     let early = UnixStream::connect(home.path()).await.unwrap();
     let (mut reader, writer) = split(early);
-    writer.write(&complete(1), None).await.unwrap();
+    writer.write(&publish_message(1), None).await.unwrap();
     assert!(
         matches!(answer(&mut reader).await, ServerMessage::Close { text } if text.contains("before its Hello"))
     );
@@ -402,7 +402,7 @@ async fn versions_beyond_the_queue_are_refused() {
     let home = Home::default();
     let (mut reader, writer) = home.raw().await;
     let more = connection::WAITING_MAX as u64 + 20;
-    let messages: Vec<u8> = (0..more).flat_map(complete).collect();
+    let messages: Vec<u8> = (0..more).flat_map(publish_message).collect();
     writer.write(&messages, None).await.unwrap();
     let (mut full, mut wrong) = (0, 0);
     for _ in 0..more {
@@ -453,7 +453,7 @@ async fn ending_a_topic_requires_the_permission_to_publish() {
 async fn a_refused_version_opens_no_topic() {
     let home = Home::default();
     let (mut reader, writer) = home.raw().await;
-    writer.write(&complete(1), None).await.unwrap();
+    writer.write(&publish_message(1), None).await.unwrap();
     assert!(matches!(answer(&mut reader).await, ServerMessage::Refused { .. }));
     let end = ProducerMessage::End { request: PublicationId(2), topic: topic(), withdraw: false };
     writer.write(&encode_producer(end), None).await.unwrap();

@@ -10,13 +10,14 @@ use std::{
 use tensor_relay_protocol::{Topic, sidecar::Refusal};
 use tokio::sync::OwnedMutexGuard;
 
-/// Exclusive use of a topic's publisher. `None` once the topic ended.
+/// Exclusive use of a topic's publisher. `None` while the topic is not open.
 pub(super) type Lease = OwnedMutexGuard<Option<Publisher>>;
 
 /// A topic's publisher, behind a lock that queues its users.
 type PublisherLock = Arc<tokio::sync::Mutex<Option<Publisher>>>;
 
-/// The maximum number of open topics of producers: a training job has a few, and each stays open until the server ends.
+/// The maximum number of open topics of producers: a training job has a few, and each stays open until a producer ends
+/// it or the server ends.
 pub(super) const TOPICS_MAX: usize = 4096;
 
 /// The time that a publish waits for earlier ones into the same topic, which may wait for its readers.

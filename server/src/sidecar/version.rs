@@ -50,7 +50,7 @@ pub enum SealError<E: std::error::Error + 'static> {
         name: Box<str>,
         /// Its size by dtype and shape.
         expected_bytes: u64,
-        /// The received size.
+        /// The number of bytes written.
         given_bytes: u64,
     },
 }

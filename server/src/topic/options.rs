@@ -9,19 +9,20 @@ use tensor_relay_protocol::CodecChoice;
 pub struct TopicOptions {
     /// The limits of retention for late subscribers and for readers in mode `every`. Default: the newest version.
     pub keep: Keep,
-    /// The policy when retention is full of versions that a reader in mode `every` has not acknowledged.
+    /// The policy when retention is full of versions that a reader in mode `every` has not acknowledged. Default:
+    /// [`WhenFull::Evict`].
     pub when_full: WhenFull,
     /// The time that `publish` waits for readers before [`WhenFull`] decides. Default 10 s.
     pub publish_timeout: Duration,
     /// The time that transfers of a version have to finish after it left retention; then they are aborted. Default: ten
-    /// minutes for staged versions, ten seconds for borrowed ones, whose producer waits.
+    /// seconds if the producer waits for its memory ([`Publication::released`](crate::Publication::released)), else ten
+    /// minutes.
     pub release_timeout: Option<Duration>,
     /// The maximum number of bases that left retention. They stay while subscribers hold copies of them, and later
     /// versions are sent as deltas against them. Default 2: the version that most subscribers have, and the one that
     /// some are receiving. Each takes its payload's memory, within [`Config::base_bytes`](crate::Config::base_bytes).
-    /// When all subscribers are lost, bases stay for them until the next publish after
-    /// [`Config::reader_linger`](crate::Config::reader_linger). With 0, no version is sent as deltas: for topics with
-    /// one version.
+    /// When all subscribers are lost, bases stay for them for [`Config::reader_linger`](crate::Config::reader_linger).
+    /// With 0, no version is sent as deltas: for topics with one version.
     pub bases: u32,
     /// The codec of its chunks, unless a subscriber chooses another. Default:
     /// [`Config::codec`](crate::Config::codec).

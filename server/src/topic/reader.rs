@@ -2,7 +2,7 @@
 
 use super::{State, TopicState, start_of};
 use crate::{
-    places::{Holder, PlaceName},
+    places::{HolderId, PlaceName},
     retention::{ReaderId, Seq},
 };
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 pub(crate) struct Reader {
     topic: Arc<TopicState>,
     id: ReaderId,
-    place: Option<(PlaceName, Holder)>,
+    place: Option<(PlaceName, HolderId)>,
     keep_place: bool,
 }
 
@@ -42,11 +42,11 @@ impl Reader {
             let mut guard = topic.state();
             let State { retention, places, .. } = &mut *guard;
             let wanted = start_of(retention, have, start);
-            let known = name.as_ref().and_then(|name| places.reader(name));
-            let waiting = known.and_then(|reader| retention.place(reader));
-            let begin = match waiting {
-                // Reconnected without `have` or `Start::At`: continue after the last acknowledged version.
-                Some(waiting) if have.is_none() && !matches!(start, Start::At(..)) => waiting,
+            let named = name.as_ref().and_then(|name| places.reader(name));
+            let unacknowledged = named.and_then(|reader| retention.place(reader));
+            let begin = match unacknowledged {
+                // Reconnected with neither `have` nor `Start::At`: continue after the last acknowledged version.
+                Some(first) if have.is_none() && !matches!(start, Start::At(..)) => first,
                 _ => wanted,
             };
             match name {
@@ -68,7 +68,7 @@ impl Reader {
     /// The state of its place.
     pub(crate) fn state(&self) -> ReaderState {
         let state = self.topic.state();
-        let is_held = |(name, holder): &(PlaceName, Holder)| state.places.is_held_by(name, *holder);
+        let is_held = |(name, holder): &(PlaceName, HolderId)| state.places.is_held_by(name, *holder);
         match state.retention.place(self.id) {
             None => ReaderState::Evicted,
             Some(_) if self.place.as_ref().is_none_or(is_held) => ReaderState::Reading,

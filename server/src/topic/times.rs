@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use tensor_relay_protocol::{Epoch, Version};
 use tokio::time::Instant;
 
-/// The number of stored publishes. The lag of a subscriber further behind is at least that of the oldest.
+/// The maximum number of stored publishes. If a subscriber is further behind, its lag is measured from the oldest one.
 const PUBLISHES_MAX: usize = 64;
 
 /// The times of a topic's last publishes, oldest first.
@@ -40,12 +40,13 @@ impl PublishTimes {
         self.count
     }
 
-    /// The lag of a subscriber that has `done`. Without a version of the newest epoch, it lacks at least one.
-    pub(crate) fn lag(&self, done: Option<(Epoch, Version)>) -> Lag {
+    /// The lag of a subscriber whose newest version is `held`. Without a version of the newest epoch, it lacks at least
+    /// one.
+    pub(crate) fn lag(&self, held: Option<(Epoch, Version)>) -> Lag {
         let Some(&(epoch, newest, published)) = self.last.back() else { return Lag::default() };
-        match done {
-            Some((done_epoch, version)) if done_epoch == epoch && version >= newest => Lag::default(),
-            Some((done_epoch, version)) if done_epoch == epoch => {
+        match held {
+            Some((held_epoch, version)) if held_epoch == epoch && version >= newest => Lag::default(),
+            Some((held_epoch, version)) if held_epoch == epoch => {
                 let missing = self.last.iter().find(|(e, v, _)| *e == epoch && *v > version);
                 Lag { versions: newest.0 - version.0, since: missing.map(|(_, _, at)| *at) }
             }
@@ -61,9 +62,9 @@ impl TopicState {
         self.state().times.count()
     }
 
-    /// The lag of a subscriber that has `done`.
-    pub(crate) fn lag(&self, done: Option<(Epoch, Version)>) -> Lag {
-        self.state().times.lag(done)
+    /// The lag of a subscriber whose newest version is `held`.
+    pub(crate) fn lag(&self, held: Option<(Epoch, Version)>) -> Lag {
+        self.state().times.lag(held)
     }
 
     /// The topic's current status, with `newest` as its newest version.
@@ -100,7 +101,11 @@ mod tests {
         let lag = |epoch, version| times.lag(Some((epoch, Version(version))));
         assert_eq!(lag(epoch, 100), Lag::default());
         assert_eq!(lag(epoch, 98), Lag { versions: 2, since: Some(at(99)) });
-        assert_eq!(lag(epoch, 1), Lag { versions: 99, since: Some(at(37)) }, "the oldest that is remembered");
+        assert_eq!(
+            lag(epoch, 1),
+            Lag { versions: 99, since: Some(at(37)) },
+            "since the oldest that is stored"
+        );
         let one = Lag { versions: 1, since: Some(at(100)) };
         assert_eq!((lag(Epoch(1), 1), times.lag(None)), (one, one));
     }

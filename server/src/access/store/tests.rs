@@ -245,7 +245,7 @@ fn errors_name_broken_files_without_their_content() {
     let dir = tempfile::tempdir().unwrap();
     let store = AccessStore::open(dir.path()).unwrap();
     let secrets = fs::read_to_string(store.path("secrets")).unwrap();
-    for (file, text, told) in [
+    for (file, text, expected) in [
         ("secrets", secrets[1..].to_owned(), "line 1 is invalid"),
         ("secrets", String::new(), "has no secret"),
         ("revoked", "\n# all\nnonsense".into(), "line 3 is invalid"),
@@ -256,7 +256,7 @@ fn errors_name_broken_files_without_their_content() {
         let before = fs::read(store.path(file)).ok();
         fs::write(store.path(file), &text).unwrap();
         let error = store.rules().unwrap_err().to_string();
-        assert!(error.contains(told) && error.contains(file), "{error}");
+        assert!(error.contains(expected) && error.contains(file), "{error}");
         assert!(text.len() < 20 || !error.contains(&text[10..20]), "{error}");
         match before {
             Some(before) => fs::write(store.path(file), before).unwrap(),
@@ -268,7 +268,7 @@ fn errors_name_broken_files_without_their_content() {
 
 /// Invalid rules change nothing; valid ones apply at the next check, also after an exchanged link.
 #[tokio::test(start_paused = true)]
-async fn rules_are_followed() {
+async fn changed_rules_apply_at_the_next_check() {
     let dir = tempfile::tempdir().unwrap();
     let store = AccessStore::open(dir.path()).unwrap();
     let access = store.watch_changes().unwrap();

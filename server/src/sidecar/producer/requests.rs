@@ -11,10 +11,10 @@ use tensor_relay_protocol::{
 };
 use tokio::sync::{oneshot, watch};
 
-/// The requests waiting for answers.
+/// The requests of a producer until they are answered, and for published versions until they are released.
 #[derive(Debug)]
 pub(super) struct PendingRequests {
-    /// The requests without a final answer, by number.
+    /// These requests by id.
     pub(super) waiting: Mutex<HashMap<PublicationId, Waiting>>,
     pub(super) lost: watch::Sender<Option<Arc<str>>>,
     pub(super) path: PathBuf,
@@ -64,14 +64,14 @@ impl PendingRequests {
 
     /// Delivers an answer to the waiting task, if there is one. After a published version's answer, its progress
     /// `continues`.
-    fn answer(&self, number: PublicationId, answer: Answer, continues: bool) {
+    fn answer(&self, publication_id: PublicationId, answer: Answer, continues: bool) {
         let mut waiting = self.waiting();
-        if let Some(answered) = waiting.get_mut(&number).and_then(|request| request.answered.take()) {
+        if let Some(answered) = waiting.get_mut(&publication_id).and_then(|request| request.answered.take()) {
             let _ = answered.send(answer); // The task may have been cancelled.
         }
         let is_over = |request: &Waiting| !continues || request.progress.borrow().is_released;
-        if waiting.get(&number).is_some_and(is_over) {
-            waiting.remove(&number);
+        if waiting.get(&publication_id).is_some_and(is_over) {
+            waiting.remove(&publication_id);
         }
     }
 
