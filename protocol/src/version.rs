@@ -25,14 +25,14 @@ impl Version {
     }
 }
 
-/// The globally unique identity of a version.
+/// The identity of a version.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct VersionId {
     /// The topic.
     pub topic: Topic,
     /// The topic's epoch.
     pub epoch: Epoch,
-    /// The number within the epoch.
+    /// The version's number within the epoch.
     pub version: Version,
 }
 

@@ -73,7 +73,8 @@ pub(super) fn decode_level(
     count
 }
 
-/// Why `escapes` has room for a group and the seven bytes behind its last escape.
+/// Why at least 72 bytes of `escapes` follow those of earlier groups: 64 for a group, and 8 so that eight bytes can be
+/// accessed at any place of the group.
 const ESCAPES_HAVE_ROOM: &str = "no more escapes than symbols, and room for 128 more";
 
 /// For each eight of a group, the number of escapes before it. All eight numbers are computed together, without a

@@ -57,7 +57,7 @@ pub(super) fn decode_level(
     count
 }
 
-/// Why `escapes` has room for a group.
+/// Why at least 64 bytes of `escapes`, those of a group, follow those of earlier groups.
 const ESCAPES_HAVE_ROOM: &str = "no more escapes than symbols, and room for 128 more";
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
