@@ -50,7 +50,8 @@ pub trait Codec: Send + Sync {
     fn id(&self) -> CodecId;
 
     /// Encodes `raw` into the front of `out` and returns the encoded length in bytes; `None` when the encoding does not
-    /// fit. The caller limits `out` to the largest encoding that is worth sending; a chunk that does not fit is sent raw.
+    /// fit. The caller limits `out` to the largest encoding that is worth sending; a chunk that does not fit is sent
+    /// raw.
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize>;
 
     /// Decodes `encoded` into all of `raw`. No input causes a panic.

@@ -1,8 +1,8 @@
 //! Errors of the protocol, by the party at fault, and the close codes that report them to the peer.
 //!
 //! Bytes that cannot be parsed are a [`MessageError`], parsed messages that break a rule are a [`ProtocolViolation`],
-//! and a chunk without the hash in its header is a [`CorruptChunk`](crate::CorruptChunk). A local error is reported where it
-//! occurs; the peer receives no details of it.
+//! and a chunk without the hash in its header is a [`CorruptChunk`](crate::CorruptChunk). A local error is reported
+//! where it occurs; the peer receives no details of it.
 
 use crate::{ChunkIndex, Epoch, GlobError, LaneId, NameError, SubscriptionId, Version, WatchId};
 use std::fmt;

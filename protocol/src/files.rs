@@ -21,8 +21,8 @@ pub const WEIGHTS_EXTENSION: &str = ".safetensors";
 /// The extension of the index, which maps tensors to weights files.
 pub const INDEX_EXTENSION: &str = ".safetensors.index.json";
 
-/// The metadata key for the number of generations of watched files that were detected since the previous version but not
-/// published.
+/// The metadata key for the number of generations of watched files that were detected since the previous version but
+/// not published.
 pub const MISSED_GENERATIONS_KEY: &str = "tensor-relay.missed-generations";
 
 const KIND_KEY: &str = "tensor-relay.kind";
@@ -88,7 +88,8 @@ impl FileForm {
         Self { kind, weights: FileName(WEIGHTS_DEFAULT.into()) }
     }
 
-    /// Reads the form from the metadata of a manifest. If the kind is absent or unknown, the form is one safetensors file.
+    /// Reads the form from the metadata of a manifest. If the kind is absent or unknown, the form is one safetensors
+    /// file.
     ///
     /// # Errors
     /// [`FileNameError`] when the metadata contains an invalid file name.

@@ -95,8 +95,8 @@ impl std::str::FromStr for Glob {
     }
 }
 
-/// The pattern as a nondeterministic automaton. A set of states is a bit mask, so all states of the set advance together,
-/// without backtracking.
+/// The pattern as a nondeterministic automaton. A set of states is a bit mask, so all states of the set advance
+/// together, without backtracking.
 ///
 /// In state `n`, the first `n` characters of the pattern, not counting stars, have matched. A star at that position of
 /// the pattern is a transition from the state to itself.
@@ -108,8 +108,8 @@ struct Automaton {
     segment: States,
     /// The states with a transition to the next state on any character except `/`: those at a `?`.
     one: States,
-    /// For each literal character of the pattern, sorted by character: the states with a transition to the next state on
-    /// it.
+    /// For each literal character of the pattern, sorted by character: the states with a transition to the next state
+    /// on it.
     letters: Box<[(char, States)]>,
     /// The final state.
     end: u8,

@@ -112,8 +112,8 @@ impl ChunkDigest {
 
 /// BLAKE3 of a manifest digest followed by chunk hashes in order: the identity of the content of these chunks.
 ///
-/// That of a version covers the chunks that the subscription selects. The sender sends it after these chunks; a receiver
-/// commits only if the digest of its own chunks is equal.
+/// That of a version covers the chunks that the subscription selects. The sender sends it after these chunks; a
+/// receiver commits only if the digest of its own chunks is equal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct VersionDigest(pub [u8; 32]);
 

@@ -100,8 +100,8 @@ fn data_length_hint(described_bytes: &u64, found_bytes: &u64) -> &'static str {
     }
 }
 
-/// The offset of the header's end. `prefix` is the first [`PREFIX_BYTES`] of a file of `file_bytes`, or all of a shorter
-/// file.
+/// The offset of the header's end. `prefix` is the first [`PREFIX_BYTES`] of a file of `file_bytes`, or all of a
+/// shorter file.
 ///
 /// # Errors
 /// [`NpyError`] when the file is not an array file, is too short for its header, or has a header above the limit.

@@ -78,7 +78,7 @@ impl RangeSet {
         self.ranges.get(at).is_some_and(|r| r.contains(&number))
     }
 
-    /// The number of numbers in the set.
+    /// The size of the set.
     pub fn len(&self) -> u32 {
         self.ranges.iter().map(|r| r.end - r.start).sum()
     }

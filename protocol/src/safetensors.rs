@@ -167,8 +167,8 @@ pub struct FileLayout {
 }
 
 /// Plans a file with `tensors` and `metadata` in the given order: a file made by the reference writer is byte-identical
-/// after it was parsed and written again. If a tensor would not be aligned to its element size in that order, the tensors
-/// are sorted as by the reference writer: wider elements first. Tied weights are written once for each name.
+/// after it was parsed and written again. If a tensor would not be aligned to its element size in that order, the
+/// tensors are sorted as by the reference writer: wider elements first. Tied weights are written once for each name.
 ///
 /// # Errors
 /// [`SafetensorsError`] for tensors that the format does not support: an unknown dtype, sub-byte tensors that end

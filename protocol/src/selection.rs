@@ -6,9 +6,10 @@ use std::{collections::HashSet, ops::Range, sync::Arc};
 /// The tensors of a manifest that match a list of globs, the chunks that contain them, and the layout of those chunks
 /// in the receiver's memory.
 ///
-/// Both ends compute a selection from the manifest and the globs, so only these are sent. The receiver lays the selected
-/// chunks end to end. Their sizes are multiples of 256 bytes, so tensors stay aligned; all chunks of a selected tensor
-/// are selected, so its bytes stay contiguous. With all tensors selected, the layout is that of the payload.
+/// Both ends compute a selection from the manifest and the globs, so only these are sent. The receiver lays the
+/// selected chunks end to end. Their sizes are multiples of 256 bytes, so tensors stay aligned; all chunks of a
+/// selected tensor are selected, so its bytes stay contiguous. With all tensors selected, the layout is that of the
+/// payload.
 ///
 /// A selection needs memory for each run of selected tensors and each run of selected chunks.
 #[derive(Debug, Clone)]
@@ -18,7 +19,7 @@ pub struct Selection {
     chunks: RangeSet,
     /// For each run of selected chunks, the number of unselected payload bytes before it.
     skipped_bytes: Box<[u64]>,
-    /// The size of the selected chunks.
+    /// The size of the selected chunks in bytes.
     payload_bytes: u64,
 }
 

@@ -50,8 +50,8 @@ impl SendPlan {
         }
     }
 
-    /// The next action; `None` if none is possible before the next event. `lane` is the lane for the next chunk; without
-    /// one, no chunk is begun. Spends `credit` for a chunk that is begun for the first time.
+    /// The next action; `None` if none is possible before the next event. `lane` is the lane for the next chunk;
+    /// without one, no chunk is begun. Spends `credit` for a chunk that is begun for the first time.
     pub fn poll(&mut self, credit: &mut Credit, lane: Option<LaneId>) -> Option<SendAction> {
         if self.given_up {
             return None;
@@ -362,8 +362,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any order of grants, polls, ended sends, retirements and fetches, even of chunks that do not exist: every
-        /// wanted chunk is begun, in order, within the credit, and again only after a fetch that followed the
+        /// For any order of grants, polls, ended sends, retirements and fetches, even of chunks that do not exist:
+        /// every wanted chunk is begun, in order, within the credit, and again only after a fetch that followed the
         /// retirement of its lane; `Complete` is returned once, when no chunk waits or is in flight; after `give_up`
         /// there is no action.
         #[test]

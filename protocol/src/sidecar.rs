@@ -2,8 +2,8 @@
 //! §14).
 //!
 //! A training process publishes versions through a `tensor-relay serve` on the same machine: it lends the tensors in
-//! shared host or GPU memory and describes them in these messages. They are framed and validated like control messages: `wire`
-//! contains the protobuf types, and every value of the typed messages defined here is valid.
+//! shared host or GPU memory and describes them in these messages. They are framed and validated like control messages:
+//! `wire` contains the protobuf types; all other code uses the typed messages defined here.
 
 mod memory;
 mod producer;
@@ -26,7 +26,8 @@ pub const TEXT_MAX_BYTES: usize = 1_024;
 /// The most bytes of a manifest in one message. The remainder of the frame is for protobuf's tags and lengths.
 pub const MANIFEST_PART_MAX_BYTES: usize = 60 << 10;
 
-/// The id of a publication, or of a request to end a topic, within a connection. The producer chooses it and reuses none.
+/// The id of a publication, or of a request to end a topic, within a connection. The producer chooses it and reuses
+/// none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublicationId(pub u64);
 

@@ -63,8 +63,8 @@ pub struct Subscriber {
 }
 
 impl Subscriber {
-    /// The state machine of the user's `request`, whose `credit` is that of the first connection. A version fails when no
-    /// byte was received between two checks that are `stall_timeout` apart.
+    /// The state machine of the user's `request`, whose `credit` is that of the first connection. A version fails when
+    /// no byte was received between two checks that are `stall_timeout` apart.
     pub fn new(request: Subscribe, codecs: CodecSet, stall_timeout: Duration, now: Instant) -> Self {
         Self {
             codecs,
@@ -146,8 +146,8 @@ impl Subscriber {
     /// Handles an `Announce`. `received_bytes` is the number of bytes received for the subscription so far.
     ///
     /// # Errors
-    /// [`ProtocolViolation`] when the previous version has not ended, the topic is another one, the version is not allowed
-    /// now, or a resumed version has another manifest.
+    /// [`ProtocolViolation`] when the previous version has not ended, the topic is another one, the version is not
+    /// allowed now, or a resumed version has another manifest.
     pub fn handle_announce(
         &mut self,
         announce: Announce,
@@ -512,8 +512,8 @@ impl Subscriber {
         self.current_version().map(|_| self.stall.check_at())
     }
 
-    /// Fails the current version if the check is due and no byte was received since the last one. `received_bytes` is the
-    /// number of bytes received for the subscription so far.
+    /// Fails the current version if the check is due and no byte was received since the last one. `received_bytes` is
+    /// the number of bytes received for the subscription so far.
     pub fn handle_timeout(&mut self, now: Instant, received_bytes: u64) {
         if self.current_version().is_some() && self.stall.handle_check(now, received_bytes) {
             self.actions
@@ -530,8 +530,8 @@ impl Subscriber {
         }
     }
 
-    /// Whether memory was requested for a version that has not ended or may be resumed. If so, a change of the memory to
-    /// use affects later versions only.
+    /// Whether memory was requested for a version that has not ended or may be resumed. If so, a change of the memory
+    /// to use affects later versions only.
     pub fn is_receiving(&self) -> bool {
         matches!(self.phase, Phase::Placing(_) | Phase::Running(_) | Phase::Detached(_))
     }
@@ -556,7 +556,8 @@ impl Subscriber {
         }
     }
 
-    /// The verified chunks of the version that may be resumed on the next connection; `None` if there is no such version.
+    /// The verified chunks of the version that may be resumed on the next connection; `None` if there is no such
+    /// version.
     pub fn resumable_chunks(&self) -> Option<RangeSet> {
         match &self.phase {
             Phase::Detached(incoming) => Some(incoming.assembly.held()),

@@ -30,7 +30,8 @@ pub struct Chunking {
 struct Start {
     offset: u64,
     dtype: Dtype,
-    /// The first chunk of the large tensor that this chunk belongs to; the chunk itself if it consists of small tensors.
+    /// The first chunk of the large tensor that this chunk belongs to; the chunk itself if it consists of small
+    /// tensors.
     first: ChunkIndex,
 }
 

@@ -54,8 +54,8 @@ const SMALLER_MIN: f32 = 1.03;
 const BY_COST: [CodecId; 4] = [CodecId::Raw, CodecId::BitPlanes, CodecId::Zstd, CodecId::Planes];
 
 impl SizeEstimate {
-    /// The codec of `offered` that makes the estimated chunk smallest within `effort`, or a cheaper one whose encoding is
-    /// nearly as small; raw if none saves enough.
+    /// The codec of `offered` that makes the estimated chunk smallest within `effort`, or a cheaper one whose encoding
+    /// is nearly as small; raw if none saves enough.
     pub fn choose(&self, offered: CodecSet, effort: Effort) -> CodecId {
         let candidates = || {
             let is_allowed = |codec: &CodecId| offered.contains(*codec) && self.is_within(*codec, effort);

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_entropy_of_simple_distributions() {
+    fn entropies_of_simple_distributions_are_exact() {
         assert_eq!(Histogram::of(&[]).bits_per_byte(), 0.0);
         assert_eq!(Histogram::of(&[7; 100]).bits_per_byte(), 0.0);
         assert_eq!(Histogram::of(&[0, 1, 2, 3]).bits_per_byte(), 2.0);

@@ -18,8 +18,9 @@ pub(super) const HEAD_BYTES: usize = 5;
 /// The size in bytes of the field with a frame's length, between the head and the frame.
 const FRAME_HEAD_BYTES: usize = 4;
 
-/// The entropy in bits per byte above which a segment is stored raw without an attempt to compress it: a gain of at most
-/// 4 % is not worth six times the time. A compressed form that gains less than 1 % is discarded, to save decoding time.
+/// The entropy in bits per byte above which a segment is stored raw without an attempt to compress it: a gain of at
+/// most 4 % is not worth six times the time. A compressed form that gains less than 1 % is discarded, to save decoding
+/// time.
 const INCOMPRESSIBLE_BITS: f64 = 7.7;
 
 /// A writer of segments, one after the other, into memory of a fixed size.
@@ -64,8 +65,8 @@ impl<'a> SegmentWriter<'a> {
         self.push_bytes(plain)
     }
 
-    /// Appends `plain` as a compressed segment. `None`, with nothing appended, when compression is not tried or gains too
-    /// little, or the frame does not fit.
+    /// Appends `plain` as a compressed segment. `None`, with nothing appended, when compression is not tried or gains
+    /// too little, or the frame does not fit.
     fn push_compressed(&mut self, plain: &[u8]) -> Option<()> {
         if Histogram::sampled(plain).bits_per_byte() > INCOMPRESSIBLE_BITS {
             return None;
@@ -159,8 +160,8 @@ impl<'a> Segment<'a> {
         self.unpacked_len
     }
 
-    /// The plain bytes: a slice of the encoding, or the front of `scratch`, into which they are unpacked. `scratch` must
-    /// have room for [`len`](Self::len) bytes.
+    /// The plain bytes: a slice of the encoding, or the front of `scratch`, into which they are unpacked. `scratch`
+    /// must have room for [`len`](Self::len) bytes.
     pub(super) fn unpack<'b>(&self, scratch: &'b mut [u8]) -> Result<&'b [u8], DecodeError>
     where
         'a: 'b,

@@ -2,8 +2,8 @@
 //!
 //! A [`Path`] value proves that the processor has the path's instructions: only [`Path::all`] and [`Path::fastest`]
 //! make one, after CPU feature detection. Other modules call functions compiled for these instructions only through a
-//! `Path`. Within these functions, only loads and stores need `unsafe`: their operands are references to arrays, whose lengths the
-//! compiler checks.
+//! `Path`. Within these functions, only loads and stores need `unsafe`: their operands are references to arrays, whose
+//! lengths the compiler checks.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

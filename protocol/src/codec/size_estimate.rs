@@ -13,8 +13,8 @@ use std::cell::RefCell;
 /// misses repeats over longer distances: zstd may encode to less than estimated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SizeEstimate {
-    /// For each codec of [`CodecId::ALL`], the encoded size divided by the raw size; `None` if the codec saves too little
-    /// or is not a candidate for the dtype.
+    /// For each codec of [`CodecId::ALL`], the encoded size divided by the raw size; `None` if the codec saves too
+    /// little or is not a candidate for the dtype.
     shares: [Option<f32>; CodecId::ALL.len()],
 }
 
@@ -70,8 +70,8 @@ impl SizeEstimate {
         }
     }
 
-    /// Whether the size of an actual encoding of `raw_bytes` bytes is far from the estimate; false if there is no estimate
-    /// for `codec`. `encoded_bytes` is `None` if the encoding did not fit, which counts as the raw size.
+    /// Whether the size of an actual encoding of `raw_bytes` bytes is far from the estimate; false if there is no
+    /// estimate for `codec`. `encoded_bytes` is `None` if the encoding did not fit, which counts as the raw size.
     pub fn is_refuted_by(&self, codec: CodecId, raw_bytes: usize, encoded_bytes: Option<usize>) -> bool {
         let found = encoded_bytes.map_or(1.0, |bytes| bytes as f32 / raw_bytes.max(1) as f32);
         self.share(codec).is_some_and(|share| (found - share).abs() > ERROR_MAX)
@@ -123,8 +123,8 @@ fn is_candidate(id: CodecId, dtype: Dtype) -> bool {
     }
 }
 
-/// Fills `sample` with slices of `bytes`, each of which begins with an element, or with all of `bytes` if they are shorter
-/// than two samples.
+/// Fills `sample` with slices of `bytes`, each of which begins with an element, or with all of `bytes` if they are
+/// shorter than two samples.
 fn gather(dtype: Dtype, bytes: &[u8], sample: &mut Vec<u8>) {
     sample.clear();
     if bytes.len() < 2 * SAMPLE_BYTES {

@@ -90,8 +90,8 @@ impl Codec for Sparse {
         CodecId::Sparse
     }
 
-    /// `None` without a base of the same length, and when the delta does not fit `out` or would be longer than half of the
-    /// chunk: such a chunk is better encoded without a base.
+    /// `None` without a base of the same length, and when the delta does not fit `out` or would be longer than half of
+    /// the chunk: such a chunk is better encoded without a base.
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
         let base = context.base.filter(|base| base.len() == raw.len())?;
         match width(context.dtype) {

@@ -4,7 +4,8 @@ use super::{Manifest, Tensor, wire};
 use crate::{Chunking, Dtype, Limits, ManifestDigest, Shape, ShapeError, Shard, TensorName, chunk::Extent};
 use std::collections::{HashMap, HashSet};
 
-/// The alignment of tensors in the payload, in bytes: enough for any framework and any GPU to use a tensor without a copy.
+/// The alignment of tensors in the payload, in bytes: enough for any framework and any GPU to use a tensor without a
+/// copy.
 pub const PAYLOAD_ALIGNMENT: u64 = 256;
 
 /// A tensor to be laid out.

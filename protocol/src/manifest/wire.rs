@@ -157,8 +157,8 @@ fn too_many_chunks(payload_bytes: u64, chunk_bytes: u32, limits: &Limits) -> Man
     ManifestError::TooMuch { what: "chunks", found, max: limits.chunks as u64 }
 }
 
-/// The distinct extents of all tensors, after a check that they lie end to end with only alignment between them, and fill
-/// the payload. So a hostile manifest cannot hide bytes or make two tensors overlap in part.
+/// The distinct extents of all tensors, after a check that they lie end to end with only alignment between them, and
+/// fill the payload. So a hostile manifest cannot hide bytes or make two tensors overlap in part.
 fn check_places(tensors: &[Tensor], payload_bytes: u64) -> Result<Vec<crate::chunk::Extent>, ManifestError> {
     let outside = |t: &&Tensor| t.offset.checked_add(t.bytes).is_none_or(|end| end > payload_bytes);
     if let Some(tensor) = tensors.iter().find(outside) {

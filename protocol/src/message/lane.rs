@@ -23,7 +23,8 @@ impl fmt::Debug for InstanceId {
     }
 }
 
-/// The number of a lane of a session. 0 is the session's first connection; the client chooses the others and reuses none.
+/// The number of a lane of a session. 0 is the session's first connection; the client chooses the others and reuses
+/// none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneId(pub u32);
 

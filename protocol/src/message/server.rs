@@ -136,7 +136,8 @@ pub struct Announce {
     /// Whether the client named other content under this epoch and number, in `have` or `partial`. The client discards
     /// that content and receives the whole version.
     pub afresh: bool,
-    /// The part that this is of a version that several writers publish. Needs [`Feature::Parts`](super::Feature::Parts).
+    /// The part that this is of a version that several writers publish. Needs
+    /// [`Feature::Parts`](super::Feature::Parts).
     pub part: Option<Part>,
 }
 

@@ -29,7 +29,8 @@ pub struct Subscribe {
     pub mode: Mode,
     /// The number of chunks that may be sent before the first `Credit`.
     pub credit: u32,
-    /// The newest version that the client holds. The server sends later ones, or this one afresh if its content differs.
+    /// The newest version that the client holds. The server sends later ones, or this one afresh if its content
+    /// differs.
     pub have: Option<Have>,
     /// The selected tensors, by globs over their names; empty for all.
     pub selection: Vec<Glob>,

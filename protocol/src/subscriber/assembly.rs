@@ -75,8 +75,9 @@ impl Assembly {
     /// Handles the header of a chunk and returns its range in the receiver's memory ([`Selection::place`]).
     ///
     /// # Errors
-    /// [`ProtocolViolation`] when the manifest has no such chunk or another size for it, when the encoding is longer than
-    /// the chunk or its codec and base are not allowed, and when the chunk is not selected, already verified or arriving.
+    /// [`ProtocolViolation`] when the manifest has no such chunk or another size for it, when the encoding is longer
+    /// than the chunk or its codec and base are not allowed, and when the chunk is not selected, already verified or
+    /// arriving.
     pub fn handle_header(&mut self, header: &ChunkHeader) -> Result<Range<u64>, ProtocolViolation> {
         let chunk = header.chunk;
         let count = self.manifest().chunking().count();
@@ -121,8 +122,8 @@ impl Assembly {
         }
     }
 
-    /// Handles the early end of a chunk's stream: the chunk is missing again, and may be sent again. No effect on a chunk
-    /// that is verified.
+    /// Handles the early end of a chunk's stream: the chunk is missing again, and may be sent again. No effect on a
+    /// chunk that is verified.
     ///
     /// The stream's reader must have stopped, because another stream may write the chunk's range from now on.
     pub fn handle_lost(&mut self, chunk: ChunkIndex) {

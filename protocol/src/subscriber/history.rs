@@ -20,8 +20,8 @@ pub(super) struct History {
     window: u32,
     /// The version that last ended on this connection, committed or given up.
     last: Option<(Epoch, Version)>,
-    /// The version that last ended in each earlier epoch on this connection: late chunks of these epochs may arrive over
-    /// a slow lane. At most [`EPOCHS_MAX`], so that a server cannot make the list grow without limit.
+    /// The version that last ended in each earlier epoch on this connection: late chunks of these epochs may arrive
+    /// over a slow lane. At most [`EPOCHS_MAX`], so that a server cannot make the list grow without limit.
     epochs: VecDeque<(Epoch, Version)>,
     /// The last committed version and its digest.
     committed: Option<(VersionId, VersionDigest)>,
@@ -30,8 +30,8 @@ pub(super) struct History {
     /// In mode `every`: committed versions that are not acknowledged. [`check_announced`](Self::check_announced) limits
     /// their number.
     unacknowledged: VecDeque<(Epoch, Version)>,
-    /// The length of `unacknowledged` when the last connection was lost: a restarted server does not count these versions
-    /// in its window.
+    /// The length of `unacknowledged` when the last connection was lost: a restarted server does not count these
+    /// versions in its window.
     carried: usize,
 }
 

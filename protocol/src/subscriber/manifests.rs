@@ -3,8 +3,8 @@
 /// The state of the manifest streams on this connection.
 #[derive(Debug, Default)]
 pub(super) struct Manifests {
-    /// Whether a manifest is arriving. Another one at the same time is refused, so that a hostile server cannot make this
-    /// end buffer many.
+    /// Whether a manifest is arriving. Another one at the same time is refused, so that a hostile server cannot make
+    /// this end buffer many.
     pub(super) arriving: bool,
     /// The number of manifest events that are still excused because versions were given up: the manifest stream of such
     /// a version may outlive the `Abort`, and the server may send the next version's manifest again. Decreased only by

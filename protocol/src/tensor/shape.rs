@@ -128,7 +128,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sizes_of_scalars_and_of_empty_and_sub_byte_tensors() {
+    fn scalars_have_one_element_and_sub_byte_elements_are_packed() {
         assert_eq!(Shape::new(&[]).unwrap().byte_len(Dtype::F32), Ok(4));
         assert_eq!(Shape::new(&[3, 0]).unwrap().byte_len(Dtype::F32), Ok(0));
         assert_eq!(Shape::new(&[3]).unwrap().byte_len(Dtype::F4E2M1), Ok(2));

@@ -29,8 +29,8 @@ pub(super) enum Advice {
 /// The number of runs in a sample.
 const RUNS: usize = 16;
 
-/// The number of adjacent words in a run: neighbours share cache lines. A sample, 1,024 words, predicts the encoded size
-/// of weights to 0.5 %.
+/// The number of adjacent words in a run: neighbours share cache lines. A sample, 1,024 words, predicts the encoded
+/// size of weights to 0.5 %.
 const RUN_WORDS: usize = 64;
 
 impl Table {
@@ -57,8 +57,8 @@ impl Table {
 /// and on average half a group of masks for padding.
 const LEVEL_BITS: usize = 24 + 16 + 64;
 
-/// Samples `raw`, which is cut into blocks of `block_words` words, and chooses the form of these blocks. Takes about two
-/// microseconds at any length.
+/// Samples `raw`, which is cut into blocks of `block_words` words, and chooses the form of these blocks. Takes about
+/// two microseconds at any length.
 pub(super) fn advise(layout: Layout, raw: &[u8], block_words: usize) -> Advice {
     let counts = sample(layout, raw);
     let ranked = rank(&counts);

@@ -11,8 +11,8 @@ pub(super) const TILE_BYTES: usize = 16 << 10;
 /// The number of indexes of a group that are written together, without a branch between them.
 const UNROLLED: usize = 4;
 
-/// The memory of the search for the differing elements of a tile, which finds first the groups that contain any, then the
-/// elements.
+/// The memory of the search for the differing elements of a tile, which finds first the groups that contain any, then
+/// the elements.
 ///
 /// Candidate indexes are written unconditionally: a mispredicted branch would cost more. The size is 35 KiB, so keep
 /// one per thread.

@@ -44,7 +44,7 @@ fn noise(len: usize) -> Vec<u8> {
 
 /// PROTOCOL.md §8.7, the example.
 #[test]
-fn the_example_in_the_specification() {
+fn the_example_in_the_specification_is_encoded() {
     let base: Vec<u8> = (0..400u16).flat_map(|i| (0x3f80 + i).to_le_bytes()).chain([0xee]).collect();
     let mut raw = base.clone();
     for (element, value) in [(2, 0x3f83u16), (300, 0x3f80 + 299), (301, 0xbf80)] {
