@@ -84,7 +84,7 @@ fn width(dtype: Dtype) -> usize {
     }
 }
 
-/// A codec, as named by headers and messages.
+/// The id of a codec, by which headers and messages name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum CodecId {

@@ -46,7 +46,7 @@ pub enum FileKind {
 impl FileKind {
     const ALL: [Self; 4] = [Self::Safetensors, Self::Directory, Self::Npy, Self::Npz];
 
-    /// The kind's name in manifests and messages.
+    /// The kind's name in manifests and output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Safetensors => "safetensors",

@@ -103,7 +103,7 @@ impl SendPlan {
         self.given_up
     }
 
-    /// Whether [`SendAction::Complete`] was returned, so that the receiver may commit.
+    /// Whether [`SendAction::Complete`] was returned, after which the receiver may commit.
     pub fn is_complete(&self) -> bool {
         self.complete
     }

@@ -57,7 +57,7 @@ pub enum ManifestError {
     TooMuch {
         /// The counted items or bytes.
         what: &'static str,
-        /// The number, or a lower bound of it.
+        /// The number of them, or a lower bound of that number.
         found: u64,
         /// The limit.
         max: u64,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{ChunkDigest, Epoch, ManifestDigest, MessageError, Topic, Version, VersionDigest, VersionId};
 
-/// The most chunk hashes in one message, so that it stays within its frame.
+/// The most chunk digests in one message: so many fit a frame.
 pub const HASHES_MAX: usize = 2000;
 
 /// A control message from a server.
@@ -124,14 +124,15 @@ pub struct Announce {
     pub subscription: SubscriptionId,
     /// The version.
     pub id: VersionId,
-    /// The digest of the version's manifest. The manifest is sent on a data stream, unless it is also that of this
-    /// subscription's previous version.
+    /// The digest of the version's manifest. The manifest is sent on a data stream, unless it is the same as that of
+    /// the subscription's previous version, or the one that `Subscribe` named.
     pub manifest: ManifestDigest,
-    /// In mode `latest`: the number of versions that were skipped between the subscription's previous version and this.
+    /// In mode `latest`: the number of this epoch's versions that the client missed since its last commit, or since
+    /// `have`.
     pub skipped: u64,
     /// The publisher's metadata of this version.
     pub metadata: Metadata,
-    /// Whether later versions may be encoded against this one, so that a copy of it is worth keeping.
+    /// Whether later versions may be encoded against this one. If not, the client need not keep a copy.
     pub may_be_base: bool,
     /// Whether the client named other content under this epoch and number, in `have` or `partial`. The client discards
     /// that content and receives the whole version.

@@ -44,7 +44,7 @@ pub struct Subscribe {
     pub preempt: bool,
     /// The chunks of an incomplete version that the client holds.
     pub partial: Option<Partial>,
-    /// The digest of the manifest that the client holds, if any, so that it is not sent again.
+    /// The digest of the manifest that the client holds, if any. The server does not send that manifest.
     pub manifest: Option<ManifestDigest>,
     /// The version that the client holds as a base: chunks of the next version may be encoded against it. With a
     /// `partial`, it is a base for the missing chunks of that version only.
@@ -219,7 +219,7 @@ fn globs_into_wire(globs: Vec<Glob>) -> Vec<String> {
     globs.into_iter().map(Field::into_wire).collect()
 }
 
-/// Converts a list of globs and checks its number and total size.
+/// Converts a list of globs, after a check of their number and total size.
 fn globs_from_wire(
     field: &'static str,
     globs_max: usize,

@@ -10,7 +10,7 @@ use std::fmt;
 pub enum ServerMessage {
     /// Accepts a producer.
     Welcome(Welcome),
-    /// Reports that a version is published, so that every subscriber can receive it.
+    /// Reports that a version is published: from now on subscribers can receive it.
     Published {
         /// The publication's id.
         publication: PublicationId,
