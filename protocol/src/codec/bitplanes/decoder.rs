@@ -25,7 +25,7 @@ struct Level<'a> {
     escapes: usize,
 }
 
-/// What is wrong with an encoding, in words for an error message.
+/// What is wrong with an encoding, as text for an error message.
 pub(super) type DecodeFault = &'static str;
 
 impl<'a> Decoder<'a> {
