@@ -46,11 +46,12 @@ pub struct Context<'a> {
 /// Both directions write into memory of a known length that the caller owns, so no size that a peer claims can make a
 /// codec allocate.
 pub trait Codec: Send + Sync {
-    /// The codec's number on the wire.
+    /// The id by which headers and messages name the codec.
     fn id(&self) -> CodecId;
 
-    /// Encodes `raw` into the front of `out` and returns the encoded length, or `None` when the encoding does not fit.
-    /// The caller limits `out` to the largest encoding that is worth sending; a chunk that does not fit is sent raw.
+    /// Encodes `raw` into the front of `out` and returns the encoded length in bytes; `None` when the encoding does not
+    /// fit. The caller limits `out` to the largest encoding that is worth sending; a chunk that does not fit is sent
+    /// raw.
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize>;
 
     /// Decodes `encoded` into all of `raw`. No input causes a panic.
@@ -73,7 +74,7 @@ pub fn codec(id: CodecId) -> &'static dyn Codec {
 }
 
 /// The size in bytes of the numbers in a chunk of `dtype`: of its elements, or of the two parts of a complex element. 1
-/// if several elements share a byte.
+/// for elements smaller than a byte.
 fn width(dtype: Dtype) -> usize {
     match dtype {
         Dtype::C32 => 2,
@@ -83,7 +84,7 @@ fn width(dtype: Dtype) -> usize {
     }
 }
 
-/// The number of a codec on the wire.
+/// The id of a codec, by which headers and messages name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum CodecId {
@@ -103,7 +104,7 @@ impl CodecId {
     /// Every codec of this build.
     pub const ALL: &'static [Self] = &[Self::Raw, Self::Zstd, Self::BitPlanes, Self::Planes, Self::Sparse];
 
-    /// The codec's number in headers and messages.
+    /// The codec's number on the wire.
     pub fn code(self) -> u8 {
         match self {
             Self::Raw => 0,
@@ -127,7 +128,7 @@ impl CodecId {
         }
     }
 
-    /// The name used in messages and on the command line.
+    /// The name in errors, reports and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -175,7 +176,7 @@ impl CodecSet {
         needing.fold(self, |set, id| Self(set.0 & !Self::bit(*id)))
     }
 
-    /// The codecs in the set.
+    /// The codecs in the set, by rising number.
     pub fn iter(self) -> impl Iterator<Item = CodecId> {
         CodecId::ALL.iter().copied().filter(move |id| self.contains(*id))
     }

@@ -1,21 +1,21 @@
-//! Credit: how many more chunks a sender may begin (PROTOCOL.md §6.4).
+//! Credit: the number of further chunks that a sender may begin (PROTOCOL.md §6.4).
 
 use crate::ProtocolViolation;
 
-/// The credit of one subscription: how many more chunks the sender may begin on it.
+/// The credit of one subscription: the number of further chunks that the sender may begin on it.
 ///
-/// The receiver grants credit for memory that it has; the sender spends one credit per chunk. A receiver grants no more
-/// than its connection window can hold unread, so a stalled subscription blocks no other one and no control stream.
+/// The receiver grants credit; the sender spends one credit per chunk. A receiver grants no more than its connection's
+/// flow-control window can hold unread, so a stalled subscription blocks no other one and no control stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Credit {
     available: u32,
 }
 
 impl Credit {
-    /// The most credit that a subscription can have. More would mean gigabytes of unread data per subscription.
+    /// The most credit that a subscription can have: 16 GiB in chunks of 4 MiB.
     pub const MAX: u32 = 4096;
 
-    /// Starts with the credit of a `Subscribe`.
+    /// The credit of `chunks` chunks with which a subscription begins.
     ///
     /// # Errors
     /// [`ProtocolViolation::CreditOverflow`] beyond [`Credit::MAX`].
@@ -25,7 +25,7 @@ impl Credit {
         Ok(credit)
     }
 
-    /// Adds the credit of a `Credit` message.
+    /// Adds credit for `chunks` chunks.
     ///
     /// # Errors
     /// [`ProtocolViolation::CreditOverflow`] when more than [`Credit::MAX`] would be available.

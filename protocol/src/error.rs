@@ -1,8 +1,8 @@
 //! Errors of the protocol, by the party at fault, and the close codes that report them to the peer.
 //!
 //! Bytes that cannot be parsed are a [`MessageError`], parsed messages that break a rule are a [`ProtocolViolation`],
-//! and chunks that changed on the way are a [`CorruptChunk`](crate::CorruptChunk). A local error is reported where it
-//! occurs; the peer receives no details of it.
+//! and a chunk without the hash in its header is a [`CorruptChunk`](crate::CorruptChunk). A local error is reported
+//! where it occurs; the peer receives no details of it.
 
 use crate::{ChunkIndex, Epoch, GlobError, LaneId, NameError, SubscriptionId, Version, WatchId};
 use std::fmt;
@@ -28,14 +28,14 @@ pub enum MessageError {
     /// A message without a mandatory field.
     #[error("the peer sent a message without its field {0:?}")]
     MissingField(&'static str),
-    /// A field with another size than its fixed one.
+    /// A field of bytes with another length than the required one.
     #[error("the peer sent {found} bytes of {field:?} where {expected} are expected")]
     WrongLength {
         /// The field.
         field: &'static str,
-        /// The expected size.
+        /// The expected length in bytes.
         expected: usize,
-        /// The received size.
+        /// The received length in bytes.
         found: usize,
     },
     /// A value of a later revision, in a field that accepts no unknown values.
@@ -53,9 +53,9 @@ pub enum MessageError {
     TooLarge {
         /// The field or message.
         what: &'static str,
-        /// The size.
+        /// The size in bytes.
         bytes: usize,
-        /// The limit.
+        /// The limit in bytes.
         max: usize,
     },
     /// A list that is too long.
@@ -80,7 +80,7 @@ pub enum MessageError {
     /// A codec that this build does not know, and so did not offer.
     #[error("the peer used codec {0}, which this build does not know and never offered")]
     UnknownCodec(u8),
-    /// Reserved bytes that are not zero: a later revision may use them.
+    /// Reserved bytes of a stream header that are not zero: a later revision may define them.
     #[error("the peer set reserved bytes of a stream header: the two ends are of different versions")]
     ReservedNotZero,
 }
@@ -98,9 +98,9 @@ pub enum ProtocolViolation {
     /// A message that is not allowed at this moment.
     #[error("the peer sent {found} where {expected} was expected")]
     OutOfTurn {
-        /// The received message.
+        /// What was received.
         found: &'static str,
-        /// The expected message.
+        /// What was expected.
         expected: &'static str,
     },
     /// A message, or a field of one, of a feature that this end did not offer.
@@ -111,7 +111,7 @@ pub enum ProtocolViolation {
         /// The feature that it needs.
         feature: &'static str,
     },
-    /// A subscription id that does not exist.
+    /// A subscription id that was never used.
     #[error("the peer named subscription {0}, which does not exist")]
     UnknownSubscription(SubscriptionId),
     /// A subscription id used twice, or one that would leave too many gaps between used ids.
@@ -123,7 +123,7 @@ pub enum ProtocolViolation {
     /// A watch id used twice.
     #[error("the peer used watch id {} twice", .0.0)]
     DuplicateWatch(WatchId),
-    /// A lane number beyond the session's limit.
+    /// A lane number above the largest that the protocol allows.
     #[error("the peer named lane {0}, which is above the largest lane number")]
     LaneOutOfRange(LaneId),
     /// More watches than a session may have.
@@ -179,7 +179,7 @@ pub enum ProtocolViolation {
         /// The named base.
         base: Version,
     },
-    /// A delta codec without a base, or a base with another codec.
+    /// A delta codec without a base, or a base with a codec that needs none.
     #[error("the peer sent chunk {chunk} in {codec}, which needs a base if and only if it makes deltas")]
     CodecAndBase {
         /// The chunk.
@@ -199,7 +199,7 @@ pub enum ProtocolViolation {
     /// More chunks than were granted.
     #[error("the peer sent more chunks than it had credit for")]
     CreditExceeded,
-    /// In mode `every`, more unacknowledged versions than the window allows.
+    /// In mode `every`, an announcement while twice the window is unacknowledged.
     #[error("the peer announced many more unacknowledged versions than the window of {0} allows")]
     WindowExceeded(u32),
     /// More credit than the protocol allows.
@@ -214,9 +214,9 @@ pub enum ProtocolViolation {
     /// A version number that does not rise.
     #[error("the peer announced version {found} after version {after} of the same epoch")]
     VersionNotRising {
-        /// The received version.
+        /// The announced version.
         found: Version,
-        /// The previous version.
+        /// The last version that ended or that this end named in `have`.
         after: Version,
     },
 }
@@ -226,7 +226,7 @@ macro_rules! close_codes {
     ($($(#[$doc:meta])* $variant:ident = $code:literal, $meaning:literal;)*) => {
         /// Why a connection was closed, as a number (PROTOCOL.md §9).
         ///
-        /// Sent as the QUIC application error code. The text beside it is for people and contains no confidential
+        /// It is the QUIC application error code. The text sent beside it is for people and contains no confidential
         /// details.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]

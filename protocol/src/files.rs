@@ -21,8 +21,8 @@ pub const WEIGHTS_EXTENSION: &str = ".safetensors";
 /// The extension of the index, which maps tensors to weights files.
 pub const INDEX_EXTENSION: &str = ".safetensors.index.json";
 
-/// The metadata key for the number of generations of watched files that were detected but not published since the
-/// previous version.
+/// The metadata key for the number of generations of watched files that were detected since the previous version but
+/// not published.
 pub const MISSED_GENERATIONS_KEY: &str = "tensor-relay.missed-generations";
 
 const KIND_KEY: &str = "tensor-relay.kind";
@@ -46,7 +46,7 @@ pub enum FileKind {
 impl FileKind {
     const ALL: [Self; 4] = [Self::Safetensors, Self::Directory, Self::Npy, Self::Npz];
 
-    /// The kind's name in manifests and messages.
+    /// The kind's name in manifests and output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Safetensors => "safetensors",
@@ -88,7 +88,8 @@ impl FileForm {
         Self { kind, weights: FileName(WEIGHTS_DEFAULT.into()) }
     }
 
-    /// Reads the form from the metadata of a manifest. If the kind is absent or unknown, it is one safetensors file.
+    /// Reads the form from the metadata of a manifest. If the kind is absent or unknown, the form is one safetensors
+    /// file.
     ///
     /// # Errors
     /// [`FileNameError`] when the metadata contains an invalid file name.
@@ -144,11 +145,11 @@ pub fn side_file_spec(name: &FileName, bytes: u64) -> Result<TensorSpec, NameErr
     Ok(TensorSpec::new(name, Dtype::U8, shape))
 }
 
-/// The epoch of a topic whose first version has this digest: the same files have the same epoch after a restart, and
+/// The epoch of a topic whose first version has this digest: the same files have the same epoch after a restart, so
 /// clients that hold them do not receive them again.
 ///
 /// Only for topics whose content never changes. Otherwise a server that restarts with its original files would publish
-/// them as version 1 of the same epoch, and a client that holds version 2 would ignore that as older.
+/// them as version 1 of the same epoch, and a client that holds version 2 would not receive that older version.
 pub fn epoch_of(digest: VersionDigest) -> Epoch {
     let [a, b, c, d, e, f, g, h, ..] = digest.0;
     Epoch(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
@@ -159,12 +160,13 @@ pub fn is_reserved(name: &str) -> bool {
     name.starts_with(RESERVED_PREFIX)
 }
 
-/// Whether an array of this name may be an entry of an archive: unpacking it must not write outside its folder.
+/// Whether an array of this name may be an entry of an archive: unpacking the entry must not write outside its folder.
 pub fn is_entry_name(name: &str) -> bool {
     !name.split('/').any(|segment| matches!(segment, "" | "." | ".."))
 }
 
-/// The number of unpublished generations of watched files before a version, from its metadata; 0 if it has none.
+/// The number of generations of watched files that were not published before a version, from the version's metadata; 0
+/// without an entry.
 pub fn missed_generations(metadata: &[(String, String)]) -> u64 {
     let entry = metadata.iter().find(|(key, _)| key == MISSED_GENERATIONS_KEY);
     entry.and_then(|(_, count)| count.parse().ok()).unwrap_or(0)
@@ -182,7 +184,7 @@ pub fn without_reserved(metadata: &[(String, String)]) -> Vec<(String, String)> 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileName(Box<str>);
 
-/// An invalid file name.
+/// A file name that is invalid, or not valid for its tensor.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the file {name:?} is refused: {why}")]
 pub struct FileNameError {
@@ -212,7 +214,8 @@ impl FileName {
     /// Parses the name of a weights file.
     ///
     /// # Errors
-    /// Also [`FileNameError`] when `name` does not end with `.safetensors`.
+    /// [`FileNameError`] names the rule that `name` breaks: one of [`new`](Self::new), or that it ends with
+    /// `.safetensors`.
     pub fn of_weights(name: &str) -> Result<Self, FileNameError> {
         let parsed = Self::new(name)?;
         match parsed.is_weights() {

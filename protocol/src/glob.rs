@@ -1,4 +1,4 @@
-//! Globs: patterns over names, parsed once, matched in linear time (PROTOCOL.md §4.4).
+//! Globs: patterns over names, parsed once, matched in time linear in the name (PROTOCOL.md §4.4).
 
 use crate::name::NAME_MAX_BYTES;
 use std::fmt;
@@ -15,7 +15,7 @@ const WILDCARDS: [char; 2] = ['*', '?'];
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Glob {
     text: Box<str>,
-    /// The index behind the last wildcard.
+    /// The offset in `text` behind the last wildcard: a name can match only if it ends with the characters from there.
     tail: u8,
     automaton: Automaton,
 }
@@ -39,7 +39,7 @@ impl Glob {
         Ok(Self { text: pattern.into(), tail, automaton: Automaton::new(pattern) })
     }
 
-    /// Whether the glob matches the whole of `name`. Linear in `name`, about 10 ns per character; allocates nothing.
+    /// Whether the glob matches the whole of `name`. Takes at most about 10 ns per character; allocates nothing.
     pub fn matches(&self, name: &str) -> bool {
         name.ends_with(&self.text[usize::from(self.tail)..]) && self.automaton.accepts(name)
     }
@@ -95,8 +95,8 @@ impl std::str::FromStr for Glob {
     }
 }
 
-/// The pattern as a nondeterministic automaton. A set of states is a bit mask, so all of its states advance together,
-/// without backtracking.
+/// The pattern as a nondeterministic automaton. A set of states is a bit mask, so all states of the set advance
+/// together, without backtracking.
 ///
 /// In state `n`, the first `n` characters of the pattern, not counting stars, have matched. A star at that position of
 /// the pattern is a transition from the state to itself.
@@ -108,14 +108,15 @@ struct Automaton {
     segment: States,
     /// The states with a transition to the next state on any character except `/`: those at a `?`.
     one: States,
-    /// For each literal character of the pattern the states with a transition to the next state, sorted by character.
+    /// For each literal character of the pattern, sorted by character: the states with a transition to the next state
+    /// on it.
     letters: Box<[(char, States)]>,
     /// The final state.
     end: u8,
 }
 
 impl Automaton {
-    /// `pattern` has at most 255 characters, so that every state has a bit.
+    /// The automaton of `pattern`, which has at most 255 characters, so that every state has a bit.
     fn new(pattern: &str) -> Self {
         let (mut any, mut segment, mut one) = (States::NONE, States::NONE, States::NONE);
         let mut letters = std::collections::BTreeMap::new();
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn usual_globs() {
+    fn usual_globs_match_as_documented() {
         assert!(matches("policy", "policy"));
         assert!(!matches("policy", "policy2"));
         assert!(matches("kv/*", "kv/req-17"));
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_globs() {
+    fn invalid_globs_are_refused_and_literals_recognised() {
         assert_eq!(Glob::new(""), Err(GlobError::Empty));
         assert_eq!(Glob::new(&"*".repeat(256)), Err(GlobError::TooLong(256)));
         assert!(matches!(Glob::new("a\nb"), Err(GlobError::ControlChar { found: '\n', .. })));
@@ -234,7 +235,7 @@ mod tests {
 
     /// The longest patterns use all 256 states.
     #[test]
-    fn patterns_of_255_characters() {
+    fn patterns_of_255_characters_match() {
         assert!(matches(&"a".repeat(255), &"a".repeat(255)));
         assert!(!matches(&"a".repeat(255), &"a".repeat(254)));
         assert!(!matches(&"a".repeat(255), &"a".repeat(256)));

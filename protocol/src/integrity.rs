@@ -3,7 +3,7 @@
 //! Chunk hashes detect accidental changes (TLS authenticates the network) and are chosen for speed: XXH3 with 128 bits,
 //! seed 0 (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>). They are hashes of the *raw* bytes, so a
 //! chunk has the same hash in every encoding, and after a resume in another encoding. Manifest and version digests are
-//! identities that outlive a connection: BLAKE3.
+//! identities that outlive a connection; they and chunk digests are BLAKE3.
 
 use crate::ChunkIndex;
 use std::fmt;
@@ -20,7 +20,7 @@ impl ChunkHash {
     }
 }
 
-/// Hashes a chunk while its bytes arrive and are still in the cache.
+/// A hasher of one chunk, for its bytes as they arrive, while they are in the cache.
 pub struct ChunkHasher(XxHash3_128);
 
 impl ChunkHasher {
@@ -35,7 +35,7 @@ impl ChunkHasher {
         self.0.write(raw);
     }
 
-    /// Ends the chunk and compares its hash with `expected`, the hash in its header.
+    /// Compares the hash of all bytes of `chunk` with `expected`, the hash in the chunk's header.
     ///
     /// # Errors
     /// [`CorruptChunk`] when the hashes differ.
@@ -110,14 +110,15 @@ impl ChunkDigest {
     }
 }
 
-/// BLAKE3 of a manifest digest followed by the hashes of all chunks in order: the identity of a version's content.
+/// BLAKE3 of a manifest digest followed by chunk hashes in order: the identity of the content of these chunks.
 ///
-/// The sender sends it after all chunks; a receiver commits only if the digest of its own chunks is equal.
+/// That of a version covers the chunks that the subscription selects. The sender sends it after these chunks; a
+/// receiver commits only if the digest of its own chunks is equal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct VersionDigest(pub [u8; 32]);
 
 impl VersionDigest {
-    /// Hashes the chunk hashes of one version, in order of their index.
+    /// Hashes a manifest digest and `chunks`, the hashes of chunks in order of their index.
     pub fn of(manifest: ManifestDigest, chunks: impl IntoIterator<Item = ChunkHash>) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&manifest.0);

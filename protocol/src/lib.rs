@@ -4,9 +4,9 @@
 //! socket, thread, clock or file, so every rule of the protocol can be tested without them. `PROTOCOL.md` beside this
 //! crate specifies the same protocol in prose; tests cite its clauses.
 //!
-//! Input is parsed once, on arrival: every [`Topic`], [`Manifest`] and [`ClientMessage`] value is valid, and no inner
-//! code checks it again. Hostile bytes cause errors that name the party to blame ([`error`](mod@error)), never a panic,
-//! and never an allocation beyond [`Limits`].
+//! Input is parsed once, on arrival: every [`Topic`], [`Manifest`] and [`ClientMessage`] value is valid by itself, and
+//! no inner code checks that again. Hostile bytes cause errors that name the party to blame ([`error`](mod@error)),
+//! never a panic, and never an allocation beyond [`Limits`].
 
 #![deny(unsafe_code)]
 

@@ -1,6 +1,6 @@
 //! Limits on what one end accepts from the other.
 
-/// The limits of one end for manifests and chunks from its peer. They come from configuration, never from the peer.
+/// The limits of one end for manifests and chunks. They come from its configuration, never from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// The largest encoded manifest accepted, in bytes. Default 32 MiB: a hundred thousand tensors with names of 80

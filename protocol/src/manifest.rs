@@ -12,9 +12,9 @@ pub use wire::ManifestError;
 
 /// The tensors of a snapshot, their places in the payload, and the chunks that the payload is cut into.
 ///
-/// A manifest rarely changes between versions, so it is identified by its digest and sent once. Every value is valid:
-/// names are unique, every tensor lies inside the payload, and tensors do not overlap except exact aliases. Needs about
-/// 150 bytes of memory per tensor.
+/// A manifest rarely changes between versions, so it is identified by its digest and sent only when it does. Every
+/// `Manifest` is valid: names are unique, every tensor lies inside the payload, and tensors do not overlap except exact
+/// aliases. Needs about 200 bytes of memory per tensor, and three copies of its name.
 #[derive(Debug, Clone)]
 pub struct Manifest {
     tensors: Vec<Tensor>,
@@ -43,7 +43,8 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// The tensor's bytes in the payload. Two tensors with the same range are aliases (tied weights).
+    /// The range of the tensor's bytes in the payload. Two tensors with the same range, if it is not empty, are aliases
+    /// (tied weights).
     pub fn range(&self) -> Range<u64> {
         self.offset..self.offset + self.bytes
     }
@@ -55,11 +56,11 @@ impl Tensor {
 }
 
 impl Manifest {
-    /// Lays `specs` out in a payload and cuts it into chunks of at most `chunk_bytes`.
+    /// Lays `specs` out in a payload and cuts the payload into chunks of at most `chunk_bytes`.
     ///
     /// # Errors
     /// [`LayoutError`] when a name occurs twice, an alias is invalid, `chunk_bytes` is not a multiple of 256, or the
-    /// snapshot exceeds `limits`: receivers would refuse it.
+    /// snapshot exceeds `limits`, because receivers would refuse it.
     pub fn layout(
         specs: Vec<TensorSpec>,
         metadata: Vec<(String, String)>,
@@ -72,8 +73,8 @@ impl Manifest {
     /// Parses a manifest that a peer sent.
     ///
     /// # Errors
-    /// [`ManifestError`] when the bytes are not a manifest, break a rule of PROTOCOL.md §5, or exceed `limits`. Until
-    /// then, a small multiple of `encoded.len()` is allocated at most.
+    /// [`ManifestError`] when the bytes are not a manifest, break a rule of PROTOCOL.md §5, or exceed `limits`. At most
+    /// a small multiple of `encoded.len()` is allocated before that is known.
     pub fn decode(encoded: Bytes, limits: &Limits) -> Result<Self, ManifestError> {
         wire::decode(encoded, limits)
     }
@@ -88,7 +89,7 @@ impl Manifest {
         self.digest
     }
 
-    /// The tensors, in the order in which they were published.
+    /// The tensors, in the publisher's order, which may differ from that of the payload.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
@@ -108,12 +109,12 @@ impl Manifest {
         &self.metadata
     }
 
-    /// The size of the payload, alignment padding included.
+    /// The size of the payload in bytes, alignment padding included.
     pub fn payload_bytes(&self) -> u64 {
         self.payload_bytes
     }
 
-    /// The size of the chunks into which large tensors are cut.
+    /// The maximum size of a chunk in bytes; large tensors are cut into chunks of this size.
     pub fn chunk_bytes(&self) -> u32 {
         self.chunk_bytes
     }
@@ -123,7 +124,7 @@ impl Manifest {
         &self.chunking
     }
 
-    /// The payload range and dtype of `chunk`, for an index that [`chunking`](Self::chunking) returned.
+    /// The payload range and dtype of `chunk`, which must exist in [`chunking`](Self::chunking).
     ///
     /// # Panics
     /// When there is no such chunk.

@@ -31,7 +31,7 @@ pub use subscribe::{
 use crate::MessageError;
 use std::fmt;
 
-/// Identifies a subscription within a session. Chosen by the client, never reused.
+/// The id of a subscription within a session. The client chooses it and reuses none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SubscriptionId(pub u32);
 
@@ -41,7 +41,7 @@ impl fmt::Display for SubscriptionId {
     }
 }
 
-/// Identifies a watch within a session. Chosen by the client, never reused.
+/// The id of a watch within a session. The client chooses it and reuses none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WatchId(pub u32);
 
@@ -55,8 +55,8 @@ pub type Metadata = Vec<(String, String)>;
 /// The most bytes of metadata in an `Announce`, so that the message stays within its frame.
 pub(crate) const METADATA_MAX_BYTES: usize = 32 << 10;
 
-/// The overhead counted per entry: at least the size of protobuf's tags and lengths, so that the limit on metadata also
-/// limits the message.
+/// The bytes counted for an entry besides its key and value: at least the size of protobuf's tags and lengths, so that
+/// the limit on metadata limits the message, too.
 const METADATA_ENTRY_BYTES: usize = 16;
 
 /// Defines an enum of reasons, each with its number and meaning.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The longest topic, tensor name or glob, in bytes.
+/// The maximum length of a topic, tensor name or glob, in bytes.
 pub(crate) const NAME_MAX_BYTES: usize = 255;
 
 /// The name of a stream of versions, e.g. `policy` or `kv/req-17`.
@@ -64,7 +64,7 @@ impl TensorName {
     }
 }
 
-/// The longest name of a reader, in bytes.
+/// The maximum length of a reader's name, in bytes.
 const READER_NAME_MAX_BYTES: usize = 64;
 
 /// The name under which a server keeps the place of one reader of a topic, e.g. `indexer-3`.
@@ -112,7 +112,7 @@ pub enum NameError {
     /// Two slashes in a row, or a slash at an end.
     #[error("topic {0:?} has an empty segment: write `a/b`, with no slash at either end and none doubled")]
     EmptySegment(Box<str>),
-    /// A segment with a meaning in file systems.
+    /// A segment `.` or `..`, which has a meaning in file systems.
     #[error("topic {0:?} has a segment `.` or `..`, which could name a path outside its folder")]
     DotSegment(Box<str>),
     /// A character outside the alphabet of this kind of name.

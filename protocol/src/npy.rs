@@ -6,10 +6,11 @@
 
 use crate::{Dtype, Shape, ShapeError};
 
-/// The bytes in front of a header, in the versions with the longest length field: magic, version and length.
+/// The number of bytes in front of a header (magic, version and length) in the format versions with the longest length
+/// field.
 pub const PREFIX_BYTES: usize = 12;
 
-/// The longest header accepted. NumPy's default limit is 10,000 bytes.
+/// The largest header accepted, in bytes. NumPy's default limit is 10,000 bytes.
 const HEADER_MAX_BYTES: u64 = 64 << 10;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
@@ -29,7 +30,7 @@ pub struct Header {
     pub shape: Shape,
     /// Whether the first dimension varies fastest. False if both orders are the same.
     pub fortran_order: bool,
-    /// The position of the first element in the file. The elements extend to the end of the file.
+    /// The offset of the first element in the file. The elements extend to the end of the file.
     pub data_start: u64,
 }
 
@@ -48,7 +49,7 @@ pub enum NpyError {
         /// The minor version.
         minor: u8,
     },
-    /// A file that is too short for its header.
+    /// A file that is shorter than its prefix and header.
     #[error("it claims a header of {header_bytes} bytes, which a file of {file_bytes} bytes cannot have")]
     HeaderLength {
         /// The length in the prefix.
@@ -99,7 +100,8 @@ fn data_length_hint(described_bytes: &u64, found_bytes: &u64) -> &'static str {
     }
 }
 
-/// The position of the header's end, from `prefix`, the first bytes of a file of `file_bytes`.
+/// The offset of the header's end. `prefix` is the first [`PREFIX_BYTES`] of a file of `file_bytes`, or all of a
+/// shorter file.
 ///
 /// # Errors
 /// [`NpyError`] when the file is not an array file, is too short for its header, or has a header above the limit.
@@ -133,7 +135,7 @@ pub fn parse_header(head: &[u8], file_bytes: u64) -> Result<Header, NpyError> {
     let text = head.get(header_start(head)?..).ok_or(NpyError::Magic)?;
     let text = std::str::from_utf8(text).map_err(|_| NpyError::Header("it is not text"))?;
     let Fields { descr, fortran_order, dimensions } = Fields::parse(text)?;
-    let dtype = dtype(descr)?;
+    let dtype = parse_dtype(descr)?;
     let shape = Shape::new(&dimensions)?;
     let described_bytes = shape.byte_len(dtype)?;
     let found_bytes = file_bytes.saturating_sub(head.len() as u64);
@@ -144,7 +146,7 @@ pub fn parse_header(head: &[u8], file_bytes: u64) -> Result<Header, NpyError> {
     Ok(Header { dtype, shape, fortran_order: fortran_order && order_matters, data_start: head.len() as u64 })
 }
 
-/// The head of the file of a tensor, equal to NumPy's output; the elements follow in C order.
+/// The head of a tensor's file, equal to the one that NumPy writes. The elements, in C order, follow it.
 ///
 /// # Errors
 /// [`NpyError::Unwritable`] for a dtype that NumPy lacks.
@@ -192,7 +194,7 @@ pub fn to_c_order(from: &[u8], to: &mut [u8], dtype: Dtype, shape: &Shape) {
     let mut offset = 0;
     for element in to.chunks_exact_mut(width) {
         element.copy_from_slice(&from[offset..offset + width]);
-        // Counts like an odometer: the last dimension advances fastest.
+        // `index` counts like an odometer: the last dimension advances fastest.
         for axis in (0..dimensions.len()).rev() {
             index[axis] += 1;
             offset += strides[axis];
@@ -205,7 +207,7 @@ pub fn to_c_order(from: &[u8], to: &mut [u8], dtype: Dtype, shape: &Shape) {
     }
 }
 
-/// NumPy's names of dtypes.
+/// The dtypes that NumPy has, with NumPy's names.
 const DTYPES: &[(&str, Dtype)] = &[
     ("|b1", Dtype::Bool),
     ("|i1", Dtype::I8),
@@ -223,7 +225,7 @@ const DTYPES: &[(&str, Dtype)] = &[
     ("<c16", Dtype::C128),
 ];
 
-fn dtype(descr: &str) -> Result<Dtype, NpyError> {
+fn parse_dtype(descr: &str) -> Result<Dtype, NpyError> {
     match DTYPES.iter().find(|(name, _)| *name == descr) {
         Some((_, dtype)) => Ok(*dtype),
         None => Err(NpyError::Dtype { descr: descr.chars().take(60).collect(), why: refusal(descr) }),
@@ -315,7 +317,7 @@ impl<'a> Literal<'a> {
         match self.rest.trim_start() {
             list if list.starts_with('[') => {
                 let list = list.split_inclusive(']').next().unwrap_or(list);
-                Err(dtype(list).expect_err("no dtype begins with a bracket"))
+                Err(parse_dtype(list).expect_err("no dtype begins with a bracket"))
             }
             _ => self.string(),
         }

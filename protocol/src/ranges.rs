@@ -1,11 +1,12 @@
-//! Sets of chunk numbers, stored as ranges.
+//! Sets of chunk or tensor numbers, stored as ranges.
 
 use std::{iter::Flatten, ops::Range, vec};
 
 /// A set of numbers below `u32::MAX`, efficient if it has long runs: the chunks that a receiver holds, or lacks.
 ///
-/// Ranges are sorted, disjoint, non-empty and not adjacent, so equal sets are equal values. Insertion is linear in the
-/// number of ranges, about as many as there are concurrent streams; behind the last range it is logarithmic.
+/// Ranges are sorted, disjoint, non-empty and not adjacent, so equal sets are equal values. Insertion and removal take
+/// time linear in the number of ranges, of which chunks that arrive concurrently cause few; insertion behind the last
+/// range takes logarithmic time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RangeSet {
     ranges: Vec<Range<u32>>,
@@ -17,7 +18,7 @@ impl RangeSet {
         Self::default()
     }
 
-    /// The numbers of one range.
+    /// The set of the numbers in one range.
     pub fn from_range(range: Range<u32>) -> Self {
         Self::from_iter([range])
     }
@@ -34,7 +35,7 @@ impl RangeSet {
         Some(Self { ranges: checked.collect::<Option<_>>()? })
     }
 
-    /// Adds `number`; returns false when the set already contained it.
+    /// Adds `number`, which must be below `u32::MAX`; returns false when the set already contained it.
     pub fn insert(&mut self, number: u32) -> bool {
         let at = self.ranges.partition_point(|r| r.end < number);
         let Some(range) = self.ranges.get_mut(at).filter(|r| r.start <= number.saturating_add(1)) else {
@@ -77,7 +78,7 @@ impl RangeSet {
         self.ranges.get(at).is_some_and(|r| r.contains(&number))
     }
 
-    /// The number of elements.
+    /// The size of the set.
     pub fn len(&self) -> u32 {
         self.ranges.iter().map(|r| r.end - r.start).sum()
     }
@@ -87,7 +88,7 @@ impl RangeSet {
         self.ranges.is_empty()
     }
 
-    /// The runs of numbers, ascending.
+    /// The ranges, ascending.
     pub fn ranges(&self) -> &[Range<u32>] {
         &self.ranges
     }
@@ -155,9 +156,9 @@ impl FromIterator<Range<u32>> for RangeSet {
         }
         merged.sort_unstable_by_key(|range| range.start);
         merged.dedup_by(|next, range| {
-            let can_merge = can_merge(range, next);
-            range.end = if can_merge { range.end.max(next.end) } else { range.end };
-            can_merge
+            let is_merged = can_merge(range, next);
+            range.end = if is_merged { range.end.max(next.end) } else { range.end };
+            is_merged
         });
         Self { ranges: merged }
     }
@@ -202,28 +203,28 @@ mod tests {
             }
         }
 
-        /// Operations on two sets, compared with a `BTreeSet`.
+        /// Two sets, compared with two `BTreeSet`s.
         #[test]
-        fn operations_on_two_sets(a in any_model(), b in any_model()) {
-            let (set_a, set_b) = (of(&a), of(&b));
+        fn union_difference_and_intersection_are_those_of_sets(a in any_model(), b in any_model()) {
+            let (set_a, set_b) = (set_of(&a), set_of(&b));
             prop_assert_eq!(Vec::from_iter(set_a.iter()), Vec::from_iter(a.iter().copied()));
             prop_assert_eq!(Vec::from_iter(set_a.clone()), Vec::from_iter(a.iter().copied()));
-            prop_assert_eq!(set_a.union(&set_b), of(&(&a | &b)));
-            prop_assert_eq!(set_a.difference(&set_b), of(&(&a - &b)));
-            prop_assert_eq!(set_a.intersection(&set_b), of(&(&a & &b)));
+            prop_assert_eq!(set_a.union(&set_b), set_of(&(&a | &b)));
+            prop_assert_eq!(set_a.difference(&set_b), set_of(&(&a - &b)));
+            prop_assert_eq!(set_a.intersection(&set_b), set_of(&(&a & &b)));
         }
 
         /// Ranges in any order collect to the set of all their numbers.
         #[test]
-        fn ranges_in_any_order(ranges in prop::collection::vec((0u32..40, 0u32..8), 0..12)) {
+        fn ranges_in_any_order_are_collected(ranges in prop::collection::vec((0u32..40, 0u32..8), 0..12)) {
             let ranges: Vec<_> = ranges.into_iter().map(|(start, len)| start..start + len).collect();
             let model: BTreeSet<u32> = ranges.iter().cloned().flatten().collect();
-            prop_assert_eq!(RangeSet::from_iter(ranges), of(&model));
+            prop_assert_eq!(RangeSet::from_iter(ranges), set_of(&model));
         }
 
-        /// From a peer, ranges are accepted only in the form that `ranges` returns.
+        /// From a peer, only the form that `ranges` returns is accepted.
         #[test]
-        fn ranges_of_a_peer(ranges in prop::collection::vec((0u32..30, 0u32..30), 0..4)) {
+        fn only_canonical_ranges_are_accepted(ranges in prop::collection::vec((0u32..30, 0u32..30), 0..4)) {
             let ranges: Vec<_> = ranges.into_iter().map(|(start, end)| start..end).collect();
             let set = RangeSet::from_iter(ranges.iter().cloned());
             let is_canonical = set.ranges() == ranges;
@@ -248,7 +249,7 @@ mod tests {
         prop::collection::btree_set(0u32..40, 0..40)
     }
 
-    fn of(model: &BTreeSet<u32>) -> RangeSet {
+    fn set_of(model: &BTreeSet<u32>) -> RangeSet {
         let mut set = RangeSet::new();
         model.iter().for_each(|number| assert!(set.insert(*number)));
         set

@@ -14,10 +14,10 @@ use std::ops::Range;
 
 pub use index::{INDEX_MAX_BYTES, IndexError, WeightIndex};
 
-/// The size of the header's length field, a little-endian `u64` at the beginning of the file.
+/// The size in bytes of the header's length field, a little-endian `u64` at the beginning of the file.
 pub const PREFIX_BYTES: usize = 8;
 
-/// The largest header accepted, as in the reference implementation.
+/// The largest header accepted, in bytes, as in the reference implementation.
 pub const HEADER_MAX_BYTES: u64 = 100_000_000;
 
 /// The header key of the file's metadata.
@@ -26,9 +26,9 @@ const METADATA_KEY: &str = "__metadata__";
 /// The parsed header of a safetensors file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// The tensors, in file order; empty tensors that share an offset keep their header order.
+    /// The tensors, in the order of their bytes in the file; empty tensors with one offset are in the header's order.
     pub tensors: Vec<FileTensor>,
-    /// The file's own metadata, in the file's order.
+    /// The file's metadata, in the header's order.
     pub metadata: Vec<(String, String)>,
 }
 
@@ -45,7 +45,7 @@ pub struct FileTensor {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SafetensorsError {
-    /// A file that is too short for its header.
+    /// A file that is shorter than its prefix and header.
     #[error("it claims a header of {header_bytes} bytes, which a file of {file_bytes} bytes cannot have")]
     HeaderLength {
         /// The length in the prefix.
@@ -157,19 +157,18 @@ fn file_tensor(name: &str, info: &TensorInfo, data_start: u64) -> Result<FileTen
     Ok(FileTensor { spec: TensorSpec::new(name, dtype, shape), range })
 }
 
-/// The planned head of a file, and the order of the tensors' bytes behind it.
+/// The plan of a file: its head, and the order of the tensors' bytes behind the head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileLayout {
     /// The prefix and the header, padded to eight bytes.
     pub head: Vec<u8>,
-    /// The indices of the tensors, in the order of their bytes.
+    /// The indexes of the tensors in the argument of [`plan_tensors`], in the order of their bytes in the file.
     pub order: Vec<usize>,
 }
 
-/// Plans a file with `tensors` and `metadata` in the given order, so that a file made by the reference writer is
-/// byte-identical after it is parsed and written again. If a tensor would not be aligned to its element size in that
-/// order, the tensors are sorted like the reference writer does: wider elements first. Tied weights are written once
-/// for each name.
+/// Plans a file with `tensors` and `metadata` in the given order: a file made by the reference writer is byte-identical
+/// after it was parsed and written again. If a tensor would not be aligned to its element size in that order, the
+/// tensors are sorted as by the reference writer: wider elements first. Tied weights are written once for each name.
 ///
 /// # Errors
 /// [`SafetensorsError`] for tensors that the format does not support: an unknown dtype, sub-byte tensors that end
@@ -198,7 +197,7 @@ pub fn plan_tensors(
         infos.push((tensor.name.as_str().to_owned(), info));
     }
     let header = OrderedHeader { metadata, infos };
-    // Only validates: `Metadata` would serialise the file's metadata in random order.
+    // This only validates: `Metadata` would serialise the file's metadata in random order.
     Metadata::new(None, header.infos.clone()).map_err(|e| SafetensorsError::Unwritable(e.to_string()))?;
     Ok(FileLayout { head: head(&header)?, order })
 }
@@ -221,7 +220,7 @@ fn are_aligned(tensors: &[&Tensor]) -> bool {
     })
 }
 
-/// A header that serialises like the reference writer's, with `metadata` in its order.
+/// A header that serialises like the reference writer's, with the entries of `metadata` in the given order.
 struct OrderedHeader {
     metadata: Vec<(String, String)>,
     infos: Vec<(String, TensorInfo)>,
@@ -256,7 +255,7 @@ fn head(header: &OrderedHeader) -> Result<Vec<u8>, SafetensorsError> {
     Ok(head)
 }
 
-/// Pairs of equal dtypes.
+/// The pairs of equal dtypes: safetensors' and tensor-relay's.
 const DTYPES: &[(FileDtype, Dtype)] = &[
     (FileDtype::BOOL, Dtype::Bool),
     (FileDtype::F4, Dtype::F4E2M1),
@@ -335,7 +334,7 @@ mod tests {
         }
     }
 
-    /// A file with all tensors of `manifest` and its metadata.
+    /// The plan of a file with all tensors of `manifest` and its metadata.
     fn plan_file(manifest: &Manifest) -> Result<FileLayout, SafetensorsError> {
         let tensors: Vec<&Tensor> = manifest.tensors().iter().collect();
         plan_tensors(&tensors, without_reserved(manifest.metadata()))

@@ -6,18 +6,20 @@ use std::{collections::HashSet, ops::Range, sync::Arc};
 /// The tensors of a manifest that match a list of globs, the chunks that contain them, and the layout of those chunks
 /// in the receiver's memory.
 ///
-/// Both ends compute a selection from the manifest and the globs, so it is never sent. The receiver lays the selected
-/// chunks end to end. Their sizes are multiples of 256 bytes, so tensors stay aligned; all chunks of a selected tensor
-/// are selected, so its bytes stay contiguous. With all tensors selected, the layout is that of the payload.
+/// Both ends compute a selection from the manifest and the globs, so only these are sent. The receiver lays the
+/// selected chunks end to end. Their sizes are multiples of 256 bytes, so tensors stay aligned; all chunks of a
+/// selected tensor are selected, so its bytes stay contiguous. With all tensors selected, the layout is that of the
+/// payload.
 ///
-/// Needs memory for each run of selected tensors and each run of selected chunks.
+/// A selection needs memory for each run of selected tensors and each run of selected chunks.
 #[derive(Debug, Clone)]
 pub struct Selection {
     manifest: Arc<Manifest>,
     tensors: RangeSet,
     chunks: RangeSet,
-    /// For each run of chunks, the unselected payload bytes before it.
+    /// For each run of selected chunks, the number of unselected payload bytes before it.
     skipped_bytes: Box<[u64]>,
+    /// The size of the selected chunks in bytes.
     payload_bytes: u64,
 }
 
@@ -78,7 +80,7 @@ impl Selection {
         &self.chunks
     }
 
-    /// The size of the memory that a receiver needs for the selected chunks.
+    /// The size in bytes of the memory that a receiver needs for the selected chunks.
     pub fn payload_bytes(&self) -> u64 {
         self.payload_bytes
     }
@@ -90,10 +92,11 @@ impl Selection {
         Some(bytes.start - skipped..bytes.end - skipped)
     }
 
-    /// The range of the tensor with this index in the receiver's memory; `None` if the tensor is not selected.
+    /// The range of the tensor with this index in the receiver's memory; `None` if the tensor is not selected. An empty
+    /// tensor has the range `0..0`.
     pub fn tensor_range(&self, index: usize) -> Option<Range<u64>> {
-        let number = u32::try_from(index).ok().filter(|number| self.tensors.contains(*number))?;
-        let Some(chunks) = chunks_of(&self.manifest, number as usize) else {
+        u32::try_from(index).ok().filter(|index| self.tensors.contains(*index))?;
+        let Some(chunks) = chunks_of(&self.manifest, index) else {
             return Some(0..0);
         };
         let skipped = self.skipped_before(chunks.start)?;
@@ -115,7 +118,7 @@ fn matching(manifest: &Manifest, globs: &[Glob]) -> RangeSet {
     indexes(manifest, |index| matches(manifest.tensors()[index].name.as_str()))
 }
 
-/// Adds the aliases of `tensors`, which are the tensors with equal byte ranges.
+/// The `tensors` and their aliases, which are the tensors with the same, not empty, byte range.
 fn with_aliases(manifest: &Manifest, tensors: RangeSet) -> RangeSet {
     let range = |index: usize| manifest.tensors()[index].range();
     let selected: HashSet<Range<u64>> = tensors
@@ -126,6 +129,7 @@ fn with_aliases(manifest: &Manifest, tensors: RangeSet) -> RangeSet {
     indexes(manifest, |index| tensors.contains(index as u32) || selected.contains(&range(index)))
 }
 
+/// The indexes of the tensors for which `is_selected` returns true.
 fn indexes(manifest: &Manifest, mut is_selected: impl FnMut(usize) -> bool) -> RangeSet {
     let all = 0..manifest.tensors().len();
     all.filter(|index| is_selected(*index))

@@ -14,7 +14,7 @@ pub enum SendAction {
     Complete,
 }
 
-/// The send state of one version: decides the order of chunks, which chunks are sent again, and when the version is
+/// The send state of one version. It decides the order of chunks, which chunks are sent again, and when the version is
 /// complete.
 ///
 /// Pure: the driver polls it until it returns `None`, executes the actions, and reports their results. A chunk is begun
@@ -29,6 +29,7 @@ pub struct SendPlan {
     fetched: RangeSet,
     /// The begun chunks, by the lane on which they were begun last.
     begun: BTreeMap<LaneId, RangeSet>,
+    /// The number of chunks that are being sent.
     in_flight: u32,
     /// Whether [`SendAction::Complete`] was returned.
     complete: bool,
@@ -49,8 +50,8 @@ impl SendPlan {
         }
     }
 
-    /// The next action; `None` until the next event. `lane` is the lane for the next chunk; without one, no chunk is
-    /// begun. Spends `credit` for a chunk that is begun for the first time.
+    /// The next action; `None` if none is possible before the next event. `lane` is the lane for the next chunk;
+    /// without one, no chunk is begun. Spends `credit` for a chunk that is begun for the first time.
     pub fn poll(&mut self, credit: &mut Credit, lane: Option<LaneId>) -> Option<SendAction> {
         if self.given_up {
             return None;
@@ -77,7 +78,7 @@ impl SendPlan {
     }
 
     /// Handles the receiver's `Fetch` of `chunks`, which may be any numbers. Chunks that were last begun on a retired
-    /// lane are queued again; others are ignored. Returns whether a chunk was queued.
+    /// lane are queued again; others are ignored. Returns true if a chunk was queued and the plan was not given up.
     pub fn handle_fetch(&mut self, chunks: &RangeSet, is_retired: impl Fn(LaneId) -> bool) -> bool {
         let mut is_any_lost = false;
         for (_, begun) in self.begun.iter_mut().filter(|(lane, _)| is_retired(**lane)) {
@@ -102,7 +103,7 @@ impl SendPlan {
         self.given_up
     }
 
-    /// Whether [`SendAction::Complete`] was returned, so that the receiver may commit.
+    /// Whether [`SendAction::Complete`] was returned, after which the receiver may commit.
     pub fn is_complete(&self) -> bool {
         self.complete
     }
@@ -264,8 +265,10 @@ mod tests {
         retired: BTreeSet<u32>,
         in_flight: u32,
         completes: u32,
+        /// The total credit granted.
         granted: u32,
-        begun_first: u32,
+        /// The number of chunks begun at least once.
+        begun: u32,
         given_up: bool,
     }
 
@@ -279,7 +282,7 @@ mod tests {
                 in_flight: 0,
                 completes: 0,
                 granted: 0,
-                begun_first: 0,
+                begun: 0,
                 given_up: false,
             }
         }
@@ -318,14 +321,14 @@ mod tests {
                     match state {
                         Model::Waiting => {
                             assert_eq!(first_waiting, Some(chunk.0), "in order");
-                            self.begun_first += 1;
+                            self.begun += 1;
                         }
                         Model::Fetched => {}
                         Model::Begun(_) => panic!("chunk {chunk} was begun twice"),
                     }
                     *state = Model::Begun(on.0);
                     self.in_flight += 1;
-                    let unspent = self.granted - self.begun_first;
+                    let unspent = self.granted - self.begun;
                     assert_eq!(self.credit.available(), unspent, "only a chunk's first send costs credit");
                 }
                 Some(SendAction::Complete) => {
@@ -359,7 +362,7 @@ mod tests {
     }
 
     proptest! {
-        /// For any order of grants, polls, ended sends, retirements and fetches, also of chunks that do not exist:
+        /// For any order of grants, polls, ended sends, retirements and fetches, even of chunks that do not exist:
         /// every wanted chunk is begun, in order, within the credit, and again only after a fetch that followed the
         /// retirement of its lane; `Complete` is returned once, when no chunk waits or is in flight; after `give_up`
         /// there is no action.

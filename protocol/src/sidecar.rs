@@ -2,8 +2,8 @@
 //! §14).
 //!
 //! A training process publishes versions through a `tensor-relay serve` on the same machine: it lends the tensors in
-//! shared memory and describes them in these messages. They are framed and validated like control messages: `wire`
-//! contains the protobuf types, and every value of the typed messages defined here is valid.
+//! shared host or GPU memory and describes them in these messages. They are framed and validated like control messages:
+//! `wire` contains the protobuf types; all other code uses the typed messages defined here.
 
 mod memory;
 mod producer;
@@ -20,13 +20,14 @@ use prost::Message;
 /// The supported revisions of the sidecar protocol, which are independent of the network protocol's.
 pub const REVISIONS: std::ops::RangeInclusive<u32> = 1..=1;
 
-/// The longest text for people, such as the reason of a refusal, in bytes.
+/// The maximum length of a text for people, such as the reason of a refusal, in bytes.
 pub const TEXT_MAX_BYTES: usize = 1_024;
 
 /// The most bytes of a manifest in one message. The remainder of the frame is for protobuf's tags and lengths.
 pub const MANIFEST_PART_MAX_BYTES: usize = 60 << 10;
 
-/// Identifies a publish, or a request to end a topic, within a connection. Chosen by the producer, never reused.
+/// The id of a publication, or of a request to end a topic, within a connection. The producer chooses it and reuses
+/// none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublicationId(pub u64);
 
@@ -66,8 +67,8 @@ pub fn text_that_fits(mut text: String) -> String {
     text
 }
 
-/// Checks the length of `text`.
-fn text(what: &'static str, text: String) -> Result<String, MessageError> {
+/// The `text`, after a check of its length.
+fn checked_text(what: &'static str, text: String) -> Result<String, MessageError> {
     match text.len() {
         bytes if bytes > TEXT_MAX_BYTES => Err(MessageError::TooLarge { what, bytes, max: TEXT_MAX_BYTES }),
         _ => Ok(text),

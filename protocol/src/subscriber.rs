@@ -63,8 +63,8 @@ pub struct Subscriber {
 }
 
 impl Subscriber {
-    /// The state machine of the user's `request`, whose `credit` is that of one connection. A version without progress
-    /// for `stall_timeout` fails.
+    /// The state machine of the user's `request`, whose `credit` is that of the first connection. A version fails when
+    /// no byte was received between two checks that are `stall_timeout` apart.
     pub fn new(request: Subscribe, codecs: CodecSet, stall_timeout: Duration, now: Instant) -> Self {
         Self {
             codecs,
@@ -81,7 +81,7 @@ impl Subscriber {
         }
     }
 
-    /// The next action; `None` until the next event.
+    /// The next action; `None` if there is none before the next event.
     pub fn poll(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
@@ -97,7 +97,7 @@ impl Subscriber {
             _ => None,
         };
         let have = self.history.have();
-        // The new session does not know this subscription yet, so unsent messages of the old session are dropped.
+        // Messages from the time without a connection are dropped: the new session does not know this subscription yet.
         self.actions.retain(|action| !matches!(action, Action::Send(_)));
         self.send(ClientMessage::Subscribe(Subscribe {
             have,
@@ -114,9 +114,9 @@ impl Subscriber {
         }
     }
 
-    /// Handles the loss of the connection: partly received chunks are missing again, verified chunks stay. `allowance`
-    /// is the subscription's credit on the next connection. The caller must have stopped all writers to the current
-    /// version's memory.
+    /// Handles the loss of the connection: partly received chunks are missing again. Verified chunks stay, except those
+    /// beyond the first [`PARTIAL_RANGES_MAX`] ranges. `allowance` is the subscription's credit on the next connection.
+    /// The caller must have stopped all writers to the current version's memory.
     pub fn handle_detached(&mut self, allowance: u32) {
         self.actions.clear();
         self.allowance = allowance;
@@ -146,7 +146,8 @@ impl Subscriber {
     /// Handles an `Announce`. `received_bytes` is the number of bytes received for the subscription so far.
     ///
     /// # Errors
-    /// [`ProtocolViolation`] when the previous version has not ended, or this version is not allowed now.
+    /// [`ProtocolViolation`] when the previous version has not ended, the topic is another one, the version is not
+    /// allowed now, or a resumed version has another manifest.
     pub fn handle_announce(
         &mut self,
         announce: Announce,
@@ -170,7 +171,7 @@ impl Subscriber {
             _ => None,
         };
         self.history.check_announced(&announce.id, part, announce.afresh)?;
-        self.stall.begin(now, received_bytes);
+        self.stall.restart(now, received_bytes);
         match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Detached(incoming) if *incoming.id() == announce.id && !announce.afresh => {
                 self.resume(*incoming, announce)
@@ -188,7 +189,7 @@ impl Subscriber {
         }
     }
 
-    /// Continues a version that was partly received over an earlier connection.
+    /// Continues a version that was partly received over earlier connections.
     fn resume(&mut self, incoming: Incoming, announce: Announce) -> Result<(), ProtocolViolation> {
         if incoming.announce.manifest != announce.manifest {
             return Err(ProtocolViolation::WrongManifest);
@@ -227,8 +228,8 @@ impl Subscriber {
         self.phase = Phase::Placing(Box::new(incoming));
     }
 
-    /// Handles the allocation of memory for the current version, whose chunks may be encoded against `base`. Receives
-    /// the chunks that arrived early.
+    /// Handles the allocation of memory for the current version, whose chunks may be encoded against `base`. Begins to
+    /// receive the chunks that arrived early.
     ///
     /// # Errors
     /// [`ProtocolViolation`] when an early chunk breaks a rule.
@@ -251,7 +252,7 @@ impl Subscriber {
     /// Handles the header of a manifest stream.
     ///
     /// # Errors
-    /// [`ProtocolViolation`] when another manifest is still arriving.
+    /// [`ProtocolViolation`] when another manifest is still arriving, unless a version that was given up excuses it.
     pub fn handle_manifest_header(&mut self) -> Result<(), ProtocolViolation> {
         let is_second = std::mem::replace(&mut self.manifests.arriving, true);
         match is_second && !self.manifests.excuse_stale() {
@@ -269,8 +270,8 @@ impl Subscriber {
     /// it arrives again.
     ///
     /// # Errors
-    /// [`ProtocolViolation`] when it is not the announced manifest, or arrives while chunks of another are being
-    /// received.
+    /// [`ProtocolViolation`] when it is not the announced manifest, or a version with another manifest is already being
+    /// received, unless a version that was given up excuses it.
     pub fn handle_manifest(&mut self, manifest: Manifest) -> Result<(), ProtocolViolation> {
         self.manifests.arriving = false;
         let expected = match &self.phase {
@@ -296,8 +297,8 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Handles the header of a chunk on `stream` of `lane`. The chunk is received now, waits for its manifest or
-    /// announcement, or is discarded if its version has ended.
+    /// Handles the header of a chunk on `stream` of `lane`. The chunk is received now, waits for its announcement, its
+    /// manifest or the version's memory, or is discarded if its version has ended.
     ///
     /// # Errors
     /// [`ProtocolViolation`] when the chunk breaks a rule of PROTOCOL.md §6.5 or exceeds the credit.
@@ -341,7 +342,7 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Handles a verified chunk, whose bytes are in the version's memory. Its credit is granted again.
+    /// Handles a verified chunk, whose bytes are in the version's memory. Grants its credit again.
     pub fn handle_verified(&mut self, stream: StreamToken, verified: Verified) {
         let Some(chunk) = self.arrivals.end(stream) else { return };
         let Phase::Running(incoming) = &mut self.phase else { return };
@@ -396,7 +397,7 @@ impl Subscriber {
     /// Handles `Complete`: the server sent every chunk of a version.
     ///
     /// # Errors
-    /// [`ProtocolViolation`] for a version that is neither current nor given up by this end.
+    /// [`ProtocolViolation`] for a version that is neither the current one nor the last one that this end gave up.
     pub fn handle_complete(
         &mut self,
         version: (Epoch, Version),
@@ -511,8 +512,8 @@ impl Subscriber {
         self.current_version().map(|_| self.stall.check_at())
     }
 
-    /// Fails the current version if no byte was received since the last check. `received_bytes` is the number of bytes
-    /// received for the subscription so far.
+    /// Fails the current version if the check is due and no byte was received since the last one. `received_bytes` is
+    /// the number of bytes received for the subscription so far.
     pub fn handle_timeout(&mut self, now: Instant, received_bytes: u64) {
         if self.current_version().is_some() && self.stall.handle_check(now, received_bytes) {
             self.actions
@@ -520,7 +521,7 @@ impl Subscriber {
         }
     }
 
-    /// The current version on this connection.
+    /// The current version on this connection, if any: one that was announced and has not ended.
     pub fn current_version(&self) -> Option<&VersionId> {
         match &self.phase {
             Phase::Idle | Phase::Detached(_) => None,
@@ -529,7 +530,8 @@ impl Subscriber {
         }
     }
 
-    /// Whether memory for the current version was requested, so that only the next version can use other memory.
+    /// Whether memory was requested for a version that has not ended or may be resumed. If so, a change of the memory
+    /// to use affects later versions only.
     pub fn is_receiving(&self) -> bool {
         matches!(self.phase, Phase::Placing(_) | Phase::Running(_) | Phase::Detached(_))
     }
@@ -544,7 +546,7 @@ impl Subscriber {
         self.selection.as_ref()
     }
 
-    /// The total size of the current version's verified chunks.
+    /// The total size of the verified chunks of the current version, or of the one that may be resumed.
     pub fn held_bytes(&self) -> u64 {
         match &self.phase {
             Phase::Idle | Phase::Announced { .. } => 0,
@@ -554,7 +556,8 @@ impl Subscriber {
         }
     }
 
-    /// The verified chunks of a version that waits to be continued on another connection.
+    /// The verified chunks of the version that may be resumed on the next connection; `None` if there is no such
+    /// version.
     pub fn resumable_chunks(&self) -> Option<RangeSet> {
         match &self.phase {
             Phase::Detached(incoming) => Some(incoming.assembly.held()),

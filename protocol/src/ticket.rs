@@ -5,9 +5,10 @@ use std::{fmt, str::FromStr};
 
 /// The addresses, public keys, topic and token with which a client connects to a server.
 ///
-/// `relay://10.0.0.5:4747/policy?key=sha256:9f86…` in text. Several addresses are separated by commas and tried
-/// concurrently; several keys are accepted during a rotation of the server's key. A key is the SHA-256 of the server's
-/// public key (its SubjectPublicKeyInfo), by which a client authenticates the server without a certificate authority.
+/// In text: `relay://10.0.0.5:4747/policy?key=sha256:9f86…`. Several addresses are separated by commas and tried
+/// concurrently. During a rotation of the server's key, a ticket has several keys, each of which the client accepts. A
+/// ticket's key is the SHA-256 of the server's public key (its SubjectPublicKeyInfo), by which a client authenticates
+/// the server without a certificate authority.
 ///
 /// A ticket with a `token` gives access and is confidential: `Debug` and [`redacted`](Self::redacted) hide the token;
 /// `Display` writes the complete ticket.
@@ -61,7 +62,7 @@ impl Ticket {
         self.token.as_ref()
     }
 
-    /// The same ticket with this token.
+    /// This ticket with another token.
     #[must_use]
     pub fn with_token(self, token: Token) -> Self {
         Self { token: Some(token), ..self }
@@ -73,7 +74,7 @@ impl Ticket {
             + self.token.as_ref().map_or("", |_| "&token=(hidden)")
     }
 
-    /// The same ticket for another topic of the same server.
+    /// This ticket for another topic of the server.
     #[must_use]
     pub fn with_topic(mut self, topic: Topic) -> Self {
         self.topic = Some(topic);

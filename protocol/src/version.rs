@@ -5,9 +5,9 @@ use std::fmt;
 
 /// The epoch of a version: one life of a topic.
 ///
-/// Random per publisher start, so that versions of a restarted publisher, which begin again at 1, are not mistaken for
-/// earlier ones. For topics served from files, the epoch is derived from their content or stored beside the server's
-/// key, so that it outlives a restart.
+/// It is random for each start of a publisher: versions of a restarted publisher begin again at 1, and must not be
+/// mistaken for earlier ones. For topics served from files, the epoch is derived from their content or stored beside
+/// the server's key, so that it outlives a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Epoch(pub u64);
 
@@ -19,20 +19,20 @@ impl Version {
     /// The number of an epoch's first version. Zero means "none" on the wire.
     pub const FIRST: Self = Self(1);
 
-    /// The next number.
+    /// The number of the next version.
     pub fn next(self) -> Self {
         Self(self.0 + 1)
     }
 }
 
-/// The globally unique identity of a version.
+/// The identity of a version.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct VersionId {
     /// The topic.
     pub topic: Topic,
     /// The topic's epoch.
     pub epoch: Epoch,
-    /// The number within the epoch.
+    /// The version's number within the epoch.
     pub version: Version,
 }
 

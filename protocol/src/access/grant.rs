@@ -18,7 +18,7 @@ impl Verb {
     /// All verbs.
     pub const ALL: [Self; 3] = [Self::List, Self::Subscribe, Self::Publish];
 
-    /// The name used in text, e.g. in tickets' arguments and access files.
+    /// The name on the command line and in access files.
     pub fn name(self) -> &'static str {
         match self {
             Self::List => "list",
@@ -69,8 +69,7 @@ impl Verbs {
         self.0 & verb.bit() != 0
     }
 
-    /// The set with these bits, one per verb. Bits that later revisions define are dropped: this build lacks their
-    /// operations.
+    /// The set with these bits, one per verb. Bits of verbs that only later builds know are dropped.
     pub(super) fn from_bits(bits: u32) -> Self {
         Self(bits & Self::of(Verb::ALL).0)
     }
@@ -106,19 +105,19 @@ impl FromStr for Verbs {
 /// A grant: verbs allowed on the topics that match a glob. An operation without a grant is denied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
-    /// The topics.
+    /// The glob that the topics match.
     pub topics: Glob,
     /// The allowed verbs.
     pub verbs: Verbs,
 }
 
 impl Grant {
-    /// Grants `verbs` over all topics.
+    /// The grant of `verbs` on all topics.
     pub fn everywhere(verbs: Verbs) -> Self {
         Self { topics: Glob::new("**").expect("`**` is a glob"), verbs }
     }
 
-    /// Grants `verbs` over one topic alone: topics cannot contain wildcards.
+    /// The grant of `verbs` on `topic` alone: a topic contains no wildcard, so as a glob it matches only itself.
     pub fn for_topic(topic: &Topic, verbs: Verbs) -> Self {
         Self { topics: Glob::new(topic.as_str()).expect("a topic is a glob"), verbs }
     }
@@ -180,6 +179,6 @@ mod tests {
         }
         assert_eq!("read".parse::<Verbs>(), Err(GrantError::UnknownVerb("read".into())));
         assert_eq!("".parse::<Verbs>(), Err(GrantError::UnknownVerb(String::new())));
-        assert_eq!(Verbs::from_bits(u32::MAX), Verbs::of(Verb::ALL), "bits of later verbs are dropped");
+        assert_eq!(Verbs::from_bits(u32::MAX), Verbs::of(Verb::ALL), "bits of unknown verbs are dropped");
     }
 }

@@ -19,18 +19,19 @@ const CLAIMS_OFFSET: usize = 1 + SECRET_ID_BYTES + SEAL_BYTES;
 /// The most grants in a token.
 const GRANTS_MAX: usize = 64;
 
-/// The shortest run of token characters that errors hide. A shorter run reveals at most 66 of a token's 256 MAC bits.
+/// The length of the shortest run of token characters that errors hide. A shorter run reveals at most 66 of a token's
+/// 256 MAC bits.
 const HIDDEN_MIN_CHARS: usize = 12;
 
 /// The maximum length of a holder's name.
 const HOLDER_MAX_BYTES: usize = 255;
 
-/// Identifies a ticket in lists, logs and revocations. Reveals nothing about the token.
+/// The id of a ticket in lists, logs and revocations. It reveals nothing about the token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TicketId(pub [u8; 8]);
 
 impl TicketId {
-    /// The id that is a hash of `text`, for a ticket that a server makes anew at each start.
+    /// The id that is derived from `text` by a hash, for a ticket that a server makes again at each start.
     pub fn derived(text: &str) -> Self {
         let mut id = [0; 8];
         id.copy_from_slice(&blake3::hash(text.as_bytes()).as_bytes()[..8]);
@@ -52,7 +53,7 @@ impl FromStr for TicketId {
     }
 }
 
-/// Identifies a server secret; several may be valid at a time.
+/// The id of a server's secret. Several secrets may be valid at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SecretId(pub u32);
 
@@ -94,7 +95,7 @@ impl Secret {
         Ok(Self { id: SecretId(u32::from_be_bytes(id)), key: from_hex(key).ok_or(SecretError)? })
     }
 
-    /// Seals `claims` with a MAC. Equal claims result in equal tokens.
+    /// Seals `claims` with a MAC. The same secret and claims always result in the same token.
     pub fn seal(&self, claims: &Claims) -> Token {
         let claims = claims.to_wire().encode_to_vec();
         let mut bytes = vec![FORMAT];
@@ -104,7 +105,7 @@ impl Secret {
         Token(BASE64.encode(bytes))
     }
 
-    /// BLAKE3's keyed mode is a MAC (its specification, §6.2).
+    /// The MAC of encoded claims: BLAKE3's keyed mode (its specification, §6.2).
     fn mac(&self, claims: &[u8]) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.key);
         hasher.update(CONTEXT).update(&self.id.0.to_be_bytes()).update(claims);
@@ -131,7 +132,7 @@ pub struct Claims {
     pub id: TicketId,
     /// The holder's name, as given when the ticket was made. At most 255 bytes.
     pub holder: String,
-    /// The expiry time, in seconds since 1970; `None` never expires.
+    /// The expiry time, in seconds since 1970; `None` if the ticket never expires.
     pub expires_s: Option<u64>,
     /// The grants, at most 64.
     pub grants: Vec<Grant>,
@@ -180,7 +181,7 @@ impl Claims {
 pub struct Token(String);
 
 impl Token {
-    /// The most bytes that a token may have as text. A usual token has about 120; one with 64 long globs is refused.
+    /// The maximum length of a token as text. A usual token has about 120 bytes; one with 64 long globs is too long.
     pub const BYTES_MAX: usize = 4 << 10;
 
     /// Parses the text of a token, issued by any server.
@@ -215,10 +216,11 @@ impl Token {
         shown
     }
 
-    /// The claims, if one of `secrets` sealed them. They are parsed after the MAC was verified in constant time.
+    /// The claims, if one of `secrets` sealed them. The MAC is compared in constant time, before the claims are parsed.
     ///
     /// # Errors
-    /// [`TokenError`] when verification fails. The reason is for the log and must not be sent to the peer.
+    /// [`TokenError`] when the token is malformed or verification fails. The reason is for the log and must not be sent
+    /// to the peer.
     pub fn open(&self, secrets: &[Secret]) -> Result<Claims, TokenError> {
         let bytes = BASE64.decode(&self.0).map_err(|_| TokenError::Malformed)?;
         let (head, claims) = bytes.split_at_checked(CLAIMS_OFFSET).ok_or(TokenError::Malformed)?;
@@ -304,7 +306,8 @@ fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// The claims as protobuf. A server accepts only claims that it sealed itself, so this format is its own.
+/// The claims as protobuf (PROTOCOL.md §2.1). A server accepts only claims that it sealed itself, so other
+/// implementations may have another format.
 mod wire {
     #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct Claims {
@@ -357,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_opened_by_the_secret_that_sealed_it() {
+    fn a_token_is_opened_only_by_the_secret_that_sealed_it() {
         let token = secret(1).seal(&claims());
         assert_eq!(token, secret(1).seal(&claims()), "sealing is deterministic");
         assert_eq!(token.open(&[secret(2), secret(1)]), Ok(claims()));

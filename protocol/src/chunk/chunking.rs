@@ -1,4 +1,4 @@
-//! Chunking: cuts the payload of a manifest into numbered chunks (PROTOCOL.md §5.3).
+//! Chunking: the division of a manifest's payload into numbered chunks (PROTOCOL.md §5.3).
 
 use crate::Dtype;
 use std::{fmt, ops::Range};
@@ -25,11 +25,13 @@ pub struct Chunking {
     payload_bytes: u64,
 }
 
+/// The beginning of a chunk, which ends where the next one begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Start {
     offset: u64,
     dtype: Dtype,
-    /// The first chunk of the tensor that this chunk belongs to; the chunk itself if tensors share it.
+    /// The first chunk of the large tensor that this chunk belongs to; the chunk itself if it consists of small
+    /// tensors.
     first: ChunkIndex,
 }
 
@@ -44,7 +46,7 @@ pub(crate) struct Extent {
 impl Chunking {
     /// Cuts a payload whose stored, non-empty tensors are `extents`, in order of offset.
     ///
-    /// `None` if more than `chunks_max` chunks would result; no memory is allocated for the chunks beyond.
+    /// `None` if more than `chunks_max` chunks would result; no memory is allocated for more.
     pub(crate) fn new(
         extents: impl Iterator<Item = Extent>,
         chunk_bytes: u32,
@@ -84,12 +86,13 @@ impl Chunking {
         Some(start..end)
     }
 
-    /// The dtype of all tensors in `chunk`.
+    /// The dtype of all tensors in `chunk`, or `None` if there is no such chunk.
     pub fn dtype(&self, chunk: ChunkIndex) -> Option<Dtype> {
         self.starts.get(chunk.0 as usize).map(|s| s.dtype)
     }
 
-    /// The first chunk of the tensor that `chunk` belongs to; `chunk` itself if small tensors share it.
+    /// The first chunk of the large tensor that `chunk` belongs to, or `chunk` itself if it consists of small tensors.
+    /// `None` if there is no such chunk.
     pub fn first_of(&self, chunk: ChunkIndex) -> Option<ChunkIndex> {
         self.starts.get(chunk.0 as usize).map(|s| s.first)
     }

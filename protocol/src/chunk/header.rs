@@ -3,7 +3,7 @@
 use super::ChunkIndex;
 use crate::{ChunkHash, CodecId, Epoch, ManifestDigest, MessageError, SubscriptionId, Version};
 
-/// The size of every stream header. One size for all kinds, so that a receiver reads it in one step.
+/// The size of every stream header in bytes. All kinds have one size, so a receiver reads the header in one step.
 pub const HEADER_BYTES: usize = 64;
 
 const KIND_MANIFEST: u8 = 1;
@@ -18,7 +18,7 @@ pub enum StreamHeader {
     Manifest(ManifestHeader),
     /// The encoded bytes of one chunk follow.
     Chunk(ChunkHeader),
-    /// Meaningless bytes follow: the answer to a `Probe`.
+    /// Meaningless bytes and a report follow: the answer to a `Probe`.
     Probe(ProbeHeader),
 }
 
@@ -46,7 +46,7 @@ pub struct ChunkHeader {
     pub chunk: ChunkIndex,
     /// The codec of the encoded bytes.
     pub codec: CodecId,
-    /// The decoded size.
+    /// The decoded size in bytes.
     pub raw_bytes: u32,
     /// The number of encoded bytes that follow.
     pub encoded_bytes: u32,
@@ -59,9 +59,9 @@ pub struct ChunkHeader {
 /// The header of a stream that carries probe bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeHeader {
-    /// The number of the probe that this stream answers.
+    /// The id of the probe that this stream answers.
     pub probe: u32,
-    /// The number of bytes that follow.
+    /// The number of bytes that follow, before the report.
     pub bytes: u32,
 }
 

@@ -14,15 +14,15 @@ use super::{Codec, CodecId, Context, DecodeError, simd::Path};
 use crate::Dtype;
 use std::cell::RefCell;
 
-/// Encodes the exponents of floats in two bits or more each, as bit masks; signs and mantissas are stored unchanged
+/// The exponents of floats in two bits or more each, as bit masks; signs and mantissas are stored unchanged
 /// (PROTOCOL.md §8.4).
 ///
-/// Trained weights, gradients, activations and caches use about a dozen exponents, and the three most frequent cover three
-/// quarters of the elements. Two bits name one of the three, or escape to the next level; the last level's escapes are stored whole.
-/// Vector instructions compare, gather and scatter 64 symbols at a time by masks, so this codec is much faster than
-/// entropy coders.
+/// Trained weights, gradients, activations and caches use about a dozen exponents, and the three most frequent cover
+/// three quarters of the elements. Two bits name one of the three, or escape to the next level; the last level's
+/// escapes are stored whole. Vector instructions compare, gather and scatter 32 or 64 symbols at a time by masks, so
+/// this codec is much faster than entropy coders.
 ///
-/// bf16 weights become 1.44 to 1.49 times smaller. Each thread that has used the codec keeps 50 KiB.
+/// bf16 weights become 1.44 to 1.49 times smaller. Each thread that has used the codec keeps about 48 KiB.
 #[derive(Debug, Clone, Copy)]
 pub struct BitPlanes;
 

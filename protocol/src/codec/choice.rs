@@ -5,7 +5,7 @@ use super::{CodecId, CodecSet, SizeEstimate};
 /// The setting that selects the codec for the chunks of a topic or a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum CodecChoice {
-    /// A codec per chunk, chosen by a sample of its bytes and the effort that measurements on this subscription favour.
+    /// A codec per chunk, chosen by a sample of its bytes and by the [`Effort`] that is fastest for the subscription.
     #[default]
     Auto,
     /// This codec for each chunk that it shrinks, if the receiver can decode it; otherwise raw.
@@ -18,8 +18,8 @@ impl From<CodecId> for CodecChoice {
     }
 }
 
-/// Chunks below this size are sent raw with [`CodecChoice::Auto`]: on usual links encoding saves less time than waking
-/// a worker takes.
+/// The size in bytes below which [`CodecChoice::Auto`] sends a chunk raw: on usual links encoding saves less time than
+/// waking a worker takes.
 pub const SMALL_BYTES: usize = 16 << 10;
 
 /// The level of effort: the processor time that may be spent to make chunks smaller.
@@ -34,7 +34,7 @@ pub enum Effort {
     /// Codecs that one core encodes at several GB/s: bit planes, and zstd for chunks that shrink to almost nothing.
     #[default]
     Light,
-    /// The codec that makes a chunk smallest.
+    /// Any codec: the one that makes a chunk smallest is chosen.
     Full,
 }
 
@@ -43,18 +43,19 @@ impl Effort {
     pub const ALL: [Self; 3] = [Self::None, Self::Light, Self::Full];
 }
 
-/// An encoded share of a chunk below this means that zstd found mostly repeats, which it encodes several times as fast
-/// as other bytes.
+/// If zstd's encoding is smaller than this share of the raw bytes, it consists mostly of repeats, which zstd encodes
+/// several times as fast as other bytes.
 const REPEATS_SHARE: f32 = 0.1;
 
-/// If the encodings of two codecs differ by less than this factor, the cheaper codec is chosen.
+/// The factor by which an encoding must be smaller than that of a cheaper codec to be chosen.
 const SMALLER_MIN: f32 = 1.03;
 
 /// The codecs that encode without a base, the cheapest first.
 const BY_COST: [CodecId; 4] = [CodecId::Raw, CodecId::BitPlanes, CodecId::Zstd, CodecId::Planes];
 
 impl SizeEstimate {
-    /// The codec of `offered` that makes the estimated chunk smallest within `effort`; raw if none saves enough.
+    /// The codec of `offered` that makes the estimated chunk smallest within `effort`, or a cheaper one whose encoding
+    /// is nearly as small; raw if none saves enough.
     pub fn choose(&self, offered: CodecSet, effort: Effort) -> CodecId {
         let candidates = || {
             let is_allowed = |codec: &CodecId| offered.contains(*codec) && self.is_within(*codec, effort);

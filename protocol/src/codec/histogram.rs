@@ -3,10 +3,12 @@
 /// Counts of byte values.
 pub(super) struct Histogram([u32; 256]);
 
-/// The number of slices in a sample of a long string, evenly spread: enough to include each large tensor of a chunk.
+/// The number of slices in a sample of a long string. They are evenly spread, so they cover each larger tensor of a
+/// chunk.
 const SLICES: usize = 16;
 
-/// Bytes in a slice. 16 KiB of a byte plane predict its entropy within a few hundredths of a bit, in 10 µs.
+/// The bytes in a slice. A sample, 16 KiB of a byte plane, predicts its entropy within a few hundredths of a bit, in
+/// 10 µs.
 const SLICE_BYTES: usize = 1024;
 
 impl Histogram {
@@ -29,7 +31,7 @@ impl Histogram {
         histogram
     }
 
-    /// The order-0 entropy in bits per byte, 0 to 8. A Huffman code needs slightly more.
+    /// The order-0 entropy in bits per byte, 0 to 8. A Huffman code may need slightly more.
     pub(super) fn bits_per_byte(&self) -> f64 {
         let total: f64 = self.0.iter().map(|count| f64::from(*count)).sum();
         let shares = self.0.iter().filter(|count| **count > 0).map(|count| f64::from(*count) / total);
@@ -48,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_entropy_of_simple_distributions() {
+    fn entropies_of_simple_distributions_are_exact() {
         assert_eq!(Histogram::of(&[]).bits_per_byte(), 0.0);
         assert_eq!(Histogram::of(&[7; 100]).bits_per_byte(), 0.0);
         assert_eq!(Histogram::of(&[0, 1, 2, 3]).bits_per_byte(), 2.0);

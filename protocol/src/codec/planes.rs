@@ -15,9 +15,10 @@ use crate::Dtype;
 /// One segment per byte of an element; floats are rotated first, so that the exponent has a byte of its own
 /// (PROTOCOL.md §8.6).
 ///
-/// Of this crate's codecs, the best ratio for bf16 (1.45 to 1.55) and for floats of reduced precision: some f32 tensors
-/// were converted from bf16, and half of their bytes are 0. For links slower than its speed: 1.5 GB/s encoding, 2.5
-/// GB/s decoding. Planes that look random are copied. Each worker thread keeps scratch memory for the largest chunk.
+/// Of this crate's codecs, this one has the best ratio for bf16 (1.45 to 1.55) and for floats of reduced precision:
+/// some f32 tensors were converted from bf16, and half of their bytes are 0. It suits links slower than itself: it
+/// encodes 1.5 GB/s and decodes 2.5 GB/s. Planes that look random are copied. Each worker thread keeps scratch memory
+/// of the size of the largest chunk.
 #[derive(Debug, Clone, Copy)]
 pub struct Planes;
 

@@ -2,8 +2,8 @@
 
 use super::{Codec, CodecId, Context, DecodeError};
 
-/// Unchanged bytes. The pipelines send raw chunks from the source without calling this codec; it exists so that code
-/// over all codecs needs no special case.
+/// Unchanged bytes. Sender and receiver move raw chunks without calling this codec; it exists so that code over all
+/// codecs needs no special case.
 #[derive(Debug, Clone, Copy)]
 pub struct Raw;
 

@@ -12,24 +12,25 @@ const RAW: u8 = 0;
 const CONSTANT: u8 = 1;
 const ZSTD: u8 = 2;
 
-/// The size of a segment's head: its form and its unpacked length.
+/// The size in bytes of a segment's head: its form and its unpacked length.
 pub(super) const HEAD_BYTES: usize = 5;
 
-/// The size of the frame's length field, between the head and the frame.
+/// The size in bytes of the field with a frame's length, between the head and the frame.
 const FRAME_HEAD_BYTES: usize = 4;
 
-/// Above this entropy a segment is stored raw without an attempt to compress it: a gain of at most 4 % is not worth six
-/// times the time. Compressed forms that gain less than 1 % are discarded to save decoding time.
+/// The entropy in bits per byte above which a segment is stored raw without an attempt to compress it: a gain of at
+/// most 4 % is not worth six times the time. A compressed form that gains less than 1 % is discarded, to save decoding
+/// time.
 const INCOMPRESSIBLE_BITS: f64 = 7.7;
 
-/// Writes segments one after the other into memory of a fixed size.
+/// A writer of segments, one after the other, into memory of a fixed size.
 pub(super) struct SegmentWriter<'a> {
     out: &'a mut [u8],
     at: usize,
 }
 
 impl<'a> SegmentWriter<'a> {
-    /// Writes to the front of `out`.
+    /// A writer that begins at the front of `out`.
     pub(super) fn new(out: &'a mut [u8]) -> Self {
         Self { out, at: 0 }
     }
@@ -64,7 +65,8 @@ impl<'a> SegmentWriter<'a> {
         self.push_bytes(plain)
     }
 
-    /// `None`, without advancing, when compression is not tried or gains too little, or the frame does not fit.
+    /// Appends `plain` as a compressed segment. `None`, with nothing appended, when compression is not tried or gains
+    /// too little, or the frame does not fit.
     fn push_compressed(&mut self, plain: &[u8]) -> Option<()> {
         if Histogram::sampled(plain).bits_per_byte() > INCOMPRESSIBLE_BITS {
             return None;
@@ -81,7 +83,7 @@ impl<'a> SegmentWriter<'a> {
 
     fn push_head(&mut self, form: u8, unpacked_len: usize) -> Option<()> {
         let unpacked_len = u32::try_from(unpacked_len).ok()?.to_le_bytes();
-        // Written whole or not at all: the caller may try another form in its place.
+        // The head is written whole or not at all: the caller may try another form in its place.
         (self.out.len() - self.at >= HEAD_BYTES).then_some(())?;
         self.push_bytes(&[form])?;
         self.push_bytes(&unpacked_len)
@@ -97,7 +99,7 @@ thread_local! {
     static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// Compresses `plain` into one zstd frame whose blocks are literals. `None` when it does not fit.
+/// Compresses `plain` into one zstd frame with this thread's [`huffman_coder`]. `None` when the frame does not fit.
 fn compress(plain: &[u8], out: &mut [u8]) -> Option<usize> {
     COMPRESSOR.with_borrow_mut(|slot| {
         let compressor = match slot {
@@ -153,13 +155,13 @@ impl<'a> Segment<'a> {
         Some(Self { codec, form, unpacked_len })
     }
 
-    /// The claimed unpacked length. Check it against a limit before allocating.
+    /// The unpacked length that the head claims, in bytes. Check it against a limit before allocating.
     pub(super) fn len(&self) -> usize {
         self.unpacked_len
     }
 
-    /// The plain bytes: a slice of the encoding, or the front of `scratch`, into which they are unpacked. `scratch` has
-    /// room for [`len`](Self::len) bytes.
+    /// The plain bytes: a slice of the encoding, or the front of `scratch`, into which they are unpacked. `scratch`
+    /// must have room for [`len`](Self::len) bytes.
     pub(super) fn unpack<'b>(&self, scratch: &'b mut [u8]) -> Result<&'b [u8], DecodeError>
     where
         'a: 'b,
@@ -204,7 +206,7 @@ pub(super) fn with_scratch<T>(bytes: usize, work: impl FnOnce(&mut [u8]) -> T) -
     })
 }
 
-/// The size of this thread's scratch memory, for tests of allocation bounds.
+/// The size of this thread's scratch memory in bytes, for tests of allocation bounds.
 #[cfg(test)]
 pub(super) fn scratch_bytes() -> usize {
     SCRATCH.with_borrow(Vec::len)

@@ -1,9 +1,9 @@
 //! Instruction paths: the same codec steps with different instructions. All `unsafe` of this crate is here.
 //!
 //! A [`Path`] value proves that the processor has the path's instructions: only [`Path::all`] and [`Path::fastest`]
-//! make one, after CPU feature detection. Functions compiled for these instructions are called through a `Path` alone.
-//! Within them, only loads and stores need `unsafe`: their operands are references to arrays, whose lengths the
-//! compiler checks.
+//! make one, after CPU feature detection. Other modules call functions compiled for these instructions only through a
+//! `Path`. Within these functions, only loads and stores need `unsafe`: their operands are references to arrays, whose
+//! lengths the compiler checks.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -57,7 +57,7 @@ impl Path {
         paths.into_iter().flatten()
     }
 
-    /// The first of [`all`](Self::all). Features are detected once; later calls cost a nanosecond.
+    /// The first of [`all`](Self::all). Features are detected once; later calls take a nanosecond.
     pub fn fastest() -> Self {
         Self::all().next().unwrap_or(Self(Kind::Portable))
     }
@@ -97,7 +97,7 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vbmi2")
 }
 
-/// Pairs of vectors of `base` and `raw`.
+/// The vectors of `base`, each with the vector of `raw` at the same place.
 #[cfg(target_arch = "x86_64")]
 fn vectors<'a, const VECTOR_BYTES: usize>(
     base: &'a [u8],

@@ -6,19 +6,19 @@ use std::cell::RefCell;
 
 /// The encoded size of a chunk under each codec, estimated from a sample.
 ///
-/// The sample is encoded with every candidate codec. This costs 30 to 60 microseconds for chunks of any size; encoding
-/// 4 MiB takes ten times as long, hashing them twice as long.
+/// The sample is encoded with every candidate codec. This takes 30 to 60 microseconds, even for large chunks; encoding
+/// 4 MiB takes ten times as long, hashing 4 MiB twice as long.
 ///
 /// The sample consists of slices spread evenly over the chunk, so it covers the larger tensors that share the chunk. It
 /// misses repeats over longer distances: zstd may encode to less than estimated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SizeEstimate {
-    /// For each codec of [`CodecId::ALL`], the encoded size over the raw size; `None` if the codec gains too little or
-    /// is not a candidate for the dtype.
+    /// For each codec of [`CodecId::ALL`], the encoded size divided by the raw size; `None` if the codec saves too
+    /// little or is not a candidate for the dtype.
     shares: [Option<f32>; CodecId::ALL.len()],
 }
 
-/// The size of a sample. Long enough that the tables in front of each encoding weigh less than 1 %.
+/// The size of a sample in bytes. Long enough that the tables in front of each encoding weigh less than 1 %.
 const SAMPLE_BYTES: usize = 32 << 10;
 
 /// The number of slices of a sample. A slice is long enough for the processor to prefetch most of it.
@@ -29,7 +29,7 @@ const SLICE_BYTES: usize = SAMPLE_BYTES / SLICES;
 /// saved bytes.
 const GAIN_MIN_PER_CENT: usize = 3;
 
-/// The size of the largest encoding of `raw_bytes` that is worth sending.
+/// The size in bytes of the largest encoding of `raw_bytes` raw bytes that is worth sending.
 pub fn worthwhile_bytes(raw_bytes: usize) -> usize {
     raw_bytes - raw_bytes * GAIN_MIN_PER_CENT / 100
 }
@@ -46,7 +46,7 @@ thread_local! {
 }
 
 impl SizeEstimate {
-    /// The estimate that no codec gains enough.
+    /// The estimate that no codec saves enough.
     pub const NO_GAIN: Self = Self { shares: [None; CodecId::ALL.len()] };
 
     /// Estimates `raw`, a chunk of `dtype`. Delta codecs are left out: the sender tries them first.
@@ -54,7 +54,7 @@ impl SizeEstimate {
         SCRATCH.with_borrow_mut(|scratch| scratch.estimate(dtype, raw))
     }
 
-    /// The encoded size of `raw_bytes` under `codec`; `None` if the codec saves too little.
+    /// The encoded size of `raw_bytes` bytes under `codec`; `None` if the codec saves too little or was not tried.
     pub fn encoded_bytes(&self, codec: CodecId, raw_bytes: usize) -> Option<usize> {
         match codec {
             CodecId::Raw => Some(raw_bytes),
@@ -62,7 +62,7 @@ impl SizeEstimate {
         }
     }
 
-    /// The encoded size over the raw size under `codec`; `None` if the codec saves too little.
+    /// The encoded size under `codec`, divided by the raw size; `None` if the codec saves too little or was not tried.
     pub(super) fn share(&self, codec: CodecId) -> Option<f32> {
         match codec {
             CodecId::Raw => Some(1.0),
@@ -70,8 +70,8 @@ impl SizeEstimate {
         }
     }
 
-    /// Whether an actual encoding of `raw_bytes` is far from the estimate. `encoded_bytes` is `None` if the encoding
-    /// did not fit. False if there is no estimate for `codec`.
+    /// Whether the size of an actual encoding of `raw_bytes` bytes is far from the estimate; false if there is no
+    /// estimate for `codec`. `encoded_bytes` is `None` if the encoding did not fit, which counts as the raw size.
     pub fn is_refuted_by(&self, codec: CodecId, raw_bytes: usize, encoded_bytes: Option<usize>) -> bool {
         let found = encoded_bytes.map_or(1.0, |bytes| bytes as f32 / raw_bytes.max(1) as f32);
         self.share(codec).is_some_and(|share| (found - share).abs() > ERROR_MAX)
@@ -113,7 +113,7 @@ impl Scratch {
     }
 }
 
-/// Whether `id` may be the best codec for `dtype`. On floats zstd gains less than the float codecs, in more time.
+/// Whether `id` may be the best codec for `dtype`. On floats zstd saves less than the float codecs, in more time.
 fn is_candidate(id: CodecId, dtype: Dtype) -> bool {
     match id {
         CodecId::Raw | CodecId::Sparse => false,
@@ -123,8 +123,8 @@ fn is_candidate(id: CodecId, dtype: Dtype) -> bool {
     }
 }
 
-/// Fills `sample` with slices of `bytes`, each from the beginning of an element; with all of `bytes` if they are fewer
-/// than two samples.
+/// Fills `sample` with slices of `bytes`, each of which begins with an element, or with all of `bytes` if they are
+/// shorter than two samples.
 fn gather(dtype: Dtype, bytes: &[u8], sample: &mut Vec<u8>) {
     sample.clear();
     if bytes.len() < 2 * SAMPLE_BYTES {
@@ -134,7 +134,7 @@ fn gather(dtype: Dtype, bytes: &[u8], sample: &mut Vec<u8>) {
     let element_bytes = (dtype.bits() as usize).div_ceil(8);
     let step = bytes.len() / SLICES / element_bytes * element_bytes;
     for (index, part) in bytes.chunks_exact(step).take(SLICES).enumerate() {
-        // At another offset in each part: at equal offsets all slices might be beginnings of matrix rows.
+        // The offset differs from part to part: at equal offsets all slices might be beginnings of matrix rows.
         let room = part.len() - SLICE_BYTES;
         let start = room * (index * 7 % SLICES) / SLICES / element_bytes * element_bytes;
         sample.extend_from_slice(&part[start..start + SLICE_BYTES]);
@@ -249,9 +249,9 @@ mod tests {
         let mut sample = vec![];
         gather(Dtype::I64, &bytes, &mut sample);
         let mut offsets = vec![];
-        for (number, slice) in sample.chunks(SLICE_BYTES).enumerate() {
+        for (index, slice) in sample.chunks(SLICE_BYTES).enumerate() {
             let start = u64::from_le_bytes(*slice.first_chunk().unwrap()) as usize;
-            assert!(slice == &bytes[8 * start..][..SLICE_BYTES] && start / PART == number, "slice {number}");
+            assert!(slice == &bytes[8 * start..][..SLICE_BYTES] && start / PART == index, "slice {index}");
             offsets.push(start % PART);
         }
         offsets.sort_unstable();

@@ -26,7 +26,7 @@ use std::cell::RefCell;
 /// of 32 KiB of the chunk detects this, and no delta is made.
 ///
 /// Both ends keep memory for each worker thread: a decoder at most the size of the largest chunk; an encoder a few
-/// hundredths of it, or about twice the chunk if a search was misled by its sample.
+/// hundredths of that size, or about twice that size if a search was misled by its sample.
 #[derive(Debug, Clone, Copy)]
 pub struct Sparse;
 
@@ -48,8 +48,8 @@ struct Search {
 }
 
 impl Sparse {
-    /// The encoding of a chunk of `dtype` that is known to equal its base: three empty segments, and the bytes beyond
-    /// the last whole element.
+    /// The encoding of `raw`, a chunk of `dtype` that is known to equal its base: three empty segments, and the bytes
+    /// beyond the last whole element.
     pub fn unchanged(dtype: Dtype, raw: &[u8]) -> Vec<u8> {
         let tail = &raw[raw.len() / width(dtype) * width(dtype)..];
         let mut out = vec![0; 3 * HEAD_BYTES + tail.len()];
@@ -65,7 +65,7 @@ impl Sparse {
     /// `on_piece` with the new bytes of the chunk, in order, in pieces of at most 16 KiB, for hashing or copying them
     /// while they are in the cache.
     ///
-    /// Costs one pass over the base, and a few nanoseconds for each change. No input causes a panic.
+    /// Takes one pass over the base, and a few nanoseconds for each change. No input causes a panic.
     ///
     /// # Errors
     /// [`DecodeError`] when `encoded` is not a delta of this length. Then `base` is partly changed and must be
@@ -90,8 +90,8 @@ impl Codec for Sparse {
         CodecId::Sparse
     }
 
-    /// `None` when the delta does not fit `out`, without a base of the same length, and when the delta would be longer
-    /// than half of the chunk: such a chunk is better encoded without a base.
+    /// `None` without a base of the same length, and when the delta does not fit `out` or would be longer than half of
+    /// the chunk: such a chunk is better encoded without a base.
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
         let base = context.base.filter(|base| base.len() == raw.len())?;
         match width(context.dtype) {
@@ -102,7 +102,7 @@ impl Codec for Sparse {
         }
     }
 
-    /// Costs a copy of the base, and a few nanoseconds for each change.
+    /// Takes a copy of the base, and a few nanoseconds for each change.
     fn decode(&self, context: Context<'_>, encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
         let base = context.base.filter(|base| base.len() == raw.len());
         let base = base.ok_or(DecodeError::NoBase { expected: raw.len() })?;
@@ -135,7 +135,7 @@ fn encode<const W: usize>(base: &[u8], raw: &[u8], out: &mut [u8]) -> Option<usi
     })
 }
 
-/// Estimates the length of the delta from a sample.
+/// The length of the delta in bytes, estimated from a sample.
 fn estimated_bytes<const W: usize>(search: &mut Search, base: &[u8], raw: &[u8]) -> usize {
     let Search { changes, differing } = search;
     changes.clear();
@@ -156,28 +156,29 @@ fn decode<const W: usize>(base: &[u8], encoded: &[u8], raw: &mut [u8]) -> Result
         let (base, _) = base.as_chunks::<W>();
         rest.copy_from_slice(tail);
         let tiles = elements.chunks_mut(tile_elements::<W>()).zip(base.chunks(tile_elements::<W>()));
-        for (number, (tile, base)) in tiles.enumerate() {
+        for (index, (tile, base)) in tiles.enumerate() {
             tile.copy_from_slice(base);
-            pending.apply_to(number * tile_elements::<W>(), tile)?;
+            pending.apply_to(index * tile_elements::<W>(), tile)?;
         }
         pending.is_empty().then_some(())
     })
 }
 
-/// Applies the changes in place, and passes each tile to `done`.
+/// Applies the changes in place. Passes each changed tile, and then the bytes beyond the last whole element, to
+/// `on_piece`.
 fn apply<const W: usize>(
     encoded: &[u8],
     base: &mut [u8],
-    mut done: impl FnMut(&[u8]),
+    mut on_piece: impl FnMut(&[u8]),
 ) -> Result<(), DecodeError> {
     with_changes::<W>(encoded, base.len(), |mut pending, tail| {
         let (elements, rest) = base.as_chunks_mut::<W>();
-        for (number, tile) in elements.chunks_mut(tile_elements::<W>()).enumerate() {
-            pending.apply_to(number * tile_elements::<W>(), tile)?;
-            done(tile.as_flattened());
+        for (index, tile) in elements.chunks_mut(tile_elements::<W>()).enumerate() {
+            pending.apply_to(index * tile_elements::<W>(), tile)?;
+            on_piece(tile.as_flattened());
         }
         rest.copy_from_slice(tail);
-        done(rest);
+        on_piece(rest);
         pending.is_empty().then_some(())
     })
 }

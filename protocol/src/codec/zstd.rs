@@ -7,7 +7,7 @@ use zstd::bulk::{Compressor, Decompressor};
 /// One zstd frame per chunk, at level 1.
 ///
 /// bf16 weights become 1.28 times smaller. Higher levels gain nothing on floats and cost three times the time; negative
-/// levels do not shrink floats at all. Each worker thread keeps its contexts (about 1 MiB for each direction), since
+/// levels do not shrink floats at all. Each worker thread keeps a context for each direction (about 1 MiB), since
 /// making one costs as much as compressing 100 KiB.
 #[derive(Debug, Clone, Copy)]
 pub struct Zstd;
@@ -47,7 +47,8 @@ impl Codec for Zstd {
     }
 }
 
-/// Decompresses zstd frames into the front of `plain`, with this thread's context, and returns the plain length.
+/// Decompresses zstd frames into the front of `plain`, with this thread's context, and returns the length of the
+/// result.
 pub(super) fn decompress(frames: &[u8], plain: &mut [u8]) -> io::Result<usize> {
     DECOMPRESSOR.with_borrow_mut(|slot| {
         let decompressor = match slot {

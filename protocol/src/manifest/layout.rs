@@ -4,7 +4,8 @@ use super::{Manifest, Tensor, wire};
 use crate::{Chunking, Dtype, Limits, ManifestDigest, Shape, ShapeError, Shard, TensorName, chunk::Extent};
 use std::collections::{HashMap, HashSet};
 
-/// Every tensor begins at a multiple of this many bytes, so that any framework and any GPU can use it without a copy.
+/// The alignment of tensors in the payload, in bytes: enough for any framework and any GPU to use a tensor without a
+/// copy.
 pub const PAYLOAD_ALIGNMENT: u64 = 256;
 
 /// A tensor to be laid out.
@@ -36,7 +37,7 @@ pub enum LayoutError {
     /// Two tensors with one name.
     #[error("the name {0:?} occurs twice in one snapshot: rename one of the two tensors")]
     DuplicateName(TensorName),
-    /// An alias whose target is not an earlier tensor of the same dtype and size.
+    /// An alias whose target is not an earlier tensor of the same dtype and size, or is itself an alias.
     #[error("tensor {0:?} is declared an alias, but not of an earlier tensor of the same dtype and size")]
     BadAlias(TensorName),
     /// A chunk size that is not allowed.
@@ -44,7 +45,7 @@ pub enum LayoutError {
     BadChunkSize {
         /// The requested size.
         chunk_bytes: u32,
-        /// The most that receivers accept.
+        /// The largest chunk size that receivers accept.
         max: u32,
     },
     /// A tensor whose size overflows.
@@ -60,7 +61,7 @@ pub enum LayoutError {
     TooMuch {
         /// The counted items or bytes.
         what: &'static str,
-        /// The number, or a lower bound of it.
+        /// The number of them, or a lower bound of that number.
         found: u64,
         /// The limit.
         max: u64,
@@ -101,8 +102,9 @@ fn check_at_most(what: &'static str, found: u64, max: u64) -> Result<(), LayoutE
     if found > max { Err(LayoutError::TooMuch { what, found, max }) } else { Ok(()) }
 }
 
-/// Computes every tensor's offset. Tensors are ordered by dtype, within a dtype large ones first, then as in `specs`.
-/// So small tensors are adjacent and can share chunks, and no chunk mixes dtypes.
+/// Computes every tensor's offset, and returns the tensors in the order of `specs`. In the payload they are ordered by
+/// dtype, within a dtype large ones first, then as in `specs`. So small tensors of a dtype are adjacent and can share
+/// chunks.
 fn place(specs: Vec<TensorSpec>, chunk_bytes: u64) -> Result<Vec<Tensor>, LayoutError> {
     let sizes = sizes(&specs)?;
     check_names(&specs)?;
@@ -162,7 +164,7 @@ fn check_alias(specs: &[TensorSpec], sizes: &[u64], index: usize, target: usize)
     if fits { Ok(()) } else { Err(LayoutError::BadAlias(specs[index].name.clone())) }
 }
 
-/// The distinct byte ranges of all tensors, in order of offset, and the payload's size. Aliases share one range.
+/// The distinct extents of all non-empty tensors, in order of offset, and the payload's size. Aliases share one extent.
 pub(super) fn stored_extents(tensors: &[Tensor]) -> (Vec<Extent>, u64) {
     let mut extents: Vec<Extent> = tensors
         .iter()
@@ -228,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_readers_would_refuse_is_refused() {
+    fn what_receivers_would_refuse_is_refused() {
         let limits = Limits { tensors: 2, ..Limits::default() };
         let metadata = |entries: usize| (0..entries).map(|i| (i.to_string(), String::new())).collect();
         let layout = |tensors: usize, entries| {

@@ -8,7 +8,7 @@ use prost::{
     encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
 };
 
-/// Why bytes from a peer are not a manifest.
+/// Why bytes from a peer are not a valid manifest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
@@ -57,7 +57,7 @@ pub enum ManifestError {
     TooMuch {
         /// The counted items or bytes.
         what: &'static str,
-        /// The number, or a lower bound of it.
+        /// The number of them, or a lower bound of that number.
         found: u64,
         /// The limit.
         max: u64,
@@ -157,8 +157,8 @@ fn too_many_chunks(payload_bytes: u64, chunk_bytes: u32, limits: &Limits) -> Man
     ManifestError::TooMuch { what: "chunks", found, max: limits.chunks as u64 }
 }
 
-/// Checks that the extents of all tensors lie end to end with only alignment between them, and fill the payload. So a
-/// hostile manifest cannot hide bytes or make two tensors overlap in part.
+/// The distinct extents of all tensors, after a check that they lie end to end with only alignment between them, and
+/// fill the payload. So a hostile manifest cannot hide bytes or make two tensors overlap in part.
 fn check_places(tensors: &[Tensor], payload_bytes: u64) -> Result<Vec<crate::chunk::Extent>, ManifestError> {
     let outside = |t: &&Tensor| t.offset.checked_add(t.bytes).is_none_or(|end| end > payload_bytes);
     if let Some(tensor) = tensors.iter().find(outside) {
@@ -187,8 +187,8 @@ struct Fields {
     metadata: Vec<(String, String)>,
 }
 
-/// Reads the message field by field and checks each tensor before it reads the next. Decoding the whole message first
-/// would allocate a hundred bytes for each empty tensor, which costs a hostile peer two bytes.
+/// Reads the message field by field and checks each tensor before the next. Decoding the whole message first would
+/// allocate a hundred bytes for each empty tensor message, for which a hostile peer sends two bytes.
 fn read_fields(mut buf: Bytes, limits: &Limits) -> Result<Fields, ManifestError> {
     let mut fields = Fields::default();
     while buf.has_remaining() {
@@ -295,9 +295,9 @@ mod tests {
         assert!(matches!(twice, Err(ManifestError::DuplicateName(_))), "{twice:?}");
     }
 
-    /// An empty tensor message has no name, so decoding ends at the first of a million.
+    /// An empty tensor message has no name, so decoding ends at the first of a million such messages.
     #[test]
-    fn empty_tensors_allocate_nothing() {
+    fn the_first_empty_tensor_message_ends_decoding() {
         let bytes = [TAG_TENSOR as u8 * 8 + 2, 0].repeat(1_000_000);
         let limits = Limits::default();
         assert!(matches!(

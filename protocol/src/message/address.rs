@@ -7,10 +7,10 @@ use super::{
 };
 use crate::MessageError;
 
-/// The most addresses in one message. Hosts have only a few addresses, and trying one may take seconds.
+/// The most addresses in one message. Hosts have only a few addresses, and an attempt to connect may take seconds.
 pub const ADDRESSES_MAX: usize = 16;
 
-/// The most sources in one message. A client uses a few at once, and receives new ones when they fail.
+/// The most sources in one message. A client uses a few at once, and receives others when they fail.
 pub const SOURCES_MAX: usize = 64;
 
 /// The transport of a lane.

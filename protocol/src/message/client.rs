@@ -16,7 +16,7 @@ pub enum ClientMessage {
     Hello(Hello),
     /// Subscribes to the versions of a topic.
     Subscribe(Subscribe),
-    /// Grants credit for further chunks to a subscription.
+    /// Grants a subscription credit for further chunks.
     Credit {
         /// The subscription.
         subscription: SubscriptionId,
@@ -31,7 +31,7 @@ pub enum ClientMessage {
         epoch: Epoch,
         /// The version.
         version: Version,
-        /// Whether the client keeps it as a base for deltas of the next version.
+        /// Whether the client keeps the version as a base for deltas of the next one.
         kept: bool,
     },
     /// Aborts the transfer of a version.
@@ -76,7 +76,7 @@ pub enum ClientMessage {
     },
     /// Watches for topics that match a glob, present and future.
     Watch {
-        /// The watch's id.
+        /// The id of the new watch.
         watch: WatchId,
         /// The glob over topics.
         glob: Glob,
@@ -91,7 +91,7 @@ pub enum ClientMessage {
         epoch: Epoch,
         /// The version.
         version: Version,
-        /// The missing chunks. The server ignores chunks that it did not begin on a retired lane.
+        /// The missing chunks. The server ignores those that it did not begin last on a lane that is retired now.
         chunks: RangeSet,
     },
     /// Retires a lane that the client has closed or will close: the server begins no more chunks on it.

@@ -19,14 +19,14 @@ pub(crate) trait Field: Sized {
     fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError>;
 }
 
-/// The most ranges of chunks in a message. The client's credit limits the number of gaps; a client with more ranges
-/// discards chunks.
+/// The most ranges of chunks in a message. A client with more verified ranges discards some before it subscribes again;
+/// a longer `Fetch` is sent as several messages.
 pub const PARTIAL_RANGES_MAX: usize = 1024;
 
 /// The longest address: a name of 255 bytes, a colon and a port.
 const ADDRESS_MAX_BYTES: usize = 261;
 
-/// Converts a list of at most `max` items, each with `item`.
+/// Converts a list of at most `max` items. `item` converts one.
 pub(crate) fn list<W, T>(
     what: &'static str,
     max: usize,
@@ -51,7 +51,7 @@ pub(crate) fn exactly<const N: usize>(field: &'static str, bytes: &[u8]) -> Resu
         .map_err(|_| MessageError::WrongLength { field, expected: N, found: bytes.len() })
 }
 
-/// Checks that `text` is `host:port`, as in a ticket.
+/// The address in `text`, after a check that it is `host:port`, as in a ticket.
 pub(crate) fn address(text: String) -> Result<String, MessageError> {
     match text.len() <= ADDRESS_MAX_BYTES && check_address(&text).is_ok() {
         true => Ok(text),
@@ -59,8 +59,8 @@ pub(crate) fn address(text: String) -> Result<String, MessageError> {
     }
 }
 
-/// Implements [`Field`] for a struct whose fields are those of the protobuf message `$Wire`. `$parts` both destructures
-/// and constructs the struct. `$check` validates relations between fields.
+/// Implements [`Field`] for a struct whose fields are those of the protobuf message `$Wire`. `$parts` is a pattern that
+/// destructures the struct and an expression that constructs it. `$check` validates relations between fields.
 macro_rules! message_fields {
     ($Struct:ident $parts:tt => $Wire:ident { $($field:ident),* $(,)? } $(, $check:path)?) => {
         impl $crate::message::field::Field for $Struct {

@@ -7,7 +7,7 @@ use prost::Message;
 /// The largest control message, in bytes. Larger data is sent on data streams.
 pub const FRAME_MAX_BYTES: usize = 64 << 10;
 
-/// The largest encoding of one [`TopicEntry`]: a name of 255 bytes, five numbers and their tags.
+/// An upper bound of the encoding of one [`TopicEntry`]: a name of 255 bytes, five numbers and their tags.
 const TOPIC_ENTRY_MAX_BYTES: usize = 320;
 
 const _: () =
@@ -236,9 +236,9 @@ mod tests {
         assert_eq!(server, include_str!("../../vectors/server-messages.hex").lines().collect::<Vec<_>>());
     }
 
-    /// A `Welcome` from a server of a version before further lanes.
+    /// A `Welcome` from a server that does not know the fields of further lanes.
     #[test]
-    fn a_welcome_without_further_lanes() {
+    fn a_welcome_without_a_grant_offers_no_further_lanes() {
         let bytes = b"\x0a\x27\x08\x01\x12\x06test/1\x19\x07\0\0\0\0\0\0\0\x20\x40\x3a\x10sixteen of these";
         let ServerMessage::Welcome(welcome) = ServerMessage::decode(bytes).unwrap() else {
             panic!("not a welcome")
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_lists_and_addresses() {
+    fn long_lists_and_invalid_addresses_are_refused() {
         let too_many = |what, found, max| Err::<(), _>(MessageError::TooMany { what, found, max });
         let address = |text: String| wire::LaneAddress { transport: 1, address: text };
         let lanes = |lane_addresses| {
@@ -409,9 +409,8 @@ mod tests {
         assert_eq!(welcome.lane_addresses, [LaneAddress { transport: Transport::Tcp, address: None }]);
     }
 
-    /// The longest lists of hashes and sources fit a frame.
     #[test]
-    fn lists_fit_a_frame() {
+    fn the_longest_lists_fit_a_frame() {
         let hashes = ServerMessage::Hashes {
             subscription: SubscriptionId(u32::MAX),
             epoch: Epoch(u64::MAX),

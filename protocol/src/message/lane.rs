@@ -1,11 +1,11 @@
-//! Further lanes of a session: the server's grant, and how a lane joins (PROTOCOL.md §3.10).
+//! Lanes of a session: their ids, and the server's offer and grant for further ones (PROTOCOL.md §3.10).
 
 use super::field::{Field, bytes, exactly};
 use crate::MessageError;
 use std::fmt;
 
-/// Identifies a server process by 16 random bytes made at its start. A lane compares it with its session's, since a
-/// load balancer may connect lanes of one session to different processes.
+/// The id of a server process: 16 random bytes made at its start. A further lane names that of its session in `Join`,
+/// because a load balancer may connect it to another process, which then refuses it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct InstanceId(pub [u8; 16]);
 
@@ -23,7 +23,8 @@ impl fmt::Debug for InstanceId {
     }
 }
 
-/// Identifies a lane of a session. Chosen by the client, never reused; 0 is the control connection.
+/// The number of a lane of a session. 0 is the session's first connection; the client chooses the others and reuses
+/// none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneId(pub u32);
 
@@ -41,10 +42,10 @@ impl fmt::Display for LaneId {
 pub struct LaneGrant([u8; Self::BYTES]);
 
 impl LaneGrant {
-    /// The size of a grant.
+    /// The size of a grant in bytes.
     pub const BYTES: usize = 32;
 
-    /// A grant of random bytes, for a single session.
+    /// The grant with these `bytes`, which must be random and made for a single session.
     pub fn new(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
@@ -72,7 +73,7 @@ impl fmt::Debug for LaneGrant {
 /// A server's offer of further lanes to a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneOffer {
-    /// The maximum number of lanes of the session, the first included.
+    /// The maximum number of the session's lanes at once, lane 0 included unless it is retired.
     pub lanes_max: u32,
     /// The grant that a further lane presents.
     pub grant: LaneGrant,

@@ -8,22 +8,23 @@ impl ProbeBytes {
     /// The largest probe: a quarter of a second at 34 Gbit/s.
     pub const MAX: u32 = 1 << 30;
 
-    /// The size of `bytes`, or `None` beyond [`MAX`](Self::MAX).
+    /// A size of `bytes` bytes; `None` beyond [`MAX`](Self::MAX).
     pub fn new(bytes: u32) -> Option<Self> {
         (bytes <= Self::MAX).then_some(Self(bytes))
     }
 
-    /// The number.
+    /// The number of bytes.
     pub fn get(self) -> u32 {
         self.0
     }
 }
 
-/// The size of a [`ProbeReport`].
+/// The size of an encoded [`ProbeReport`].
 pub const PROBE_REPORT_BYTES: usize = 16;
 
-/// The report at the end of a probe's stream: the sender's counters after the probe. They have arbitrary origins and
-/// wrap, so the costs of a probe are the difference between a later report and that of a probe before it.
+/// The report at the end of a probe's stream: the sender's counters when it had written the probe's bytes. They have
+/// arbitrary origins and wrap, so only differences are meaningful: to measure a large probe, a client subtracts the
+/// report of a probe before it from that of a probe after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProbeReport {
     /// The sender's clock, in microseconds.
@@ -53,8 +54,8 @@ impl ProbeReport {
         Self { clock_us: field(0), processor_us: field(4), sent_packets: field(8), lost_packets: field(12) }
     }
 
-    /// The difference to an earlier report, which must be less than 71 minutes old, divided by the number of processors
-    /// in use if that exceeds one: `processor_us` wraps after 71 minutes of processor time.
+    /// The difference to an `earlier` report. Each counter must have advanced by less than 2^32, which is 71 minutes of
+    /// time or of processor time.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             clock_us: self.clock_us.wrapping_sub(earlier.clock_us),
@@ -64,12 +65,12 @@ impl ProbeReport {
         }
     }
 
-    /// Of a difference of two reports: the mean number of processors that the sender's process used.
+    /// For a difference of two reports: the mean number of processors that the sender's process used.
     pub fn processors(&self) -> f64 {
         f64::from(self.processor_us) / f64::from(self.clock_us.max(1))
     }
 
-    /// Of a difference of two reports: the fraction of packets that were lost.
+    /// For a difference of two reports: the fraction of packets that were lost.
     pub fn loss(&self) -> f64 {
         f64::from(self.lost_packets) / f64::from(self.sent_packets.max(1))
     }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{ChunkDigest, Epoch, ManifestDigest, MessageError, Topic, Version, VersionDigest, VersionId};
 
-/// The most chunk hashes in one message, so that it stays within its frame.
+/// The most chunk digests in one message: so many fit a frame.
 pub const HASHES_MAX: usize = 2000;
 
 /// A control message from a server.
@@ -89,7 +89,7 @@ pub enum ServerMessage {
         epoch: Epoch,
         /// The version.
         version: Version,
-        /// The number of the first chunk.
+        /// The number of the chunk with the first digest.
         first: u32,
         /// The digests of consecutive chunks, from `first` on.
         hashes: Vec<ChunkDigest>,
@@ -109,7 +109,7 @@ pub struct Welcome {
     pub subscriptions_max: u32,
     /// The offer of further lanes; `None` from a server without them.
     pub lanes: Option<LaneOffer>,
-    /// The server process, with which further lanes check that they reach the same one.
+    /// The server process, which further lanes must reach, too.
     pub instance: InstanceId,
     /// The addresses for further lanes; if empty, the address of the control connection.
     pub lane_addresses: Vec<LaneAddress>,
@@ -124,19 +124,21 @@ pub struct Announce {
     pub subscription: SubscriptionId,
     /// The version.
     pub id: VersionId,
-    /// The digest of the version's manifest. The manifest is sent on a data stream, unless it is also that of this
-    /// subscription's previous version.
+    /// The digest of the version's manifest. The manifest is sent on a data stream, unless it is the same as that of
+    /// the subscription's previous version, or the one that `Subscribe` named.
     pub manifest: ManifestDigest,
-    /// In mode `latest`: the number of versions that this subscription skipped since its previous one.
+    /// In mode `latest`: the number of this epoch's versions that the client missed since its last commit, or since
+    /// `have`.
     pub skipped: u64,
     /// The publisher's metadata of this version.
     pub metadata: Metadata,
-    /// Whether later versions may be encoded against this one, so that a copy of it is worth keeping.
+    /// Whether later versions may be encoded against this one. If not, the client need not keep a copy.
     pub may_be_base: bool,
-    /// Whether the content that the client named under this epoch and number, in `have` or `partial`, is different. The
-    /// client discards it and receives the whole version.
+    /// Whether the client named other content under this epoch and number, in `have` or `partial`. The client discards
+    /// that content and receives the whole version.
     pub afresh: bool,
-    /// The part of a version that several writers publish. Needs [`Feature::Parts`](super::Feature::Parts).
+    /// The part that this is of a version that several writers publish. Needs
+    /// [`Feature::Parts`](super::Feature::Parts).
     pub part: Option<Part>,
 }
 
@@ -186,7 +188,7 @@ pub struct TopicEntry {
     pub id: VersionId,
     /// The number of tensors in that version.
     pub tensors: u64,
-    /// The size of that version's payload.
+    /// The size of that version's payload in bytes.
     pub payload_bytes: u64,
     /// The number of subscriptions to the topic.
     pub subscribers: u64,

@@ -12,7 +12,7 @@ use crate::{
 /// The most globs in one selection. They are matched against every tensor of every manifest.
 pub const GLOBS_MAX: usize = 64;
 
-/// The most bytes of all globs of a selection, or of an order by layers, so that the message stays within its frame.
+/// The most bytes of a selection's globs together, and of an order's, so that the message stays within its frame.
 pub const SELECTION_MAX_BYTES: usize = 8 << 10;
 
 /// The most globs in an order by layers. Models have about a hundred layers, and a few tensors before and behind them.
@@ -29,13 +29,14 @@ pub struct Subscribe {
     pub mode: Mode,
     /// The number of chunks that may be sent before the first `Credit`.
     pub credit: u32,
-    /// The newest version that the client holds: the server sends later ones only.
+    /// The newest version that the client holds. The server sends later ones, or this one afresh if its content
+    /// differs.
     pub have: Option<Have>,
     /// The selected tensors, by globs over their names; empty for all.
     pub selection: Vec<Glob>,
     /// The first version, for a client that holds nothing.
     pub start: Start,
-    /// In mode `every`: how many versions may be announced beyond the newest acknowledged version; at least 1.
+    /// In mode `every`: the number of versions that may be announced after the newest acknowledged one; at least 1.
     pub window: u32,
     /// In mode `every`: the name under which the server keeps this reader's place when its connection is lost.
     pub reader: Option<ReaderName>,
@@ -43,7 +44,7 @@ pub struct Subscribe {
     pub preempt: bool,
     /// The chunks of an incomplete version that the client holds.
     pub partial: Option<Partial>,
-    /// The digest of the manifest that the client holds, if any, so that it is not sent again.
+    /// The digest of the manifest that the client holds, if any. The server does not send that manifest.
     pub manifest: Option<ManifestDigest>,
     /// The version that the client holds as a base: chunks of the next version may be encoded against it. With a
     /// `partial`, it is a base for the missing chunks of that version only.
@@ -59,7 +60,7 @@ pub struct Subscribe {
 }
 
 impl Subscribe {
-    /// A request for the newest versions of `topic`, with all tensors.
+    /// A request in mode `latest` for all tensors of `topic`, with initial `credit` for this number of chunks.
     pub fn latest(subscription: SubscriptionId, topic: Topic, credit: u32) -> Self {
         Self {
             subscription,
@@ -87,7 +88,7 @@ impl Subscribe {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
-    /// The newest version at any time; older versions are skipped and counted.
+    /// The newest version each time that one can be sent; versions in between are skipped and counted.
     Latest,
     /// All versions, in order; gaps are reported.
     Every,
@@ -198,7 +199,7 @@ impl Field for Subscribe {
             partial: Field::from_wire("partial", wire.partial)?,
             manifest: Field::from_wire("manifest", wire.manifest)?,
             base: Field::from_wire("base", wire.base)?,
-            // For an unknown codec, of a later client, this end chooses.
+            // A codec that only later builds know: the sender chooses, as without a requested codec.
             codec: wire.codec.and_then(|code| CodecId::from_code(u8::try_from(code).ok()?)),
             once: wire.once,
             describe: wire.describe,
@@ -218,7 +219,7 @@ fn globs_into_wire(globs: Vec<Glob>) -> Vec<String> {
     globs.into_iter().map(Field::into_wire).collect()
 }
 
-/// Converts a list of globs and checks its number and total size.
+/// Converts a list of globs, after a check of their number and total size.
 fn globs_from_wire(
     field: &'static str,
     globs_max: usize,

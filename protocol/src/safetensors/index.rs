@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The largest index accepted, in bytes: room for half a million tensors.
 pub const INDEX_MAX_BYTES: u64 = 64 << 20;
 
-/// A map of tensors to files of a folder.
+/// The map from tensor names to the weights files of a folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WeightIndex {
     files: BTreeMap<Box<str>, FileName>,
@@ -35,10 +35,11 @@ pub enum IndexError {
 
 /// The fields that are read; others are ignored.
 #[derive(Deserialize)]
-struct Json {
+struct JsonIn {
     weight_map: BTreeMap<Box<str>, Box<str>>,
 }
 
+/// The fields that are written.
 #[derive(Serialize)]
 struct JsonOut<'a> {
     metadata: Totals,
@@ -59,7 +60,7 @@ impl WeightIndex {
         if bytes.len() as u64 > INDEX_MAX_BYTES {
             return Err(IndexError::TooLarge(bytes.len() as u64));
         }
-        let Json { weight_map } = serde_json::from_slice(bytes)?;
+        let JsonIn { weight_map } = serde_json::from_slice(bytes)?;
         let checked = |(tensor, file): (Box<str>, Box<str>)| match FileName::of_weights(&file) {
             Ok(file) => Ok((tensor, file)),
             Err(source) => Err(IndexError::File { tensor, source }),
@@ -67,7 +68,7 @@ impl WeightIndex {
         Ok(Self { files: weight_map.into_iter().map(checked).collect::<Result<_, _>>()? })
     }
 
-    /// The index as JSON, formatted like the reference tools. `total_bytes` is the total size of all tensors.
+    /// The index as JSON, formatted as by the reference tools. `total_bytes` is the total size of all tensors.
     pub fn to_json(&self, total_bytes: u64) -> Vec<u8> {
         let weight_map = self.files.iter().map(|(tensor, file)| (&**tensor, file.as_str())).collect();
         let out = JsonOut { metadata: Totals { total_size: total_bytes }, weight_map };

@@ -24,7 +24,7 @@ pub struct Lend {
 pub enum Memory {
     /// A sealed memfd, whose descriptor accompanies the message.
     Memfd {
-        /// The offset of the bytes: a multiple of 4096.
+        /// The offset of the bytes in the memfd: a multiple of 4096, which parsing does not check.
         offset: u64,
     },
     /// A plain GPU allocation, opened by its CUDA IPC handle.
@@ -82,7 +82,7 @@ impl MemoryKind {
     /// Every kind that this build knows.
     pub const ALL: &'static [Self] = &[Self::Memfd, Self::CudaIpc, Self::CudaFd];
 
-    /// The number in messages.
+    /// The kind's number on the wire.
     pub fn code(self) -> u32 {
         match self {
             Self::Memfd => 1,
@@ -91,7 +91,7 @@ impl MemoryKind {
         }
     }
 
-    /// The name in messages and output.
+    /// The name in errors and output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Memfd => "memfd",

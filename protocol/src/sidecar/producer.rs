@@ -1,6 +1,6 @@
 //! Messages from a producer to its server.
 
-use super::{Lend, MANIFEST_PART_MAX_BYTES, PublicationId, text, wire};
+use super::{Lend, MANIFEST_PART_MAX_BYTES, PublicationId, checked_text, wire};
 use crate::{
     MessageError, Metadata, Topic,
     message::{check_metadata, required},
@@ -21,13 +21,13 @@ pub enum ProducerMessage {
     Publish(Publish),
     /// Withdraws a version.
     Withdraw(PublicationId),
-    /// Ends a topic, or withdraws it entirely.
+    /// Ends a topic.
     End {
-        /// The request's id, among publications.
+        /// The request's id, different from those of all publications.
         request: PublicationId,
         /// The topic.
         topic: Topic,
-        /// Whether retained versions are withdrawn too.
+        /// Whether the topic's versions are withdrawn, too.
         withdraw: bool,
     },
 }
@@ -52,7 +52,7 @@ pub struct Publish {
     pub topic: Topic,
     /// The producer's metadata of the version.
     pub metadata: Metadata,
-    /// Why the producer used this kind of memory, for people.
+    /// Why the producer lends this kind of memory, for people.
     pub reason: String,
 }
 
@@ -91,7 +91,7 @@ impl TryFrom<wire::FromProducer> for ProducerMessage {
             Kind::Hello(hello) => Self::Hello(Hello {
                 revision_min: hello.revision_min,
                 revision_max: hello.revision_max,
-                agent: text("agent", hello.agent)?,
+                agent: checked_text("agent", hello.agent)?,
             }),
             Kind::Manifest(wire::ManifestPart { part }) => match part.len() {
                 bytes if bytes > MANIFEST_PART_MAX_BYTES => {
@@ -108,7 +108,7 @@ impl TryFrom<wire::FromProducer> for ProducerMessage {
                     publication: PublicationId(publish.publication),
                     topic: Topic::new(&publish.topic)?,
                     metadata,
-                    reason: text("reason", publish.reason)?,
+                    reason: checked_text("reason", publish.reason)?,
                 })
             }
             Kind::Withdraw(wire::Withdraw { publication }) => Self::Withdraw(PublicationId(publication)),

@@ -1,6 +1,6 @@
 //! Messages from a server to a producer on the same machine.
 
-use super::{MemoryKind, PublicationId, text, wire};
+use super::{MemoryKind, PublicationId, checked_text, wire};
 use crate::{Epoch, MessageError, Version, message::required};
 use std::fmt;
 
@@ -10,7 +10,7 @@ use std::fmt;
 pub enum ServerMessage {
     /// Accepts a producer.
     Welcome(Welcome),
-    /// Reports that a version is published, so that every subscriber can receive it.
+    /// Reports that a version is published: from now on subscribers can receive it.
     Published {
         /// The publication's id.
         publication: PublicationId,
@@ -21,11 +21,11 @@ pub enum ServerMessage {
     },
     /// Reports that a version was not published, or a topic not ended. The topic is unchanged.
     Refused {
-        /// The publication's id.
+        /// The id of the publication, or of the request to end the topic.
         publication: PublicationId,
         /// The reason.
         reason: Refusal,
-        /// The reason as text.
+        /// Details of the reason, for people.
         text: String,
     },
     /// Reports changes in a version's state.
@@ -49,7 +49,7 @@ pub struct Welcome {
     pub revision: u32,
     /// The server's name and version, for logs.
     pub agent: String,
-    /// The chunk size that manifests must have.
+    /// The chunk size in bytes that manifests must have.
     pub chunk_bytes: u32,
     /// The kinds of memory that the server accepts and this build knows.
     pub memories: Vec<MemoryKind>,
@@ -62,7 +62,7 @@ pub struct Progress {
     pub publication: PublicationId,
     /// The number of subscribers that committed the version.
     pub committed: u64,
-    /// Whether the version left retention, so that no more subscribers can commit it.
+    /// Whether the version left retention and its transfers ended, so that no more subscribers can commit it.
     pub left_retention: bool,
     /// Whether the server no longer uses the version's memory. No further message about the version follows.
     pub is_released: bool,
@@ -129,7 +129,7 @@ impl TryFrom<wire::ToProducer> for ServerMessage {
         Ok(match required("kind", message.kind)? {
             Kind::Welcome(welcome) => Self::Welcome(Welcome {
                 revision: welcome.revision,
-                agent: text("agent", welcome.agent)?,
+                agent: checked_text("agent", welcome.agent)?,
                 chunk_bytes: welcome.chunk_bytes,
                 memories: welcome.memories.into_iter().filter_map(MemoryKind::from_code).collect(),
             }),
@@ -141,7 +141,7 @@ impl TryFrom<wire::ToProducer> for ServerMessage {
             Kind::Refused(refused) => Self::Refused {
                 publication: PublicationId(refused.publication),
                 reason: Refusal::from_code(refused.reason),
-                text: text("text", refused.text)?,
+                text: checked_text("text", refused.text)?,
             },
             Kind::Progress(progress) => Self::Progress(Progress {
                 publication: PublicationId(progress.publication),
@@ -150,7 +150,7 @@ impl TryFrom<wire::ToProducer> for ServerMessage {
                 is_released: progress.is_released,
             }),
             Kind::Ended(wire::Ended { request }) => Self::Ended { request: PublicationId(request) },
-            Kind::Close(close) => Self::Close { text: text("text", close.text)? },
+            Kind::Close(close) => Self::Close { text: checked_text("text", close.text)? },
         })
     }
 }

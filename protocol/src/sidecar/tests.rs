@@ -1,4 +1,4 @@
-//! Round trips, golden bytes and arbitrary bytes of every message.
+//! Tests of sidecar messages: round trips, golden bytes, invalid messages and arbitrary bytes.
 
 use super::*;
 use crate::{Epoch, FRAME_MAX_BYTES, Topic, Version, decode_frame_length};
@@ -109,7 +109,7 @@ fn the_largest_messages_fit_a_frame() {
 }
 
 #[test]
-fn kinds_of_later_revisions_are_ignored() {
+fn unknown_kinds_of_memory_are_ignored() {
     let welcome = wire::Welcome { memories: vec![99, 1], ..wire::Welcome::default() };
     let kind = Some(wire::ServerKind::Welcome(welcome));
     let Ok(ServerMessage::Welcome(welcome)) =

@@ -57,14 +57,14 @@ pub struct Commit {
     pub announce: Announce,
     /// The selected tensors.
     pub selection: Arc<Selection>,
-    /// The number of its selected chunks.
+    /// The number of selected chunks.
     pub chunks: u32,
-    /// The number of reconnections during its transfer.
+    /// The number of reconnections during the version's transfer.
     pub reconnections: u32,
     /// In mode `every`: the missing versions right before this one.
     pub gap: Option<Gap>,
-    /// Whether this version does not continue the previous one: its epoch differs, or it is other content under the
-    /// same number.
+    /// Whether this version does not continue the last committed one: its epoch differs, or it is other content under
+    /// the same number.
     pub new_epoch: bool,
 }
 
@@ -89,6 +89,6 @@ pub enum VersionFault {
         /// The digest of the chunks.
         found: VersionDigest,
     },
-    /// No byte was received for this long.
+    /// No byte was received for at least this long.
     Stalled(Duration),
 }

@@ -3,7 +3,7 @@
 use crate::{ChunkHeader, ChunkIndex, LaneId, ProtocolViolation};
 use std::collections::{BTreeSet, HashMap};
 
-/// Identifies a chunk's stream, which the caller owns. Never reused.
+/// The number of a chunk's stream. The caller owns the stream and gives each stream another number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamToken(pub u64);
 
@@ -19,13 +19,13 @@ pub(super) struct EarlyStream {
 /// lost.
 #[derive(Debug)]
 pub(super) struct Arrivals {
-    /// The streams that wait; credit limits their number.
+    /// The streams that wait for their announcement, their manifest or memory; credit limits their number.
     early: Vec<EarlyStream>,
     /// The streams whose chunks are being received.
     receiving: HashMap<StreamToken, (ChunkIndex, LaneId)>,
     /// The number of further chunks that the server may begin.
     credit: u32,
-    /// The lanes that were retired since the last `Fetch`.
+    /// The lanes that were retired since the version began, or since its last `Fetch`.
     retired: BTreeSet<LaneId>,
 }
 
@@ -66,7 +66,7 @@ impl Arrivals {
         self.receiving.insert(stream, (chunk, lane));
     }
 
-    /// Ends a stream, frees its credit and returns its chunk. `None` if the chunk is not being received.
+    /// Ends a stream, frees its credit and returns its chunk; `None` if no chunk of this stream is being received.
     pub(super) fn end(&mut self, stream: StreamToken) -> Option<ChunkIndex> {
         let (chunk, _) = self.receiving.remove(&stream)?;
         self.credit += 1;
@@ -78,7 +78,7 @@ impl Arrivals {
         self.receiving.contains_key(&stream)
     }
 
-    /// Retires a lane. Returns its early streams, which will not be read.
+    /// Retires a lane and frees the credit of its early streams. Returns these streams, which the caller discards.
     pub(super) fn retire(&mut self, lane: LaneId) -> Vec<StreamToken> {
         self.retired.insert(lane);
         let lost = self.early.extract_if(.., |early| early.lane == lane);
@@ -104,7 +104,7 @@ impl Arrivals {
         self.take_early().into_iter().map(|early| early.stream).collect()
     }
 
-    /// Clears the streams of the current version.
+    /// Forgets the chunks being received and the retired lanes, since the version has ended. Keeps the early streams.
     pub(super) fn end_version(&mut self) {
         self.receiving.clear();
         self.retired.clear();

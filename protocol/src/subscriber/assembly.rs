@@ -20,7 +20,7 @@ pub enum Outcome {
     },
 }
 
-/// Assembles the selected part of one version from chunks that arrive in any order, over any lanes and connections.
+/// The assembly of the selected chunks of one version, which arrive in any order, over any lanes and connections.
 ///
 /// Pure: it holds no payload, only the state of each chunk. No other code decides that a version is complete, so the
 /// promise that no incomplete version becomes visible depends on this type alone.
@@ -31,9 +31,10 @@ pub struct Assembly {
     hashes: Vec<Option<ChunkHash>>,
     arriving: RangeSet,
     /// The number of selected chunks that are not verified.
-    missing: u32,
+    unverified: u32,
+    /// The total size of the verified chunks.
     held_bytes: u64,
-    /// The digest in the sender's `Complete`.
+    /// The digest in the sender's `Complete` on this connection.
     complete: Option<VersionDigest>,
     /// The version that chunks may be encoded against.
     base: Option<Version>,
@@ -43,12 +44,12 @@ impl Assembly {
     /// An assembly without chunks. Needs 17 bytes of memory per chunk of the manifest.
     pub fn new(selection: Arc<Selection>) -> Self {
         let chunks = selection.manifest().chunking().count() as usize;
-        let missing = selection.chunks().len();
+        let unverified = selection.chunks().len();
         Self {
             selection,
             hashes: vec![None; chunks],
             arriving: RangeSet::new(),
-            missing,
+            unverified,
             held_bytes: 0,
             complete: None,
             base: None,
@@ -60,7 +61,7 @@ impl Assembly {
         self.selection.manifest()
     }
 
-    /// The selection and its layout.
+    /// The selection, whose chunks are assembled.
     pub fn selection(&self) -> &Arc<Selection> {
         &self.selection
     }
@@ -74,8 +75,9 @@ impl Assembly {
     /// Handles the header of a chunk and returns its range in the receiver's memory ([`Selection::place`]).
     ///
     /// # Errors
-    /// [`ProtocolViolation`] when the manifest has no such chunk or another size for it, or the chunk is not selected,
-    /// has a base that is not allowed, or is already verified or arriving.
+    /// [`ProtocolViolation`] when the manifest has no such chunk or another size for it, when the encoding is longer
+    /// than the chunk or its codec and base are not allowed, and when the chunk is not selected, already verified or
+    /// arriving.
     pub fn handle_header(&mut self, header: &ChunkHeader) -> Result<Range<u64>, ProtocolViolation> {
         let chunk = header.chunk;
         let count = self.manifest().chunking().count();
@@ -115,14 +117,15 @@ impl Assembly {
         // A chunk that is not arriving belongs to another version or a lost connection.
         if self.arriving.remove(verified.chunk().0) {
             self.hashes[verified.chunk().0 as usize] = Some(verified.hash());
-            self.missing -= 1;
+            self.unverified -= 1;
             self.held_bytes += self.chunk_bytes(verified.chunk());
         }
     }
 
-    /// Handles the early end of a chunk's stream: the chunk is missing again, and may be sent again.
+    /// Handles the early end of a chunk's stream: the chunk is missing again, and may be sent again. No effect on a
+    /// chunk that is verified.
     ///
-    /// The stream's reader must have stopped: another stream may write the chunk's range from now on.
+    /// The stream's reader must have stopped, because another stream may write the chunk's range from now on.
     pub fn handle_lost(&mut self, chunk: ChunkIndex) {
         self.arriving.remove(chunk.0);
     }
@@ -135,30 +138,30 @@ impl Assembly {
     /// Handles the loss of the connection: unfinished chunks are missing again, and the digest must be sent again.
     /// Verified chunks stay.
     ///
-    /// The readers of lost streams must have stopped: other streams may write their chunks' ranges from now on.
+    /// The readers of lost streams must have stopped, because other streams may write their chunks' ranges from now on.
     pub fn handle_detached(&mut self) {
         self.arriving = RangeSet::new();
         self.complete = None;
         self.base = None;
     }
 
-    /// Discards all verified chunks except the first `ranges` runs, to limit the size of `Subscribe.partial`. Returns
-    /// the discarded chunks, which are missing again.
-    pub fn discard_beyond(&mut self, ranges: usize) -> RangeSet {
+    /// Discards all verified chunks except those of the first `ranges_max` ranges, to limit the size of
+    /// `Subscribe.partial`. Returns the discarded chunks, which are missing again.
+    pub fn discard_beyond(&mut self, ranges_max: usize) -> RangeSet {
         let held = self.held();
-        let discarded: RangeSet = held.ranges().iter().skip(ranges).cloned().collect();
+        let discarded: RangeSet = held.ranges().iter().skip(ranges_max).cloned().collect();
         for chunk in discarded.iter() {
             self.hashes[chunk as usize] = None;
             self.held_bytes -= self.chunk_bytes(ChunkIndex(chunk));
         }
-        self.missing += discarded.len();
+        self.unverified += discarded.len();
         discarded
     }
 
-    /// The result; `None` while a chunk or the sender's digest is missing.
+    /// The result; `None` until every selected chunk is verified and the sender's digest has arrived.
     pub fn poll(&self) -> Option<Outcome> {
         let expected = self.complete?;
-        if self.missing > 0 {
+        if self.unverified > 0 {
             return None;
         }
         let found = self.held_digest();
@@ -182,7 +185,7 @@ impl Assembly {
 
     /// The number of verified chunks.
     pub fn verified_chunks(&self) -> u32 {
-        self.selection.chunks().len() - self.missing
+        self.selection.chunks().len() - self.unverified
     }
 
     /// The verified chunks, which are not sent again after a reconnection.
@@ -218,7 +221,7 @@ mod tests {
             assembly.handle_header(&header(chunk)).unwrap();
             assembly.handle_verified(verified(chunk));
         }
-        assert_eq!(assembly.poll(), None, "the sender's digest is missing");
+        assert_eq!(assembly.poll(), None, "the sender's digest has not arrived");
         assembly.handle_complete(VersionDigest::of(assembly.manifest().digest(), [hash(1), hash(0)]));
         assert!(matches!(assembly.poll(), Some(Outcome::Mismatch { .. })));
     }
@@ -292,7 +295,7 @@ mod tests {
         Lost(u32),
         Complete,
         Detached,
-        ForgetBeyond(usize),
+        DiscardBeyond(usize),
     }
 
     fn any_step() -> impl Strategy<Value = Step> {
@@ -302,7 +305,7 @@ mod tests {
             2 => (0u32..7).prop_map(Step::Lost),
             3 => Just(Step::Complete),
             1 => Just(Step::Detached),
-            1 => (0usize..3).prop_map(Step::ForgetBeyond),
+            1 => (0usize..3).prop_map(Step::DiscardBeyond),
         ]
     }
 
@@ -336,7 +339,7 @@ mod tests {
                         assembly.handle_detached();
                         (arriving, complete) = (RangeSet::new(), false);
                     }
-                    Step::ForgetBeyond(ranges) => {
+                    Step::DiscardBeyond(ranges) => {
                         let kept: RangeSet = held.ranges().iter().take(ranges).cloned().collect();
                         prop_assert_eq!(assembly.discard_beyond(ranges), held.difference(&kept));
                         held = kept;
@@ -355,7 +358,7 @@ mod tests {
         /// A version received over two connections, the second of which sends only the chunks missing after the first,
         /// is complete, and no chunk is sent twice.
         #[test]
-        fn a_resume_sends_missing_chunks_only(
+        fn a_resume_sends_only_missing_chunks(
             wanted in prop::collection::vec(0u32..12, 0..12),
             received in prop::collection::btree_set(0u32..12, 0..12),
             ranges in 0usize..4,

@@ -17,7 +17,7 @@ pub(super) fn now() -> Instant {
     Instant::now()
 }
 
-/// A manifest of tensors `t0`, `t1`, … of one chunk each.
+/// A manifest of `chunks` tensors `t0`, `t1`, … of one chunk each.
 pub(super) fn manifest(chunks: u32) -> Arc<Manifest> {
     let shape = Shape::new(&[CHUNK_BYTES.into()]).unwrap();
     let name = |chunk| TensorName::new(&format!("t{chunk}")).unwrap();
@@ -25,6 +25,7 @@ pub(super) fn manifest(chunks: u32) -> Arc<Manifest> {
     Arc::new(Manifest::layout(specs.collect(), vec![], CHUNK_BYTES, &Limits::default()).unwrap())
 }
 
+/// The globs that select the tensors of `chunks`. One glob matches nothing, since an empty list selects everything.
 pub(super) fn globs(chunks: &[u32]) -> Vec<Glob> {
     let globs = chunks.iter().map(|chunk| format!("t{chunk}")).chain(["nothing".into()]);
     globs.map(|name| Glob::new(&name).unwrap()).collect()
@@ -88,7 +89,7 @@ pub(super) fn verified(chunk: u32) -> Verified {
     hasher.verify(ChunkIndex(chunk), hash(chunk)).unwrap()
 }
 
-/// The digest of `selection` that the server sends in `Complete`.
+/// The digest that the server sends in `Complete` to a subscription with this selection.
 pub(super) fn digest(selection: &Selection) -> VersionDigest {
     VersionDigest::of(selection.manifest().digest(), selection.chunks().iter().map(hash))
 }

@@ -6,7 +6,7 @@ use std::fmt;
 /// The versions that a subscription in mode `every` misses right before a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gap {
-    /// The version before the gap: the previous snapshot's, or the one before the requested start.
+    /// The version before the gap: the last committed one, or the one before the requested start.
     pub after: Option<VersionId>,
     /// The version after the gap.
     pub found: VersionId,

@@ -1,33 +1,37 @@
 //! The history of a subscription: committed versions, acknowledged versions, gaps.
 //!
-//! It outlives connections, and provides the fields of `Subscribe` that describe held versions.
+//! The history outlives connections. From it come the fields of `Subscribe` that name complete versions.
 
 use super::Gap;
 use crate::{Epoch, Have, Mode, ProtocolViolation, Start, Subscribe, Version, VersionDigest, VersionId};
 use std::collections::VecDeque;
 
-/// The number of ended epochs remembered per connection. Late chunks arrive within seconds, while each new epoch
-/// requires a restart of the publisher.
+/// The maximum number of earlier epochs remembered per connection. Late chunks arrive within seconds, while each new
+/// epoch requires a restart of the publisher.
 const EPOCHS_MAX: usize = 16;
 
 /// The past versions of one subscription.
 #[derive(Debug)]
 pub(super) struct History {
     mode: Mode,
+    /// The requested first version.
     start: Start,
+    /// The requested window of mode `every`, in versions.
     window: u32,
     /// The version that last ended on this connection, committed or given up.
     last: Option<(Epoch, Version)>,
-    /// The last version of each earlier epoch on this connection, of which late chunks may arrive over a slow lane. At
-    /// most [`EPOCHS_MAX`], so that a server cannot make it grow without limit.
+    /// The version that last ended in each earlier epoch on this connection: late chunks of these epochs may arrive
+    /// over a slow lane. At most [`EPOCHS_MAX`], so that a server cannot make the list grow without limit.
     epochs: VecDeque<(Epoch, Version)>,
     /// The last committed version and its digest.
     committed: Option<(VersionId, VersionDigest)>,
     /// The last acknowledged version, in mode `every`.
     acknowledged: Option<(Epoch, Version)>,
-    /// In mode `every`: committed versions that are not acknowledged. The window limits their number.
+    /// In mode `every`: committed versions that are not acknowledged. [`check_announced`](Self::check_announced) limits
+    /// their number.
     unacknowledged: VecDeque<(Epoch, Version)>,
-    /// The number of `unacknowledged` from earlier connections. A restarted server does not count them in its window.
+    /// The length of `unacknowledged` when the last connection was lost: a restarted server does not count these
+    /// versions in its window.
     carried: usize,
 }
 
@@ -78,9 +82,9 @@ impl History {
     /// `afresh` says that the server's content differs from the version that `have` or `partial` named.
     ///
     /// # Errors
-    /// [`ProtocolViolation`] when the version does not rise, is announced afresh without having been named, or exceeds
-    /// twice the window. Twice, because the server may still receive acknowledgements of an earlier subscription of the
-    /// same reader.
+    /// [`ProtocolViolation`] when the version does not rise, when it is announced afresh without having been named, and
+    /// when twice the window is unacknowledged, versions of earlier connections not counted. Twice, because
+    /// acknowledgements of an earlier subscription of the same reader may still be in flight.
     pub(super) fn check_announced(
         &self,
         id: &VersionId,
@@ -139,15 +143,15 @@ impl History {
         }
     }
 
-    /// Records the loss of the connection. On the next one no version has ended: a version that was given up may be
-    /// sent again, and chunks of the last committed version may arrive before its `afresh` announcement.
+    /// Records the loss of the connection. On the next one, no version counts as ended: a version that was given up may
+    /// be sent again, and chunks of the last committed version may arrive before its `afresh` announcement.
     pub(super) fn handle_detached(&mut self) {
         self.carried = self.unacknowledged.len();
         self.epochs.clear();
         self.last = None;
     }
 
-    /// In mode `every`: the missing versions right before `id`.
+    /// In mode `every`: the gap right before `id`; `None` if no version is known to be missing.
     pub(super) fn gap_before(&self, id: &VersionId) -> Option<Gap> {
         if self.mode != Mode::Every {
             return None;
@@ -210,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_rise_and_stay_near_the_window() {
+    fn versions_rise_and_at_most_twice_the_window_is_unacknowledged() {
         let mut history = history(Start::Oldest);
         for version in 1..=4 {
             commit(&mut history, id(1, version));

@@ -7,12 +7,12 @@ use super::{
 use crate::{ChunkIndex, CodecId, ManifestDigest, Mode, Topic};
 use std::ops::Range;
 
-/// The credit of the subscription.
+/// The subscription's credit, in chunks.
 const CREDIT: u32 = 3;
 const CHUNKS: u32 = 4;
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-fn of(version: u64) -> (Epoch, Version) {
+fn key_of(version: u64) -> (Epoch, Version) {
     key(&id(version))
 }
 
@@ -24,7 +24,7 @@ fn idle() -> Subscriber {
     subscriber
 }
 
-/// A subscription with version 1 of four chunks running.
+/// A subscription that is receiving version 1, of [`CHUNKS`] chunks, none of which has arrived.
 fn running() -> Subscriber {
     let mut subscriber = idle();
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
@@ -35,15 +35,15 @@ fn running() -> Subscriber {
     subscriber
 }
 
-fn chunk(subscriber: &mut Subscriber, number: u32, stream: u64, lane: u32) -> Result<(), ProtocolViolation> {
-    subscriber.handle_chunk(header(1, number), StreamToken(stream), LaneId(lane))
+fn chunk(subscriber: &mut Subscriber, index: u32, stream: u64, lane: u32) -> Result<(), ProtocolViolation> {
+    subscriber.handle_chunk(header(1, index), StreamToken(stream), LaneId(lane))
 }
 
 fn actions(subscriber: &mut Subscriber) -> Vec<Action> {
     std::iter::from_fn(|| subscriber.poll()).collect()
 }
 
-/// The messages among the actions.
+/// The messages among the pending actions, all of which are removed.
 fn messages(subscriber: &mut Subscriber) -> Vec<ClientMessage> {
     let actions = actions(subscriber).into_iter();
     let message = |action| if let Action::Send(message) = action { Some(message) } else { None };
@@ -55,7 +55,7 @@ fn fetch_range(chunks: Range<u32>) -> ClientMessage {
 }
 
 fn fetch(chunks: &[Range<u32>]) -> ClientMessage {
-    let (epoch, version) = of(1);
+    let (epoch, version) = key_of(1);
     let subscription = fixtures::SUBSCRIPTION;
     let chunks = RangeSet::from_ranges(chunks.iter().cloned()).unwrap();
     ClientMessage::Fetch { subscription, epoch, version, chunks }
@@ -74,7 +74,7 @@ fn invalid_announcements_are_refused() {
     assert_eq!(topic(), id(1).topic);
 
     let mut subscriber = running();
-    subscriber.handle_abort(of(1), AbortReason::Withdrawn).unwrap();
+    subscriber.handle_abort(key_of(1), AbortReason::Withdrawn).unwrap();
     let repeated = subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0);
     assert!(matches!(repeated, Err(ProtocolViolation::VersionNotRising { .. })), "{repeated:?}");
 }
@@ -97,9 +97,9 @@ fn invalid_manifests_are_refused() {
     assert!(matches!(subscriber.handle_manifest(other.clone()), Err(ProtocolViolation::OutOfTurn { .. })));
     assert_eq!(subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))), Ok(()), "the same manifest");
 
-    // After a version was given up while its manifest was in flight, two late manifest events are excused.
+    // After a version was given up, two late manifest events are excused.
     let mut subscriber = running();
-    subscriber.handle_abort(of(1), AbortReason::Withdrawn).unwrap();
+    subscriber.handle_abort(key_of(1), AbortReason::Withdrawn).unwrap();
     subscriber.handle_announce(announce(2, &manifest(CHUNKS)), now(), 0).unwrap();
     for _ in 0..2 {
         assert_eq!(subscriber.handle_manifest(other.clone()), Ok(()));
@@ -123,15 +123,15 @@ fn invalid_chunks_are_refused() {
     chunk(&mut subscriber, 0, 1, 0).unwrap();
     assert_eq!(chunk(&mut subscriber, 0, 2, 1), Err(ProtocolViolation::DuplicateChunk(ChunkIndex(0))));
     let mut subscriber = running();
-    for number in 0..CREDIT {
-        chunk(&mut subscriber, number, number.into(), 0).unwrap();
+    for index in 0..CREDIT {
+        chunk(&mut subscriber, index, index.into(), 0).unwrap();
     }
     assert_eq!(chunk(&mut subscriber, CREDIT, 9, 0), Err(ProtocolViolation::CreditExceeded));
 
-    // Chunks before their announcement cost credit, and are checked later.
+    // Chunks that arrive before their announcement cost credit, and are checked once the version is placed.
     let mut subscriber = idle();
-    for number in 0..CREDIT {
-        chunk(&mut subscriber, number % 2, number.into(), 0).unwrap();
+    for index in 0..CREDIT {
+        chunk(&mut subscriber, index % 2, index.into(), 0).unwrap();
     }
     assert_eq!(chunk(&mut subscriber, 3, 9, 0), Err(ProtocolViolation::CreditExceeded));
     subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
@@ -144,15 +144,15 @@ fn messages_about_other_versions_are_refused() {
     let digest = VersionDigest([0; 32]);
     let is_refused =
         |result: Result<(), ProtocolViolation>| matches!(result, Err(ProtocolViolation::WrongVersion { .. }));
-    assert!(is_refused(idle().handle_complete(of(1), digest)));
-    assert!(is_refused(running().handle_complete(of(2), digest)));
-    assert!(is_refused(idle().handle_abort(of(1), AbortReason::Withdrawn)));
-    assert!(is_refused(running().handle_abort(of(2), AbortReason::Withdrawn)));
+    assert!(is_refused(idle().handle_complete(key_of(1), digest)));
+    assert!(is_refused(running().handle_complete(key_of(2), digest)));
+    assert!(is_refused(idle().handle_abort(key_of(1), AbortReason::Withdrawn)));
+    assert!(is_refused(running().handle_abort(key_of(2), AbortReason::Withdrawn)));
     // Messages that crossed this end's `Abort` are allowed.
     let mut subscriber = running();
     subscriber.give_up(AbortReason::DeviceFailed);
-    assert_eq!(subscriber.handle_complete(of(1), digest), Ok(()));
-    assert_eq!(subscriber.handle_abort(of(1), AbortReason::Withdrawn), Ok(()));
+    assert_eq!(subscriber.handle_complete(key_of(1), digest), Ok(()));
+    assert_eq!(subscriber.handle_abort(key_of(1), AbortReason::Withdrawn), Ok(()));
     assert_eq!(chunk(&mut subscriber, 2, 7, 0), Ok(()), "a chunk that was in flight");
     assert!(matches!(actions(&mut subscriber).last(), Some(Action::Discard(StreamToken(7)))));
 }
@@ -163,14 +163,14 @@ fn complete_may_arrive_before_the_manifest() {
     let mut subscriber = idle();
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
     let digest = digest(&Selection::all(manifest(CHUNKS)));
-    let refused = subscriber.handle_complete(of(2), digest);
+    let refused = subscriber.handle_complete(key_of(2), digest);
     assert!(matches!(refused, Err(ProtocolViolation::WrongVersion { .. })), "{refused:?}");
-    subscriber.handle_complete(of(1), digest).unwrap();
+    subscriber.handle_complete(key_of(1), digest).unwrap();
     subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
     subscriber.handle_placed(None).unwrap();
-    for number in 0..CHUNKS {
-        chunk(&mut subscriber, number, number.into(), 0).unwrap();
-        subscriber.handle_verified(StreamToken(number.into()), verified(number));
+    for index in 0..CHUNKS {
+        chunk(&mut subscriber, index, index.into(), 0).unwrap();
+        subscriber.handle_verified(StreamToken(index.into()), verified(index));
     }
     assert!(matches!(actions(&mut subscriber).pop(), Some(Action::Commit(_))));
 }
@@ -178,16 +178,16 @@ fn complete_may_arrive_before_the_manifest() {
 #[test]
 fn without_a_current_version_there_is_no_stall() {
     let mut subscriber = idle();
-    for checks in 1..10 {
-        subscriber.handle_timeout(now() + STALL_TIMEOUT * checks, 0);
-        assert_eq!(actions(&mut subscriber).len(), 0, "{checks} checks");
+    for timeouts in 1..10 {
+        subscriber.handle_timeout(now() + STALL_TIMEOUT * timeouts, 0);
+        assert_eq!(actions(&mut subscriber).len(), 0, "after {timeouts} timeouts");
     }
 }
 
-/// `Subscribe` names a base only if the client still holds it.
+/// `Subscribe` names the committed version as a base only if the client still holds a copy.
 #[test]
 fn a_discarded_base_is_not_named() {
-    for base in [None, Some(of(1))] {
+    for base in [None, Some(key_of(1))] {
         let mut subscriber = running();
         commit(&mut subscriber);
         subscriber.handle_detached(CREDIT);
@@ -201,10 +201,10 @@ fn a_discarded_base_is_not_named() {
 #[test]
 fn a_wrong_digest_is_never_committed() {
     let mut subscriber = running();
-    subscriber.handle_complete(of(1), VersionDigest([7; 32])).unwrap();
-    for number in 0..CHUNKS {
-        chunk(&mut subscriber, number, number.into(), 0).unwrap();
-        subscriber.handle_verified(StreamToken(number.into()), verified(number));
+    subscriber.handle_complete(key_of(1), VersionDigest([7; 32])).unwrap();
+    for index in 0..CHUNKS {
+        chunk(&mut subscriber, index, index.into(), 0).unwrap();
+        subscriber.handle_verified(StreamToken(index.into()), verified(index));
     }
     let last = actions(&mut subscriber).pop();
     assert!(matches!(last, Some(Action::Fail(VersionFault::Mismatch { .. }))), "{last:?}");
@@ -260,7 +260,7 @@ fn a_fetch_waits_for_writers() {
 
 /// The lane of an early chunk is retired before the manifest arrives.
 #[test]
-fn a_lane_is_retired_before_the_manifest() {
+fn an_early_chunk_of_a_retired_lane_is_fetched() {
     let mut subscriber = idle();
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
     chunk(&mut subscriber, 0, 0, 1).unwrap();
@@ -269,9 +269,9 @@ fn a_lane_is_retired_before_the_manifest() {
     subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
     subscriber.handle_placed(None).unwrap();
     assert_eq!(messages(&mut subscriber), [fetch_range(0..4)]);
-    for number in 0..CREDIT {
+    for index in 0..CREDIT {
         assert_eq!(
-            chunk(&mut subscriber, number, 9 + u64::from(number), 0),
+            chunk(&mut subscriber, index, 9 + u64::from(index), 0),
             Ok(()),
             "the early chunk's credit is free again"
         );
@@ -296,7 +296,7 @@ fn a_version_that_is_given_up_is_released_and_its_credit_granted_again() {
         chunk(&mut subscriber, 0, 0, 0).unwrap();
         let _ = actions(&mut subscriber);
         match by_server {
-            true => subscriber.handle_abort(of(1), AbortReason::Withdrawn).unwrap(),
+            true => subscriber.handle_abort(key_of(1), AbortReason::Withdrawn).unwrap(),
             false => subscriber.give_up(AbortReason::Withdrawn),
         }
         let released =
@@ -342,10 +342,10 @@ fn a_version_without_progress_fails() {
 fn each_connection_needs_a_complete() {
     let mut subscriber = running();
     let digest = digest(subscriber.selection().unwrap());
-    subscriber.handle_complete(of(1), digest).unwrap();
-    for number in 0..CREDIT {
-        chunk(&mut subscriber, number, number.into(), 0).unwrap();
-        subscriber.handle_verified(StreamToken(number.into()), verified(number));
+    subscriber.handle_complete(key_of(1), digest).unwrap();
+    for index in 0..CREDIT {
+        chunk(&mut subscriber, index, index.into(), 0).unwrap();
+        subscriber.handle_verified(StreamToken(index.into()), verified(index));
     }
     subscriber.handle_detached(CREDIT);
     assert_eq!(subscriber.resumable_chunks(), Some(RangeSet::from_range(0..3)));
@@ -360,13 +360,13 @@ fn each_connection_needs_a_complete() {
             .iter()
             .any(|action| matches!(action, Action::Commit(_)))
     );
-    subscriber.handle_complete(of(1), digest).unwrap();
+    subscriber.handle_complete(key_of(1), digest).unwrap();
     let Some(Action::Commit(commit)) = actions(&mut subscriber).pop() else { panic!("not a commit") };
     assert_eq!((commit.reconnections, commit.chunks), (1, CHUNKS));
     assert_eq!(commit.announce, again, "the latest announcement counts");
 }
 
-/// An acknowledgement without a connection is sent on the next one, after its subscription.
+/// An acknowledgement made without a connection is sent on the next one, after `Subscribe`.
 #[test]
 fn subscribe_is_the_first_message() {
     let mut subscriber = Subscriber::new(request(Mode::Every, CREDIT), codecs(), STALL_TIMEOUT, now());
@@ -382,14 +382,14 @@ fn subscribe_is_the_first_message() {
     );
 }
 
-/// Commits version 1.
+/// Receives all of version 1 and commits it.
 fn commit(subscriber: &mut Subscriber) {
     let digest = digest(subscriber.selection().unwrap());
-    for number in 0..CHUNKS {
-        chunk(subscriber, number, number.into(), 0).unwrap();
-        subscriber.handle_verified(StreamToken(number.into()), verified(number));
+    for index in 0..CHUNKS {
+        chunk(subscriber, index, index.into(), 0).unwrap();
+        subscriber.handle_verified(StreamToken(index.into()), verified(index));
     }
-    subscriber.handle_complete(of(1), digest).unwrap();
+    subscriber.handle_complete(key_of(1), digest).unwrap();
     assert!(matches!(actions(subscriber).pop(), Some(Action::Commit(_))));
     assert!(!subscriber.has_committed());
     subscriber.handle_committed(true);
@@ -409,12 +409,12 @@ fn a_version_with_other_content_is_received_afresh() {
     let mut subscriber = running();
     commit(&mut subscriber);
     subscriber.handle_detached(CREDIT);
-    subscriber.subscribe(Some(of(1)));
+    subscriber.subscribe(Some(key_of(1)));
     let [ClientMessage::Subscribe(subscribe)] = &messages(&mut subscriber)[..] else {
         panic!("not a `Subscribe`")
     };
     let digest = digest(subscriber.selection().unwrap());
-    assert_eq!(subscribe.have.map(|have| (have.key(), have.digest)), Some((of(1), digest)));
+    assert_eq!(subscribe.have.map(|have| (have.key(), have.digest)), Some((key_of(1), digest)));
     assert_eq!(subscribe.base, subscribe.have);
     chunk(&mut subscriber, 0, 20, 0).unwrap(); // Overtakes its announcement.
     subscriber.handle_announce(afresh, now(), 0).unwrap();
@@ -425,11 +425,11 @@ fn a_version_with_other_content_is_received_afresh() {
             .any(|action| matches!(action, Action::Receive { .. }))
     );
     subscriber.handle_verified(StreamToken(20), verified(0));
-    for number in 1..CHUNKS {
-        chunk(&mut subscriber, number, number.into(), 0).unwrap();
-        subscriber.handle_verified(StreamToken(number.into()), verified(number));
+    for index in 1..CHUNKS {
+        chunk(&mut subscriber, index, index.into(), 0).unwrap();
+        subscriber.handle_verified(StreamToken(index.into()), verified(index));
     }
-    subscriber.handle_complete(of(1), digest).unwrap();
+    subscriber.handle_complete(key_of(1), digest).unwrap();
     let Some(Action::Commit(commit)) = actions(&mut subscriber).pop() else { panic!("not a commit") };
     assert!(commit.new_epoch && commit.gap.is_none());
 }
@@ -452,7 +452,7 @@ fn a_part_of_other_content_is_discarded() {
 
 /// A lane is retired between `Action::Place` and `handle_placed`.
 #[test]
-fn a_lane_is_retired_during_allocation() {
+fn a_chunk_lost_during_allocation_is_fetched() {
     let mut subscriber = idle();
     subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();

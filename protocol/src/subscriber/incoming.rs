@@ -8,7 +8,7 @@ use crate::{Announce, Epoch, Version, VersionDigest, VersionId};
 pub(super) enum Phase {
     /// No version is announced.
     Idle,
-    /// A version is announced, but its manifest is missing.
+    /// A version is announced, but its manifest has not arrived. `complete` is the digest of a `Complete` that has.
     Announced { announce: Announce, complete: Option<VersionDigest> },
     /// Memory is being allocated.
     Placing(Box<Incoming>),
@@ -18,12 +18,12 @@ pub(super) enum Phase {
     Detached(Box<Incoming>),
 }
 
-/// A version being received.
+/// A version that is being received.
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) announce: Announce,
     pub(super) assembly: Assembly,
-    /// The number of reconnections during its transfer.
+    /// The number of reconnections during the version's transfer.
     pub(super) resumed: u32,
 }
 

@@ -3,12 +3,12 @@
 /// The state of the manifest streams on this connection.
 #[derive(Debug, Default)]
 pub(super) struct Manifests {
-    /// Whether a manifest is arriving. A second one at the same time is refused, so that a hostile server cannot make
+    /// Whether a manifest is arriving. Another one at the same time is refused, so that a hostile server cannot make
     /// this end buffer many.
     pub(super) arriving: bool,
-    /// The number of manifest events that are excused because a version was given up: its manifest stream may outlive
-    /// the `Abort`, and the server may send the next version's manifest again. Decreased only by events that would
-    /// otherwise be a violation.
+    /// The number of manifest events that are still excused because versions were given up: the manifest stream of such
+    /// a version may outlive the `Abort`, and the server may send the next version's manifest again. Decreased only by
+    /// events that would otherwise be a violation.
     pub(super) stale: u32,
 }
 

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const CHUNKS: u32 = 7;
 const CREDIT: u32 = 3;
 
-/// One event. A number selects a chunk, stream or lane: it is an index modulo the number of candidates.
+/// One event. A `usize` selects a chunk, stream or lane: it is an index modulo the number of candidates.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Announce,
@@ -29,6 +29,7 @@ enum Step {
     Reconnect,
     AbortByServer,
     GiveUp,
+    /// The client sets its credit to this number of chunks.
     Allowance(u32),
 }
 
@@ -65,6 +66,7 @@ struct Stream {
 #[derive(Debug, Default)]
 struct Sending {
     version: u64,
+    /// The chunks that are to be begun.
     waiting: BTreeSet<u32>,
     /// The lane on which each chunk was begun last.
     begun: BTreeMap<u32, LaneId>,
@@ -87,10 +89,11 @@ struct World {
     // The state of the network.
     streams: Vec<Stream>,
     next_stream: u64,
-    // The state of the client's memory.
+    // The state of the client's memory: the version that it is for, and that version's chunks.
     placed: Option<u64>,
-    /// The chunks that are being written, by stream.
+    /// The chunk that each stream is writing.
     writing: BTreeMap<StreamToken, u32>,
+    /// The verified chunks.
     held: BTreeSet<u32>,
     // What the client did so far.
     committed: Option<u64>,
@@ -369,17 +372,17 @@ impl World {
         self.subscriber.subscribe(None);
     }
 
-    /// Delivers everything until the current version is committed.
+    /// Announces a version if none is being sent, and delivers everything until it is committed.
     fn drain(&mut self) {
         if self.sending.is_none() {
             self.step(Step::Announce);
         }
         let version = self.sending.as_ref().map(|sending| sending.version);
-        for step in 0..10 * CHUNKS as usize {
-            for step in [Step::Manifest, Step::Begin(step), Step::Header(0), Step::Lost(0), Step::Complete] {
+        for round in 0..10 * CHUNKS as usize {
+            for step in [Step::Manifest, Step::Begin(round), Step::Header(0), Step::Lost(0), Step::Complete] {
                 self.step(step);
             }
-            self.step(Step::Verified(step));
+            self.step(Step::Verified(round));
         }
         assert!(self.committed >= version, "of {version:?} only {:?} were received", self.held);
     }

@@ -32,7 +32,7 @@ macro_rules! dtypes {
                 match self { $(Self::$variant => $bits,)* }
             }
 
-            /// The name used in messages, JSON and the command line.
+            /// The name in errors, reports, JSON and on the command line.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }

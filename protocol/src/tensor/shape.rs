@@ -19,8 +19,8 @@ impl Shape {
     /// The shape with these `dimensions`.
     ///
     /// # Errors
-    /// [`ShapeError`] when there are too many dimensions, or the product of the non-zero ones overflows: no framework
-    /// could index `[u64::MAX, u64::MAX, 0]`, although it has no elements.
+    /// [`ShapeError`] when there are too many dimensions, or the product of the non-zero ones overflows 64 bits: no
+    /// framework could index `[u64::MAX, u64::MAX, 0]`, although it has no elements.
     pub fn new(dimensions: &[u64]) -> Result<Self, ShapeError> {
         if dimensions.len() > DIMENSIONS_MAX {
             return Err(ShapeError::TooManyDimensions(dimensions.len()));
@@ -88,14 +88,14 @@ impl Shard {
     }
 }
 
-/// Why dimensions are not a valid shape.
+/// Why dimensions are not a valid shape, or a shard's position is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShapeError {
     /// More than 16 dimensions.
     #[error("a tensor has at most {DIMENSIONS_MAX} dimensions, this one has {0}")]
     TooManyDimensions(usize),
-    /// The element or byte count overflows.
+    /// The number of elements does not fit 64 bits, or that of bytes 63.
     #[error("a tensor of shape {0:?} has more bytes than can be addressed")]
     TooLarge(Box<[u64]>),
     /// A shard that does not lie within the global tensor.
@@ -128,7 +128,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sizes_of_scalars_and_of_empty_and_sub_byte_tensors() {
+    fn scalars_have_one_element_and_sub_byte_elements_are_packed() {
         assert_eq!(Shape::new(&[]).unwrap().byte_len(Dtype::F32), Ok(4));
         assert_eq!(Shape::new(&[3, 0]).unwrap().byte_len(Dtype::F32), Ok(0));
         assert_eq!(Shape::new(&[3]).unwrap().byte_len(Dtype::F4E2M1), Ok(2));

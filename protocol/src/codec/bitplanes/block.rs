@@ -63,7 +63,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Allocates 50 KiB.
+    /// Scratch memory of about 48 KiB, on the heap.
     pub(super) fn new() -> Box<Self> {
         let empty = [0; BLOCK_WORDS + 128];
         Box::new(Self { upper: empty, escapes: [empty; 2] })

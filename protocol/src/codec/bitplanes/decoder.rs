@@ -7,7 +7,7 @@ use super::{
     table::{LEVEL_SYMBOLS, LEVELS_MAX, Table},
 };
 
-/// Decodes the words of one chunk.
+/// A decoder of the words of one chunk.
 pub(super) struct Decoder<'a> {
     layout: Layout,
     path: Path,
@@ -21,10 +21,11 @@ pub(super) struct Decoder<'a> {
 struct Level<'a> {
     masks: &'a [[u8; 16]],
     symbols: [u8; LEVEL_SYMBOLS],
+    /// The number of escapes.
     escapes: usize,
 }
 
-/// What is wrong with an encoding, in words for an error message.
+/// What is wrong with an encoding, as text for an error message.
 pub(super) type DecodeFault = &'static str;
 
 impl<'a> Decoder<'a> {
@@ -40,14 +41,14 @@ impl<'a> Decoder<'a> {
             match Form::from_code(code).ok_or("a block has an unknown form")? {
                 Form::Raw => block.copy_from_slice(take(encoded, block.len())?),
                 Form::Levels { levels, reuses_table } => {
-                    self.coded_block(block, encoded, |this, words, encoded| {
+                    self.coded_block(block, encoded, |this, word_count, encoded| {
                         let table = this.table(levels, reuses_table, encoded)?;
-                        this.decode_symbols(table, words, encoded)
+                        this.decode_symbols(table, word_count, encoded)
                     })?;
                 }
-                Form::Constant => self.coded_block(block, encoded, |this, words, encoded| {
+                Form::Constant => self.coded_block(block, encoded, |this, word_count, encoded| {
                     let symbol = *encoded.split_off_first().ok_or(SHORT)?;
-                    this.scratch.upper[..words].fill(symbol);
+                    this.scratch.upper[..word_count].fill(symbol);
                     Ok(())
                 })?,
             }
@@ -62,14 +63,14 @@ impl<'a> Decoder<'a> {
         encoded: &mut &[u8],
         decode_symbols: impl FnOnce(&mut Self, usize, &mut &[u8]) -> Result<(), DecodeFault>,
     ) -> Result<(), DecodeFault> {
-        let words = block.len() / self.layout.word_bytes();
-        let rest = take(encoded, words * self.layout.rest_bytes())?;
-        let low = take(encoded, groups(words) * self.layout.low_bits.group_bytes())?;
-        decode_symbols(self, words, encoded)?;
+        let word_count = block.len() / self.layout.word_bytes();
+        let rest = take(encoded, word_count * self.layout.rest_bytes())?;
+        let low = take(encoded, groups(word_count) * self.layout.low_bits.group_bytes())?;
+        decode_symbols(self, word_count, encoded)?;
         let upper = &mut self.scratch.upper;
-        let whole_groups = &mut upper.as_chunks_mut::<64>().0[..groups(words)];
+        let whole_groups = &mut upper.as_chunks_mut::<64>().0[..groups(word_count)];
         self.path.merge_low_bits(self.layout.low_bits, low, whole_groups);
-        self.path.merge_words(self.layout.words, &upper[..words], rest, block);
+        self.path.merge_words(self.layout.words, &upper[..word_count], rest, block);
         Ok(())
     }
 
@@ -87,11 +88,16 @@ impl<'a> Decoder<'a> {
         table.ok_or("a block refers to a table that was not sent")
     }
 
-    /// Decodes the symbols of `words` words into `scratch.upper`, from the last level to the first.
-    fn decode_symbols(&mut self, table: Table, words: usize, encoded: &mut &[u8]) -> Result<(), DecodeFault> {
+    /// Decodes the symbols of `word_count` words into `scratch.upper`, from the last level to the first.
+    fn decode_symbols(
+        &mut self,
+        table: Table,
+        word_count: usize,
+        encoded: &mut &[u8],
+    ) -> Result<(), DecodeFault> {
         let mut levels = [Level::default(); LEVELS_MAX];
         let levels = &mut levels[..table.levels().len()];
-        let tail = read_levels(&table, words, encoded, levels)?;
+        let tail = read_levels(&table, word_count, encoded, levels)?;
 
         let Scratch { upper, escapes: [first, second] } = &mut *self.scratch;
         let (mut escapes, mut spare) = (first, second);
@@ -112,14 +118,14 @@ impl<'a> Decoder<'a> {
 /// Reads the masks of each level, and the symbols that no level names.
 fn read_levels<'a>(
     table: &Table,
-    words: usize,
+    word_count: usize,
     encoded: &mut &'a [u8],
     levels: &mut [Level<'a>],
 ) -> Result<&'a [u8], DecodeFault> {
-    let counts = take(encoded, 2 * levels.len())?.as_chunks::<2>().0;
-    let mut remaining = words;
-    for ((level, symbols), count) in levels.iter_mut().zip(table.levels()).zip(counts) {
-        let escapes = usize::from(u16::from_le_bytes(*count));
+    let escape_counts = take(encoded, 2 * levels.len())?.as_chunks::<2>().0;
+    let mut remaining = word_count;
+    for ((level, symbols), escapes) in levels.iter_mut().zip(table.levels()).zip(escape_counts) {
+        let escapes = usize::from(u16::from_le_bytes(*escapes));
         if escapes > remaining {
             return Err("a level has more escapes than symbols");
         }

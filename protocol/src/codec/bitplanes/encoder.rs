@@ -7,11 +7,11 @@ use super::{
     table::{Advice, LEVEL_SYMBOLS, Table, advise},
 };
 
-/// The number of blocks that share one sample. A sample costs two microseconds, encoding these blocks a dozen; a sample
-/// for each block would save 0.1 % on weights.
+/// The number of blocks that share one sample. A sample takes two microseconds, encoding these blocks a dozen
+/// microseconds; a sample for each block would make weights only 0.1 % smaller.
 const BLOCKS_PER_SAMPLE: usize = 8;
 
-/// Encodes the words of one chunk.
+/// An encoder of the words of one chunk.
 pub(super) struct Encoder<'a> {
     layout: Layout,
     path: Path,
@@ -40,7 +40,7 @@ impl<'a> Encoder<'a> {
 
     /// Encodes one block as advised, or raw if that would not make it smaller.
     fn encode_block(&mut self, advice: Advice, block: &[u8], room: &mut &mut [u8]) -> Option<()> {
-        let (table, constant) = match advice {
+        let (table, is_constant) = match advice {
             Advice::Raw => return raw_block(block, room),
             Advice::Constant(table) => (table, true),
             Advice::Levels(table) => (table, false),
@@ -49,7 +49,7 @@ impl<'a> Encoder<'a> {
         let out = std::mem::take(room);
         let limit = out.len().min(block.len());
         let mut unused = &mut out[..limit];
-        match self.coded_block(table, constant, block, &mut unused) {
+        match self.coded_block(table, is_constant, block, &mut unused) {
             Some(()) => {
                 let written = limit - unused.len();
                 *room = &mut out[written..];
@@ -63,26 +63,26 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// Writes the form, the rest, the low bits and the symbols. `constant` if the sample had a single symbol.
+    /// Writes the form, the rest, the low bits and the symbols. `is_constant` says that the sample had a single symbol.
     fn coded_block(
         &mut self,
         table: Table,
-        constant: bool,
+        is_constant: bool,
         block: &[u8],
         room: &mut &mut [u8],
     ) -> Option<()> {
-        let words = block.len() / self.layout.word_bytes();
+        let word_count = block.len() / self.layout.word_bytes();
         let form = room.split_off_first_mut()?;
-        let rest = room.split_off_mut(..words * self.layout.rest_bytes())?;
-        let low = room.split_off_mut(..groups(words) * self.layout.low_bits.group_bytes())?;
+        let rest = room.split_off_mut(..word_count * self.layout.rest_bytes())?;
+        let low = room.split_off_mut(..groups(word_count) * self.layout.low_bits.group_bytes())?;
 
         let Scratch { upper, .. } = &mut *self.scratch;
-        self.path.split_words(self.layout.words, block, &mut upper[..words], rest);
-        upper[words..][..64].fill(0);
-        let whole_groups = &mut upper.as_chunks_mut::<64>().0[..groups(words)];
+        self.path.split_words(self.layout.words, block, &mut upper[..word_count], rest);
+        upper[word_count..][..64].fill(0);
+        let whole_groups = &mut upper.as_chunks_mut::<64>().0[..groups(word_count)];
         self.path.split_low_bits(self.layout.low_bits, whole_groups, low);
 
-        if constant && upper[..words].iter().all(|symbol| *symbol == table.first()) {
+        if is_constant && upper[..word_count].iter().all(|symbol| *symbol == table.first()) {
             *form = Form::Constant.code();
             *room.split_off_first_mut()? = table.first();
             return Some(());
@@ -94,17 +94,17 @@ impl<'a> Encoder<'a> {
             room.split_off_mut(..symbols.len())?.copy_from_slice(symbols);
             self.last_table = Some(table);
         }
-        self.code_symbols(table, words, room)
+        self.code_symbols(table, word_count, room)
     }
 
     /// Writes the escape count and the masks of each level, and the escapes of the last level.
-    fn code_symbols(&mut self, table: Table, words: usize, room: &mut &mut [u8]) -> Option<()> {
+    fn code_symbols(&mut self, table: Table, word_count: usize, room: &mut &mut [u8]) -> Option<()> {
         let levels = table.levels();
-        let counts = room.split_off_mut(..2 * levels.len())?;
+        let escape_counts = room.split_off_mut(..2 * levels.len())?;
         let Scratch { upper, escapes: [first, second] } = &mut *self.scratch;
         let (mut plain, mut escapes, mut spare) = (upper, first, second);
-        let mut remaining = words;
-        for (symbols, count) in levels.iter().zip(counts.as_chunks_mut::<2>().0) {
+        let mut remaining = word_count;
+        for (symbols, escape_count) in levels.iter().zip(escape_counts.as_chunks_mut::<2>().0) {
             let groups = groups(remaining);
             let masks = room.split_off_mut(..16 * groups)?.as_chunks_mut::<16>().0;
             // Pads the last group with a symbol of code 0, which adds no escapes.
@@ -112,7 +112,7 @@ impl<'a> Encoder<'a> {
             remaining =
                 self.path
                     .encode_level(*symbols, &plain.as_chunks::<64>().0[..groups], masks, escapes);
-            *count = (remaining as u16).to_le_bytes();
+            *escape_count = (remaining as u16).to_le_bytes();
             (plain, escapes, spare) = (escapes, spare, plain);
         }
         room.split_off_mut(..remaining)?.copy_from_slice(&plain[..remaining]);

@@ -1,21 +1,21 @@
-//! The word layout: the symbol, the low bits and the rest of each element.
+//! The word layout: the symbol, the low bits and the rest of each word. An element is one word, a complex one two.
 
 use crate::Dtype;
 
-/// The split of a dtype's elements into symbol, low bits and rest (PROTOCOL.md §8.4, table).
+/// The split of a dtype's words into symbol, low bits and rest (PROTOCOL.md §8.4, table).
 ///
-/// An element is rotated left by one bit, so that the sign is its lowest bit. The upper bits of its uppermost byte,
-/// which hold the exponent, are the *symbol*; the other bits of that byte, up to four, are the *low bits*; the lower
-/// bytes are the *rest*.
+/// A word with a sign is rotated left by one bit, so that the sign is its lowest bit. The upper bits of its uppermost
+/// byte, which hold the exponent or the upper 8 of 11 exponent bits, are the *symbol*; the other bits of that byte, up
+/// to four, are the *low bits*; the lower bytes are the *rest*.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::codec) struct Layout {
     /// The size and signedness of a word.
     pub(in crate::codec) words: Words,
-    /// The bits of the upper byte that do not belong to the symbol: 0, 3 or 4.
+    /// The number of bits of the uppermost byte that do not belong to the symbol.
     pub(in crate::codec) low_bits: LowBits,
 }
 
-/// The words of a dtype. A complex number is two of them.
+/// The size of a dtype's words, and whether they have a sign. A complex number is two words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::codec) enum Words {
     /// One byte without a sign: the exponent alone.
@@ -30,14 +30,14 @@ pub(in crate::codec) enum Words {
     Signed64,
 }
 
-/// The number of bits of the upper byte that are stored uncoded.
+/// The number of bits of the uppermost byte that are stored uncoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::codec) enum LowBits {
     /// None: the symbol has the whole byte.
     None,
     /// Three, stored as masks.
     Three,
-    /// Four, stored as two elements in a byte.
+    /// Four, stored as those of two words in a byte.
     Four,
 }
 
@@ -69,7 +69,7 @@ impl Layout {
         }
     }
 
-    /// The bytes of each word that hold neither symbol nor low bits.
+    /// The number of bytes of each word that hold neither symbol nor low bits.
     pub(in crate::codec) fn rest_bytes(self) -> usize {
         self.word_bytes() - 1
     }
@@ -79,7 +79,7 @@ impl Layout {
         8 - self.low_bits.count()
     }
 
-    /// The symbol of a word, whose last byte is `last` and whose last but one is `before`.
+    /// The symbol of a word whose last byte is `last` and whose last but one is `before`, if it has two.
     pub(in crate::codec) fn symbol(self, last: u8, before: u8) -> u8 {
         let upper = match self.words {
             Words::Unsigned8 => last,
@@ -100,7 +100,7 @@ impl LowBits {
         }
     }
 
-    /// The bytes that store the low bits of 64 words.
+    /// The number of bytes that store the low bits of 64 words.
     pub(in crate::codec) fn group_bytes(self) -> usize {
         8 * self.count() as usize
     }

@@ -2,10 +2,10 @@
 
 use super::layout::{LowBits, Words};
 
-/// Encodes one level: writes two masks for each group of 64 symbols, and the escapes, which are the symbols that this
-/// level does not name, end to end. Returns the number of escapes.
+/// Encodes one level: writes two masks for each group of 64 symbols and, end to end, the escapes, which are the symbols
+/// that this level does not name. Returns the number of escapes.
 ///
-/// `escapes` is at least 128 bytes longer than `plain`.
+/// `escapes` must be at least 128 bytes longer than `plain`.
 pub(in crate::codec) fn encode_level(
     level_symbols: [u8; 3],
     plain: &[[u8; 64]],
@@ -38,7 +38,7 @@ pub(in crate::codec) fn encode_level(
 }
 
 /// The inverse of [`encode_level`]. Returns the number of escapes in the masks, which the caller compares with the
-/// number that was sent. `escapes` is at least 128 bytes longer than `plain`.
+/// number that was sent. `escapes` must be at least 128 bytes longer than `plain`.
 pub(in crate::codec) fn decode_level(
     level_symbols: [u8; 3],
     masks: &[[u8; 16]],

@@ -2,7 +2,7 @@
 
 use super::layout::Layout;
 
-/// The most levels of a table. The symbols that four levels do not name are too rare for another mask.
+/// The most levels of a table. The symbols that four levels do not name are too rare for a fifth level.
 pub(super) const LEVELS_MAX: usize = 4;
 
 /// The symbols that one level can name in two bits; the fourth code is the escape.
@@ -15,7 +15,7 @@ pub(super) struct Table {
     symbols: [[u8; LEVEL_SYMBOLS]; LEVELS_MAX],
 }
 
-/// The best form for a block, by a sample.
+/// The best form for some blocks, judged by a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Advice {
     /// Raw: coding gains too little.
@@ -26,9 +26,11 @@ pub(super) enum Advice {
     Levels(Table),
 }
 
-/// The number of runs in a sample, and the words of each: neighbours share cache lines. 1,024 words predict the size of
-/// weights to 0.5 %.
+/// The number of runs in a sample.
 const RUNS: usize = 16;
+
+/// The number of adjacent words in a run: neighbours share cache lines. A sample, 1,024 words, predicts the encoded
+/// size of weights to 0.5 %.
 const RUN_WORDS: usize = 64;
 
 impl Table {
@@ -51,12 +53,12 @@ impl Table {
     }
 }
 
-/// The fixed cost of a level, besides two bits for each symbol that reaches it: its symbols, its escape count, and on
-/// average half a group of masks for padding.
+/// The fixed cost of a level in bits, besides two bits for each symbol that reaches it: its symbols, its escape count,
+/// and on average half a group of masks for padding.
 const LEVEL_BITS: usize = 24 + 16 + 64;
 
-/// Samples `raw`, which is cut into blocks of `block_words`, and chooses the form of these blocks. Costs about two
-/// microseconds at any length.
+/// Samples `raw`, which is cut into blocks of `block_words` words, and chooses the form of these blocks. Takes about
+/// two microseconds at any length.
 pub(super) fn advise(layout: Layout, raw: &[u8], block_words: usize) -> Advice {
     let counts = sample(layout, raw);
     let ranked = rank(&counts);
@@ -77,7 +79,7 @@ pub(super) fn advise(layout: Layout, raw: &[u8], block_words: usize) -> Advice {
     }
 }
 
-/// Counts the symbols of a sample.
+/// The number of times that each symbol occurs in a sample.
 fn sample(layout: Layout, raw: &[u8]) -> [u16; 256] {
     let bytes = layout.word_bytes();
     let mut counts = [0; 256];

@@ -50,7 +50,7 @@ fn decode(dtype: Dtype, encoded: &[u8], bytes: usize) -> Option<Vec<u8>> {
     portable
 }
 
-/// Pseudo-random numbers: xorshift64.
+/// A generator of pseudo-random numbers: xorshift64.
 struct Dice(u64);
 
 impl Dice {
@@ -153,7 +153,7 @@ fn a_table_is_sent_once() {
 
 /// Encoded sizes are near the entropy, and noise costs one more byte per block.
 #[test]
-fn encoded_sizes() {
+fn encoded_sizes_are_near_the_entropy() {
     let words = 8 * BLOCK_WORDS;
     let weights_of = |spread| weights(Dtype::Bf16, words, spread, 5);
     // An exponent at distance n occurs once in 2^(n+1): most exponents need two bits, most of the others four.

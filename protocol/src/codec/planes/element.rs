@@ -1,4 +1,4 @@
-//! Elements split into byte planes: plane `n` holds byte `n` of every element.
+//! Elements split into byte planes: plane `n` holds byte `n` of every rotated element.
 
 use std::array;
 

@@ -15,7 +15,7 @@ fn decoded(dtype: Dtype, encoded: &[u8], len: usize) -> Result<Vec<u8>, DecodeEr
 
 /// PROTOCOL.md §8.6, the example.
 #[test]
-fn the_example_in_the_specification() {
+fn the_example_in_the_specification_is_encoded() {
     let raw = [0x3f80u16, 0xbf80, 0x3f81, 0x3fff].map(u16::to_le_bytes).concat();
     let raw = [&raw[..], &[0xee]].concat();
     let expected = [

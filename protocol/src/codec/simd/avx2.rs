@@ -73,7 +73,8 @@ pub(super) fn decode_level(
     count
 }
 
-/// Why `escapes` has room for a group and the seven bytes behind its last escape.
+/// Why at least 72 bytes of `escapes` follow those of earlier groups: 64 for a group, and 8 so that eight bytes can be
+/// accessed at any place of the group.
 const ESCAPES_HAVE_ROOM: &str = "no more escapes than symbols, and room for 128 more";
 
 /// For each eight of a group, the number of escapes before it. All eight numbers are computed together, without a
@@ -203,25 +204,25 @@ fn spread(bits: u32) -> __m256i {
 
 #[target_feature(enable = "avx2")]
 fn load(bytes: &[u8; 32]) -> __m256i {
-    // SAFETY: the reference is to 32 bytes, the number read; no alignment is needed.
+    // SAFETY: the reference is to 32 bytes, as many as are read; no alignment is needed.
     unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
 }
 
 #[target_feature(enable = "avx2")]
 fn store(bytes: &mut [u8; 32], vector: __m256i) {
-    // SAFETY: the reference is to 32 bytes, the number written; no alignment is needed.
+    // SAFETY: the reference is to 32 bytes, as many as are written; no alignment is needed.
     unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().cast(), vector) }
 }
 
 #[target_feature(enable = "avx2")]
 fn load8(bytes: &[u8; 8]) -> __m128i {
-    // SAFETY: the reference is to eight bytes, the number read; no alignment is needed.
+    // SAFETY: the reference is to eight bytes, as many as are read; no alignment is needed.
     unsafe { _mm_loadl_epi64(bytes.as_ptr().cast()) }
 }
 
 #[target_feature(enable = "avx2")]
 fn store8(bytes: &mut [u8; 8], vector: __m128i) {
-    // SAFETY: the reference is to eight bytes, the number written; no alignment is needed.
+    // SAFETY: the reference is to eight bytes, as many as are written; no alignment is needed.
     unsafe { _mm_storel_epi64(bytes.as_mut_ptr().cast(), vector) }
 }
 

@@ -57,7 +57,7 @@ pub(super) fn decode_level(
     count
 }
 
-/// Why `escapes` has room for a group.
+/// Why at least 64 bytes of `escapes`, those of a group, follow those of earlier groups.
 const ESCAPES_HAVE_ROOM: &str = "no more escapes than symbols, and room for 128 more";
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
@@ -135,12 +135,12 @@ pub(super) fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut 
 
 #[target_feature(enable = "avx512f")]
 fn load(bytes: &[u8; 64]) -> __m512i {
-    // SAFETY: the reference is to 64 bytes, the number read; no alignment is needed.
+    // SAFETY: the reference is to 64 bytes, as many as are read; no alignment is needed.
     unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
 }
 
 #[target_feature(enable = "avx512f")]
 fn store(bytes: &mut [u8; 64], vector: __m512i) {
-    // SAFETY: the reference is to 64 bytes, the number written; no alignment is needed.
+    // SAFETY: the reference is to 64 bytes, as many as are written; no alignment is needed.
     unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), vector) }
 }

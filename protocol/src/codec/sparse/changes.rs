@@ -35,7 +35,7 @@ impl Changes {
         self.next = 0;
     }
 
-    /// The total length of the three strings.
+    /// The total length of the three strings in bytes.
     pub(super) fn len(&self) -> usize {
         self.gaps.len() + self.differences.len() + self.values.len()
     }
@@ -76,7 +76,7 @@ impl Changes {
         }
     }
 
-    /// Appends the change of `element`.
+    /// Appends the change of the element with the index `element`.
     fn push<const W: usize>(&mut self, element: usize, base: &[u8; W], raw: &[u8; W]) {
         let mut gap = element - self.next;
         self.next = element + 1;
@@ -95,11 +95,11 @@ impl Changes {
     }
 }
 
-/// The last elements of a string, padded with zeros to a group.
+/// The elements behind the last whole group of a string, padded with zeros to whole groups of any width.
 fn padded(tail: &[u8]) -> [u8; 8 * GROUP] {
-    let mut group = [0; 8 * GROUP];
-    group[..tail.len()].copy_from_slice(tail);
-    group
+    let mut whole = [0; 8 * GROUP];
+    whole[..tail.len()].copy_from_slice(tail);
+    whole
 }
 
 /// An element as a number, zero-extended.
@@ -121,8 +121,8 @@ fn unzigzag(zigzag: u8) -> u64 {
     (zigzag >> 1) ^ (zigzag & 1).wrapping_neg()
 }
 
-/// A decoder that applies changes to the elements in order, tile by tile: the caller can process each tile while it is
-/// in the first-level cache.
+/// The changes that a decoder has not applied yet. It applies them in order, tile by tile, so the caller can process
+/// each tile while it is in the first-level cache.
 pub(super) struct Pending<'a, const W: usize> {
     gaps: slice::Iter<'a, u8>,
     differences: slice::Iter<'a, u8>,

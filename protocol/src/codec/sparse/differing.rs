@@ -8,10 +8,11 @@ pub(in crate::codec) const GROUP: usize = 32;
 /// The bytes compared before the differing elements are collected: tiles of both strings fit the first-level cache.
 pub(super) const TILE_BYTES: usize = 16 << 10;
 
-/// The number of elements of a group that are written without a branch.
+/// The number of indexes of a group that are written together, without a branch between them.
 const UNROLLED: usize = 4;
 
-/// Finds the differing elements of a tile: first the groups that contain any, then the elements.
+/// The memory of the search for the differing elements of a tile, which finds first the groups that contain any, then
+/// the elements.
 ///
 /// Candidate indexes are written unconditionally: a mispredicted branch would cost more. The size is 35 KiB, so keep
 /// one per thread.
@@ -93,7 +94,7 @@ pub(in crate::codec) fn groups<'a, const GROUP_BYTES: usize>(
     both.zip(masks).map(|((base, raw), mask)| (base, raw, mask))
 }
 
-/// Written as an OR of differences because compilers vectorise that.
+/// Whether two groups differ. Written as an OR of differences because compilers vectorise that.
 fn differ<const BYTES: usize>(base: &[u8; BYTES], raw: &[u8; BYTES]) -> bool {
     let words = base.as_chunks().0.iter().zip(raw.as_chunks().0);
     words.fold(0, |any, (base, raw)| any | (u64::from_le_bytes(*base) ^ u64::from_le_bytes(*raw))) != 0

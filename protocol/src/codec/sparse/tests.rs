@@ -26,7 +26,7 @@ fn decoded(dtype: Dtype, base: &[u8], encoded: &[u8]) -> Result<Vec<u8>, DecodeE
         pieces.extend_from_slice(piece);
     });
     assert_eq!(applied.map(|()| &in_place), outcome.as_ref().map_err(Clone::clone));
-    assert!(outcome.is_err() || pieces == in_place, "`done` receives every final byte once, in order");
+    assert!(outcome.is_err() || pieces == in_place, "`on_piece` receives every final byte once, in order");
     outcome
 }
 
@@ -44,7 +44,7 @@ fn noise(len: usize) -> Vec<u8> {
 
 /// PROTOCOL.md §8.7, the example.
 #[test]
-fn the_example_in_the_specification() {
+fn the_example_in_the_specification_is_encoded() {
     let base: Vec<u8> = (0..400u16).flat_map(|i| (0x3f80 + i).to_le_bytes()).chain([0xee]).collect();
     let mut raw = base.clone();
     for (element, value) in [(2, 0x3f83u16), (300, 0x3f80 + 299), (301, 0xbf80)] {
@@ -84,7 +84,7 @@ fn without_its_base_a_chunk_is_neither_encoded_nor_decoded() {
     }
 }
 
-/// The size of the changes that this thread found last.
+/// The size in bytes of the changes that this thread found last.
 fn searched_bytes() -> usize {
     SEARCH.with_borrow(|Search { changes, .. }| {
         changes.gaps.len() + changes.differences.len() + changes.values.len()
@@ -146,7 +146,7 @@ fn contradictory_changes_are_refused() {
 
 /// PROTOCOL.md §8.7: a byte of 255 means that the gap continues, so a gap of exactly 255 elements ends with a 0.
 #[test]
-fn gaps_around_the_largest_byte() {
+fn a_gap_of_255_or_more_continues_in_the_next_byte() {
     let base = noise(2000);
     for (gap, expected) in
         [(254, &[254, 1][..]), (255, &[255, 0, 1]), (256, &[255, 1, 1]), (510, &[255, 255, 0, 1])]
@@ -164,7 +164,7 @@ fn gaps_around_the_largest_byte() {
 
 /// PROTOCOL.md §8.7: a difference from -128 to 127 fits its byte; otherwise the element is replaced.
 #[test]
-fn differences_around_the_limits_of_a_byte() {
+fn an_element_whose_difference_exceeds_a_byte_is_replaced() {
     let base = noise(2000);
     for (difference, expected) in [(1, 2), (-1, 1), (127, 254), (-128, 255), (128, 0), (-129, 0)] {
         let mut raw = base.clone();
@@ -227,7 +227,7 @@ fn a_tail_of_another_length_is_refused() {
 
 /// Every third element changed, over many tiles: gaps and differences are constant segments.
 #[test]
-fn dense_changes_over_many_tiles() {
+fn dense_changes_over_many_tiles_are_constant_segments() {
     for (dtype, width) in [(Dtype::I8, 1), (Dtype::F16, 2), (Dtype::C64, 4), (Dtype::F64, 8)] {
         let base = noise(100_000);
         let mut raw = base.clone();
