@@ -10,16 +10,17 @@ use crate::{
     source::BoxFuture,
 };
 
-/// A sink in host memory, in one piece or with each tensor in its own memory, which the network fills in place.
+/// A sink in host memory: all of the payload in one region, or each tensor in a region of its own. The network writes
+/// directly into that memory.
 ///
-/// A range within one part is cut out of its memory: no copy, no slot, no waiting. Writing or dropping the target puts
-/// the memory back. So no two writers have the same byte, and [`commit`](Self::commit) cannot return bytes that are
-/// still being written. Costs a lock and a few tree steps per chunk; each open target adds at most one piece to the
-/// tree.
+/// A range within one part is cut out of the part's memory: no copy, no slot, no waiting. Writing or dropping the target
+/// puts the memory back. So no two writers have the same byte, and [`commit`](Self::commit) cannot return bytes that are
+/// still being written. Costs a lock and a few steps in a tree of the memory that is not lent, per chunk; each open
+/// target adds at most one piece to the tree.
 ///
-/// A range that spans parts or padding is staged, in memory of exactly its length, and copied to the parts when it is
-/// written; large tensors start chunks of their own, so that affects few bytes. Padding is dropped, and may be lent to
-/// several targets at a time.
+/// A range that spans parts or padding (the bytes between parts) is staged, in memory of exactly its length, and copied
+/// to the parts when it is written; large tensors start chunks of their own, so that affects few bytes. Padding is
+/// dropped, and may be lent to several targets at a time.
 ///
 /// The parts are written before their bytes are verified: do not trust their content before the commit.
 pub struct HostSink {
@@ -37,7 +38,7 @@ impl HostSink {
     }
 
     /// Receives a payload of `len_bytes` into `parts`: the range of each in the payload, and its memory. Ranges that
-    /// span parts are staged in `staging`. Fails unless the parts are sorted, disjoint, within the payload, and each as
+    /// span parts or padding are staged in memory of `staging`. Fails unless the parts are sorted, disjoint, within the payload, and each as
     /// long as its memory.
     pub fn scatter(
         len_bytes: u64,
@@ -48,10 +49,11 @@ impl HostSink {
         Ok(Self { id: Id::unique(), memory, staging })
     }
 
-    /// Ends the writing and returns the complete region of each part, in order; for an empty part the default region.
+    /// Ends the writing and returns the whole region of each part, in order; for an empty part the default region.
     ///
-    /// Succeeds when no byte is lent, whether or not all were filled, which the caller must track. While bytes are lent
-    /// it fails and changes nothing. After success, every call fails with [`SinkError::Committed`].
+    /// Succeeds when no byte of a part is lent. Whether all bytes were filled is for the caller to track. While bytes
+    /// are lent, this fails and changes nothing. After success, opening a range and committing again fail with
+    /// [`SinkError::Committed`].
     pub fn commit(&self) -> Result<Vec<Region>, SinkError> {
         self.memory.commit()
     }
@@ -86,7 +88,7 @@ impl HostSink {
             return Err(SinkError::ForeignTarget);
         }
         if let Lent::Scattered { staging, pieces } = target.lent {
-            scatter(&staging, target.range.start, pieces);
+            copy_to_pieces(&staging, target.range.start, pieces);
         }
         Ok(())
     }
@@ -115,8 +117,8 @@ impl fmt::Debug for HostSink {
     }
 }
 
-/// Copies the bytes of the pieces out of `staging`, which begins at `start` in the payload.
-fn scatter(staging: &[u8], start: u64, pieces: Vec<Piece>) {
+/// Copies the bytes of each piece from `staging`, whose first byte is at `start` in the payload.
+fn copy_to_pieces(staging: &[u8], start: u64, pieces: Vec<Piece>) {
     for mut piece in pieces {
         // A piece lies within the staged range, whose length is a `usize`.
         let offset = (piece.start() - start) as usize;
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn padding_is_lent_twice_at_a_time() {
+    async fn padding_may_be_lent_twice_at_a_time_and_does_not_stop_a_commit() {
         let (sink, _) = sink();
         let one = sink.open(0..2).await.unwrap();
         let other = sink.open(0..2).await.unwrap();
@@ -229,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_region_is_one_part() {
+    async fn a_single_region_is_filled_in_place_and_returned() {
         let region = memory().allocate(1000).unwrap();
         let address = region.as_ptr();
         let sink = HostSink::new(region);
@@ -268,7 +270,7 @@ mod tests {
     /// Goal: concurrent writers never share a byte, and a concurrent commit succeeds only after the last writer.
     /// Method: each writer checks that its bytes still have the value that it wrote.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn many_writers_and_a_commit() {
+    async fn concurrent_writers_share_no_byte_and_commit_waits_for_them() {
         let parts = (0..16).map(|i| (i * 64 + i..i * 64 + i + 64, Region::from_owner(vec![0; 64])));
         let sink = Arc::new(HostSink::scatter(16 * 65, parts, memory()).unwrap());
         let (written, closing) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));

@@ -91,7 +91,7 @@ impl Region {
         Bytes::from_owner(self)
     }
 
-    /// Its address.
+    /// The address of the first byte.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -155,13 +155,13 @@ impl fmt::Debug for Region {
 /// # Safety
 ///
 /// For as long as the keeper lives, `start` and `len` are constant and name initialised bytes, valid for reads and
-/// writes by any thread, that nobody but the keeper's owner accesses. Dropping a keeper is allowed on any thread.
+/// writes by any thread, that are accessed only through the region made of this keeper. Dropping a keeper is allowed on any thread.
 pub(crate) unsafe trait Keeper: Send + Sync + 'static {
     fn start(&self) -> NonNull<u8>;
     fn len(&self) -> usize;
 }
 
-/// The address of empty regions: no memory, but aligned like that of any other region.
+/// The address of empty regions: no memory, but on a page boundary, like that of an allocated region.
 const EMPTY_ADDRESS: NonZeroUsize = NonZeroUsize::new(PAGE_BYTES).expect("a page has bytes");
 
 #[cfg(test)]
