@@ -9,7 +9,7 @@ use super::{
     options::{CudaOptions, HANG_FACTOR},
     setting::Setting,
     stream::StreamHandle,
-    waiters::Ticket,
+    waiters::WaiterHandle,
 };
 use crate::{
     engine::{CopyError, CopySegment},
@@ -22,7 +22,7 @@ pub(super) struct Copies {
     /// The copies that wait for a caller's stream, in the order of their requests. Each owns a slot, which bounds them.
     waiting: Vec<Waiting>,
     flights: Flights<InFlight>,
-    /// Whether a copy of each direction has signalled its end since the last poll.
+    /// For each direction, whether a copy has signalled its end since the last poll.
     signalled: [bool; 2],
     /// Requests that a caller's stream wait for copies. Each caller blocks until its request is handled, which bounds
     /// them.
@@ -45,12 +45,13 @@ struct StreamWait {
 /// A copy that the device may be executing. Dropping it leaks its slot and memory: only `ended` releases them.
 struct InFlight {
     resources: ManuallyDrop<CopyResources>,
-    /// The waiter's ticket; `None` once the copy was reported as late.
-    done: Option<Ticket>,
+    /// The handle of the waiter; `None` once the copy was reported as late.
+    done: Option<WaiterHandle>,
     /// The event recorded after the copy. `None` if the driver refused to record it.
     event: Option<RecordedEvent>,
     /// The driver's error, if the copy was submitted only in part.
     error: Option<CudaError>,
+    /// The bytes submitted so far.
     bytes: u64,
 }
 
@@ -73,7 +74,7 @@ impl Copies {
         }
     }
 
-    /// Starts a copy, now or once the streams that use its memory have passed their fences.
+    /// Starts a copy, now or once the fences of its memory are passed. Refuses it if a fence has failed.
     pub(super) fn start(&mut self, job: Job, gpu: &mut Gpu, setting: &Setting) {
         match readiness(&job) {
             Some(Ok(())) => self.begin(job, gpu, setting),
@@ -100,7 +101,8 @@ impl Copies {
         self.is_suspect = true;
     }
 
-    /// Starts the copies whose fences are passed, and refuses those that have waited too long.
+    /// Starts the copies whose fences are passed, and refuses those with a failed fence and those that have waited too
+    /// long.
     pub(super) fn start_waiting(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) {
         if self.waiting.is_empty() {
             return;
@@ -146,8 +148,9 @@ impl Copies {
         }
     }
 
-    /// Fails all copies after a device failure. Copies that the driver still reports as ended are completed; the slots
-    /// and memory of all others are leaked. Requests to make a stream wait fail.
+    /// Ends all copies after a device failure. Copies that have not started are refused, and return their slots. Started
+    /// copies that the driver still reports as ended are completed; the slots and memory of all others are leaked.
+    /// Requests to make a stream wait fail.
     pub(super) fn fail(&mut self, error: &CudaError, gpu: &mut Gpu, setting: &Setting) {
         for waiting in std::mem::take(&mut self.waiting) {
             self.refuse(waiting.job, error, setting);
@@ -229,7 +232,7 @@ impl Copies {
         setting.counters.copies_begun.add(1);
         flight.event = gpu.record_event(direction).ok();
         if let Some(event) = &flight.event {
-            // Without a signal, the copy is polled.
+            // Without a signal, polling finds the end of the copy.
             let _ = gpu.request_signal(direction, event);
         }
         self.flights.begin(direction, flight, Instant::now());
@@ -355,7 +358,7 @@ fn refuse(job: Job, error: CopyError) {
 fn readiness(job: &Job) -> Option<Result<(), CudaError>> {
     job.segments
         .iter()
-        .try_for_each(|segment| match segment.memory.poll_free() {
+        .try_for_each(|segment| match segment.memory.poll_fences() {
             Some(Ok(())) => std::ops::ControlFlow::Continue(()),
             other => std::ops::ControlFlow::Break(other),
         })

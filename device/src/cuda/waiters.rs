@@ -14,8 +14,8 @@ use crate::{
 /// The waiters for an engine's copies, each with a deadline that holds even while a driver call blocks the engine's
 /// thread.
 ///
-/// A separate thread watches the deadlines. It sleeps until the next one, so that a copy that ends in time costs it
-/// nothing.
+/// A separate thread watches the deadlines. It sleeps until the earliest one that it knows of, so most copies that end in
+/// time do not wake it.
 #[derive(Debug)]
 pub(super) struct Waiters {
     shared: Arc<Shared>,
@@ -56,8 +56,8 @@ impl Waiters {
         Ok(Self { shared })
     }
 
-    /// Registers a waiter.
-    pub(super) fn add(&self, done: Completion) -> Ticket {
+    /// Registers a waiter, and returns the handle for the report to it.
+    pub(super) fn add(&self, done: Completion) -> WaiterHandle {
         let mut state = self.shared.state();
         let id = state.next_id;
         state.next_id += 1;
@@ -68,7 +68,7 @@ impl Waiters {
             self.shared.woken.notify_one();
         }
         drop(state);
-        Ticket { id, shared: Arc::clone(&self.shared) }
+        WaiterHandle { id, shared: Arc::clone(&self.shared) }
     }
 }
 
@@ -81,12 +81,12 @@ impl Drop for Waiters {
 
 /// The engine's handle of a waiter. Dropping it reports that the engine has stopped.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(super) struct WaiterHandle {
     id: u64,
     shared: Arc<Shared>,
 }
 
-impl Ticket {
+impl WaiterHandle {
     /// Reports the end of the copy. If the waiter was removed at its deadline, the slot returns to its pool.
     pub(super) fn finish(self, end: Result<Slot, CopyError>) {
         match self.shared.take(self.id) {
@@ -96,7 +96,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for WaiterHandle {
     fn drop(&mut self) {
         drop(self.shared.take(self.id));
     }
@@ -171,13 +171,13 @@ mod tests {
         let pool = SlotPool::new(Capacity { slots: 1, slot_bytes: 8 }).unwrap();
         let waiters = waiters(LONG_TIMEOUT);
         let (done, copying) = Copying::pair();
-        let ticket = waiters.add(done);
-        ticket.finish(Ok(pool.try_acquire().unwrap()));
+        let handle = waiters.add(done);
+        handle.finish(Ok(pool.try_acquire().unwrap()));
         assert!(copying.await.is_ok());
     }
 
     #[tokio::test]
-    async fn a_dropped_ticket_reports_that_the_engine_has_stopped() {
+    async fn a_dropped_handle_reports_that_the_engine_has_stopped() {
         let waiters = waiters(LONG_TIMEOUT);
         let (done, copying) = Copying::pair();
         drop(waiters.add(done));
@@ -191,24 +191,24 @@ mod tests {
         let waiters = waiters(waited);
         for _ in 0..3 {
             let (done, copying) = Copying::pair();
-            let ticket = waiters.add(done);
+            let handle = waiters.add(done);
             let slot = pool.try_acquire().unwrap();
             let device = "cuda:9".into();
             assert_eq!(copying.await.unwrap_err(), CopyError::TimedOut { device, waited });
-            ticket.finish(Ok(slot));
+            handle.finish(Ok(slot));
             assert_eq!(pool.available(), 1);
         }
     }
 
     #[test]
-    fn the_thread_ends_with_the_last_ticket() {
+    fn the_thread_ends_with_the_last_handle() {
         let waiters = waiters(LONG_TIMEOUT);
         let (done, _copying) = Copying::pair();
-        let ticket = waiters.add(done);
+        let handle = waiters.add(done);
         let shared = Arc::downgrade(&waiters.shared);
         drop(waiters);
         assert!(shared.strong_count() > 0);
-        drop(ticket);
+        drop(handle);
         while shared.strong_count() > 0 {
             thread::yield_now();
         }
