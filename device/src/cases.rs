@@ -1,5 +1,5 @@
-//! Conformance tests for copy engines. This crate runs them on the host engine, the crate `tests` on the host engine and
-//! the CUDA engine.
+//! Conformance tests for copy engines. This crate runs them on the host engine, the crate `tests` on the host engine
+//! and the CUDA engine.
 //!
 //! [`engine_cases!`](crate::engine_cases) makes one test of each case. A case gets an engine of its own, and panics if
 //! the engine breaks its contract. No case has a deadline: an engine that hangs hangs its test.
@@ -114,8 +114,8 @@ pub async fn segments_are_gathered_and_scattered<E: CopyEngine>(engine: Arc<E>) 
     landed(engine.copy_out(vec![], slots.acquire().await)).await;
 }
 
-/// Copies out of bounds of memory or slot are refused in both directions. The error has the numbers, and the slot returns
-/// to its pool.
+/// Copies out of bounds of memory or slot are refused in both directions. The error has the numbers, and the slot
+/// returns to its pool.
 pub async fn copies_out_of_bounds_are_refused<E: CopyEngine>(engine: Arc<E>) {
     let slots = new_pool(&*engine, 1, 64);
     let memory = engine.allocate(100).expect("the engine has memory");

@@ -32,7 +32,7 @@ pub struct Device {
 
 impl Device {
     /// The device of `engine`, with slots of its own. May block while the slots are page-locked (about a third of a
-    /// second for each GiB). Fails when there is no memory for them.
+    /// second for each GiB). Fails when the slots cannot be allocated.
     pub fn new<E: CopyEngine>(engine: Arc<E>, capacity: Capacity) -> Result<Self, AllocError> {
         let slots = engine.slots(capacity)?;
         Ok(Self { any: Arc::new(Typed { engine, slots }) })
@@ -96,7 +96,7 @@ impl Device {
     fn own(
         &self,
         parts: impl IntoIterator<Item = (Range<u64>, DeviceBuffer)>,
-    ) -> Result<Vec<Place>, PartsError> {
+    ) -> Result<Vec<Part>, PartsError> {
         let own = |(range, buffer): (Range<u64>, DeviceBuffer)| match self.is(&buffer.device) {
             true => Ok((range, buffer.memory)),
             false => Err(PartsError::ForeignDevice { start: range.start, end: range.end }),
@@ -167,7 +167,7 @@ impl fmt::Debug for DeviceBuffer {
 type AnyMemory = Arc<dyn Any + Send + Sync>;
 
 /// A range of a payload, and its memory.
-type Place<M = dyn Any + Send + Sync> = (Range<u64>, Arc<M>);
+type Part<M = dyn Any + Send + Sync> = (Range<u64>, Arc<M>);
 
 /// The operations of a device with an engine of any type.
 trait AnyDevice: Send + Sync {
@@ -176,8 +176,8 @@ trait AnyDevice: Send + Sync {
     fn as_any(&self) -> &dyn Any;
     /// Allocates memory, and returns it with its length.
     fn allocate(&self, len: usize) -> Result<(AnyMemory, u64), AllocError>;
-    fn source(&self, len_bytes: u64, parts: Vec<Place>) -> Result<Arc<dyn Source>, PartsError>;
-    fn sink(&self, len_bytes: u64, parts: Vec<Place>) -> Result<EngineSink, PartsError>;
+    fn source(&self, len_bytes: u64, parts: Vec<Part>) -> Result<Arc<dyn Source>, PartsError>;
+    fn sink(&self, len_bytes: u64, parts: Vec<Part>) -> Result<EngineSink, PartsError>;
 }
 
 /// A device of a known engine type.
@@ -205,20 +205,20 @@ impl<E: CopyEngine> AnyDevice for Typed<E> {
         Ok((memory, len_bytes))
     }
 
-    fn source(&self, len_bytes: u64, parts: Vec<Place>) -> Result<Arc<dyn Source>, PartsError> {
+    fn source(&self, len_bytes: u64, parts: Vec<Part>) -> Result<Arc<dyn Source>, PartsError> {
         let (engine, slots) = (Arc::clone(&self.engine), self.slots.clone());
         Ok(Arc::new(EngineSource::gather(engine, len_bytes, typed::<E>(parts)?, slots)?))
     }
 
-    fn sink(&self, len_bytes: u64, parts: Vec<Place>) -> Result<EngineSink, PartsError> {
+    fn sink(&self, len_bytes: u64, parts: Vec<Part>) -> Result<EngineSink, PartsError> {
         let (engine, slots) = (Arc::clone(&self.engine), self.slots.clone());
         EngineSink::scatter(engine, len_bytes, typed::<E>(parts)?, slots)
     }
 }
 
 /// Downcasts each part's memory.
-fn typed<E: CopyEngine>(parts: Vec<Place>) -> Result<Vec<Place<E::Memory>>, PartsError> {
-    let typed = |(range, memory): Place| match memory.downcast() {
+fn typed<E: CopyEngine>(parts: Vec<Part>) -> Result<Vec<Part<E::Memory>>, PartsError> {
+    let typed = |(range, memory): Part| match memory.downcast() {
         Ok(memory) => Ok((range, memory)),
         Err(_) => Err(PartsError::ForeignDevice { start: range.start, end: range.end }),
     };

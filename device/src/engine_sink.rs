@@ -17,8 +17,8 @@ use crate::{
 /// A sink in device memory: all in one allocation, or each tensor in its own. Each range is staged in a slot, and
 /// copied to the device when it is written.
 ///
-/// A range longer than a slot is staged in ordinary memory and copied through one slot piece by piece, which is slower.
-/// The bytes between parts are padding, and are dropped.
+/// A range longer than a slot is staged in ordinary memory and copied piece by piece, through one slot at a time, which
+/// is slower. The bytes between parts are padding, and are dropped.
 ///
 /// A copy cannot be cancelled, so it counts as a writer until it has ended, even if its future was dropped: until then
 /// [`open`](Sink::open) of an overlapping range waits, and [`commit`](Self::commit) fails.
@@ -70,18 +70,18 @@ impl EngineSink {
         let Target { sink, range, lent } = target;
         match lent {
             Lent::Staged { slot, entry, .. } if sink == self.id => {
-                self.copy(slot, range, entry.copy(kept)).await
+                self.copy(slot, range, entry.begin_copy(kept)).await
             }
             Lent::Overlong { staging, entry } if sink == self.id => {
-                self.piece_by_piece(range, &staging, &entry.copy(kept)).await
+                self.piece_by_piece(range, &staging, &entry.begin_copy(kept)).await
             }
             _ => Err(SinkError::ForeignTarget),
         }
     }
 
-    /// Ends the writing. Succeeds when no byte is lent and no copy is in flight, whether or not all bytes were filled,
-    /// which the caller must track. Otherwise it fails and changes nothing. After success, every call fails with
-    /// [`SinkError::Committed`].
+    /// Ends the writing. Succeeds when no byte is lent and no copy is in flight; otherwise it fails and changes
+    /// nothing. Whether all bytes were filled is for the caller to track. After success, opening a range and committing
+    /// again fail with [`SinkError::Committed`].
     pub fn commit(&self) -> Result<(), SinkError> {
         self.ledger.commit(self.len_bytes)
     }
@@ -101,7 +101,7 @@ impl EngineSink {
                 entry.lend();
                 Lent::Staged { slot, len, entry }
             }
-            // A length beyond the address space is refused by the allocation.
+            // An empty range needs no memory. A length beyond the address space is refused by the allocation.
             len => {
                 let staging = self.overlong.allocate(len.unwrap_or(usize::MAX))?;
                 entry.lend();
@@ -112,7 +112,7 @@ impl EngineSink {
     }
 
     async fn copy(&self, mut slot: Slot, range: Range<u64>, entry: Arc<Entry>) -> Result<(), SinkError> {
-        slot.enter(entry);
+        slot.attach(entry);
         drop((self.copy_in)(slot, range).await?);
         Ok(())
     }

@@ -13,10 +13,10 @@ use crate::{
 /// A source in device memory: all in one allocation, or each tensor in its own. Each read waits for a slot, into which
 /// the bytes are copied.
 ///
-/// A read returns the slot itself, without a host copy, as long as a quarter of the pool is free, and at least one
-/// slot. Otherwise its bytes are copied to ordinary memory and the slot is returned at once: a reader with a slow
-/// network then uses memory within its own bound, and never blocks other readers. A range longer than a slot is copied
-/// through one slot, piece by piece.
+/// The result of a read is the slot itself, without a host copy, as long as a quarter of the pool's slots, and at least
+/// one, are still free. Otherwise the bytes are copied to ordinary memory and the slot goes back to the pool at once: a
+/// reader with a slow network then uses memory within its own bound, and never blocks other readers. A range longer
+/// than a slot is copied through one slot, piece by piece.
 ///
 /// The bytes between parts are padding, and zero.
 pub struct EngineSource<E: CopyEngine> {
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_read_without_a_slot() {
+    async fn an_empty_range_is_read_without_a_slot() {
         let (source, slots) = source(100, Capacity { slots: 1, slot_bytes: 10 });
         let held = slots.acquire().await;
         assert!(source.read(50..50).await.unwrap().is_empty());

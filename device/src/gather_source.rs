@@ -32,12 +32,12 @@ impl HostBytes {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there is no byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Writes all of them to `writer`.
+    /// Writes all bytes to `writer`.
     pub fn write_to(&self, writer: &mut impl Write) -> io::Result<()> {
         match self {
             Self::Stable(bytes) => writer.write_all(bytes),
@@ -46,7 +46,7 @@ impl HostBytes {
     }
 
     /// The same bytes, on loan. See [`Loan::lend`].
-    pub fn lent_by(self, loan: &Loan) -> Self {
+    pub fn on_loan(self, loan: &Loan) -> Self {
         match self {
             Self::Stable(bytes) => Self::Stable(loan.lend(bytes)),
             Self::Volatile(bytes) => Self::Volatile(loan.lend_volatile(bytes)),
@@ -81,8 +81,8 @@ impl From<VolatileBytes> for HostBytes {
 /// A source whose payload lies in many places of host memory: each tensor in its producer's memory.
 ///
 /// Why: tensors need not be copied into one payload. The bytes between the parts are padding, and zero. A read within
-/// one part shares its bytes; a read that spans parts or padding is gathered into a new buffer of its length, by the
-/// task that awaits it. Large tensors start chunks of their own, so nearly all bytes are shared.
+/// one part shares its bytes; a read that spans parts or padding is gathered into a new buffer, by the task that awaits
+/// the read. Large tensors start chunks of their own, so nearly all bytes are shared.
 ///
 /// Bytes that may change ([`HostBytes::Volatile`]) are always copied: on an AMD EPYC that took 60 ms for each GiB, in
 /// chunks of 4 MiB.

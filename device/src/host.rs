@@ -13,10 +13,10 @@ use crate::{
     slot::Slot,
 };
 
-/// The reference copy engine: its device is host memory, its copy unit a thread.
+/// The reference copy engine: its device is host memory, and a thread makes its copies.
 ///
-/// Other engines are tested against it, and everything built on engines can be tested with it, without a GPU: its
-/// copies are as asynchronous as those on a GPU stream. Payloads that stay on the host need no engine:
+/// Other engines are tested against it, and everything built on engines can be tested with it, without a GPU: the
+/// copies of its thread are as asynchronous as those on a GPU stream. Payloads that stay on the host need no engine:
 /// [`HostSource`](crate::HostSource) and [`HostSink`](crate::HostSink) copy nothing.
 ///
 /// Dropping it does not block. Requested copies still run to their end, then the thread ends.

@@ -24,12 +24,12 @@ use crate::{
 /// An allocator of large regions of host memory within a budget, which reuses the memory of dropped regions.
 ///
 /// Why reuse: a consumer receives successive versions of the same size, and receiving into touched memory is two or
-/// more times as fast as into fresh memory. Dropped memory therefore stays mapped, in a cache. The cache counts against the
-/// budget and is evicted, oldest first, when a new mapping needs room. With [`on_demand`](Self::on_demand) memory is
-/// cached only while more allocations are expected, and shortly after that.
+/// more times as fast as into fresh memory. Dropped memory therefore stays mapped, in a cache. The cache counts against
+/// the budget and is evicted, oldest first, when a new mapping needs room. With [`on_demand`](Self::on_demand) memory
+/// is cached only while more allocations are expected, and shortly after that.
 ///
-/// A clone is cheap and shares everything. Dropping the last clone unmaps the cache. Regions may live longer; their memory
-/// is unmapped when they are dropped.
+/// A clone is cheap and shares everything. Dropping the last clone unmaps the cache. Regions may live longer; their
+/// memory is unmapped when they are dropped.
 #[derive(Clone)]
 pub struct HostMemory {
     cache: Arc<Cache>,
@@ -75,8 +75,8 @@ impl HostMemory {
     /// Its content is unspecified: zeros in fresh memory, the bytes of an earlier tensor in reused memory, so fill it
     /// before it becomes visible. Costs a lock when memory is reused; otherwise a few system calls, and the unmapping
     /// of evicted memory (milliseconds for gigabytes), so call it once per payload and not once per chunk. Untouched
-    /// pages of mappings of 32 MiB and more are populated in the background. Fails when the budget, the operating system
-    /// or, for a new mapping of that size, the memory limit of the container has no room.
+    /// pages of mappings of 32 MiB and more are populated in the background. Fails when the budget, the operating
+    /// system or, for a new mapping of that size, the memory limit of the container has no room.
     pub fn allocate(&self, len: usize) -> Result<Region, AllocError> {
         if len == 0 {
             return Ok(Region::default());

@@ -13,10 +13,10 @@ use crate::{
 /// A sink in host memory: all of the payload in one region, or each tensor in a region of its own. The network writes
 /// directly into that memory.
 ///
-/// A range within one part is cut out of the part's memory: no copy, no slot, no waiting. Writing or dropping the target
-/// puts the memory back. So no two writers have the same byte, and [`commit`](Self::commit) cannot return bytes that are
-/// still being written. Costs a lock and a few steps in a tree of the memory that is not lent, per chunk; each open
-/// target adds at most one piece to the tree.
+/// A range within one part is cut out of the part's memory: no copy, no slot, no waiting. Writing or dropping the
+/// target puts the memory back. So no two writers have the same byte, and [`commit`](Self::commit) cannot return bytes
+/// that are still being written. Costs a lock and a few steps in a tree of the memory that is not lent, per chunk; each
+/// open target adds at most one piece to the tree.
 ///
 /// A range that spans parts or padding (the bytes between parts) is staged, in memory of exactly its length, and copied
 /// to the parts when it is written; large tensors start chunks of their own, so that affects few bytes. Padding is
@@ -38,8 +38,8 @@ impl HostSink {
     }
 
     /// Receives a payload of `len_bytes` into `parts`: the range of each in the payload, and its memory. Ranges that
-    /// span parts or padding are staged in memory of `staging`. Fails unless the parts are sorted, disjoint, within the payload, and each as
-    /// long as its memory.
+    /// span parts or padding are staged in memory of `staging`. Fails unless the parts are sorted, disjoint, within the
+    /// payload, and each as long as its memory.
     pub fn scatter(
         len_bytes: u64,
         parts: impl IntoIterator<Item = (Range<u64>, Region)>,

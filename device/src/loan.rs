@@ -30,7 +30,7 @@ impl Loan {
 
     /// Lends `bytes`, without a copy. Costs one small allocation.
     ///
-    /// The returned bytes are on loan; clones of `bytes` taken before are not.
+    /// The result is on loan; clones that were made of `bytes` before are not.
     pub fn lend(&self, bytes: Bytes) -> Bytes {
         Bytes::from_owner(Lent { bytes, _count: Arc::clone(&self.count) })
     }

@@ -3,7 +3,7 @@ use std::ops::Range;
 /// The ranges of a payload that have memory of their own, sorted and disjoint. The bytes between them are padding or
 /// unselected tensors.
 ///
-/// Finding the parts of a range is a binary search, so that ten thousand tensors cost no more per chunk than ten.
+/// Finding the parts of a range is a binary search, so that ten thousand tensors cost hardly more per chunk than ten.
 #[derive(Debug)]
 pub(crate) struct Parts<T> {
     len_bytes: u64,

@@ -15,8 +15,8 @@ use crate::{
 
 /// The capacity of a [`SlotPool`].
 ///
-/// QUIC keeps a sent slot until it is acknowledged, so bandwidth × round-trip time / `slot_bytes` slots fill the path. A
-/// few more are filled meanwhile; any further ones do not speed a transfer up.
+/// QUIC keeps a sent slot until it is acknowledged, so bandwidth × round-trip time / `slot_bytes` slots fill the path.
+/// A few more are filled meanwhile; any further ones do not speed a transfer up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// The number of slots.

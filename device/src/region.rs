@@ -155,7 +155,8 @@ impl fmt::Debug for Region {
 /// # Safety
 ///
 /// For as long as the keeper lives, `start` and `len` are constant and name initialised bytes, valid for reads and
-/// writes by any thread, that are accessed only through the region made of this keeper. Dropping a keeper is allowed on any thread.
+/// writes by any thread, that are accessed only through the region made of this keeper. Dropping a keeper is allowed on
+/// any thread.
 pub(crate) unsafe trait Keeper: Send + Sync + 'static {
     fn start(&self) -> NonNull<u8>;
     fn len(&self) -> usize;

@@ -148,9 +148,9 @@ impl Copies {
         }
     }
 
-    /// Ends all copies after a device failure. Copies that have not started are refused, and return their slots. Started
-    /// copies that the driver still reports as ended are completed; the slots and memory of all others are leaked.
-    /// Requests to make a stream wait fail.
+    /// Ends all copies after a device failure. Copies that have not started are refused, and return their slots.
+    /// Started copies that the driver still reports as ended are completed; the slots and memory of all others are
+    /// leaked. Requests to make a stream wait fail.
     pub(super) fn fail(&mut self, error: &CudaError, gpu: &mut Gpu, setting: &Setting) {
         for waiting in std::mem::take(&mut self.waiting) {
             self.refuse(waiting.job, error, setting);

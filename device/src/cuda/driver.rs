@@ -50,7 +50,7 @@ impl Driver {
         // SAFETY: the driver writes one number to a local.
         let code = unsafe { (self.symbols.cuDriverGetVersion)(&raw mut version) };
         self.check("cuDriverGetVersion", code)?;
-        self.version = Version::of(version.unsigned_abs());
+        self.version = Version::decode(version.unsigned_abs());
         Ok(self.version)
     }
 

@@ -85,7 +85,8 @@ impl<C> Flights<C> {
             .is_some_and(|flight| flight.poll_at <= now)
     }
 
-    /// Records that the oldest copy was polled and has not ended: the next poll comes after a longer pause.
+    /// Records that the oldest copy was polled and has not ended. If that poll was due, the next one comes after a
+    /// longer pause.
     pub(super) fn still_running(&mut self, direction: Direction, now: Instant) {
         if let Some(flight) = self.queues[direction as usize].front_mut()
             && flight.poll_at <= now
@@ -127,7 +128,7 @@ impl<C> Flights<C> {
     }
 }
 
-/// The first poll without a signal: long after most copies have ended, and soon enough if a signal is lost.
+/// The time until the first poll without a signal: most copies take far less, and a lost signal costs no more.
 const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
 const POLL_INTERVAL_MAX: Duration = Duration::from_millis(250);
 

@@ -101,8 +101,8 @@ impl Holdings {
         self.waiting.push(Waiting { owner, fences, since: Instant::now() });
     }
 
-    /// Unlocks and unmaps returned memory. If the device has failed or unlocking fails, the memory stays mapped:
-    /// the device may still access it.
+    /// Unlocks and unmaps returned memory. If the device has failed or unlocking fails, the memory stays mapped: the
+    /// device may still access it.
     pub(super) fn unlock(
         &mut self,
         mapping: ManuallyDrop<Mapping>,
@@ -149,8 +149,8 @@ impl Holdings {
         self.blocks == 0 && self.locked == 0 && self.waiting.is_empty()
     }
 
-    /// Gives cached memory back to the driver. The result is whether the context may be released too: not if leaked memory
-    /// of it may be in use.
+    /// Gives cached memory back to the driver. The result is whether the context may be released too: not if leaked
+    /// memory of it may be in use.
     pub(super) fn free_cached(mut self, gpu: &Gpu, setting: &Setting) -> bool {
         while let Some(block) = self.cache.evict() {
             free_block(block, gpu, setting);
@@ -180,8 +180,7 @@ impl Holdings {
         })
     }
 
-    /// Allocates memory from the driver. While the driver has none, frees one cached block after the other
-    /// and retries.
+    /// Allocates memory from the driver. While the driver has none, frees one cached block after the other and retries.
     fn allocate_block(&mut self, len_bytes: u64, gpu: &Gpu, setting: &Setting) -> Result<Block, DriverError> {
         loop {
             match gpu.driver().allocate(len_bytes as usize) {

@@ -50,8 +50,8 @@ impl Inbox {
     }
 
     /// Sends a request and waits up to `answer_timeout` for its answer. The thread handles the request even after that,
-    /// and drops a late answer with the memory or fence in it. It then still uses a stream named in the
-    /// request: the `StreamHandle` in it keeps the stream alive.
+    /// and drops a late answer with the memory or fence in it. It then still uses a stream named in the request: the
+    /// `StreamHandle` in it keeps the stream alive.
     pub(super) fn request<T>(&self, request: impl FnOnce(Reply<T>) -> Command) -> Result<T, CudaError> {
         self.request_within(self.answer_timeout, request)
     }

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::id::Id;
 
-/// Memory of a CUDA device that holds a tensor or a payload: the engine's own, lent by a caller, or imported from another
-/// process.
+/// Memory of a CUDA device that holds a tensor or a payload: the engine's own, lent by a caller, or imported from
+/// another process.
 ///
 /// It goes back to its owner when it is dropped, no copy uses it any more, and all work recorded by
 /// [`record_use`](Self::record_use) has ended.
@@ -25,8 +25,8 @@ pub struct CudaMemory {
     address: u64,
     len: usize,
     owner: MemoryOwner,
-    /// The fences that must be passed before a copy begins or the memory goes back to its owner. Passed fences are dropped at the
-    /// next check.
+    /// The fences that must be passed before a copy begins or the memory goes back to its owner. Passed fences are
+    /// dropped at the next check.
     fences: Mutex<Vec<Fence>>,
     inbox: Inbox,
 }

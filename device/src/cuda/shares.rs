@@ -119,8 +119,8 @@ impl Shares {
         }
     }
 
-    /// Ends all requests after a device failure. Waiting ones are refused, copies that the driver still reports as ended
-    /// are completed, and the memory of all other copies is leaked.
+    /// Ends all requests after a device failure. Waiting ones are refused, copies that the driver still reports as
+    /// ended are completed, and the memory of all other copies is leaked.
     pub(super) fn fail(&mut self, error: &CudaError, gpu: &mut Gpu, setting: &Setting) {
         for waiting in std::mem::take(&mut self.waiting) {
             waiting.request.refuse(error.clone().into());

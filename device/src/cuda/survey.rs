@@ -23,7 +23,7 @@ pub struct Survey {
 pub struct SurveyedGpu {
     /// The driver's data.
     pub info: DeviceInfo,
-    /// The newest CUDA that the driver supports.
+    /// The newest version of CUDA that the driver supports.
     pub cuda_version: Version,
     /// The driver's version, such as `550.163.01`, if NVML reports it.
     pub driver_version: Option<String>,
@@ -33,8 +33,8 @@ pub struct SurveyedGpu {
     pub processes: Option<Vec<DeviceProcess>>,
 }
 
-/// Surveys all GPUs. Takes up to a second, and more without NVML: then the driver is queried for free memory, which
-/// needs a temporary context on each GPU. Blocks, with deadlines for NVML and the driver.
+/// Surveys all GPUs. Takes up to a second, and more if NVML does not report the memory of a GPU: then the driver is
+/// queried for it, which needs a temporary context on that GPU. Blocks, with deadlines for NVML and the driver.
 pub fn survey() -> Survey {
     let nvml_data = nvml_data();
     let gpus = probe().and_then(|driver| {
@@ -60,15 +60,15 @@ fn nvml_data() -> Result<NvmlData, String> {
     })
 }
 
-/// Joins the driver's and NVML's data of a GPU. `measure` queries the GPU's memory if NVML does not report it.
+/// Joins the driver's and NVML's data of a GPU. `query_memory` is called if NVML does not report the GPU's memory.
 fn join(
     info: DeviceInfo,
     cuda_version: Version,
     nvml_data: Option<&NvmlData>,
-    measure: impl FnOnce(usize) -> Option<DeviceMemory>,
+    query_memory: impl FnOnce(usize) -> Option<DeviceMemory>,
 ) -> SurveyedGpu {
     let board = nvml_data.and_then(|nvml_data| nvml_data.board_at(&info.pci_bus_id));
-    let memory = board.and_then(|board| board.memory).or_else(|| measure(info.ordinal));
+    let memory = board.and_then(|board| board.memory).or_else(|| query_memory(info.ordinal));
     SurveyedGpu {
         cuda_version,
         driver_version: nvml_data.and_then(|nvml_data| nvml_data.driver_version.clone()),

@@ -269,8 +269,8 @@ impl Worker {
         holdings.poll(now, gpu, setting, failed.is_some(), closed.is_some());
     }
 
-    /// Whether the engine was dropped, all copies and exports have ended, all memory given out is returned, and no fence
-    /// is open. Fences are waited for up to `last_wait`; after a device failure, neither memory nor fences are.
+    /// Whether the engine was dropped, all copies and exports have ended, all memory given out is returned, and no
+    /// fence is open. Fences are waited for up to `last_wait`; after a device failure, neither memory nor fences are.
     fn is_done(&self) -> bool {
         let Some(closed) = self.closed else { return false };
         let fenced = !self.fences.is_empty() && closed.elapsed() < self.setting.options.last_wait();

@@ -14,8 +14,8 @@ use crate::{
 /// The waiters for an engine's copies, each with a deadline that holds even while a driver call blocks the engine's
 /// thread.
 ///
-/// A separate thread watches the deadlines. It sleeps until the earliest one that it knows of, so most copies that end in
-/// time do not wake it.
+/// A separate thread watches the deadlines. It sleeps until the earliest one that it knows of, so most copies that end
+/// in time do not wake it.
 #[derive(Debug)]
 pub(super) struct Waiters {
     shared: Arc<Shared>,

@@ -15,8 +15,8 @@ use crate::mapping::{HUGE_PAGE_BYTES, Mapping, PIECE_BYTES, PageSize};
 /// Why: to allocate and clear pages takes the kernel about as long as receiving into them, and up to ten times as long
 /// if the host of a virtual machine has to allocate them too. The threads start at the beginning, where the first
 /// chunks go, and take a piece each in turn. They hold the mapping only while they work on a piece, and stop when the
-/// last region in the mapping is dropped. The contents do not change, so the owner may write meanwhile. Failure costs only speed: the first writer
-/// takes the page faults itself.
+/// last region in the mapping is dropped. The contents do not change, so the owner may write meanwhile. Failure costs
+/// only speed: the first writer takes the page faults itself.
 #[derive(Debug)]
 pub(super) struct Populated {
     mapping: Mapping,

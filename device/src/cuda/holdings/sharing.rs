@@ -92,9 +92,9 @@ impl Holdings {
 
     /// Unmaps shared memory that this process no longer uses.
     ///
-    /// A buffer of another process counts as returned only if the driver unmapped it, a part of an allocation only if the
-    /// driver closed the allocation or another part of it is still imported: the owner must not free memory that is open
-    /// here.
+    /// A buffer of another process counts as returned only if the driver unmapped it, a part of an allocation only if
+    /// the driver closed the allocation or another part of it is still imported: the owner must not free memory that is
+    /// open here.
     pub(super) fn unmap(&mut self, shared: Shared, gpu: &Gpu, setting: &Setting) {
         match shared {
             Shared::Buffer(mapped) => {
@@ -115,8 +115,8 @@ impl Holdings {
         CudaMemory::new(setting.engine, address, len, MemoryOwner::Shared(shared), setting.inbox.clone())
     }
 
-    /// Allocates a buffer from the driver. While the driver has no memory, frees one cached block after the
-    /// other and retries.
+    /// Allocates a buffer from the driver. While the driver has no memory, frees one cached block after the other and
+    /// retries.
     fn allocate_buffer(
         &mut self,
         rounded_len: usize,

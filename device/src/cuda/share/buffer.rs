@@ -47,8 +47,8 @@ impl SharedBuffer {
         Ok(FdMemory { device: self.device, fd, len: self.memory.len_bytes() })
     }
 
-    /// Copies memories into the buffer, each to its offset, within the device. Takes a few microseconds for each part,
-    /// and moves no bytes through the host.
+    /// Copies memories into the buffer, each to its offset, within the device: no byte moves through the host.
+    /// Submitting takes a few microseconds for each part.
     ///
     /// Waits for the streams that write the memories, up to [`CudaOptions::fence_timeout`], and for the copies, up to
     /// [`CudaOptions::copy_timeout`]. After a failure the content of the parts' ranges is unspecified, and late copies

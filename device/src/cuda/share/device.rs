@@ -7,8 +7,9 @@ use crate::{
     loan::Returned,
 };
 
-/// Sharing memory with other processes on this machine, for devices of any kind. These functions block for as long as
-/// the device takes: do not call them on an async executor's thread.
+/// Sharing memory with other processes on this machine. Only CUDA devices can: on others these functions fail with
+/// [`ShareError::NotShareable`]. All but `is_shareable` block for as long as the device takes: do not call them on an
+/// async executor's thread.
 impl Device {
     /// Whether the device's memory can be shared with other processes.
     pub fn is_shareable(&self) -> bool {
@@ -23,8 +24,9 @@ impl Device {
         self.sharing()?.export_in_place(&memories)?.into_iter().collect()
     }
 
-    /// Copies `parts` into a shareable buffer of `len` bytes, each to its range. Waits for the streams that write the
-    /// parts, which may be written again when this returns. Keep the buffer until the other process has its descriptor.
+    /// Copies `parts` into a shareable buffer of `len` bytes, each to the start of its range. Waits for the streams
+    /// that write the parts, which may be written again when this returns. Keep the buffer or its descriptor until the
+    /// other process has imported it.
     pub fn export_copies(
         &self,
         len: u64,
@@ -37,8 +39,8 @@ impl Device {
         Ok((buffer.export()?, buffer))
     }
 
-    /// Imports another process's memory. Returns a buffer for each of `places`, and a handle that reports when all
-    /// memory was returned.
+    /// Imports another process's memory. The results are a buffer for each of `places`, which are ranges of that
+    /// memory, and a handle that reports when all buffers are dropped and the memory has gone back.
     ///
     /// The peer's description is checked. That the peer keeps the memory and does not write it cannot be checked
     /// ([`CudaEngine::import`]): import only from peers that this process trusts fully on that device.
