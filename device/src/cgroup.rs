@@ -105,17 +105,17 @@ pub(crate) fn limit_bytes() -> Option<u64> {
 /// The levels of this process's cgroups that have a limit.
 fn own_levels() -> Vec<Level> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let of = |(mount, files): &(&str, &Files)| levels(Path::new(mount), files, &own);
+    let of = |(mount, files): &(&str, &Files)| read_levels(Path::new(mount), files, &own);
     MOUNTS.iter().flat_map(of).collect()
 }
 
 /// The levels with a limit, from the cgroup named in `own`, the text of `/proc/self/cgroup`, up to the root. In a
 /// container the named path is often the host's, and only the mount point exists.
-fn levels(mount: &Path, files: &Files, own: &str) -> Vec<Level> {
+fn read_levels(mount: &Path, files: &Files, own: &str) -> Vec<Level> {
     let Some(path) = own.lines().find_map(|line| path_of(line, files.controller)) else { return vec![] };
     let folder = mount.join(path.trim_start_matches('/'));
     let folders = folder.ancestors().take_while(|folder| folder.starts_with(mount));
-    folders.filter_map(|folder| level(folder, files)).collect()
+    folders.filter_map(|folder| read_level(folder, files)).collect()
 }
 
 /// The path in a line `number:controllers:path`, if `controller` is one of the line's, which are separated by commas.
@@ -125,7 +125,7 @@ fn path_of<'a>(line: &'a str, controller: &str) -> Option<&'a str> {
     parts.next().filter(|_| found)
 }
 
-fn level(folder: &Path, files: &Files) -> Option<Level> {
+fn read_level(folder: &Path, files: &Files) -> Option<Level> {
     let read_number = |name: &str| -> Option<u64> {
         let text = fs::read_to_string(folder.join(name)).ok()?;
         text.trim().parse().ok().filter(|number| *number < UNLIMITED) // `max` is no number.
@@ -207,11 +207,11 @@ mod tests {
         write("a/b/memory.usage_in_bytes", "700\n");
         write("a/b/memory.stat", "total_active_file 5\n");
         write("memory.limit_in_bytes", "9223372036854771712\n");
-        let found = levels(mount.path(), &V2, "4:memory:/x\n0::/a/b\n");
+        let found = read_levels(mount.path(), &V2, "4:memory:/x\n0::/a/b\n");
         assert_eq!(found, [Level { limit: 1000, used: 500, reclaimable: 50, swap_free: 40 }]);
-        let found = levels(mount.path(), &V1, "4:cpu,memory:/a/b\n0::/x\n");
+        let found = read_levels(mount.path(), &V1, "4:cpu,memory:/a/b\n0::/x\n");
         assert_eq!(found, [Level { limit: 2000, used: 700, reclaimable: 5, swap_free: 400 }]);
-        assert_eq!(levels(mount.path(), &V2, "0::/docker/elsewhere\n"), [], "a path of the host's");
-        assert_eq!(levels(mount.path(), &V1, ""), []);
+        assert_eq!(read_levels(mount.path(), &V2, "0::/docker/elsewhere\n"), [], "a path of the host's");
+        assert_eq!(read_levels(mount.path(), &V1, ""), []);
     }
 }

@@ -97,11 +97,11 @@ impl Device {
         &self,
         parts: impl IntoIterator<Item = (Range<u64>, DeviceBuffer)>,
     ) -> Result<Vec<Part>, PartsError> {
-        let own = |(range, buffer): (Range<u64>, DeviceBuffer)| match self.is(&buffer.device) {
+        let own_part = |(range, buffer): (Range<u64>, DeviceBuffer)| match self.is(&buffer.device) {
             true => Ok((range, buffer.memory)),
             false => Err(PartsError::ForeignDevice { start: range.start, end: range.end }),
         };
-        parts.into_iter().map(own).collect()
+        parts.into_iter().map(own_part).collect()
     }
 }
 
@@ -218,11 +218,11 @@ impl<E: CopyEngine> AnyDevice for Typed<E> {
 
 /// Downcasts each part's memory.
 fn typed<E: CopyEngine>(parts: Vec<Part>) -> Result<Vec<Part<E::Memory>>, PartsError> {
-    let typed = |(range, memory): Part| match memory.downcast() {
+    let downcast = |(range, memory): Part| match memory.downcast() {
         Ok(memory) => Ok((range, memory)),
         Err(_) => Err(PartsError::ForeignDevice { start: range.start, end: range.end }),
     };
-    parts.into_iter().map(typed).collect()
+    parts.into_iter().map(downcast).collect()
 }
 
 #[cfg(test)]
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
     use crate::{HostEngine, HostEngineMemory, HostMemory};
 
-    fn device() -> Device {
+    fn new_device() -> Device {
         let engine = Arc::new(HostEngine::inline(HostMemory::new(1 << 20)));
         Device::new(engine, Capacity { slots: 2, slot_bytes: 64 }).unwrap()
     }
@@ -243,7 +243,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_payload_lies_in_several_buffers() {
-        let device = device();
+        let device = new_device();
         let buffers = [10, 20].map(|len| device.allocate(len).unwrap());
         let parts = || [(0..10, buffers[0].clone()), (16..36, buffers[1].clone())];
         let sink = device.sink(40, parts()).unwrap();
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn memory_of_another_device_is_refused() {
-        let (mine, other) = (device(), device());
+        let (mine, other) = (new_device(), new_device());
         let parts = [(8..12, other.allocate(4).unwrap())];
         let refused = mine.source(12, parts.clone()).unwrap_err();
         assert_eq!(refused, PartsError::ForeignDevice { start: 8, end: 12 });
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_buffer_is_as_long_as_its_memory() {
-        let device = device();
+        let device = new_device();
         let engine = device.engine::<HostEngine>().unwrap();
         let buffer = device.wrap::<HostEngine>(engine.allocate(33).unwrap()).unwrap();
         assert_eq!((buffer.len_bytes(), buffer.device().name()), (33, "host"));

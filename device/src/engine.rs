@@ -248,7 +248,7 @@ pub(crate) fn check_copy<M>(
 mod tests {
     use super::*;
 
-    fn slot(engine: Id) -> Slot {
+    fn new_slot(engine: Id) -> Slot {
         let pool = SlotPool::of_engine(Capacity { slots: 1, slot_bytes: 100 }, engine).unwrap();
         pool.try_acquire().unwrap()
     }
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn bounds_are_exact() {
         let engine = Id::unique();
-        let slot = slot(engine);
+        let slot = new_slot(engine);
         let memory = Arc::new(());
         let fits = |offset, len, at| {
             let segments = [
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn a_slot_of_another_engine_is_refused() {
         let segments = [CopySegment::new(&Arc::new(()), 0, 1)];
-        let refused = check_copy(Id::unique(), &slot(Id::unique()), &segments, |()| 100);
+        let refused = check_copy(Id::unique(), &new_slot(Id::unique()), &segments, |()| 100);
         assert_eq!(refused, Err(CopyError::ForeignSlot));
     }
 

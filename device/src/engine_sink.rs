@@ -2,7 +2,7 @@ use std::{any::Any, fmt, ops::Range, sync::Arc};
 
 use crate::{
     engine::{CopyEngine, Copying},
-    engine_source::segments,
+    engine_source::segments_of,
     host_memory::HostMemory,
     id::Id,
     ledger::{Entry, Ledger},
@@ -57,7 +57,7 @@ impl EngineSink {
         Self {
             id: Id::unique(),
             len_bytes: parts.len_bytes(),
-            copy_in: Box::new(move |slot, range| engine.copy_in(slot, segments(&parts, &range))),
+            copy_in: Box::new(move |slot, range| engine.copy_in(slot, segments_of(&parts, &range))),
             slots,
             overlong: HostMemory::new(u64::MAX),
             ledger: Arc::default(),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     /// A sink of 100 bytes with two slots of 20.
-    fn sink() -> (Arc<Gated>, EngineSink) {
+    fn new_sink() -> (Arc<Gated>, EngineSink) {
         let engine = Arc::new(Gated::default());
         let slots = engine.slots(Capacity { slots: 2, slot_bytes: 20 }).unwrap();
         let sink = EngineSink::new(Arc::clone(&engine), Arc::new(100), slots);
@@ -237,7 +237,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_copy_whose_future_is_dropped_is_a_writer_until_it_has_ended() {
-        let (engine, sink) = sink();
+        let (engine, sink) = new_sink();
         let kept = Arc::new(());
         let target = sink.open(5..15).await.unwrap();
         assert!(!sink.waits_for_device());
@@ -255,7 +255,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_lent_range_is_busy_and_does_not_wait_for_the_device() {
-        let (_, sink) = sink();
+        let (_, sink) = new_sink();
         let held = [sink.open(0..20).await.unwrap(), sink.open(20..40).await.unwrap()];
         assert!(!sink.waits_for_device());
         for range in [0..1, 19..21, 30..50] {
@@ -273,7 +273,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_range_longer_than_a_slot_is_lent_until_its_last_piece_is_copied() {
-        let (engine, sink) = sink();
+        let (engine, sink) = new_sink();
         let target = sink.open(0..50).await.unwrap();
         let mut writing = std::pin::pin!(sink.write(target));
         for _ in 0..2 {
@@ -289,7 +289,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_range_that_a_failed_device_may_write_stays_busy() {
-        let (engine, sink) = sink();
+        let (engine, sink) = new_sink();
         let kept = Arc::new(());
         let target = sink.open(5..15).await.unwrap();
         let (written, ()) =

@@ -171,9 +171,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Region, parts::tests::places};
+    use crate::{Region, parts::tests::any_places};
 
-    fn source() -> (Bytes, GatherSource) {
+    fn new_source() -> (Bytes, GatherSource) {
         let bytes = Bytes::from(vec![1, 2, 3, 4, 5, 6, 7, 8]);
         let parts = [(2..6, bytes.slice(..4)), (6..10, bytes.slice(4..))];
         (bytes, GatherSource::new(12, parts).unwrap())
@@ -181,7 +181,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_read_within_a_part_shares_its_bytes() {
-        let (bytes, source) = source();
+        let (bytes, source) = new_source();
         for (range, first) in [(2..6, 0), (3..5, 1), (6..10, 4), (9..10, 7)] {
             assert!(source.is_in_place(&range));
             assert_eq!(source.read(range).await.unwrap().as_ptr(), bytes[first..].as_ptr());
@@ -201,7 +201,7 @@ mod tests {
 
     #[tokio::test]
     async fn padding_is_zero() {
-        let (_, source) = source();
+        let (_, source) = new_source();
         assert_eq!(source.read(0..12).await.unwrap()[..], [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0]);
         assert_eq!(source.read(10..12).await.unwrap()[..], [0, 0]);
         assert_eq!(source.read(9..11).await.unwrap()[..], [8, 0]);
@@ -213,7 +213,7 @@ mod tests {
     #[tokio::test]
     #[expect(clippy::reversed_empty_ranges, reason = "a reader may ask for any two numbers")]
     async fn ranges_outside_are_refused() {
-        let (_, source) = source();
+        let (_, source) = new_source();
         for range in [0..13, 13..13, 3..2, u64::MAX..u64::MAX, 1..u64::MAX] {
             assert!(matches!(source.read(range).await, Err(SourceError::OutOfBounds { len_bytes: 12, .. })));
         }
@@ -243,7 +243,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_read_is_the_payload_cut_out(
-            (len_bytes, places) in places(),
+            (len_bytes, places) in any_places(),
             start in any::<u64>(),
             len in any::<u64>(),
             volatile in any::<[bool; 4]>(),

@@ -161,20 +161,20 @@ mod tests {
     use super::*;
     use crate::{CopyError, engine::CopySegment};
 
-    fn engine() -> Arc<HostEngine> {
+    fn new_engine() -> Arc<HostEngine> {
         Arc::new(HostEngine::new(HostMemory::new(64 << 20)).unwrap())
     }
 
-    fn inline_engine() -> Arc<HostEngine> {
+    fn new_inline_engine() -> Arc<HostEngine> {
         Arc::new(HostEngine::inline(HostMemory::new(64 << 20)))
     }
 
-    crate::engine_cases!(host_engine, engine);
-    crate::engine_cases!(inline_host_engine, inline_engine);
+    crate::engine_cases!(host_engine, new_engine);
+    crate::engine_cases!(inline_host_engine, new_inline_engine);
 
     #[tokio::test]
     async fn a_slot_returns_after_its_copy_even_if_the_future_is_dropped() {
-        let engine = engine();
+        let engine = new_engine();
         let memory = engine.allocate(100).unwrap();
         let slots = engine.slots(Capacity { slots: 1, slot_bytes: 100 }).unwrap();
 
@@ -193,7 +193,7 @@ mod tests {
 
     #[tokio::test]
     async fn memory_outlives_its_owner_while_a_copy_runs() {
-        let engine = engine();
+        let engine = new_engine();
         let memory = engine.allocate(100).unwrap();
         let slots = engine.slots(Capacity { slots: 2, slot_bytes: 100 }).unwrap();
 
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_dropped_engine_finishes_the_requested_copies() {
-        let engine = engine();
+        let engine = new_engine();
         let memory = engine.allocate(100).unwrap();
         let slots = engine.slots(Capacity { slots: 8, slot_bytes: 100 }).unwrap();
 

@@ -10,8 +10,8 @@ use crate::{
     source::BoxFuture,
 };
 
-/// A sink in host memory: all of the payload in one region, or each tensor in a region of its own. The network writes
-/// directly into that memory.
+/// A sink in host memory: all of the payload in one region, or each tensor in a region of its own. Nearly
+/// all bytes are received directly into that memory.
 ///
 /// A range within one part is cut out of the part's memory: no copy, no slot, no waiting. Writing or dropping the
 /// target puts the memory back. So no two writers have the same byte, and [`commit`](Self::commit) cannot return bytes
@@ -134,14 +134,14 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
-    use crate::{GiveBack, parts::tests::places};
+    use crate::{GiveBack, parts::tests::any_places};
 
     fn memory() -> HostMemory {
         HostMemory::new(u64::MAX)
     }
 
     /// Parts at 2..6 and 6..10 of a payload of 12 bytes, and handles that return their owners.
-    fn sink() -> (HostSink, [GiveBack<Vec<u8>>; 2]) {
+    fn new_sink() -> (HostSink, [GiveBack<Vec<u8>>; 2]) {
         let (first, first_back) = Region::lent_by(vec![0; 4]);
         let (second, second_back) = Region::lent_by(vec![0; 4]);
         let sink = HostSink::scatter(12, [(2..6, first), (6..10, second)], memory()).unwrap();
@@ -161,7 +161,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_range_over_several_parts_is_copied_when_it_is_written() {
-        let (sink, mut owners) = sink();
+        let (sink, mut owners) = new_sink();
         let mut target = sink.open(0..12).await.unwrap();
         target.copy_from_slice(&[9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9]);
         sink.write(target).await.unwrap();
@@ -172,7 +172,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_range_over_several_parts_that_is_dropped_changes_nothing() {
-        let (sink, _) = sink();
+        let (sink, _) = new_sink();
         sink.open(4..8).await.unwrap().fill(7);
         let regions = sink.commit().unwrap();
         assert!(regions.iter().all(|region| region[..] == [0; 4]));
@@ -180,7 +180,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_busy_part_makes_the_whole_span_busy_and_lends_none_of_it() {
-        let (sink, _) = sink();
+        let (sink, _) = new_sink();
         let held = sink.open(7..8).await.unwrap();
         assert!(matches!(sink.open(4..9).await, Err(SinkError::Busy { start: 4, end: 9 })));
         assert!(sink.open(2..6).await.is_ok());
@@ -194,7 +194,7 @@ mod tests {
 
     #[tokio::test]
     async fn padding_may_be_lent_twice_at_a_time_and_does_not_stop_a_commit() {
-        let (sink, _) = sink();
+        let (sink, _) = new_sink();
         let one = sink.open(0..2).await.unwrap();
         let other = sink.open(0..2).await.unwrap();
         sink.write(one).await.unwrap();
@@ -205,7 +205,7 @@ mod tests {
     #[tokio::test]
     #[expect(clippy::reversed_empty_ranges, reason = "a writer may ask for any two numbers")]
     async fn ranges_outside_are_refused() {
-        let (sink, _) = sink();
+        let (sink, _) = new_sink();
         for range in [0..13, 13..13, 3..2, u64::MAX..u64::MAX, 1..u64::MAX] {
             assert!(matches!(sink.open(range).await, Err(SinkError::OutOfBounds { len_bytes: 12, .. })));
         }
@@ -222,7 +222,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_sink_refuses_targets_of_another_sink() {
-        let ((mine, _), (other, _)) = (sink(), sink());
+        let ((mine, _), (other, _)) = (new_sink(), new_sink());
         for range in [3..5, 3..9] {
             let target = mine.open(range).await.unwrap();
             assert!(matches!(other.write(target).await, Err(SinkError::ForeignTarget)));
@@ -257,7 +257,7 @@ mod tests {
 
     #[tokio::test]
     async fn owners_are_returned_when_the_sink_and_its_targets_are_dropped() {
-        let (sink, mut owners) = sink();
+        let (sink, mut owners) = new_sink();
         let mut target = sink.open(3..5).await.unwrap();
         drop(sink);
         target.fill(1);
@@ -322,7 +322,7 @@ mod tests {
         Commit,
     }
 
-    fn op() -> impl Strategy<Value = Op> {
+    fn any_op() -> impl Strategy<Value = Op> {
         prop_oneof![
             4 => (0u64..180, 0u64..60).prop_map(|(start, len)| Op::Open(start, start + len)),
             2 => (any::<usize>(), any::<u8>()).prop_map(|(i, byte)| Op::Fill(i, byte)),
@@ -433,9 +433,9 @@ mod tests {
     proptest! {
         #[test]
         fn a_sink_is_what_its_writers_left(
-            (len_bytes, places) in places(),
+            (len_bytes, places) in any_places(),
             shared in any::<bool>(),
-            ops in vec(op(), 0..80),
+            ops in vec(any_op(), 0..80),
         ) {
             let mut model = Model::new(len_bytes, places, shared);
             for op in ops {

@@ -175,7 +175,7 @@ mod tests {
         Drop(usize),
     }
 
-    fn op() -> impl Strategy<Value = Op> {
+    fn any_op() -> impl Strategy<Value = Op> {
         prop_oneof![
             (0usize..9).prop_map(Op::Lend),
             any::<usize>().prop_map(Op::Clone),
@@ -186,7 +186,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_loan_is_over_with_the_last_slice(ops in vec(op(), 0..40)) {
+        fn a_loan_is_over_with_the_last_slice(ops in vec(any_op(), 0..40)) {
             let (loan, returned) = Loan::new();
             let mut held: Vec<Bytes> = Vec::new();
             for op in ops {

@@ -119,7 +119,7 @@ struct State {
 }
 
 impl State {
-    /// The pieces, before the commit.
+    /// The pieces. Fails after the commit.
     fn uncommitted(&mut self) -> Result<&mut Pieces, SinkError> {
         match self.is_committed {
             true => Err(SinkError::Committed),

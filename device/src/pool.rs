@@ -168,13 +168,13 @@ mod tests {
 
     use super::*;
 
-    fn pool(slots: usize, slot_bytes: usize) -> SlotPool {
+    fn new_pool(slots: usize, slot_bytes: usize) -> SlotPool {
         SlotPool::new(Capacity { slots, slot_bytes }).unwrap()
     }
 
     #[test]
     fn slots_are_aligned_and_do_not_overlap() {
-        let pool = pool(3, 5000);
+        let pool = new_pool(3, 5000);
         let mut slots: Vec<Slot> = std::iter::from_fn(|| pool.try_acquire()).collect();
         assert_eq!(slots.len(), 3);
         for (i, slot) in slots.iter_mut().enumerate() {
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn frozen_bytes_hold_their_slot() {
-        let pool = pool(1, 100);
+        let pool = new_pool(1, 100);
         let mut slot = pool.try_acquire().unwrap();
         slot.fill(9);
         let bytes = slot.freeze(60);
@@ -220,14 +220,14 @@ mod tests {
 
     #[test]
     fn empty_frozen_bytes_hold_no_slot() {
-        let pool = pool(1, 100);
+        let pool = new_pool(1, 100);
         let empty = pool.try_acquire().unwrap().freeze(0);
         assert_eq!((empty.len(), pool.available()), (0, 1));
     }
 
     #[test]
     fn a_forfeited_slot_is_replaced() {
-        let pool = pool(1, 5000);
+        let pool = new_pool(1, 5000);
         let mut slot = pool.try_acquire().unwrap();
         slot.fill(7);
         let leaked = slot.as_ptr();
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_slot_outlives_its_pool() {
-        let mut slot = pool(1, 100).try_acquire().unwrap();
+        let mut slot = new_pool(1, 100).try_acquire().unwrap();
         slot.fill(3);
         assert_eq!(slot.freeze(100), [3; 100][..]);
     }
@@ -256,7 +256,7 @@ mod tests {
         GiveUpServed(usize),
     }
 
-    fn op() -> impl Strategy<Value = Op> {
+    fn any_op() -> impl Strategy<Value = Op> {
         prop_oneof![
             3 => Just(Op::Acquire),
             1 => Just(Op::TryAcquire),
@@ -340,9 +340,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_slot_is_lost_and_nobody_jumps_the_queue(ops in vec(op(), 0..80)) {
+        fn no_slot_is_lost_and_nobody_jumps_the_queue(ops in vec(any_op(), 0..80)) {
             let (held, frozen, waiting) = Default::default();
-            let mut model = Model { pool: pool(SLOTS, 64), held, frozen, waiting };
+            let mut model = Model { pool: new_pool(SLOTS, 64), held, frozen, waiting };
             for op in ops {
                 model.apply(op);
                 model.serve();

@@ -49,7 +49,7 @@ impl Sealed {
         if found_bytes != len_bytes || len_bytes == 0 {
             return Err(SealedError::WrongLength { len_bytes, found_bytes });
         }
-        let written_bytes = written_bytes(fd, &stat)?;
+        let written_bytes = count_written_bytes(fd, &stat)?;
         if written_bytes < found_bytes {
             return Err(SealedError::Sparse { written_bytes, found_bytes });
         }
@@ -60,7 +60,7 @@ impl Sealed {
 
 /// The number of bytes before the first unwritten one. The file's allocated size alone proves nothing: pages can be
 /// reserved beyond its end while others are missing before it.
-fn written_bytes(fd: BorrowedFd<'_>, stat: &Stat) -> Result<u64, SealedError> {
+fn count_written_bytes(fd: BorrowedFd<'_>, stat: &Stat) -> Result<u64, SealedError> {
     let taken_bytes = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(BLOCK_BYTES);
     match seek(fd, SeekFrom::Hole(0)) {
         Ok(hole) => Ok(hole.min(taken_bytes)),

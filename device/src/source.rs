@@ -18,8 +18,8 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The origin of one payload's bytes.
 ///
-/// Reads may run concurrently and end in any order. The bytes must not change while the source exists: a reader could
-/// receive a mixture of old and new ones.
+/// Reads may run concurrently and end in any order. The owner of the bytes must not change them while the source
+/// exists: a reader could receive a mixture of old and new ones.
 pub trait Source: Send + Sync + fmt::Debug {
     /// The length of the whole payload.
     fn len_bytes(&self) -> u64;

@@ -105,9 +105,9 @@ impl CudaEngine {
     /// before `after` is passed. The engine polls the fence, so that no stream has to wait; a copy that waits longer
     /// than the option `fence_timeout` fails.
     ///
-    /// `owner` keeps the memory: it is dropped when the result is dropped and neither a copy nor a recorded stream uses
-    /// the memory any more, possibly on the engine's thread. So its destructor must not wait for a lock held by a
-    /// caller of this engine.
+    /// `owner` keeps the memory: it is dropped when the result is dropped, no copy uses the memory any more, and all
+    /// work recorded by [`CudaMemory::record_use`] has ended, possibly on the engine's thread. So its destructor must
+    /// not wait for a lock held by a caller of this engine.
     ///
     /// # Safety
     ///

@@ -128,7 +128,7 @@ impl<C> Flights<C> {
     }
 }
 
-/// The time until the first poll without a signal: most copies take far less, and a lost signal costs no more.
+/// The time until the first poll without a signal: most copies take far less, so few are polled.
 const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
 const POLL_INTERVAL_MAX: Duration = Duration::from_millis(250);
 
@@ -203,7 +203,7 @@ mod tests {
         Wait(u64),
     }
 
-    fn op() -> impl Strategy<Value = Op> {
+    fn any_op() -> impl Strategy<Value = Op> {
         prop_oneof![
             any::<bool>().prop_map(Op::Begin),
             any::<bool>().prop_map(Op::End),
@@ -215,7 +215,7 @@ mod tests {
         /// Every copy is reported late once, at its deadline, unless it ended before, if the thread always wakes at
         /// `wake_at`.
         #[test]
-        fn no_deadline_is_missed(ops in vec(op(), 0..60)) {
+        fn no_deadline_is_missed(ops in vec(any_op(), 0..60)) {
             let start = Instant::now();
             let (mut now, mut next) = (start, 0u32);
             let mut flights = Flights::new(TIMING);

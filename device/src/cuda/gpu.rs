@@ -329,8 +329,8 @@ unsafe extern "C" fn on_completion(callback: *mut c_void) {
     let callback: *const CompletionCallback = callback.cast_const().cast();
     // SAFETY: the caller's promise.
     let callback = unsafe { Arc::from_raw(callback) };
-    // Fails if the engine's thread has ended. Sending only pushes a message into a queue, which waits for no driver
-    // call and cannot panic.
+    // Fails if the engine's thread has ended. Sending only pushes a message into a queue: it waits for no driver
+    // call, and cannot panic.
     let _ = callback.inbox.send(Command::Signal(callback.direction));
 }
 

@@ -139,9 +139,9 @@ pub fn break_context(ordinal: usize, how: Break) -> Result<(), CudaError> {
 
 fn reset(driver: &Driver, device: CUdevice) -> Result<(), CudaError> {
     // SAFETY: the function has this type: it is compared with cudarc's binding below.
-    let reset: Reset = unsafe { find("cuDevicePrimaryCtxReset_v2") }?;
+    let reset_context: Reset = unsafe { find("cuDevicePrimaryCtxReset_v2") }?;
     // SAFETY: the driver allows a reset at any time; others that use their handles afterwards get an error.
-    let code = unsafe { reset(device) };
+    let code = unsafe { reset_context(device) };
     Ok(driver.check("cuDevicePrimaryCtxReset_v2", code)?)
 }
 

@@ -65,7 +65,7 @@ impl NvmlData {
             return Err("the library under NVML's name lacks nvmlShutdown".into());
         }
         let count = nvml.device_count().map_err(|error| why_unavailable(&error))?;
-        let boards = (0..count).filter_map(|index| board(&nvml.device_by_index(index).ok()?));
+        let boards = (0..count).filter_map(|index| read_board(&nvml.device_by_index(index).ok()?));
         Ok(Self { driver_version: nvml.sys_driver_version().ok(), boards: boards.collect() })
     }
 
@@ -77,7 +77,7 @@ impl NvmlData {
 }
 
 /// The data of a GPU; `None` without a bus address.
-fn board(device: &Device<'_>) -> Option<PciGpu> {
+fn read_board(device: &Device<'_>) -> Option<PciGpu> {
     let pci = device.pci_info().ok()?;
     let is_divided = device.mig_mode().is_ok_and(|mode| mode.current == 1);
     let memory = device.memory_info().ok().filter(|_| !is_divided);
@@ -85,11 +85,11 @@ fn board(device: &Device<'_>) -> Option<PciGpu> {
         pci: PciAddress { domain: pci.domain, bus: pci.bus, device: pci.device },
         name: device.name().ok(),
         memory: memory.map(|memory| DeviceMemory { total_bytes: memory.total, free_bytes: memory.free }),
-        processes: processes(device).ok(),
+        processes: running_processes(device).ok(),
     })
 }
 
-fn processes(device: &Device<'_>) -> Result<Vec<DeviceProcess>, NvmlError> {
+fn running_processes(device: &Device<'_>) -> Result<Vec<DeviceProcess>, NvmlError> {
     let found = device.running_compute_processes()?.into_iter().map(|process| DeviceProcess {
         pid: process.pid,
         used_bytes: match process.used_gpu_memory {

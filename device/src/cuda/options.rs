@@ -16,9 +16,9 @@ pub struct CudaOptions {
     /// The time that a copy or an export may wait for callers' streams before it begins. Default 20 s: a training step
     /// takes seconds.
     pub fence_timeout: Duration,
-    /// The time that a call waits for the engine's thread: to allocate, to lock pages, to record an event. Default 60
-    /// s: locking pages takes about a third of a second for each GiB, opening the device less than a second, all else
-    /// milliseconds at most, unless the device is busy or the driver hangs.
+    /// The time that a call waits for the engine's thread: to open the device, to allocate, to record an event.
+    /// Default 60 s: locking pages takes about a third of a second for each GiB, opening the device less than a second,
+    /// all else milliseconds at most, unless the device is busy or the driver hangs.
     pub answer_timeout: Duration,
 }
 

@@ -116,7 +116,8 @@ pub struct FdMemory {
 #[derive(Debug)]
 pub struct Imported {
     /// The memory, for [`Device::wrap`](crate::Device::wrap) and all operations of an engine, writing included. It goes
-    /// back to the other process when it is dropped, and neither a copy nor a recorded stream uses it any more.
+    /// back to the other process when it is dropped, no copy uses it any more, and all work recorded by
+    /// [`CudaMemory::record_use`] has ended.
     pub memory: Arc<CudaMemory>,
     /// Reports when the memory has gone back, and its owner may free or write it. Never reports if the memory is
     /// leaked: when the device fails, when the end of a stream's work is unknown, or when the driver refuses to close
@@ -222,10 +223,10 @@ impl CudaEngine {
         memories.iter().try_for_each(|memory| self.check_own(memory))?;
         // The driver knows no allocation for an empty memory.
         let non_empty = memories.iter().filter(|memory| memory.len_bytes() > 0).cloned().collect();
-        let patience = self.options().answer_timeout + self.options().fence_timeout;
+        let timeout = self.options().answer_timeout + self.options().fence_timeout;
         let locations = self
             .inbox()
-            .request_within(patience, |reply| Command::Share(ExportRequest::InPlace(non_empty, reply)))??;
+            .request_within(timeout, |reply| Command::Share(ExportRequest::InPlace(non_empty, reply)))??;
         let mut locations = locations.into_iter();
         let describe = |memory: &Arc<CudaMemory>| match memory.len_bytes() {
             0 => Err(ShareError::Empty),
@@ -249,8 +250,8 @@ impl CudaEngine {
         let bytes = usize::try_from(len).unwrap_or(usize::MAX);
         let (memory, fd) = self.inbox().request(|reply| Command::Buffer(bytes, reply))??;
         let options = self.options();
-        let patience = options.answer_timeout + options.fence_timeout + options.copy_timeout;
-        Ok(SharedBuffer { device, memory, fd, engine: self.id(), inbox: self.inbox().clone(), patience })
+        let timeout = options.answer_timeout + options.fence_timeout + options.copy_timeout;
+        Ok(SharedBuffer { device, memory, fd, engine: self.id(), inbox: self.inbox().clone(), timeout })
     }
 
     /// Imports memory that another process exported, as memory of this engine.

@@ -50,8 +50,8 @@ pub(super) fn start(
     let no_thread =
         |error: io::Error| CudaError::NoThread { device: device.to_string(), reason: error.to_string() };
     // Longer than the thread itself waits for any copy.
-    let patience = options.fence_timeout + 2 * options.copy_timeout;
-    let waiters = Waiters::watch(Arc::clone(&device), patience).map_err(no_thread)?;
+    let timeout = options.fence_timeout + 2 * options.copy_timeout;
+    let waiters = Waiters::watch(Arc::clone(&device), timeout).map_err(no_thread)?;
     let (sender, commands) = mpsc::channel();
     let inbox = Inbox::new(sender, Arc::clone(&device), options.answer_timeout);
     let counters = Arc::new(Counters::default());
@@ -128,7 +128,7 @@ impl Worker {
             if let Some(command) = self.next(commands) {
                 self.handle(command);
             }
-            // Further commands that are in the inbox are handled before the device is polled.
+            // Up to `BATCH_MAX` further commands are handled before the device is polled.
             commands.try_iter().take(BATCH_MAX).for_each(|command| self.handle(command));
             self.poll(Instant::now());
         }

@@ -23,7 +23,7 @@ pub(super) struct Waiters {
 
 struct Shared {
     device: Arc<str>,
-    patience: Duration,
+    timeout: Duration,
     state: Mutex<State>,
     woken: Condvar,
 }
@@ -45,9 +45,9 @@ struct Waiter {
 }
 
 impl Waiters {
-    /// Starts the watching thread, which reports a copy as timed out after `patience`.
-    pub(super) fn watch(device: Arc<str>, patience: Duration) -> io::Result<Self> {
-        let shared = Shared { device, patience, state: Mutex::default(), woken: Condvar::new() };
+    /// Starts the watching thread, which reports a copy as timed out after `timeout`.
+    pub(super) fn watch(device: Arc<str>, timeout: Duration) -> io::Result<Self> {
+        let shared = Shared { device, timeout, state: Mutex::default(), woken: Condvar::new() };
         let shared = Arc::new(shared);
         let watcher = Arc::clone(&shared);
         thread::Builder::new()
@@ -63,7 +63,7 @@ impl Waiters {
         state.next_id += 1;
         state
             .waiting
-            .insert(id, Waiter { until: Instant::now() + self.shared.patience, done });
+            .insert(id, Waiter { until: Instant::now() + self.shared.timeout, done });
         if std::mem::take(&mut state.asleep) {
             self.shared.woken.notify_one();
         }
@@ -141,7 +141,7 @@ impl Shared {
     }
 
     fn report_late(&self, waiter: Waiter) {
-        let (device, waited) = (self.device.to_string(), self.patience);
+        let (device, waited) = (self.device.to_string(), self.timeout);
         waiter.done.finish(Err(CopyError::TimedOut { device, waited }));
     }
 }
@@ -150,7 +150,7 @@ impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Waiters")
             .field("device", &self.device)
-            .field("patience", &self.patience)
+            .field("timeout", &self.timeout)
             .finish_non_exhaustive()
     }
 }
@@ -162,14 +162,14 @@ mod tests {
 
     const LONG_TIMEOUT: Duration = Duration::from_secs(3600);
 
-    fn waiters(patience: Duration) -> Waiters {
-        Waiters::watch("cuda:9".into(), patience).unwrap()
+    fn new_waiters(timeout: Duration) -> Waiters {
+        Waiters::watch("cuda:9".into(), timeout).unwrap()
     }
 
     #[tokio::test]
     async fn the_end_of_a_copy_is_reported() {
         let pool = SlotPool::new(Capacity { slots: 1, slot_bytes: 8 }).unwrap();
-        let waiters = waiters(LONG_TIMEOUT);
+        let waiters = new_waiters(LONG_TIMEOUT);
         let (done, copying) = Copying::pair();
         let handle = waiters.add(done);
         handle.finish(Ok(pool.try_acquire().unwrap()));
@@ -178,7 +178,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_dropped_handle_reports_that_the_engine_has_stopped() {
-        let waiters = waiters(LONG_TIMEOUT);
+        let waiters = new_waiters(LONG_TIMEOUT);
         let (done, copying) = Copying::pair();
         drop(waiters.add(done));
         assert_eq!(copying.await.unwrap_err(), CopyError::EngineStopped);
@@ -188,7 +188,7 @@ mod tests {
     async fn a_copy_times_out_and_its_slot_still_returns() {
         let pool = SlotPool::new(Capacity { slots: 1, slot_bytes: 8 }).unwrap();
         let waited = Duration::from_millis(2);
-        let waiters = waiters(waited);
+        let waiters = new_waiters(waited);
         for _ in 0..3 {
             let (done, copying) = Copying::pair();
             let handle = waiters.add(done);
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn the_thread_ends_with_the_last_handle() {
-        let waiters = waiters(LONG_TIMEOUT);
+        let waiters = new_waiters(LONG_TIMEOUT);
         let (done, _copying) = Copying::pair();
         let handle = waiters.add(done);
         let shared = Arc::downgrade(&waiters.shared);

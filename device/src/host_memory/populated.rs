@@ -136,7 +136,7 @@ fn processor_time() -> Duration {
 mod tests {
     use super::*;
 
-    fn populated(pieces: usize) -> Arc<Populated> {
+    fn new_mapping(pieces: usize) -> Arc<Populated> {
         let mapping = Mapping::new(pieces * PIECE_BYTES, PageSize::Huge).unwrap();
         Arc::new(Populated::new(mapping, PageSize::Huge))
     }
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn pieces_follow_each_other_to_the_end() {
-        let populated = populated(5);
+        let populated = new_mapping(5);
         let pretend_thread = |is_wanted| {
             populated.progress().threads += 1;
             populated.progress().is_wanted = is_wanted;
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn all_pages_are_populated() {
-        let populated = populated(9);
+        let populated = new_mapping(9);
         populated.begin();
         wait_for_threads(&populated);
         assert_eq!(populated.progress().next, populated.len());
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn populating_resumes_after_a_stop() {
-        let populated = populated(3);
+        let populated = new_mapping(3);
         populated.progress().is_wanted = true;
         populated.progress().threads = 1;
         assert!(populated.advance());
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn threads_release_a_dropped_mapping() {
-        let populated = populated(20);
+        let populated = new_mapping(20);
         let weak = Arc::downgrade(&populated);
         populated.begin();
         drop(populated);

@@ -26,7 +26,7 @@ pub struct SharedBuffer {
     pub(super) engine: Id,
     pub(super) inbox: Inbox,
     /// The timeout for filling the buffer, waits included.
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
 }
 
 impl SharedBuffer {
@@ -68,6 +68,6 @@ impl SharedBuffer {
         let parts = parts.into_iter().filter(|(memory, _)| memory.len_bytes() > 0).collect();
         let fill = Fill { to: Arc::clone(&self.memory), parts };
         self.inbox
-            .request_within(self.patience, |reply| Command::Share(ExportRequest::Fill(fill, reply)))?
+            .request_within(self.timeout, |reply| Command::Share(ExportRequest::Fill(fill, reply)))?
     }
 }

@@ -39,29 +39,29 @@ impl Device {
         Ok((buffer.export()?, buffer))
     }
 
-    /// Imports another process's memory. The results are a buffer for each of `places`, which are ranges of that
-    /// memory, and a handle that reports when all buffers are dropped and the memory has gone back.
+    /// Imports another process's memory. The results are a buffer for each of `ranges` of that memory, and a handle
+    /// that reports when all buffers are dropped and the memory has gone back.
     ///
     /// The peer's description is checked. That the peer keeps the memory and does not write it cannot be checked
     /// ([`CudaEngine::import`]): import only from peers that this process trusts fully on that device.
     pub fn import(
         &self,
         exported: Exported,
-        places: &[Range<u64>],
+        ranges: &[Range<u64>],
     ) -> Result<(Vec<DeviceBuffer>, Returned), ShareError> {
         // SAFETY: the exporter, which the caller trusts, guarantees that the memory is kept and not written meanwhile.
         // If it does not, no host memory is at risk: the driver copies from a mapping of this process's that lasts
         // until the engine closes it. The copies then have wrong bytes, or break the device's context, which the engine
         // handles like any failed device.
         let Imported { memory, returned } = unsafe { self.sharing()?.import(exported) }?;
-        let buffer = |place: &Range<u64>| {
+        let buffer = |range: &Range<u64>| {
             let (offset, len, bytes) =
-                (place.start, place.end.saturating_sub(place.start), memory.len_bytes());
-            let part = memory.slice(place.clone());
+                (range.start, range.end.saturating_sub(range.start), memory.len_bytes());
+            let part = memory.slice(range.clone());
             let part = part.ok_or(ShareError::OutOfBounds { offset, len, bytes })?;
             self.wrap::<CudaEngine>(part).ok_or_else(|| self.not_shareable())
         };
-        let buffers = places.iter().map(buffer).collect::<Result<_, _>>()?;
+        let buffers = ranges.iter().map(buffer).collect::<Result<_, _>>()?;
         Ok((buffers, returned))
     }
 
