@@ -174,15 +174,15 @@ mod tests {
     impl Gated {
         /// Ends the oldest copy with success, and returns its slot.
         fn end_oldest(&self) {
-            let (slot, done) = self.copies.lock().unwrap().remove(0);
-            done.finish(Ok(slot));
+            let (slot, completion) = self.copies.lock().unwrap().remove(0);
+            completion.finish(Ok(slot));
         }
 
         /// Fails the engine: the end of every copy is unknown, and its slot is forfeited.
         fn fail(&self) {
-            for (slot, done) in self.copies.lock().unwrap().drain(..) {
+            for (slot, completion) in self.copies.lock().unwrap().drain(..) {
                 slot.forfeit();
-                done.finish(Err(CopyError::EngineStopped));
+                completion.finish(Err(CopyError::EngineStopped));
             }
         }
     }
@@ -212,8 +212,8 @@ mod tests {
         }
 
         fn copy_in(&self, slot: Slot, _: Vec<CopySegment<u64>>) -> Copying {
-            let (done, copying) = Copying::pair();
-            self.copies.lock().unwrap().push((slot, done));
+            let (completion, copying) = Copying::pair();
+            self.copies.lock().unwrap().push((slot, completion));
             copying
         }
     }

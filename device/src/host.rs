@@ -52,8 +52,8 @@ impl HostEngine {
         if let Err(error) = check_copy(self.id, &slot, &segments, |memory| memory.len as u64) {
             return Copying::refused(error);
         }
-        let (done, copying) = Copying::pair();
-        let job = Job { direction, slot, segments, done };
+        let (completion, copying) = Copying::pair();
+        let job = Job { direction, slot, segments, completion };
         match &self.jobs {
             // If the thread is gone, the job is returned and dropped here, which reports `EngineStopped`.
             Some(jobs) => drop(jobs.send(job)),
@@ -131,12 +131,12 @@ struct Job {
     direction: Direction,
     slot: Slot,
     segments: Vec<CopySegment<HostEngineMemory>>,
-    done: Completion,
+    completion: Completion,
 }
 
 impl Job {
     fn run(self) {
-        let Self { direction, mut slot, segments, done } = self;
+        let Self { direction, mut slot, segments, completion } = self;
         for CopySegment { memory, offset, len, at } in segments {
             let part = &mut slot[at..at + len];
             let begin = offset as usize; // Within the memory, whose length is a `usize`.
@@ -146,7 +146,7 @@ impl Job {
                 Direction::In => bytes[begin..begin + len].copy_from_slice(part),
             }
         } // The tensor memory is released before the end is reported.
-        done.finish(Ok(slot));
+        completion.finish(Ok(slot));
     }
 }
 
@@ -224,13 +224,13 @@ mod tests {
         assert_eq!(slots.available(), 0);
         drop(copies_blocked_guard);
         for mut copy in copies {
-            assert!(end(&mut copy).is_ok());
+            assert!(poll_to_end(&mut copy).is_ok());
         }
         assert_eq!(slots.available(), 8);
     }
 
     /// Polls a copy to its end, on a thread without a runtime.
-    fn end(copy: &mut Copying) -> Result<Slot, CopyError> {
+    fn poll_to_end(copy: &mut Copying) -> Result<Slot, CopyError> {
         let mut context = Context::from_waker(Waker::noop());
         loop {
             if let Poll::Ready(end) = Pin::new(&mut *copy).poll(&mut context) {

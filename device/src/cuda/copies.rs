@@ -42,11 +42,11 @@ struct StreamWait {
     reply: Reply<Result<(), CudaError>>,
 }
 
-/// A copy that the device may be executing. Dropping it leaks its slot and memory: only `ended` releases them.
+/// A copy that the device may be executing. Dropping it leaks its slot and memory: only `release` releases them.
 struct InFlight {
     resources: ManuallyDrop<CopyResources>,
     /// The handle of the waiter; `None` once the copy was reported as late.
-    done: Option<WaiterHandle>,
+    waiter: Option<WaiterHandle>,
     /// The event recorded after the copy. `None` if the driver refused to record it.
     event: Option<RecordedEvent>,
     /// The driver's error, if the copy was submitted only in part.
@@ -131,9 +131,9 @@ impl Copies {
             let signalled = std::mem::take(&mut self.signalled[direction as usize]);
             let due = self.flights.is_due(direction, now);
             if signalled || due {
-                let ended = self.end_all(direction, gpu, setting)?;
+                let ended_count = self.complete_ended(direction, gpu, setting)?;
                 if !signalled {
-                    setting.counters.ends_found_by_polling.add(ended);
+                    setting.counters.ends_found_by_polling.add(ended_count);
                 }
                 self.flights.still_running(direction, now);
             }
@@ -162,7 +162,7 @@ impl Copies {
             while let Some((flight, late)) = self.flights.remove_oldest(direction) {
                 let ended = flight.event.as_ref().is_some_and(|event| gpu.has_passed(event) == Ok(true));
                 match ended {
-                    true => self.end(direction, flight, late, gpu, setting),
+                    true => self.complete(direction, flight, late, gpu, setting),
                     false => leak(flight, late, error, setting),
                 }
             }
@@ -216,9 +216,9 @@ impl Copies {
 
     /// Submits a copy to the device.
     fn begin(&mut self, job: Job, gpu: &mut Gpu, setting: &Setting) {
-        let Job { direction, slot, segments, done } = job;
+        let Job { direction, slot, segments, waiter } = job;
         let resources = ManuallyDrop::new(CopyResources { slot, segments });
-        let mut flight = InFlight { resources, done: Some(done), event: None, error: None, bytes: 0 };
+        let mut flight = InFlight { resources, waiter: Some(waiter), event: None, error: None, bytes: 0 };
         if let Err(error) = flight.enqueue(direction, gpu) {
             flight.error = Some(error.into());
         }
@@ -227,7 +227,7 @@ impl Copies {
             if flight.error.is_some() {
                 self.suspect();
             }
-            return flight.ended(setting);
+            return flight.release(setting);
         }
         setting.counters.copies_begun.add(1);
         flight.event = gpu.record_event(direction).ok();
@@ -239,16 +239,21 @@ impl Copies {
     }
 
     /// Completes the ended copies of one direction and returns their number.
-    fn end_all(&mut self, direction: Direction, gpu: &mut Gpu, setting: &Setting) -> Result<u64, CudaError> {
-        let mut ended = 0;
+    fn complete_ended(
+        &mut self,
+        direction: Direction,
+        gpu: &mut Gpu,
+        setting: &Setting,
+    ) -> Result<u64, CudaError> {
+        let mut ended_count = 0;
         // Queried twice if the driver refuses: a repeated error is final.
         while self.has_ended(direction, gpu).or_else(|_| self.has_ended(direction, gpu))? {
             if let Some((flight, late)) = self.flights.remove_oldest(direction) {
-                self.end(direction, flight, late, gpu, setting);
-                ended += 1;
+                self.complete(direction, flight, late, gpu, setting);
+                ended_count += 1;
             }
         }
-        Ok(ended)
+        Ok(ended_count)
     }
 
     /// Whether the oldest copy of one direction has ended. Copies of a stream end in order: a copy without an event has
@@ -265,7 +270,14 @@ impl Copies {
     }
 
     /// Completes an ended copy.
-    fn end(&self, direction: Direction, mut flight: InFlight, late: bool, gpu: &mut Gpu, setting: &Setting) {
+    fn complete(
+        &self,
+        direction: Direction,
+        mut flight: InFlight,
+        late: bool,
+        gpu: &mut Gpu,
+        setting: &Setting,
+    ) {
         if let Some(event) = flight.event.take() {
             gpu.recycle(event);
         }
@@ -279,7 +291,7 @@ impl Copies {
             counters.copies_quarantined.sub(1);
             counters.quarantined_bytes.sub(flight.bytes);
         }
-        flight.ended(setting);
+        flight.release(setting);
     }
 
     /// Reports late copies to their waiters. Slots and memory stay held.
@@ -287,9 +299,9 @@ impl Copies {
         for flight in self.flights.newly_late(now) {
             setting.counters.copies_quarantined.add(1);
             setting.counters.quarantined_bytes.add(flight.bytes);
-            if let Some(done) = flight.done.take() {
+            if let Some(waiter) = flight.waiter.take() {
                 let waited = setting.options.copy_timeout;
-                done.finish(Err(CopyError::TimedOut { device: setting.device(), waited }));
+                waiter.finish(Err(CopyError::TimedOut { device: setting.device(), waited }));
             }
         }
     }
@@ -303,7 +315,7 @@ impl InFlight {
         let slot = slot.as_mut_ptr();
         for segment in segments.iter().filter(|segment| segment.len > 0) {
             // SAFETY: `CudaEngine::start` checked that the segment is in bounds and the slot the engine's. `resources`
-            // keeps both. Only `ended` releases them, once the device has reported the end of the copy by an event
+            // keeps both. Only `release` releases them, once the device has reported the end of the copy by an event
             // recorded after this, or by an idle stream, or if nothing was submitted.
             unsafe { gpu.enqueue(direction, slot, segment) }?;
             self.bytes += segment.len as u64;
@@ -313,7 +325,7 @@ impl InFlight {
 
     /// Releases slot and memory, once the device no longer uses them. The memory is released before the end is
     /// reported, so that the caller then finds it released.
-    fn ended(self, setting: &Setting) {
+    fn release(self, setting: &Setting) {
         let CopyResources { slot, segments } = ManuallyDrop::into_inner(self.resources);
         drop(segments);
         let end = match self.error {
@@ -323,8 +335,8 @@ impl InFlight {
                 Err(CopyError::Refused { device: setting.device(), source })
             }
         };
-        match self.done {
-            Some(done) => done.finish(end),
+        match self.waiter {
+            Some(waiter) => waiter.finish(end),
             None => drop(end),
         }
     }
@@ -342,16 +354,16 @@ fn leak(mut flight: InFlight, late: bool, error: &CudaError, setting: &Setting) 
     let CopyResources { slot, segments } = ManuallyDrop::into_inner(flight.resources);
     std::mem::forget(segments);
     counters.leaked_bytes.add(slot.forfeit() as u64 + flight.bytes);
-    if let Some(done) = flight.done.take() {
-        done.finish(Err(CopyError::DeviceFailed { device: setting.device(), source: error.clone() }));
+    if let Some(waiter) = flight.waiter.take() {
+        waiter.finish(Err(CopyError::DeviceFailed { device: setting.device(), source: error.clone() }));
     }
 }
 
 /// Returns the slot of a copy that did not start, then reports the error.
 fn refuse(job: Job, error: CopyError) {
-    let Job { slot, segments, done, .. } = job;
+    let Job { slot, segments, waiter, .. } = job;
     drop((slot, segments));
-    done.finish(Err(error));
+    waiter.finish(Err(error));
 }
 
 /// Whether all fences of a copy's memory are passed: `None` while any is not, an error if one failed.

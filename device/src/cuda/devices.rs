@@ -60,8 +60,8 @@ impl DeviceInfo {
     pub(super) fn query(driver: &Driver, ordinal: usize) -> Result<Self, CudaError> {
         let device = driver.device(ordinal)?;
         let capability = |attribute| {
-            let number = driver.attribute(device, attribute)?;
-            Ok::<_, CudaError>(u32::try_from(number).unwrap_or(0))
+            let value = driver.attribute(device, attribute)?;
+            Ok::<_, CudaError>(u32::try_from(value).unwrap_or(0))
         };
         let major = capability(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = capability(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;

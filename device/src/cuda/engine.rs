@@ -129,16 +129,16 @@ impl CudaEngine {
     }
 
     fn start(&self, direction: Direction, segments: Vec<CopySegment<CudaMemory>>, slot: Slot) -> Copying {
-        let judged = check_copy(self.id, &slot, &segments, CudaMemory::len_bytes);
+        let checked = check_copy(self.id, &slot, &segments, CudaMemory::len_bytes);
         let own = segments.iter().all(|segment| segment.memory.engine() == self.id);
-        let judged = judged.and(if own { Ok(()) } else { Err(CopyError::ForeignMemory) });
-        if let Err(error) = judged {
+        let checked = checked.and(if own { Ok(()) } else { Err(CopyError::ForeignMemory) });
+        if let Err(error) = checked {
             return Copying::refused(error);
         }
-        let (done, copying) = Copying::pair();
-        let done = self.waiters.add(done);
+        let (completion, copying) = Copying::pair();
+        let waiter = self.waiters.add(completion);
         // If the thread is gone, the job is returned and dropped here, which reports `EngineStopped`.
-        drop(self.inbox.send(Command::Copy(Job { direction, slot, segments, done })));
+        drop(self.inbox.send(Command::Copy(Job { direction, slot, segments, waiter })));
         copying
     }
 }

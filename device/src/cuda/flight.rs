@@ -96,7 +96,7 @@ impl<C> Flights<C> {
         }
     }
 
-    /// The copies that have become late since the last call.
+    /// Marks the copies that have become late since the last call, and returns them.
     pub(super) fn newly_late(&mut self, now: Instant) -> impl Iterator<Item = &mut C> {
         let late_after = self.timing.late_after;
         let is_new = move |flight: &&mut Flight<C>| !flight.late && flight.started + late_after <= now;

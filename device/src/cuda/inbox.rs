@@ -124,5 +124,5 @@ pub(super) struct Job {
     pub(super) direction: Direction,
     pub(super) slot: Slot,
     pub(super) segments: Vec<CopySegment<CudaMemory>>,
-    pub(super) done: WaiterHandle,
+    pub(super) waiter: WaiterHandle,
 }

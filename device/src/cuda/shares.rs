@@ -54,7 +54,7 @@ struct Waiting {
     deadline: Instant,
 }
 
-/// Copies that the device may be executing. Dropping this leaks their memory: only `ended` releases it.
+/// Copies that the device may be executing. Dropping this leaks their memory: only `release` releases it.
 struct InFlight {
     fill: ManuallyDrop<Fill>,
     /// The waiter's reply; `None` once the copies were reported as late.
@@ -127,7 +127,7 @@ impl Shares {
         }
         for mut flight in std::mem::take(&mut self.copying) {
             match flight.event.as_ref().is_some_and(|event| gpu.has_passed(event) == Ok(true)) {
-                true => flight.ended(gpu, setting),
+                true => flight.release(gpu, setting),
                 false => {
                     setting.counters.leaked_bytes.add(flight.bytes);
                     flight.report(Err(error.clone().into()));
@@ -170,7 +170,7 @@ impl Shares {
             if !oldest.has_ended(gpu).or_else(|_| oldest.has_ended(gpu))? {
                 return Ok(());
             }
-            self.copying.remove(0).ended(gpu, setting);
+            self.copying.remove(0).release(gpu, setting);
         }
         Ok(())
     }
@@ -232,7 +232,7 @@ impl InFlight {
             flight.error = Some(error);
         }
         if flight.bytes == 0 {
-            flight.ended(gpu, setting);
+            flight.release(gpu, setting);
             return None;
         }
         flight.event = gpu.record_d2d_event().ok();
@@ -243,7 +243,7 @@ impl InFlight {
         for (from, offset) in &self.fill.parts {
             let to = self.fill.to.address() + offset;
             // SAFETY: `SharedBuffer::fill` checked that the part is in bounds of the buffer. `fill` keeps both
-            // memories. Only `ended` releases them, once the device has reported the end of the copies by an event
+            // memories. Only `release` releases them, once the device has reported the end of the copies by an event
             // recorded after this, or by an idle stream, or if nothing was submitted.
             unsafe { gpu.copy_within(to, from.address(), from.len_bytes() as usize) }?;
             self.bytes += from.len_bytes();
@@ -260,7 +260,7 @@ impl InFlight {
     }
 
     /// Releases the memory, which the device no longer uses, then reports the end.
-    fn ended(mut self, gpu: &mut Gpu, setting: &Setting) {
+    fn release(mut self, gpu: &mut Gpu, setting: &Setting) {
         if let Some(event) = self.event.take() {
             gpu.recycle(event);
         }

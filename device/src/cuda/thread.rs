@@ -84,7 +84,7 @@ fn run(
     commands: &Receiver<Command>,
     reply: &Reply<Result<DeviceInfo, CudaError>>,
 ) {
-    let _running = RunningThread::count();
+    let _running = RunningThread::register();
     let info = DeviceInfo::query(&driver, ordinal);
     match info.and_then(|info| Ok((Gpu::open(driver, ordinal, &setting.inbox)?, info))) {
         Ok((gpu, info)) => {
@@ -315,7 +315,7 @@ static RUNNING: Mutex<usize> = Mutex::new(0);
 static ENDED: Condvar = Condvar::new();
 
 impl RunningThread {
-    fn count() -> Self {
+    fn register() -> Self {
         *Self::lock_count() += 1;
         Self
     }

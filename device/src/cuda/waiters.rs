@@ -41,7 +41,7 @@ struct State {
 
 struct Waiter {
     until: Instant,
-    done: Completion,
+    completion: Completion,
 }
 
 impl Waiters {
@@ -57,13 +57,13 @@ impl Waiters {
     }
 
     /// Registers a waiter, and returns the handle for the report to it.
-    pub(super) fn add(&self, done: Completion) -> WaiterHandle {
+    pub(super) fn add(&self, completion: Completion) -> WaiterHandle {
         let mut state = self.shared.state();
         let id = state.next_id;
         state.next_id += 1;
         state
             .waiting
-            .insert(id, Waiter { until: Instant::now() + self.shared.timeout, done });
+            .insert(id, Waiter { until: Instant::now() + self.shared.timeout, completion });
         if std::mem::take(&mut state.asleep) {
             self.shared.woken.notify_one();
         }
@@ -90,7 +90,7 @@ impl WaiterHandle {
     /// Reports the end of the copy. If the waiter was removed at its deadline, the slot returns to its pool.
     pub(super) fn finish(self, end: Result<Slot, CopyError>) {
         match self.shared.take(self.id) {
-            Some(waiter) => waiter.done.finish(end),
+            Some(waiter) => waiter.completion.finish(end),
             None => drop(end),
         }
     }
@@ -142,7 +142,7 @@ impl Shared {
 
     fn report_late(&self, waiter: Waiter) {
         let (device, waited) = (self.device.to_string(), self.timeout);
-        waiter.done.finish(Err(CopyError::TimedOut { device, waited }));
+        waiter.completion.finish(Err(CopyError::TimedOut { device, waited }));
     }
 }
 
@@ -170,8 +170,8 @@ mod tests {
     async fn the_end_of_a_copy_is_reported() {
         let pool = SlotPool::new(Capacity { slots: 1, slot_bytes: 8 }).unwrap();
         let waiters = new_waiters(LONG_TIMEOUT);
-        let (done, copying) = Copying::pair();
-        let handle = waiters.add(done);
+        let (completion, copying) = Copying::pair();
+        let handle = waiters.add(completion);
         handle.finish(Ok(pool.try_acquire().unwrap()));
         assert!(copying.await.is_ok());
     }
@@ -179,8 +179,8 @@ mod tests {
     #[tokio::test]
     async fn a_dropped_handle_reports_that_the_engine_has_stopped() {
         let waiters = new_waiters(LONG_TIMEOUT);
-        let (done, copying) = Copying::pair();
-        drop(waiters.add(done));
+        let (completion, copying) = Copying::pair();
+        drop(waiters.add(completion));
         assert_eq!(copying.await.unwrap_err(), CopyError::EngineStopped);
     }
 
@@ -190,8 +190,8 @@ mod tests {
         let waited = Duration::from_millis(2);
         let waiters = new_waiters(waited);
         for _ in 0..3 {
-            let (done, copying) = Copying::pair();
-            let handle = waiters.add(done);
+            let (completion, copying) = Copying::pair();
+            let handle = waiters.add(completion);
             let slot = pool.try_acquire().unwrap();
             let device = "cuda:9".into();
             assert_eq!(copying.await.unwrap_err(), CopyError::TimedOut { device, waited });
@@ -203,8 +203,8 @@ mod tests {
     #[test]
     fn the_thread_ends_with_the_last_handle() {
         let waiters = new_waiters(LONG_TIMEOUT);
-        let (done, _copying) = Copying::pair();
-        let handle = waiters.add(done);
+        let (completion, _copying) = Copying::pair();
+        let handle = waiters.add(completion);
         let shared = Arc::downgrade(&waiters.shared);
         drop(waiters);
         assert!(shared.strong_count() > 0);

@@ -84,7 +84,7 @@ mod tests {
 
     const LEN: usize = POPULATED_BYTES_MIN;
 
-    fn end(memory: &HostMemory) {
+    fn end_linger_time(memory: &HostMemory) {
         let mut state = memory.cache.state();
         assert!(state.linger.left_or_end(Instant::now()) > Duration::ZERO);
         assert_eq!(state.linger.left_or_end(Instant::now() + LINGER_DURATION), Duration::ZERO);
@@ -104,7 +104,7 @@ mod tests {
         drop(again);
         drop(region);
         assert_eq!(memory.stats().cached_bytes, LEN as u64, "regions dropped later are cached as well");
-        end(&memory);
+        end_linger_time(&memory);
         assert_eq!(memory.stats().cached_bytes, 0);
     }
 
@@ -115,7 +115,7 @@ mod tests {
         drop(memory.allocate(LEN).unwrap());
         drop(first);
         let _again = memory.demand();
-        end(&memory);
+        end_linger_time(&memory);
         assert_eq!(memory.stats().cached_bytes, LEN as u64);
     }
 }

@@ -100,11 +100,11 @@ impl Holdings {
             SharedMemory::Buffer(mapped) => {
                 let bytes = mapped.len as u64;
                 self.cache.release(bytes);
-                if !end(mapped, gpu) {
+                if !unmap_unused(mapped, gpu) {
                     setting.counters.leaked_bytes.add(bytes);
                 }
             }
-            SharedMemory::Imported(mapped, loan) => end_loan(loan, end(mapped, gpu)),
+            SharedMemory::Imported(mapped, loan) => end_loan(loan, unmap_unused(mapped, gpu)),
             SharedMemory::Opened(handle, loan) => end_loan(loan, self.opened.close(&handle, gpu)),
         }
     }
@@ -167,8 +167,8 @@ fn end_loan(loan: Loan, is_closed: bool) {
     }
 }
 
-fn end(mapped: Mapped, gpu: &Gpu) -> bool {
+fn unmap_unused(mapped: Mapped, gpu: &Gpu) -> bool {
     // SAFETY: the mapping's last owner was dropped, so no copy of it runs, since each copy is an owner; and every
     // stream that was named as using it has passed its work (`Holdings::poll`).
-    unsafe { mapped.end(gpu) }
+    unsafe { mapped.unmap(gpu) }
 }
