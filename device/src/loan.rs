@@ -43,7 +43,7 @@ impl Loan {
 
 /// A handle that reports the end of a [`Loan`]. Clones are equivalent.
 ///
-/// The end of the loan happens after all reads of the bytes, so that they may then be written or freed.
+/// The loan ends after all reads of the bytes, so whoever observes its end may write or free the bytes.
 #[derive(Debug, Clone)]
 pub struct Returned {
     end: Arc<End>,

@@ -57,7 +57,7 @@ impl SlotPool {
         self.shared.hand_out()
     }
 
-    /// Returns a slot if one is free and no other caller waits for one.
+    /// Takes a slot if one is free and no other caller waits for one.
     pub fn try_acquire(&self) -> Option<Slot> {
         self.shared.permits.try_acquire().ok()?.forget();
         Some(self.shared.hand_out())

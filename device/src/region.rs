@@ -43,8 +43,8 @@ impl Region {
         Self::new(Owned::new(owner))
     }
 
-    /// Like [`from_owner`](Self::from_owner), and returns the owner, with the bytes that were written, once every part
-    /// of the region and every `Bytes` frozen from one are dropped.
+    /// Like [`from_owner`](Self::from_owner). The handle gives the owner back, with the bytes that were written, once
+    /// every part of the region and every `Bytes` frozen from one are dropped.
     pub fn lent_by<O: AsMut<[u8]> + Send + 'static>(owner: O) -> (Self, GiveBack<O>) {
         let (owned, give_back) = Owned::lent(owner);
         (Self::new(owned), give_back)

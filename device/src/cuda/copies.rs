@@ -27,7 +27,7 @@ pub(super) struct Copies {
     /// Requests that a caller's stream wait for copies. Each caller blocks until its request is handled, which bounds
     /// them.
     stream_waits: Vec<StreamWait>,
-    /// Whether the driver refused a call since the last poll, so that the device itself is to be queried.
+    /// Whether the driver refused a call since the last poll. Then the next poll queries the device itself.
     is_suspect: bool,
 }
 

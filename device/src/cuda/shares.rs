@@ -23,7 +23,7 @@ pub(super) struct Shares {
     waiting: Vec<Waiting>,
     /// The copies in flight, in the order in which they were submitted to their one stream.
     copying: Vec<InFlight>,
-    /// Whether the driver refused a call since the last poll, so that the device itself is to be queried.
+    /// Whether the driver refused a call since the last poll. Then the next poll queries the device itself.
     is_suspect: bool,
     fence_timeout: Duration,
     copy_timeout: Duration,
