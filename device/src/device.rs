@@ -114,8 +114,8 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Memory on a [`Device`]. Clones share the memory. It goes back to the engine, or to its owner if it was lent, when the
-/// last clone is dropped and the last copy has ended.
+/// Memory on a [`Device`]. Clones share the memory. It goes back to the engine, or to its owner if it was lent, when
+/// the last clone is dropped and the last copy has ended.
 #[derive(Clone)]
 pub struct DeviceBuffer {
     device: Device,
