@@ -1,4 +1,5 @@
-//! Conformance tests for copy engines: of the host engine in this crate, of the others in their crates.
+//! Conformance tests for copy engines. This crate runs them on the host engine, the crate `tests` on the host engine
+//! and the CUDA engine.
 //!
 //! [`engine_cases!`](crate::engine_cases) makes one test of each case. A case gets an engine of its own, and panics if
 //! the engine breaks its contract. No case has a deadline: an engine that hangs hangs its test.
@@ -46,7 +47,7 @@ macro_rules! for_each_engine_case {
             a_dropped_copy_still_runs_to_its_end
             a_dropped_engine_loses_no_slot
             source_and_sink_move_a_payload
-            a_payload_lies_in_many_places
+            a_payload_in_many_places_is_copied
             chunks_longer_than_a_slot_pass_through_it
             slow_readers_leave_slots_for_others
             ranges_are_checked_before_waiting
@@ -55,10 +56,10 @@ macro_rules! for_each_engine_case {
     };
 }
 
-/// Bytes survive a round trip, at lengths and offsets that align with no page or vector register.
+/// Bytes survive a round trip, at lengths and offsets with and without alignment to pages and vector registers.
 pub async fn round_trips_are_exact<E: CopyEngine>(engine: Arc<E>) {
     for len in [0, 1, 4095, (1 << 20) + 17] {
-        let slots = slots(&*engine, 1, len.max(1));
+        let slots = new_pool(&*engine, 1, len.max(1));
         for offset in [0, 1, 4097] {
             let memory = engine.allocate(offset + len).expect("the engine has memory");
             fill(&*engine, &memory, &slots, offset, &pattern(len, offset as u8)).await;
@@ -67,9 +68,9 @@ pub async fn round_trips_are_exact<E: CopyEngine>(engine: Arc<E>) {
     }
 }
 
-/// A copy touches exactly the requested bytes, at either end.
+/// A copy changes exactly the requested bytes, in the memory and in the slot.
 pub async fn bytes_outside_of_the_copy_stay<E: CopyEngine>(engine: Arc<E>) {
-    let slots = slots(&*engine, 1, 300);
+    let slots = new_pool(&*engine, 1, 300);
     let memory = engine.allocate(300).expect("the engine has memory");
     fill(&*engine, &memory, &slots, 0, &[1; 300]).await;
     fill(&*engine, &memory, &slots, 101, &[2; 33]).await;
@@ -82,9 +83,10 @@ pub async fn bytes_outside_of_the_copy_stay<E: CopyEngine>(engine: Arc<E>) {
     assert_eq!(slot[..], [vec![2; 33], vec![3; 267]].concat());
 }
 
-/// One copy gathers segments from several memories, another scatters them, and neither touches the bytes in between.
+/// One copy gathers segments of several memories in a slot, another scatters parts of the slot to them, and neither
+/// changes the bytes in between.
 pub async fn segments_are_gathered_and_scattered<E: CopyEngine>(engine: Arc<E>) {
-    let slots = slots(&*engine, 1, 300);
+    let slots = new_pool(&*engine, 1, 300);
     let memories = [0, 1].map(|_| engine.allocate(300).expect("the engine has memory"));
     for (seed, memory) in memories.iter().enumerate() {
         fill(&*engine, memory, &slots, 0, &pattern(300, seed as u8)).await;
@@ -112,10 +114,10 @@ pub async fn segments_are_gathered_and_scattered<E: CopyEngine>(engine: Arc<E>) 
     landed(engine.copy_out(vec![], slots.acquire().await)).await;
 }
 
-/// Copies out of bounds of memory or slot are refused in both directions with the numbers, and the slot returns to its
-/// pool.
+/// Copies out of bounds of memory or slot are refused in both directions. The error has the numbers, and the slot
+/// returns to its pool.
 pub async fn copies_out_of_bounds_are_refused<E: CopyEngine>(engine: Arc<E>) {
-    let slots = slots(&*engine, 1, 64);
+    let slots = new_pool(&*engine, 1, 64);
     let memory = engine.allocate(100).expect("the engine has memory");
     for (offset, len) in [(37, 64), (101, 0), (0, 65), (u64::MAX, 1), (1, usize::MAX)] {
         let expected = CopyError::OutOfBounds { offset, len, at: 0, memory_bytes: 100, slot_bytes: 64 };
@@ -130,7 +132,7 @@ pub async fn copies_out_of_bounds_are_refused<E: CopyEngine>(engine: Arc<E>) {
 
 /// One segment out of bounds refuses the whole copy.
 pub async fn one_bad_segment_refuses_the_copy<E: CopyEngine>(engine: Arc<E>) {
-    let slots = slots(&*engine, 1, 64);
+    let slots = new_pool(&*engine, 1, 64);
     let memory = engine.allocate(100).expect("the engine has memory");
     fill(&*engine, &memory, &slots, 0, &[1; 64]).await;
     for (offset, len, at) in [(90, 11, 0), (0, 1, 64), (0, 1, usize::MAX)] {
@@ -159,7 +161,7 @@ pub async fn foreign_slots_are_refused<E: CopyEngine>(engine: Arc<E>) {
 pub async fn many_copies_share_few_slots<E: CopyEngine>(engine: Arc<E>) {
     const LEN: usize = 3000;
     const COPIES: usize = 300;
-    let slots = slots(&*engine, 4, LEN);
+    let slots = new_pool(&*engine, 4, LEN);
     let memory = engine.allocate(LEN * COPIES).expect("the engine has memory");
     for i in 0..COPIES {
         let mut slot = slots.acquire().await;
@@ -176,7 +178,7 @@ pub async fn many_copies_share_few_slots<E: CopyEngine>(engine: Arc<E>) {
 /// A copy whose future is dropped runs to its end, and its slot returns only then.
 pub async fn a_dropped_copy_still_runs_to_its_end<E: CopyEngine>(engine: Arc<E>) {
     const LEN: usize = 4 << 20;
-    let slots = slots(&*engine, 1, LEN);
+    let slots = new_pool(&*engine, 1, LEN);
     let memory = engine.allocate(LEN).expect("the engine has memory");
     for round in 0..3 {
         let expected = pattern(LEN, round);
@@ -192,7 +194,7 @@ pub async fn a_dropped_copy_still_runs_to_its_end<E: CopyEngine>(engine: Arc<E>)
 /// Copies queued when the engine is dropped succeed or fail with `EngineStopped`, and every slot returns.
 pub async fn a_dropped_engine_loses_no_slot<E: CopyEngine>(engine: Arc<E>) {
     const LEN: usize = 1 << 20;
-    let slots = slots(&*engine, 8, LEN);
+    let slots = new_pool(&*engine, 8, LEN);
     let memory = engine.allocate(LEN).expect("the engine has memory");
     let mut copies = Vec::new();
     for _ in 0..8 {
@@ -210,12 +212,12 @@ pub async fn a_dropped_engine_loses_no_slot<E: CopyEngine>(engine: Arc<E>) {
 pub async fn source_and_sink_move_a_payload<E: CopyEngine>(engine: Arc<E>) {
     const LEN: usize = (3 << 20) + 5;
     const CHUNK: usize = 64 << 10;
-    let whole = slots(&*engine, 1, LEN);
+    let whole = new_pool(&*engine, 1, LEN);
     let from = engine.allocate(LEN).expect("the engine has memory");
     let to = engine.allocate(LEN).expect("the engine has memory");
     fill(&*engine, &from, &whole, 0, &pattern(LEN, 1)).await;
 
-    let staging = slots(&*engine, 4, CHUNK);
+    let staging = new_pool(&*engine, 4, CHUNK);
     let source = EngineSource::new(Arc::clone(&engine), from, staging.clone());
     let sink = EngineSink::new(Arc::clone(&engine), Arc::clone(&to), staging.clone());
     assert_eq!((source.len_bytes(), sink.len_bytes()), (LEN as u64, LEN as u64));
@@ -231,9 +233,9 @@ pub async fn source_and_sink_move_a_payload<E: CopyEngine>(engine: Arc<E>) {
 }
 
 /// A payload with padding, whose tensors each have memory of their own, is copied to a sink with other parts.
-pub async fn a_payload_lies_in_many_places<E: CopyEngine>(engine: Arc<E>) {
+pub async fn a_payload_in_many_places_is_copied<E: CopyEngine>(engine: Arc<E>) {
     const LEN: usize = 1000;
-    let slots = slots(&*engine, 2, 128);
+    let slots = new_pool(&*engine, 2, 128);
     let places = |starts: [u64; 3], ends: [u64; 3]| {
         let memory = |len: u64| engine.allocate(len as usize).expect("the engine has memory");
         let place = |(start, end): (u64, u64)| (start..end, memory(end - start));
@@ -275,7 +277,7 @@ pub async fn a_payload_lies_in_many_places<E: CopyEngine>(engine: Arc<E>) {
 /// A chunk longer than a slot is copied through one slot piece by piece, in both directions.
 pub async fn chunks_longer_than_a_slot_pass_through_it<E: CopyEngine>(engine: Arc<E>) {
     const LEN: usize = 10_000;
-    let slots = slots(&*engine, 1, 999);
+    let slots = new_pool(&*engine, 1, 999);
     let memory = engine.allocate(LEN).expect("the engine has memory");
     let sink = EngineSink::new(Arc::clone(&engine), Arc::clone(&memory), slots.clone());
     let mut target = sink.open(0..LEN as u64).await.expect("the range is inside");
@@ -289,7 +291,7 @@ pub async fn chunks_longer_than_a_slot_pass_through_it<E: CopyEngine>(engine: Ar
 
 /// Readers that keep their bytes cannot use up the slots.
 pub async fn slow_readers_leave_slots_for_others<E: CopyEngine>(engine: Arc<E>) {
-    let slots = slots(&*engine, 4, 64);
+    let slots = new_pool(&*engine, 4, 64);
     let memory = engine.allocate(64 * 20).expect("the engine has memory");
     let source = EngineSource::new(Arc::clone(&engine), memory, slots.clone());
     let mut kept = Vec::new();
@@ -301,9 +303,9 @@ pub async fn slow_readers_leave_slots_for_others<E: CopyEngine>(engine: Arc<E>) 
     assert_eq!(slots.available(), 4);
 }
 
-/// Ranges that can never be staged are refused at once, though no slot is free.
+/// Ranges out of bounds are refused at once, even while no slot is free.
 pub async fn ranges_are_checked_before_waiting<E: CopyEngine>(engine: Arc<E>) {
-    let slots = slots(&*engine, 1, 64);
+    let slots = new_pool(&*engine, 1, 64);
     let memory = engine.allocate(100).expect("the engine has memory");
     let source = EngineSource::new(Arc::clone(&engine), Arc::clone(&memory), slots.clone());
     let sink = EngineSink::new(Arc::clone(&engine), memory, slots.clone());
@@ -317,7 +319,7 @@ pub async fn ranges_are_checked_before_waiting<E: CopyEngine>(engine: Arc<E>) {
 
 /// Two sinks that share their slots refuse each other's targets.
 pub async fn targets_go_only_to_their_sink<E: CopyEngine>(engine: Arc<E>) {
-    let slots = slots(&*engine, 1, 64);
+    let slots = new_pool(&*engine, 1, 64);
     let sink = || {
         let memory = engine.allocate(64).expect("the engine has memory");
         EngineSink::new(Arc::clone(&engine), memory, slots.clone())
@@ -328,7 +330,7 @@ pub async fn targets_go_only_to_their_sink<E: CopyEngine>(engine: Arc<E>) {
     assert_eq!(slots.available(), 1);
 }
 
-fn slots(engine: &impl CopyEngine, slots: usize, slot_bytes: usize) -> SlotPool {
+fn new_pool(engine: &impl CopyEngine, slots: usize, slot_bytes: usize) -> SlotPool {
     engine
         .slots(Capacity { slots, slot_bytes })
         .expect("the engine has memory for slots")

@@ -1,5 +1,5 @@
-//! The memory limit of this process's container (cgroup). The kernel kills a process that exceeds the limit without a
-//! message, so allocations are checked beforehand.
+//! The memory limit of this process's container (cgroup). A process that exceeds the limit is killed by the kernel,
+//! without a message, so allocations are checked beforehand.
 
 use std::{fs, path::Path};
 
@@ -14,20 +14,20 @@ const UNLIMITED: u64 = 1 << 62;
 
 /// The file and field names of a cgroup version.
 struct Files {
-    /// The controllers in the line of `/proc/self/cgroup`.
-    controllers: &'static str,
+    /// The controller by which the line of `/proc/self/cgroup` is found; version 2 has none.
+    controller: &'static str,
     limit: &'static str,
     used: &'static str,
     /// The limit and the use of swap.
     swap: [&'static str; 2],
-    /// Whether these two numbers include memory.
+    /// Whether the two numbers of swap include memory.
     swap_has_memory: bool,
-    /// In `memory.stat`: file pages, which the kernel reclaims when it needs room.
+    /// The fields of `memory.stat` that count file pages, which the kernel reclaims when it needs room.
     file_pages: [&'static str; 2],
 }
 
 const V2: Files = Files {
-    controllers: "",
+    controller: "",
     limit: "memory.max",
     used: "memory.current",
     swap: ["memory.swap.max", "memory.swap.current"],
@@ -36,7 +36,7 @@ const V2: Files = Files {
 };
 
 const V1: Files = Files {
-    controllers: "memory",
+    controller: "memory",
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
     swap: ["memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"],
@@ -105,39 +105,39 @@ pub(crate) fn limit_bytes() -> Option<u64> {
 /// The levels of this process's cgroups that have a limit.
 fn own_levels() -> Vec<Level> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let of = |(mount, files): &(&str, &Files)| levels(Path::new(mount), files, &own);
+    let of = |(mount, files): &(&str, &Files)| read_levels(Path::new(mount), files, &own);
     MOUNTS.iter().flat_map(of).collect()
 }
 
 /// The levels with a limit, from the cgroup named in `own`, the text of `/proc/self/cgroup`, up to the root. In a
 /// container the named path is often the host's, and only the mount point exists.
-fn levels(mount: &Path, files: &Files, own: &str) -> Vec<Level> {
-    let Some(path) = own.lines().find_map(|line| path_of(line, files.controllers)) else { return vec![] };
+fn read_levels(mount: &Path, files: &Files, own: &str) -> Vec<Level> {
+    let Some(path) = own.lines().find_map(|line| path_of(line, files.controller)) else { return vec![] };
     let folder = mount.join(path.trim_start_matches('/'));
     let folders = folder.ancestors().take_while(|folder| folder.starts_with(mount));
-    folders.filter_map(|folder| level(folder, files)).collect()
+    folders.filter_map(|folder| read_level(folder, files)).collect()
 }
 
-/// The path in a line `number:controllers:path`.
-fn path_of<'a>(line: &'a str, controllers: &str) -> Option<&'a str> {
+/// The path in a line `number:controllers:path`, if `controller` is one of the line's, which are separated by commas.
+fn path_of<'a>(line: &'a str, controller: &str) -> Option<&'a str> {
     let mut parts = line.splitn(3, ':').skip(1);
-    let found = parts.next()?.split(',').any(|name| name == controllers);
+    let found = parts.next()?.split(',').any(|name| name == controller);
     parts.next().filter(|_| found)
 }
 
-fn level(folder: &Path, files: &Files) -> Option<Level> {
-    let number = |name: &str| -> Option<u64> {
+fn read_level(folder: &Path, files: &Files) -> Option<Level> {
+    let read_number = |name: &str| -> Option<u64> {
         let text = fs::read_to_string(folder.join(name)).ok()?;
         text.trim().parse().ok().filter(|number| *number < UNLIMITED) // `max` is no number.
     };
-    let (limit, used) = (number(files.limit)?, number(files.used)?);
+    let (limit, used) = (read_number(files.limit)?, read_number(files.used)?);
     let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
     let reclaimable = files.file_pages.iter().filter_map(|name| value_in(&stat, name)).sum();
-    let memory = |bytes| if files.swap_has_memory { bytes } else { 0 };
-    let swap_free = match files.swap.map(number) {
+    let included_memory = |bytes| if files.swap_has_memory { bytes } else { 0 };
+    let swap_free = match files.swap.map(read_number) {
         [Some(max), Some(current)] => {
-            let (max, current) = (max.saturating_sub(memory(limit)), current.saturating_sub(memory(used)));
-            max.saturating_sub(current)
+            let swap_max = max.saturating_sub(included_memory(limit));
+            swap_max.saturating_sub(current.saturating_sub(included_memory(used)))
         }
         _ => u64::MAX,
     };
@@ -207,11 +207,11 @@ mod tests {
         write("a/b/memory.usage_in_bytes", "700\n");
         write("a/b/memory.stat", "total_active_file 5\n");
         write("memory.limit_in_bytes", "9223372036854771712\n");
-        let found = levels(mount.path(), &V2, "4:memory:/x\n0::/a/b\n");
+        let found = read_levels(mount.path(), &V2, "4:memory:/x\n0::/a/b\n");
         assert_eq!(found, [Level { limit: 1000, used: 500, reclaimable: 50, swap_free: 40 }]);
-        let found = levels(mount.path(), &V1, "4:cpu,memory:/a/b\n0::/x\n");
+        let found = read_levels(mount.path(), &V1, "4:cpu,memory:/a/b\n0::/x\n");
         assert_eq!(found, [Level { limit: 2000, used: 700, reclaimable: 5, swap_free: 400 }]);
-        assert_eq!(levels(mount.path(), &V2, "0::/docker/elsewhere\n"), [], "a path of the host's");
-        assert_eq!(levels(mount.path(), &V1, ""), []);
+        assert_eq!(read_levels(mount.path(), &V2, "0::/docker/elsewhere\n"), [], "a path of the host's");
+        assert_eq!(read_levels(mount.path(), &V1, ""), []);
     }
 }

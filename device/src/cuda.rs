@@ -1,7 +1,7 @@
 //! The CUDA copy engine: GPU memory through page-locked slots.
 //!
-//! It is built without CUDA, and starts on machines without it: [`probe()`] finds the driver, or returns an error that
-//! says what is missing. Functions that need the driver call it themselves.
+//! It builds without CUDA, and programs that contain it start on machines without CUDA: [`probe()`] finds the driver,
+//! or returns an error that says what is missing. Functions that need the driver call `probe` themselves.
 //!
 //! Lending a tensor that kernels may still be writing, without a copy and without waiting:
 //!
@@ -31,9 +31,9 @@
 //!
 //! Three layers, from the inside: `symbols` holds the driver's functions, found by name; `driver` wraps each in a
 //! function that returns a `Result`; `gpu` owns a context with its streams and events, on the one thread that uses
-//! them. Around them, `thread` executes commands from its `inbox`, with `copies`, `fences` and `holdings`. Pure
-//! decisions are separate, so that they can be tested: `flight` decides when to poll copies, `memory_cache` accounts
-//! for device memory.
+//! them. Around them, `thread` executes commands from its `inbox`, with `copies`, `fences`, `shares` and `holdings`.
+//! Pure decisions are separate, so that they can be tested: `flight` decides when to poll copies, `memory_cache`
+//! accounts for device memory.
 //!
 //! The modules around `inbox` depend on each other: its commands carry memory, fences and page-locked memory, whose
 //! handles send commands when they are dropped, and `gpu`'s completion callbacks send commands too.

@@ -32,7 +32,7 @@ pub struct Device {
 
 impl Device {
     /// The device of `engine`, with slots of its own. May block while the slots are page-locked (about a third of a
-    /// second for each GiB). Fails when there is no memory for them.
+    /// second for each GiB). Fails when the slots cannot be allocated.
     pub fn new<E: CopyEngine>(engine: Arc<E>, capacity: Capacity) -> Result<Self, AllocError> {
         let slots = engine.slots(capacity)?;
         Ok(Self { any: Arc::new(Typed { engine, slots }) })
@@ -96,12 +96,12 @@ impl Device {
     fn own(
         &self,
         parts: impl IntoIterator<Item = (Range<u64>, DeviceBuffer)>,
-    ) -> Result<Vec<Place>, PartsError> {
-        let own = |(range, buffer): (Range<u64>, DeviceBuffer)| match self.is(&buffer.device) {
+    ) -> Result<Vec<Part>, PartsError> {
+        let own_part = |(range, buffer): (Range<u64>, DeviceBuffer)| match self.is(&buffer.device) {
             true => Ok((range, buffer.memory)),
             false => Err(PartsError::ForeignDevice { start: range.start, end: range.end }),
         };
-        parts.into_iter().map(own).collect()
+        parts.into_iter().map(own_part).collect()
     }
 }
 
@@ -114,7 +114,8 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Memory on a [`Device`]. Clones share it; it is returned when the last clone is dropped and the last copy has ended.
+/// Memory on a [`Device`]. Clones share the memory. It goes back to the engine, or to its owner if it was lent, when
+/// the last clone is dropped and the last copy has ended.
 #[derive(Clone)]
 pub struct DeviceBuffer {
     device: Device,
@@ -167,7 +168,7 @@ impl fmt::Debug for DeviceBuffer {
 type AnyMemory = Arc<dyn Any + Send + Sync>;
 
 /// A range of a payload, and its memory.
-type Place<M = dyn Any + Send + Sync> = (Range<u64>, Arc<M>);
+type Part<M = dyn Any + Send + Sync> = (Range<u64>, Arc<M>);
 
 /// The operations of a device with an engine of any type.
 trait AnyDevice: Send + Sync {
@@ -176,8 +177,8 @@ trait AnyDevice: Send + Sync {
     fn as_any(&self) -> &dyn Any;
     /// Allocates memory, and returns it with its length.
     fn allocate(&self, len: usize) -> Result<(AnyMemory, u64), AllocError>;
-    fn source(&self, len_bytes: u64, parts: Vec<Place>) -> Result<Arc<dyn Source>, PartsError>;
-    fn sink(&self, len_bytes: u64, parts: Vec<Place>) -> Result<EngineSink, PartsError>;
+    fn source(&self, len_bytes: u64, parts: Vec<Part>) -> Result<Arc<dyn Source>, PartsError>;
+    fn sink(&self, len_bytes: u64, parts: Vec<Part>) -> Result<EngineSink, PartsError>;
 }
 
 /// A device of a known engine type.
@@ -205,24 +206,24 @@ impl<E: CopyEngine> AnyDevice for Typed<E> {
         Ok((memory, len_bytes))
     }
 
-    fn source(&self, len_bytes: u64, parts: Vec<Place>) -> Result<Arc<dyn Source>, PartsError> {
+    fn source(&self, len_bytes: u64, parts: Vec<Part>) -> Result<Arc<dyn Source>, PartsError> {
         let (engine, slots) = (Arc::clone(&self.engine), self.slots.clone());
         Ok(Arc::new(EngineSource::gather(engine, len_bytes, typed::<E>(parts)?, slots)?))
     }
 
-    fn sink(&self, len_bytes: u64, parts: Vec<Place>) -> Result<EngineSink, PartsError> {
+    fn sink(&self, len_bytes: u64, parts: Vec<Part>) -> Result<EngineSink, PartsError> {
         let (engine, slots) = (Arc::clone(&self.engine), self.slots.clone());
         EngineSink::scatter(engine, len_bytes, typed::<E>(parts)?, slots)
     }
 }
 
 /// Downcasts each part's memory.
-fn typed<E: CopyEngine>(parts: Vec<Place>) -> Result<Vec<Place<E::Memory>>, PartsError> {
-    let typed = |(range, memory): Place| match memory.downcast() {
+fn typed<E: CopyEngine>(parts: Vec<Part>) -> Result<Vec<Part<E::Memory>>, PartsError> {
+    let downcast = |(range, memory): Part| match memory.downcast() {
         Ok(memory) => Ok((range, memory)),
         Err(_) => Err(PartsError::ForeignDevice { start: range.start, end: range.end }),
     };
-    parts.into_iter().map(typed).collect()
+    parts.into_iter().map(downcast).collect()
 }
 
 #[cfg(test)]
@@ -230,7 +231,7 @@ mod tests {
     use super::*;
     use crate::{HostEngine, HostEngineMemory, HostMemory};
 
-    fn device() -> Device {
+    fn new_device() -> Device {
         let engine = Arc::new(HostEngine::inline(HostMemory::new(1 << 20)));
         Device::new(engine, Capacity { slots: 2, slot_bytes: 64 }).unwrap()
     }
@@ -243,7 +244,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_payload_lies_in_several_buffers() {
-        let device = device();
+        let device = new_device();
         let buffers = [10, 20].map(|len| device.allocate(len).unwrap());
         let parts = || [(0..10, buffers[0].clone()), (16..36, buffers[1].clone())];
         let sink = device.sink(40, parts()).unwrap();
@@ -257,7 +258,7 @@ mod tests {
 
     #[test]
     fn memory_of_another_device_is_refused() {
-        let (mine, other) = (device(), device());
+        let (mine, other) = (new_device(), new_device());
         let parts = [(8..12, other.allocate(4).unwrap())];
         let refused = mine.source(12, parts.clone()).unwrap_err();
         assert_eq!(refused, PartsError::ForeignDevice { start: 8, end: 12 });
@@ -266,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_buffer_is_as_long_as_its_memory() {
-        let device = device();
+        let device = new_device();
         let engine = device.engine::<HostEngine>().unwrap();
         let buffer = device.wrap::<HostEngine>(engine.allocate(33).unwrap()).unwrap();
         assert_eq!((buffer.len_bytes(), buffer.device().name()), (33, "host"));

@@ -19,8 +19,7 @@ use crate::{
 ///
 /// The contract of every engine, tested by the module `cases` (feature `engine-cases`):
 ///
-/// - A copy starts when it is requested, not when its future is first polled, and it runs to its end, whether or not
-///   its future is dropped.
+/// - The request alone starts a copy. It runs to its end, whether its future is polled or dropped.
 /// - Until it has ended, a copy owns its slot and holds its tensor memory: dropping a [`Copying`] early, or the engine
 ///   itself, frees nothing under a running copy. The slot is returned afterwards.
 /// - An engine that cannot tell whether a copy has ended, because its device failed, reports an error and leaks slot
@@ -54,7 +53,7 @@ pub trait CopyEngine: Send + Sync + 'static {
 
     /// Copies each segment from its place in `slot`.
     ///
-    /// After concurrent copies to overlapping ranges of one memory, each byte of the overlap comes from either of them.
+    /// After concurrent copies to overlapping ranges of one memory, each byte of the overlap comes from one of them.
     fn copy_in(&self, slot: Slot, to: Vec<CopySegment<Self::Memory>>) -> Copying;
 }
 
@@ -90,7 +89,8 @@ pub struct Copying {
 }
 
 impl Copying {
-    /// Makes both ends of a copy: the engine reports its end through the first, the caller awaits the second.
+    /// Makes both halves of a copy's handle: the engine reports the copy's end through the first, the caller awaits the
+    /// second.
     pub fn pair() -> (Completion, Self) {
         let (completion, end) = oneshot::channel();
         (Completion { end: completion }, Self { end })
@@ -114,7 +114,7 @@ impl Future for Copying {
     }
 }
 
-/// The engine's end of a [`Copying`]. Dropping it unused reports [`CopyError::EngineStopped`].
+/// The engine's half of a [`Copying`]. Dropping it unused reports [`CopyError::EngineStopped`].
 #[derive(Debug)]
 pub struct Completion {
     end: oneshot::Sender<Result<Slot, CopyError>>,
@@ -124,7 +124,6 @@ impl Completion {
     /// Reports how the copy ended. With `Ok`, the bytes are in place. If the waiter is gone, the slot returns to its
     /// pool here.
     pub fn finish(self, end: Result<Slot, CopyError>) {
-        // If the waiter is gone, this drops the slot.
         drop(self.end.send(end));
     }
 }
@@ -152,7 +151,7 @@ pub enum CopyError {
         /// The length of the slot.
         slot_bytes: usize,
     },
-    /// The slot belongs to another engine and need not be page-locked, so that the copy could be slow unnoticed.
+    /// The slot belongs to another engine, or to none. It may not be page-locked, and the copy would be slow unnoticed.
     /// Nothing was written, and the slot is back in its pool.
     #[error(
         "The slot belongs to another engine, or to none. Take it from a pool that this engine's slots() made."
@@ -170,7 +169,7 @@ pub enum CopyError {
          at nvidia-smi, and at the kernel's log for Xid messages."
     )]
     TimedOut {
-        /// The engine.
+        /// The name of the engine.
         device: String,
         /// The time that the engine waited.
         waited: Duration,
@@ -182,7 +181,7 @@ pub enum CopyError {
          that long, or hang: raise the fence timeout, or hand tensors over later."
     )]
     FenceTimedOut {
-        /// The engine.
+        /// The name of the engine.
         device: String,
         /// The time that the engine waited.
         waited: Duration,
@@ -190,7 +189,7 @@ pub enum CopyError {
     /// The driver refused the copy. A retry may succeed. The content of the destination is unspecified.
     #[error("A copy on {device} was refused: {source}")]
     Refused {
-        /// The engine.
+        /// The name of the engine.
         device: String,
         /// The driver's error.
         source: CudaError,
@@ -198,7 +197,7 @@ pub enum CopyError {
     /// The device failed, for the rest of this process. The content of the destination is unspecified.
     #[error("{device} has failed, and copies nothing any more: {source}")]
     DeviceFailed {
-        /// The engine.
+        /// The name of the engine.
         device: String,
         /// The failure.
         source: CudaError,
@@ -224,7 +223,7 @@ impl CopyError {
     }
 }
 
-/// Checks all segments of a copy before it starts.
+/// Checks the slot and all segments of a copy before it starts.
 pub(crate) fn check_copy<M>(
     engine: Id,
     slot: &Slot,
@@ -249,7 +248,7 @@ pub(crate) fn check_copy<M>(
 mod tests {
     use super::*;
 
-    fn slot(engine: Id) -> Slot {
+    fn new_slot(engine: Id) -> Slot {
         let pool = SlotPool::of_engine(Capacity { slots: 1, slot_bytes: 100 }, engine).unwrap();
         pool.try_acquire().unwrap()
     }
@@ -257,7 +256,7 @@ mod tests {
     #[test]
     fn bounds_are_exact() {
         let engine = Id::unique();
-        let slot = slot(engine);
+        let slot = new_slot(engine);
         let memory = Arc::new(());
         let fits = |offset, len, at| {
             let segments = [
@@ -278,7 +277,7 @@ mod tests {
     #[test]
     fn a_slot_of_another_engine_is_refused() {
         let segments = [CopySegment::new(&Arc::new(()), 0, 1)];
-        let refused = check_copy(Id::unique(), &slot(Id::unique()), &segments, |()| 100);
+        let refused = check_copy(Id::unique(), &new_slot(Id::unique()), &segments, |()| 100);
         assert_eq!(refused, Err(CopyError::ForeignSlot));
     }
 

@@ -2,7 +2,7 @@ use std::{any::Any, fmt, ops::Range, sync::Arc};
 
 use crate::{
     engine::{CopyEngine, Copying},
-    engine_source::segments,
+    engine_source::segments_of,
     host_memory::HostMemory,
     id::Id,
     ledger::{Entry, Ledger},
@@ -17,8 +17,8 @@ use crate::{
 /// A sink in device memory: all in one allocation, or each tensor in its own. Each range is staged in a slot, and
 /// copied to the device when it is written.
 ///
-/// A range longer than a slot is staged in ordinary memory and copied through one slot piece by piece, which is slower.
-/// The bytes between parts are padding, and are dropped.
+/// A range longer than a slot is staged in ordinary memory and copied piece by piece, through one slot at a time, which
+/// is slower. The bytes between parts are padding, and are dropped.
 ///
 /// A copy cannot be cancelled, so it counts as a writer until it has ended, even if its future was dropped: until then
 /// [`open`](Sink::open) of an overlapping range waits, and [`commit`](Self::commit) fails.
@@ -57,7 +57,7 @@ impl EngineSink {
         Self {
             id: Id::unique(),
             len_bytes: parts.len_bytes(),
-            copy_in: Box::new(move |slot, range| engine.copy_in(slot, segments(&parts, &range))),
+            copy_in: Box::new(move |slot, range| engine.copy_in(slot, segments_of(&parts, &range))),
             slots,
             overlong: HostMemory::new(u64::MAX),
             ledger: Arc::default(),
@@ -70,18 +70,18 @@ impl EngineSink {
         let Target { sink, range, lent } = target;
         match lent {
             Lent::Staged { slot, entry, .. } if sink == self.id => {
-                self.copy(slot, range, entry.copy(kept)).await
+                self.copy(slot, range, entry.begin_copy(kept)).await
             }
             Lent::Overlong { staging, entry } if sink == self.id => {
-                self.piece_by_piece(range, &staging, &entry.copy(kept)).await
+                self.piece_by_piece(range, &staging, &entry.begin_copy(kept)).await
             }
             _ => Err(SinkError::ForeignTarget),
         }
     }
 
-    /// Ends the writing. Succeeds when no byte is lent and no copy is in flight, whether or not all bytes were filled,
-    /// which the caller must track. Otherwise it fails and changes nothing. After success, every call fails with
-    /// [`SinkError::Committed`].
+    /// Ends the writing. Succeeds when no byte is lent and no copy is in flight; otherwise it fails and changes
+    /// nothing. Whether all bytes were filled is for the caller to track. After success, opening a range and committing
+    /// again fail with [`SinkError::Committed`].
     pub fn commit(&self) -> Result<(), SinkError> {
         self.ledger.commit(self.len_bytes)
     }
@@ -101,7 +101,7 @@ impl EngineSink {
                 entry.lend();
                 Lent::Staged { slot, len, entry }
             }
-            // A length beyond the address space is refused by the allocation.
+            // An empty range needs no memory. A length beyond the address space is refused by the allocation.
             len => {
                 let staging = self.overlong.allocate(len.unwrap_or(usize::MAX))?;
                 entry.lend();
@@ -112,7 +112,7 @@ impl EngineSink {
     }
 
     async fn copy(&self, mut slot: Slot, range: Range<u64>, entry: Arc<Entry>) -> Result<(), SinkError> {
-        slot.enter(entry);
+        slot.attach(entry);
         drop((self.copy_in)(slot, range).await?);
         Ok(())
     }
@@ -174,15 +174,15 @@ mod tests {
     impl Gated {
         /// Ends the oldest copy with success, and returns its slot.
         fn end_oldest(&self) {
-            let (slot, done) = self.copies.lock().unwrap().remove(0);
-            done.finish(Ok(slot));
+            let (slot, completion) = self.copies.lock().unwrap().remove(0);
+            completion.finish(Ok(slot));
         }
 
         /// Fails the engine: the end of every copy is unknown, and its slot is forfeited.
         fn fail(&self) {
-            for (slot, done) in self.copies.lock().unwrap().drain(..) {
+            for (slot, completion) in self.copies.lock().unwrap().drain(..) {
                 slot.forfeit();
-                done.finish(Err(CopyError::EngineStopped));
+                completion.finish(Err(CopyError::EngineStopped));
             }
         }
     }
@@ -212,14 +212,14 @@ mod tests {
         }
 
         fn copy_in(&self, slot: Slot, _: Vec<CopySegment<u64>>) -> Copying {
-            let (done, copying) = Copying::pair();
-            self.copies.lock().unwrap().push((slot, done));
+            let (completion, copying) = Copying::pair();
+            self.copies.lock().unwrap().push((slot, completion));
             copying
         }
     }
 
     /// A sink of 100 bytes with two slots of 20.
-    fn sink() -> (Arc<Gated>, EngineSink) {
+    fn new_sink() -> (Arc<Gated>, EngineSink) {
         let engine = Arc::new(Gated::default());
         let slots = engine.slots(Capacity { slots: 2, slot_bytes: 20 }).unwrap();
         let sink = EngineSink::new(Arc::clone(&engine), Arc::new(100), slots);
@@ -237,7 +237,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_copy_whose_future_is_dropped_is_a_writer_until_it_has_ended() {
-        let (engine, sink) = sink();
+        let (engine, sink) = new_sink();
         let kept = Arc::new(());
         let target = sink.open(5..15).await.unwrap();
         assert!(!sink.waits_for_device());
@@ -255,7 +255,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_lent_range_is_busy_and_does_not_wait_for_the_device() {
-        let (_, sink) = sink();
+        let (_, sink) = new_sink();
         let held = [sink.open(0..20).await.unwrap(), sink.open(20..40).await.unwrap()];
         assert!(!sink.waits_for_device());
         for range in [0..1, 19..21, 30..50] {
@@ -273,7 +273,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_range_longer_than_a_slot_is_lent_until_its_last_piece_is_copied() {
-        let (engine, sink) = sink();
+        let (engine, sink) = new_sink();
         let target = sink.open(0..50).await.unwrap();
         let mut writing = std::pin::pin!(sink.write(target));
         for _ in 0..2 {
@@ -289,7 +289,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_range_that_a_failed_device_may_write_stays_busy() {
-        let (engine, sink) = sink();
+        let (engine, sink) = new_sink();
         let kept = Arc::new(());
         let target = sink.open(5..15).await.unwrap();
         let (written, ()) =

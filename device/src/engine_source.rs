@@ -13,10 +13,10 @@ use crate::{
 /// A source in device memory: all in one allocation, or each tensor in its own. Each read waits for a slot, into which
 /// the bytes are copied.
 ///
-/// A read returns the slot itself, without a host copy, as long as a quarter of the pool is free, and at least one
-/// slot. Otherwise its bytes are copied to ordinary memory and the slot is returned at once: a reader with a slow
-/// network then uses memory within its own bound, and never blocks other readers. A range longer than a slot is copied
-/// through one slot, piece by piece.
+/// The result of a read is the slot itself, without a host copy, as long as a quarter of the pool's slots, and at least
+/// one, are still free. Otherwise the bytes are copied to ordinary memory and the slot goes back to the pool at once: a
+/// reader with a slow network then uses memory within its own bound, and never blocks other readers. A range longer
+/// than a slot is copied through one slot, piece by piece.
 ///
 /// The bytes between parts are padding, and zero.
 pub struct EngineSource<E: CopyEngine> {
@@ -57,7 +57,7 @@ impl<E: CopyEngine> EngineSource<E> {
     /// Copies `range`, which is no longer than a slot, into a slot.
     async fn copy(&self, range: Range<u64>) -> Result<Slot, SourceError> {
         let mut slot = self.slots.acquire().await;
-        let segments = segments(&self.parts, &range);
+        let segments = segments_of(&self.parts, &range);
         let mut end = 0;
         for segment in &segments {
             slot[end..segment.at].fill(0);
@@ -116,7 +116,7 @@ impl<E: CopyEngine> fmt::Debug for EngineSource<E> {
 }
 
 /// The segments of `range`, which is no longer than a slot: one for each part that it touches.
-pub(crate) fn segments<M>(parts: &Parts<Arc<M>>, range: &Range<u64>) -> Vec<CopySegment<M>> {
+pub(crate) fn segments_of<M>(parts: &Parts<Arc<M>>, range: &Range<u64>) -> Vec<CopySegment<M>> {
     let segment = |(common, part, memory): (Range<u64>, &Range<u64>, &Arc<M>)| CopySegment {
         memory: Arc::clone(memory),
         offset: common.start - part.start,
@@ -141,7 +141,7 @@ mod tests {
     use crate::{HostEngine, HostMemory};
 
     /// A source of `len` zeros, and its slots.
-    fn source(len: usize, capacity: Capacity) -> (EngineSource<HostEngine>, SlotPool) {
+    fn new_source(len: usize, capacity: Capacity) -> (EngineSource<HostEngine>, SlotPool) {
         let engine = Arc::new(HostEngine::inline(HostMemory::new(1 << 20)));
         let slots = engine.slots(capacity).unwrap();
         (EngineSource::new(Arc::clone(&engine), engine.allocate(len).unwrap(), slots.clone()), slots)
@@ -149,7 +149,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_reader_holds_slots_only_while_there_are_enough() {
-        let (source, slots) = source(100, Capacity { slots: 8, slot_bytes: 10 });
+        let (source, slots) = new_source(100, Capacity { slots: 8, slot_bytes: 10 });
         let mut held = Vec::new();
         for i in 0..10 {
             held.push(source.read(i * 10..(i + 1) * 10).await.unwrap());
@@ -162,7 +162,7 @@ mod tests {
     #[tokio::test]
     async fn the_last_slot_always_comes_back() {
         for slots in 1..4 {
-            let (source, pool) = source(100, Capacity { slots, slot_bytes: 10 });
+            let (source, pool) = new_source(100, Capacity { slots, slot_bytes: 10 });
             let mut held = Vec::new();
             for i in 0..10 {
                 held.push(source.read(i * 10..(i + 1) * 10).await.unwrap());
@@ -172,8 +172,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_read_without_a_slot() {
-        let (source, slots) = source(100, Capacity { slots: 1, slot_bytes: 10 });
+    async fn an_empty_range_is_read_without_a_slot() {
+        let (source, slots) = new_source(100, Capacity { slots: 1, slot_bytes: 10 });
         let held = slots.acquire().await;
         assert!(source.read(50..50).await.unwrap().is_empty());
         drop(held);

@@ -32,12 +32,12 @@ impl HostBytes {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there is no byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Writes all of them to `writer`.
+    /// Writes all bytes to `writer`.
     pub fn write_to(&self, writer: &mut impl Write) -> io::Result<()> {
         match self {
             Self::Stable(bytes) => writer.write_all(bytes),
@@ -46,7 +46,7 @@ impl HostBytes {
     }
 
     /// The same bytes, on loan. See [`Loan::lend`].
-    pub fn lent_by(self, loan: &Loan) -> Self {
+    pub fn on_loan(self, loan: &Loan) -> Self {
         match self {
             Self::Stable(bytes) => Self::Stable(loan.lend(bytes)),
             Self::Volatile(bytes) => Self::Volatile(loan.lend_volatile(bytes)),
@@ -81,8 +81,8 @@ impl From<VolatileBytes> for HostBytes {
 /// A source whose payload lies in many places of host memory: each tensor in its producer's memory.
 ///
 /// Why: tensors need not be copied into one payload. The bytes between the parts are padding, and zero. A read within
-/// one part shares its bytes; a read that spans parts or padding is gathered into a new buffer of its length, by the
-/// task that awaits it. Large tensors start chunks of their own, so nearly all bytes are shared.
+/// one part shares its bytes; a read that spans parts or padding is gathered into a new buffer, by the task that awaits
+/// the read. Large tensors start chunks of their own, so nearly all bytes are shared.
 ///
 /// Bytes that may change ([`HostBytes::Volatile`]) are always copied: on an AMD EPYC that took 60 ms for each GiB, in
 /// chunks of 4 MiB.
@@ -171,9 +171,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Region, parts::tests::places};
+    use crate::{Region, parts::tests::any_places};
 
-    fn source() -> (Bytes, GatherSource) {
+    fn new_source() -> (Bytes, GatherSource) {
         let bytes = Bytes::from(vec![1, 2, 3, 4, 5, 6, 7, 8]);
         let parts = [(2..6, bytes.slice(..4)), (6..10, bytes.slice(4..))];
         (bytes, GatherSource::new(12, parts).unwrap())
@@ -181,7 +181,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_read_within_a_part_shares_its_bytes() {
-        let (bytes, source) = source();
+        let (bytes, source) = new_source();
         for (range, first) in [(2..6, 0), (3..5, 1), (6..10, 4), (9..10, 7)] {
             assert!(source.is_in_place(&range));
             assert_eq!(source.read(range).await.unwrap().as_ptr(), bytes[first..].as_ptr());
@@ -201,7 +201,7 @@ mod tests {
 
     #[tokio::test]
     async fn padding_is_zero() {
-        let (_, source) = source();
+        let (_, source) = new_source();
         assert_eq!(source.read(0..12).await.unwrap()[..], [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0]);
         assert_eq!(source.read(10..12).await.unwrap()[..], [0, 0]);
         assert_eq!(source.read(9..11).await.unwrap()[..], [8, 0]);
@@ -213,7 +213,7 @@ mod tests {
     #[tokio::test]
     #[expect(clippy::reversed_empty_ranges, reason = "a reader may ask for any two numbers")]
     async fn ranges_outside_are_refused() {
-        let (_, source) = source();
+        let (_, source) = new_source();
         for range in [0..13, 13..13, 3..2, u64::MAX..u64::MAX, 1..u64::MAX] {
             assert!(matches!(source.read(range).await, Err(SourceError::OutOfBounds { len_bytes: 12, .. })));
         }
@@ -243,7 +243,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_read_is_the_payload_cut_out(
-            (len_bytes, places) in places(),
+            (len_bytes, places) in any_places(),
             start in any::<u64>(),
             len in any::<u64>(),
             volatile in any::<[bool; 4]>(),

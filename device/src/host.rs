@@ -13,10 +13,10 @@ use crate::{
     slot::Slot,
 };
 
-/// The reference copy engine: its device is host memory, its copy unit a thread.
+/// The reference copy engine: its device is host memory, and a thread makes its copies.
 ///
-/// Other engines are tested against it, and everything built on engines can be tested with it, without a GPU: its
-/// copies are as asynchronous as those on a GPU stream. Payloads that stay on the host need no engine:
+/// Other engines are tested against it, and everything built on engines can be tested with it, without a GPU: the
+/// copies of its thread are as asynchronous as those on a GPU stream. Payloads that stay on the host need no engine:
 /// [`HostSource`](crate::HostSource) and [`HostSink`](crate::HostSink) copy nothing.
 ///
 /// Dropping it does not block. Requested copies still run to their end, then the thread ends.
@@ -52,8 +52,8 @@ impl HostEngine {
         if let Err(error) = check_copy(self.id, &slot, &segments, |memory| memory.len as u64) {
             return Copying::refused(error);
         }
-        let (done, copying) = Copying::pair();
-        let job = Job { direction, slot, segments, done };
+        let (completion, copying) = Copying::pair();
+        let job = Job { direction, slot, segments, completion };
         match &self.jobs {
             // If the thread is gone, the job is returned and dropped here, which reports `EngineStopped`.
             Some(jobs) => drop(jobs.send(job)),
@@ -131,12 +131,12 @@ struct Job {
     direction: Direction,
     slot: Slot,
     segments: Vec<CopySegment<HostEngineMemory>>,
-    done: Completion,
+    completion: Completion,
 }
 
 impl Job {
     fn run(self) {
-        let Self { direction, mut slot, segments, done } = self;
+        let Self { direction, mut slot, segments, completion } = self;
         for CopySegment { memory, offset, len, at } in segments {
             let part = &mut slot[at..at + len];
             let begin = offset as usize; // Within the memory, whose length is a `usize`.
@@ -146,7 +146,7 @@ impl Job {
                 Direction::In => bytes[begin..begin + len].copy_from_slice(part),
             }
         } // The tensor memory is released before the end is reported.
-        done.finish(Ok(slot));
+        completion.finish(Ok(slot));
     }
 }
 
@@ -161,20 +161,20 @@ mod tests {
     use super::*;
     use crate::{CopyError, engine::CopySegment};
 
-    fn engine() -> Arc<HostEngine> {
+    fn new_engine() -> Arc<HostEngine> {
         Arc::new(HostEngine::new(HostMemory::new(64 << 20)).unwrap())
     }
 
-    fn inline_engine() -> Arc<HostEngine> {
+    fn new_inline_engine() -> Arc<HostEngine> {
         Arc::new(HostEngine::inline(HostMemory::new(64 << 20)))
     }
 
-    crate::engine_cases!(host_engine, engine);
-    crate::engine_cases!(inline_host_engine, inline_engine);
+    crate::engine_cases!(host_engine, new_engine);
+    crate::engine_cases!(inline_host_engine, new_inline_engine);
 
     #[tokio::test]
     async fn a_slot_returns_after_its_copy_even_if_the_future_is_dropped() {
-        let engine = engine();
+        let engine = new_engine();
         let memory = engine.allocate(100).unwrap();
         let slots = engine.slots(Capacity { slots: 1, slot_bytes: 100 }).unwrap();
 
@@ -193,7 +193,7 @@ mod tests {
 
     #[tokio::test]
     async fn memory_outlives_its_owner_while_a_copy_runs() {
-        let engine = engine();
+        let engine = new_engine();
         let memory = engine.allocate(100).unwrap();
         let slots = engine.slots(Capacity { slots: 2, slot_bytes: 100 }).unwrap();
 
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_dropped_engine_finishes_the_requested_copies() {
-        let engine = engine();
+        let engine = new_engine();
         let memory = engine.allocate(100).unwrap();
         let slots = engine.slots(Capacity { slots: 8, slot_bytes: 100 }).unwrap();
 
@@ -224,13 +224,13 @@ mod tests {
         assert_eq!(slots.available(), 0);
         drop(copies_blocked_guard);
         for mut copy in copies {
-            assert!(end(&mut copy).is_ok());
+            assert!(poll_to_end(&mut copy).is_ok());
         }
         assert_eq!(slots.available(), 8);
     }
 
     /// Polls a copy to its end, on a thread without a runtime.
-    fn end(copy: &mut Copying) -> Result<Slot, CopyError> {
+    fn poll_to_end(copy: &mut Copying) -> Result<Slot, CopyError> {
         let mut context = Context::from_waker(Waker::noop());
         loop {
             if let Poll::Ready(end) = Pin::new(&mut *copy).poll(&mut context) {

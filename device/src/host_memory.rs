@@ -23,12 +23,13 @@ use crate::{
 
 /// An allocator of large regions of host memory within a budget, which reuses the memory of dropped regions.
 ///
-/// Why reuse: a consumer receives successive versions of the same size, and receiving into touched memory is several
-/// times faster than into fresh memory. Dropped memory therefore stays mapped, in a cache. The cache counts against the
-/// budget and is evicted, oldest first, when a new mapping needs room. With [`on_demand`](Self::on_demand) memory is
-/// cached only while more allocations are expected, and shortly after that.
+/// Why reuse: a consumer receives successive versions of the same size, and receiving into touched memory is two or
+/// more times as fast as into fresh memory. Dropped memory therefore stays mapped, in a cache. The cache counts against
+/// the budget and is evicted, oldest first, when a new mapping needs room. With [`on_demand`](Self::on_demand) memory
+/// is cached only while more allocations are expected, and shortly after that.
 ///
-/// A clone is cheap and shares everything. Regions may outlive the last clone; their memory is unmapped then.
+/// A clone is cheap and shares everything. Dropping the last clone unmaps the cache. Regions may live longer; their
+/// memory is unmapped when they are dropped.
 #[derive(Clone)]
 pub struct HostMemory {
     cache: Arc<Cache>,
@@ -60,7 +61,8 @@ impl HostMemory {
         Self { cache: Arc::new(Cache::new(budget_bytes, prefault, keep)) }
     }
 
-    /// Announces repeated allocations: memory is cached until the lease is dropped.
+    /// Announces repeated allocations. An [`on_demand`](Self::on_demand) allocator caches memory until the lease is
+    /// dropped; others ignore leases.
     pub fn demand(&self) -> CacheLease {
         if let Keep::OnDemand(demands) = &mut self.cache.state().keep {
             *demands += 1;
@@ -72,9 +74,9 @@ impl HostMemory {
     ///
     /// Its content is unspecified: zeros in fresh memory, the bytes of an earlier tensor in reused memory, so fill it
     /// before it becomes visible. Costs a lock when memory is reused; otherwise a few system calls, and the unmapping
-    /// of evicted memory (milliseconds for gigabytes), so call it once per payload and not once per chunk. Fresh
-    /// regions of 32 MiB and more are populated in the background. Fails when the budget, the operating system or, for
-    /// such regions, the memory limit of the container has no room.
+    /// of evicted memory (milliseconds for gigabytes), so call it once per payload and not once per chunk. Untouched
+    /// pages of mappings of 32 MiB and more are populated in the background. Fails when the budget, the operating
+    /// system or, for a new mapping of that size, the memory limit of the container has no room.
     pub fn allocate(&self, len: usize) -> Result<Region, AllocError> {
         if len == 0 {
             return Ok(Region::default());
@@ -122,7 +124,7 @@ impl HostMemory {
         }
     }
 
-    /// Maps memory that `take` has counted as in use, and undoes that if the system refuses.
+    /// Maps memory that `take` has counted as in use. On failure, no longer counts it.
     fn map(&self, len: usize) -> Result<Arc<Populated>, AllocError> {
         let fits = if self.populates(len) { self.must_fit_cgroup(len as u64) } else { Ok(()) };
         let size = page_costs::preferred();
@@ -146,7 +148,7 @@ impl HostMemory {
     }
 
     /// Refuses an allocation beyond the container's memory limit: the system would kill this process when the memory is
-    /// touched. Evicts cached memory if needed.
+    /// touched. Evicts all cached memory first if little of the limit would be left.
     fn must_fit_cgroup(&self, asked_bytes: u64) -> Result<(), AllocError> {
         let with_reserved = asked_bytes.saturating_add(reserved_bytes());
         let mut fit = cgroup::fits(with_reserved);
@@ -185,8 +187,10 @@ impl fmt::Debug for HostMemory {
     }
 }
 
-/// Announces repeated allocations. When the last lease is dropped, cached memory is unmapped, which takes milliseconds
-/// for gigabytes: a small cache at once, a large one unless another lease is taken within two seconds.
+/// An announcement of repeated allocations from an [`on_demand`](HostMemory::on_demand) allocator.
+///
+/// When the last lease is dropped and the allocator holds less than 32 MiB, its cached memory is unmapped at once;
+/// otherwise two seconds later, unless another lease is taken meanwhile. Unmapping takes milliseconds for gigabytes.
 #[derive(Debug)]
 pub struct CacheLease(HostMemory);
 
@@ -385,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_outlives_its_pool() {
+    fn a_region_outlives_its_allocator() {
         let mut region = HostMemory::new(u64::MAX).allocate(40 << 20).unwrap();
         region.fill(7);
         assert_eq!(region.freeze()[(40 << 20) - 1], 7);

@@ -10,16 +10,17 @@ use crate::{
     source::BoxFuture,
 };
 
-/// A sink in host memory, in one piece or with each tensor in its own memory, which the network fills in place.
+/// A sink in host memory: all of the payload in one region, or each tensor in a region of its own. Nearly
+/// all bytes are received directly into that memory.
 ///
-/// A range within one part is cut out of its memory: no copy, no slot, no waiting. Writing or dropping the target puts
-/// the memory back. So no two writers have the same byte, and [`commit`](Self::commit) cannot return bytes that are
-/// still being written. Costs a lock and a few tree steps per chunk; each open target adds at most one piece to the
-/// tree.
+/// A range within one part is cut out of the part's memory: no copy, no slot, no waiting. Writing or dropping the
+/// target puts the memory back. So no two writers have the same byte, and [`commit`](Self::commit) cannot return bytes
+/// that are still being written. Costs a lock and a few steps in a tree of the memory that is not lent, per chunk; each
+/// open target adds at most one piece to the tree.
 ///
-/// A range that spans parts or padding is staged, in memory of exactly its length, and copied to the parts when it is
-/// written; large tensors start chunks of their own, so that affects few bytes. Padding is dropped, and may be lent to
-/// several targets at a time.
+/// A range that spans parts or padding (the bytes between parts) is staged, in memory of exactly its length, and copied
+/// to the parts when it is written; large tensors start chunks of their own, so that affects few bytes. Padding is
+/// dropped, and may be lent to several targets at a time.
 ///
 /// The parts are written before their bytes are verified: do not trust their content before the commit.
 pub struct HostSink {
@@ -37,8 +38,8 @@ impl HostSink {
     }
 
     /// Receives a payload of `len_bytes` into `parts`: the range of each in the payload, and its memory. Ranges that
-    /// span parts are staged in `staging`. Fails unless the parts are sorted, disjoint, within the payload, and each as
-    /// long as its memory.
+    /// span parts or padding are staged in memory of `staging`. Fails unless the parts are sorted, disjoint, within the
+    /// payload, and each as long as its memory.
     pub fn scatter(
         len_bytes: u64,
         parts: impl IntoIterator<Item = (Range<u64>, Region)>,
@@ -48,10 +49,11 @@ impl HostSink {
         Ok(Self { id: Id::unique(), memory, staging })
     }
 
-    /// Ends the writing and returns the complete region of each part, in order; for an empty part the default region.
+    /// Ends the writing and returns the whole region of each part, in order; for an empty part the default region.
     ///
-    /// Succeeds when no byte is lent, whether or not all were filled, which the caller must track. While bytes are lent
-    /// it fails and changes nothing. After success, every call fails with [`SinkError::Committed`].
+    /// Succeeds when no byte of a part is lent. Whether all bytes were filled is for the caller to track. While bytes
+    /// are lent, this fails and changes nothing. After success, opening a range and committing again fail with
+    /// [`SinkError::Committed`].
     pub fn commit(&self) -> Result<Vec<Region>, SinkError> {
         self.memory.commit()
     }
@@ -86,7 +88,7 @@ impl HostSink {
             return Err(SinkError::ForeignTarget);
         }
         if let Lent::Scattered { staging, pieces } = target.lent {
-            scatter(&staging, target.range.start, pieces);
+            copy_to_pieces(&staging, target.range.start, pieces);
         }
         Ok(())
     }
@@ -115,8 +117,8 @@ impl fmt::Debug for HostSink {
     }
 }
 
-/// Copies the bytes of the pieces out of `staging`, which begins at `start` in the payload.
-fn scatter(staging: &[u8], start: u64, pieces: Vec<Piece>) {
+/// Copies the bytes of each piece from `staging`, whose first byte is at `start` in the payload.
+fn copy_to_pieces(staging: &[u8], start: u64, pieces: Vec<Piece>) {
     for mut piece in pieces {
         // A piece lies within the staged range, whose length is a `usize`.
         let offset = (piece.start() - start) as usize;
@@ -132,14 +134,14 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
-    use crate::{GiveBack, parts::tests::places};
+    use crate::{GiveBack, parts::tests::any_places};
 
     fn memory() -> HostMemory {
         HostMemory::new(u64::MAX)
     }
 
     /// Parts at 2..6 and 6..10 of a payload of 12 bytes, and handles that return their owners.
-    fn sink() -> (HostSink, [GiveBack<Vec<u8>>; 2]) {
+    fn new_sink() -> (HostSink, [GiveBack<Vec<u8>>; 2]) {
         let (first, first_back) = Region::lent_by(vec![0; 4]);
         let (second, second_back) = Region::lent_by(vec![0; 4]);
         let sink = HostSink::scatter(12, [(2..6, first), (6..10, second)], memory()).unwrap();
@@ -159,7 +161,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_range_over_several_parts_is_copied_when_it_is_written() {
-        let (sink, mut owners) = sink();
+        let (sink, mut owners) = new_sink();
         let mut target = sink.open(0..12).await.unwrap();
         target.copy_from_slice(&[9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9]);
         sink.write(target).await.unwrap();
@@ -170,7 +172,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_range_over_several_parts_that_is_dropped_changes_nothing() {
-        let (sink, _) = sink();
+        let (sink, _) = new_sink();
         sink.open(4..8).await.unwrap().fill(7);
         let regions = sink.commit().unwrap();
         assert!(regions.iter().all(|region| region[..] == [0; 4]));
@@ -178,7 +180,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_busy_part_makes_the_whole_span_busy_and_lends_none_of_it() {
-        let (sink, _) = sink();
+        let (sink, _) = new_sink();
         let held = sink.open(7..8).await.unwrap();
         assert!(matches!(sink.open(4..9).await, Err(SinkError::Busy { start: 4, end: 9 })));
         assert!(sink.open(2..6).await.is_ok());
@@ -191,8 +193,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn padding_is_lent_twice_at_a_time() {
-        let (sink, _) = sink();
+    async fn padding_may_be_lent_twice_at_a_time_and_does_not_stop_a_commit() {
+        let (sink, _) = new_sink();
         let one = sink.open(0..2).await.unwrap();
         let other = sink.open(0..2).await.unwrap();
         sink.write(one).await.unwrap();
@@ -203,7 +205,7 @@ mod tests {
     #[tokio::test]
     #[expect(clippy::reversed_empty_ranges, reason = "a writer may ask for any two numbers")]
     async fn ranges_outside_are_refused() {
-        let (sink, _) = sink();
+        let (sink, _) = new_sink();
         for range in [0..13, 13..13, 3..2, u64::MAX..u64::MAX, 1..u64::MAX] {
             assert!(matches!(sink.open(range).await, Err(SinkError::OutOfBounds { len_bytes: 12, .. })));
         }
@@ -220,7 +222,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_sink_refuses_targets_of_another_sink() {
-        let ((mine, _), (other, _)) = (sink(), sink());
+        let ((mine, _), (other, _)) = (new_sink(), new_sink());
         for range in [3..5, 3..9] {
             let target = mine.open(range).await.unwrap();
             assert!(matches!(other.write(target).await, Err(SinkError::ForeignTarget)));
@@ -229,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_region_is_one_part() {
+    async fn a_single_region_is_filled_in_place_and_returned() {
         let region = memory().allocate(1000).unwrap();
         let address = region.as_ptr();
         let sink = HostSink::new(region);
@@ -255,7 +257,7 @@ mod tests {
 
     #[tokio::test]
     async fn owners_are_returned_when_the_sink_and_its_targets_are_dropped() {
-        let (sink, mut owners) = sink();
+        let (sink, mut owners) = new_sink();
         let mut target = sink.open(3..5).await.unwrap();
         drop(sink);
         target.fill(1);
@@ -268,7 +270,7 @@ mod tests {
     /// Goal: concurrent writers never share a byte, and a concurrent commit succeeds only after the last writer.
     /// Method: each writer checks that its bytes still have the value that it wrote.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn many_writers_and_a_commit() {
+    async fn concurrent_writers_share_no_byte_and_commit_waits_for_them() {
         let parts = (0..16).map(|i| (i * 64 + i..i * 64 + i + 64, Region::from_owner(vec![0; 64])));
         let sink = Arc::new(HostSink::scatter(16 * 65, parts, memory()).unwrap());
         let (written, closing) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -322,7 +324,7 @@ mod tests {
         Commit,
     }
 
-    fn op() -> impl Strategy<Value = Op> {
+    fn any_op() -> impl Strategy<Value = Op> {
         prop_oneof![
             4 => (0u64..180, 0u64..60).prop_map(|(start, len)| Op::Open(start, start + len)),
             2 => (any::<usize>(), any::<u8>()).prop_map(|(i, byte)| Op::Fill(i, byte)),
@@ -433,9 +435,9 @@ mod tests {
     proptest! {
         #[test]
         fn a_sink_is_what_its_writers_left(
-            (len_bytes, places) in places(),
+            (len_bytes, places) in any_places(),
             shared in any::<bool>(),
-            ops in vec(op(), 0..80),
+            ops in vec(any_op(), 0..80),
         ) {
             let mut model = Model::new(len_bytes, places, shared);
             for op in ops {

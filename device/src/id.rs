@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A process-wide unique id of an engine or sink, by which a slot or target of another engine or sink is refused
-/// instead of copied to a wrong place.
+/// A process-wide unique id of an engine, a sink or a CUDA memory. By it, slots and targets of another engine or sink
+/// are refused instead of copied to a wrong place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Id(u64);
 

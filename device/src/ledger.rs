@@ -23,9 +23,9 @@ pub(crate) struct Ledger {
 
 #[derive(Default)]
 struct State {
-    /// The entries, by number. Those lent or copied have slots, which bound their count; the others wait for a slot.
+    /// The entries, by id. A target, a copy or a waiting call of `open` holds each, which bounds them.
     entries: BTreeMap<u64, (Range<u64>, Phase)>,
-    last_number: u64,
+    last_id: u64,
     is_committed: bool,
 }
 
@@ -33,26 +33,26 @@ struct State {
 enum Phase {
     /// The range waits for a slot.
     Waiting,
-    /// The writer fills its slot.
+    /// The writer fills its slot, or its staging memory if it is longer than a slot.
     Lent,
-    /// The engine copies its slot.
+    /// The engine copies its bytes, or the next piece of them waits for a slot.
     Copying,
 }
 
 impl Ledger {
-    /// Adds `range`, once no copy to it is in flight. Fails at once if any byte of it is lent, or waits for a slot.
-    /// Cancel safe.
+    /// Adds `range`, once no copy to it is in flight. Fails at once if any byte of it is lent, or waits for a slot, and
+    /// after the commit. Cancel safe.
     pub(crate) async fn enter(self: &Arc<Self>, range: &Range<u64>) -> Result<Entry, SinkError> {
         loop {
             let ended = self.ended.notified();
-            if let Some(number) = self.state().enter(range)? {
-                return Ok(Entry { number, ledger: Arc::clone(self), kept: None });
+            if let Some(id) = self.state().enter(range)? {
+                return Ok(Entry { id, ledger: Arc::clone(self), kept: None });
             }
             ended.await;
         }
     }
 
-    /// Ends the writing. Fails while there is an entry of a non-empty range.
+    /// Ends the writing. Fails while there is an entry of a non-empty range, and after the commit.
     pub(crate) fn commit(&self, len_bytes: u64) -> Result<(), SinkError> {
         let mut state = self.state();
         let lent_bytes = state.entries.values().map(|(range, _)| range.end - range.start).sum();
@@ -77,7 +77,7 @@ impl Ledger {
 }
 
 impl State {
-    /// Adds `range` and returns its number; `None` while a copy to any byte of it is in flight.
+    /// Adds `range` and returns the id of its entry; `None` while a copy to any byte of it is in flight.
     fn enter(&mut self, range: &Range<u64>) -> Result<Option<u64>, SinkError> {
         if self.is_committed {
             return Err(SinkError::Committed);
@@ -91,15 +91,15 @@ impl State {
         if is_copied {
             return Ok(None);
         }
-        self.last_number += 1;
-        self.entries.insert(self.last_number, (range.clone(), Phase::Waiting));
-        Ok(Some(self.last_number))
+        self.last_id += 1;
+        self.entries.insert(self.last_id, (range.clone(), Phase::Waiting));
+        Ok(Some(self.last_id))
     }
 }
 
 /// A range's entry in a [`Ledger`], which is removed when this is dropped.
 pub(crate) struct Entry {
-    number: u64,
+    id: u64,
     ledger: Arc<Ledger>,
     kept: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -110,15 +110,15 @@ impl Entry {
         self.set(Phase::Lent);
     }
 
-    /// Marks the range as copied by the engine, and keeps `kept` alive until the entry ends.
-    pub(crate) fn copy(mut self, kept: impl Any + Send + Sync) -> Arc<Self> {
+    /// Marks the range as being copied by the engine, and keeps `kept` alive until the entry ends.
+    pub(crate) fn begin_copy(mut self, kept: impl Any + Send + Sync) -> Arc<Self> {
         self.kept = Some(Box::new(kept));
         self.set(Phase::Copying);
         Arc::new(self)
     }
 
     fn set(&mut self, to: Phase) {
-        if let Some((_, phase)) = self.ledger.state().entries.get_mut(&self.number) {
+        if let Some((_, phase)) = self.ledger.state().entries.get_mut(&self.id) {
             *phase = to;
         }
     }
@@ -126,7 +126,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.ledger.state().entries.remove(&self.number);
+        self.ledger.state().entries.remove(&self.id);
         self.ledger.ended.notify_waiters();
     }
 }

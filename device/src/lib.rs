@@ -12,17 +12,17 @@
 //! - a [`Memfd`] is memory to share with another process; [`Sealed`] is another process's memory, which can no longer
 //!   change;
 //! - a [`Reservation`] keeps part of the container's memory limit free for memory that is not allocated here;
-//! - a [`Loan`] reports to the owner of lent bytes that they are returned; a region returns the owner itself
-//!   ([`Region::lent_by`]);
+//! - a [`Loan`] reports to the owner of lent bytes that nobody uses them any more; [`Region::lent_by`] gives the owner
+//!   itself back;
 //! - [`VolatileBytes`] are bytes that foreign code may write while this process reads them.
 //!
 //! Ownership enforces the rules. A region is exclusive; a copy in flight owns its slot and holds its tensor memory;
-//! dropping a value is the only way to return its memory. The `unsafe` code of the project's memory handling is here:
-//! `mapping` calls the kernel, and `region` makes safe slices of mapped memory; `host_memory` guarantees that a mapping
-//! has one owner, `owner` that nobody else touches a caller's memory while it is lent, `sealed` that nobody can change
-//! sealed bytes, and `volatile` that no reference points to bytes that others may write. In [`cuda`], `symbols`,
-//! `driver` and `gpu` call the driver, and `page_locked` guarantees that the memory of its slots is valid. The other
-//! modules are safe code, except where `cuda` calls their unsafe functions; each call says why its arguments are valid.
+//! memory is returned by dropping the value that holds it. Most of the project's `unsafe` code is here: `mapping` calls
+//! the kernel, and `region` makes safe slices of mapped memory; `host_memory` guarantees that a mapping has one owner,
+//! `owner` that nobody else touches a caller's memory while it is lent, `sealed` that nobody can change sealed bytes,
+//! and `volatile` that no reference points to bytes that others may write. In [`cuda`], `symbols`, `driver` and `gpu`
+//! call the driver, and `page_locked` guarantees that the memory of its slots is valid. The other modules are safe
+//! code, except that those of `cuda` call unsafe functions of these; each call says why its arguments are valid.
 
 mod cgroup;
 pub mod cuda;

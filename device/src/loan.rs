@@ -30,7 +30,7 @@ impl Loan {
 
     /// Lends `bytes`, without a copy. Costs one small allocation.
     ///
-    /// The returned bytes are on loan; clones of `bytes` taken before are not.
+    /// The result is on loan; clones that were made of `bytes` before are not.
     pub fn lend(&self, bytes: Bytes) -> Bytes {
         Bytes::from_owner(Lent { bytes, _count: Arc::clone(&self.count) })
     }
@@ -43,7 +43,7 @@ impl Loan {
 
 /// A handle that reports the end of a [`Loan`]. Clones are equivalent.
 ///
-/// The end of the loan happens after all reads of the bytes, so that they may then be written or freed.
+/// The loan ends after all reads of the bytes, so whoever observes its end may write or free the bytes.
 #[derive(Debug, Clone)]
 pub struct Returned {
     end: Arc<End>,
@@ -175,7 +175,7 @@ mod tests {
         Drop(usize),
     }
 
-    fn op() -> impl Strategy<Value = Op> {
+    fn any_op() -> impl Strategy<Value = Op> {
         prop_oneof![
             (0usize..9).prop_map(Op::Lend),
             any::<usize>().prop_map(Op::Clone),
@@ -186,7 +186,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_loan_is_over_with_the_last_slice(ops in vec(op(), 0..40)) {
+        fn a_loan_is_over_with_the_last_slice(ops in vec(any_op(), 0..40)) {
             let (loan, returned) = Loan::new();
             let mut held: Vec<Bytes> = Vec::new();
             for op in ops {

@@ -2,7 +2,7 @@ use std::{io, ops::Range, os::fd::BorrowedFd, ptr, ptr::NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-/// A private memory mapping, unmapped on drop: zeroed memory from the kernel, or a read-only file.
+/// A private memory mapping, unmapped on drop: zeroed memory from the kernel, or a file, read-only.
 ///
 /// It starts on a page, which satisfies the alignment of payloads (256 bytes). A mapping owns addresses and gives no
 /// access to the bytes: its one owner does, usually through a [`Region`](crate::Region).
@@ -89,7 +89,7 @@ impl Mapping {
     /// Excludes this mapping from forks, so that its pages stay the parent's own. A child that touches them is killed;
     /// a child that only executes another program never does.
     pub(crate) fn keep_from_children(&self) {
-        // If the kernel refuses, a fork costs the parent as much as for all other memory.
+        // If the kernel refuses, a fork makes these pages copy-on-write, like all other memory.
         let _ = self.advise(0..self.len, Advice::LinuxDontFork);
     }
 

@@ -12,7 +12,7 @@ use rustix::{
 ///
 /// It is written by system calls and not mapped, so that the writer pays one copy and no page faults. Pass it on only
 /// after it is sealed; from then on nobody can change it, not even its writer. It needs no mount: it is bounded by the
-/// container's memory, not by the 64 MiB of its `/dev/shm`.
+/// container's memory, not by the usual 64 MiB of its `/dev/shm`.
 #[derive(Debug)]
 pub struct Memfd {
     fd: OwnedFd,
@@ -20,7 +20,8 @@ pub struct Memfd {
     written_bytes: u64,
 }
 
-/// A sealed [`Memfd`], which nobody can change. Closing it frees the memory, unless another process holds it.
+/// A sealed [`Memfd`], which nobody can change. Its memory is freed when no process has a descriptor or a mapping of it
+/// any more.
 #[derive(Debug)]
 pub struct SealedFd(OwnedFd);
 
@@ -48,7 +49,7 @@ impl Memfd {
         self.len_bytes
     }
 
-    /// The number of bytes copied into it.
+    /// The number of bytes copied into it. A byte that was written twice counts twice.
     pub fn written_bytes(&self) -> u64 {
         self.written_bytes
     }

@@ -67,7 +67,7 @@ impl<O: AsMut<[u8]> + Send + 'static> Owned<O> {
         owned
     }
 
-    /// Like `new`, but returns the owner instead of dropping it.
+    /// Like `new`, but when the result is dropped, the owner goes to the [`GiveBack`] handle.
     pub(crate) fn lent(owner: O) -> (Self, GiveBack<O>) {
         let (sender, receiver) = oneshot::channel();
         let mut owned = Self::new(owner);
@@ -84,7 +84,7 @@ unsafe impl<O: Send> Sync for Owned<O> {}
 
 // SAFETY: `start` and `len` are set once, from a `&'static mut [u8]`: initialised bytes that any thread may read and
 // write, and that, as the compiler guarantees, nobody else accesses until the owner is touched again. That happens in
-// `drop`, after the keeper's owner, the region, was dropped with all its parts.
+// `drop`, after the region that holds this keeper was dropped with all its parts.
 unsafe impl<O: Send + 'static> Keeper for Owned<O> {
     fn start(&self) -> NonNull<u8> {
         self.start

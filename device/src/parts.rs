@@ -3,7 +3,7 @@ use std::ops::Range;
 /// The ranges of a payload that have memory of their own, sorted and disjoint. The bytes between them are padding or
 /// unselected tensors.
 ///
-/// Finding the parts of a range is a binary search, so that ten thousand tensors cost no more per chunk than ten.
+/// Finding the parts of a range is a binary search, so that ten thousand tensors cost hardly more per chunk than ten.
 #[derive(Debug)]
 pub(crate) struct Parts<T> {
     len_bytes: u64,
@@ -182,7 +182,7 @@ pub(crate) mod tests {
 
     /// A payload's length, which may include padding at the end, and the ranges of its parts: some touch, some have
     /// gaps between them, some are empty.
-    pub(crate) fn places() -> impl Strategy<Value = (u64, Vec<Range<u64>>)> {
+    pub(crate) fn any_places() -> impl Strategy<Value = (u64, Vec<Range<u64>>)> {
         let gap_and_len = (prop_oneof![Just(0), 0u64..9], prop_oneof![1 => Just(0), 4 => 0u64..20]);
         (vec(gap_and_len, 0..8), 0u64..5).prop_map(|(parts, padding)| {
             let mut end = 0;
@@ -196,7 +196,7 @@ pub(crate) mod tests {
         })
     }
 
-    fn parts(len_bytes: u64, places: &[(Range<u64>, usize)]) -> Result<Parts<Vec<u8>>, PartsError> {
+    fn new_parts(len_bytes: u64, places: &[(Range<u64>, usize)]) -> Result<Parts<Vec<u8>>, PartsError> {
         let places = places.iter().cloned();
         Parts::new(len_bytes, places.map(|(range, len)| (range, vec![0; len])))
     }
@@ -205,36 +205,39 @@ pub(crate) mod tests {
     #[expect(clippy::reversed_empty_ranges, reason = "a caller may give any two numbers")]
     fn a_part_is_as_long_as_its_memory() {
         for (range, len) in [(0..4, 3), (0..4, 5), (4..0, 4), (4..0, 0), (0..u64::MAX, 1)] {
-            assert!(matches!(parts(9, &[(range, len)]), Err(PartsError::WrongLength { .. })));
+            assert!(matches!(new_parts(9, &[(range, len)]), Err(PartsError::WrongLength { .. })));
         }
     }
 
     #[test]
     fn a_part_lies_in_the_payload() {
         for (range, len) in [(0..5, 5), (4..5, 1), (5..5, 0), (u64::MAX..u64::MAX, 0)] {
-            assert!(matches!(parts(4, &[(range, len)]), Err(PartsError::OutOfBounds { len_bytes: 4, .. })));
+            assert!(matches!(
+                new_parts(4, &[(range, len)]),
+                Err(PartsError::OutOfBounds { len_bytes: 4, .. })
+            ));
         }
-        assert!(parts(4, &[(4..4, 0)]).is_ok());
+        assert!(new_parts(4, &[(4..4, 0)]).is_ok());
     }
 
     #[test]
     fn parts_that_share_a_byte_are_refused() {
-        let wrong = parts(9, &[(0..4, 4), (3..6, 3)]).unwrap_err();
+        let wrong = new_parts(9, &[(0..4, 4), (3..6, 3)]).unwrap_err();
         assert_eq!(wrong, PartsError::Overlap { start: 3, end: 6, previous_start: 0, previous_end: 4 });
-        let wrong = parts(9, &[(2..4, 2), (0..6, 6)]).unwrap_err();
+        let wrong = new_parts(9, &[(2..4, 2), (0..6, 6)]).unwrap_err();
         assert!(matches!(wrong, PartsError::Overlap { .. }));
     }
 
     #[test]
     fn parts_out_of_order_are_refused() {
-        let wrong = parts(9, &[(4..6, 2), (0..4, 4)]).unwrap_err();
+        let wrong = new_parts(9, &[(4..6, 2), (0..4, 4)]).unwrap_err();
         assert_eq!(wrong, PartsError::OutOfOrder { start: 0, end: 4, previous_start: 4 });
     }
 
     proptest! {
         #[test]
         fn binary_search_finds_the_same_parts_as_a_scan(
-            (len_bytes, places) in places(),
+            (len_bytes, places) in any_places(),
             start in 0u64..90,
             len in 0u64..50,
         ) {

@@ -6,7 +6,7 @@ use std::{
 
 use crate::{parts::Parts, region::Region, sink::SinkError};
 
-/// The memory of a host sink, which lends it in pieces and returns it when no piece is lent.
+/// The memory of a host sink. It is lent in pieces, and given back by the commit, when no piece is lent.
 ///
 /// A piece is cut out of the memory and put back when it is dropped. Therefore no two writers share a byte, and memory
 /// is never returned while it is being written.
@@ -32,7 +32,7 @@ impl SinkMemory {
     /// Lends `range`, which lies in one part.
     pub(crate) fn lend(self: &Arc<Self>, range: &Range<u64>) -> Result<Piece, SinkError> {
         let Range { start, end } = *range;
-        let cut = self.state().open()?.cut(range);
+        let cut = self.state().uncommitted()?.cut(range);
         let region = cut.ok_or(SinkError::Busy { start, end })?;
         Ok(Piece { start, region, memory: Arc::clone(self) })
     }
@@ -41,7 +41,7 @@ impl SinkMemory {
     pub(crate) fn lend_common(self: &Arc<Self>, range: &Range<u64>) -> Result<Vec<Piece>, SinkError> {
         let Range { start, end } = *range;
         let common: Vec<_> = self.parts.common_with(range).map(|(common, ..)| common).collect();
-        let cut = self.state().open()?.cut_all(&common);
+        let cut = self.state().uncommitted()?.cut_all(&common);
         let regions = cut.ok_or(SinkError::Busy { start, end })?;
         let piece = |(start, region)| Piece { start, region, memory: Arc::clone(self) };
         Ok(regions.into_iter().map(piece).collect())
@@ -50,7 +50,7 @@ impl SinkMemory {
     /// Ends the lending and returns the memory of each part, unless some of it is lent.
     pub(crate) fn commit(&self) -> Result<Vec<Region>, SinkError> {
         let mut state = self.state();
-        let pieces = state.open()?;
+        let pieces = state.uncommitted()?;
         let len_bytes = self.parts.placed_bytes();
         let lent_bytes = len_bytes - pieces.len_bytes();
         if lent_bytes > 0 {
@@ -71,7 +71,8 @@ impl SinkMemory {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returned pieces and `lent_bytes` fill the parts, and no two returned pieces of one part touch.
+    /// Checks that the pieces that are not lent, and `lent_bytes`, add up to the parts, and that no two such pieces of
+    /// one part touch.
     #[cfg(test)]
     pub(crate) fn check(&self, lent_bytes: u64) {
         let state = self.state();
@@ -84,7 +85,7 @@ impl SinkMemory {
     }
 }
 
-/// A lent part of a sink's memory. Dropping it returns the memory to the sink.
+/// A lent range of a sink's memory. Dropping it returns the memory to the sink.
 pub(crate) struct Piece {
     start: u64,
     region: Region,
@@ -118,7 +119,8 @@ struct State {
 }
 
 impl State {
-    fn open(&mut self) -> Result<&mut Pieces, SinkError> {
+    /// The pieces. Fails after the commit.
+    fn uncommitted(&mut self) -> Result<&mut Pieces, SinkError> {
         match self.is_committed {
             true => Err(SinkError::Committed),
             false => Ok(&mut self.pieces),
@@ -126,8 +128,8 @@ impl State {
     }
 }
 
-/// The memory that is not lent, by its start in the payload. No piece is empty, and pieces adjacent in memory are
-/// joined.
+/// The memory that is not lent, by its start in the payload. No piece is empty, and pieces that are adjacent both in
+/// the payload and in memory are joined.
 #[derive(Default)]
 struct Pieces {
     by_start: BTreeMap<u64, Region>,
@@ -144,7 +146,7 @@ impl Pieces {
         range.is_empty() || around.is_some_and(|(start, region)| range.end <= start + region.len() as u64)
     }
 
-    /// Removes `range`, if one piece contains it.
+    /// Removes and returns the memory of `range`, if one piece contains it.
     fn cut(&mut self, range: &Range<u64>) -> Option<Region> {
         if range.is_empty() {
             return Some(Region::default());
@@ -169,7 +171,7 @@ impl Pieces {
         all_here.then(|| ranges.iter().map(cut).collect())?
     }
 
-    /// Adds a piece, and joins it with the pieces adjacent to it in memory.
+    /// Adds a piece, and joins it with the pieces that are adjacent both in the payload and in memory.
     fn put_back(&mut self, mut start: u64, mut region: Region) {
         if region.is_empty() {
             return;

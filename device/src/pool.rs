@@ -15,17 +15,17 @@ use crate::{
 
 /// The capacity of a [`SlotPool`].
 ///
-/// More slots than bandwidth × round-trip time / `slot_bytes` cannot speed a transfer up: QUIC keeps a sent slot until
-/// it is acknowledged, and that number of slots fills the path.
+/// QUIC keeps a sent slot until it is acknowledged, so bandwidth × round-trip time / `slot_bytes` slots fill the path.
+/// A few more are filled meanwhile; any further ones do not speed a transfer up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// The number of slots.
     pub slots: usize,
-    /// The bytes of each slot: the longest chunk that fits.
+    /// The bytes of each slot, and of the longest chunk that fits into one.
     pub slot_bytes: usize,
 }
 
-/// A pool of staging buffers of one size. Waiting for a slot is the back-pressure of the whole pipeline.
+/// A pool of staging buffers of one size. Waiting for a slot is the back-pressure on every step that needs one.
 ///
 /// All memory is mapped at the start; unless it is page-locked, the kernel provides it when a slot is first used. The
 /// slot returned last is handed out first, so that a lightly used pool stays small and warm. A clone is cheap and
@@ -57,13 +57,13 @@ impl SlotPool {
         self.shared.hand_out()
     }
 
-    /// Returns a slot if one is free and no other caller waits for one.
+    /// Takes a slot if one is free and no other caller waits for one.
     pub fn try_acquire(&self) -> Option<Slot> {
         self.shared.permits.try_acquire().ok()?.forget();
         Some(self.shared.hand_out())
     }
 
-    /// The number of free slots. All others are held.
+    /// The number of free slots. A slot that was returned while a caller waits is that caller's, and not free.
     pub fn available(&self) -> usize {
         self.shared.permits.available_permits()
     }
@@ -83,7 +83,7 @@ impl SlotPool {
         self.shared.capacity.slot_bytes
     }
 
-    /// The bytes of memory that a pool needs. Fails for an empty pool.
+    /// The bytes of memory that a pool needs. Fails for a pool without slots, or with slots of no bytes.
     pub(crate) fn memory_len(capacity: Capacity) -> Result<usize, AllocError> {
         let Capacity { slots, slot_bytes } = capacity;
         if slots == 0 || slot_bytes == 0 {
@@ -98,7 +98,7 @@ impl SlotPool {
         let Capacity { slots, slot_bytes } = capacity;
         let mut cut_slot = || {
             let mut region = memory.split_to(stride(slot_bytes)).expect("the memory is `slots` strides long");
-            drop(region.split_off(slot_bytes)); // The end of the last page stays unused.
+            drop(region.split_off(slot_bytes)); // The end of the slot's last page stays unused.
             region
         };
         let free = Mutex::new((0..slots).map(|_| cut_slot()).collect());
@@ -130,7 +130,7 @@ impl fmt::Debug for SlotPool {
 pub(crate) struct Shared {
     /// The memory of free slots: at least one region for each permit that is free or just taken.
     free: Mutex<Vec<Region>>,
-    /// One permit per free slot. It keeps waiters in order.
+    /// One permit per free slot. The semaphore keeps waiters in order.
     permits: Semaphore,
     capacity: Capacity,
     engine: Option<Id>,
@@ -168,13 +168,13 @@ mod tests {
 
     use super::*;
 
-    fn pool(slots: usize, slot_bytes: usize) -> SlotPool {
+    fn new_pool(slots: usize, slot_bytes: usize) -> SlotPool {
         SlotPool::new(Capacity { slots, slot_bytes }).unwrap()
     }
 
     #[test]
     fn slots_are_aligned_and_do_not_overlap() {
-        let pool = pool(3, 5000);
+        let pool = new_pool(3, 5000);
         let mut slots: Vec<Slot> = std::iter::from_fn(|| pool.try_acquire()).collect();
         assert_eq!(slots.len(), 3);
         for (i, slot) in slots.iter_mut().enumerate() {
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn frozen_bytes_hold_their_slot() {
-        let pool = pool(1, 100);
+        let pool = new_pool(1, 100);
         let mut slot = pool.try_acquire().unwrap();
         slot.fill(9);
         let bytes = slot.freeze(60);
@@ -220,14 +220,14 @@ mod tests {
 
     #[test]
     fn empty_frozen_bytes_hold_no_slot() {
-        let pool = pool(1, 100);
+        let pool = new_pool(1, 100);
         let empty = pool.try_acquire().unwrap().freeze(0);
         assert_eq!((empty.len(), pool.available()), (0, 1));
     }
 
     #[test]
     fn a_forfeited_slot_is_replaced() {
-        let pool = pool(1, 5000);
+        let pool = new_pool(1, 5000);
         let mut slot = pool.try_acquire().unwrap();
         slot.fill(7);
         let leaked = slot.as_ptr();
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_slot_outlives_its_pool() {
-        let mut slot = pool(1, 100).try_acquire().unwrap();
+        let mut slot = new_pool(1, 100).try_acquire().unwrap();
         slot.fill(3);
         assert_eq!(slot.freeze(100), [3; 100][..]);
     }
@@ -251,18 +251,18 @@ mod tests {
         TryAcquire,
         Release(usize),
         Freeze(usize),
-        Thaw(usize),
+        DropFrozen(usize),
         GiveUp(usize),
         GiveUpServed(usize),
     }
 
-    fn op() -> impl Strategy<Value = Op> {
+    fn any_op() -> impl Strategy<Value = Op> {
         prop_oneof![
             3 => Just(Op::Acquire),
             1 => Just(Op::TryAcquire),
             2 => any::<usize>().prop_map(Op::Release),
             1 => any::<usize>().prop_map(Op::Freeze),
-            1 => any::<usize>().prop_map(Op::Thaw),
+            1 => any::<usize>().prop_map(Op::DropFrozen),
             1 => any::<usize>().prop_map(Op::GiveUp),
             1 => any::<usize>().prop_map(Op::GiveUpServed),
         ]
@@ -306,7 +306,7 @@ mod tests {
                 Op::Freeze(i) if !self.held.is_empty() => {
                     self.frozen.push(self.held.swap_remove(i % self.held.len()).freeze(1));
                 }
-                Op::Thaw(i) if !self.frozen.is_empty() => {
+                Op::DropFrozen(i) if !self.frozen.is_empty() => {
                     self.frozen.swap_remove(i % self.frozen.len());
                 }
                 Op::GiveUp(i) if !self.waiting.is_empty() => {
@@ -340,9 +340,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_slot_is_lost_and_nobody_jumps_the_queue(ops in vec(op(), 0..80)) {
+        fn no_slot_is_lost_and_nobody_jumps_the_queue(ops in vec(any_op(), 0..80)) {
             let (held, frozen, waiting) = Default::default();
-            let mut model = Model { pool: pool(SLOTS, 64), held, frozen, waiting };
+            let mut model = Model { pool: new_pool(SLOTS, 64), held, frozen, waiting };
             for op in ops {
                 model.apply(op);
                 model.serve();

@@ -43,8 +43,8 @@ impl Region {
         Self::new(Owned::new(owner))
     }
 
-    /// Like [`from_owner`](Self::from_owner), and returns the owner, with the bytes that were written, once every part
-    /// of the region and every `Bytes` frozen from one are dropped.
+    /// Like [`from_owner`](Self::from_owner). The handle gives the owner back, with the bytes that were written, once
+    /// every part of the region and every `Bytes` frozen from one are dropped.
     pub fn lent_by<O: AsMut<[u8]> + Send + 'static>(owner: O) -> (Self, GiveBack<O>) {
         let (owned, give_back) = Owned::lent(owner);
         (Self::new(owned), give_back)
@@ -91,7 +91,7 @@ impl Region {
         Bytes::from_owner(self)
     }
 
-    /// Its address.
+    /// The address of the first byte.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -155,13 +155,14 @@ impl fmt::Debug for Region {
 /// # Safety
 ///
 /// For as long as the keeper lives, `start` and `len` are constant and name initialised bytes, valid for reads and
-/// writes by any thread, that nobody but the keeper's owner accesses. Dropping a keeper is allowed on any thread.
+/// writes by any thread, that are accessed only through the region made of this keeper. Dropping a keeper is allowed on
+/// any thread.
 pub(crate) unsafe trait Keeper: Send + Sync + 'static {
     fn start(&self) -> NonNull<u8>;
     fn len(&self) -> usize;
 }
 
-/// The address of empty regions: no memory, but aligned like that of any other region.
+/// The address of empty regions: no memory, but on a page boundary, like that of an allocated region.
 const EMPTY_ADDRESS: NonZeroUsize = NonZeroUsize::new(PAGE_BYTES).expect("a page has bytes");
 
 #[cfg(test)]
@@ -171,27 +172,27 @@ mod tests {
     use super::*;
     use crate::HostMemory;
 
-    fn region(len: usize) -> Region {
+    fn allocate(len: usize) -> Region {
         HostMemory::new(u64::MAX).allocate(len).unwrap()
     }
 
     /// A region whose bytes count up, in pooled memory or a caller's, and its model: the same bytes on the heap.
     fn counted(len: usize, pooled: bool) -> (Region, Vec<u8>) {
         let model: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
-        let mut region = if pooled { region(len) } else { Region::from_owner(vec![0; len]) };
+        let mut region = if pooled { allocate(len) } else { Region::from_owner(vec![0; len]) };
         region.copy_from_slice(&model);
         (region, model)
     }
 
     #[test]
     fn regions_of_different_memory_do_not_join() {
-        let (a, b) = region(4096).join(region(4096)).unwrap_err();
+        let (a, b) = allocate(4096).join(allocate(4096)).unwrap_err();
         assert_eq!((a.len(), b.len()), (4096, 4096));
     }
 
     #[test]
     fn parts_join_only_in_order_and_without_a_gap() {
-        let mut first = region(30);
+        let mut first = allocate(30);
         let mut second = first.split_off(10).unwrap();
         let third = second.split_off(10).unwrap();
         let (first, third) = first.join(third).unwrap_err();
@@ -202,7 +203,7 @@ mod tests {
 
     #[test]
     fn cutting_past_the_end_changes_nothing() {
-        let mut region = region(10);
+        let mut region = allocate(10);
         assert!(region.split_to(11).is_none());
         assert!(region.split_off(usize::MAX).is_none());
         assert_eq!(region.len(), 10);
@@ -218,7 +219,7 @@ mod tests {
 
     #[test]
     fn parts_are_written_from_several_threads() {
-        let mut rest = region(1 << 16);
+        let mut rest = allocate(1 << 16);
         let parts: Vec<Region> = (0..4).map(|_| rest.split_to(1 << 14).unwrap()).collect();
         let fill = |(i, mut part): (usize, Region)| {
             std::thread::spawn(move || {
@@ -245,7 +246,7 @@ mod tests {
         Write(usize, u8),
     }
 
-    fn op() -> impl Strategy<Value = Op> {
+    fn any_op() -> impl Strategy<Value = Op> {
         prop_oneof![
             (any::<usize>(), 0usize..300).prop_map(|(part, at)| Op::SplitTo(part, at)),
             (any::<usize>(), 0usize..300).prop_map(|(part, at)| Op::SplitOff(part, at)),
@@ -309,7 +310,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_behave_as_separate_vectors(len in 0usize..600, pooled in any::<bool>(), ops in vec(op(), 0..60)) {
+        fn parts_behave_as_separate_vectors(len in 0usize..600, pooled in any::<bool>(), ops in vec(any_op(), 0..60)) {
             let (whole, model) = counted(len, pooled);
             let mut parts = vec![(whole, 0, model)];
             for op in ops {

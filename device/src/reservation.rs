@@ -10,8 +10,8 @@ use crate::{
 /// The bytes of all reservations of this process.
 static RESERVED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Part of the container's memory limit (cgroup) that allocated regions leave free for other allocations of this
-/// process, until this is dropped.
+/// Part of the container's memory limit (cgroup) that large regions leave free for other allocations of this process,
+/// until this is dropped: [`HostMemory::allocate`](crate::HostMemory::allocate) fails rather than use it.
 ///
 /// Why: the kernel kills a process that exceeds the limit, and a connection may need its memory long after it was
 /// accepted. Memory that was allocated out of a reservation counts twice, as used and as reserved; so regions get less
@@ -31,7 +31,7 @@ impl Reservation {
     /// kernel, which takes tens of microseconds.
     ///
     /// # Errors
-    /// [`AllocError::OverCgroup`] if the limit has no room.
+    /// [`AllocError::OverCgroup`] if the limit does not have that room.
     pub fn fitting(bytes: u64) -> Result<Self, AllocError> {
         let reservation = Self::new(bytes);
         match cgroup::fits(reserved_bytes()) {
@@ -57,7 +57,7 @@ pub(crate) fn reserved_bytes() -> u64 {
 }
 
 /// The memory limit of this process's container, in bytes: the smallest limit of its cgroup and all parents. `None` if
-/// there is no limit.
+/// there is no limit, or it cannot be read.
 pub fn container_memory_bytes() -> Option<u64> {
     cgroup::limit_bytes()
 }

@@ -26,8 +26,8 @@ pub struct Sealed {
 impl Sealed {
     /// Maps all of `fd`, if it has exactly `len_bytes`, all of them written and immutable.
     ///
-    /// Partial mappings are refused: the whole file would stay in memory, uncounted. Checks every page for holes; do
-    /// not call it on an async executor's thread.
+    /// Partial mappings are refused: the whole file would stay in memory, uncounted. Checks every page for holes: do
+    /// not call this on an async executor's thread.
     ///
     /// # Errors
     /// [`SealedError`] says what is wrong with the descriptor.
@@ -49,7 +49,7 @@ impl Sealed {
         if found_bytes != len_bytes || len_bytes == 0 {
             return Err(SealedError::WrongLength { len_bytes, found_bytes });
         }
-        let written_bytes = written_bytes(fd, &stat)?;
+        let written_bytes = count_written_bytes(fd, &stat)?;
         if written_bytes < found_bytes {
             return Err(SealedError::Sparse { written_bytes, found_bytes });
         }
@@ -60,11 +60,11 @@ impl Sealed {
 
 /// The number of bytes before the first unwritten one. The file's allocated size alone proves nothing: pages can be
 /// reserved beyond its end while others are missing before it.
-fn written_bytes(fd: BorrowedFd<'_>, stat: &Stat) -> Result<u64, SealedError> {
+fn count_written_bytes(fd: BorrowedFd<'_>, stat: &Stat) -> Result<u64, SealedError> {
     let taken_bytes = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(BLOCK_BYTES);
     match seek(fd, SeekFrom::Hole(0)) {
         Ok(hole) => Ok(hole.min(taken_bytes)),
-        Err(Errno::INVAL) => Ok(taken_bytes), // A sandbox's kernel without `SEEK_HOLE`; it counts its pages itself.
+        Err(Errno::INVAL) => Ok(taken_bytes), // A sandbox's kernel has no `SEEK_HOLE`, only its count of pages.
         Err(error) => Err(error.into()),
     }
 }

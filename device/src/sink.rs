@@ -42,7 +42,8 @@ pub enum SinkError {
         /// The length of the sink.
         len_bytes: u64,
     },
-    /// Some byte of the range is lent to another target. Retry when that target is written or dropped.
+    /// Some byte of the range is lent to another target, or to be lent as soon as a slot is free. Retry when that
+    /// target is written or dropped.
     #[error(
         "The bytes {start}..{end} are being written already, in whole or in part. Wait for the other writer of this \
          range."
@@ -53,12 +54,12 @@ pub enum SinkError {
         /// One past the last requested byte.
         end: u64,
     },
-    /// The sink cannot be committed while targets are lent.
+    /// The sink cannot be committed while bytes are lent or being copied.
     #[error(
         "{lent_bytes} of {len_bytes} bytes are still lent to writers. Commit when all targets are written or dropped."
     )]
     StillLent {
-        /// The lent bytes.
+        /// The bytes that are lent or being copied.
         lent_bytes: u64,
         /// The length of the sink; in host memory, of its parts.
         len_bytes: u64,
@@ -81,8 +82,8 @@ pub enum SinkError {
 
 /// The memory that a sink lends for one range: dereferences to exactly the range's bytes.
 ///
-/// In host memory this is the destination itself, if the range lies in one part. Dropping the target returns the range
-/// without writing it.
+/// In host memory this is the destination itself, if the range lies in one part. Dropping the target gives its range
+/// back to the sink, with unspecified content.
 pub struct Target {
     /// The sink that opened this target.
     pub(crate) sink: Id,
@@ -127,7 +128,7 @@ impl fmt::Debug for Target {
 
 /// The memory of a target.
 pub(crate) enum Lent {
-    /// The destination itself, a part of a sink in host memory.
+    /// The destination itself, in the memory of a host sink.
     Piece(Piece),
     /// A slot, from which the bytes are copied to the device. `len` bytes of it are the target.
     Staged { slot: Slot, len: usize, entry: Entry },

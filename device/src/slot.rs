@@ -10,8 +10,8 @@ use crate::{host_memory::HostMemory, id::Id, ledger::Entry, pool::Shared, region
 
 /// One staging buffer of a [`SlotPool`](crate::SlotPool): memory, permission and back-pressure at once.
 ///
-/// The holder of a slot may write its bytes and have one chunk in flight. Dropping the slot passes it to the oldest
-/// waiter. Its content is unspecified: the bytes of its previous holder.
+/// The holder of a slot may write its bytes and have one chunk in flight. Dropping the slot returns it to the pool, for
+/// the oldest waiter if there is one. Its content is unspecified: zeros, or the bytes of an earlier holder.
 pub struct Slot {
     region: Region,
     pool: Arc<Shared>,
@@ -26,7 +26,7 @@ impl Slot {
     }
 
     /// Attaches the entry of the range that the bytes are copied to.
-    pub(crate) fn enter(&mut self, entry: Arc<Entry>) {
+    pub(crate) fn attach(&mut self, entry: Arc<Entry>) {
         self.entry = Some(entry);
     }
 

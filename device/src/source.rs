@@ -18,13 +18,14 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The origin of one payload's bytes.
 ///
-/// Reads may run concurrently and end in any order. A source does not change while it is read.
+/// Reads may run concurrently and end in any order. The owner of the bytes must not change them while the source
+/// exists: a reader could receive a mixture of old and new ones.
 pub trait Source: Send + Sync + fmt::Debug {
     /// The length of the whole payload.
     fn len_bytes(&self) -> u64;
 
-    /// Returns the bytes of `range`, without a copy where they lie in host memory. May wait for a staging slot, which
-    /// the bytes then hold until their last clone is dropped: a reader that keeps them blocks other readers.
+    /// Returns the bytes of `range`, without a copy where constant bytes lie in host memory in one piece. May wait for
+    /// a staging slot, which the bytes may then hold until their last clone is dropped.
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>>;
 
     /// Whether `range` lies in host memory in one piece, so that a read copies nothing. Only for counters.

@@ -75,7 +75,7 @@ impl Borrowed {
         let manifest = staging.lay_out(specs, metadata).map_err(StageError::from)?;
         let (loan, returned) = Loan::new();
         let parts = tensor_parts(&manifest, &aliases, bytes, |bytes| bytes.len() as u64)?;
-        let lent = parts.into_iter().map(|(range, bytes)| (range, bytes.lent_by(&loan)));
+        let lent = parts.into_iter().map(|(range, bytes)| (range, bytes.on_loan(&loan)));
         let source = GatherSource::new(manifest.payload_bytes(), lent)?;
         let payload = Payload::new(Arc::new(manifest), Arc::new(source));
         Ok(Self { payload, returned: Some(returned) })

@@ -9,7 +9,7 @@ use super::{
     options::{CudaOptions, HANG_FACTOR},
     setting::Setting,
     stream::StreamHandle,
-    waiters::Ticket,
+    waiters::WaiterHandle,
 };
 use crate::{
     engine::{CopyError, CopySegment},
@@ -22,12 +22,12 @@ pub(super) struct Copies {
     /// The copies that wait for a caller's stream, in the order of their requests. Each owns a slot, which bounds them.
     waiting: Vec<Waiting>,
     flights: Flights<InFlight>,
-    /// Whether a copy of each direction has signalled its end since the last poll.
+    /// For each direction, whether a copy has signalled its end since the last poll.
     signalled: [bool; 2],
     /// Requests that a caller's stream wait for copies. Each caller blocks until its request is handled, which bounds
     /// them.
     stream_waits: Vec<StreamWait>,
-    /// Whether the driver refused a call since the last poll, so that the device itself is to be queried.
+    /// Whether the driver refused a call since the last poll. Then the next poll queries the device itself.
     is_suspect: bool,
 }
 
@@ -42,15 +42,16 @@ struct StreamWait {
     reply: Reply<Result<(), CudaError>>,
 }
 
-/// A copy that the device may be executing. Dropping it leaks its slot and memory: only `ended` releases them.
+/// A copy that the device may be executing. Dropping it leaks its slot and memory: only `release` releases them.
 struct InFlight {
     resources: ManuallyDrop<CopyResources>,
-    /// The waiter's ticket; `None` once the copy was reported as late.
-    done: Option<Ticket>,
+    /// The handle of the waiter; `None` once the copy was reported as late.
+    waiter: Option<WaiterHandle>,
     /// The event recorded after the copy. `None` if the driver refused to record it.
     event: Option<RecordedEvent>,
     /// The driver's error, if the copy was submitted only in part.
     error: Option<CudaError>,
+    /// The bytes submitted so far.
     bytes: u64,
 }
 
@@ -73,7 +74,7 @@ impl Copies {
         }
     }
 
-    /// Starts a copy, now or once the streams that use its memory have passed their fences.
+    /// Starts a copy, now or once the fences of its memory are passed. Refuses it if a fence has failed.
     pub(super) fn start(&mut self, job: Job, gpu: &mut Gpu, setting: &Setting) {
         match readiness(&job) {
             Some(Ok(())) => self.begin(job, gpu, setting),
@@ -100,7 +101,8 @@ impl Copies {
         self.is_suspect = true;
     }
 
-    /// Starts the copies whose fences are passed, and refuses those that have waited too long.
+    /// Starts the copies whose fences are passed, and refuses those with a failed fence and those that have waited too
+    /// long.
     pub(super) fn start_waiting(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) {
         if self.waiting.is_empty() {
             return;
@@ -129,9 +131,9 @@ impl Copies {
             let signalled = std::mem::take(&mut self.signalled[direction as usize]);
             let due = self.flights.is_due(direction, now);
             if signalled || due {
-                let ended = self.end_all(direction, gpu, setting)?;
+                let ended_count = self.complete_ended(direction, gpu, setting)?;
                 if !signalled {
-                    setting.counters.ends_found_by_polling.add(ended);
+                    setting.counters.ends_found_by_polling.add(ended_count);
                 }
                 self.flights.still_running(direction, now);
             }
@@ -146,8 +148,9 @@ impl Copies {
         }
     }
 
-    /// Fails all copies after a device failure. Copies that the driver still reports as ended are completed; the slots
-    /// and memory of all others are leaked. Requests to make a stream wait fail.
+    /// Ends all copies after a device failure. Copies that have not started are refused, and return their slots.
+    /// Started copies that the driver still reports as ended are completed; the slots and memory of all others are
+    /// leaked. Requests to make a stream wait fail.
     pub(super) fn fail(&mut self, error: &CudaError, gpu: &mut Gpu, setting: &Setting) {
         for waiting in std::mem::take(&mut self.waiting) {
             self.refuse(waiting.job, error, setting);
@@ -159,7 +162,7 @@ impl Copies {
             while let Some((flight, late)) = self.flights.remove_oldest(direction) {
                 let ended = flight.event.as_ref().is_some_and(|event| gpu.has_passed(event) == Ok(true));
                 match ended {
-                    true => self.end(direction, flight, late, gpu, setting),
+                    true => self.complete(direction, flight, late, gpu, setting),
                     false => leak(flight, late, error, setting),
                 }
             }
@@ -213,9 +216,9 @@ impl Copies {
 
     /// Submits a copy to the device.
     fn begin(&mut self, job: Job, gpu: &mut Gpu, setting: &Setting) {
-        let Job { direction, slot, segments, done } = job;
+        let Job { direction, slot, segments, waiter } = job;
         let resources = ManuallyDrop::new(CopyResources { slot, segments });
-        let mut flight = InFlight { resources, done: Some(done), event: None, error: None, bytes: 0 };
+        let mut flight = InFlight { resources, waiter: Some(waiter), event: None, error: None, bytes: 0 };
         if let Err(error) = flight.enqueue(direction, gpu) {
             flight.error = Some(error.into());
         }
@@ -224,28 +227,33 @@ impl Copies {
             if flight.error.is_some() {
                 self.suspect();
             }
-            return flight.ended(setting);
+            return flight.release(setting);
         }
         setting.counters.copies_begun.add(1);
         flight.event = gpu.record_event(direction).ok();
         if let Some(event) = &flight.event {
-            // Without a signal, the copy is polled.
+            // Without a signal, polling finds the end of the copy.
             let _ = gpu.request_signal(direction, event);
         }
         self.flights.begin(direction, flight, Instant::now());
     }
 
     /// Completes the ended copies of one direction and returns their number.
-    fn end_all(&mut self, direction: Direction, gpu: &mut Gpu, setting: &Setting) -> Result<u64, CudaError> {
-        let mut ended = 0;
+    fn complete_ended(
+        &mut self,
+        direction: Direction,
+        gpu: &mut Gpu,
+        setting: &Setting,
+    ) -> Result<u64, CudaError> {
+        let mut ended_count = 0;
         // Queried twice if the driver refuses: a repeated error is final.
         while self.has_ended(direction, gpu).or_else(|_| self.has_ended(direction, gpu))? {
             if let Some((flight, late)) = self.flights.remove_oldest(direction) {
-                self.end(direction, flight, late, gpu, setting);
-                ended += 1;
+                self.complete(direction, flight, late, gpu, setting);
+                ended_count += 1;
             }
         }
-        Ok(ended)
+        Ok(ended_count)
     }
 
     /// Whether the oldest copy of one direction has ended. Copies of a stream end in order: a copy without an event has
@@ -262,7 +270,14 @@ impl Copies {
     }
 
     /// Completes an ended copy.
-    fn end(&self, direction: Direction, mut flight: InFlight, late: bool, gpu: &mut Gpu, setting: &Setting) {
+    fn complete(
+        &self,
+        direction: Direction,
+        mut flight: InFlight,
+        late: bool,
+        gpu: &mut Gpu,
+        setting: &Setting,
+    ) {
         if let Some(event) = flight.event.take() {
             gpu.recycle(event);
         }
@@ -276,7 +291,7 @@ impl Copies {
             counters.copies_quarantined.sub(1);
             counters.quarantined_bytes.sub(flight.bytes);
         }
-        flight.ended(setting);
+        flight.release(setting);
     }
 
     /// Reports late copies to their waiters. Slots and memory stay held.
@@ -284,9 +299,9 @@ impl Copies {
         for flight in self.flights.newly_late(now) {
             setting.counters.copies_quarantined.add(1);
             setting.counters.quarantined_bytes.add(flight.bytes);
-            if let Some(done) = flight.done.take() {
+            if let Some(waiter) = flight.waiter.take() {
                 let waited = setting.options.copy_timeout;
-                done.finish(Err(CopyError::TimedOut { device: setting.device(), waited }));
+                waiter.finish(Err(CopyError::TimedOut { device: setting.device(), waited }));
             }
         }
     }
@@ -300,7 +315,7 @@ impl InFlight {
         let slot = slot.as_mut_ptr();
         for segment in segments.iter().filter(|segment| segment.len > 0) {
             // SAFETY: `CudaEngine::start` checked that the segment is in bounds and the slot the engine's. `resources`
-            // keeps both. Only `ended` releases them, once the device has reported the end of the copy by an event
+            // keeps both. Only `release` releases them, once the device has reported the end of the copy by an event
             // recorded after this, or by an idle stream, or if nothing was submitted.
             unsafe { gpu.enqueue(direction, slot, segment) }?;
             self.bytes += segment.len as u64;
@@ -310,7 +325,7 @@ impl InFlight {
 
     /// Releases slot and memory, once the device no longer uses them. The memory is released before the end is
     /// reported, so that the caller then finds it released.
-    fn ended(self, setting: &Setting) {
+    fn release(self, setting: &Setting) {
         let CopyResources { slot, segments } = ManuallyDrop::into_inner(self.resources);
         drop(segments);
         let end = match self.error {
@@ -320,8 +335,8 @@ impl InFlight {
                 Err(CopyError::Refused { device: setting.device(), source })
             }
         };
-        match self.done {
-            Some(done) => done.finish(end),
+        match self.waiter {
+            Some(waiter) => waiter.finish(end),
             None => drop(end),
         }
     }
@@ -339,23 +354,23 @@ fn leak(mut flight: InFlight, late: bool, error: &CudaError, setting: &Setting) 
     let CopyResources { slot, segments } = ManuallyDrop::into_inner(flight.resources);
     std::mem::forget(segments);
     counters.leaked_bytes.add(slot.forfeit() as u64 + flight.bytes);
-    if let Some(done) = flight.done.take() {
-        done.finish(Err(CopyError::DeviceFailed { device: setting.device(), source: error.clone() }));
+    if let Some(waiter) = flight.waiter.take() {
+        waiter.finish(Err(CopyError::DeviceFailed { device: setting.device(), source: error.clone() }));
     }
 }
 
 /// Returns the slot of a copy that did not start, then reports the error.
 fn refuse(job: Job, error: CopyError) {
-    let Job { slot, segments, done, .. } = job;
+    let Job { slot, segments, waiter, .. } = job;
     drop((slot, segments));
-    done.finish(Err(error));
+    waiter.finish(Err(error));
 }
 
 /// Whether all fences of a copy's memory are passed: `None` while any is not, an error if one failed.
 fn readiness(job: &Job) -> Option<Result<(), CudaError>> {
     job.segments
         .iter()
-        .try_for_each(|segment| match segment.memory.poll_free() {
+        .try_for_each(|segment| match segment.memory.poll_fences() {
             Some(Ok(())) => std::ops::ControlFlow::Continue(()),
             other => std::ops::ControlFlow::Break(other),
         })

@@ -29,7 +29,7 @@ pub struct DeviceInfo {
 pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
     let driver = probe()?;
     query_aside("the CUDA driver", move || {
-        (0..driver.devices())
+        (0..driver.device_count())
             .map(|ordinal| DeviceInfo::query(&driver, ordinal))
             .collect()
     })
@@ -42,7 +42,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
 pub fn device_memory(ordinal: usize) -> Result<DeviceMemory, CudaError> {
     let driver = probe()?;
     query_aside(&format!("cuda:{ordinal}"), move || {
-        let (free_bytes, total_bytes) = gpu::measure(&driver, ordinal)?;
+        let (free_bytes, total_bytes) = gpu::query_memory(&driver, ordinal)?;
         Ok(DeviceMemory { free_bytes, total_bytes })
     })
 }
@@ -60,8 +60,8 @@ impl DeviceInfo {
     pub(super) fn query(driver: &Driver, ordinal: usize) -> Result<Self, CudaError> {
         let device = driver.device(ordinal)?;
         let capability = |attribute| {
-            let number = driver.attribute(device, attribute)?;
-            Ok::<_, CudaError>(u32::try_from(number).unwrap_or(0))
+            let value = driver.attribute(device, attribute)?;
+            Ok::<_, CudaError>(u32::try_from(value).unwrap_or(0))
         };
         let major = capability(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = capability(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;

@@ -25,23 +25,23 @@ use super::{
 pub struct Driver {
     symbols: &'static Symbols,
     version: Version,
-    devices: usize,
+    device_count: usize,
 }
 
 impl Driver {
-    /// The newest CUDA that the driver supports.
+    /// The newest version of CUDA that the driver supports.
     pub fn version(&self) -> Version {
         self.version
     }
 
     /// The number of devices visible to this process.
-    pub fn devices(&self) -> usize {
-        self.devices
+    pub fn device_count(&self) -> usize {
+        self.device_count
     }
 
     /// A driver with these functions, not yet initialised or queried.
     pub(super) fn new(symbols: &'static Symbols) -> Self {
-        Self { symbols, version: Version::UNKNOWN, devices: 0 }
+        Self { symbols, version: Version::UNKNOWN, device_count: 0 }
     }
 
     /// Queries and stores the version.
@@ -50,7 +50,7 @@ impl Driver {
         // SAFETY: the driver writes one number to a local.
         let code = unsafe { (self.symbols.cuDriverGetVersion)(&raw mut version) };
         self.check("cuDriverGetVersion", code)?;
-        self.version = Version::of(version.unsigned_abs());
+        self.version = Version::decode(version.unsigned_abs());
         Ok(self.version)
     }
 
@@ -61,18 +61,18 @@ impl Driver {
     }
 
     /// Queries and stores the number of devices. The driver must be initialised.
-    pub(super) fn query_devices(&mut self) -> Result<usize, DriverError> {
-        let mut devices: c_int = 0;
+    pub(super) fn query_device_count(&mut self) -> Result<usize, DriverError> {
+        let mut count: c_int = 0;
         // SAFETY: the driver writes one number to a local.
-        let code = unsafe { (self.symbols.cuDeviceGetCount)(&raw mut devices) };
+        let code = unsafe { (self.symbols.cuDeviceGetCount)(&raw mut count) };
         self.check("cuDeviceGetCount", code)?;
-        self.devices = usize::try_from(devices).unwrap_or(0);
-        Ok(self.devices)
+        self.device_count = usize::try_from(count).unwrap_or(0);
+        Ok(self.device_count)
     }
 
     /// The device with this ordinal.
     pub(super) fn device(&self, ordinal: usize) -> Result<CUdevice, CudaError> {
-        let devices = self.devices;
+        let devices = self.device_count;
         let valid = c_int::try_from(ordinal).ok().filter(|_| ordinal < devices);
         let ordinal = valid.ok_or(CudaError::NoSuchDevice { ordinal, devices })?;
         let mut device: CUdevice = 0;
@@ -119,7 +119,8 @@ impl Driver {
         Ok(bytes as u64)
     }
 
-    /// Retains the device's primary context, which all code in the process shares that does not create a context.
+    /// Retains the device's primary context, which is shared by all code in the process that does not create a context
+    /// of its own.
     pub(super) fn retain(&self, device: CUdevice) -> Result<CUcontext, DriverError> {
         let mut context: CUcontext = ptr::null_mut();
         // SAFETY: the driver writes one handle to a local.
@@ -128,7 +129,7 @@ impl Driver {
         Ok(context)
     }
 
-    /// Releases the primary context, once for each `retain`.
+    /// Undoes one `retain`.
     ///
     /// # Safety
     ///
@@ -150,9 +151,9 @@ impl Driver {
         self.check("cuCtxSetCurrent", code)
     }
 
-    /// Relaxes this thread's capture mode, so that it may allocate and query while another thread captures a graph.
-    /// Otherwise the driver would refuse such calls and invalidate the capture. This thread's own streams are never
-    /// captured.
+    /// Relaxes the calling thread's capture mode, if the driver can: this thread may then allocate and query while
+    /// another thread captures a graph. Otherwise the driver would refuse such calls and invalidate the capture. No
+    /// thread of this crate begins a capture itself.
     pub(super) fn relax_capture(&self) {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         if let Some(exchange) = self.symbols.cuThreadExchangeStreamCaptureMode {
@@ -277,7 +278,7 @@ impl Driver {
         self.check("cuEventDestroy_v2", code)
     }
 
-    /// Records the event on the stream, after all work submitted so far.
+    /// Records the event on the stream, after all work submitted to it so far.
     ///
     /// # Safety
     ///
@@ -345,13 +346,13 @@ impl Driver {
         self.check("cuMemcpyHtoDAsync_v2", code)
     }
 
-    /// Requests that a driver thread call `function` when all work on the stream has ended. It is not called if the
-    /// context fails before that.
+    /// Requests that a driver thread call `function` when all work submitted to the stream so far has ended. If the
+    /// context fails before that, `function` is never called.
     ///
     /// # Safety
     ///
-    /// `data` is a valid argument of `function` until that was called or the stream is known to be idle. `function`
-    /// does not unwind, and does not call CUDA. `stream` lives.
+    /// `data` stays a valid argument of `function` until `function` was called, or the stream is known to be idle.
+    /// `function` does not unwind, and does not call CUDA. `stream` lives.
     pub(super) unsafe fn launch(
         &self,
         stream: CUstream,
@@ -411,7 +412,7 @@ impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Driver")
             .field("version", &self.version)
-            .field("devices", &self.devices)
+            .field("device_count", &self.device_count)
             .finish()
     }
 }

@@ -27,7 +27,8 @@ use crate::{
 /// The copy engine of one CUDA device.
 ///
 /// It uses the device's primary context, shared with all other code in the process, PyTorch included, and streams of
-/// its own, which no other stream waits for. Copies in both directions run at the same time.
+/// its own. No other stream waits for these, unless a caller requests it ([`CudaMemory::wait_on`]). Copies in both
+/// directions run at the same time.
 ///
 /// One thread per engine makes all driver calls. Requesting a copy sends it a message, which takes that thread a few
 /// microseconds. Dropping the engine does not block: the thread ends when all copies have ended and all memory has been
@@ -81,8 +82,8 @@ impl CudaEngine {
         self.counters.failure.get()
     }
 
-    /// Records a fence on `stream`, which is passed when all work submitted before this call returns has ended. The
-    /// calling thread does not wait for the device.
+    /// Records a fence on `stream`, which is passed when all work submitted to the stream before this call has ended.
+    /// The calling thread does not wait for the device.
     pub fn fence(&self, stream: StreamHandle) -> Result<Fence, CudaError> {
         self.inbox.request(|reply| Command::Fence(stream, reply))?
     }
@@ -104,8 +105,9 @@ impl CudaEngine {
     /// before `after` is passed. The engine polls the fence, so that no stream has to wait; a copy that waits longer
     /// than the option `fence_timeout` fails.
     ///
-    /// `owner` keeps the memory: it is dropped when the result is dropped and no copy uses the memory any more,
-    /// possibly on the engine's thread. So its destructor must not wait for a lock held by a caller of this engine.
+    /// `owner` keeps the memory: it is dropped when the result is dropped, no copy uses the memory any more, and all
+    /// work recorded by [`CudaMemory::record_use`] has ended, possibly on the engine's thread. So its destructor must
+    /// not wait for a lock held by a caller of this engine.
     ///
     /// # Safety
     ///
@@ -127,16 +129,16 @@ impl CudaEngine {
     }
 
     fn start(&self, direction: Direction, segments: Vec<CopySegment<CudaMemory>>, slot: Slot) -> Copying {
-        let judged = check_copy(self.id, &slot, &segments, CudaMemory::len_bytes);
+        let checked = check_copy(self.id, &slot, &segments, CudaMemory::len_bytes);
         let own = segments.iter().all(|segment| segment.memory.engine() == self.id);
-        let judged = judged.and(if own { Ok(()) } else { Err(CopyError::ForeignMemory) });
-        if let Err(error) = judged {
+        let checked = checked.and(if own { Ok(()) } else { Err(CopyError::ForeignMemory) });
+        if let Err(error) = checked {
             return Copying::refused(error);
         }
-        let (done, copying) = Copying::pair();
-        let done = self.waiters.add(done);
+        let (completion, copying) = Copying::pair();
+        let waiter = self.waiters.add(completion);
         // If the thread is gone, the job is returned and dropped here, which reports `EngineStopped`.
-        drop(self.inbox.send(Command::Copy(Job { direction, slot, segments, done })));
+        drop(self.inbox.send(Command::Copy(Job { direction, slot, segments, waiter })));
         copying
     }
 }

@@ -33,7 +33,8 @@ impl Fence {
         final_verdict.unwrap_or_else(|| Err(CudaError::Stopped { device: self.shared.inbox.device().into() }))
     }
 
-    /// Whether the fence was passed or has failed at the last poll, without a driver call; `None` before.
+    /// The outcome at the last poll, without a driver call: `Ok` if the fence is passed, the error if it has failed,
+    /// `None` before that.
     pub fn verdict(&self) -> Option<Result<(), CudaError>> {
         self.shared.verdict.borrow().clone()
     }
@@ -66,7 +67,7 @@ impl fmt::Debug for Fence {
 /// A fence's state: `None` until it is passed or failed.
 pub(super) type Verdict = watch::Receiver<Option<Result<(), CudaError>>>;
 
-/// The state shared by a fence's clones. Dropping the last clone returns the event.
+/// The state shared by a fence's clones. Dropping the last clone frees the event for reuse.
 struct Shared {
     id: u64,
     verdict: Verdict,

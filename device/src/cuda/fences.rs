@@ -10,8 +10,8 @@ use super::{
     stream::StreamHandle,
 };
 
-/// The open fences: held by callers and not yet passed. They are polled at growing intervals, since a callback would
-/// have to be submitted to the caller's stream.
+/// The open fences: held by callers and not yet passed. They are polled at growing intervals: callbacks on one stream
+/// of the engine's would all wait for the slowest of the callers' streams.
 #[derive(Default)]
 pub(super) struct Fences {
     next_id: u64,

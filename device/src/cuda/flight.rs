@@ -85,7 +85,8 @@ impl<C> Flights<C> {
             .is_some_and(|flight| flight.poll_at <= now)
     }
 
-    /// Records that the oldest copy was polled and has not ended: the next poll comes after a longer pause.
+    /// Records that the oldest copy was polled and has not ended. If that poll was due, the next one comes after a
+    /// longer pause.
     pub(super) fn still_running(&mut self, direction: Direction, now: Instant) {
         if let Some(flight) = self.queues[direction as usize].front_mut()
             && flight.poll_at <= now
@@ -95,7 +96,7 @@ impl<C> Flights<C> {
         }
     }
 
-    /// The copies that have become late since the last call.
+    /// Marks the copies that have become late since the last call, and returns them.
     pub(super) fn newly_late(&mut self, now: Instant) -> impl Iterator<Item = &mut C> {
         let late_after = self.timing.late_after;
         let is_new = move |flight: &&mut Flight<C>| !flight.late && flight.started + late_after <= now;
@@ -127,7 +128,7 @@ impl<C> Flights<C> {
     }
 }
 
-/// The first poll without a signal: long after most copies have ended, and soon enough if a signal is lost.
+/// The time until the first poll without a signal: most copies take far less, so few are polled.
 const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
 const POLL_INTERVAL_MAX: Duration = Duration::from_millis(250);
 
@@ -202,7 +203,7 @@ mod tests {
         Wait(u64),
     }
 
-    fn op() -> impl Strategy<Value = Op> {
+    fn any_op() -> impl Strategy<Value = Op> {
         prop_oneof![
             any::<bool>().prop_map(Op::Begin),
             any::<bool>().prop_map(Op::End),
@@ -214,7 +215,7 @@ mod tests {
         /// Every copy is reported late once, at its deadline, unless it ended before, if the thread always wakes at
         /// `wake_at`.
         #[test]
-        fn no_deadline_is_missed(ops in vec(op(), 0..60)) {
+        fn no_deadline_is_missed(ops in vec(any_op(), 0..60)) {
             let start = Instant::now();
             let (mut now, mut next) = (start, 0u32);
             let mut flights = Flights::new(TIMING);

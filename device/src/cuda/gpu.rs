@@ -48,7 +48,7 @@ struct CompletionCallback {
     inbox: Inbox,
 }
 
-/// A recorded event, to be returned by `recycle`. A dropped event is leaked, which is harmless.
+/// A recorded event. Give it back with `recycle`: a dropped event is leaked, which is harmless.
 #[derive(Debug)]
 #[must_use = "an event that is not recycled is lost"]
 pub(super) struct RecordedEvent(CUevent);
@@ -164,7 +164,7 @@ impl Gpu {
         }
     }
 
-    /// Records an event on a caller's stream.
+    /// Records an event on a caller's stream. Fails if the stream is being captured into a graph.
     pub(super) fn record_event_on(&mut self, stream: &StreamHandle) -> Result<RecordedEvent, CudaError> {
         self.refuse_capturing(stream)?;
         // SAFETY: the stream lives while its handle does, as the handle's creator promised (`StreamHandle::from_raw`).
@@ -191,7 +191,7 @@ impl Gpu {
         Ok(unsafe { self.record(stream) }?)
     }
 
-    /// Makes a caller's stream wait for an event.
+    /// Makes a caller's stream wait for an event. Fails if the stream is being captured into a graph.
     pub(super) fn make_wait(&self, stream: &StreamHandle, event: &RecordedEvent) -> Result<(), CudaError> {
         self.refuse_capturing(stream)?;
         // SAFETY: the stream lives while its handle does (`StreamHandle::from_raw`), and a recorded event lives.
@@ -232,7 +232,7 @@ impl Gpu {
         unsafe { self.driver.stream_is_idle(self.streams[direction as usize].copies) }
     }
 
-    /// Returns an event for reuse. Streams that wait for it still do.
+    /// Keeps an event for reuse. Streams that wait for it still do.
     pub(super) fn recycle(&mut self, event: RecordedEvent) {
         self.events.push(event.0);
     }
@@ -285,7 +285,7 @@ impl Gpu {
     }
 }
 
-/// The time that the shutdown of an engine waits for the last callbacks of each of its two streams of callbacks.
+/// The longest time that the shutdown of an engine waits for each of its two streams of callbacks.
 const CALLBACKS_TIMEOUT_MS: u32 = 1000;
 
 /// Retains the device's primary context and makes it current on this thread.
@@ -329,13 +329,14 @@ unsafe extern "C" fn on_completion(callback: *mut c_void) {
     let callback: *const CompletionCallback = callback.cast_const().cast();
     // SAFETY: the caller's promise.
     let callback = unsafe { Arc::from_raw(callback) };
-    // Fails if the engine's thread has ended. Sending locks only to push a message into a queue, and cannot panic.
+    // Fails if the engine's thread has ended. Sending only pushes a message into a queue: it waits for no driver
+    // call, and cannot panic.
     let _ = callback.inbox.send(Command::Signal(callback.direction));
 }
 
 /// The free and total bytes of a device, queried in a temporarily retained context. Costs a few hundred milliseconds,
 /// and temporarily a few hundred megabytes of device memory, unless this process already has a context.
-pub(super) fn measure(driver: &Driver, ordinal: usize) -> Result<(u64, u64), CudaError> {
+pub(super) fn query_memory(driver: &Driver, ordinal: usize) -> Result<(u64, u64), CudaError> {
     let device = driver.device(ordinal)?;
     bind(driver, device)?;
     let memory = driver.memory();

@@ -26,14 +26,14 @@ pub(super) struct Holdings {
     cache: MemoryCache,
     /// Opened allocations of other processes.
     opened: Opened,
-    /// The number of device memories that are given out or in `waiting`.
+    /// The number of device memories of the engine's own, and of shared ones, that are given out or in `waiting`.
     blocks: usize,
     /// The number of page-locked memories that are given out.
     locked: usize,
     /// Returned memory that a caller's stream may still use. Bounded by the memory given out.
     waiting: Vec<Waiting>,
     last_wait: Duration,
-    /// Whether leaked memory may still be in use: then its context must be leaked too.
+    /// Whether memory was leaked that may still be in use: then its context must be leaked too.
     has_leaked: bool,
 }
 
@@ -80,7 +80,7 @@ impl Holdings {
     }
 
     /// Allocates page-locked host memory.
-    pub(super) fn lock(
+    pub(super) fn allocate_page_locked(
         &mut self,
         len: usize,
         gpu: &Gpu,
@@ -101,7 +101,8 @@ impl Holdings {
         self.waiting.push(Waiting { owner, fences, since: Instant::now() });
     }
 
-    /// Unlocks and unmaps returned memory. If unlocking fails, the memory stays mapped: the device may still access it.
+    /// Unlocks and unmaps returned memory. If the device has failed or unlocking fails, the memory stays mapped: the
+    /// device may still access it.
     pub(super) fn unlock(
         &mut self,
         mapping: ManuallyDrop<Mapping>,
@@ -119,8 +120,8 @@ impl Holdings {
         }
     }
 
-    /// Frees the returned memory whose fences are passed. Leaks all of it after a device failure, and after the engine
-    /// is closed what has waited for `last_wait`.
+    /// Frees the returned memory whose fences are passed, and leaks that with a failed fence. Leaks all of it after a
+    /// device failure, and once the engine is closed, what has waited for `last_wait`.
     pub(super) fn poll(&mut self, now: Instant, gpu: &Gpu, setting: &Setting, failed: bool, closed: bool) {
         if self.waiting.is_empty() {
             return;
@@ -143,13 +144,13 @@ impl Holdings {
         self.waiting.iter().map(|waiting| waiting.since + self.last_wait).min()
     }
 
-    /// Whether everything given out has been returned.
+    /// Whether all memory of the engine that was given out was returned, and no returned memory waits for a stream.
     pub(super) fn are_returned(&self) -> bool {
         self.blocks == 0 && self.locked == 0 && self.waiting.is_empty()
     }
 
-    /// Returns cached memory to the driver. Returns whether the context may be released too: not while leaked memory of
-    /// it may be in use.
+    /// Gives cached memory back to the driver. The result is whether the context may be released too: not if leaked
+    /// memory of it may be in use.
     pub(super) fn free_cached(mut self, gpu: &Gpu, setting: &Setting) -> bool {
         while let Some(block) = self.cache.evict() {
             free_block(block, gpu, setting);
@@ -179,7 +180,7 @@ impl Holdings {
         })
     }
 
-    /// Allocates memory from the driver. While the driver has none, frees one cached block and retries.
+    /// Allocates memory from the driver. While the driver has none, frees one cached block after the other and retries.
     fn allocate_block(&mut self, len_bytes: u64, gpu: &Gpu, setting: &Setting) -> Result<Block, DriverError> {
         loop {
             match gpu.driver().allocate(len_bytes as usize) {
@@ -239,7 +240,7 @@ fn unlock(mapping: &Mapping, gpu: &Gpu) -> Result<(), DriverError> {
     }
 }
 
-/// Returns memory to the driver.
+/// Gives memory back to the driver.
 fn free_block(block: Block, gpu: &Gpu, setting: &Setting) {
     // SAFETY: the block was in the cache: its last owner was dropped, so no copy of it runs, since each copy is an
     // owner; and every stream that was named as using it has passed its work (`poll`).

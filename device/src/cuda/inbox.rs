@@ -18,7 +18,7 @@ use super::{
     share::{Exported, Imported, ShareError},
     shares::ExportRequest,
     stream::StreamHandle,
-    waiters::Ticket,
+    waiters::WaiterHandle,
 };
 use crate::{engine::CopySegment, host_memory::AllocError, id::Id, mapping::Mapping, slot::Slot};
 
@@ -50,13 +50,13 @@ impl Inbox {
     }
 
     /// Sends a request and waits up to `answer_timeout` for its answer. The thread handles the request even after that,
-    /// and drops a late answer with the memory or fence in it. It then still uses a stream in the request, which the
-    /// handle keeps.
+    /// and drops a late answer with the memory or fence in it. It then still uses a stream named in the request: the
+    /// `StreamHandle` in it keeps the stream alive.
     pub(super) fn request<T>(&self, request: impl FnOnce(Reply<T>) -> Command) -> Result<T, CudaError> {
         self.request_within(self.answer_timeout, request)
     }
 
-    /// Like `request`, with another timeout, for requests on which the thread itself waits.
+    /// Like `request`, with another timeout, for requests whose answer has to wait for streams or copies.
     pub(super) fn request_within<T>(
         &self,
         timeout: Duration,
@@ -92,7 +92,7 @@ pub(super) enum Command {
     Lock(usize, Reply<Result<PageLocked, AllocError>>),
     /// Allocate device memory that can be shared, with its descriptor.
     Buffer(usize, Reply<Result<(Arc<CudaMemory>, OwnedFd), ShareError>>),
-    /// Import another process's memory.
+    /// Import memory of another process.
     Import(Exported, Reply<Result<Imported, ShareError>>),
     /// Export memory, once the streams that write it have passed their fences.
     Share(ExportRequest),
@@ -104,7 +104,7 @@ pub(super) enum Command {
     Unlock(ManuallyDrop<Mapping>),
     /// Record a fence on a caller's stream.
     Fence(StreamHandle, Reply<Result<Fence, CudaError>>),
-    /// Return the intake stream.
+    /// Reply with the handle of the intake stream.
     Intake(Reply<Result<usize, CudaError>>),
     /// Record a fence on the intake stream.
     FenceIntake(Reply<Result<Fence, CudaError>>),
@@ -124,5 +124,5 @@ pub(super) struct Job {
     pub(super) direction: Direction,
     pub(super) slot: Slot,
     pub(super) segments: Vec<CopySegment<CudaMemory>>,
-    pub(super) done: Ticket,
+    pub(super) waiter: WaiterHandle,
 }

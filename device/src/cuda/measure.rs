@@ -1,6 +1,6 @@
 //! Tools for benchmarks (feature `measure`): the speed of plain copies, and faults that break a context.
 //!
-//! Not for use in production. Each function runs on a separate thread and waits for the device without a deadline.
+//! Not for use in production. Each function calls the driver on a separate thread and waits for it without a deadline.
 
 use std::{
     ffi::{c_char, c_int, c_uint, c_void},
@@ -139,13 +139,13 @@ pub fn break_context(ordinal: usize, how: Break) -> Result<(), CudaError> {
 
 fn reset(driver: &Driver, device: CUdevice) -> Result<(), CudaError> {
     // SAFETY: the function has this type: it is compared with cudarc's binding below.
-    let reset: Reset = unsafe { find("cuDevicePrimaryCtxReset_v2") }?;
-    // SAFETY: the driver allows a reset at any time; it refuses handles that others use afterwards, with an error.
-    let code = unsafe { reset(device) };
+    let reset_context: Reset = unsafe { find("cuDevicePrimaryCtxReset_v2") }?;
+    // SAFETY: the driver allows a reset at any time; others that use their handles afterwards get an error.
+    let code = unsafe { reset_context(device) };
     Ok(driver.check("cuDevicePrimaryCtxReset_v2", code)?)
 }
 
-/// Runs a kernel that traps. The context of the calling thread is then unusable.
+/// Starts a kernel that traps, which makes the context of the calling thread unusable.
 fn trap(driver: &Driver) -> Result<(), CudaError> {
     // SAFETY: the function has this type: it is compared with cudarc's binding below.
     let load: LoadModule = unsafe { find("cuModuleLoadData") }?;

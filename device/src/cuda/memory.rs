@@ -14,18 +14,19 @@ use super::{
 };
 use crate::id::Id;
 
-/// Memory of a CUDA device that holds a tensor or a payload: the engine's own, or lent by a caller.
+/// Memory of a CUDA device that holds a tensor or a payload: the engine's own, lent by a caller, or imported from
+/// another process.
 ///
-/// It is returned to its owner when it is dropped, no copy uses it any more, and every stream passed to
-/// [`record_use`](Self::record_use) has finished its work.
+/// It goes back to its owner when it is dropped, no copy uses it any more, and all work recorded by
+/// [`record_use`](Self::record_use) has ended.
 pub struct CudaMemory {
     id: Id,
     engine: Id,
     address: u64,
     len: usize,
     owner: MemoryOwner,
-    /// The fences that must be passed before a copy begins or the memory is returned. Passed fences are dropped at the
-    /// next check.
+    /// The fences that must be passed before a copy begins or the memory goes back to its owner. Passed fences are
+    /// dropped at the next check.
     fences: Mutex<Vec<Fence>>,
     inbox: Inbox,
 }
@@ -49,8 +50,8 @@ impl CudaMemory {
 
     /// The memory of `range`, as a value of its own that keeps `self` alive; `None` if the range is out of bounds.
     ///
-    /// Streams that are passed to one of the two values later do not affect the other, and [`wait_on`](Self::wait_on)
-    /// of `self` does not wait for copies of the part.
+    /// A stream that is passed to [`record_use`](Self::record_use) of one of the two values later does not delay copies
+    /// of the other, and [`wait_on`](Self::wait_on) of `self` does not wait for copies of the part.
     pub fn slice(self: &Arc<Self>, range: Range<u64>) -> Option<Arc<Self>> {
         let len = range.end.checked_sub(range.start)?;
         if range.end > self.len_bytes() {
@@ -73,16 +74,17 @@ impl CudaMemory {
     }
 
     /// Records that the current work on `stream` uses this memory: before that work has ended, no later copy of the
-    /// memory begins, and it is not returned. The calling thread does not wait for the device.
+    /// memory begins, and the memory does not go back to its owner. The calling thread does not wait for the device.
     pub fn record_use(&self, stream: StreamHandle) -> Result<(), CudaError> {
         let fence = self.inbox.request(|reply| Command::Fence(stream, reply))??;
         self.add_fence(fence);
         Ok(())
     }
 
-    /// Releases the memory, once each of `streams` has finished the work submitted before the engine's thread handles
-    /// this request. Never blocks: for destructors. If the end of that work cannot be determined, because the device
-    /// failed, the engine has ended or a stream is capturing a graph, the memory is leaked.
+    /// Drops this reference to the memory, and lets the memory go back to its owner only when each of `streams` has
+    /// finished the work submitted before the engine's thread handles this request. Never blocks: for destructors. If
+    /// the end of that work cannot be determined, because the device failed, the engine has ended or a stream is being
+    /// captured into a graph, the memory is leaked.
     pub fn release_after(self: Arc<Self>, streams: Vec<StreamHandle>) {
         let (inbox, is_used) = (self.inbox.clone(), !streams.is_empty());
         if let Err(command) = inbox.send(Command::ReleaseAfter(self, streams))
@@ -92,13 +94,13 @@ impl CudaMemory {
         }
     }
 
-    /// Adds a fence that must be passed before a copy begins or the memory is returned.
+    /// Adds a fence that must be passed before a copy begins or the memory goes back to its owner.
     pub(super) fn add_fence(&self, fence: Fence) {
         self.fences().push(fence);
     }
 
-    /// Drops the passed fences. Returns `None` while any is not passed, an error if one failed.
-    pub(super) fn poll_free(&self) -> Option<Result<(), CudaError>> {
+    /// Drops the passed fences. Returns an error if one failed, otherwise `None` while any is not passed.
+    pub(super) fn poll_fences(&self) -> Option<Result<(), CudaError>> {
         poll_fences(&mut self.fences())
     }
 
@@ -115,7 +117,7 @@ impl CudaMemory {
     }
 }
 
-/// Drops the passed fences. Returns `None` while any is not passed, an error if one failed.
+/// Drops the passed fences. Returns an error if one failed, otherwise `None` while any is not passed.
 pub(super) fn poll_fences(fences: &mut Vec<Fence>) -> Option<Result<(), CudaError>> {
     let mut failed = None;
     fences.retain(|fence| match fence.verdict() {

@@ -3,7 +3,8 @@ use std::collections::VecDeque;
 /// The accounting and cache of an engine's device memory: what is in use, what is cached for reuse, and the limit.
 ///
 /// Why reuse: successive versions have the same size, and freeing memory may wait for all work on the device, the
-/// caller's kernels included. So returned memory stays cached until the limit requires its eviction.
+/// caller's kernels included. So returned memory stays cached until the limit, or a driver that has no more memory,
+/// requires its eviction.
 #[derive(Debug)]
 pub(super) struct MemoryCache {
     limit_bytes: u64,
@@ -60,7 +61,8 @@ impl MemoryCache {
         Ok(Taken::Room { evicted, len_bytes })
     }
 
-    /// Counts `len_bytes` as in use, until `release`. The caller frees the returned blocks, which are evicted.
+    /// Counts `len_bytes` as in use, until `release` or `put_back`. The result is the evicted blocks, which the caller
+    /// must free.
     pub(super) fn make_room(&mut self, len_bytes: u64) -> Result<Vec<Block>, NoRoom> {
         let no_room = NoRoom { in_use_bytes: self.in_use_bytes, limit_bytes: self.limit_bytes };
         let free_bytes = self.limit_bytes - self.in_use_bytes;
@@ -78,7 +80,7 @@ impl MemoryCache {
         self.in_use_bytes -= len_bytes;
     }
 
-    /// Returns an unused block to the cache.
+    /// Adds a block that is no longer used to the cache.
     pub(super) fn put_back(&mut self, block: Block) {
         self.in_use_bytes -= block.len_bytes;
         self.cached_bytes += block.len_bytes;
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_of_a_full_cache_has_the_numbers() {
+    fn the_error_at_the_limit_has_the_numbers() {
         let mut cache = MemoryCache::new(4096);
         assert!(matches!(cache.take(4000), Ok(Taken::Room { len_bytes: 4096, .. })));
         assert_eq!(cache.take(1), Err(NoRoom { in_use_bytes: 4096, limit_bytes: 4096 }));

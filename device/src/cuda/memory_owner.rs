@@ -8,7 +8,7 @@ pub(super) enum MemoryOwner {
     /// Memory of the engine's own.
     Block(Block),
     /// Memory shared with another process.
-    Shared(Shared),
+    Shared(SharedMemory),
     /// A caller's memory: the value that keeps it.
     Caller(Box<dyn Any + Send + Sync>),
     /// No memory.
@@ -28,7 +28,7 @@ impl fmt::Debug for MemoryOwner {
 
 /// Memory that is unmapped instead of freed.
 #[derive(Debug)]
-pub(super) enum Shared {
+pub(super) enum SharedMemory {
     /// A buffer of this engine, counted in its budget.
     Buffer(Mapped),
     /// Another process's buffer, on loan.

@@ -30,7 +30,8 @@ pub(super) struct NvmlData {
 pub(super) struct PciGpu {
     pub(super) pci: PciAddress,
     pub(super) name: Option<String>,
-    /// Total and free memory. `None` for a divided GPU (MIG): NVML reports the whole GPU, and the CUDA driver a part.
+    /// Total and free memory. `None` if NVML does not report it, and for a divided GPU (MIG): NVML reports the whole
+    /// GPU, and the CUDA driver a part.
     pub(super) memory: Option<DeviceMemory>,
     pub(super) processes: Option<Vec<DeviceProcess>>,
 }
@@ -46,9 +47,9 @@ pub(super) struct PciAddress {
 impl PciAddress {
     /// Parses `0000:19:00.0`, the CUDA driver's form, or `00000000:19:00.0`, NVML's form.
     pub(super) fn parse(text: &str) -> Option<Self> {
-        let number = |digits: &str| u32::from_str_radix(digits, 16).ok();
+        let parse_hex = |digits: &str| u32::from_str_radix(digits, 16).ok();
         let (address, _function) = text.split_once('.')?;
-        let mut parts = address.splitn(3, ':').map(number);
+        let mut parts = address.splitn(3, ':').map(parse_hex);
         let (domain, bus, device) = (parts.next()??, parts.next()??, parts.next()??);
         Some(Self { domain, bus, device })
     }
@@ -57,14 +58,14 @@ impl PciAddress {
 impl NvmlData {
     /// Queries NVML. The error says why that failed, as a clause without a full stop.
     pub(super) fn read() -> Result<Self, String> {
-        let nvml = Nvml::init().map_err(|error| absence(&error))?;
+        let nvml = Nvml::init().map_err(|error| why_unavailable(&error))?;
         if nvml.lib().nvmlShutdown.is_err() {
             // Dropping `nvml` would panic.
             std::mem::forget(nvml);
             return Err("the library under NVML's name lacks nvmlShutdown".into());
         }
-        let count = nvml.device_count().map_err(|error| absence(&error))?;
-        let boards = (0..count).filter_map(|index| board(&nvml.device_by_index(index).ok()?));
+        let count = nvml.device_count().map_err(|error| why_unavailable(&error))?;
+        let boards = (0..count).filter_map(|index| read_board(&nvml.device_by_index(index).ok()?));
         Ok(Self { driver_version: nvml.sys_driver_version().ok(), boards: boards.collect() })
     }
 
@@ -76,7 +77,7 @@ impl NvmlData {
 }
 
 /// The data of a GPU; `None` without a bus address.
-fn board(device: &Device<'_>) -> Option<PciGpu> {
+fn read_board(device: &Device<'_>) -> Option<PciGpu> {
     let pci = device.pci_info().ok()?;
     let is_divided = device.mig_mode().is_ok_and(|mode| mode.current == 1);
     let memory = device.memory_info().ok().filter(|_| !is_divided);
@@ -84,11 +85,11 @@ fn board(device: &Device<'_>) -> Option<PciGpu> {
         pci: PciAddress { domain: pci.domain, bus: pci.bus, device: pci.device },
         name: device.name().ok(),
         memory: memory.map(|memory| DeviceMemory { total_bytes: memory.total, free_bytes: memory.free }),
-        processes: processes(device).ok(),
+        processes: running_processes(device).ok(),
     })
 }
 
-fn processes(device: &Device<'_>) -> Result<Vec<DeviceProcess>, NvmlError> {
+fn running_processes(device: &Device<'_>) -> Result<Vec<DeviceProcess>, NvmlError> {
     let found = device.running_compute_processes()?.into_iter().map(|process| DeviceProcess {
         pid: process.pid,
         used_bytes: match process.used_gpu_memory {
@@ -101,7 +102,7 @@ fn processes(device: &Device<'_>) -> Result<Vec<DeviceProcess>, NvmlError> {
     Ok(processes)
 }
 
-fn absence(error: &NvmlError) -> String {
+fn why_unavailable(error: &NvmlError) -> String {
     match error {
         NvmlError::LibloadingError(error) => {
             format!("NVML was not found ({error}); containers have it with the driver capability `utility`")

@@ -31,8 +31,8 @@ impl Opened {
         let start = gpu.driver().open_ipc(handle)?;
         // The length is the driver's, since the peer's is not trusted: a copy out of bounds would break the context.
         match gpu.driver().allocation_of(start) {
-            Ok((first, all)) => {
-                let len = all.saturating_sub(start.saturating_sub(first));
+            Ok((first_address, all_bytes)) => {
+                let len = all_bytes.saturating_sub(start.saturating_sub(first_address));
                 let allocation = Allocation { start, len, users: 1 };
                 self.open.insert(*handle, allocation);
                 Ok(allocation)

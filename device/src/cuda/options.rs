@@ -6,19 +6,19 @@ pub struct CudaOptions {
     /// The most device memory that the engine may allocate, its cache included. Default: no limit but the device's
     /// memory. Set it on a device shared with other programs.
     pub memory_limit_bytes: Option<u64>,
-    /// The time after which a copy has failed. Default 10 s: a slot's copy takes milliseconds, even on a busy and slow
-    /// bus, so a copy this late is stuck.
+    /// The time after which an unfinished copy is reported as failed. Default 10 s: a slot's copy takes milliseconds,
+    /// even on a busy and slow bus, so a copy this late is stuck.
     ///
-    /// The copy's slot and memory are not reused until the device reports that the copy has ended after all. If that
+    /// The copy's slot and memory are not reused until the device reports that the copy has ended after all. If a copy
     /// takes longer than [`HANG_FACTOR`] times this timeout, the device counts as hung, and the engine refuses all
     /// further work.
     pub copy_timeout: Duration,
-    /// The time that a copy may wait for the caller's stream before it begins. Default 20 s: a training step takes
-    /// seconds.
+    /// The time that a copy or an export may wait for callers' streams before it begins. Default 20 s: a training step
+    /// takes seconds.
     pub fence_timeout: Duration,
-    /// The time that a call waits for the engine's thread: to allocate, to lock pages, to record an event. Default
-    /// 60 s: locking pages takes about a third of a second for each GiB, all else microseconds, unless the driver
-    /// hangs.
+    /// The time that a call waits for the engine's thread: to open the device, to allocate, to record an event.
+    /// Default 60 s: locking pages takes about a third of a second for each GiB, opening the device less than a second,
+    /// all else milliseconds at most, unless the device is busy or the driver hangs.
     pub answer_timeout: Duration,
 }
 

@@ -28,7 +28,8 @@ impl PageLocked {
     /// Maps and locks `len` bytes on the calling thread's NUMA node. Takes about a third of a second for each GiB.
     pub(super) fn new(gpu: &Gpu, len: usize, inbox: &Inbox) -> Result<Self, AllocError> {
         let mapping = Mapping::new(len, PageSize::Huge).map_err(|source| AllocError::Os { len, source })?;
-        // After a fork, the kernel must not move pages that the device accesses to copies for the child.
+        // Otherwise a write after a fork could give this process a copy of the page, while the device accesses the
+        // original.
         mapping.keep_from_children();
         mapping.prefault();
         let (start, len) = (mapping.start(), mapping.len());

@@ -51,15 +51,16 @@ fn load() -> Result<Driver, CudaError> {
     }
     // SAFETY: the library was found just above.
     let symbols = unsafe { Symbols::find() }.map_err(|symbol| CudaError::NoSymbol { symbol })?;
-    // A driver is never unloaded, so its functions are leaked: once per process, and once for each failure below.
+    // A driver is never unloaded, so the table of its functions is leaked: once per process, and once for each failure
+    // below.
     let mut driver = Driver::new(Box::leak(Box::new(symbols)));
     let found = driver.query_version().map_err(unusable)?;
     if found < Version::OLDEST {
         return Err(CudaError::DriverTooOld { found });
     }
     driver.init().map_err(unusable)?;
-    let devices = driver.query_devices()?;
-    (devices > 0).then_some(driver).ok_or(CudaError::NoDevice)
+    let device_count = driver.query_device_count()?;
+    (device_count > 0).then_some(driver).ok_or(CudaError::NoDevice)
 }
 
 /// The error for a driver that refuses its first calls.
@@ -118,7 +119,7 @@ mod tests {
         // Usually the tests run without a GPU; then the error says what is missing.
         for _ in 0..2 {
             match probe() {
-                Ok(driver) => assert!(driver.devices() > 0 && driver.version() >= Version::OLDEST),
+                Ok(driver) => assert!(driver.device_count() > 0 && driver.version() >= Version::OLDEST),
                 Err(error) => assert!(error.to_string().len() > 40, "{error}"),
             }
         }

@@ -1,13 +1,14 @@
 //! Sharing device memory with another process on the same host, without a copy through the host.
 //!
 //! A training process *exports* its tensors; a server on the same host *imports* and serves them
-//! ([`Device::import`](crate::Device::import), then `Borrowed::from_device`). Only a handle of 64 bytes or one file
-//! descriptor travels between them. [`export`] tries these methods in order, and reports its choice with the reason:
+//! ([`Device::import`](crate::Device::import), then `Borrowed::from_device` of the crate `server`). No tensor bytes
+//! travel between them, only a description: a handle of 64 bytes or a file descriptor, with offset and length.
+//! [`export`] tries these methods in order, and reports its choice with the reason:
 //!
-//! 1. **In place**: the memory itself, by a CUDA IPC handle ([`CudaEngine::export_in_place`]). It costs one call for
-//!    each allocation, independent of its size. CUDA supports plain allocations only (`cudaMalloc`), not memory pools
-//!    (`cudaMallocAsync`) or virtual memory (PyTorch's expandable segments), and only processes of one PID namespace,
-//!    which containers must share.
+//! 1. **In place**: the memory itself, by a CUDA IPC handle ([`CudaEngine::export_in_place`]). It costs a few driver
+//!    calls for each allocation, whatever its size. CUDA supports plain allocations only (`cudaMalloc`), not memory
+//!    pools (`cudaMallocAsync`) or virtual memory (PyTorch's expandable segments), and only processes of one PID
+//!    namespace, which containers must share.
 //! 2. **Copied**: a buffer of the engine that can be shared as a file descriptor ([`SharedBuffer`]), filled by a copy
 //!    within the device, at the rate of its memory. It needs the same amount of device memory again, and works between
 //!    containers that share only a Unix socket, since the descriptor carries the permission.
@@ -47,18 +48,18 @@
 //! # Order
 //!
 //! Streams of two processes are not ordered. Therefore an export returns only when all writers of the memory have
-//! finished: the fences with which it was lent are passed, and the copies into a buffer have ended. The importer may
-//! read at once. The calling thread blocks until then, for at most [`CudaOptions::fence_timeout`]; a caller that must
-//! not block awaits [`Fence::passed`] first. An event handle (`cuIpcGetEventHandle`) would let the importer's stream
-//! wait instead.
+//! finished: the fences of the memory are passed, and the copies into a buffer have ended. The importer may read at
+//! once. The calling thread blocks until then, up to the timeouts in [`CudaOptions`]; a caller that must not wait for
+//! streams awaits [`Fence::passed`] first. An event handle (`cuIpcGetEventHandle`) would let the importer's stream wait
+//! instead.
 //!
 //! # Ownership
 //!
 //! Memory that is shared in place belongs to the exporter, which keeps the [`CudaMemory`] until the importer reports
 //! that [`Imported::returned`] has completed. That is after the importer has dropped and closed the memory. Reads after
-//! the exporter has freed the memory or died are undefined in CUDA: an importer stops using the memory when the
-//! exporter has ended. The memory of a buffer lives as long as any handle or descriptor of it. Imported memory is
-//! released on the engine's thread, when it is no longer held and no copy uses it.
+//! the exporter has freed the memory or died are undefined in CUDA: an importer must stop using the memory when the
+//! exporter has ended. The memory of a buffer lives as long as any process has a mapping or a descriptor of it.
+//! Imported memory is released on the engine's thread, when it is no longer held and no copy uses it.
 //!
 //! Small plain allocations share blocks of 2 MiB with others of their process, and CUDA maps the whole block, so the
 //! importer must be trusted with it. The importer reads only the described ranges, and no byte beyond the allocation.
@@ -107,18 +108,20 @@ pub struct FdMemory {
     pub device: DeviceUuid,
     /// The buffer's descriptor. It is sent over a Unix socket (`SCM_RIGHTS`), and may be closed after the import.
     pub fd: OwnedFd,
-    /// The used length.
+    /// The requested length of the buffer, which the driver rounds up.
     pub len: u64,
 }
 
 /// Imported memory of another process, as memory of an engine.
 #[derive(Debug)]
 pub struct Imported {
-    /// The memory, for [`Device::wrap`](crate::Device::wrap) and all operations of an engine, writing included. It is
-    /// returned when it is dropped and no copy uses it.
+    /// The memory, for [`Device::wrap`](crate::Device::wrap) and all operations of an engine, writing included. It goes
+    /// back to the other process when it is dropped, no copy uses it any more, and all work recorded by
+    /// [`CudaMemory::record_use`] has ended.
     pub memory: Arc<CudaMemory>,
-    /// Reports when the memory was returned, so that its owner may free or write it. It never reports if the device
-    /// failed during a copy, or the driver refused to close the memory.
+    /// Reports when the memory has gone back, and its owner may free or write it. Never reports if the memory is
+    /// leaked: when the device fails, when the end of a stream's work is unknown, or when the driver refuses to close
+    /// the memory.
     pub returned: Returned,
 }
 
@@ -160,15 +163,16 @@ pub enum Place {
 /// the device has room for it.
 ///
 /// Waits for the streams that write the memories, then for the copies, each with its deadline. Fails as a whole if a
-/// stream takes too long, or the device or its engine does not answer.
+/// stream takes too long, a memory is another engine's, the driver does not report the device's UUID, or the device or
+/// its engine does not answer.
 pub fn export(engine: &CudaEngine, memories: &[Arc<CudaMemory>]) -> Result<Export, ShareError> {
-    let named = engine.export_in_place(memories)?;
+    let in_place = engine.export_in_place(memories)?;
     let mut len = 0;
     let mut parts = Vec::new();
     let mut places: Vec<Place> = Vec::new();
-    for (memory, named) in memories.iter().zip(named) {
-        places.push(match named {
-            Ok(memory) => Place::InPlace(memory),
+    for (memory, exported) in memories.iter().zip(in_place) {
+        places.push(match exported {
+            Ok(part) => Place::InPlace(part),
             Err(ShareError::Empty) => Place::Empty,
             Err(why) => {
                 let offset = len;
@@ -219,24 +223,25 @@ impl CudaEngine {
         memories.iter().try_for_each(|memory| self.check_own(memory))?;
         // The driver knows no allocation for an empty memory.
         let non_empty = memories.iter().filter(|memory| memory.len_bytes() > 0).cloned().collect();
-        let patience = self.options().answer_timeout + self.options().fence_timeout;
-        let named = self
+        let timeout = self.options().answer_timeout + self.options().fence_timeout;
+        let locations = self
             .inbox()
-            .request_within(patience, |reply| Command::Share(ExportRequest::InPlace(non_empty, reply)))??;
-        let mut named = named.into_iter();
-        let name = |memory: &Arc<CudaMemory>| match memory.len_bytes() {
+            .request_within(timeout, |reply| Command::Share(ExportRequest::InPlace(non_empty, reply)))??;
+        let mut locations = locations.into_iter();
+        let describe = |memory: &Arc<CudaMemory>| match memory.len_bytes() {
             0 => Err(ShareError::Empty),
-            len => match named.next() {
+            len => match locations.next() {
                 Some(Ok((handle, offset))) => Ok(IpcMemory { device, handle, offset, len }),
                 Some(Err(source)) => Err(ShareError::NotExportable { device: self.device_name(), source }),
                 None => Err(CudaError::Stopped { device: self.device_name() }.into()),
             },
         };
-        Ok(memories.iter().map(name).collect())
+        Ok(memories.iter().map(describe).collect())
     }
 
     /// Allocates a shareable buffer of unspecified content. It counts against [`CudaOptions::memory_limit_bytes`],
-    /// usually in whole pages of 2 MiB, and takes some milliseconds for each GiB: reuse it for the next version.
+    /// usually in whole pages of 2 MiB. The allocation takes some milliseconds for each GiB: reuse the buffer for the
+    /// next version.
     pub fn shared_buffer(&self, len: u64) -> Result<SharedBuffer, ShareError> {
         let device = self.uuid()?;
         if len == 0 {
@@ -245,8 +250,8 @@ impl CudaEngine {
         let bytes = usize::try_from(len).unwrap_or(usize::MAX);
         let (memory, fd) = self.inbox().request(|reply| Command::Buffer(bytes, reply))??;
         let options = self.options();
-        let patience = options.answer_timeout + options.fence_timeout + options.copy_timeout;
-        Ok(SharedBuffer { device, memory, fd, engine: self.id(), inbox: self.inbox().clone(), patience })
+        let timeout = options.answer_timeout + options.fence_timeout + options.copy_timeout;
+        Ok(SharedBuffer { device, memory, fd, engine: self.id(), inbox: self.inbox().clone(), timeout })
     }
 
     /// Imports memory that another process exported, as memory of this engine.

@@ -23,7 +23,7 @@ pub(super) struct Shares {
     waiting: Vec<Waiting>,
     /// The copies in flight, in the order in which they were submitted to their one stream.
     copying: Vec<InFlight>,
-    /// Whether the driver refused a call since the last poll, so that the device itself is to be queried.
+    /// Whether the driver refused a call since the last poll. Then the next poll queries the device itself.
     is_suspect: bool,
     fence_timeout: Duration,
     copy_timeout: Duration,
@@ -45,7 +45,7 @@ pub(super) type Location = Result<(IpcHandle, u64), CudaError>;
 #[derive(Debug)]
 pub(super) struct Fill {
     pub(super) to: Arc<CudaMemory>,
-    /// The memories and their offsets, checked to be in bounds.
+    /// The memories and their offsets in `to`, checked to be in bounds.
     pub(super) parts: Vec<(Arc<CudaMemory>, u64)>,
 }
 
@@ -54,7 +54,7 @@ struct Waiting {
     deadline: Instant,
 }
 
-/// Copies that the device may be executing. Dropping this leaks their memory: only `ended` releases it.
+/// Copies that the device may be executing. Dropping this leaks their memory: only `release` releases it.
 struct InFlight {
     fill: ManuallyDrop<Fill>,
     /// The waiter's reply; `None` once the copies were reported as late.
@@ -63,6 +63,7 @@ struct InFlight {
     event: Option<RecordedEvent>,
     /// The driver's error, if the copies were submitted only in part.
     error: Option<CudaError>,
+    /// The bytes submitted so far.
     bytes: u64,
     begun: Instant,
     schedule: PollSchedule,
@@ -74,7 +75,7 @@ impl Shares {
         Self { waiting: Vec::new(), copying: Vec::new(), is_suspect: false, fence_timeout, copy_timeout }
     }
 
-    /// Accepts a request, and starts it now or when the streams that use its memory have passed their fences.
+    /// Starts a request, now or once the fences of its memory are passed. Refuses it if a fence has failed.
     pub(super) fn start(&mut self, request: ExportRequest, gpu: &mut Gpu, setting: &Setting) {
         match request.readiness() {
             Some(Ok(())) => self.begin(request, gpu, setting),
@@ -85,8 +86,8 @@ impl Shares {
         }
     }
 
-    /// Starts requests that are ready, refuses those that have waited too long, and completes ended copies. Fails if
-    /// the device hangs, or the driver cannot report whether copies have ended.
+    /// Starts requests that are ready, refuses those with a failed fence and those that have waited too long, and
+    /// completes ended copies. Fails if the device hangs, or the driver cannot report whether copies have ended.
     pub(super) fn poll(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) -> Result<(), CudaError> {
         for waiting in std::mem::take(&mut self.waiting) {
             match waiting.request.readiness() {
@@ -118,15 +119,15 @@ impl Shares {
         }
     }
 
-    /// Fails all requests after a device failure. Copies that the driver still reports as ended are completed; the
-    /// memory of all others is leaked.
+    /// Ends all requests after a device failure. Waiting ones are refused, copies that the driver still reports as
+    /// ended are completed, and the memory of all other copies is leaked.
     pub(super) fn fail(&mut self, error: &CudaError, gpu: &mut Gpu, setting: &Setting) {
         for waiting in std::mem::take(&mut self.waiting) {
             waiting.request.refuse(error.clone().into());
         }
         for mut flight in std::mem::take(&mut self.copying) {
             match flight.event.as_ref().is_some_and(|event| gpu.has_passed(event) == Ok(true)) {
-                true => flight.ended(gpu, setting),
+                true => flight.release(gpu, setting),
                 false => {
                     setting.counters.leaked_bytes.add(flight.bytes);
                     flight.report(Err(error.clone().into()));
@@ -169,7 +170,7 @@ impl Shares {
             if !oldest.has_ended(gpu).or_else(|_| oldest.has_ended(gpu))? {
                 return Ok(());
             }
-            self.copying.remove(0).ended(gpu, setting);
+            self.copying.remove(0).release(gpu, setting);
         }
         Ok(())
     }
@@ -190,7 +191,7 @@ impl ExportRequest {
             Self::InPlace(memories, _) => Box::new(memories.iter()),
             Self::Fill(fill, _) => Box::new(fill.parts.iter().map(|(memory, _)| memory).chain([&fill.to])),
         };
-        let unready = memories.map(|memory| memory.poll_free()).find(|free| *free != Some(Ok(())));
+        let unready = memories.map(|memory| memory.poll_fences()).find(|free| *free != Some(Ok(())));
         unready.unwrap_or(Some(Ok(())))
     }
 
@@ -231,7 +232,7 @@ impl InFlight {
             flight.error = Some(error);
         }
         if flight.bytes == 0 {
-            flight.ended(gpu, setting);
+            flight.release(gpu, setting);
             return None;
         }
         flight.event = gpu.record_d2d_event().ok();
@@ -242,7 +243,7 @@ impl InFlight {
         for (from, offset) in &self.fill.parts {
             let to = self.fill.to.address() + offset;
             // SAFETY: `SharedBuffer::fill` checked that the part is in bounds of the buffer. `fill` keeps both
-            // memories. Only `ended` releases them, once the device has reported the end of the copies by an event
+            // memories. Only `release` releases them, once the device has reported the end of the copies by an event
             // recorded after this, or by an idle stream, or if nothing was submitted.
             unsafe { gpu.copy_within(to, from.address(), from.len_bytes() as usize) }?;
             self.bytes += from.len_bytes();
@@ -258,8 +259,8 @@ impl InFlight {
         })
     }
 
-    /// Releases the memory, once the device no longer uses it.
-    fn ended(mut self, gpu: &mut Gpu, setting: &Setting) {
+    /// Releases the memory, which the device no longer uses, then reports the end.
+    fn release(mut self, gpu: &mut Gpu, setting: &Setting) {
         if let Some(event) = self.event.take() {
             gpu.recycle(event);
         }
@@ -275,18 +276,18 @@ impl InFlight {
         }
     }
 
-    /// Reports the end to the waiter, unless that was done before.
-    fn report(&mut self, end: Result<(), ShareError>) {
+    /// Reports the result to the waiter, unless that was done before.
+    fn report(&mut self, result: Result<(), ShareError>) {
         if let Some(reply) = self.reply.take() {
-            let _ = reply.send(end); // Fails if the caller has stopped waiting.
+            let _ = reply.send(result); // Fails if the caller has stopped waiting.
         }
     }
 }
 
-/// Exports memories in place. Successive memories of one allocation share its handle, which costs a driver call.
+/// Exports memories in place. Successive memories of one allocation share its handle, which is queried once.
 fn export_all(memories: &[Arc<CudaMemory>], gpu: &Gpu) -> Vec<Location> {
     let mut last: Option<(u64, u64, Result<IpcHandle, CudaError>)> = None;
-    let name = |memory: &Arc<CudaMemory>| -> Location {
+    let locate = |memory: &Arc<CudaMemory>| -> Location {
         let address = memory.address();
         if last
             .as_ref()
@@ -300,5 +301,5 @@ fn export_all(memories: &[Arc<CudaMemory>], gpu: &Gpu) -> Vec<Location> {
             None => unreachable!("it was set just above"),
         }
     };
-    memories.iter().map(name).collect()
+    memories.iter().map(locate).collect()
 }

@@ -34,9 +34,9 @@ pub struct CudaStats {
     pub leaked_bytes: u64,
     /// Page-locked bytes of slots.
     pub pinned_bytes: u64,
-    /// Device memory in use. The sum with `cached_bytes` never exceeds the limit.
+    /// Bytes of the engine's own device memory in use. The sum with `cached_bytes` never exceeds the limit.
     pub device_bytes: u64,
-    /// Device memory kept for reuse.
+    /// Bytes of device memory kept for reuse.
     pub cached_bytes: u64,
     /// Completion signals from the device.
     pub signals: u64,

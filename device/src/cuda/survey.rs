@@ -23,7 +23,7 @@ pub struct Survey {
 pub struct SurveyedGpu {
     /// The driver's data.
     pub info: DeviceInfo,
-    /// The newest CUDA that the driver supports.
+    /// The newest version of CUDA that the driver supports.
     pub cuda_version: Version,
     /// The driver's version, such as `550.163.01`, if NVML reports it.
     pub driver_version: Option<String>,
@@ -33,14 +33,14 @@ pub struct SurveyedGpu {
     pub processes: Option<Vec<DeviceProcess>>,
 }
 
-/// Surveys all GPUs. Takes up to a second, and more without NVML: then the driver is queried for free memory, which
-/// needs a temporary context on each GPU. Blocks, with deadlines for NVML and the driver.
+/// Surveys all GPUs. Takes up to a second, and more if NVML does not report the memory of a GPU: then the driver is
+/// queried for it, which needs a temporary context on that GPU. Blocks, with deadlines for NVML and the driver.
 pub fn survey() -> Survey {
-    let nvml_data = nvml_data();
+    let nvml_data = query_nvml();
     let gpus = probe().and_then(|driver| {
         let nvml_data = nvml_data.as_ref().ok();
-        let join = |info| join(info, driver.version(), nvml_data, |ordinal| device_memory(ordinal).ok());
-        Ok(devices()?.into_iter().map(join).collect())
+        let surveyed = |info| join(info, driver.version(), nvml_data, |ordinal| device_memory(ordinal).ok());
+        Ok(devices()?.into_iter().map(surveyed).collect())
     });
     let name = |board: PciGpu| board.name.unwrap_or_else(|| "a GPU without a name".into());
     let known_to_nvml = nvml_data.map(|nvml_data| nvml_data.boards.into_iter().map(name).collect());
@@ -48,7 +48,7 @@ pub fn survey() -> Survey {
 }
 
 /// Queries NVML on a separate thread, like the driver, since either may block in the kernel for ever.
-fn nvml_data() -> Result<NvmlData, String> {
+fn query_nvml() -> Result<NvmlData, String> {
     query_aside("NVML", || Ok(NvmlData::read())).unwrap_or_else(|error| {
         Err(match error {
             CudaError::NoAnswer { waited, .. } => format!("NVML did not answer within {waited:?}"),
@@ -60,15 +60,15 @@ fn nvml_data() -> Result<NvmlData, String> {
     })
 }
 
-/// Joins the driver's and NVML's data of a GPU. `measure` queries the GPU's memory if NVML does not report it.
+/// Joins the driver's and NVML's data of a GPU. `query_memory` is called if NVML does not report the GPU's memory.
 fn join(
     info: DeviceInfo,
     cuda_version: Version,
     nvml_data: Option<&NvmlData>,
-    measure: impl FnOnce(usize) -> Option<DeviceMemory>,
+    query_memory: impl FnOnce(usize) -> Option<DeviceMemory>,
 ) -> SurveyedGpu {
     let board = nvml_data.and_then(|nvml_data| nvml_data.board_at(&info.pci_bus_id));
-    let memory = board.and_then(|board| board.memory).or_else(|| measure(info.ordinal));
+    let memory = board.and_then(|board| board.memory).or_else(|| query_memory(info.ordinal));
     SurveyedGpu {
         cuda_version,
         driver_version: nvml_data.and_then(|nvml_data| nvml_data.driver_version.clone()),
@@ -106,14 +106,14 @@ mod tests {
         };
         let boards = vec![board("00000000:3B:00.0", None), board("00000000:19:00.0", Some(reported))];
         let nvml_data = NvmlData { driver_version: Some("550".into()), boards };
-        let join =
+        let join_at =
             |place: &str, nvml_data| join(info(0, place), Version::OLDEST, nvml_data, |_| Some(measured));
-        let both = join("0000:19:00.0", Some(&nvml_data));
+        let both = join_at("0000:19:00.0", Some(&nvml_data));
         assert_eq!((both.memory, both.processes), (Some(reported), Some(vec![process.clone()])));
-        let divided = join("0000:3b:00.0", Some(&nvml_data));
+        let divided = join_at("0000:3b:00.0", Some(&nvml_data));
         assert_eq!((divided.memory, divided.driver_version.as_deref()), (Some(measured), Some("550")));
-        let unknown = join("0000:aa:00.0", Some(&nvml_data));
+        let unknown = join_at("0000:aa:00.0", Some(&nvml_data));
         assert_eq!((unknown.memory, unknown.processes), (Some(measured), None));
-        assert_eq!(join("0000:19:00.0", None).memory, Some(measured));
+        assert_eq!(join_at("0000:19:00.0", None).memory, Some(measured));
     }
 }

@@ -16,7 +16,7 @@ use cudarc::driver::sys::{
     CUmemGenericAllocationHandle, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
 };
 
-/// The number of a `CUresult`, which cudarc's enum may not have.
+/// A `CUresult` as a plain number, since cudarc's enum may lack it.
 pub(super) type Code = u32;
 
 macro_rules! symbols {

@@ -39,7 +39,7 @@ pub(super) struct Started {
     pub(super) waiters: Waiters,
 }
 
-/// Starts the thread of an engine, and waits until it has opened the device.
+/// Starts the thread of an engine, and waits up to `answer_timeout` until it has opened the device.
 pub(super) fn start(
     driver: Driver,
     ordinal: usize,
@@ -50,17 +50,17 @@ pub(super) fn start(
     let no_thread =
         |error: io::Error| CudaError::NoThread { device: device.to_string(), reason: error.to_string() };
     // Longer than the thread itself waits for any copy.
-    let patience = options.fence_timeout + 2 * options.copy_timeout;
-    let waiters = Waiters::watch(Arc::clone(&device), patience).map_err(no_thread)?;
+    let timeout = options.fence_timeout + 2 * options.copy_timeout;
+    let waiters = Waiters::watch(Arc::clone(&device), timeout).map_err(no_thread)?;
     let (sender, commands) = mpsc::channel();
     let inbox = Inbox::new(sender, Arc::clone(&device), options.answer_timeout);
     let counters = Arc::new(Counters::default());
-    let (opened, answer) = mpsc::sync_channel(1);
+    let (reply, answer) = mpsc::sync_channel(1);
     let setting =
         Setting { engine, options: options.clone(), inbox: inbox.clone(), counters: Arc::clone(&counters) };
     thread::Builder::new()
         .name(format!("relay-{device}"))
-        .spawn(move || run(driver, ordinal, setting, &commands, &opened))
+        .spawn(move || run(driver, ordinal, setting, &commands, &reply))
         .map_err(no_thread)?;
     let waited = options.answer_timeout;
     let opened = answer.recv_timeout(waited).unwrap_or_else(|missing| {
@@ -71,7 +71,7 @@ pub(super) fn start(
         })
     });
     if opened.is_err() {
-        // If the device still opens, the thread must end, since nobody will use it.
+        // If the device opens later, the thread must end, since nobody will use it.
         let _ = inbox.send(Command::Close);
     }
     opened.map(|info| Started { info, inbox, counters, waiters })
@@ -82,18 +82,18 @@ fn run(
     ordinal: usize,
     setting: Setting,
     commands: &Receiver<Command>,
-    opened: &Reply<Result<DeviceInfo, CudaError>>,
+    reply: &Reply<Result<DeviceInfo, CudaError>>,
 ) {
-    let _running = RunningThread::count();
+    let _running = RunningThread::register();
     let info = DeviceInfo::query(&driver, ordinal);
     match info.and_then(|info| Ok((Gpu::open(driver, ordinal, &setting.inbox)?, info))) {
         Ok((gpu, info)) => {
             // If the caller has stopped waiting, `Close` is in the inbox.
-            let _ = opened.send(Ok(info));
+            let _ = reply.send(Ok(info));
             Worker::new(gpu, setting).run(commands);
         }
         Err(error) => {
-            let _ = opened.send(Err(error));
+            let _ = reply.send(Err(error));
         }
     }
 }
@@ -109,9 +109,9 @@ struct Worker {
     fences: Fences,
     holdings: Holdings,
     shares: Shares,
-    /// The error with which the device failed: later commands are refused with it.
+    /// The error with which the device failed. Later requests that need the device are refused with it.
     failed: Option<CudaError>,
-    /// The time when the engine was dropped.
+    /// The time when the engine was dropped, and `Command::Close` arrived.
     closed: Option<Instant>,
 }
 
@@ -128,7 +128,7 @@ impl Worker {
             if let Some(command) = self.next(commands) {
                 self.handle(command);
             }
-            // All commands received so far are handled before the device is polled.
+            // Up to `BATCH_MAX` further commands are handled before the device is polled.
             commands.try_iter().take(BATCH_MAX).for_each(|command| self.handle(command));
             self.poll(Instant::now());
         }
@@ -145,9 +145,9 @@ impl Worker {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        // Once the engine is dropped, memory that waits for a caller's stream has a deadline. The first poll after it
-        // leaks the memory, so a past deadline does not stay. That of open fences (`is_done`) would: it is left out,
-        // since it would keep this thread awake for as long as memory is held; and fences are polled anyway.
+        // Once the engine is dropped, memory that waits for a caller's stream has a deadline, after which the next poll
+        // leaks it. Open fences have a deadline too (`is_done`), but it stays after it has passed, and would then keep
+        // this thread awake for as long as memory is held. It is left out: open fences are polled often anyway.
         let last = self.closed.and_then(|_| self.holdings.wake_at());
         let all = [self.copies.wake_at(), self.fences.wake_at(), self.shares.wake_at(), last];
         all.into_iter().flatten().min()
@@ -171,7 +171,7 @@ impl Worker {
                 let _ = reply.send(memory); // If the caller has stopped waiting, the memory is dropped and returns.
             }
             Command::Lock(len, reply) => {
-                let locked = holdings.lock(len, gpu, setting, failed.as_ref());
+                let locked = holdings.allocate_page_locked(len, gpu, setting, failed.as_ref());
                 let _ = reply.send(locked);
             }
             Command::Buffer(len, reply) => {
@@ -245,7 +245,7 @@ impl Worker {
         }
     }
 
-    /// Polls copies, fences and returned memory, and handles their deadlines.
+    /// Polls fences, copies, exports and returned memory, and handles their deadlines.
     fn poll(&mut self, now: Instant) {
         let Self { gpu, setting, copies, fences, holdings, shares, failed, closed } = self;
         if fences.poll(now, gpu) {
@@ -269,8 +269,8 @@ impl Worker {
         holdings.poll(now, gpu, setting, failed.is_some(), closed.is_some());
     }
 
-    /// Whether the engine was dropped, no copy is in flight, and all memory given out is returned; after a device
-    /// failure, memory is not waited for.
+    /// Whether the engine was dropped, all copies and exports have ended, all memory given out is returned, and no
+    /// fence is open. Fences are waited for up to `last_wait`; after a device failure, neither memory nor fences are.
     fn is_done(&self) -> bool {
         let Some(closed) = self.closed else { return false };
         let fenced = !self.fences.is_empty() && closed.elapsed() < self.setting.options.last_wait();
@@ -288,7 +288,7 @@ impl Worker {
     }
 }
 
-/// The most commands handled between two polls.
+/// The most commands handled between two polls, besides the one that woke the thread.
 const BATCH_MAX: usize = 256;
 
 /// Waits until the threads of all engines of this process have ended; returns whether they ended within `timeout`.
@@ -315,7 +315,7 @@ static RUNNING: Mutex<usize> = Mutex::new(0);
 static ENDED: Condvar = Condvar::new();
 
 impl RunningThread {
-    fn count() -> Self {
+    fn register() -> Self {
         *Self::lock_count() += 1;
         Self
     }

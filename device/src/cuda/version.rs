@@ -5,15 +5,15 @@ use std::fmt;
 pub struct Version(u32);
 
 impl Version {
-    /// The oldest supported version: NVIDIA's driver 525, of 2022.
+    /// The oldest supported version: 12.0, that of NVIDIA's driver 525 (2022).
     pub const OLDEST: Self = Self(12_000);
 
     /// The version before the driver was queried: older than all.
     pub(super) const UNKNOWN: Self = Self(0);
 
-    /// The version of the driver's encoding: 13040 for 13.4.
-    pub(super) fn of(number: u32) -> Self {
-        Self(number)
+    /// Decodes a version from the driver: 13040 is 13.4.
+    pub(super) fn decode(encoded: u32) -> Self {
+        Self(encoded)
     }
 }
 

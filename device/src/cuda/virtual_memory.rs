@@ -11,7 +11,7 @@ use super::{
     setting::Setting,
 };
 
-/// A mapping of device memory that may be shared with another process. `end` unmaps it; dropping it does not.
+/// A mapping of device memory that may be shared with another process. `unmap` undoes it; dropping it does not.
 ///
 /// The memory lives as long as any process has it mapped or has a descriptor of it open.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Mapped {
             Ok(()) => Ok(mapped),
             Err(error) => {
                 // SAFETY: nobody has the mapping's address.
-                if !unsafe { mapped.end(gpu) } {
+                if !unsafe { mapped.unmap(gpu) } {
                     setting.counters.leaked_bytes.add(len as u64);
                 }
                 Err(error)
@@ -78,7 +78,7 @@ impl Mapped {
     ///
     /// Nobody in this process uses the memory any more.
     #[must_use]
-    pub(super) unsafe fn end(self, gpu: &Gpu) -> bool {
+    pub(super) unsafe fn unmap(self, gpu: &Gpu) -> bool {
         let Self { address, len } = self;
         // SAFETY: the caller's promise.
         let unmapped = unsafe { gpu.driver().unmap(address, len) };

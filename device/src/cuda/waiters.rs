@@ -14,8 +14,8 @@ use crate::{
 /// The waiters for an engine's copies, each with a deadline that holds even while a driver call blocks the engine's
 /// thread.
 ///
-/// A separate thread watches the deadlines. It sleeps until the next one, so that a copy that ends in time costs it
-/// nothing.
+/// A separate thread watches the deadlines. It sleeps until the earliest one that it knows of, so most copies that end
+/// in time do not wake it.
 #[derive(Debug)]
 pub(super) struct Waiters {
     shared: Arc<Shared>,
@@ -23,7 +23,7 @@ pub(super) struct Waiters {
 
 struct Shared {
     device: Arc<str>,
-    patience: Duration,
+    timeout: Duration,
     state: Mutex<State>,
     woken: Condvar,
 }
@@ -41,13 +41,13 @@ struct State {
 
 struct Waiter {
     until: Instant,
-    done: Completion,
+    completion: Completion,
 }
 
 impl Waiters {
-    /// Starts the watching thread, which reports a copy as timed out after `patience`.
-    pub(super) fn watch(device: Arc<str>, patience: Duration) -> io::Result<Self> {
-        let shared = Shared { device, patience, state: Mutex::default(), woken: Condvar::new() };
+    /// Starts the watching thread, which reports a copy as timed out after `timeout`.
+    pub(super) fn watch(device: Arc<str>, timeout: Duration) -> io::Result<Self> {
+        let shared = Shared { device, timeout, state: Mutex::default(), woken: Condvar::new() };
         let shared = Arc::new(shared);
         let watcher = Arc::clone(&shared);
         thread::Builder::new()
@@ -56,19 +56,19 @@ impl Waiters {
         Ok(Self { shared })
     }
 
-    /// Registers a waiter.
-    pub(super) fn add(&self, done: Completion) -> Ticket {
+    /// Registers a waiter, and returns the handle for the report to it.
+    pub(super) fn add(&self, completion: Completion) -> WaiterHandle {
         let mut state = self.shared.state();
         let id = state.next_id;
         state.next_id += 1;
         state
             .waiting
-            .insert(id, Waiter { until: Instant::now() + self.shared.patience, done });
+            .insert(id, Waiter { until: Instant::now() + self.shared.timeout, completion });
         if std::mem::take(&mut state.asleep) {
             self.shared.woken.notify_one();
         }
         drop(state);
-        Ticket { id, shared: Arc::clone(&self.shared) }
+        WaiterHandle { id, shared: Arc::clone(&self.shared) }
     }
 }
 
@@ -81,22 +81,22 @@ impl Drop for Waiters {
 
 /// The engine's handle of a waiter. Dropping it reports that the engine has stopped.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(super) struct WaiterHandle {
     id: u64,
     shared: Arc<Shared>,
 }
 
-impl Ticket {
+impl WaiterHandle {
     /// Reports the end of the copy. If the waiter was removed at its deadline, the slot returns to its pool.
     pub(super) fn finish(self, end: Result<Slot, CopyError>) {
         match self.shared.take(self.id) {
-            Some(waiter) => waiter.done.finish(end),
+            Some(waiter) => waiter.completion.finish(end),
             None => drop(end),
         }
     }
 }
 
-impl Drop for Ticket {
+impl Drop for WaiterHandle {
     fn drop(&mut self) {
         drop(self.shared.take(self.id));
     }
@@ -141,8 +141,8 @@ impl Shared {
     }
 
     fn report_late(&self, waiter: Waiter) {
-        let (device, waited) = (self.device.to_string(), self.patience);
-        waiter.done.finish(Err(CopyError::TimedOut { device, waited }));
+        let (device, waited) = (self.device.to_string(), self.timeout);
+        waiter.completion.finish(Err(CopyError::TimedOut { device, waited }));
     }
 }
 
@@ -150,7 +150,7 @@ impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Waiters")
             .field("device", &self.device)
-            .field("patience", &self.patience)
+            .field("timeout", &self.timeout)
             .finish_non_exhaustive()
     }
 }
@@ -162,25 +162,25 @@ mod tests {
 
     const LONG_TIMEOUT: Duration = Duration::from_secs(3600);
 
-    fn waiters(patience: Duration) -> Waiters {
-        Waiters::watch("cuda:9".into(), patience).unwrap()
+    fn new_waiters(timeout: Duration) -> Waiters {
+        Waiters::watch("cuda:9".into(), timeout).unwrap()
     }
 
     #[tokio::test]
     async fn the_end_of_a_copy_is_reported() {
         let pool = SlotPool::new(Capacity { slots: 1, slot_bytes: 8 }).unwrap();
-        let waiters = waiters(LONG_TIMEOUT);
-        let (done, copying) = Copying::pair();
-        let ticket = waiters.add(done);
-        ticket.finish(Ok(pool.try_acquire().unwrap()));
+        let waiters = new_waiters(LONG_TIMEOUT);
+        let (completion, copying) = Copying::pair();
+        let handle = waiters.add(completion);
+        handle.finish(Ok(pool.try_acquire().unwrap()));
         assert!(copying.await.is_ok());
     }
 
     #[tokio::test]
-    async fn a_dropped_ticket_reports_that_the_engine_has_stopped() {
-        let waiters = waiters(LONG_TIMEOUT);
-        let (done, copying) = Copying::pair();
-        drop(waiters.add(done));
+    async fn a_dropped_handle_reports_that_the_engine_has_stopped() {
+        let waiters = new_waiters(LONG_TIMEOUT);
+        let (completion, copying) = Copying::pair();
+        drop(waiters.add(completion));
         assert_eq!(copying.await.unwrap_err(), CopyError::EngineStopped);
     }
 
@@ -188,27 +188,27 @@ mod tests {
     async fn a_copy_times_out_and_its_slot_still_returns() {
         let pool = SlotPool::new(Capacity { slots: 1, slot_bytes: 8 }).unwrap();
         let waited = Duration::from_millis(2);
-        let waiters = waiters(waited);
+        let waiters = new_waiters(waited);
         for _ in 0..3 {
-            let (done, copying) = Copying::pair();
-            let ticket = waiters.add(done);
+            let (completion, copying) = Copying::pair();
+            let handle = waiters.add(completion);
             let slot = pool.try_acquire().unwrap();
             let device = "cuda:9".into();
             assert_eq!(copying.await.unwrap_err(), CopyError::TimedOut { device, waited });
-            ticket.finish(Ok(slot));
+            handle.finish(Ok(slot));
             assert_eq!(pool.available(), 1);
         }
     }
 
     #[test]
-    fn the_thread_ends_with_the_last_ticket() {
-        let waiters = waiters(LONG_TIMEOUT);
-        let (done, _copying) = Copying::pair();
-        let ticket = waiters.add(done);
+    fn the_thread_ends_with_the_last_handle() {
+        let waiters = new_waiters(LONG_TIMEOUT);
+        let (completion, _copying) = Copying::pair();
+        let handle = waiters.add(completion);
         let shared = Arc::downgrade(&waiters.shared);
         drop(waiters);
         assert!(shared.strong_count() > 0);
-        drop(ticket);
+        drop(handle);
         while shared.strong_count() > 0 {
             thread::yield_now();
         }

@@ -10,7 +10,7 @@ use crate::{mapping::Mapping, region::Keeper};
 /// The state shared by all clones of a `HostMemory`: the bytes in use, and the cached mappings.
 pub(super) struct Cache {
     pub(super) budget_bytes: u64,
-    /// Whether fresh memory is populated in advance.
+    /// Whether large mappings are populated in advance.
     pub(super) prefault: bool,
     state: Mutex<State>,
 }
@@ -142,8 +142,8 @@ pub(super) struct MappingKeeper {
 }
 
 // SAFETY: a mapping keeps its constant range mapped and initialised (zeroed by the kernel) as long as it lives. It has
-// one keeper or is in the cache; a keeper that is dropped puts it there and does not access its bytes any more, and the
-// threads that populate it hold it too but do not access its bytes.
+// one keeper or is in the cache; a keeper that is dropped puts it there, or drops it if the cache is gone, and does not
+// access its bytes any more; the threads that populate it hold it too but do not access its bytes.
 unsafe impl Keeper for MappingKeeper {
     fn start(&self) -> NonNull<u8> {
         self.mapping.start()

@@ -88,7 +88,7 @@ pub enum AllocError {
         /// The driver's error.
         source: CudaError,
     },
-    /// The device failed, or its engine does not answer.
+    /// The device failed, its driver refused the allocation, or its engine does not answer.
     #[error("{device} could not allocate memory: {source}")]
     Device {
         /// The device.

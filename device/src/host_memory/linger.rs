@@ -36,7 +36,7 @@ pub(super) fn is_worth_it(state: &State) -> bool {
 }
 
 /// Starts or restarts the linger time. At most one thread waits per cache; restarting only moves its deadline. If no
-/// thread can be started, evicts the cache and returns its mappings.
+/// thread can be started, evicts the cache and returns the evicted mappings.
 pub(super) fn begin(cache: &Arc<Cache>, state: &mut State) -> Vec<Arc<Populated>> {
     state.linger.until = Some(Instant::now() + LINGER_DURATION);
     if !state.linger.is_awaited {
@@ -51,8 +51,8 @@ pub(super) fn begin(cache: &Arc<Cache>, state: &mut State) -> Vec<Arc<Populated>
     vec![]
 }
 
-/// Waits for the end of the linger time, which may be postponed meanwhile, and evicts the cache if there
-/// is no lease again.
+/// Waits for the end of the linger time, which may be postponed meanwhile, and evicts the cache unless there is a lease
+/// by then.
 fn wait(weak: Weak<Cache>) {
     let mut left = LINGER_DURATION;
     while !left.is_zero() {
@@ -84,7 +84,7 @@ mod tests {
 
     const LEN: usize = POPULATED_BYTES_MIN;
 
-    fn end(memory: &HostMemory) {
+    fn end_linger_time(memory: &HostMemory) {
         let mut state = memory.cache.state();
         assert!(state.linger.left_or_end(Instant::now()) > Duration::ZERO);
         assert_eq!(state.linger.left_or_end(Instant::now() + LINGER_DURATION), Duration::ZERO);
@@ -104,7 +104,7 @@ mod tests {
         drop(again);
         drop(region);
         assert_eq!(memory.stats().cached_bytes, LEN as u64, "regions dropped later are cached as well");
-        end(&memory);
+        end_linger_time(&memory);
         assert_eq!(memory.stats().cached_bytes, 0);
     }
 
@@ -115,7 +115,7 @@ mod tests {
         drop(memory.allocate(LEN).unwrap());
         drop(first);
         let _again = memory.demand();
-        end(&memory);
+        end_linger_time(&memory);
         assert_eq!(memory.stats().cached_bytes, LEN as u64);
     }
 }

@@ -52,6 +52,7 @@ impl PageCosts {
     }
 
     /// The page size for a piece whose cost will be [recorded](Self::record): each size once, then the preferred one.
+    /// While the cost of huge pages is being measured, other pieces get small pages.
     pub(super) fn choose(&mut self) -> PageSize {
         match (self.huge, self.small) {
             (Cost::Unknown, _) => {

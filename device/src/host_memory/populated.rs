@@ -14,9 +14,9 @@ use crate::mapping::{HUGE_PAGE_BYTES, Mapping, PIECE_BYTES, PageSize};
 ///
 /// Why: to allocate and clear pages takes the kernel about as long as receiving into them, and up to ten times as long
 /// if the host of a virtual machine has to allocate them too. The threads start at the beginning, where the first
-/// chunks go, and take a piece each in turn. They hold the mapping only while they work on a piece, and stop when it is
-/// released. The contents do not change, so the owner may write meanwhile. Failure costs only speed: the first writer
-/// takes the page faults itself.
+/// chunks go, and take a piece each in turn. They hold the mapping only while they work on a piece, and stop when the
+/// last region in the mapping is dropped. The contents do not change, so the owner may write meanwhile. Failure costs
+/// only speed: the first writer takes the page faults itself.
 #[derive(Debug)]
 pub(super) struct Populated {
     mapping: Mapping,
@@ -50,9 +50,9 @@ impl Populated {
     pub(super) fn begin(self: &Arc<Self>) {
         let mut progress = self.progress();
         progress.is_wanted = true;
-        let left = self.mapping.len().saturating_sub(progress.next).div_ceil(PIECE_BYTES);
+        let pieces = self.mapping.len().saturating_sub(progress.next).div_ceil(PIECE_BYTES);
         let processors = thread::available_parallelism().map_or(1, usize::from);
-        let threads = left.min(processors).min(THREADS_MAX);
+        let threads = pieces.min(processors).min(THREADS_MAX);
         while progress.threads < threads {
             let weak = Arc::downgrade(self);
             // Without this thread, the threads already started populate the pages, or the first writer does.
@@ -69,7 +69,8 @@ impl Populated {
         self.progress().is_wanted = false;
     }
 
-    /// Populates the next piece. False if there is none: the thread is then no longer counted.
+    /// Populates the next piece. Returns false if there is none, or the memory is no longer wanted: the thread is then
+    /// no longer counted.
     fn advance(&self) -> bool {
         let Some((piece, size)) = self.take_piece() else { return false };
         let before = processor_time();
@@ -84,7 +85,7 @@ impl Populated {
         true
     }
 
-    /// Takes the next piece, and advises the preferred page size from there on. `None` ends the calling thread.
+    /// Takes the next piece, and advises the chosen page size from its start on. `None` ends the calling thread.
     fn take_piece(&self) -> Option<(Range<usize>, PageSize)> {
         let mut progress = self.progress();
         if !progress.is_wanted || progress.next >= self.mapping.len() {
@@ -117,7 +118,7 @@ impl Deref for Populated {
     }
 }
 
-/// Populates piece after piece, until there is none or the mapping is released.
+/// Populates piece after piece, until there is none or the mapping is no longer wanted.
 fn work(populated: Weak<Populated>) {
     while populated.upgrade().is_some_and(|populated| populated.advance()) {}
 }
@@ -135,7 +136,7 @@ fn processor_time() -> Duration {
 mod tests {
     use super::*;
 
-    fn populated(pieces: usize) -> Arc<Populated> {
+    fn new_mapping(pieces: usize) -> Arc<Populated> {
         let mapping = Mapping::new(pieces * PIECE_BYTES, PageSize::Huge).unwrap();
         Arc::new(Populated::new(mapping, PageSize::Huge))
     }
@@ -148,7 +149,7 @@ mod tests {
 
     #[test]
     fn pieces_follow_each_other_to_the_end() {
-        let populated = populated(5);
+        let populated = new_mapping(5);
         let pretend_thread = |is_wanted| {
             populated.progress().threads += 1;
             populated.progress().is_wanted = is_wanted;
@@ -168,7 +169,7 @@ mod tests {
 
     #[test]
     fn all_pages_are_populated() {
-        let populated = populated(9);
+        let populated = new_mapping(9);
         populated.begin();
         wait_for_threads(&populated);
         assert_eq!(populated.progress().next, populated.len());
@@ -176,7 +177,7 @@ mod tests {
 
     #[test]
     fn populating_resumes_after_a_stop() {
-        let populated = populated(3);
+        let populated = new_mapping(3);
         populated.progress().is_wanted = true;
         populated.progress().threads = 1;
         assert!(populated.advance());
@@ -191,7 +192,7 @@ mod tests {
 
     #[test]
     fn threads_release_a_dropped_mapping() {
-        let populated = populated(20);
+        let populated = new_mapping(20);
         let weak = Arc::downgrade(&populated);
         populated.begin();
         drop(populated);

@@ -86,7 +86,7 @@ impl Driver {
         Ok(self.check("cuIpcCloseMemHandle", code)?)
     }
 
-    /// The granularity of physical memory and mappings.
+    /// The granularity of physical memory and mappings, in bytes.
     pub(in crate::cuda) fn granularity(&self, device: CUdevice) -> Result<usize, CudaError> {
         let query = function!(self, cuMemGetAllocationGranularity)?;
         let which = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
@@ -124,9 +124,9 @@ impl Driver {
     pub(in crate::cuda) fn export_physical(&self, physical: Physical) -> Result<OwnedFd, CudaError> {
         let export = function!(self, cuMemExportToShareableHandle)?;
         let mut fd: RawFd = -1;
-        let place: *mut RawFd = &raw mut fd;
+        let to_fd: *mut RawFd = &raw mut fd;
         // SAFETY: for this kind of handle the driver writes one file descriptor, to a local.
-        let code = unsafe { export(place.cast(), physical.0, FILE_DESCRIPTOR, 0) };
+        let code = unsafe { export(to_fd.cast(), physical.0, FILE_DESCRIPTOR, 0) };
         self.check("cuMemExportToShareableHandle", code)?;
         // SAFETY: the driver has opened the descriptor for the caller, which must close it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -136,10 +136,10 @@ impl Driver {
     pub(in crate::cuda) fn import_physical(&self, fd: BorrowedFd<'_>) -> Result<Physical, CudaError> {
         let import = function!(self, cuMemImportFromShareableHandle)?;
         // CUDA takes the descriptor's number as a pointer argument.
-        let number: *mut c_void = ptr::without_provenance_mut(fd.as_raw_fd().unsigned_abs() as usize);
+        let fd_as_pointer: *mut c_void = ptr::without_provenance_mut(fd.as_raw_fd().unsigned_abs() as usize);
         let mut handle = 0;
         // SAFETY: the driver checks the descriptor, which is open, and writes one handle to a local.
-        let code = unsafe { import(&raw mut handle, number, FILE_DESCRIPTOR) };
+        let code = unsafe { import(&raw mut handle, fd_as_pointer, FILE_DESCRIPTOR) };
         self.check("cuMemImportFromShareableHandle", code)?;
         Ok(Physical(handle))
     }
@@ -166,7 +166,7 @@ impl Driver {
         Ok(self.check("cuMemAddressFree", code)?)
     }
 
-    /// Maps the first bytes of physical memory.
+    /// Maps the first `len` bytes of physical memory at `address`.
     ///
     /// # Safety
     ///

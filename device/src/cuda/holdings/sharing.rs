@@ -12,7 +12,7 @@ use crate::cuda::{
     gpu::Gpu,
     memory::CudaMemory,
     memory_cache::NoRoom,
-    memory_owner::{MemoryOwner, Shared},
+    memory_owner::{MemoryOwner, SharedMemory},
     setting::Setting,
     share::{FdMemory, Imported, IpcMemory, ShareError},
     virtual_memory::Mapped,
@@ -42,7 +42,7 @@ impl Holdings {
         match self.allocate_buffer(rounded_len, gpu, setting) {
             Ok((mapped, fd)) => {
                 let address = mapped.address;
-                Ok((self.new_memory(address, len, Shared::Buffer(mapped), setting), fd))
+                Ok((self.new_memory(address, len, SharedMemory::Buffer(mapped), setting), fd))
             }
             Err(error) => {
                 self.cache.release(rounded_len as u64);
@@ -64,7 +64,7 @@ impl Holdings {
         let mapped = Mapped::import(gpu, shared.fd.as_fd(), rounded_len, setting).map_err(not_mapped)?;
         let address = mapped.address;
         let (loan, returned) = Loan::new();
-        let memory = self.new_memory(address, len, Shared::Imported(mapped, loan), setting);
+        let memory = self.new_memory(address, len, SharedMemory::Imported(mapped, loan), setting);
         Ok(Imported { memory, returned })
     }
 
@@ -86,35 +86,43 @@ impl Holdings {
         let address = allocation.start + offset;
         let (loan, returned) = Loan::new();
         // At most the length of an allocation, so it fits into a `usize`.
-        let memory = self.new_memory(address, *len as usize, Shared::Opened(*handle, loan), setting);
+        let memory = self.new_memory(address, *len as usize, SharedMemory::Opened(*handle, loan), setting);
         Ok(Imported { memory, returned })
     }
 
     /// Unmaps shared memory that this process no longer uses.
     ///
-    /// Memory of another process counts as returned only if the driver unmapped it: its owner must not free memory that
-    /// is still open here.
-    pub(super) fn unmap(&mut self, shared: Shared, gpu: &Gpu, setting: &Setting) {
+    /// A buffer of another process counts as returned only if the driver unmapped it, a part of an allocation only if
+    /// the driver closed the allocation or another part of it is still imported: the owner must not free memory that is
+    /// open here.
+    pub(super) fn unmap(&mut self, shared: SharedMemory, gpu: &Gpu, setting: &Setting) {
         match shared {
-            Shared::Buffer(mapped) => {
+            SharedMemory::Buffer(mapped) => {
                 let bytes = mapped.len as u64;
                 self.cache.release(bytes);
-                if !end(mapped, gpu) {
+                if !unmap_unused(mapped, gpu) {
                     setting.counters.leaked_bytes.add(bytes);
                 }
             }
-            Shared::Imported(mapped, loan) => end_loan(loan, end(mapped, gpu)),
-            Shared::Opened(handle, loan) => end_loan(loan, self.opened.close(&handle, gpu)),
+            SharedMemory::Imported(mapped, loan) => end_loan(loan, unmap_unused(mapped, gpu)),
+            SharedMemory::Opened(handle, loan) => end_loan(loan, self.opened.close(&handle, gpu)),
         }
     }
 
-    fn new_memory(&mut self, address: u64, len: usize, shared: Shared, setting: &Setting) -> Arc<CudaMemory> {
+    fn new_memory(
+        &mut self,
+        address: u64,
+        len: usize,
+        shared: SharedMemory,
+        setting: &Setting,
+    ) -> Arc<CudaMemory> {
         self.blocks += 1;
         self.update_counters(setting);
         CudaMemory::new(setting.engine, address, len, MemoryOwner::Shared(shared), setting.inbox.clone())
     }
 
-    /// Allocates a buffer from the driver. While the driver has no memory, frees one cached block and retries.
+    /// Allocates a buffer from the driver. While the driver has no memory, frees one cached block after the other and
+    /// retries.
     fn allocate_buffer(
         &mut self,
         rounded_len: usize,
@@ -133,7 +141,7 @@ impl Holdings {
     }
 }
 
-impl Shared {
+impl SharedMemory {
     /// The bytes of this process's own device memory that are lost if this is leaked.
     pub(super) fn own_bytes(&self) -> u64 {
         match self {
@@ -159,8 +167,8 @@ fn end_loan(loan: Loan, is_closed: bool) {
     }
 }
 
-fn end(mapped: Mapped, gpu: &Gpu) -> bool {
+fn unmap_unused(mapped: Mapped, gpu: &Gpu) -> bool {
     // SAFETY: the mapping's last owner was dropped, so no copy of it runs, since each copy is an owner; and every
     // stream that was named as using it has passed its work (`Holdings::poll`).
-    unsafe { mapped.end(gpu) }
+    unsafe { mapped.unmap(gpu) }
 }

@@ -26,7 +26,7 @@ pub struct SharedBuffer {
     pub(super) engine: Id,
     pub(super) inbox: Inbox,
     /// The timeout for filling the buffer, waits included.
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
 }
 
 impl SharedBuffer {
@@ -47,8 +47,8 @@ impl SharedBuffer {
         Ok(FdMemory { device: self.device, fd, len: self.memory.len_bytes() })
     }
 
-    /// Copies memories into the buffer, each to its offset, within the device. Takes a few microseconds for each part,
-    /// and moves no bytes through the host.
+    /// Copies memories into the buffer, each to its offset, within the device: no byte moves through the host.
+    /// Submitting takes a few microseconds for each part.
     ///
     /// Waits for the streams that write the memories, up to [`CudaOptions::fence_timeout`], and for the copies, up to
     /// [`CudaOptions::copy_timeout`]. After a failure the content of the parts' ranges is unspecified, and late copies
@@ -68,6 +68,6 @@ impl SharedBuffer {
         let parts = parts.into_iter().filter(|(memory, _)| memory.len_bytes() > 0).collect();
         let fill = Fill { to: Arc::clone(&self.memory), parts };
         self.inbox
-            .request_within(self.patience, |reply| Command::Share(ExportRequest::Fill(fill, reply)))?
+            .request_within(self.timeout, |reply| Command::Share(ExportRequest::Fill(fill, reply)))?
     }
 }

@@ -7,8 +7,9 @@ use crate::{
     loan::Returned,
 };
 
-/// Sharing memory with other processes on this machine, for devices of any kind. These functions block for as long as
-/// the device takes: do not call them on an async executor's thread.
+/// Sharing memory with other processes on this machine. Only CUDA devices can: on others these functions fail with
+/// [`ShareError::NotShareable`]. All but `is_shareable` block for as long as the device takes: do not call them on an
+/// async executor's thread.
 impl Device {
     /// Whether the device's memory can be shared with other processes.
     pub fn is_shareable(&self) -> bool {
@@ -23,8 +24,9 @@ impl Device {
         self.sharing()?.export_in_place(&memories)?.into_iter().collect()
     }
 
-    /// Copies `parts` into a shareable buffer of `len` bytes, each to its range. Waits for the streams that write the
-    /// parts, which may be written again when this returns. Keep the buffer until the other process has its descriptor.
+    /// Copies `parts` into a shareable buffer of `len` bytes, each to the start of its range. Waits for the streams
+    /// that write the parts, which may be written again when this returns. Keep the buffer or its descriptor until the
+    /// other process has imported it.
     pub fn export_copies(
         &self,
         len: u64,
@@ -37,29 +39,29 @@ impl Device {
         Ok((buffer.export()?, buffer))
     }
 
-    /// Imports another process's memory. Returns a buffer for each of `places`, and a handle that reports when all
-    /// memory was returned.
+    /// Imports another process's memory. The results are a buffer for each of `ranges` of that memory, and a handle
+    /// that reports when all buffers are dropped and the memory has gone back.
     ///
     /// The peer's description is checked. That the peer keeps the memory and does not write it cannot be checked
     /// ([`CudaEngine::import`]): import only from peers that this process trusts fully on that device.
     pub fn import(
         &self,
         exported: Exported,
-        places: &[Range<u64>],
+        ranges: &[Range<u64>],
     ) -> Result<(Vec<DeviceBuffer>, Returned), ShareError> {
         // SAFETY: the exporter, which the caller trusts, guarantees that the memory is kept and not written meanwhile.
         // If it does not, no host memory is at risk: the driver copies from a mapping of this process's that lasts
         // until the engine closes it. The copies then have wrong bytes, or break the device's context, which the engine
         // handles like any failed device.
         let Imported { memory, returned } = unsafe { self.sharing()?.import(exported) }?;
-        let buffer = |place: &Range<u64>| {
+        let buffer = |range: &Range<u64>| {
             let (offset, len, bytes) =
-                (place.start, place.end.saturating_sub(place.start), memory.len_bytes());
-            let part = memory.slice(place.clone());
+                (range.start, range.end.saturating_sub(range.start), memory.len_bytes());
+            let part = memory.slice(range.clone());
             let part = part.ok_or(ShareError::OutOfBounds { offset, len, bytes })?;
             self.wrap::<CudaEngine>(part).ok_or_else(|| self.not_shareable())
         };
-        let buffers = places.iter().map(buffer).collect::<Result<_, _>>()?;
+        let buffers = ranges.iter().map(buffer).collect::<Result<_, _>>()?;
         Ok((buffers, returned))
     }
 

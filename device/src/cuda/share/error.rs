@@ -14,13 +14,13 @@ pub enum ShareError {
         "The memory belongs to another engine. Share it with the engine that allocated it, or that it was lent to."
     )]
     ForeignMemory,
-    /// The device's kind of memory cannot be shared.
+    /// Memory of this kind of device cannot be shared.
     #[error("Memory of {device} cannot be shared between processes.")]
     NotShareable {
         /// The device.
         device: String,
     },
-    /// The process has too many open descriptors.
+    /// The descriptor could not be duplicated; usually the process has too many open ones.
     #[error("The descriptor of shared memory could not be duplicated: {text}.")]
     NoDescriptor {
         /// The system's message.
@@ -31,7 +31,7 @@ pub enum ShareError {
         "The driver does not report the UUID of {device}, by which other processes find it (cuDeviceGetUuid_v2)."
     )]
     UnknownDevice {
-        /// The engine.
+        /// The name of the engine.
         device: String,
     },
     /// The driver refuses an IPC handle for the memory.
@@ -40,7 +40,7 @@ pub enum ShareError {
          (cudaMalloc) only: not memory pools (cudaMallocAsync), nor virtual memory (PyTorch's expandable segments)."
     )]
     NotExportable {
-        /// The engine.
+        /// The name of the engine.
         device: String,
         /// The driver's error.
         source: CudaError,
@@ -48,7 +48,7 @@ pub enum ShareError {
     /// The driver cannot allocate shareable memory.
     #[error("Memory on {device} that can be shared as a file descriptor could not be allocated: {source}")]
     NoBuffer {
-        /// The engine.
+        /// The name of the engine.
         device: String,
         /// The driver's error.
         source: CudaError,
@@ -59,7 +59,7 @@ pub enum ShareError {
          budget of {budget_bytes} bytes are in use. Raise the device memory budget, or release versions that are still held"
     )]
     OverBudget {
-        /// The engine.
+        /// The name of the engine.
         device: String,
         /// The requested bytes.
         asked_bytes: u64,
@@ -84,7 +84,7 @@ pub enum ShareError {
          take that long, or hang: raise the fence timeout, or share later."
     )]
     FenceTimedOut {
-        /// The engine.
+        /// The name of the engine.
         device: String,
         /// The time that the engine waited.
         waited: Duration,
@@ -92,7 +92,7 @@ pub enum ShareError {
     /// The driver refused a copy into a shared buffer.
     #[error("A copy within {device}, into a shared buffer, was refused: {source}")]
     CopyRefused {
-        /// The engine.
+        /// The name of the engine.
         device: String,
         /// The driver's error.
         source: CudaError,
@@ -103,7 +103,7 @@ pub enum ShareError {
          busy: look at nvidia-smi, and at the kernel's log for Xid messages."
     )]
     CopyTimedOut {
-        /// The engine.
+        /// The name of the engine.
         device: String,
         /// The time that the engine waited.
         waited: Duration,
@@ -114,7 +114,7 @@ pub enum ShareError {
          number may differ between processes with different CUDA_VISIBLE_DEVICES."
     )]
     OtherDevice {
-        /// The engine.
+        /// The name of the engine.
         device: String,
         /// The engine's device.
         ours: DeviceUuid,
@@ -128,7 +128,7 @@ pub enum ShareError {
         without_advice(source)
     )]
     NotOpened {
-        /// The engine.
+        /// The name of the engine.
         device: String,
         /// The driver's error.
         source: CudaError,
@@ -136,7 +136,7 @@ pub enum ShareError {
     /// The file descriptor of another process's buffer cannot be mapped here.
     #[error("{device} could not map the memory of another process by its file descriptor: {source}")]
     NotMapped {
-        /// The engine.
+        /// The name of the engine.
         device: String,
         /// The driver's error.
         source: CudaError,
