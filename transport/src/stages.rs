@@ -11,9 +11,9 @@ pub enum Stage {
     Encode,
     /// Sending.
     Send,
-    /// Receiving into the sink's memory.
+    /// Receiving and decoding into the sink's memory.
     Receive,
-    /// Writing: the copy to a device sink. Takes no time for host memory.
+    /// Writing: the copy to a device sink. Takes no time for a sink in host memory.
     Write,
 }
 

@@ -1,4 +1,4 @@
-//! [`Chooser`]: chooses codecs by cached size estimates.
+//! [`Chooser`]: the cached size estimates by which codecs are chosen.
 
 use super::Payload;
 use crate::Workers;
@@ -32,7 +32,7 @@ pub enum CodecRequest {
 }
 
 impl CodecRequest {
-    /// Whether the subscriber accepts `codec`.
+    /// Whether the request allows encoding in `codec`. Chunks may be sent raw in any case.
     pub fn takes(self, codec: CodecId) -> bool {
         match self {
             Self::Auto { offered, .. } => offered.contains(codec),
@@ -50,13 +50,15 @@ impl From<CodecId> for CodecRequest {
 /// Estimates encoded sizes, and caches the estimates.
 ///
 /// An estimate takes as long as sending a hundredth of a chunk, so not every chunk is estimated: the chunks of a tensor
-/// are similar, also in its next versions. An estimate is used for the next [`CHUNKS_PER_ESTIMATE`] of them, or until a
-/// chunk's actual size refutes it. The estimate used for a chunk is cached, so that all subscribers get the same codec.
+/// are similar, even in later versions. An estimate is used for the next [`CHUNKS_PER_ESTIMATE`] of them, or until the
+/// encoded size of one refutes it. The estimate used for a chunk is cached, so that all subscribers with the same
+/// request get the same codec.
 pub(super) struct Chooser {
     workers: Workers,
     chunks: Cache<(u64, ChunkIndex), SizeEstimate>,
     groups: Cache<ChunkGroup, Arc<CachedEstimate>>,
-    /// Groups whose last comparison with a base found too many changes, and the number of chunks not compared since.
+    /// Groups in which the last chunk that was compared with a base had changed too much, and the number of chunks not
+    /// compared since.
     changed_groups: Cache<ChunkGroup, Arc<AtomicU32>>,
     /// Pairs of a payload and an unreadable base.
     unreadable: Cache<(u64, u64), ()>,
@@ -74,6 +76,7 @@ struct ChunkGroup {
 #[derive(Debug)]
 struct CachedEstimate {
     estimate: SizeEstimate,
+    /// The number of further chunks that used it.
     used: AtomicU32,
 }
 
@@ -81,11 +84,12 @@ struct CachedEstimate {
 /// them.
 const CHUNKS_PER_ESTIMATE: u32 = 16;
 
-/// The maximum numbers of cached chunks and groups: those of about 250 GB, in less than 10 MB. An evicted one is
-/// estimated again.
+/// The maximum number of cached chunks, and of groups: enough for 256 GiB in chunks of 4 MiB, in less than 10 MB. An
+/// evicted chunk or group is estimated again.
 const CACHED_MAX: usize = 1 << 16;
 
-/// The maximum number of cached unreadable bases. A topic has few; an evicted one costs another read attempt.
+/// The maximum number of cached pairs with an unreadable base. A topic has few; an evicted one costs another read
+/// attempt.
 const UNREADABLE_MAX: usize = 1 << 10;
 
 impl Chooser {
@@ -105,7 +109,7 @@ impl Chooser {
         self.estimates.load(Ordering::Relaxed)
     }
 
-    /// The cached estimate of `chunk`.
+    /// The cached estimate of `chunk`. A small chunk needs none: encoding it would not be worth it.
     pub(super) fn cached(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
         let (range, _) = payload.manifest().chunk(chunk);
         match range.end - range.start < SMALL_BYTES as u64 {
@@ -116,8 +120,8 @@ impl Chooser {
 
     /// The cached estimate of `chunk`, or that of similar chunks.
     pub(super) fn cached_or_similar(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
-        if let Some(known) = self.cached(payload, chunk) {
-            return Some(known);
+        if let Some(estimate) = self.cached(payload, chunk) {
+            return Some(estimate);
         }
         let key = (payload.key(), chunk);
         let cached = self.groups.get(&group(payload, chunk))?;
@@ -128,8 +132,8 @@ impl Chooser {
         })
     }
 
-    /// Estimates `raw`, the bytes of `chunk`, on a worker. Concurrent callers share one estimate; the time spent is
-    /// returned only to the one that ran it.
+    /// Estimates `raw`, the bytes of `chunk`, on a worker. Concurrent callers share one estimate; only the caller that
+    /// ran it gets the time spent, the others zero.
     pub(super) async fn estimate(
         &self,
         payload: &Payload,
@@ -137,7 +141,7 @@ impl Chooser {
         raw: Bytes,
     ) -> (SizeEstimate, Duration) {
         let mut spent = Duration::ZERO;
-        let take = async {
+        let estimating = async {
             self.estimates.fetch_add(1, Ordering::Relaxed);
             let (_, dtype) = payload.manifest().chunk(chunk);
             let timed = move || {
@@ -150,14 +154,14 @@ impl Chooser {
             self.groups.insert(group(payload, chunk), Arc::new(cached));
             Ok::<_, Infallible>(estimate)
         };
-        let Ok(estimate) = self.chunks.get_or_insert_async(&(payload.key(), chunk), take).await;
+        let Ok(estimate) = self.chunks.get_or_insert_async(&(payload.key(), chunk), estimating).await;
         (estimate, spent)
     }
 
-    /// Decides whether to skip the comparison of `chunk` with its base, and counts the skipped ones. If a chunk of its
-    /// tensor differed too much, the next [`CHUNKS_PER_ESTIMATE`] are skipped: training in f32 changes nearly every
-    /// element.
-    pub(super) fn skip_comparison(&self, payload: &Payload, chunk: ChunkIndex) -> bool {
+    /// Decides whether to skip the comparison of `chunk` with its base, and counts skipped chunks. If a chunk of the
+    /// same group had changed too much, the next [`CHUNKS_PER_ESTIMATE`] are skipped: training in f32 changes nearly
+    /// every element.
+    pub(super) fn should_skip_comparison(&self, payload: &Payload, chunk: ChunkIndex) -> bool {
         let skipped = self.changed_groups.get(&group(payload, chunk));
         skipped.is_some_and(|count| count.fetch_add(1, Ordering::Relaxed) < CHUNKS_PER_ESTIMATE)
     }
@@ -183,8 +187,8 @@ impl Chooser {
         is_new
     }
 
-    /// Records the result of an encoding: `encoded_bytes` of `raw_bytes`, or `None` if it gained too little. Drops an
-    /// estimate that the result refutes.
+    /// Records the result of an encoding: the number of `encoded_bytes`, or `None` if the encoding gained too little.
+    /// Drops an estimate that the result refutes.
     pub(super) fn handle_encoded(
         &self,
         payload: &Payload,
@@ -195,7 +199,7 @@ impl Chooser {
     ) {
         let group = group(payload, chunk);
         let cached = self.groups.get(&group);
-        if cached.is_some_and(|known| known.estimate.is_refuted_by(codec, raw_bytes, encoded_bytes)) {
+        if cached.is_some_and(|cached| cached.estimate.is_refuted_by(codec, raw_bytes, encoded_bytes)) {
             self.groups.remove(&group);
         }
     }

@@ -37,9 +37,9 @@ type SharedOutcome = watch::Receiver<Option<Outcome>>;
 /// slot. Hence the last quarter is held only by running device copies, each of which has a deadline. Half of the slots
 /// is for the cache, so another quarter remains for chunks in flight: enough for one subscriber without host copies.
 ///
-/// A read runs in a separate task, which holds the source. It survives the cancellation of the subscription that
-/// requested it first, so that others need not restart it. If a device hangs, the copy may outlive its read; lent
-/// sources handle this.
+/// A read runs in a separate task, which holds the source. The read survives the cancellation of the subscription that
+/// requested it first, so that others need not read again. If a device hangs, the copy may outlive its read; sources of
+/// lent memory handle this.
 #[derive(Debug)]
 pub(super) struct Reads {
     limit_bytes: Option<u64>,
@@ -49,7 +49,7 @@ pub(super) struct Reads {
     devices: Mutex<Vec<DeviceCache>>,
 }
 
-/// The cache of one device, identified by its slots.
+/// The cache of one device. The device is identified by its slots.
 #[derive(Debug)]
 struct DeviceCache {
     slots: SlotPool,
@@ -72,7 +72,8 @@ struct Counters {
     repeated: AtomicU64,
 }
 
-/// A running read. In any case the source is released before waiting tasks are notified: fields are dropped in order.
+/// A running read. If it is dropped before its task runs, its fields are dropped in order, so the source is released
+/// before waiting tasks are notified.
 struct RunningRead {
     source: Arc<dyn Source>,
     range: Range<u64>,
@@ -158,7 +159,7 @@ impl Reads {
         self.counters.begun.fetch_add(1, Ordering::Relaxed);
         self.counters
             .repeated
-            .fetch_add(payload.swap_read(chunk).into(), Ordering::Relaxed);
+            .fetch_add(payload.mark_read(chunk).into(), Ordering::Relaxed);
         tokio::spawn(Self::run(reading));
         waiting
     }
@@ -166,8 +167,8 @@ impl Reads {
     async fn run(reading: RunningRead) {
         let RunningRead { entry, source, range, hash } = reading; // Dropped in reverse order: `source` before `entry`.
         let outcome = entry.reads.read(&*source, range, hash).await.map_err(Arc::new);
-        // Released before waiting tasks are notified. If the copy timed out and still runs, its loan continues even if
-        // all sources are dropped.
+        // Released before waiting tasks are notified. If the copy timed out and still runs, it holds the lent memory
+        // even when all sources are dropped.
         drop(source);
         entry.end(outcome);
     }
@@ -193,14 +194,14 @@ impl Reads {
         Ok(Encoded { codec: CodecId::Raw, hash, bytes, worker_time: Duration::ZERO })
     }
 
-    /// The cache of the device with these slots.
+    /// The cache of the device with these slots, created if necessary.
     fn cache<'a>(
         &self,
         devices: &'a mut Vec<DeviceCache>,
         slots: &SlotPool,
     ) -> &'a mut ChunkCache<SharedOutcome> {
-        let known = devices.iter().position(|device| device.slots.is(slots));
-        let index = known.unwrap_or_else(|| {
+        let found = devices.iter().position(|device| device.slots.is(slots));
+        let index = found.unwrap_or_else(|| {
             let cache = ChunkCache::new(self.limit_bytes.unwrap_or_else(|| half_of_slots(slots)));
             devices.push(DeviceCache { slots: slots.clone(), cache });
             devices.len() - 1
@@ -265,7 +266,7 @@ mod tests {
 
     const CHUNK_BYTES: u32 = 1024;
 
-    /// A device whose reads each wait for a permit. They fail or panic while the flags are set.
+    /// A device whose reads each wait for a permit, then fail or panic if that flag is set.
     #[derive(Debug)]
     struct Gated {
         source: EngineSource<HostEngine>,
@@ -314,7 +315,7 @@ mod tests {
         Arc::new(Encoder::new(1 << 20, device_cache_bytes, Workers::Inline))
     }
 
-    /// Starts concurrent requests of one chunk.
+    /// Starts `count` concurrent requests of one chunk, and lets them run until they wait.
     async fn request(
         encoder: &Arc<Encoder>,
         payload: &Arc<Payload>,

@@ -1,7 +1,7 @@
 //! [`Stream`]: an incoming data stream, shared by the driver and the stream's reader.
 //!
-//! The reader of a chunk lends its memory to the driver, which then decrypts into it, without waking a task and without
-//! a copy. Bytes received earlier are queued in pieces.
+//! The reader of a chunk lends the chunk's memory to the driver, which then decrypts into this memory, without a copy
+//! and without waking the reader before the end. Bytes received before the loan are queued in pieces.
 
 use bytes::Bytes;
 use std::{
@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::receive_buffer::ReceiveBuffer;
 
-/// One data stream. Its lock is held at most while one record is decrypted.
+/// One data stream. Its lock is held at most while one record is decrypted or one segment is copied.
 #[derive(Debug, Default)]
 pub(super) struct Stream {
     state: Mutex<State>,
@@ -91,20 +91,20 @@ impl Stream {
         (state.end.is_none(), std::mem::take(&mut state.pieces))
     }
 
-    /// Whether the lent buffer has room for `bytes`.
+    /// Whether a buffer is lent that has room for `bytes` more bytes.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         let mut state = self.state();
         state.buffer.as_mut().is_some_and(|buffer| buffer.room().len() >= bytes)
     }
 
-    /// Calls `fill` with exactly `bytes` of the lent buffer, if it has as much room. `fill` returns the number of valid
-    /// bytes.
-    pub(super) fn fill(&self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
+    /// Calls `decrypt` with the next `bytes` bytes of the lent buffer, if it has room for them. `decrypt` returns how
+    /// many of them are data.
+    pub(super) fn fill(&self, bytes: usize, decrypt: impl FnOnce(&mut [u8]) -> usize) {
         let mut state = self.state();
         if let Some(buffer) = &mut state.buffer
             && let Some(room) = buffer.room().get_mut(..bytes)
         {
-            let filled = fill(room);
+            let filled = decrypt(room);
             buffer.advance(filled);
         }
     }
@@ -114,7 +114,8 @@ impl Stream {
         self.put_locked(&mut self.state(), bytes)
     }
 
-    /// Queues a piece for the reader; returns false if it was copied into a lent buffer or the reader was dropped.
+    /// Queues a piece for the reader. Returns false if the piece was copied into a lent buffer instead, or the reader
+    /// was dropped.
     pub(super) fn push(&self, bytes: &Bytes) -> bool {
         let mut state = self.state();
         if state.is_discarded || self.put_locked(&mut state, bytes) {
@@ -185,7 +186,7 @@ mod tests {
         (0..BYTES).map(|byte| byte as u8).collect()
     }
 
-    /// Fills like `open_record`, which needs room for one byte more than the valid bytes.
+    /// Fills like `open_record`, which needs room for one byte more than the data.
     fn fill(stream: &Stream, bytes: &[u8]) {
         stream.fill(bytes.len() + 1, |room| {
             room[..bytes.len()].copy_from_slice(bytes);

@@ -71,7 +71,7 @@ const BOUNDS: Bounds = Bounds { burst: QUINN_SEGMENTS, kernel: 64 };
 /// Consecutive full bursts are sent in growing batches, up to the kernel's maximum.
 #[test]
 fn batches_of_a_long_burst_grow() {
-    let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
+    let (mut batch, mut wire) = (DatagramBatch::default(), Wire::with_room(usize::MAX));
     for round in 0..20 {
         let burst = datagrams(round * 10, 10, ETHERNET, ETHERNET);
         batch
@@ -91,7 +91,7 @@ fn batches_of_a_long_burst_grow() {
 /// A transmit shorter than a burst is sent immediately, together with the held datagrams.
 #[test]
 fn short_transmits_are_sent_immediately() {
-    let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
+    let (mut batch, mut wire) = (DatagramBatch::default(), Wire::with_room(usize::MAX));
     let mut take = |first, count, last| {
         let bytes = datagrams(first, count, ETHERNET, last);
         batch
@@ -113,7 +113,7 @@ fn short_transmits_are_sent_immediately() {
 /// size.
 #[test]
 fn different_datagrams_are_not_mixed() {
-    let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
+    let (mut batch, mut wire) = (DatagramBatch::default(), Wire::with_room(usize::MAX));
     let bursts: Vec<_> = (0..4).map(|round| datagrams(round * 10, 10, 1_200, 1_200)).collect();
     let mut take = |transmit: &Transmit<'_>| {
         batch.take(transmit, BOUNDS, |t| wire.send(t)).expect("there is room");
@@ -131,7 +131,7 @@ fn different_datagrams_are_not_mixed() {
 /// quinn batches ten segments of any size. Jumbo segments are sent as equal batches within the kernel's bound.
 #[test]
 fn jumbo_bursts_are_split_and_not_held() {
-    let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
+    let (mut batch, mut wire) = (DatagramBatch::default(), Wire::with_room(usize::MAX));
     for (segment, expected) in [(8_972, vec![5, 5]), (65_000, vec![1; 10])] {
         let burst = datagrams(0, 10, segment, segment);
         batch
@@ -156,10 +156,10 @@ fn bursts_fit_system_calls() {
     assert_eq!([16_000, 65_000].map(burst_of), [None; 2], "smaller segments would suffer");
 }
 
-/// Without segmentation offload, even if it is lost later, each datagram is a system call.
+/// Without segmentation offload, even if only from some time on, each datagram is a system call.
 #[test]
 fn without_offload_no_datagram_is_held() {
-    let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
+    let (mut batch, mut wire) = (DatagramBatch::default(), Wire::with_room(usize::MAX));
     for round in 0..3 {
         let burst = datagrams(round * 10, 10, ETHERNET, ETHERNET);
         let kernel = if round == 2 { 1 } else { 64 };
@@ -205,7 +205,7 @@ proptest! {
         burst in prop::sample::select(vec![5, 7, 10]),
     ) {
         let bounds = Bounds { burst, kernel };
-        let (mut batch, mut wire) = (Batch::default(), Wire::with_room(2));
+        let (mut batch, mut wire) = (DatagramBatch::default(), Wire::with_room(2));
         let mut taken = Vec::new();
         for step in steps {
             match step {

@@ -120,7 +120,7 @@ proptest! {
         }
     }
 
-    /// For any flipped bit: only the records before it are opened.
+    /// For any flipped bit: only the records before that bit are opened.
     #[test]
     fn a_flipped_bit_is_detected(
         data in prop::collection::vec(any::<u8>(), 1..40_000),
@@ -383,7 +383,8 @@ fn records_interoperate_with_rustls() {
     });
 }
 
-/// Goal: this record layer and rustls interpret each other's alerts. Method: send each a modified record.
+/// Goal: this record layer and rustls interpret each other's alerts. Method: send rustls an alert, then a modified
+/// record, which it answers with an alert.
 #[test]
 fn alerts_interoperate_with_rustls() {
     on_both_sides(async |mut ours, mut peer| {

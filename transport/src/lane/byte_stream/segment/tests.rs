@@ -1,8 +1,8 @@
 use super::*;
 use proptest::prelude::*;
 
-/// The segments of `bytes`, received in pieces of these `lengths`, and the error, or the number of bytes of an
-/// incomplete segment.
+/// Parses `bytes` in pieces of these `lengths`. Returns the segments, and then either the error or the number of bytes
+/// of an incomplete last segment.
 fn read_all(mut bytes: &[u8], lengths: Vec<usize>) -> (Vec<Segment>, Result<usize, SegmentError>) {
     let (mut assembler, mut segments) = (Assembler::default(), vec![]);
     for length in lengths.into_iter().cycle() {
@@ -84,7 +84,7 @@ proptest! {
         prop_assert!(joined == all);
     }
 
-    /// Truncated bytes give the complete segments.
+    /// From truncated bytes, only the complete segments are returned.
     #[test]
     fn a_truncated_segment_is_not_returned(segments in segments(), cut in any::<prop::sample::Index>()) {
         prop_assume!(!segments.is_empty());
