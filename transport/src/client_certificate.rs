@@ -53,7 +53,7 @@ impl ClientAuthorities {
     /// Reads a list of certificates in PEM.
     ///
     /// # Errors
-    /// [`AuthoritiesError`] when it is empty, or one of them is invalid.
+    /// [`AuthoritiesError`] when there is no certificate, or one is invalid.
     pub fn from_pem(pem: &str) -> Result<Self, AuthoritiesError> {
         let wrong = |error: &dyn fmt::Display| AuthoritiesError(error.to_string());
         let certificates = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();

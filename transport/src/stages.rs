@@ -28,7 +28,7 @@ pub struct Stages {
     overlaps: [[AtomicU64; Stage::COUNT]; Stage::COUNT],
 }
 
-/// Counts a chunk at one stage until it is dropped.
+/// A guard that counts a chunk at one stage until it is dropped.
 #[derive(Debug)]
 #[must_use = "the stage ends when this is dropped"]
 pub struct AtStage<'a> {

@@ -11,7 +11,7 @@ use std::{sync::Arc, time::Duration};
 /// receive buffers, not memory. The limit of UDP over IPv4 is 65,507.
 pub(crate) const UDP_PAYLOAD_MAX: u16 = 65_000;
 
-/// The payload that every path can carry; QUIC requires it.
+/// The UDP payload that every path must be able to carry for QUIC (RFC 9000 §14).
 const UDP_PAYLOAD_MIN: u16 = 1_200;
 
 /// The bound of MTU discovery if the path's MTU is unknown: Ethernet with MTU 1500 over IPv6.

@@ -124,7 +124,7 @@ impl Chooser {
             return Some(estimate);
         }
         let key = (payload.key(), chunk);
-        let cached = self.groups.get(&group(payload, chunk))?;
+        let cached = self.groups.get(&group_of(payload, chunk))?;
         let is_fresh = cached.used.fetch_add(1, Ordering::Relaxed) < CHUNKS_PER_ESTIMATE;
         is_fresh.then(|| {
             self.chunks.insert(key, cached.estimate);
@@ -151,7 +151,7 @@ impl Chooser {
             let (estimate, took) = self.workers.run(timed).await;
             spent = took;
             let cached = CachedEstimate { estimate, used: AtomicU32::new(0) };
-            self.groups.insert(group(payload, chunk), Arc::new(cached));
+            self.groups.insert(group_of(payload, chunk), Arc::new(cached));
             Ok::<_, Infallible>(estimate)
         };
         let Ok(estimate) = self.chunks.get_or_insert_async(&(payload.key(), chunk), estimating).await;
@@ -162,13 +162,13 @@ impl Chooser {
     /// same group had changed too much, the next [`CHUNKS_PER_ESTIMATE`] are skipped: training in f32 changes nearly
     /// every element.
     pub(super) fn should_skip_comparison(&self, payload: &Payload, chunk: ChunkIndex) -> bool {
-        let skipped = self.changed_groups.get(&group(payload, chunk));
+        let skipped = self.changed_groups.get(&group_of(payload, chunk));
         skipped.is_some_and(|count| count.fetch_add(1, Ordering::Relaxed) < CHUNKS_PER_ESTIMATE)
     }
 
     /// Records the result of comparing `chunk` with its base.
     pub(super) fn handle_compared(&self, payload: &Payload, chunk: ChunkIndex, is_delta: bool) {
-        let group = group(payload, chunk);
+        let group = group_of(payload, chunk);
         match is_delta {
             true => drop(self.changed_groups.remove(&group)),
             false => self.changed_groups.insert(group, Arc::default()),
@@ -197,7 +197,7 @@ impl Chooser {
         raw_bytes: usize,
         encoded_bytes: Option<usize>,
     ) {
-        let group = group(payload, chunk);
+        let group = group_of(payload, chunk);
         let cached = self.groups.get(&group);
         if cached.is_some_and(|cached| cached.estimate.is_refuted_by(codec, raw_bytes, encoded_bytes)) {
             self.groups.remove(&group);
@@ -205,7 +205,7 @@ impl Chooser {
     }
 }
 
-fn group(payload: &Payload, chunk: ChunkIndex) -> ChunkGroup {
+fn group_of(payload: &Payload, chunk: ChunkIndex) -> ChunkGroup {
     let manifest = payload.manifest();
     let first = manifest.chunking().first_of(chunk).unwrap_or(chunk);
     ChunkGroup { manifest: manifest.digest(), first }
@@ -229,7 +229,7 @@ mod tests {
     const CHUNK: usize = 64 << 10;
 
     /// One tensor, cut into chunks.
-    fn payload(dtype: Dtype, bytes: Vec<u8>) -> Payload {
+    fn payload_of(dtype: Dtype, bytes: Vec<u8>) -> Payload {
         let shape = Shape::new(&[bytes.len() as u64 * 8 / u64::from(dtype.bits())]).unwrap();
         let spec = TensorSpec::new(TensorName::new("t").unwrap(), dtype, shape);
         let manifest = Manifest::layout(vec![spec], vec![], CHUNK as u32, &Limits::default()).unwrap();
@@ -265,14 +265,14 @@ mod tests {
         codecs
     }
 
-    fn encoder() -> Encoder {
+    fn new_encoder() -> Encoder {
         Encoder::new(64 << 20, None, Workers::Inline)
     }
 
     #[tokio::test]
     async fn random_bytes_are_sent_raw_with_few_estimates() {
         for dtype in [Dtype::U8, Dtype::Bf16] {
-            let (encoder, payload) = (encoder(), payload(dtype, noise(64)));
+            let (encoder, payload) = (new_encoder(), payload_of(dtype, noise(64)));
             let sent = send(&encoder, &payload, auto(Effort::Full)).await;
             assert_eq!(sent, [CodecId::Raw; 64]);
             let EncoderStats { requested, encoded, estimates, .. } = encoder.stats();
@@ -285,10 +285,10 @@ mod tests {
 
     #[tokio::test]
     async fn floats_are_sent_as_bit_planes_and_a_new_version_needs_no_estimate() {
-        let encoder = encoder();
-        let first = payload(Dtype::Bf16, weights(8));
+        let encoder = new_encoder();
+        let first = payload_of(Dtype::Bf16, weights(8));
         assert_eq!(send(&encoder, &first, auto(Effort::default())).await, [CodecId::BitPlanes; 8]);
-        let second = payload(Dtype::Bf16, weights(8));
+        let second = payload_of(Dtype::Bf16, weights(8));
         assert_eq!(send(&encoder, &second, auto(Effort::default())).await, [CodecId::BitPlanes; 8]);
         let EncoderStats { estimates, encoded, incompressible, .. } = encoder.stats();
         assert_eq!((estimates, encoded, incompressible), (1, 16, 0));
@@ -296,7 +296,7 @@ mod tests {
 
     #[tokio::test]
     async fn efforts_with_the_same_codec_share_encodings() {
-        let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(8)));
+        let (encoder, payload) = (new_encoder(), payload_of(Dtype::Bf16, weights(8)));
         for effort in [Effort::Light, Effort::Full, Effort::None] {
             send(&encoder, &payload, auto(effort)).await;
         }
@@ -306,7 +306,7 @@ mod tests {
 
     #[tokio::test]
     async fn fixed_and_offered_codecs_are_respected() {
-        let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(4)));
+        let (encoder, payload) = (new_encoder(), payload_of(Dtype::Bf16, weights(4)));
         for codec in [CodecId::Raw, CodecId::Planes, CodecId::Zstd, CodecId::BitPlanes] {
             assert_eq!(send(&encoder, &payload, codec.into()).await, [codec; 4]);
         }
@@ -321,7 +321,7 @@ mod tests {
     async fn a_refuted_estimate_is_replaced() {
         let mut bytes = weights(2);
         bytes.extend(noise(14));
-        let (encoder, payload) = (encoder(), payload(Dtype::Bf16, bytes));
+        let (encoder, payload) = (new_encoder(), payload_of(Dtype::Bf16, bytes));
         let sent = send(&encoder, &payload, auto(Effort::default())).await;
         assert_eq!(sent[..2], [CodecId::BitPlanes; 2]);
         assert_eq!(sent[2..], [CodecId::Raw; 14]);
@@ -337,18 +337,19 @@ mod tests {
     async fn small_chunks_are_sent_raw_without_an_estimate() {
         let whole = CHUNK + SMALL_BYTES;
         for (bytes, last, estimates) in [(whole, CodecId::BitPlanes, 1), (whole - 256, CodecId::Raw, 1)] {
-            let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(2)[..bytes].to_vec()));
+            let (encoder, payload) = (new_encoder(), payload_of(Dtype::Bf16, weights(2)[..bytes].to_vec()));
             let sent = send(&encoder, &payload, auto(Effort::default())).await;
             assert_eq!((sent, encoder.stats().estimates), (vec![CodecId::BitPlanes, last], estimates));
         }
-        let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(1)[..SMALL_BYTES - 256].to_vec()));
+        let (encoder, payload) =
+            (new_encoder(), payload_of(Dtype::Bf16, weights(1)[..SMALL_BYTES - 256].to_vec()));
         assert_eq!(send(&encoder, &payload, auto(Effort::default())).await, [CodecId::Raw]);
         assert_eq!(encoder.stats().estimates, 0);
     }
 
     #[tokio::test]
     async fn the_time_of_an_estimate_is_counted_once() {
-        let (encoder, payload) = (encoder(), payload(Dtype::Bf16, noise(1)));
+        let (encoder, payload) = (new_encoder(), payload_of(Dtype::Bf16, noise(1)));
         let request = async || encoder.encode(&payload, ChunkIndex(0), auto(Effort::Full)).await.unwrap();
         let (first, second) = (request().await, request().await);
         assert_eq!(
@@ -362,7 +363,7 @@ mod tests {
     async fn concurrent_requests_share_one_estimate() {
         let (encoder, payload) = (
             Arc::new(Encoder::new(64 << 20, None, Workers::Threads)),
-            Arc::new(payload(Dtype::Bf16, weights(1))),
+            Arc::new(payload_of(Dtype::Bf16, weights(1))),
         );
         let mut requests = tokio::task::JoinSet::new();
         for _ in 0..20 {

@@ -343,7 +343,7 @@ mod tests {
     use tensor_relay_device::HostSource;
     use tensor_relay_protocol::{Dtype, Limits, Manifest, Shape, TensorName, TensorSpec};
 
-    fn payload(bytes: Vec<u8>) -> Payload {
+    fn payload_of(bytes: Vec<u8>) -> Payload {
         let shape = Shape::new(&[bytes.len() as u64]).unwrap();
         let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, shape);
         let manifest = Manifest::layout(vec![spec], vec![], 4096, &Limits::default()).unwrap();
@@ -352,7 +352,7 @@ mod tests {
 
     #[tokio::test]
     async fn many_subscribers_share_one_encoding() {
-        let payload = payload(vec![7; 8192]);
+        let payload = payload_of(vec![7; 8192]);
         let encoder = Encoder::new(1 << 20, None, Workers::Threads);
         let wanted = (0..20).map(|_| encoder.encode(&payload, ChunkIndex(1), CodecId::Zstd));
         for encoded in wanted {
@@ -367,7 +367,7 @@ mod tests {
     #[tokio::test]
     async fn worker_time_of_an_encoding_is_counted_once() {
         let noise: Vec<u8> = (0..256u32).flat_map(|i| ChunkHash::of(&i.to_le_bytes()).0).collect();
-        let payload = payload([vec![7; 4096], noise].concat());
+        let payload = payload_of([vec![7; 4096], noise].concat());
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         for chunk in [ChunkIndex(0), ChunkIndex(1)] {
             let first = encoder.encode(&payload, chunk, CodecId::Zstd).await.unwrap();
@@ -412,7 +412,7 @@ mod tests {
         let noise: Vec<u8> = (0..4096u32)
             .flat_map(|i| ChunkHash::of(&i.to_le_bytes()).0[..2].to_vec())
             .collect();
-        let payload = payload(noise.clone());
+        let payload = payload_of(noise.clone());
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         let encoded = encoder.encode(&payload, ChunkIndex(0), CodecId::Zstd).await.unwrap();
         assert_eq!((encoded.codec, &encoded.bytes[..]), (CodecId::Raw, &noise[..4096]));
@@ -423,7 +423,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_cache_stays_within_its_budget() {
-        let payload = payload(vec![1; 4096 * 50]);
+        let payload = payload_of(vec![1; 4096 * 50]);
         let encoder = Encoder::new(1, None, Workers::Inline);
         for chunk in 0..50 {
             encoder.encode(&payload, ChunkIndex(chunk), CodecId::Zstd).await.unwrap();
@@ -437,7 +437,7 @@ mod tests {
     async fn encodings_are_dropped_with_their_versions() {
         let (before, mut after) = (vec![1; 8192], vec![1; 8192]);
         after[100] ^= 1;
-        let (before, after) = (payload(before), payload(after));
+        let (before, after) = (payload_of(before), payload_of(after));
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         let wanted = CodecRequest::Fixed(CodecId::Sparse);
         encoder

@@ -26,14 +26,14 @@ pub const READ_TIMEOUT: Duration = Duration::from_secs(25);
 pub async fn read(source: &dyn Source, range: Range<u64>) -> Result<Bytes, SourceError> {
     let asked_bytes = range.end.saturating_sub(range.start);
     let waited_ms = READ_TIMEOUT.as_millis() as u64;
-    let read = async {
+    let reading = async {
         match source.read(range.clone()).await {
             Err(SourceError::Copy(error)) if is_retryable(&error) => source.read(range).await,
-            read => read,
+            outcome => outcome,
         }
     };
-    let read = tokio::time::timeout(READ_TIMEOUT, read).await;
-    read.unwrap_or(Err(SourceError::TimedOut { asked_bytes, waited_ms }))
+    let outcome = tokio::time::timeout(READ_TIMEOUT, reading).await;
+    outcome.unwrap_or(Err(SourceError::TimedOut { asked_bytes, waited_ms }))
 }
 
 fn is_retryable(error: &CopyError) -> bool {
@@ -83,8 +83,8 @@ mod tests {
             (1, stopped, false, 1),
         ] {
             let source = Failing { failures, reads: AtomicUsize::new(0), error };
-            let read = read(&source, 0..8).await;
-            assert_eq!((read.is_ok(), source.reads.into_inner()), (succeeds, reads));
+            let outcome = read(&source, 0..8).await;
+            assert_eq!((outcome.is_ok(), source.reads.into_inner()), (succeeds, reads));
         }
     }
 }

@@ -82,7 +82,7 @@ impl TaskMover {
         mover
     }
 
-    /// Moves the task to the runtime `target`. It moves once: later calls have no effect.
+    /// Moves the task to the runtime `target`. A task moves once: after that, calls have no effect.
     pub(crate) fn move_to(&self, target: Handle) {
         let waker = {
             let mut request = lock(&self.0);

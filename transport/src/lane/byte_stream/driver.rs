@@ -233,7 +233,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         if last {
             self.finish();
         } else if first {
-            yield_now().await; // Its reader runs and lends a buffer for the following segments.
+            yield_now().await; // The stream's reader runs and lends a buffer for the next segments.
         }
         Ok(())
     }

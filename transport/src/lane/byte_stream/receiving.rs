@@ -74,7 +74,7 @@ impl Unread {
     /// or the limit is raised. It may be raised only after the credit was granted, for example if a manifest has larger
     /// chunks than usual.
     pub(super) async fn count(&self, bytes: &Bytes, max_wait: Duration) -> Result<(), UnreadLimitExceeded> {
-        let cost = cost(bytes);
+        let cost = cost_of(bytes);
         let counted = async {
             while !self.try_count(cost) {
                 self.changed.notified().await;
@@ -97,12 +97,12 @@ impl Unread {
     }
 
     pub(super) fn release(&self, bytes: &Bytes) {
-        self.bytes.fetch_sub(cost(bytes), Ordering::Relaxed);
+        self.bytes.fetch_sub(cost_of(bytes), Ordering::Relaxed);
         self.changed.notify_one();
     }
 }
 
-fn cost(bytes: &Bytes) -> u64 {
+fn cost_of(bytes: &Bytes) -> u64 {
     bytes.len() as u64 + SEGMENT_COST_BYTES
 }
 

@@ -309,16 +309,16 @@ struct Key {
 
 impl Key {
     fn new((sequence, secrets): (u64, ConnectionTrafficSecrets)) -> Result<Self, RecordError> {
-        let unknown =
+        let not_offered =
             || RecordError::Keys(rustls::Error::General("a cipher suite that is not offered".into()));
         let (algorithm, key, iv) = match &secrets {
             ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
             ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&AES_256_GCM, key, iv),
             ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (&CHACHA20_POLY1305, key, iv),
-            _ => return Err(unknown()),
+            _ => return Err(not_offered()),
         };
-        let key = UnboundKey::new(algorithm, key.as_ref()).map_err(|Unspecified| unknown())?;
-        let iv = iv.as_ref().try_into().map_err(|_| unknown())?;
+        let key = UnboundKey::new(algorithm, key.as_ref()).map_err(|Unspecified| not_offered())?;
+        let iv = iv.as_ref().try_into().map_err(|_| not_offered())?;
         Ok(Self { key: LessSafeKey::new(key), iv, sequence })
     }
 

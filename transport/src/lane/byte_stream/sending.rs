@@ -209,14 +209,14 @@ impl DataOut {
             return Ok(());
         }
         let connection = self.connection.clone();
-        let Ok(place) = connection.shared().outbox.data.reserve().await else {
+        let Ok(permit) = connection.shared().outbox.data.reserve().await else {
             return Err(connection.closed().await);
         };
         if self.is_stopped() {
             return Err(LaneError::StreamAborted);
         }
         let segment = self.next_segment(false);
-        place.send(segment);
+        permit.send(segment);
         Ok(())
     }
 
@@ -247,15 +247,15 @@ impl DataOut {
             return Err(LaneError::StreamAborted);
         }
         let (end, segment) = (self.end.take(), self.next_segment(true));
-        end.map(|place| place.send(segment));
+        end.map(|permit| permit.send(segment));
         Ok(())
     }
 }
 
 impl Drop for DataOut {
     fn drop(&mut self) {
-        if let (Some(place), Some(_)) = (self.end.take(), self.number) {
-            place.send(Segment::Reset);
+        if let (Some(permit), Some(_)) = (self.end.take(), self.number) {
+            permit.send(Segment::Reset);
         }
     }
 }

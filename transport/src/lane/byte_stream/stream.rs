@@ -172,17 +172,17 @@ mod tests {
 
     const BYTES: usize = 1_000;
 
-    async fn buffer(sink: &HostSink) -> ReceiveBuffer {
+    async fn new_buffer(sink: &HostSink) -> ReceiveBuffer {
         let target = sink.open(0..BYTES as u64).await.unwrap();
         let progress: Progress = Arc::new(|_| ());
         ReceiveBuffer::new(Memory::Raw(target, Box::new(ChunkHasher::new())), BYTES, &progress)
     }
 
-    fn sink() -> HostSink {
+    fn new_sink() -> HostSink {
         HostSink::new(HostMemory::new(u64::MAX).allocate(BYTES).unwrap())
     }
 
-    fn content() -> Vec<u8> {
+    fn chunk_content() -> Vec<u8> {
         (0..BYTES).map(|byte| byte as u8).collect()
     }
 
@@ -197,14 +197,14 @@ mod tests {
     /// Goal: queued pieces, bytes decrypted in place and copied bytes form one chunk, in order and hashed.
     #[tokio::test]
     async fn pieces_and_lent_memory_form_one_chunk() {
-        let (sink, content) = (sink(), content());
+        let (sink, content) = (new_sink(), chunk_content());
         let driver = StreamIn::default();
         let stream = Arc::clone(&driver.0);
         assert!(!stream.has_room(1) && !stream.put(&content[..1]), "no buffer is lent");
         for piece in [&content[..100], &content[100..300]] {
             assert!(stream.push(&Bytes::copy_from_slice(piece)));
         }
-        let mut lent = buffer(&sink).await;
+        let mut lent = new_buffer(&sink).await;
         while let Some((returned, piece)) = stream.lend(lent) {
             lent = returned;
             lent.put(&piece);
@@ -227,13 +227,13 @@ mod tests {
     /// Goal: a cancelled reader reclaims its memory immediately, and later bytes are discarded.
     #[tokio::test]
     async fn a_cancelled_reader_reclaims_its_memory() {
-        let sink = sink();
+        let sink = new_sink();
         let driver = StreamIn::default();
-        assert!(driver.0.lend(buffer(&sink).await).is_none());
-        fill(&driver.0, &content()[..500]);
+        assert!(driver.0.lend(new_buffer(&sink).await).is_none());
+        fill(&driver.0, &chunk_content()[..500]);
         assert_eq!(driver.0.discard(), (true, VecDeque::new()));
-        let again = buffer(&sink).await;
-        fill(&driver.0, &content()[..100]);
+        let again = new_buffer(&sink).await;
+        fill(&driver.0, &chunk_content()[..100]);
         assert!(!driver.0.push(&Bytes::from_static(b"late")));
         drop(driver);
         assert_eq!(again.into_parts().1, 0);
@@ -244,7 +244,7 @@ mod tests {
     async fn too_many_and_too_few_bytes_are_detected() {
         let received = Arc::new(AtomicU64::new(0));
         for (bytes, end) in [(BYTES + 1, None), (BYTES - 1, Some(StreamEnd::Aborted))] {
-            let sink = sink();
+            let sink = new_sink();
             let driver = StreamIn::default();
             let stream = Arc::clone(&driver.0);
             let counted = Arc::clone(&received);

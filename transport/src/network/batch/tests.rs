@@ -28,7 +28,7 @@ impl Wire {
         let cut = |(_, segment, bytes): &(_, usize, Vec<u8>)| -> Vec<(u32, usize)> {
             bytes
                 .chunks(*segment)
-                .map(|datagram| (number(datagram), datagram.len()))
+                .map(|datagram| (number_of(datagram), datagram.len()))
                 .collect()
         };
         self.calls.iter().flat_map(cut).collect()
@@ -42,7 +42,7 @@ impl Wire {
     }
 }
 
-fn number(datagram: &[u8]) -> u32 {
+fn number_of(datagram: &[u8]) -> u32 {
     u32::from_le_bytes(datagram[..4].try_into().expect("each datagram begins with its number"))
 }
 
@@ -55,7 +55,7 @@ fn datagrams(first: u32, count: usize, segment: usize, last: usize) -> Vec<u8> {
     bytes
 }
 
-fn transmit(contents: &[u8], segment: usize) -> Transmit<'_> {
+fn transmit_of(contents: &[u8], segment: usize) -> Transmit<'_> {
     Transmit {
         destination: ([10, 0, 0, 1], 4747).into(),
         ecn: Some(EcnCodepoint::Ect0),
@@ -75,7 +75,7 @@ fn batches_of_a_long_burst_grow() {
     for round in 0..20 {
         let burst = datagrams(round * 10, 10, ETHERNET, ETHERNET);
         batch
-            .take(&transmit(&burst, ETHERNET), BOUNDS, |t| wire.send(t))
+            .take(&transmit_of(&burst, ETHERNET), BOUNDS, |t| wire.send(t))
             .expect("there is room");
     }
     assert_eq!(wire.segments(), [10, 20, 40, 44, 44], "and 42 are held");
@@ -83,7 +83,7 @@ fn batches_of_a_long_burst_grow() {
     assert_eq!(wire.datagrams().len(), 200);
     let burst = datagrams(200, 10, ETHERNET, ETHERNET);
     batch
-        .take(&transmit(&burst, ETHERNET), BOUNDS, |t| wire.send(t))
+        .take(&transmit_of(&burst, ETHERNET), BOUNDS, |t| wire.send(t))
         .expect("there is room");
     assert_eq!(wire.segments()[5..], [42, 10], "after a pause the first burst is sent immediately");
 }
@@ -95,7 +95,7 @@ fn short_transmits_are_sent_immediately() {
     let mut take = |first, count, last| {
         let bytes = datagrams(first, count, ETHERNET, last);
         batch
-            .take(&transmit(&bytes, ETHERNET), BOUNDS, |t| wire.send(t))
+            .take(&transmit_of(&bytes, ETHERNET), BOUNDS, |t| wire.send(t))
             .expect("there is room");
         batch.is_empty()
     };
@@ -118,11 +118,11 @@ fn different_datagrams_are_not_mixed() {
     let mut take = |transmit: &Transmit<'_>| {
         batch.take(transmit, BOUNDS, |t| wire.send(t)).expect("there is room");
     };
-    take(&transmit(&bursts[0], 1_200));
-    take(&transmit(&bursts[1], 1_200));
-    take(&Transmit { ecn: None, ..transmit(&bursts[2], 1_200) });
+    take(&transmit_of(&bursts[0], 1_200));
+    take(&transmit_of(&bursts[1], 1_200));
+    take(&Transmit { ecn: None, ..transmit_of(&bursts[2], 1_200) });
     let larger = datagrams(30, 1, ETHERNET, ETHERNET);
-    take(&transmit(&larger, ETHERNET));
+    take(&transmit_of(&larger, ETHERNET));
     assert_eq!(wire.segments(), [10, 10, 10, 1]);
     let marks: Vec<_> = wire.calls.iter().map(|call| call.0.is_some()).collect();
     assert_eq!(marks, [true, true, false, true]);
@@ -135,7 +135,7 @@ fn jumbo_bursts_are_split_and_not_held() {
     for (segment, expected) in [(8_972, vec![5, 5]), (65_000, vec![1; 10])] {
         let burst = datagrams(0, 10, segment, segment);
         batch
-            .take(&transmit(&burst, segment), BOUNDS, |t| wire.send(t))
+            .take(&transmit_of(&burst, segment), BOUNDS, |t| wire.send(t))
             .expect("there is room");
         assert!(batch.is_empty());
         assert_eq!(
@@ -165,7 +165,7 @@ fn without_offload_no_datagram_is_held() {
         let kernel = if round == 2 { 1 } else { 64 };
         let bounds = Bounds { kernel, ..BOUNDS };
         batch
-            .take(&transmit(&burst, ETHERNET), bounds, |t| wire.send(t))
+            .take(&transmit_of(&burst, ETHERNET), bounds, |t| wire.send(t))
             .expect("there is room");
     }
     assert_eq!(wire.segments(), [vec![10], vec![1; 20]].concat());
@@ -215,7 +215,7 @@ proptest! {
                     let segment = [ETHERNET, 1_200, 8_972][size];
                     let bytes = datagrams(taken.len() as u32, count, segment, segment - short);
                     let ecn = marked.then_some(EcnCodepoint::Ect0);
-                    let transmit = Transmit { ecn, ..transmit(&bytes, segment) };
+                    let transmit = Transmit { ecn, ..transmit_of(&bytes, segment) };
                     let result = batch.take(&transmit, bounds, |t| wire.send(t));
                     if result.is_ok() {
                         let lengths = bytes.chunks(segment).map(<[u8]>::len);
