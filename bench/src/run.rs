@@ -103,6 +103,9 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
     };
     ensure!(consumers <= CONSUMERS_MAX as usize, "{consumers} consumers are more than {CONSUMERS_MAX}");
     let plan = args.workload.plan(consumers)?;
+    let workload = args.workload.workload;
+    let has_effect = args.hold == Hold::Stage || workload.can_borrow();
+    ensure!(has_effect, "--hold borrow has no effect for `{}`", workload.name());
     // `_local` is kept until the end: dropping it removes its namespaces.
     let (workers, network, _local) = match &args.producer {
         Some(producer) => {

@@ -143,8 +143,3 @@ def test_a_blocking_callback_does_not_delay_exit(tmp_path):
         "published.on_released(lambda publication: print('never'))\n"
     )
     assert output_of(tmp_path, lines) == "called\n"
-
-
-def test_a_pending_callback_does_not_delay_exit(tmp_path):
-    lines = "import os\npublished.on_released(lambda publication: print('never'))\nsys.stdout.flush()\nos._exit(0)\n"
-    assert output_of(tmp_path, lines) == ""

@@ -404,24 +404,26 @@ impl Session {
         Ok(())
     }
 
+    async fn refuse(&self, subscription: SubscriptionId, reason: EndReason) -> Result<(), SessionError> {
+        self.shared.failures.note_end(reason);
+        Ok(self.sender.send(ServerMessage::End { subscription, reason }).await?)
+    }
+
     async fn handle_subscribe(&mut self, subscribe: Subscribe) -> Result<(), SessionError> {
         let id = subscribe.subscription;
         let Some(inbox) = self.inboxes.open(id, self.shared.config.subscriptions_max as usize)? else {
-            let end = ServerMessage::End { subscription: id, reason: EndReason::TooManySubscriptions };
-            return Ok(self.sender.send(end).await?);
+            return self.refuse(id, EndReason::TooManySubscriptions).await;
         };
         // Before any lookup: the refusal must not show whether the topic exists.
         if !self.holder.may(Verb::Subscribe, &subscribe.topic) {
             self.inboxes.close(id);
             self.log_refused(&subscribe.topic);
-            let end = ServerMessage::End { subscription: id, reason: EndReason::Forbidden };
-            return Ok(self.sender.send(end).await?);
+            return self.refuse(id, EndReason::Forbidden).await;
         }
         let subscriptions_max = self.shared.config.subscriptions_total_max();
         let Some(counted) = self.shared.subscriptions.count_below(subscriptions_max) else {
             self.inboxes.close(id);
-            let end = ServerMessage::End { subscription: id, reason: EndReason::TooManySubscriptions };
-            return Ok(self.sender.send(end).await?);
+            return self.refuse(id, EndReason::TooManySubscriptions).await;
         };
         self.topics.insert(id, subscribe.topic.clone());
         let follower = self.shared.catalogue.follow(&subscribe.topic);

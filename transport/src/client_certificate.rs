@@ -7,7 +7,8 @@ use std::{fmt, sync::Arc, time::Duration};
 /// The maximum number of intermediate certificates: longer chains are expensive to verify and cheap to send.
 const INTERMEDIATES_MAX: usize = 4;
 
-/// The certificate chain of a client that proved possession of its key. Nothing else in it is verified yet.
+/// The certificate chain of a client that proved possession of the certified key. Nothing else in the chain is verified
+/// yet.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClientCertificate {
     key: Fingerprint,
@@ -16,7 +17,7 @@ pub struct ClientCertificate {
 }
 
 impl ClientCertificate {
-    /// Reads a chain, the client's own certificate first; `None` if it is invalid.
+    /// Reads a chain, the client's own certificate first; `None` if that one is missing or invalid.
     pub fn new(chain: &[CertificateDer<'_>]) -> Option<Self> {
         let certificate = webpki::EndEntityCert::try_from(chain.first()?).ok()?;
         let key = Fingerprint::of(&certificate.subject_public_key_info());
@@ -52,7 +53,7 @@ impl ClientAuthorities {
     /// Reads a list of certificates in PEM.
     ///
     /// # Errors
-    /// [`AuthoritiesError`] when it is empty, or one of them is invalid.
+    /// [`AuthoritiesError`] when there is no certificate, or one is invalid.
     pub fn from_pem(pem: &str) -> Result<Self, AuthoritiesError> {
         let wrong = |error: &dyn fmt::Display| AuthoritiesError(error.to_string());
         let certificates = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
@@ -66,9 +67,9 @@ impl ClientAuthorities {
         Ok(Self { anchors: anchors.map_err(|error| wrong(&error))?, certificates })
     }
 
-    /// The DNS names and URIs of a client whose certificate was issued by one of these authorities for client
-    /// authentication and is valid at `now_s`, in seconds since 1970. `None` for any other client. Does not check
-    /// revocation lists.
+    /// The DNS names and URIs of a client, prefixed by `dns:` and `uri:`, if its certificate was issued for client
+    /// authentication by one of these authorities, directly or through intermediate ones, and is valid at `now_s`, in
+    /// seconds since 1970. `None` for any other client. Does not check revocation lists.
     pub fn names_of(&self, client: &ClientCertificate, now_s: u64) -> Option<Vec<String>> {
         let (certificate, others) = client.chain.split_first()?;
         if self.anchors.is_empty() || others.len() > INTERMEDIATES_MAX {
@@ -85,9 +86,9 @@ impl ClientAuthorities {
             None,
         );
         verified.ok()?;
-        let names = certificate.valid_dns_names().map(|name| format!("dns:{name}"));
+        let dns_names = certificate.valid_dns_names().map(|name| format!("dns:{name}"));
         Some(
-            names
+            dns_names
                 .chain(certificate.valid_uri_names().map(|uri| format!("uri:{uri}")))
                 .collect(),
         )
@@ -133,8 +134,9 @@ mod tests {
         ClientCertificate::new(&[certificate.der().clone()]).unwrap()
     }
 
-    /// 2025-01-01 and 2031-01-01.
+    /// 2025-01-01, within the validity of the certificates.
     const WITHIN: u64 = 1_735_689_600;
+    /// 2031-01-01, after it.
     const AFTER: u64 = 1_924_992_000;
 
     #[test]

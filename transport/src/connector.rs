@@ -30,7 +30,8 @@ pub struct Connector {
     transport: Transport,
     /// The client's key, for servers that authenticate clients.
     identity: Option<Arc<Identity>>,
-    /// Whether UDP did not reach the server at the last connection.
+    /// Whether UDP seemed to be blocked when this connector last chose between QUIC and TCP: TCP connected first,
+    /// although the path was not short.
     udp_is_blocked: Arc<AtomicBool>,
 }
 
@@ -80,7 +81,7 @@ pub enum ConnectError {
     TcpFailed {
         /// The addresses tried.
         addresses: String,
-        /// The system's error.
+        /// The system's error, or the timeout.
         detail: String,
     },
     /// The server's key is not in the ticket.
@@ -217,13 +218,13 @@ impl Connector {
 
     /// Opens a lane to the first of `hosts` (`host:port`) that answers with one of `keys`.
     ///
-    /// Attempts start in the order of the addresses, 250 ms apart, and run concurrently; once one succeeds, the others
-    /// are dropped. If the [`Transport`] allows both kinds, TCP is used on a short path, where it connects within a few
-    /// milliseconds; otherwise QUIC, or TCP if QUIC does not answer within 250 ms.
+    /// Attempts start in the order of the addresses, 250 ms apart or as soon as one fails, and run concurrently; once
+    /// one succeeds, the others are dropped. If the [`Transport`] allows both kinds, TCP is used on a short path, where
+    /// it connects within a few milliseconds; otherwise QUIC, or TCP if QUIC does not answer within 250 ms.
     ///
     /// # Errors
     /// [`ConnectError`], after at most the connect timeout for resolving addresses and again for connecting. If several
-    /// attempts fail, the most informative error is returned: a wrong key rather than a timeout.
+    /// attempts fail, the most informative error is returned, for example a wrong key rather than a timeout.
     pub async fn connect(&self, hosts: &[String], keys: &[Fingerprint]) -> Result<Lane, ConnectError> {
         let timeout = self.tuning.connect_timeout();
         let addresses = tokio::time::timeout(timeout, resolve(hosts)).await.unwrap_or_else(|_| {
@@ -252,8 +253,9 @@ impl Connector {
         Ok(lane.with_reason(LaneKindReason::Faster))
     }
 
-    /// Opens further lane `number` (the first is 0) to `peer`, the address of the session's first lane. Unless the
-    /// network is simulated, the lane runs on a dedicated thread, which ends with it.
+    /// Opens a further lane of a session, with the number `lane_number` (the first lane is 0), to `peer`, the address
+    /// of the first lane. Unless the network is simulated, the lane runs on a dedicated thread, which ends with the
+    /// lane.
     ///
     /// # Errors
     /// [`ConnectError`], within the connect timeout.
@@ -261,16 +263,16 @@ impl Connector {
         &self,
         peer: SocketAddr,
         keys: &[Fingerprint],
-        number: usize,
+        lane_number: usize,
         kind: LaneKind,
     ) -> Result<Lane, ConnectError> {
         let timeout = self.tuning.connect_timeout();
         let (this, keys) = (self.clone(), keys.to_vec());
-        let connect = async move { this.connect_one(peer, kind, &keys, number).await };
+        let connect = async move { this.connect_one(peer, kind, &keys, lane_number).await };
         let thread = match self.network.allows_lane_threads() {
             true => {
-                let thread = LaneThread::start(&format!("lane-{number}"));
-                Some(Arc::new(thread.map_err(|source| ConnectError::Thread { lane: number, source })?))
+                let thread = LaneThread::start(&format!("lane-{lane_number}"));
+                Some(Arc::new(thread.map_err(|source| ConnectError::Thread { lane: lane_number, source })?))
             }
             false => None,
         };
@@ -290,18 +292,18 @@ impl Connector {
         };
         let connected = tokio::time::timeout(timeout, connecting).await;
         match connected.unwrap_or_else(|_| Err(LaneError::TimedOut { peer }.into())) {
-            Ok(lane) => Ok(lane.further(number, thread)),
+            Ok(lane) => Ok(lane.further(lane_number, thread)),
             Err(ConnectError::Lane(LaneError::TimedOut { .. })) => {
-                let local = local_address(&self.local, peer, number)?;
+                let local = local_address(&self.local, peer, lane_number)?;
                 let timeout_ms = timeout.as_millis();
-                Err(ConnectError::FurtherUnreachable { lane: number, kind, local, peer, timeout_ms })
+                Err(ConnectError::FurtherUnreachable { lane: lane_number, kind, local, peer, timeout_ms })
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Converts a timeout, and combines it with TCP's error if both transports were tried. Returns other errors
-    /// unchanged.
+    /// Replaces a timeout by an error that names the transports and addresses tried, with TCP's error if both
+    /// transports were tried. Returns other errors unchanged.
     fn describe_timeout(&self, addresses: String, error: ConnectError) -> ConnectError {
         let timeout_ms = self.tuning.connect_timeout().as_millis();
         match (error, self.transport) {
@@ -327,12 +329,12 @@ impl Connector {
         address: SocketAddr,
         kind: LaneKind,
         keys: &[Fingerprint],
-        number: usize,
+        lane_number: usize,
     ) -> Result<Lane, ConnectError> {
         match kind {
-            LaneKind::Quic => self.connect_quic(address, keys, number).await,
+            LaneKind::Quic => self.connect_quic(address, keys, lane_number).await,
             LaneKind::Tcp => {
-                let stream = self.open_stream(address, number).await?;
+                let stream = self.open_stream(address, lane_number).await?;
                 self.handshake(stream, address, keys).await
             }
         }
@@ -342,11 +344,11 @@ impl Connector {
         &self,
         address: SocketAddr,
         keys: &[Fingerprint],
-        number: usize,
+        lane_number: usize,
     ) -> Result<Lane, ConnectError> {
         let rejected_key = Arc::new(OnceLock::new());
         let config = self.client_config(address, keys, Arc::clone(&rejected_key))?;
-        let endpoint = self.endpoint_towards(address, number)?;
+        let endpoint = self.endpoint_towards(address, lane_number)?;
         let connecting = endpoint
             .connect_with(config, address, tls::SERVER_NAME)
             .map_err(|error| ConnectError::Tls(error.to_string()))?;
@@ -359,9 +361,13 @@ impl Connector {
         }
     }
 
-    /// Binds a socket for one lane, of its peer's address family.
-    fn endpoint_towards(&self, peer: SocketAddr, number: usize) -> Result<quinn::Endpoint, ConnectError> {
-        let address = local_address(&self.local, peer, number)?;
+    /// Binds the socket of one lane, of the peer's address family.
+    fn endpoint_towards(
+        &self,
+        peer: SocketAddr,
+        lane_number: usize,
+    ) -> Result<quinn::Endpoint, ConnectError> {
+        let address = local_address(&self.local, peer, lane_number)?;
         let bound = self.network.bind(SocketAddr::new(address, 0), &self.tuning);
         let socket = bound.map_err(|source| match self.local.is_empty() {
             true => source.into(),
@@ -386,18 +392,18 @@ impl Connector {
     }
 }
 
-/// The local address of lane `number` to `peer`: one of `local` of the peer's address family, round-robin, or any
-/// address.
-fn local_address(local: &[IpAddr], peer: SocketAddr, number: usize) -> io::Result<IpAddr> {
+/// The local address of lane `lane_number` to `peer`: one of `local` of the peer's address family, round-robin, or the
+/// unspecified address if `local` is empty.
+fn local_address(local: &[IpAddr], peer: SocketAddr, lane_number: usize) -> io::Result<IpAddr> {
     let fitting: Vec<IpAddr> = local.iter().copied().filter(|ip| ip.is_ipv4() == peer.is_ipv4()).collect();
     match (fitting.is_empty(), local.is_empty(), peer) {
-        (false, ..) => Ok(fitting[number % fitting.len()]),
+        (false, ..) => Ok(fitting[lane_number % fitting.len()]),
         (true, true, SocketAddr::V4(_)) => Ok(Ipv4Addr::UNSPECIFIED.into()),
         (true, true, SocketAddr::V6(_)) => Ok(Ipv6Addr::UNSPECIFIED.into()),
         (true, false, _) => {
-            let wrong =
+            let detail =
                 format!("none of the lane addresses {local:?} is of the family of {peer}: name one that is");
-            Err(io::Error::new(io::ErrorKind::AddrNotAvailable, wrong))
+            Err(io::Error::new(io::ErrorKind::AddrNotAvailable, detail))
         }
     }
 }

@@ -18,7 +18,8 @@ use tokio::{
 /// peer that reads nothing within the write timeout is disconnected.
 const QUEUE_MAX: usize = 64;
 
-/// The time to wait for the close of a peer that stopped its control stream. Leaves time to retransmit a lost close.
+/// The maximum time to wait for the close of a peer that stopped its control stream. A lost close can be retransmitted
+/// within it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The maximum time to write queued messages before a lane is closed.
@@ -153,8 +154,9 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes until every sender is dropped or the lane ends, then waits until the peer has received all messages. A
-    /// write that exceeds the timeout closes the lane: a peer that does not read its control stream cannot be served.
+    /// Writes until every sender is dropped or the lane ends, then waits until the peer has received all messages, at
+    /// most for the write timeout. A write that exceeds the timeout closes the lane: a peer that does not read its
+    /// control stream cannot be served.
     async fn run(mut self) {
         while let Some(queued) = self.waiting.recv().await {
             let frame = match queued {
@@ -188,7 +190,8 @@ impl Writer {
     }
 }
 
-/// The receiving half of the control stream. Dropping it ends the stream.
+/// The receiving half of the control stream. Dropping it ends both halves: messages that are still queued by senders
+/// are lost.
 #[derive(Debug)]
 pub struct Receiver<In> {
     stream: ControlIn,
@@ -203,7 +206,7 @@ pub enum ControlError {
     /// The lane ended, or the peer finished its control stream.
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// Bytes that are not a valid message.
+    /// The received bytes are not a valid message.
     #[error(transparent)]
     Message(#[from] MessageError),
 }
@@ -225,8 +228,8 @@ impl<In: Message> Receiver<In> {
         }
     }
 
-    /// Waits, once every sender is dropped, until the peer has received all queued messages; at most for the write
-    /// timeout. Closing a lane without this may lose its last messages.
+    /// Waits until every sender is dropped, and then until the peer has received all queued messages. The write timeout
+    /// bounds each write, and the wait after the last one. Closing a lane without this may lose its last messages.
     pub async fn flush(mut self) {
         let _ = (&mut self.writer.0).await;
     }

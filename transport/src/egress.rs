@@ -1,7 +1,7 @@
 //! The sending pipeline: source → hash and encode → data stream. [`Payload`] is a version at the sender; the
 //! [`Encoder`] encodes its chunks for the wire, once for all subscribers; [`send_chunk`] and [`send_manifest`] send
-//! them on a lane. Stages overlap because callers run several chunks at once, bounded by credit: while one waits for
-//! the wire, the next is read and encoded.
+//! chunks and manifests on a lane. Stages overlap because callers process several chunks at once, bounded by credit:
+//! while one waits for the wire, the next is read and encoded.
 
 mod chooser;
 mod chunk_cache;
@@ -19,13 +19,14 @@ pub use read::{READ_TIMEOUT, read};
 use crate::{Lane, LaneError};
 use tensor_relay_protocol::{ChunkHeader, Manifest, ManifestHeader, StreamHeader, SubscriptionId};
 
-/// Manifests precede chunks: a receiver cannot place a chunk without its manifest.
+/// The priority of manifests, above that of chunks: a receiver cannot place a chunk without its manifest.
 const MANIFEST_PRIORITY: i32 = 100;
 
-/// All chunks have equal priority, for which lanes send the stream opened first, so chunks arrive in order.
+/// The priority of all chunks. Lanes send streams of equal priority in the order of opening.
 const CHUNK_PRIORITY: i32 = 0;
 
-/// Sends `manifest` for `subscription` on a new stream. `progress` is called with the bytes of each piece.
+/// Sends `manifest` for `subscription` on a new stream. `progress` is called with the length of each piece that the
+/// lane accepted.
 ///
 /// # Errors
 /// [`LaneError`] when the lane ended or the receiver stopped the stream.
@@ -43,8 +44,8 @@ pub async fn send_manifest(
     stream.finish()
 }
 
-/// Sends one chunk on a new stream. `progress` is called with the bytes of each piece that the network accepted; a
-/// session aborts the transfer if there is no progress within its deadline.
+/// Sends one chunk on a new stream. `progress` is called with the length of each piece that the lane accepted; a
+/// session aborts the transfer if there is no progress within the session's deadline.
 ///
 /// # Errors
 /// [`LaneError`] when the lane ended or the receiver stopped the stream.

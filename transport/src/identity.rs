@@ -18,13 +18,13 @@ use std::{
 /// The maximum size of a key file; a key has a few hundred bytes.
 const KEY_MAX_BYTES: u64 = 64 << 10;
 
-/// The file in the state directory with the private key in PEM, readable only by its owner.
+/// The name of the file in the state directory that contains the private key, in PEM.
 const KEY_FILE: &str = "identity.key";
 
 /// The name in the self-signed certificate. Clients identify servers by key, so any valid name works.
 pub(crate) const SERVER_NAME: &str = "tensor-relay";
 
-/// The SHA-256 digest of a public key (its DER SubjectPublicKeyInfo), which tickets pin.
+/// The SHA-256 digest of a public key (of its SubjectPublicKeyInfo in DER), by which tickets pin the key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
 
@@ -74,8 +74,8 @@ impl fmt::Debug for Fingerprint {
 
 /// The private key of a server or a client, and its certificate.
 ///
-/// Unless a certificate is [given](Self::from_files), it is generated at each start and never expires. A generated key
-/// is ECDSA P-256, which every TLS library supports.
+/// Unless a certificate is [given](Self::from_files), a self-signed one that never expires is generated at each start.
+/// A generated key is ECDSA P-256, which every TLS library supports.
 pub struct Identity {
     /// The certificate chain, the identity's own certificate first.
     certificates: Vec<CertificateDer<'static>>,
@@ -139,9 +139,9 @@ impl Identity {
 
     /// The identity stored in `state_dir`, created at the first call: the key, and so tickets, survive restarts.
     ///
-    /// Created files are private for any umask. A key that others can read or the group can write (as in volumes and
-    /// secrets of Kubernetes) is used with a warning, and so is a directory that others can write. A key that everybody
-    /// can write, or of a user other than root and this process's, is refused.
+    /// Created files are private for any umask. A key that its group or others can read, or its group can write (as in
+    /// volumes and secrets of Kubernetes), is used with a warning, and so is a directory that its group or others can
+    /// write. A key that everybody can write, or that belongs to a user other than root and this process's, is refused.
     ///
     /// # Errors
     /// [`IdentityError`] when the directory cannot be written at first start, or when the key cannot be read or is
@@ -158,12 +158,12 @@ impl Identity {
         Ok(identity)
     }
 
-    /// The identity of a client, from the PEM private key in the file `key`, for servers that identify it by this key.
-    /// With a `certificate`, a file with the certificate of that key and its intermediate certificates, for servers
-    /// that identify the client by the names in it.
+    /// The identity of a client, from the private key in the PEM file `key`, for servers that identify clients by their
+    /// keys. The PEM file `certificate`, if any, contains the certificate of that key and then intermediate ones, for
+    /// servers that identify clients by the names in their certificates.
     ///
     /// # Errors
-    /// [`IdentityError`] when either cannot be read, or the key is refused as by
+    /// [`IdentityError`] when one of the files cannot be read, or the key is refused as by
     /// [`load_or_create`](Self::load_or_create).
     pub fn from_files(key: &Path, certificate: Option<&Path>) -> Result<Self, IdentityError> {
         let identity = Self::load(key)?;
@@ -186,7 +186,7 @@ impl Identity {
             .or_else(|| from_env("HOME").map(|home| home.join(".local/state/tensor-relay")))
     }
 
-    /// The fingerprint of its key, by which its peers identify it.
+    /// The fingerprint of the identity's key, by which peers identify it.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
@@ -199,7 +199,7 @@ impl Identity {
         PrivateKeyDer::Pkcs8(self.key.clone_key())
     }
 
-    /// Derives a key for a purpose other than TLS. Restarts do not change it.
+    /// Derives a key for a purpose other than TLS. The derived key is the same after a restart.
     pub(crate) fn derived_key(&self, purpose: &str) -> aws_lc_rs::hmac::Key {
         use aws_lc_rs::hmac;
         let root = hmac::Key::new(hmac::HMAC_SHA256, self.key.secret_pkcs8_der());
@@ -223,7 +223,7 @@ impl Identity {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         match write_new_private(path, key.serialize_pem().as_bytes()) {
             Ok(()) => Ok(Self::from_key(&key)?),
-            // Another server created the key in the meantime: use it.
+            // Another process created a key in the meantime: use that one.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Self::load(path),
             Err(source) => Err(IdentityError::File { action: "write", path: path.into(), source }),
         }
@@ -255,7 +255,7 @@ impl fmt::Debug for Identity {
 /// Reads a key file, after checking its permissions.
 fn read_key(path: &Path) -> Result<String, IdentityError> {
     let failed = |source| IdentityError::File { action: "read", path: path.into(), source };
-    // Does not block on a FIFO.
+    // Opening a FIFO must not block.
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
@@ -288,9 +288,10 @@ fn read_key(path: &Path) -> Result<String, IdentityError> {
 /// Access to a file by users other than root and this process's user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exposure {
-    /// No access.
+    /// Nobody else can read or write it.
     None,
-    /// Others can read it, or its group can write it. A Kubernetes volume with `fsGroup` has this at each mount.
+    /// Its group or others can read it, or its group can write it. Kubernetes sets such a mode at each mount of a
+    /// volume with `fsGroup`.
     Shared,
     /// Everybody can write it.
     Writable,
@@ -314,7 +315,7 @@ fn exposure(mode: u32, owner: u32, user: u32) -> Exposure {
     }
 }
 
-/// Warns when others can create or replace files in the directory.
+/// Warns when the group of the directory or others can create or replace files in it.
 fn warn_of_shared_directory(state_dir: &Path) {
     let Ok(metadata) = fs::metadata(state_dir) else { return };
     let mode = metadata.mode() & 0o777;

@@ -2,8 +2,8 @@
 //!
 //! A raw chunk is read from the stream straight into the sink's memory and hashed while its bytes are in the cache.
 //! Into host memory, QUIC copies once, from packet to tensor; TCP only decrypts. An encoded chunk is received into a
-//! slot and decoded by a worker. A chunk is complete once its raw bytes match the header's hash and are in the sink; on
-//! a device, once the copy has ended.
+//! slot and decoded by a worker. A chunk is complete once its raw bytes match the header's hash and are in the sink.
+//! For a sink on a device this includes the end of the copy.
 
 use crate::{
     DataIn, LaneError, Progress, Tally, Workers,
@@ -29,14 +29,15 @@ pub enum ReceiveError {
     /// The lane or the stream ended.
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// More or fewer bytes than the header says.
+    /// The stream has more or fewer bytes than its header says.
     #[error("the stream of chunk {chunk} carried {found} bytes where its header promised {expected}")]
     WrongLength {
         /// The chunk.
         chunk: u32,
-        /// The expected number.
+        /// The expected number of bytes.
         expected: usize,
-        /// The received number, the first count beyond the expected one, or the room if that is too small.
+        /// The number of received bytes, not counted further once it exceeds the expected one. Or the size of the
+        /// chunk's memory, if that does not fit the expected number.
         found: usize,
     },
     /// The hash does not match.
@@ -50,7 +51,7 @@ pub enum ReceiveError {
     Sink(#[from] SinkError),
 }
 
-/// A chunk whose bytes were received completely, before decoding.
+/// A chunk whose bytes were received completely: a raw chunk is verified, an encoded one not decoded yet.
 #[derive(Debug)]
 pub struct Gathered<'a> {
     header: ChunkHeader,
@@ -70,13 +71,13 @@ enum Content {
 pub struct Base {
     /// The copy. The caller knows its version.
     pub memory: Region,
-    /// Whether to update it to the received chunk. A delta is then applied in place, before verification: on success
-    /// the base equals the verified chunk; after a failure it is dropped.
+    /// Whether to update the base to the received chunk. If so, a delta is applied to the base in place, before
+    /// verification: on success the base equals the verified chunk; after a failure it is dropped.
     pub keep: bool,
 }
 
 impl Base {
-    /// Overwrites the base with a raw, verified chunk, if it is to be updated.
+    /// Overwrites the base with a raw, verified chunk, if the base is to be updated.
     fn overwrite(&mut self, raw: &[u8]) {
         if self.keep && self.memory.len() == raw.len() {
             copy(raw, &mut self.memory, |_| ());
@@ -94,7 +95,7 @@ pub struct Ingress {
 }
 
 impl Ingress {
-    /// Receives encoded chunks into `slots`, one each. A chunk larger than a slot fails with
+    /// Receives each encoded chunk into one of `slots`. A chunk whose encoding is larger than a slot fails with
     /// [`ReceiveError::WrongLength`]: make slots as large as the largest accepted chunk.
     pub fn new(slots: SlotPool, workers: Workers) -> Self {
         Self { slots, workers, stages: Arc::default(), tally: Arc::default() }
@@ -111,9 +112,9 @@ impl Ingress {
         self.stages.stats()
     }
 
-    /// Receives the encoded bytes of the chunk with `header`, destined for `range` of `sink`. `progress` is called with
-    /// the number of encoded bytes in each received piece. Cancel safe: after cancellation the range can be received
-    /// again immediately.
+    /// Receives the chunk with `header`, still encoded, for `range` of `sink`. `progress` is called with the number of
+    /// encoded bytes in each received piece. Cancel safe: after cancellation the range can be received again
+    /// immediately.
     ///
     /// # Errors
     /// [`ReceiveError`]. The bytes in `range` are then unspecified, and the range can be received again.
@@ -139,10 +140,10 @@ impl Ingress {
     }
 
     /// Decodes and verifies a gathered chunk of `dtype` and writes it to `sink`. Not cancel safe: a worker or a copy
-    /// continues, and the range is [busy](SinkError::Busy) until it ends.
+    /// continues after cancellation, and until its end the range is [busy](SinkError::Busy).
     ///
     /// A chunk whose header names a base is decoded against `base`, which is dropped on failure or cancellation. The
-    /// caller checks its version; a chunk decoded against another version fails verification.
+    /// caller checks the version of `base`; a chunk decoded against another version fails verification.
     ///
     /// # Errors
     /// [`ReceiveError`], except [`ReceiveError::Lane`]: the chunk is already received.
@@ -200,8 +201,8 @@ impl Ingress {
     }
 }
 
-/// Decodes a chunk into `target`, updates the base if it is kept, and verifies the chunk. After a failure the base is
-/// invalid.
+/// Decodes a chunk into `target`, updates the base if it is to be kept, and verifies the chunk. After a failure the
+/// base is invalid.
 fn decode_verified(
     header: &ChunkHeader,
     dtype: Dtype,
@@ -210,14 +211,14 @@ fn decode_verified(
     target: &mut [u8],
 ) -> Result<Verified, ReceiveError> {
     let hasher = match base {
-        Some(base) if base.keep && header.base.is_some() => apply(dtype, encoded, base, target)?,
-        base => decode(header, dtype, encoded, base, target)?,
+        Some(base) if base.keep && header.base.is_some() => apply_delta(dtype, encoded, base, target)?,
+        base => decode_and_hash(header, dtype, encoded, base, target)?,
     };
     Ok(hasher.verify(header.chunk, header.hash)?)
 }
 
 /// Applies a delta to the base in place, and copies the result to `target` while hashing it, in one pass over memory.
-fn apply(
+fn apply_delta(
     dtype: Dtype,
     encoded: &[u8],
     base: &mut Base,
@@ -235,8 +236,8 @@ fn apply(
     Ok(hasher)
 }
 
-/// Decodes a chunk into `target`, hashes it, and updates the base if it is kept.
-fn decode(
+/// Decodes a chunk into `target`, hashes it, and updates the base if that is to be kept.
+fn decode_and_hash(
     header: &ChunkHeader,
     dtype: Dtype,
     encoded: &[u8],
@@ -258,11 +259,11 @@ fn count(tally: &Tally, header: &ChunkHeader, worker_time: Duration) {
     tally.count(header.codec, header.raw_bytes.into(), header.encoded_bytes.into(), worker_time);
 }
 
-/// Copies between slices of equal length. Passes each piece to `seen` while it is in the L1 cache.
-fn copy(from: &[u8], to: &mut [u8], mut seen: impl FnMut(&[u8])) {
+/// Copies between slices of equal length. Passes each copied piece to `process` while the piece is in the L1 cache.
+fn copy(from: &[u8], to: &mut [u8], mut process: impl FnMut(&[u8])) {
     for (to, from) in to.chunks_mut(COPY_BYTES).zip(from.chunks(COPY_BYTES)) {
         to.copy_from_slice(from);
-        seen(to);
+        process(to);
     }
 }
 
@@ -274,13 +275,13 @@ async fn read_exactly(
     progress: &Progress,
 ) -> Result<Memory, ReceiveError> {
     let expected = header.encoded_bytes as usize;
-    let room = memory.room();
+    let size = memory.size_bytes();
     let fits = match &memory {
-        Memory::Raw(..) => room == expected,
-        Memory::Encoded(..) => room >= expected,
+        Memory::Raw(..) => size == expected,
+        Memory::Encoded(..) => size >= expected,
     };
     if !fits {
-        return Err(wrong_length(header, room));
+        return Err(wrong_length(header, size));
     }
     let buffer = ReceiveBuffer::new(memory, expected, progress);
     match stream.fill(buffer).await?.into_parts() {
@@ -311,12 +312,12 @@ pub enum ReceiveManifestError {
         /// The digest of the bytes.
         found: ManifestDigest,
     },
-    /// More or fewer bytes than the header says.
+    /// The stream has more or fewer bytes than its header says.
     #[error("the stream of a manifest carried {found} bytes where its header promised {expected}")]
     WrongLength {
-        /// The expected number.
+        /// The expected number of bytes.
         expected: usize,
-        /// The received number.
+        /// The number of received bytes, not counted further once it exceeds the expected one.
         found: usize,
     },
 }

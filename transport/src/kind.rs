@@ -29,9 +29,10 @@ pub enum Transport {
 pub enum LaneKindReason {
     /// No other kind was allowed.
     Forced,
-    /// QUIC answered, and TCP had not connected within milliseconds, or failed.
+    /// QUIC connected first: the path is not short, or TCP failed or had not completed its handshake within 250 ms.
     Answered,
-    /// TCP connected, and QUIC did not answer within its head start.
+    /// TCP connected first, although the path is not short: QUIC failed, or did not answer within its head start. QUIC
+    /// has no head start if TCP was chosen for this reason the last time.
     UdpSilent,
     /// TCP connected within milliseconds: on short paths it is faster and costs less.
     ShortPath,
@@ -45,13 +46,13 @@ pub enum LaneKindReason {
 pub struct UnknownTransport;
 
 impl LaneKind {
-    /// The maximum memory of a lane at a server, in bytes, including its session for a first lane. Excludes sent chunks
-    /// and the kernel's socket buffers.
+    /// The maximum memory of a lane and its session at a server, in bytes. The session is counted for each lane, though
+    /// the lanes of a session share it. Excludes chunks that are being sent, and the kernel's socket buffers.
     ///
-    /// Over TCP: a megabyte of encrypted output, and unread input from the client. Buffers are allocated while a lane
-    /// is busy and freed seconds later: an idle lane takes 0.1 MiB. Over QUIC: quinn's buffer for ten packets, which
-    /// stays allocated. On loopback packets have up to 65,000 bytes, and the buffer may have room for twice as many,
-    /// because it grows with the discovered packet size (1.3 MB measured).
+    /// Over TCP: a megabyte of encrypted output, and half a megabyte of input from the client. The output buffer is
+    /// allocated while a lane is busy and freed seconds later: an idle lane takes 0.1 MiB. Over QUIC: quinn's buffer
+    /// for ten packets, which stays allocated. On loopback, packets have up to 65,000 bytes. The buffer grows with the
+    /// discovered packet size, so its capacity may be that of twenty packets (1.3 MB measured).
     pub fn memory_bytes_max(self) -> u64 {
         let session = 256 << 10; // Its tasks, messages in both directions, and TLS.
         match self {
@@ -60,7 +61,7 @@ impl LaneKind {
         }
     }
 
-    /// Its identifier for users and programs.
+    /// The name of the kind for users and programs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Quic => "quic",
@@ -82,7 +83,7 @@ impl Transport {
     /// All settings.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Quic, Self::Tcp];
 
-    /// Its name in options.
+    /// The name of the setting in options.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -100,7 +101,7 @@ impl Transport {
         }
     }
 
-    /// Whether it allows `kind`.
+    /// Whether the setting allows `kind`.
     pub fn allows(self, kind: LaneKind) -> bool {
         self.kinds().contains(&kind)
     }
@@ -110,8 +111,8 @@ impl FromStr for Transport {
     type Err = UnknownTransport;
 
     fn from_str(text: &str) -> Result<Self, UnknownTransport> {
-        let named = Self::ALL.into_iter().find(|transport| transport.name() == text);
-        named.ok_or(UnknownTransport)
+        let found = Self::ALL.into_iter().find(|transport| transport.name() == text);
+        found.ok_or(UnknownTransport)
     }
 }
 

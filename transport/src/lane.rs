@@ -24,20 +24,21 @@ const CLOSE_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// One connection of a session: a control stream and one-way data streams.
 ///
-/// Cheap to clone. The connection is closed by [`close`](Self::close), or when the last clone is dropped.
+/// Cheap to clone. The connection is closed by [`close`](Self::close), or when the last clone and the last stream are
+/// dropped.
 #[derive(Debug, Clone)]
 pub struct Lane {
     connection: Connection,
-    /// Its number in a client's session; 0 is the control connection.
+    /// The lane's number in a client's session; 0 is the control connection. Always 0 on the server's side.
     number: usize,
     reason: LaneKindReason,
     /// The client's certificate, on the server's side.
     client: Option<ClientCertificate>,
-    /// The lane's thread; `None` for the caller's runtime.
+    /// The lane's thread; `None` if its tasks run on the caller's runtime.
     thread: Option<Arc<ThreadSlot>>,
 }
 
-/// A lane's connection. Each kind implements the same methods; its file documents the differences.
+/// A lane's connection. The methods of [`Lane`] document the differences between the kinds.
 #[derive(Debug, Clone)]
 enum Connection {
     Quic(QuicConnection),
@@ -49,7 +50,7 @@ enum Connection {
 pub struct LaneStats {
     /// The current UDP payload size, found by MTU discovery. 0 over TCP.
     pub udp_payload_bytes: u16,
-    /// The round trip time. Over TCP that of the last ping, which queues behind earlier data; 0 before the first one.
+    /// The round trip time. Over TCP that of the last ping, which queues behind earlier data; 0 before the first pong.
     pub rtt: Duration,
     /// Bytes of UDP payload sent, including retransmissions and control. Over TCP the bytes before encryption.
     pub sent_bytes: u64,
@@ -57,10 +58,10 @@ pub struct LaneStats {
     pub received_bytes: u64,
     /// Packets sent. 0 over TCP, where the kernel sends them.
     pub sent_packets: u64,
-    /// Packets lost; their data was retransmitted. 0 over TCP.
+    /// Packets that QUIC counted as lost. 0 over TCP.
     pub lost_packets: u64,
-    /// Ack-eliciting frames sent, data and pings, including retransmissions. 0 over TCP, where the kernel handles
-    /// acknowledgements.
+    /// Frames sent that the peer has to acknowledge: data, including retransmissions, and pings, but not flow control.
+    /// 0 over TCP, where the kernel handles acknowledgements.
     pub eliciting_frames: u64,
 }
 
@@ -82,7 +83,8 @@ impl Lane {
         Self { client, ..self }
     }
 
-    /// The client's certificate. The client proved possession of its key. `None` on the client's side.
+    /// The client's certificate. The client proved possession of its key. `None` if the client has no certificate, and
+    /// on the client's side.
     pub fn client_certificate(&self) -> Option<&ClientCertificate> {
         self.client.as_ref()
     }
@@ -92,7 +94,7 @@ impl Lane {
         Self { number, thread: thread.map(ThreadSlot::new).map(Arc::new), ..self }
     }
 
-    /// Sets why its kind was chosen.
+    /// Sets the reason for the choice of its kind.
     pub(crate) fn with_reason(self, reason: LaneKindReason) -> Self {
         Self { reason, ..self }
     }
@@ -105,18 +107,21 @@ impl Lane {
         }
     }
 
-    /// Why this kind was chosen. On the server's side, which did not choose, it is `Forced`.
+    /// The reason for the choice of this kind. `Forced` on the server's side, which did not choose, and for further
+    /// lanes, which have the kind of the first one.
     pub fn reason(&self) -> LaneKindReason {
         self.reason
     }
 
-    /// Its number in a client's session. 0 is the first lane, which carries control messages.
+    /// The lane's number in a client's session. 0 is the first lane, which carries control messages. Always 0 on the
+    /// server's side.
     pub fn number(&self) -> usize {
         self.number
     }
 
-    /// Moves the lane to the least used of `threads`, if its network has threads. Does not interrupt streams; earlier
-    /// clones keep their runtime. The readiness of a TCP socket is still reported by the runtime that accepted it.
+    /// Moves the lane to the least used of `threads`, if its network allows lane threads. Does not interrupt streams.
+    /// Clones made before still [run](Self::run) their work on the caller's runtime. The readiness of a TCP socket is
+    /// still reported by the runtime that accepted it.
     pub fn spread(mut self, threads: &LaneThreads) -> Self {
         let mover = match &self.connection {
             Connection::Quic(connection) => connection.take_mover(),
@@ -169,25 +174,27 @@ impl Lane {
     /// Opens the control stream. The client does this once per lane.
     pub(crate) async fn open_control(&self) -> Result<(ControlOut, ControlIn), LaneError> {
         match &self.connection {
-            Connection::Quic(connection) => connection.open_control().await.map(ControlOut::of_quic),
-            Connection::Tcp(connection) => connection.control().map(ControlOut::of_tcp),
+            Connection::Quic(connection) => connection.open_control().await.map(quic_halves),
+            Connection::Tcp(connection) => connection.control().map(tcp_halves),
         }
     }
 
     /// Waits for the client to open the control stream.
     pub(crate) async fn accept_control(&self) -> Result<(ControlOut, ControlIn), LaneError> {
         match &self.connection {
-            Connection::Quic(connection) => connection.accept_control().await.map(ControlOut::of_quic),
-            Connection::Tcp(connection) => connection.control().map(ControlOut::of_tcp),
+            Connection::Quic(connection) => connection.accept_control().await.map(quic_halves),
+            Connection::Tcp(connection) => connection.control().map(tcp_halves),
         }
     }
 
-    /// Opens a data stream. Streams of higher `priority` are sent first; those of equal priority in the order of
-    /// opening. Over TCP all streams are sent one after another in the order of opening.
+    /// Opens a data stream. Waits while the peer's limit of open streams is reached; over TCP until the previous stream
+    /// is finished or reset.
+    ///
+    /// Streams of higher `priority` are sent first; those of equal priority in the order of opening. Over TCP all
+    /// streams are sent one after another in the order of opening.
     ///
     /// # Errors
-    /// [`LaneError`] when the lane ended. Waits while the peer's limit of open streams is reached; over TCP until the
-    /// previous stream is finished or reset.
+    /// [`LaneError`] when the lane ended.
     pub async fn open_data(&self, priority: i32) -> Result<DataOut, LaneError> {
         Ok(DataOut(match &self.connection {
             Connection::Quic(connection) => Out::Quic(connection.open_data(priority).await?),
@@ -224,9 +231,9 @@ impl Lane {
         }
     }
 
-    /// Waits six round trips, at most half a second, for sent data to be acknowledged: a close sent while QUIC's
-    /// congestion window is full would not reach the peer. Finish or drop all streams before. Over TCP this returns
-    /// immediately, since a close is sent after queued control messages and drops other data.
+    /// Waits for six round trips, between 20 ms and half a second, in which sent data is usually acknowledged: a close
+    /// sent while QUIC's congestion window is full would not reach the peer. Finish or drop all streams before you call
+    /// this. Over TCP it returns immediately, since a close is sent after queued control messages and drops other data.
     pub async fn flush(&self) {
         match &self.connection {
             Connection::Quic(connection) => connection.flush(CLOSE_FLUSH_TIMEOUT).await,
@@ -234,10 +241,11 @@ impl Lane {
         }
     }
 
-    /// Waits, at most half a second, until the peer has answered a [`close`](Self::close). A QUIC peer answers after
-    /// one round trip with its own close; if that is lost, this waits for three probe timeouts (RFC 9000 §10.2), during
-    /// which further packets are answered with the close again. A TCP peer closes the connection. If a process exits
-    /// without this, its peers may detect it only by their idle timeout.
+    /// Waits, at most half a second, until the peer has answered a [`close`](Self::close). A QUIC peer answers with its
+    /// own close, which arrives after one round trip. If either close is lost, this waits until the closing period of
+    /// three probe timeouts has passed (RFC 9000 §10.2), in which packets of the peer are answered with the close
+    /// again. A TCP peer closes the connection. If a process exits without this, its peers may detect its end only by
+    /// their idle timeout.
     pub async fn flush_close(&self) {
         let answered = async {
             match &self.connection {
@@ -264,8 +272,9 @@ impl Lane {
         }
     }
 
-    /// Sets the limit of unread payload from the peer to `bytes`, those of the granted credit, and a reserve for
-    /// control messages and manifests. Over TCP the limit never decreases, since data may be in flight.
+    /// Sets the limit of unread bytes from the peer: `bytes` for chunks, as many as the granted credit allows, plus a
+    /// reserve for manifests and (over QUIC) control messages. Over TCP the limit never decreases, since data may be in
+    /// flight.
     pub fn allow_unread(&self, bytes: u64) {
         match &self.connection {
             Connection::Quic(connection) => connection.allow_unread(bytes),
@@ -305,15 +314,15 @@ pub(crate) enum ControlIn {
     Tcp(byte_stream::ControlIn),
 }
 
+fn quic_halves((out, incoming): (quic::ControlOut, quic::ControlIn)) -> (ControlOut, ControlIn) {
+    (ControlOut::Quic(out), ControlIn::Quic(incoming))
+}
+
+fn tcp_halves((out, incoming): (byte_stream::ControlOut, byte_stream::ControlIn)) -> (ControlOut, ControlIn) {
+    (ControlOut::Tcp(out), ControlIn::Tcp(incoming))
+}
+
 impl ControlOut {
-    fn of_quic((out, incoming): (quic::ControlOut, quic::ControlIn)) -> (Self, ControlIn) {
-        (Self::Quic(out), ControlIn::Quic(incoming))
-    }
-
-    fn of_tcp((out, incoming): (byte_stream::ControlOut, byte_stream::ControlIn)) -> (Self, ControlIn) {
-        (Self::Tcp(out), ControlIn::Tcp(incoming))
-    }
-
     /// Writes all of `frame`; waits under backpressure. Returns false if the stream has been stopped or the lane has
     /// ended.
     pub(crate) async fn write(&mut self, frame: Vec<u8>) -> bool {
@@ -323,7 +332,8 @@ impl ControlOut {
         }
     }
 
-    /// Ends the stream and waits until the peer has received all data; over TCP, until the socket has accepted it.
+    /// Ends the stream and waits until the peer has received all data (over TCP, until the socket has accepted it) or
+    /// the lane has ended.
     pub(crate) async fn finish(self) {
         match self {
             Self::Quic(out) => out.finish().await,
@@ -358,9 +368,9 @@ impl DataOut {
         self.write(Bytes::copy_from_slice(&header.encode()), &|_| ()).await
     }
 
-    /// Sends `bytes` without copying them: QUIC holds them until they are acknowledged, TCP until they are encrypted.
-    /// Waits while flow control windows are full. Calls `progress` with the size of each piece that the connection
-    /// accepts.
+    /// Sends `bytes` without a copy, except short ones over TCP. QUIC holds them until they are acknowledged, TCP until
+    /// they are encrypted. Waits while flow control windows are full. Calls `progress` with the size of each piece that
+    /// the connection accepts.
     pub(crate) async fn write(
         &mut self,
         bytes: Bytes,
@@ -372,7 +382,7 @@ impl DataOut {
         }
     }
 
-    /// Ends the stream. All written bytes arrive unless the lane ends first.
+    /// Ends the stream. All written bytes arrive, unless the lane ends or the peer stops the stream before.
     pub(crate) fn finish(self) -> Result<(), LaneError> {
         match self.0 {
             Out::Quic(mut out) => out.finish(),
@@ -413,8 +423,8 @@ impl DataIn {
         Ok(StreamHeader::decode(&header)?)
     }
 
-    /// Reads the stream into `buffer` until it ends or exceeds the buffer. Over TCP the lane decrypts into the buffer;
-    /// dropping the future reclaims it immediately.
+    /// Reads the stream into `buffer` until the stream ends or exceeds the buffer. Over TCP the lane's driver decrypts
+    /// into the buffer; dropping the future takes the buffer back and drops it immediately.
     pub(crate) async fn fill(self, mut buffer: ReceiveBuffer) -> Result<ReceiveBuffer, LaneError> {
         match self.stream {
             In::Quic(mut stream) => {
@@ -425,7 +435,7 @@ impl DataIn {
         }
     }
 
-    /// Waits for bytes and passes all available ones, in order, to `take`; returns false at the end of the stream.
+    /// Waits for bytes and passes available ones, in order, to `take`; returns false at the end of the stream.
     pub(crate) async fn read_pieces(&mut self, take: impl FnMut(&[u8])) -> Result<bool, LaneError> {
         match &mut self.stream {
             In::Quic(stream) => stream.read_pieces(take).await,

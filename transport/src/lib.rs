@@ -2,11 +2,10 @@
 //!
 //! This crate owns quinn, rustls and tokio's sockets. A [`Listener`] accepts lanes and a [`Connector`] opens them. A
 //! lane has one [control stream](control) and any number of one-way data streams; the [`egress`] writes manifests and
-//! chunks to data streams, the [`ingress`] reads them. Servers and clients use only these; [`LaneKind`] identifies a
-//! lane's transport.
+//! chunks to data streams, the [`ingress`] reads them. [`LaneKind`] identifies a lane's transport.
 //!
-//! Every wait has a deadline: [`Tuning`] has those for connecting, for the exchange of `Hello` and `Welcome`, and for
-//! writing control messages; the session that owns a payload transfer monitors its progress.
+//! [`Tuning`] has the deadlines for connecting, for the exchange of `Hello` and `Welcome`, and for writing control
+//! messages. The progress of a payload transfer is monitored by the session that owns it.
 
 #![forbid(unsafe_code)]
 

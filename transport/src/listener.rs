@@ -23,7 +23,7 @@ pub struct Listener {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// Another process has the port.
+    /// Another process has the UDP port.
     #[error("UDP port {} of {} is in use by another process: stop that, or choose another port", address.port(), address.ip())]
     InUse {
         /// The requested address.
@@ -48,14 +48,14 @@ pub enum BindError {
     Tls(String),
 }
 
-/// The maximum number of attempts to bind one system-chosen port for both protocols.
+/// The maximum number of attempts to bind a port number chosen by the system for both UDP and TCP.
 const BIND_ATTEMPTS: u32 = 16;
 
 impl Listener {
     /// Listens on `address` of this machine, over UDP and TCP with one port number. Port 0 lets the system choose one.
     ///
     /// # Errors
-    /// [`BindError`] says which port is taken.
+    /// [`BindError`], for example when another process has the UDP port or the TCP port.
     pub fn bind(address: SocketAddr, identity: &Identity, tuning: Tuning) -> Result<Self, BindError> {
         Self::bind_for(Transport::Auto, address, identity, tuning)
     }
@@ -146,8 +146,8 @@ impl Listener {
         &self.tuning
     }
 
-    /// Waits for a client's connection attempt; `None` once the listener was closed, unless it has only TCP. Cancel
-    /// safe.
+    /// Waits for a client's connection attempt; `None` once the listener was closed, unless it listens only on TCP.
+    /// Cancel safe.
     pub async fn accept(&self) -> Option<Arrival> {
         let quic = async {
             match &self.quic {
@@ -168,7 +168,7 @@ impl Listener {
         }
     }
 
-    /// Closes every lane. Later lanes over TCP are closed after their handshake, others not accepted.
+    /// Closes every lane. Later connections are not accepted over QUIC, and are closed after their handshake over TCP.
     pub fn close(&self, code: CloseCode) {
         if let Some(quic) = &self.quic {
             quic.close(code);
@@ -178,7 +178,7 @@ impl Listener {
         }
     }
 
-    /// Waits until all lanes are closed and the last packets are sent.
+    /// Waits until all lanes have ended, with their last packets sent.
     pub async fn wait_idle(&self) {
         if let Some(quic) = &self.quic {
             quic.wait_idle().await;

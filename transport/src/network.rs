@@ -19,7 +19,8 @@ use std::{
 pub use batching::Batching;
 pub use streams::{ByteStream, Opening, StreamListener, StreamTuning};
 
-/// The network of lanes: the operating system's, or a simulation whose time, loss and order follow from a seed.
+/// The network that carries lanes: the operating system's, or a simulation whose time, loss and order follow from a
+/// seed.
 ///
 /// Only this trait and [`Batching`] expose quinn's types, since a simulation has to implement quinn's socket.
 pub trait Network: Debug + Send + Sync + 'static {
@@ -36,7 +37,7 @@ pub trait Network: Debug + Send + Sync + 'static {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The runtime, which spawns tasks and provides the clock.
+    /// The runtime that spawns quinn's tasks and provides its clock.
     fn runtime(&self) -> Arc<dyn quinn::Runtime>;
 
     /// The largest UDP payload that the first hop towards `peer` carries, if it is known.

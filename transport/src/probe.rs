@@ -9,13 +9,13 @@ use tokio::time::Instant;
 /// The repeated piece of a probe. It stays in the cache, so that memory bandwidth does not limit the measurement.
 const PIECE: &[u8] = &[0; 64 << 10];
 
-/// The priority of chunks.
+/// The priority of probes, that of chunks.
 const PRIORITY: i32 = 0;
 
 /// The result of a received probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeResult {
-    /// The number of received bytes.
+    /// The number of received filler bytes.
     pub bytes: u64,
     /// The time from the probe's header to its last bytes.
     pub elapsed: Duration,
@@ -47,7 +47,7 @@ pub async fn send_probe(
 /// Receives a probe after its header.
 ///
 /// # Errors
-/// [`LaneError`] when the lane ended, the sender aborted the probe, or its length does not match the header.
+/// [`LaneError`] when the lane ended, the sender aborted the probe, or the probe's length does not match the header.
 pub async fn receive_probe(mut stream: DataIn, header: ProbeHeader) -> Result<ProbeResult, LaneError> {
     let (began, expected) = (Instant::now(), u64::from(header.bytes));
     let (mut bytes, mut report) = (0, Vec::with_capacity(PROBE_REPORT_BYTES));

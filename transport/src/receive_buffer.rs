@@ -4,7 +4,8 @@ use std::{fmt, sync::Arc};
 use tensor_relay_device::{Slot, Target};
 use tensor_relay_protocol::ChunkHasher;
 
-/// Called with the size of each received piece by the task that reads the lane, so it must be fast.
+/// A function that is called with the size of each received piece. Over TCP the task that reads the lane calls it, so
+/// it must be fast.
 pub type Progress = Arc<dyn Fn(u64) + Send + Sync>;
 
 /// The size of pieces that are copied and then hashed: they stay in the L1 cache. Longer copies, as of jumbo packets,
@@ -12,7 +13,7 @@ pub type Progress = Arc<dyn Fn(u64) + Send + Sync>;
 pub(crate) const COPY_BYTES: usize = 4 << 10;
 
 /// The memory of one chunk, filled in order. A raw chunk is hashed while its bytes are in the cache. The buffer owns
-/// the memory, so that a lane can decrypt into it and its reader can take it back at any time.
+/// the memory, so that a data stream's reader can lend it to the lane's driver, and can take it back at any time.
 pub(crate) struct ReceiveBuffer {
     memory: Memory,
     /// The number of expected bytes.
@@ -31,8 +32,8 @@ pub(crate) enum Memory {
 }
 
 impl Memory {
-    /// Its size.
-    pub(crate) fn room(&self) -> usize {
+    /// The size of the memory.
+    pub(crate) fn size_bytes(&self) -> usize {
         match self {
             Self::Raw(target, _) => target.len(),
             Self::Encoded(slot, _) => slot.len(),

@@ -11,9 +11,9 @@ pub enum Stage {
     Encode,
     /// Sending.
     Send,
-    /// Receiving into the sink's memory.
+    /// Receiving and decoding into the sink's memory.
     Receive,
-    /// Writing: the copy to a device sink. Takes no time for host memory.
+    /// Writing: the copy to a device sink. Takes no time for a sink in host memory.
     Write,
 }
 
@@ -28,7 +28,7 @@ pub struct Stages {
     overlaps: [[AtomicU64; Stage::COUNT]; Stage::COUNT],
 }
 
-/// Counts a chunk at one stage until it is dropped.
+/// A guard that counts a chunk at one stage until it is dropped.
 #[derive(Debug)]
 #[must_use = "the stage ends when this is dropped"]
 pub struct AtStage<'a> {

@@ -91,7 +91,7 @@ impl CodecStats {
 }
 
 impl CodecCount {
-    /// Raw bytes per byte on the wire; 1 if no bytes were sent.
+    /// Raw bytes per byte on the wire; 1 if there are none on the wire.
     pub fn ratio(&self) -> f64 {
         match self.wire_bytes {
             0 => 1.0,

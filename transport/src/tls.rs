@@ -31,8 +31,8 @@ pub(crate) fn server_config(identity: &Identity) -> Result<rustls::ServerConfig,
     Ok(config)
 }
 
-/// A client's configuration. `rejected_key` receives the key of a rejected server, for the error. With an `identity`,
-/// the client authenticates with its key.
+/// A client's configuration. `rejected_key` receives the key of a rejected server, for the error message. With an
+/// `identity`, the client authenticates with the identity's key.
 pub(crate) fn client_config(
     keys: &[Fingerprint],
     identity: Option<&Identity>,
@@ -80,7 +80,7 @@ pub(crate) fn is_protocol_agreed(connection: &rustls::CommonState) -> bool {
 }
 
 /// The cipher suites. AES-128-GCM first: strong enough, and up to 5 % cheaper than AES-256. ChaCha20 costs twice as
-/// much and is for processors without AES.
+/// much and is for processors without AES instructions.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
     provider.cipher_suites = vec![
@@ -91,8 +91,8 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// Accepts clients with any certificate, or without one. The handshake's signature proves that the client holds the
-/// private key; access is decided at its `Hello`.
+/// Accepts clients with any well-formed certificate, or without one. The handshake's signature proves that the client
+/// holds the private key; access is decided at its `Hello`.
 #[derive(Debug)]
 struct AnyKey(WebPkiSupportedAlgorithms);
 

@@ -7,11 +7,11 @@ use quinn::{
 };
 use std::{sync::Arc, time::Duration};
 
-/// The largest accepted datagram payload. The smaller bound of both peers applies. It costs address space for receive
-/// buffers, not memory. The limit of UDP is 65,507.
+/// The largest accepted datagram payload. The smaller bound of both peers applies. A large one costs address space for
+/// receive buffers, not memory. The limit of UDP over IPv4 is 65,507.
 pub(crate) const UDP_PAYLOAD_MAX: u16 = 65_000;
 
-/// The payload that every path can carry; QUIC requires it.
+/// The UDP payload that every path must be able to carry for QUIC (RFC 9000 §14).
 const UDP_PAYLOAD_MIN: u16 = 1_200;
 
 /// The bound of MTU discovery if the path's MTU is unknown: Ethernet with MTU 1500 over IPv6.
@@ -33,22 +33,23 @@ pub struct Tuning {
     /// The subscriber's credit is another bound, by default eight chunks of 4 MiB per lane: 2.7 Gbit/s at 100 ms. Long
     /// and fast paths need more chunks in flight, or more lanes.
     pub window_max_bytes: u32,
-    /// The requested size of the send and receive buffers of the UDP socket. Default 4 MiB. The kernel clamps it to
-    /// `net.core.rmem_max` and `wmem_max`; a clamped receive buffer is logged once as a warning.
+    /// The requested size of the send and receive buffers of the UDP socket. Default 4 MiB. Unless the process has
+    /// `CAP_NET_ADMIN`, the kernel clamps it to `net.core.rmem_max` and `wmem_max`; a clamped receive buffer is logged
+    /// once as a warning.
     pub socket_buffer_bytes: u32,
-    /// A bound on the UDP payload, below what the path can carry. Default none.
+    /// An upper bound on the UDP payload, besides what the path can carry. Default none.
     pub udp_payload_max: Option<u16>,
     /// The congestion controller. Default BBR: with 1 % loss it reaches 1.6 GB/s, CUBIC 0.67; on a clean link they are
     /// equal.
     pub congestion: Congestion,
-    /// The time without a packet after which a peer counts as lost. Default 10 s.
+    /// The time without a received packet (over TCP: byte) after which a peer counts as lost. Default 10 s.
     pub idle_timeout_ms: u32,
-    /// The keep-alive interval of an idle lane. Default 3 s: three chances within the idle timeout.
+    /// The interval of pings on an idle lane; over TCP on any lane. Default 3 s: three chances within the idle timeout.
     pub keep_alive_ms: u32,
-    /// The deadline for resolving a server's name, and for the handshake. Default 10 s.
+    /// The deadline for resolving a server's name, and then for connecting with the handshake. Default 10 s each.
     pub connect_timeout_ms: u32,
     /// The deadline for a peer's `Hello` or `Welcome`, for writing a control message, and for the answer to a request.
-    /// Default 10 s.
+    /// Default 10 s each.
     pub control_timeout_ms: u32,
 }
 
@@ -61,11 +62,12 @@ pub enum Congestion {
     Cubic,
 }
 
-/// The part of the connection window reserved for control messages and manifests, beyond the window for granted credit.
+/// The part of the connection's receive window for control messages and manifests, in addition to that for granted
+/// credit.
 pub(crate) const WINDOW_RESERVE_BYTES: u32 = 1 << 20;
 
-/// The maximum of unread bytes of one stream. Larger than a chunk with its header, so that no chunk waits a round trip
-/// for its last bytes. Credit bounds the sum over all streams.
+/// The maximum of unread bytes of one stream. Larger than a chunk of the usual 4 MiB with its header, so that such a
+/// chunk does not wait a round trip for its last bytes. Credit bounds the sum over all streams.
 const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 
 /// The maximum of unread bytes that a client may send to a server. Clients send only control messages, of at most 64
@@ -98,7 +100,7 @@ impl Tuning {
         Duration::from_millis(self.connect_timeout_ms.into())
     }
 
-    /// The window of a new lane.
+    /// The send window of a new lane.
     pub(crate) fn send_window(&self) -> SendWindow {
         SendWindow::new(self.window_bytes, self.window_max_bytes)
     }
@@ -124,8 +126,8 @@ impl Tuning {
         config
     }
 
-    /// QUIC's settings at a server. quinn's defaults suit trusted peers: unlimited unread data and 200 streams. These
-    /// bound both.
+    /// QUIC's settings at a server. quinn's defaults suit trusted peers: a connection may have 200 streams, without a
+    /// limit of unread data for all of them. These settings bound both.
     pub(crate) fn server(&self, path_payload: Option<u16>) -> TransportConfig {
         let mut config = self.common(path_payload);
         config.max_concurrent_bidi_streams(VarInt::from_u32(1)); // The control stream.
@@ -141,7 +143,7 @@ impl Tuning {
         config.max_concurrent_bidi_streams(VarInt::from_u32(0));
         config.max_concurrent_uni_streams(VarInt::from_u32(DATA_STREAMS_MAX));
         config.stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES));
-        // Until the first subscription gives credit and raises it (`Lane::allow_unread`).
+        // The first subscription gives credit and raises this window (`Lane::allow_unread`).
         config.receive_window(VarInt::from_u32(WINDOW_RESERVE_BYTES));
         config
     }
@@ -149,8 +151,8 @@ impl Tuning {
     fn common(&self, path_payload: Option<u16>) -> TransportConfig {
         let mut config = TransportConfig::default();
         config.send_window(self.window_bytes.into());
-        config.send_fairness(false); // Chunks one after another: the first is complete earlier.
-        config.datagram_receive_buffer_size(None); // Not used; QUIC refuses a peer that sends any.
+        config.send_fairness(false); // Sends chunks one after another, so that the first is complete earlier.
+        config.datagram_receive_buffer_size(None); // Datagram frames are not used; quinn refuses a peer that sends any.
         config.max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(self.idle_timeout_ms))));
         config.keep_alive_interval(Some(Duration::from_millis(self.keep_alive_ms.into())));
         config.congestion_controller_factory(self.congestion.factory());
@@ -160,7 +162,8 @@ impl Tuning {
         config
     }
 
-    /// The bound of MTU discovery: the first hop's MTU, which the kernel knows.
+    /// The upper bound of MTU discovery: the payload that the first hop carries or, if the kernel does not know it,
+    /// that of Ethernet.
     fn mtu_bound(&self, path_payload: Option<u16>) -> u16 {
         path_payload
             .unwrap_or(UDP_PAYLOAD_ETHERNET)

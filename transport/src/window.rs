@@ -5,14 +5,14 @@ use std::{
     time::Duration,
 };
 
-/// The rate that a window must allow, in bytes per microsecond: 20 Gbit/s per lane, more than one core can encrypt.
-const RATE: u64 = 2_500;
+/// The rate that a window must allow: 20 Gbit/s per lane, more than one core can encrypt.
+const RATE_BYTES_PER_US: u64 = 2_500;
 
 /// A send window sized by the bandwidth-delay product.
 ///
 /// A window that is too small leaves a long path idle; one that is too large lets a burst overflow the receiver's
 /// socket buffer. The congestion controller finds the path's rate, which the window must not limit. So the window is
-/// [`RATE`] times the path's minimal round trip time, which excludes queueing delay, within bounds.
+/// [`RATE_BYTES_PER_US`] times the path's minimal round trip time, which excludes queueing delay, within bounds.
 #[derive(Debug)]
 pub(crate) struct SendWindow {
     min_bytes: u64,
@@ -27,14 +27,14 @@ impl SendWindow {
         Self { min_bytes, max_bytes, current_bytes: AtomicU64::new(min_bytes) }
     }
 
-    /// Updates the window by the path's minimal round trip time; returns its size in bytes if that changed.
+    /// Updates the window by the path's minimal round trip time; returns the window's size in bytes if it changed.
     pub(crate) fn handle_round_trip(&self, min_rtt: Duration) -> Option<u64> {
         let bytes = self.bytes(u64::try_from(min_rtt.as_micros()).unwrap_or(u64::MAX));
         (self.current_bytes.swap(bytes, Ordering::Relaxed) != bytes).then_some(bytes)
     }
 
     fn bytes(&self, rtt_us: u64) -> u64 {
-        rtt_us.saturating_mul(RATE).clamp(self.min_bytes, self.max_bytes)
+        rtt_us.saturating_mul(RATE_BYTES_PER_US).clamp(self.min_bytes, self.max_bytes)
     }
 }
 

@@ -132,6 +132,11 @@ impl Workload {
         }
     }
 
+    /// Whether its tensors can be published from the producer's memory; otherwise each version is new and staged.
+    pub(crate) fn can_borrow(self) -> bool {
+        !matches!(self, Self::Versions | Self::Latency)
+    }
+
     fn scenes(self, consumers: usize) -> Result<Vec<Scene>> {
         let scene = |name: &str, readers| Scene { name: name.into(), readers, slow: None };
         let all = || (0..consumers).collect();

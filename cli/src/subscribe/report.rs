@@ -30,7 +30,9 @@ impl LaneReport {
         let before = std::mem::replace(&mut self.before, lanes);
         let received_before = |index: usize| before.get(index).map_or(0, |lane| lane.received_bytes);
         let lane = |(index, lane): (usize, &LaneStats)| {
-            let received_bytes = lane.received_bytes.saturating_sub(received_before(index));
+            // A lane that replaced another counts from zero.
+            let received_bytes = lane.received_bytes.checked_sub(received_before(index));
+            let received_bytes = received_bytes.unwrap_or(lane.received_bytes);
             json!({
                 "udp_payload_bytes": lane.udp_payload_bytes,
                 "rtt_s": lane.rtt.as_secs_f64(),

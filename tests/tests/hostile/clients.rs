@@ -10,7 +10,7 @@ use tensor_relay_protocol::{
     Limits, Manifest, Mode, Partial, RangeSet, ReaderName, ServerMessage, Start, Subscribe, SubscriptionId,
     Version, VersionDigest, WatchId,
 };
-use tensor_relay_server::{Server, TopicOptions, WhenFull};
+use tensor_relay_server::{FailureCount, Server, TopicOptions, WhenFull};
 use tensor_relay_tests::{
     pair::{CHUNK_BYTES, Sim, client_config, eventually, publish, retaining, server_config, simulate, topic},
     tensors,
@@ -281,6 +281,9 @@ fn excess_subscriptions_are_refused() {
         let refused =
             ServerMessage::End { subscription: SubscriptionId(3), reason: EndReason::TooManySubscriptions };
         assert_eq!(peer.receive_from_server().await, refused);
+        let failures = server.status_reader().read().unwrap().failures;
+        let is_refusal = |failure: &FailureCount| failure.reason == "too_many_subscriptions";
+        assert!(failures.iter().any(|failure| is_refusal(failure) && failure.count == 1), "{failures:?}");
         peer.send_to_server(ClientMessage::Unsubscribe {
             subscription: SubscriptionId(1),
             keep_place: false,

@@ -1,4 +1,4 @@
-//! Connects a session's first lane: races addresses, and QUIC against TCP for each.
+//! Connects a session's first lane: races the server's addresses and, for each address, QUIC against TCP.
 
 use std::{net::SocketAddr, pin::pin, sync::atomic::Ordering, time::Duration};
 use tokio::{
@@ -9,12 +9,13 @@ use tokio::{
 use super::{ConnectError, Connector};
 use crate::{Fingerprint, Lane, LaneError, LaneKind, LaneKindReason, Transport};
 
-/// The delay before the next address is tried, and before TCP on a long path, as recommended by RFC 8305.
+/// The delay before the next address is tried, as recommended by RFC 8305. Also QUIC's head start over the TLS
+/// handshake of TCP on a path that is not short, and the time for that handshake on a short path before QUIC is tried.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// The maximum TCP connect time of a short path. On a short path TCP is faster and cheaper than QUIC, thanks to
-/// segmentation offload; on a longer one TCP would need larger windows than systems allow by default, and QUIC's loss
-/// recovery. The kernel answers a SYN, so this measures the round trip time even if the server is busy.
+/// segmentation offload; on a longer one it would need larger windows than systems allow by default, and QUIC's loss
+/// recovery. The server's kernel answers a SYN, so the connect time is the round trip time even if the server is busy.
 const SHORT_PATH_CONNECT_TIME: Duration = Duration::from_millis(5);
 
 impl Connector {
@@ -76,9 +77,12 @@ impl Connector {
         }
     }
 
-    /// Connects over TCP on a short path, otherwise over QUIC. If QUIC does not answer, TCP follows after
-    /// [`ATTEMPT_DELAY`], or immediately if UDP did not reach this server last time. QUIC starts only after
-    /// [`SHORT_PATH_CONNECT_TIME`], since an unused handshake costs the server as much as a used one.
+    /// Connects over TCP on a short path, otherwise over QUIC or, if QUIC does not answer, over TCP.
+    ///
+    /// The TCP connection is opened first. On a short path the TLS handshake follows, and QUIC starts only if TCP fails
+    /// or takes longer than [`ATTEMPT_DELAY`]. Otherwise QUIC starts, and the TLS handshake over TCP follows
+    /// [`ATTEMPT_DELAY`] after the beginning, or as soon as TCP is connected if UDP seemed to be blocked the last time.
+    /// Usually only one handshake is begun, since an unused one costs the server as much as a used one.
     async fn race_kinds(
         &self,
         address: SocketAddr,

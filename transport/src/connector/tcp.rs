@@ -18,9 +18,9 @@ impl Connector {
     pub(super) async fn open_stream(
         &self,
         address: SocketAddr,
-        number: usize,
+        lane_number: usize,
     ) -> Result<Box<dyn ByteStream>, ConnectError> {
-        let local = local_address(&self.local, address, number)?;
+        let local = local_address(&self.local, address, lane_number)?;
         let opened = self.network.connect(local, address).await;
         opened.map_err(|source| match source.kind() {
             io::ErrorKind::AddrNotAvailable if !self.local.is_empty() => {
@@ -57,7 +57,7 @@ impl Connector {
     }
 }
 
-/// Maps the error of a failed handshake. A server that refuses connections closes them before the handshake.
+/// The error for a failed handshake. A server that refuses connections closes them before the handshake.
 fn handshake_error(address: SocketAddr, error: io::Error) -> ConnectError {
     let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     match (tls, error.kind()) {

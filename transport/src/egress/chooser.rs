@@ -1,4 +1,4 @@
-//! [`Chooser`]: chooses codecs by cached size estimates.
+//! [`Chooser`]: the cached size estimates by which codecs are chosen.
 
 use super::Payload;
 use crate::Workers;
@@ -32,7 +32,7 @@ pub enum CodecRequest {
 }
 
 impl CodecRequest {
-    /// Whether the subscriber accepts `codec`.
+    /// Whether the request allows encoding in `codec`. Chunks may be sent raw in any case.
     pub fn takes(self, codec: CodecId) -> bool {
         match self {
             Self::Auto { offered, .. } => offered.contains(codec),
@@ -50,13 +50,15 @@ impl From<CodecId> for CodecRequest {
 /// Estimates encoded sizes, and caches the estimates.
 ///
 /// An estimate takes as long as sending a hundredth of a chunk, so not every chunk is estimated: the chunks of a tensor
-/// are similar, also in its next versions. An estimate is used for the next [`CHUNKS_PER_ESTIMATE`] of them, or until a
-/// chunk's actual size refutes it. The estimate used for a chunk is cached, so that all subscribers get the same codec.
+/// are similar, even in later versions. An estimate is used for the next [`CHUNKS_PER_ESTIMATE`] of them, or until the
+/// encoded size of one refutes it. The estimate used for a chunk is cached, so that all subscribers with the same
+/// request get the same codec.
 pub(super) struct Chooser {
     workers: Workers,
     chunks: Cache<(u64, ChunkIndex), SizeEstimate>,
     groups: Cache<ChunkGroup, Arc<CachedEstimate>>,
-    /// Groups whose last comparison with a base found too many changes, and the number of chunks not compared since.
+    /// Groups in which the last chunk that was compared with a base had changed too much, and the number of chunks not
+    /// compared since.
     changed_groups: Cache<ChunkGroup, Arc<AtomicU32>>,
     /// Pairs of a payload and an unreadable base.
     unreadable: Cache<(u64, u64), ()>,
@@ -74,6 +76,7 @@ struct ChunkGroup {
 #[derive(Debug)]
 struct CachedEstimate {
     estimate: SizeEstimate,
+    /// The number of further chunks that used it.
     used: AtomicU32,
 }
 
@@ -81,11 +84,12 @@ struct CachedEstimate {
 /// them.
 const CHUNKS_PER_ESTIMATE: u32 = 16;
 
-/// The maximum numbers of cached chunks and groups: those of about 250 GB, in less than 10 MB. An evicted one is
-/// estimated again.
+/// The maximum number of cached chunks, and of groups: enough for 256 GiB in chunks of 4 MiB, in less than 10 MB. An
+/// evicted chunk or group is estimated again.
 const CACHED_MAX: usize = 1 << 16;
 
-/// The maximum number of cached unreadable bases. A topic has few; an evicted one costs another read attempt.
+/// The maximum number of cached pairs with an unreadable base. A topic has few; an evicted one costs another read
+/// attempt.
 const UNREADABLE_MAX: usize = 1 << 10;
 
 impl Chooser {
@@ -105,7 +109,7 @@ impl Chooser {
         self.estimates.load(Ordering::Relaxed)
     }
 
-    /// The cached estimate of `chunk`.
+    /// The cached estimate of `chunk`. A small chunk needs none: encoding it would not be worth it.
     pub(super) fn cached(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
         let (range, _) = payload.manifest().chunk(chunk);
         match range.end - range.start < SMALL_BYTES as u64 {
@@ -116,11 +120,11 @@ impl Chooser {
 
     /// The cached estimate of `chunk`, or that of similar chunks.
     pub(super) fn cached_or_similar(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
-        if let Some(known) = self.cached(payload, chunk) {
-            return Some(known);
+        if let Some(estimate) = self.cached(payload, chunk) {
+            return Some(estimate);
         }
         let key = (payload.key(), chunk);
-        let cached = self.groups.get(&group(payload, chunk))?;
+        let cached = self.groups.get(&group_of(payload, chunk))?;
         let is_fresh = cached.used.fetch_add(1, Ordering::Relaxed) < CHUNKS_PER_ESTIMATE;
         is_fresh.then(|| {
             self.chunks.insert(key, cached.estimate);
@@ -128,8 +132,8 @@ impl Chooser {
         })
     }
 
-    /// Estimates `raw`, the bytes of `chunk`, on a worker. Concurrent callers share one estimate; the time spent is
-    /// returned only to the one that ran it.
+    /// Estimates `raw`, the bytes of `chunk`, on a worker. Concurrent callers share one estimate; only the caller that
+    /// ran it gets the time spent, the others zero.
     pub(super) async fn estimate(
         &self,
         payload: &Payload,
@@ -137,7 +141,7 @@ impl Chooser {
         raw: Bytes,
     ) -> (SizeEstimate, Duration) {
         let mut spent = Duration::ZERO;
-        let take = async {
+        let estimating = async {
             self.estimates.fetch_add(1, Ordering::Relaxed);
             let (_, dtype) = payload.manifest().chunk(chunk);
             let timed = move || {
@@ -147,24 +151,24 @@ impl Chooser {
             let (estimate, took) = self.workers.run(timed).await;
             spent = took;
             let cached = CachedEstimate { estimate, used: AtomicU32::new(0) };
-            self.groups.insert(group(payload, chunk), Arc::new(cached));
+            self.groups.insert(group_of(payload, chunk), Arc::new(cached));
             Ok::<_, Infallible>(estimate)
         };
-        let Ok(estimate) = self.chunks.get_or_insert_async(&(payload.key(), chunk), take).await;
+        let Ok(estimate) = self.chunks.get_or_insert_async(&(payload.key(), chunk), estimating).await;
         (estimate, spent)
     }
 
-    /// Decides whether to skip the comparison of `chunk` with its base, and counts the skipped ones. If a chunk of its
-    /// tensor differed too much, the next [`CHUNKS_PER_ESTIMATE`] are skipped: training in f32 changes nearly every
-    /// element.
-    pub(super) fn skip_comparison(&self, payload: &Payload, chunk: ChunkIndex) -> bool {
-        let skipped = self.changed_groups.get(&group(payload, chunk));
+    /// Decides whether to skip the comparison of `chunk` with its base, and counts skipped chunks. If a chunk of the
+    /// same group had changed too much, the next [`CHUNKS_PER_ESTIMATE`] are skipped: training in f32 changes nearly
+    /// every element.
+    pub(super) fn should_skip_comparison(&self, payload: &Payload, chunk: ChunkIndex) -> bool {
+        let skipped = self.changed_groups.get(&group_of(payload, chunk));
         skipped.is_some_and(|count| count.fetch_add(1, Ordering::Relaxed) < CHUNKS_PER_ESTIMATE)
     }
 
     /// Records the result of comparing `chunk` with its base.
     pub(super) fn handle_compared(&self, payload: &Payload, chunk: ChunkIndex, is_delta: bool) {
-        let group = group(payload, chunk);
+        let group = group_of(payload, chunk);
         match is_delta {
             true => drop(self.changed_groups.remove(&group)),
             false => self.changed_groups.insert(group, Arc::default()),
@@ -183,8 +187,8 @@ impl Chooser {
         is_new
     }
 
-    /// Records the result of an encoding: `encoded_bytes` of `raw_bytes`, or `None` if it gained too little. Drops an
-    /// estimate that the result refutes.
+    /// Records the result of an encoding: the number of `encoded_bytes`, or `None` if the encoding gained too little.
+    /// Drops an estimate that the result refutes.
     pub(super) fn handle_encoded(
         &self,
         payload: &Payload,
@@ -193,15 +197,15 @@ impl Chooser {
         raw_bytes: usize,
         encoded_bytes: Option<usize>,
     ) {
-        let group = group(payload, chunk);
+        let group = group_of(payload, chunk);
         let cached = self.groups.get(&group);
-        if cached.is_some_and(|known| known.estimate.is_refuted_by(codec, raw_bytes, encoded_bytes)) {
+        if cached.is_some_and(|cached| cached.estimate.is_refuted_by(codec, raw_bytes, encoded_bytes)) {
             self.groups.remove(&group);
         }
     }
 }
 
-fn group(payload: &Payload, chunk: ChunkIndex) -> ChunkGroup {
+fn group_of(payload: &Payload, chunk: ChunkIndex) -> ChunkGroup {
     let manifest = payload.manifest();
     let first = manifest.chunking().first_of(chunk).unwrap_or(chunk);
     ChunkGroup { manifest: manifest.digest(), first }
@@ -225,7 +229,7 @@ mod tests {
     const CHUNK: usize = 64 << 10;
 
     /// One tensor, cut into chunks.
-    fn payload(dtype: Dtype, bytes: Vec<u8>) -> Payload {
+    fn payload_of(dtype: Dtype, bytes: Vec<u8>) -> Payload {
         let shape = Shape::new(&[bytes.len() as u64 * 8 / u64::from(dtype.bits())]).unwrap();
         let spec = TensorSpec::new(TensorName::new("t").unwrap(), dtype, shape);
         let manifest = Manifest::layout(vec![spec], vec![], CHUNK as u32, &Limits::default()).unwrap();
@@ -261,14 +265,14 @@ mod tests {
         codecs
     }
 
-    fn encoder() -> Encoder {
+    fn new_encoder() -> Encoder {
         Encoder::new(64 << 20, None, Workers::Inline)
     }
 
     #[tokio::test]
     async fn random_bytes_are_sent_raw_with_few_estimates() {
         for dtype in [Dtype::U8, Dtype::Bf16] {
-            let (encoder, payload) = (encoder(), payload(dtype, noise(64)));
+            let (encoder, payload) = (new_encoder(), payload_of(dtype, noise(64)));
             let sent = send(&encoder, &payload, auto(Effort::Full)).await;
             assert_eq!(sent, [CodecId::Raw; 64]);
             let EncoderStats { requested, encoded, estimates, .. } = encoder.stats();
@@ -281,10 +285,10 @@ mod tests {
 
     #[tokio::test]
     async fn floats_are_sent_as_bit_planes_and_a_new_version_needs_no_estimate() {
-        let encoder = encoder();
-        let first = payload(Dtype::Bf16, weights(8));
+        let encoder = new_encoder();
+        let first = payload_of(Dtype::Bf16, weights(8));
         assert_eq!(send(&encoder, &first, auto(Effort::default())).await, [CodecId::BitPlanes; 8]);
-        let second = payload(Dtype::Bf16, weights(8));
+        let second = payload_of(Dtype::Bf16, weights(8));
         assert_eq!(send(&encoder, &second, auto(Effort::default())).await, [CodecId::BitPlanes; 8]);
         let EncoderStats { estimates, encoded, incompressible, .. } = encoder.stats();
         assert_eq!((estimates, encoded, incompressible), (1, 16, 0));
@@ -292,7 +296,7 @@ mod tests {
 
     #[tokio::test]
     async fn efforts_with_the_same_codec_share_encodings() {
-        let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(8)));
+        let (encoder, payload) = (new_encoder(), payload_of(Dtype::Bf16, weights(8)));
         for effort in [Effort::Light, Effort::Full, Effort::None] {
             send(&encoder, &payload, auto(effort)).await;
         }
@@ -302,7 +306,7 @@ mod tests {
 
     #[tokio::test]
     async fn fixed_and_offered_codecs_are_respected() {
-        let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(4)));
+        let (encoder, payload) = (new_encoder(), payload_of(Dtype::Bf16, weights(4)));
         for codec in [CodecId::Raw, CodecId::Planes, CodecId::Zstd, CodecId::BitPlanes] {
             assert_eq!(send(&encoder, &payload, codec.into()).await, [codec; 4]);
         }
@@ -317,7 +321,7 @@ mod tests {
     async fn a_refuted_estimate_is_replaced() {
         let mut bytes = weights(2);
         bytes.extend(noise(14));
-        let (encoder, payload) = (encoder(), payload(Dtype::Bf16, bytes));
+        let (encoder, payload) = (new_encoder(), payload_of(Dtype::Bf16, bytes));
         let sent = send(&encoder, &payload, auto(Effort::default())).await;
         assert_eq!(sent[..2], [CodecId::BitPlanes; 2]);
         assert_eq!(sent[2..], [CodecId::Raw; 14]);
@@ -333,18 +337,19 @@ mod tests {
     async fn small_chunks_are_sent_raw_without_an_estimate() {
         let whole = CHUNK + SMALL_BYTES;
         for (bytes, last, estimates) in [(whole, CodecId::BitPlanes, 1), (whole - 256, CodecId::Raw, 1)] {
-            let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(2)[..bytes].to_vec()));
+            let (encoder, payload) = (new_encoder(), payload_of(Dtype::Bf16, weights(2)[..bytes].to_vec()));
             let sent = send(&encoder, &payload, auto(Effort::default())).await;
             assert_eq!((sent, encoder.stats().estimates), (vec![CodecId::BitPlanes, last], estimates));
         }
-        let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(1)[..SMALL_BYTES - 256].to_vec()));
+        let (encoder, payload) =
+            (new_encoder(), payload_of(Dtype::Bf16, weights(1)[..SMALL_BYTES - 256].to_vec()));
         assert_eq!(send(&encoder, &payload, auto(Effort::default())).await, [CodecId::Raw]);
         assert_eq!(encoder.stats().estimates, 0);
     }
 
     #[tokio::test]
     async fn the_time_of_an_estimate_is_counted_once() {
-        let (encoder, payload) = (encoder(), payload(Dtype::Bf16, noise(1)));
+        let (encoder, payload) = (new_encoder(), payload_of(Dtype::Bf16, noise(1)));
         let request = async || encoder.encode(&payload, ChunkIndex(0), auto(Effort::Full)).await.unwrap();
         let (first, second) = (request().await, request().await);
         assert_eq!(
@@ -358,7 +363,7 @@ mod tests {
     async fn concurrent_requests_share_one_estimate() {
         let (encoder, payload) = (
             Arc::new(Encoder::new(64 << 20, None, Workers::Threads)),
-            Arc::new(payload(Dtype::Bf16, weights(1))),
+            Arc::new(payload_of(Dtype::Bf16, weights(1))),
         );
         let mut requests = tokio::task::JoinSet::new();
         for _ in 0..20 {

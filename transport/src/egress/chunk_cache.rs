@@ -13,8 +13,8 @@ pub(super) struct ChunkKey {
 /// The chunks of one device: those being read, and others up to a bound, evicted in the order of their first requests.
 /// No I/O.
 ///
-/// Chunks being read count against the bound and evict others, but are never evicted, even above the bound, since
-/// concurrent requests wait for them. Running sends bound their number.
+/// Chunks being read count against the bound and evict others. They are never evicted themselves, even above the bound,
+/// since concurrent requests wait for them. Their number is bounded by that of running sends.
 #[derive(Debug)]
 pub(super) struct ChunkCache<T> {
     limit_bytes: u64,
@@ -74,8 +74,8 @@ impl<T> ChunkCache<T> {
 
     /// Removes the chunks of a dropped payload.
     pub(super) fn drop_payload(&mut self, payload: u64) {
-        let all = |chunk| ChunkKey { payload, chunk };
-        let of_payload = self.by_key.range(all(ChunkIndex(0))..=all(ChunkIndex(u32::MAX)));
+        let key = |chunk| ChunkKey { payload, chunk };
+        let of_payload = self.by_key.range(key(ChunkIndex(0))..=key(ChunkIndex(u32::MAX)));
         let keys: Vec<ChunkKey> = of_payload.map(|(key, _)| *key).collect();
         keys.into_iter().for_each(|key| self.remove(key));
     }
@@ -84,7 +84,7 @@ impl<T> ChunkCache<T> {
         self.by_key.is_empty()
     }
 
-    /// The total size.
+    /// The total size of the chunks.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -6,7 +6,7 @@ mod scratch;
 use super::{
     CodecRequest, Payload,
     chooser::Chooser,
-    encodings::{EncodeError, Encodings, Key, NoRoom},
+    encodings::{EncodeError, EncodingKey, Encodings, NoRoom},
     reads::{ReadStats, Reads},
 };
 use crate::{
@@ -37,15 +37,16 @@ pub struct Encoded {
     pub hash: ChunkHash,
     /// The encoded bytes.
     pub bytes: Bytes,
-    /// Worker time spent on the estimate and the encoding in this call, including failed attempts; zero if cached.
+    /// The time that this call took on workers for the estimate, the comparison with a base and the encoding, including
+    /// failed attempts. Zero if the result was cached, or another call made it.
     pub worker_time: Duration,
 }
 
 /// Reads, hashes and encodes chunks, once for each (payload, chunk, codec, base) and all subscribers, while the result
 /// is in a bounded cache. An evicted chunk is read and encoded again. Entries are dropped with their payload.
 ///
-/// Raw chunks in memory are slices of the source and cost nothing to read again. Only those of device sources have a
-/// cache, also bounded.
+/// Raw chunks of memory are slices of the source, if they are contiguous, and cost nothing to read again. Only raw
+/// chunks of device sources have a cache, also bounded.
 pub struct Encoder {
     cache: Arc<Encodings>,
     reads: Arc<Reads>,
@@ -59,12 +60,12 @@ pub struct Encoder {
 /// bytes sent in each codec, and the time for encoding them, are in [`CodecStats`](crate::CodecStats).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EncoderStats {
-    /// Bytes read from sources on this host, memory and files, each time a chunk was read.
+    /// Bytes read from sources on this host, memory and files, counted each time a chunk is read.
     pub host_read_bytes: u64,
     /// The part of `host_read_bytes` that had to be copied: from files, and of chunks that are not contiguous, because
     /// they span tensors or padding of a borrowed version.
     pub host_copied_bytes: u64,
-    /// Chunks requested in a codec other than `raw`, without deltas.
+    /// Chunks requested in a codec other than `raw`, excluding deltas.
     pub requested: u64,
     /// Chunks that were encoded.
     pub encoded: u64,
@@ -80,12 +81,12 @@ pub struct EncoderStats {
     pub source_requests: u64,
     /// Chunks read from devices. `source_reads - source_rereads` is the number of distinct chunks.
     pub source_reads: u64,
-    /// Chunks read again after their eviction.
+    /// Chunks read again after their eviction or a failed read.
     pub source_rereads: u64,
-    /// The current size of cached encodings, including memory reserved for further ones. They are dropped with their
+    /// The current size of cached encodings, including memory kept for further ones. Encodings are dropped with their
     /// version.
     pub encoded_bytes: u64,
-    /// The current size of device chunks cached or being read. Each counts at least as much as a slot.
+    /// The current size of device chunks cached or being read. Each counts at least the size of a slot.
     pub source_cached_bytes: u64,
 }
 
@@ -118,11 +119,11 @@ impl Encoder {
 
     /// The bytes of `chunk` for the wire, encoded as `wanted` if that saves enough.
     ///
-    /// Concurrent callers share one encoding, and one read of a device. Raw chunks in host memory cost only a hash,
-    /// computed once, and are not cached.
+    /// Concurrent callers share one encoding, and one read of a device. Raw chunks of other sources are hashed once and
+    /// not cached.
     ///
     /// # Errors
-    /// [`SourceError`] when the payload cannot be read. Callers that share a read share its error.
+    /// [`SourceError`] when the payload cannot be read. Callers that share a read of a device share its error.
     pub async fn encode(
         &self,
         payload: &Payload,
@@ -162,7 +163,7 @@ impl Encoder {
         Ok(Encoded { worker_time: encoded.worker_time + estimation_time, ..encoded })
     }
 
-    /// The estimate of `chunk`, its raw bytes if they are known, and the time spent.
+    /// The raw bytes of `chunk`, if they were given or had to be read; its estimate; and the time spent on it.
     async fn cached_or_new_estimate(
         &self,
         payload: &Payload,
@@ -189,12 +190,12 @@ impl Encoder {
         mut raw: Option<Encoded>,
     ) -> Result<Encoded, Arc<SourceError>> {
         self.counters.requested.fetch_add(1, Ordering::Relaxed);
-        let key = Key { payload: payload.key(), chunk, codec, base: None };
+        let key = EncodingKey { payload: payload.key(), chunk, codec, base: None };
         if let Some(Some(encoded)) = self.cache.get(&key) {
             return Ok(encoded);
         }
-        // Reads a device outside the cache, so that all waiters receive its failure immediately instead of retrying in
-        // turn.
+        // Reads a device before `get_or_encode`: all callers share the failure of this read, whereas those that wait
+        // for a failed encoding would retry in turn.
         if raw.is_none() && payload.source().is_costly() {
             raw = Some(self.raw(payload, chunk).await?);
         }
@@ -291,13 +292,13 @@ impl Encoder {
         Ok(Encoded { codec: CodecId::Raw, hash, bytes, worker_time: Duration::ZERO })
     }
 
-    /// Encodes `raw`; `None` if that gains too little, [`NoRoom`] if there is no memory for the result. Also returns
-    /// the time taken.
+    /// Encodes `raw`: `None` if that gains too little, [`NoRoom`] if there is no memory for the result. The second
+    /// value is the time taken.
     async fn run_codec(
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
-        wanted: CodecId,
+        codec: CodecId,
         raw: &Encoded,
     ) -> (Result<Option<Encoded>, NoRoom>, Duration) {
         let _encoding = self.stages.begin(Stage::Encode);
@@ -308,7 +309,7 @@ impl Encoder {
         let encoding = self.workers.run(move || {
             let began = Instant::now();
             let keep = |encoded: &[u8]| (encoded.len(), encodings.copy(encoded));
-            let encoded = scratch::encode(wanted, context, &bytes, worthwhile_bytes(raw_bytes), keep);
+            let encoded = scratch::encode(codec, context, &bytes, worthwhile_bytes(raw_bytes), keep);
             (encoded, began.elapsed())
         });
         let (encoded, spent) = encoding.await;
@@ -317,8 +318,8 @@ impl Encoder {
         self.counters
             .incompressible
             .fetch_add(encoded.is_none().into(), Ordering::Relaxed);
-        self.chooser.handle_encoded(payload, chunk, wanted, raw_bytes, encoded_bytes);
-        let kept = |bytes| Encoded { codec: wanted, hash: raw.hash, bytes, worker_time: Duration::ZERO };
+        self.chooser.handle_encoded(payload, chunk, codec, raw_bytes, encoded_bytes);
+        let kept = |bytes| Encoded { codec, hash: raw.hash, bytes, worker_time: Duration::ZERO };
         (encoded.map(|(_, bytes)| bytes.map(kept)).transpose(), spent)
     }
 
@@ -342,7 +343,7 @@ mod tests {
     use tensor_relay_device::HostSource;
     use tensor_relay_protocol::{Dtype, Limits, Manifest, Shape, TensorName, TensorSpec};
 
-    fn payload(bytes: Vec<u8>) -> Payload {
+    fn payload_of(bytes: Vec<u8>) -> Payload {
         let shape = Shape::new(&[bytes.len() as u64]).unwrap();
         let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, shape);
         let manifest = Manifest::layout(vec![spec], vec![], 4096, &Limits::default()).unwrap();
@@ -351,7 +352,7 @@ mod tests {
 
     #[tokio::test]
     async fn many_subscribers_share_one_encoding() {
-        let payload = payload(vec![7; 8192]);
+        let payload = payload_of(vec![7; 8192]);
         let encoder = Encoder::new(1 << 20, None, Workers::Threads);
         let wanted = (0..20).map(|_| encoder.encode(&payload, ChunkIndex(1), CodecId::Zstd));
         for encoded in wanted {
@@ -366,7 +367,7 @@ mod tests {
     #[tokio::test]
     async fn worker_time_of_an_encoding_is_counted_once() {
         let noise: Vec<u8> = (0..256u32).flat_map(|i| ChunkHash::of(&i.to_le_bytes()).0).collect();
-        let payload = payload([vec![7; 4096], noise].concat());
+        let payload = payload_of([vec![7; 4096], noise].concat());
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         for chunk in [ChunkIndex(0), ChunkIndex(1)] {
             let first = encoder.encode(&payload, chunk, CodecId::Zstd).await.unwrap();
@@ -411,7 +412,7 @@ mod tests {
         let noise: Vec<u8> = (0..4096u32)
             .flat_map(|i| ChunkHash::of(&i.to_le_bytes()).0[..2].to_vec())
             .collect();
-        let payload = payload(noise.clone());
+        let payload = payload_of(noise.clone());
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         let encoded = encoder.encode(&payload, ChunkIndex(0), CodecId::Zstd).await.unwrap();
         assert_eq!((encoded.codec, &encoded.bytes[..]), (CodecId::Raw, &noise[..4096]));
@@ -422,7 +423,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_cache_stays_within_its_budget() {
-        let payload = payload(vec![1; 4096 * 50]);
+        let payload = payload_of(vec![1; 4096 * 50]);
         let encoder = Encoder::new(1, None, Workers::Inline);
         for chunk in 0..50 {
             encoder.encode(&payload, ChunkIndex(chunk), CodecId::Zstd).await.unwrap();
@@ -436,7 +437,7 @@ mod tests {
     async fn encodings_are_dropped_with_their_versions() {
         let (before, mut after) = (vec![1; 8192], vec![1; 8192]);
         after[100] ^= 1;
-        let (before, after) = (payload(before), payload(after));
+        let (before, after) = (payload_of(before), payload_of(after));
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         let wanted = CodecRequest::Fixed(CodecId::Sparse);
         encoder

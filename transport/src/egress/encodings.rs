@@ -7,15 +7,16 @@ use std::sync::Arc;
 use tensor_relay_device::{Charge, HostMemory, SourceError};
 use tensor_relay_protocol::{ChunkIndex, CodecId};
 
-/// The encodings of chunks, within a budget: those being sent and, in up to half of it, cached ones, until their
-/// payloads are dropped. `None` marks a chunk whose encoding would gain too little.
+/// The encodings of chunks, within a budget for those being sent and those in the cache. The cache takes at most half
+/// of the budget, and keeps encodings until their payloads are dropped. A cached `None` marks a chunk whose encoding
+/// would gain too little.
 ///
-/// When slow subscribers exhaust the budget, chunks are sent raw, which takes no memory.
+/// When slow subscribers exhaust the budget, chunks are sent raw, which takes no memory of the budget.
 ///
 /// Long encodings are mapped directly from the system and unmapped when dropped, because allocators would retain
 /// gigabytes of freed memory.
 pub(super) struct Encodings {
-    cache: Cache<Key, Option<Encoded>, ByBytes>,
+    cache: Cache<EncodingKey, Option<Encoded>, ByBytes>,
     memory: HostMemory,
 }
 
@@ -23,7 +24,8 @@ pub(super) struct Encodings {
 /// relatively small.
 const MAPPED_BYTES_MIN: usize = 256 << 10;
 
-/// The minimum length of encodings that are counted. Counting costs a page and a lock, more than a shorter encoding.
+/// The minimum length of encodings that are counted against the budget, in whole pages and under a lock. For shorter
+/// ones counting would cost more than they do.
 const COUNTED_BYTES_MIN: usize = 4 << 10;
 
 /// The budget for encodings is exhausted.
@@ -51,7 +53,7 @@ impl From<NoRoom> for EncodeError {
     }
 }
 
-/// An encoding in allocator memory, counted until it is dropped.
+/// An encoding in the allocator's memory, counted against the budget until it is dropped.
 struct Counted {
     bytes: Vec<u8>,
     _charge: Charge,
@@ -64,7 +66,7 @@ impl AsRef<[u8]> for Counted {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct EncodingKey {
     pub(super) payload: u64,
     pub(super) chunk: ChunkIndex,
     pub(super) codec: CodecId,
@@ -72,20 +74,20 @@ pub(super) struct Key {
     pub(super) base: Option<u64>,
 }
 
-/// The overhead of an entry.
+/// The assumed overhead of an entry in the cache.
 const ENTRY_BYTES: u64 = 128;
 
 #[derive(Debug, Clone)]
 struct ByBytes;
 
-impl Weighter<Key, Option<Encoded>> for ByBytes {
-    fn weight(&self, _: &Key, encoded: &Option<Encoded>) -> u64 {
+impl Weighter<EncodingKey, Option<Encoded>> for ByBytes {
+    fn weight(&self, _: &EncodingKey, encoded: &Option<Encoded>) -> u64 {
         encoded.as_ref().map_or(0, |encoded| encoded.bytes.len() as u64) + ENTRY_BYTES
     }
 }
 
 impl Encodings {
-    /// A cache whose encodings take at most `budget_bytes`.
+    /// Encodings that take at most `budget_bytes`, cached or not.
     pub(super) fn new(budget_bytes: u64) -> Self {
         // The number of entries is only a hint for the first allocation; the weight is the bound.
         let cache = Cache::with_weighter(64, budget_bytes / 2, ByBytes);
@@ -111,11 +113,11 @@ impl Encodings {
         }
     }
 
-    pub(super) fn get(&self, key: &Key) -> Option<Option<Encoded>> {
+    pub(super) fn get(&self, key: &EncodingKey) -> Option<Option<Encoded>> {
         self.cache.get(key)
     }
 
-    pub(super) fn insert(&self, key: Key, encoded: Option<Encoded>) {
+    pub(super) fn insert(&self, key: EncodingKey, encoded: Option<Encoded>) {
         self.cache.insert(key, encoded);
     }
 
@@ -125,7 +127,7 @@ impl Encodings {
     /// That of `encode`.
     pub(super) async fn get_or_encode(
         &self,
-        key: &Key,
+        key: &EncodingKey,
         encode: impl Future<Output = Result<Option<Encoded>, EncodeError>>,
     ) -> Result<Option<Encoded>, EncodeError> {
         self.cache.get_or_insert_async(key, encode).await
@@ -136,7 +138,7 @@ impl Encodings {
         self.cache.retain(|key, _| key.payload != payload && key.base != Some(payload));
     }
 
-    /// The total size, including memory reserved for further encodings.
+    /// The size of cached encodings, including memory kept for further ones.
     pub(super) fn bytes(&self) -> u64 {
         self.cache.weight() + self.memory.stats().cached_bytes
     }

@@ -17,11 +17,11 @@ pub struct Payload {
     chunks: Box<[ChunkState]>,
     /// The cache of reads. On drop, the payload's chunks are removed from it.
     reads: OnceLock<Weak<Reads>>,
-    /// The cache of encodings, likewise.
+    /// The cache of encodings. On drop, the payload's chunks, and deltas against them, are removed from it.
     encodings: OnceLock<Weak<Encodings>>,
 }
 
-/// The known state of one chunk.
+/// The hash of one chunk, once it is known, and whether the chunk was read from a device.
 #[derive(Debug, Default)]
 struct ChunkState {
     hash: OnceLock<ChunkHash>,
@@ -41,8 +41,8 @@ impl Payload {
     /// A payload whose chunks were hashed before, with one hash per chunk.
     pub fn with_hashes(manifest: Arc<Manifest>, source: Arc<dyn Source>, hashes: &[ChunkHash]) -> Self {
         let payload = Self::new(manifest, source);
-        for (known, hash) in payload.chunks.iter().zip(hashes) {
-            let _ = known.hash.set(*hash);
+        for (chunk, hash) in payload.chunks.iter().zip(hashes) {
+            let _ = chunk.hash.set(*hash);
         }
         payload
     }
@@ -67,12 +67,12 @@ impl Payload {
     /// The `chunks` that must still be hashed for [`digest_of`](Self::digest_of). Sending does not hash chunks that
     /// receivers hold from an earlier connection, since they are not sent again.
     pub fn unhashed(&self, chunks: &RangeSet) -> Vec<ChunkIndex> {
-        let unknown = |chunk: &ChunkIndex| {
+        let is_unhashed = |chunk: &ChunkIndex| {
             self.chunks
                 .get(chunk.0 as usize)
-                .is_some_and(|known| known.hash.get().is_none())
+                .is_some_and(|state| state.hash.get().is_none())
         };
-        chunks.iter().map(ChunkIndex).filter(unknown).collect()
+        chunks.iter().map(ChunkIndex).filter(is_unhashed).collect()
     }
 
     /// The process-wide key of this payload in caches.
@@ -87,7 +87,7 @@ impl Payload {
 
     /// The hash of each chunk, once every chunk was hashed.
     pub fn hashes(&self) -> Option<Vec<ChunkHash>> {
-        self.chunks.iter().map(|known| known.hash.get().copied()).collect()
+        self.chunks.iter().map(|chunk| chunk.hash.get().copied()).collect()
     }
 
     pub(super) fn hash(&self, chunk: ChunkIndex) -> Option<ChunkHash> {
@@ -98,19 +98,19 @@ impl Payload {
         let _ = self.chunks[chunk.0 as usize].hash.set(hash);
     }
 
-    /// Records that a chunk is read. Returns whether it was read before.
-    pub(super) fn swap_read(&self, chunk: ChunkIndex) -> bool {
+    /// Records that a read of the chunk begins. Returns whether one began before.
+    pub(super) fn mark_read(&self, chunk: ChunkIndex) -> bool {
         self.chunks[chunk.0 as usize].was_read.swap(true, Ordering::Relaxed)
     }
 
-    /// Registers `reads`, which drops the payload's chunks when the payload is dropped. Only one server reads a
-    /// payload.
+    /// Registers `reads`, which drops the payload's chunks when the payload is dropped. Later calls have no effect: a
+    /// payload has one server, with one `reads`.
     pub(super) fn register_reads(&self, reads: &Arc<Reads>) {
         self.reads.get_or_init(|| Arc::downgrade(reads));
     }
 
-    /// Registers `encodings`, which drops the payload's chunks when the payload is dropped. Only one server encodes a
-    /// payload.
+    /// Registers `encodings`, which drops the payload's chunks when the payload is dropped. Later calls have no effect:
+    /// a payload has one server, with one `encodings`.
     pub(super) fn register_encodings(&self, encodings: &Arc<Encodings>) {
         self.encodings.get_or_init(|| Arc::downgrade(encodings));
     }

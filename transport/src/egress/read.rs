@@ -4,12 +4,13 @@ use bytes::Bytes;
 use std::{ops::Range, time::Duration};
 use tensor_relay_device::{CopyError, Source, SourceError};
 
-/// The deadline of a device read, including the wait for a slot and a retry. Longer than each default deadline of a
-/// copy engine, and than two copies that time out, whose errors are more precise. Shorter than the sum of these
-/// deadlines, and than the subscriber's stall deadline, since the subscriber is not the cause.
+/// The deadline of a device read, including the wait for a slot and a retry. Longer than the engine's default deadlines
+/// for two copies (20 s) and for a producer's stream (20 s), whose errors are more precise. Shorter than the sum of the
+/// two, and than the subscriber's stall deadline (30 s), since the subscriber is not the cause.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Reads `range` of `source` within [`READ_TIMEOUT`]. Retries once if a device copy failed or timed out.
+/// Reads `range` of `source` within [`READ_TIMEOUT`]. Retries once if a device copy failed or timed out, unless the
+/// error is final.
 ///
 /// Without a retry the subscriber would lose the version, and the last version has no successor. There is no retry if
 /// the producer's stream timed out: a second wait would exceed [`READ_TIMEOUT`], whose error blames the device and
@@ -17,22 +18,22 @@ pub const READ_TIMEOUT: Duration = Duration::from_secs(25);
 ///
 /// Slots become free when copies end, which have deadlines: a device source reserves a quarter of its slots for copies.
 /// So this deadline expires only if the device hangs, if hung copies hold all slots, or if the waits for a slot, a
-/// stream and a copy, each within its deadline, add up. A copy in progress may continue after this deadline and after
-/// that of its engine.
+/// stream and a copy, each within its own deadline, add up. A copy in progress may continue after this deadline and
+/// after its own.
 ///
 /// # Errors
 /// The source's error, or [`SourceError::TimedOut`].
 pub async fn read(source: &dyn Source, range: Range<u64>) -> Result<Bytes, SourceError> {
     let asked_bytes = range.end.saturating_sub(range.start);
     let waited_ms = READ_TIMEOUT.as_millis() as u64;
-    let read = async {
+    let reading = async {
         match source.read(range.clone()).await {
             Err(SourceError::Copy(error)) if is_retryable(&error) => source.read(range).await,
-            read => read,
+            outcome => outcome,
         }
     };
-    let read = tokio::time::timeout(READ_TIMEOUT, read).await;
-    read.unwrap_or(Err(SourceError::TimedOut { asked_bytes, waited_ms }))
+    let outcome = tokio::time::timeout(READ_TIMEOUT, reading).await;
+    outcome.unwrap_or(Err(SourceError::TimedOut { asked_bytes, waited_ms }))
 }
 
 fn is_retryable(error: &CopyError) -> bool {
@@ -82,8 +83,8 @@ mod tests {
             (1, stopped, false, 1),
         ] {
             let source = Failing { failures, reads: AtomicUsize::new(0), error };
-            let read = read(&source, 0..8).await;
-            assert_eq!((read.is_ok(), source.reads.into_inner()), (succeeds, reads));
+            let outcome = read(&source, 0..8).await;
+            assert_eq!((outcome.is_ok(), source.reads.into_inner()), (succeeds, reads));
         }
     }
 }

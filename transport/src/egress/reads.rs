@@ -37,9 +37,9 @@ type SharedOutcome = watch::Receiver<Option<Outcome>>;
 /// slot. Hence the last quarter is held only by running device copies, each of which has a deadline. Half of the slots
 /// is for the cache, so another quarter remains for chunks in flight: enough for one subscriber without host copies.
 ///
-/// A read runs in a separate task, which holds the source. It survives the cancellation of the subscription that
-/// requested it first, so that others need not restart it. If a device hangs, the copy may outlive its read; lent
-/// sources handle this.
+/// A read runs in a separate task, which holds the source. The read survives the cancellation of the subscription that
+/// requested it first, so that others need not read again. If a device hangs, the copy may outlive its read; sources of
+/// lent memory handle this.
 #[derive(Debug)]
 pub(super) struct Reads {
     limit_bytes: Option<u64>,
@@ -49,7 +49,7 @@ pub(super) struct Reads {
     devices: Mutex<Vec<DeviceCache>>,
 }
 
-/// The cache of one device, identified by its slots.
+/// The cache of one device. The device is identified by its slots.
 #[derive(Debug)]
 struct DeviceCache {
     slots: SlotPool,
@@ -72,7 +72,8 @@ struct Counters {
     repeated: AtomicU64,
 }
 
-/// A running read. In any case the source is released before waiting tasks are notified: fields are dropped in order.
+/// A running read. If it is dropped before its task runs, its fields are dropped in order, so the source is released
+/// before waiting tasks are notified.
 struct RunningRead {
     source: Arc<dyn Source>,
     range: Range<u64>,
@@ -110,8 +111,8 @@ impl Reads {
         let Ok(Some(outcome)) = answered else {
             return Err(no_outcome()); // The read's task was dropped.
         };
-        if let Ok(read) = &outcome {
-            payload.set_hash(chunk, read.hash);
+        if let Ok(encoded) = &outcome {
+            payload.set_hash(chunk, encoded.hash);
         }
         outcome
     }
@@ -158,7 +159,7 @@ impl Reads {
         self.counters.begun.fetch_add(1, Ordering::Relaxed);
         self.counters
             .repeated
-            .fetch_add(payload.swap_read(chunk).into(), Ordering::Relaxed);
+            .fetch_add(payload.mark_read(chunk).into(), Ordering::Relaxed);
         tokio::spawn(Self::run(reading));
         waiting
     }
@@ -166,8 +167,8 @@ impl Reads {
     async fn run(reading: RunningRead) {
         let RunningRead { entry, source, range, hash } = reading; // Dropped in reverse order: `source` before `entry`.
         let outcome = entry.reads.read(&*source, range, hash).await.map_err(Arc::new);
-        // Released before waiting tasks are notified. If the copy timed out and still runs, its loan continues even if
-        // all sources are dropped.
+        // Released before waiting tasks are notified. If the copy timed out and still runs, it holds the lent memory
+        // even when all sources are dropped.
         drop(source);
         entry.end(outcome);
     }
@@ -193,14 +194,14 @@ impl Reads {
         Ok(Encoded { codec: CodecId::Raw, hash, bytes, worker_time: Duration::ZERO })
     }
 
-    /// The cache of the device with these slots.
+    /// The cache of the device with these slots, created if necessary.
     fn cache<'a>(
         &self,
         devices: &'a mut Vec<DeviceCache>,
         slots: &SlotPool,
     ) -> &'a mut ChunkCache<SharedOutcome> {
-        let known = devices.iter().position(|device| device.slots.is(slots));
-        let index = known.unwrap_or_else(|| {
+        let found = devices.iter().position(|device| device.slots.is(slots));
+        let index = found.unwrap_or_else(|| {
             let cache = ChunkCache::new(self.limit_bytes.unwrap_or_else(|| half_of_slots(slots)));
             devices.push(DeviceCache { slots: slots.clone(), cache });
             devices.len() - 1
@@ -265,7 +266,7 @@ mod tests {
 
     const CHUNK_BYTES: u32 = 1024;
 
-    /// A device whose reads each wait for a permit. They fail or panic while the flags are set.
+    /// A device whose reads each wait for a permit, then fail or panic if that flag is set.
     #[derive(Debug)]
     struct Gated {
         source: EngineSource<HostEngine>,
@@ -310,11 +311,11 @@ mod tests {
         (Arc::new(payload), gated, pool)
     }
 
-    fn encoder(device_cache_bytes: Option<u64>) -> Arc<Encoder> {
+    fn new_encoder(device_cache_bytes: Option<u64>) -> Arc<Encoder> {
         Arc::new(Encoder::new(1 << 20, device_cache_bytes, Workers::Inline))
     }
 
-    /// Starts concurrent requests of one chunk.
+    /// Starts `count` concurrent requests of one chunk, and lets them run until they wait.
     async fn request(
         encoder: &Arc<Encoder>,
         payload: &Arc<Payload>,
@@ -342,22 +343,22 @@ mod tests {
     async fn many_subscribers_share_one_read() {
         for cache_bytes in [None, Some(0)] {
             let (payload, gated, slots) = on_device(4, 8, 0);
-            let encoder = encoder(cache_bytes);
+            let encoder = new_encoder(cache_bytes);
             let requests = request(&encoder, &payload, CodecId::Raw, 20).await;
             gated.gate.add_permits(1);
-            let read: Vec<_> = requests.join_all().await.into_iter().map(Result::unwrap).collect();
-            assert!(read.iter().all(|one| one.bytes.as_ptr() == read[0].bytes.as_ptr()));
+            let chunks: Vec<_> = requests.join_all().await.into_iter().map(Result::unwrap).collect();
+            assert!(chunks.iter().all(|one| one.bytes.as_ptr() == chunks[0].bytes.as_ptr()));
             assert_eq!(counted(&encoder), (20, 1, 0));
             assert_eq!(payload.unhashed(&RangeSet::from_range(0..1)), []);
-            drop(read);
+            drop(chunks);
             assert_eq!(slots.available(), if cache_bytes.is_none() { 7 } else { 8 }, "{cache_bytes:?}");
         }
     }
 
     #[tokio::test]
-    async fn the_first_caller_may_be_cancelled() {
+    async fn a_read_survives_the_cancellation_of_its_first_caller() {
         let (payload, gated, _) = on_device(4, 8, 0);
-        let encoder = encoder(None);
+        let encoder = new_encoder(None);
         let mut first = request(&encoder, &payload, CodecId::Raw, 1).await;
         let second = request(&encoder, &payload, CodecId::Raw, 1).await;
         first.abort_all();
@@ -371,7 +372,7 @@ mod tests {
     async fn a_failure_reaches_all_waiting_callers_and_later_ones_retry() {
         for codec in [CodecId::Raw, CodecId::Zstd] {
             let (payload, gated, _) = on_device(4, 8, 0);
-            let encoder = encoder(None);
+            let encoder = new_encoder(None);
             gated.fails.store(true, Ordering::Relaxed);
             let requests = request(&encoder, &payload, codec, 5).await;
             gated.gate.add_permits(1);
@@ -387,7 +388,7 @@ mod tests {
     async fn a_panic_reaches_all_waiting_callers_and_later_ones_retry() {
         for codec in [CodecId::Raw, CodecId::Zstd] {
             let (payload, gated, _) = on_device(4, 8, 0);
-            let encoder = encoder(None);
+            let encoder = new_encoder(None);
             gated.panics.store(true, Ordering::Relaxed);
             let requests = request(&encoder, &payload, codec, 5).await;
             gated.gate.add_permits(1);
@@ -406,24 +407,25 @@ mod tests {
     #[tokio::test]
     async fn half_of_the_slots_are_cached_and_the_oldest_evicted_first() {
         let (payload, _, slots) = on_device(20, 8, 100);
-        let encoder = encoder(None);
-        let read = async |chunk| encoder.encode(&payload, ChunkIndex(chunk), CodecId::Raw).await.unwrap();
+        let encoder = new_encoder(None);
+        let read_chunk =
+            async |chunk| encoder.encode(&payload, ChunkIndex(chunk), CodecId::Raw).await.unwrap();
         for chunk in 0..20 {
-            read(chunk).await;
+            read_chunk(chunk).await;
         }
         assert_eq!((slots.available(), encoder.stats().source_cached_bytes), (4, 4096));
         for chunk in 16..20 {
-            read(chunk).await;
+            read_chunk(chunk).await;
         }
         assert_eq!(counted(&encoder), (24, 20, 0));
-        read(0).await;
+        read_chunk(0).await;
         assert_eq!(counted(&encoder), (25, 21, 1));
     }
 
     #[tokio::test]
     async fn cached_chunks_are_dropped_with_their_payload() {
         let (payload, _, slots) = on_device(4, 8, 100);
-        let encoder = encoder(None);
+        let encoder = new_encoder(None);
         encoder.encode(&payload, ChunkIndex(1), CodecId::Raw).await.unwrap();
         assert_eq!(slots.available(), 7);
         drop(payload);
@@ -436,7 +438,7 @@ mod tests {
     async fn slots_become_free_for_any_cache_size() {
         for slots in 1..10 {
             let (payload, _, pool) = on_device(30, slots, 100);
-            let encoder = encoder(Some(u64::MAX));
+            let encoder = new_encoder(Some(u64::MAX));
             let mut held = Vec::new();
             for chunk in 0..30 {
                 held.push(encoder.encode(&payload, ChunkIndex(chunk), CodecId::Raw).await.unwrap());
@@ -448,7 +450,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_read_of_a_hung_device_times_out() {
         let (payload, _gated, _) = on_device(4, 8, 0);
-        let encoder = encoder(None);
+        let encoder = new_encoder(None);
         let began = tokio::time::Instant::now();
         let requests = request(&encoder, &payload, CodecId::Raw, 3).await;
         for outcome in requests.join_all().await {
@@ -465,7 +467,7 @@ mod tests {
     #[tokio::test]
     async fn a_read_holds_its_source_until_it_ends() {
         let (payload, gated, _) = on_device(4, 8, 0);
-        let encoder = encoder(None);
+        let encoder = new_encoder(None);
         request(&encoder, &payload, CodecId::Raw, 1).await.shutdown().await;
         drop(payload);
         assert_eq!(Arc::strong_count(&gated), 2, "held by the running read");

@@ -3,7 +3,7 @@
 //!
 //! One task per connection, the [driver], does all reading and writing. Senders pass complete segments to it through
 //! short channels, so that a cancelled sender leaves no partial segment. The driver reads eagerly, so that an unread
-//! data stream blocks neither the next one nor control messages.
+//! data stream blocks neither the next one nor control messages, up to the limits of unread bytes.
 
 mod batch;
 mod buffers;
@@ -42,7 +42,8 @@ pub(crate) use handshake::Secured;
 pub(crate) use receiving::{ControlIn, DataIn};
 pub(crate) use sending::{ControlOut, DataOut};
 
-/// The maximum memory of a server's connection, in bytes: output batch, input buffer and control stream.
+/// The maximum size of the buffers of a server's connection: output batch, input, and unread control messages. Excludes
+/// the segment that is being received.
 pub(crate) const SERVER_BYTES_MAX: usize =
     batch::ROOM_MAX + inbox::READ_BYTES_MAX + SERVER_WINDOW_BYTES as usize;
 
@@ -81,7 +82,7 @@ struct Handle {
     /// Moves the driver to another thread; taken at the first move.
     mover: Mutex<Option<TaskMover>>,
     /// The halves of the control stream, until they are taken.
-    control: Mutex<Option<(mpsc::Sender<sending::Control>, receiving::ControlPipe)>>,
+    control: Mutex<Option<(mpsc::Sender<sending::ControlPart>, receiving::ControlPipe)>>,
     /// Data streams not yet accepted. The unread limit bounds their number, since each has a first segment.
     arrived: AsyncMutex<mpsc::UnboundedReceiver<Incoming>>,
 }
@@ -111,7 +112,7 @@ struct End {
 /// The last message to the peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum CloseNotice {
-    /// None, since the peer closed the connection or is unreachable.
+    /// No message, since the peer closed the connection or is unreachable.
     None,
     Close(CloseCode, String),
     /// A TLS alert, for invalid records.
@@ -119,8 +120,8 @@ enum CloseNotice {
 }
 
 impl Connection {
-    /// Starts a connection over a `secured` stream. The listener ends it through `closing`, which the connection holds
-    /// until it ends.
+    /// Starts a connection over a `secured` stream. The listener closes the connection through `closing`, which the
+    /// driver holds until it ends.
     pub(crate) fn start(
         secured: Secured<impl AsyncRead + AsyncWrite + Send + 'static>,
         role: Role,
@@ -241,11 +242,11 @@ impl Drop for Handle {
 }
 
 impl Shared {
-    /// Ends the connection. Later calls have no effect.
+    /// Ends the connection with `end`, unless it has ended already.
     fn end(&self, end: End) {
-        self.end.send_if_modified(|known| {
-            let is_first = known.is_none();
-            known.get_or_insert(end);
+        self.end.send_if_modified(|first_end| {
+            let is_first = first_end.is_none();
+            first_end.get_or_insert(end);
             is_first
         });
     }

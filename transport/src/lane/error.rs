@@ -7,7 +7,8 @@ use tensor_relay_protocol::{CloseCode, MessageError};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaneError {
-    /// No packet was received within the idle timeout.
+    /// Nothing was received from the peer, or sent data was not acknowledged, within the idle timeout; or the peer did
+    /// not answer within the connect timeout.
     #[error("the peer {peer} has not answered for the idle timeout: it died, or the network between is down")]
     TimedOut {
         /// The peer's address.
@@ -37,14 +38,14 @@ pub enum LaneError {
     ConnectionLost {
         /// The peer's address.
         peer: SocketAddr,
-        /// The system's error.
+        /// The system's error, or how the connection ended.
         detail: String,
     },
     /// This process closed the lane.
     #[error("this process closed the connection")]
     ClosedLocally,
-    /// This process closed the lane because the peer does not read its control stream: it hangs, violates the protocol,
-    /// or its close was lost.
+    /// This process closed the lane because the peer does not read its control stream: the peer hangs, violates the
+    /// protocol, or its close was lost.
     #[error("the peer {peer} does not read its control messages: {detail}")]
     ControlUnread {
         /// The peer's address.
@@ -52,7 +53,8 @@ pub enum LaneError {
         /// The failure of the control stream.
         detail: &'static str,
     },
-    /// The connection failed: QUIC or TLS rejected received data, or the peer violated the protocol.
+    /// The connection failed: QUIC or TLS rejected received data, the peer violated the protocol, or this process did
+    /// not read its control stream (over TCP).
     #[error("the connection to {peer} failed: {detail}")]
     Protocol {
         /// The peer's address.
@@ -60,7 +62,7 @@ pub enum LaneError {
         /// The error.
         detail: String,
     },
-    /// The peer reset, stopped or ended one stream too early. The lane stays open.
+    /// The peer reset or stopped one stream, or ended it too early. The lane stays open.
     #[error("the peer reset, stopped or ended a stream too early")]
     StreamAborted,
 }
@@ -75,7 +77,7 @@ fn reason_text(code: Option<CloseCode>, text: &str) -> String {
 }
 
 impl LaneError {
-    /// The error for a close by the peer. Escapes its text, since it is shown to users.
+    /// The error for a close by the peer. Escapes the close's text, since it is shown to users.
     pub(crate) fn closed_by(peer: SocketAddr, code: u64, text: &[u8]) -> Self {
         let text = String::from_utf8_lossy(text).escape_debug().to_string();
         Self::ClosedByPeer { peer, code: CloseCode::from_code(code), text }

@@ -12,24 +12,24 @@ use tensor_relay_protocol::CloseCode;
 use super::{LaneError, LaneStats};
 use crate::{network::moving::TaskMover, tuning::WINDOW_RESERVE_BYTES, window::SendWindow};
 
-/// The maximum length of a write to QUIC. The bytes of a write count against the send window until all are
-/// acknowledged, so writes above a quarter of the window (4 MiB by default) would leave the lane idle after each.
+/// The maximum length of a write to QUIC: a quarter of the default send window. The bytes of a write count against the
+/// send window until all are acknowledged, so longer writes would leave the lane idle after each of them.
 const SLICE_MAX_BYTES: usize = 1 << 20;
 
-/// The maximum number of pieces in one read. A piece is the payload of one packet, and the kernel's receive batches
-/// have 64 packets.
+/// The maximum number of pieces in one read. A piece is the payload of one packet, and a receive batch of the kernel
+/// has at most 64 packets.
 const PIECES_MAX: usize = 64;
 
 /// The size of reads from the control stream; a frame is at most 64 KiB and usually below 100 bytes.
 const CONTROL_READ_BYTES: usize = 4 << 10;
 
-/// Control messages are sent before all queued chunks.
+/// The priority of control messages, which are sent before all queued manifests and chunks.
 const CONTROL_PRIORITY: i32 = 1_000;
 
-/// The number of round trips to wait for data in flight before a lane is closed, including retransmissions.
+/// The number of round trips to wait before a lane is closed, for data in flight and its retransmissions.
 const FLUSH_ROUND_TRIPS: u32 = 6;
 
-/// The minimum time to wait: another thread sends the packets, and scheduling may take longer than the path.
+/// The minimum time to wait: another thread may send the packets, and scheduling may take longer than the round trips.
 const FLUSH_MIN: Duration = Duration::from_millis(20);
 
 /// The interval at which a closed lane polls for the peer's close, which quinn reports only as a counter.
@@ -46,7 +46,7 @@ struct Shared {
     window: SendWindow,
     /// Why this process closed the lane, if the peer does not read its control stream.
     control_unread: OnceLock<&'static str>,
-    /// Moves its task to another thread, once.
+    /// Moves quinn's task for this connection to another thread; taken at the first move.
     mover: Mutex<Option<TaskMover>>,
 }
 
@@ -109,11 +109,11 @@ impl Connection {
         self.close(code, detail);
     }
 
-    /// quinn-proto 0.11 sends no close while the congestion window is full, and processes no acknowledgements once the
-    /// connection is closed.
-    pub(super) async fn flush(&self, at_most: Duration) {
+    /// Waits for acknowledgements: quinn-proto 0.11 sends no close while the congestion window is full, and processes
+    /// no acknowledgements once the connection is closed.
+    pub(super) async fn flush(&self, max_wait: Duration) {
         let round_trips = self.0.connection.rtt() * FLUSH_ROUND_TRIPS;
-        tokio::time::sleep(round_trips.clamp(FLUSH_MIN, at_most)).await;
+        tokio::time::sleep(round_trips.clamp(FLUSH_MIN, max_wait)).await;
     }
 
     pub(super) async fn close_answered(&self) {
@@ -164,7 +164,7 @@ impl Connection {
         }
     }
 
-    /// The error for a stream that ended while the lane stays open.
+    /// The error for a stream that ended: the lane's error if the lane has ended too.
     fn stream_error(&self) -> LaneError {
         self.ended().unwrap_or(LaneError::StreamAborted)
     }
@@ -186,13 +186,13 @@ impl Connection {
 
 /// The receive window that always allows the peer `bytes` of unread data.
 ///
-/// quinn announces a window update only once it is an eighth of the window, so the peer may know of only seven eighths.
+/// quinn announces read bytes only once they are an eighth of the window, so the peer may know of only seven eighths.
 fn receive_window(bytes: u64) -> VarInt {
     let window = bytes.saturating_add(bytes.div_ceil(7));
     VarInt::from_u64(window).unwrap_or(VarInt::MAX)
 }
 
-/// Converts quinn's errors.
+/// The lane error for quinn's `error`.
 pub(crate) fn lane_error(peer: SocketAddr, error: ConnectionError) -> LaneError {
     match error {
         ConnectionError::TimedOut => LaneError::TimedOut { peer },
@@ -271,14 +271,14 @@ impl DataOut {
     }
 
     pub(super) fn reset(&mut self) {
-        // Fails only for a stream that was acknowledged completely or stopped by the peer.
+        // Fails only for a stream that has ended already.
         let _ = self.stream.reset(VarInt::from_u32(CloseCode::Internal.code()));
     }
 }
 
 impl Drop for DataOut {
     fn drop(&mut self) {
-        // quinn finishes dropped streams, which would make a partial chunk look complete.
+        // quinn finishes dropped streams, which would make a partial stream look complete.
         if !self.finished {
             self.reset();
         }

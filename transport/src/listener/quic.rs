@@ -20,11 +20,11 @@ use crate::{
     window::SendWindow,
 };
 
-/// The maximum number of handshakes waiting to be accepted. Each may buffer [`INCOMING_BUFFER_BYTES`] from an unknown
-/// client, at most 64 MiB in total.
+/// The maximum number of connections that wait to be accepted. For each, [`INCOMING_BUFFER_BYTES`] from an unknown
+/// client may be buffered, together at most 64 MiB.
 const INCOMING_MAX: usize = 1_024;
 
-/// The maximum number of bytes that a client may send before it is accepted.
+/// The maximum number of buffered bytes from a client that was not accepted yet.
 const INCOMING_BUFFER_BYTES: u64 = 64 << 10;
 
 /// Accepts a listener's QUIC connections.
@@ -147,8 +147,9 @@ impl QuicArrival {
     }
 }
 
-/// Enables stateless resets (RFC 9000 §10.3) after a restart, or by another process with the same identity: their key
-/// is derived from the identity. So clients reconnect immediately instead of after their idle timeout.
+/// Enables stateless resets (RFC 9000 §10.3) for connections of an earlier process, or of another one with the same
+/// identity: the key for resets is derived from the identity. So clients reconnect immediately instead of after their
+/// idle timeout.
 fn with_stateless_resets(mut config: EndpointConfig, identity: &Identity) -> EndpointConfig {
     config.reset_key(Arc::new(identity.derived_key("stateless reset")));
     config.cid_generator(|| Box::new(RandomConnectionIds));

@@ -7,8 +7,9 @@ const OPEN_MAX: usize = 256;
 
 /// The maximum rate of handshakes from unvalidated addresses. Above it, clients receive Retry.
 ///
-/// A handshake costs the server a signature and a key exchange, at most half a millisecond of CPU time, so forged ones
-/// take at most 7 % of a processor. If a thousand workers connect simultaneously, 872 of them need another round trip.
+/// A handshake costs the server a signature and a key exchange, at most half a millisecond of CPU time. So handshakes
+/// from forged addresses take at most 7 % of a processor. If a thousand clients connect simultaneously, 872 of them
+/// need another round trip.
 pub const HANDSHAKES_PER_SECOND: u32 = 128;
 
 const RATE_PER_SECOND: f64 = HANDSHAKES_PER_SECOND as f64;
@@ -16,11 +17,12 @@ const RATE_PER_SECOND: f64 = HANDSHAKES_PER_SECOND as f64;
 /// Decides which clients receive Retry (RFC 9000 §8.1.2) instead of a handshake: those with an unvalidated address,
 /// while many lanes are open or many such clients connect.
 ///
-/// A leaky bucket counts connection attempts from all addresses, since addresses can be forged, and not open
-/// connections, since a failed handshake leaves none. During a flood and up to a second after it, all attempts receive
-/// Retry.
+/// A leaky bucket counts connection attempts from all addresses together, since addresses can be forged. It does not
+/// count open connections, since a failed handshake leaves none. During a flood and up to a second after it, all
+/// attempts receive Retry.
 #[derive(Debug, Default)]
 pub(super) struct RetryPolicy {
+    /// The fill level of the bucket, in connection attempts.
     level: f64,
     updated: Option<Instant>,
 }

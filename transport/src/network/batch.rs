@@ -1,4 +1,4 @@
-//! [`Batch`]: collects datagrams to one destination for one system call.
+//! [`DatagramBatch`]: collects datagrams to one destination for one system call.
 
 use quinn::udp::{EcnCodepoint, Transmit};
 use std::{
@@ -6,17 +6,18 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-/// The maximum number of bytes in one system call, for any number of segments: the largest UDP payload over IPv4.
+/// The maximum number of bytes in one system call, for any number of segments (datagrams): the largest UDP payload over
+/// IPv4.
 pub(super) const BATCH_MAX_BYTES: usize = 65_507;
 
 /// The maximum number of segments that quinn sends at once (its `MAX_TRANSMIT_SEGMENTS`).
 pub(super) const QUINN_SEGMENTS: usize = 10;
 
-/// The maximum numbers of segments sent together.
+/// The numbers of segments that are sent together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
-    /// The number that quinn sends at once if it has more. A shorter transmit is the end of a burst or a small message,
-    /// and is sent immediately.
+    /// The number that quinn passes at once while it has as many. A transmit with fewer is the end of a burst or a
+    /// small message, and is sent immediately.
     pub(super) burst: usize,
     /// The kernel's maximum per system call.
     pub(super) kernel: usize,
@@ -26,19 +27,20 @@ pub(super) struct Bounds {
 ///
 /// A system call costs as much as encrypting a dozen packets of 1,472 bytes. quinn passes ten at a time to its socket,
 /// and the kernel accepts 44. So transmits of ten full segments are buffered, because more are expected. The batch size
-/// grows with success: the first batch of a burst is sent after one transmit, the next after two, then four. A shorter
-/// transmit completes the batch, which is sent immediately, at the same cost as without batches.
+/// grows with success: the first batch of a burst is sent after one transmit, the next after two, then four. A transmit
+/// of fewer segments completes the batch, which is sent immediately.
 ///
 /// The caller's `send` does the I/O. A `send` that fails with `WouldBlock` has sent nothing.
 #[derive(Debug, Default)]
-pub(super) struct Batch {
+pub(super) struct DatagramBatch {
     kind: Option<Kind>,
-    /// Datagrams of `kind`; only the last may be short. Those before `sent` were sent.
+    /// Datagrams of `kind`; only the last may be short.
     bytes: Vec<u8>,
+    /// The number of bytes that were sent, at the front of `bytes`.
     sent: usize,
     /// The number of consecutive full batches.
     streak: u32,
-    /// Incremented on each accepted transmit and each send, so that a flush task can detect activity.
+    /// Incremented for each transmit from quinn and each send, so that a flush task can detect activity.
     changes: u64,
 }
 
@@ -48,14 +50,15 @@ struct Kind {
     destination: SocketAddr,
     source: Option<IpAddr>,
     ecn: Option<EcnCodepoint>,
+    /// The length of a full datagram.
     segment: usize,
 }
 
-impl Batch {
+impl DatagramBatch {
     /// Accepts `transmit`: each of its datagrams is sent or held.
     ///
     /// # Errors
-    /// `WouldBlock`: nothing was accepted; the caller may try again.
+    /// That of `send`, usually `WouldBlock`: nothing of `transmit` was accepted; the caller may try again.
     pub(super) fn take(
         &mut self,
         transmit: &Transmit<'_>,
@@ -75,7 +78,7 @@ impl Batch {
     /// Sends the held datagrams when no more follow.
     ///
     /// # Errors
-    /// `WouldBlock`: the unsent datagrams are still held.
+    /// That of `send`, usually `WouldBlock`: the unsent datagrams are still held.
     pub(super) fn flush(
         &mut self,
         bounds: Bounds,
@@ -99,8 +102,9 @@ impl Batch {
         (!self.is_empty()).then_some(self.changes)
     }
 
-    /// Whether `transmit` may share a system call with the held datagrams: it is of the same kind or one shorter
-    /// datagram, and all held segments are full, because the kernel splits by length.
+    /// Whether `transmit` may share a system call with the held datagrams: all held datagrams are full, because the
+    /// kernel splits by length, and `transmit` is of the same kind, or a single shorter datagram of otherwise the same
+    /// kind.
     fn continues(&self, transmit: &Transmit<'_>) -> bool {
         let (Some(held), new) = (self.kind, Kind::of(transmit)) else { return false };
         let is_open = self.bytes.len().is_multiple_of(held.segment);
@@ -108,7 +112,7 @@ impl Batch {
         is_open && (new == held || is_tail && new == Kind { segment: new.segment, ..held })
     }
 
-    /// Sends `transmit` without copying it. If the socket accepts only a part, the remainder is held.
+    /// Sends `transmit` without copying it. If the socket accepts only a part of it, the remainder is held.
     fn pass_through(
         &mut self,
         transmit: &Transmit<'_>,
@@ -147,7 +151,7 @@ impl Batch {
             true => self.send_full_batches(bounds, &mut send),
             false => self.send_all(bounds, &mut send),
         };
-        // If a part was sent, the caller must not send it again, so the remainder is held.
+        // If a part of the transmit was sent, the caller must not send it again, so the remainder is held.
         let refused = sent.is_err() && self.sent <= held;
         if refused {
             self.bytes.truncate(held);
@@ -163,8 +167,8 @@ impl Batch {
         send: &mut impl FnMut(&Transmit<'_>) -> io::Result<()>,
     ) -> io::Result<()> {
         while let Some(kind) = self.kind {
-            let hoped = bounds.burst << self.streak.min(3);
-            let batch = hoped.min(batch_segments(kind.segment, bounds.kernel)) * kind.segment;
+            let target = bounds.burst << self.streak.min(3);
+            let batch = target.min(batch_segments(kind.segment, bounds.kernel)) * kind.segment;
             if self.bytes.len() - self.sent < batch {
                 break;
             }
@@ -199,7 +203,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Removes the sent datagrams. The others, mostly less than a batch, move to the front.
+    /// Removes the sent datagrams. The others, usually less than a batch, move to the front.
     fn compact(&mut self) {
         self.bytes.drain(..self.sent);
         self.sent = 0;
@@ -227,8 +231,8 @@ impl Kind {
     }
 }
 
-/// Whether more transmits like this are likely to follow and would fit the same system call. Of jumbo packets the
-/// kernel accepts no more than quinn sends.
+/// Whether more transmits like this are likely to follow and would fit the same system call. They would not for jumbo
+/// packets, of which the kernel accepts no more at once than quinn sends.
 fn is_worth_holding(transmit: &Transmit<'_>, bounds: Bounds) -> bool {
     let segment = Kind::of(transmit).segment;
     transmit.contents.len() >= bounds.burst * segment
@@ -243,15 +247,17 @@ pub(super) fn burst_of(segment: usize) -> Option<usize> {
     (BURST_MIN..QUINN_SEGMENTS).contains(&fits).then_some(fits)
 }
 
-/// The minimum of [`burst_of`], since other peers of the socket have smaller segments.
+/// The minimum of [`burst_of`]: it applies to all peers of the socket, and smaller bursts would slow down those with
+/// smaller segments.
 const BURST_MIN: usize = 5;
 
-/// The number of segments in one system call.
+/// The maximum number of segments of this size in one system call.
 fn batch_segments(segment: usize, segments_max: usize) -> usize {
     (BATCH_MAX_BYTES / segment).clamp(1, segments_max.max(1))
 }
 
-/// The size of the equal batches in which `bytes` in segments of `segment` are sent.
+/// The length of the equal batches in which `bytes` bytes, in segments of `segment`, are sent. The last batch may be
+/// shorter.
 fn equal_batch_bytes(bytes: usize, segment: usize, segments_max: usize) -> usize {
     let segments = bytes.div_ceil(segment).max(1);
     let batches = segments.div_ceil(batch_segments(segment, segments_max));

@@ -1,6 +1,6 @@
 //! [`Batching`]: a UDP socket that collects QUIC's datagrams into batches as large as the kernel accepts.
 
-use super::batch::{Batch, Bounds, QUINN_SEGMENTS, burst_of};
+use super::batch::{Bounds, DatagramBatch, QUINN_SEGMENTS, burst_of};
 use quinn::{
     AsyncUdpSocket, UdpPoller,
     udp::{RecvMeta, Transmit},
@@ -31,18 +31,18 @@ const PEERS_MAX: usize = 4_096;
 /// A UDP socket that wraps another one and keeps a batch for each peer.
 ///
 /// A batch is sent when it is full, when a short transmit follows, or when nothing followed while the runtime polled
-/// all other ready tasks twice; there is no timer. So a burst is one system call, and its last datagrams wait for two
-/// rounds of the runtime. Each peer has a batch, since a system call has one destination.
+/// all other ready tasks twice; there is no timer. So a burst takes few system calls, and its last datagrams wait for
+/// two rounds of the runtime. Each peer has a batch, since a system call has one destination.
 pub struct Batching {
     socket: Arc<dyn AsyncUdpSocket>,
     peers: RwLock<HashMap<SocketAddr, Arc<PeerQueue>>>,
-    /// The number of segments that quinn should send at once, for the largest segments seen: quinn queries it for the
-    /// socket, not for each peer.
+    /// The number of segments that quinn should send at once, for the largest segments seen of any peer: quinn queries
+    /// one number for the socket, not one for each peer.
     burst: AtomicUsize,
 }
 
 impl Batching {
-    /// Batches datagrams sent from within a tokio runtime to `socket`. Without a runtime they are sent immediately.
+    /// Wraps `socket`. Datagrams that are sent within a tokio runtime are batched, others are passed on immediately.
     pub fn over(socket: Arc<dyn AsyncUdpSocket>) -> Self {
         Self { socket, peers: RwLock::default(), burst: AtomicUsize::new(QUINN_SEGMENTS) }
     }
@@ -89,8 +89,8 @@ impl AsyncUdpSocket for Batching {
         self.note_segments(transmit);
         match self.queue(transmit.destination) {
             Some(queue) => queue.take(transmit, self.bounds()),
-            // Sends it immediately. QUIC detects the loss of unsent datagrams.
-            None => Batch::default().take(transmit, self.bounds(), |t| self.socket.try_send(t)),
+            // Sends it immediately. Datagrams that the socket refuses are lost, which QUIC detects.
+            None => DatagramBatch::default().take(transmit, self.bounds(), |t| self.socket.try_send(t)),
         }
     }
 
@@ -130,54 +130,55 @@ impl fmt::Debug for Batching {
 /// The batch of one peer, and its flush task.
 struct PeerQueue {
     socket: Arc<dyn AsyncUdpSocket>,
-    outbox: Mutex<Outbox>,
+    state: Mutex<QueueState>,
 }
 
 #[derive(Default)]
-struct Outbox {
-    batch: Batch,
+struct QueueState {
+    batch: DatagramBatch,
     /// The flush task, started when first needed.
     flush: Option<FlushTask>,
 }
 
 /// The task that flushes a queue once nothing follows. Dropping this ends it.
 struct FlushTask {
-    /// The runtime of the peer's connection, which may move to another one.
+    /// The runtime that the task runs on, that of the peer's connection. The connection may move to another one.
     runtime: runtime::Id,
+    /// Signals that the queue holds datagrams, or that the task should end.
     held: Arc<Notify>,
 }
 
 impl PeerQueue {
     fn new(socket: Arc<dyn AsyncUdpSocket>) -> Self {
-        Self { socket, outbox: Mutex::default() }
+        Self { socket, state: Mutex::default() }
     }
 
     fn take(self: &Arc<Self>, transmit: &Transmit<'_>, bounds: Bounds) -> io::Result<()> {
-        let mut outbox = self.outbox();
-        let taken = outbox.batch.take(transmit, bounds, |t| self.socket.try_send(t));
+        let mut state = self.state();
+        let taken = state.batch.take(transmit, bounds, |t| self.socket.try_send(t));
         match Handle::try_current() {
-            Ok(runtime) if !outbox.batch.is_empty() => outbox.flush_on(&runtime, self),
+            Ok(runtime) if !state.batch.is_empty() => state.flush_on(&runtime, self),
             Ok(_) => {}
             // No task can send the batch later. Datagrams that the socket refuses now are sent with the next ones.
-            Err(_) => drop(outbox.batch.flush(bounds, |t| self.socket.try_send(t))),
+            Err(_) => drop(state.batch.flush(bounds, |t| self.socket.try_send(t))),
         }
         taken
     }
 
     fn flush(&self) -> io::Result<()> {
         let bounds = Bounds { burst: QUINN_SEGMENTS, kernel: self.socket.max_transmit_segments() };
-        self.outbox().batch.flush(bounds, |t| self.socket.try_send(t))
+        self.state().batch.flush(bounds, |t| self.socket.try_send(t))
     }
 
-    /// Whether no datagram is held and no task is sending.
+    /// Whether the queue holds no datagram and no thread uses it.
     fn is_idle(&self) -> bool {
-        self.outbox.try_lock().is_ok_and(|outbox| outbox.batch.is_empty())
+        self.state.try_lock().is_ok_and(|state| state.batch.is_empty())
     }
 
-    /// See [`Batch::change_count`]. Also `None` if another task flushes this queue.
+    /// The [`DatagramBatch::change_count`]; `None` if another task flushes this queue.
     fn change_count(&self, held: &Arc<Notify>) -> Option<u64> {
-        let outbox = self.outbox();
-        outbox.batch.change_count().filter(|_| outbox.is_flushed_by(held))
+        let state = self.state();
+        state.batch.change_count().filter(|_| state.is_flushed_by(held))
     }
 
     async fn writable(&self) -> io::Result<()> {
@@ -186,12 +187,12 @@ impl PeerQueue {
     }
 
     /// Ignores lock poisoning: a batch is consistent after every step.
-    fn outbox(&self) -> MutexGuard<'_, Outbox> {
-        self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Outbox {
+impl QueueState {
     /// Wakes or starts the task on `runtime` that flushes `queue` once nothing follows.
     fn flush_on(&mut self, runtime: &Handle, queue: &Arc<PeerQueue>) {
         match &self.flush {
@@ -228,13 +229,13 @@ impl Drop for FlushTask {
     }
 }
 
-/// Sends the held datagrams of a queue once nothing follows. Ends when the queue has another flush task.
+/// Sends the held datagrams of a queue once nothing follows. Ends when the queue is dropped or has another flush task.
 async fn flush_when_idle(queue: Weak<PeerQueue>, held: Arc<Notify>) {
     loop {
         held.notified().await;
-        let Some(queue) = queue.upgrade().filter(|queue| queue.outbox().is_flushed_by(&held)) else { return };
+        let Some(queue) = queue.upgrade().filter(|queue| queue.state().is_flushed_by(&held)) else { return };
         let mut last_changes = None;
-        // Between two checks, all other ready tasks run.
+        // Between two checks, all other ready tasks of the runtime run.
         while let changes @ Some(_) = queue.change_count(&held) {
             if changes == last_changes && queue.flush().is_err() && queue.writable().await.is_err() {
                 return;

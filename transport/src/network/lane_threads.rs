@@ -45,7 +45,8 @@ impl LaneThread {
     }
 }
 
-/// A lane's slot on a thread, which counts the lane until it is dropped. All clones of the lane share it.
+/// A lane's slot on a thread. The thread counts the lane until the slot is dropped. All clones of the lane share the
+/// slot.
 #[derive(Debug)]
 pub(crate) struct ThreadSlot(Arc<LaneThread>);
 
@@ -86,12 +87,13 @@ pub struct LaneThreads {
 }
 
 impl LaneThreads {
-    /// A pool of at most `max` threads. With 0, lanes stay on the runtime that accepted them.
+    /// A pool of at most `max` threads. If `max` is 0, lanes stay on the runtime that accepted them.
     pub fn new(max: usize) -> Self {
         Self { max, threads: Mutex::default() }
     }
 
-    /// Takes a slot on the thread with the fewest lanes, or on a new one if all have lanes and there may be more.
+    /// Takes a slot on the thread with the fewest lanes, or on a new one if all have lanes and more threads are
+    /// allowed. `None` if there is no thread, and none is allowed or can be started.
     pub(crate) fn take_slot(&self) -> Option<ThreadSlot> {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let lanes: Vec<usize> = threads.iter().map(|thread| thread.lanes.load(Ordering::Relaxed)).collect();

@@ -26,6 +26,7 @@ pub(crate) struct MovingRuntime {
     inner: Arc<dyn Runtime>,
     /// Locked while a connection is accepted, so that the task spawned meanwhile is the connection's.
     accepting: Mutex<()>,
+    /// The mover of the last spawned task, until it is taken.
     spawned: Mutex<Option<TaskMover>>,
 }
 
@@ -81,7 +82,7 @@ impl TaskMover {
         mover
     }
 
-    /// Moves the task to the runtime `target`. It moves once: later calls have no effect.
+    /// Moves the task to the runtime `target`. A task moves once: after that, calls have no effect.
     pub(crate) fn move_to(&self, target: Handle) {
         let waker = {
             let mut request = lock(&self.0);
@@ -96,7 +97,9 @@ impl TaskMover {
     /// Takes the requested runtime. If there is no request, registers `waker` for it.
     fn poll(&self, waker: &Waker) -> Option<Handle> {
         let mut request = lock(&self.0);
-        if request.target.is_none() && !request.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
+        if request.target.is_none()
+            && !request.waker.as_ref().is_some_and(|registered| registered.will_wake(waker))
+        {
             request.waker = Some(waker.clone());
         }
         request.target.take()
@@ -111,8 +114,8 @@ impl fmt::Debug for TaskMover {
 
 /// A task that can be moved: it is respawned on another runtime. Costs an uncontended lock for each poll.
 ///
-/// No wake-up is lost: a spawned task is polled at least once, which polls all its futures and registers their wakers
-/// on the new runtime.
+/// No wake-up is lost: a respawned task is polled at least once. This polls the futures that it waits for, which then
+/// wake the task on the new runtime.
 struct MovingTask {
     task: Option<Task>,
     mover: TaskMover,
@@ -133,7 +136,7 @@ impl Future for MovingTask {
     }
 }
 
-/// A timer that moves with its task; otherwise it would wake the previous thread for every packet.
+/// A timer that moves with its task. If it stayed, it would wake the previous thread for every packet.
 struct MovingTimer {
     sleep: Pin<Box<Sleep>>,
     at: Instant,

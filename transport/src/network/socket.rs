@@ -76,8 +76,9 @@ impl AsyncUdpSocket for Socket {
         self.state.max_gso_segments()
     }
 
-    /// quinn multiplies this by the largest payload for the size of each of its 32 receive buffers, which must hold any
-    /// batch that the kernel coalesces. All 64 segments of the largest payload would be 133 MB of address space.
+    /// quinn multiplies this number by the largest payload to size each of its 32 receive buffers, which must hold any
+    /// batch that the kernel coalesces. With all 64 segments of the largest payload they would take 133 MB of address
+    /// space.
     fn max_receive_segments(&self) -> usize {
         self.state.gro_segments().min(segments_received(self.payload_max))
     }
@@ -95,8 +96,8 @@ impl fmt::Debug for Socket {
     }
 }
 
-/// The number of datagrams of `payload_max` with room for any batch that the kernel coalesces: 64 KiB, and one more for
-/// a short last segment.
+/// The number of datagrams of `payload_max` that are as long as any batch that the kernel coalesces, which is at most
+/// 64 KiB; and one more for a short last segment.
 fn segments_received(payload_max: u16) -> usize {
     usize::from(u16::MAX).div_ceil(payload_max.into()) + 1
 }
@@ -123,7 +124,8 @@ fn size_buffers(socket: &socket2::Socket, bytes: usize) {
     }
 }
 
-/// Waits until the socket is writable. Each task has its own poller, so that no task replaces another's waker.
+/// Waits until the socket is writable. Each task has its own poller, so that no task replaces the waker of another
+/// task.
 struct Writable {
     socket: Arc<Socket>,
     waiting: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>>,
@@ -151,7 +153,7 @@ impl fmt::Debug for Writable {
 mod tests {
     use super::*;
 
-    /// A receive buffer shorter than a coalesced batch truncates it, and the datagrams beyond are lost.
+    /// A receive buffer that is shorter than a coalesced batch truncates the batch, and the datagrams beyond are lost.
     #[test]
     fn receive_buffers_hold_complete_batches() {
         for payload_max in [1_200, 1_452, 1_472, 8_972, 65_000] {

@@ -18,14 +18,14 @@ use tokio::{
 
 /// An unencrypted connection that carries bytes reliably and in order, in both directions.
 pub trait ByteStream: AsyncRead + AsyncWrite + Debug + Send + Unpin + 'static {
-    /// Tunes the stream by a lane's measurements.
+    /// Tunes the stream by a lane's measurements and settings.
     fn tune(&self, _tuning: StreamTuning) {}
 }
 
 /// A lane's measurements and settings for its byte stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamTuning {
-    /// The time until the peer's answer in the handshake: a round trip and the peer's computation.
+    /// The time until the peer's answer in the handshake: a round trip, and computation at both ends.
     pub answer_time: Duration,
     /// The time without an acknowledgement after which the connection fails.
     pub idle_timeout: Duration,
@@ -37,14 +37,14 @@ const LONG_PATH_ANSWER_TIME: Duration = Duration::from_millis(20);
 /// The maximum of unsent bytes in the kernel's send buffer: 200 us at 10 Gbit/s, enough until the lane's task is woken
 /// and writes more.
 ///
-/// Without this limit the send buffer, of 4 MiB and more, is always full: each control message waits behind it, and two
-/// processors send packets of one connection, that of the lane and that of incoming acknowledgements, so that packets
-/// can be reordered (docs/tcp-lanes.md).
+/// Without this limit the send buffer, of 4 MiB and more, is always full during a transfer. Then each control message
+/// waits behind it, and two processors send packets of one connection, that which runs the lane and that which handles
+/// acknowledgements, so packets can be reordered (docs/tcp-lanes.md).
 const UNSENT_BYTES: u32 = 256 << 10;
 
 impl ByteStream for TcpStream {
-    /// Bounds the unsent bytes, and the time without an acknowledgement. On a long path, restores BBR if it is the
-    /// system's default, which `start_with_cubic` replaced.
+    /// Bounds the unsent bytes, and the time without an acknowledgement. On a long path, restores the system's default
+    /// congestion control if that is BBR, which `start_with_cubic` replaced.
     fn tune(&self, tuning: StreamTuning) {
         let timeout_ms = u32::try_from(tuning.idle_timeout.as_millis()).unwrap_or(u32::MAX);
         if let Err(error) = sockopt::set_tcp_user_timeout(self, timeout_ms) {
@@ -69,8 +69,8 @@ const CUBIC: &str = "cubic";
 /// Replaces BBR by CUBIC on an unconnected or listening socket. Keeps other congestion controls.
 ///
 /// BBR paces with a timer for each packet, which costs half of the speed at MTU 1500. On a long path its loss tolerance
-/// is worth this cost, but the path's length is known only after the handshake. BBR cannot be replaced then: the kernel
-/// continues to pace the connection, which without segmentation offload ran at a tenth of the speed
+/// is worth this cost, but the path's length is known only after the handshake. To replace BBR then would be too late:
+/// the kernel continues to pace the connection, which without segmentation offload ran at a tenth of the speed
 /// (docs/tcp-lanes.md).
 fn start_with_cubic(socket: impl AsFd) {
     if sockopt::tcp_congestion(&socket).is_ok_and(|name| name == BBR)
@@ -98,7 +98,7 @@ pub trait StreamListener: Debug + Send + Sync + 'static {
     fn local_address(&self) -> io::Result<SocketAddr>;
 }
 
-/// The maximum number of connections waiting to be accepted, in the kernel; the same number as for QUIC.
+/// The maximum number of connections in the kernel that wait to be accepted; the same number as for QUIC.
 const BACKLOG: i32 = 1_024;
 
 /// Opens a TCP connection from `local` to `peer`.
@@ -116,7 +116,7 @@ pub(super) async fn connect(local: IpAddr, peer: SocketAddr) -> io::Result<TcpSt
     Ok(stream)
 }
 
-/// Listens on `address`; for both families if it is IPv6's unspecified address, as with UDP.
+/// Listens on `address`; for IPv4 and IPv6 if it is IPv6's unspecified address, as with UDP.
 pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
     if address.is_ipv6() && address.ip().is_unspecified() {

@@ -1,10 +1,10 @@
-//! Encodes each chunk as a delta against a base that receivers hold, once for all of them.
+//! Encodes chunks as deltas against a base that receivers hold, once for all of them.
 
 use super::{Encoded, Encoder, scratch};
 use crate::{
     egress::{
         CodecRequest, Payload,
-        encodings::{EncodeError, Key, NoRoom},
+        encodings::{EncodeError, EncodingKey, NoRoom},
     },
     stages::Stage,
 };
@@ -21,11 +21,11 @@ const CODEC: CodecId = CodecId::Sparse;
 
 impl Encoder {
     /// The bytes of `chunk` for the wire, for a receiver that holds `base`, a version with the same manifest: a delta
-    /// if little changed, otherwise the result of [`encode`](Self::encode). Its [`codec`](Encoded::codec) says which
-    /// ([`needs_base`](CodecId::needs_base)).
+    /// if little changed, otherwise the result of [`encode`](Self::encode). It is a delta if its
+    /// [`codec`](Encoded::codec) [needs a base](CodecId::needs_base).
     ///
-    /// Receivers with the same base share one comparison, which reads the base: slices of memory or, on a device, a
-    /// copy shared with other reads. An unreadable base is not an error.
+    /// Receivers with the same base share one comparison, which reads the chunk of the base: a slice of memory or, from
+    /// a device, a copy shared with other reads. An unreadable base is not an error.
     ///
     /// # Errors
     /// Those of [`encode`](Self::encode), never for the base.
@@ -40,13 +40,13 @@ impl Encoder {
         let Some(base) = base.filter(|_| is_worth_comparing(payload, chunk, wanted)) else {
             return self.encode(payload, chunk, wanted).await;
         };
-        let key = Key { payload: payload.key(), chunk, codec: CODEC, base: Some(base.key()) };
+        let key = EncodingKey { payload: payload.key(), chunk, codec: CODEC, base: Some(base.key()) };
         match self.cache.get(&key) {
             Some(Some(delta)) => Ok(delta),
             Some(None) => self.encode(payload, chunk, wanted).await,
             None => {
-                // Outside the cache, so that all waiters receive a device's failure immediately instead of retrying in
-                // turn.
+                // Read before `get_or_encode`: all callers share the failure of a device's read, whereas those that
+                // wait for a failed comparison would retry in turn.
                 let raw = self.raw(payload, chunk).await?;
                 let (delta, compared) = self.delta(key, payload, base, &raw).await?;
                 let encoded = match delta {
@@ -58,11 +58,12 @@ impl Encoder {
         }
     }
 
-    /// The delta of the chunk `raw` against `base`, and the time spent. `None` if too much changed or the base is
-    /// unreadable. If the hashes are equal, the base is neither read nor compared.
+    /// The delta of the chunk `raw` against `base`, and the time spent. `None` if too much changed, the base is
+    /// unreadable, the comparison is skipped, or there is no memory for the delta. If the hashes are equal, the bytes
+    /// of the base are neither read nor compared.
     async fn delta(
         &self,
-        key: Key,
+        key: EncodingKey,
         payload: &Payload,
         base: &Payload,
         raw: &Encoded,
@@ -70,8 +71,8 @@ impl Encoder {
         payload.register_encodings(&self.cache);
         base.register_encodings(&self.cache);
         let is_same = base.hash(key.chunk) == Some(raw.hash);
-        if !is_same && self.chooser.skip_comparison(payload, key.chunk) {
-            self.cache.insert(key, None); // All receivers share one encoding.
+        if !is_same && self.chooser.should_skip_comparison(payload, key.chunk) {
+            self.cache.insert(key, None); // Later receivers get no delta either, and so the same encoding.
             return Ok((None, Duration::ZERO));
         }
         let before = match is_same {
@@ -97,7 +98,8 @@ impl Encoder {
         }
     }
 
-    /// The bytes of the chunk in `base`. Reading an unreadable base is not retried for this payload.
+    /// The bytes of the chunk in `base`; `None` if the base is unreadable. After a failure, `base` is not read again
+    /// for this payload.
     async fn base_bytes(&self, payload: &Payload, base: &Payload, chunk: ChunkIndex) -> Option<Bytes> {
         if self.chooser.is_unreadable(payload, base) {
             return None;
@@ -224,8 +226,8 @@ mod tests {
         let (base, mut after) = (payload(noise(CHUNK_BYTES)), noise(CHUNK_BYTES));
         after[100] ^= 1;
         let (next, encoder) = (payload(after), Encoder::new(1 << 20, None, Workers::Inline));
-        let ask = async || encoder.encode_delta(&next, ChunkIndex(0), Some(&base), AUTO()).await.unwrap();
-        let (first, second) = (ask().await, ask().await);
+        let request = async || encoder.encode_delta(&next, ChunkIndex(0), Some(&base), AUTO()).await.unwrap();
+        let (first, second) = (request().await, request().await);
         assert!(first.codec.needs_base() && first.worker_time > Duration::ZERO);
         assert_eq!(second.worker_time, Duration::ZERO);
     }

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use tensor_relay_protocol::{CodecId, Context, codec};
 
 thread_local! {
-    /// As large as the largest `room_bytes` so far on this thread, and never freed. New memory for each chunk would be
-    /// zeroed and mapped page by page, which costs as much as encoding.
+    /// The output buffer, as large as the largest `room_bytes` so far on this thread, and freed only with the thread.
+    /// New memory for each chunk would be zeroed and mapped page by page, which costs as much as encoding.
     static OUT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -1,4 +1,4 @@
-//! [`Batch`]: encrypts outgoing segments and writes them together.
+//! [`SegmentBatch`]: encrypts outgoing segments and writes them together.
 
 use rustls::AlertDescription;
 use std::{io, ops::RangeFrom};
@@ -11,8 +11,8 @@ use super::{
     sending::SPAN_BYTES_MAX,
 };
 
-/// The number of maximal segments in a batch: a megabyte. A quarter of it is 10 % slower, since each write ends with a
-/// partial packet.
+/// The number of segments of maximal length in a batch: a megabyte. A quarter of that is 10 % slower, since each write
+/// ends with a partial packet.
 const SEGMENTS: usize = 16;
 
 /// The length of an alert: level and description (RFC 8446 §6).
@@ -21,11 +21,11 @@ const ALERT_BYTES: usize = 2;
 /// The longest segment that is copied behind its header into one record. Longer ones are encrypted without a copy.
 const JOINED_BYTES_MAX: usize = 1 << 10;
 
-/// The maximum space for a segment: a record for its header, and its bytes.
+/// The maximum space for a segment: a record for its header, and the records of its bytes.
 const SEGMENT_ROOM: usize =
     Sealer::sealed_bytes_max(SEGMENT_HEADER_BYTES) + Sealer::sealed_bytes_max(SEGMENT_BYTES_MAX);
 
-/// The maximum space for one [`add`](Batch::add).
+/// The maximum space for one [`add`](SegmentBatch::add).
 const SPAN_ROOM: usize = SPAN_BYTES_MAX / SEGMENT_BYTES_MAX * SEGMENT_ROOM;
 
 /// The maximum space for a batch.
@@ -34,20 +34,19 @@ pub(super) const ROOM_MAX: usize = SEGMENTS * SEGMENT_ROOM;
 /// The initial size of the buffer, for control messages and small versions.
 const ROOM_MIN: usize = 4 << 10;
 
-/// The output buffer of a connection. Grows on demand, so that a connection without transfers takes little memory. It
-/// is mapped directly from the system, because allocators would retain a megabyte for each connection that was ever
-/// busy.
-pub(super) struct Batch<W> {
+/// The output buffer of a connection. It grows on demand: a connection without transfers takes little memory. It is
+/// mapped directly from the system, because allocators would retain a megabyte for each connection that was ever busy.
+pub(super) struct SegmentBatch<W> {
     write: W,
     sealer: Sealer,
     memory: HostMemory,
     bytes: Region,
     filled: usize,
-    /// The maximum filled length since the last [`trim`](Batch::trim).
+    /// The maximum filled length since the last [`trim`](SegmentBatch::trim).
     peak: usize,
 }
 
-impl<W: AsyncWrite + Unpin> Batch<W> {
+impl<W: AsyncWrite + Unpin> SegmentBatch<W> {
     pub(super) fn new(write: W, sealer: Sealer) -> Self {
         let memory = HostMemory::on_demand(u64::MAX);
         Self { write, sealer, memory, bytes: Region::default(), filled: 0, peak: 0 }
@@ -58,7 +57,7 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
         ROOM_MAX - self.filled >= SPAN_ROOM
     }
 
-    /// Whether the batch is short, so that it should wait for another segment.
+    /// Whether the batch has less than a segment of maximal length and should wait for more.
     pub(super) fn is_short(&self) -> bool {
         self.filled < SEGMENT_BYTES_MAX
     }
@@ -88,7 +87,7 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
     pub(super) fn add_alert(&mut self, alert: AlertDescription) -> io::Result<()> {
         let room = self.room(Sealer::sealed_bytes_max(ALERT_BYTES))?;
         let sealed = self.sealer.seal_alert(alert, &mut self.bytes[room]);
-        self.filled += sealed.map_err(no_keys)?;
+        self.filled += sealed.map_err(sealing_error)?;
         Ok(())
     }
 
@@ -104,8 +103,8 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
         self.write.shutdown().await
     }
 
-    /// Frees the buffer if at most half of it was needed since the last call. Call it periodically, but rarely: a freed
-    /// buffer must be mapped again.
+    /// Frees the buffer if it is empty and at most half of it was needed since the last call. Call this periodically,
+    /// but rarely: a freed buffer must be mapped again.
     pub(super) fn trim(&mut self) {
         let needed = std::mem::take(&mut self.peak).max(self.filled).max(ROOM_MIN);
         if self.filled == 0 && needed <= self.bytes.len() / 2 {
@@ -116,11 +115,12 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
     fn seal(&mut self, bytes: &[u8]) -> io::Result<()> {
         let room = self.room(Sealer::sealed_bytes_max(bytes.len()))?;
         let sealed = self.sealer.seal(bytes, &mut self.bytes[room]);
-        self.filled += sealed.map_err(no_keys)?;
+        self.filled += sealed.map_err(sealing_error)?;
         Ok(())
     }
 
-    /// The free space, at least `bytes`. Fails when the system has no memory.
+    /// The range of free space in the buffer. The buffer grows until this has at least `bytes` bytes. Fails when the
+    /// system has no memory.
     fn room(&mut self, bytes: usize) -> io::Result<RangeFrom<usize>> {
         let needed = self.filled + bytes;
         if needed > self.bytes.len() {
@@ -133,6 +133,6 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
     }
 }
 
-fn no_keys(error: RecordError) -> io::Error {
+fn sealing_error(error: RecordError) -> io::Error {
     io::Error::other(error)
 }

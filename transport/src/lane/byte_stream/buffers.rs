@@ -7,17 +7,17 @@ use std::{
 
 use super::segment::SEGMENT_BYTES_MAX;
 
-/// The length of a pooled buffer: a segment and one byte.
+/// The length of a pooled buffer: a segment and the one byte that decryption adds.
 const BUFFER_BYTES: usize = SEGMENT_BYTES_MAX + 1;
 
-/// The maximum number of free buffers: a megabyte, the usual backlog of a reader that keeps up.
+/// The maximum number of free buffers. Together they have a megabyte, the usual backlog of a reader that keeps up.
 const SPARE_MAX: usize = 16;
 
 /// The free buffers of one connection. Zeroing a new buffer costs a tenth of decrypting into it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pool(Arc<Mutex<Vec<Box<[u8]>>>>);
 
-/// A buffer that returns to its pool when it is dropped. Its initial content is unspecified.
+/// A buffer that returns to its pool when it is dropped, if it is long. Its initial content is unspecified.
 #[derive(Debug)]
 pub(super) struct Buffer {
     bytes: Box<[u8]>,
@@ -25,17 +25,17 @@ pub(super) struct Buffer {
 }
 
 impl Pool {
-    /// A buffer of at least `bytes`, which is at most [`BUFFER_BYTES`]. Buffers up to half that length are not pooled,
-    /// so that short segments do not hold more memory than they need.
+    /// A buffer of at least `bytes` bytes; `bytes` is at most [`BUFFER_BYTES`]. Up to half of that, the buffer is not
+    /// pooled, so that short segments do not hold more memory than they need.
     pub(super) fn take(&self, bytes: usize) -> Buffer {
         let bytes = match bytes > BUFFER_BYTES / 2 {
-            true => self.spare().unwrap_or_else(|| vec![0; BUFFER_BYTES].into()),
+            true => self.take_spare().unwrap_or_else(|| vec![0; BUFFER_BYTES].into()),
             false => vec![0; bytes].into(),
         };
         Buffer { bytes, pool: self.clone() }
     }
 
-    fn spare(&self) -> Option<Box<[u8]>> {
+    fn take_spare(&self) -> Option<Box<[u8]>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 

@@ -16,7 +16,7 @@ use tokio::{
 
 use super::{
     CloseNotice, End, LaneError, Role, Secured, Settings, Shared,
-    batch::Batch,
+    batch::SegmentBatch,
     inbox::{Inbox, ReadError},
     receiving::{ControlPipe, Incoming},
     segment::{Received, Segment},
@@ -24,7 +24,7 @@ use super::{
     stream::StreamIn,
 };
 
-/// The maximum time for the peer to read the close notice and end the stream.
+/// The maximum time to write the close notice, and for the peer to read it and end the stream.
 const LINGER: Duration = Duration::from_secs(3);
 
 /// The maximum time to read the peer's close notice after a failed write.
@@ -40,12 +40,15 @@ pub(super) struct Driver {
     pub(super) settings: Settings,
     pub(super) queues: Queues,
     pub(super) control: ControlPipe,
+    /// Passes new data streams to `accept_data`.
     pub(super) begun: mpsc::UnboundedSender<Incoming>,
+    /// The listener's signal to close its lanes, at a server.
     pub(super) closing: Option<watch::Receiver<Option<CloseCode>>>,
 }
 
 impl Driver {
-    /// Drives a `secured` stream until the connection ends, then until the peer has read the close notice.
+    /// Drives a `secured` stream until the connection ends. Then writes the close notice, if any, and waits until the
+    /// peer has ended the stream, at most for [`LINGER`].
     pub(super) async fn run(self, secured: Secured<impl AsyncRead + AsyncWrite>) {
         let Self { shared, role, settings, queues, control, begun, mut closing } = self;
         let (read, write) = tokio::io::split(secured.stream);
@@ -56,10 +59,10 @@ impl Driver {
             settings,
             control: Some(control),
             begun,
-            streams: 0,
+            next_stream: 0,
             current: None,
         };
-        let batch = Batch::new(write, secured.sealer);
+        let batch = SegmentBatch::new(write, secured.sealer);
         let writer = Writer { batch, shared: Arc::clone(&shared), queues, is_control_open: true };
         let mut writing = pin!(writer.run(settings.keep_alive));
         let mut has_write_failed = false;
@@ -81,7 +84,7 @@ impl Driver {
                 }
             }
         }
-        // Ends the streams, whose readers then query the error.
+        // Ends the incoming streams, whose readers then query the connection's error.
         let read = reader.into_read_half();
         if shared.wait_for_end().await.notice != CloseNotice::None {
             let lingering = async {
@@ -117,11 +120,12 @@ struct Reader<S> {
     shared: Arc<Shared>,
     role: Role,
     settings: Settings,
-    /// The control stream; `None` once the peer has ended it.
+    /// The incoming control stream; `None` once the peer has ended it.
     control: Option<ControlPipe>,
+    /// Passes new data streams to `accept_data`.
     begun: mpsc::UnboundedSender<Incoming>,
-    /// The number of data streams begun.
-    streams: u64,
+    /// The number of the next data stream.
+    next_stream: u64,
     /// The current data stream.
     current: Option<StreamIn>,
 }
@@ -186,7 +190,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
                 Err(End { error, notice: CloseNotice::None })
             }
             (Segment::Ping { number }, _) => {
-                self.shared.outbox.pong(number);
+                self.shared.outbox.queue_pong(number);
                 Ok(())
             }
             (Segment::Pong { number }, _) => {
@@ -196,7 +200,8 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         }
     }
 
-    /// Passes control bytes to the control stream's reader; waits while its pipe is full.
+    /// Passes control bytes to the control stream's reader; waits while the reader's pipe is full, at most for the idle
+    /// timeout.
     async fn handle_control(&mut self, bytes: &Bytes, last: bool) -> Result<(), End> {
         let Some(pipe) = &mut self.control else {
             return Err(self.protocol_violation(&"it continued its control stream, which it had ended"));
@@ -228,7 +233,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         if last {
             self.finish();
         } else if first {
-            yield_now().await; // Its reader runs and lends a buffer for the following segments.
+            yield_now().await; // The stream's reader runs and lends a buffer for the next segments.
         }
         Ok(())
     }
@@ -238,8 +243,8 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         let unread = &self.shared.unread;
         let counted = unread.count(bytes, self.settings.idle_timeout).await;
         counted.map_err(|error| self.protocol_violation(&error))?;
-        let (begun, streams) = (&self.begun, &mut self.streams);
-        let stream = self.current.get_or_insert_with(|| Incoming::begin(begun, streams));
+        let (begun, next_stream) = (&self.begun, &mut self.next_stream);
+        let stream = self.current.get_or_insert_with(|| Incoming::begin(begun, next_stream));
         if !stream.0.push(bytes) {
             unread.release(bytes);
         }
@@ -267,7 +272,7 @@ impl<S> Reader<S> {
         self.shared.violation(CloseCode::ProtocolViolation, why)
     }
 
-    /// Drops the other state, which ends all incoming streams.
+    /// Takes the stream's read half and drops the other state, which ends all incoming streams.
     fn into_read_half(self) -> ReadHalf<S> {
         self.inbox.into_read()
     }
@@ -298,8 +303,9 @@ impl Shared {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    fn handle_pong(&self, number: u64) {
-        if let Some(rtt_us) = self.now_us().checked_sub(number) {
+    /// Updates the round trip time. The number of a ping is the time at which it was sent.
+    fn handle_pong(&self, sent_us: u64) {
+        if let Some(rtt_us) = self.now_us().checked_sub(sent_us) {
             self.rtt_us.store(rtt_us, Ordering::Relaxed);
         }
     }
@@ -307,10 +313,10 @@ impl Shared {
 
 /// The driver's sending half.
 struct Writer<W> {
-    batch: Batch<W>,
+    batch: SegmentBatch<W>,
     shared: Arc<Shared>,
     queues: Queues,
-    /// Whether the control stream is still open.
+    /// Whether the outgoing control stream is still open.
     is_control_open: bool,
 }
 
@@ -330,7 +336,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                     self.batch.trim();
                     Segment::Ping { number: self.shared.now_us() }
                 }
-                part = self.queues.control.recv(), if self.is_control_open => self.control(part),
+                part = self.queues.control.recv(), if self.is_control_open => self.control_segment(part),
                 Some(segment) = self.queues.data.recv() => segment,
             };
             self.add(segment)?;
@@ -370,13 +376,14 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             return None;
         }
         match self.queues.control.try_recv() {
-            Ok(part) => Some(self.control(Some(part))),
-            Err(TryRecvError::Disconnected) => Some(self.control(None)),
+            Ok(part) => Some(self.control_segment(Some(part))),
+            Err(TryRecvError::Disconnected) => Some(self.control_segment(None)),
             Err(TryRecvError::Empty) => None,
         }
     }
 
-    fn control(&mut self, part: Option<Bytes>) -> Segment {
+    /// The segment for a `part` of the control stream, or for its end.
+    fn control_segment(&mut self, part: Option<Bytes>) -> Segment {
         self.is_control_open = part.is_some();
         Segment::Control { bytes: part.unwrap_or_default(), last: !self.is_control_open }
     }
@@ -386,13 +393,14 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         self.batch.add(segment)
     }
 
-    /// Writes the queued control messages and the close notice. Drops queued data.
+    /// Writes the close notice, if any: a close after the queued control messages, an alert without them. Drops queued
+    /// data.
     async fn write_close(mut self) -> io::Result<()> {
         match self.shared.wait_for_end().await.notice {
             CloseNotice::None => return Ok(()),
             CloseNotice::Close(code, text) => {
                 while let Ok(part) = self.queues.control.try_recv() {
-                    let segment = self.control(Some(part));
+                    let segment = self.control_segment(Some(part));
                     self.add(segment)?;
                     self.batch.write().await?;
                 }

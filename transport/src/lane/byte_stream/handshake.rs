@@ -19,10 +19,11 @@ use super::{
 };
 use crate::{ByteStream, ClientCertificate, StreamTuning, tls};
 
-/// The maximum of buffered handshake bytes: more than the records of rustls' longest message, of 64 KiB.
+/// The maximum number of buffered handshake bytes: more than the records of the longest message that rustls accepts, of
+/// 64 KiB.
 const BUFFERED_BYTES_MAX: usize = 128 << 10;
 
-/// The maximum length of a record: 2^14 bytes and the overhead of encryption.
+/// The maximum length of a record after its header: 2^14 bytes and the overhead of encryption.
 const RECORD_BYTES_MAX: usize = (16 << 10) + 256;
 
 /// A stream after its handshake, with the keys for its records.
@@ -32,7 +33,7 @@ pub(crate) struct Secured<S> {
     pub(super) opener: Opener,
     is_protocol_agreed: bool,
     peer_certificate: Option<ClientCertificate>,
-    /// The time in which the peer answered the handshake.
+    /// The time from the first sent message to the end of the handshake: a round trip, and computation at both ends.
     answer_time: Duration,
 }
 
@@ -51,7 +52,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
         Self::over(stream, UnbufferedServerConnection::new(config).map_err(tls_error)?).await
     }
 
-    /// Whether the peer agreed on this protocol by ALPN.
+    /// Whether ALPN selected this protocol.
     pub(crate) fn is_protocol_agreed(&self) -> bool {
         self.is_protocol_agreed
     }
@@ -63,7 +64,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
 
     async fn over(mut stream: S, mut connection: impl RustlsConnection) -> io::Result<Self> {
         let (mut incoming, mut out) = (vec![], vec![]);
-        let mut sent_at = None; // A client may connect long before its first message.
+        let mut sent_at = None; // Not the time of connecting: a client's first message may follow long after.
         while let Step::Read = advance(&mut stream, &mut connection, &mut incoming, &mut out).await? {
             if !out.is_empty() {
                 sent_at.get_or_insert_with(Instant::now);
@@ -81,7 +82,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
 }
 
 impl Secured<Box<dyn ByteStream>> {
-    /// Tunes the stream by the measured answer time and the lane's `settings`.
+    /// Tunes the stream by the measured answer time and the lane's idle timeout.
     pub(crate) fn tune(&self, settings: Settings) {
         let idle_timeout = settings.idle_timeout;
         self.stream.tune(StreamTuning { answer_time: self.answer_time, idle_timeout });
@@ -95,19 +96,19 @@ async fn advance(
     incoming: &mut Vec<u8>,
     out: &mut Vec<u8>,
 ) -> io::Result<Step> {
-    let step = step(connection, incoming, out);
-    if let Err(error) = step {
-        let _ = self::step(connection, incoming, out);
+    let next = step(connection, incoming, out);
+    if let Err(error) = next {
+        let _ = step(connection, incoming, out); // Encodes the alert.
         let _ = stream.write_all(out).await;
         let _ = stream.shutdown().await;
         return Err(tls_error(error));
     }
     stream.write_all(out).await?;
     stream.flush().await?;
-    step.map_err(tls_error)
+    next.map_err(tls_error)
 }
 
-/// Reads exactly one record: records after the handshake are not passed to rustls.
+/// Reads exactly one record, because records after the handshake must not be passed to rustls.
 async fn read_record(stream: &mut (impl AsyncRead + Unpin), incoming: &mut Vec<u8>) -> io::Result<()> {
     let mut header = [0; 5];
     stream.read_exact(&mut header).await?;

@@ -12,7 +12,7 @@ use super::{
     stream::Stream,
 };
 
-/// The maximum length of a read. A quarter of it is 10 % slower; four times as much gains nothing.
+/// The maximum length of a read. A quarter of that is 10 % slower; four times as much gains nothing.
 pub(super) const READ_BYTES_MAX: usize = 256 << 10;
 
 /// The initial length of reads: more than the longest record, and enough for a server, which receives little.
@@ -25,7 +25,7 @@ pub(super) enum ReadError {
     Io(io::Error),
     /// The peer closed TLS without closing the lane.
     Ended,
-    /// A record is invalid, or was changed in transit.
+    /// A record is invalid, was changed in transit, or contains a fatal alert.
     Record(RecordError),
     /// A segment is invalid.
     Segment(SegmentError),
@@ -36,7 +36,7 @@ pub(super) struct Inbox<R> {
     read: R,
     opener: Opener,
     assembler: Assembler,
-    /// The read buffer. Grows when a read has filled it.
+    /// The read buffer. Grows when a read has filled it, and never shrinks.
     bytes: Vec<u8>,
     /// The encrypted part of `bytes`.
     wire: Range<usize>,
@@ -88,8 +88,8 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         }
     }
 
-    /// Decrypts the next record if it is complete: into the memory of the current segment if the record lies within it,
-    /// otherwise in place. Returns the number of bytes written to the segment's memory.
+    /// Decrypts the next record, if it is complete: into the memory of the current segment if all of its data belongs
+    /// to that segment, otherwise in place. Returns the number of bytes written to the segment's memory.
     fn open_record(&mut self) -> Result<Option<Opened<usize>>, ReadError> {
         let wire = &mut self.bytes[self.wire.clone()];
         let record_len = record_bytes(wire).map_err(ReadError::Record)?;
@@ -114,7 +114,7 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         opened.map(Some).map_err(ReadError::Record)
     }
 
-    /// Reads available bytes, after moving a partial record to the front.
+    /// Moves the partial record to the front of the buffer, then waits for bytes and reads them.
     async fn read_more(&mut self, idle_timeout: Duration) -> io::Result<()> {
         self.bytes.copy_within(self.wire.clone(), 0);
         self.wire = 0..self.wire.len();

@@ -29,16 +29,16 @@ const SEGMENT_COST_BYTES: u64 = 256;
 /// The size of reads from the control stream; a frame is at most 64 KiB and usually below 100 bytes.
 const CONTROL_READ_BYTES: usize = 4 << 10;
 
-/// The pipe from the driver to the reader of the control stream, with the bound of a server over QUIC. While it is
-/// full, the driver does not read the connection.
+/// The pipe from the driver to the reader of the control stream. It holds as many bytes as a server's window over QUIC.
+/// While it is full, the driver does not read the connection.
 pub(super) type ControlPipe = DuplexStream;
 
-/// Creates both halves of a control pipe.
+/// Both ends of a new control pipe.
 pub(super) fn control_pipe() -> (ControlPipe, ControlPipe) {
     tokio::io::duplex(SERVER_WINDOW_BYTES as usize)
 }
 
-/// The number of received bytes not yet read, and its limit.
+/// The number of received data bytes that are queued for readers, and its limit.
 #[derive(Debug)]
 pub(super) struct Unread {
     bytes: AtomicU64,
@@ -63,17 +63,18 @@ pub(super) struct UnreadLimitExceeded {
 }
 
 impl Unread {
-    /// Raises the limit to `bytes` and a reserve. Never lowers it.
+    /// Raises the limit to `bytes` plus a reserve. Never lowers it.
     pub(super) fn allow(&self, bytes: u64) {
         let bytes = bytes.saturating_add(WINDOW_RESERVE_BYTES.into());
         self.max_bytes.fetch_max(bytes, Ordering::Relaxed);
         self.changed.notify_one();
     }
 
-    /// Counts a segment with these `bytes`. Waits at most `max_wait` if the limit is exceeded, because it may be raised
-    /// after the credit was granted, for example if a manifest has larger chunks than usual.
+    /// Counts a segment with these `bytes`. If the limit is exceeded, waits at most `max_wait` until segments are read
+    /// or the limit is raised. It may be raised only after the credit was granted, for example if a manifest has larger
+    /// chunks than usual.
     pub(super) async fn count(&self, bytes: &Bytes, max_wait: Duration) -> Result<(), UnreadLimitExceeded> {
-        let cost = cost(bytes);
+        let cost = cost_of(bytes);
         let counted = async {
             while !self.try_count(cost) {
                 self.changed.notified().await;
@@ -85,7 +86,8 @@ impl Unread {
         })
     }
 
-    /// Counts a segment if the limit allows it. Only the driver calls this, so check and addition need not be atomic.
+    /// Counts a segment if the limit allows it. Only the driver calls this, so the check and the addition need not be
+    /// one atomic operation.
     fn try_count(&self, cost: u64) -> bool {
         let fits = self.bytes.load(Ordering::Relaxed) + cost <= self.max_bytes.load(Ordering::Relaxed);
         if fits {
@@ -95,12 +97,12 @@ impl Unread {
     }
 
     pub(super) fn release(&self, bytes: &Bytes) {
-        self.bytes.fetch_sub(cost(bytes), Ordering::Relaxed);
+        self.bytes.fetch_sub(cost_of(bytes), Ordering::Relaxed);
         self.changed.notify_one();
     }
 }
 
-fn cost(bytes: &Bytes) -> u64 {
+fn cost_of(bytes: &Bytes) -> u64 {
     bytes.len() as u64 + SEGMENT_COST_BYTES
 }
 
@@ -112,12 +114,13 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    /// Begins the next data stream, queues it for `accept`, and increments `streams`.
-    pub(super) fn begin(begun: &mpsc::UnboundedSender<Self>, streams: &mut u64) -> StreamIn {
+    /// Begins the data stream with the number `next_stream`, which is then incremented, and queues it for
+    /// `accept_data`.
+    pub(super) fn begin(begun: &mpsc::UnboundedSender<Self>, next_stream: &mut u64) -> StreamIn {
         let stream = StreamIn::default();
         // Fails only if the lane was dropped.
-        let _ = begun.send(Self { number: *streams, stream: Arc::clone(&stream.0) });
-        *streams += 1;
+        let _ = begun.send(Self { number: *next_stream, stream: Arc::clone(&stream.0) });
+        *next_stream += 1;
         stream
     }
 }
@@ -195,7 +198,7 @@ impl Drop for DataIn {
         let (may_continue, pieces) = self.incoming.stream.discard();
         pieces.iter().for_each(|piece| shared.unread.release(piece));
         if may_continue {
-            shared.outbox.stop(self.incoming.number);
+            shared.outbox.queue_stop(self.incoming.number);
         }
     }
 }

@@ -19,8 +19,8 @@ use std::sync::{
 /// The maximum number of content bytes in a record.
 pub(crate) const CONTENT_BYTES_MAX: usize = 16 << 10;
 
-/// The number of records per key. AES-GCM is safe for 2^24.5 records (RFC 8446 §5.5), which is 362 GiB; ChaCha20 has no
-/// such limit, and a new key costs little.
+/// The maximum number of records per key. AES-GCM is safe for 2^24.5 full records, 362 GiB (RFC 8446 §5.5); ChaCha20
+/// has no such limit, but a new key costs little.
 pub(crate) const RECORDS_PER_KEY_MAX: u64 = 1 << 24;
 
 pub(super) const HEADER_BYTES: usize = 5;
@@ -33,7 +33,8 @@ const ADDED_BYTES: usize = HEADER_BYTES + 1 + TAG_BYTES;
 /// The maximum number of bytes after the header of a record.
 const BODY_BYTES_MAX: usize = CONTENT_BYTES_MAX + 256;
 
-/// The maximum number of consecutive records without data, as in rustls: more are an attack on the processor.
+/// The maximum number of consecutive records without data, as in rustls. More of them are meant to waste processor
+/// time.
 const EMPTY_RECORDS_MAX: u32 = 32;
 
 /// The version in the header of every record.
@@ -118,8 +119,8 @@ pub(crate) fn records(
 /// The state shared by both directions.
 struct Shared {
     next: Mutex<Box<dyn NextSecrets>>,
-    /// Whether the peer requested a key update, which is sent before the next record. One update answers several
-    /// requests.
+    /// Whether the peer requested a key update that was not sent yet. It is sent before the next record; one update
+    /// answers several requests.
     must_update: AtomicBool,
 }
 
@@ -136,8 +137,8 @@ impl Sealer {
         bytes + bytes.div_ceil(CONTENT_BYTES_MAX) * (2 * ADDED_BYTES + KEY_UPDATE.len() + 1)
     }
 
-    /// Encrypts `data` into the front of `out`, which has room for [`sealed_bytes_max`](Self::sealed_bytes_max), and
-    /// returns its length.
+    /// Encrypts `data` into the front of `out`, which has room for [`sealed_bytes_max`](Self::sealed_bytes_max);
+    /// returns the number of bytes written.
     pub(crate) fn seal(&mut self, data: &[u8], out: &mut [u8]) -> Result<usize, RecordError> {
         let mut filled = 0;
         for content in data.chunks(CONTENT_BYTES_MAX) {
@@ -183,7 +184,7 @@ pub(crate) struct Opener {
 /// The content of a record.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Opened<T> {
-    /// Data, verified; never empty.
+    /// Authenticated data; never empty.
     Data(T),
     /// No data.
     NoData,
@@ -222,7 +223,7 @@ impl Opener {
     /// Decrypts a complete `record`, of the length given by [`record_bytes`], in place.
     pub(crate) fn open<'a>(&mut self, record: &'a mut [u8]) -> Result<Opened<&'a [u8]>, RecordError> {
         let (header, body) = record.split_at_mut(HEADER_BYTES);
-        let (nonce, aad) = (self.key.nonce(), Aad::from(&*header));
+        let (nonce, aad) = (self.key.next_nonce(), Aad::from(&*header));
         let opened = self.key.key.open_in_place(nonce, aad, body);
         let opened = opened.map_err(|Unspecified| RecordError::Decrypt)?;
         self.take(opened)
@@ -237,7 +238,7 @@ impl Opener {
     ) -> Result<Opened<&'a [u8]>, RecordError> {
         let (header, body) = record.split_at(HEADER_BYTES);
         let (cipher, tag) = body.split_at(body.len() - TAG_BYTES);
-        let (nonce, aad) = (self.key.nonce(), Aad::from(header));
+        let (nonce, aad) = (self.key.next_nonce(), Aad::from(header));
         let opened = self.key.key.open_separate_gather(nonce, aad, cipher, tag, out);
         opened.map_err(|Unspecified| RecordError::Decrypt)?;
         self.take(out)
@@ -308,22 +309,22 @@ struct Key {
 
 impl Key {
     fn new((sequence, secrets): (u64, ConnectionTrafficSecrets)) -> Result<Self, RecordError> {
-        let unknown =
+        let not_offered =
             || RecordError::Keys(rustls::Error::General("a cipher suite that is not offered".into()));
         let (algorithm, key, iv) = match &secrets {
             ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
             ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&AES_256_GCM, key, iv),
             ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (&CHACHA20_POLY1305, key, iv),
-            _ => return Err(unknown()),
+            _ => return Err(not_offered()),
         };
-        let key = UnboundKey::new(algorithm, key.as_ref()).map_err(|Unspecified| unknown())?;
-        let iv = iv.as_ref().try_into().map_err(|_| unknown())?;
+        let key = UnboundKey::new(algorithm, key.as_ref()).map_err(|Unspecified| not_offered())?;
+        let iv = iv.as_ref().try_into().map_err(|_| not_offered())?;
         Ok(Self { key: LessSafeKey::new(key), iv, sequence })
     }
 
-    /// The nonce of the next record (RFC 8446 §5.3). Sequence numbers cannot wrap: a sender updates its key long
-    /// before, and for a receiver that would take millennia.
-    fn nonce(&mut self) -> Nonce {
+    /// Takes the nonce of the next record (RFC 8446 §5.3). Sequence numbers cannot wrap: a sender updates its key long
+    /// before that, and a receiver would need millennia.
+    fn next_nonce(&mut self) -> Nonce {
         let mut nonce = self.iv;
         for (byte, digit) in nonce[4..].iter_mut().zip(self.sequence.to_be_bytes()) {
             *byte ^= digit;
@@ -340,7 +341,7 @@ impl Key {
         let (front, rest) = out[..content.len() + ADDED_BYTES].split_at_mut(HEADER_BYTES);
         front.copy_from_slice(&header);
         let (cipher, tail) = rest.split_at_mut(content.len());
-        let (nonce, aad) = (self.nonce(), Aad::from(header));
+        let (nonce, aad) = (self.next_nonce(), Aad::from(header));
         let sealed = self.key.seal_out_of_place_scatter(nonce, aad, content, cipher, &[kind], tail);
         sealed.map_err(|Unspecified| RecordError::Keys(rustls::Error::EncryptError))?;
         Ok(content.len() + ADDED_BYTES)

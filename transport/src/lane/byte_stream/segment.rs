@@ -9,8 +9,8 @@ use super::{
     stream::Stream,
 };
 
-/// The maximum length of a segment without its header: four TLS records. A chunk of 4 MiB has 64 segments, so headers
-/// cost little.
+/// The maximum length of a segment without its header: four TLS records. A chunk of 4 MiB is sent in 65 segments (one
+/// for its stream header), so segment headers cost little.
 pub(crate) const SEGMENT_BYTES_MAX: usize = 64 << 10;
 
 /// The length of the header of a segment.
@@ -67,7 +67,7 @@ impl Kind {
     const ALL: [Self; 7] =
         [Self::Control, Self::Data, Self::Reset, Self::Stop, Self::Close, Self::Ping, Self::Pong];
 
-    fn flags(self) -> u8 {
+    fn allowed_flags(self) -> u8 {
         match self {
             Self::Control => LAST,
             Self::Data => FIRST | LAST,
@@ -105,12 +105,12 @@ impl Header {
         let length = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
         let kind = Kind::ALL.into_iter().find(|kind| *kind as u8 == code);
         let kind = kind.ok_or(SegmentError::Kind(code))?;
-        let too_long = SegmentError::Length { kind: code, bytes: length };
-        let bytes = usize::try_from(length).map_err(|_| too_long)?;
+        let wrong_length = SegmentError::Length { kind: code, bytes: length };
+        let bytes = usize::try_from(length).map_err(|_| wrong_length)?;
         match () {
             () if reserved != 0 => Err(SegmentError::Reserved(reserved)),
-            () if flags & !kind.flags() != 0 => Err(SegmentError::Flags { kind: code, flags }),
-            () if !kind.allows_length(bytes) => Err(too_long),
+            () if flags & !kind.allowed_flags() != 0 => Err(SegmentError::Flags { kind: code, flags }),
+            () if !kind.allows_length(bytes) => Err(wrong_length),
             () => Ok(Self { kind, flags, bytes }),
         }
     }
@@ -123,7 +123,7 @@ impl Segment {
         Self::Close { code, text: Bytes::copy_from_slice(&text.as_bytes()[..end]) }
     }
 
-    /// Splits off the first [`SEGMENT_BYTES_MAX`] of data, if it is longer.
+    /// Splits off the first [`SEGMENT_BYTES_MAX`] bytes of data, if the data is longer.
     pub(crate) fn split_front(&mut self) -> Option<Self> {
         let Self::Data { bytes, first, .. } = self else { return None };
         if bytes.len() <= SEGMENT_BYTES_MAX {
@@ -136,27 +136,27 @@ impl Segment {
     /// Encodes the header, and returns it with the body. Control and data bytes are not copied.
     pub(crate) fn encode(self) -> ([u8; SEGMENT_HEADER_BYTES], Bytes) {
         let flag = |flag, set| if set { flag } else { 0 };
-        let number = |number: u64| Bytes::copy_from_slice(&number.to_le_bytes());
+        let eight_bytes = |number: u64| Bytes::copy_from_slice(&number.to_le_bytes());
         let (kind, flags, bytes) = match self {
             Self::Control { bytes, last } => (Kind::Control, flag(LAST, last), bytes),
             Self::Data { bytes, first, last } => (Kind::Data, flag(FIRST, first) | flag(LAST, last), bytes),
             Self::Reset => (Kind::Reset, 0, Bytes::new()),
-            Self::Stop { stream } => (Kind::Stop, 0, number(stream)),
+            Self::Stop { stream } => (Kind::Stop, 0, eight_bytes(stream)),
             Self::Close { code, text } => {
                 let mut bytes = BytesMut::with_capacity(4 + text.len());
                 bytes.put_u32_le(code);
                 bytes.put(text);
                 (Kind::Close, 0, bytes.freeze())
             }
-            Self::Ping { number: sent } => (Kind::Ping, 0, number(sent)),
-            Self::Pong { number: sent } => (Kind::Pong, 0, number(sent)),
+            Self::Ping { number } => (Kind::Ping, 0, eight_bytes(number)),
+            Self::Pong { number } => (Kind::Pong, 0, eight_bytes(number)),
         };
         debug_assert!(kind.allows_length(bytes.len()), "{kind:?} of {} bytes", bytes.len());
         let [a, b, c, d] = (bytes.len() as u32).to_le_bytes();
         ([kind as u8, flags, 0, 0, a, b, c, d], bytes)
     }
 
-    /// The length with its header.
+    /// The length of the segment with its header.
     pub(crate) fn wire_bytes(&self) -> u64 {
         let bytes = match self {
             Self::Control { bytes, .. } | Self::Data { bytes, .. } => bytes.len(),
@@ -181,7 +181,7 @@ impl Segment {
     }
 }
 
-/// Reassembles segments from received bytes. Allocates memory for one segment at a time.
+/// Reassembles segments from received bytes, one at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Assembler {
     header: [u8; SEGMENT_HEADER_BYTES],
@@ -194,15 +194,15 @@ pub(crate) struct Assembler {
 #[derive(Debug)]
 struct Body {
     header: Header,
-    memory: Memory,
+    destination: Destination,
     filled: usize,
 }
 
 /// The memory for a segment's bytes.
 #[derive(Debug)]
-enum Memory {
+enum Destination {
     Own(Buffer),
-    /// The buffer lent by the reader of a data stream. If the reader reclaims it, the bytes are dropped.
+    /// The buffer lent by the reader of a data stream. If the reader takes it back, the bytes are discarded.
     Stream(Arc<Stream>),
 }
 
@@ -218,7 +218,7 @@ pub(crate) enum Received {
 }
 
 impl Assembler {
-    /// Consumes the part of `bytes` that belongs to the next segment; returns the segment once it is complete.
+    /// Consumes the part of `bytes` that belongs to the current segment; returns the segment once it is complete.
     pub(super) fn take(
         &mut self,
         bytes: &mut &[u8],
@@ -233,14 +233,14 @@ impl Assembler {
                 return Ok(None);
             }
             let header = Header::decode(self.header)?;
-            let memory = self.memory(header, current);
-            self.body = Some(Body { header, memory, filled: 0 });
+            let destination = self.destination(header, current);
+            self.body = Some(Body { header, destination, filled: 0 });
         }
-        if let Some(Body { header, memory, filled }) = &mut self.body {
+        if let Some(Body { header, destination, filled }) = &mut self.body {
             let (now, later) = bytes.split_at((header.bytes - *filled).min(bytes.len()));
-            match memory {
-                Memory::Own(buffer) => buffer[*filled..*filled + now.len()].copy_from_slice(now),
-                Memory::Stream(stream) => {
+            match destination {
+                Destination::Own(buffer) => buffer[*filled..*filled + now.len()].copy_from_slice(now),
+                Destination::Stream(stream) => {
                     stream.put(now);
                 }
             }
@@ -251,45 +251,45 @@ impl Assembler {
     }
 
     /// Chooses the memory for the bytes after a header.
-    fn memory(&self, header: Header, current: Option<&Arc<Stream>>) -> Memory {
+    fn destination(&self, header: Header, current: Option<&Arc<Stream>>) -> Destination {
         let is_continuation = header.kind == Kind::Data && header.flags & FIRST == 0;
         match current.filter(|stream| is_continuation && stream.has_room(header.bytes)) {
-            Some(stream) => Memory::Stream(Arc::clone(stream)),
+            Some(stream) => Destination::Stream(Arc::clone(stream)),
             // One more byte: decryption writes the content type after the data.
-            None => Memory::Own(self.pool.take(header.bytes + 1)),
+            None => Destination::Own(self.pool.take(header.bytes + 1)),
         }
     }
 
-    /// Calls `fill` with `bytes` of the current segment's memory, if they fit its missing bytes and one more. `fill`
-    /// returns the number of valid bytes.
-    pub(super) fn fill(&mut self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
-        let Some(Body { header, memory, filled }) = &mut self.body else { return };
+    /// Calls `decrypt` with the next `bytes` bytes of the current segment's memory; `decrypt` returns how many of them
+    /// are data. Does nothing if more than one of them is beyond the segment's end, or the memory has no room for them.
+    pub(super) fn fill(&mut self, bytes: usize, decrypt: impl FnOnce(&mut [u8]) -> usize) {
+        let Some(Body { header, destination, filled }) = &mut self.body else { return };
         if bytes > header.bytes - *filled + 1 {
             return;
         }
         let start = *filled;
-        let fill = |room: &mut [u8]| {
-            let now = fill(room);
+        let decrypt_and_count = |room: &mut [u8]| {
+            let now = decrypt(room);
             *filled += now;
             now
         };
-        match memory {
-            Memory::Own(buffer) => {
-                fill(&mut buffer[start..start + bytes]);
+        match destination {
+            Destination::Own(buffer) => {
+                decrypt_and_count(&mut buffer[start..start + bytes]);
             }
-            Memory::Stream(stream) => stream.fill(bytes, fill),
+            Destination::Stream(stream) => stream.fill(bytes, decrypt_and_count),
         }
     }
 
-    /// Returns the current segment once it is complete.
+    /// Takes the current segment if it is complete.
     pub(super) fn take_complete(&mut self) -> Option<Received> {
-        let Body { header, memory, .. } = self.body.take_if(|body| body.filled == body.header.bytes)?;
+        let Body { header, destination, .. } = self.body.take_if(|body| body.filled == body.header.bytes)?;
         self.header_filled = 0;
-        Some(match memory {
-            Memory::Own(buffer) => {
+        Some(match destination {
+            Destination::Own(buffer) => {
                 Received::Segment(Segment::decode(header, Bytes::from_owner(buffer).slice(..header.bytes)))
             }
-            Memory::Stream(_) => Received::Filled {
+            Destination::Stream(_) => Received::Filled {
                 wire_bytes: (SEGMENT_HEADER_BYTES + header.bytes) as u64,
                 last: header.flags & LAST != 0,
             },

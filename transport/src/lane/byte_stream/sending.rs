@@ -12,31 +12,32 @@ use super::{
     segment::{SEGMENT_BYTES_MAX, Segment},
 };
 
-/// The maximum length of data in a queue entry: a quarter of a batch, so that senders are not woken for each segment.
+/// The maximum length of the data in a queue entry: four segments, so that senders are not woken for each of them.
 pub(super) const SPAN_BYTES_MAX: usize = 4 * SEGMENT_BYTES_MAX;
 
-/// The maximum number of queued data entries: two megabytes, enough to keep the driver busy.
+/// The maximum number of entries in the data queue. Together they have two megabytes, enough to keep the driver busy.
 const DATA_QUEUE_MAX: usize = 8;
 
-/// The maximum length of coalesced writes: a small chunk is copied behind its header, so that both are one segment and
-/// wake the receiver once.
-const JOINED_BYTES_MAX: usize = 8 << 10;
+/// The maximum length of consecutive writes that are copied together: a small chunk is copied behind its stream header,
+/// so that both are one segment and wake the receiver once.
+const COALESCED_BYTES_MAX: usize = 8 << 10;
 
-/// The maximum number of queued parts of control messages. Further messages wait in the queue of `control`.
+/// The maximum number of queued parts of control messages. Further messages wait in the queue of
+/// [`control`](crate::control).
 pub(super) const CONTROL_QUEUE_MAX: usize = 4;
 
 /// A part of the control stream, of at most [`SEGMENT_BYTES_MAX`].
-pub(super) type Control = Bytes;
+pub(super) type ControlPart = Bytes;
 
-/// Pending answers to the peer, and the state of outgoing data streams.
+/// Pending pong and stop for the peer, and the state of outgoing data streams.
 #[derive(Debug)]
 pub(super) struct Outbox {
     data: mpsc::Sender<Segment>,
-    /// Serialises data streams, fairly. Contains the number of begun streams.
+    /// Serialises data streams, in the order of requests. Contains the number of begun streams.
     stream_lock: Arc<AsyncMutex<u64>>,
-    /// The number of begun data streams, to validate the peer's stops.
+    /// The number of begun data streams, readable without the lock, to validate the peer's stops.
     begun: AtomicU64,
-    /// One more than the highest stream number that the peer has stopped. All lower streams have ended.
+    /// One more than the number of the last stream that the peer has stopped. Earlier streams have ended.
     stopped: AtomicU64,
     answers: Mutex<Answers>,
     answers_changed: Notify,
@@ -44,8 +45,8 @@ pub(super) struct Outbox {
     control_written: watch::Sender<bool>,
 }
 
-/// Pending answers to the peer, at most one of each kind: a later stop replaces an earlier one, whose stream has ended,
-/// and a later pong an earlier pong.
+/// Pending pong and stop, at most one of each: a later pong replaces an earlier one, and the stop of a later stream
+/// that of an earlier stream, which has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Answers {
     pong: Option<u64>,
@@ -55,7 +56,7 @@ struct Answers {
 /// The driver's halves of the queues.
 #[derive(Debug)]
 pub(super) struct Queues {
-    pub(super) control: mpsc::Receiver<Control>,
+    pub(super) control: mpsc::Receiver<ControlPart>,
     pub(super) data: mpsc::Receiver<Segment>,
 }
 
@@ -74,11 +75,11 @@ impl Outbox {
         (outbox, queue)
     }
 
-    pub(super) fn pong(&self, number: u64) {
+    pub(super) fn queue_pong(&self, number: u64) {
         self.answer(|answers| answers.pong = Some(number));
     }
 
-    pub(super) fn stop(&self, stream: u64) {
+    pub(super) fn queue_stop(&self, stream: u64) {
         self.answer(|answers| answers.stop = answers.stop.max(Some(stream)));
     }
 
@@ -105,11 +106,11 @@ impl Outbox {
 
     /// Handles the peer's stop of `stream`. Returns false if that stream has not begun.
     pub(super) fn handle_stop(&self, stream: u64) -> bool {
-        let is_known = stream < self.begun.load(Ordering::Acquire);
-        if is_known {
+        let has_begun = stream < self.begun.load(Ordering::Acquire);
+        if has_begun {
             self.stopped.fetch_max(stream + 1, Ordering::Relaxed);
         }
-        is_known
+        has_begun
     }
 
     /// Records that the end of the control stream was written.
@@ -122,12 +123,12 @@ impl Outbox {
 /// The sending half of the control stream. Dropping it ends the stream.
 #[derive(Debug)]
 pub(crate) struct ControlOut {
-    queue: mpsc::Sender<Control>,
+    queue: mpsc::Sender<ControlPart>,
     connection: Connection,
 }
 
 impl ControlOut {
-    pub(super) fn new(queue: mpsc::Sender<Control>, connection: Connection) -> Self {
+    pub(super) fn new(queue: mpsc::Sender<ControlPart>, connection: Connection) -> Self {
         Self { queue, connection }
     }
 
@@ -161,7 +162,7 @@ pub(crate) struct DataOut {
     end: Option<mpsc::OwnedPermit<Segment>>,
     /// The last written bytes, held until more follow or the stream is finished.
     held: Option<Bytes>,
-    /// Its number, once its first segment is queued.
+    /// The stream's number, once its first segment is queued.
     number: Option<u64>,
 }
 
@@ -189,7 +190,7 @@ impl DataOut {
             let piece = bytes.split_to(bytes.len().min(SPAN_BYTES_MAX));
             let size = piece.len() as u64;
             match &self.held {
-                Some(held) if held.len() + piece.len() <= JOINED_BYTES_MAX => {
+                Some(held) if held.len() + piece.len() <= COALESCED_BYTES_MAX => {
                     self.held = Some([&held[..], &piece].concat().into());
                 }
                 _ => {
@@ -202,20 +203,20 @@ impl DataOut {
         Ok(())
     }
 
-    /// Queues the held bytes when more follow. Cancel safe.
+    /// Queues the held bytes, which others follow. Cancel safe.
     async fn queue_held(&mut self) -> Result<(), LaneError> {
         if self.held.is_none() {
             return Ok(());
         }
         let connection = self.connection.clone();
-        let Ok(place) = connection.shared().outbox.data.reserve().await else {
+        let Ok(permit) = connection.shared().outbox.data.reserve().await else {
             return Err(connection.closed().await);
         };
         if self.is_stopped() {
             return Err(LaneError::StreamAborted);
         }
         let segment = self.next_segment(false);
-        place.send(segment);
+        permit.send(segment);
         Ok(())
     }
 
@@ -246,15 +247,15 @@ impl DataOut {
             return Err(LaneError::StreamAborted);
         }
         let (end, segment) = (self.end.take(), self.next_segment(true));
-        end.map(|place| place.send(segment));
+        end.map(|permit| permit.send(segment));
         Ok(())
     }
 }
 
 impl Drop for DataOut {
     fn drop(&mut self) {
-        if let (Some(place), Some(_)) = (self.end.take(), self.number) {
-            place.send(Segment::Reset);
+        if let (Some(permit), Some(_)) = (self.end.take(), self.number) {
+            permit.send(Segment::Reset);
         }
     }
 }

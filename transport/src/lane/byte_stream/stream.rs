@@ -1,7 +1,7 @@
 //! [`Stream`]: an incoming data stream, shared by the driver and the stream's reader.
 //!
-//! The reader of a chunk lends its memory to the driver, which then decrypts into it, without waking a task and without
-//! a copy. Bytes received earlier are queued in pieces.
+//! The reader of a chunk lends the chunk's memory to the driver, which then decrypts into this memory, without a copy
+//! and without waking the reader before the end. Bytes received before the loan are queued in pieces.
 
 use bytes::Bytes;
 use std::{
@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::receive_buffer::ReceiveBuffer;
 
-/// One data stream. Its lock is held at most while one record is decrypted.
+/// One data stream. Its lock is held at most while one record is decrypted or one segment is copied.
 #[derive(Debug, Default)]
 pub(super) struct Stream {
     state: Mutex<State>,
@@ -91,20 +91,20 @@ impl Stream {
         (state.end.is_none(), std::mem::take(&mut state.pieces))
     }
 
-    /// Whether the lent buffer has room for `bytes`.
+    /// Whether a buffer is lent that has room for `bytes` more bytes.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         let mut state = self.state();
         state.buffer.as_mut().is_some_and(|buffer| buffer.room().len() >= bytes)
     }
 
-    /// Calls `fill` with exactly `bytes` of the lent buffer, if it has as much room. `fill` returns the number of valid
-    /// bytes.
-    pub(super) fn fill(&self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
+    /// Calls `decrypt` with the next `bytes` bytes of the lent buffer, if it has room for them. `decrypt` returns how
+    /// many of them are data.
+    pub(super) fn fill(&self, bytes: usize, decrypt: impl FnOnce(&mut [u8]) -> usize) {
         let mut state = self.state();
         if let Some(buffer) = &mut state.buffer
             && let Some(room) = buffer.room().get_mut(..bytes)
         {
-            let filled = fill(room);
+            let filled = decrypt(room);
             buffer.advance(filled);
         }
     }
@@ -114,7 +114,8 @@ impl Stream {
         self.put_locked(&mut self.state(), bytes)
     }
 
-    /// Queues a piece for the reader; returns false if it was copied into a lent buffer or the reader was dropped.
+    /// Queues a piece for the reader. Returns false if the piece was copied into a lent buffer instead, or the reader
+    /// was dropped.
     pub(super) fn push(&self, bytes: &Bytes) -> bool {
         let mut state = self.state();
         if state.is_discarded || self.put_locked(&mut state, bytes) {
@@ -171,21 +172,21 @@ mod tests {
 
     const BYTES: usize = 1_000;
 
-    async fn buffer(sink: &HostSink) -> ReceiveBuffer {
+    async fn new_buffer(sink: &HostSink) -> ReceiveBuffer {
         let target = sink.open(0..BYTES as u64).await.unwrap();
         let progress: Progress = Arc::new(|_| ());
         ReceiveBuffer::new(Memory::Raw(target, Box::new(ChunkHasher::new())), BYTES, &progress)
     }
 
-    fn sink() -> HostSink {
+    fn new_sink() -> HostSink {
         HostSink::new(HostMemory::new(u64::MAX).allocate(BYTES).unwrap())
     }
 
-    fn content() -> Vec<u8> {
+    fn chunk_content() -> Vec<u8> {
         (0..BYTES).map(|byte| byte as u8).collect()
     }
 
-    /// Fills like `open_record`, which needs room for one byte more than the valid bytes.
+    /// Fills like `open_record`, which needs room for one byte more than the data.
     fn fill(stream: &Stream, bytes: &[u8]) {
         stream.fill(bytes.len() + 1, |room| {
             room[..bytes.len()].copy_from_slice(bytes);
@@ -196,14 +197,14 @@ mod tests {
     /// Goal: queued pieces, bytes decrypted in place and copied bytes form one chunk, in order and hashed.
     #[tokio::test]
     async fn pieces_and_lent_memory_form_one_chunk() {
-        let (sink, content) = (sink(), content());
+        let (sink, content) = (new_sink(), chunk_content());
         let driver = StreamIn::default();
         let stream = Arc::clone(&driver.0);
         assert!(!stream.has_room(1) && !stream.put(&content[..1]), "no buffer is lent");
         for piece in [&content[..100], &content[100..300]] {
             assert!(stream.push(&Bytes::copy_from_slice(piece)));
         }
-        let mut lent = buffer(&sink).await;
+        let mut lent = new_buffer(&sink).await;
         while let Some((returned, piece)) = stream.lend(lent) {
             lent = returned;
             lent.put(&piece);
@@ -226,13 +227,13 @@ mod tests {
     /// Goal: a cancelled reader reclaims its memory immediately, and later bytes are discarded.
     #[tokio::test]
     async fn a_cancelled_reader_reclaims_its_memory() {
-        let sink = sink();
+        let sink = new_sink();
         let driver = StreamIn::default();
-        assert!(driver.0.lend(buffer(&sink).await).is_none());
-        fill(&driver.0, &content()[..500]);
+        assert!(driver.0.lend(new_buffer(&sink).await).is_none());
+        fill(&driver.0, &chunk_content()[..500]);
         assert_eq!(driver.0.discard(), (true, VecDeque::new()));
-        let again = buffer(&sink).await;
-        fill(&driver.0, &content()[..100]);
+        let again = new_buffer(&sink).await;
+        fill(&driver.0, &chunk_content()[..100]);
         assert!(!driver.0.push(&Bytes::from_static(b"late")));
         drop(driver);
         assert_eq!(again.into_parts().1, 0);
@@ -243,7 +244,7 @@ mod tests {
     async fn too_many_and_too_few_bytes_are_detected() {
         let received = Arc::new(AtomicU64::new(0));
         for (bytes, end) in [(BYTES + 1, None), (BYTES - 1, Some(StreamEnd::Aborted))] {
-            let sink = sink();
+            let sink = new_sink();
             let driver = StreamIn::default();
             let stream = Arc::clone(&driver.0);
             let counted = Arc::clone(&received);

@@ -28,7 +28,7 @@ impl Wire {
         let cut = |(_, segment, bytes): &(_, usize, Vec<u8>)| -> Vec<(u32, usize)> {
             bytes
                 .chunks(*segment)
-                .map(|datagram| (number(datagram), datagram.len()))
+                .map(|datagram| (number_of(datagram), datagram.len()))
                 .collect()
         };
         self.calls.iter().flat_map(cut).collect()
@@ -42,7 +42,7 @@ impl Wire {
     }
 }
 
-fn number(datagram: &[u8]) -> u32 {
+fn number_of(datagram: &[u8]) -> u32 {
     u32::from_le_bytes(datagram[..4].try_into().expect("each datagram begins with its number"))
 }
 
@@ -55,7 +55,7 @@ fn datagrams(first: u32, count: usize, segment: usize, last: usize) -> Vec<u8> {
     bytes
 }
 
-fn transmit(contents: &[u8], segment: usize) -> Transmit<'_> {
+fn transmit_of(contents: &[u8], segment: usize) -> Transmit<'_> {
     Transmit {
         destination: ([10, 0, 0, 1], 4747).into(),
         ecn: Some(EcnCodepoint::Ect0),
@@ -71,11 +71,11 @@ const BOUNDS: Bounds = Bounds { burst: QUINN_SEGMENTS, kernel: 64 };
 /// Consecutive full bursts are sent in growing batches, up to the kernel's maximum.
 #[test]
 fn batches_of_a_long_burst_grow() {
-    let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
+    let (mut batch, mut wire) = (DatagramBatch::default(), Wire::with_room(usize::MAX));
     for round in 0..20 {
         let burst = datagrams(round * 10, 10, ETHERNET, ETHERNET);
         batch
-            .take(&transmit(&burst, ETHERNET), BOUNDS, |t| wire.send(t))
+            .take(&transmit_of(&burst, ETHERNET), BOUNDS, |t| wire.send(t))
             .expect("there is room");
     }
     assert_eq!(wire.segments(), [10, 20, 40, 44, 44], "and 42 are held");
@@ -83,7 +83,7 @@ fn batches_of_a_long_burst_grow() {
     assert_eq!(wire.datagrams().len(), 200);
     let burst = datagrams(200, 10, ETHERNET, ETHERNET);
     batch
-        .take(&transmit(&burst, ETHERNET), BOUNDS, |t| wire.send(t))
+        .take(&transmit_of(&burst, ETHERNET), BOUNDS, |t| wire.send(t))
         .expect("there is room");
     assert_eq!(wire.segments()[5..], [42, 10], "after a pause the first burst is sent immediately");
 }
@@ -91,11 +91,11 @@ fn batches_of_a_long_burst_grow() {
 /// A transmit shorter than a burst is sent immediately, together with the held datagrams.
 #[test]
 fn short_transmits_are_sent_immediately() {
-    let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
+    let (mut batch, mut wire) = (DatagramBatch::default(), Wire::with_room(usize::MAX));
     let mut take = |first, count, last| {
         let bytes = datagrams(first, count, ETHERNET, last);
         batch
-            .take(&transmit(&bytes, ETHERNET), BOUNDS, |t| wire.send(t))
+            .take(&transmit_of(&bytes, ETHERNET), BOUNDS, |t| wire.send(t))
             .expect("there is room");
         batch.is_empty()
     };
@@ -113,16 +113,16 @@ fn short_transmits_are_sent_immediately() {
 /// size.
 #[test]
 fn different_datagrams_are_not_mixed() {
-    let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
+    let (mut batch, mut wire) = (DatagramBatch::default(), Wire::with_room(usize::MAX));
     let bursts: Vec<_> = (0..4).map(|round| datagrams(round * 10, 10, 1_200, 1_200)).collect();
     let mut take = |transmit: &Transmit<'_>| {
         batch.take(transmit, BOUNDS, |t| wire.send(t)).expect("there is room");
     };
-    take(&transmit(&bursts[0], 1_200));
-    take(&transmit(&bursts[1], 1_200));
-    take(&Transmit { ecn: None, ..transmit(&bursts[2], 1_200) });
+    take(&transmit_of(&bursts[0], 1_200));
+    take(&transmit_of(&bursts[1], 1_200));
+    take(&Transmit { ecn: None, ..transmit_of(&bursts[2], 1_200) });
     let larger = datagrams(30, 1, ETHERNET, ETHERNET);
-    take(&transmit(&larger, ETHERNET));
+    take(&transmit_of(&larger, ETHERNET));
     assert_eq!(wire.segments(), [10, 10, 10, 1]);
     let marks: Vec<_> = wire.calls.iter().map(|call| call.0.is_some()).collect();
     assert_eq!(marks, [true, true, false, true]);
@@ -131,11 +131,11 @@ fn different_datagrams_are_not_mixed() {
 /// quinn batches ten segments of any size. Jumbo segments are sent as equal batches within the kernel's bound.
 #[test]
 fn jumbo_bursts_are_split_and_not_held() {
-    let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
+    let (mut batch, mut wire) = (DatagramBatch::default(), Wire::with_room(usize::MAX));
     for (segment, expected) in [(8_972, vec![5, 5]), (65_000, vec![1; 10])] {
         let burst = datagrams(0, 10, segment, segment);
         batch
-            .take(&transmit(&burst, segment), BOUNDS, |t| wire.send(t))
+            .take(&transmit_of(&burst, segment), BOUNDS, |t| wire.send(t))
             .expect("there is room");
         assert!(batch.is_empty());
         assert_eq!(
@@ -156,16 +156,16 @@ fn bursts_fit_system_calls() {
     assert_eq!([16_000, 65_000].map(burst_of), [None; 2], "smaller segments would suffer");
 }
 
-/// Without segmentation offload, even if it is lost later, each datagram is a system call.
+/// Without segmentation offload, even if only from some time on, each datagram is a system call.
 #[test]
 fn without_offload_no_datagram_is_held() {
-    let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
+    let (mut batch, mut wire) = (DatagramBatch::default(), Wire::with_room(usize::MAX));
     for round in 0..3 {
         let burst = datagrams(round * 10, 10, ETHERNET, ETHERNET);
         let kernel = if round == 2 { 1 } else { 64 };
         let bounds = Bounds { kernel, ..BOUNDS };
         batch
-            .take(&transmit(&burst, ETHERNET), bounds, |t| wire.send(t))
+            .take(&transmit_of(&burst, ETHERNET), bounds, |t| wire.send(t))
             .expect("there is room");
     }
     assert_eq!(wire.segments(), [vec![10], vec![1; 20]].concat());
@@ -205,7 +205,7 @@ proptest! {
         burst in prop::sample::select(vec![5, 7, 10]),
     ) {
         let bounds = Bounds { burst, kernel };
-        let (mut batch, mut wire) = (Batch::default(), Wire::with_room(2));
+        let (mut batch, mut wire) = (DatagramBatch::default(), Wire::with_room(2));
         let mut taken = Vec::new();
         for step in steps {
             match step {
@@ -215,7 +215,7 @@ proptest! {
                     let segment = [ETHERNET, 1_200, 8_972][size];
                     let bytes = datagrams(taken.len() as u32, count, segment, segment - short);
                     let ecn = marked.then_some(EcnCodepoint::Ect0);
-                    let transmit = Transmit { ecn, ..transmit(&bytes, segment) };
+                    let transmit = Transmit { ecn, ..transmit_of(&bytes, segment) };
                     let result = batch.take(&transmit, bounds, |t| wire.send(t));
                     if result.is_ok() {
                         let lengths = bytes.chunks(segment).map(<[u8]>::len);

@@ -199,7 +199,7 @@ fn the_flush_task_moves_with_the_connection() {
         run_other_tasks().await;
     });
     let sent: usize = recorder.calls().iter().map(|(_, segments)| segments).sum();
-    assert_eq!(sent, 40, "although the first runtime never ran again");
+    assert_eq!(sent, 40, "all were sent, although the first runtime never ran again");
 }
 
 /// A new peer replaces an idle one.

@@ -96,7 +96,7 @@ fn open(opener: &mut Opener, wire: &mut [u8], in_place: bool) -> Result<Outcome,
     }
 }
 
-fn data() -> impl Strategy<Value = Vec<u8>> {
+fn any_data() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         prop::collection::vec(any::<u8>(), 0..100),
         (0..50_000usize).prop_map(|bytes| vec![0x5a; bytes]),
@@ -110,7 +110,7 @@ proptest! {
     /// For any number of records per key.
     #[test]
     fn sealed_data_is_opened(
-        sent in prop::collection::vec((data(), any::<bool>()), 0..8),
+        sent in prop::collection::vec((any_data(), any::<bool>()), 0..8),
         records_per_key in 1u64..6,
     ) {
         let [(mut sealer, _), (_, mut opener)] = pair(records_per_key);
@@ -120,7 +120,7 @@ proptest! {
         }
     }
 
-    /// For any flipped bit: only the records before it are opened.
+    /// For any flipped bit: only the records before that bit are opened.
     #[test]
     fn a_flipped_bit_is_detected(
         data in prop::collection::vec(any::<u8>(), 1..40_000),
@@ -383,7 +383,8 @@ fn records_interoperate_with_rustls() {
     });
 }
 
-/// Goal: this record layer and rustls interpret each other's alerts. Method: send each a modified record.
+/// Goal: this record layer and rustls interpret each other's alerts. Method: send rustls an alert, then a modified
+/// record, which it answers with an alert.
 #[test]
 fn alerts_interoperate_with_rustls() {
     on_both_sides(async |mut ours, mut peer| {

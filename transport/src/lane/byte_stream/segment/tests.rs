@@ -1,8 +1,8 @@
 use super::*;
 use proptest::prelude::*;
 
-/// The segments of `bytes`, received in pieces of these `lengths`, and the error, or the number of bytes of an
-/// incomplete segment.
+/// Parses `bytes` in pieces of these `lengths`. Returns the segments, and then either the error or the number of bytes
+/// of an incomplete last segment.
 fn read_all(mut bytes: &[u8], lengths: Vec<usize>) -> (Vec<Segment>, Result<usize, SegmentError>) {
     let (mut assembler, mut segments) = (Assembler::default(), vec![]);
     for length in lengths.into_iter().cycle() {
@@ -28,17 +28,17 @@ fn encoded(segments: &[Segment]) -> Vec<u8> {
     parts.flat_map(|(header, bytes)| [&header[..], &bytes].concat()).collect()
 }
 
-fn bytes() -> impl Strategy<Value = Bytes> {
+fn any_bytes() -> impl Strategy<Value = Bytes> {
     prop_oneof![
         prop::collection::vec(any::<u8>(), 0..100).prop_map(Bytes::from),
         (0..=SEGMENT_BYTES_MAX).prop_map(|bytes| Bytes::from(vec![0x5a; bytes])),
     ]
 }
 
-fn segments() -> impl Strategy<Value = Vec<Segment>> {
+fn any_segments() -> impl Strategy<Value = Vec<Segment>> {
     let segment = prop_oneof![
-        (bytes(), any::<bool>()).prop_map(|(bytes, last)| Segment::Control { bytes, last }),
-        (bytes(), any::<bool>(), any::<bool>()).prop_map(|(bytes, first, last)| Segment::Data {
+        (any_bytes(), any::<bool>()).prop_map(|(bytes, last)| Segment::Control { bytes, last }),
+        (any_bytes(), any::<bool>(), any::<bool>()).prop_map(|(bytes, first, last)| Segment::Data {
             bytes,
             first,
             last
@@ -56,7 +56,7 @@ fn segments() -> impl Strategy<Value = Vec<Segment>> {
 proptest! {
     #[test]
     fn any_split_of_the_bytes_gives_the_same_segments(
-        segments in segments(),
+        segments in any_segments(),
         lengths in prop::collection::vec(1usize..100_000, 1..8),
     ) {
         prop_assert_eq!(read_all(&encoded(&segments), lengths), (segments, Ok(0)));
@@ -84,9 +84,9 @@ proptest! {
         prop_assert!(joined == all);
     }
 
-    /// Truncated bytes give the complete segments.
+    /// From truncated bytes, only the complete segments are returned.
     #[test]
-    fn a_truncated_segment_is_not_returned(segments in segments(), cut in any::<prop::sample::Index>()) {
+    fn a_truncated_segment_is_not_returned(segments in any_segments(), cut in any::<prop::sample::Index>()) {
         prop_assume!(!segments.is_empty());
         let all = encoded(&segments);
         let (read, _) = read_all(&all[..cut.index(all.len())], vec![usize::MAX]);
@@ -122,7 +122,7 @@ proptest! {
 
 /// PROTOCOL.md §10.7: the golden bytes of each kind.
 #[test]
-fn golden_bytes() {
+fn segments_have_the_golden_bytes() {
     let bytes = |text: &'static str| Bytes::from_static(text.as_bytes());
     let hex = |segment: Segment| {
         let (header, bytes) = segment.encode();
