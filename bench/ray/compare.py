@@ -45,8 +45,8 @@ class Workload:
     tensors: int
     elements: int
     transfers: int = 1
-    """The number of transfers in a turn, whose time is their median: several where one is too short for the CPU clock,
-    which advances by 10 ms."""
+    """The number of transfers in a turn; the turn's time is their median. More than one if a single transfer is too short
+    for the CPU clock, which advances by 10 ms."""
     is_split: bool = False
     """Whether each tensor is a Ray object of its own."""
 

@@ -26,7 +26,8 @@ pub struct Sealed {
 impl Sealed {
     /// Maps all of `fd`, if it has exactly `len_bytes`, all of them written and immutable.
     ///
-    /// Partial mappings are refused: the whole file would stay in memory, uncounted. Checks every page for holes: do
+    /// A shorter `len_bytes` is refused: the mapping would keep the whole file in memory, and only `len_bytes` would be
+    /// counted. Checks every page for holes: do
     /// not call this on an async executor's thread.
     ///
     /// # Errors
@@ -90,7 +91,7 @@ impl fmt::Debug for Sealed {
     }
 }
 
-/// Why a descriptor cannot be mapped as sealed memory. Its sender is to blame.
+/// Why a descriptor cannot be mapped as sealed memory. Its sender is to blame, except for [`Os`](Self::Os).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealedError {

@@ -54,7 +54,7 @@ pub struct Subscriber {
     selection: Option<Arc<Selection>>,
     manifests: Manifests,
     phase: Phase,
-    /// The last version that this end gave up on this connection without unsubscribing.
+    /// The last version that this end gave up while it stayed subscribed, since this connection began.
     given_up: Option<(Epoch, Version)>,
     arrivals: Arrivals,
     history: History,
@@ -120,7 +120,7 @@ impl Subscriber {
     pub fn handle_detached(&mut self, allowance: u32) {
         self.actions.clear();
         self.allowance = allowance;
-        self.discard_all();
+        self.reset_arrivals();
         self.manifests = Manifests::default();
         self.given_up = None;
         self.history.handle_detached();
@@ -166,11 +166,11 @@ impl Subscriber {
                 expected: "the subscribed topic",
             });
         }
-        let part = match &self.phase {
+        let resumable = match &self.phase {
             Phase::Detached(incoming) => Some(incoming.id()),
             _ => None,
         };
-        self.history.check_announced(&announce.id, part, announce.afresh)?;
+        self.history.check_announced(&announce.id, resumable, announce.afresh)?;
         self.stall.restart(now, received_bytes);
         match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Detached(incoming) if *incoming.id() == announce.id && !announce.afresh => {
@@ -372,7 +372,7 @@ impl Subscriber {
             Phase::Running(_) => self.fetch_if_due(),
             Phase::Announced { .. } | Phase::Placing(_) => {}
             // Chunks of later versions begin on other lanes.
-            Phase::Idle | Phase::Detached(_) => self.arrivals.discard_retired(),
+            Phase::Idle | Phase::Detached(_) => self.arrivals.forget_retired_lanes(),
         }
     }
 
@@ -383,7 +383,7 @@ impl Subscriber {
         }
         let (epoch, version) = key(incoming.id());
         let missing = incoming.assembly.missing();
-        self.arrivals.discard_retired();
+        self.arrivals.forget_retired_lanes();
         for ranges in missing.ranges().chunks(PARTIAL_RANGES_MAX) {
             self.send(ClientMessage::Fetch {
                 subscription: self.request.subscription,
@@ -488,8 +488,8 @@ impl Subscriber {
     /// Ends the current version, which either end gave up. Both ends reset the credit.
     fn abort(&mut self, reason: AbortReason, released: Released) {
         let Some(id) = self.end_version() else { return };
-        self.manifests.stale += 2; // A late manifest causes two events: its header and its end.
-        self.discard_all();
+        self.manifests.stale += 2; // A late header and a late end of this version's manifest are excused.
+        self.reset_arrivals();
         let (subscription, (epoch, version)) = (self.request.subscription, key(&id));
         self.actions.push_back(Action::Release { id, reason: released });
         self.send(ClientMessage::Abort { subscription, epoch, version, reason });
@@ -530,13 +530,13 @@ impl Subscriber {
         }
     }
 
-    /// Whether memory was requested for a version that has not ended or may be resumed. If so, a change of the memory
-    /// to use affects later versions only.
+    /// Whether memory was requested for a version that has not ended or may be resumed. If so, a new
+    /// destination that the user chooses is for later versions only.
     pub fn is_receiving(&self) -> bool {
         matches!(self.phase, Phase::Placing(_) | Phase::Running(_) | Phase::Detached(_))
     }
 
-    /// Whether the chunk on `stream` is still to be received.
+    /// Whether the chunk on `stream` is being received.
     pub fn is_receiving_chunk(&self, stream: StreamToken) -> bool {
         self.arrivals.is_receiving(stream)
     }
@@ -578,7 +578,8 @@ impl Subscriber {
         Some(id)
     }
 
-    fn discard_all(&mut self) {
+    /// Discards the streams that arrived early, forgets those being received, and resets the credit.
+    fn reset_arrivals(&mut self) {
         let early = self.arrivals.reset(self.allowance);
         self.actions.extend(early.into_iter().map(Action::Discard));
     }

@@ -1,4 +1,5 @@
-"""`Client.get` and `Client.describe`: one version by number, into tensors, as a coroutine; or only its description."""
+"""`Client.get` receives one version: the newest or by number, into new or given tensors, blocking or as a coroutine.
+`Client.describe` receives only its description."""
 
 import asyncio
 

@@ -14,14 +14,14 @@ import tensor_relay
 class Exporter:
     """A tensor of an unknown framework: exports an array by DLPack, and claims to be on any device."""
 
-    def __init__(self, array, device=(1, 0), supports_versions=True):
-        self.array, self.device, self.supports_versions = array, device, supports_versions
+    def __init__(self, array, device=(1, 0), supports_dlpack_versions=True):
+        self.array, self.device, self.supports_dlpack_versions = array, device, supports_dlpack_versions
 
     def __dlpack_device__(self):
         return self.device
 
     def __dlpack__(self, **options):
-        if options and not self.supports_versions:
+        if options and not self.supports_dlpack_versions:
             raise TypeError("unexpected keyword argument")
         return self.array.__dlpack__(**options)
 
@@ -125,7 +125,7 @@ def test_pytorch_modules_are_published(relay, client):
 
 def test_tensors_of_unknown_frameworks_are_published(relay, client):
     array = np.arange(5)
-    relay.publish("t", {"new": Exporter(array), "old": Exporter(array + 1, supports_versions=False)})
+    relay.publish("t", {"new": Exporter(array), "old": Exporter(array + 1, supports_dlpack_versions=False)})
     got = received(client).numpy()
     assert got["new"].tolist() == [0, 1, 2, 3, 4] and got["old"].tolist() == [1, 2, 3, 4, 5]
     with pytest.raises(tensor_relay.UnsupportedTensorError, match=r"weights.*Metal.*copy it to the host"):

@@ -43,7 +43,7 @@ pub trait Network: Debug + Send + Sync + 'static {
     /// The largest UDP payload that the first hop towards `peer` carries, if it is known.
     fn path_payload(&self, peer: SocketAddr) -> Option<u16>;
 
-    /// Whether lanes may have their own threads. A simulation has a single thread with its clock.
+    /// Whether lanes may have their own threads. The clock of a simulation exists on one thread only.
     fn allows_lane_threads(&self) -> bool {
         false
     }

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_every_kind_become_chunks_of_one_dtype() {
+    fn every_chunk_has_one_dtype() {
         let header = br#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[3],"data_offsets":[8,11]}}"#;
         let mut file = (header.len() as u64).to_le_bytes().to_vec();
         file.extend_from_slice(header);

@@ -119,7 +119,7 @@ impl Contenders {
     /// The contenders called `names`, in this order, each once.
     ///
     /// # Errors
-    /// When no contender has one of the names.
+    /// When one of the names belongs to no contender.
     pub(super) fn pick(&self, names: &[String]) -> Result<Vec<Contender>> {
         let mut picked: Vec<Contender> = vec![];
         for name in names {
@@ -175,14 +175,14 @@ fn contender(
 
 pub(super) const RELAY: &str = "tensor-relay";
 pub(super) const STOCK_QUINN: &str = "stock-quinn";
-/// The subcommand of tensor-relay.
+/// The subcommand of this program that runs tensor-relay.
 const RELAY_SUBCOMMAND: &str = "relay";
 const MANY_TENSORS: &str = "10000-tensors";
 const OTHER_BUILD: &str = "other-build";
 /// The name of tensor-relay with tensors that are lent for each round, and hashed when they are sent.
 const BORROWED: &str = "borrowed";
 const BORROW: &str = "--hold=borrow";
-/// The Python program of both sides of `borrowed`.
+/// The program of the sides in Python of `python`, `python-producer` and `python-consumer`.
 const PYTHON_PROGRAM: &str = include_str!("../relay/contender.py");
 const ALL: &str = "all";
 
@@ -190,7 +190,7 @@ const ALL: &str = "all";
 const LANES: [(&str, &str); 3] =
     [("2-lanes", "--lanes=2"), ("4-lanes", "--lanes=4"), ("8-lanes", "--lanes=8")];
 
-/// Variants with one codec for all chunks, where `tensor-relay` chooses a codec for each.
+/// Variants with one codec for all chunks; plain `tensor-relay` chooses one for each chunk.
 const CODECS: [(&str, &str); 4] = [
     ("raw", "--codec=raw"),
     ("bitplanes", "--codec=bitplanes"),

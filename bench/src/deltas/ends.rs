@@ -32,13 +32,14 @@ pub async fn publish(args: ServeArgs, steps: StepsArgs) -> Result<()> {
     loop {
         let staging_begun = Instant::now();
         let Some(staged) = steps.next(&server.staging())? else { break };
-        let (staging, worker_time) = (staging_begun.elapsed(), server.stats().codecs.total().worker_time);
+        let (staging, worker_time_before) =
+            (staging_begun.elapsed(), server.stats().codecs.total().worker_time);
         let (begun, bytes) = (Begun::now(), staged.manifest().payload_bytes());
         let metadata = vec![(PUBLISHED_NS.to_owned(), clock::monotonic_ns().to_string())];
         let mut publication = publisher.publish(staged, metadata).await?;
         let committed = publication.committed(1, VERSION_TIMEOUT).await;
         ensure!(committed, "{} was not committed within {} s", publication.id(), VERSION_TIMEOUT.as_secs());
-        let encoding = server.stats().codecs.total().worker_time.saturating_sub(worker_time);
+        let encoding = server.stats().codecs.total().worker_time.saturating_sub(worker_time_before);
         let more = Cells::of([("staging_ms", ms(staging)), ("encoding_ms", ms(encoding))]);
         print(&Sent { more, ..Sent::since(begun, bytes) })?;
     }

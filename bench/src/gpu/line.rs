@@ -31,7 +31,7 @@ pub(super) struct Sample {
     pub(super) table: String,
     /// The settings; text, so that `8` and `host` have one type.
     pub(super) setting: Cells<String>,
-    /// The measured values. Their names end with the unit.
+    /// The measured values. Their names end with the unit, except those of ratios.
     pub(super) measured: Cells<f64>,
 }
 

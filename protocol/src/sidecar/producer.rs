@@ -52,7 +52,7 @@ pub struct Publish {
     pub topic: Topic,
     /// The producer's metadata of the version.
     pub metadata: Metadata,
-    /// Why the producer lends this kind of memory, for people.
+    /// A human-readable reason for lending this kind of memory.
     pub reason: String,
 }
 

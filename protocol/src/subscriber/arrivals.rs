@@ -93,7 +93,7 @@ impl Arrivals {
     }
 
     /// Clears the retired lanes, whose chunks were fetched or are no longer wanted.
-    pub(super) fn discard_retired(&mut self) {
+    pub(super) fn forget_retired_lanes(&mut self) {
         self.retired.clear();
     }
 

@@ -128,7 +128,7 @@ class Array:
             self.address = base.address + offset
         else:
             self.address = gpu.create("cuMemAlloc_v2", c_uint64, c_size_t(nbytes)) if nbytes else 0
-        self.supports_versions, self.kind = True, CUDA
+        self.supports_dlpack_versions, self.kind = True, CUDA
 
     def view(self, shape, strides=None, offset=0):
         """The same memory in another shape; strides in elements, offset in bytes."""
@@ -147,7 +147,7 @@ class Array:
         return self.kind, self.gpu.ordinal
 
     def __dlpack__(self, *, stream=None, **options):
-        if options and not self.supports_versions:
+        if options and not self.supports_dlpack_versions:
             raise TypeError("unexpected keyword argument")
         if stream != -1:
             self.gpu.wait_for_current(LEGACY if stream is None else stream)

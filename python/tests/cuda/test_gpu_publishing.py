@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 from conftest import TIMEOUT_S, InThread, noise, open_gpu, received, wait_until
-from cuda_by_hand import DTYPES, LEGACY, Array, lent_tensors
+from cuda_by_hand import CUDA, DTYPES, LEGACY, Array, lent_tensors
 
 import tensor_relay
 
@@ -14,14 +14,14 @@ HOLDS = pytest.mark.parametrize("hold", ["stage", "borrow"])
 
 
 @HOLDS
-@pytest.mark.parametrize("supports_versions", [True, False])
-def test_every_dtype_arrives(relay, client, gpu, hold, supports_versions):
+@pytest.mark.parametrize("supports_dlpack_versions", [True, False])
+def test_every_dtype_arrives(relay, client, gpu, hold, supports_dlpack_versions):
     contents = {dtype: noise(6 * bits // 8 * 1000, seed) for seed, (dtype, (_, bits)) in enumerate(DTYPES.items())}
     arrays = {dtype: gpu.array(content, dtype, (2, 3, 1000)) for dtype, content in contents.items()}
     arrays["none"] = gpu.array(b"", "f32", (0, 5))
     arrays["number"] = gpu.array(noise(8), "f64", ())
     for array in arrays.values():
-        array.supports_versions = supports_versions
+        array.supports_dlpack_versions = supports_dlpack_versions
     published = relay.publish("t", {**arrays, "step": 3}, hold=hold)
     assert published.copied_bytes == (published.payload_bytes if hold == "stage" else 0)
     snapshot = received(client)
@@ -67,10 +67,11 @@ def test_a_borrowed_version_is_read_where_it_is(relay, client, gpu, fake):
 
 
 @HOLDS
-def test_tied_weights_are_sent_once(relay, client, gpu, hold):
+def test_tied_weights_of_one_shape_are_sent_once(relay, client, gpu, hold):
     weight = gpu.array(noise(40_000), "f32", (100, 100))
     tied = {"embed": weight, "head": weight.view((100, 100)), "flat": weight.view((10_000,))}
     tensors = {**tied, "other": gpu.array(noise(4))}
+    # `flat` has another shape, so it is sent separately.
     assert relay.publish("t", tensors, hold=hold).payload_bytes == pytest.approx(80_004, abs=4 * 256)
     snapshot = received(client)
     for name, array in tensors.items():
@@ -128,11 +129,12 @@ def test_the_error_for_an_unsupported_value_names_the_tensor(relay, gpu):
         square.kind = kind
         with pytest.raises(tensor_relay.UnsupportedTensorError, match=f"tensor weights .*{words}"):
             relay.publish("t", {"weights": square})
-    square.kind, real, square.gpu = 2, gpu, type("Gpu", (), {"ordinal": 7})
+    square.kind = CUDA
+    square.gpu = type("Gpu", (), {"ordinal": 7})
     message = "weights .*no device cuda:7. This process sees 2, cuda:0 to cuda:1"
     with pytest.raises(tensor_relay.UnsupportedTensorError, match=message):
         relay.publish("t", {"weights": square})
-    square.gpu = real
+    square.gpu = gpu
 
 
 def test_managed_memory_is_read_as_gpu_memory(relay, client, gpu):
@@ -172,8 +174,8 @@ def test_a_gpu_failure_is_reported(relay, gpu, fake):
 
 
 def test_copied_memory_is_released_before_the_call_returns(relay, client, gpu):
-    """Goal: a call that copied tensors releases them before it returns, so that the owner may free them or pass them to
-    JAX, whatever other threads do.
+    """Goal: whatever other threads do, a call that copied tensors releases them before it returns. Then the owner may
+    free them, or JAX donate them.
 
     Method: the thread that releases tensors in the background is blocked in an array's destructor.
     """

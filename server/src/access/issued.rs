@@ -1,5 +1,5 @@
-//! Formats and parses the lines of `issued`: `ID ISSUED@SECRET EXPIRES VERBS TOPICS… HOLDER`, separated by tabs, with
-//! `-` for never. Lines of older builds lack `@SECRET`.
+//! Formats and parses the lines of `issued`. Their fields, separated by tabs: `ID`, `ISSUED@SECRET` (without `@SECRET`
+//! in lines of older builds), `EXPIRES` (`-` for never), a field `VERBS TOPICS` for each grant, and `HOLDER`.
 
 use tensor_relay_protocol::{Claims, Glob, Grant, SecretId};
 

@@ -12,9 +12,9 @@ use tensor_relay_tests::{
     tensors,
 };
 
-/// Goal: a mirror's files equal the original files byte for byte, staged or borrowed.
-/// Method: a safetensors file, an array and two folders, each served, received, mirrored, and served again from the
-/// mirror.
+/// Goal: a mirror's files equal the original files byte for byte.
+/// Method: a safetensors file, an array and two folders are staged, sent and mirrored; the mirror, staged, and the
+/// original, borrowed, have the same digest.
 #[test]
 fn a_mirror_equals_the_served_files() {
     simulate(1, async |sim| {
@@ -45,7 +45,7 @@ async fn publish(server: &Server, name: &str, path: &Path) {
     publisher.publish(staged, vec![]).await.unwrap();
 }
 
-/// Creates a file or folder of every kind in `home`.
+/// Creates a safetensors file, an array and two model folders in `home`.
 fn originals(home: &Path) -> Vec<PathBuf> {
     let path = |name: &str| home.join(name);
     fs::write(path("file.safetensors"), weights(&["x", "y"])).unwrap();

@@ -24,20 +24,20 @@ use tokio::{
     task::yield_now,
 };
 
-/// The maximum number of peer queues. A queue costs some hundred bytes, and a batch while it is busy. A new peer
-/// replaces an idle one.
+/// The maximum number of peer queues. A queue takes a few hundred bytes, plus a batch while it holds datagrams. A new
+/// peer replaces an idle one.
 const PEERS_MAX: usize = 4_096;
 
 /// A UDP socket that wraps another one and keeps a batch for each peer.
 ///
-/// A batch is sent when it is full, when a short transmit follows, or when nothing followed while the runtime polled
-/// all other ready tasks twice; there is no timer. So a burst takes few system calls, and its last datagrams wait for
+/// A batch is sent when it is full, when a transmit shorter than a burst follows, or when nothing followed while the
+/// runtime polled all other ready tasks twice; there is no timer. So a burst takes few system calls, and its last datagrams wait for
 /// two rounds of the runtime. Each peer has a batch, since a system call has one destination.
 pub struct Batching {
     socket: Arc<dyn AsyncUdpSocket>,
     peers: RwLock<HashMap<SocketAddr, Arc<PeerQueue>>>,
-    /// The number of segments that quinn should send at once, for the largest segments seen of any peer: quinn queries
-    /// one number for the socket, not one for each peer.
+    /// The number of segments that quinn should send at once: the smallest such number of all peers, since quinn asks
+    /// once for the socket. Larger segments allow fewer.
     burst: AtomicUsize,
 }
 
@@ -89,7 +89,7 @@ impl AsyncUdpSocket for Batching {
         self.note_segments(transmit);
         match self.queue(transmit.destination) {
             Some(queue) => queue.take(transmit, self.bounds()),
-            // Sends it immediately. Datagrams that the socket refuses are lost, which QUIC detects.
+            // Nothing is held. If the socket accepts only a part, the remainder is lost, which QUIC detects.
             None => DatagramBatch::default().take(transmit, self.bounds(), |t| self.socket.try_send(t)),
         }
     }
@@ -144,8 +144,8 @@ struct QueueState {
 struct FlushTask {
     /// The runtime that the task runs on, that of the peer's connection. The connection may move to another one.
     runtime: runtime::Id,
-    /// Signals that the queue holds datagrams, or that the task should end.
-    held: Arc<Notify>,
+    /// Wakes the task when the queue holds datagrams or the task should end. Its address identifies the task.
+    wake: Arc<Notify>,
 }
 
 impl PeerQueue {
@@ -175,10 +175,10 @@ impl PeerQueue {
         self.state.try_lock().is_ok_and(|state| state.batch.is_empty())
     }
 
-    /// The [`DatagramBatch::change_count`]; `None` if another task flushes this queue.
-    fn change_count(&self, held: &Arc<Notify>) -> Option<u64> {
+    /// The [`DatagramBatch::change_count`]; `None` if nothing is held or another task flushes this queue.
+    fn change_count(&self, wake: &Arc<Notify>) -> Option<u64> {
         let state = self.state();
-        state.batch.change_count().filter(|_| state.is_flushed_by(held))
+        state.batch.change_count().filter(|_| state.is_flushed_by(wake))
     }
 
     async fn writable(&self) -> io::Result<()> {
@@ -196,13 +196,13 @@ impl QueueState {
     /// Wakes or starts the task on `runtime` that flushes `queue` once nothing follows.
     fn flush_on(&mut self, runtime: &Handle, queue: &Arc<PeerQueue>) {
         match &self.flush {
-            Some(flush) if flush.runtime == runtime.id() => flush.held.notify_one(),
+            Some(flush) if flush.runtime == runtime.id() => flush.wake.notify_one(),
             _ => self.flush = Some(FlushTask::start(runtime, queue)),
         }
     }
 
-    fn is_flushed_by(&self, held: &Arc<Notify>) -> bool {
-        self.flush.as_ref().is_some_and(|flush| Arc::ptr_eq(&flush.held, held))
+    fn is_flushed_by(&self, wake: &Arc<Notify>) -> bool {
+        self.flush.as_ref().is_some_and(|flush| Arc::ptr_eq(&flush.wake, wake))
     }
 }
 
@@ -216,27 +216,27 @@ impl Drop for PeerQueue {
 impl FlushTask {
     /// Starts the task for `queue`, which holds datagrams.
     fn start(runtime: &Handle, queue: &Arc<PeerQueue>) -> Self {
-        let held = Arc::new(Notify::new());
-        held.notify_one();
-        runtime.spawn(flush_when_idle(Arc::downgrade(queue), Arc::clone(&held)));
-        Self { runtime: runtime.id(), held }
+        let wake = Arc::new(Notify::new());
+        wake.notify_one();
+        runtime.spawn(flush_when_idle(Arc::downgrade(queue), Arc::clone(&wake)));
+        Self { runtime: runtime.id(), wake }
     }
 }
 
 impl Drop for FlushTask {
     fn drop(&mut self) {
-        self.held.notify_one();
+        self.wake.notify_one();
     }
 }
 
 /// Sends the held datagrams of a queue once nothing follows. Ends when the queue is dropped or has another flush task.
-async fn flush_when_idle(queue: Weak<PeerQueue>, held: Arc<Notify>) {
+async fn flush_when_idle(queue: Weak<PeerQueue>, wake: Arc<Notify>) {
     loop {
-        held.notified().await;
-        let Some(queue) = queue.upgrade().filter(|queue| queue.state().is_flushed_by(&held)) else { return };
+        wake.notified().await;
+        let Some(queue) = queue.upgrade().filter(|queue| queue.state().is_flushed_by(&wake)) else { return };
         let mut last_changes = None;
         // Between two checks, all other ready tasks of the runtime run.
-        while let changes @ Some(_) = queue.change_count(&held) {
+        while let changes @ Some(_) = queue.change_count(&wake) {
             if changes == last_changes && queue.flush().is_err() && queue.writable().await.is_err() {
                 return;
             }

@@ -119,7 +119,8 @@ fn golden_vectors() {
     }
 }
 
-/// Chunks of many blocks: more words than share one sample, then noise, then a single exponent and a partial group.
+/// Chunks of many blocks: weights in more blocks than one sample covers, then noise, then a single exponent and a
+/// partial group.
 #[test]
 fn long_chunks_use_every_form() {
     for dtype in floats() {
@@ -156,7 +157,7 @@ fn a_table_is_sent_once() {
 fn encoded_sizes_are_near_the_entropy() {
     let words = 8 * BLOCK_WORDS;
     let weights_of = |spread| weights(Dtype::Bf16, words, spread, 5);
-    // An exponent at distance n occurs once in 2^(n+1): most exponents need two bits, most of the others four.
+    // A word's exponent is at distance n with probability 2^-(n+1): in most words it takes two bits, in most others four.
     let encoded = encode(Dtype::Bf16, &weights_of(8), 4 * words).unwrap().len() as f64;
     let bits = encoded * 8.0 / words as f64;
     assert!((10.2..10.4).contains(&bits), "{bits} bits for each word");
@@ -195,7 +196,7 @@ proptest! {
         decode(floats()[dtype], &encoded, len);
     }
 
-    /// An encoding with one byte changed, the likeliest hostile input: counts, masks, tables and forms among them.
+    /// An encoding with one changed byte, which may be in a count, a mask, a table or a form: the likeliest hostile input.
     #[test]
     fn a_changed_byte_is_survived(
         dtype in 0..floats().len(), words in 100usize..2000, spread in 0u32..=24, at: prop::sample::Index, value: u8,
