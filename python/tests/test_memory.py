@@ -56,10 +56,14 @@ def test_small_objects_do_not_leak(relay, client):
 
     for _ in range(200):
         once()
-    baseline = resident_bytes()
-    for _ in range(600):
-        once()
-    assert resident_bytes() - baseline < 4 << 20
+    growths = []
+    # Allocators and other libraries' threads in this process may grow once; a leak grows each time.
+    while len(growths) < 5 and (not growths or growths[-1] >= 4 << 20):
+        baseline = resident_bytes()
+        for _ in range(600):
+            once()
+        growths.append(resident_bytes() - baseline)
+    assert growths[-1] < 4 << 20, growths
 
 
 TENSORS, TENSOR_BYTES = 6, 32 << 20
