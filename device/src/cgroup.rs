@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 /// The mount points of cgroup version 2 and of version 1's memory controller on all known systems.
 const MOUNTS: [(&str, &Files); 2] = [("/sys/fs/cgroup", &V2), ("/sys/fs/cgroup/memory", &V1)];
 
-/// An allocation that leaves less than one part in this many of the limit fits closely.
+/// An allocation fits closely if it leaves less than the limit divided by this.
 const CLOSE_FRACTION: u64 = 16;
 
 /// Version 1 reports a larger number for "no limit".

@@ -39,8 +39,9 @@
 //! handles send commands when they are dropped, and `gpu`'s completion callbacks send commands too.
 //!
 //! Ownership prevents memory from being freed under a copy. A copy in flight owns its slot and holds its memory. They
-//! are released only when the device reports the end of the copy; dropping the copy before that, even in a panic, leaks
-//! both. After a device failure, the memory of its unfinished copies is leaked and counted.
+//! are released only when the device reports the end of the copy. If the engine's thread drops its record of the copy
+//! before that, as in a panic, both are leaked. After a device failure, the memory of its unfinished copies is leaked
+//! and counted.
 
 mod copies;
 mod device_uuid;

@@ -151,7 +151,7 @@ pub enum CopyError {
         /// The length of the slot.
         slot_bytes: usize,
     },
-    /// The slot belongs to another engine, or to none. It may not be page-locked, and the copy would be slow unnoticed.
+    /// The slot belongs to another engine, or to none. Without page-locked memory, the copy would be slow, unnoticed.
     /// Nothing was written, and the slot is back in its pool.
     #[error(
         "The slot belongs to another engine, or to none. Take it from a pool that this engine's slots() made."

@@ -47,7 +47,8 @@ impl HostMemory {
         Self::with(budget_bytes, true, Keep::OnDemand(0))
     }
 
-    /// Like `new`, but caches no more memory than is in use: dropping the last region empties the cache.
+    /// Like `new`, but whenever a region is dropped, caches no more memory than is then in use: without a
+    /// [`Charge`], dropping the last region empties the cache.
     pub fn in_proportion(budget_bytes: u64) -> Self {
         Self::with(budget_bytes, true, Keep::InProportion)
     }

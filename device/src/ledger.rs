@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use crate::sink::SinkError;
 
-/// The ranges of a device sink that are lent, or that a copy may still write to.
+/// The ranges of a device sink that wait for a slot, are lent, or may still be written by a copy.
 ///
 /// Why: a copy cannot be cancelled. A chunk that was abandoned while it was copied may be received again, and the old
 /// copy must not overwrite the new bytes. So each range has an [`Entry`], which moves with the copy to the engine and
@@ -105,7 +105,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Marks the range as lent: it has a slot now.
+    /// Marks the range as lent: it has its slot or staging memory now.
     pub(crate) fn lend(&mut self) {
         self.set(Phase::Lent);
     }

@@ -8,8 +8,8 @@ use crate::{parts::Parts, region::Region, sink::SinkError};
 
 /// The memory of a host sink. It is lent in pieces, and given back by the commit, when no piece is lent.
 ///
-/// A piece is cut out of the memory and put back when it is dropped. Therefore no two writers share a byte, and memory
-/// is never returned while it is being written.
+/// A [`Piece`] is cut out of the [`FreePieces`] and put back when it is dropped. Therefore no two writers share a byte,
+/// and memory is never returned while it is being written.
 pub(crate) struct SinkMemory {
     parts: Parts<()>,
     state: Mutex<State>,
@@ -18,11 +18,11 @@ pub(crate) struct SinkMemory {
 impl SinkMemory {
     pub(crate) fn new(parts: Parts<Region>) -> Self {
         let (parts, regions) = parts.split();
-        let mut pieces = Pieces::default();
+        let mut free = FreePieces::default();
         for (range, region) in parts.ranges().zip(regions) {
-            pieces.put_back(range.start, region);
+            free.put_back(range.start, region);
         }
-        Self { parts, state: Mutex::new(State { is_committed: false, pieces }) }
+        Self { parts, state: Mutex::new(State { is_committed: false, free }) }
     }
 
     pub(crate) fn parts(&self) -> &Parts<()> {
@@ -50,13 +50,13 @@ impl SinkMemory {
     /// Ends the lending and returns the memory of each part, unless some of it is lent.
     pub(crate) fn commit(&self) -> Result<Vec<Region>, SinkError> {
         let mut state = self.state();
-        let pieces = state.uncommitted()?;
+        let free = state.uncommitted()?;
         let len_bytes = self.parts.placed_bytes();
-        let lent_bytes = len_bytes - pieces.len_bytes();
+        let lent_bytes = len_bytes - free.len_bytes();
         if lent_bytes > 0 {
             return Err(SinkError::StillLent { lent_bytes, len_bytes });
         }
-        let whole = |range| pieces.cut(range).expect("nothing is lent, so each part is complete");
+        let whole = |range| free.cut(range).expect("nothing is lent, so each part is complete");
         let regions = self.parts.ranges().map(whole).collect();
         state.is_committed = true;
         Ok(regions)
@@ -64,21 +64,20 @@ impl SinkMemory {
 
     fn take_back(&self, start: u64, region: Region) {
         // Only an empty piece can still be lent after the commit, and returning it changes nothing.
-        self.state().pieces.put_back(start, region);
+        self.state().free.put_back(start, region);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks that the pieces that are not lent, and `lent_bytes`, add up to the parts, and that no two such pieces of
-    /// one part touch.
+    /// Checks that the free pieces and `lent_bytes` add up to the parts, and that no two free pieces of one part touch.
     #[cfg(test)]
     pub(crate) fn check(&self, lent_bytes: u64) {
         let state = self.state();
-        assert_eq!(state.pieces.len_bytes() + lent_bytes, self.parts.placed_bytes());
-        let ends = state.pieces.by_start.iter().map(|(start, region)| start + region.len() as u64);
-        for (end, next) in ends.zip(state.pieces.by_start.keys().skip(1)) {
+        assert_eq!(state.free.len_bytes() + lent_bytes, self.parts.placed_bytes());
+        let ends = state.free.by_start.iter().map(|(start, region)| start + region.len() as u64);
+        for (end, next) in ends.zip(state.free.by_start.keys().skip(1)) {
             let seam = self.parts.ranges().any(|part| part.start == end);
             assert!(end < *next || end == *next && seam);
         }
@@ -115,38 +114,38 @@ impl Drop for Piece {
 
 struct State {
     is_committed: bool,
-    pieces: Pieces,
+    free: FreePieces,
 }
 
 impl State {
-    /// The pieces. Fails after the commit.
-    fn uncommitted(&mut self) -> Result<&mut Pieces, SinkError> {
+    /// The free pieces. Fails after the commit.
+    fn uncommitted(&mut self) -> Result<&mut FreePieces, SinkError> {
         match self.is_committed {
             true => Err(SinkError::Committed),
-            false => Ok(&mut self.pieces),
+            false => Ok(&mut self.free),
         }
     }
 }
 
-/// The memory that is not lent, by its start in the payload. No piece is empty, and pieces that are adjacent both in
-/// the payload and in memory are joined.
+/// The memory that is not lent, by its start in the payload. No free piece is empty, and free pieces that are adjacent
+/// both in the payload and in memory are joined.
 #[derive(Default)]
-struct Pieces {
+struct FreePieces {
     by_start: BTreeMap<u64, Region>,
 }
 
-impl Pieces {
+impl FreePieces {
     fn len_bytes(&self) -> u64 {
         self.by_start.values().map(|region| region.len() as u64).sum()
     }
 
-    /// Whether one piece contains `range`.
+    /// Whether one free piece contains `range`.
     fn has(&self, range: &Range<u64>) -> bool {
         let around = self.by_start.range(..=range.start).next_back();
         range.is_empty() || around.is_some_and(|(start, region)| range.end <= start + region.len() as u64)
     }
 
-    /// Removes and returns the memory of `range`, if one piece contains it.
+    /// Removes and returns the memory of `range`, if one free piece contains it.
     fn cut(&mut self, range: &Range<u64>) -> Option<Region> {
         if range.is_empty() {
             return Some(Region::default());
@@ -171,7 +170,7 @@ impl Pieces {
         all_here.then(|| ranges.iter().map(cut).collect())?
     }
 
-    /// Adds a piece, and joins it with the pieces that are adjacent both in the payload and in memory.
+    /// Adds a free piece, and joins it with those that are adjacent both in the payload and in memory.
     fn put_back(&mut self, mut start: u64, mut region: Region) {
         if region.is_empty() {
             return;

@@ -115,8 +115,9 @@ impl Deref for Region {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes are initialised and stay valid while `keeper` lives; only this region accesses them, and
-        // `&self` excludes writers.
+        // SAFETY: the bytes are initialised and stay valid while `keeper` lives. Only this region accesses them, and
+        // `&self` excludes writers; others that write them (`freeze_volatile`) guarantee that nobody calls this any
+        // more.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

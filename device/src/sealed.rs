@@ -27,8 +27,7 @@ impl Sealed {
     /// Maps all of `fd`, if it has exactly `len_bytes`, all of them written and immutable.
     ///
     /// A shorter `len_bytes` is refused: the mapping would keep the whole file in memory, and only `len_bytes` would be
-    /// counted. Checks every page for holes: do
-    /// not call this on an async executor's thread.
+    /// counted. Checks every page for holes: do not call this on an async executor's thread.
     ///
     /// # Errors
     /// [`SealedError`] says what is wrong with the descriptor.

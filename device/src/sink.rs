@@ -59,7 +59,7 @@ pub enum SinkError {
         "{lent_bytes} of {len_bytes} bytes are still lent to writers. Commit when all targets are written or dropped."
     )]
     StillLent {
-        /// The bytes that are lent or being copied.
+        /// The bytes that are lent, being copied, or waiting for a slot.
         lent_bytes: u64,
         /// The length of the sink; in host memory, of its parts.
         len_bytes: u64,

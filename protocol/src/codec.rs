@@ -1,7 +1,7 @@
 //! Codecs: how the raw bytes of a chunk become the bytes on the wire, and back (PROTOCOL.md §8).
 //!
 //! All codecs are lossless. A receiver offers the codecs that it can decode; the sender chooses one of them per chunk
-//! and names it in the chunk's header. Codecs are CPU-bound: call them on a worker thread, never on an async executor.
+//! and names it in the chunk's header. Codecs are CPU-bound: on an async executor, call them for small chunks only.
 
 mod bitplanes;
 mod choice;
@@ -186,7 +186,8 @@ impl CodecSet {
     }
 }
 
-/// Why bytes could not be decoded. The fault is the sender's: TLS detects changes on the network.
+/// Why bytes could not be decoded. The fault is the sender's, since TLS detects changes on the network; except for
+/// [`NoBase`](Self::NoBase), which is the receiver's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {

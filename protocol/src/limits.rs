@@ -6,7 +6,8 @@ pub struct Limits {
     /// The largest encoded manifest accepted, in bytes. Default 32 MiB: a hundred thousand tensors with names of 80
     /// bytes take 10 MiB.
     pub manifest_bytes: u32,
-    /// The most tensors in one snapshot. Default 262,144. Limits the memory for a small hostile manifest.
+    /// The most tensors in one snapshot, and the most entries of a manifest's metadata. Default 262,144. Limits the
+    /// memory for a small hostile manifest.
     pub tensors: usize,
     /// The largest payload accepted, in bytes. Default 1 TiB, far more than memory budgets usually allow.
     pub payload_bytes: u64,

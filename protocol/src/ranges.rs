@@ -98,7 +98,7 @@ impl RangeSet {
         self.ranges.iter().cloned().flatten()
     }
 
-    /// The union. Nearly linear in the ranges of both.
+    /// The union. Sorts the ranges of both.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         self.ranges.iter().chain(&other.ranges).cloned().collect()

@@ -26,7 +26,8 @@ const METADATA_KEY: &str = "__metadata__";
 /// The parsed header of a safetensors file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// The tensors, in the order of their bytes in the file; empty tensors with one offset are in the header's order.
+    /// The tensors, in the order of their bytes in the file; empty tensors at the same offset are in the header's
+    /// order.
     pub tensors: Vec<FileTensor>,
     /// The file's metadata, in the header's order.
     pub metadata: Vec<(String, String)>,
@@ -168,7 +169,8 @@ pub struct FileLayout {
 
 /// Plans a file with `tensors` and `metadata` in the given order: a file made by the reference writer is byte-identical
 /// after it was parsed and written again. If a tensor would not be aligned to its element size in that order, the
-/// tensors are sorted as by the reference writer: wider elements first. Tied weights are written once for each name.
+/// tensors are sorted as by the reference writer: wider elements first, then by name. Tied weights are written once for
+/// each name.
 ///
 /// # Errors
 /// [`SafetensorsError`] for tensors that the format does not support: an unknown dtype, sub-byte tensors that end

@@ -118,7 +118,7 @@ fn matching(manifest: &Manifest, globs: &[Glob]) -> RangeSet {
     indexes(manifest, |index| matches(manifest.tensors()[index].name.as_str()))
 }
 
-/// The `tensors` and their aliases, which are the tensors with the same, not empty, byte range.
+/// The `tensors` and their aliases, which are the tensors with the same non-empty byte range.
 fn with_aliases(manifest: &Manifest, tensors: RangeSet) -> RangeSet {
     let range = |index: usize| manifest.tensors()[index].range();
     let selected: HashSet<Range<u64>> = tensors

@@ -10,7 +10,7 @@ pub enum SendAction {
     Manifest,
     /// Send this chunk on this lane, then call [`SendPlan::handle_ended`]. The chunk's credit is already spent.
     Chunk(ChunkIndex, LaneId),
-    /// Send `Complete`: all chunks were sent.
+    /// Send `Complete`: every wanted chunk was passed to the transport, or was lost with its lane.
     Complete,
 }
 

@@ -274,7 +274,7 @@ impl Subscriber {
     /// received, unless a version that was given up excuses it.
     pub fn handle_manifest(&mut self, manifest: Manifest) -> Result<(), ProtocolViolation> {
         self.manifests.arriving = false;
-        let expected = match &self.phase {
+        let checked = match &self.phase {
             Phase::Placing(incoming) | Phase::Running(incoming)
                 if **incoming.assembly.manifest() == manifest =>
             {
@@ -288,9 +288,9 @@ impl Subscriber {
             }
             Phase::Idle | Phase::Detached(_) | Phase::Announced { .. } => Ok(()),
         };
-        match expected {
+        match checked {
             Err(_) if self.manifests.excuse_stale() => return Ok(()),
-            expected => expected?,
+            checked => checked?,
         }
         self.selection = Some(Arc::new(Selection::new(Arc::new(manifest), &self.request.selection)));
         self.begin_if_possible();
@@ -394,7 +394,7 @@ impl Subscriber {
         }
     }
 
-    /// Handles `Complete`: the server sent every chunk of a version.
+    /// Handles `Complete`: every selected chunk that this end did not hold was sent, or was lost with its lane.
     ///
     /// # Errors
     /// [`ProtocolViolation`] for a version that is neither the current one nor the last one that this end gave up.

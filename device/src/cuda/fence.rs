@@ -25,8 +25,8 @@ impl Fence {
         Self { shared: Arc::new(Shared { id, verdict, inbox }) }
     }
 
-    /// Resolves when the fence is passed; fails when the device fails. This waits for as long as the stream's work
-    /// takes: use a deadline. Cancel safe.
+    /// Resolves when the fence is passed; fails when the device fails, or the engine's thread ends before. This waits
+    /// for as long as the stream's work takes: use a deadline. Cancel safe.
     pub async fn passed(&self) -> Result<(), CudaError> {
         let mut verdict = self.shared.verdict.clone();
         let final_verdict = verdict.wait_for(Option::is_some).await.ok().and_then(|verdict| verdict.clone());

@@ -54,8 +54,8 @@ struct CompletionCallback {
 pub(super) struct RecordedEvent(CUevent);
 
 impl Gpu {
-    /// Sets the calling thread's CPU affinity to the device's NUMA node, makes its primary context current, and creates
-    /// the streams.
+    /// Binds the calling thread to the processors near the device, makes the device's primary context current, and
+    /// creates the streams.
     pub(super) fn open(driver: Driver, ordinal: usize, inbox: &Inbox) -> Result<Self, CudaError> {
         let device = driver.device(ordinal)?;
         if let Ok(pci_bus_id) = driver.pci_bus_id(device) {

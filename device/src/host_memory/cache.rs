@@ -35,7 +35,7 @@ pub(super) enum Keep {
     /// All memory while there are [`CacheLease`](super::CacheLease)s, whose number this is, and for the linger time
     /// afterwards; then none.
     OnDemand(u64),
-    /// As much memory as is in use.
+    /// As much memory as is in use when a region is dropped.
     InProportion,
 }
 

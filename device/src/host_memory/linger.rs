@@ -15,7 +15,7 @@ use super::{
 /// The linger time: enough for a program that makes a new subscription for each version.
 const LINGER_DURATION: Duration = Duration::from_secs(2);
 
-/// The end of the linger time of a cache without leases.
+/// The end of a cache's linger time, and whether a thread waits for it.
 #[derive(Debug, Default)]
 pub(super) struct Linger {
     until: Option<Instant>,

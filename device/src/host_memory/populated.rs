@@ -69,8 +69,8 @@ impl Populated {
         self.progress().is_wanted = false;
     }
 
-    /// Populates the next piece. Returns false if there is none, or the memory is no longer wanted: the thread is then
-    /// no longer counted.
+    /// Populates the next piece; after a failure, no further ones are populated. Returns false if there is none, or the
+    /// memory is no longer wanted: the thread is then no longer counted.
     fn advance(&self) -> bool {
         let Some((piece, size)) = self.take_piece() else { return false };
         let before = processor_time();

@@ -43,8 +43,8 @@ impl Effort {
     pub const ALL: [Self; 3] = [Self::None, Self::Light, Self::Full];
 }
 
-/// If zstd's encoding is smaller than this share of the raw bytes, it consists mostly of repeats, which zstd encodes
-/// several times as fast as other bytes.
+/// If zstd's encoding is smaller than this share of the raw bytes, the chunk consists mostly of repeats, which zstd
+/// encodes several times as fast as other bytes.
 const REPEATS_SHARE: f32 = 0.1;
 
 /// The factor by which an encoding must be smaller than that of a cheaper codec to be chosen.

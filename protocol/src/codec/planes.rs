@@ -12,7 +12,7 @@ use super::{
 };
 use crate::Dtype;
 
-/// One segment per byte of an element; floats are rotated first, so that the exponent has a byte of its own
+/// One segment per byte of an element; floats are rotated first, which moves the sign out of the exponent's byte
 /// (PROTOCOL.md §8.6).
 ///
 /// Of this crate's codecs, this one has the best ratio for bf16 (1.45 to 1.55) and for floats of reduced precision:
@@ -31,7 +31,7 @@ impl Codec for Planes {
     }
 
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
-        match (width(context.dtype), is_float(context.dtype)) {
+        match (width(context.dtype), is_rotated(context.dtype)) {
             (8, true) => encode::<u64, 1>(raw, out),
             (8, false) => encode::<u64, 0>(raw, out),
             (4, true) => encode::<u32, 1>(raw, out),
@@ -43,7 +43,7 @@ impl Codec for Planes {
     }
 
     fn decode(&self, context: Context<'_>, encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
-        match (width(context.dtype), is_float(context.dtype)) {
+        match (width(context.dtype), is_rotated(context.dtype)) {
             (8, true) => decode::<u64, 1>(encoded, raw),
             (8, false) => decode::<u64, 0>(encoded, raw),
             (4, true) => decode::<u32, 1>(encoded, raw),
@@ -57,7 +57,7 @@ impl Codec for Planes {
 
 /// Whether the elements are rotated: floats of two bytes or more. Rotating one-byte elements would gain nothing:
 /// Huffman coding ignores the order of bits.
-fn is_float(dtype: Dtype) -> bool {
+fn is_rotated(dtype: Dtype) -> bool {
     use Dtype::{Bf16, C32, C64, C128, F16, F32, F64};
     matches!(dtype, F16 | Bf16 | F32 | F64 | C32 | C64 | C128)
 }

@@ -35,7 +35,8 @@ impl<'a> SegmentWriter<'a> {
         Self { out, at: 0 }
     }
 
-    /// Appends `plain` as a segment, compressed if that is tried and gains enough. `None` when it does not fit.
+    /// Appends `plain` as a segment: constant if all bytes are equal, otherwise compressed if that is tried and gains
+    /// enough, otherwise raw. `None` when it does not fit.
     pub(super) fn push(&mut self, plain: &[u8]) -> Option<()> {
         match plain.first() {
             Some(byte) if is_constant(plain) => {

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 /// The encoded size of a chunk under each codec, estimated from a sample.
 ///
 /// The sample is encoded with every candidate codec. This takes 30 to 60 microseconds, even for large chunks; encoding
-/// 4 MiB takes ten times as long, hashing 4 MiB twice as long.
+/// 4 MiB takes at least ten times as long, hashing 4 MiB twice as long.
 ///
 /// The sample consists of slices spread evenly over the chunk, so it covers the larger tensors that share the chunk. It
 /// misses repeats over longer distances: zstd may encode to less than estimated.
@@ -25,8 +25,8 @@ const SAMPLE_BYTES: usize = 32 << 10;
 const SLICES: usize = 16;
 const SLICE_BYTES: usize = SAMPLE_BYTES / SLICES;
 
-/// An encoding must save this share of the raw bytes, or the chunk is sent raw: decoding would cost more time than the
-/// saved bytes.
+/// An encoding must save this share of the raw bytes, or the chunk is sent raw: decoding would cost more time than
+/// sending the saved bytes.
 const GAIN_MIN_PER_CENT: usize = 3;
 
 /// The size in bytes of the largest encoding of `raw_bytes` raw bytes that is worth sending.
@@ -123,8 +123,8 @@ fn is_candidate(id: CodecId, dtype: Dtype) -> bool {
     }
 }
 
-/// Fills `sample` with slices of `bytes`, each of which begins with an element, or with all of `bytes` if they are
-/// shorter than two samples.
+/// Fills `sample` with all of `bytes` if they are shorter than two samples, otherwise with slices of them, each of
+/// which begins with an element.
 fn gather(dtype: Dtype, bytes: &[u8], sample: &mut Vec<u8>) {
     sample.clear();
     if bytes.len() < 2 * SAMPLE_BYTES {
@@ -179,11 +179,11 @@ mod tests {
 
     #[test]
     fn estimates_are_close_to_encodings() {
-        let weights = weights(300_000);
-        let halves = bf16(&weights);
+        let values = weights(300_000);
+        let halves = bf16(&values);
         assert_estimate_is_close(CodecId::BitPlanes, Dtype::Bf16, &halves);
         assert_estimate_is_close(CodecId::Planes, Dtype::Bf16, &halves);
-        let singles: Vec<u8> = weights.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let singles: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         assert_estimate_is_close(CodecId::BitPlanes, Dtype::F32, &singles);
         assert_estimate_is_close(CodecId::Planes, Dtype::F32, &singles);
         let tokens: Vec<u8> = noise(200_000).chunks(2).flat_map(|low| [low, &[0; 6]].concat()).collect();

@@ -68,7 +68,7 @@ impl Sparse {
     /// Takes one pass over the base, and a few nanoseconds for each change. No input causes a panic.
     ///
     /// # Errors
-    /// [`DecodeError`] when `encoded` is not a delta of this length. Then `base` is partly changed and must be
+    /// [`DecodeError`] when `encoded` is not a delta of this length. Then `base` may be partly changed and must be
     /// discarded.
     pub fn apply(
         dtype: Dtype,
@@ -141,7 +141,7 @@ fn estimated_bytes<const W: usize>(search: &mut Search, base: &[u8], raw: &[u8])
     changes.clear();
     let stride = raw.len() / SLICES / W * W;
     for (base, raw) in base.chunks_exact(stride).zip(raw.chunks_exact(stride)) {
-        // No limit is needed: the changes of a slice are few bytes.
+        // No limit is needed: the slices are short.
         changes.find::<W>(differing, &base[..SLICE_BYTES], &raw[..SLICE_BYTES], usize::MAX);
     }
     let entropy = |bytes: &[u8]| bytes.len() as f64 * Histogram::of(bytes).bits_per_byte() / 8.0;
@@ -164,8 +164,8 @@ fn decode<const W: usize>(base: &[u8], encoded: &[u8], raw: &mut [u8]) -> Result
     })
 }
 
-/// Applies the changes in place. Passes each changed tile, and then the bytes beyond the last whole element, to
-/// `on_piece`.
+/// Applies the changes in place. Passes each tile to `on_piece` once its changes are applied, and then the bytes beyond
+/// the last whole element.
 fn apply<const W: usize>(
     encoded: &[u8],
     base: &mut [u8],

@@ -106,7 +106,7 @@ fn check_at_most(what: &'static str, found: u64, max: u64) -> Result<(), LayoutE
 /// dtype, within a dtype large ones first, then as in `specs`. So small tensors of a dtype are adjacent and can share
 /// chunks.
 fn place(specs: Vec<TensorSpec>, chunk_bytes: u64) -> Result<Vec<Tensor>, LayoutError> {
-    let sizes = sizes(&specs)?;
+    let sizes = sizes_of(&specs)?;
     check_names(&specs)?;
     let mut order: Vec<usize> = (0..specs.len()).filter(|i| specs[*i].alias_of.is_none()).collect();
     order.sort_by_key(|i| (specs[*i].dtype.code(), sizes[*i] < chunk_bytes));
@@ -139,7 +139,7 @@ fn place(specs: Vec<TensorSpec>, chunk_bytes: u64) -> Result<Vec<Tensor>, Layout
         .collect())
 }
 
-fn sizes(specs: &[TensorSpec]) -> Result<Vec<u64>, LayoutError> {
+fn sizes_of(specs: &[TensorSpec]) -> Result<Vec<u64>, LayoutError> {
     let size = |spec: &TensorSpec| {
         let bytes = spec.shape.byte_len(spec.dtype);
         bytes.map_err(|source| LayoutError::Shape { name: spec.name.clone(), source })

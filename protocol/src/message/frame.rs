@@ -290,7 +290,7 @@ mod tests {
             let wrong_length =
                 Err(MessageError::WrongLength { field: "lane_grant", expected: 32, found: grant.len() });
             assert_eq!(from_client(wire::ClientKind::Join(join)), wrong_length);
-            let welcome = wire::Welcome { lane_grant: Some(grant), ..welcome() };
+            let welcome = wire::Welcome { lane_grant: Some(grant), ..bare_welcome() };
             assert_eq!(from_server(wire::ServerKind::Welcome(welcome)).map(|_| ()), wrong_length.map(|_| ()));
         }
         let short = wire::FromServer { kind: Some(wire::ServerKind::Complete(wire::Complete::default())) };
@@ -300,7 +300,7 @@ mod tests {
         ));
     }
 
-    fn welcome() -> wire::Welcome {
+    fn bare_welcome() -> wire::Welcome {
         wire::Welcome { instance: vec![2; 16], ..wire::Welcome::default() }
     }
 
@@ -335,7 +335,8 @@ mod tests {
         let too_many = |what, found, max| Err::<(), _>(MessageError::TooMany { what, found, max });
         let address = |text: String| wire::LaneAddress { transport: 1, address: text };
         let lanes = |lane_addresses| {
-            from_server(wire::ServerKind::Welcome(wire::Welcome { lane_addresses, ..welcome() })).map(|_| ())
+            from_server(wire::ServerKind::Welcome(wire::Welcome { lane_addresses, ..bare_welcome() }))
+                .map(|_| ())
         };
         assert_eq!(lanes(vec![address("h:1".into()); ADDRESSES_MAX]), Ok(()));
         assert_eq!(lanes(vec![address("h:1".into()); ADDRESSES_MAX + 1]), too_many("lane_addresses", 17, 16));
@@ -402,7 +403,7 @@ mod tests {
     fn unknown_transports_are_ignored() {
         let tcp = wire::LaneAddress { transport: 2, address: String::new() };
         let lane_addresses = vec![wire::LaneAddress { transport: 3, address: "h:1".into() }, tcp];
-        let welcome = wire::Welcome { lane_addresses, ..welcome() };
+        let welcome = wire::Welcome { lane_addresses, ..bare_welcome() };
         let Ok(ServerMessage::Welcome(welcome)) = from_server(wire::ServerKind::Welcome(welcome)) else {
             panic!("not a welcome")
         };

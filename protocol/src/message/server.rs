@@ -19,7 +19,7 @@ pub enum ServerMessage {
     Welcome(Welcome),
     /// Begins a version on a subscription; its chunks follow without a request.
     Announce(Announce),
-    /// Reports that every chunk of a version was sent.
+    /// Reports that every selected chunk that the client did not hold was sent, or was lost with its lane.
     Complete {
         /// The subscription.
         subscription: SubscriptionId,
@@ -137,8 +137,7 @@ pub struct Announce {
     /// Whether the client named other content under this epoch and number, in `have` or `partial`. The client discards
     /// that content and receives the whole version.
     pub afresh: bool,
-    /// The part that this is of a version that several writers publish. Needs
-    /// [`Feature::Parts`](super::Feature::Parts).
+    /// The announced part, if several writers publish the version. Needs [`Feature::Parts`](super::Feature::Parts).
     pub part: Option<Part>,
 }
 

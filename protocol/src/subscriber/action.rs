@@ -11,14 +11,14 @@ use std::{ops::Range, sync::Arc, time::Duration};
 pub enum Action {
     /// Send this message.
     Send(ClientMessage),
-    /// Allocate memory for a version, then call [`Subscriber::handle_placed`]; if that fails,
+    /// Allocate memory for a version, then call [`Subscriber::handle_placed`]; if there is no memory,
     /// [`give_up`](Subscriber::give_up) or [`end_subscription`](Subscriber::end_subscription).
     Place {
         /// The version.
         announce: Announce,
         /// The selected tensors.
         selection: Arc<Selection>,
-        /// Whether the version continues in its existing memory, which contains chunks from an earlier connection.
+        /// Whether the version continues in its existing memory, with the chunks verified on earlier connections.
         resumes: bool,
     },
     /// Receive the chunk of a stream, then call [`Subscriber::handle_verified`] or
@@ -35,7 +35,7 @@ pub enum Action {
     },
     /// Drop a stream without reading it.
     Discard(StreamToken),
-    /// Make a version visible, then call [`Subscriber::handle_committed`]; if that fails,
+    /// Make a version visible, then call [`Subscriber::handle_committed`]; if it cannot be made visible,
     /// [`end_subscription`](Subscriber::end_subscription).
     Commit(Commit),
     /// Stop every stream that writes to a version's memory, and release that memory.

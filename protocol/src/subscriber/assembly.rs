@@ -130,7 +130,7 @@ impl Assembly {
         self.arriving.remove(chunk.0);
     }
 
-    /// Handles `Complete`: the sender sent every chunk.
+    /// Handles `Complete` with the sender's digest. Chunks may still arrive after it.
     pub fn handle_complete(&mut self, digest: VersionDigest) {
         self.complete = Some(digest);
     }

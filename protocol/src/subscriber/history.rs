@@ -179,7 +179,7 @@ mod tests {
         VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(epoch), version: Version(version) }
     }
 
-    fn history(start: Start) -> History {
+    fn new_history(start: Start) -> History {
         let latest = Subscribe::latest(SubscriptionId(1), Topic::new("t").unwrap(), 0);
         History::new(&Subscribe { mode: Mode::Every, start, window: 2, ..latest })
     }
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_gap_begins_after_the_last_commit() {
-        let mut history = history(Start::Oldest);
+        let mut history = new_history(Start::Oldest);
         assert_eq!(history.gap_before(&id(1, 5)), None, "earlier versions are unknown");
         assert!(!commit(&mut history, id(1, 5)));
         assert_eq!(history.gap_before(&id(1, 6)), None);
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_gap_begins_at_the_requested_start() {
-        let history = history(Start::At(Some(Epoch(1)), Version(5)));
+        let history = new_history(Start::At(Some(Epoch(1)), Version(5)));
         assert_eq!(history.gap_before(&id(1, 5)), None);
         assert_eq!(history.gap_before(&id(1, 7)).unwrap().missing(), Some(2));
         assert!(history.gap_before(&id(2, 5)).is_some());
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn versions_rise_and_at_most_twice_the_window_is_unacknowledged() {
-        let mut history = history(Start::Oldest);
+        let mut history = new_history(Start::Oldest);
         for version in 1..=4 {
             commit(&mut history, id(1, version));
         }
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn versions_of_earlier_epochs_are_past() {
-        let mut history = history(Start::Oldest);
+        let mut history = new_history(Start::Oldest);
         history.handle_ended(&id(1, 7));
         history.handle_ended(&id(2, 3));
         assert!(history.is_past((Epoch(1), Version(7))) && history.is_past((Epoch(2), Version(3))));
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_version_that_was_given_up_is_not_held() {
-        let mut history = history(Start::Oldest);
+        let mut history = new_history(Start::Oldest);
         commit(&mut history, id(1, 1));
         history.handle_ended(&id(1, 2));
         assert!(history.is_last((Epoch(1), Version(2))) && history.is_past((Epoch(1), Version(2))));
@@ -269,7 +269,7 @@ mod tests {
     /// PROTOCOL.md §6.6: only a version named on this connection may be announced again, and only with other content.
     #[test]
     fn a_held_version_is_announced_again_only_afresh() {
-        let mut history = history(Start::Oldest);
+        let mut history = new_history(Start::Oldest);
         commit(&mut history, id(1, 3));
         let not_named = |version| Err(ProtocolViolation::UnexpectedAfresh(Version(version)));
         assert_eq!(history.check_announced(&id(1, 4), None, true), not_named(4));

@@ -45,9 +45,9 @@ fn actions(subscriber: &mut Subscriber) -> Vec<Action> {
 
 /// The messages among the pending actions, all of which are removed.
 fn messages(subscriber: &mut Subscriber) -> Vec<ClientMessage> {
-    let actions = actions(subscriber).into_iter();
+    let pending = actions(subscriber).into_iter();
     let message = |action| if let Action::Send(message) = action { Some(message) } else { None };
-    actions.filter_map(message).collect()
+    pending.filter_map(message).collect()
 }
 
 fn fetch_range(chunks: Range<u32>) -> ClientMessage {
@@ -141,17 +141,17 @@ fn invalid_chunks_are_refused() {
 
 #[test]
 fn messages_about_other_versions_are_refused() {
-    let digest = VersionDigest([0; 32]);
+    let version_digest = VersionDigest([0; 32]);
     let is_refused =
         |result: Result<(), ProtocolViolation>| matches!(result, Err(ProtocolViolation::WrongVersion { .. }));
-    assert!(is_refused(idle().handle_complete(key_of(1), digest)));
-    assert!(is_refused(running().handle_complete(key_of(2), digest)));
+    assert!(is_refused(idle().handle_complete(key_of(1), version_digest)));
+    assert!(is_refused(running().handle_complete(key_of(2), version_digest)));
     assert!(is_refused(idle().handle_abort(key_of(1), AbortReason::Withdrawn)));
     assert!(is_refused(running().handle_abort(key_of(2), AbortReason::Withdrawn)));
     // Messages that crossed this end's `Abort` are allowed.
     let mut subscriber = running();
     subscriber.give_up(AbortReason::DeviceFailed);
-    assert_eq!(subscriber.handle_complete(key_of(1), digest), Ok(()));
+    assert_eq!(subscriber.handle_complete(key_of(1), version_digest), Ok(()));
     assert_eq!(subscriber.handle_abort(key_of(1), AbortReason::Withdrawn), Ok(()));
     assert_eq!(chunk(&mut subscriber, 2, 7, 0), Ok(()), "a chunk that was in flight");
     assert!(matches!(actions(&mut subscriber).last(), Some(Action::Discard(StreamToken(7)))));
@@ -162,10 +162,10 @@ fn messages_about_other_versions_are_refused() {
 fn complete_may_arrive_before_the_manifest() {
     let mut subscriber = idle();
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
-    let digest = digest(&Selection::all(manifest(CHUNKS)));
-    let refused = subscriber.handle_complete(key_of(2), digest);
+    let version_digest = digest(&Selection::all(manifest(CHUNKS)));
+    let refused = subscriber.handle_complete(key_of(2), version_digest);
     assert!(matches!(refused, Err(ProtocolViolation::WrongVersion { .. })), "{refused:?}");
-    subscriber.handle_complete(key_of(1), digest).unwrap();
+    subscriber.handle_complete(key_of(1), version_digest).unwrap();
     subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
     subscriber.handle_placed(None).unwrap();
     for index in 0..CHUNKS {
@@ -192,8 +192,8 @@ fn a_discarded_base_is_not_named() {
         commit(&mut subscriber);
         subscriber.handle_detached(CREDIT);
         subscriber.subscribe(base);
-        let messages = messages(&mut subscriber);
-        let [ClientMessage::Subscribe(subscribe)] = &messages[..] else { panic!("{messages:?}") };
+        let sent = messages(&mut subscriber);
+        let [ClientMessage::Subscribe(subscribe)] = &sent[..] else { panic!("{sent:?}") };
         assert_eq!(subscribe.base.is_some(), base.is_some());
     }
 }
@@ -327,13 +327,13 @@ fn a_version_without_progress_fails() {
     subscriber.handle_timeout(begun + 2 * STALL_TIMEOUT, 101);
     assert!(matches!(subscriber.poll(), Some(Action::Fail(VersionFault::Stalled(STALL_TIMEOUT)))));
     subscriber.end_subscription(AbortReason::Stalled, true);
-    let messages = messages(&mut subscriber);
+    let sent = messages(&mut subscriber);
     assert!(
         matches!(
-            messages[..],
+            sent[..],
             [ClientMessage::Abort { .. }, ClientMessage::Unsubscribe { keep_place: true, .. }]
         ),
-        "{messages:?}"
+        "{sent:?}"
     );
 }
 
@@ -341,8 +341,8 @@ fn a_version_without_progress_fails() {
 #[test]
 fn each_connection_needs_a_complete() {
     let mut subscriber = running();
-    let digest = digest(subscriber.selection().unwrap());
-    subscriber.handle_complete(key_of(1), digest).unwrap();
+    let version_digest = digest(subscriber.selection().unwrap());
+    subscriber.handle_complete(key_of(1), version_digest).unwrap();
     for index in 0..CREDIT {
         chunk(&mut subscriber, index, index.into(), 0).unwrap();
         subscriber.handle_verified(StreamToken(index.into()), verified(index));
@@ -360,7 +360,7 @@ fn each_connection_needs_a_complete() {
             .iter()
             .any(|action| matches!(action, Action::Commit(_)))
     );
-    subscriber.handle_complete(key_of(1), digest).unwrap();
+    subscriber.handle_complete(key_of(1), version_digest).unwrap();
     let Some(Action::Commit(commit)) = actions(&mut subscriber).pop() else { panic!("not a commit") };
     assert_eq!((commit.reconnections, commit.chunks), (1, CHUNKS));
     assert_eq!(commit.announce, again, "the latest announcement counts");
@@ -372,24 +372,24 @@ fn subscribe_is_the_first_message() {
     let mut subscriber = Subscriber::new(request(Mode::Every, CREDIT), codecs(), STALL_TIMEOUT, now());
     subscriber.acknowledge(fixtures::EPOCH, Version(3));
     subscriber.subscribe(None);
-    let messages = messages(&mut subscriber);
+    let sent = messages(&mut subscriber);
     assert!(
         matches!(
-            messages[..],
+            sent[..],
             [ClientMessage::Subscribe(_), ClientMessage::Acknowledge { version: Version(3), .. }]
         ),
-        "{messages:?}"
+        "{sent:?}"
     );
 }
 
 /// Receives all of version 1 and commits it.
 fn commit(subscriber: &mut Subscriber) {
-    let digest = digest(subscriber.selection().unwrap());
+    let version_digest = digest(subscriber.selection().unwrap());
     for index in 0..CHUNKS {
         chunk(subscriber, index, index.into(), 0).unwrap();
         subscriber.handle_verified(StreamToken(index.into()), verified(index));
     }
-    subscriber.handle_complete(key_of(1), digest).unwrap();
+    subscriber.handle_complete(key_of(1), version_digest).unwrap();
     assert!(matches!(actions(subscriber).pop(), Some(Action::Commit(_))));
     assert!(!subscriber.has_committed());
     subscriber.handle_committed(true);
@@ -413,8 +413,8 @@ fn a_version_with_other_content_is_received_afresh() {
     let [ClientMessage::Subscribe(subscribe)] = &messages(&mut subscriber)[..] else {
         panic!("not a `Subscribe`")
     };
-    let digest = digest(subscriber.selection().unwrap());
-    assert_eq!(subscribe.have.map(|have| (have.key(), have.digest)), Some((key_of(1), digest)));
+    let version_digest = digest(subscriber.selection().unwrap());
+    assert_eq!(subscribe.have.map(|have| (have.key(), have.digest)), Some((key_of(1), version_digest)));
     assert_eq!(subscribe.base, subscribe.have);
     chunk(&mut subscriber, 0, 20, 0).unwrap(); // Overtakes its announcement.
     subscriber.handle_announce(afresh, now(), 0).unwrap();
@@ -429,7 +429,7 @@ fn a_version_with_other_content_is_received_afresh() {
         chunk(&mut subscriber, index, index.into(), 0).unwrap();
         subscriber.handle_verified(StreamToken(index.into()), verified(index));
     }
-    subscriber.handle_complete(key_of(1), digest).unwrap();
+    subscriber.handle_complete(key_of(1), version_digest).unwrap();
     let Some(Action::Commit(commit)) = actions(&mut subscriber).pop() else { panic!("not a commit") };
     assert!(commit.new_epoch && commit.gap.is_none());
 }

@@ -14,7 +14,7 @@ pub(super) enum Phase {
     Placing(Box<Incoming>),
     /// Chunks are arriving.
     Running(Box<Incoming>),
-    /// The connection was lost; the received chunks are kept for the next connection.
+    /// The connection was lost; verified chunks are kept for the next connection.
     Detached(Box<Incoming>),
 }
 

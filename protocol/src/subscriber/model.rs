@@ -29,7 +29,7 @@ enum Step {
     Reconnect,
     AbortByServer,
     GiveUp,
-    /// The client sets its credit to this number of chunks.
+    /// The client raises its credit to this number of chunks, if it has less.
     Allowance(u32),
 }
 
@@ -104,8 +104,7 @@ struct World {
 impl World {
     fn new(wanted: &[u32]) -> Self {
         let request = Subscribe { selection: globs(wanted), ..request(Mode::Latest, CREDIT) };
-        let now = now();
-        let subscriber = Subscriber::new(request, codecs(), Duration::from_secs(30), now);
+        let subscriber = Subscriber::new(request, codecs(), Duration::from_secs(30), now());
         let mut world = Self {
             subscriber,
             selection: select(manifest(CHUNKS), wanted),
@@ -293,8 +292,8 @@ impl World {
             has_manifest_to_send: !self.client_has_manifest,
             ..Sending::default()
         });
-        let announce = announce(version, &manifest(CHUNKS));
-        self.subscriber.handle_announce(announce, now(), 0).unwrap();
+        let announced = announce(version, &manifest(CHUNKS));
+        self.subscriber.handle_announce(announced, now(), 0).unwrap();
     }
 
     fn send_manifest(&mut self) {
@@ -392,8 +391,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     /// For any selection and order of events: a version is committed exactly when it is complete, no chunk has two
-    /// writers at once or is received twice, credit is neither exceeded nor lost, and a later version can still be
-    /// committed.
+    /// writers at once or is received twice, credit is neither exceeded nor lost, and afterwards the current version,
+    /// or the next one, can be committed.
     #[test]
     fn versions_are_complete_after_any_events(
         wanted in prop::collection::btree_set(0u32..CHUNKS, 0..8),

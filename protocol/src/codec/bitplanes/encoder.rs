@@ -7,7 +7,7 @@ use super::{
     table::{Advice, LEVEL_SYMBOLS, Table, advise},
 };
 
-/// The number of blocks that share one sample. A sample takes two microseconds, encoding these blocks a dozen
+/// The number of blocks that share one sample. A sample takes two microseconds, encoding these blocks tens of
 /// microseconds; a sample for each block would make weights only 0.1 % smaller.
 const BLOCKS_PER_SAMPLE: usize = 8;
 
@@ -105,13 +105,13 @@ impl<'a> Encoder<'a> {
         let (mut plain, mut escapes, mut spare) = (upper, first, second);
         let mut remaining = word_count;
         for (symbols, escape_count) in levels.iter().zip(escape_counts.as_chunks_mut::<2>().0) {
-            let groups = groups(remaining);
-            let masks = room.split_off_mut(..16 * groups)?.as_chunks_mut::<16>().0;
+            let group_count = groups(remaining);
+            let masks = room.split_off_mut(..16 * group_count)?.as_chunks_mut::<16>().0;
             // Pads the last group with a symbol of code 0, which adds no escapes.
             plain[remaining..][..64].fill(symbols[0]);
             remaining =
                 self.path
-                    .encode_level(*symbols, &plain.as_chunks::<64>().0[..groups], masks, escapes);
+                    .encode_level(*symbols, &plain.as_chunks::<64>().0[..group_count], masks, escapes);
             *escape_count = (remaining as u16).to_le_bytes();
             (plain, escapes, spare) = (escapes, spare, plain);
         }

@@ -116,8 +116,8 @@ fn rank(counts: &[u16; 256]) -> [[u8; LEVEL_SYMBOLS]; LEVELS_MAX] {
     symbols
 }
 
-/// The number of levels that costs the fewest bits, and that cost: two bits for each symbol that reaches a level, and
-/// eight for each escape of the last level.
+/// The number of levels that costs the fewest bits, and that cost: `level_bits` for each level, two bits for each
+/// symbol that reaches it, and eight for each escape of the last level.
 fn cheapest(
     counts: &[u16; 256],
     ranked: &[[u8; LEVEL_SYMBOLS]; LEVELS_MAX],

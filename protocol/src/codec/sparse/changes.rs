@@ -9,8 +9,8 @@ use std::slice;
 /// The changed elements of a string against its base, as the three strings that are sent (PROTOCOL.md §8.7).
 #[derive(Default)]
 pub(super) struct Changes {
-    /// For each change, the number of unchanged elements before it. A byte of 255 means that the gap continues in the
-    /// next byte.
+    /// For each change, the number of unchanged elements since the previous one. A byte of 255 means that the gap
+    /// continues in the next byte.
     pub(super) gaps: Vec<u8>,
     /// For each change its zigzag difference, 1 to 255, or [`REPLACED`].
     pub(super) differences: Vec<u8>,
