@@ -79,7 +79,8 @@ impl BoundPort {
     /// cannot be bound, which is logged.
     ///
     /// # Errors
-    /// When the requested port cannot be bound, or would be open to other machines without a token.
+    /// When the requested port cannot be bound, would be open to other machines without a token, or has an invalid
+    /// token file; and for a token file without a port.
     pub(crate) fn new(args: &AdminArgs, has_default: bool) -> anyhow::Result<Option<Self>> {
         match args.admin {
             Some(Admin::None) => Ok(None),

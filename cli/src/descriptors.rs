@@ -11,7 +11,7 @@ const RUNTIME_DESCRIPTORS: u64 = 12;
 /// The descriptors of a lane: a socket, and the runtime of its thread.
 const LANE_DESCRIPTORS: u64 = 6;
 
-/// The further descriptors of a server or a subscriber: files, folders, and sockets that determine local addresses.
+/// The further descriptors of a command with a network: files, folders, and sockets that determine local addresses.
 const FILE_DESCRIPTORS: u64 = 12;
 
 /// The descriptors of an admin port: its runtime, its listener, and a few connections.

@@ -1,7 +1,7 @@
 //! The command line `tensor-relay`: as a program (`main.rs`), and as a command of the Python package.
 //!
 //! This crate owns the terminal. `args` defines the arguments, each command has its own file, and only `exit`
-//! maps failures to exit codes. Data is written to stdout, everything else to stderr.
+//! maps errors to exit codes. Data is written to stdout, everything else to stderr.
 
 #![forbid(unsafe_code)]
 

@@ -31,7 +31,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Whether stderr is JSON. Set once, before the first message.
+/// Whether stderr is JSON. Set once the command line and the configuration are read: earlier errors are text.
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 
 /// Writes a message of a command to stderr: as plain text, or as a JSON object like that of a log event. The level of

@@ -138,13 +138,13 @@ fn list(args: &KeysArgs) -> anyhow::Result<Exit> {
             listed.push(as_object(&claims, Some(standing), used_s));
             continue;
         }
-        let used = used_s.map_or_else(
+        let last_use = used_s.map_or_else(
             || "never used".into(),
             |used_s| {
                 format!("used {} ago", units::long_time(Duration::from_secs(now.saturating_sub(used_s))))
             },
         );
-        print_line(&format!("{}  {standing}, {used}: {}", claims.id, describe(&claims)));
+        print_line(&format!("{}  {standing}, {last_use}: {}", claims.id, describe(&claims)));
     }
     if args.json {
         print_line(&json!({ "tickets": listed }).to_string());

@@ -17,14 +17,14 @@ pub(crate) type VersionKey = (Epoch, Version);
 
 /// The base of one subscription.
 ///
-/// During a transfer, the base becomes the new version chunk by chunk, on the worker that verifies each: a delta is
-/// applied to its chunk in place, and the user's copy is made from it, in one pass over memory. Meanwhile the base is
+/// During a transfer, the base becomes the new version chunk by chunk, on the worker that verifies the chunk: a delta
+/// is applied in place, and the user's copy is made from it, in one pass over memory. Meanwhile the base is
 /// partly the old and partly the new version; verified chunks are not decoded again, and giving up the version ends the
 /// base. A worker owns the memory of its chunk. If the worker fails or is aborted, that memory is lost, since the delta
 /// may be partly applied, and the base can no longer be used.
 ///
-/// The copy is made of a version that has the same manifest as the version before it, not earlier: a subscriber of a
-/// single version, or of a new manifest each time, pays nothing for deltas that never come.
+/// The first version of a manifest is not copied, only a version that follows one with the same manifest: a subscriber
+/// of a single version, or of a new manifest each time, pays nothing for deltas that never come.
 #[derive(Debug)]
 pub(crate) struct Base {
     /// The memory of copies; `None` if no base is kept.
@@ -38,7 +38,7 @@ pub(crate) struct Base {
     pending: Option<PendingBase>,
     /// The base that the server knows of, on this connection.
     offered: Option<VersionKey>,
-    /// Whether missing memory was logged.
+    /// Whether a lack of memory for the copy was logged.
     is_shortage_logged: bool,
 }
 
@@ -85,8 +85,8 @@ impl Base {
         }
     }
 
-    /// The base to name on a new connection: the version against which the server may encode the missing chunks
-    /// of a continued version, of which `held` are received, or all chunks of the next one.
+    /// The base to name on a new connection. The server may encode against it the missing chunks of a continued
+    /// version, whose chunks `held` are received; or, without `held`, all chunks of the next version.
     pub(crate) fn offer(&mut self, held: Option<&RangeSet>) -> Option<VersionKey> {
         let none = RangeSet::new();
         let (_, shared) = self.copy.as_ref()?;
@@ -298,7 +298,7 @@ mod tests {
             let held: RangeSet = verified.iter().map(|chunk| *chunk..chunk + 1).collect();
             assert_eq!((base.offer(Some(&held)), base.offer(None)), (None, None));
             let again = base.resume(&announce(2, true));
-            assert_eq!(again, None, "the other chunks come without a base");
+            assert_eq!(again, None, "the missing chunk comes without a base");
             decode(&base, [torn], false, &[]);
             assert!(!base.handle_committed(), "its memory is lost");
             assert_eq!(base.begin(&announce(3, true), &selection()), None);

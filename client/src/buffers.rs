@@ -14,10 +14,10 @@ use tensor_relay_protocol::{Dtype, GLOBS_MAX, Glob, SELECTION_MAX_BYTES, Shape, 
 
 /// The caller's memory for tensors, one buffer per tensor: a `Vec<u8>`, or a tensor of another library.
 ///
-/// A buffer is exactly as long as its tensor; dtype and shape are checked only where they are [expected](Self::expect).
-/// [`Subscription::next_into`](crate::Subscription::next_into) takes the buffers, and gives them back with its result
-/// or error. Buffers on a device are [`DeviceBuffer`](tensor_relay_device::DeviceBuffer)s, for
-/// [`next_into_device`](crate::Subscription::next_into_device).
+/// A buffer must be exactly as long as its tensor; dtype and shape are checked only where they are
+/// [expected](Self::expect). [`Subscription::next_into`](crate::Subscription::next_into) takes the buffers, and gives
+/// them back with its result or error. Buffers on a device are [`DeviceBuffer`](tensor_relay_device::DeviceBuffer)s,
+/// for [`next_into_device`](crate::Subscription::next_into_device).
 ///
 /// ```
 /// use tensor_relay_client::{Buffers, TensorName};
@@ -118,7 +118,7 @@ impl<B> Buffers<B> {
 
     /// The names of the tensors that have a buffer, as globs for [`Request::select`](crate::Request::select), so that
     /// few other tensors are sent. Empty, which selects every tensor, if there are no buffers, or if their names are
-    /// more than a selection holds (64 globs of 8,192 bytes together): then write globs yourself.
+    /// more than a selection holds (64 globs with 8,192 bytes in total): then write globs yourself.
     ///
     /// A name that contains `*` or `?` also selects the other names that it matches: those tensors are received and
     /// discarded.

@@ -67,7 +67,7 @@ impl Client {
         Self::connect_with(&Connector::new(Tuning::default()), ticket, config).await
     }
 
-    /// Connects through `connector`. A failed first connection is not retried; lost connections are.
+    /// Connects through `connector`. A failed first connection is not retried; a lost connection is replaced.
     ///
     /// # Errors
     /// Those of [`connect`](Self::connect).

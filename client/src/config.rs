@@ -1,4 +1,4 @@
-//! A client's configuration, with a reason for each default.
+//! A client's configuration and its defaults.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 use tensor_relay_device::Device;
@@ -13,7 +13,8 @@ pub const LANES_MAX: u32 = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Lanes {
     /// Automatic: starts with one lane. During large versions, the number doubles as long as that makes transfers at
-    /// least a tenth faster, up to half the number of processors. With two processors: one lane.
+    /// least a tenth faster, up to half the number of processors, and at most 16. With fewer than four processors: one
+    /// lane.
     #[default]
     Auto,
     /// Automatic, up to this number, from 1 to 16, whatever the number of processors: for containers that may not use
@@ -63,7 +64,8 @@ pub struct Config {
     pub device: Option<Device>,
     /// The number of lanes of a session. Default: automatic.
     pub lanes: Lanes,
-    /// The allowed transports. Default: both, TCP on short paths and QUIC on long ones.
+    /// The allowed transports. Default: both. A session begins with TCP on a short path and with QUIC on a long one,
+    /// and may change to the other when large versions measure it as faster.
     pub transport: Transport,
     /// The client's key, if the server's access control list knows it. Default: none; the ticket's token gives access.
     pub identity: Option<Arc<Identity>>,

@@ -178,7 +178,7 @@ impl Connection {
     ) -> AbortHandle {
         let ingress = ingress.clone().with_tally(&target.tally);
         let (lane, verified_bytes) = (stream.lane().clone(), self.lanes.verified_bytes());
-        let alive = lane.clone(); // The thread of a lane lives as long as a clone of it.
+        let alive = lane.clone(); // Keeps the lane's thread, which ends with the last clone of the lane.
         // Boxed: spawning moves a future several times, and this one is kilobytes large.
         let receive = Box::pin(async move {
             let counters = Arc::clone(&target.counters);
@@ -198,9 +198,9 @@ impl Connection {
         lane.spawn_in(&mut self.tasks, receive)
     }
 
-    /// Closes a lost connection, and waits until completely received chunks are decoded, at most [`DECODE_TIMEOUT`].
-    /// Returns the events that were still pending. Afterwards, only workers that exceed the deadline still write to a
-    /// version's memory.
+    /// Closes a connection that is lost or replaced, and waits until completely received chunks are decoded, at most
+    /// [`DECODE_TIMEOUT`]. Returns the events that were still pending. Afterwards, only workers that exceed this
+    /// deadline may still write to a version's memory.
     pub(crate) async fn give_up(mut self, reason: CloseReason) -> Vec<Event> {
         self.lanes.close(reason.code, &reason.text);
         let mut events = vec![];

@@ -169,7 +169,7 @@ pub enum DeviceError {
         id: VersionId,
         /// The device of its tensors.
         device: Box<str>,
-        /// The numbers.
+        /// The error of the allocator.
         source: Arc<AllocError>,
     },
     /// The device could not be read. The fault is on this machine.

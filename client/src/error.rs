@@ -133,7 +133,8 @@ impl ClientError {
         }
     }
 
-    /// Whether the server refuses this client, or has revoked its access: another ticket may help, a retry does not.
+    /// Whether the server refuses this client's credentials, or has revoked its access: another ticket may help, a
+    /// retry does not.
     pub fn is_unauthorised(&self) -> bool {
         let closed = |error: &LaneError| {
             matches!(error, LaneError::ClosedByPeer { code: Some(CloseCode::Unauthorised), .. })

@@ -51,7 +51,7 @@ impl Mirror {
     /// save the result of [`Snapshot::to_host`].
     ///
     /// # Errors
-    /// [`SaveError`]; the files saved before are then unchanged.
+    /// [`SaveError`]; the files saved before are then unchanged, unless the replacement could not be made durable.
     pub fn save(&self, snapshot: &Snapshot) -> Result<PathBuf, SaveError> {
         snapshot.must_be_on_host()?;
         let (kind, contents) = Contents::of(snapshot)?;

@@ -3,20 +3,21 @@
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The period of one measurement during a large version.
-const MEASUREMENT_PERIOD: Duration = Duration::from_secs(1);
+/// The duration of one measurement.
+const MEASUREMENT_DURATION: Duration = Duration::from_secs(1);
 
 /// The unmeasured time in which a connection reaches full speed.
-const WARM_UP_PERIOD: Duration = Duration::from_millis(500);
+const WARM_UP_DURATION: Duration = Duration::from_millis(500);
 
 /// A sample of the receive counters at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sample {
-    /// The number of the current period with a large version; `None` between such periods.
+    /// The index of the current period with a large version in transfer; `None` between such periods.
     pub(crate) period: Option<u64>,
     /// The number of lanes.
     pub(crate) lanes: u32,
-    /// The decoded length of the chunks received over them so far: the encoding may change at any time.
+    /// The decoded length of the chunks received on this connection so far. Not the encoded length, because the
+    /// encoding may change at any time.
     pub(crate) verified_bytes: u64,
 }
 
@@ -56,7 +57,7 @@ pub(crate) struct Measurement {
 
 impl Measurement {
     pub(crate) fn new() -> Self {
-        Self { warm_up: WARM_UP_PERIOD, measured: Duration::ZERO, bytes: 0 }
+        Self { warm_up: WARM_UP_DURATION, measured: Duration::ZERO, bytes: 0 }
     }
 
     /// A measurement without a warm-up, for a connection at full speed.
@@ -72,6 +73,6 @@ impl Measurement {
         }
         self.measured += step.elapsed;
         self.bytes += step.bytes;
-        (self.measured >= MEASUREMENT_PERIOD).then(|| self.bytes as f64 / self.measured.as_secs_f64())
+        (self.measured >= MEASUREMENT_DURATION).then(|| self.bytes as f64 / self.measured.as_secs_f64())
     }
 }

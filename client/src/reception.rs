@@ -198,8 +198,8 @@ impl Reception {
         self.machine.handle_timeout(now.into_std(), self.counters.received_bytes());
     }
 
-    /// Handles the loss of the connection, after the last write to the memory: keeps verified chunks, and drops the
-    /// connection's state. The next connection begins with `allowance` as credit.
+    /// Handles the end of the connection, once its tasks have ended: keeps verified chunks, and drops the connection's
+    /// state. The next connection begins with `allowance` as credit.
     pub(crate) fn handle_detached(&mut self, allowance: u32) {
         self.queue.set_subscribe_sent(None);
         self.machine.handle_detached(allowance);

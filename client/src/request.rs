@@ -26,7 +26,7 @@ pub struct Request {
     pub(crate) codec: Option<CodecId>,
 }
 
-/// The default window: versions received ahead of a user in mode `every`, the one being processed included.
+/// The default window in mode `every`: the maximum number of versions received and not yet acknowledged.
 const WINDOW_VERSIONS: u32 = 3;
 
 impl Request {
@@ -142,7 +142,7 @@ mod tests {
     use tensor_relay_protocol::Version;
 
     #[test]
-    fn mode_latest_refuses_older_starts() {
+    fn mode_latest_starts_only_at_the_newest_or_the_next() {
         let topic = || Topic::new("t").unwrap();
         for start in [Start::Oldest, Start::At(None, Version(1))] {
             let refused = Request::latest(topic()).from(start).check();

@@ -56,13 +56,14 @@ pub(crate) struct Session {
     ingress: Ingress,
     next_id: u32,
     receptions: HashMap<SubscriptionId, Reception>,
-    /// Numbers the chunk streams.
+    /// The token of the next chunk stream.
     next_stream: u64,
     watches: Watches,
     /// The callers of `List`, with the topics received so far. The server answers in the order of the requests.
     lists: VecDeque<(oneshot::Sender<Vec<TopicEntry>>, Vec<TopicEntry>)>,
     probing: Probing,
-    /// Messages to the server. They are sent after each step, or with the next connection.
+    /// Messages to the server, sent before the next step. A new connection discards them, since its own requests
+    /// replace them.
     outbox: VecDeque<ClientMessage>,
     /// Whether there is a connection, on which subscriptions have been requested.
     is_connected: bool,
@@ -363,7 +364,7 @@ impl Session {
         }
     }
 
-    /// Logs a warning. Transfers continue on the next connection, once the server has closed this one.
+    /// Logs a warning. Further versions are received on the next connection, once the server has closed this one.
     fn handle_drain(&mut self, alternatives: &[String]) -> Result<(), SessionError> {
         if std::mem::replace(&mut self.is_draining, true) {
             return Err(ProtocolViolation::OutOfTurn {

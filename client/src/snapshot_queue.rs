@@ -142,7 +142,7 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// Drops a snapshot that must not be taken. Returns whether it was queued.
+    /// Drops the snapshot of this version. Returns whether it was queued.
     pub(crate) fn discard(&self, id: &VersionId) -> bool {
         let mut state = self.state();
         let has_id = |item: &Item| matches!(item, Item::Snapshot(snapshot) if snapshot.id == *id);

@@ -157,8 +157,8 @@ impl Subscription {
         Some(entry.map(|entry| entry.id))
     }
 
-    /// The error for a topic with this newest version after the timeout: it does not exist, or the server aborted
-    /// all its versions.
+    /// The error after the timeout, if the topic does not exist or the server aborted its newest version, `newest`.
+    /// `None` if the topic has a version that was not aborted.
     fn timeout_error(&self, newest: Option<VersionId>) -> Option<SubscriptionError> {
         let timeout_ms = self.limits.topic_timeout.as_millis();
         match (self.queue.given_up(), newest) {

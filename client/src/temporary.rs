@@ -56,8 +56,8 @@ pub(crate) fn claim<T>(make: impl Fn() -> io::Result<Option<T>>) -> io::Result<T
     Err(io::Error::other("other processes delete temporary files in this folder as soon as they are created"))
 }
 
-/// Locks `file`, just created at `path`, until it is closed. Returns whether it still exists. On a file system without
-/// locks, this only checks that.
+/// Locks `file`, just created at `path`, until it is closed. Returns false if another process has locked or deleted it.
+/// On a file system without locks, this only checks whether it still exists.
 pub(crate) fn lock(path: &Path, file: &File) -> io::Result<bool> {
     if let Err(fs::TryLockError::WouldBlock) = file.try_lock() {
         return Ok(false); // Locked by a process that deletes it.

@@ -50,7 +50,7 @@ pub(crate) struct TransportTrial {
 enum Phase {
     /// The session keeps its transport.
     Steady {
-        /// The highest recent rate in bytes per second.
+        /// The highest rate of this phase, in bytes per second.
         usual: f64,
         /// The number of consecutive measurements far below it.
         collapsed: u32,

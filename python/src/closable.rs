@@ -29,7 +29,7 @@ enum State {
 pub(crate) struct ExclusiveUse<T> {
     /// `None` while waiting for the turn, and during `drop`.
     guard: Option<OwnedMutexGuard<Option<T>>>,
-    of: Arc<Closable<T>>,
+    closable: Arc<Closable<T>>,
 }
 
 impl<T> Closable<T> {
@@ -41,16 +41,16 @@ impl<T> Closable<T> {
     /// Waits until no other caller uses the value. `None` once it is closed or ending.
     pub(crate) async fn turn(self: Arc<Self>) -> Option<ExclusiveUse<T>> {
         // Made first, so that a wait that is cancelled after the lock was granted ends as a turn does.
-        let mut turn = ExclusiveUse { guard: None, of: self };
-        let guard = Arc::clone(&turn.of.value).lock_owned().await;
+        let mut turn = ExclusiveUse { guard: None, closable: self };
+        let guard = Arc::clone(&turn.closable.value).lock_owned().await;
         turn.guard = Some(guard);
-        (turn.of.state() == State::Open).then_some(turn)
+        (turn.closable.state() == State::Open).then_some(turn)
     }
 
     /// The value, unless it is closed, ending or in use.
     pub(crate) fn try_turn(self: &Arc<Self>) -> Option<ExclusiveUse<T>> {
         let guard = Arc::clone(&self.value).try_lock_owned().ok()?;
-        let turn = ExclusiveUse { guard: Some(guard), of: Arc::clone(self) };
+        let turn = ExclusiveUse { guard: Some(guard), closable: Arc::clone(self) };
         (self.state() == State::Open).then_some(turn)
     }
 
@@ -64,7 +64,7 @@ impl<T> Closable<T> {
         }
     }
 
-    /// Cancels the current use of the value, and drops it. Closing again does nothing.
+    /// Cancels the turn under way. When it has ended, the value is dropped. Closing again does nothing.
     pub(crate) fn close(&self) {
         self.set(State::Closed);
     }
@@ -116,7 +116,7 @@ impl<T> Closable<T> {
 }
 
 impl<T> ExclusiveUse<T> {
-    /// The value; `None` once the value was closed and taken.
+    /// The value; `None` while waiting for the turn, and after the last turn.
     pub(crate) fn value(&mut self) -> Option<&mut T> {
         self.guard.as_mut()?.as_mut()
     }
@@ -125,6 +125,6 @@ impl<T> ExclusiveUse<T> {
 impl<T> Drop for ExclusiveUse<T> {
     fn drop(&mut self) {
         self.guard = None;
-        self.of.finish_if_unused();
+        self.closable.finish_if_unused();
     }
 }

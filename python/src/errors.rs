@@ -113,7 +113,7 @@ fn kind_of_client(error: &ClientError) -> Kind {
     }
 }
 
-/// The exception for a subscription that failed or ended. Held and missing versions are attributes of it, too.
+/// The exception for a subscription that failed or ended. If versions are held or missing, it has them as an attribute.
 pub(crate) fn of_subscription(py: Python<'_>, error: &SubscriptionError) -> PyErr {
     let raised = kind_of_subscription(error).raise(py, error);
     let value = raised.value(py);
@@ -148,7 +148,8 @@ fn kind_of_subscription(error: &SubscriptionError) -> Kind {
     }
 }
 
-/// The exception for a version that was not received into a user's own tensors, if these are not torn; else its cause.
+/// The exception for a version that was not received into a user's own tensors. If these are torn, it is the cause of a
+/// `TornError`.
 pub(crate) fn of_fill(py: Python<'_>, cause: &FillCause) -> PyErr {
     match cause {
         FillCause::Subscription(error) => of_subscription(py, error),

@@ -12,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The maximum time that the exit waits for other threads, which may be in code of the user: returning lent memory calls
-/// the code of its library.
+/// The maximum time that the exit waits for other threads, which may be in code of the user: returning lent memory
+/// calls the code of its library.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The interval at which the exit checks whether the other threads' calls have returned.
@@ -39,8 +39,8 @@ pub(crate) fn detach<T: Send>(py: Python<'_>, call: impl FnOnce() -> T + Send) -
     py.detach(call)
 }
 
-/// Records that this thread ends the interpreter, before it closes relays and clients. Any other thread that still runs
-/// is a daemon thread: Python has waited for the others.
+/// Records that this thread ends the interpreter, before it closes relays and clients. Any other Python thread that
+/// still runs is a daemon thread: Python has waited for the others.
 #[pyfunction]
 pub(crate) fn prepare_exit() {
     let _ = ENDING.set(thread::current().id());

@@ -23,7 +23,7 @@ enum Message {
     Finish(mpsc::SyncSender<()>),
 }
 
-/// The queue of the thread, which lives in the process that started it.
+/// The queue of the thread, and the process that the thread runs in.
 struct Queue {
     sender: mpsc::Sender<Message>,
     pid: u32,
@@ -37,8 +37,8 @@ static ABANDONED: AtomicBool = AtomicBool::new(false);
 /// Queues `task` for the interpreter thread.
 ///
 /// The queue itself is unbounded: each task is for an object that a user has lent or awaits, or for a log message,
-/// whose number [`logging`](crate::logging) bounds. After the interpreter's end, and in a forked child, tasks are
-/// leaked with their contents.
+/// whose number [`logging`](crate::logging) bounds. After the interpreter's end, in a forked child, and if the thread
+/// could not be started, tasks are leaked with their contents.
 pub(crate) fn enqueue(task: impl FnOnce(Python<'_>) + Send + 'static) {
     let message = Message::InterpreterTask(Box::new(task));
     let unsent = match QUEUE.get_or_init(start) {

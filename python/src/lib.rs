@@ -1,8 +1,8 @@
 //! The native module of the Python package `tensor_relay`: servers, clients and their tensors.
 //!
-//! The package's Python files: `tensor_relay/__init__.py` has the two entry points, `errors.py` the exception classes,
-//! `_frameworks.py` the code for each framework, `_native.pyi` the signatures of this module. Users read
-//! `python/README.md`.
+//! The package's Python files: `tensor_relay/__init__.py` has the entry points `serve`, `connect` and `publish_to`,
+//! `errors.py` the exception classes, `_frameworks.py` the code for each framework, `_native.pyi` the signatures of
+//! this module. Users read `python/README.md`.
 
 #![deny(unsafe_code)]
 

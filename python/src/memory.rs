@@ -1,7 +1,8 @@
 //! Tensors imported and exported without a copy, by DLPack and by Python's buffer protocol.
 //!
-//! All `unsafe` of this crate is here. An imported tensor is [`Lent`] memory, on the host ([`Foreign`]) or on a GPU
-//! ([`OnGpu`]); a [`Tensor`](crate::tensor::Tensor) exports our memory, on the host or on a GPU ([`Readable`]).
+//! All `unsafe` of this crate is here, except `Tensor::__getbuffer__`, which calls [`fill_view`]. An imported tensor is
+//! [`Lent`] memory, on the host ([`Foreign`]) or on a GPU ([`OnGpu`]); a [`Tensor`](crate::tensor::Tensor) exports our
+//! memory, on the host or on a GPU ([`Readable`]).
 
 mod buffer;
 mod dlpack;

@@ -62,7 +62,7 @@ pub(crate) fn of_user(mapping: &Bound<'_, PyAny>) -> PyResult<Metadata> {
     Ok(metadata)
 }
 
-/// The part of a version's metadata that users see: all but the state dict's entries ([`entries`]).
+/// The part of a version's metadata that users see: all but the state dict's entries ([`entries`]) and [`JSON_KEYS`].
 ///
 /// # Errors
 /// `DamagedError` for a value that should be JSON and is not, which is the publisher's fault.

@@ -8,7 +8,7 @@ use tensor_relay_client::{Glob, Manifest, VersionId};
 /// The patterns of a subscription; none for all tensors.
 pub(crate) struct Select {
     patterns: Vec<Glob>,
-    /// Whether the warnings of patterns without a match were logged.
+    /// Whether patterns without a match were looked for, and logged.
     has_warned: AtomicBool,
 }
 
@@ -38,8 +38,8 @@ impl Select {
     }
 
     /// Refuses a version if it has tensors and no pattern matches any of them; the error is the message for the user.
-    /// Logs a warning for each pattern without a match, but only for the first version: such a pattern may be meant
-    /// for later ones.
+    /// Of the first version that is not refused, logs a warning for each pattern without a match. That is no error:
+    /// such a pattern may be meant for later versions.
     pub(crate) fn check(&self, id: &VersionId, manifest: &Manifest) -> Result<(), String> {
         let tensors = manifest.tensors();
         let has_match = |pattern: &&Glob| tensors.iter().any(|tensor| pattern.matches(tensor.name.as_str()));
@@ -66,7 +66,7 @@ impl Select {
     }
 }
 
-/// One text, or several.
+/// The patterns, passed as one text or as several.
 fn texts(select: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     if let Ok(pattern) = select.extract::<String>() {
         return Ok(vec![pattern]);

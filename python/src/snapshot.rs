@@ -96,10 +96,10 @@ impl CodecCount {
 
 impl Snapshot {
     pub(crate) fn with_tensors(Arrived { snapshot, gap }: &Arrived) -> Self {
-        Self::without_tensors(snapshot, gap.as_deref()).with(snapshot.clone())
+        Self::without_tensors(snapshot, gap.as_deref()).add_tensors(snapshot.clone())
     }
 
-    fn with(self, tensors: client::Snapshot) -> Self {
+    fn add_tensors(self, tensors: client::Snapshot) -> Self {
         Self { reading: Reading::of(tensors.clone()), tensors: Some(tensors), ..self }
     }
 
@@ -244,8 +244,8 @@ impl Snapshot {
         self.skipped
     }
 
-    /// Whether this version does not continue the previous one's epoch: the publisher was restarted, so version numbers
-    /// may have begun again from 1, or mean other content.
+    /// Whether this version does not continue the previous one: its epoch differs, because the publisher restarted and
+    /// version numbers may have begun again from 1; or it has other content under the same epoch and number.
     #[getter]
     fn is_new_epoch(&self) -> bool {
         self.is_new_epoch
@@ -331,9 +331,10 @@ impl Snapshot {
         exit::detach(py, || on_host.save_safetensors(&path)).map_err(Kind::Other.because(py))
     }
 
-    /// Writes the version below `folder` as the files that it was published from, each file atomically: for topic
-    /// `a/b` a published folder becomes `folder/a/b`, and a single file e.g. `folder/a/b.safetensors`. The files of an
-    /// earlier version there are replaced. Returns the path of that folder or file.
+    /// Writes the version below `folder` as the files that it was published from: for topic `a/b` a published folder
+    /// becomes `folder/a/b`, and a single file e.g. `folder/a/b.safetensors`. It replaces an earlier version there: a
+    /// file atomically, a folder atomically if the file system can exchange folders. Returns the path of that folder or
+    /// file.
     ///
     /// Raises TensorRelayError when the files cannot be written, when files of another origin are there, or when the
     /// tensors were received into `out`.
@@ -368,7 +369,7 @@ impl Snapshot {
             .ok_or_else(|| Kind::Timeout.raise(py, "the tensors were not copied to the host in time"))?;
         let copied = copied.map_err(|error| of_device(py, &error))?;
         let without_tensors = Self { gap: this.gap.clone(), ..Self::without_tensors(&copied, None) };
-        Py::new(py, without_tensors.with(copied))
+        Py::new(py, without_tensors.add_tensors(copied))
     }
 
     /// Declares that `stream` reads the tensors. They are complete, so nothing is waited for. When the last tensor of

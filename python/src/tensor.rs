@@ -151,7 +151,7 @@ impl Tensor {
     /// dropped.
     ///
     /// Raises BufferError for another device, an invalid stream, elements that DLPack's consumers do not support, and
-    /// when a copy fails.
+    /// when a copy of host memory fails; NoRoomError or TensorRelayError when a copy of GPU memory fails.
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     fn __dlpack__(
         &self,

@@ -31,7 +31,7 @@ pub(crate) struct TensorsIn {
 }
 
 impl TensorsIn {
-    /// Borrows all values of `mapping`, or of a model, with floating-point tensors cast to `dtype` if it is given.
+    /// The values of `mapping`, or of a model, with floating-point tensors cast to `dtype` if it is given.
     ///
     /// # Errors
     /// `UnsupportedTensorError` names the first value that cannot be sent.

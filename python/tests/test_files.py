@@ -49,7 +49,7 @@ def test_single_files_and_plain_tensors_are_pulled(relay, model, tmp_path):
     assert all(np.array_equal(value, WEIGHTS[name]) for name, value in load_file(pulled).items())
 
 
-def test_errors_of_publish_files_and_pull(relay, client, tmp_path):
+def test_publish_files_and_pull_report_errors(relay, client, tmp_path):
     with pytest.raises(tensor_relay.PublishError, match="missing"):
         relay.publish_files("t", tmp_path / "missing")
     relay.publish("t", WEIGHTS)

@@ -46,6 +46,7 @@ def test_tied_weights_are_sent_once(relay, client):
     tensors = {"embed": weight, "head": weight, "transposed": weight.T, "part": weight[:50], "other": weight.copy()}
     published = relay.publish("t", tensors)
     got = received(client)
+    # The transposed and the partial view are not tied to the whole one: they are sent separately, as the copy is.
     assert published.payload_bytes == pytest.approx(40_000 * 3 + 20_000, abs=4 * 256)
     arrays = got.numpy()
     address = {name: array.ctypes.data for name, array in arrays.items()}

@@ -122,7 +122,7 @@ def test_threads_share_the_connection_to_a_restarted_server(server):
                 publication.wait_committed(timeout=TIMEOUT_S)
 
 
-def test_errors_of_publish_to_and_its_producer(server, tmp_path):
+def test_publish_to_and_its_producer_report_errors(server, tmp_path):
     with pytest.raises(tensor_relay.ServerUnreachableError, match="there is no socket"):
         tensor_relay.publish_to(tmp_path / "none", timeout=0)
     with pytest.raises(tensor_relay.ServerRefusedError, match="not of user 54321"):

@@ -14,8 +14,8 @@ use std::{
 use tensor_relay_client::{ClientStatus, Receipt, StatusReader, Topic, VersionId};
 use tensor_relay_device::Device;
 
-/// The maximum number of topics whose metrics are retained after their last follower left. Beyond it, the topic with
-/// the oldest version is removed.
+/// The maximum number of topics whose metrics are retained after their last follower left. Beyond it, the topic
+/// whose newest version was received longest ago is removed.
 const UNFOLLOWED_MAX: usize = 1_000;
 
 /// The state of a consumer that its admin port shows. Cheap to clone.
@@ -58,8 +58,8 @@ struct TopicMetrics {
 }
 
 impl Consumer {
-    /// A consumer without topics. It is ready while every followed topic has a version; with `ready_within`, while each
-    /// of these versions was received within that time.
+    /// A consumer without topics, which is not ready. With topics, it is ready while every followed topic has a
+    /// version; with `ready_within`, while the newest version of each was received within that time.
     pub fn new(ready_within: Option<Duration>) -> Self {
         let began = OnceLock::from(Instant::now());
         Self(Arc::new(Inner { ready_within, began, ..Inner::default() }))

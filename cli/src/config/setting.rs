@@ -7,7 +7,7 @@ use clap::{
 };
 use std::error::Error;
 
-/// The commands that ignore the file: the benchmark, and those about the program itself.
+/// The commands without a table in the file: the benchmark, and those about the program itself.
 const WITHOUT_FILE: [&str; 5] = [super::variable::BENCH, "config", "completions", "man", "help"];
 
 /// The name of the only option of the temporary command with which [`Setting::parse`] parses a value.
@@ -29,7 +29,7 @@ pub(crate) fn all(command: &Command) -> Vec<Setting> {
     commands.flat_map(of_command).collect()
 }
 
-/// Whether the command called `name` uses the file. True for unknown names.
+/// Whether the command called `name` may have a table in the file. True for unknown names.
 pub(crate) fn is_configurable(name: &str) -> bool {
     !WITHOUT_FILE.contains(&name)
 }

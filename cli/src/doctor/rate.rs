@@ -55,7 +55,7 @@ enum Limit {
 }
 
 /// Measures the rate at which the server sends to `client`. `None` if the server does not answer probes: it is too old,
-/// answers too many other probes, or the client's ticket permits none.
+/// answers too many other probes, or grants this client no topic.
 pub(super) async fn measure(client: &Client, round_trip: Duration) -> Result<Option<Rate>, ClientError> {
     let count = std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
     let processors = Cgroup::own().processors().map_or(count, |quota| quota.min(count));

@@ -140,7 +140,7 @@ impl Expected {
     /// Refuses a version with another dtype or shape than expected.
     fn check_tensors(&self, selection: &Selection) -> Result<(), BufferError> {
         for (name, (dtype, shape)) in &self.tensors {
-            // A missing tensor is refused when its buffer is matched.
+            // Unless the match is `Common`, another check refuses a missing tensor.
             let Some(tensor) = selection.manifest().tensor(name.as_str()) else { continue };
             if (tensor.dtype, &tensor.shape) != (*dtype, shape) {
                 return Err(BufferError::OtherTensor {

@@ -125,8 +125,8 @@ impl<B> ReturnPath<B> {
     }
 }
 
-/// The deadline for a device to end its copies to lent buffers, before these are withheld. Engines have shorter
-/// deadlines of their own.
+/// The deadline for a device to end its copies to lent buffers, before these are withheld. Longer than the deadline of
+/// one copy, 25 s (`COPY_TIMEOUT` of the device's sink).
 const COPIES_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl<B> Lender<B> {

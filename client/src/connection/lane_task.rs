@@ -86,7 +86,7 @@ pub(super) struct LaneSlot {
     pub(super) index: usize,
     pub(super) target: Target,
     pub(super) peer: SocketAddr,
-    /// The transport that reached the server.
+    /// The transport of the control lane.
     pub(super) kind: LaneKind,
     pub(super) session: u64,
     pub(super) grant: LaneGrant,
@@ -100,7 +100,7 @@ pub(super) struct LaneSlot {
 }
 
 impl LaneSlot {
-    /// Joins a lane, and after its end another one, with backoff, until a retry cannot help.
+    /// Joins a lane, and after its end another one, with backoff, until an error that a retry cannot mend.
     pub(super) async fn run_slot(mut self) {
         let mut backoff = Backoff::new();
         let mut has_warned = false;

@@ -148,7 +148,7 @@ impl LaneSet {
                     let path = lanes.path(control.peer(), welcome.instance);
                     lanes.tasks.spawn(determine_lanes(plan, path, wanted))
                 }
-                // The number is fixed.
+                // Keeps `wanted` open, so that the slots run.
                 Lanes::Fixed(_) => lanes.tasks.spawn(async move { wanted.closed().await }),
             };
         }
@@ -208,7 +208,7 @@ impl LaneSet {
         is_new.then_some(ClientMessage::Retire(lane))
     }
 
-    /// Handles `Retired`: the server begins no more chunks on the lane, which is closed.
+    /// Handles `Retired`: the server begins no more chunks on the lane, which is closed here.
     ///
     /// # Errors
     /// [`ProtocolViolation`] for an unknown lane, lane 0, or a lane that was retired before.
@@ -240,7 +240,7 @@ impl LaneSet {
         }
     }
 
-    /// Stops joining lanes, and closes the joined ones.
+    /// Stops joining lanes, and closes all lanes.
     pub(super) fn close(&mut self, code: CloseCode, text: &str) {
         self.tasks.abort_all();
         self.registry.get().retain(|id, _| *id == LaneId(0)); // Lane 0's statistics are read after the close.

@@ -106,11 +106,11 @@ mod tests {
         let step = Duration::from_millis(100);
         for tick in 0..6_000u32 {
             let at = step * tick;
-            let (number, offset) = (
+            let (transfer_index, offset) = (
                 at.as_millis() / (transfer + pause).as_millis(),
                 at.as_millis() % (transfer + pause).as_millis(),
             );
-            let period = (offset < transfer.as_millis()).then_some(number as u64);
+            let period = (offset < transfer.as_millis()).then_some(transfer_index as u64);
             let lanes = plan.lanes().min(joinable);
             let _ = plan.handle_sample(now, Sample { period, lanes, verified_bytes });
             if tried.last() != Some(&plan.lanes()) {

@@ -25,8 +25,8 @@ const LIST_HEAD: &str =
 /// The longest list that is read: more than 16,000 names of full length.
 const LIST_MAX_BYTES: u64 = 4 << 20;
 
-/// Writes `files` to a temporary folder beside `path`, syncs it and renames it into place. An existing folder must be a
-/// mirror's; it is exchanged atomically and then deleted.
+/// Writes `files` to a temporary folder beside `path`, syncs it and renames it into place. An existing folder must
+/// be empty or a mirror's. A mirror's folder is exchanged, atomically if the file system can, and then deleted.
 pub(super) fn replace_folder(path: &Path, files: &[(FileName, Body)]) -> Result<(), SaveError> {
     let io_error = |source| SaveError::Io { path: path.into(), source };
     fs::create_dir_all(folder_of(path)).map_err(io_error)?;

@@ -9,7 +9,8 @@ use std::{
     time::Duration,
 };
 
-/// The age from which temporary files of other hosts, and on file systems without locks, are deleted.
+/// The age from which temporary files are deleted that are of other hosts, of an earlier boot, or on file systems
+/// without locks.
 const STALE_AGE: Duration = Duration::from_secs(3_600);
 
 /// Deletes temporary files and folders in `folder` that are no longer being written. They are recognised by their
@@ -60,8 +61,9 @@ fn open_to_lock(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).open(path)
 }
 
-/// Whether the writer of the file or folder with this `lock` has ended: the lock is free and the name was made on this
-/// host, or the lock is not held and `metadata` is old. The lock stays taken, so that no writer starts.
+/// Whether the writer of the file or folder with this `lock` has ended: no other process holds the lock, and the name
+/// was made on this host or `metadata` is old. Without support for locks, only the age counts. A lock that was taken
+/// here stays taken while `lock` is open, so that no writer starts.
 fn is_abandoned(name: &str, lock: &File, metadata: &Metadata) -> bool {
     match lock.try_lock() {
         Ok(()) => temporary::was_made_on_this_host(name) || is_old(metadata),

@@ -297,7 +297,7 @@ fn files_of_killed_processes_are_deleted_immediately() {
 /// Goal: concurrent writers in one folder do not delete each other's files. Method: several threads save files and
 /// folders, under the same and other names, and sweep before each.
 #[test]
-fn many_threads_write_into_one_folder() {
+fn concurrent_saves_do_not_delete_each_others_files() {
     let dir = tempfile::tempdir().unwrap();
     let save = |kind, topic: &str, rounds| {
         for _ in 0..rounds {

@@ -155,14 +155,15 @@ def serve(
     transport: the transports for clients: "auto" is QUIC over UDP and TLS over TCP, on the same port number;
         "quic" or "tcp" is one of them.
     open: whether every client is admitted, to every topic. By default a client needs a ticket of this relay, or one
-        that `tensor-relay tickets create` made with the same state_dir.
+        that `tensor-relay tickets create` made with the same state_dir, or a key that `tensor-relay keys trust` trusts
+        there.
     ephemeral: whether no state is kept, so that key and tickets end with the relay: for programs that distribute a new
         ticket at each start.
     device: where staged versions are held: "cpu" is this machine's memory, "cuda:N" the memory of GPU N. Tensors of any
         GPU can be published in either case.
     gpu_memory_bytes: the most memory of each GPU for versions. By default the GPU's memory.
     pinned_bytes: how much page-locked host memory chunks pass through, for each GPU. It is allocated when the first
-        tensor of that GPU is published. Half of it caches chunks for further subscribers.
+        tensor of that GPU is published. Up to half of it caches chunks for further subscribers.
     admin: the address, `IP:PORT`, of an HTTP port for status, health and metrics, as for `tensor-relay serve --admin`,
         until the relay is closed. Port 0 selects a free port; `Relay.admin` returns it.
     admin_token_file: the file with the token of that port; required unless the address is a loopback address.
@@ -232,8 +233,9 @@ def connect(
         such as an array made from it, refers to its memory. A `for` loop needs 2: its variable holds the previous
         snapshot while the next one is received.
     hold_timeout: how long a subscription that holds `versions_held_max` snapshots waits for the program to drop one.
-    transport: what the session runs over: "auto" uses TLS over TCP at short round-trip times, QUIC at long ones, and
-        TCP where UDP is blocked; "quic" or "tcp" forces one. `Receipt.transport` reports the choice.
+    transport: what the session runs over: "auto" begins with TLS over TCP at short round-trip times, with QUIC at long
+        ones, and with TCP where UDP is blocked, and may change to the other when it measures that one as faster; "quic"
+        or "tcp" forces one. `Receipt.transport` reports the choice.
     identity: the file with this client's private key, which the server trusts by `tensor-relay keys trust`. By default
         the client has no key and is admitted by the ticket's token.
     certificate: the file with the certificate of that key and its chain up to the authority that the server trusts.

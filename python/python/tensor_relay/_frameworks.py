@@ -98,7 +98,7 @@ def mark_written(targets: Iterable[Any]) -> None:
     if torch is None or increment is None:  # Before PyTorch 2.1.
         return
     for target in targets:
-        if isinstance(target, torch.Tensor) and not target.is_inference():  # These have no gradients.
+        if isinstance(target, torch.Tensor) and not target.is_inference():  # Those have no version counters.
             increment(target)
 
 

@@ -15,11 +15,11 @@ from ._native import Publication
 
 _Callback = Callable[[Publication], object]
 
-# The callbacks, by number, of publications that are not released yet, and the queue of callbacks to run. Neither has a
-# bound of its own: each registration adds one entry.
+# The callbacks, by registration ID, of publications that are not released yet, and the queue of callbacks to run.
+# Neither has a bound of its own: each registration adds one entry.
 _waiting: dict[int, tuple[_Callback, Publication]] = {}
 _due: SimpleQueue[tuple[_Callback, Publication] | None] = SimpleQueue()
-_numbers = itertools.count()
+_registration_ids = itertools.count()
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
@@ -31,13 +31,13 @@ def register(callback: _Callback, publication: Publication) -> Callable[[str | N
     """Registers a callback. Returns the function to call when the publication is released, or with an error text when
     its release cannot be observed any more. That function never blocks."""
     _start_thread()
-    number = next(_numbers)
-    _waiting[number] = (callback, publication)
-    return functools.partial(_make_due, number)
+    registration_id = next(_registration_ids)
+    _waiting[registration_id] = (callback, publication)
+    return functools.partial(_make_due, registration_id)
 
 
-def _make_due(number: int, error: str | None = None) -> None:
-    if (registered := _waiting.pop(number, None)) is None:
+def _make_due(registration_id: int, error: str | None = None) -> None:
+    if (registered := _waiting.pop(registration_id, None)) is None:
         return  # `finish` has dropped the callback.
     if error is None:
         _due.put(registered)

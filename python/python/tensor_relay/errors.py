@@ -34,7 +34,8 @@ class RelayTimeoutError(TensorRelayError, TimeoutError):
 
 
 class TopicNotFoundError(RelayTimeoutError):
-    """No such topic appeared within the client's `topic_timeout`."""
+    """Within the client's `topic_timeout` no such topic appeared, or the server aborted its first version and sent no
+    other."""
 
 
 class VersionNotFoundError(TensorRelayError, LookupError):
@@ -95,14 +96,15 @@ class TargetError(TensorRelayError, ValueError):
 
 
 class TornError(TensorRelayError):
-    """With `atomic=False`: receiving failed, and the tensors of `out` hold unverified bytes of an incomplete version.
+    """With `atomic=False`: receiving failed, and the tensors of `out` may hold unverified bytes of an incomplete
+    version. With `atomic=True`: a GPU or its framework failed while a verified version was copied into them.
     From `Client.stream`: it failed after the first tensor, so the tensors that it returned are an incomplete version.
 
     Fill the tensors again before using them. `__cause__` is the reason.
     """
 
     version: int
-    """The version whose bytes the tensors hold."""
+    """The version of which the tensors may hold some bytes."""
 
 
 class IntegrationError(TensorRelayError, ImportError):
@@ -114,4 +116,4 @@ class ForkError(TensorRelayError, RuntimeError):
 
 
 class ClosedError(TensorRelayError, RuntimeError):
-    """The object was closed before the call."""
+    """The object was closed before or during the call."""

@@ -87,7 +87,7 @@ impl Footprint {
     }
 }
 
-/// The indices of the first two footprints that share memory.
+/// The indices of two footprints that share memory; `None` if there are none.
 pub(crate) fn overlapping(footprints: &[Footprint]) -> Option<(usize, usize)> {
     let mut order: Vec<usize> = (0..footprints.len()).collect();
     order.sort_by_key(|index| (footprints[*index].gpu, footprints[*index].start));

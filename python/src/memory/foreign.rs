@@ -15,8 +15,8 @@ use tensor_relay_server::sidecar::TensorWriter;
 /// A tensor of another library: its memory, and the object that keeps the memory alive until this is dropped.
 ///
 /// Its constructors check what can be checked; the tensor's own library guarantees that the memory exists. Python code
-/// may write to the memory while it is read, so it is only copied, never referenced: such a copy may mix old and new
-/// bytes.
+/// may write to the memory while it is read, so its bytes are only copied: such a copy may mix old and new bytes.
+/// References to them are made by [`Exclusive`] alone.
 pub(crate) struct Foreign {
     pub(super) start: NonNull<u8>,
     pub(super) dtype: Dtype,

@@ -29,8 +29,9 @@ use tensor_relay_device::DeviceBuffer;
 /// Copies a complete version to the tensors, all of them or none.
 ///
 /// # Errors
-/// `TornError` if a GPU, or a framework that copies on it, fails during the copy; and an exception of a signal handler
-/// (Ctrl-C), raised after all tensors are copied.
+/// `TornError` if a GPU, or a framework that copies on it, fails during the copy. An exception of a signal handler
+/// (Ctrl-C) is raised before the first tensor is copied, or after the last one. Other exceptions are raised before the
+/// first.
 pub(super) fn to_all(
     py: Python<'_>,
     arrived: &Arrived,

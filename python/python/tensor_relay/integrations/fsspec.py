@@ -69,7 +69,7 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
     timeout: how long each request may take, in seconds.
     cache_bytes: the most memory for received files, cached for further reads.
 
-    The first read of a file receives the whole file. A listing costs two round trips, and no payload.
+    The first read of a file receives the whole file. A listing costs at most two round trips, and no payload.
     """
 
     protocol = "relay"
