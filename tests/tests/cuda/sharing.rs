@@ -15,7 +15,7 @@ use tensor_relay_device::{
 use tensor_relay_tests::fake_cuda::{Direction, Turn};
 
 use crate::{
-    calls::{Block, Current, call, stream},
+    calls::{Block, Current, call, create_stream},
     endpoint::{CHUNK, Endpoint, LEN, pattern, short_timeouts, wait_for_no_objects},
     machine,
     neighbour::{Neighbour, import},
@@ -119,7 +119,7 @@ struct Producer {
 
 impl Producer {
     fn new(endpoint: &Endpoint) -> Self {
-        let (current, stream) = (Current::new(0), stream());
+        let (current, stream) = (Current::new(0), create_stream());
         let block = Some(Block::in_stream(stream));
         call!(cuMemsetD8Async(endpoint.memory.address(), 0x22, LEN, stream)).unwrap();
         let fence = endpoint.engine.fence(handle(stream)).unwrap();
@@ -186,7 +186,7 @@ fn device_of(endpoint: &Endpoint) -> DeviceUuid {
 }
 
 #[tokio::test]
-async fn a_stream_that_never_finishes_fails_the_export() {
+async fn a_stream_that_does_not_finish_in_time_fails_the_export() {
     let fake = machine();
     let endpoint = open_filled(&fake).await;
     let producer = Producer::new(&endpoint);

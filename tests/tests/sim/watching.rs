@@ -25,7 +25,7 @@ async fn open(server: &Server, name: &str) -> Publisher {
     publisher
 }
 
-/// The topics that a watch names within a second.
+/// The topics that a watch names until it names none for a second.
 async fn found(watch: &mut TopicWatch) -> Vec<String> {
     let mut found = vec![];
     while let Ok(Some(topic)) = tokio::time::timeout(Duration::from_secs(1), watch.next()).await {
@@ -244,7 +244,8 @@ fn only_selected_tensors_are_sent() {
 
 /// Goal: the transfer of a selection is resumed after a lost connection, and the selection applies to changed
 /// manifests.
-/// Method: cut the path during transfers of a selection; change the manifest, so that it selects other tensors.
+/// Method: cut the path during transfers of a selection; change the manifest, so that the selection
+/// matches other tensors.
 #[test]
 fn a_selection_is_resumed_after_lost_connections() {
     simulate(7, async |sim| {

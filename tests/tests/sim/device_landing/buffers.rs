@@ -80,8 +80,8 @@ fn a_version_waits_for_buffers_that_fit() {
     }
 }
 
-/// Goal: a snapshot on the host or on a device is copied to the user's device memory; if one buffer does not fit, none
-/// is changed.
+/// Goal: a snapshot on the host or on a device is copied to the user's device memory; if one buffer does not fit, the
+/// copy is refused.
 /// Method: buffers with other content, first with one of a wrong size, then all of the right size.
 #[test]
 fn a_snapshot_is_copied_to_device_memory() {

@@ -88,7 +88,7 @@ fn clock_s() -> u64 {
     CLOCK_START_S + BEGAN.get().map_or(0, |began| began.elapsed().as_secs())
 }
 
-/// Applies `operations`; then repairs all paths, and waits until the readers have received the last versions.
+/// Applies `operations`; then repairs all paths, and gives the readers time to receive the last versions.
 pub(super) async fn run(sim: &Sim, setup: Setup, operations: &[Operation]) -> History {
     let mut runner = Runner::new(sim, setup);
     for operation in operations {
@@ -335,7 +335,8 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Repairs all paths, publishes one more version of each topic, and waits until the readers have received it.
+    /// Repairs all paths, publishes one more version of each topic, and waits until the readers have received it, or
+    /// their deadline has passed.
     async fn end(&mut self) {
         self.sim.net.set_path(Path::default());
         (1..=CLIENTS).for_each(|client| self.mend(client));
