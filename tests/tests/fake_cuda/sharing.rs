@@ -40,9 +40,9 @@ fn open(handle: CUipcMemHandle) -> Answer<u64> {
 }
 
 fn read(address: u64, bytes: usize) -> Vec<u8> {
-    let mut read = vec![0; bytes];
-    call!(cuMemcpyDtoH_v2(read.as_mut_ptr().cast(), address, bytes)).unwrap();
-    read
+    let mut copied = vec![0; bytes];
+    call!(cuMemcpyDtoH_v2(copied.as_mut_ptr().cast(), address, bytes)).unwrap();
+    copied
 }
 
 fn location(device: i32) -> CUmemLocation {

@@ -108,10 +108,10 @@ fn versions_arrive_in_the_users_memory() {
             let before = addresses(&buffers);
             for version in 1..=30 {
                 // In mode `latest` the buffers are passed before the version is sent.
-                let publish = publish(&server, &mut publisher, version, &specs);
+                let publishing = publish(&server, &mut publisher, version, &specs);
                 let (filled, _) = tokio::join!(subscription.next_into(buffers), async {
                     sleep(Duration::from_millis(10)).await;
-                    publish.await
+                    publishing.await
                 });
                 let filled = filled.unwrap();
                 assert_eq!((filled.id().version, filled.skipped()), (Version(version), 0));

@@ -114,12 +114,12 @@ fn every_dtype_arrives_exactly() {
             let server = sim.server(tensor_relay_server::Config { codec: codec.into(), ..server_config() });
             let mut publisher = server.publisher(topic("t")).unwrap();
             publish(&server, &mut publisher, 1, &specs).await;
-            let device = device(u64::MAX);
+            let target = device(u64::MAX);
             for request in [Request::latest(topic("t")), Request::every(topic("t"))] {
-                let config = receiving_on(&device, client_config());
+                let config = receiving_on(&target, client_config());
                 let (_client, mut subscription) = subscribe(&sim, config, request).await;
                 let snapshot = subscription.next().await.unwrap();
-                assert!(snapshot.is_on_device() && snapshot.device().unwrap().is(&device));
+                assert!(snapshot.is_on_device() && snapshot.device().unwrap().is(&target));
                 assert_eq!((snapshot.tensor("empty"), snapshot.tensors().count()), (None, 0));
                 assert_eq!(snapshot.device_tensors().count(), specs.len());
                 for (tensor, found) in snapshot.device_tensors() {

@@ -284,8 +284,8 @@ fn polling_does_not_extend_the_hold_timeout() {
         for _ in 0..2 {
             let began = sim.elapsed();
             let error = loop {
-                if let Ok(next) = timeout(poll, subscription.next()).await {
-                    break next.unwrap_err();
+                if let Ok(outcome) = timeout(poll, subscription.next()).await {
+                    break outcome.unwrap_err();
                 }
             };
             assert!(matches!(error, SubscriptionError::HoldingTooMany { timeout_ms: 3_000, .. }), "{error}");

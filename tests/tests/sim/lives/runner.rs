@@ -313,13 +313,13 @@ impl<'a> Runner<'a> {
     async fn publish_as(&mut self, number: usize, version: u64, bytes: u64) -> Option<Id> {
         let state = &mut self.topics[number];
         let id = Id { epoch: state.epoch, version };
-        let content = content(id);
+        let content_number = content(id);
         let specs = vec![tensors::noise("noise", bytes / 2), tensors::steady("steady", bytes / 2)];
-        let staged = tensors::stage(self.server.as_ref()?, specs, content);
+        let staged = tensors::stage(self.server.as_ref()?, specs, content_number);
         // Taken before publishing: a reader may receive the version before `publish` returns.
         let (published, log) = (Published { at_ms: self.log.now_ms(), topic: number, id }, self.log.clone());
         let is_new = !log.history().published.iter().any(|one| (one.topic, one.id) == (number, id));
-        let publishing = state.publisher.as_mut()?.publish(staged, tensors::metadata(content));
+        let publishing = state.publisher.as_mut()?.publish(staged, tensors::metadata(content_number));
         timeout(PUBLISH_TIMEOUT, publishing).await.ok()?.unwrap();
         state.newest = Some((version, bytes));
         if is_new {
