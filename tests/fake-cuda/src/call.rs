@@ -25,7 +25,7 @@ thread_local! {
 pub(crate) struct Calls {
     /// The number of calls of each function.
     pub(crate) by_function: BTreeMap<&'static str, u64>,
-    /// The number of calls by each thread, by its name.
+    /// The number of calls by the threads of each name.
     pub(crate) by_thread: BTreeMap<String, u64>,
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn in_context(name: &'static str, body: impl FnOnce(Guard, usize) -> 
     Status::of(ready.and_then(|(state, device)| body(state, device)))
 }
 
-/// Runs a call on an object that an earlier call created, which needs no current context.
+/// Runs a call that needs no current context, on an object that an earlier call created.
 pub(crate) fn on_object(name: &'static str, body: impl FnOnce(Guard) -> Answer) -> u32 {
     let locked = enter_current(name, state::lock());
     let ready =

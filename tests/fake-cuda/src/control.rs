@@ -38,35 +38,35 @@ unsafe extern "C" fn fake_cuda_control(
 fn execute(command: &str) -> Option<String> {
     let words: Vec<&str> = command.split_whitespace().collect();
     let mut state = state::lock();
-    let done = Some(String::new());
+    let succeeded = Some(String::new());
     let answer = match words[..] {
         ["allow"] => {
             state.allowed = true;
-            done
+            succeeded
         }
         ["reset"] => {
             drop(state::reset(state));
-            return done;
+            return succeeded;
         }
         ["option", name, value] => state.options.set(name, value).then(String::new),
         ["fault", fault] => state.faults.add(fault).then(String::new),
         ["clear-faults"] => {
             state.faults.clear();
-            done
+            succeeded
         }
         ["release"] => {
             state.faults.release();
-            done
+            succeeded
         }
         ["fail", device, code] => {
-            let device = number(device).and_then(|device: usize| state.devices.get_mut(device))?;
-            device.fail(Status(number(code)?));
-            done
+            let device = parse(device).and_then(|device: usize| state.devices.get_mut(device))?;
+            device.fail(Status(parse(code)?));
+            succeeded
         }
         ["destroy-context", device] => {
-            let device = number(device).filter(|device: &usize| *device < state.devices.len())?;
+            let device = parse(device).filter(|device: &usize| *device < state.devices.len())?;
             device::end_context(&mut state, device);
-            done
+            succeeded
         }
         ["hold", device, direction] => {
             change_gate(&mut state, device, direction, |engine| engine.gate.hold())
@@ -75,10 +75,10 @@ fn execute(command: &str) -> Option<String> {
             change_gate(&mut state, device, direction, |engine| engine.gate.open())
         }
         ["pass", device, direction, count] => {
-            let count = number(count)?;
+            let count = parse(count)?;
             change_gate(&mut state, device, direction, |engine| engine.gate.pass(count))
         }
-        ["engine", device, direction] => engine(&state, device, direction),
+        ["engine", device, direction] => engine_counts(&state, device, direction),
         ["live"] => Some(report::live(&state)),
         ["violations"] => Some(state.report.violations.join("\n")),
         ["calls"] => Some(pairs(&state.calls.by_function)),
@@ -96,15 +96,15 @@ fn change_gate(
     change: impl FnOnce(&mut Engine),
 ) -> Option<String> {
     let direction = Direction::from_name(direction)?;
-    let device = number(device).and_then(|device: usize| state.devices.get_mut(device))?;
+    let device = parse(device).and_then(|device: usize| state.devices.get_mut(device))?;
     change(&mut device.engines[direction as usize]);
     Some(String::new())
 }
 
-/// The numbers of pending and completed copies of a copy engine.
-fn engine(state: &Guard, device: &str, direction: &str) -> Option<String> {
+/// The numbers of a copy engine's waiting copies, of those queued or running, and of successful ones with their bytes.
+fn engine_counts(state: &Guard, device: &str, direction: &str) -> Option<String> {
     let direction = Direction::from_name(direction)?;
-    let device = number(device).and_then(|device: usize| state.devices.get(device))?;
+    let device = parse(device).and_then(|device: usize| state.devices.get(device))?;
     let engine = &device.engines[direction as usize];
     let (waiting, in_flight) = (device.waiting(direction), device.in_flight(direction));
     let Engine { ended, ended_bytes, .. } = engine;
@@ -116,6 +116,6 @@ fn pairs<K: Display>(counts: &BTreeMap<K, u64>) -> String {
     counts.iter().map(|(name, count)| format!("{name}={count}\n")).collect()
 }
 
-fn number<T: FromStr>(text: &str) -> Option<T> {
+fn parse<T: FromStr>(text: &str) -> Option<T> {
     text.parse().ok()
 }

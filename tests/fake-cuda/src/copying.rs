@@ -206,17 +206,17 @@ impl Copy {
         let begun = Instant::now();
         let (from, to) = (self.from.start(), self.to.start());
         let end = if pace.fails_halfway { self.bytes / 2 } else { self.bytes };
-        let mut done = 0;
-        while done < end && state::is_current(pace.generation) {
-            let piece = (end - done).min(PIECE_BYTES);
-            let (from, to) = (from.wrapping_add(done), to.wrapping_add(done));
-            // SAFETY: both ranges were checked when the copy was requested, and its `Use`s keep them allocated. Device
-            // and host memory never overlap. Two ranges of one device may overlap by an error of the caller, which
-            // `copy_to` allows.
+        let mut copied = 0;
+        while copied < end && state::is_current(pace.generation) {
+            let piece = (end - copied).min(PIECE_BYTES);
+            let (from, to) = (from.wrapping_add(copied), to.wrapping_add(copied));
+            // SAFETY: device memory and page-locked memory were checked when the copy was requested. The copy's `Use`s
+            // keep the driver's memory allocated, and the program guarantees its own. Device and host memory never
+            // overlap. Two ranges of one device may overlap by an error of the caller, which `copy_to` allows.
             unsafe { from.copy_to(to, piece) };
-            done += piece;
+            copied += piece;
             if pace.bytes_per_second > 0.0 {
-                let due = Duration::from_secs_f64(done as f64 / pace.bytes_per_second);
+                let due = Duration::from_secs_f64(copied as f64 / pace.bytes_per_second);
                 thread::sleep(due.saturating_sub(begun.elapsed()));
             }
         }

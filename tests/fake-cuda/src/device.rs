@@ -78,7 +78,7 @@ impl Device {
         }
     }
 
-    /// Corrupts the context: queued work is dropped, and every call returns the error.
+    /// Corrupts the context: drops queued work, and makes every later call in the context return its first error.
     pub(crate) fn fail(&mut self, status: Status) {
         if let Some(context) = &mut self.context {
             context.failed.get_or_insert(status);
@@ -104,7 +104,8 @@ impl Device {
         self.waiting(direction) + usize::from(self.engines[direction as usize].busy)
     }
 
-    /// The number of copies of one direction that have not begun: they wait for a gate, an engine, or earlier work.
+    /// The number of copies of one direction that have not begun: they wait for a gate, an engine, earlier work, or
+    /// the release of an injected hang.
     pub(crate) fn waiting(&self, direction: Direction) -> usize {
         self.streams.values().map(|stream| stream.waiting(direction)).sum()
     }
@@ -175,7 +176,8 @@ pub(crate) fn resolve_stream(state: &mut State, device: usize, handle: u64) -> A
     Ok(stream)
 }
 
-/// Destroys a device's context with all of its objects: after the context's last release, or when it is reset.
+/// Destroys a device's context with all of its objects: after the context's last release, when the context is reset, or
+/// by a test's command.
 pub(crate) fn end_context(state: &mut State, index: usize) {
     let device = &mut state.devices[index];
     device.reclaimed += device.created_streams() + device.events.len();

@@ -25,9 +25,10 @@ struct Fault {
 /// The effect of a fault on a call or on work of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// A call returns this code without doing anything. Work of a stream stops halfway and corrupts its context.
+    /// A call returns this code without doing anything. Work of a stream corrupts its context: a copy after half of its
+    /// bytes, a host function without being called, other work after it is done.
     Fail(Status),
-    /// Blocks until the test releases it.
+    /// The call or the work waits until a test releases it or resets the machine.
     Hang,
 }
 
@@ -52,7 +53,7 @@ impl Faults {
         self.released
     }
 
-    /// Counts an occurrence of `what`, and returns the effect of the faults on it.
+    /// Counts an occurrence of `what`, and returns the effect of the first fault that applies to it.
     pub(crate) fn count(&mut self, what: &str) -> Option<Effect> {
         let effects = self.faults.iter_mut().filter_map(|fault| fault.count(what));
         // Not `find`: every fault counts the occurrence.

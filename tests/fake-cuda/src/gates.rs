@@ -1,4 +1,4 @@
-/// The gate of a copy engine, which holds its copies, so that a test can count waiting copies without a clock.
+/// The gate of a copy engine. It can hold the engine's copies, so that a test counts waiting copies without a clock.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     holds: bool,

@@ -12,14 +12,15 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct HostMemory {
     blocks: BTreeMap<usize, HostBlock>,
-    /// The starts and lengths of freed blocks. Their addresses stay reserved, and accesses fault.
+    /// The starts and lengths of freed blocks. Their addresses stay reserved, and accesses fault unless
+    /// a copy used the block when it was freed.
     freed: BTreeMap<usize, usize>,
 }
 
 #[derive(Debug)]
 struct HostBlock {
     bytes: usize,
-    /// The device in whose context the block was allocated. The block is freed when that context is destroyed.
+    /// The device in whose context the block was page-locked. The block is removed when that context is destroyed.
     device: usize,
     origin: Locked,
     uses: Uses,
@@ -43,7 +44,7 @@ pub(crate) enum HostRange {
     Pageable,
     /// Only a part is page-locked, which is an error.
     Mixed,
-    /// The range was freed.
+    /// The range begins in a freed block.
     Freed,
 }
 
@@ -135,7 +136,7 @@ impl HostMemory {
 fn make_inaccessible(start: usize, bytes: usize) {
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
     let start = ptr::without_provenance_mut::<c_void>(start);
-    // SAFETY: the mapping was made by `allocate`, and its owner has just freed it.
+    // SAFETY: the mapping was made by `allocate`, and was just freed.
     let replaced = unsafe { mmap_anonymous(start, bytes, ProtFlags::empty(), flags) };
     debug_assert!(replaced.is_ok(), "a mapping can be replaced: {replaced:?}");
 }

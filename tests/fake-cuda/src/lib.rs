@@ -4,9 +4,10 @@
 //! streams and copies, so that whole programs run on it, and is as strict as the documentation allows:
 //!
 //! - copies are asynchronous: separate threads run them, one at a time per direction and device, in pieces, at a
-//!   configurable rate. A program that does not wait reads torn bytes, or `0xA5` (`copying`);
-//! - fresh device memory is filled with `0xD7`, and its addresses fault when the CPU accesses them (`memory`);
-//! - any call, and any work of a stream, can be made to fail or hang, once or permanently (`faults`), and copies can be
+//!   configurable rate. A program that does not wait may read torn bytes, or `0xA5` (`copying`);
+//! - fresh device memory is filled with `0xD7` (`backing`), and its addresses fault when the CPU accesses them
+//!   (`memory`);
+//! - calls and work of streams can be made to fail or hang, once or permanently (`faults`), and copies can be
 //!   held until a test releases them (`gates`);
 //! - an asynchronous error corrupts its context permanently, and host functions are no longer called (`device`);
 //! - memory can be shared with other processes by CUDA IPC (`ipc`) and by file descriptors (`virtual_memory`), under

@@ -23,18 +23,18 @@ static NEXT_ADDRESS: AtomicU64 = AtomicU64::new(FIRST_ADDRESS);
 /// Why an address cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// The address was never allocated, or the range exceeds its block.
+    /// No block has this address or range, or the block does not permit this use.
     Unknown,
-    /// The address was freed.
+    /// The address is in a block that was freed, closed or unmapped.
     Freed,
 }
 
-/// The result of freeing a block.
+/// The result of freeing, closing or unmapping a block.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Freed {
     /// The block was not in use.
     Unused,
-    /// A copy uses the block. The block's memory is leaked, so that the copy overwrites nothing else.
+    /// A copy or fill uses the block. Memory of this driver is leaked, so that the copy overwrites nothing else.
     InUse,
     /// Another process has the block open by CUDA IPC, which is undefined in CUDA.
     OpenElsewhere,
@@ -236,7 +236,7 @@ impl DeviceMemory {
         self.blocks.get(&address).is_some_and(|block| block.origin.is_own())
     }
 
-    /// Whether a copy uses the block that contains an address.
+    /// Whether a copy or fill uses the block that contains an address.
     pub(crate) fn is_in_use(&self, address: u64) -> bool {
         self.block_at(address).is_some_and(|(block, _)| block.uses.any())
     }
@@ -264,7 +264,7 @@ impl DeviceMemory {
 }
 
 impl Block {
-    /// Frees the block's bytes, unless a copy uses them.
+    /// Frees the block's bytes, unless a copy or fill uses them.
     fn free(self) -> Freed {
         if self.uses.any() {
             std::mem::forget(self.backing);

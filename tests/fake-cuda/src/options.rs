@@ -3,7 +3,7 @@ use std::{env, str::FromStr};
 use crate::faults::Faults;
 
 /// The options of the simulated machine. They are read from the environment once. A test may change them; a reset
-/// applies a changed number or size of devices.
+/// applies a changed number of devices, and a changed amount of their memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     /// The number of devices: `FAKE_CUDA_DEVICES`, by default 1.
@@ -11,7 +11,7 @@ pub(crate) struct Options {
     /// The machine-wide number of this process's first device: `FAKE_CUDA_FIRST_DEVICE`, by default 0. With it, one
     /// ordinal can mean different devices in two processes, as with `CUDA_VISIBLE_DEVICES`.
     pub(crate) first_device: usize,
-    /// The memory of each device: `FAKE_CUDA_MEM`, by default 1 GiB.
+    /// The memory of each device, in bytes: `FAKE_CUDA_MEM`, by default 1 GiB.
     pub(crate) memory_bytes: usize,
     /// The rate of copies from host to device, in 10⁹ bytes per second: `FAKE_CUDA_H2D_GBPS`, by default 0, which is
     /// unlimited.
@@ -41,7 +41,7 @@ impl Options {
         }
     }
 
-    /// Sets an option by the name of its field. False if there is no such option or the value is not a number.
+    /// Sets an option by the name of its field. False if there is no such option or the value is invalid.
     pub(crate) fn set(&mut self, name: &str, value: &str) -> bool {
         match name {
             "devices" => assign(&mut self.devices, value),

@@ -10,7 +10,7 @@ use crate::state::{self, State};
 /// The report of violations. It is kept in memory, and in a file that outlives the process.
 ///
 /// With `FAKE_CUDA_REPORT=PATH`, lines are appended to a file: `PID init`, `PID violation TEXT` for each violation when
-/// it happens, and at process exit `PID exit` with the objects that still exist.
+/// it happens, and at process exit `PID exit` with the numbers of objects that still exist and of violations.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) violations: Vec<String>,
@@ -52,7 +52,8 @@ fn append(path: &Path, line: &str) -> std::io::Result<()> {
         .write_all(line.as_bytes())
 }
 
-/// The numbers of existing objects, as `name=number` pairs. All are zero after a program has cleaned up.
+/// The numbers of existing objects and of reclaimed ones, as `name=number` pairs. All are zero after a program has
+/// cleaned up.
 pub(crate) fn live(state: &State) -> String {
     let (host_blocks, host_bytes) = state.host.blocks();
     let own_blocks = |device: &crate::device::Device| device.memory.blocks().0;

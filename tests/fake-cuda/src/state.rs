@@ -13,12 +13,12 @@ use crate::{
     virtual_memory::VirtualMemory,
 };
 
-/// The state of the driver, guarded by one lock. Streams and calls release the lock only while they copy, run a host
-/// function, or wait.
+/// The state of the driver, guarded by one lock. Streams and calls release the lock only while they copy or fill, run
+/// a host function, or wait.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// The generation of the simulated machine, which each reset increments. Objects of an earlier generation are
-    /// ignored.
+    /// The generation of the simulated machine, which each reset increments. Streams, copies and waits of an
+    /// earlier generation end.
     pub(crate) generation: u64,
     /// Whether this process may use the driver: otherwise `cuInit` finds no device.
     pub(crate) allowed: bool,
@@ -53,7 +53,7 @@ pub(crate) fn wait(state: Guard) -> Guard {
     CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Wakes all threads in [`wait`]. Every change of the state must be followed by this call.
+/// Wakes all threads in [`wait`]. Every change that a thread may wait for must be followed by this call.
 pub(crate) fn changed() {
     CHANGED.notify_all();
 }

@@ -27,7 +27,7 @@ macro_rules! statuses {
         impl Status {
             $(pub(crate) const $name: Self = Self($code);)*
 
-            /// The name and description in CUDA's header. `None` for unknown codes.
+            /// The name in CUDA's header, and the real driver's description. `None` for unknown codes.
             pub(crate) fn name_and_text(self) -> Option<(&'static CStr, &'static CStr)> {
                 match self {
                     $(Self::$name => Some((named!($name), $text)),)*

@@ -115,7 +115,8 @@ impl Stream {
     }
 }
 
-/// Executes a stream's work, on the stream's thread, until the stream is destroyed and its queue is empty.
+/// Executes a stream's work, on the stream's thread. Ends when the stream is destroyed and its queue is empty, its
+/// context is destroyed, or the machine is reset.
 fn run_stream(generation: u64, device: usize, stream: u64) {
     let mut state = state::lock();
     loop {
@@ -234,14 +235,15 @@ pub(crate) fn free(state: &mut State, device: usize, address: u64) -> Answer {
     Err(Status::INVALID_VALUE)
 }
 
-/// Waits until a stream has finished its queued work. Fails if the context fails meanwhile.
+/// Waits until a stream has finished its queued work. Fails if the context fails or is destroyed meanwhile.
 pub(crate) fn synchronize(mut state: Guard, device: usize, stream: u64) -> Answer<Guard> {
     let record = Arc::new(Progress::default());
     state.devices[device].push(stream, Work::Record(record.clone(), 1));
     wait_for_records(state, device, &[record])
 }
 
-/// Waits until all streams of a device have finished their queued work. Fails if the context fails meanwhile.
+/// Waits until all streams of a device have finished their queued work. Fails if the context fails or is destroyed
+/// meanwhile.
 pub(crate) fn synchronize_all(mut state: Guard, device: usize) -> Answer<Guard> {
     let streams: Vec<u64> = state.devices[device].streams.keys().copied().collect();
     let records: Vec<Arc<Progress>> = streams

@@ -3,11 +3,11 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-/// The number of copies that use a block.
+/// The number of copies and fills that use a block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses(Arc<AtomicUsize>);
 
-/// One copy's use of a block, from its request until it has ended.
+/// The use of a block by one copy or fill, from the request until the work has ended.
 #[derive(Debug)]
 pub(crate) struct Use(Arc<AtomicUsize>);
 
@@ -18,7 +18,7 @@ impl Uses {
         Use(self.0.clone())
     }
 
-    /// Whether any copy uses the block.
+    /// Whether any copy or fill uses the block.
     pub(crate) fn any(&self) -> bool {
         self.0.load(Ordering::Acquire) > 0
     }

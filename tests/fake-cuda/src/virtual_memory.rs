@@ -23,7 +23,7 @@ pub(crate) struct VirtualMemory {
     reserved: BTreeMap<u64, Reserved>,
 }
 
-/// Physical memory, which exists while it has a handle or a mapping. Other processes share it through its file.
+/// Physical memory, which exists while it has a handle or a mapping. Other processes can share it through its file.
 #[derive(Debug)]
 struct Physical {
     device: usize,

@@ -1,7 +1,7 @@
 //! Opens arbitrary TLS records, as a hostile peer can send them after the handshake. The first byte of the input
-//! selects whether the other bytes are a raw record, or contents that the harness encrypts with the right key. The
-//! properties are those of `transport/src/lane/byte_stream/records/tests.rs`, which
-//! `cargo test -p tensor-relay-transport` checks with random input.
+//! selects whether the other bytes are a raw record, or contents that the harness encrypts with the right key. Two tests
+//! in `transport/src/lane/byte_stream/records/tests.rs` check the same with random input:
+//! `hostile_bytes_are_records_or_errors` and `any_content_is_handled_or_refused`.
 
 #![no_main]
 

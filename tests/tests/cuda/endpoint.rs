@@ -1,5 +1,5 @@
-//! An engine with memory for one tensor, and a transfer from one such endpoint to another by every operation of an
-//! engine, for the sweep. Also contains the helpers of all tests.
+//! An engine with memory for one tensor, and a transfer from one such endpoint to another, with fences and callers'
+//! streams, for the sweep. Also contains the helpers of all tests.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -62,8 +62,8 @@ impl Endpoint {
     /// Writes bytes to the memory.
     pub(crate) async fn fill(&self, bytes: &[u8]) -> Result<(), Failure> {
         let sink = self.sink();
-        for (number, chunk) in bytes.chunks(CHUNK).enumerate() {
-            put(&sink, number, chunk).await?;
+        for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
+            put(&sink, index, chunk).await?;
         }
         Ok(())
     }
@@ -80,8 +80,8 @@ impl Endpoint {
     }
 }
 
-async fn put(sink: &impl Sink, number: usize, chunk: &[u8]) -> Result<(), Failure> {
-    let start = (number * CHUNK) as u64;
+async fn put(sink: &impl Sink, index: usize, chunk: &[u8]) -> Result<(), Failure> {
+    let start = (index * CHUNK) as u64;
     let mut target = sink.open(start..start + chunk.len() as u64).await?;
     target.copy_from_slice(chunk);
     Ok(sink.write(target).await?)
@@ -110,12 +110,12 @@ pub(crate) async fn move_a_tensor(engines: &mut Vec<Arc<CudaEngine>>) -> Result<
     to.read().await
 }
 
-/// Copies every third chunk, starting with the chunk `first`.
+/// Copies every third chunk, starting with the chunk of index `first`.
 async fn copy_from(source: &impl Source, sink: &impl Sink, first: usize) -> Result<(), Failure> {
-    for number in (first..LEN.div_ceil(CHUNK)).step_by(3) {
-        let start = (number * CHUNK) as u64;
+    for index in (first..LEN.div_ceil(CHUNK)).step_by(3) {
+        let start = (index * CHUNK) as u64;
         let bytes = source.read(start..(start + CHUNK as u64).min(LEN as u64)).await?;
-        put(sink, number, &bytes).await?;
+        put(sink, index, &bytes).await?;
     }
     Ok(())
 }
@@ -134,7 +134,7 @@ fn lend(endpoint: &Endpoint) -> Result<Arc<CudaMemory>, Failure> {
     Ok(unsafe { endpoint.engine.lend(owner.address(), LEN, owner, Some(fence)) })
 }
 
-/// Waits until an engine has freed all memory that it can free, and returns its counters.
+/// Waits until an engine has freed or cached all memory that it can, and returns its counters.
 pub(crate) async fn wait_until_freed(fake: &FakeCuda, engine: &CudaEngine) -> CudaStats {
     let begun = Instant::now();
     loop {

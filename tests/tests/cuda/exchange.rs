@@ -1,4 +1,4 @@
-//! Exchanges a tensor between processes by both kinds of shared GPU memory: a transfer for the sweep.
+//! Exports and imports a tensor by both kinds of shared GPU memory: a transfer for the sweep.
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 

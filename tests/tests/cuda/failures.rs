@@ -1,5 +1,5 @@
 //! Devices that fail as a whole: by an error elsewhere in the process, by a hang, or by the destruction of their
-//! context.
+//! context. Also copies that are refused or late, and the limits and reuse of device memory.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tensor_relay_tests::fake_cuda::{Direction, Effect, Fault, Live, Turn};
 use tokio::time::timeout;
 
 use crate::{
-    calls::{Block, Current, stream},
+    calls::{Block, Current, create_stream},
     endpoint::{CHUNK, Endpoint, LEN, pattern, short_timeouts, wait_for_no_objects},
     machine,
     order::handle,
@@ -62,7 +62,7 @@ async fn a_corrupted_context_fails_all_requests_in_time() {
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// Waits until the engine reports that its device has failed, and checks that all later requests fail.
+/// Waits until the engine reports that its device has failed, and checks that later requests fail.
 async fn check_failed(fake: &Turn, endpoint: &Endpoint) {
     fake.wait_until("the engine declares the device failed", |_| endpoint.engine.failure().is_some());
     let failure = endpoint.engine.failure().expect("the device failed").to_string();
@@ -92,7 +92,7 @@ async fn a_context_corrupted_between_copies_fails_a_fence() {
     let fake = machine();
     let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
-    let producer = stream();
+    let producer = create_stream();
     let block = Block::in_stream(producer);
     let fence = endpoint.engine.fence(handle(producer)).unwrap();
     fake.fail_device(0, 700);

@@ -1,10 +1,10 @@
 //! Tests of the CUDA engine on the fake driver, which injects failures and hangs and reports illegal uses.
 //!
-//! The cases for all engines are in `engines.rs`. [`sweep`] makes every driver call fail once, in three transfers: from
-//! engine to engine ([`endpoint`]), through a server and a client ([`relay`]), and between processes ([`exchange`]).
-//! [`failures`] covers devices that fail, hang or disappear, [`order`] callers' streams, [`sharing`] memory shared with
-//! a second process ([`neighbour`]), [`sidecar`] the sidecar with GPU memory, and [`probe`] the search for devices;
-//! [`overlap`] counts concurrent copies. [`endpoint`] also has the helpers of all tests.
+//! The cases for all engines are in `engines.rs`. [`sweep`] makes driver calls fail or hang in three transfers: from
+//! engine to engine ([`endpoint`]), through a server and a client ([`relay`]), and through shared memory
+//! ([`exchange`]). [`failures`] covers devices that fail, hang or disappear, [`order`] callers' streams, [`sharing`]
+//! memory shared with a second process ([`neighbour`]), [`sidecar`] the sidecar with GPU memory, and [`probe`] the
+//! search for devices; [`overlap`] counts concurrent copies. [`endpoint`] also has the helpers of all tests.
 
 use tensor_relay_tests::fake_cuda::{self, Turn};
 

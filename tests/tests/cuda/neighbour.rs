@@ -37,8 +37,8 @@ pub(crate) struct Neighbour {
 }
 
 impl Neighbour {
-    /// Starts the process. Its device `cuda:0` is the machine's device `first_device`; it inherits `fd` under the same
-    /// number.
+    /// Starts the process. Its device `cuda:0` is the machine's device `first_device`. The process inherits `fd` under
+    /// the same number.
     pub(crate) fn start(first_device: usize, fd: Option<BorrowedFd<'_>>) -> Self {
         let installed = Installed::new(Library::Fake);
         let mut command = Command::new(env::current_exe().unwrap());

@@ -1,5 +1,5 @@
 //! Ordering with callers' streams: the engine waits for the streams' work, and the streams wait for the engine's
-//! copies. Engine and streams wait for nothing else.
+//! copies.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use tensor_relay_tests::fake_cuda::{Direction, Effect, FakeCuda, Fault, Turn};
 use tokio::time::timeout;
 
 use crate::{
-    calls::{Block, Current, PageLocked, call, stream},
+    calls::{Block, Current, PageLocked, call, create_stream},
     endpoint::{CHUNK, Endpoint, LEN, pattern, short_timeouts, wait_for_no_objects},
     machine,
 };
@@ -42,7 +42,7 @@ async fn a_copy_waits_for_the_producers_stream_and_reads_the_new_bytes() {
     let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
     endpoint.fill(&pattern(LEN)).await.unwrap();
     let current = Current::new(0);
-    let producer = stream();
+    let producer = create_stream();
     let block = Block::in_stream(producer);
     call!(cuMemsetD8Async(endpoint.memory.address(), 0x22, CHUNK, producer)).unwrap();
     let fence = endpoint.engine.fence(handle(producer)).unwrap();
@@ -65,11 +65,11 @@ async fn a_copy_waits_for_the_producers_stream_and_reads_the_new_bytes() {
 }
 
 #[tokio::test]
-async fn a_stream_that_never_finishes_fails_the_copy() {
+async fn a_stream_that_does_not_finish_in_time_fails_the_copy() {
     let fake = machine();
     let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
-    let producer = stream();
+    let producer = create_stream();
     let block = Block::in_stream(producer);
     let memory = lend(&endpoint.engine, &endpoint.memory, endpoint.engine.fence(handle(producer)).unwrap());
     let slot = endpoint.slots.acquire().await;
@@ -101,7 +101,7 @@ async fn the_consumers_stream_waits_for_the_copy_without_blocking_its_thread() {
     let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
     endpoint.fill(&vec![0; LEN]).await.unwrap();
     let current = Current::new(0);
-    let (consumer, host) = (stream(), PageLocked::new(0, CHUNK));
+    let (consumer, host) = (create_stream(), PageLocked::new(0, CHUNK));
 
     let gate = fake.hold(0, Direction::HostToDevice);
     let mut slot = endpoint.slots.acquire().await;
@@ -131,7 +131,7 @@ async fn memory_is_not_written_while_the_consumers_stream_uses_it() {
     let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
     endpoint.fill(&vec![0x44; LEN]).await.unwrap();
     let current = Current::new(0);
-    let (consumer, host) = (stream(), PageLocked::new(0, CHUNK));
+    let (consumer, host) = (create_stream(), PageLocked::new(0, CHUNK));
     let block = Block::in_stream(consumer);
     call!(cuMemcpyDtoHAsync_v2(host.address(), endpoint.memory.address(), CHUNK, consumer)).unwrap();
     endpoint.memory.record_use(handle(consumer)).unwrap();
@@ -160,7 +160,7 @@ async fn memory_that_a_stream_uses_is_not_reused() {
     let fake = machine();
     let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
-    let consumer = stream();
+    let consumer = create_stream();
     let block = Block::in_stream(consumer);
     let address = endpoint.memory.address();
     let Endpoint { engine, slots, memory } = endpoint;
@@ -183,7 +183,7 @@ async fn released_memory_waits_for_its_readers_without_blocking() {
     let fake = machine();
     let Endpoint { engine, slots, memory } = Endpoint::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
-    let (first, second) = (stream(), stream());
+    let (first, second) = (create_stream(), create_stream());
     let blocks = [Block::in_stream(first), Block::in_stream(second)];
     let (address, kept) = (memory.address(), Arc::new(()));
     let readers = [first, second].map(|stream| {
@@ -211,11 +211,11 @@ async fn released_memory_waits_for_its_readers_without_blocking() {
 }
 
 #[tokio::test]
-async fn memory_is_leaked_if_its_readers_cannot_be_queried() {
+async fn memory_is_leaked_if_its_readers_cannot_be_observed() {
     let fake = machine();
     let Endpoint { engine, slots, memory } = Endpoint::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
-    let reader = stream();
+    let reader = create_stream();
     fake.fault(&Fault::once("cuEventRecord", 1, Effect::Fail(999)));
     memory.release_after(vec![handle(reader)]);
     fake.wait_until("the memory is leaked", |_| engine.stats().leaked_bytes >= LEN as u64);
@@ -231,7 +231,7 @@ async fn lent_memory_is_leaked_if_its_readers_outlive_the_engine() {
     let fake = machine();
     let Endpoint { engine, slots, memory } = Endpoint::open(0, short_timeouts()).unwrap();
     let current = Current::new(0);
-    let reader = stream();
+    let reader = create_stream();
     let (used, unused) = (Arc::new(()), Arc::new(()));
     let [lent, unread] = [&used, &unused].map(|owner| {
         // SAFETY: nothing accesses the memory.
@@ -254,7 +254,7 @@ async fn a_copy_waits_for_events_of_the_intake_stream() {
     let endpoint = Endpoint::open(0, short_timeouts()).unwrap();
     endpoint.fill(&pattern(LEN)).await.unwrap();
     let current = Current::new(0);
-    let producer = stream();
+    let producer = create_stream();
     let block = Block::in_stream(producer);
     call!(cuMemsetD8Async(endpoint.memory.address(), 0x22, CHUNK, producer)).unwrap();
     let intake = endpoint.engine.intake().unwrap();

@@ -90,10 +90,10 @@ async fn memory_of_another_device_is_refused() {
     assert_eq!(first.slots.available(), 4);
 }
 
-/// Only the engine's thread calls the driver, since contexts are bound to threads and some calls block. No call waits
-/// for a device or a caller's stream.
+/// Apart from the calls that open a device, only an engine's thread calls the driver, since contexts are bound to
+/// threads and some calls block. No call synchronises with a device, a stream or an event.
 #[tokio::test]
-async fn one_thread_calls_the_driver_and_nothing_synchronises() {
+async fn each_engine_calls_the_driver_on_one_thread_and_nothing_synchronises() {
     let fake = machine();
     let mut engines = Vec::new();
     move_a_tensor(&mut engines).await.unwrap();

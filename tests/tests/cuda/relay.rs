@@ -22,7 +22,7 @@ use tensor_relay_tests::{
 use tokio::time::timeout;
 
 use crate::{
-    calls::{Block, Current, call, stream},
+    calls::{Block, Current, call, create_stream},
     endpoint::{CHUNK, Failure, LEN, pattern, short_timeouts, wait_for_no_objects, wait_until_freed},
     machine,
 };
@@ -106,8 +106,8 @@ impl Relay {
 async fn upload(device: &Device, bytes: &[u8]) -> Result<DeviceBuffer, Failure> {
     let buffer = device.allocate(bytes.len())?;
     let sink = buffer.sink();
-    for (number, chunk) in bytes.chunks(CHUNK).enumerate() {
-        let start = (number * CHUNK) as u64;
+    for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
+        let start = (index * CHUNK) as u64;
         let mut target = sink.open(start..start + chunk.len() as u64).await?;
         target.copy_from_slice(chunk);
         sink.write(target).await?;
@@ -164,12 +164,11 @@ async fn clean_up(fake: &FakeCuda, relay: Relay, engines: Vec<Arc<CudaEngine>>) 
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// Goal: chunk k+1 is copied from the producer's device while chunk k is sent, received, and copied to the other
-/// device.
+/// Goal: a chunk reaches the other device although the copy of the next one from the producer's device has not ended.
 /// Method: let one chunk's copy from the device pass, and hold the next one until the first chunk is on the other
 /// device.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_next_chunk_is_read_while_a_chunk_is_sent_and_written() {
+async fn a_chunk_arrives_while_the_next_ones_copy_is_held() {
     let fake = machine();
     let mut engines = Vec::new();
     let mut relay = Relay::connect(&mut engines).await.unwrap();
@@ -216,8 +215,8 @@ async fn chunks_are_received_while_others_are_copied_to_the_device() {
     clean_up(&fake, relay, engines).await;
 }
 
-/// Goal: a version contains the bytes that the producer's stream wrote before publishing, although no thread waits for
-/// the stream. Method: block the stream before a write, publish after it, and check that nothing is read until the
+/// Goal: a version contains the bytes that the producer's stream writes, although publishing does not wait for the
+/// stream. Method: block the stream before a write, publish after it, and check that nothing is read until the
 /// stream continues.
 #[tokio::test]
 async fn reading_waits_for_the_producers_stream() {
@@ -227,7 +226,7 @@ async fn reading_waits_for_the_producers_stream() {
     let uploaded = upload(&relay.producer, &pattern(CHUNK)).await.unwrap();
     let memory = uploaded.memory::<CudaMemory>().expect("the device is a CUDA device");
     let current = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     let block = Block::in_stream(stream);
     call!(cuMemsetD8Async(memory.address(), 0x77, CHUNK, stream)).unwrap();
     // SAFETY: the stream lives until the end of this test.
@@ -251,8 +250,9 @@ async fn reading_waits_for_the_producers_stream() {
     clean_up(&fake, relay, engines).await;
 }
 
-/// Goal: a consumer whose device fails during a version gets an error, and the producer is unaffected. Method: hold a
-/// copy to the device, corrupt the device's context, and check that the publication is released.
+/// Goal: a consumer whose device fails during a version gets an error that names the device; no chunk is read again,
+/// and the producer gets its memory back. Method: hold copies to the device, corrupt the device's context, and withdraw
+/// the version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_consumers_device_failure_is_reported() {
     let fake = machine();
@@ -275,8 +275,8 @@ async fn a_consumers_device_failure_is_reported() {
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-/// Goal: a producer whose device fails gets an error, and a subscriber gets no torn data but waits for the next
-/// version.
+/// Goal: a producer whose device fails gets an error from its next copy, and a subscriber gets neither torn data nor an
+/// error, but waits for the next version.
 /// Method: let one chunk's copy from the device pass, and destroy the device's context during the next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_producers_device_failure_delivers_nothing_torn() {

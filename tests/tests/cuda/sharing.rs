@@ -15,7 +15,7 @@ use tensor_relay_device::{
 use tensor_relay_tests::fake_cuda::{Direction, Turn};
 
 use crate::{
-    calls::{Block, Current, call, stream},
+    calls::{Block, Current, call, create_stream},
     endpoint::{CHUNK, Endpoint, LEN, pattern, short_timeouts, wait_for_no_objects},
     machine,
     neighbour::{Neighbour, import},
@@ -31,7 +31,7 @@ async fn open_filled(fake: &Turn) -> Endpoint {
 }
 
 /// Exports memory in place.
-fn export(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, ShareError> {
+fn export_in_place(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, ShareError> {
     engine.export_in_place(std::slice::from_ref(memory))?.remove(0)
 }
 
@@ -48,7 +48,7 @@ async fn check_clean_end(fake: &Turn, neighbour: Neighbour) {
 async fn another_process_reads_a_tensor_in_place() {
     let fake = machine();
     let endpoint = open_filled(&fake).await;
-    let exported = export(&endpoint.engine, &endpoint.memory).unwrap();
+    let exported = export_in_place(&endpoint.engine, &endpoint.memory).unwrap();
     assert_eq!((exported.offset, exported.len), (0, LEN as u64));
     let mut neighbour = Neighbour::start(0, None);
     neighbour.import(&exported).unwrap();
@@ -119,7 +119,7 @@ struct Producer {
 
 impl Producer {
     fn new(endpoint: &Endpoint) -> Self {
-        let (current, stream) = (Current::new(0), stream());
+        let (current, stream) = (Current::new(0), create_stream());
         let block = Some(Block::in_stream(stream));
         call!(cuMemsetD8Async(endpoint.memory.address(), 0x22, LEN, stream)).unwrap();
         let fence = endpoint.engine.fence(handle(stream)).unwrap();
@@ -186,7 +186,7 @@ fn device_of(endpoint: &Endpoint) -> DeviceUuid {
 }
 
 #[tokio::test]
-async fn a_stream_that_never_finishes_fails_the_export() {
+async fn a_stream_that_does_not_finish_in_time_fails_the_export() {
     let fake = machine();
     let endpoint = open_filled(&fake).await;
     let producer = Producer::new(&endpoint);
@@ -279,7 +279,7 @@ async fn parts_out_of_bounds_and_memory_of_another_engine_are_refused() {
         assert!(matches!(refused, ShareError::OutOfBuffer { .. }), "{refused:?}");
     }
     assert_eq!(buffer.fill(vec![(other.memory.clone(), 0)]), Err(ShareError::ForeignMemory));
-    assert_eq!(export(&endpoint.engine, &other.memory), Err(ShareError::ForeignMemory));
+    assert_eq!(export_in_place(&endpoint.engine, &other.memory), Err(ShareError::ForeignMemory));
     assert!(!fake.calls().contains_key("cuMemcpyDtoDAsync_v2"));
     drop((buffer, endpoint, other));
     wait_for_no_objects(&fake, 0).await;
@@ -311,7 +311,7 @@ async fn invalid_descriptions_from_a_neighbour_are_refused() {
     }
     assert_eq!(refusal_of(IpcMemory { len: 0, ..exported }), ShareError::Empty);
     // A handle cannot be opened in the process that exported it.
-    let own = export(&endpoint.engine, &endpoint.memory).unwrap();
+    let own = export_in_place(&endpoint.engine, &endpoint.memory).unwrap();
     let refused = refusal_of(own).to_string();
     assert!(
         refused.contains("CUDA_ERROR_INVALID_CONTEXT") && !refused.contains("reset the device"),
@@ -429,7 +429,7 @@ async fn a_failed_device_exports_and_imports_nothing() {
     let refused = buffer.fill(vec![(endpoint.memory.clone(), 0)]).unwrap_err();
     assert!(refused.to_string().contains("700"), "{refused}");
     fake.wait_until("the engine declares the device failed", |_| endpoint.engine.failure().is_some());
-    let refused = export(&endpoint.engine, &endpoint.memory).unwrap_err();
+    let refused = export_in_place(&endpoint.engine, &endpoint.memory).unwrap_err();
     assert!(matches!(refused, ShareError::Engine(CudaError::Driver(_))), "{refused:?}");
     assert!(matches!(endpoint.engine.shared_buffer(1), Err(ShareError::Engine(_))));
     assert!(matches!(

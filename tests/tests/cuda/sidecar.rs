@@ -54,12 +54,12 @@ fn spec() -> TensorSpec {
     TensorSpec::new(TensorName::new("w").unwrap(), Dtype::U8, shape)
 }
 
-fn device() -> Device {
+fn open_device() -> Device {
     let engine: Arc<CudaEngine> = CudaEngine::open(0, short_timeouts()).unwrap();
     Device::new(engine, Capacity { slots: 4, slot_bytes: 4 << 20 }).unwrap()
 }
 
-/// Goal: the server uses the first kind of memory that works, and reports why the earlier kinds do not.
+/// Goal: a version is shared by the first kind of memory that works, and its publication says why earlier kinds do not.
 /// Method: a driver that shares allocations, a driver that shares buffers only, and a driver that shares nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_kind_of_memory_that_works_is_used() {
@@ -72,7 +72,7 @@ async fn the_first_kind_of_memory_that_works_is_used() {
         fake.set_shareable(in_place, buffers);
         let home = Home::with_gpu(Gpu::fake().with("FAKE_CUDA_FIRST_DEVICE", "0"));
         let mut server = serve(&home, "--device=cuda:0");
-        let device = device();
+        let device = open_device();
         let (producer, mut published) = publish(&home, &server, &device).await;
         assert_eq!(published.path(), expected, "{}", published.reason());
         let copied = if expected == MemoryKind::CudaIpc { 0 } else { LEN as u64 };
@@ -96,7 +96,7 @@ async fn a_server_without_a_gpu_gets_a_copy_in_host_memory() {
     let fake = machine();
     let home = Home::with_gpu(Gpu::fake().with("FAKE_CUDA_FIRST_DEVICE", "0"));
     let server = serve(&home, "--device=cpu");
-    let device = device();
+    let device = open_device();
     let (producer, published) = publish(&home, &server, &device).await;
     assert_eq!(published.path(), MemoryKind::Memfd);
     assert!(published.reason().contains("does not serve from a GPU"), "{}", published.reason());
@@ -112,7 +112,7 @@ async fn a_version_in_a_producers_memory_ends_with_the_producer() {
     let fake = machine();
     let home = Home::with_gpu(Gpu::fake().with("FAKE_CUDA_FIRST_DEVICE", "0"));
     let server = serve(&home, "--device=cuda:0");
-    let device = device();
+    let device = open_device();
     let (producer, published) = publish(&home, &server, &device).await;
     assert_eq!(published.path(), MemoryKind::CudaIpc);
     drop(producer);
@@ -132,7 +132,7 @@ async fn a_shared_buffer_outlives_its_producer() {
     let fake = machine();
     let home = Home::with_gpu(Gpu::fake().with("FAKE_CUDA_FIRST_DEVICE", "0"));
     let server = serve(&home, "--device=cuda:0");
-    let device = device();
+    let device = open_device();
     let producer = Producer::connect(&home.path("s")).await.unwrap();
     let (topic, tensors) = (Topic::new("policy").unwrap(), vec![(spec(), tensor(&device).await)]);
     let published = producer

@@ -1,8 +1,9 @@
-//! Goal: a driver call that fails or hangs causes an error and nothing worse.
+//! Goal: a driver call, or work of a stream, that fails or hangs causes at most an error of the transfer. Only a call
+//! that hangs may make the transfer hang too.
 //!
-//! Method: a transfer runs once to record its calls, then once per fault, each time on a new machine. It may succeed
-//! with correct bytes, or fail with an error. It must not hang, deliver torn data, free memory under a copy, or leak
-//! more than the engine reports.
+//! Method: a transfer runs once to record its calls, then once for each fault, each time on a new machine. It may
+//! succeed with correct bytes, or fail with an error. It must not deliver torn data, free memory under a copy, or leak
+//! more than the engine reports. A call that hangs is released after a second; the last two rules hold then too.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -20,14 +21,15 @@ use crate::{
     relay::{NothingReceived, relay_a_tensor},
 };
 
-/// The deadline of a transfer with a fault. Such a transfer waits for a few timeouts of 0.4 s at most.
+/// The deadline of a transfer with a fault. A relay waits up to 5.25 s for its versions, and each transfer for a few
+/// timeouts of 0.4 s.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(10);
 
 const OUT_OF_MEMORY: u32 = 2;
 const ILLEGAL_ADDRESS: u32 = 700;
 const LAUNCH_FAILED: u32 = 719;
 
-/// The kinds of a stream's work that both transfers have, as `Fault::what` names them.
+/// The kinds of a stream's work in the transfers between engines and through a relay, as `Fault::what` names them.
 const STREAM_WORK: [&str; 3] = ["@htod", "@dtoh", "@host"];
 
 /// A transfer in which calls and work fail.
@@ -37,7 +39,7 @@ enum Transfer {
     Engines,
     /// Through a server and a client.
     Relay,
-    /// Shared with another process, and imported from a process that has exported this memory.
+    /// Exported, imported by the same process, and imported from a neighbour that has exported this memory.
     Exchange(IpcMemory),
 }
 
@@ -67,7 +69,7 @@ async fn every_call_fails_once() {
     assert_eq!(outcomes.keys().copied().collect::<Vec<_>>(), ["correct", "failed"], "{outcomes:?}");
 }
 
-/// Runs a transfer for each of its calls, which fails. Counts the outcomes.
+/// Runs a transfer for each of its calls and each of two errors with which that call fails. Counts the outcomes.
 async fn every_call_fails(fake: &Turn, kind: Transfer) -> BTreeMap<&'static str, u32> {
     let mut outcomes = BTreeMap::<&str, u32>::new();
     for (function, count) in calls_of_a_clean_transfer(fake, kind).await {
@@ -110,7 +112,8 @@ async fn calls_of_an_exchange_hang_or_keep_failing() {
     assert_eq!(neighbour.end().violations, [""; 0]);
 }
 
-/// As above, on the whole path from a producer's device to a consumer's device.
+/// A sample of the calls, and of the work of streams, on the whole path from a producer's device to a consumer's
+/// device.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_of_a_relay_fail() {
     let fake = machine();
@@ -153,7 +156,7 @@ async fn each_kind_of_stream_work_fails_once() {
             let outcome =
                 transfer(&fake, Fault::once(work, nth, Effect::Fail(ILLEGAL_ADDRESS)), Transfer::Engines)
                     .await;
-            // Nothing may wait for the last host functions any more.
+            // Possibly nothing waits for the last host functions any more.
             let may_succeed = work == "@host";
             assert!(may_succeed || matches!(outcome, Outcome::Failed(_)), "{work} {nth}: {outcome:?}");
         }
@@ -280,7 +283,7 @@ fn is_in_a_close_of_imported_memory(fault: &Fault) -> bool {
     ["cuIpcCloseMemHandle", "cuMemUnmap"].contains(&fault.what.as_str())
 }
 
-/// Whether a fault prevents that an object is released: the engine's counters do not include such an object.
+/// Whether a fault may prevent the release of an object: the engine's counters do not include such an object.
 fn is_in_a_release(fault: &Fault) -> bool {
     ["Destroy", "Release", "Free", "Unregister", "Query", "Unmap", "Close"]
         .iter()

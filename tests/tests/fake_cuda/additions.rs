@@ -13,28 +13,31 @@ use cudarc::driver::sys::CUresult;
 use tensor_relay_tests::fake_cuda::{self, Direction, Effect, Fault, Live, Turn};
 
 use crate::calls::{
-    Answer, Block, Current, PageLocked, call, device_memory, device_memory_of, launch, recorded, stream,
-    try_launch,
+    Answer, Block, Current, PageLocked, call, create_stream, device_memory, device_memory_of, launch,
+    recorded, try_launch,
 };
 
 const MIB: usize = 1 << 20;
 const LAUNCH_FAILED: u32 = 719;
 
-fn fake() -> Turn {
+fn exclusive_fake() -> Turn {
     fake_cuda::load().exclusive()
 }
 
 /// Checks that there was exactly one violation, whose text contains `words`.
 fn assert_violation(fake: &Turn, words: &str) {
     let violations = fake.violations();
-    assert!(violations.len() == 1 && violations[0].contains(words), "not one of {words:?}: {violations:?}");
+    assert!(
+        violations.len() == 1 && violations[0].contains(words),
+        "not exactly one violation with {words:?}: {violations:?}"
+    );
 }
 
 #[test]
 fn torn_copies_are_visible() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let _current = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     let (host, memory) = (PageLocked::new(1, MIB), device_memory_of(2, MIB));
     let gate = fake.hold(0, Direction::DeviceToHost);
     call!(cuMemcpyDtoHAsync_v2(host.address(), memory, MIB, stream)).unwrap();
@@ -52,7 +55,7 @@ fn torn_copies_are_visible() {
 
 #[test]
 fn fresh_device_memory_is_not_zero() {
-    let _fake = fake();
+    let _fake = exclusive_fake();
     let _current = Current::new(0);
     let memory = device_memory(100);
     let mut bytes = [0_u8; 100];
@@ -62,13 +65,13 @@ fn fresh_device_memory_is_not_zero() {
 
 #[test]
 fn a_gate_holds_copies_and_lets_a_number_of_them_pass() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let _current = Current::new(0);
-    let (first, second) = (stream(), stream());
+    let (first, second) = (create_stream(), create_stream());
     let (host, memory) = (PageLocked::new(0, 4 * MIB), device_memory_of(7, MIB));
     let gate = fake.hold(0, Direction::DeviceToHost);
-    for (number, stream) in [first, second, first, second].into_iter().enumerate() {
-        let to = host.start.wrapping_add(number * MIB).cast();
+    for (index, stream) in [first, second, first, second].into_iter().enumerate() {
+        let to = host.start.wrapping_add(index * MIB).cast();
         call!(cuMemcpyDtoHAsync_v2(to, memory, MIB, stream)).unwrap();
     }
     gate.until_waiting(4);
@@ -84,9 +87,9 @@ fn a_gate_holds_copies_and_lets_a_number_of_them_pass() {
 
 #[test]
 fn a_failed_call_has_no_effect() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let _current = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     fake.fault(&Fault::once("cuMemAlloc_v2", 2, Effect::Fail(2)));
     fake.fault(&Fault::once("cuMemFree_v2", 1, Effect::Fail(LAUNCH_FAILED)));
     let memory = device_memory(100);
@@ -102,9 +105,9 @@ fn a_failed_call_has_no_effect() {
 
 #[test]
 fn an_asynchronous_error_corrupts_the_context_and_stops_host_functions() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let _current = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     let (first, second) = (PageLocked::new(1, MIB), PageLocked::new(1, MIB));
     let memory = device_memory_of(2, MIB);
     fake.fault(&Fault::once("@dtoh", 2, Effect::Fail(LAUNCH_FAILED)));
@@ -133,9 +136,9 @@ fn an_asynchronous_error_corrupts_the_context_and_stops_host_functions() {
 
 #[test]
 fn hanging_work_continues_when_it_is_released() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let _current = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     let (host, memory) = (PageLocked::new(1, MIB), device_memory_of(2, MIB));
     fake.fault(&Fault::once("@dtoh", 1, Effect::Hang));
     call!(cuMemcpyDtoHAsync_v2(host.address(), memory, MIB, stream)).unwrap();
@@ -149,9 +152,9 @@ fn hanging_work_continues_when_it_is_released() {
 #[test]
 fn freeing_under_a_copy_is_a_violation() {
     for freed in ["host", "registered", "device", "device, asynchronously"] {
-        let fake = fake();
+        let fake = exclusive_fake();
         let _current = Current::new(0);
-        let (copying, other) = (stream(), stream());
+        let (copying, other) = (create_stream(), create_stream());
         let (host, memory) = (PageLocked::new(1, MIB), device_memory_of(2, MIB));
         let mut owned = vec![0_u8; MIB];
         let to = if freed == "registered" { owned.as_mut_ptr().cast() } else { host.address() };
@@ -175,7 +178,7 @@ fn freeing_under_a_copy_is_a_violation() {
 
 #[test]
 fn double_free_and_use_after_free_are_violations() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let _current = Current::new(0);
     let (host, memory) = (PageLocked::new(1, MIB), device_memory(MIB));
     call!(cuMemFree_v2(memory)).unwrap();
@@ -202,9 +205,9 @@ fn double_free_and_use_after_free_are_violations() {
 
 #[test]
 fn calling_cuda_in_a_host_function_is_a_violation() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let _current = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     launch(stream, || {
         let mut current = ptr::null_mut();
         assert_eq!(call!(cuCtxGetCurrent(&raw mut current)), Err(CUresult::CUDA_ERROR_NOT_PERMITTED));
@@ -215,11 +218,11 @@ fn calling_cuda_in_a_host_function_is_a_violation() {
 
 #[test]
 fn releasing_the_context_under_a_copy_is_a_violation() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let current = Current::new(0);
     let again = Current::new(0);
     let context = current.context;
-    let (host, memory, stream) = (PageLocked::new(1, MIB), device_memory(MIB), stream());
+    let (host, memory, stream) = (PageLocked::new(1, MIB), device_memory(MIB), create_stream());
     drop(again);
     assert_eq!(fake.live().reclaimed, 0);
     call!(cuCtxSetCurrent(context)).unwrap();
@@ -234,9 +237,9 @@ fn releasing_the_context_under_a_copy_is_a_violation() {
 
 #[test]
 fn calls_fail_after_their_context_was_destroyed() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let _current = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     let done = recorded(stream);
     fake.destroy_context(0);
     assert_eq!(call!(cuMemAlloc_v2(&mut 0, 1)), Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED));
@@ -246,7 +249,7 @@ fn calls_fail_after_their_context_was_destroyed() {
 
 #[test]
 fn each_device_has_its_own_memory() {
-    let fake = fake();
+    let fake = exclusive_fake();
     fake.reset_with(2, 4 * MIB);
     let first = Current::new(0);
     let memory = device_memory(3 * MIB);
@@ -266,9 +269,9 @@ fn each_device_has_its_own_memory() {
 
 #[test]
 fn threads_with_a_context_from_before_a_reset_are_refused() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let old = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     let (host, memory) = (PageLocked::new(1, MIB), device_memory(MIB));
     fake.set_gbps(0.001, 0.0);
     call!(cuMemcpyHtoDAsync_v2(memory, host.address(), MIB, stream)).unwrap();

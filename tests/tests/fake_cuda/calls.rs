@@ -59,21 +59,21 @@ impl Drop for Current {
 }
 
 /// Creates a non-blocking stream.
-pub(crate) fn stream() -> CUstream {
+pub(crate) fn create_stream() -> CUstream {
     let mut stream = ptr::null_mut();
     call!(cuStreamCreate(&raw mut stream, 1)).expect("a stream can be made");
     stream
 }
 
 /// Creates a blocking stream: it and the legacy default stream wait for each other.
-pub(crate) fn blocking_stream() -> CUstream {
+pub(crate) fn create_blocking_stream() -> CUstream {
     let mut stream = ptr::null_mut();
     call!(cuStreamCreate(&raw mut stream, 0)).expect("a stream can be made");
     stream
 }
 
 /// Creates an event without timing.
-pub(crate) fn event() -> CUevent {
+pub(crate) fn create_event() -> CUevent {
     let mut event = ptr::null_mut();
     call!(cuEventCreate(&raw mut event, 2)).expect("an event can be made");
     event
@@ -81,7 +81,7 @@ pub(crate) fn event() -> CUevent {
 
 /// Creates an event and records it after a stream's queued work.
 pub(crate) fn recorded(stream: CUstream) -> CUevent {
-    let event = event();
+    let event = create_event();
     call!(cuEventRecord(event, stream)).expect("an event can be recorded");
     event
 }
@@ -133,7 +133,7 @@ impl PageLocked {
     }
 }
 
-/// Blocks a stream by a host function until the test lifts the block. This works on real drivers too.
+/// Blocks a stream by a host function until the test lifts or drops the block. This works on real drivers too.
 pub(crate) struct Block(Sender<()>);
 
 impl Block {
@@ -153,7 +153,7 @@ fn wait_until_dropped(receiver: &Receiver<()>) {
     assert!(receiver.recv().is_err(), "a block is lifted by dropping its sender");
 }
 
-/// Runs a function in a stream.
+/// Queues a function in a stream.
 pub(crate) fn launch(stream: CUstream, run: impl FnOnce() + Send + 'static) {
     try_launch(stream, run).expect("a host function can be launched");
 }

@@ -17,15 +17,15 @@ use cudarc::driver::sys::{self, CUresult};
 use tensor_relay_tests::fake_cuda::{self, Turn};
 
 use crate::calls::{
-    Answer, Block, Current, PageLocked, blocking_stream, call, device_memory, device_memory_of, event,
-    function, launch, recorded, stream,
+    Answer, Block, Current, PageLocked, call, create_blocking_stream, create_event, create_stream,
+    device_memory, device_memory_of, function, launch, recorded,
 };
 
 const MIB: usize = 1 << 20;
 const NOT_READY: Answer = Err(CUresult::CUDA_ERROR_NOT_READY);
 
 /// Exclusive use of the fake driver; `None` if `CUDA_CONTRACT=real` selects the real driver.
-fn driver() -> Option<Turn> {
+fn exclusive_driver() -> Option<Turn> {
     let is_real = env::var_os("CUDA_CONTRACT").is_some_and(|value| value == "real");
     (!is_real).then(|| fake_cuda::load().exclusive())
 }
@@ -40,7 +40,7 @@ fn clean_up(driver: Option<&Turn>, free: impl FnOnce()) {
 
 #[test]
 fn a_device_reports_its_attributes() {
-    let _driver = driver();
+    let _driver = exclusive_driver();
     let current = Current::new(0);
     let (mut devices, mut version, mut total_bytes, mut free_bytes, mut total_again) = (0, 0, 0, 0, 0);
     call!(cuDeviceGetCount(&raw mut devices)).unwrap();
@@ -65,9 +65,9 @@ fn a_device_reports_its_attributes() {
 
 #[test]
 fn bytes_survive_a_round_trip() {
-    let driver = driver();
+    let driver = exclusive_driver();
     let _current = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     for bytes in [1, 4095, MIB + 17] {
         let (from, to) = (PageLocked::new(0x11, bytes), PageLocked::new(0, bytes));
         let memory = device_memory(bytes);
@@ -84,9 +84,9 @@ fn bytes_survive_a_round_trip() {
 
 #[test]
 fn pageable_memory_may_be_reused_when_the_call_returns() {
-    let driver = driver();
+    let driver = exclusive_driver();
     let _current = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     let memory = device_memory(MIB);
     let mut bytes = vec![0x33_u8; MIB];
     call!(cuMemcpyHtoDAsync_v2(memory, bytes.as_ptr().cast(), MIB, stream)).unwrap();
@@ -106,9 +106,9 @@ fn pageable_memory_may_be_reused_when_the_call_returns() {
 
 #[test]
 fn registered_memory_is_page_locked_until_it_is_unregistered() {
-    let driver = driver();
+    let driver = exclusive_driver();
     let _current = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     let memory = device_memory_of(0x55, MIB);
     let mut owned = vec![0_u8; MIB];
     let start = owned.as_mut_ptr();
@@ -135,9 +135,9 @@ fn registered_memory_is_page_locked_until_it_is_unregistered() {
 
 #[test]
 fn copies_of_page_locked_memory_do_not_wait() {
-    let driver = driver();
+    let driver = exclusive_driver();
     let _current = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     let (host, memory) = (PageLocked::new(1, MIB), device_memory_of(2, MIB));
     let block = Block::in_stream(stream);
     call!(cuMemcpyDtoHAsync_v2(host.address(), memory, MIB, stream)).unwrap();
@@ -158,7 +158,7 @@ fn copies_of_page_locked_memory_do_not_wait() {
 
 #[test]
 fn invalid_ranges_and_sizes_are_refused() {
-    let driver = driver();
+    let driver = exclusive_driver();
     let _current = Current::new(0);
     let memory = device_memory(MIB);
     let mut bytes = vec![0_u8; 2 * MIB];
@@ -172,10 +172,10 @@ fn invalid_ranges_and_sizes_are_refused() {
 
 #[test]
 fn an_event_is_complete_until_it_is_recorded_and_then_waits_for_earlier_work() {
-    let driver = driver();
+    let driver = exclusive_driver();
     let _current = Current::new(0);
-    let (first, second) = (stream(), stream());
-    let event = event();
+    let (first, second) = (create_stream(), create_stream());
+    let event = create_event();
     assert_eq!(call!(cuEventQuery(event)), Ok(()), "nothing was recorded");
 
     let block = Block::in_stream(first);
@@ -200,9 +200,9 @@ fn an_event_is_complete_until_it_is_recorded_and_then_waits_for_earlier_work() {
 
 #[test]
 fn host_functions_run_in_order_and_on_another_thread() {
-    let driver = driver();
+    let driver = exclusive_driver();
     let _current = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     let (sender, order) = mpsc::channel();
     for number in 0..3 {
         let sender = sender.clone();
@@ -218,9 +218,9 @@ fn host_functions_run_in_order_and_on_another_thread() {
 
 #[test]
 fn the_legacy_default_stream_and_blocking_streams_wait_for_each_other() {
-    let driver = driver();
+    let driver = exclusive_driver();
     let _current = Current::new(0);
-    let (blocking, non_blocking) = (blocking_stream(), stream());
+    let (blocking, non_blocking) = (create_blocking_stream(), create_stream());
     for default in [0, 1] {
         let default = ptr::without_provenance_mut(default);
         let block = Block::in_stream(blocking);
@@ -245,7 +245,7 @@ fn the_legacy_default_stream_and_blocking_streams_wait_for_each_other() {
 
 #[test]
 fn each_thread_has_its_own_default_stream() {
-    let driver = driver();
+    let driver = exclusive_driver();
     let current = Current::new(0);
     let per_thread = ptr::without_provenance_mut(2);
     let block = Block::in_stream(per_thread);
@@ -265,9 +265,9 @@ fn each_thread_has_its_own_default_stream() {
 
 #[test]
 fn a_destroyed_stream_still_finishes_its_work() {
-    let driver = driver();
+    let driver = exclusive_driver();
     let _current = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     let block = Block::in_stream(stream);
     let count = Arc::new(AtomicU32::new(0));
     let counted = count.clone();
@@ -284,7 +284,7 @@ fn a_destroyed_stream_still_finishes_its_work() {
 
 #[test]
 fn each_thread_has_its_own_current_context() {
-    let _driver = driver();
+    let _driver = exclusive_driver();
     let current = Current::new(0);
     let context = current.context.addr();
     let calls = thread::spawn(move || {
@@ -307,7 +307,7 @@ fn each_thread_has_its_own_current_context() {
 
 #[test]
 fn pointer_attributes_describe_the_memory() {
-    let driver = driver();
+    let driver = exclusive_driver();
     let _current = Current::new(0);
     let (memory, host) = (device_memory(MIB), PageLocked::new(0, MIB));
     let kind = |address: u64| {
@@ -329,9 +329,9 @@ fn pointer_attributes_describe_the_memory() {
 
 #[test]
 fn memory_is_allocated_and_freed_in_stream_order() {
-    let driver = driver();
+    let driver = exclusive_driver();
     let _current = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     let mut memory = 0;
     call!(cuMemAllocAsync(&raw mut memory, MIB, stream)).unwrap();
     call!(cuMemsetD8Async(memory, 0x66, MIB, stream)).unwrap();
@@ -350,9 +350,9 @@ fn memory_is_allocated_and_freed_in_stream_order() {
 
 #[test]
 fn the_time_between_two_events_is_measured() {
-    let driver = driver();
+    let driver = exclusive_driver();
     let _current = Current::new(0);
-    let stream = stream();
+    let stream = create_stream();
     let timed = || {
         let mut event = ptr::null_mut();
         call!(cuEventCreate(&raw mut event, 0)).unwrap();
@@ -384,7 +384,7 @@ fn elapsed(elapsed_ms: &mut f32, begin: sys::CUevent, end: sys::CUevent) -> Answ
 
 #[test]
 fn the_capture_mode_of_a_thread_is_exchanged() {
-    let _driver = driver();
+    let _driver = exclusive_driver();
     let _current = Current::new(0);
     let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     call!(cuThreadExchangeStreamCaptureMode(&raw mut mode)).unwrap();
@@ -395,7 +395,7 @@ fn the_capture_mode_of_a_thread_is_exchanged() {
 
 #[test]
 fn errors_have_names() {
-    let _driver = driver();
+    let _driver = exclusive_driver();
     let _current = Current::new(0);
     let name = |code| {
         let mut name = ptr::null();

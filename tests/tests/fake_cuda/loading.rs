@@ -68,7 +68,7 @@ fn there_is_no_device_unless_the_fake_driver_is_allowed() {
 }
 
 #[test]
-fn broken_libraries_fail_as_described() {
+fn broken_libraries_behave_as_described() {
     assert_eq!(found_by_child(&Installed::new(Library::Stub), None), "34");
     assert_eq!(found_by_child(&Installed::new(Library::TooOld), None), "0");
     assert_eq!(found_by_child(&Installed::new(Library::Empty), None), "no cuInit");

@@ -18,14 +18,14 @@ use cudarc::driver::sys::{
 };
 use tensor_relay_tests::fake_cuda::{self, Installed, Library, Live, Turn};
 
-use crate::calls::{Answer, Current, call, device_memory_of, stream};
+use crate::calls::{Answer, Current, call, create_stream, device_memory_of};
 
 const MIB: usize = 1 << 20;
 const INVALID_VALUE: Answer = Err(CUresult::CUDA_ERROR_INVALID_VALUE);
 const FILE_DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-fn fake() -> Turn {
+fn exclusive_fake() -> Turn {
     fake_cuda::load().exclusive()
 }
 
@@ -40,9 +40,9 @@ fn open(handle: CUipcMemHandle) -> Answer<u64> {
 }
 
 fn read(address: u64, bytes: usize) -> Vec<u8> {
-    let mut read = vec![0; bytes];
-    call!(cuMemcpyDtoH_v2(read.as_mut_ptr().cast(), address, bytes)).unwrap();
-    read
+    let mut copied = vec![0; bytes];
+    call!(cuMemcpyDtoH_v2(copied.as_mut_ptr().cast(), address, bytes)).unwrap();
+    copied
 }
 
 fn location(device: i32) -> CUmemLocation {
@@ -52,7 +52,7 @@ fn location(device: i32) -> CUmemLocation {
     }
 }
 
-fn prop(shareable: CUmemAllocationHandleType) -> CUmemAllocationProp {
+fn prop_of(shareable: CUmemAllocationHandleType) -> CUmemAllocationProp {
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes: shareable,
@@ -70,13 +70,13 @@ fn prop(shareable: CUmemAllocationHandleType) -> CUmemAllocationProp {
 fn granularity() -> usize {
     let mut granularity = 0;
     let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-    let prop = prop(FILE_DESCRIPTOR);
+    let prop = prop_of(FILE_DESCRIPTOR);
     call!(cuMemGetAllocationGranularity(&raw mut granularity, &raw const prop, minimum)).unwrap();
     granularity
 }
 
-fn physical(bytes: usize, shareable: CUmemAllocationHandleType) -> Answer<u64> {
-    let (mut handle, prop) = (0, prop(shareable));
+fn create_physical(bytes: usize, shareable: CUmemAllocationHandleType) -> Answer<u64> {
+    let (mut handle, prop) = (0, prop_of(shareable));
     call!(cuMemCreate(&raw mut handle, bytes, &raw const prop, 0)).map(|()| handle)
 }
 
@@ -113,7 +113,7 @@ fn unmap(address: u64, bytes: usize) {
 
 #[test]
 fn a_device_has_one_uuid_in_all_processes() {
-    let fake = fake();
+    let fake = exclusive_fake();
     fake.reset_with(2, 1 << 20);
     let _current = Current::new(0);
     let uuid_of = |device| {
@@ -129,9 +129,9 @@ fn a_device_has_one_uuid_in_all_processes() {
 
 #[test]
 fn only_memory_of_cu_mem_alloc_has_an_ipc_handle() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let _current = Current::new(0);
-    let (memory, stream) = (device_memory_of(1, 5000), stream());
+    let (memory, stream) = (device_memory_of(1, 5000), create_stream());
     let handle = ipc_handle(memory).unwrap();
     assert_eq!(ipc_handle(memory).unwrap().reserved, handle.reserved);
     assert_eq!(read(memory, 5000), [1; 5000], "the export changes neither bytes nor address");
@@ -146,7 +146,7 @@ fn only_memory_of_cu_mem_alloc_has_an_ipc_handle() {
     call!(cuMemAllocAsync(&raw mut pooled, 5000, stream)).unwrap();
     assert_eq!(ipc_handle(pooled).map(drop), INVALID_VALUE);
     let bytes = granularity();
-    let physical = physical(bytes, FILE_DESCRIPTOR).unwrap();
+    let physical = create_physical(bytes, FILE_DESCRIPTOR).unwrap();
     let virtual_memory = mapped(physical, bytes);
     assert_eq!(ipc_handle(virtual_memory).map(drop), INVALID_VALUE);
     fake.set_shareable(false, true);
@@ -164,10 +164,10 @@ fn only_memory_of_cu_mem_alloc_has_an_ipc_handle() {
 
 #[test]
 fn physical_memory_lasts_as_long_as_its_last_handle_or_mapping() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let _current = Current::new(0);
     let bytes = 2 * granularity();
-    let first = physical(bytes, FILE_DESCRIPTOR).unwrap();
+    let first = create_physical(bytes, FILE_DESCRIPTOR).unwrap();
     let address = mapped(first, bytes);
     let fd = descriptor_of(first).unwrap();
     call!(cuMemRelease(first)).unwrap();
@@ -188,12 +188,12 @@ fn physical_memory_lasts_as_long_as_its_last_handle_or_mapping() {
 
 #[test]
 fn invalid_mappings_and_exports_are_refused() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let _current = Current::new(0);
     let bytes = granularity();
-    assert_eq!(physical(bytes + 1, FILE_DESCRIPTOR).map(drop), INVALID_VALUE);
-    assert_eq!(physical(2 << 30, FILE_DESCRIPTOR), Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
-    let private = physical(bytes, CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE).unwrap();
+    assert_eq!(create_physical(bytes + 1, FILE_DESCRIPTOR).map(drop), INVALID_VALUE);
+    assert_eq!(create_physical(2 << 30, FILE_DESCRIPTOR), Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+    let private = create_physical(bytes, CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE).unwrap();
     assert_eq!(descriptor_of(private).map(drop), INVALID_VALUE);
     let null = std::fs::File::open("/dev/null").unwrap();
     assert_eq!(import(null.as_raw_fd()).map(drop), INVALID_VALUE);
@@ -215,17 +215,17 @@ fn invalid_mappings_and_exports_are_refused() {
     call!(cuMemAddressFree(address, 2 * bytes)).unwrap();
     call!(cuMemRelease(private)).unwrap();
     fake.set_shareable(true, false);
-    assert_eq!(physical(bytes, FILE_DESCRIPTOR), Err(CUresult::CUDA_ERROR_NOT_SUPPORTED));
+    assert_eq!(create_physical(bytes, FILE_DESCRIPTOR), Err(CUresult::CUDA_ERROR_NOT_SUPPORTED));
     assert_eq!(fake.live(), Live { contexts: 1, ..Live::default() });
     assert_eq!(fake.violations(), [""; 0]);
 }
 
 #[test]
 fn illegal_uses_of_mappings_are_violations() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let _current = Current::new(0);
     let bytes = granularity();
-    let handle = physical(bytes, FILE_DESCRIPTOR).unwrap();
+    let handle = create_physical(bytes, FILE_DESCRIPTOR).unwrap();
     let address = mapped(handle, bytes);
     for (result, words) in [
         (call!(cuMemFree_v2(address)), "which is not the address of device memory"),
@@ -248,8 +248,8 @@ const NEIGHBOUR: &str = "FAKE_CUDA_NEIGHBOUR";
 /// The start of the neighbour's answer.
 const ANSWER: &str = "neighbour answers: ";
 
-/// The neighbour's program: opens a handle from stdin twice, and prints whether the memory has the expected bytes.
-/// After the next line from stdin, it closes the handle.
+/// The neighbour's program: opens a handle from stdin twice, checks the memory's bytes, overwrites the first byte, and
+/// prints the result. After the next line from stdin, it closes the memory three times, which is once too often.
 #[test]
 fn neighbour() {
     if env::var_os(NEIGHBOUR).is_none() {
@@ -321,7 +321,7 @@ impl Neighbour {
 
 #[test]
 fn two_processes_share_the_same_bytes() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let _current = Current::new(0);
     let memory = device_memory_of(0x42, MIB);
     let (neighbour, answer) = Neighbour::open(ipc_handle(memory).unwrap());
@@ -335,7 +335,7 @@ fn two_processes_share_the_same_bytes() {
 
 #[test]
 fn freeing_memory_that_another_process_has_open_is_a_violation() {
-    let fake = fake();
+    let fake = exclusive_fake();
     let _current = Current::new(0);
     let memory = device_memory_of(0x42, MIB);
     let handle = ipc_handle(memory).unwrap();

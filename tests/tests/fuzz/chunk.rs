@@ -1,4 +1,4 @@
-//! Random chunks of every dtype and length, with compressible and incompressible content.
+//! Random chunks of every dtype and many lengths, with compressible and incompressible content.
 
 use rand::{Rng, RngExt};
 use tensor_relay_protocol::{CodecId, Context, Dtype, codec};

@@ -18,8 +18,8 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Decodes twice, with different initial memory and different bytes after the input, and once with each other
-    /// instruction set of this processor. All results must agree.
+    /// Decodes twice, with different initial memory and different bytes after the input, and once with each of
+    /// the processor's other instruction sets. All results must agree.
     ///
     /// # Panics
     /// If a byte outside the chunk was written, if decoding succeeded without writing every byte of the chunk, if the

@@ -15,7 +15,7 @@ use tensor_relay_protocol::{
     },
 };
 
-/// The number of mutated messages: a second in a debug build.
+/// The number of mutated messages, which take a second in a debug build.
 const CASES: u64 = 20_000;
 
 #[test]

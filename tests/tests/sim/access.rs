@@ -19,8 +19,7 @@ fn narrow_ticket(sim: &Sim, id: u8) -> Ticket {
     sim.bare_ticket().with_token(token_with(id, vec![grant]))
 }
 
-/// Goal: a ticket without a token, or with an invalid one, is refused at once and permanently; the message says what to
-/// do.
+/// Goal: a ticket without a token, or with an invalid one, is refused; the message says what to do.
 /// Method: connect with either, and with a valid ticket.
 #[test]
 fn only_valid_tickets_are_admitted() {
@@ -38,8 +37,8 @@ fn only_valid_tickets_are_admitted() {
     });
 }
 
-/// Goal: revoking a ticket ends its sessions at once, and no others; its clients cannot reconnect. Method: two clients
-/// with subscriptions; revoke the ticket of one client, then remove the secret.
+/// Goal: revoking a ticket ends its sessions, and no others; removing the secret ends all, and refuses new ones.
+/// Method: two clients with subscriptions; revoke the ticket of one client, then remove the secret.
 #[test]
 fn a_revoked_ticket_ends_its_sessions() {
     simulate(2, async |sim| {

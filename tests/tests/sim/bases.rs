@@ -54,8 +54,8 @@ fn lent_memory_is_released_while_deltas_are_sent() {
     }
 }
 
-/// Goal: a forced codec is used, and bases are retained only if it needs them. Method: each codec, forced by the topic,
-/// over four versions that differ little.
+/// Goal: with a forced codec, bases are retained only if the codec needs them. Method: a codec that needs bases and two
+/// that do not, forced by the topic, over five versions that differ little.
 #[test]
 fn bases_are_retained_only_for_a_codec_that_needs_them() {
     for (codec, needs_bases) in [(CodecId::Raw, false), (CodecId::Zstd, false), (CodecId::Sparse, true)] {

@@ -90,7 +90,7 @@ async fn fill_while(
 }
 
 /// Goal: tensors of any kind arrive in the user's own memory, version after version, in both modes, without memory for
-/// a second version. Method: random tensors, the same buffers thirty times, and a budget that holds a few chunks.
+/// a second version. Method: random tensors, the same buffers thirty times, and a budget of half a version.
 #[test]
 fn versions_arrive_in_the_users_memory() {
     for seed in seeds(10) {
@@ -108,10 +108,10 @@ fn versions_arrive_in_the_users_memory() {
             let before = addresses(&buffers);
             for version in 1..=30 {
                 // In mode `latest` the buffers are passed before the version is sent.
-                let publish = publish(&server, &mut publisher, version, &specs);
+                let publishing = publish(&server, &mut publisher, version, &specs);
                 let (filled, _) = tokio::join!(subscription.next_into(buffers), async {
                     sleep(Duration::from_millis(10)).await;
-                    publish.await
+                    publishing.await
                 });
                 let filled = filled.unwrap();
                 assert_eq!((filled.id().version, filled.skipped()), (Version(version), 0));
@@ -185,7 +185,7 @@ fn a_failure_leaves_copied_memory_unchanged() {
 }
 
 /// Goal: a failure during a transfer reports that the buffers are torn, and by which version; a failure before the
-/// transfer reports that they are not. Method: cut the network during a transfer, and without one.
+/// transfer reports that they are not. Method: cut the network during a transfer, or before one.
 #[test]
 fn a_failure_reports_whether_the_buffers_are_torn() {
     for torn in [true, false] {
@@ -400,7 +400,7 @@ fn the_version_after_a_withdrawn_one_fills_the_same_buffers() {
     });
 }
 
-/// The tensors `a` and `b` of `version`, lent from the producer's memory.
+/// The tensors `a` and `b` of `version` and an alias of `a`, lent from the producer's memory.
 fn lent(server: &Server, version: u64) -> Borrowed {
     let tensor = |spec: TensorSpec| {
         let bytes = content(&spec.name, version, bytes_of(&spec) as usize);

@@ -81,7 +81,7 @@ fn late_readers_get_the_retained_versions() {
 /// skipped ones are counted exactly.
 /// Method: publish at ten times the path's rate, to a prompt user and a slow one, with and without preemption.
 #[test]
-fn latest_behind_a_fast_publisher() {
+fn latest_behind_a_fast_publisher_counts_skipped_versions() {
     for seed in seeds(6) {
         simulate(seed, async |sim| {
             const VERSIONS: u64 = 60;
@@ -127,8 +127,8 @@ fn latest_behind_a_fast_publisher() {
     }
 }
 
-/// Goal: a preempting subscriber receives the newest version at once, whenever it is published: also at the moment when
-/// the old one is complete.
+/// Goal: a preempting subscriber receives the newest version within a few round trips, whenever it is published: also
+/// at the moment when the old one is complete.
 /// Method: publish the second version at every millisecond of the first one's transfer.
 #[test]
 fn a_version_may_be_preempted_at_any_moment() {

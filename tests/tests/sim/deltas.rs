@@ -336,10 +336,11 @@ fn a_resumed_version_keeps_its_base() {
     assert!(resumed > 0);
 }
 
-/// Goal: a restart of the server costs at most one version without deltas, and no wrong byte.
+/// Goal: after a restart of the server, the next version is sent as deltas if the server has the client's base, and
+/// otherwise whole; it arrives unchanged.
 /// Method: continue the same epoch, with the version that the client holds, and without it.
 #[test]
-fn a_restart_costs_at_most_one_version_without_deltas() {
+fn deltas_continue_after_a_restart_if_the_server_has_the_base() {
     for has_base in [true, false] {
         simulate(6, async |sim| {
             let server = sim.server(server_config());
@@ -387,11 +388,11 @@ fn a_version_with_a_changed_manifest_is_sent_whole() {
     });
 }
 
-/// Goal: under all faults, every byte is received as published, and deltas are used.
+/// Goal: under random faults, every byte is received as published, and deltas are used.
 /// Method: random publishers and followers, in both modes, with one or two lanes and more or less memory, on bad
 /// networks, with partitions, restarts of clients and servers, withdrawn versions and changed manifests.
 #[test]
-fn random_versions() {
+fn random_versions_arrive_unchanged() {
     let mut deltas = 0;
     for seed in seeds(40) {
         deltas += simulate(seed, publish_and_follow);

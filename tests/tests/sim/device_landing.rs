@@ -102,8 +102,8 @@ fn all_kinds() -> Vec<TensorSpec> {
     specs
 }
 
-/// Goal: tensors of every dtype arrive exactly on the device, raw and encoded, in both modes; the methods of such a
-/// snapshot return what the documentation says.
+/// Goal: tensors of every dtype arrive exactly on the device, raw and encoded, in both modes. Such a snapshot has its
+/// tensors on the device only, and its copy on the host has them there only.
 /// Method: tensors of each dtype, an empty and a tied one; read each tensor back from the range that the snapshot
 /// reports.
 #[test]
@@ -114,12 +114,12 @@ fn every_dtype_arrives_exactly() {
             let server = sim.server(tensor_relay_server::Config { codec: codec.into(), ..server_config() });
             let mut publisher = server.publisher(topic("t")).unwrap();
             publish(&server, &mut publisher, 1, &specs).await;
-            let device = device(u64::MAX);
+            let target = device(u64::MAX);
             for request in [Request::latest(topic("t")), Request::every(topic("t"))] {
-                let config = receiving_on(&device, client_config());
+                let config = receiving_on(&target, client_config());
                 let (_client, mut subscription) = subscribe(&sim, config, request).await;
                 let snapshot = subscription.next().await.unwrap();
-                assert!(snapshot.is_on_device() && snapshot.device().unwrap().is(&device));
+                assert!(snapshot.is_on_device() && snapshot.device().unwrap().is(&target));
                 assert_eq!((snapshot.tensor("empty"), snapshot.tensors().count()), (None, 0));
                 assert_eq!(snapshot.device_tensors().count(), specs.len());
                 for (tensor, found) in snapshot.device_tensors() {
@@ -247,7 +247,7 @@ fn a_version_is_resumed() {
 /// Method: drop the subscription during copies, with and without a lost connection; receive the version again on the
 /// same device, and only then let the old copies pass.
 #[test]
-fn a_version_given_up_during_its_copies() {
+fn copies_of_a_version_given_up_keep_their_memory() {
     for lost in [false, true] {
         simulate(5, async |sim| {
             let specs = [noise("a", BYTES)];
@@ -343,7 +343,7 @@ fn an_idle_user_gets_the_newest_version() {
 
 /// Goal: a version that does not fit on the device, or whose copy does not fit on the host, is an error with both
 /// sizes.
-/// Method: a version of twice the budget, on the device and on the host; between them, a version that fits.
+/// Method: a version of twice the device's budget; then one that fits on the device, and has twice the host's budget.
 #[test]
 fn a_version_that_does_not_fit_is_an_error() {
     simulate(8, async |sim| {

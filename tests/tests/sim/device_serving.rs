@@ -134,8 +134,8 @@ fn reads_for_a_late_subscriber_are_counted() {
     }
 }
 
-/// Goal: a slow subscriber does not delay a fast one, although the device has few slots, and the chunks that are being
-/// sent to the slow subscriber keep theirs.
+/// Goal: a slow subscriber does not delay a fast one, although the device has few slots, and receives its version
+/// later.
 /// Method: cut the slow subscriber off during the transfer, for less than the idle timeout; with one to six slots, with
 /// the default cache and a large one.
 #[test]
@@ -234,7 +234,7 @@ fn a_staged_version_is_a_copy() {
 }
 
 /// Goal: lent device memory returns to its producer when the version has left retention and no copy out of it is under
-/// way: not before, and without waiting until copied chunks are sent.
+/// way, and not before.
 /// Method: hold a copy, drop its reader, withdraw the version, and only then let the copy end.
 #[test]
 fn lent_memory_is_released_after_the_last_copy() {
@@ -292,7 +292,7 @@ fn a_replaced_version_is_released_during_a_slow_transfer() {
 
 /// Goal: stages overlap: while one chunk is sent, others are read, and vice versa.
 /// Method: copies that take a while, one after the other; count the stages that begin during another. With one chunk in
-/// flight there are none.
+/// flight there are none. Over TCP, the overlap is not checked.
 #[test]
 fn reads_and_sends_overlap() {
     for in_flight in [4, 1] {
@@ -433,7 +433,7 @@ fn staging_with_a_hanging_device_fails() {
 /// Goal: versions published from a device by any method arrive complete, and all memory and slots are returned.
 /// Method: random versions, slots, caches, subscribers and speeds, from a seed.
 #[test]
-fn random_versions_from_devices() {
+fn random_versions_from_devices_arrive() {
     for seed in seeds(30) {
         simulate(seed, async |sim| {
             let mut rng = ChaCha8Rng::seed_from_u64(seed);

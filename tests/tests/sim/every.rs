@@ -207,10 +207,11 @@ fn unacknowledged_versions_are_delivered_again() {
     }
 }
 
-/// Goal: a reader can begin at a given version, whatever it acknowledged before; this acknowledges earlier versions.
+/// Goal: a reader can begin at a given version; this acknowledges earlier versions. If the version is not retained, the
+/// reader gets a gap first.
 /// Method: begin at a version that is retained, at one that is not, and at a future one.
 #[test]
-fn beginning_at_a_version() {
+fn a_reader_begins_at_a_version_or_gets_a_gap() {
     simulate(6, async |sim| {
         let server = sim.server(server_config());
         let options = TopicOptions { when_full: WhenFull::Block, ..retaining(3) };

@@ -74,9 +74,9 @@ fn weights(names: &[&str]) -> Vec<u8> {
 
 /// An array as NumPy writes it.
 fn array() -> Vec<u8> {
-    let mut array = npy::file_head(Dtype::F64, &Shape::new(&[100, 3]).unwrap()).unwrap();
-    array.extend((0..2_400).map(|i| i as u8));
-    array
+    let mut file = npy::file_head(Dtype::F64, &Shape::new(&[100, 3]).unwrap()).unwrap();
+    file.extend((0..2_400).map(|i| i as u8));
+    file
 }
 
 /// The files at or in `path` that are not hidden, with their bytes.
@@ -86,10 +86,10 @@ fn contents(path: &Path) -> Vec<(String, Vec<u8>)> {
     }
     let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap());
     let named = entries.map(|entry| (entry.file_name().into_string().unwrap(), entry.path()));
-    let mut contents: Vec<_> = named
+    let mut files: Vec<_> = named
         .filter(|(name, _)| !name.starts_with('.'))
         .map(|(name, path)| (name, fs::read(path).unwrap()))
         .collect();
-    contents.sort();
-    contents
+    files.sort();
+    files
 }

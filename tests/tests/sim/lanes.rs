@@ -29,7 +29,7 @@ fn lane_address(number: u8, lane: u8) -> IpAddr {
     Ipv4Addr::new(10, lane, 1, number).into()
 }
 
-/// Adds a number of lanes to `config`, each with its own address.
+/// Sets the number of lanes in `config`, each with its own address.
 fn with_lanes(number: u8, lanes: u8, config: Config) -> Config {
     let lane_addresses = (0..lanes).map(|lane| lane_address(number, lane)).collect();
     Config { lanes: Lanes::Fixed(lanes.into()), lane_addresses, ..config }
@@ -134,8 +134,9 @@ fn a_lost_lane_is_replaced() {
     }
 }
 
-/// Goal: the chunks in flight on a stalled lane are sent again over the others long before its idle timeout.
-/// Method: cut one of two lanes for four seconds during a transfer, and measure when the version is complete.
+/// Goal: the chunks in flight on a stalled lane are sent again over the other one: with QUIC long before the lane's
+/// idle timeout, with TCP soon after it.
+/// Method: cut one of two lanes for at least four seconds during a transfer, and measure when the version is complete.
 #[test]
 fn a_stalled_lane_is_bypassed() {
     for seed in seeds(4) {
@@ -293,8 +294,8 @@ fn the_servers_limit_of_lanes_is_respected() {
     }
 }
 
-/// Goal: with an automatic number of lanes, a session begins with one lane, and doubles the number as long as a large
-/// version gets faster, up to the maximum; a small version adds no lane.
+/// Goal: with an automatic number of lanes, a session begins with one lane. While a large version gets faster, lanes
+/// are added up to the maximum; a small version adds none.
 /// Method: a path with a long delay, on which the chunks in flight limit each lane's rate; versions of 2 and 64 MiB.
 #[test]
 fn lanes_are_added_while_versions_get_faster() {
@@ -328,10 +329,10 @@ fn lanes_are_added_while_versions_get_faster() {
     });
 }
 
-/// Goal: when a client closes or a server shuts down, all lanes of the session end at once.
+/// Goal: when a client closes or a server shuts down, a session of several lanes ends without waiting for a timeout.
 /// Method: close a client with three lanes; shut a server down that has another one.
 #[test]
-fn all_lanes_end_together() {
+fn a_session_of_several_lanes_ends_at_once() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
@@ -354,7 +355,7 @@ fn all_lanes_end_together() {
 /// Method: loss, reordering and duplication, while random lanes are cut; the subscriber awaits each version before the
 /// next is published.
 #[test]
-fn random_lanes_on_bad_networks() {
+fn random_lanes_on_bad_networks_lose_no_version() {
     for seed in seeds(6) {
         simulate(seed, async |sim| {
             let mut rng = ChaCha8Rng::seed_from_u64(seed);

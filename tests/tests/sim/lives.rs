@@ -1,5 +1,5 @@
-//! Lives: random sequences of operations on servers, clients and readers, made from seeds. The events that each client
-//! sees are checked against every promise.
+//! Lives: random sequences of operations on servers, clients and readers, made from seeds. The record of a life is
+//! checked against every promise.
 
 mod checker;
 mod operation;
@@ -14,8 +14,9 @@ use std::{
 use tensor_relay_tests::pair::{seeds, simulate};
 
 /// Goal: no operation of servers, clients, the network and access control breaks a promise of [`checker::Promise`].
-/// Method: a life of random operations from each seed; a separate checker that knows only the events that clients saw.
-/// The operations of a life that fails are reduced to the necessary ones, and printed.
+/// Method: a life of random operations from each seed; a separate checker that knows only the record: what was
+/// published, granted, cut and stopped, and what clients saw. The operations of a life that fails are reduced to the
+/// necessary ones, and printed.
 #[test]
 fn no_promise_is_broken() {
     let (mut lives, mut event_counts) = (0, BTreeMap::new());
@@ -44,10 +45,10 @@ fn no_promise_is_broken() {
     assert!(rare.is_empty(), "fewer than one event in fifty lives, which tests too little: {rare:?}");
 }
 
-/// The number of lives: 40 s on one processor.
+/// The number of lives, which take 40 s on one processor.
 const SEEDS: u64 = 400;
 
-/// Runs a life and returns its history. The error names the broken promises.
+/// Runs a life and returns its history. The error names the broken promises, or says that the life panicked.
 fn run_life(seed: u64, setup: Setup, operations: &[Operation]) -> Result<History, String> {
     let run = || simulate(seed, async |sim| runner::run(&sim, setup, operations).await);
     let history = catch_unwind(AssertUnwindSafe(run)).map_err(|_| "it panicked, with the message above")?;

@@ -210,7 +210,7 @@ fn another_epoch_is_received_from_its_first_byte() {
 }
 
 /// Goal: a partial version that is no longer published is dropped for the newest one, and counted as skipped.
-/// Method: as above, with the same epoch and a newer version; with and without a restart.
+/// Method: publish a newer version in the same epoch during an outage, or after a restart.
 #[test]
 fn an_obsolete_partial_version_is_skipped() {
     for restarted in [false, true] {

@@ -123,7 +123,7 @@ fn tensors_arrive_as_described() {
 }
 
 /// Goal: the metadata of a version and of its manifest arrive unchanged.
-/// Method: both kinds of metadata, at the size limit, with text outside ASCII.
+/// Method: metadata of a version at the size limit, and of its manifest with text outside ASCII.
 #[test]
 fn metadata_arrives_unchanged() {
     simulate(5, async |sim| {

@@ -21,7 +21,7 @@ use tokio::time::sleep;
 /// reason, and the memory of its version is released.
 /// Method: measure a good subscriber alone, and beside a subscriber that reads only its control stream.
 #[test]
-fn a_subscriber_that_never_reads() {
+fn a_subscriber_that_never_reads_slows_no_other() {
     let alone = simulate(1, async |sim| time_to_receive(sim, false).await);
     let beside = simulate(1, async |sim| time_to_receive(sim, true).await);
     assert!(beside < alone + alone / 20, "{alone:?} alone, {beside:?} beside one that reads nothing");
@@ -91,10 +91,10 @@ impl NeverReads {
     }
 }
 
-/// Goal: a client whose credit exceeds its transport window stalls only its own session, which then ends.
+/// Goal: a client whose credit exceeds its transport window loses its session, and its version's memory is released.
 /// Method: credit for 4 MiB with a smaller window; read no chunk.
 #[test]
-fn excess_credit_blocks_only_its_own_client() {
+fn a_client_with_excess_credit_loses_its_session() {
     simulate(5, async |sim| {
         let server = sim
             .server(tensor_relay_server::Config { stall_timeout: Duration::from_secs(5), ..server_config() });
@@ -122,7 +122,7 @@ fn excess_credit_blocks_only_its_own_client() {
 }
 
 /// Goal: a version that does not fit the client's budget is an error with both sizes, for that subscription only.
-/// Method: two MiB with a budget of one; the same session then receives a smaller version.
+/// Method: two MiB with a budget of one; the same session then receives smaller versions.
 #[test]
 fn a_version_over_the_budget_is_an_error() {
     simulate(2, async |sim| {

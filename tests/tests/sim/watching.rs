@@ -25,13 +25,13 @@ async fn open(server: &Server, name: &str) -> Publisher {
     publisher
 }
 
-/// The topics that a watch names within a second.
+/// The topics that a watch names until it names none for a second.
 async fn found(watch: &mut TopicWatch) -> Vec<String> {
-    let mut found = vec![];
+    let mut topics = vec![];
     while let Ok(Some(topic)) = tokio::time::timeout(Duration::from_secs(1), watch.next()).await {
-        found.push(topic.as_str().to_owned());
+        topics.push(topic.as_str().to_owned());
     }
-    found
+    topics
 }
 
 /// Goal: a watch names each matching topic once, as soon as the topic has a version, whether it exists already or
@@ -147,9 +147,9 @@ fn a_watch_finds_ten_thousand_topics() {
         let client = sim.client(1, reconnecting()).await.unwrap();
         let mut watch = client.watch(&glob("kv/*")).await.unwrap();
         let mut narrow = client.watch(&glob("kv/?7?7")).await.unwrap();
-        let mut names = BTreeSet::new();
+        let mut named = BTreeSet::new();
         for _ in 0..2_500 {
-            assert!(names.insert(watch.next().await.unwrap()), "a name came twice");
+            assert!(named.insert(watch.next().await.unwrap()), "a name came twice");
         }
         for number in 5_000..10_000 {
             publishers.push(open(&server, &name(number)).await);
@@ -159,8 +159,8 @@ fn a_watch_finds_ten_thousand_topics() {
                 sim.mend(1);
             }
         }
-        while names.len() < 10_000 {
-            assert!(names.insert(watch.next().await.unwrap()), "a name came twice");
+        while named.len() < 10_000 {
+            assert!(named.insert(watch.next().await.unwrap()), "a name came twice");
         }
         assert!(found(&mut watch).await.is_empty());
         assert_eq!(found(&mut narrow).await.len(), 90, "1707 to 9797");
@@ -244,7 +244,8 @@ fn only_selected_tensors_are_sent() {
 
 /// Goal: the transfer of a selection is resumed after a lost connection, and the selection applies to changed
 /// manifests.
-/// Method: cut the path during transfers of a selection; change the manifest, so that it selects other tensors.
+/// Method: cut the path during transfers of a selection; change the manifest, so that the selection
+/// matches other tensors.
 #[test]
 fn a_selection_is_resumed_after_lost_connections() {
     simulate(7, async |sim| {

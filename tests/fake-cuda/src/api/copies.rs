@@ -83,8 +83,8 @@ enum Wait {
     Never,
 }
 
-/// Queues a copy in a stream. A copy from or to pageable memory first waits for the stream's earlier work, as
-/// documented.
+/// Queues a copy in a stream. A copy from or to pageable memory first waits for the stream's earlier work, which
+/// the documentation permits.
 fn submit(
     state: Guard,
     device: usize,

@@ -54,7 +54,7 @@ extern "C" fn cuDeviceGetName(name: *mut u8, capacity: c_int, device: c_int) -> 
 extern "C" fn cuDeviceGetPCIBusId(id: *mut u8, capacity: c_int, device: c_int) -> u32 {
     initialized("cuDeviceGetPCIBusId", |state| {
         device_index(&state, device)?;
-        let text = format!("{PCI_DOMAIN:04X}:{:02X}:00.0", number(&state, device) + 1);
+        let text = format!("{PCI_DOMAIN:04X}:{:02X}:00.0", machine_wide_number(&state, device) + 1);
         if (capacity as usize) <= text.len() {
             return Err(Status::INVALID_VALUE);
         }
@@ -74,15 +74,16 @@ extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> u32 {
 extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: u32, device: c_int) -> u32 {
     initialized("cuDeviceGetAttribute", |state| {
         let device = device_index(&state, device)?;
-        write(value, attribute_of(number(&state, device as c_int), &state, attribute))
+        write(value, attribute_of(machine_wide_number(&state, device as c_int), &state, attribute))
     })
 }
 
 /// A PCI domain that no machine has, so that no real device has the address of a fake one.
 const PCI_DOMAIN: c_int = 0xFA4E;
 
-/// The value of a device attribute, by its number in CUDA's header. Unknown attributes are 0: not supported.
-fn attribute_of(number: c_int, state: &State, attribute: u32) -> c_int {
+/// The value of a device attribute, which is selected by its number in CUDA's header. Unknown attributes are 0: not
+/// supported.
+fn attribute_of(device_number: c_int, state: &State, attribute: u32) -> c_int {
     const MULTIPROCESSORS: u32 = 16;
     const PCI_BUS_ID: u32 = 33;
     const ASYNC_ENGINES: u32 = 40;
@@ -95,7 +96,7 @@ fn attribute_of(number: c_int, state: &State, attribute: u32) -> c_int {
     match attribute {
         MULTIPROCESSORS | UNIFIED_ADDRESSING | MEMORY_POOLS | VIRTUAL_MEMORY => 1,
         ASYNC_ENGINES => 2,
-        PCI_BUS_ID => number + 1,
+        PCI_BUS_ID => device_number + 1,
         POSIX_FILE_DESCRIPTORS => c_int::from(state.options.shareable_fds != 0),
         PCI_DOMAIN_ID => PCI_DOMAIN,
         COMPUTE_CAPABILITY_MAJOR => 9,
@@ -109,13 +110,13 @@ extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> u32 {
     initialized("cuDeviceGetUuid_v2", |state| {
         device_index(&state, device)?;
         let mut bytes = *b"FAKE-CUDA-GPU-  ";
-        bytes[14..].copy_from_slice(&(number(&state, device) as u16).to_be_bytes());
+        bytes[14..].copy_from_slice(&(machine_wide_number(&state, device) as u16).to_be_bytes());
         write(uuid, bytes)
     })
 }
 
 /// A device's machine-wide number.
-fn number(state: &State, device: c_int) -> c_int {
+fn machine_wide_number(state: &State, device: c_int) -> c_int {
     state.options.first_device as c_int + device
 }
 

@@ -88,6 +88,6 @@ extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, begin: u64, end: u64) -
 /// Finds an event on any device.
 fn find(state: &State, event: u64) -> Answer<(usize, &Event)> {
     let mut devices = state.devices.iter().enumerate();
-    let found = devices.find_map(|(number, device)| Some((number, device.events.get(&event)?)));
+    let found = devices.find_map(|(index, device)| Some((index, device.events.get(&event)?)));
     found.ok_or(Status::INVALID_HANDLE)
 }

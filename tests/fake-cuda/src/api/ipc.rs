@@ -44,9 +44,9 @@ extern "C" fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: IpcMemHandle, fla
     })
 }
 
-/// Checks that memory of the device `number` can be opened on `device`: fake devices have no peer access.
-fn check_device(state: &State, number: usize, device: usize) -> Answer {
-    match number.checked_sub(state.options.first_device) {
+/// Checks that memory of the device `device_number` can be opened on `device`: fake devices have no peer access.
+fn check_device(state: &State, device_number: usize, device: usize) -> Answer {
+    match device_number.checked_sub(state.options.first_device) {
         Some(found) if found == device => Ok(()),
         Some(found) if found < state.devices.len() => Err(Status::PEER_ACCESS_UNSUPPORTED),
         _ => Err(Status::INVALID_DEVICE),

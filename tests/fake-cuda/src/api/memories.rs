@@ -28,7 +28,7 @@ extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32 {
     })
 }
 
-/// Waits for all work of the device, as the real driver does, before it frees the memory.
+/// Waits for all work of the device before it frees the memory, as the real driver does.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: u64) -> u32 {
     in_context("cuMemFree_v2", |mut state, device| {
@@ -116,9 +116,9 @@ extern "C" fn cuPointerGetAttribute(value: *mut c_void, attribute: c_uint, addre
     const HOST: c_uint = 1;
     const DEVICE: c_uint = 2;
     initialized("cuPointerGetAttribute", |state| {
-        let found = state.devices.iter().enumerate().find_map(|(number, device)| {
+        let found = state.devices.iter().enumerate().find_map(|(index, device)| {
             let extent = device.memory.extent(address)?;
-            Some((number, device.context.as_ref().map_or(0, |context| context.handle), extent))
+            Some((index, device.context.as_ref().map_or(0, |context| context.handle), extent))
         });
         let Some((device, context, (start, bytes))) = found else {
             let HostRange::PageLocked(_) = state.host.range(address as usize, 1) else {

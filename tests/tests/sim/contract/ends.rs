@@ -192,7 +192,7 @@ fn a_cancelled_publish_leaves_nothing() {
 /// released at once.
 /// Method: three subscribers, one of which is late; then wait for another commit of a version that has been replaced.
 #[test]
-fn commits_and_releases() {
+fn commits_are_counted_and_staged_tensors_released_at_once() {
     simulate(9, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, retaining(1));
@@ -284,8 +284,8 @@ fn polling_does_not_extend_the_hold_timeout() {
         for _ in 0..2 {
             let began = sim.elapsed();
             let error = loop {
-                if let Ok(next) = timeout(poll, subscription.next()).await {
-                    break next.unwrap_err();
+                if let Ok(outcome) = timeout(poll, subscription.next()).await {
+                    break outcome.unwrap_err();
                 }
             };
             assert!(matches!(error, SubscriptionError::HoldingTooMany { timeout_ms: 3_000, .. }), "{error}");

@@ -20,10 +20,10 @@ fn versions_arrive_in_the_users_device_memory() {
             let config = Config { memory_bytes: 0, ..client_config() };
             let (_client, mut subscription) = subscribe(&sim, config, request).await;
             for version in 1..=10 {
-                let publish = publish(&server, &mut publisher, version, &specs);
+                let publishing = publish(&server, &mut publisher, version, &specs);
                 let (filled, ()) = tokio::join!(subscription.next_into_device(buffers), async {
                     sleep(Duration::from_millis(10)).await;
-                    publish.await;
+                    publishing.await;
                 });
                 let filled = filled.unwrap();
                 assert_eq!((filled.id().version, filled.was_copied()), (Version(version), false));
@@ -80,8 +80,8 @@ fn a_version_waits_for_buffers_that_fit() {
     }
 }
 
-/// Goal: a snapshot on the host or on a device is copied to the user's device memory; if one buffer does not fit, none
-/// is changed.
+/// Goal: a snapshot on the host or on a device is copied to the user's device memory; if one buffer does not fit, the
+/// copy is refused.
 /// Method: buffers with other content, first with one of a wrong size, then all of the right size.
 #[test]
 fn a_snapshot_is_copied_to_device_memory() {

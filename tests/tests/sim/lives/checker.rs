@@ -1,5 +1,5 @@
-//! The checker of a history: finds broken promises from the events that clients saw, and from nothing else. Pure: no
-//! network and no clock.
+//! The checker of a history: finds broken promises from the record of a life, and from nothing else. Pure: no network
+//! and no clock.
 
 mod tests;
 
@@ -372,7 +372,7 @@ impl Breaches {
 }
 
 impl History {
-    /// Whether the principal had the right at some time of this period, or at most [`RIGHT_LINGER_MS`] before.
+    /// Whether the principal had the right at some time of this period, or at most [`RIGHT_LINGER_MS`] before it.
     fn had_right_within(&self, principal: usize, topic: usize, from_ms: u64, until_ms: u64) -> bool {
         let mut rights = self
             .rights

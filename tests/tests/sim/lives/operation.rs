@@ -208,27 +208,27 @@ fn wait_ms(rng: &mut ChaCha8Rng) -> u64 {
     }
 }
 
-/// Removes operations from `life`, in ever smaller groups, as long as the remaining ones still fail.
-pub(crate) fn shrink<T: Clone>(mut life: Vec<T>, mut fails: impl FnMut(&[T]) -> bool) -> Vec<T> {
-    let mut size = life.len() / 2;
+/// Removes operations, in ever smaller groups, as long as the remaining ones still fail.
+pub(crate) fn shrink<T: Clone>(mut operations: Vec<T>, mut fails: impl FnMut(&[T]) -> bool) -> Vec<T> {
+    let mut size = operations.len() / 2;
     while size > 0 {
         let mut start = 0;
-        while start < life.len() {
-            let mut shorter = life.clone();
-            shorter.drain(start..(start + size).min(life.len()));
+        while start < operations.len() {
+            let mut shorter = operations.clone();
+            shorter.drain(start..(start + size).min(operations.len()));
             match fails(&shorter) {
-                true => life = shorter,
+                true => operations = shorter,
                 false => start += size,
             }
         }
         size /= 2;
     }
-    life
+    operations
 }
 
 #[test]
 fn the_necessary_operations_are_found() {
-    let fails = |life: &[u32]| life.contains(&3) && life.contains(&17);
+    let fails = |operations: &[u32]| operations.contains(&3) && operations.contains(&17);
     assert_eq!(shrink((0..30).collect(), fails), [3, 17]);
 }
 

@@ -88,7 +88,7 @@ fn clock_s() -> u64 {
     CLOCK_START_S + BEGAN.get().map_or(0, |began| began.elapsed().as_secs())
 }
 
-/// Applies `operations`; then repairs all paths, and waits until the readers have received the last versions.
+/// Applies `operations`; then repairs all paths, and gives the readers time to receive the last versions.
 pub(super) async fn run(sim: &Sim, setup: Setup, operations: &[Operation]) -> History {
     let mut runner = Runner::new(sim, setup);
     for operation in operations {
@@ -313,13 +313,13 @@ impl<'a> Runner<'a> {
     async fn publish_as(&mut self, number: usize, version: u64, bytes: u64) -> Option<Id> {
         let state = &mut self.topics[number];
         let id = Id { epoch: state.epoch, version };
-        let content = content(id);
+        let content_number = content(id);
         let specs = vec![tensors::noise("noise", bytes / 2), tensors::steady("steady", bytes / 2)];
-        let staged = tensors::stage(self.server.as_ref()?, specs, content);
+        let staged = tensors::stage(self.server.as_ref()?, specs, content_number);
         // Taken before publishing: a reader may receive the version before `publish` returns.
         let (published, log) = (Published { at_ms: self.log.now_ms(), topic: number, id }, self.log.clone());
         let is_new = !log.history().published.iter().any(|one| (one.topic, one.id) == (number, id));
-        let publishing = state.publisher.as_mut()?.publish(staged, tensors::metadata(content));
+        let publishing = state.publisher.as_mut()?.publish(staged, tensors::metadata(content_number));
         timeout(PUBLISH_TIMEOUT, publishing).await.ok()?.unwrap();
         state.newest = Some((version, bytes));
         if is_new {
@@ -335,7 +335,8 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Repairs all paths, publishes one more version of each topic, and waits until the readers have received it.
+    /// Repairs all paths, publishes one more version of each topic, and waits until the readers have received it, or
+    /// their deadline has passed.
     async fn end(&mut self) {
         self.sim.net.set_path(Path::default());
         (1..=CLIENTS).for_each(|client| self.mend(client));

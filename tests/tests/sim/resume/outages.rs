@@ -1,9 +1,9 @@
-//! Long outages, and requests during an outage.
+//! Outages that end a session, requests during an outage, and what is sent again after one.
 
 use super::*;
 
 /// Goal: a client that cannot reconnect ends after the reconnect timeout; the error has both reasons.
-/// Method: cut the path; afterwards call every method of the client.
+/// Method: cut the path; afterwards request a list, a subscription and a watch.
 #[test]
 fn a_client_ends_after_the_reconnect_timeout() {
     simulate(5, async |sim| {
@@ -68,7 +68,7 @@ fn another_key_after_a_restart_ends_the_session() {
 }
 
 /// Goal: requests during an outage are sent over the next connection, except cancelled ones.
-/// Method: send every kind of request during an outage.
+/// Method: subscribe, watch and list during an outage; cancel some of these requests, and some earlier ones.
 #[test]
 fn requests_during_an_outage_are_sent_after_it() {
     simulate(7, async |sim| {

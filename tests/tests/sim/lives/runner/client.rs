@@ -303,7 +303,7 @@ impl Principals {
             .insert(client, Issued { principal, terms, claims, is_revoked: false });
     }
 
-    /// Revokes a client's ticket.
+    /// Revokes a client's ticket, and returns the ticket's id.
     pub(super) fn revoke(&mut self, log: &Log, client: u8) -> Option<TicketId> {
         let issued = self.tickets.get_mut(&client)?;
         issued.is_revoked = true;
@@ -311,7 +311,8 @@ impl Principals {
         Some(issued.claims.id)
     }
 
-    /// Returns an access list, and its keys, that allow the client with the key these topics. Records its rights.
+    /// Returns an access list, and its keys, that allow the client with the key these topics. Records the client's
+    /// rights.
     pub(super) fn allow(&self, log: &Log, topics: u8) -> (Acl, HashMap<Fingerprint, String>) {
         let is_allowed = |topic: usize| topics & (1 << topic) != 0;
         log.end_rights(KEY_HOLDER, |topic| !is_allowed(topic));
