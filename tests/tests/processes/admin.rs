@@ -261,7 +261,7 @@ fn silent_connections_block_no_probe() {
 }
 
 /// Goal: a port in use is an error only if `--admin` names it. Method: hold the default port; serve without `--admin`,
-/// and with a port in use.
+/// with a port in use, and with a port number without an address.
 #[test]
 fn a_port_in_use_is_an_error_only_if_requested() {
     let home = Home::new();

@@ -1,6 +1,6 @@
 //! TCP and QUIC on networks that block or degrade one of them, and forced transports.
 //!
-//! Tests that drop packets need root, `ip` and `nft`. Without them they print why they are skipped, and pass.
+//! Tests that drop packets need root, `ip`, `tc` and `nft`. Without them they print why they are skipped, and pass.
 
 use crate::files;
 use serde_json::Value;
