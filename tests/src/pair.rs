@@ -95,7 +95,7 @@ impl Sim {
         (Ipv4Addr::new(10, 0, 0, 1), SERVER_PORT).into()
     }
 
-    /// The server's listener.
+    /// A new listener on the server's address, with the server's key.
     pub fn listener(&self) -> Listener {
         let host = Arc::new(self.server_host());
         let bound = Listener::bind_on(
@@ -140,7 +140,7 @@ impl Sim {
         self.net.partition(&self.server_host(), &self.client_host(number));
     }
 
-    /// Ends that partition.
+    /// Ends the partition of the server from the client with this number.
     pub fn mend(&self, number: u8) {
         self.net.repair(&self.server_host(), &self.client_host(number));
     }
@@ -192,8 +192,8 @@ impl Sim {
     }
 }
 
-/// A key derived from `seed`: Ed25519, whose signatures have a fixed length, so that equal seeds send equal numbers of
-/// bytes.
+/// A key derived from `seed`: Ed25519, whose signatures have a fixed length, so that scenarios with equal seeds send
+/// equal numbers of bytes.
 pub fn key_pair(seed: u64) -> KeyPair {
     // RFC 8410 §7: a private key is this prefix and 32 arbitrary bytes.
     let prefix = b"\x30\x2e\x02\x01\x00\x30\x05\x06\x03\x2b\x65\x70\x04\x22\x04\x20";

@@ -42,7 +42,8 @@ pub struct Home {
 }
 
 impl Home {
-    /// A new folder, removed on drop. Its processes hold tensors on [`device`].
+    /// A home with a new folder, which is removed on drop. Its processes hold tensors on [`device`] unless their
+    /// arguments select another device.
     #[expect(clippy::new_without_default, reason = "it creates a folder")]
     pub fn new() -> Self {
         let transport = std::env::var("TENSOR_RELAY_TEST_TRANSPORT").ok();
@@ -92,8 +93,8 @@ impl Home {
         command
     }
 
-    /// Starts the program with `args`. Subscribers use the transport of `TENSOR_RELAY_TEST_TRANSPORT` if `args` choose
-    /// none; servers listen on both.
+    /// Starts the program with `args`. Subscribers whose `args` choose no transport use that of
+    /// [`over_quic`](Self::over_quic) or `TENSOR_RELAY_TEST_TRANSPORT`.
     pub fn start(&self, args: &[&str]) -> Process {
         let mut command = self.program();
         command.args(args);
@@ -150,7 +151,8 @@ impl Home {
         created.json()["ticket"].as_str().unwrap().to_owned()
     }
 
-    /// The sorted relative paths of all files and links below `name`; empty if there is no such folder.
+    /// The sorted relative paths of all files below `name`, through links to folders too; empty if there is no such
+    /// folder.
     pub fn files_in(&self, name: &str) -> Vec<String> {
         let root = self.path(name);
         let mut found = vec![];

@@ -1,5 +1,5 @@
-//! A network in memory: datagrams have delay, loss, duplication, corruption and partitions, all derived from one seed;
-//! byte streams have delay, resets, and partitions, which stall them.
+//! A network in memory: datagrams have delay, loss, duplication and corruption, all derived from one seed; byte streams
+//! have delay. A test partitions hosts and resets streams.
 
 mod clock;
 mod socket;
@@ -24,7 +24,8 @@ use tokio::time::Instant;
 /// The delay, faults and MTU of the path between two hosts.
 #[derive(Debug, Clone)]
 pub struct Path {
-    /// The delay, drawn for each datagram: a wide range reorders them.
+    /// The delay, drawn for each datagram and for each write of a byte stream. A wide range reorders datagrams, but not
+    /// the bytes of a stream.
     pub delay: RangeInclusive<Duration>,
     /// The fraction of datagrams that are lost.
     pub loss: f64,
@@ -32,14 +33,16 @@ pub struct Path {
     pub duplication: f64,
     /// The fraction of datagrams in which one bit is flipped.
     pub corruption: f64,
-    /// The largest datagram that is delivered; larger ones are dropped silently, as in an MTU black hole.
+    /// The largest UDP payload that is delivered, in bytes; larger ones are dropped silently, as in an MTU black hole.
     pub mtu: usize,
-    /// The MTU of the first hop, which hosts know: the upper limit of MTU discovery.
+    /// The largest UDP payload that the first hop carries, in bytes, which hosts know: the upper limit of MTU
+    /// discovery.
     pub first_hop: u16,
 }
 
 impl Default for Path {
-    /// A clean link of one millisecond with Ethernet's MTU.
+    /// A link with a delay of one millisecond, without faults, that carries the largest UDP payload of an Ethernet
+    /// packet.
     fn default() -> Self {
         Self {
             delay: Duration::from_millis(1)..=Duration::from_millis(1),
@@ -109,7 +112,7 @@ const BUFFER_FULL_PROBABILITY: f64 = 1.0 / 64.0;
 const FIRST_FREE_PORT: u16 = 49_152;
 
 impl SimNet {
-    /// A network whose faults follow from `seed`, with a clean [`Path`] at first.
+    /// A network whose random faults follow from `seed`, at first with the default [`Path`].
     pub fn new(seed: u64) -> Self {
         let state = State {
             rng: ChaCha8Rng::seed_from_u64(seed),
@@ -129,12 +132,13 @@ impl SimNet {
         Host { net: self.clone(), address: address.into() }
     }
 
-    /// Sets the path of all datagrams sent from now on.
+    /// Sets the path of all datagrams and stream bytes that are sent from now on.
     pub fn set_path(&self, path: Path) {
         self.state().path = path;
     }
 
-    /// Partitions two hosts: nothing sent from now on passes in either direction.
+    /// Partitions two hosts in both directions: datagrams that are sent from now on are dropped, and byte streams stall
+    /// until [`repair`](Self::repair).
     pub fn partition(&self, one: &Host, other: &Host) {
         let mut state = self.state();
         state.partitions.insert((one.address, other.address));
@@ -272,7 +276,7 @@ impl State {
 }
 
 impl Inbox {
-    /// The next datagram that has arrived by `now`, or the time when the next one will arrive.
+    /// The next datagram that has arrived by `now`, or the time when the next one will arrive, if one is on its way.
     fn take(&mut self, now: Instant) -> Result<Datagram, Option<Instant>> {
         match self.datagrams.first_entry() {
             Some(first) if first.key().0 <= now => Ok(first.remove()),

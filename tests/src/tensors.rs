@@ -1,7 +1,7 @@
-//! Test snapshots in which every byte identifies its tensor and version.
+//! Test snapshots whose content follows from tensor names and the version.
 //!
 //! The content of a tensor is a function of its name and version, so a receiver can check a snapshot without other
-//! data, and a mixture of two versions is detected wherever the boundary lies.
+//! data. A mixture of two versions is detected, except in tensors of [`steady`], most of which is the same in both.
 
 use rand::{Rng, RngExt};
 use std::{
@@ -15,10 +15,10 @@ use tensor_relay_device::{Device, DeviceBuffer};
 use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec};
 use tensor_relay_server::{Server, Staged};
 
-/// The prefix of names of tensors whose content compresses.
+/// The prefix of names of tensors whose content compresses well.
 const SMOOTH: &str = "smooth.";
 
-/// The prefix of names of tensors of which one word in [`PERIOD_VERSIONS`] changes with each version.
+/// The prefix of names of tensors of which about one word in [`PERIOD_VERSIONS`] changes with each version.
 const STEADY: &str = "steady.";
 
 /// The number of versions after which every word of a steady tensor has changed.
@@ -110,10 +110,11 @@ pub fn metadata(version: u64) -> Vec<(String, String)> {
     vec![("version".into(), version.to_string())]
 }
 
-/// Checks the metadata and every byte of `snapshot` against the content of its version.
+/// Checks the metadata, and every byte of the tensors in `snapshot`, against the content of its version. Missing
+/// tensors are not noticed.
 ///
 /// # Panics
-/// If anything differs from the published version.
+/// If the metadata or a byte of a tensor differs from the published version.
 pub fn check(snapshot: &Snapshot) {
     check_content(snapshot, snapshot.id().version.0);
 }
@@ -121,12 +122,13 @@ pub fn check(snapshot: &Snapshot) {
 /// As [`check`], for a snapshot with the content of `version`, whatever its own version number is.
 ///
 /// # Panics
-/// If anything differs from the published version.
+/// If the metadata or a byte of a tensor differs from the published version.
 pub fn check_content(snapshot: &Snapshot, version: u64) {
     assert_eq!(difference(snapshot, version), None);
 }
 
-/// The first difference between `snapshot` and the content of `version`; `None` if there is none.
+/// The first difference that [`check`] would find between `snapshot` and the content of `version`; `None` if there is
+/// none.
 pub fn difference(snapshot: &Snapshot, version: u64) -> Option<String> {
     let snapshot = on_host(snapshot);
     if snapshot.metadata() != metadata(version) {
@@ -187,10 +189,10 @@ fn write_words(out: &mut [u8], word: impl Fn(u64) -> u64) {
     }
 }
 
-/// A word that changes once in [`PERIOD_VERSIONS`] versions; in which of them depends on `number`.
-fn steady_word(number: u64, version: u64) -> u64 {
-    let changes = (version + scramble(number) % PERIOD_VERSIONS) / PERIOD_VERSIONS;
-    scramble(number ^ changes.rotate_right(8))
+/// A word that changes once in [`PERIOD_VERSIONS`] versions; in which of them depends on `key`.
+fn steady_word(key: u64, version: u64) -> u64 {
+    let changes = (version + scramble(key) % PERIOD_VERSIONS) / PERIOD_VERSIONS;
+    scramble(key ^ changes.rotate_right(8))
 }
 
 /// Four bf16 numbers: random signs and mantissas, and one of eight exponents, most often the largest.
@@ -201,7 +203,7 @@ fn four_weights(noise: u64) -> u64 {
     (noise & SIGNS_AND_MANTISSAS) | (LARGEST - (noise & (noise >> 5) & SMALLER))
 }
 
-/// The finalizer of SplitMix64: every bit of the input changes half of the output.
+/// The finalizer of SplitMix64: each bit of the input changes about half of the output's bits.
 fn scramble(input: u64) -> u64 {
     let x = input.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -226,7 +228,7 @@ mod tests {
 
     /// A checker that accepts anything would let every scenario pass.
     #[test]
-    fn a_wrong_byte_at_any_position_is_detected() {
+    fn wrong_bytes_and_mixed_versions_are_detected() {
         for name in ["noise.a", "smooth.a", "weights.a"] {
             let (mut one, mut two) = (vec![0; 1_003], vec![0; 1_003]);
             write_content(name, 1, &mut one);

@@ -89,8 +89,9 @@ fn links_resolve() {
     assert!(errors.is_empty(), "{errors:#?}");
 }
 
-/// Tests that the documents name exist: `processes/shutdown::NAME` is a function in tests/tests/processes/shutdown.rs,
-/// or in a file of the folder tests/tests/processes/shutdown.
+/// Each test that ARCHITECTURE.md, docs/promises.md and docs/deadlines.md name with its folder exists:
+/// `processes/shutdown::NAME` is a function in tests/tests/processes/shutdown.rs, or in a file of the folder
+/// tests/tests/processes/shutdown.
 #[test]
 fn tests_that_are_named_exist() {
     let mut missing = Vec::new();
@@ -126,8 +127,8 @@ fn source_file(file: &str) -> PathBuf {
     root().join(component).join(folder).join(path)
 }
 
-/// The errors in a table row of docs/deadlines.md: constants without a file, and constants that their file lacks. Its
-/// third column has groups of constants and files, separated by semicolons.
+/// The errors in a table row of docs/deadlines.md: constants without a file, files that do not exist, and constants
+/// that their file lacks. Its third column has groups of constants and files, separated by semicolons.
 fn constant_errors(row: &str) -> Vec<String> {
     let mut errors = Vec::new();
     for group in row.split('|').nth(3).unwrap_or_default().split(';') {

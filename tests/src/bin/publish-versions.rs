@@ -1,4 +1,4 @@
-//! Publishes small versions from memory, as fast as its readers receive them: `publish-versions COUNT STATE_DIR`.
+//! Publishes small versions from memory at the pace of readers in mode `every`: `publish-versions COUNT STATE_DIR`.
 //!
 //! It reports its address as `tensor-relay serve --json` does. It publishes the first version immediately, so that
 //! readers can join, and the others after a line on stdin. It reports when all are published, and exits when stdin

@@ -36,7 +36,8 @@ pub struct Installed {
 }
 
 impl Installed {
-    /// Creates the folder with the library. All libraries but the fake driver need a C compiler, as the project does.
+    /// Creates the folder with the library. `Stub`, `TooOld` and `Empty` are compiled here, with the C compiler that
+    /// the project needs anyway.
     pub fn new(kind: Library) -> Self {
         let installed = Self { folder: tempfile::tempdir().expect("a folder can be made") };
         installed

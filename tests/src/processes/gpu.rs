@@ -14,8 +14,8 @@ const MEMORY_BYTES: u64 = 4 << 30;
 /// The default page-locked memory of each process: little, since many run at once.
 const PINNED: &str = "64MiB";
 
-/// The default device of these tests: `cpu`, or `cuda:0` if `TENSOR_RELAY_TEST_CUDA` is `fake`. Then all tests run on
-/// the fake driver.
+/// The default device of these tests: `cpu`, or `cuda:0` if `TENSOR_RELAY_TEST_CUDA` is `fake`. Then the tests that
+/// choose no device run on the fake driver.
 ///
 /// # Panics
 /// If the variable has another value.

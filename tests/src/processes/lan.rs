@@ -77,20 +77,21 @@ impl Lan {
         try_ip(&["-n", self.name(host), "address", "delete", &address, "dev", "lan"]).unwrap();
     }
 
-    /// Drops packets of these protocols ("udp", "tcp") to the server's host, and removes that host's earlier rules.
-    /// Fails if this system does not support that.
+    /// Drops packets of these protocols ("udp", "tcp") to the server's host, and removes that host's earlier drop
+    /// rules. Fails if this system does not support that.
     pub fn drop_protocols(&self, protocols: &[&str]) -> Result<(), String> {
         self.filter(Host::Server, protocols.iter().map(|protocol| format!("meta l4proto {protocol} drop")))
     }
 
-    /// Drops this percentage of `protocol`'s packets to the client's host, and removes that host's earlier rules.
+    /// Drops this percentage of `protocol`'s packets to the client's host, chosen at random, and removes that host's
+    /// earlier drop rules.
     pub fn drop_percentage(&self, protocol: &str, percent: u32) -> Result<(), String> {
         let rule = format!("meta l4proto {protocol} numgen random mod 100 < {percent} drop");
         self.filter(Host::Client, [rule])
     }
 
     /// Drops packets of `protocol` to the server's host that are larger than `bytes`, and removes that host's earlier
-    /// rules.
+    /// drop rules.
     pub fn drop_larger(&self, protocol: &str, bytes: u32) -> Result<(), String> {
         self.filter(Host::Server, [format!("meta l4proto {protocol} meta length > {bytes} drop")])
     }
@@ -104,7 +105,7 @@ impl Lan {
         try_ip(&["netns", "exec", self.name(Host::Server), "nft", &rules])
     }
 
-    /// Replaces a host's nftables rules for incoming packets.
+    /// Replaces a host's drop rules for incoming packets by `rules`.
     fn filter(&self, host: Host, rules: impl IntoIterator<Item = String>) -> Result<(), String> {
         let rules: String = rules
             .into_iter()

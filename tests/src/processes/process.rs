@@ -97,7 +97,7 @@ impl Process {
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
-    /// Waits until the process has ended, without a signal from the test.
+    /// Waits until the process has ended.
     ///
     /// # Panics
     /// If it has not ended after a minute.
@@ -230,7 +230,8 @@ impl Output {
         }
     }
 
-    /// All output so far. Does not wait for the end of the pipe, which child processes may have inherited.
+    /// All output until the pipe ends, or until it has been silent for a second: child processes may have inherited the
+    /// pipe.
     fn all(&mut self) -> String {
         while let Ok(line) = self.lines.recv_timeout(Duration::from_secs(1)) {
             self.lines_read.push(line);

@@ -1,4 +1,4 @@
-//! A UDP proxy between one client and one server that can hold traffic.
+//! A UDP proxy between one client and one server. It can hold the server's datagrams.
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -13,7 +13,7 @@ use std::{
 /// The read timeout after which the proxy's threads check whether it was dropped.
 const READ_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// The deadline for the proxy to hold, once enough bytes have passed.
+/// The deadline of [`UdpProxy::wait_until_held`].
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A UDP proxy that holds datagrams to the client after a number of bytes, so that a test can act during a transfer,
@@ -37,7 +37,7 @@ struct Gate {
 
 #[derive(Debug, Default)]
 struct GateState {
-    /// The number of bytes that may still pass before the gate closes. `None`: it stays open.
+    /// The number of bytes that may still pass before the gate closes. `None`: it is closed, or stays open.
     remaining: Option<u64>,
     closed: bool,
     /// The number of bytes that have passed.

@@ -186,7 +186,7 @@ impl Stream {
     }
 
     /// `Ok`: received bytes, the end, or a reset. `Err(Some(time))`: nothing has arrived, and the next piece arrives at
-    /// `time`. `Err(None)`: nothing was sent.
+    /// `time`. `Err(None)`: nothing is on its way, or a partition stalls the stream.
     fn take_arrived(
         &self,
         cx: &Context<'_>,

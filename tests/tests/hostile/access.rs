@@ -30,7 +30,7 @@ fn granting(topics: &str, verbs: impl IntoIterator<Item = Verb>) -> Token {
     token_with(3, vec![Grant { topics: Glob::new(topics).unwrap(), verbs: Verbs::of(verbs) }])
 }
 
-/// Invalid credentials of every kind.
+/// No token, and invalid tokens of every kind.
 fn invalid_tokens() -> Vec<Option<Token>> {
     let good = granting("**", Verb::ALL);
     let claims = good.decode_unverified().unwrap();
@@ -93,8 +93,8 @@ fn requests(name: &str) -> [ClientMessage; 3] {
     ]
 }
 
-/// Goal: for every request, a forbidden topic looks the same whether it exists or not. Method: tickets with each set of
-/// verbs for one topic; the answers for that topic, for another, and for one that does not exist.
+/// Goal: for every request, a forbidden topic looks the same whether it exists or not. Method: tickets with several
+/// sets of verbs for topics `mine/*`; the answers for such a topic, for another topic, and for ones that do not exist.
 #[test]
 fn ungranted_topics_look_nonexistent() {
     simulate(2, async |sim| {

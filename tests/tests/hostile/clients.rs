@@ -62,7 +62,7 @@ fn a_client_that_stops_receiving_is_disconnected() {
     });
 }
 
-/// Goal: bytes that are not a message are detected. Method: text, zeros, and a frame with random contents.
+/// Goal: bytes that are not a message are detected. Method: text, zeros, and frames with invalid contents.
 #[test]
 fn garbage_before_hello_is_malformed() {
     for bytes in
@@ -77,7 +77,7 @@ fn garbage_before_hello_is_malformed() {
     }
 }
 
-/// Goal: a length above the limit is refused before memory is allocated for it. Method: one byte too many, and four
+/// Goal: a length above the limit is refused before any of the bytes arrive. Method: one byte too many, and four
 /// gigabytes, as the first message and as a later one.
 #[test]
 fn frames_above_the_limit_are_refused() {
@@ -365,11 +365,11 @@ fn invalid_watches_are_refused() {
     });
 }
 
-/// Goal: a client's report of what it holds affects only that client. Method: partial versions of many shapes: all
-/// chunks, more than exist, with the digest of other content, of other versions and epochs; the server sends the
-/// remaining chunks and `Complete`, and sets `afresh` if it rejects the report.
+/// Goal: a client is sent the chunks that it does not report as held, or all of them if its report is false. Method:
+/// partial versions of many shapes: all chunks, more than exist, with the digest of other content, of other versions
+/// and epochs; the server sends the remaining chunks and `Complete`, and sets `afresh` if it rejects the report.
 #[test]
-fn reports_of_held_chunks_affect_only_their_client() {
+fn false_reports_of_held_chunks_are_rejected() {
     let all = RangeSet::from_range(0..16);
     let beyond = RangeSet::from_ranges([3..5, 10..u32::MAX]).unwrap();
     let holes = |count| (0..count).map(|n| 2 * n..2 * n + 1).collect::<RangeSet>();

@@ -376,7 +376,7 @@ fn chunks_of_a_lost_lane_are_fetched() {
 
 /// Goal: chunks do not wait for a lane forever. Method: retire the only lane, subscribe, and join none.
 #[test]
-fn a_session_without_lanes_is_evicted() {
+fn a_subscription_without_a_lane_is_evicted() {
     with_good_client(server_config(), async |sim, server| {
         let mut holder = GrantHolder::new(sim, 2).await;
         holder.retire(0).await;

@@ -165,7 +165,7 @@ impl Peer {
         let _ = stream.finish();
     }
 
-    /// Checks that the tested side sent nothing before it closed the connection.
+    /// Checks that the tested side sent nothing more before it closed the connection.
     pub(crate) async fn assert_received_nothing(&mut self) {
         let mut any = [0];
         assert!(self.control_in.read(&mut any).await.is_err(), "it sent a message");

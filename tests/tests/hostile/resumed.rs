@@ -38,8 +38,8 @@ fn held(subscribe: &Subscribe) -> RangeSet {
 }
 
 /// Goal: after a lost connection, a client requests exactly the missing chunks, and no manifest. Method: for each
-/// number of chunks, a valid server closes the connection after it, and sends the missing chunks over another
-/// connection.
+/// number of chunks, a valid server closes the connection after that many, with and without a `Complete` before, and
+/// sends the missing chunks over another connection.
 #[test]
 fn a_resume_requests_only_missing_chunks() {
     for received in 0..=CHUNKS {

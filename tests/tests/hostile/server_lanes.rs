@@ -125,8 +125,8 @@ async fn next_fetch(script: &mut Script) -> RangeSet {
     }
 }
 
-/// Goal: a client ends the session if the server retires a lane that cannot be retired, and fetches nothing. Method:
-/// the control stream's lane, a lane that never existed, and the same lane twice.
+/// Goal: a client ends the session if the server retires a lane that cannot be retired. Method: the control stream's
+/// lane, a lane that never existed, and the same lane twice.
 #[test]
 fn retiring_an_invalid_lane_ends_the_session() {
     for numbers in [&[0][..], &[7], &[1, 1]] {
@@ -204,8 +204,8 @@ fn an_invalid_answer_to_join_ends_the_lane() {
     }
 }
 
-/// Goal: a permanently refused lane is not retried; one refused by a busy server is, with growing delays. Method:
-/// refuse the lane with a permanent and with a temporary close code.
+/// Goal: a permanently refused lane is not retried; one refused by a busy server is. Method: refuse the lane with a
+/// permanent and with a temporary close code.
 #[test]
 fn only_temporarily_refused_lanes_are_retried() {
     for (code, is_retried) in [(CloseCode::Unauthorised, false), (CloseCode::TooBusy, true)] {
@@ -269,7 +269,8 @@ fn manifests_and_duplicates_on_further_lanes_end_the_session() {
     }
 }
 
-/// Goal: an invalid stream header ends the session, on every lane. Method: an unknown kind of stream on a further lane.
+/// Goal: an invalid stream header ends the session, on a further lane too. Method: an unknown kind of stream on a
+/// further lane.
 #[test]
 fn a_malformed_header_on_a_further_lane_ends_the_session() {
     with_lane_offer(

@@ -299,8 +299,8 @@ fn invalid_announcements_end_the_session() {
     });
 }
 
-/// Goal: a client that has version 3 never receives version 2 or 3 again. Method: a valid version 3, then announcements
-/// of an older version and of the same.
+/// Goal: a client that has version 3 never receives version 3 again, nor version 2. Method: a valid version 3, then
+/// announcements of an older version and of the same.
 #[test]
 fn versions_that_do_not_rise_end_the_session() {
     for next in [2, 3] {

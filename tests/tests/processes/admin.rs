@@ -27,7 +27,7 @@ fn printed_admin_address(process: &mut Process) -> String {
     line.split("http://").nth(1).unwrap().trim_end_matches('/').to_owned()
 }
 
-/// Repeats a request until `accept` returns true for the response, which it returns. Fails after [`TIMEOUT`].
+/// Repeats a request until `accept` returns true for the response, and returns that response. Fails after [`TIMEOUT`].
 #[track_caller]
 pub(crate) fn get_until(address: &str, path: &str, accept: impl Fn(&Response) -> bool) -> Response {
     let deadline = Instant::now() + TIMEOUT;
@@ -50,8 +50,8 @@ fn sample(metrics: &str, name: &str) -> f64 {
     value.parse().unwrap()
 }
 
-/// Goal: the numbers on a server's admin port are right, in every format. Method: serve a file to a subscriber that
-/// stays connected; compare numbers with known values.
+/// Goal: the numbers in a server's status and metrics are right; its admin port also serves OpenMetrics and a page.
+/// Method: serve a file to a subscriber that stays connected; compare numbers with known values.
 #[test]
 fn a_server_reports_its_status_and_metrics() {
     let home = Home::new();
@@ -195,8 +195,9 @@ fn a_consumer_is_ready_when_it_holds_a_version() {
     check_with_promtool(&metrics);
 }
 
-/// Goal: a server whose admin port other hosts can reach does not start without a token, and requires it in requests.
-/// Method: listen on all addresses; request without a token, with a wrong and with the right token.
+/// Goal: a server whose admin port other hosts can reach does not start without a token, and requires it in all
+/// requests but probes. Method: listen on all addresses; request without a token, with a wrong and with the right
+/// token.
 #[test]
 fn a_reachable_admin_port_requires_a_token() {
     let home = Home::new();
@@ -260,7 +261,7 @@ fn silent_connections_block_no_probe() {
 }
 
 /// Goal: a port in use is an error only if `--admin` names it. Method: hold the default port; serve without `--admin`,
-/// and with a port in use.
+/// with a port in use, and with a port number without an address.
 #[test]
 fn a_port_in_use_is_an_error_only_if_requested() {
     let home = Home::new();

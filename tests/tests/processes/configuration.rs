@@ -82,10 +82,10 @@ fn environment_variables_suffice_for_a_server() {
     server.signal_and_wait(Signal::TERM).expect_code(0);
 }
 
-/// Goal: `config` shows the effective value of every option and its source. Method: an option from each layer, as text
-/// and as JSON, with a secret among them.
+/// Goal: `config` shows the effective value of an option and its source. Method: an option from each layer, as text and
+/// as JSON, with a secret among them.
 #[test]
-fn config_shows_the_source_of_every_option() {
+fn config_shows_the_source_of_an_option() {
     let home = Home::new();
     configure(
         &home,
@@ -113,7 +113,8 @@ fn config_shows_the_source_of_every_option() {
         .expect_error(2, &["bogus", "serve, publish, subscribe"]);
 }
 
-/// Goal: each bound on clients is shown with its reason, and their sum is the maximum that `serve` reports.
+/// Goal: each bound on clients is shown with its reason, and the sum of their memory is the maximum that `serve`
+/// reports.
 #[test]
 fn config_shows_every_bound() {
     let home = Home::new();
@@ -168,8 +169,8 @@ fn mistakes_are_reported_with_their_location() {
     assert!(home.files_in("state").is_empty());
 }
 
-/// Goal: the sample file is valid and changes no option. Method: install it as the configuration file, and run
-/// `config`.
+/// Goal: the sample file is valid and sets no option. Method: install it as the configuration file, and check the
+/// source of one option.
 #[test]
 fn the_sample_file_is_valid() {
     let home = Home::new();

@@ -1,7 +1,8 @@
 //! Tensors on GPUs from the command line: `--device`, its budgets, its failures, and `tensor-relay devices`.
 //!
 //! These tests use the fake driver, whatever `TENSOR_RELAY_TEST_CUDA` is. At its end, each test checks for illegal uses
-//! of the driver and for leaks. With that variable set to `fake`, the tests of the other modules run on GPUs as well.
+//! of the driver and, unless it allows them, for leaks. With that variable set to `fake`, the tests of the other
+//! modules run on GPUs as well.
 
 use crate::{failures::unknown_ticket, files};
 use serde_json::Value;
@@ -186,10 +187,10 @@ fn an_unusable_driver_is_reported() {
     }
 }
 
-/// Goal: each process uses the GPU that it names; the error for a missing one lists those that exist. Method: two GPUs,
-/// a server on one, a subscriber on the other, and a third number.
+/// Goal: a server and a subscriber can name different GPUs; the error for a missing one lists those that exist. Method:
+/// two GPUs, a server on one, a subscriber on the other, and a third number.
 #[test]
-fn each_process_uses_the_gpu_that_it_names() {
+fn processes_can_name_different_gpus() {
     let home = home(Gpu::fake().with("FAKE_CUDA_DEVICES", "2"), 5 << 20);
     let server = home.serve(&["--topic=w=w", "--device=cuda:1"]);
     subscribe(&home, &server, "out").expect_code(0);
@@ -364,7 +365,7 @@ fn a_transfer_between_gpus_survives_killed_processes() {
 }
 
 /// Goal: replaced files are uploaded and published, and the memory of old versions is reused. Method: five versions
-/// through GPUs that have room for two.
+/// from a server whose GPU memory has room for two.
 #[test]
 fn gpu_memory_of_old_versions_is_reused() {
     const BYTES: usize = 4 << 20;

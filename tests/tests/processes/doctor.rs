@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::fs;
 use tensor_relay_tests::processes::{Ended, Home, Host, Lan, Serving};
 
-/// The finding called `name`.
+/// The finding called `name`. Checks that it has a fix if and only if it is not ok.
 #[track_caller]
 fn finding(ended: &Ended, name: &str) -> Value {
     let report = ended.json();
@@ -158,9 +158,9 @@ fn serve_on(lan: &Lan, home: &Home) -> Serving {
     Serving::wait_for_report(lan.start(Host::Server, home, &["serve", "--json", "--topic=m=m", &listen]))
 }
 
-/// Goal: the limit of the rate to a server is named: the line, loss, or small packets. Method: two hosts and a line of
-/// 50 Mbit/s; then a line that loses every twentieth UDP packet; then one that also drops large UDP packets silently;
-/// then one that loses every twentieth TCP packet; finally the line without faults.
+/// Goal: the limit of the rate to a server is named, the line or loss; a small packet size is found. Method: two hosts
+/// and a line of 50 Mbit/s; then a line that loses 5 % of UDP packets; then one that also drops large UDP packets
+/// silently; then one that loses 5 % of TCP packets; finally the line without faults.
 #[test]
 fn the_limit_of_the_rate_is_found() {
     let lan = match Lan::new().and_then(|lan| lan.limit_rate(50).map(|()| lan)) {

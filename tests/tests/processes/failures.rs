@@ -1,4 +1,4 @@
-//! Failures before any transfer: the exit code and the message of each.
+//! Failures, most of them before a transfer: the exit code and the message of each.
 
 use crate::files;
 use std::{fs, net::UdpSocket, os::unix::fs::PermissionsExt, path::Path, process::Command, time::Duration};
@@ -68,8 +68,8 @@ fn the_error_names_a_port_in_use() {
     home.run(&["list", first.ticket("w")]).expect_code(0);
 }
 
-/// Goal: usage errors are reported before any work is done, with exit code 2. Method: every kind of mistake in
-/// arguments.
+/// Goal: usage errors have exit code 2, and name the mistake. Method: tickets, topics, options and metadata with
+/// mistakes.
 #[test]
 fn invalid_arguments_are_usage_errors() {
     let home = files::home_with_model();
@@ -228,7 +228,7 @@ fn invalid_files_are_refused() {
 }
 
 /// Goal: tensor names that a receiver could misinterpret are refused by the server. Method: a tensor under the name of
-/// the metadata, names with control characters, and an empty name.
+/// the metadata, names with control characters, an empty name, and one that is too long.
 #[test]
 fn invalid_tensor_names_are_refused() {
     let home = Home::new();
@@ -289,7 +289,8 @@ fn an_unusable_output_folder_is_an_error() {
 }
 
 /// Goal: the error for a state directory or ticket file that cannot be written names it and the option that selects
-/// another. Method: paths below a file; and a folder without write permission, unless this is root.
+/// another. Method: paths below a file; a key file that holds no key; and a folder without write permission, unless
+/// this is root.
 #[test]
 fn the_error_names_an_unwritable_path() {
     let home = files::home_with_model();
@@ -357,7 +358,7 @@ pub(crate) fn on_small_disk(home: &Home, script: &str) -> Command {
     command
 }
 
-/// Goal: a subscriber needs only its ticket: no home, no state, no writable folder. Method: receive without `--out`,
+/// Goal: a subscriber needs only its ticket: no home and no state; it writes nothing. Method: receive without `--out`,
 /// from an empty folder, without an environment.
 #[test]
 fn a_subscriber_needs_only_its_ticket() {

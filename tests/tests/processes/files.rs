@@ -40,8 +40,8 @@ const DTYPES: [Dtype; 22] = [
 /// The number of tensors that [`write_everything`] writes.
 pub(crate) const EVERYTHING_TENSORS: usize = DTYPES.len() + 4;
 
-/// Writes a file with everything that the format allows: every dtype, a scalar, empty tensors, a tensor of several
-/// chunks, names in other scripts, and metadata.
+/// Writes a file with what the format allows: every dtype, a scalar, an empty tensor, a tensor of several chunks, names
+/// in other scripts, and metadata.
 pub(crate) fn write_everything(path: &Path) {
     let large = bytes(3 << 20, 99);
     let bodies: Vec<_> = DTYPES
@@ -108,7 +108,7 @@ pub(crate) const SHARDED_FILES: [&str; 6] = [
 ];
 
 /// Writes a model folder as Hugging Face distributes it: two shards with their index, other files that a server serves,
-/// and some that it does not serve: the same weights in another format, a hidden file and a folder.
+/// and some that it does not serve: a file of weights in another format, a hidden file and a folder.
 pub(crate) fn write_sharded(folder: &Path, seed: u64) {
     fs::create_dir(folder).unwrap();
     let body = bytes(SHARDED_BYTES / 4, seed);

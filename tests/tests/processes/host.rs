@@ -81,9 +81,9 @@ fn private_files_ignore_the_umask() {
     assert!(!ended.err.contains("mode"), "{ended:?}");
 }
 
-/// Goal: a key that others can read is used with a warning, because secrets are often mounted with such a mode; a key
-/// that others can write to is refused. Method: several modes of the key and of its folder; another owner, if the test
-/// runs as root; a FIFO in place of the key.
+/// Goal: a key that other users can read, or its group can write to, is used with a warning, because secrets are often
+/// mounted with such a mode; a key that every user can write to, or that belongs to another user, is refused. Method:
+/// several modes of the key and of its folder; another owner, if the test runs as root; a FIFO in place of the key.
 #[test]
 fn unsafe_keys_are_refused() {
     let home = files::home_with_model();

@@ -1,4 +1,4 @@
-//! Sessions of several lanes with real sockets, in which both ends run a thread for each further lane.
+//! Sessions of several lanes with real sockets, in which both ends run further lanes on threads of their own.
 
 use crate::files;
 use tensor_relay_tests::processes::{Home, Signal};

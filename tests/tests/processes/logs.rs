@@ -7,7 +7,7 @@ use crate::{
 use serde_json::Value;
 use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Serving, Signal};
 
-/// Goal: with `--log-format json` every line on stderr is an object with the same keys. Method: a server with one
+/// Goal: with `--log-format json` every line on stderr is an object with the common keys. Method: a server with one
 /// session, and a command that fails.
 #[test]
 fn json_logs_are_objects_with_common_keys() {
@@ -36,9 +36,9 @@ fn json_logs_are_objects_with_common_keys() {
     assert_eq!(objects(&failed.err).pop().unwrap()["level"], "ERROR");
 }
 
-/// Goal: with any filter, no log shows a stateless reset token, which lets anyone end the connection, or the token of a
-/// ticket, which lets anyone connect. Method: a transfer with full logs, by filters of several forms; check that other
-/// messages are logged.
+/// Goal: no log shows a stateless reset token, which lets anyone end the connection, or the token of a ticket, which
+/// lets anyone connect. Method: a transfer with full logs of all components, then of quinn alone; with the former,
+/// check that other messages are logged.
 #[test]
 fn no_secret_is_logged() {
     for filter in ["trace", "warn,quinn_proto::connection=trace,quinn=trace"] {

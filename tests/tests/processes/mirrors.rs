@@ -225,9 +225,9 @@ fn the_newest_versions_are_kept() {
     }
 }
 
-/// Goal: the command of `--exec` runs after each version, and gets the version and its path; the next version waits for
-/// the command. The failure of a command is reported, and the subscriber continues. Method: a command that logs its
-/// environment, and fails for all versions but the third.
+/// Goal: the command of `--exec` runs after each version, and gets the version and its path. The failure of a command
+/// is reported, and the subscriber continues. Method: a command that logs its environment, and fails for all versions
+/// but the third; then a failing command with `--once` and without `--out`.
 #[test]
 fn a_command_runs_after_each_version() {
     let home = Home::new();

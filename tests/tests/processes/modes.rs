@@ -190,9 +190,9 @@ fn a_gap_is_reported() {
     assert_eq!(versions(&follower.signal_and_wait(Signal::TERM).expect_code(143)), [4, 5, 1]);
 }
 
-/// Goal: a named reader that is killed and returns in time misses no version, although the server retains too few
-/// versions for other readers. Method: kill -9 after the first version; publish more versions than are retained;
-/// subscribe again under the same name.
+/// Goal: a named reader that is killed and returns in time misses no version, although the server retains fewer
+/// versions than the file has had by then: the publisher waits. Method: kill -9 after the first version; replace the
+/// file more often than versions are retained; subscribe again under the same name.
 #[test]
 fn a_named_reader_resumes_at_its_place() {
     let mut series = Series::new(&["--keep-versions=2", "--publish-timeout=50"]);
@@ -206,8 +206,8 @@ fn a_named_reader_resumes_at_its_place() {
     assert_eq!(versions_until(again, 3), [2, 3]);
 }
 
-/// Goal: a named reader that is too slow is evicted, with the reason. Method: a short publish timeout, and a command
-/// that takes longer.
+/// Goal: a named reader that is too slow is evicted, and its process reports that. Method: a short publish timeout, and
+/// a command that takes longer.
 #[test]
 fn a_slow_reader_is_evicted() {
     let mut series = Series::new(&["--keep-versions=1", "--publish-timeout=0.3"]);

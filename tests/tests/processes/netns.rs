@@ -1,7 +1,7 @@
 //! Two hosts on an Ethernet of MTU 1500 with real processes: slow links, unplugged cables, killed processes, and
 //! changed addresses.
 //!
-//! Needs root and `ip`. Without them each test prints why it is skipped, and passes.
+//! Needs root, `ip` and `tc`. Without them each test prints why it is skipped, and passes.
 
 use crate::files;
 use rand::{RngExt, SeedableRng, rngs::StdRng};

@@ -216,8 +216,8 @@ fn a_lost_server_is_an_error_after_the_reconnect_timeout() {
     assert!(ended.run_time >= Duration::from_secs(2), "{ended:?}");
 }
 
-/// Goal: a server releases all resources of a dead subscriber within the idle timeout. Method: kill -9 a subscriber
-/// that is held during a transfer, and several more at random moments; count subscribers and memory.
+/// Goal: a server forgets dead subscribers after the idle timeout, and releases their buffers. Method: kill -9 a
+/// subscriber that is held during a transfer, and several more at random moments; count subscribers and memory.
 #[test]
 fn the_server_releases_killed_subscribers() {
     let mut transfer = Transfer::start_held(&["--hold=borrow"], MODEL_BYTES / 2);

@@ -47,8 +47,8 @@ fn the_kill_of_an_idle_server_is_noticed() {
     }
 }
 
-/// Goal: SIGTERM and SIGINT end an idle server immediately and gracefully; its subscribers get the reason. Method: each
-/// of the signals, while a subscriber waits for the next version.
+/// Goal: SIGTERM and SIGINT end an idle server gracefully, without a wait for the end of its grace; its subscribers get
+/// the reason. Method: each of the signals, while a subscriber waits for the next version.
 #[test]
 fn a_signal_ends_an_idle_server_immediately() {
     let home = Home::new();

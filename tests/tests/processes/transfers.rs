@@ -1,4 +1,4 @@
-//! Transfers of files, topics, tickets and restarts.
+//! Transfers of files; topics, tickets and restarts of servers.
 
 use crate::files;
 use serde_json::{Value, json};

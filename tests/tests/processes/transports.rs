@@ -1,6 +1,6 @@
 //! TCP and QUIC on networks that block or degrade one of them, and forced transports.
 //!
-//! Tests that drop packets need root, `ip` and `nft`. Without them they print why they are skipped, and pass.
+//! Tests that drop packets need root, `ip`, `tc` and `nft`. Without them they print why they are skipped, and pass.
 
 use crate::files;
 use serde_json::Value;
@@ -117,7 +117,7 @@ fn a_blocked_transport_is_replaced_during_a_transfer() {
 }
 
 /// Goal: if a transport begins to lose packets, the session moves to the other one and reports the reason; received
-/// chunks are kept. Method: TCP loses every tenth packet from the fourth second on, and QUIC none.
+/// chunks are kept. Method: TCP loses 10 % of its packets from the fourth second on, and QUIC none.
 #[test]
 fn a_lossy_transport_is_replaced() {
     let Some(served) = ServedModel::try_new_with(&[], 2 * MODEL_BYTES) else { return };

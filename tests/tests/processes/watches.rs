@@ -109,7 +109,7 @@ fn small_changes_are_sent_as_deltas() {
 }
 
 /// Goal: a file that is still being written is not published, however long that takes. Method: write a file in place,
-/// slowly, with pauses longer than several watch intervals.
+/// slowly, with some pauses longer than several watch intervals.
 #[test]
 fn an_incomplete_file_is_not_published() {
     for extension in ["safetensors", "npy", "npz"] {
@@ -209,8 +209,8 @@ fn an_invalid_replacement_is_refused() {
     watched.finish_at(2);
 }
 
-/// Goal: a folder is replaced atomically: no version mixes the shards of two models. Method: a link to one model, then
-/// to another; then replace one shard in two steps.
+/// Goal: a folder is replaced atomically: a version has all files of one state of the folder. Method: a link to one
+/// model, then to another; then replace one shard in two steps, between which the folder is incomplete.
 #[test]
 fn a_folder_is_replaced_atomically() {
     let home = Home::new();
@@ -237,9 +237,9 @@ fn a_folder_is_replaced_atomically() {
     files::assert_same_model(&home.path("model-2"), &home.path("out/m"));
 }
 
-/// Goal: two servers never publish different tensors under one version, even if one of them is killed. Method: a second
-/// server with the same state directory, with and without --watch, and one with another state directory; then kill the
-/// first server and start another.
+/// Goal: a state directory has at most one server that watches, so no two servers publish different tensors under one
+/// version; the next server can start after that one was killed. Method: a second server with the same state directory,
+/// with and without --watch, and one with another state directory; then kill the first server and start another.
 #[test]
 fn a_state_directory_has_one_watching_server() {
     let home = Home::new();

@@ -142,9 +142,9 @@ fn chunks_sent_concurrently_arrive_intact() {
     });
 }
 
-/// A control message arrives although the server has used all its credit and the client reads no chunk. Otherwise a
-/// client that waits for an announcement before it reads chunks would wait forever. The client first reads one chunk:
-/// quinn does not report so few bytes to the server yet.
+/// A control message arrives although the server has used all its credit and the client reads none of these chunks.
+/// Otherwise a client that waits for an announcement before it reads chunks would wait forever. Before that, the client
+/// reads one smaller chunk: for so few bytes quinn does not extend the server's window yet.
 #[test]
 fn unread_chunks_never_block_the_control_stream() {
     const CREDIT_CHUNKS: u32 = 8;

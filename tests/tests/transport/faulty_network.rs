@@ -22,13 +22,13 @@ struct State {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// Reads never return; writes succeed, but their bytes are dropped.
+    /// Reads stay pending; writes succeed, but their bytes are dropped.
     Blackhole,
     /// One bit of the next read is flipped.
     FlipBit,
-    /// The next read returns end of file.
+    /// Reads return end of file.
     Eof,
-    /// The next read fails with a reset.
+    /// Reads fail with a reset.
     Reset,
 }
 
@@ -60,7 +60,7 @@ impl Faults {
     }
 }
 
-/// Wraps a network, and injects `faults` into its outgoing byte streams.
+/// Wraps a network, and injects `faults` into the byte streams that it opens.
 #[derive(Debug)]
 pub(crate) struct FaultyNetwork {
     pub(crate) inner: Arc<dyn Network>,

@@ -72,7 +72,7 @@ fn silent_udp_delays_only_the_first_connection() {
 }
 
 #[test]
-fn unanswered_tcp_causes_no_delay() {
+fn refused_tcp_causes_no_delay() {
     simulate(5, async |sim| {
         sim.net.set_path(path(1));
         let (lane, duration_ms) = connect(&sim, &connector(&sim), Transport::Quic).await;
@@ -94,7 +94,7 @@ fn an_error_reports_both_transports() {
     });
 }
 
-/// Goal: a wrong key is reported as a wrong key, whichever transport detects it.
+/// Goal: a wrong key is reported as a wrong key while both transports are tried.
 #[test]
 fn a_wrong_key_is_not_reported_as_no_answer() {
     simulate(7, async |sim| {

@@ -29,8 +29,9 @@ struct Change {
     apply: fn(&mut Rules),
     /// How far the server's clock advances, in seconds.
     clock_advance_s: u64,
+    /// Whether the existing session is closed.
     is_closed: bool,
-    /// The credential's rights after the change.
+    /// The rights after the change: of a later login, and of the existing session if it is not closed.
     rights: Rights,
 }
 
@@ -140,10 +141,11 @@ fn set_acl(rules: &mut Rules, acl: &str) {
     rules.acl = acl.parse().unwrap();
 }
 
-/// Goal: the session of a client that loses all rights is closed, receives nothing more on any lane, and the client
-/// cannot log in again; a client that loses some rights keeps the others; other clients are unaffected. Method: over
-/// each transport, each change during a session that watches all topics, receives one and has a further lane; then
-/// publish another version and another topic, and send a request, a login and a join.
+/// Goal: a session whose credential is no longer valid, or identifies another client, is closed and receives nothing
+/// more on any lane; other sessions continue with the rights that the new rules give them, even with none; a later
+/// login is accepted or refused by the new rules. Method: over each transport, each change during a session that
+/// watches all topics, receives one and has a further lane; then publish another version and another topic, and send a
+/// request, a login and a join.
 #[test]
 fn live_sessions_follow_every_change() {
     let mut wrong = vec![];
@@ -231,7 +233,7 @@ impl LiveSession {
         [self.session.received(), self.lane.received()]
     }
 
-    /// Logs in again, and joins another lane to the session.
+    /// Logs in again, joins another lane to the existing session, and checks both answers.
     async fn reconnect(
         &mut self,
         fixture: &Fixture,

@@ -138,7 +138,7 @@ fn tokens() -> Vec<Credential> {
     ]
 }
 
-/// Tokens with one byte changed in each part, and truncated ones.
+/// Tokens with one character changed, one for each part; truncated tokens, and longer ones.
 fn changed_tokens() -> Vec<Credential> {
     let good = sealed(claims(9, vec![grant("**", Verbs::CONSUME)]));
     let text = good.as_str();

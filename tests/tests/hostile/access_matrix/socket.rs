@@ -114,7 +114,7 @@ async fn publish_under(list: &str, allowed: &[&str], open: &str) -> Vec<(String,
 /// Goal: a queued version is not published once its producer has lost the right. Method: a version that waits for a
 /// reader in mode `every`, and one queued behind it; the right is revoked, then the reader leaves.
 #[test]
-fn a_waiting_version_is_refused_after_revocation() {
+fn a_queued_version_is_refused_after_revocation() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let home = tempfile::tempdir().unwrap();
