@@ -48,7 +48,7 @@ fn contenders_are_compared_and_reported() {
     assert_eq!(
         json["runs"].as_array().unwrap().len(),
         13,
-        "6 runs of the working rivals, 6 of tensor-relay beside these, and 1 beside the broken peer"
+        "6 runs of the other contenders of this program, 6 of tensor-relay beside these, and 1 beside the broken peer"
     );
     for run in json["runs"].as_array().unwrap() {
         assert_eq!(run["rounds"].as_array().unwrap().len(), 2, "the warm-up is not counted");
@@ -80,7 +80,7 @@ fn versions_are_measured_as_deltas_and_whole() {
     for version in ["3", "4"] {
         assert!(
             row(&format!("| {version}  ")).contains(&"whole".to_owned()),
-            "each counted version has both rows: {table}"
+            "each counted version has a row for `whole`: {table}"
         );
     }
 }
