@@ -57,6 +57,7 @@ struct ChunkEstimate {
     estimate: SizeEstimate,
     /// Whether the chunk is sent as a delta against its base, so that no codec is chosen.
     is_delta: bool,
+    /// The minimum over rounds; `None` for a small chunk, which is not estimated.
     duration: Option<Duration>,
 }
 

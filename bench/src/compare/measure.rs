@@ -56,8 +56,8 @@ fn round_timeout(bytes: u64, small: u32, network: &NetworkArgs) -> Duration {
 /// Runs both sides of `contender`: small messages, warm-up rounds, and counted rounds.
 ///
 /// # Errors
-/// When a side does not start, misses a deadline or exits, or when it reports another size than expected. Both sides are
-/// ended in any case.
+/// When a side does not start, misses a deadline, exits, or reports another size than expected. Both sides are ended in
+/// any case.
 pub(super) async fn run(contender: &Contender, settings: RunSettings, network: &Network) -> Result<Run> {
     let settings = RunSettings { small: if contender.has_small { settings.small } else { 0 }, ..settings };
     let mut server = start(contender, Side::Serving, settings, network, listen_options(network))?;

@@ -141,7 +141,7 @@ impl Document {
     /// The summary: both efficiencies beside their goals, and all failures.
     fn summary(&self) -> String {
         let mut text = String::from("\n## In short\n\n");
-        // The table is called `quic` since before sessions over TCP.
+        // The name `quic` of the table is older than sessions over TCP.
         for (name, network, goal) in [("quic", "loopback", 0.95), ("null network", "a null network", 0.90)] {
             let row = self.table(name).and_then(|table| table.rows.first());
             let Some((row, efficiency)) = row.and_then(|row| Some((row, row.measured.get("efficiency")?)))

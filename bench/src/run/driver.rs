@@ -33,7 +33,7 @@ pub(super) struct Settings {
     pub(super) udp_payload_max: u16,
     /// The number of lanes of each consumer.
     pub(super) lanes: u32,
-    /// The address at which consumers reach the producer, if it is not that of the producer's ticket.
+    /// The host at which consumers reach the producer, if it is not that of the producer's ticket. Its port is ignored.
     pub(super) serve_at: Option<NodeAddress>,
     /// The deadline of each step, if the user set it.
     pub(super) deadline: Option<Duration>,
@@ -148,7 +148,7 @@ impl Driver {
         connected.await.map(|_| ())
     }
 
-    /// The ticket that the producer `reported`, with the address of [`Settings::serve_at`] if that is set.
+    /// The ticket that the producer `reported`. If [`Settings::serve_at`] is set, its host replaces the ticket's.
     fn reachable_ticket(&self, reported: &str) -> Result<Ticket> {
         let ticket: Ticket = reported.parse()?;
         let Some(host) = &self.settings.serve_at else { return Ok(ticket) };
