@@ -122,9 +122,9 @@ fn a_network_has_its_properties_and_is_removed() {
     assert!(!remaining.contains(&namespaces), "{remaining}");
 }
 
-/// Goal: the exit status shows that a contender of this program failed. Method: a contender that exits at once.
+/// Goal: the exit status shows that a contender that is no peer failed. Method: another build that exits at once.
 #[test]
-fn a_failing_contender_of_this_program_fails_the_command() {
+fn a_failing_contender_that_is_no_peer_fails_the_command() {
     let other = ["compare", "other-build", "--relay=/bin/false", "--size=1MiB", "--pairs=2"];
     let output = bench(&other).output().unwrap();
     let table = String::from_utf8_lossy(&output.stdout);
