@@ -2,7 +2,7 @@
 
 use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec};
 
-/// Plans a model of at most `size_bytes`: adapters, which are small tensors, and of the remainder a transformer.
+/// Plans a model of at most `size_bytes`: small tensors, called adapters, and a transformer of the remaining size.
 pub(super) fn plan(size_bytes: u64) -> Vec<TensorSpec> {
     let small = adapters(size_bytes / ADAPTERS_SHARE);
     let small_bytes: u64 = small.iter().map(byte_len).sum();
