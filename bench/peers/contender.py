@@ -28,7 +28,7 @@ import host
 from content import SMALL_BYTES, Bytes
 
 TIMEOUT_S = 120
-"""The longest time between two control messages: enough to transfer 1 GiB at a hundredth of the usual rate."""
+"""The longest time between two control messages: enough for 1 GiB at a hundredth of the usual rate."""
 
 
 @dataclass(frozen=True)
@@ -185,11 +185,11 @@ def _serve(options: argparse.Namespace, make: Callable[[Setting], Source], out: 
     source.accept()
     source.on_answer(control.receive("answer")[1])
     while (message := control.receive("small", "prepare", "end"))[0] != "end":
-        command, number = message
+        command, value = message
         if command == "small":
-            _send_small(control, source, small, number)
+            _send_small(control, source, small, message_number=value)
         else:
-            content.mark(data, number)
+            content.mark(data, round_number=value)
             emit(out, bytes=options.bytes, cpu_s=_send(control, source, data))
         source.release()
     _exit()
@@ -248,11 +248,13 @@ def _round(control: Control, sink: Sink, into: Bytes, size: int, round_number: i
 
 
 def _latencies(control: Control, sink: Sink, into: Bytes, count: int) -> dict[str, float]:
-    """Receives small messages one by one: a tenth of `count` to warm up, then `count`. Returns percentiles of their
-    latency."""
+    """Receives small messages one by one: a tenth of `count` to warm up, then `count`.
+
+    Returns percentiles of the latency of the latter.
+    """
     warm_up = -(-count // 10)
-    took_us = [_small(control, sink, into, message_number) for message_number in range(warm_up + count)][warm_up:]
-    took_us.sort()
+    took_us = [_small(control, sink, into, message_number) for message_number in range(warm_up + count)]
+    took_us = sorted(took_us[warm_up:])
 
     def percentile(percent: int) -> float:
         """The nearest rank, as in bench/src/latency.rs."""
@@ -299,7 +301,8 @@ def _parse(add_options: Callable[[argparse.ArgumentParser], None]) -> argparse.N
     receive = roles.add_parser("receive", parents=[load], help="receive them, several times")
     receive.add_argument("--connect", required=True, metavar="IP:PORT")
     receive.add_argument("--rounds", type=int, default=5)
-    receive.add_argument("--small", type=int, default=0, metavar="COUNT", help="the number of 4 KiB messages to receive before the rounds")
+    small_help = "the number of 4 KiB messages to receive before the rounds"
+    receive.add_argument("--small", type=int, default=0, metavar="COUNT", help=small_help)
     return parser.parse_args()
 
 

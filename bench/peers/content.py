@@ -35,7 +35,7 @@ def fill(content: Bytes) -> None:
 
 
 def mark(content: Bytes, round_number: int) -> None:
-    """Turns the noise of any round into that of round `round_number`. Fast: it writes one word for each page."""
+    """Turns the noise of any round into that of round `round_number`. Fast: writes one word for each page."""
     _mark(content, 0, round_number)
 
 
@@ -50,7 +50,8 @@ def verify(received: Bytes, size: int, round_number: int) -> None:
         _mark(expected, start, round_number)
         if not np.array_equal(block, expected):
             first = start + int(np.argmax(block != expected))
-            raise ValueError(f"round {round_number}: received other bytes than were sent, from byte {first} on")
+            reason = f"received other bytes than were sent, from byte {first} on"
+            raise ValueError(f"round {round_number}: {reason}")
 
 
 def small(message_number: int) -> Bytes:

@@ -6,7 +6,6 @@ loopback: 5.1 GB/s; a client that returns bytes, such as aiohttp's own, copies o
 
 import argparse
 import asyncio
-import queue
 import socket
 import threading
 from http.client import HTTPConnection, HTTPSConnection
@@ -32,7 +31,6 @@ class HttpSource(contender.Source):
             own = tls.identity(setting.local_ip)
             context = tls.server_context(own)
             self.hello["certificate"] = own.certificate
-        self._sent: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
         self._waiting: asyncio.Queue[Bytes] = asyncio.Queue()
         self._loop.run_until_complete(self._start(listener, context))

@@ -44,6 +44,7 @@ class Workload:
     title: str
     tensors: int
     elements: int
+    """The number of float32 elements of each tensor."""
     transfers: int = 1
     """The number of transfers in a turn; the turn's time is their median. More than one if a single transfer is too short
     for the CPU clock, which advances by 10 ms."""

@@ -57,7 +57,7 @@ Examples:
 pub fn run(args: &CodecsArgs) -> Result<()> {
     let chunk_bytes = u32::try_from(args.chunk_size).context("--chunk-size is too large")?;
     let read = |path: &Path| Content::read(path, args.dtype, chunk_bytes);
-    let subjects = subjects(args.paths);
+    let subjects = codecs_to_measure(args.paths);
     let mut document = Document::new(chunk_bytes, args.rounds);
     for path in &args.files {
         let content = read(path)?;
@@ -85,7 +85,7 @@ pub fn run(args: &CodecsArgs) -> Result<()> {
 }
 
 /// The codecs to measure. `raw`, the reference, is the first.
-fn subjects(with_paths: bool) -> Vec<Subject> {
+fn codecs_to_measure(with_paths: bool) -> Vec<Subject> {
     let mut subjects = Subject::codecs();
     if with_paths {
         subjects.extend(Subject::paths());

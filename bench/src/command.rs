@@ -176,11 +176,10 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
     }
 }
 
-/// Runs `work` until it ends, or SIGINT or SIGTERM arrives. Then `work` is dropped, which ends the processes that it
-/// started.
+/// Runs `work` until it ends. SIGINT and SIGTERM drop it, which ends the processes that it started.
 ///
 /// # Errors
-/// The error of `work`, or an interrupt.
+/// The error of `work`, an interrupt, or a failure to listen for signals.
 pub async fn until_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let context = "cannot listen for signals";
     let mut interrupt = signal(SignalKind::interrupt()).context(context)?;

@@ -45,7 +45,7 @@ pub struct CompareArgs {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// The number of pairs: how often each contender after the first runs, each time before or after a run of the
-    /// first. Six or more give confidence intervals of 95 %.
+    /// first. Six or more give confidence intervals of at least 95 %.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub pairs: u32,
     /// The number of 4 KiB messages that each run sends before its rounds, to measure their latency.

@@ -1,8 +1,8 @@
 //! The interface of a contender in a comparison: two commands, and the JSON lines that they print.
 //!
 //! `serve` holds bytes and sends them on request; `receive` requests them once a round, for several rounds on one
-//! connection, and writes them into memory that it uses again in each round. Each prints JSON, one object a line, on
-//! its standard output, for the harness (or a person with `jq`); other output goes to standard error.
+//! connection, and writes them into its memory. Each prints JSON, one object a line, on its standard output, for the
+//! harness (or a person with `jq`); other output goes to standard error.
 //!
 //! Before the rounds, a receiver can request small messages, one after the other, preceded by a tenth as many to warm
 //! up. Their latency is the time from the beginning of sending until the receiver has the complete message: both

@@ -58,7 +58,7 @@ pub struct GpuArgs {
 /// Runs all parts, writes the documents, and prints the Markdown document.
 ///
 /// # Errors
-/// When a part failed, or the documents could not be written. All parts are run first.
+/// When a part or a check failed, or the documents could not be written. All parts are run first.
 pub async fn run(args: GpuArgs) -> Result<()> {
     let mut suite = Suite::begin(args).await;
     let selected = Part::value_variants().iter().filter(|part| suite.is_selected(**part));
@@ -122,7 +122,7 @@ impl Suite {
         suite
     }
 
-    /// Names the documents after the device, and sets the maximum payload.
+    /// Records the properties of the device, names the documents after it, and sets the maximum payload.
     fn set_device(&mut self, lines: &[Line]) {
         for line in lines {
             if let Line::Fact(fact) = line {
@@ -221,7 +221,7 @@ const PAYLOADS_MAX: u64 = 24;
 /// The payload of a quick run, a few chunks. Other payloads are a multiple of it.
 const QUICK_BYTES: u64 = 4 << 20;
 
-/// The time below which no further part is begun.
+/// The remaining time below which no further part is begun.
 const PART_DURATION_MIN: Duration = Duration::from_secs(5);
 
 /// The kind of a device. Only measurements of a GPU are results.

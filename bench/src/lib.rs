@@ -11,8 +11,8 @@
 //! - [`codecs`] measures codecs on a user's own tensors.
 //! - [`command`] has the subcommands of `tensor-relay-bench`, which are also those of `tensor-relay bench`.
 //!
-//! Every command runs on one thread unless it says otherwise: bare quinn is fastest on one thread, and CPU seconds
-//! stay comparable.
+//! The tokio runtime of each process has one thread, except in the GPU suite: bare quinn is fastest on one thread, and
+//! CPU seconds stay comparable.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Properties of this machine, read from files of the kernel.
+//! Properties of this machine, as the kernel reports them.
 
 use std::fs;
 

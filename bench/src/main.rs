@@ -1,4 +1,4 @@
-//! `tensor-relay-bench`: measures tensor-relay and its rivals.
+//! `tensor-relay-bench`: measures tensor-relay, and compares it with other programs.
 
 #![forbid(unsafe_code)]
 
@@ -12,11 +12,11 @@ use tensor_relay_bench::{
     program::Program,
 };
 
-/// The allocator of `tensor-relay`; the rivals here use it too.
+/// The allocator of `tensor-relay`; the contenders `stock-quinn` and `tcp` use it too.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Measures tensor-relay and its rivals.
+/// Measures tensor-relay, and compares it with other programs.
 #[derive(Parser)]
 #[command(version)]
 struct Cli {

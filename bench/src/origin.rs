@@ -4,7 +4,8 @@ use crate::{date, machine};
 use serde::{Deserialize, Serialize};
 
 /// The head that all result files share, so that their numbers can be judged, and measured again, years later. It does
-/// not identify the machine or its owner. A property that the system does not report is `unknown`.
+/// not identify the machine or its owner. A text that the system does not report is `unknown`; an unknown number of
+/// processors is 1.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// The day in UTC: `2026-11-21`.

@@ -18,7 +18,7 @@ use tokio::{
 /// A running process whose standard output is lines of JSON. Its standard error is forwarded to that of the harness.
 ///
 /// Dropping it kills the process. If the harness itself is killed, nothing is dropped, but the process's standard input
-/// closes, and the process exits by itself ([`Lifetime`]).
+/// closes, at which the programs that the harness starts exit by themselves ([`Lifetime`]).
 pub(crate) struct Process {
     name: String,
     child: Child,

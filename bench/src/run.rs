@@ -49,7 +49,7 @@ pub struct RunArgs {
     /// Where the tensors lie while they are published.
     #[arg(long, value_enum, default_value_t)]
     pub hold: Hold,
-    /// The network, if all workers are on this machine.
+    /// The network, if all workers are on this machine. Its MTU also applies between nodes.
     #[command(flatten)]
     pub network: NetworkArgs,
     /// The node of the producer, HOST or HOST:PORT, where `bench node` runs.

@@ -16,14 +16,14 @@ pub struct Summary {
 impl Summary {
     /// Summarises `values`; `None` if there are none.
     pub fn of(values: &[f64]) -> Option<Self> {
-        let sorted = sorted(values);
+        let sorted = in_order(values);
         Some(Self { median: median(&sorted)?, min: *sorted.first()?, max: *sorted.last()? })
     }
 }
 
 impl std::fmt::Display for Summary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [median, min, max] = [self.median, self.min, self.max].map(number);
+        let [median, min, max] = [self.median, self.min, self.max].map(format_number);
         match self.min == self.max {
             true => write!(f, "{median}"),
             false => write!(f, "{median} ({min} to {max})"),
@@ -55,8 +55,8 @@ impl PairedRatio {
     /// Summarises `a / b` of each `(a, b)`; `None` if there are none.
     pub fn of(pairs: &[(f64, f64)]) -> Option<Self> {
         let ratios: Vec<f64> = pairs.iter().map(|(a, b)| a / b).collect();
-        let sorted = sorted(&ratios);
-        let (cut, confidence) = interval(sorted.len());
+        let sorted = in_order(&ratios);
+        let (cut, confidence) = cut_and_confidence(sorted.len());
         Some(Self {
             median: median(&sorted)?,
             low: *sorted.get(cut)?,
@@ -86,9 +86,10 @@ impl std::fmt::Display for PairedRatio {
     }
 }
 
-/// The number of values to drop at either end of `count` sorted ones so that the median lies within the others with a
-/// probability of at least 95 %, and that probability.
-fn interval(count: usize) -> (usize, f64) {
+/// The largest number of values that can be dropped at either end of `count` sorted ones, such that the median lies
+/// within the others with a probability of at least 95 %; and that probability. Of fewer than six values none can be
+/// dropped, and the probability is lower.
+fn cut_and_confidence(count: usize) -> (usize, f64) {
     // The logarithm of the probability that exactly `cut` of `count` fair coins show heads: 0.5^2000 underflows an f64.
     let mut chance = -(count as f64) * std::f64::consts::LN_2;
     let mut confidence = 1.0 - 2.0 * chance.exp();
@@ -103,7 +104,7 @@ fn interval(count: usize) -> (usize, f64) {
     }
 }
 
-fn sorted(values: &[f64]) -> Vec<f64> {
+fn in_order(values: &[f64]) -> Vec<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted
@@ -117,7 +118,7 @@ fn median(sorted: &[f64]) -> Option<f64> {
 }
 
 /// Formats `value` with about three significant digits: further ones are noise.
-pub(crate) fn number(value: f64) -> String {
+pub(crate) fn format_number(value: f64) -> String {
     let digits = match value.abs() {
         size if size >= 100.0 || size == 0.0 => 0,
         size if size >= 10.0 => 1,
@@ -149,7 +150,7 @@ mod tests {
     #[test]
     fn intervals_are_those_of_the_sign_test() {
         let permille = |count| {
-            let (cut, confidence) = interval(count);
+            let (cut, confidence) = cut_and_confidence(count);
             (cut, (confidence * 1000.0).round() as u32)
         };
         assert_eq!(permille(5), (0, 938));
@@ -170,11 +171,11 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_three_significant_digits() {
+    fn numbers_have_about_three_significant_digits() {
         for (value, text) in
             [(1234.5, "1234"), (12.345, "12.3"), (1.2345, "1.23"), (0.012345, "0.012"), (0.0, "0")]
         {
-            assert_eq!(number(value), text);
+            assert_eq!(format_number(value), text);
         }
     }
 

@@ -1,9 +1,10 @@
-//! The rival for raw speed: bare quinn, with the settings that measured fastest.
+//! The contender for raw speed over QUIC: bare quinn, with the settings that measured fastest.
 //!
-//! It only moves bytes from memory to memory: no manifest, no hashes, no versions. The difference to tensor-relay is
-//! therefore the cost of tensor-relay's own work. Each 4 MiB chunk has a unidirectional stream of its own, opened in
-//! order, four at a time; the receiver copies packets directly into memory that was written before. Packets are
-//! encrypted with AES-128-GCM, but the certificate is self-signed and not checked: for loopback and test networks only.
+//! It only moves bytes from memory to memory: no manifest, no hashes, no versions. The difference to tensor-relay over
+//! QUIC is therefore mostly the cost of tensor-relay's own work. Each 4 MiB chunk has a unidirectional stream of its
+//! own, opened in order, four at a time; the receiver copies packets directly into memory that was written before.
+//! Packets are encrypted with AES-128-GCM, but the certificate is self-signed and not checked: for loopback and test
+//! networks only.
 
 mod client;
 mod server;
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
     use bytes::Bytes;
 
-    /// Goal: the rival moves the right bytes, at any packet size, of any length. Method: both ends in one process on
+    /// Goal: bare quinn moves the right bytes, at any packet size, of any length. Method: both ends in one process on
     /// loopback, sizes around multiples of a chunk, two rounds, and memory compared.
     #[tokio::test]
     async fn the_sent_bytes_arrive() {

@@ -95,7 +95,7 @@ fn text(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "–".into(), |value| value.to_string())
 }
 
-/// The column header for the number called `name`.
+/// The column header for the setting or number called `name`.
 fn header(name: &str) -> String {
     match name {
         "gb_per_s" => "GB/s".into(),

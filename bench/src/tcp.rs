@@ -1,4 +1,4 @@
-//! The simplest rival: one TCP connection, plain or with TLS, tuned to be as fast as possible.
+//! The simplest contender: one TCP connection, plain or with TLS, tuned to be as fast as possible.
 //!
 //! Each end uses one thread and large reads and writes. The receive buffer's pages are first touched, and so faulted
 //! in, during the first round. TLS is rustls' TLS 1.3 with AES-128-GCM and a self-signed certificate that is not
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// Goal: the rival moves the right bytes, of any size, plain and encrypted. Method: both ends in one process on
+    /// Goal: TCP moves the right bytes, of any size, plain and encrypted. Method: both ends in one process on
     /// loopback, sizes around multiples of a piece, small messages, two rounds, and memory compared.
     #[test]
     fn the_sent_bytes_arrive() {

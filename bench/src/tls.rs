@@ -1,4 +1,4 @@
-//! TLS for the rivals: encryption without authentication, because no client checks the self-signed certificate.
+//! TLS for bare quinn and TCP: encryption without authentication, because no client checks the self-signed certificate.
 
 use anyhow::Result;
 use rustls::{
@@ -22,7 +22,7 @@ pub(crate) const SERVER_NAME: &str = "localhost";
 pub(crate) fn server() -> Result<ServerConfig> {
     let made = rcgen::generate_simple_self_signed([SERVER_NAME.to_owned()])?;
     let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-    let mut config = ServerConfig::builder_with_provider(provider())
+    let mut config = ServerConfig::builder_with_provider(aes_128_provider())
         .with_protocol_versions(&[&TLS13])?
         .with_no_client_auth()
         .with_single_cert(vec![made.cert.der().clone()], key.into())?;
@@ -35,7 +35,7 @@ pub(crate) fn server() -> Result<ServerConfig> {
 /// # Errors
 /// When rustls was built without TLS 1.3.
 pub(crate) fn client() -> Result<ClientConfig> {
-    let provider = provider();
+    let provider = aes_128_provider();
     let verifier = AcceptAnyCertificate(provider.signature_verification_algorithms);
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])?
@@ -47,14 +47,14 @@ pub(crate) fn client() -> Result<ClientConfig> {
 }
 
 /// A provider of AES-128-GCM alone, by aws-lc-rs: ring was up to 10 % slower, and ChaCha20 half as fast.
-fn provider() -> Arc<CryptoProvider> {
+fn aes_128_provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider {
         cipher_suites: vec![aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256],
         ..aws_lc_rs::default_provider()
     })
 }
 
-/// A verifier that accepts any certificate: the rivals run on loopback and test networks, and their payload is noise.
+/// A verifier that accepts any certificate: it is used on loopback and test networks, for a payload of noise.
 #[derive(Debug)]
 struct AcceptAnyCertificate(WebPkiSupportedAlgorithms);
 

@@ -4,11 +4,11 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// The maximum length of a line after authentication. The longest line, a histogram with every bucket in use, is less
-/// than half as long.
+/// The maximum length of a line, except in the greeting of a node and its driver. The longest line, a report that has a
+/// histogram with every bucket in use, is shorter.
 pub(crate) const LINE_MAX_BYTES: usize = 256 << 10;
 
-/// The maximum length of a line of a peer that has not yet proved that it knows the token.
+/// The maximum length of a line of the greeting, whose sender is not yet trusted.
 pub(crate) const GREETING_MAX_BYTES: usize = 1 << 10;
 
 /// The length to which an invalid line is truncated in errors.

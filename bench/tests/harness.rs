@@ -48,7 +48,7 @@ fn contenders_are_compared_and_reported() {
     assert_eq!(
         json["runs"].as_array().unwrap().len(),
         13,
-        "6 runs of the working rivals, 6 of tensor-relay beside these, and 1 beside the broken peer"
+        "6 runs of the other contenders of this program, 6 of tensor-relay beside these, and 1 beside the broken peer"
     );
     for run in json["runs"].as_array().unwrap() {
         assert_eq!(run["rounds"].as_array().unwrap().len(), 2, "the warm-up is not counted");
@@ -80,7 +80,7 @@ fn versions_are_measured_as_deltas_and_whole() {
     for version in ["3", "4"] {
         assert!(
             row(&format!("| {version}  ")).contains(&"whole".to_owned()),
-            "each counted version has both rows: {table}"
+            "each counted version has a row for `whole`: {table}"
         );
     }
 }
@@ -122,9 +122,9 @@ fn a_network_has_its_properties_and_is_removed() {
     assert!(!remaining.contains(&namespaces), "{remaining}");
 }
 
-/// Goal: the exit status shows that a contender of this program failed. Method: a contender that exits at once.
+/// Goal: the exit status shows that a contender that is no peer failed. Method: another build that exits at once.
 #[test]
-fn a_failing_contender_of_this_program_fails_the_command() {
+fn a_failing_contender_that_is_no_peer_fails_the_command() {
     let other = ["compare", "other-build", "--relay=/bin/false", "--size=1MiB", "--pairs=2"];
     let output = bench(&other).output().unwrap();
     let table = String::from_utf8_lossy(&output.stdout);

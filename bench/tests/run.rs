@@ -17,7 +17,7 @@ fn bench(words: &str) -> Command {
     command
 }
 
-/// The path of a temporary file of this test, which is removed at its end.
+/// The path of a temporary file. Dropping it removes the file.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -167,7 +167,7 @@ fn every_scene_has_its_own_consumers() {
     let ratio = &row(&fan_out, "All together", "3 consumers")["ratios"]["gb_per_s"];
     assert_eq!(ratio["pairs"], 2);
 
-    // The slow consumer does not finish its version, and is not waited for.
+    // The slow consumer is neither waited for nor measured.
     let (table, slow) = run("slow", "--workload slow-reader --size 5MiB --rounds 1");
     let names: Vec<&Value> = slow["rounds"].as_array().unwrap().iter().map(|round| &round["scene"]).collect();
     assert_eq!(names, ["without the slow one", "beside a slow one"]);

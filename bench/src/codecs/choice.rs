@@ -28,15 +28,15 @@ pub(super) struct EffortChoice {
 }
 
 impl Choice {
-    /// Estimates each chunk, `rounds` times, and chooses a codec for it as a server does. (A server estimates one chunk
-    /// in sixteen, and uses the result for the others.)
+    /// Estimates each chunk, `rounds` times, and chooses a codec for it as a server does. (A server uses the estimate
+    /// of a chunk for up to sixteen further chunks of its tensor.)
     pub(super) fn of(job: &Job<'_>, rounds: u32) -> Self {
         let estimates: Vec<ChunkEstimate> = (0..job.chunk_count())
             .map(|chunk| ChunkEstimate::of(job, chunk, rounds))
             .collect();
         let times: Vec<Duration> = estimates.iter().filter_map(|timed| timed.duration).collect();
         let mean = times.iter().sum::<Duration>().as_secs_f64() * 1e6 / times.len().max(1) as f64;
-        let at = |(name, effort)| {
+        let choice_at = |(name, effort)| {
             let mut chunks = BTreeMap::new();
             for ChunkEstimate { estimate, is_delta, .. } in &estimates {
                 let codec = match is_delta {
@@ -47,7 +47,7 @@ impl Choice {
             }
             EffortChoice { effort: name, chunks }
         };
-        let efforts = [("light", Effort::Light), ("full", Effort::Full)].map(at).into();
+        let efforts = [("light", Effort::Light), ("full", Effort::Full)].map(choice_at).into();
         Self { estimate_us: (!times.is_empty()).then_some(mean), efforts }
     }
 }
@@ -57,6 +57,7 @@ struct ChunkEstimate {
     estimate: SizeEstimate,
     /// Whether the chunk is sent as a delta against its base, so that no codec is chosen.
     is_delta: bool,
+    /// The minimum over rounds; `None` for a small chunk, which is not estimated.
     duration: Option<Duration>,
 }
 

@@ -31,7 +31,7 @@ pub(super) struct CodecResult {
     pub(super) encoded_bytes: u64,
     /// The number of chunks that the codec did not make at least 3 % smaller, which are sent raw.
     pub(super) chunks_raw: usize,
-    /// `None`, like the rates, if the codec does not support the dtype or lacks a base.
+    /// `None`, like the rates, if the codec does not support the dtype or lacks a base, or if there are no bytes.
     pub(super) ratio: Option<f64>,
     pub(super) encode_gb_per_s: Option<f64>,
     pub(super) decode_gb_per_s: Option<f64>,

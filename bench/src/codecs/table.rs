@@ -10,10 +10,11 @@ impl Display for DtypeResult {
         writeln!(f, "| codec | ratio | raw chunks | encode GB/s | of memcpy | decode GB/s | of memcpy |")?;
         writeln!(f, "|---|---:|---:|---:|---:|---:|---:|")?;
         for codec in codecs {
-            let (ratio, raw) = (number(codec.ratio, 4), chunks_raw(codec));
-            let (encode, decode) = (number(codec.encode_gb_per_s, 2), number(codec.decode_gb_per_s, 2));
+            let (ratio, raw) = (format_number(codec.ratio, 4), chunks_raw(codec));
+            let (encode, decode) =
+                (format_number(codec.encode_gb_per_s, 2), format_number(codec.decode_gb_per_s, 2));
             let (of_encode, of_decode) =
-                (number(codec.encode_of_memcpy, 2), number(codec.decode_of_memcpy, 2));
+                (format_number(codec.encode_of_memcpy, 2), format_number(codec.decode_of_memcpy, 2));
             let name = &codec.codec;
             writeln!(f, "| {name} | {ratio} | {raw} | {encode} | {of_encode} | {decode} | {of_decode} |")?;
         }
@@ -22,7 +23,7 @@ impl Display for DtypeResult {
     }
 }
 
-fn number(value: Option<f64>, digits: usize) -> String {
+fn format_number(value: Option<f64>, digits: usize) -> String {
     value.map_or_else(|| MISSING.into(), |value| format!("{value:.digits$}"))
 }
 

@@ -116,7 +116,8 @@ impl Contenders {
         self.contenders.iter().any(|contender| contender.name == name)
     }
 
-    /// The contenders called `names`, in this order, each once.
+    /// The contenders called `names`, in this order, each once. The name `all` stands for `tensor-relay` and all
+    /// contenders that are no variants of it.
     ///
     /// # Errors
     /// When one of the names belongs to no contender.

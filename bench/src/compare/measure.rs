@@ -56,14 +56,14 @@ fn round_timeout(bytes: u64, small: u32, network: &NetworkArgs) -> Duration {
 /// Runs both sides of `contender`: small messages, warm-up rounds, and counted rounds.
 ///
 /// # Errors
-/// When a side does not start, misses a deadline or exits, or when the sides report different sizes. Both sides are
-/// ended in any case.
+/// When a side does not start, misses a deadline, exits, or reports another size than expected. Both sides are ended in
+/// any case.
 pub(super) async fn run(contender: &Contender, settings: RunSettings, network: &Network) -> Result<Run> {
     let settings = RunSettings { small: if contender.has_small { settings.small } else { 0 }, ..settings };
     let mut server = start(contender, Side::Serving, settings, network, listen_options(network))?;
-    let run = with_server(contender, settings, network, &mut server).await;
+    let outcome = with_server(contender, settings, network, &mut server).await;
     server.end().await;
-    run
+    outcome
 }
 
 async fn with_server(
@@ -75,9 +75,9 @@ async fn with_server(
     let ready: Ready = server.line(READY_TIMEOUT).await?;
     let mut client =
         start(contender, Side::Receiving, settings, network, connect_options(network, ready.port, settings))?;
-    let run = measure_rounds(settings, &mut client, server).await;
+    let outcome = measure_rounds(settings, &mut client, server).await;
     client.end().await;
-    run
+    outcome
 }
 
 async fn measure_rounds(settings: RunSettings, client: &mut Process, server: &mut Process) -> Result<Run> {
@@ -139,8 +139,8 @@ fn start(
     Process::start(format!("{} {subcommand}", contender.name), command)
 }
 
-/// Environment variables added for both sides: rivals get the settings that make them fastest, while tensor-relay runs
-/// as its users run it.
+/// Environment variables added for both sides. tensor-relay and its variants get none: they run as users run them. The
+/// other contenders get the settings that make them fastest.
 fn environment(contender: &Contender) -> Vec<(&'static str, &'static str)> {
     let copies = (!contender.is_ours).then_some(NO_REP_MOVSB);
     let memory = contender.is_external.then_some(KEEP_FREED_MEMORY);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn only_rivals_get_environment_variables() {
+    fn tensor_relay_gets_no_environment_variables() {
         let contenders = Contenders::of_this(&Program::new("bench", &[]), None);
         let names = ["tensor-relay", "2-lanes", "stock-quinn", "tcp-tls"].map(str::to_owned);
         let mut contenders = contenders.pick(&names).unwrap();

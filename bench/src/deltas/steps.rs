@@ -104,7 +104,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 impl Steps {
-    /// Stages the next version, if there is one.
+    /// Stages the next version; `None` if there is none.
     ///
     /// # Errors
     /// When a file cannot be read, or memory is exhausted.
@@ -128,8 +128,8 @@ impl Steps {
 impl Generated {
     fn stage(&self, staging: &Staging) -> Result<Staged> {
         let tensors: Vec<&[u8]> = self.weights.chunks(TENSOR_BYTES).collect();
-        let spec = |(number, bytes): (usize, &&[u8])| -> Result<TensorSpec> {
-            let name = TensorName::new(&format!("layers.{number}.weight"))?;
+        let spec = |(index, bytes): (usize, &&[u8])| -> Result<TensorSpec> {
+            let name = TensorName::new(&format!("layers.{index}.weight"))?;
             Ok(TensorSpec::new(name, Dtype::Bf16, Shape::new(&[bytes.len() as u64 / 2])?))
         };
         let specs = tensors.iter().enumerate().map(spec).collect::<Result<_>>()?;

@@ -1,4 +1,5 @@
-//! The complete service over QUIC on loopback: a server and clients, each on a runtime of its own.
+//! The complete service over loopback: a server and clients, each on a runtime of its own. Sessions choose their
+//! transport, usually TCP.
 
 use super::{own_runtime::OwnRuntime, payload};
 use crate::{contender::LOOPBACK_MTU, cpu::Usage, server};
@@ -21,7 +22,7 @@ pub(super) struct Setup {
     pub(super) landing: Option<Device>,
 }
 
-/// A running server and one of its topics, on a runtime of its own.
+/// One topic of a running server, and the runtime of the server. Several topics can share both.
 pub(super) struct Serving {
     runtime: Arc<OwnRuntime>,
     server: Arc<Server>,
@@ -147,7 +148,7 @@ pub(super) struct Loopback {
     pub(super) readers: Vec<Receiving>,
 }
 
-/// The time of one round, from the publish until the last reader has the complete version.
+/// The wall-clock and CPU time of one round, from the publish until the last reader has the complete version.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Round {
     pub(super) seconds: f64,

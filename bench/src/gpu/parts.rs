@@ -36,7 +36,7 @@ pub enum Part {
     Bandwidth,
     /// The pipeline without a network.
     NullNetwork,
-    /// The pipeline over QUIC on loopback.
+    /// The pipeline over loopback. The name is older than sessions over TCP.
     Quic,
     /// Several sessions at once.
     Sessions,
@@ -80,7 +80,7 @@ impl Part {
             Self::Cases => "Engine cases",
             Self::Bandwidth => "Bandwidth of copies",
             Self::NullNetwork => "Pipeline over a null network",
-            Self::Quic => "Pipeline over QUIC on loopback",
+            Self::Quic => "Pipeline over loopback",
             Self::Sessions => "Several sessions",
             Self::Small => "Many small tensors",
             Self::FanOut => "Fan-out",
@@ -130,7 +130,7 @@ impl Part {
     }
 
     /// The largest payload that the part moves: large enough that the beginning and the end of a transfer do not matter,
-    /// and small enough for several passes.
+    /// and small enough for several passes. 0 if the part moves no payload or chooses its own.
     pub(super) fn bytes(self) -> u64 {
         match self {
             Self::Device | Self::Cases | Self::Small | Self::Exact => 0,
@@ -169,7 +169,7 @@ pub struct Job {
     /// The largest payload to move.
     #[arg(long, value_parser = size::parse)]
     pub(super) bytes: u64,
-    /// The time to measure.
+    /// The time in which the part measures.
     #[arg(long)]
     pub(super) budget_ms: u64,
     /// Uses few and small settings, to check that everything runs.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// A counter of passes over all settings, until the time budget is used up. Measuring in passes, instead of repeating
-/// each setting, spreads a slow minute of the machine over one sample of each setting.
+/// each setting, spreads a slow minute of the machine over a few samples of each setting.
 #[derive(Debug)]
 pub(super) struct Passes {
     begun: Instant,

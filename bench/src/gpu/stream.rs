@@ -27,8 +27,9 @@ pub(super) struct Depth {
 }
 
 impl Depth {
-    /// The largest depth for pools of `slots` at either end that leaves a quarter of the source's slots free: with
-    /// fewer free slots, a source copies on the host instead of lending its slots.
+    /// The largest depth for pools of `slots` at either end that leaves a quarter of the source's slots free, rounded
+    /// down: none of fewer than four. A source lends a slot only if afterwards a quarter of its slots, and at least
+    /// one, are free; otherwise it copies on the host.
     pub(super) fn of_slots(slots: usize) -> Self {
         let sending = (slots - slots / 4).max(1);
         Self { sending, moving: sending + slots }
@@ -150,8 +151,8 @@ pub(super) async fn write_all(
 }
 
 async fn all_done(mut tasks: JoinSet<Result<()>>) -> Result<()> {
-    while let Some(done) = tasks.join_next().await {
-        done.context("a task panicked")??;
+    while let Some(joined) = tasks.join_next().await {
+        joined.context("a task panicked")??;
     }
     Ok(())
 }

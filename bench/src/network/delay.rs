@@ -158,8 +158,8 @@ impl QueuedBytes {
 /// The size of the read buffer: more than any batch with its headers.
 const PACKET_BYTES_MAX: usize = 1 << 17;
 
-/// The bound of the queue in one direction: 25 Gbit/s for 85 ms, more than a machine that also runs this bridge can
-/// send.
+/// The bound of the queue in one direction: enough for 25 Gbit/s and a delay of 85 ms, or for 2 Gbit/s and one of a
+/// second. Beyond it, packets are lost.
 const QUEUED_BYTES_MAX: usize = 256 << 20;
 
 /// The maximum overhead of a queued packet beside its bytes.

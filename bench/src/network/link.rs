@@ -76,7 +76,7 @@ fn token_bucket(args: &NetworkArgs) -> Option<String> {
         true => rate.bytes_in_us(TIMER_DELAY_MAX_US).max(frames),
         false => rate.bytes_in_us(TIMER_DELAY_MAX_US).max(BATCH_BYTES).max(frames),
     };
-    // Five milliseconds of queue, like that of a switch.
+    // Five milliseconds of queue, like that of a switch, but at least 1 MiB.
     let limit = burst + rate.bytes_in_us(5000).max(1 << 20);
     Some(format!("tbf rate {}bit burst {burst} limit {limit}", rate.bits_per_s()))
 }

@@ -40,7 +40,8 @@ impl DriverLink {
         }
     }
 
-    /// Runs `work` to its end, and reports its progress periodically. Returns `None` if the driver sends `Stop` before.
+    /// Runs `work` to its end, and reports its progress periodically. Returns `None` if the driver sends `Stop` before
+    /// the end.
     ///
     /// # Errors
     /// The error of `work`, or a driver that disconnects or violates the protocol.

@@ -40,8 +40,11 @@ enum Verdict {
 pub(crate) enum GreetingError {
     #[error(transparent)]
     Wire(#[from] WireError),
-    #[error("it sent nothing for {} s: is a node of this benchmark listening there?", GREETING_TIMEOUT.as_secs())]
-    Silent,
+    #[error(
+        "it did not complete the greeting within {} s: is `bench run` or `bench node` running there?",
+        GREETING_TIMEOUT.as_secs()
+    )]
+    TimedOut,
     #[error("it closed the connection during the greeting")]
     Closed,
     #[error("it does not know this node's token")]
@@ -74,7 +77,7 @@ pub(crate) async fn authenticate(
         wire::send(writer, &verdict).await.map_err(WireError::from)?;
         if is_valid { Ok(()) } else { Err(GreetingError::WrongToken) }
     });
-    outcome.await.unwrap_or(Err(GreetingError::Silent))
+    outcome.await.unwrap_or(Err(GreetingError::TimedOut))
 }
 
 /// The driver's part: proves to a node that it knows `token`. Returns the lines of the worker, whose first line may
@@ -100,7 +103,7 @@ pub(crate) async fn prove_token<R: AsyncRead + Unpin>(
             Verdict::Refused(reason) => Err(GreetingError::Refused(reason)),
         }
     });
-    outcome.await.unwrap_or(Err(GreetingError::Silent))?;
+    outcome.await.unwrap_or(Err(GreetingError::TimedOut))?;
     Ok(lines.with_max(LINE_MAX_BYTES))
 }
 
@@ -178,7 +181,7 @@ mod tests {
         let (node, driver) = duplex(GREETING_MAX_BYTES);
         let (mut reader, mut writer) = split(node);
         let error = authenticate(&mut reader, &mut writer, &Token::random()).await.unwrap_err();
-        assert!(matches!(error, GreetingError::Silent), "{error}");
+        assert!(matches!(error, GreetingError::TimedOut), "{error}");
         drop(driver);
     }
 

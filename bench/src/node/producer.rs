@@ -83,7 +83,8 @@ struct PreparedRound {
 }
 
 impl Producer {
-    /// Withdraws the versions of the last round, and generates the version of `round`.
+    /// Withdraws the versions of the last round, and generates the version of `round`. Those of a stream are generated
+    /// when they are published.
     async fn prepare(&mut self, round: Round) -> Result<Prepared> {
         if let Some(last) = self.prepared.take() {
             last.publisher.withdraw();

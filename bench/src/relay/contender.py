@@ -21,7 +21,7 @@ import numpy as np
 import tensor_relay
 
 TIMEOUT_S = 600.0
-"""The time limit of a round."""
+"""The time limit of a round, and of the commit of a small tensor."""
 
 MESSAGE_BYTES = 4096
 """The size of a small tensor, which begins with the time stamp of its publication."""
@@ -44,15 +44,15 @@ def _serve(options: argparse.Namespace) -> None:
         current = relay.publish("bulk/0", {"data": tensor}, hold="borrow")
         _write_ticket(port, relay.ticket)
         _emit(ready=True, port=port)
-        round = 0
+        round_number = 0
         while True:
             # The next round's version is published before it can be requested.
-            following = relay.publish(f"bulk/{round + 1}", {"data": tensor}, hold="borrow")
-            begun = _cpu_s()
+            following = relay.publish(f"bulk/{round_number + 1}", {"data": tensor}, hold="borrow")
+            begun_cpu_s = _cpu_s()
             current.wait_committed(timeout=TIMEOUT_S)
-            _emit(bytes=options.bytes, cpu_s=_cpu_s() - begun)
-            relay.withdraw(f"bulk/{round}")
-            current, round = following, round + 1
+            _emit(bytes=options.bytes, cpu_s=_cpu_s() - begun_cpu_s)
+            relay.withdraw(f"bulk/{round_number}")
+            current, round_number = following, round_number + 1
 
 
 def _receive(options: argparse.Namespace) -> None:
@@ -60,15 +60,16 @@ def _receive(options: argparse.Namespace) -> None:
     with tensor_relay.connect(_take_ticket(int(port)), lanes=1) as client:
         if options.small:
             _emit(small=options.small, **_small(client, _request_address(ip, int(port)), options.small))
-        for round in range(options.rounds):
+        for round_number in range(options.rounds):
             begun, begun_cpu_s = time.perf_counter(), _cpu_s()
-            snapshot = client.subscribe(f"bulk/{round}").next(timeout=TIMEOUT_S)
+            snapshot = client.subscribe(f"bulk/{round_number}").next(timeout=TIMEOUT_S)
             arrays = snapshot.numpy()
             seconds, cpu_s = time.perf_counter() - begun, _cpu_s() - begun_cpu_s
             size = sum(array.nbytes for array in arrays.values())
             if size != options.bytes:
                 raise ValueError(f"{size} bytes were received where {options.bytes} were requested")
-            _emit(round=round, bytes=size, seconds=seconds, gb_per_s=size / seconds / 1e9, cpu_s=cpu_s)
+            gb_per_s = size / seconds / 1e9
+            _emit(round=round_number, bytes=size, seconds=seconds, gb_per_s=gb_per_s, cpu_s=cpu_s)
             del snapshot, arrays  # Frees their memory for the next round.
 
 
@@ -94,7 +95,8 @@ def _publish_small(relay: tensor_relay.Relay, listener: socket.socket) -> None:
 
 
 def _small(client: tensor_relay.Client, server: tuple[str, int], count: int) -> dict[str, float]:
-    """Requests small tensors one by one: a tenth of `count` to warm up, then `count`. Returns percentiles of latency."""
+    """Requests small tensors one by one: a tenth of `count` to warm up, then `count`. Returns percentiles of their
+    latency."""
     took_us = []
     with socket.create_connection(server) as connection, client.subscribe("small") as subscription:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

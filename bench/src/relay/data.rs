@@ -29,19 +29,19 @@ impl Data {
         }
     }
 
-    /// The specifications of this number of `tensors`, which share `bytes` evenly.
+    /// The specifications of `tensor_count` tensors, which share `bytes` evenly.
     ///
     /// # Errors
     /// When `bytes` is no multiple of the element size.
-    pub(super) fn specs(self, bytes: u64, tensors: u32) -> Result<Vec<TensorSpec>> {
+    pub(super) fn specs(self, bytes: u64, tensor_count: u32) -> Result<Vec<TensorSpec>> {
         let dtype = self.dtype();
         let element_bytes = u64::from(dtype.bits() / 8);
         ensure!(bytes.is_multiple_of(element_bytes), "{bytes} bytes are no whole number of {dtype} elements");
-        let spec = |(number, elements)| {
-            let name = TensorName::new(&format!("model.layers.{number}.{}", self.name()))?;
+        let spec = |(index, elements)| {
+            let name = TensorName::new(&format!("model.layers.{index}.{}", self.name()))?;
             Ok(TensorSpec::new(name, dtype, Shape::new(&[elements])?))
         };
-        (0u32..).zip(divide(bytes / element_bytes, tensors)).map(spec).collect()
+        (0u32..).zip(divide(bytes / element_bytes, tensor_count)).map(spec).collect()
     }
 
     /// Fills `out` with the bytes of tensor number `tensor`.
@@ -61,11 +61,12 @@ impl Data {
     }
 }
 
-/// Divides `elements` into this number of `tensors`; the remainder goes to the first tensors, an element each.
-fn divide(elements: u64, tensors: u32) -> impl Iterator<Item = u64> {
-    let tensors = u64::from(tensors);
-    let (each, remainder) = (elements / tensors, elements % tensors);
-    (0..tensors).map(move |number| each + u64::from(number < remainder))
+/// The number of elements of each of `tensor_count` tensors, `elements` in all. The remainder goes to the first
+/// tensors, an element each.
+fn divide(elements: u64, tensor_count: u32) -> impl Iterator<Item = u64> {
+    let tensor_count = u64::from(tensor_count);
+    let (each, remainder) = (elements / tensor_count, elements % tensor_count);
+    (0..tensor_count).map(move |index| each + u64::from(index < remainder))
 }
 
 #[cfg(test)]

@@ -101,8 +101,8 @@ fn fill(manifest: &Manifest, args: &PayloadArgs) -> Result<Payload, AllocError> 
     let to_usize = |range: std::ops::Range<u64>| range.start as usize..range.end as usize;
     let mut region = HostMemory::new(u64::MAX).allocate(manifest.payload_bytes() as usize)?;
     region.fill(0);
-    for (number, tensor) in manifest.tensors().iter().enumerate() {
-        args.data.fill(number, &mut region[to_usize(tensor.range())]);
+    for (index, tensor) in manifest.tensors().iter().enumerate() {
+        args.data.fill(index, &mut region[to_usize(tensor.range())]);
     }
     let bytes = region.freeze();
     let chunks = manifest.chunking().iter();

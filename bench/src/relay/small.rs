@@ -85,8 +85,8 @@ fn request_address(server: SocketAddr) -> SocketAddr {
     SocketAddr::new(server.ip(), server.port().checked_add(1).unwrap_or(u16::MAX - 1))
 }
 
-/// Requests small tensors, one after the other, from the server at `remote`, to which `client` is connected. `count` of
-/// them are counted, after those to warm up.
+/// Requests small tensors, one after the other, from the server at `remote`, to which `client` is connected: those
+/// to warm up, then `count` that are counted.
 ///
 /// # Errors
 /// When a version is not received in time, or is not the expected one.

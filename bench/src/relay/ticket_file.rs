@@ -20,7 +20,7 @@ impl TicketFile {
     /// # Errors
     /// When a file of this name belongs to another user, or cannot be written.
     pub(super) fn create(port: u16, ticket: &Ticket) -> Result<Self> {
-        let path = path(port);
+        let path = path_for(port);
         let context = || format!("cannot write a ticket to {}", path.display());
         if let Err(error) = fs::remove_file(&path)
             && error.kind() != ErrorKind::NotFound
@@ -48,13 +48,13 @@ impl Drop for TicketFile {
 /// # Errors
 /// When there is no file, or its content is no ticket.
 pub(super) fn take(port: u16) -> Result<Ticket> {
-    let path = path(port);
+    let path = path_for(port);
     let ticket = fs::read_to_string(&path).with_context(|| format!("no server wrote {}", path.display()))?;
     fs::remove_file(&path)?;
     Ok(ticket.parse()?)
 }
 
-fn path(port: u16) -> PathBuf {
+fn path_for(port: u16) -> PathBuf {
     std::env::temp_dir().join(format!("tensor-relay-bench-{port}.ticket"))
 }
 
@@ -81,6 +81,6 @@ mod tests {
     fn dropping_a_ticket_file_removes_it() {
         let ticket = Ticket::new(vec!["127.0.0.1:2".into()], vec![[7; 32]], None).unwrap();
         drop(TicketFile::create(2, &ticket).unwrap());
-        assert!(!path(2).exists());
+        assert!(!path_for(2).exists());
     }
 }

@@ -1,7 +1,7 @@
 //! Bar charts with the range of each value, as SVG.
 
 use crate::{
-    stats::{Summary, number},
+    stats::{Summary, format_number},
     table::{Kind, Row, Table},
 };
 use std::fmt::Write;
@@ -22,11 +22,11 @@ struct Bar {
 /// The charts of `tables`: one for each number of [`CHARTS`], from the first table that has it. The best bar comes
 /// first.
 pub(super) fn charts(tables: &[Table]) -> Vec<Chart> {
-    let chart = |(number, title): (&str, &'static str)| {
+    let chart = |(metric, title): (&str, &'static str)| {
         let bars = |table: &Table| {
             let bar = |row: &Row| {
                 let name = row.setting.0.first().map(|(_, name)| name.clone())?;
-                Some(Bar { name, kind: row.kind, value: *row.measured.get(number)? })
+                Some(Bar { name, kind: row.kind, value: *row.measured.get(metric)? })
             };
             table.rows.iter().filter_map(bar).collect::<Vec<_>>()
         };
@@ -40,6 +40,7 @@ pub(super) fn charts(tables: &[Table]) -> Vec<Chart> {
     CHARTS.into_iter().filter_map(chart).collect()
 }
 
+/// The name of each number that has a chart, and the chart's title.
 const CHARTS: [(&str, &str); 5] = [
     ("gb_per_s", "GB/s: more is better"),
     ("cpu_s_per_gib", "CPU seconds for each GiB: less is better"),
@@ -88,7 +89,7 @@ fn draw_bar(text: &mut String, bar: &Bar, top: f64, scale: Scale) {
         LEFT_MARGIN - 8.0,
         middle - 4.0,
         middle - 4.0,
-        number(median)
+        format_number(median)
     );
 }
 

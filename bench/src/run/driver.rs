@@ -33,7 +33,7 @@ pub(super) struct Settings {
     pub(super) udp_payload_max: u16,
     /// The number of lanes of each consumer.
     pub(super) lanes: u32,
-    /// The address at which consumers reach the producer, if it is not that of the producer's ticket.
+    /// The host at which consumers reach the producer, if it is not that of the producer's ticket. Its port is ignored.
     pub(super) serve_at: Option<NodeAddress>,
     /// The deadline of each step, if the user set it.
     pub(super) deadline: Option<Duration>,
@@ -148,7 +148,7 @@ impl Driver {
         connected.await.map(|_| ())
     }
 
-    /// The ticket that the producer `reported`, with the address of [`Settings::serve_at`] if that is set.
+    /// The ticket that the producer `reported`. If [`Settings::serve_at`] is set, its host replaces the ticket's.
     fn reachable_ticket(&self, reported: &str) -> Result<Ticket> {
         let ticket: Ticket = reported.parse()?;
         let Some(host) = &self.settings.serve_at else { return Ok(ticket) };
@@ -174,7 +174,7 @@ impl Driver {
             &consumers,
         );
         let begin = Order::Begin { round: round.number, commit_timeout_s: commit_timeout.as_secs() };
-        // Consumers first, so that they are waiting when the producer publishes.
+        // Consumers first: they usually wait already when the producer publishes.
         self.workers.send(&consumers, &begin).await?;
         self.workers.send(&[PRODUCER], &begin).await?;
         let (sent, received) = self.round_reports(&readers, commit_timeout).await?;
@@ -224,22 +224,22 @@ impl Driver {
         let all = [&[PRODUCER], readers].concat();
         // Later than the producer's own deadline, whose error says how many consumers committed.
         let deadline = commit_timeout + STEP_TIMEOUT;
-        let done = self.workers.gather(&all, "sent or received", deadline, |report| match report {
+        let reports = self.workers.gather(&all, "sent or received", deadline, |report| match report {
             Report::Sent(sent) => Some(RoundReport::Sent(sent)),
             Report::Received(received) => Some(RoundReport::Received(received)),
             _ => None,
         });
         let (mut sent, mut received) = (None, Vec::new());
-        for (worker, done) in all.iter().zip(done.await?) {
-            match (*worker, done) {
-                (PRODUCER, RoundReport::Sent(report)) => sent = Some(report),
+        for (worker, report) in all.iter().zip(reports.await?) {
+            match (*worker, report) {
+                (PRODUCER, RoundReport::Sent(measured)) => sent = Some(measured),
                 (PRODUCER, RoundReport::Received(_)) => break,
-                (_, RoundReport::Received(report)) => received.push(report),
+                (_, RoundReport::Received(measured)) => received.push(measured),
                 (_, RoundReport::Sent(_)) => break,
             }
         }
-        let reports = sent.filter(|_| received.len() == readers.len()).map(|sent| (sent, received));
-        reports.context(
+        let all_reports = sent.filter(|_| received.len() == readers.len()).map(|sent| (sent, received));
+        all_reports.context(
             "a consumer reported that it published, or the producer that it received: run the same build on all hosts",
         )
     }

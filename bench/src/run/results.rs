@@ -36,11 +36,12 @@ pub(super) struct MeasuredScene {
     pub(super) samples: Vec<Sample>,
 }
 
-/// The name of the one-way latency: from publish until the consumer has the version, by the clock that producer and
-/// consumer share.
+/// The name of the one-way latency: from before a version is staged until the consumer has it, by the clock that
+/// producer and consumer share.
 const ONE_WAY: &str = "publish to commit";
 
-/// The name of the round-trip latency: from publish until the producer has received the commits of all consumers.
+/// The name of the round-trip latency: from before a version is staged until the producer has received the commits of
+/// all consumers.
 const ROUND_TRIP: &str = "publish until the producer knows of the commit";
 
 /// Summarises `measured_scenes`: all workers together, each worker, and the latencies of versions.
@@ -64,12 +65,12 @@ impl Sample {
     }
 
     fn all_workers(&self, is_stream: bool) -> Cells<f64> {
-        let consumers: f64 = self.received.iter().map(|received| received.cpu_s).sum();
+        let consumers_cpu_s: f64 = self.received.iter().map(|received| received.cpu_s).sum();
         let missed: u64 = self.received.iter().map(|received| received.missed).sum();
-        let rate = self.sent.versions as f64 / self.sent.seconds;
-        let cpu_s_per_gib = cpu::per_gib(self.sent.cpu_s + consumers, self.bytes());
+        let versions_per_s = self.sent.versions as f64 / self.sent.seconds;
+        let cpu_s_per_gib = cpu::per_gib(self.sent.cpu_s + consumers_cpu_s, self.bytes());
         Cells::of([("gb_per_s", self.gb_per_s()), ("cpu_s_per_gib", cpu_s_per_gib)])
-            .and("versions_per_s", is_stream.then_some(rate))
+            .and("versions_per_s", is_stream.then_some(versions_per_s))
             .and("missed", is_stream.then_some(missed as f64))
     }
 

@@ -79,8 +79,9 @@ pub struct WorkloadArgs {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) work: Work,
-    /// The number of versions of a round.
+    /// The number of versions of a counted round.
     pub(crate) versions: u64,
+    /// Whether consumers subscribe in mode `every`.
     pub(crate) every: bool,
     /// The scenes, which alternate round by round.
     pub(crate) scenes: Vec<Scene>,
@@ -99,9 +100,9 @@ pub(crate) struct Scene {
 const DEFAULT_BYTES: u64 = 1 << 30;
 const SMALL_BYTES: u64 = 4 << 10;
 const VERSION_BYTES: u64 = 64 << 10;
-const COUNT: u32 = 10_000;
-const RATE: u32 = 1_000;
-const SECONDS: u32 = 5;
+const DEFAULT_COUNT: u32 = 10_000;
+const DEFAULT_PER_SECOND: u32 = 1_000;
+const DEFAULT_SECONDS: u32 = 5;
 
 /// The number of versions in a counted round for each version in a warm-up round.
 const WARM_UP_DIVISOR: u64 = 10;
@@ -166,7 +167,8 @@ impl WorkloadArgs {
         self.check()?;
         let (work, versions) = match self.workload {
             Workload::Versions => {
-                let versions = u64::from(self.per_second()) * u64::from(self.seconds.unwrap_or(SECONDS));
+                let versions =
+                    u64::from(self.per_second()) * u64::from(self.seconds.unwrap_or(DEFAULT_SECONDS));
                 (self.stream(VERSION_BYTES, Pace::PerSecond(self.per_second())), versions)
             }
             Workload::Latency => (self.stream(SMALL_BYTES, Pace::AfterCommit), self.count().into()),
@@ -224,11 +226,11 @@ impl WorkloadArgs {
     }
 
     fn count(&self) -> u32 {
-        self.count.unwrap_or(COUNT)
+        self.count.unwrap_or(DEFAULT_COUNT)
     }
 
     fn per_second(&self) -> u32 {
-        self.per_second.unwrap_or(RATE)
+        self.per_second.unwrap_or(DEFAULT_PER_SECOND)
     }
 }
 
@@ -238,7 +240,7 @@ impl Plan {
         (self.versions / WARM_UP_DIVISOR).max(1)
     }
 
-    /// The duration of a round whose versions have a fixed rate; 0 for other rounds.
+    /// The duration of a counted round whose versions have a fixed rate, in whole seconds; 0 for other rounds.
     pub(crate) fn timetable_s(&self) -> u64 {
         match self.work {
             Work::Stream { pace: Pace::PerSecond(rate), .. } => {

@@ -47,8 +47,8 @@ impl Client {
             let chunk = std::mem::take(chunk);
             streams.spawn(async move { read(stream, chunk).await.map(|chunk| (index, chunk)) });
         }
-        while let Some(read) = streams.join_next().await {
-            let (index, chunk) = read??;
+        while let Some(joined) = streams.join_next().await {
+            let (index, chunk) = joined??;
             self.chunks[index] = chunk;
         }
         let bytes = self.memory_bytes();
@@ -57,7 +57,7 @@ impl Client {
         Ok(received)
     }
 
-    /// Requests small messages, one after the other. `count` of them are counted, after those to warm up.
+    /// Requests small messages, one after the other: those to warm up, then `count` that are counted.
     ///
     /// # Errors
     /// When the connection breaks, or a message is invalid.

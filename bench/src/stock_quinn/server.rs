@@ -38,7 +38,7 @@ impl Server {
         Ok(self.endpoint.local_addr()?)
     }
 
-    /// Waits for the next client.
+    /// Waits for the next client; `None` once the endpoint is closed.
     pub(super) async fn next(&self) -> Option<Incoming> {
         self.endpoint.accept().await
     }

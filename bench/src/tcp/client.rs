@@ -23,7 +23,7 @@ impl Client {
     /// Connects to the server at `remote`, which holds `bytes` bytes.
     ///
     /// # Errors
-    /// When the server does not answer.
+    /// When the server does not answer, or the kernel lacks CUBIC.
     pub(super) fn connect(remote: SocketAddr, bytes: u64, encryption: Encryption) -> Result<Self> {
         let memory = vec![0; bytes as usize];
         Ok(Self { stream: Stream::client(socket::connect(remote)?, encryption)?, memory })
@@ -44,7 +44,7 @@ impl Client {
         Ok(received)
     }
 
-    /// Requests small messages, one after the other. `count` of them are counted, after those to warm up.
+    /// Requests small messages, one after the other: those to warm up, then `count` that are counted.
     ///
     /// # Errors
     /// When the connection breaks.
@@ -65,8 +65,8 @@ impl Client {
         &self.memory
     }
 
-    fn send(&mut self, request: u8) -> Result<()> {
-        self.stream.write_all(&[request])?;
+    fn send(&mut self, byte: u8) -> Result<()> {
+        self.stream.write_all(&[byte])?;
         Ok(self.stream.flush()?)
     }
 }

@@ -24,7 +24,7 @@ impl Server {
     /// Listens on `address`.
     ///
     /// # Errors
-    /// When the address is taken.
+    /// When the address is taken, or the kernel lacks CUBIC.
     pub(super) fn bind(address: SocketAddr, memory: Bytes, encryption: Encryption) -> Result<Self> {
         Ok(Self { listener: socket::listen(address)?, memory, encryption })
     }
@@ -51,8 +51,8 @@ impl Server {
     /// When the connection breaks, or when `report` fails.
     pub(super) fn serve(&self, client: TcpStream, mut report: impl FnMut(Sent) -> Result<()>) -> Result<()> {
         let mut stream = Stream::server(client, self.encryption)?;
-        while let Some(request) = next_request(&mut stream)? {
-            match request {
+        while let Some(byte) = next_request(&mut stream)? {
+            match byte {
                 request::ALL => report(self.serve_round(&mut stream)?)?,
                 request::SMALL => stream.write_all(&latency::stamped())?,
                 other => bail!("the client sent the unknown request {other:#04x}"),
@@ -75,11 +75,11 @@ impl Server {
     }
 }
 
-/// The next request of the client; `None` if it has disconnected.
+/// The next request of the client, a byte of [`request`]; `None` if the client has disconnected.
 fn next_request(stream: &mut Stream) -> Result<Option<u8>> {
-    let mut request = [0];
-    match stream.read_exact(&mut request) {
-        Ok(()) => Ok(Some(request[0])),
+    let mut byte = [0];
+    match stream.read_exact(&mut byte) {
+        Ok(()) => Ok(Some(byte[0])),
         // With TLS too: our client sends no close_notify.
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(None),
         Err(error) => Err(error.into()),

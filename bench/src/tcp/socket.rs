@@ -1,4 +1,4 @@
-//! TCP sockets with the options of this rival.
+//! TCP sockets with the options of this contender.
 
 use anyhow::{Context, Result};
 use socket2::{Domain, Socket, Type};
@@ -10,14 +10,14 @@ use std::{
 /// Listens on `address`.
 ///
 /// # Errors
-/// When the address is taken.
+/// When the address is taken, or the kernel lacks CUBIC.
 pub(super) fn listen(address: SocketAddr) -> Result<TcpListener> {
-    let socket = socket(address)?;
-    socket
+    let listener = new_socket(address)?;
+    listener
         .bind(&address.into())
         .with_context(|| format!("cannot listen on {address}"))?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
+    listener.listen(BACKLOG)?;
+    Ok(listener.into())
 }
 
 /// The next connection to `listener`, which inherits its congestion control.
@@ -33,9 +33,9 @@ pub(super) fn accept(listener: &TcpListener) -> Result<TcpStream> {
 /// Connects to `remote`.
 ///
 /// # Errors
-/// When the server does not answer in time.
+/// When the server does not answer in time, or the kernel lacks CUBIC.
 pub(super) fn connect(remote: SocketAddr) -> Result<TcpStream> {
-    let socket = socket(remote)?;
+    let socket = new_socket(remote)?;
     socket
         .connect_timeout(&remote.into(), CONNECT_TIMEOUT)
         .with_context(|| format!("cannot connect to {remote}"))?;
@@ -44,8 +44,8 @@ pub(super) fn connect(remote: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// A socket with CUBIC. The kernel sizes its buffers: a fixed size was slower on every path.
-fn socket(address: SocketAddr) -> Result<Socket> {
+/// A new socket with CUBIC. The kernel sizes its buffers: a fixed size was slower on every path.
+fn new_socket(address: SocketAddr) -> Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket
         .set_tcp_congestion(b"cubic")
@@ -63,5 +63,5 @@ fn set_options(stream: &TcpStream) -> Result<()> {
 const BACKLOG: i32 = 16;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The time without progress after which the peer counts as dead.
+/// The time without progress after which the other end counts as dead.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(120);

@@ -54,8 +54,8 @@ impl Content {
             index += 1;
         }
         let (words, tail) = body.as_chunks_mut::<WORD_BYTES>();
-        for word in words {
-            *word = bytes_of(index);
+        for out_word in words {
+            *out_word = bytes_of(index);
             index += 1;
         }
         tail.copy_from_slice(&bytes_of(index)[..tail.len()]);
@@ -74,7 +74,7 @@ fn two_f32(noise: u64) -> u64 {
     four_bf16(noise) & !MANTISSAS | noise & MANTISSAS
 }
 
-/// A counter of up to a million steps.
+/// A counter of up to about a million steps.
 fn one_counter(noise: u64) -> u64 {
     noise >> 44
 }

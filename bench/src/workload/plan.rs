@@ -2,12 +2,12 @@
 
 use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec};
 
-/// Plans a model of at most `size_bytes`: a share for small tensors, the remainder for matrices.
+/// Plans a model of at most `size_bytes`: small tensors, called adapters, and a transformer of the remaining size.
 pub(super) fn plan(size_bytes: u64) -> Vec<TensorSpec> {
-    let adapters = adapters(size_bytes / ADAPTERS_SHARE);
-    let adapter_bytes: u64 = adapters.iter().map(byte_len).sum();
-    let mut tensors = Transformer::of_size((size_bytes - adapter_bytes) / 2).weights();
-    tensors.extend(adapters);
+    let small = adapters(size_bytes / ADAPTERS_SHARE);
+    let small_bytes: u64 = small.iter().map(byte_len).sum();
+    let mut tensors = Transformer::of_size((size_bytes - small_bytes) / 2).weights();
+    tensors.extend(small);
     tensors
 }
 
@@ -28,9 +28,9 @@ impl Transformer {
     /// Divides `parameters`: as many layers as fit into nine tenths, and embeddings of the remainder.
     fn of_size(parameters: u64) -> Self {
         let hidden = hidden_size(parameters);
-        let layer: u64 = layer(hidden).iter().map(|(_, dimensions)| product(dimensions)).sum();
-        let layers = (parameters - parameters / 10) / layer;
-        let remainder = (parameters - layers * layer).saturating_sub(hidden);
+        let layer_parameters: u64 = layer(hidden).iter().map(|(_, dimensions)| product(dimensions)).sum();
+        let layers = (parameters - parameters / 10) / layer_parameters;
+        let remainder = (parameters - layers * layer_parameters).saturating_sub(hidden);
         Self { hidden, layers, vocabulary: remainder / (2 * hidden) }
     }
 

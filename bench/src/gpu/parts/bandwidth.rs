@@ -19,9 +19,10 @@ use tokio::task::JoinSet;
 
 pub(super) const ABOUT: &str = "\
 *Plain* is the rate of one large synchronous copy by the driver, from or to ordinary (pageable) memory, or from or to \
-page-locked memory, where it is the limit of the bus. *Engine* is the rate of a source that reads, or a sink that writes, chunk by chunk through slots, with \
-this number of copies in flight. Each engine has one stream for each direction; two engines have two threads and four \
-streams. `of_plain` is the rate divided by that of the page-locked plain copies of the same pass.";
+page-locked memory, where it is the limit of the bus. *Engine* is the rate of a source that reads, or a sink that \
+writes, chunk by chunk through slots, with `in flight` copies of each engine at one time. Each engine has one stream \
+for each direction; two engines have two threads and four streams. `of_plain` is the rate divided by that \
+of the page-locked plain copies of the same pass.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let slot_bytes = *chunk_sizes(&job).iter().max().expect("there are chunk sizes") as usize;
@@ -88,8 +89,8 @@ async fn measure(
         }
         let begun = Instant::now();
         let mut copies = JoinSet::new();
-        for (number, end) in (0..).zip(ends) {
-            copies.spawn(end.copy(number * share, share, settings));
+        for (index, end) in (0..).zip(ends) {
+            copies.spawn(end.copy(index * share, share, settings));
         }
         while let Some(copied) = copies.join_next().await {
             copied??;

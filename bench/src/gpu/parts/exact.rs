@@ -1,4 +1,4 @@
-//! Every dtype, from GPU over QUIC to GPU and back to the host, compared byte for byte.
+//! Every dtype, from GPU over loopback to GPU and back to the host, compared byte for byte.
 
 use super::Job;
 use crate::{
@@ -18,8 +18,9 @@ use tensor_relay_device::Capacity;
 use tensor_relay_protocol::{Dtype, Manifest, Shape, TensorName, TensorSpec};
 
 pub(super) const ABOUT: &str = "\
-Tensors of every dtype, empty or of lengths that are no multiple of a page, are sent from allocations of their own on the \
-GPU over QUIC to the GPU, copied to the host, and compared with the uploaded bytes; in small chunks and in large ones.";
+Tensors of every dtype, empty or of lengths that are no multiple of a page, are sent from allocations of their own on \
+the GPU over loopback to the GPU, copied to the host, and compared with the uploaded bytes; in small chunks and in \
+large ones.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engine = job.engine()?;
@@ -30,7 +31,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
 }
 
 async fn compare(job: &Job, engine: &Engine, chunk_bytes: u64) -> Result<()> {
-    let specs = specs(if job.quick { 10_000 } else { 5_000_000 })?;
+    let specs = specs_of_every_dtype(if job.quick { 10_000 } else { 5_000_000 })?;
     let manifest = payload::manifest(specs.clone(), chunk_bytes)?;
     let capacity = Capacity { slots: 4, slot_bytes: chunk_bytes as usize };
     let [sending, landing] = [engine.device(capacity)?, engine.device(capacity)?];
@@ -51,12 +52,12 @@ async fn compare(job: &Job, engine: &Engine, chunk_bytes: u64) -> Result<()> {
 }
 
 /// Four tensors of each dtype: without elements, with few and with many, of lengths that need padding.
-fn specs(elements: u64) -> Result<Vec<TensorSpec>> {
+fn specs_of_every_dtype(elements: u64) -> Result<Vec<TensorSpec>> {
     let mut specs = Vec::new();
     for dtype in Dtype::ALL {
         // Multiples of eight, because elements smaller than a byte must fill bytes completely.
-        for (number, elements) in [0, 8, 1_000 * 8 + 8, elements / 8 * 8].into_iter().enumerate() {
-            let name = TensorName::new(&format!("{}.{number}", dtype.name()))?;
+        for (index, elements) in [0, 8, 1_000 * 8 + 8, elements / 8 * 8].into_iter().enumerate() {
+            let name = TensorName::new(&format!("{}.{index}", dtype.name()))?;
             specs.push(TensorSpec::new(name, *dtype, Shape::new(&[elements])?));
         }
     }

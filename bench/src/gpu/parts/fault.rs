@@ -27,7 +27,7 @@ use tensor_relay_device::{
 use tokio::time::{sleep, timeout};
 
 pub(super) const ABOUT: &str = "\
-During a transfer over QUIC the process loses the device's context: by a reset, which another library in the process might \
+During a transfer the process loses the device's context: by a reset, which another library in the process might \
 cause, or by a kernel that traps. The GPU is at the server or at the client; the other end uses host memory. Each case has a \
 process of its own. A server whose device failed gives the version up, and its subscriber waits for the next version, which \
 is then sent from host memory; a client whose device failed ends the subscription with an error. Nothing may hang or crash; \

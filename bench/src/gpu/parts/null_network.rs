@@ -1,5 +1,5 @@
-//! The pipeline without a network: every stage as in the service, connected through memory. The copies are the
-//! bottleneck here, so this shows whether the stages overlap.
+//! The pipeline without a network: every stage as in the service, connected through memory. The copies
+//! or the CPU are the bottleneck here, so this shows whether the stages overlap.
 
 use super::{Job, pipeline_cells, rate};
 use crate::{

@@ -1,4 +1,4 @@
-//! The complete service over QUIC on loopback, from GPU to GPU and from host to host.
+//! The complete service over loopback, from GPU to GPU and from host to host.
 
 use super::{Job, pipeline_cells, rate};
 use crate::{
@@ -40,7 +40,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
     Ok(())
 }
 
-/// The number of measured rounds, after the warm-up.
+/// The number of measured rounds of a pipeline in a pass, after one to warm up.
 const ROUNDS: u32 = 2;
 
 /// The service from GPU to GPU, and the same from host to host.

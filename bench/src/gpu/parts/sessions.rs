@@ -20,9 +20,9 @@ use tokio::task::JoinSet;
 
 pub(super) const ABOUT: &str = "\
 The rate of several sessions at once, each with a connection, a client thread and a topic of its own, all from one GPU to \
-the same GPU: an upper bound for as many lanes of one session, each of which has a thread too. `own` servers: each session \
-has a server of its own, on a thread of its own. `one` server: all sessions share a server and its socket, on as many \
-threads. The rate is the sum of all sessions.";
+the same GPU: an upper bound for as many lanes of one session, each of which has a client thread too. `own` \
+servers: each session has a server of its own, on a thread of its own. `one` server: all sessions share a server \
+and its socket, on as many threads. The rate is the sum of all sessions.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engine = job.engine()?;
@@ -73,9 +73,9 @@ impl Endpoints {
             landing: Some(self.landing.clone()),
         };
         let mut all: Vec<Loopback> = Vec::new();
-        for number in 0..self.sessions {
+        for topic_number in 0..self.sessions {
             let serving = match (servers, all.first()) {
-                (Servers::One, Some(first)) => first.serving.another_topic(number)?,
+                (Servers::One, Some(first)) => first.serving.another_topic(topic_number)?,
                 (Servers::One, None) => {
                     Serving::start(Arc::new(OwnRuntime::new("serving", self.sessions as usize)?), &setup)
                         .await?
@@ -99,8 +99,8 @@ async fn measure(job: &Job, endpoints: Endpoints, servers: Servers) -> Result<()
             let source = Arc::clone(&endpoints.source);
             rounds.spawn(async move { session.round(&source).await.map(|_| session) });
         }
-        while let Some(done) = rounds.join_next().await {
-            sessions.push(done??);
+        while let Some(session) = rounds.join_next().await {
+            sessions.push(session??);
         }
         let bytes = endpoints.source.len_bytes() * u64::from(endpoints.sessions);
         let (seconds, cpu_s) = (begun.elapsed().as_secs_f64(), Usage::now().since(usage).total_s());

@@ -29,7 +29,7 @@ use tokio::{process::Command, time::timeout};
 pub(super) const ABOUT: &str = "\
 One tensor on the GPU is shared with another process, as a training process shares its tensors with a sidecar: in place, by \
 a CUDA IPC handle, and as a copy in a buffer that is exported as a file descriptor. The other process compares every byte. \
-Virtual memory, such as PyTorch's expandable segments, must have no IPC handle, so that it is shared as a copy. The rate is \
+Virtual memory, such as PyTorch's expandable segments, must have no IPC handle: it is shared as a copy. The rate is \
 that of the copy within the GPU. A process in namespaces of its own stands for another container: its results are notes, \
 and no failures.";
 
@@ -165,8 +165,8 @@ async fn compare(job: &Job, engine: &Arc<CudaEngine>, exported: Exported) -> Res
     let opened_ms = begun.elapsed().as_millis();
     let buffer = buffers.pop().context("one range was imported")?;
     let (source, expected) = (buffer.source(), noise_of(job.bytes, 0)?);
-    for (number, piece) in expected.chunks(CAPACITY.slot_bytes).enumerate() {
-        let start = (number * CAPACITY.slot_bytes) as u64;
+    for (index, piece) in expected.chunks(CAPACITY.slot_bytes).enumerate() {
+        let start = (index * CAPACITY.slot_bytes) as u64;
         let read = source.read(start..start + piece.len() as u64).await?;
         ensure!(read[..] == *piece, "the bytes from {start} on differ");
     }
