@@ -11,7 +11,8 @@ use tensor_relay_protocol::Effort;
 use tensor_relay_transport::LaneKind;
 use tokio::time::Instant;
 
-/// A trial that finds the [`Effort`] with the most raw bytes per second for the subscribers at one address.
+/// A trial that finds the [`Effort`] with the most raw bytes per second for the subscribers at one address, over one
+/// kind of lane.
 ///
 /// Chunks are sent in blocks, which alternate between the levels still compared. The measure is the raw bytes that the
 /// subscriber accepted per second. It includes all influences: the load of the processors, the link, the receiver. A

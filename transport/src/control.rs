@@ -139,7 +139,7 @@ impl<Out: Message> Sender<Out> {
         let (written, confirmation) = oneshot::channel();
         let queued = async {
             let _ = self.queue.send(Queued::Flush(written)).await;
-            let _ = confirmation.await; // Both fail only when the lane has ended.
+            let _ = confirmation.await; // Both fail only when the writer has ended.
         };
         let _ = tokio::time::timeout(FLUSH_TIMEOUT, queued).await;
         self.lane.flush().await;
@@ -218,7 +218,7 @@ impl<In: Message> Receiver<In> {
     /// [`ControlError`] when the lane ended or the message is invalid; no more messages can be read then.
     pub async fn next(&mut self) -> Result<In, ControlError> {
         loop {
-            if let Some(message) = self.take_frame()? {
+            if let Some(message) = self.take_message()? {
                 return Ok(message);
             }
             match self.stream.read().await? {
@@ -234,7 +234,7 @@ impl<In: Message> Receiver<In> {
         let _ = (&mut self.writer.0).await;
     }
 
-    fn take_frame(&mut self) -> Result<Option<In>, MessageError> {
+    fn take_message(&mut self) -> Result<Option<In>, MessageError> {
         let Some(prefix) = self.buffer.first_chunk::<4>() else {
             return Ok(None);
         };

@@ -64,7 +64,7 @@ pub enum Denied {
     /// Its ticket has expired.
     #[error("its ticket has expired")]
     Expired,
-    /// Its key is unknown, and no trusted authority issued its certificate.
+    /// Its key is unknown, and its certificate is not valid under a trusted authority.
     #[error("its key {0} is not trusted, and its certificate is not valid now under a trusted authority")]
     UnknownKey(Fingerprint),
 }
@@ -153,7 +153,8 @@ impl Rules {
         }
     }
 
-    /// Keeps the revocations of `before`. A restart undoes them; for a key, so does trusting it again.
+    /// Keeps the revocations of `before`. A restart undoes those that the files no longer have. Trusting a key again
+    /// undoes its revocation.
     pub(super) fn keep_revoked(&mut self, before: &Self) {
         self.revoked.extend(&before.revoked);
         let removed = before.keys.keys().chain(&before.revoked_keys);

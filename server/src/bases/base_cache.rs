@@ -162,7 +162,7 @@ impl<T> BaseCache<T> {
         left
     }
 
-    /// Evicts one item: one that no subscription holds before one that is held, and of those the first cached.
+    /// Evicts one item: one that no subscription holds before one that is held; among equals, the first cached.
     fn evict_one(&mut self, topic: Option<u64>) -> Option<T> {
         let rank = |key: &Key| {
             let entry = self.entries.get(key)?;
@@ -305,8 +305,8 @@ mod tests {
     }
 
     proptest! {
-        /// After any operations: the bounds hold, no held item is evicted before an unheld one, every item is cached or
-        /// was evicted exactly once, and no entry stays without a cause.
+        /// After any operations: the bounds hold, no held item is evicted while an unheld one of its topic stays, every
+        /// item is cached or was evicted exactly once, and no entry stays without a cause.
         #[test]
         fn held_items_are_cached_within_the_bounds(most in 0u32..4, budget in 0u64..120, steps in prop::collection::vec(step(), 0..80)) {
             let mut cache = BaseCache::new(budget);
