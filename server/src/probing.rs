@@ -55,12 +55,13 @@ impl Probing {
         self.is_over = Arc::clone(&is_over);
         self.running.spawn(async move {
             let _counted = counted;
-            let report = || {
+            let end_and_report = || {
                 is_over.store(true, Ordering::Release);
                 report(&lane)
             };
             // If the lane fails or the client does not read, there is nothing else to do.
-            let _ = timeout(PROBE_TIMEOUT, send_probe(&lane, ProbeHeader { probe, bytes }, report)).await;
+            let _ =
+                timeout(PROBE_TIMEOUT, send_probe(&lane, ProbeHeader { probe, bytes }, end_and_report)).await;
         });
         Ok(())
     }
