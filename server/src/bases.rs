@@ -126,7 +126,7 @@ impl Bases {
         ReleasedVersions(leave_retention(&mut self.cache(), Key::new(topic, &retained.id), retained))
     }
 
-    /// Releases all versions of a topic: no chunk will be encoded against them.
+    /// Releases all cached versions of a topic: no chunk will be encoded against them.
     pub(crate) fn forget(&self, topic: u64) -> ReleasedVersions {
         ReleasedVersions(self.cache().forget(topic))
     }

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_are_read_by_name() {
+    fn counters_of_tcp_segments_are_found_by_name() {
         let counters =
             "Ip: Forwarding\nIp: 1\nTcp: MaxConn InSegs OutSegs RetransSegs\nTcp: -1 7 4294967298 3\n";
         assert_eq!(tcp_segments(counters), Some((2, 3)));

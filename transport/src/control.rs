@@ -154,9 +154,9 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes until every sender is dropped or the lane ends, then waits until the peer has received all messages, at
-    /// most for the write timeout. A write that exceeds the timeout closes the lane: a peer that does not read its
-    /// control stream cannot be served.
+    /// Writes until every sender is dropped or the lane ends, then waits until the peer has received all messages (over
+    /// TCP, until the socket has accepted them), at most for the write timeout. A write that exceeds the timeout closes
+    /// the lane: a peer that does not read its control stream cannot be served.
     async fn run(mut self) {
         while let Some(queued) = self.waiting.recv().await {
             let frame = match queued {
@@ -228,8 +228,9 @@ impl<In: Message> Receiver<In> {
         }
     }
 
-    /// Waits until every sender is dropped, and then until the peer has received all queued messages. The write timeout
-    /// bounds each write, and the wait after the last one. Closing a lane without this may lose its last messages.
+    /// Waits until every sender is dropped, and then until the peer has received all queued messages (over TCP, until
+    /// the socket has accepted them). The write timeout bounds each write, and the wait after the last one. Closing a
+    /// lane without this may lose its last messages.
     pub async fn flush(mut self) {
         let _ = (&mut self.writer.0).await;
     }
