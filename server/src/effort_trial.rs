@@ -19,8 +19,8 @@ use tokio::time::Instant;
 /// received, so the measure includes all influences: the load of the processors, the link, the receiver. A block counts
 /// for each level that would have encoded its chunks in the same way; a block that counts for every level is ignored:
 /// incompressible data is not tried. After each round, clearly slower levels are dropped; after the last round, the
-/// cheapest of the remaining ones is chosen. A trial is repeated when the rate changes much, and at growing intervals. It
-/// mostly costs one block of each slower level.
+/// cheapest of the remaining ones is chosen. A trial is repeated when the rate changes much, and at growing intervals.
+/// It mostly costs one block of each slower level.
 ///
 /// Pure: the time is an argument.
 #[derive(Debug)]

@@ -416,8 +416,8 @@ impl TopicState {
         self.state().followers
     }
 
-    /// Whether the catalogue must keep the topic. A topic with neither a publisher nor a version is removed with its last
-    /// subscriber, so that requests for unknown names leave no state.
+    /// Whether the catalogue must keep the topic. A topic with neither a publisher nor a version is removed with its
+    /// last subscriber, so that requests for unknown names leave no state.
     pub(crate) fn is_needed(&self) -> bool {
         let state = self.state();
         state.has_publisher || state.followers > 0 || state.retention.newest().is_some()

@@ -219,9 +219,10 @@ impl Connector {
     /// Opens a lane to the first of `hosts` (`host:port`) that answers with one of `keys`.
     ///
     /// Attempts start in the order of the addresses, 250 ms apart or as soon as one fails, and run concurrently; once
-    /// one succeeds, the others are dropped. If the [`Transport`] allows both kinds, TCP is tried first on a short path,
-    /// where it connects within a few milliseconds: QUIC follows if TCP fails or has not answered within 250 ms. On any
-    /// other path QUIC is tried first: TCP follows after 250 ms, or at once if UDP seemed to be blocked the last time.
+    /// one succeeds, the others are dropped. If the [`Transport`] allows both kinds, TCP is tried first on a short
+    /// path, where it connects within a few milliseconds: QUIC follows if TCP fails or has not answered within 250 ms.
+    /// On any other path QUIC is tried first: TCP follows after 250 ms, or at once if UDP seemed to be blocked the last
+    /// time.
     ///
     /// # Errors
     /// [`ConnectError`], after at most the connect timeout for resolving addresses and again for connecting. If several

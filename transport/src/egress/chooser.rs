@@ -50,9 +50,9 @@ impl From<CodecId> for CodecRequest {
 /// Estimates encoded sizes, and caches the estimates.
 ///
 /// An estimate takes as long as sending a hundredth of a chunk of 4 MiB at 10 Gbit/s, so not every chunk is estimated:
-/// the chunks of a tensor are similar, even in later versions. An estimate is used for the next [`CHUNKS_PER_ESTIMATE`] of them, or until the
-/// encoded size of one refutes it. The estimate used for a chunk is cached, so that all subscribers with the same
-/// request get the same codec.
+/// the chunks of a tensor are similar, even in later versions. An estimate is used for the next [`CHUNKS_PER_ESTIMATE`]
+/// of them, or until the encoded size of one refutes it. The estimate used for a chunk is cached, so that all
+/// subscribers with the same request get the same codec.
 pub(super) struct Chooser {
     workers: Workers,
     chunks: Cache<(u64, ChunkIndex), SizeEstimate>,

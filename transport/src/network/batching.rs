@@ -31,9 +31,9 @@ const PEERS_MAX: usize = 4_096;
 /// A UDP socket that wraps another one and keeps a batch for each peer.
 ///
 /// A batch is sent when it is full, when a transmit follows that is shorter than a burst or of another kind, or when
-/// nothing followed while the runtime polled all other ready tasks twice; there is no timer. So a burst takes few system
-/// calls, and its last datagrams wait for two rounds of the runtime. Each peer has a batch, since a system call has one
-/// destination.
+/// nothing followed while the runtime polled all other ready tasks twice; there is no timer. So a burst takes few
+/// system calls, and its last datagrams wait for two rounds of the runtime. Each peer has a batch, since a system call
+/// has one destination.
 pub struct Batching {
     socket: Arc<dyn AsyncUdpSocket>,
     peers: RwLock<HashMap<SocketAddr, Arc<PeerQueue>>>,
