@@ -41,7 +41,7 @@ pub struct Access {
     clock: Clock,
 }
 
-/// Returns the seconds since 1970.
+/// A clock: returns the seconds since 1970.
 type Clock = fn() -> u64;
 
 impl Access {
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_uses_are_bounded() {
+    fn noted_uses_are_bounded() {
         let access = Access::open();
         for number in 0..USES_MAX as u64 + 10 {
             access.note_use(TicketId(number.to_be_bytes()), number);

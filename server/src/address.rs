@@ -66,8 +66,8 @@ pub fn reachable(listening: SocketAddr) -> (SocketAddr, bool) {
     (SocketAddr::new(outgoing_address(listening.is_ipv4()), listening.port()), true)
 }
 
-/// The source address of this machine's default route. "Connecting" a UDP socket sends nothing; it only looks up the
-/// route. The destinations are reserved for documentation (RFC 5737, RFC 3849).
+/// The source address of this machine's default route, or the loopback address without one. "Connecting" a UDP socket
+/// sends nothing; it only looks up the route. The destinations are reserved for documentation (RFC 5737, RFC 3849).
 fn outgoing_address(ipv4: bool) -> IpAddr {
     let (any, documentation_address): (IpAddr, IpAddr) = match ipv4 {
         true => (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into()),

@@ -43,7 +43,7 @@ pub(crate) struct ReleasedVersions(#[expect(dead_code, reason = "it is only drop
 
 /// Whether a version may be a base, and whether it may stay one after it left retention.
 #[derive(Debug)]
-pub(crate) struct Terms {
+pub(crate) struct BaseTerms {
     /// Whether later versions may be encoded against it.
     pub(crate) may_be: bool,
     /// Whether it may be cached after it left retention: it fits the budget, its producer does not wait for its memory,
@@ -76,13 +76,19 @@ impl Bases {
     }
 
     /// The terms of a version of `bytes`, of a topic with at most `versions_max` cached bases and retention `keep`.
-    /// `is_ours` is false if its producer waits for its memory, or if it is on a device, where the next version needs
-    /// the memory.
-    pub(crate) fn terms(&self, bytes: u64, versions_max: u32, keep: Keep, is_ours: bool) -> Terms {
-        let may_stay = versions_max > 0 && is_ours && bytes <= self.budget_bytes;
+    /// `may_outlive_retention` is false if its producer waits for its memory, or if it is on a device, where the next
+    /// version needs the memory.
+    pub(crate) fn terms(
+        &self,
+        bytes: u64,
+        versions_max: u32,
+        keep: Keep,
+        may_outlive_retention: bool,
+    ) -> BaseTerms {
+        let may_stay = versions_max > 0 && may_outlive_retention && bytes <= self.budget_bytes;
         let is_retained_with_another = keep.versions > 1 && keep.bytes >= bytes.saturating_mul(2);
         let may_be = versions_max > 0 && bytes > 0 && (may_stay || is_retained_with_another);
-        Terms { may_be, may_stay: may_stay.into(), versions_max }
+        BaseTerms { may_be, may_stay: may_stay.into(), versions_max }
     }
 
     /// Holds a version of topic number `topic` for a subscription. `is_retained` is whether it is still retained.
@@ -120,7 +126,7 @@ impl Bases {
         ReleasedVersions(leave_retention(&mut self.cache(), Key::new(topic, &retained.id), retained))
     }
 
-    /// Releases all versions of a topic: no chunk will be encoded against them.
+    /// Releases all cached versions of a topic: no chunk will be encoded against them.
     pub(crate) fn forget(&self, topic: u64) -> ReleasedVersions {
         ReleasedVersions(self.cache().forget(topic))
     }
@@ -167,12 +173,12 @@ fn leave_retention(
     key: Key,
     retained: &Arc<Retained>,
 ) -> Vec<Arc<Retained>> {
-    let Terms { may_stay, versions_max, .. } = &retained.base;
+    let BaseTerms { may_stay, versions_max, .. } = &retained.base;
     let item = may_stay.load(Ordering::Relaxed).then(|| Arc::clone(retained));
     cache.leave_retention(key, item, retained.payload.manifest().payload_bytes(), *versions_max)
 }
 
-impl Terms {
+impl BaseTerms {
     /// Withdraws the version: only transfers in progress still hold it.
     pub(crate) fn withdraw(&self) {
         self.may_stay.store(false, Ordering::Relaxed);
@@ -212,7 +218,7 @@ mod tests {
     fn only_readable_versions_may_be_bases() {
         let bases = Bases::new(100);
         let all = u64::MAX;
-        for (bytes, versions_max, (versions, kept_bytes), is_ours, expected) in [
+        for (bytes, versions_max, (versions, kept_bytes), may_outlive, expected) in [
             (100, 1, (1, all), true, (true, true)),
             (101, 1, (1, all), true, (false, false)),
             (101, 1, (2, 202), true, (true, false)),
@@ -223,8 +229,8 @@ mod tests {
             (0, 1, (2, all), true, (false, true)),
         ] {
             let keep = Keep { versions, bytes: kept_bytes };
-            let Terms { may_be, may_stay, .. } = bases.terms(bytes, versions_max, keep, is_ours);
-            let what = format!("{bytes} bytes, {versions_max} bases, {keep:?}, {is_ours}");
+            let BaseTerms { may_be, may_stay, .. } = bases.terms(bytes, versions_max, keep, may_outlive);
+            let what = format!("{bytes} bytes, {versions_max} bases, {keep:?}, {may_outlive}");
             assert_eq!((may_be, may_stay.into_inner()), expected, "{what}");
         }
         assert_ne!(bases.number_topic(), bases.number_topic());

@@ -157,8 +157,8 @@ impl Config {
                 "handshakes a second without address check",
                 Amount::Count(tensor_relay_transport::HANDSHAKES_PER_SECOND.into()),
                 0,
-                "beyond it, QUIC's Retry makes clients prove their address: a flood of forged ones costs at most 6 % of a \
-                 processor",
+                "beyond it, QUIC's Retry makes clients prove their address: a flood of forged ones costs at most 7 % of \
+                 a processor",
             ),
             bound(
                 "a control message",

@@ -190,13 +190,13 @@ mod tests {
         Topic::new(name).unwrap()
     }
 
-    fn catalogue() -> Arc<Catalogue> {
+    fn new_catalogue() -> Arc<Catalogue> {
         Arc::new(Catalogue::new(Duration::ZERO, Arc::new(Bases::new(0))))
     }
 
     #[test]
     fn a_topic_has_one_publisher_at_a_time() {
-        let catalogue = catalogue();
+        let catalogue = new_catalogue();
         let first = catalogue.open(&topic("a")).unwrap();
         assert!(catalogue.open(&topic("a")).is_none());
         assert!(catalogue.open(&topic("b")).is_some());
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn unknown_names_leave_no_state() {
-        let catalogue = catalogue();
+        let catalogue = new_catalogue();
         let (one, two) = (catalogue.follow(&topic("a")), catalogue.follow(&topic("a")));
         drop(one);
         assert_eq!(catalogue.topics().len(), 1);
@@ -217,7 +217,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_waiting_follower_sees_the_topic_end() {
-        let catalogue = catalogue();
+        let catalogue = new_catalogue();
         let mut follower = catalogue.follow(&topic("a"));
         assert_eq!(follower.observe().ended(), None);
         let published = catalogue.open(&topic("a")).unwrap();

@@ -131,7 +131,7 @@ mod tests {
 
     const DIGEST: VersionDigest = VersionDigest([1; 32]);
 
-    fn claims(have: u64, partial: u64) -> Claims {
+    fn new_claims(have: u64, partial: u64) -> Claims {
         let chunks = RangeSet::from_range(0..3);
         Claims::new(&Subscribe {
             have: Some(Have { epoch: Epoch(1), version: Version(have), digest: DIGEST }),
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn only_differing_versions_are_sent_afresh() {
-        let mut claims = claims(2, 3);
+        let mut claims = new_claims(2, 3);
         assert!(afresh(&claims).is_empty(), "nothing was compared");
         claims.handle_compared(Named::Have, false);
         assert_eq!(afresh(&claims), [2]);
@@ -163,7 +163,7 @@ mod tests {
     /// committed the old.
     #[test]
     fn the_part_decides_for_its_version() {
-        let mut claims = claims(3, 3);
+        let mut claims = new_claims(3, 3);
         claims.handle_compared(Named::Have, false);
         claims.handle_compared(Named::Partial, true);
         assert!(afresh(&claims).is_empty());

@@ -346,7 +346,7 @@ mod tests {
     };
     use tokio::sync::watch;
 
-    fn topic() -> Arc<TopicState> {
+    fn new_topic() -> Arc<TopicState> {
         let bases = Arc::new(Bases::new(0));
         Arc::new(TopicState::new(Topic::new("t").unwrap(), Duration::from_secs(30), bases))
     }
@@ -401,7 +401,7 @@ mod tests {
 
     #[test]
     fn latest_sends_the_newest_and_counts_skipped_versions() {
-        let topic = topic();
+        let topic = new_topic();
         publish(&topic, 5, 1, 1..=3);
         let mut cursor = begin(&topic, &subscribe(Mode::Latest));
         assert_eq!(drain(&mut cursor, &topic), [(1, 3, 0)]);
@@ -413,7 +413,7 @@ mod tests {
 
     #[test]
     fn latest_from_next_skips_published_versions() {
-        let topic = topic();
+        let topic = new_topic();
         publish(&topic, 5, 1, 1..=3);
         let mut cursor = begin(&topic, &Subscribe { start: Start::Next, ..subscribe(Mode::Latest) });
         assert!(drain(&mut cursor, &topic).is_empty());
@@ -423,7 +423,7 @@ mod tests {
 
     #[test]
     fn a_partial_version_is_completed_first() {
-        let topic = topic();
+        let topic = new_topic();
         publish(&topic, 5, 1, 1..=3);
         let chunks = tensor_relay_protocol::RangeSet::new();
         let digest = VersionDigest([7; 32]);
@@ -434,7 +434,7 @@ mod tests {
 
     #[test]
     fn every_sends_all_versions_of_all_epochs() {
-        let topic = topic();
+        let topic = new_topic();
         publish(&topic, 5, 1, 1..=2);
         publish(&topic, 5, 2, 1..=2);
         let mut cursor = begin(&topic, &subscribe(Mode::Every));
@@ -443,7 +443,7 @@ mod tests {
 
     #[test]
     fn every_begins_at_the_requested_start() {
-        let topic = topic();
+        let topic = new_topic();
         publish(&topic, 3, 1, 1..=5);
         let versions_sent = |have: Option<(u64, u64)>, start| {
             let digest = VersionDigest([7; 32]);
@@ -478,7 +478,7 @@ mod tests {
             [(Mode::Latest, vec![(1, 4, 1)]), (Mode::Every, vec![(1, 3, 0), (1, 4, 0)])]
         {
             for (published_before, is_same) in [(4, true), (4, false), (0, true), (0, false)] {
-                let topic = topic();
+                let topic = new_topic();
                 publish(&topic, 5, 1, 1..=published_before);
                 let mut cursor = begin(&topic, &Subscribe { have, ..subscribe(mode) });
                 if published_before == 0 {
@@ -495,7 +495,7 @@ mod tests {
     /// The version named in `have` is not skipped before it was compared.
     #[test]
     fn the_version_in_have_waits_to_be_compared() {
-        let topic = topic();
+        let topic = new_topic();
         let have = Some(Have { epoch: Epoch(1), version: Version(3), digest: VersionDigest([7; 32]) });
         let mut cursor = begin(&topic, &Subscribe { have, ..subscribe(Mode::Every) });
         publish(&topic, 5, 1, 1..=4);
@@ -507,7 +507,7 @@ mod tests {
     #[test]
     fn a_version_not_yet_published_is_awaited() {
         for mode in [Mode::Latest, Mode::Every] {
-            let topic = topic();
+            let topic = new_topic();
             publish(&topic, 5, 1, 1..=2);
             let start = Start::At(None, Version(4));
             let mut cursor = begin(&topic, &Subscribe { start, ..subscribe(mode) });
@@ -527,7 +527,7 @@ mod tests {
 
     #[test]
     fn the_window_waits_for_acknowledgements() {
-        let topic = topic();
+        let topic = new_topic();
         publish(&topic, 5, 1, 1..=5);
         let mut cursor = begin(&topic, &Subscribe { window: 2, ..subscribe(Mode::Every) });
         assert_eq!(drain(&mut cursor, &topic).len(), 2);
@@ -542,7 +542,7 @@ mod tests {
 
     #[test]
     fn a_named_reader_gets_its_place_back() {
-        let topic = topic();
+        let topic = new_topic();
         let named = Subscribe { reader: Some(ReaderName::new("r").unwrap()), ..subscribe(Mode::Every) };
         publish(&topic, 2, 1, 1..=1);
         let mut cursor = begin(&topic, &named);
@@ -567,7 +567,7 @@ mod tests {
 
     #[test]
     fn an_evicted_reader_is_informed() {
-        let topic = topic();
+        let topic = new_topic();
         let mut cursor = begin(&topic, &subscribe(Mode::Every));
         publish(&topic, 1, 1, 1..=1);
         let blockers = topic.push(retained(1, 2), Keep::default()).unwrap_err();

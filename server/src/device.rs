@@ -302,7 +302,7 @@ mod tests {
         }
     }
 
-    fn staging(budget_bytes: u64) -> Staging {
+    fn new_staging(budget_bytes: u64) -> Staging {
         Staging {
             memory: HostMemory::new(budget_bytes),
             bases: Arc::default(),
@@ -312,7 +312,7 @@ mod tests {
         }
     }
 
-    fn device() -> Device {
+    fn new_device() -> Device {
         let engine = Arc::new(HostEngine::new(HostMemory::new(1 << 20)).unwrap());
         Device::new(engine, Capacity { slots: 4, slot_bytes: CHUNK_BYTES as usize }).unwrap()
     }
@@ -355,7 +355,7 @@ mod tests {
             out.fill([1, 0, 2, 0, 3][index]);
             Ok::<(), Infallible>(())
         };
-        Staged::new(&staging(1 << 20), specs, vec![], fill).unwrap()
+        Staged::new(&new_staging(1 << 20), specs, vec![], fill).unwrap()
     }
 
     async fn digest(held: &Publishable) -> tensor_relay_protocol::VersionDigest {
@@ -368,12 +368,12 @@ mod tests {
 
     #[tokio::test]
     async fn the_digest_does_not_depend_on_where_tensors_were() {
-        let (device, expected) = (device(), staged().digest());
-        let copied = Staged::from_device(&staging(1 << 20), tensors(&device).await, vec![])
+        let (device, expected) = (new_device(), staged().digest());
+        let copied = Staged::from_device(&new_staging(1 << 20), tensors(&device).await, vec![])
             .await
             .unwrap();
         assert_eq!(copied.digest(), expected);
-        let lent = Borrowed::from_device(&staging(0), tensors(&device).await, vec![]).unwrap();
+        let lent = Borrowed::from_device(&new_staging(0), tensors(&device).await, vec![]).unwrap();
         assert_eq!(digest(&lent.into()).await, expected);
         let uploaded = copied.onto(&device).await.unwrap();
         assert_eq!(uploaded.digest(), Some(expected));
@@ -386,7 +386,7 @@ mod tests {
 
     #[tokio::test]
     async fn moving_onto_a_device_frees_host_memory() {
-        let (device, staging) = (device(), staging(1 << 20));
+        let (device, staging) = (new_device(), new_staging(1 << 20));
         let copied = Staged::from_device(&staging, tensors(&device).await, vec![]).await.unwrap();
         assert!(staging.memory.stats().in_use_bytes > 0);
         let _held = copied.onto(&device).await.unwrap();
@@ -395,11 +395,11 @@ mod tests {
 
     #[tokio::test]
     async fn versions_without_bytes_are_valid() {
-        let (device, staging) = (device(), staging(0));
+        let (device, staging) = (new_device(), new_staging(0));
         for tensors in [vec![], vec![(spec("none", 0), device.allocate(0).unwrap())]] {
-            let staged = Staged::from_device(&staging, tensors.clone(), vec![]).await.unwrap();
-            let digest = staged.digest();
-            assert_eq!(staged.onto(&device).await.unwrap().digest(), Some(digest));
+            let copied = Staged::from_device(&staging, tensors.clone(), vec![]).await.unwrap();
+            let digest = copied.digest();
+            assert_eq!(copied.onto(&device).await.unwrap().digest(), Some(digest));
             assert_eq!(Borrowed::from_device(&staging, tensors, vec![]).unwrap().digest(), Some(digest));
         }
     }
@@ -425,8 +425,8 @@ mod tests {
 
     #[tokio::test]
     async fn the_error_for_an_invalid_version_names_the_tensor() {
-        let (device, other) = (device(), device());
-        let refused = |tensors| Borrowed::from_device(&staging(0), tensors, vec![]).unwrap_err();
+        let (device, other) = (new_device(), new_device());
+        let refused = |tensors| Borrowed::from_device(&new_staging(0), tensors, vec![]).unwrap_err();
         let error = refused(vec![(spec("t", 4), device.allocate(3).unwrap())]);
         assert!(
             matches!(&error, LendError::WrongSize { name, expected_bytes: 4, given_bytes: 3 } if **name == *"t")
@@ -443,13 +443,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_version_over_budget_is_refused_with_sizes() {
-        let device = device();
-        let refused = Staged::from_device(&staging(100), tensors(&device).await, vec![])
+        let device = new_device();
+        let refused = Staged::from_device(&new_staging(100), tensors(&device).await, vec![])
             .await
             .unwrap_err();
         assert!(matches!(refused, DeviceError::Memory(AllocError::OverBudget { .. })), "{refused}");
         let large =
-            Staged::new::<Infallible>(&staging(4 << 20), vec![spec("t", 2 << 20)], vec![], |_, _| Ok(()));
+            Staged::new::<Infallible>(&new_staging(4 << 20), vec![spec("t", 2 << 20)], vec![], |_, _| Ok(()));
         let refused = large.unwrap().onto(&device).await.unwrap_err();
         assert!(matches!(refused, DeviceError::Memory(AllocError::OverBudget { .. })), "{refused}");
     }

@@ -11,14 +11,16 @@ use tensor_relay_protocol::Effort;
 use tensor_relay_transport::LaneKind;
 use tokio::time::Instant;
 
-/// A trial that finds the [`Effort`] with the most raw bytes per second for the subscribers at one address.
+/// A trial that finds the [`Effort`] with the most raw bytes per second for the subscribers at one address, over one
+/// kind of lane.
 ///
-/// Chunks are sent in blocks, which alternate between the levels still compared. The measure is the raw bytes that the
-/// subscriber accepted per second. It includes all influences: the load of the processors, the link, the receiver. A
-/// block counts for each level that would have encoded its chunks in the same way; a block that counts for every level
-/// is ignored: incompressible data is not tried. After each round, clearly slower levels are dropped; after the last
-/// round, the cheapest of the remaining ones is chosen. A trial is repeated when the rate changes much, and at growing
-/// intervals. It mostly costs one block of each slower level.
+/// Chunks are sent in blocks, which alternate between the levels still compared. The measure is the raw bytes of the
+/// chunks that were written to lanes, per second. Once a lane's windows are full, it accepts bytes as fast as they are
+/// received, so the measure includes all influences: the load of the processors, the link, the receiver. A block counts
+/// for each level that would have encoded its chunks in the same way; a block that counts for every level is ignored:
+/// incompressible data is not tried. After each round, clearly slower levels are dropped; after the last round, the
+/// cheapest of the remaining ones is chosen. A trial is repeated when the rate changes much, and at growing intervals.
+/// It mostly costs one block of each slower level.
 ///
 /// Pure: the time is an argument.
 #[derive(Debug)]
@@ -56,10 +58,10 @@ struct Block {
 /// The measurement of the current block, while only its chunks are in flight.
 #[derive(Debug, Clone, Copy, Default)]
 struct Measurement {
-    /// The bytes of its delivered chunks; and for each level, of those that it would have encoded in the same way.
+    /// The bytes of its written chunks; and for each level, of those that it would have encoded in the same way.
     sent_bytes: u64,
     equivalent_bytes: [u64; Effort::ALL.len()],
-    /// When the last chunk was delivered, if the time since then was spent on the next one.
+    /// When the last chunk was written, if the time since then was spent on the next one.
     last: Option<Instant>,
     /// The measured bytes, and the time that they took.
     bytes: u64,
@@ -83,7 +85,7 @@ struct Standing {
 /// The minimum size of a block: eight chunks of 4 MiB, the default size.
 const BLOCK_MIN_BYTES: u64 = 32 << 20;
 
-/// The minimum ratio of a block to the bytes in flight when it begins: until those are delivered, and after the next
+/// The minimum ratio of a block to the bytes in flight when it begins: until those are written, and after the next
 /// block begins, chunks of different levels share the processors, and nothing is measured.
 const IN_FLIGHT_RATIO_MIN: u64 = 4;
 
@@ -154,7 +156,7 @@ impl EffortTrial {
         (self.block.effort, self.block.number)
     }
 
-    /// Handles a delivered chunk of `block`. The levels in `equivalent` would have encoded it in the same way.
+    /// Handles a written chunk of `block`. The levels in `equivalent` would have encoded it in the same way.
     fn handle_sent(&mut self, block: u64, equivalent: &[Effort], raw_bytes: u64, now: Instant) {
         if block == self.block.number {
             self.measured
@@ -162,7 +164,7 @@ impl EffortTrial {
         }
     }
 
-    /// Handles a chunk of `block` that is no longer in flight, delivered or not.
+    /// Handles a chunk of `block` that is no longer in flight, written or not.
     fn handle_ended(&mut self, block: u64, raw_bytes: u64) {
         let in_flight_bytes = match block == self.block.number {
             true => &mut self.in_flight_bytes,
@@ -367,7 +369,7 @@ impl InFlight {
         self.effort
     }
 
-    /// Handles the delivered chunk. The levels in `equivalent` would have encoded it in the same way.
+    /// Handles the written chunk. The levels in `equivalent` would have encoded it in the same way.
     pub(crate) fn handle_sent(&self, equivalent: &[Effort]) {
         let now = Instant::now();
         self.meter.trial().handle_sent(self.block, equivalent, self.raw_bytes, now);

@@ -234,7 +234,7 @@ impl TensorFiles {
         Ok(sealed)
     }
 
-    /// Writes one tensor: piece by piece if its file has it in C order, otherwise in one step.
+    /// Writes one tensor: piece by piece if it is in C order in a file, outside an archive; otherwise in one step.
     fn write_tensor(
         &self,
         index: usize,

@@ -5,8 +5,8 @@ use std::{collections::HashMap, sync::Arc};
 use tensor_relay_protocol::{ProtocolViolation, RangeSet, SubscriptionId};
 use tokio::sync::{Notify, mpsc};
 
-/// The message queue of one subscription. The bound is small because a subscription always reads it; a client that
-/// sends faster is slowed by flow control on its own control stream.
+/// The message queue of one subscription. The bound is small because subscriptions read their inboxes promptly; a
+/// client that sends faster is slowed by flow control on its own control stream.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     messages: mpsc::Receiver<SubscriptionMessage>,

@@ -140,7 +140,7 @@ mod tests {
 
     /// Goal: chunks within a large tensor are sent from the producer's memory. Method: compare the address of each.
     #[tokio::test]
-    async fn nothing_is_copied_of_large_tensors() {
+    async fn chunks_within_a_large_tensor_are_not_copied() {
         let large = Bytes::from((0..5000u32).map(|i| i as u8).collect::<Vec<_>>());
         let tensors = vec![
             tensor("small", Bytes::from_static(b"abc")),

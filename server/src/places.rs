@@ -122,7 +122,7 @@ mod tests {
 
     const LINGER_DURATION: Duration = Duration::from_secs(30);
 
-    fn name(name: &str) -> PlaceName {
+    fn named(name: &str) -> PlaceName {
         PlaceName { owner: "a".into(), name: ReaderName::new(name).unwrap() }
     }
 
@@ -130,11 +130,11 @@ mod tests {
     fn readers_of_different_owners_have_separate_places() {
         let (mut places, mut retention) = (Places::default(), Retention::<()>::default());
         let oldest = retention.oldest();
-        let (mine, holder) = places.claim(&name("r"), || retention.join(oldest));
-        let theirs = PlaceName { owner: "b".into(), ..name("r") };
+        let (mine, holder) = places.claim(&named("r"), || retention.join(oldest));
+        let theirs = PlaceName { owner: "b".into(), ..named("r") };
         assert_eq!(places.reader(&theirs), None);
         assert_ne!(places.claim(&theirs, || retention.join(oldest)).0, mine);
-        assert!(places.is_held_by(&name("r"), holder), "it was not taken over");
+        assert!(places.is_held_by(&named("r"), holder), "it was not taken over");
     }
 
     #[test]
@@ -142,18 +142,18 @@ mod tests {
         let (mut places, mut retention) = (Places::default(), Retention::<()>::default());
         let now = Instant::now();
         let oldest = retention.oldest();
-        let (reader, first) = places.claim(&name("a"), || retention.join(oldest));
-        assert_eq!(places.handle_lost(&name("a"), first, now), None);
+        let (reader, first) = places.claim(&named("a"), || retention.join(oldest));
+        assert_eq!(places.handle_lost(&named("a"), first, now), None);
         assert_eq!(places.next_expiry(LINGER_DURATION), Some(now + LINGER_DURATION));
         assert_eq!(places.expire(now + LINGER_DURATION / 2, LINGER_DURATION), []);
-        let (again, second) = places.claim(&name("a"), || retention.join(oldest));
+        let (again, second) = places.claim(&named("a"), || retention.join(oldest));
         assert_eq!(again, reader);
         assert_eq!(places.expire(now + LINGER_DURATION * 2, LINGER_DURATION), [], "it is held again");
-        assert_eq!(places.handle_lost(&name("a"), first, now), None, "the first holder has nothing to lose");
-        assert!(places.is_held_by(&name("a"), second) && !places.is_held_by(&name("a"), first));
-        places.handle_lost(&name("a"), second, now);
+        assert_eq!(places.handle_lost(&named("a"), first, now), None, "the first holder has nothing to lose");
+        assert!(places.is_held_by(&named("a"), second) && !places.is_held_by(&named("a"), first));
+        places.handle_lost(&named("a"), second, now);
         assert_eq!(places.expire(now + LINGER_DURATION, LINGER_DURATION), [reader]);
-        assert_eq!(places.reader(&name("a")), None);
+        assert_eq!(places.reader(&named("a")), None);
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
         let oldest = retention.oldest();
         let mut given_up = 0;
         for i in 0..LOST_MAX as u64 + 10 {
-            let name = name(&format!("r{i}"));
+            let name = named(&format!("r{i}"));
             let (_, holder) = places.claim(&name, || retention.join(oldest));
             let lost = places.handle_lost(&name, holder, now + Duration::from_millis(i));
             given_up += lost.is_some_and(|reader| retention.leave(reader)) as usize;

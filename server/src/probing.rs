@@ -13,7 +13,8 @@ use tensor_relay_protocol::{ProbeHeader, ProbeReport, ProtocolViolation};
 use tensor_relay_transport::{Lane, LaneKind, send_probe};
 use tokio::{task::JoinSet, time::timeout};
 
-/// The maximum number of concurrent probes over all clients. More would distort each other, and get an empty answer.
+/// The maximum number of concurrent probes over all clients. Further ones would distort the others, so they get an
+/// empty answer.
 pub(crate) const PROBES_MAX: u64 = 4;
 
 /// The maximum duration of a probe; then its stream is reset, and the client may request fewer bytes.
@@ -54,12 +55,13 @@ impl Probing {
         self.is_over = Arc::clone(&is_over);
         self.running.spawn(async move {
             let _counted = counted;
-            let report = || {
+            let end_and_report = || {
                 is_over.store(true, Ordering::Release);
                 report(&lane)
             };
             // If the lane fails or the client does not read, there is nothing else to do.
-            let _ = timeout(PROBE_TIMEOUT, send_probe(&lane, ProbeHeader { probe, bytes }, report)).await;
+            let _ =
+                timeout(PROBE_TIMEOUT, send_probe(&lane, ProbeHeader { probe, bytes }, end_and_report)).await;
         });
         Ok(())
     }
@@ -103,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_are_read_by_name() {
+    fn counters_of_tcp_segments_are_found_by_name() {
         let counters =
             "Ip: Forwarding\nIp: 1\nTcp: MaxConn InSegs OutSegs RetransSegs\nTcp: -1 7 4294967298 3\n";
         assert_eq!(tcp_segments(counters), Some((2, 3)));

@@ -151,11 +151,11 @@ impl Publisher {
         let default = if returned.is_some() { LENT_RELEASE_TIMEOUT } else { RELEASE_TIMEOUT };
         let TopicOptions { bases, keep, .. } = &self.options;
         let bytes = payload.manifest().payload_bytes();
-        let is_ours = returned.is_none() && payload.source().slots().is_none();
-        let mut base = self.catalogue.bases().terms(bytes, *bases, *keep, is_ours);
+        let may_outlive_retention = returned.is_none() && payload.source().slots().is_none();
+        let mut base = self.catalogue.bases().terms(bytes, *bases, *keep, may_outlive_retention);
         match base.may_be {
             true => base.may_be = self.topic.decide_next_base(),
-            false => self.log_no_deltas(bytes, is_ours),
+            false => self.log_no_deltas(bytes, may_outlive_retention),
         }
         let retained = Retained {
             id: id.clone(),
@@ -208,11 +208,11 @@ impl Publisher {
     }
 
     /// Logs once why versions are sent without deltas although the topic's options permit bases.
-    fn log_no_deltas(&mut self, bytes: u64, is_ours: bool) {
+    fn log_no_deltas(&mut self, bytes: u64, may_outlive_retention: bool) {
         if self.options.bases == 0 || bytes == 0 || std::mem::replace(&mut self.is_cause_logged, true) {
             return;
         }
-        let cause = match is_ours {
+        let cause = match may_outlive_retention {
             true => "one is larger than the memory for bases; raise that limit, or retain two versions",
             false => {
                 "they are borrowed or on a device, and only one is retained; retain two, or stage them on the host"

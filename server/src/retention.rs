@@ -195,7 +195,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn retention(versions: u32, bytes: u64) -> Retention<u64> {
+    fn new_retention(versions: u32, bytes: u64) -> Retention<u64> {
         let mut retention = Retention::default();
         retention.set_keep(Keep { versions, bytes });
         retention
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn without_readers_the_newest_stay() {
-        let mut retention = retention(2, u64::MAX);
+        let mut retention = new_retention(2, u64::MAX);
         assert!(retention.push(1, 10).unwrap().1.is_empty());
         assert!(retention.push(2, 10).unwrap().1.is_empty());
         assert_eq!(retention.push(3, 10).unwrap().1, [1]);
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn the_byte_limit_never_removes_the_newest() {
-        let mut retention = retention(10, 100);
+        let mut retention = new_retention(10, 100);
         for (item, bytes) in [(1, 40), (2, 40)] {
             retention.push(item, bytes).unwrap();
         }
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_reader_holds_unacknowledged_versions() {
-        let mut retention = retention(2, u64::MAX);
+        let mut retention = new_retention(2, u64::MAX);
         let reader = retention.join(retention.next());
         let (first, _) = retention.push(1, 1).unwrap();
         retention.push(2, 1).unwrap();
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn readers_skip_a_withdrawn_version() {
-        let mut retention = retention(1, u64::MAX);
+        let mut retention = new_retention(1, u64::MAX);
         let reader = retention.join(retention.next());
         let (seq, _) = retention.push(1, 1).unwrap();
         assert_eq!(retention.withdraw(seq), Some(1));
@@ -279,7 +279,7 @@ mod tests {
             keep in (1u32..5, prop::sample::select(vec![60u64, u64::MAX])),
             steps in prop::collection::vec(any_step(), 0..80),
         ) {
-            let mut retention = retention(keep.0, keep.1);
+            let mut retention = new_retention(keep.0, keep.1);
             let mut readers: Vec<(ReaderId, u64)> = Vec::new();
             let mut sizes: Vec<u64> = Vec::new();
             for step in steps {

@@ -42,7 +42,7 @@ pub struct ServerStats {
     pub sessions: u64,
     /// Transfers in progress, each of one version to one subscription.
     pub transfers: u64,
-    /// Versions that a subscriber committed.
+    /// Commits: one for each version and subscriber.
     pub committed: u64,
     /// Subscribers that were evicted: they accepted no byte within the deadline, or did not keep up with their
     /// publisher.

@@ -58,7 +58,7 @@ pub(crate) struct Shared {
 /// The counters of a server.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Versions that a subscriber committed.
+    /// Commits: one for each version and subscriber.
     pub(crate) committed: AtomicU64,
     /// Subscribers that accepted no byte within the deadline, or did not keep up with their publisher.
     pub(crate) evicted: AtomicU64,

@@ -55,7 +55,7 @@ pub enum StageError<E: std::error::Error + 'static = Infallible> {
 }
 
 impl Staging {
-    /// Frees the memory of released versions instead of caching it: for producers that move versions onto a device.
+    /// Frees the cached memory of released versions: for producers that move versions onto a device.
     pub fn release_cached(&self) {
         self.memory.release_cached();
     }

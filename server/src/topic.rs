@@ -37,7 +37,7 @@ pub(crate) struct Retained {
     /// When remaining transfers are aborted; set when it leaves retention.
     pub(crate) abort_at: watch::Sender<Option<Instant>>,
     /// Whether, and for how long, later versions may be encoded against it.
-    pub(crate) base: bases::Terms,
+    pub(crate) base: bases::BaseTerms,
 }
 
 impl Retained {
@@ -316,7 +316,7 @@ impl TopicState {
         self.bases.handle_left_retention(self.number, retained)
     }
 
-    /// Holds a version as the base of a subscription, so that it stays in memory after it leaves retention.
+    /// Holds a version as the base of a subscription, so that it may stay in memory after it leaves retention.
     pub(crate) fn hold(&self, retained: &Arc<Retained>) -> Hold {
         let state = self.state();
         state.check_terms(retained);
@@ -416,8 +416,8 @@ impl TopicState {
         self.state().followers
     }
 
-    /// Whether the catalogue must keep the topic. A topic without a publisher or a version is removed with its last
-    /// subscriber, so that requests for unknown names leave no state.
+    /// Whether the catalogue must keep the topic. A topic with neither a publisher nor a version is removed with its
+    /// last subscriber, so that requests for unknown names leave no state.
     pub(crate) fn is_needed(&self) -> bool {
         let state = self.state();
         state.has_publisher || state.followers > 0 || state.retention.newest().is_some()

@@ -65,7 +65,7 @@ impl Traffic {
         vec![totals_of(LaneKind::Quic), totals_of(LaneKind::Tcp)]
     }
 
-    /// The number of open lanes, and the status of the first `lanes_max`.
+    /// The number of open lanes, and the status of at most `lanes_max` of them.
     pub(crate) fn lanes(&self, lanes_max: usize) -> (usize, Vec<LaneStatus>) {
         let totals = self.totals();
         let status = |(_, lane): &(u64, Lane)| LaneStatus {

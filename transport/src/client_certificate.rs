@@ -1,4 +1,4 @@
-//! [`ClientCertificate`], which contains the client's key, and [`ClientAuthorities`], which certify the client's names.
+//! [`ClientCertificate`], by whose key a client is identified, and [`ClientAuthorities`], which certify clients' names.
 
 use crate::Fingerprint;
 use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime, pem::PemObject};
@@ -68,8 +68,8 @@ impl ClientAuthorities {
     }
 
     /// The DNS names and URIs of a client, prefixed by `dns:` and `uri:`, if its certificate was issued for client
-    /// authentication by one of these authorities, directly or through intermediate ones, and is valid at `now_s`, in
-    /// seconds since 1970. `None` for any other client. Does not check revocation lists.
+    /// authentication by one of these authorities, directly or through at most four intermediate ones,
+    /// and is valid at `now_s`, in seconds since 1970. `None` for any other client. Does not check revocation lists.
     pub fn names_of(&self, client: &ClientCertificate, now_s: u64) -> Option<Vec<String>> {
         let (certificate, others) = client.chain.split_first()?;
         if self.anchors.is_empty() || others.len() > INTERMEDIATES_MAX {

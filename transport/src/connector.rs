@@ -39,7 +39,7 @@ pub struct Connector {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// A name in the ticket could not be resolved.
+    /// None of the names in the ticket could be resolved.
     #[error(
         "cannot find an address for {hosts}: {detail}; check the name, or have the server advertise an address"
     )]
@@ -114,7 +114,7 @@ pub enum ConnectError {
         /// The server's address.
         address: SocketAddr,
     },
-    /// The connection failed after an answer.
+    /// The connection failed after an answer, or the peer of [`Connector::connect_over`] did not answer.
     #[error(transparent)]
     Lane(#[from] LaneError),
     /// A local address for lanes cannot be used.
@@ -219,8 +219,10 @@ impl Connector {
     /// Opens a lane to the first of `hosts` (`host:port`) that answers with one of `keys`.
     ///
     /// Attempts start in the order of the addresses, 250 ms apart or as soon as one fails, and run concurrently; once
-    /// one succeeds, the others are dropped. If the [`Transport`] allows both kinds, TCP is used on a short path, where
-    /// it connects within a few milliseconds; otherwise QUIC, or TCP if QUIC does not answer within 250 ms.
+    /// one succeeds, the others are dropped. If the [`Transport`] allows both kinds, TCP is tried first on a short
+    /// path, where it connects within a few milliseconds: QUIC follows if TCP fails or has not answered within 250 ms.
+    /// On any other path QUIC is tried first: TCP follows after 250 ms, or at once if UDP seemed to be blocked the last
+    /// time.
     ///
     /// # Errors
     /// [`ConnectError`], after at most the connect timeout for resolving addresses and again for connecting. If several
@@ -302,8 +304,8 @@ impl Connector {
         }
     }
 
-    /// Replaces a timeout by an error that names the transports and addresses tried, with TCP's error if both
-    /// transports were tried. Returns other errors unchanged.
+    /// Replaces a timeout by an error that names the transports and addresses tried. If both transports were tried,
+    /// also replaces a failure over TCP, which the new error contains. Returns other errors unchanged.
     fn describe_timeout(&self, addresses: String, error: ConnectError) -> ConnectError {
         let timeout_ms = self.tuning.connect_timeout().as_millis();
         match (error, self.transport) {
@@ -463,7 +465,7 @@ mod tests {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let (v4, v6) = ("192.0.2.9:1".parse().unwrap(), "[2001:db8::9]:1".parse().unwrap());
         let local = [ip("10.0.0.1"), ip("fd00::1"), ip("10.0.1.1")];
-        let of = |peer| [0, 1, 2, 3].map(|number| local_address(&local, peer, number).unwrap());
+        let of = |peer| [0, 1, 2, 3].map(|lane| local_address(&local, peer, lane).unwrap());
         assert_eq!(of(v4), [local[0], local[2], local[0], local[2]]);
         assert_eq!(of(v6), [local[1]; 4]);
         assert_eq!(local_address(&[], v4, 1).unwrap(), ip("0.0.0.0"));

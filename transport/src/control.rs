@@ -139,7 +139,7 @@ impl<Out: Message> Sender<Out> {
         let (written, confirmation) = oneshot::channel();
         let queued = async {
             let _ = self.queue.send(Queued::Flush(written)).await;
-            let _ = confirmation.await; // Both fail only when the lane has ended.
+            let _ = confirmation.await; // Both fail only when the writer has ended.
         };
         let _ = tokio::time::timeout(FLUSH_TIMEOUT, queued).await;
         self.lane.flush().await;
@@ -154,9 +154,9 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes until every sender is dropped or the lane ends, then waits until the peer has received all messages, at
-    /// most for the write timeout. A write that exceeds the timeout closes the lane: a peer that does not read its
-    /// control stream cannot be served.
+    /// Writes until every sender is dropped or the lane ends, then waits until the peer has received all messages (over
+    /// TCP, until the socket has accepted them), at most for the write timeout. A write that exceeds the timeout closes
+    /// the lane: a peer that does not read its control stream cannot be served.
     async fn run(mut self) {
         while let Some(queued) = self.waiting.recv().await {
             let frame = match queued {
@@ -218,7 +218,7 @@ impl<In: Message> Receiver<In> {
     /// [`ControlError`] when the lane ended or the message is invalid; no more messages can be read then.
     pub async fn next(&mut self) -> Result<In, ControlError> {
         loop {
-            if let Some(message) = self.take_frame()? {
+            if let Some(message) = self.take_message()? {
                 return Ok(message);
             }
             match self.stream.read().await? {
@@ -228,13 +228,14 @@ impl<In: Message> Receiver<In> {
         }
     }
 
-    /// Waits until every sender is dropped, and then until the peer has received all queued messages. The write timeout
-    /// bounds each write, and the wait after the last one. Closing a lane without this may lose its last messages.
+    /// Waits until every sender is dropped, and then until the peer has received all queued messages (over TCP, until
+    /// the socket has accepted them). The write timeout bounds each write, and the wait after the last one. Closing a
+    /// lane without this may lose its last messages.
     pub async fn flush(mut self) {
         let _ = (&mut self.writer.0).await;
     }
 
-    fn take_frame(&mut self) -> Result<Option<In>, MessageError> {
+    fn take_message(&mut self) -> Result<Option<In>, MessageError> {
         let Some(prefix) = self.buffer.first_chunk::<4>() else {
             return Ok(None);
         };

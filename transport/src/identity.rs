@@ -15,7 +15,7 @@ use std::{
     str::FromStr,
 };
 
-/// The maximum size of a key file; a key has a few hundred bytes.
+/// The maximum number of bytes read from a key file; a key has a few hundred.
 const KEY_MAX_BYTES: u64 = 64 << 10;
 
 /// The name of the file in the state directory that contains the private key, in PEM.
@@ -105,7 +105,7 @@ pub enum IdentityError {
         /// The parser's error.
         source: rcgen::Error,
     },
-    /// The certificate file contains no certificate.
+    /// The certificate file cannot be read, or contains no valid certificate.
     #[error("{} holds no certificate in PEM: {source}", path.display())]
     Certificate {
         /// The file.

@@ -112,8 +112,8 @@ impl Ingress {
         self.stages.stats()
     }
 
-    /// Receives the chunk with `header`, still encoded, for `range` of `sink`. `progress` is called with the number of
-    /// encoded bytes in each received piece. Cancel safe: after cancellation the range can be received again
+    /// Receives the chunk with `header`, without decoding it, for `range` of `sink`. `progress` is called with the
+    /// number of encoded bytes in each received piece. Cancel safe: after cancellation the range can be received again
     /// immediately.
     ///
     /// # Errors

@@ -60,8 +60,8 @@ pub struct LaneStats {
     pub sent_packets: u64,
     /// Packets that QUIC counted as lost. 0 over TCP.
     pub lost_packets: u64,
-    /// Frames sent that the peer has to acknowledge: data, including retransmissions, and pings, but not flow control.
-    /// 0 over TCP, where the kernel handles acknowledgements.
+    /// Frames sent that the peer has to acknowledge: data, including retransmissions, pings, and requests for immediate
+    /// acknowledgement, but not flow control. 0 over TCP, where the kernel handles acknowledgements.
     pub eliciting_frames: u64,
 }
 

@@ -18,9 +18,9 @@ pub(crate) const SERVER_NAME: &str = identity::SERVER_NAME;
 
 /// A server's configuration. Early data is disabled: a replayed request must not begin a transfer.
 pub(crate) fn server_config(identity: &Identity) -> Result<rustls::ServerConfig, rustls::Error> {
-    let mut config = rustls::ServerConfig::builder_with_provider(provider())
+    let mut config = rustls::ServerConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_client_cert_verifier(Arc::new(AnyKey(provider().signature_verification_algorithms)))
+        .with_client_cert_verifier(Arc::new(AnyKey(crypto_provider().signature_verification_algorithms)))
         .with_single_cert(identity.certificates(), identity.key())?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.max_early_data_size = 0;
@@ -38,7 +38,7 @@ pub(crate) fn client_config(
     identity: Option<&Identity>,
     rejected_key: Arc<OnceLock<Fingerprint>>,
 ) -> Result<rustls::ClientConfig, rustls::Error> {
-    let provider = provider();
+    let provider = crypto_provider();
     let verifier =
         PinnedKey { keys: keys.into(), rejected_key, algorithms: provider.signature_verification_algorithms };
     let config = rustls::ClientConfig::builder_with_provider(provider)
@@ -81,7 +81,7 @@ pub(crate) fn is_protocol_agreed(connection: &rustls::CommonState) -> bool {
 
 /// The cipher suites. AES-128-GCM first: strong enough, and up to 5 % cheaper than AES-256. ChaCha20 costs twice as
 /// much and is for processors without AES instructions.
-fn provider() -> Arc<CryptoProvider> {
+fn crypto_provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
     provider.cipher_suites = vec![
         aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256,

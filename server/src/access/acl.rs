@@ -8,7 +8,7 @@ use tensor_relay_protocol::{Glob, Grant, GrantError, Topic, Verb, Verbs};
 /// A principal is `key:NAME` (a listed client key), `dns:NAME` or `uri:URI` (a name in a client's certificate), or
 /// `uid:NUMBER` (a user of the publish socket), and may be a glob; topics are a glob. Empty lines and comments from `#`
 /// on are ignored. Anything that no line allows is denied; but without `uid:` lines, every user that the publish socket
-/// admits may publish. A lookup scans all lines.
+/// admits may publish. A lookup scans the lines in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Acl {
     lines: Vec<Line>,

@@ -1,5 +1,5 @@
-//! [`Folder`]: the access files of a state directory. Each is read completely, within a size limit, and replaced
-//! atomically.
+//! [`Folder`]: the access files of a state directory. Each is read completely, within a size limit, and is replaced
+//! atomically or appended to.
 
 use rustix::fs::OFlags;
 use std::{

@@ -29,8 +29,8 @@ pub(super) struct Reading {
     pub(super) saved: Result<(), AccessStoreError>,
 }
 
-/// Checks the files until all receivers of the rules are dropped, and saves when tickets were used. While the files are
-/// invalid, `problem` has the reason.
+/// Checks the files until all receivers of the rules are dropped, and saves the times at which tickets were used. While
+/// the files are invalid or cannot be read, `problem` has the reason.
 pub(super) async fn follow_files(
     read: impl Fn(&Texts, Option<&HashMap<TicketId, u64>>) -> Reading + Clone + Send + 'static,
     mut texts: Texts,
@@ -110,8 +110,9 @@ fn report(problem: &Mutex<Option<String>>, now: Option<String>) {
     *before = now;
 }
 
-/// Replaces the current rules. Revocations last while the server runs: those of tickets and keys (also keys missing
-/// from their file), and the restriction of users by the list. So a truncated file readmits nobody.
+/// Replaces the current rules. While the server runs, revoked tickets stay revoked, and users stay restricted if the
+/// list restricted them; a revoked key, or one that its file lost, stays revoked until it is trusted again. So a
+/// truncated file readmits nobody.
 fn replace(sender: &watch::Sender<Arc<Rules>>, mut rules: Rules) {
     sender.send_if_modified(|current| {
         rules.keep_revoked(current);

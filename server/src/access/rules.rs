@@ -64,7 +64,7 @@ pub enum Denied {
     /// Its ticket has expired.
     #[error("its ticket has expired")]
     Expired,
-    /// Its key is unknown, and no trusted authority issued its certificate.
+    /// Its key is unknown, and its certificate is not valid under a trusted authority.
     #[error("its key {0} is not trusted, and its certificate is not valid now under a trusted authority")]
     UnknownKey(Fingerprint),
 }
@@ -153,7 +153,8 @@ impl Rules {
         }
     }
 
-    /// Keeps the revocations of `before`. A restart undoes them; for a key, so does trusting it again.
+    /// Keeps the revocations of `before`. A restart undoes those that the files no longer have. Trusting a key again
+    /// undoes its revocation.
     pub(super) fn keep_revoked(&mut self, before: &Self) {
         self.revoked.extend(&before.revoked);
         let removed = before.keys.keys().chain(&before.revoked_keys);
@@ -199,7 +200,7 @@ mod tests {
         SHOWN[which - 5].clone()
     }
 
-    fn rules() -> Rules {
+    fn new_rules() -> Rules {
         Rules {
             secrets: vec![secret(2, 2), secret(1, 1)],
             keys: [(shown(5).key(), "trainer".to_owned())].into(),
@@ -213,32 +214,32 @@ mod tests {
     fn only_valid_credentials_are_admitted() {
         let good = || token(&secret(1, 1), Some(100));
         let with = |token| Credentials { token, certificate: None };
-        let revoked = Rules { revoked: [TicketId([9; 8])].into(), ..rules() };
-        let distrusted = Rules { keys: HashMap::new(), revoked_keys: [shown(5).key()].into(), ..rules() };
+        let revoked = Rules { revoked: [TicketId([9; 8])].into(), ..new_rules() };
+        let distrusted = Rules { keys: HashMap::new(), revoked_keys: [shown(5).key()].into(), ..new_rules() };
         let cases = [
             (
                 distrusted,
                 Credentials { token: good(), certificate: Some(shown(5)) },
                 Err(Denied::RevokedKey(shown(5).key())),
             ),
-            (rules(), with(good()), Ok("ticket:0909090909090909")),
-            (rules(), with(token(&secret(2, 2), None)), Ok("ticket:0909090909090909")),
-            (rules(), Credentials::default(), Err(Denied::NoCredentials)),
-            (rules(), with(token(&secret(1, 1), Some(50))), Err(Denied::Expired)),
-            (rules(), with(token(&secret(1, 3), None)), Err(TokenError::Forged.into())),
-            (rules(), with(token(&secret(3, 1), None)), Err(TokenError::UnknownSecret.into())),
-            (rules(), with(Some(Token::new("AQAA").unwrap())), Err(TokenError::Malformed.into())),
+            (new_rules(), with(good()), Ok("ticket:0909090909090909")),
+            (new_rules(), with(token(&secret(2, 2), None)), Ok("ticket:0909090909090909")),
+            (new_rules(), Credentials::default(), Err(Denied::NoCredentials)),
+            (new_rules(), with(token(&secret(1, 1), Some(50))), Err(Denied::Expired)),
+            (new_rules(), with(token(&secret(1, 3), None)), Err(TokenError::Forged.into())),
+            (new_rules(), with(token(&secret(3, 1), None)), Err(TokenError::UnknownSecret.into())),
+            (new_rules(), with(Some(Token::new("AQAA").unwrap())), Err(TokenError::Malformed.into())),
             (revoked, with(good()), Err(Denied::Revoked(TicketId([9; 8])))),
             (Rules::default(), with(good()), Err(TokenError::UnknownSecret.into())),
-            (rules(), Credentials { token: None, certificate: Some(shown(5)) }, Ok("key:trainer")),
-            (rules(), Credentials { token: good(), certificate: Some(shown(5)) }, Ok("key:trainer")),
+            (new_rules(), Credentials { token: None, certificate: Some(shown(5)) }, Ok("key:trainer")),
+            (new_rules(), Credentials { token: good(), certificate: Some(shown(5)) }, Ok("key:trainer")),
             (
-                rules(),
+                new_rules(),
                 Credentials { token: good(), certificate: Some(shown(6)) },
                 Ok("ticket:0909090909090909"),
             ),
             (
-                rules(),
+                new_rules(),
                 Credentials { token: None, certificate: Some(shown(6)) },
                 Err(Denied::UnknownKey(shown(6).key())),
             ),
@@ -253,13 +254,13 @@ mod tests {
     /// A key removed from the rules of a running server counts as revoked until it is trusted again.
     #[test]
     fn a_removed_key_stays_revoked() {
-        let mut later = Rules { keys: HashMap::new(), ..rules() };
-        later.keep_revoked(&rules());
-        let shown = Credentials { token: token(&secret(1, 1), None), certificate: Some(shown(5)) };
-        assert!(matches!(later.admit(&shown, 0), Err(Denied::RevokedKey(_))));
-        let mut again = rules();
+        let mut later = Rules { keys: HashMap::new(), ..new_rules() };
+        later.keep_revoked(&new_rules());
+        let credentials = Credentials { token: token(&secret(1, 1), None), certificate: Some(shown(5)) };
+        assert!(matches!(later.admit(&credentials, 0), Err(Denied::RevokedKey(_))));
+        let mut again = new_rules();
         again.keep_revoked(&later);
-        assert!(again.admit(&shown, 0).is_ok());
+        assert!(again.admit(&credentials, 0).is_ok());
     }
 
     #[test]
@@ -288,7 +289,7 @@ mod tests {
     #[test]
     fn principals_have_only_their_grants() {
         let topic = |name: &str| Topic::new(name).unwrap();
-        let by_ticket = rules()
+        let by_ticket = new_rules()
             .admit(&Credentials { token: token(&secret(1, 1), None), certificate: None }, 0)
             .unwrap();
         assert!(by_ticket.may(Verb::Subscribe, &topic("policy/a")));
@@ -296,7 +297,7 @@ mod tests {
             !by_ticket.may(Verb::Publish, &topic("policy/a")) && !by_ticket.may(Verb::List, &topic("kv/a"))
         );
         let certificate = Some(shown(5));
-        let by_key = rules().admit(&Credentials { token: None, certificate }, 0).unwrap();
+        let by_key = new_rules().admit(&Credentials { token: None, certificate }, 0).unwrap();
         assert!(by_key.may(Verb::List, &topic("kv/a")) && !by_key.may(Verb::List, &topic("policy/a")));
     }
 }

@@ -10,8 +10,8 @@
 //! | `ca.pem` | the authorities whose certificates name clients |
 //! | `acl` | the access control list, an [`Acl`](super::Acl) |
 //!
-//! All but `secrets` may be missing. A running server reads them by name every two seconds: a file may be replaced in
-//! any way, also by Kubernetes' exchange of a link.
+//! All but `secrets` may be missing. A running server opens those that define the rules by name every two seconds, so a
+//! file may be replaced in any way, also by Kubernetes' exchange of a link.
 
 use super::{
     Access, AccessStoreError, Rules,
@@ -82,7 +82,8 @@ impl AccessStore {
         Ok(access)
     }
 
-    /// One check by a running server, whose current rules are from `before`. Saves when tickets were `used`.
+    /// One check by a running server, whose current rules are from `before`. Saves `used`, the times at which tickets
+    /// were used, if there is any new one.
     fn check_files(&self, before: &Texts, used: Option<&HashMap<TicketId, u64>>) -> Reading {
         let read = || {
             let texts = Texts::read(&self.folder)?;
@@ -221,7 +222,7 @@ impl AccessStore {
         self.folder.write("secrets", &join_lines(secrets.iter().map(Secret::to_line)))
     }
 
-    /// Saves when tickets were used, merged with what other servers of this folder saved.
+    /// Saves the times at which tickets were used, merged with those that other servers of this folder saved.
     fn note_uses(&self, uses: &HashMap<TicketId, u64>) -> Result<(), AccessStoreError> {
         let mut merged = self.used().unwrap_or_default(); // An invalid file is replaced: it is only informative.
         for (id, used_s) in uses {

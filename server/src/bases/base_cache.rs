@@ -162,7 +162,7 @@ impl<T> BaseCache<T> {
         left
     }
 
-    /// Evicts one item: one that no subscription holds before one that is held, and of those the first cached.
+    /// Evicts one item: one that no subscription holds before one that is held; among equals, the first cached.
     fn evict_one(&mut self, topic: Option<u64>) -> Option<T> {
         let rank = |key: &Key| {
             let entry = self.entries.get(key)?;
@@ -202,44 +202,44 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashSet;
 
-    fn key(topic: u64, version: u64) -> Key {
+    fn key_of(topic: u64, version: u64) -> Key {
         Key { topic, epoch: Epoch(1), version: Version(version) }
     }
 
     #[test]
     fn an_unheld_item_is_not_cached() {
         let mut cache = BaseCache::new(100);
-        assert_eq!(cache.leave_retention(key(0, 1), Some(1), 10, 2), [1]);
-        cache.hold(key(0, 2), true);
-        assert!(cache.leave_retention(key(0, 2), Some(2), 10, 2).is_empty());
-        assert_eq!((cache.get(key(0, 2)), cache.totals()), (Some(&2), (1, 10)));
-        assert_eq!(cache.release(key(0, 2), false), Some(2), "no client may reconnect");
+        assert_eq!(cache.leave_retention(key_of(0, 1), Some(1), 10, 2), [1]);
+        cache.hold(key_of(0, 2), true);
+        assert!(cache.leave_retention(key_of(0, 2), Some(2), 10, 2).is_empty());
+        assert_eq!((cache.get(key_of(0, 2)), cache.totals()), (Some(&2), (1, 10)));
+        assert_eq!(cache.release(key_of(0, 2), false), Some(2), "no client may reconnect");
         assert_eq!((cache.totals(), cache.entries.len()), ((0, 0), 0));
     }
 
     #[test]
     fn an_item_stays_for_a_lost_user_within_the_budget() {
         let mut cache = BaseCache::new(100);
-        cache.hold(key(0, 1), true);
-        assert_eq!(cache.release(key(0, 1), true), None, "it is retained, and waits");
-        assert!(cache.leave_retention(key(0, 1), Some(1), 40, 2).is_empty());
-        cache.hold(key(0, 2), true);
-        assert!(cache.leave_retention(key(0, 2), Some(2), 40, 2).is_empty());
-        assert_eq!(cache.get(key(0, 1)), Some(&1));
-        cache.hold(key(0, 3), true);
+        cache.hold(key_of(0, 1), true);
+        assert_eq!(cache.release(key_of(0, 1), true), None, "it is retained, and waits");
+        assert!(cache.leave_retention(key_of(0, 1), Some(1), 40, 2).is_empty());
+        cache.hold(key_of(0, 2), true);
+        assert!(cache.leave_retention(key_of(0, 2), Some(2), 40, 2).is_empty());
+        assert_eq!(cache.get(key_of(0, 1)), Some(&1));
+        cache.hold(key_of(0, 3), true);
         assert_eq!(
-            cache.leave_retention(key(0, 3), Some(3), 20, 2),
+            cache.leave_retention(key_of(0, 3), Some(3), 20, 2),
             [1],
             "two of a topic, and nobody holds 1"
         );
-        cache.hold(key(1, 1), true);
+        cache.hold(key_of(1, 1), true);
         assert_eq!(
-            cache.leave_retention(key(1, 1), Some(4), 41, 2),
+            cache.leave_retention(key_of(1, 1), Some(4), 41, 2),
             [2],
             "the budget, and 2 is the oldest that is held"
         );
         assert_eq!(cache.totals(), (2, 61));
-        cache.release(key(1, 1), true);
+        cache.release(key_of(1, 1), true);
         assert!(cache.remove_useless(0, |_| false).is_empty(), "3 is held");
         assert!(cache.remove_useless(1, |_| true).is_empty());
         assert_eq!(cache.remove_useless(1, |_| false), [4]);
@@ -250,15 +250,15 @@ mod tests {
     fn an_item_waits_for_each_lost_user() {
         let mut cache = BaseCache::new(100);
         for _ in 0..3 {
-            cache.hold(key(0, 1), true);
+            cache.hold(key_of(0, 1), true);
         }
-        cache.leave_retention(key(0, 1), Some(1), 40, 2);
-        assert_eq!(cache.release(key(0, 1), true), None, "it is lost");
-        assert_eq!(cache.release(key(0, 1), false), None, "it continues with the next version");
-        assert_eq!(cache.release(key(0, 1), false), None, "one may come back");
-        cache.hold(key(0, 1), false);
-        cache.handle_reconnected(key(0, 1));
-        assert_eq!(cache.release(key(0, 1), false), Some(1));
+        cache.leave_retention(key_of(0, 1), Some(1), 40, 2);
+        assert_eq!(cache.release(key_of(0, 1), true), None, "it is lost");
+        assert_eq!(cache.release(key_of(0, 1), false), None, "it continues with the next version");
+        assert_eq!(cache.release(key_of(0, 1), false), None, "one may come back");
+        cache.hold(key_of(0, 1), false);
+        cache.handle_reconnected(key_of(0, 1));
+        assert_eq!(cache.release(key_of(0, 1), false), Some(1));
         assert!(cache.entries.is_empty());
     }
 
@@ -266,8 +266,8 @@ mod tests {
     fn topics_do_not_evict_each_others_items() {
         let mut cache = BaseCache::new(100);
         for topic in 0..2 {
-            cache.hold(key(topic, 1), true);
-            assert!(cache.leave_retention(key(topic, 1), Some(topic), 10, 1).is_empty());
+            cache.hold(key_of(topic, 1), true);
+            assert!(cache.leave_retention(key_of(topic, 1), Some(topic), 10, 1).is_empty());
         }
         assert_eq!((cache.totals(), cache.forget(0), cache.totals()), ((2, 20), vec![0], (1, 10)));
         assert_eq!((cache.has_any(0), cache.clear(), cache.totals()), (true, vec![1], (0, 0)), "it is held");
@@ -276,11 +276,11 @@ mod tests {
     #[test]
     fn a_retained_item_waits_for_a_lost_user() {
         let mut cache = BaseCache::new(100);
-        cache.hold(key(0, 1), true);
-        cache.release(key(0, 1), true);
+        cache.hold(key_of(0, 1), true);
+        cache.release(key_of(0, 1), true);
         assert!(cache.remove_useless(0, |_| false).is_empty(), "retention keeps it");
-        assert!(cache.leave_retention(key(0, 1), Some(1), 10, 1).is_empty());
-        assert_eq!(cache.get(key(0, 1)), Some(&1));
+        assert!(cache.leave_retention(key_of(0, 1), Some(1), 10, 1).is_empty());
+        assert_eq!(cache.get(key_of(0, 1)), Some(&1));
     }
 
     #[derive(Debug, Clone)]
@@ -305,8 +305,8 @@ mod tests {
     }
 
     proptest! {
-        /// After any operations: the bounds hold, no held item is evicted before an unheld one, every item is cached or
-        /// was evicted exactly once, and no entry stays without a cause.
+        /// After any operations: the bounds hold, no held item is evicted while an unheld one of its topic stays, every
+        /// item is cached or was evicted exactly once, and no entry stays without a cause.
         #[test]
         fn held_items_are_cached_within_the_bounds(most in 0u32..4, budget in 0u64..120, steps in prop::collection::vec(step(), 0..80)) {
             let mut cache = BaseCache::new(budget);
@@ -319,13 +319,13 @@ mod tests {
                 let mut came = None;
                 let gone = match step {
                     Step::Hold(topic, version) => {
-                        let key = key(topic, version);
+                        let key = key_of(topic, version);
                         cache.hold(key, !left.contains(&key));
                         *held.entry(key).or_default() += 1;
                         vec![]
                     }
                     Step::ComeBack(topic, version) => {
-                        let key = key(topic, version);
+                        let key = key_of(topic, version);
                         cache.hold(key, !left.contains(&key));
                         cache.handle_reconnected(key);
                         *held.entry(key).or_default() += 1;
@@ -334,7 +334,7 @@ mod tests {
                         vec![]
                     }
                     Step::Release { topic, version, lingers } => {
-                        let key = key(topic, version);
+                        let key = key_of(topic, version);
                         let Some(count) = held.get_mut(&key).filter(|count| **count > 0) else { continue };
                         *count -= 1;
                         let waiting = awaited.entry(key).or_default();
@@ -344,7 +344,7 @@ mod tests {
                         gone.into_iter().collect()
                     }
                     Step::Leave { topic, version, may_stay, bytes } => {
-                        let key = key(topic, version);
+                        let key = key_of(topic, version);
                         if !left.insert(key) { continue }
                         came = may_stay.then_some(key);
                         if may_stay { here.insert(key, bytes); }

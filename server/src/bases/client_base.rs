@@ -79,7 +79,7 @@ impl ClientBase {
         is_usable.then(|| DeltaBase::new(base, topic.delta_trial()))
     }
 
-    /// Handles the client's `Committed` of the current version, and whether it keeps a copy.
+    /// Handles the client's `Committed` of the current version; `kept` is whether the client keeps a copy.
     pub(crate) fn handle_committed(&mut self, kept: bool) {
         let next = self.next.take();
         self.release();

@@ -14,9 +14,9 @@ const FAILED_MAX_VERSIONS: u32 = 2;
 
 /// The trial of deltas for one topic: the results of comparing chunks with their bases, from one publish to the next.
 ///
-/// A failed trial costs a read of the base for each chunk, and memory at client and server. So a pause follows, then
-/// another trial, in which one failed version starts the next pause. Each pause is twice as long as the previous one,
-/// up to a maximum.
+/// A failed trial costs a read of the base for each compared chunk, and memory at client and server. So a pause
+/// follows, then another trial, in which one failed version starts the next pause. Each pause is twice as long as the
+/// previous one, up to a maximum.
 #[derive(Debug)]
 pub(crate) struct DeltaTrial {
     tried_bytes: u64,

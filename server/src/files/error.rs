@@ -244,7 +244,7 @@ impl FileError {
     }
 }
 
-/// A file that could not be read in place.
+/// A failed read of a file by offset.
 #[derive(Debug)]
 pub(super) struct ReadError {
     pub(super) path: PathBuf,

@@ -43,7 +43,7 @@ impl Folder {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = open(path, flags, Mode::empty())
             .map_err(|error| FileError::Io { path: path.into(), source: error.into() })?;
-        let roots = path_of(&folder).map(roots).unwrap_or_default();
+        let roots = path_of(&folder).map(roots_of).unwrap_or_default();
         Ok(Self { path: path.into(), rules, folder, roots })
     }
 
@@ -113,7 +113,7 @@ fn path_of(opened: impl AsFd) -> Option<PathBuf> {
 }
 
 /// The folder itself; and for `MODEL/snapshots/REVISION` of Hugging Face's cache, or a folder in it, `MODEL/blobs`.
-fn roots(folder: PathBuf) -> Vec<PathBuf> {
+fn roots_of(folder: PathBuf) -> Vec<PathBuf> {
     let snapshots = folder
         .ancestors()
         .skip(1)
@@ -128,7 +128,7 @@ mod tests {
     use std::{fs, os::unix::fs::symlink};
 
     /// The entries of a folder by name, and whether each may be served.
-    fn reached(folder: &Folder) -> Vec<(String, bool)> {
+    fn servable_entries(folder: &Folder) -> Vec<(String, bool)> {
         let names = folder.names().unwrap();
         let look = |name: OsString| {
             let reached = folder.look_up(&name).is_ok_and(|(_, reached)| reached);
@@ -168,12 +168,12 @@ mod tests {
         let mut expected =
             ["beside", "blob", "blobs-of-another", "nowhere", "plain", "ref", "root", "two-steps"]
                 .map(|name| (name.to_owned(), matches!(name, "beside" | "blob" | "plain")));
-        assert_eq!(reached(&folder), expected);
+        assert_eq!(servable_entries(&folder), expected);
         let rules = FolderRules { follow_links: true, all_files: false };
         for (name, reached) in &mut expected {
             *reached = name != "nowhere" && (name != "root" || Path::new("/etc/hostname").exists());
         }
-        assert_eq!(reached(&Folder::open(&snapshot, rules).unwrap()), expected);
+        assert_eq!(servable_entries(&Folder::open(&snapshot, rules).unwrap()), expected);
     }
 
     /// A file replaced by a link between `look_up` and `open_file`.

@@ -95,10 +95,10 @@ impl<'a> Archive<'a> {
     ) -> Result<(), FileError> {
         let file = self.file;
         let mut opened = self.entry(entry)?;
-        let read = io::copy(&mut opened.by_ref().take(header_bytes), &mut io::sink())
+        let outcome = io::copy(&mut opened.by_ref().take(header_bytes), &mut io::sink())
             .and_then(|_| opened.read_exact(out))
             .and_then(|()| super::served::drain(BufReader::new(opened)));
-        match read {
+        match outcome {
             Ok(0) => Ok(()),
             Ok(_) => Err(FileError::Changed { path: file.path.clone() }),
             Err(source) => Err(archive_error(file, source)),
@@ -109,8 +109,8 @@ impl<'a> Archive<'a> {
     pub(super) fn verify(&mut self, entry: usize) -> Result<(), FileError> {
         let file = self.file;
         let opened = self.entry(entry)?;
-        let read = super::served::drain(BufReader::with_capacity(1 << 20, opened));
-        read.map(drop).map_err(|source| archive_error(file, source))
+        let drained = super::served::drain(BufReader::with_capacity(1 << 20, opened));
+        drained.map(drop).map_err(|source| archive_error(file, source))
     }
 
     fn entry(&mut self, entry: usize) -> Result<ZipFile<'_, BufReader<FileReader<'a>>>, FileError> {

@@ -47,7 +47,7 @@ impl Stamp {
         }
     }
 
-    /// Whether it belongs to another file, rather than to the same file modified.
+    /// Whether it belongs to another file than `other`, rather than to the same file modified.
     pub(super) fn is_other_file(&self, other: &Self) -> bool {
         (self.inode, self.created) != (other.inode, other.created)
     }
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_reads_use_several_threads() {
+    fn a_read_by_several_threads_is_complete() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("large");
         let bytes: Vec<u8> = (0..PARALLEL_READ_MIN_BYTES + 1001).map(|i| (i / 3) as u8).collect();

@@ -23,7 +23,7 @@ fn staging() -> Staging {
     }
 }
 
-fn model() -> Vec<u8> {
+fn model_file() -> Vec<u8> {
     let data: Vec<u8> = (0..4000).map(|i| i as u8).collect();
     let tensors = [
         ("w", TensorView::new(Dtype::F32, vec![10, 100], &data).unwrap()),
@@ -59,7 +59,7 @@ fn npz(entries: &[(&str, &[u8])], method: CompressionMethod) -> Vec<u8> {
 }
 
 /// A folder with `files`, which is removed when the first value is dropped.
-fn folder(files: &[(&str, &[u8])]) -> (tempfile::TempDir, PathBuf) {
+fn new_folder(files: &[(&str, &[u8])]) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     for (name, bytes) in files {
         fs::write(dir.path().join(name), bytes).unwrap();
@@ -68,8 +68,8 @@ fn folder(files: &[(&str, &[u8])]) -> (tempfile::TempDir, PathBuf) {
     (dir, path)
 }
 
-fn refused(files: &[(&str, &[u8])], path: &str) -> FileError {
-    let (_dir, dir) = folder(files);
+fn error_for(files: &[(&str, &[u8])], path: &str) -> FileError {
+    let (_dir, dir) = new_folder(files);
     TensorFiles::open(&dir.join(path)).unwrap_err()
 }
 
@@ -82,7 +82,7 @@ async fn last_chunk(held: &Publishable) -> Result<Bytes, Arc<SourceError>> {
 }
 
 /// The bytes of a tensor of a version, read in the same way.
-async fn bytes(held: &Publishable, tensor: &str) -> Vec<u8> {
+async fn bytes_of(held: &Publishable, tensor: &str) -> Vec<u8> {
     let encoder = Encoder::new(0, None, Workers::Inline);
     let mut payload = vec![];
     for (chunk, _) in held.manifest().chunking().iter() {
@@ -93,13 +93,13 @@ async fn bytes(held: &Publishable, tensor: &str) -> Vec<u8> {
     payload[range.start as usize..range.end as usize].to_vec()
 }
 
-fn names(files: &TensorFiles) -> Vec<&str> {
+fn names_of(files: &TensorFiles) -> Vec<&str> {
     files.specs().iter().map(|spec| spec.name.as_str()).collect()
 }
 
 #[test]
 fn a_model_file_is_staged_with_its_metadata() {
-    let (_dir, dir) = folder(&[("m.safetensors", &model())]);
+    let (_dir, dir) = new_folder(&[("m.safetensors", &model_file())]);
     let path = dir.join("m.safetensors");
     let staged = Staged::from_safetensors(&path, &staging()).unwrap();
     assert_eq!(staged.manifest().tensors().len(), 3);
@@ -114,7 +114,7 @@ fn a_model_file_is_staged_with_its_metadata() {
 fn refused_broken_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.safetensors");
-    let good = model();
+    let good = model_file();
     for (what, bytes) in [
         ("empty", vec![]),
         ("short", good[..7].to_vec()),
@@ -137,9 +137,9 @@ fn refused_broken_files_are_named() {
 
 #[test]
 fn reserved_names_and_other_formats_are_refused() {
-    let reserved = refused(&[("m.safetensors", &shard(&["tensor-relay.file:a"]))], "m.safetensors");
+    let reserved = error_for(&[("m.safetensors", &shard(&["tensor-relay.file:a"]))], "m.safetensors");
     assert!(matches!(reserved, FileError::ReservedName { .. }), "{reserved}");
-    let other = refused(&[("m.GGUF", b"GGUF")], "m.GGUF");
+    let other = error_for(&[("m.GGUF", b"GGUF")], "m.GGUF");
     assert!(matches!(other, FileError::OtherFormat { .. }), "{other}");
 }
 
@@ -147,8 +147,8 @@ fn reserved_names_and_other_formats_are_refused() {
 #[test]
 fn borrowed_and_staged_files_are_the_same_version() {
     let array = npy("<i2", "False", "(3,)", &[1, 0, 2, 0, 3, 0]);
-    let (_dir, dir) = folder(&[
-        ("m.safetensors", &model()),
+    let (_dir, dir) = new_folder(&[
+        ("m.safetensors", &model_file()),
         ("n.safetensors", &shard(&["a", "c"])),
         ("config.json", b"{}"),
         ("empty.txt", b""),
@@ -167,7 +167,7 @@ fn borrowed_and_staged_files_are_the_same_version() {
 async fn a_folder_is_served_with_its_side_files() {
     let index = br#"{"metadata": {"total_size": 24}, "weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "1.safetensors"}}"#;
     let large = vec![0; (64 << 20) - index.len() - 1];
-    let (_dir, dir) = folder(&[
+    let (_dir, dir) = new_folder(&[
         ("1.safetensors", &shard(&["a", "c"])),
         ("2.safetensors", &shard(&["b"])),
         ("consolidated.safetensors", &shard(&["x"])),
@@ -181,7 +181,7 @@ async fn a_folder_is_served_with_its_side_files() {
     fs::create_dir(dir.join("onnx")).unwrap();
     let files = TensorFiles::open(&dir).unwrap();
     let index_name = "tensor-relay.file:model.safetensors.index.json";
-    assert_eq!(names(&files), ["a", "c", "b", index_name, "tensor-relay.file:config.json"]);
+    assert_eq!(names_of(&files), ["a", "c", "b", index_name, "tensor-relay.file:config.json"]);
     let mut skipped: Vec<String> = files.skipped().iter().map(SkippedEntry::to_string).collect();
     skipped.sort();
     let expected = [
@@ -194,27 +194,27 @@ async fn a_folder_is_served_with_its_side_files() {
     ];
     assert_eq!(skipped, expected);
     let held = Publishable::from(files.borrow(&staging()).unwrap());
-    assert_eq!(bytes(&held, "b").await, b"bbbbbbbb");
-    assert_eq!(bytes(&held, index_name).await, index);
+    assert_eq!(bytes_of(&held, "b").await, b"bbbbbbbb");
+    assert_eq!(bytes_of(&held, index_name).await, index);
     let metadata = [("format".into(), "pt".into()), ("tensor-relay.kind".into(), "directory".into())];
     assert_eq!(held.manifest().metadata(), metadata);
 }
 
 #[tokio::test]
 async fn a_folder_without_an_index_keeps_its_file_names() {
-    let (_dir, dir) = folder(&[("adapter_model.safetensors", &shard(&["a"]))]);
+    let (_dir, dir) = new_folder(&[("adapter_model.safetensors", &shard(&["a"]))]);
     let one = TensorFiles::open(&dir).unwrap();
     let weights = ("tensor-relay.weights".into(), "adapter_model.safetensors".into());
     assert_eq!(one.metadata().last(), Some(&weights));
     fs::write(dir.join("other.safetensors"), shard(&["b"])).unwrap();
     let two = TensorFiles::open(&dir).unwrap();
     let index_name = "tensor-relay.file:model.safetensors.index.json";
-    assert_eq!(names(&two), ["a", "b", index_name]);
-    let index = bytes(&two.borrow(&staging()).unwrap().into(), index_name).await;
+    assert_eq!(names_of(&two), ["a", "b", index_name]);
+    let index = bytes_of(&two.borrow(&staging()).unwrap().into(), index_name).await;
     assert!(String::from_utf8(index).unwrap().contains(r#""b": "other.safetensors""#));
     fs::write(dir.join("model.safetensors"), shard(&["a"])).unwrap();
     let model = TensorFiles::open(&dir).unwrap();
-    assert_eq!((names(&model), model.skipped().len()), (vec!["a"], 2));
+    assert_eq!((names_of(&model), model.skipped().len()), (vec!["a"], 2));
 }
 
 #[test]
@@ -223,22 +223,23 @@ fn inconsistent_folders_are_refused() {
     let index = |map: &str| format!(r#"{{"weight_map": {map}}}"#).into_bytes();
     let name = "model.safetensors.index.json";
     let both = index(r#"{"a": "1.safetensors", "b": "2.safetensors"}"#);
-    let error = refused(&[("1.safetensors", &a), (name, &both)], "");
+    let error = error_for(&[("1.safetensors", &a), (name, &both)], "");
     assert!(matches!(&error, FileError::MissingShard { shard, .. } if shard.as_str() == "2.safetensors"));
-    let error = refused(&[("1.safetensors", &a), ("2.safetensors", &a), (name, &both)], "");
+    let error = error_for(&[("1.safetensors", &a), ("2.safetensors", &a), (name, &both)], "");
     assert!(matches!(&error, FileError::Twice { tensor, .. } if tensor == "a"), "{error}");
     assert!(error.to_string().contains("1.safetensors") && error.to_string().contains("2.safetensors"));
     let one = index(r#"{"a": "1.safetensors", "b": "1.safetensors"}"#);
-    let error = refused(&[("1.safetensors", &a), (name, &one)], "");
+    let error = error_for(&[("1.safetensors", &a), (name, &one)], "");
     assert!(matches!(&error, FileError::MissingTensor { tensor, .. } if tensor == "b"), "{error}");
     let only_a = index(r#"{"a": "1.safetensors"}"#);
-    let error = refused(&[("1.safetensors", &ab), (name, &only_a)], "");
+    let error = error_for(&[("1.safetensors", &ab), (name, &only_a)], "");
     assert!(matches!(&error, FileError::NotInIndex { tensor, .. } if tensor == "b"), "{error}");
-    let error = refused(&[("1.safetensors", &a), (name, &only_a), ("x.safetensors.index.json", &only_a)], "");
+    let error =
+        error_for(&[("1.safetensors", &a), (name, &only_a), ("x.safetensors.index.json", &only_a)], "");
     assert!(matches!(error, FileError::TwoIndexes { .. }), "{error}");
-    let error = refused(&[("1.safetensors", &a), (name, b"{")], "");
+    let error = error_for(&[("1.safetensors", &a), (name, b"{")], "");
     assert!(matches!(error, FileError::Index { .. }), "{error}");
-    let error = refused(&[("config.json", b"{}"), ("pytorch_model.bin", b"")], "");
+    let error = error_for(&[("config.json", b"{}"), ("pytorch_model.bin", b"")], "");
     assert!(matches!(error, FileError::NoWeights { .. }), "{error}");
 }
 
@@ -248,16 +249,16 @@ async fn arrays_are_tensors() {
     let turned = npy("<u2", "True", "(2, 3)", &[1, 0, 4, 0, 2, 0, 5, 0, 3, 0, 6, 0]);
     let entries = [("c.npy", &c_order[..]), ("turned.npy", &turned), ("notes.txt", b"hello")];
     for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
-        let (_dir, dir) = folder(&[("a.npz", &npz(&entries, method)), ("a.npy", &turned)]);
+        let (_dir, dir) = new_folder(&[("a.npz", &npz(&entries, method)), ("a.npy", &turned)]);
         let archive = TensorFiles::open(&dir.join("a.npz")).unwrap();
-        assert_eq!(names(&archive), ["c", "turned"]);
+        assert_eq!(names_of(&archive), ["c", "turned"]);
         assert_eq!(archive.skipped(), [SkippedEntry::new("notes.txt".into(), SkipReason::NotAnArray)]);
         let held = Publishable::from(archive.stage(&staging()).unwrap());
         let expected = [1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0];
-        assert_eq!(bytes(&held, "c").await, expected);
-        assert_eq!(bytes(&held, "turned").await, expected);
+        assert_eq!(bytes_of(&held, "c").await, expected);
+        assert_eq!(bytes_of(&held, "turned").await, expected);
         let array = TensorFiles::open(&dir.join("a.npy")).unwrap();
-        assert_eq!(bytes(&array.stage(&staging()).unwrap().into(), "array").await, expected);
+        assert_eq!(bytes_of(&array.stage(&staging()).unwrap().into(), "array").await, expected);
         let spec = &array.specs()[0];
         assert_eq!((spec.dtype, &spec.shape), (OurDtype::U16, &Shape::new(&[2, 3]).unwrap()));
         assert!(matches!(array.borrow(&staging()), Err(FileError::FortranOrder { .. })));
@@ -272,22 +273,22 @@ async fn arrays_are_tensors() {
 #[test]
 fn refused_broken_arrays_are_named() {
     let good = npy("<u2", "False", "(2,)", &[1, 0, 2, 0]);
-    let error = refused(&[("a.npy", &good[..good.len() - 1])], "a.npy");
+    let error = error_for(&[("a.npy", &good[..good.len() - 1])], "a.npy");
     assert!(matches!(error, FileError::Npy { .. }), "{error}");
     let object = npy("|O", "False", "(2,)", b"pickle");
-    let error = refused(&[("a.npz", &npz(&[("o.npy", &object)], CompressionMethod::Deflated))], "a.npz");
+    let error = error_for(&[("a.npz", &npz(&[("o.npy", &object)], CompressionMethod::Deflated))], "a.npz");
     assert!(matches!(&error, FileError::Entry { entry, .. } if entry == "o.npy"), "{error}");
     for evil in ["../../evil.npy", "/evil.npy", "a/../evil.npy", ".npy"] {
-        let error = refused(&[("a.npz", &npz(&[(evil, &good)], CompressionMethod::Stored))], "a.npz");
+        let error = error_for(&[("a.npz", &npz(&[(evil, &good)], CompressionMethod::Stored))], "a.npz");
         assert!(matches!(&error, FileError::EntryName { entry, .. } if entry == evil), "{error}");
     }
     let archive = npz(&[("x.npy", &good)], CompressionMethod::Stored);
-    let error = refused(&[("a.npz", &archive[..archive.len() - 30])], "a.npz");
+    let error = error_for(&[("a.npz", &archive[..archive.len() - 30])], "a.npz");
     assert!(matches!(error, FileError::Archive { .. }), "{error}");
     let mut flipped = archive;
     let position = flipped.windows(6).position(|window| window == b"\n\x01\0\x02\0P").unwrap() + 1;
     flipped[position] ^= 1;
-    let (_dir, dir) = folder(&[("a.npz", &flipped)]);
+    let (_dir, dir) = new_folder(&[("a.npz", &flipped)]);
     let files = TensorFiles::open(&dir.join("a.npz")).unwrap();
     for error in [files.stage(&staging()).unwrap_err(), files.borrow(&staging()).unwrap_err()] {
         assert!(matches!(error, FileError::Archive { .. }), "the checksum is wrong: {error}");
@@ -297,7 +298,7 @@ fn refused_broken_arrays_are_named() {
 /// A file changed in place is never sent, even if its size and time are unchanged.
 #[tokio::test]
 async fn a_change_during_a_transfer_fails_with_the_file_name() {
-    let (_dir, dir) = folder(&[("a.safetensors", &shard(&["a"])), ("b.safetensors", &shard(&["b"]))]);
+    let (_dir, dir) = new_folder(&[("a.safetensors", &shard(&["a"])), ("b.safetensors", &shard(&["b"]))]);
     let held = Publishable::from(TensorFiles::open(&dir).unwrap().borrow(&staging()).unwrap());
     last_chunk(&held).await.unwrap();
     let path = dir.join("b.safetensors");
@@ -319,10 +320,10 @@ async fn a_change_during_a_transfer_fails_with_the_file_name() {
 
 #[test]
 fn a_change_after_opening_fails() {
-    let (_dir, dir) = folder(&[("m.safetensors", &model())]);
+    let (_dir, dir) = new_folder(&[("m.safetensors", &model_file())]);
     let path = dir.join("m.safetensors");
     let files = TensorFiles::open(&path).unwrap();
-    let mut longer = model();
+    let mut longer = model_file();
     longer.push(0);
     fs::write(&path, longer).unwrap();
     assert!(matches!(files.stage(&staging()), Err(FileError::Changed { .. })));

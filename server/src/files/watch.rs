@@ -87,7 +87,7 @@ impl FileWatch {
         self.detector.handle_seen(seen)
     }
 
-    /// Polls during a publish: counts changes, which a later [`poll`](Self::poll) reports.
+    /// Polls during a publish: counts missed generations. A later [`poll`](Self::poll) reports the change.
     pub fn poll_during_publish(&mut self) {
         let seen = self.read_stamps();
         self.detector.record_poll(seen);

@@ -22,7 +22,8 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-/// The deadline for reading a message after its first byte, and for writing one. Both peers are on one machine.
+/// The deadline for reading a message after its first byte, and for each write of a message or of what remains of it.
+/// Both peers are on one machine.
 pub(super) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The maximum number of descriptors received at once; more violate the protocol.

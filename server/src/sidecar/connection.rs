@@ -109,8 +109,8 @@ async fn run_connection(
     drop(reclaim); // First, because the producer's memory may be freed already.
     if let Err(error) = &ended {
         // Queued after the current message, not within it.
-        let close = ServerMessage::Close { text: text_that_fits(error.to_string()) };
-        let last = async { tokio::join!(close_sender.send(close), writing) };
+        let message = ServerMessage::Close { text: text_that_fits(error.to_string()) };
+        let last = async { tokio::join!(close_sender.send(message), writing) };
         let _ = tokio::time::timeout(MESSAGE_TIMEOUT, last).await; // The producer may not read it.
     }
     ended

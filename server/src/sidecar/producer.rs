@@ -220,7 +220,7 @@ impl Producer {
     /// Ends `topic`; with `withdraw`, withdraws retained versions too.
     ///
     /// # Errors
-    /// [`PublishError`] when it is not open.
+    /// [`PublishError`], for example when it is not open.
     pub async fn end(&self, topic: Topic, withdraw: bool) -> Result<(), PublishError> {
         let request = PublicationId(self.next.fetch_add(1, Ordering::Relaxed));
         let (_progress, answer) = self.register(request);

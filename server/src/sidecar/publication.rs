@@ -95,10 +95,10 @@ impl Publication {
         self.wait(timeout, |progress| progress.is_released).await
     }
 
-    /// Withdraws the version. Transfers in progress may finish.
+    /// Withdraws the version. Transfers in progress may finish. Has no effect once the connection has ended.
     pub fn withdraw(&self) {
         let message = encode_producer(ProducerMessage::Withdraw(self.publication_id));
-        let _ = self.outgoing.send(vec![(message, None)]); // Without a connection there is no version to withdraw.
+        let _ = self.outgoing.send(vec![(message, None)]); // Fails once the connection has ended.
     }
 
     /// Waits until `reached`; returns false when `timeout` passes first.

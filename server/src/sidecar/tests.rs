@@ -369,7 +369,7 @@ async fn many_versions_leak_no_memory() {
 /// Goal: refused producers take no place of others and hold resources only briefly. Method: take all places; connect
 /// many more that never read the refusal; free one place.
 #[tokio::test]
-async fn refused_producers_do_not_count() {
+async fn refused_producers_take_no_place() {
     let home = Home::default();
     let mut inside = Vec::new();
     for _ in 0..PRODUCERS_MAX {

@@ -17,7 +17,7 @@ pub(super) type Lease = OwnedMutexGuard<Option<Publisher>>;
 type PublisherLock = Arc<tokio::sync::Mutex<Option<Publisher>>>;
 
 /// The maximum number of open topics of producers: a training job has a few, and each stays open until a producer ends
-/// it or the server ends.
+/// it, it expires, or the server ends.
 pub(super) const TOPICS_MAX: usize = 4096;
 
 /// The time that a publish waits for earlier ones into the same topic, which may wait for its readers.

@@ -151,7 +151,8 @@ impl Connector {
     }
 }
 
-/// The more informative of two errors: an answer rather than a timeout, a wrong key rather than anything else.
+/// The more informative of two errors: a wrong key before another refusal, that before any other failure, and that
+/// before a timeout. Of equally informative ones, the first.
 fn more_informative(first: Option<ConnectError>, second: ConnectError) -> ConnectError {
     let rank = |error: &ConnectError| match error {
         ConnectError::WrongKey { .. } => 3,

@@ -14,7 +14,8 @@ pub(super) struct ChunkKey {
 /// No I/O.
 ///
 /// Chunks being read count against the bound and evict others. They are never evicted themselves, even above the bound,
-/// since concurrent requests wait for them. Their number is bounded by that of running sends.
+/// since concurrent requests wait for them. Their number is bounded: each was requested by a running send, or by a
+/// cancelled one within the timeout of reads.
 #[derive(Debug)]
 pub(super) struct ChunkCache<T> {
     limit_bytes: u64,

@@ -37,16 +37,16 @@ pub struct Encoded {
     pub hash: ChunkHash,
     /// The encoded bytes.
     pub bytes: Bytes,
-    /// The time that this call took on workers for the estimate, the comparison with a base and the encoding, including
-    /// failed attempts. Zero if the result was cached, or another call made it.
+    /// The time that the call which returned this took on workers, for the estimate, the comparison with a base and the
+    /// encoding, including failed attempts. Zero if the result was cached, or another call made it.
     pub worker_time: Duration,
 }
 
 /// Reads, hashes and encodes chunks, once for each (payload, chunk, codec, base) and all subscribers, while the result
 /// is in a bounded cache. An evicted chunk is read and encoded again. Entries are dropped with their payload.
 ///
-/// Raw chunks of memory are slices of the source, if they are contiguous, and cost nothing to read again. Only raw
-/// chunks of device sources have a cache, also bounded.
+/// Raw chunks of memory are slices of the source, if they are contiguous, and cost nothing to read again. Of raw
+/// chunks, only those of device sources are cached, within another bound.
 pub struct Encoder {
     cache: Arc<Encodings>,
     reads: Arc<Reads>,
@@ -67,13 +67,13 @@ pub struct EncoderStats {
     pub host_copied_bytes: u64,
     /// Chunks requested in a codec other than `raw`, excluding deltas.
     pub requested: u64,
-    /// Chunks that were encoded.
+    /// Encodings made, excluding deltas.
     pub encoded: u64,
-    /// Encoded chunks that gained too little and are sent raw.
+    /// Encodings that gained too little: their chunks are sent raw.
     pub incompressible: u64,
     /// Chunks compared with a base, by hash or by bytes. `compared - deltas` changed too much.
     pub compared: u64,
-    /// Compared chunks that are sent as a delta.
+    /// Compared chunks that changed little enough for a delta. Sent as deltas, unless there is no memory for these.
     pub deltas: u64,
     /// Size estimates made. Most chunks need none, since chunks of a tensor share estimates.
     pub estimates: u64,
@@ -102,8 +102,9 @@ struct Counters {
 }
 
 impl Encoder {
-    /// An encoder whose encodings, in flight and cached, take at most `encoded_bytes`, half of it for the cache. Caches
-    /// at most `device_cache_bytes` of raw chunks per device; `None` is half of the device's slots.
+    /// An encoder whose encodings, in flight and cached, take at most `encoded_bytes`, half of it for the cache.
+    /// Encodings shorter than 4 KiB count only while they are cached. Caches at most `device_cache_bytes` of raw chunks
+    /// per device; `None` is half of the device's slots.
     pub fn new(encoded_bytes: u64, device_cache_bytes: Option<u64>, workers: Workers) -> Self {
         let cache = Arc::new(Encodings::new(encoded_bytes));
         let stages = Arc::new(Stages::default());
@@ -377,8 +378,7 @@ mod tests {
         }
     }
 
-    /// Goal: encodings in use stay within their budget. Chunks beyond it are sent raw, and encoded again when there is
-    /// room.
+    /// Goal: encodings in use stay within their budget. Chunks beyond it are sent raw, until there is room again.
     #[tokio::test]
     async fn chunks_beyond_the_budget_are_sent_raw() {
         let limits = Limits::default();

@@ -8,8 +8,8 @@ use tensor_relay_device::{Charge, HostMemory, SourceError};
 use tensor_relay_protocol::{ChunkIndex, CodecId};
 
 /// The encodings of chunks, within a budget for those being sent and those in the cache. The cache takes at most half
-/// of the budget, and keeps encodings until their payloads are dropped. A cached `None` marks a chunk whose encoding
-/// would gain too little.
+/// of the budget. An encoding leaves it when it is evicted, or when its payload or its base is dropped. A cached `None`
+/// marks a chunk whose encoding would gain too little, or whose comparison with a base was skipped.
 ///
 /// When slow subscribers exhaust the budget, chunks are sent raw, which takes no memory of the budget.
 ///
@@ -70,7 +70,7 @@ pub(super) struct EncodingKey {
     pub(super) payload: u64,
     pub(super) chunk: ChunkIndex,
     pub(super) codec: CodecId,
-    /// The payload of the base, if it is a delta.
+    /// The key of the base's payload, for a delta.
     pub(super) base: Option<u64>,
 }
 
@@ -87,7 +87,8 @@ impl Weighter<EncodingKey, Option<Encoded>> for ByBytes {
 }
 
 impl Encodings {
-    /// Encodings that take at most `budget_bytes`, cached or not.
+    /// Encodings that take at most `budget_bytes`, cached or not. Short ones ([`COUNTED_BYTES_MIN`]) count only while
+    /// they are cached.
     pub(super) fn new(budget_bytes: u64) -> Self {
         // The number of entries is only a hint for the first allocation; the weight is the bound.
         let cache = Cache::with_weighter(64, budget_bytes / 2, ByBytes);

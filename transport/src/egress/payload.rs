@@ -21,7 +21,7 @@ pub struct Payload {
     encodings: OnceLock<Weak<Encodings>>,
 }
 
-/// The hash of one chunk, once it is known, and whether the chunk was read from a device.
+/// The hash of one chunk, once it is known, and whether a read of the chunk from a device was begun.
 #[derive(Debug, Default)]
 struct ChunkState {
     hash: OnceLock<ChunkHash>,
@@ -29,7 +29,7 @@ struct ChunkState {
 }
 
 impl Payload {
-    /// A payload whose chunks are hashed when they are first sent.
+    /// A payload whose chunks are hashed when they are first read.
     pub fn new(manifest: Arc<Manifest>, source: Arc<dyn Source>) -> Self {
         static NEXT_KEY: AtomicU64 = AtomicU64::new(0);
         let chunks = manifest.chunking().count();

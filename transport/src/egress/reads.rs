@@ -34,8 +34,9 @@ type SharedOutcome = watch::Receiver<Option<Outcome>>;
 ///
 /// **Bounded waits.** Cached chunks and chunks of slow subscribers hold slots. But a read hands out its slot only while
 /// a quarter of the slots, and at least one, stays free; otherwise it copies the bytes to host memory and frees the
-/// slot. Hence the last quarter is held only by running device copies, each of which has a deadline. Half of the slots
-/// is for the cache, so another quarter remains for chunks in flight: enough for one subscriber without host copies.
+/// slot. Hence the last quarter is held only by running device copies, each of which has a deadline. By default, half
+/// of the slots is for the cache, so another quarter remains for chunks in flight: enough for one subscriber without
+/// host copies.
 ///
 /// A read runs in a separate task, which holds the source. The read survives the cancellation of the subscription that
 /// requested it first, so that others need not read again. If a device hangs, the copy may outlive its read; sources of

@@ -95,7 +95,8 @@ impl QuicAcceptor {
         }
     }
 
-    /// Counts a client with an unvalidated address; returns whether it has to validate it by Retry first.
+    /// Counts a client with an unvalidated address; returns whether the client has to validate its address by Retry
+    /// first.
     fn handle_unvalidated(&self) -> bool {
         let now = self.network.runtime().now();
         let mut policy = self.retry.lock().unwrap_or_else(PoisonError::into_inner);

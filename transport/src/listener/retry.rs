@@ -18,8 +18,8 @@ const RATE_PER_SECOND: f64 = HANDSHAKES_PER_SECOND as f64;
 /// while many lanes are open or many such clients connect.
 ///
 /// A leaky bucket counts connection attempts from all addresses together, since addresses can be forged. It does not
-/// count open connections, since a failed handshake leaves none. During a flood and up to a second after it, all
-/// attempts receive Retry.
+/// count open connections, since a failed handshake leaves none. Once a flood has filled the bucket, all attempts
+/// receive Retry, until at most a second after the flood.
 #[derive(Debug, Default)]
 pub(super) struct RetryPolicy {
     /// The fill level of the bucket, in connection attempts.

@@ -75,7 +75,7 @@ impl DatagramBatch {
         }
     }
 
-    /// Sends the held datagrams when no more follow.
+    /// Sends the held datagrams. The next burst begins with a small batch again.
     ///
     /// # Errors
     /// That of `send`, usually `WouldBlock`: the unsent datagrams are still held.

@@ -30,14 +30,15 @@ const PEERS_MAX: usize = 4_096;
 
 /// A UDP socket that wraps another one and keeps a batch for each peer.
 ///
-/// A batch is sent when it is full, when a transmit shorter than a burst follows, or when nothing followed while the
-/// runtime polled all other ready tasks twice; there is no timer. So a burst takes few system calls, and its last datagrams wait for
-/// two rounds of the runtime. Each peer has a batch, since a system call has one destination.
+/// A batch is sent when it is full, when a transmit follows that is shorter than a burst or of another kind, or when
+/// nothing followed while the runtime polled all other ready tasks twice; there is no timer. So a burst takes few
+/// system calls, and its last datagrams wait for two rounds of the runtime. Each peer has a batch, since a system call
+/// has one destination.
 pub struct Batching {
     socket: Arc<dyn AsyncUdpSocket>,
     peers: RwLock<HashMap<SocketAddr, Arc<PeerQueue>>>,
-    /// The number of segments that quinn should send at once: the smallest such number of all peers, since quinn asks
-    /// once for the socket. Larger segments allow fewer.
+    /// The number of segments that quinn should send at once: the smallest such number of all peers, since a socket has
+    /// one number for all. Larger segments allow fewer.
     burst: AtomicUsize,
 }
 

@@ -19,7 +19,7 @@ async fn rules_after_check(access: &Access) -> Arc<Rules> {
     access.rules()
 }
 
-fn claims(id: u8) -> Claims {
+fn new_claims(id: u8) -> Claims {
     let grant = |topics| Grant { topics: Glob::new(topics).unwrap(), verbs: Verbs::CONSUME };
     let grants = vec![grant("policy/**"), grant("a b")];
     Claims { id: TicketId([id; 8]), holder: "Paris, 2 GPUs".into(), expires_s: Some(u64::MAX), grants }
@@ -43,7 +43,7 @@ fn the_first_start_makes_a_secret_that_only_its_owner_reads() {
 fn tickets_are_issued_listed_and_revoked() {
     let dir = tempfile::tempdir().unwrap();
     let store = AccessStore::open(dir.path()).unwrap();
-    let (first, token) = store.issue("Paris, 2 GPUs", claims(1).grants, None).unwrap();
+    let (first, token) = store.issue("Paris, 2 GPUs", new_claims(1).grants, None).unwrap();
     let (second, _) = store.issue("", vec![], Some(Duration::from_secs(60))).unwrap();
     let issued = store.issued().unwrap();
     assert_eq!([&issued[0].claims, &issued[1].claims], [&first, &second]);
@@ -109,7 +109,7 @@ fn keys_are_trusted_by_name() {
 fn a_rotated_secret_is_valid_until_the_next_rotation() {
     let dir = tempfile::tempdir().unwrap();
     let store = AccessStore::open(dir.path()).unwrap();
-    let token = store.seal(&claims(1)).unwrap();
+    let token = store.seal(&new_claims(1)).unwrap();
     store.rotate().unwrap();
     let (made, _) = store.issue("", vec![], None).unwrap();
     let listed = |store: &AccessStore| {
@@ -119,7 +119,7 @@ fn a_rotated_secret_is_valid_until_the_next_rotation() {
     };
     assert!(listed(&store).is_ok());
     assert!(store.rules().unwrap().admit(&shown(token.clone()), 0).is_ok());
-    assert_ne!(store.seal(&claims(1)).unwrap(), token, "new tickets have the new one");
+    assert_ne!(store.seal(&new_claims(1)).unwrap(), token, "new tickets have the new one");
     store.rotate().unwrap();
     assert!(store.rules().unwrap().admit(&shown(token), 0).is_err());
     assert!(listed(&store).is_ok(), "it was made after the first rotation");

@@ -21,8 +21,8 @@ const CODEC: CodecId = CodecId::Sparse;
 
 impl Encoder {
     /// The bytes of `chunk` for the wire, for a receiver that holds `base`, a version with the same manifest: a delta
-    /// if little changed, otherwise the result of [`encode`](Self::encode). It is a delta if its
-    /// [`codec`](Encoded::codec) [needs a base](CodecId::needs_base).
+    /// if the request allows one and little changed, otherwise the result of [`encode`](Self::encode). The result is a
+    /// delta if its [`codec`](Encoded::codec) [needs a base](CodecId::needs_base).
     ///
     /// Receivers with the same base share one comparison, which reads the chunk of the base: a slice of memory or, from
     /// a device, a copy shared with other reads. An unreadable base is not an error.
@@ -48,12 +48,12 @@ impl Encoder {
                 // Read before `get_or_encode`: all callers share the failure of a device's read, whereas those that
                 // wait for a failed comparison would retry in turn.
                 let raw = self.raw(payload, chunk).await?;
-                let (delta, compared) = self.delta(key, payload, base, &raw).await?;
+                let (delta, comparison_time) = self.delta(key, payload, base, &raw).await?;
                 let encoded = match delta {
                     Some(delta) => delta,
                     None => self.encode_without_base(payload, chunk, wanted, Some(raw)).await?,
                 };
-                Ok(Encoded { worker_time: encoded.worker_time + compared, ..encoded })
+                Ok(Encoded { worker_time: encoded.worker_time + comparison_time, ..encoded })
             }
         }
     }
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn impossible_deltas_are_not_attempted() {
+    async fn deltas_are_made_only_where_possible_requested_and_worthwhile() {
         let (next, base) = (payload(noise(CHUNK_BYTES)), payload(noise(CHUNK_BYTES)));
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         let encoded = encoder.encode_delta(&next, ChunkIndex(0), None, CodecId::Sparse).await.unwrap();

@@ -71,8 +71,8 @@ impl Unread {
     }
 
     /// Counts a segment with these `bytes`. If the limit is exceeded, waits at most `max_wait` until segments are read
-    /// or the limit is raised. It may be raised only after the credit was granted, for example if a manifest has larger
-    /// chunks than usual.
+    /// or the limit is raised. Sometimes the limit is raised later than the credit is granted, for example if a
+    /// manifest has larger chunks than usual.
     pub(super) async fn count(&self, bytes: &Bytes, max_wait: Duration) -> Result<(), UnreadLimitExceeded> {
         let cost = cost_of(bytes);
         let counted = async {

@@ -3,8 +3,8 @@
 //! rustls 0.23 allocates for each record and copies it two or three times. Here a chunk is encrypted from its source
 //! memory and decrypted into its destination. The wire format is the same: the peer may use rustls.
 //!
-//! After the handshake, only key updates and alerts are accepted. Other messages, such as session tickets, are refused,
-//! since no server of this protocol sends them.
+//! After the handshake, only data, key updates and alerts are accepted. Other messages, such as session tickets, are
+//! refused, since no server of this protocol sends them.
 
 use aws_lc_rs::{
     aead::{AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey},
@@ -214,9 +214,9 @@ pub(crate) fn record_bytes(wire: &[u8]) -> Result<Option<usize>, RecordError> {
     }
 }
 
-/// The output length for decrypting a record of `record_bytes`: content, type and padding.
-pub(crate) fn opened_bytes(record_bytes: usize) -> usize {
-    record_bytes - HEADER_BYTES - TAG_BYTES
+/// The output length for decrypting a record of `record_len` bytes: content, type and padding.
+pub(crate) fn opened_bytes(record_len: usize) -> usize {
+    record_len - HEADER_BYTES - TAG_BYTES
 }
 
 impl Opener {

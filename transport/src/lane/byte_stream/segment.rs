@@ -261,7 +261,8 @@ impl Assembler {
     }
 
     /// Calls `decrypt` with the next `bytes` bytes of the current segment's memory; `decrypt` returns how many of them
-    /// are data. Does nothing if more than one of them is beyond the segment's end, or the memory has no room for them.
+    /// are data. Does nothing if no segment has begun, if more than one of these bytes is beyond the segment's end, or
+    /// if the memory has no room for them.
     pub(super) fn fill(&mut self, bytes: usize, decrypt: impl FnOnce(&mut [u8]) -> usize) {
         let Some(Body { header, destination, filled }) = &mut self.body else { return };
         if bytes > header.bytes - *filled + 1 {

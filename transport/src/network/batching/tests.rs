@@ -117,8 +117,8 @@ async fn held_datagrams_are_sent_when_nothing_follows() {
     assert_eq!(recorder.calls(), [(7, 10), (7, 10)]);
 }
 
-/// The flush task does not split batches while a burst follows at each poll. They double up to the 44 datagrams that one
-/// call may have; the last 36 of the 150 are still held.
+/// The flush task does not split batches while a burst follows at each poll. The batches double up to the 44 datagrams
+/// that one call may have; the last 36 of the 150 are still held.
 #[tokio::test]
 async fn following_bursts_join_the_batch() {
     let recorder = Recorder::with_room(usize::MAX);
