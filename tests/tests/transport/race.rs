@@ -21,9 +21,11 @@ async fn connect(sim: &Sim, connector: &Connector, offered: Transport) -> (Resul
     let accepting = async {
         loop {
             let arrival = listener.accept().await.unwrap();
-            tokio::spawn(
-                async move { arrival.accept().await.map(|lane| async move { lane.closed().await }) },
-            );
+            tokio::spawn(async move {
+                if let Ok(lane) = arrival.accept().await {
+                    lane.closed().await;
+                }
+            });
         }
     };
     let lane = tokio::select! {
