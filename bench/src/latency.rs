@@ -50,7 +50,7 @@ pub(crate) struct Latencies {
 }
 
 impl Latencies {
-    /// An empty list for the [`message_count`] of `counted`.
+    /// An empty list for `counted` counted messages, preceded by their warm-up messages.
     pub(crate) fn new(counted: u32) -> Self {
         Self { warm_up_left: warm_up(counted), ns: Vec::with_capacity(counted as usize) }
     }

@@ -96,7 +96,7 @@ impl Copying {
         (Completion { end: completion }, Self { end })
     }
 
-    /// A copy that was refused. The caller drops the slot.
+    /// A copy that was refused. The engine that calls this drops the slot, which returns it to its pool.
     pub fn refused(error: CopyError) -> Self {
         let (completion, copying) = Self::pair();
         completion.finish(Err(error));
@@ -151,8 +151,8 @@ pub enum CopyError {
         /// The length of the slot.
         slot_bytes: usize,
     },
-    /// The slot belongs to another engine, or to none. Without page-locked memory, the copy would be slow, unnoticed.
-    /// Nothing was written, and the slot is back in its pool.
+    /// The slot belongs to another engine, or to none. From memory that is not page-locked the copy would succeed but
+    /// be slow, and nobody would notice. Nothing was written, and the slot is back in its pool.
     #[error(
         "The slot belongs to another engine, or to none. Take it from a pool that this engine's slots() made."
     )]

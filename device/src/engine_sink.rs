@@ -178,7 +178,7 @@ mod tests {
             completion.finish(Ok(slot));
         }
 
-        /// Fails the engine: the end of every copy is unknown, and its slot is forfeited.
+        /// Fails the engine: the end of every copy is unknown, and its slot's memory is leaked and replaced.
         fn fail(&self) {
             for (slot, completion) in self.copies.lock().unwrap().drain(..) {
                 slot.forfeit();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_range_that_a_failed_device_may_write_stays_busy() {
+    async fn a_range_that_a_failed_device_may_write_is_never_opened_again() {
         let (engine, sink) = new_sink();
         let kept = Arc::new(());
         let target = sink.open(5..15).await.unwrap();

@@ -18,11 +18,12 @@
 //!
 //! Ownership enforces the rules. A region is exclusive; a copy in flight owns its slot and holds its tensor memory;
 //! memory is returned by dropping the value that holds it. Most of the project's `unsafe` code is here: `mapping` calls
-//! the kernel, and `region` makes safe slices of memory; `host_memory` guarantees that a mapping has one owner,
-//! `owner` that nobody else touches a caller's memory while it is lent, `sealed` that nobody can change sealed bytes,
-//! and `volatile` that no reference points to bytes that others may write. In [`cuda`], `symbols`, `driver` and `gpu`
-//! call the driver, and `page_locked` guarantees that the memory of its slots is valid. The other modules are safe
-//! code, except that those of `cuda` call unsafe functions of these; each call says why its arguments are valid.
+//! the kernel, and `region` makes safe slices of memory; `host_memory` guarantees that a mapping has one owner, `owner`
+//! that nobody else touches a caller's memory while it is lent, `sealed` that nobody can change sealed bytes, and
+//! `volatile` that no reference points to bytes that others may write. In [`cuda`], `symbols`, `driver` and `gpu` call
+//! the driver, and `page_locked` guarantees that the memory of its slots is valid. The other modules contain no unsafe
+//! code, except that the rest of `cuda` calls the unsafe functions of these; each call says why its arguments are
+//! valid.
 
 mod cgroup;
 pub mod cuda;

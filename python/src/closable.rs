@@ -64,7 +64,8 @@ impl<T> Closable<T> {
         }
     }
 
-    /// Cancels the turn under way. When it has ended, the value is dropped. Closing again does nothing.
+    /// Cancels the turn under way. When it has ended, the value is dropped, or passed to the last action if there is
+    /// one. Closing again does nothing.
     pub(crate) fn close(&self) {
         self.set(State::Closed);
     }
@@ -94,8 +95,8 @@ impl<T> Closable<T> {
         self.finish_if_unused();
     }
 
-    /// Runs the last action if the value is closed and unused. Called after each change of state and after each turn,
-    /// so the later of the two finds the value unused.
+    /// Runs the last action if the value is closed or ending, and unused. Called after each change of state and after
+    /// each turn, so the later of the two finds the value unused.
     fn finish_if_unused(&self) {
         if self.state() == State::Open {
             return;

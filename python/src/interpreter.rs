@@ -31,7 +31,7 @@ struct Queue {
 
 static QUEUE: OnceLock<Option<Queue>> = OnceLock::new();
 
-/// Whether the interpreter's exit waits no longer for tasks: those that have not run by then are leaked.
+/// Set when [`finish`] stops waiting: tasks that have not begun by that moment are leaked instead of run.
 static ABANDONED: AtomicBool = AtomicBool::new(false);
 
 /// Queues `task` for the interpreter thread.
@@ -78,8 +78,8 @@ fn run(messages: mpsc::Receiver<Message>) {
     }
 }
 
-/// Runs the remaining tasks, and refuses later ones. Returns whether they finished before `deadline`; the others are
-/// leaked.
+/// Waits until the queued tasks have run; later ones are leaked. Returns false if `deadline` comes first; the tasks
+/// that have not begun are then leaked, too.
 pub(crate) fn finish(deadline: Instant) -> bool {
     let queue = QUEUE.get_or_init(|| None).as_ref();
     let Some(queue) = queue.filter(|queue| queue.pid == std::process::id()) else { return true };

@@ -121,7 +121,7 @@ def test_a_forked_child_can_leave_a_with_block(tmp_path, opened, leave, code):
         assert ("KeyError: 'mine'" in errors) == (code == 1)
 
 
-def test_a_fork_is_refused(relay, client, tmp_path):
+def test_calls_in_a_forked_child_are_refused(relay, client, tmp_path):
     """Every call in the child raises ForkError, and the parent continues to work."""
     relay.publish("t", {"x": np.arange(3)})
     subscription = client.subscribe("t")
@@ -200,11 +200,11 @@ def test_daemon_threads_end_silently(tmp_path, work):
         "    async for snapshot in client.subscribe('t'): started.set()\n"
         "def run():\n"
         f"    {work}\n"
-        "    print('nothing ended it')\n"
+        "    print('the work returned normally')\n"
         "thread = threading.Thread(target=run, daemon=True)\n"
         "thread.start()\n"
         "assert started.wait(60)\n"
-        # Runs after `_end`, and gives the thread time to print an error.
+        # The function registered last runs first: the join runs after `_end`, and gives the thread time to print an error.
         "atexit.unregister(tensor_relay._end)\n"
         "atexit.register(thread.join, 60)\n"
         "atexit.register(tensor_relay._end)\n"
@@ -238,15 +238,15 @@ def test_the_interpreter_exits_while_memory_returns_slowly(tmp_path):
 @pytest.mark.parametrize("call", [
     "tensor_relay.connect(relay.ticket).subscribe('t').next()",
     "relay.publish('t', {'x': b'abc'}).wait_released()",
-    "tensor_relay.connect(unused, timeout=60)",
+    "tensor_relay.connect(dead_ticket, timeout=60)",
 ])  # fmt: skip
 def test_the_interpreter_exits_during_calls_of_daemon_threads(tmp_path, call):
-    """A thread that requested the GIL later would abort the process."""
+    """A thread that requests the GIL after the interpreter has begun to exit would abort the process."""
     program = tmp_path / "daemon.py"
     program.write_text(
         "import sys, threading, time, tensor_relay\n"
         "relay = tensor_relay.serve('127.0.0.1:0', state_dir=sys.argv[1])\n"
-        "with tensor_relay.serve('127.0.0.1:0') as closed: unused = closed.ticket\n"
+        "with tensor_relay.serve('127.0.0.1:0') as closed: dead_ticket = closed.ticket\n"
         "def call():\n"
         f"    {call}\n"
         "threads = [threading.Thread(target=call, daemon=True) for _ in range(8)]\n"

@@ -9,8 +9,8 @@ use tensor_relay_transport::Workers;
 pub struct Config {
     /// The name and version sent to clients. Default `tensor-relay/` and the version of this crate.
     pub agent: String,
-    /// The maximum number of open sessions, and of further lanes over all sessions. Default 1,024; the next session is
-    /// refused at its `Hello`.
+    /// The maximum number of open sessions, and separately of further lanes over all sessions. Default 1,024; the next
+    /// session is refused at its `Hello`.
     pub sessions_max: usize,
     /// The maximum number of lanes of one session, the first included. Default 16: more than the cores and network
     /// cards of one client can use. With 1 there are no further lanes.
@@ -46,8 +46,9 @@ pub struct Config {
     /// The memory for staged versions, retained and in transfer. Default: no bound but the machine's.
     pub staged_bytes: u64,
     /// The memory for bases that left retention, over all topics ([`TopicOptions::bases`](crate::TopicOptions::bases)).
-    /// It counts in addition to retention and within `staged_bytes`. Default 4 GiB. Bases without room are released,
-    /// those that no subscriber holds first; then subscribers get whole versions. With 0 there are none.
+    /// These bytes do not count towards a topic's retention, but do count towards `staged_bytes`. Default 4 GiB. Bases
+    /// without room are released, those that no subscriber holds first; then subscribers get whole versions. With 0
+    /// there are none.
     pub base_bytes: u64,
     /// The time without progress after which a subscriber is evicted during a transfer. Default 30 s.
     pub stall_timeout: Duration,

@@ -20,7 +20,11 @@ use tokio::time::Instant;
 /// for each level that would have encoded its chunks in the same way; a block that counts for every level is ignored:
 /// incompressible data is not tried. After each round, clearly slower levels are dropped; after the last round, the
 /// cheapest of the remaining ones is chosen. A trial is repeated when the rate changes much, and at growing intervals.
-/// It mostly costs one block of each slower level.
+/// It mostly costs a part of a block of each slower level: a block that is clearly slower than another level ends early,
+/// and full effort is not tried if light effort is clearly slower than none.
+///
+/// The first level is kept, without measurements, for the first [`WARM_UP_DURATION`] of sending: the receiver's memory is
+/// new, and TCP's windows are small. So a short first version, often the only one of a new process, is no experiment.
 ///
 /// Pure: the time is an argument.
 #[derive(Debug)]
@@ -29,6 +33,8 @@ pub(crate) struct EffortTrial {
     candidates: Vec<Candidate>,
     /// The number of judged rounds.
     rounds: u32,
+    /// The rest of the time before blocks are measured.
+    warm_up: Duration,
     block: Block,
     measured: Measurement,
     /// Bytes of chunks in flight, of this block and of earlier ones.
@@ -95,6 +101,12 @@ const BLOCK_DURATION_MIN: Duration = Duration::from_millis(10);
 /// The minimum of measured bytes: a block with fewer does not count.
 const MEASURED_MIN_BYTES: u64 = 8 << 20;
 
+/// The time of sending before blocks are measured.
+const WARM_UP_DURATION: Duration = Duration::from_millis(150);
+
+/// The factor by which a block must be slower than the rate of another level to end early.
+const ENDED_FROM: f64 = 1.5;
+
 /// The percentage of a block that a level must encode in the same way for the block to count for it.
 const ALIKE_MIN_PER_CENT: u64 = 95;
 
@@ -115,12 +127,14 @@ const REST_MIN_BLOCKS: u32 = 4;
 const REST_BLOCKS: u32 = 256;
 const REST_MAX_BLOCKS: u32 = 4096;
 
-impl Default for EffortTrial {
-    fn default() -> Self {
+impl EffortTrial {
+    /// A trial that begins with `first`.
+    fn new(first: Effort) -> Self {
         let mut trial = Self {
             candidates: vec![],
             rounds: 0,
-            block: Block { number: 0, effort: Effort::default(), left_bytes: 0 },
+            warm_up: WARM_UP_DURATION,
+            block: Block { number: 0, effort: first, left_bytes: 0 },
             measured: Measurement::default(),
             in_flight_bytes: 0,
             older_in_flight_bytes: 0,
@@ -132,12 +146,10 @@ impl Default for EffortTrial {
                 rest: REST_BLOCKS,
             },
         };
-        trial.begin(Effort::default());
+        trial.begin(first);
         trial
     }
-}
 
-impl EffortTrial {
     /// The level that the trial settled on, or `None` while it compares.
     pub(crate) fn settled(&self) -> Option<Effort> {
         match self.candidates[..] {
@@ -148,7 +160,7 @@ impl EffortTrial {
 
     /// Begins the next chunk: returns its effort and its block.
     fn assign(&mut self, raw_bytes: u64) -> (Effort, u64) {
-        if self.block.left_bytes == 0 {
+        if self.block.left_bytes == 0 || self.is_clearly_slower() {
             self.next_block();
         }
         self.block.left_bytes = self.block.left_bytes.saturating_sub(raw_bytes);
@@ -182,6 +194,16 @@ impl EffortTrial {
         }
     }
 
+    /// Whether the current block is clearly slower than another level, so that the rest of it would only cost time.
+    fn is_clearly_slower(&self) -> bool {
+        let Some(bytes_per_s) = self.measured.bytes_per_s() else { return false };
+        let log_rate = (bytes_per_s * ENDED_FROM).ln();
+        let is_faster = |other: &Candidate| {
+            other.blocks > 0 && other.log_rate() > log_rate && !self.measured.counts_for(other.effort)
+        };
+        self.measured.time >= BLOCK_DURATION_MIN && self.candidates.iter().any(is_faster)
+    }
+
     /// Begins a block of the candidate with the fewest blocks; of several, the fastest.
     fn next_block(&mut self) {
         let rate = self.measured.bytes_per_s().unwrap_or_default();
@@ -192,7 +214,7 @@ impl EffortTrial {
         };
         let next = self.candidates.iter_mut().min_by(|a, b| order(a, b));
         let candidate = next.expect("one candidate is always left");
-        candidate.assigned += 1;
+        candidate.assigned += u32::from(self.warm_up.is_zero());
         let effort = candidate.effort;
         self.older_in_flight_bytes += std::mem::take(&mut self.in_flight_bytes);
         let min_duration_bytes = (rate * BLOCK_DURATION_MIN.as_secs_f64()) as u64;
@@ -204,6 +226,10 @@ impl EffortTrial {
     /// Evaluates the measurement of the current block, if it counts.
     fn conclude(&mut self) {
         let measured = std::mem::take(&mut self.measured);
+        if !self.warm_up.is_zero() {
+            self.warm_up = self.warm_up.saturating_sub(measured.time);
+            return;
+        }
         let Some(bytes_per_s) = measured.bytes_per_s() else { return };
         if Effort::ALL.into_iter().all(|effort| measured.counts_for(effort)) {
             return;
@@ -222,9 +248,23 @@ impl EffortTrial {
             candidate.log_rates += bytes_per_s.ln();
             candidate.blocks += 1;
         }
+        if self.is_light_clearly_slower() {
+            self.candidates.retain(|candidate| candidate.effort != Effort::Full);
+        }
         if self.candidates.iter().all(|candidate| candidate.blocks > self.rounds) {
             self.judge();
         }
+    }
+
+    /// Whether light effort is clearly slower than none. Then the processors bound the rate, and full effort, which
+    /// needs more of them, is slower still.
+    fn is_light_clearly_slower(&self) -> bool {
+        let of = |effort| {
+            let mut measured = self.candidates.iter().filter(|candidate| candidate.blocks > 0);
+            measured.find(|candidate| candidate.effort == effort).map(Candidate::log_rate)
+        };
+        let (none, light) = (of(Effort::None), of(Effort::Light));
+        none.zip(light).is_some_and(|(none, light)| light + DROPPED_FROM[0].ln() < none)
     }
 
     /// Drops the levels that are clearly slower than the best; after the last round, all but one.
@@ -324,15 +364,24 @@ impl Default for EffortTrials {
 impl EffortTrials {
     /// The meter of the trial for `peer` over lanes of this kind.
     pub(crate) fn meter(&self, peer: IpAddr, kind: LaneKind) -> EffortMeter {
-        let Ok(meter) = self
-            .0
-            .get_or_insert_with(&(peer, kind), || Ok::<_, Infallible>(EffortMeter::default()));
+        let Ok(meter) = self.0.get_or_insert_with(&(peer, kind), || {
+            Ok::<_, Infallible>(EffortMeter::beginning_with(first_effort(kind)))
+        });
         meter
     }
 }
 
+/// The level with which the trials of lanes of this kind begin, and which versions have that are too small to be
+/// measured. TCP is used on short paths, whose links are usually faster than encoding.
+fn first_effort(kind: LaneKind) -> Effort {
+    match kind {
+        LaneKind::Quic => Effort::Light,
+        LaneKind::Tcp => Effort::None,
+    }
+}
+
 /// A handle to one trial, shared by all sends that it measures. Cheap to clone.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct EffortMeter(Arc<Mutex<EffortTrial>>);
 
 /// A chunk in flight, until this is dropped.
@@ -346,6 +395,10 @@ pub(crate) struct InFlight {
 }
 
 impl EffortMeter {
+    fn beginning_with(first: Effort) -> Self {
+        Self(Arc::new(Mutex::new(EffortTrial::new(first))))
+    }
+
     /// Begins a chunk.
     pub(crate) fn begin(&self, raw_bytes: u64) -> InFlight {
         let (effort, block) = self.trial().assign(raw_bytes);

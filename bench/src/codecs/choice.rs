@@ -55,7 +55,8 @@ impl Choice {
 /// The estimate of one chunk.
 struct ChunkEstimate {
     estimate: SizeEstimate,
-    /// Whether the chunk is sent as a delta against its base, so that no codec is chosen.
+    /// Whether the chunk is sent as a delta against its base, with the codec `Sparse`, so that the estimate is not
+    /// used.
     is_delta: bool,
     /// The minimum over rounds; `None` for a small chunk, which is not estimated.
     duration: Option<Duration>,

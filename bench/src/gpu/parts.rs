@@ -46,7 +46,7 @@ pub enum Part {
     FanOut,
     /// Every dtype, byte for byte.
     Exact,
-    /// Memory that another process reads in place.
+    /// Memory shared with another process, in place and as a copy.
     Sharing,
     /// Device failures during a transfer.
     Fault,

@@ -1,4 +1,4 @@
-//! Plain copies of the driver, which measure the limit of the bus.
+//! Plain copies by the driver, which measure the limit of the bus.
 
 use super::engine::DeviceArg;
 use anyhow::Result;

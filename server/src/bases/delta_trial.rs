@@ -1,6 +1,6 @@
 //! [`DeltaTrial`]: decides whether deltas are worth the memory of bases, for one topic. Pure.
 
-/// The length of the first pause after a failed trial: the versions in it may not be bases.
+/// The length of the first pause after a failed trial: versions published in it are not kept as bases.
 const PAUSE_MIN_VERSIONS: u32 = 8;
 
 /// The longest pause. One trial in 256 versions costs little, and detects a topic that starts to change little.

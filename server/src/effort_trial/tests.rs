@@ -64,7 +64,7 @@ struct Run {
 
 impl Run {
     fn new() -> Self {
-        let (trial, now) = (EffortTrial::default(), Instant::now());
+        let (trial, now) = (EffortTrial::new(Effort::Light), Instant::now());
         Self { trial, now, in_flight: VecDeque::new(), sent: 0, busy: Duration::ZERO }
     }
 
@@ -169,6 +169,25 @@ fn it_settles_on_the_fastest_level() {
     }
 }
 
+/// Fast paths, where every encoding is slower: a short first version is no experiment, and a long one loses little.
+#[test]
+fn a_first_version_loses_little_to_the_trial() {
+    for shares in [WEIGHTS, HALVES] {
+        for codecs in [[1.1 * GB, 0.5 * GB], [0.4 * GB, 0.2 * GB]] {
+            let path = Path { link: gbit(100.0), shares, codecs, ..XEON };
+            for (bytes, settled, relative_min) in
+                [(256 << 20, None, 0.99), (3 << 30, Some(Effort::None), 0.9)]
+            {
+                let mut run = Run { trial: EffortTrial::new(first_effort(LaneKind::Tcp)), ..Run::new() };
+                run.send(bytes, &path, noise(5, 0.1));
+                let relative = run.relative_rate(&path);
+                assert!(relative > relative_min, "{shares:?}, {codecs:?}, {bytes}: {relative}");
+                assert_eq!(run.trial.settled(), settled);
+            }
+        }
+    }
+}
+
 /// Chunks that are sent raw with every effort decide nothing.
 #[test]
 fn incompressible_data_is_not_tried() {
@@ -225,7 +244,7 @@ fn a_settled_trial_is_repeated_periodically() {
 
 #[test]
 fn lost_chunks_do_not_count_as_in_flight() {
-    let meter = EffortMeter::default();
+    let meter = EffortMeter::beginning_with(Effort::Light);
     let chunks: Vec<_> = (0..5).map(|_| meter.begin(CHUNK)).collect();
     assert_eq!(meter.trial().in_flight_bytes, 5 * CHUNK);
     drop(chunks);

@@ -192,7 +192,7 @@ async fn released_memory_waits_for_its_readers_without_blocking() {
     });
     memory.release_after(readers.into());
     // When the engine's thread has answered this allocation, it has handled `release_after`. When it has answered the
-    // next one, it has also handled the commands that `release_after` sent.
+    // next one, it has also handled the commands that it sent itself for `ReleaseAfter`.
     let small = engine.allocate(1).unwrap();
     let next = engine.allocate(LEN).unwrap();
     assert_ne!(next.address(), address);

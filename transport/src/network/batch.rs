@@ -231,8 +231,8 @@ impl Kind {
     }
 }
 
-/// Whether more transmits like this are likely to follow and would fit the same system call. They would not for jumbo
-/// packets, of which the kernel accepts no more at once than quinn sends.
+/// Whether more transmits like this are likely to follow and would fit the same system call. Jumbo packets never fit:
+/// the kernel accepts no more of them at once than quinn sends.
 fn is_worth_holding(transmit: &Transmit<'_>, bounds: Bounds) -> bool {
     let segment = Kind::of(transmit).segment;
     transmit.contents.len() >= bounds.burst * segment

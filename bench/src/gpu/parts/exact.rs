@@ -51,7 +51,7 @@ async fn compare(job: &Job, engine: &Engine, chunk_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Four tensors of each dtype: without elements, with few and with many, of lengths that need padding.
+/// Tensors of each dtype: without elements, with few and with many, mostly of lengths that need padding.
 fn specs_of_every_dtype(elements: u64) -> Result<Vec<TensorSpec>> {
     let mut specs = Vec::new();
     for dtype in Dtype::ALL {

@@ -250,7 +250,7 @@ async fn wait_for_progress(progress: Box<dyn Fn() -> Progress + Send>) -> Result
 /// The deadline for a tenth of the version.
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Checks that a copy of the engine ends or fails within a deadline, and prints the outcome.
+/// Checks that a copy by the engine ends or fails within a deadline, and prints the outcome.
 async fn check_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Source>) {
     let name = format!("{}: the engine answers", scenario.name());
     let begun = Instant::now();
