@@ -56,9 +56,10 @@ struct Candidate {
 /// The block to which chunks are assigned.
 #[derive(Debug, Clone, Copy)]
 struct Block {
+    /// Successive blocks of one level have one number: the chunks in flight between them need not be told apart.
     number: u64,
     effort: Effort,
-    left_bytes: u64,
+    bytes: u64,
 }
 
 /// The measurement of the current block, while only its chunks are in flight.
@@ -91,15 +92,15 @@ struct Standing {
 /// The minimum size of a block: eight chunks of 4 MiB, the default size.
 const BLOCK_MIN_BYTES: u64 = 32 << 20;
 
-/// The minimum ratio of a block to the bytes in flight when it begins: until those are written, and after the next
-/// block begins, chunks of different levels share the processors, and nothing is measured.
-const IN_FLIGHT_RATIO_MIN: u64 = 4;
+/// The size at which a block ends even without a measurement, as when a stalled subscriber holds chunks of an earlier
+/// block in flight.
+const BLOCK_MAX_BYTES: u64 = 512 << 20;
 
-/// The minimum duration of a block, at the rate of the previous one: less would measure the scheduler.
-const BLOCK_DURATION_MIN: Duration = Duration::from_millis(10);
-
-/// The minimum of measured bytes: a block with fewer does not count.
+/// The minimum of measured bytes, and of the time that they took: less would measure the scheduler. Until the chunks of
+/// the previous level are written, and after the next block begins, chunks of different levels share the processors, and
+/// nothing is measured.
 const MEASURED_MIN_BYTES: u64 = 8 << 20;
+const MEASURED_MIN_DURATION: Duration = Duration::from_millis(10);
 
 /// The time of sending before blocks are measured.
 const WARM_UP_DURATION: Duration = Duration::from_millis(150);
@@ -123,9 +124,9 @@ const STRAYED_BLOCKS: u32 = 3;
 
 /// The number of blocks between two trials: `rest_min` begins with the first; `rest` begins with the second, and grows
 /// to the third.
-const REST_MIN_BLOCKS: u32 = 4;
-const REST_BLOCKS: u32 = 256;
-const REST_MAX_BLOCKS: u32 = 4096;
+const REST_MIN_BLOCKS: u32 = 8;
+const REST_BLOCKS: u32 = 1024;
+const REST_MAX_BLOCKS: u32 = 16_384;
 
 impl EffortTrial {
     /// A trial that begins with `first`.
@@ -134,7 +135,7 @@ impl EffortTrial {
             candidates: vec![],
             rounds: 0,
             warm_up: WARM_UP_DURATION,
-            block: Block { number: 0, effort: first, left_bytes: 0 },
+            block: Block { number: 0, effort: first, bytes: 0 },
             measured: Measurement::default(),
             in_flight_bytes: 0,
             older_in_flight_bytes: 0,
@@ -160,10 +161,10 @@ impl EffortTrial {
 
     /// Begins the next chunk: returns its effort and its block.
     fn assign(&mut self, raw_bytes: u64) -> (Effort, u64) {
-        if self.block.left_bytes == 0 || self.is_clearly_slower() {
+        if self.is_block_over() || self.is_clearly_slower() {
             self.next_block();
         }
-        self.block.left_bytes = self.block.left_bytes.saturating_sub(raw_bytes);
+        self.block.bytes += raw_bytes;
         self.in_flight_bytes += raw_bytes;
         (self.block.effort, self.block.number)
     }
@@ -190,8 +191,13 @@ impl EffortTrial {
     fn handle_pause(&mut self) {
         self.measured.last = None;
         if self.in_flight_bytes == 0 && self.measured.bytes_per_s().is_some() {
-            self.block.left_bytes = 0;
+            self.next_block();
         }
+    }
+
+    fn is_block_over(&self) -> bool {
+        let is_measured = self.measured.bytes_per_s().is_some();
+        self.block.bytes >= if is_measured { BLOCK_MIN_BYTES } else { BLOCK_MAX_BYTES }
     }
 
     /// Whether the current block is clearly slower than another level, so that the rest of it would only cost time.
@@ -201,12 +207,11 @@ impl EffortTrial {
         let is_faster = |other: &Candidate| {
             other.blocks > 0 && other.log_rate() > log_rate && !self.measured.counts_for(other.effort)
         };
-        self.measured.time >= BLOCK_DURATION_MIN && self.candidates.iter().any(is_faster)
+        self.candidates.iter().any(is_faster)
     }
 
     /// Begins a block of the candidate with the fewest blocks; of several, the fastest.
     fn next_block(&mut self) {
-        let rate = self.measured.bytes_per_s().unwrap_or_default();
         self.conclude();
         let count = |candidate: &Candidate| candidate.assigned.max(candidate.blocks);
         let order = |a: &Candidate, b: &Candidate| {
@@ -216,11 +221,12 @@ impl EffortTrial {
         let candidate = next.expect("one candidate is always left");
         candidate.assigned += u32::from(self.warm_up.is_zero());
         let effort = candidate.effort;
-        self.older_in_flight_bytes += std::mem::take(&mut self.in_flight_bytes);
-        let min_duration_bytes = (rate * BLOCK_DURATION_MIN.as_secs_f64()) as u64;
-        let in_flight_ratio_bytes = IN_FLIGHT_RATIO_MIN * self.older_in_flight_bytes;
-        let left_bytes = BLOCK_MIN_BYTES.max(min_duration_bytes).max(in_flight_ratio_bytes);
-        self.block = Block { number: self.block.number + 1, effort, left_bytes };
+        let is_same = effort == self.block.effort;
+        if !is_same {
+            self.older_in_flight_bytes += std::mem::take(&mut self.in_flight_bytes);
+        }
+        let number = self.block.number + u64::from(!is_same);
+        self.block = Block { number, effort, bytes: 0 };
     }
 
     /// Evaluates the measurement of the current block, if it counts.
@@ -342,7 +348,7 @@ impl Measurement {
     }
 
     fn bytes_per_s(&self) -> Option<f64> {
-        let is_enough = self.bytes >= MEASURED_MIN_BYTES && !self.time.is_zero();
+        let is_enough = self.bytes >= MEASURED_MIN_BYTES && self.time >= MEASURED_MIN_DURATION;
         is_enough.then(|| self.bytes as f64 / self.time.as_secs_f64())
     }
 }
