@@ -13,8 +13,7 @@ pub const LANES_MAX: u32 = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Lanes {
     /// Automatic: starts with one lane. During large versions, the number doubles as long as that makes transfers at
-    /// least a tenth faster, up to half the number of processors, and at most 16. With fewer than four processors: one
-    /// lane.
+    /// least a tenth faster, up to half the number of processors (two with two or three processors), and at most 16.
     #[default]
     Auto,
     /// Automatic, up to this number, from 1 to 16, whatever the number of processors: for containers that may not use
@@ -34,7 +33,10 @@ impl Lanes {
     pub(crate) fn max(self) -> u32 {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         match self {
-            Self::Auto => u32::try_from(processors / 2).unwrap_or(LANES_MAX).clamp(1, LANES_MAX),
+            Self::Auto => {
+                let lanes = (processors / 2).max(processors.min(2)); // On two processors, a second may help, too.
+                u32::try_from(lanes).unwrap_or(LANES_MAX).clamp(1, LANES_MAX)
+            }
             Self::UpTo(lanes) | Self::Fixed(lanes) => lanes.clamp(1, LANES_MAX),
         }
     }

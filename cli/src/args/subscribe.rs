@@ -63,7 +63,7 @@ pub(crate) struct SubscribeArgs {
     pub(crate) reconnect: Duration,
 
     /// The number of lanes, 1 to 16. Each lane is a connection with its own socket and thread. `auto` adds lanes while
-    /// that makes large transfers faster, up to half the number of processors; `auto:N` adds up to N.
+    /// that makes large transfers faster, up to half the number of processors, or two; `auto:N` adds up to N.
     #[arg(long, value_name = "auto|auto:N|N", default_value = "auto", value_parser = parse_lanes, help_heading = "Connection")]
     pub(crate) lanes: Lanes,
 

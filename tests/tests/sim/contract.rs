@@ -81,7 +81,7 @@ fn late_readers_get_the_retained_versions() {
 /// skipped ones are counted exactly.
 /// Method: publish at ten times the path's rate, to a prompt user and a slow one, with and without preemption.
 #[test]
-fn latest_behind_a_fast_publisher_counts_skipped_versions() {
+fn latest_counts_skipped_versions() {
     for seed in seeds(6) {
         simulate(seed, async |sim| {
             const VERSIONS: u64 = 60;

@@ -192,7 +192,7 @@ fn a_cancelled_publish_leaves_nothing() {
 /// released at once.
 /// Method: three subscribers, one of which is late; then wait for another commit of a version that has been replaced.
 #[test]
-fn commits_are_counted_and_staged_tensors_released_at_once() {
+fn staged_tensors_are_released_at_once() {
     simulate(9, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, retaining(1));
