@@ -83,7 +83,7 @@ pub enum Relay {
         /// The options of every receiver.
         #[command(flatten)]
         args: ReceiveArgs,
-        /// The number of lanes.
+        /// The number of lanes; 0 for automatic.
         #[arg(long, default_value_t = 1)]
         lanes: u32,
     },

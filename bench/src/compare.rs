@@ -34,8 +34,8 @@ use std::path::{Path, PathBuf};
 pub struct CompareArgs {
     /// The contenders: the first is compared with each of the others. `all` means tensor-relay, stock-quinn, tcp,
     /// tcp-tls and all peers. Variants of tensor-relay: `10000-tensors`, with the payload in many tensors; `2-lanes`,
-    /// `4-lanes`, `8-lanes`; `raw`, `bitplanes`, `planes` and `zstd`, with a fixed codec; `borrowed`, which lends its
-    /// tensors for each round and hashes them as they are sent; and `other-build`.
+    /// `4-lanes`, `8-lanes` instead of one, and `auto-lanes`; `raw`, `bitplanes`, `planes` and `zstd`, with a fixed
+    /// codec; `borrowed`, which lends its tensors for each round and hashes them as they are sent; and `other-build`.
     #[arg(value_name = "NAME", default_values = [contenders::RELAY, contenders::STOCK_QUINN])]
     pub names: Vec<String>,
     /// The number of bytes moved in a round.

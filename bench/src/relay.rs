@@ -103,12 +103,14 @@ async fn publish_rounds(
     Ok(())
 }
 
-/// Requests `args.small` small tensors, then subscribes once a round, all in one session with this number of `lanes`.
+/// Requests `args.small` small tensors, then subscribes once a round, all in one session with this number of `lanes`, or
+/// an automatic one for 0.
 ///
 /// # Errors
 /// When the server cannot be reached, or sends another number of bytes than expected.
 pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
-    let config = tensor_relay_client::Config { lanes: Lanes::Fixed(lanes), ..Default::default() };
+    let lanes = if lanes == 0 { Lanes::Auto } else { Lanes::Fixed(lanes) };
+    let config = tensor_relay_client::Config { lanes, ..Default::default() };
     let client = connect(&args, config).await?;
     if args.small > 0 {
         print(&small::receive(&client, args.connect, args.small).await?)?;

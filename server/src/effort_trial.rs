@@ -89,8 +89,9 @@ struct Standing {
     rest: u32,
 }
 
-/// The minimum size of a block: eight chunks of 4 MiB, the default size.
-const BLOCK_MIN_BYTES: u64 = 32 << 20;
+/// The size at which a block ends once it is measured, and the measured time, on a slow link.
+const BLOCK_BYTES: u64 = 32 << 20;
+const BLOCK_DURATION: Duration = Duration::from_millis(100);
 
 /// The size at which a block ends even without a measurement, as when a stalled subscriber holds chunks of an earlier
 /// block in flight.
@@ -196,8 +197,8 @@ impl EffortTrial {
     }
 
     fn is_block_over(&self) -> bool {
-        let is_measured = self.measured.bytes_per_s().is_some();
-        self.block.bytes >= if is_measured { BLOCK_MIN_BYTES } else { BLOCK_MAX_BYTES }
+        let is_long = self.block.bytes >= BLOCK_BYTES || self.measured.time >= BLOCK_DURATION;
+        is_long && self.measured.bytes_per_s().is_some() || self.block.bytes >= BLOCK_MAX_BYTES
     }
 
     /// Whether the current block is clearly slower than another level, so that the rest of it would only cost time.

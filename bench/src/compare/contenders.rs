@@ -187,9 +187,13 @@ const BORROW: &str = "--hold=borrow";
 const PYTHON_PROGRAM: &str = include_str!("../relay/contender.py");
 const ALL: &str = "all";
 
-/// Variants with several lanes, for machines with enough cores.
-const LANES: [(&str, &str); 3] =
-    [("2-lanes", "--lanes=2"), ("4-lanes", "--lanes=4"), ("8-lanes", "--lanes=8")];
+/// Variants with several lanes, or with as many as a client chooses by default.
+const LANES: [(&str, &str); 4] = [
+    ("auto-lanes", "--lanes=0"),
+    ("2-lanes", "--lanes=2"),
+    ("4-lanes", "--lanes=4"),
+    ("8-lanes", "--lanes=8"),
+];
 
 /// Variants with one codec for all chunks; plain `tensor-relay` chooses one for each chunk.
 const CODECS: [(&str, &str); 4] = [
@@ -235,6 +239,7 @@ mod tests {
         let variants = [
             "10000-tensors",
             "borrowed",
+            "auto-lanes",
             "2-lanes",
             "4-lanes",
             "8-lanes",

@@ -5,11 +5,11 @@ use serde_json::Value;
 use tensor_relay_tests::processes::{Home, Signal};
 
 /// Goal: by default, weights are sent in a codec that compresses them; server and subscriber report the codec and its
-/// payload bytes. Method: a file of weights and one of noise; subscribers with JSON and with text output; then stop the
-/// server.
+/// payload bytes. Method: a file of weights and one of noise, over QUIC, where a first version is encoded; subscribers
+/// with JSON and with text output; then stop the server.
 #[test]
 fn both_ends_report_the_codec() {
-    let home = Home::new();
+    let home = Home::new().over_quic();
     files::write_weights(&home.path("m"), 3 << 20, 1);
     files::write_noise(&home.path("n"), 3 << 20, 2);
     let server = home.serve(&["--topic=m=m", "--topic=n=n"]);
