@@ -12,8 +12,8 @@
 //! - a [`Memfd`] is memory to share with another process; [`Sealed`] is another process's memory, which can no longer
 //!   change;
 //! - a [`Reservation`] keeps part of the container's memory limit free for memory that is not allocated here;
-//! - a [`Loan`] reports to the owner of lent bytes that nobody uses them any more; [`Region::lent_by`] gives the owner
-//!   itself back;
+//! - a [`Loan`] reports to the owner of lent bytes that nobody uses them any more; with [`Region::lent_by`] the lender
+//!   gets the owner itself back;
 //! - [`VolatileBytes`] are bytes that foreign code may write while this process reads them.
 //!
 //! Ownership enforces the rules. A region is exclusive; a copy in flight owns its slot and holds its tensor memory;

@@ -57,10 +57,11 @@ def test_copies_are_counted_byte_by_byte(relay, client):
     assert relay.stats()["copied_bytes"] == 3 * large.nbytes + 1024
 
 
-def test_receipts_count_codecs(relay, client):
+def test_receipts_count_codecs(relay):
     weights = np.random.default_rng(1).normal(size=CHUNK_BYTES // 2).astype(np.float32)
     relay.publish("t", {"w": weights})
-    receipt = received(client).receipt
+    with tensor_relay.connect(relay.ticket, transport="quic") as client:  # Over TCP, a first version is not encoded.
+        receipt = received(client).receipt
     count = receipt.codecs["bitplanes"]
     assert sum(count.chunks for count in receipt.codecs.values()) == receipt.chunks == 2
     assert sum(count.raw_bytes for count in receipt.codecs.values()) == weights.nbytes

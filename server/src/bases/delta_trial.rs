@@ -9,7 +9,7 @@ const PAUSE_MAX_VERSIONS: u32 = 256;
 /// A trial succeeds if at least one in this many compared bytes is sent as deltas.
 const DELTA_SHARE_DIVISOR: u64 = 16;
 
-/// A trial fails after this number of versions in a row whose comparison failed.
+/// A trial fails after this number of versions in a row of which too little was sent as deltas.
 const FAILED_MAX_VERSIONS: u32 = 2;
 
 /// The trial of deltas for one topic: the results of comparing chunks with their bases, from one publish to the next.
@@ -21,7 +21,7 @@ const FAILED_MAX_VERSIONS: u32 = 2;
 pub(crate) struct DeltaTrial {
     tried_bytes: u64,
     delta_bytes: u64,
-    /// The number of versions in a row whose comparison failed.
+    /// The number of versions in a row of which too little was sent as deltas.
     failed: u32,
     /// The remaining versions of the pause.
     pause_left: u32,

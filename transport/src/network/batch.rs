@@ -120,9 +120,9 @@ impl DatagramBatch {
         mut send: impl FnMut(&Transmit<'_>) -> io::Result<()>,
     ) -> io::Result<()> {
         let kind = Kind::of(transmit);
-        let equal = equal_batch_bytes(transmit.contents.len(), kind.segment, bounds.kernel);
+        let batch_bytes = equal_batch_bytes(transmit.contents.len(), kind.segment, bounds.kernel);
         let mut sent = 0;
-        for contents in transmit.contents.chunks(equal) {
+        for contents in transmit.contents.chunks(batch_bytes) {
             match send(&kind.transmit(contents)) {
                 Ok(()) => sent += contents.len(),
                 Err(error) if sent == 0 => return Err(error),

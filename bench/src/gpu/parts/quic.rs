@@ -1,4 +1,5 @@
-//! The complete service over loopback, from GPU to GPU and from host to host.
+//! The complete service over loopback, from GPU to GPU and from host to host. Its name in results, `quic`, is older than
+//! sessions over TCP.
 
 use super::{Job, pipeline_cells, rate};
 use crate::{
