@@ -5,7 +5,6 @@ use crate::{
     awaitable::awaitable,
     description::{Description, VersionSelector},
     errors::{Kind, of_client},
-    exit,
     gpu::{GpuOptions, Gpus, parse_device},
     out::Out,
     range::{at_least, positive_seconds, within},
@@ -464,7 +463,7 @@ impl Client {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(Open { client, admin }) = open {
-            exit::detach(py, || drop(admin)); // Waits briefly for the port's thread.
+            py.detach(|| drop(admin)); // Waits briefly for the port's thread.
             // If another thread is in a call, the session closes when that call ends.
             if let Some(client) = Arc::into_inner(client) {
                 wait(py, async { tokio::time::timeout(CLOSE_TIMEOUT, client.close()).await.ok() })?;

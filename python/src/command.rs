@@ -1,6 +1,5 @@
 //! The command `tensor-relay`, which the package installs.
 
-use crate::exit;
 use pyo3::prelude::*;
 use std::ffi::OsString;
 
@@ -8,5 +7,5 @@ use std::ffi::OsString;
 /// the command that starts the program again.
 #[pyfunction]
 pub(crate) fn run_command(py: Python<'_>, words: Vec<OsString>, program: Vec<OsString>) -> u8 {
-    exit::detach(py, || tensor_relay_cli::run(&words, Some(&program)))
+    py.detach(|| tensor_relay_cli::run(&words, Some(&program)))
 }

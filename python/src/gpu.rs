@@ -2,7 +2,7 @@
 
 pub(crate) mod copies;
 
-use crate::{errors::Kind, exit};
+use crate::errors::Kind;
 use pyo3::prelude::*;
 use std::{
     collections::BTreeMap,
@@ -85,7 +85,7 @@ impl Gpus {
     pub(crate) fn opened(&self, py: Python<'_>, ordinal: usize) -> Result<Opened, GpuError> {
         // A version has thousands of tensors: releasing the GIL for each would let other threads run each time.
         let opened = self.open.try_lock().ok().and_then(|open| open.get(&ordinal).cloned());
-        opened.map_or_else(|| exit::detach(py, || self.open_if_needed(ordinal)), Ok)
+        opened.map_or_else(|| py.detach(|| self.open_if_needed(ordinal)), Ok)
     }
 
     /// The device of [`opened`](Self::opened), for callers that do not import tensors.
@@ -112,7 +112,7 @@ impl Gpus {
     /// Releases all GPUs. Tensors that still lie on a GPU keep it open.
     pub(crate) fn close(&self, py: Python<'_>) {
         // Without the GIL: another thread may be opening a GPU, which takes up to a second.
-        exit::detach(py, || {
+        py.detach(|| {
             let open = std::mem::take(&mut *self.open());
             drop(open); // Without the lock.
         });

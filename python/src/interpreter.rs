@@ -5,11 +5,7 @@
 
 use pyo3::prelude::*;
 use std::{
-    sync::{
-        OnceLock,
-        atomic::{AtomicBool, Ordering::SeqCst},
-        mpsc,
-    },
+    sync::{OnceLock, mpsc},
     thread,
     time::Instant,
 };
@@ -30,9 +26,6 @@ struct Queue {
 }
 
 static QUEUE: OnceLock<Option<Queue>> = OnceLock::new();
-
-/// Set when [`finish`] stops waiting: tasks that have not begun by that moment are leaked instead of run.
-static ABANDONED: AtomicBool = AtomicBool::new(false);
 
 /// Queues `task` for the interpreter thread.
 ///
@@ -62,10 +55,8 @@ fn run(messages: mpsc::Receiver<Message>) {
         match message {
             Message::InterpreterTask(task) => {
                 let mut task = Some(task);
-                if !ABANDONED.load(SeqCst) {
-                    Python::try_attach(|py| task.take().into_iter().for_each(|task| task(py)));
-                }
-                if task.is_some() {
+                let attached = Python::try_attach(|py| task.take().into_iter().for_each(|task| task(py)));
+                if attached.is_none() {
                     std::mem::forget(task); // Dropping its contents may need an interpreter.
                 }
             }
@@ -78,8 +69,7 @@ fn run(messages: mpsc::Receiver<Message>) {
     }
 }
 
-/// Waits until the queued tasks have run; later ones are leaked. Returns false if `deadline` comes first; the tasks
-/// that have not begun are then leaked, too.
+/// Waits until the queued tasks have run; later ones are leaked. Returns false if `deadline` comes first.
 pub(crate) fn finish(deadline: Instant) -> bool {
     let queue = QUEUE.get_or_init(|| None).as_ref();
     let Some(queue) = queue.filter(|queue| queue.pid == std::process::id()) else { return true };
@@ -87,9 +77,7 @@ pub(crate) fn finish(deadline: Instant) -> bool {
     if queue.sender.send(Message::Finish(reply)).is_err() {
         return true;
     }
-    let is_finished = finished
+    finished
         .recv_timeout(deadline.saturating_duration_since(Instant::now()))
-        .is_ok();
-    ABANDONED.store(true, SeqCst);
-    is_finished
+        .is_ok()
 }

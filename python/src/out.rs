@@ -5,7 +5,6 @@ mod target;
 
 use crate::{
     errors::{Kind, of_fill},
-    exit,
     gpu::Gpus,
     memory::{Exclusive, Foreign, OnGpu, Returning},
     snapshot::Snapshot,
@@ -238,7 +237,7 @@ fn begin_on_gpu(
     let mut fences = Fences::default();
     for Target { name, memory, .. } in targets {
         check_dense(py, &name, &memory)?;
-        let buffer = exit::detach(py, || fences.lend(memory)).map_err(Kind::Other.because(py))?;
+        let buffer = py.detach(|| fences.lend(memory)).map_err(Kind::Other.because(py))?;
         buffers.insert(name, buffer);
     }
     let (open, returning) = (Arc::clone(&inner.open), fences.returning());

@@ -2,7 +2,6 @@
 
 use crate::{
     errors::Kind,
-    exit,
     gpu::{GpuOptions, Gpus},
     hold::HoldUntil,
     metadata,
@@ -104,7 +103,7 @@ impl Producer {
         let producer = self.connected(py, timeout)?;
         let mut lent = TensorsIn::of(tensors, dtype, self.gpus.get(py)?)?;
         metadata.append(&mut lent.entries);
-        let readable = exit::detach(py, || lent.into_readable()).map_err(Kind::Publish.because(py))?;
+        let readable = py.detach(|| lent.into_readable()).map_err(Kind::Publish.because(py))?;
         let late = || {
             let waited = timeout.unwrap_or_default().as_secs_f64();
             let message = format!("{topic} was not published within {waited} s, and is withdrawn");

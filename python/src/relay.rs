@@ -3,7 +3,6 @@
 use crate::{
     closable::Closable,
     errors::Kind,
-    exit,
     gpu::Gpus,
     hold::HoldUntil,
     metadata,
@@ -198,7 +197,7 @@ impl Relay {
         let gpus = self.gpus.get(py)?;
         let mut lent = TensorsIn::of(tensors, dtype, gpus)?;
         metadata.append(&mut lent.entries);
-        let readable = exit::detach(py, || lent.into_readable()).map_err(Kind::Publish.because(py))?;
+        let readable = py.detach(|| lent.into_readable()).map_err(Kind::Publish.because(py))?;
         let Version { publishable, payload_bytes, copied_bytes } = match hold {
             HoldUntil::Stage => readable.stage(py, &staging, self.staged_on(py)?.as_ref())?,
             HoldUntil::Borrow => readable.lend(py, &staging)?,
@@ -231,8 +230,7 @@ impl Relay {
             let files = TensorFiles::open(&path)?;
             Ok((files.total_bytes(), files.stage(&staging)?))
         };
-        let (bytes, staged) =
-            exit::detach(py, read).map_err(|error: FileError| Kind::Publish.raise(py, error))?;
+        let (bytes, staged) = py.detach(read).map_err(|error: FileError| Kind::Publish.raise(py, error))?;
         let publication = publish_in_turn(py, &topic, publisher, staged.into(), metadata, timeout)?;
         self.copied_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(Publication::new(publication, bytes, bytes))

@@ -45,12 +45,6 @@ fn start() -> io::Result<Runtime> {
     Ok(Runtime { handle, pid: std::process::id() })
 }
 
-/// Whether this process is a forked child of the one that started the runtime.
-pub(crate) fn is_forked() -> bool {
-    let started = RUNTIME.get().and_then(|started| started.as_ref().ok());
-    started.is_some_and(|runtime| runtime.pid != std::process::id())
-}
-
 /// The `ForkError` of this process, which was forked from `parent` after the runtime had started there.
 pub(crate) fn forked(py: Python<'_>, parent: u32) -> PyErr {
     let message = format!(

@@ -4,7 +4,6 @@ use crate::{
     description::Description,
     entries,
     errors::{Kind, of_device},
-    exit,
     memory::{Exported, Readable, Reading, Stream},
     metadata,
     subscription::Arrived,
@@ -328,7 +327,7 @@ impl Snapshot {
     /// Raises TensorRelayError when the file cannot be written, or when the tensors were received into `out`.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         let on_host = self.on_host(py)?;
-        exit::detach(py, || on_host.save_safetensors(&path)).map_err(Kind::Other.because(py))
+        py.detach(|| on_host.save_safetensors(&path)).map_err(Kind::Other.because(py))
     }
 
     /// Writes the version below `folder` as the files that it was published from: for topic `a/b` a published folder
@@ -341,7 +340,7 @@ impl Snapshot {
     fn save_files(&self, py: Python<'_>, folder: PathBuf) -> PyResult<PathBuf> {
         let on_host = self.on_host(py)?;
         let mirror = client::Mirror::new(folder, None);
-        exit::detach(py, || mirror.save(&on_host)).map_err(Kind::Other.because(py))
+        py.detach(|| mirror.save(&on_host)).map_err(Kind::Other.because(py))
     }
 
     /// The GPU that the tensors lie on, as `cuda:0`; `cpu` for host memory.

@@ -2,7 +2,6 @@
 
 use crate::{
     errors::Kind,
-    exit,
     gpu::copies::{self, CopyFailed},
     memory::{Foreign, Returning, no_bytes},
     runtime,
@@ -73,7 +72,7 @@ impl ReadableTensors {
         let copied_bytes = self.copied_bytes;
         let staged = match self.place() {
             Place::Host => {
-                let staged = exit::detach(py, || self.copy_from_host(staging));
+                let staged = py.detach(|| self.copy_from_host(staging));
                 drop(self.give_back(py));
                 staged.map_err(|error| of_stage(py, &error))?
             }
@@ -86,7 +85,7 @@ impl ReadableTensors {
             }
             Place::Several { .. } => {
                 let runtime = runtime::handle(py)?;
-                let staged = exit::detach(py, || self.copy_from_several(staging, runtime));
+                let staged = py.detach(|| self.copy_from_several(staging, runtime));
                 let returning = self.give_back(py);
                 let staged = staged.map_err(|error| of_stage_several(py, &error))?;
                 returning.give_back(py);
@@ -110,13 +109,13 @@ impl ReadableTensors {
     pub(crate) fn lend(self, py: Python<'_>, staging: &Staging) -> PyResult<Version> {
         let mut copied_bytes = self.copied_bytes;
         let lent = match self.place() {
-            Place::Host => exit::detach(py, || self.lend_host(staging)).map(|(borrowed, copied)| {
+            Place::Host => py.detach(|| self.lend_host(staging)).map(|(borrowed, copied)| {
                 copied_bytes += copied;
                 borrowed
             }),
             Place::Gpu(on) => {
                 let (tensors, _) = self.into_buffers(&on);
-                exit::detach(py, || Borrowed::from_device(staging, tensors, vec![])).map_err(Some)
+                py.detach(|| Borrowed::from_device(staging, tensors, vec![])).map_err(Some)
             }
             Place::Several { name, place, first } => {
                 let message = format!(
@@ -152,7 +151,7 @@ impl ReadableTensors {
     pub(crate) fn seal(self, py: Python<'_>, terms: &Terms) -> PyResult<(SealedVersion, u64)> {
         let runtime = runtime::handle(py)?;
         let copied_bytes = self.copied_bytes + self.strided_bytes();
-        let sealed = exit::detach(py, || self.copy_and_seal(terms, runtime));
+        let sealed = py.detach(|| self.copy_and_seal(terms, runtime));
         let returning = self.give_back(py);
         let sealed = sealed.map_err(|error| of_seal(py, &error))?;
         returning.give_back(py);

@@ -1,10 +1,7 @@
 //! Waiting for the runtime from a Python thread, without the GIL.
 
-use crate::{exit, runtime};
-use pyo3::{
-    exceptions::{PySystemExit, PyValueError},
-    prelude::*,
-};
+use crate::runtime;
+use pyo3::{exceptions::PyValueError, prelude::*};
 use std::{
     pin::pin,
     time::{Duration, Instant},
@@ -20,8 +17,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 /// meanwhile.
 ///
 /// # Errors
-/// An exception of a signal handler, e.g. `KeyboardInterrupt`; `SystemExit` in a daemon thread when the interpreter
-/// exits; those of [`runtime::handle`]. Each drops `future`.
+/// An exception of a signal handler, e.g. `KeyboardInterrupt`, which drops `future`; those of [`runtime::handle`].
 pub(crate) fn wait<F>(py: Python<'_>, future: F) -> PyResult<F::Output>
 where
     F: Future + Send,
@@ -30,12 +26,11 @@ where
     let handle = runtime::handle(py)?;
     let mut future = pin!(future);
     loop {
-        let turn = exit::detach(py, || {
+        let turn = py.detach(|| {
             handle.block_on(async { tokio::time::timeout(SIGNAL_INTERVAL, future.as_mut()).await })
         });
         match turn {
             Ok(output) => return Ok(output),
-            Err(_) if exit::ends_elsewhere() => return Err(PySystemExit::new_err(())),
             Err(_) => py.check_signals()?,
         }
     }

@@ -235,29 +235,6 @@ def test_the_interpreter_exits_while_memory_returns_slowly(tmp_path):
         assert (running.returncode, out, errors) == (0, "returned\n", "")
 
 
-@pytest.mark.parametrize("call", [
-    "tensor_relay.connect(relay.ticket).subscribe('t').next()",
-    "relay.publish('t', {'x': b'abc'}).wait_released()",
-    "tensor_relay.connect(dead_ticket, timeout=60)",
-])  # fmt: skip
-def test_the_interpreter_exits_during_calls_of_daemon_threads(tmp_path, call):
-    """A thread that requests the GIL after the interpreter has begun to exit would abort the process."""
-    program = tmp_path / "daemon.py"
-    program.write_text(
-        "import sys, threading, time, tensor_relay\n"
-        "relay = tensor_relay.serve('127.0.0.1:0', state_dir=sys.argv[1])\n"
-        "with tensor_relay.serve('127.0.0.1:0') as closed: dead_ticket = closed.ticket\n"
-        "def call():\n"
-        f"    {call}\n"
-        "threads = [threading.Thread(target=call, daemon=True) for _ in range(8)]\n"
-        "for thread in threads: thread.start()\n"
-        "time.sleep(0.3)\n"
-    )
-    with python(program, tmp_path / "state") as running:
-        out, errors = running.communicate(timeout=TIMEOUT_S)
-        assert (running.returncode, out, errors) == (0, "", "")
-
-
 def test_interpreter_exit_informs_clients(tmp_path):
     """Clients are informed at once, and do not wait for a timeout."""
     program = tmp_path / "ends.py"

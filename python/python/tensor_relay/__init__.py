@@ -336,4 +336,4 @@ def _end() -> None:
             pass  # It belongs to the parent process.
     _released.finish(_CALLBACKS_TIMEOUT_S)
     if not _native.finish():
-        logging.getLogger("tensor_relay").error("The interpreter exits while other threads still run: code that returns lent memory, or a daemon thread.")
+        logging.getLogger("tensor_relay").error("The interpreter exits while code that returns lent memory still runs.")

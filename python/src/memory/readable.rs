@@ -1,12 +1,9 @@
 //! Received tensors on a GPU, and the streams that read them.
 
 use super::stream::Stream;
-use crate::{
-    exit,
-    gpu::{
-        self,
-        copies::{self, CopyFailed},
-    },
+use crate::gpu::{
+    self,
+    copies::{self, CopyFailed},
 };
 use pyo3::{exceptions::PyBufferError, prelude::*};
 use std::{
@@ -61,7 +58,7 @@ impl Reading {
         let engine = gpu::engine(self.device());
         stream.check_device(py, engine.info().ordinal)?;
         if !stream.is_default() {
-            let fence = exit::detach(py, || engine.fence(stream.handle()));
+            let fence = py.detach(|| engine.fence(stream.handle()));
             fence.map_err(|error| {
                 let message = format!("the stream cannot be waited for on {}: {error}", self.device().name());
                 PyBufferError::new_err(message)

@@ -1,7 +1,6 @@
 //! Returning memory of other libraries that was lent to an engine for one call.
 
 use super::foreign::Foreign;
-use crate::exit;
 use pyo3::prelude::*;
 use std::{
     sync::{
@@ -29,7 +28,7 @@ impl Returning {
 
     /// Releases all tensors. To be called when all copies have ended.
     pub(crate) fn give_back(self, py: Python<'_>) {
-        let returned = exit::detach(py, || self.all());
+        let returned = py.detach(|| self.all());
         returned.into_iter().for_each(|tensor| tensor.give_back(py));
     }
 

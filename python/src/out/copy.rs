@@ -7,7 +7,6 @@ use super::{
 };
 use crate::{
     errors::{Kind, of_device, of_fill},
-    exit,
     memory::{Foreign, OnGpu, Returning},
     runtime,
     snapshot::Snapshot,
@@ -73,7 +72,7 @@ fn write(
     copiers: &[Bound<'_, PyAny>],
 ) -> PyResult<Option<PyErr>> {
     let runtime = runtime::handle(py)?;
-    let copied = exit::detach(py, || {
+    let copied = py.detach(|| {
         rounds
             .iter()
             .try_for_each(|buffers| runtime.block_on(snapshot.copy_into_device(buffers)))
@@ -143,7 +142,7 @@ fn copy_to_host(py: Python<'_>, snapshot: &client::Snapshot, mut targets: Vec<Ta
     let bytes: usize = targets.iter().map(|target| target.memory.len()).sum();
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let threads = if bytes < PARALLEL_BYTES { 1 } else { processors.min(COPY_THREADS_MAX) };
-    exit::detach(py, || {
+    py.detach(|| {
         let queue = Mutex::new(targets.iter_mut());
         let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
         let copy = || {
@@ -214,7 +213,7 @@ fn divide_into_rounds(
             continue;
         }
         let round = next_round.entry((device.clone(), start)).or_default();
-        let buffer = exit::detach(py, || fences.lend(memory)).map_err(Kind::Other.because(py))?;
+        let buffer = py.detach(|| fences.lend(memory)).map_err(Kind::Other.because(py))?;
         rounds.entry((device, *round)).or_default().insert(name, buffer);
         *round += 1;
     }
