@@ -54,7 +54,7 @@ pub async fn serve(args: ServeArgs, payload: PayloadArgs) -> Result<()> {
     let (server, ticket) = start(&args, config)?;
     let publisher = RoundPublisher::new(server.staging(), args.bytes, &payload)?;
     let first = publisher.publish(&server, 0).await?;
-    let small_publisher = SmallPublisher::new(&server).await?;
+    let small_publisher = SmallPublisher::new(&server)?;
     let _ticket = announce_ready(&server, &ticket)?;
     tokio::select! {
         ended = publish_rounds(&server, &publisher, first, args.bytes) => ended,
@@ -112,8 +112,9 @@ pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
     let lanes = if lanes == 0 { Lanes::Auto } else { Lanes::Fixed(lanes) };
     let config = tensor_relay_client::Config { lanes, ..Default::default() };
     let client = connect(&args, config).await?;
+    let requests = small::connect(args.connect.port()).await?;
     if args.small > 0 {
-        print(&small::receive(&client, args.connect, args.small).await?)?;
+        print(&small::receive(&client, requests, args.small).await?)?;
     }
     for round in 0..args.rounds {
         let begun = Begun::now();

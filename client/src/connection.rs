@@ -8,8 +8,10 @@ mod plan;
 pub(crate) use lanes::{LaneRegistry, Path};
 
 use crate::{ClientError, Config, base, error::SessionError, progress::Counters};
+use futures_util::FutureExt;
 use lanes::LaneSet;
 use std::{
+    collections::VecDeque,
     ops::Range,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -32,6 +34,10 @@ use tokio::task::{AbortHandle, JoinError, JoinSet};
 /// The deadline for decoding completely received chunks after the connection is lost.
 const DECODE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The maximum encoded length of a chunk that is received without a task, if all of it has arrived: like
+/// [`Workers`](tensor_relay_transport::Workers), the session's task does no longer work.
+const SMALL_CHUNK_BYTES: u32 = 64 << 10;
+
 /// A connection whose `Hello` was answered.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -41,6 +47,8 @@ pub(crate) struct Connection {
     receiver: control::Receiver<ServerMessage>,
     lanes: LaneSet,
     instance: InstanceId,
+    /// The events of small chunks.
+    received: VecDeque<Event>,
     tasks: JoinSet<Event>,
 }
 
@@ -115,7 +123,15 @@ impl Connection {
         let Handshake { lane: control, sender, receiver, welcome } = handshake;
         log_connected(&control);
         let lanes = LaneSet::begin(target, config, &welcome, &control);
-        Self { control, sender, receiver, lanes, instance: welcome.instance, tasks: JoinSet::new() }
+        Self {
+            control,
+            sender,
+            receiver,
+            lanes,
+            instance: welcome.instance,
+            received: VecDeque::new(),
+            tasks: JoinSet::new(),
+        }
     }
 
     /// The path of this connection, to decide on the session's transport.
@@ -132,12 +148,15 @@ impl Connection {
         &mut self.lanes
     }
 
-    pub(crate) async fn send(&self, message: ClientMessage) -> Result<(), LaneError> {
+    pub(crate) async fn send(&mut self, message: ClientMessage) -> Result<(), LaneError> {
         self.sender.send(message).await
     }
 
     /// The next event. Cancel safe.
     pub(crate) async fn next(&mut self) -> Result<Event, SessionError> {
+        if let Some(event) = self.received.pop_front() {
+            return Ok(event);
+        }
         tokio::select! {
             message = self.receiver.next() => Ok(Event::Message(message?)),
             event = self.lanes.next() => Ok(event),
@@ -166,8 +185,9 @@ impl Connection {
             .spawn(async move { Event::Probe(receive_probe(stream, header).await) });
     }
 
-    /// Starts to receive a chunk on the thread of its lane. A task that is aborted before all bytes are received
-    /// writes nothing more; if it is aborted later, a worker may still write until the chunk is decoded.
+    /// Starts to receive a chunk in a task on the thread of its lane; a small chunk that has arrived is received without
+    /// a task. A task that is aborted before all bytes are received writes nothing more; if it is aborted later, a
+    /// worker may still write until the chunk is decoded.
     pub(crate) fn receive_chunk(
         &mut self,
         token: StreamToken,
@@ -175,12 +195,12 @@ impl Connection {
         stream: DataIn,
         target: ChunkTarget,
         ingress: &Ingress,
-    ) -> AbortHandle {
+    ) -> Option<AbortHandle> {
         let ingress = ingress.clone().with_tally(&target.tally);
         let (lane, verified_bytes) = (stream.lane().clone(), self.lanes.verified_bytes());
         let alive = lane.clone(); // Keeps the lane's thread, which ends with the last clone of the lane.
         // Boxed: spawning moves a future several times, and this one is kilobytes large.
-        let receive = Box::pin(async move {
+        let mut receive = Box::pin(async move {
             let counters = Arc::clone(&target.counters);
             let progress: Progress = Arc::new(move |bytes| counters.add_wire(bytes));
             let range = target.range.clone();
@@ -195,7 +215,13 @@ impl Connection {
             drop(alive);
             Event::Chunk(header.subscription, token, received)
         });
-        lane.spawn_in(&mut self.tasks, receive)
+        if header.encoded_bytes <= SMALL_CHUNK_BYTES
+            && let Some(event) = receive.as_mut().now_or_never()
+        {
+            self.received.push_back(event);
+            return None;
+        }
+        Some(lane.spawn_in(&mut self.tasks, receive))
     }
 
     /// Closes a connection that is lost or replaced, and waits until completely received chunks are decoded, at most
@@ -203,7 +229,7 @@ impl Connection {
     /// deadline may still write to a version's memory.
     pub(crate) async fn give_up(mut self, reason: CloseReason) -> Vec<Event> {
         self.lanes.close(reason.code, &reason.text);
-        let mut events = vec![];
+        let mut events: Vec<_> = self.received.into();
         let finish = async {
             while let Some(event) = self.tasks.join_next().await {
                 events.push(event.unwrap_or_else(aborted));

@@ -281,7 +281,7 @@ impl Reception {
             self.tasks.retain(|task| !task.0.is_finished()); // Finished tasks need no abort.
         }
         let task = context.connection.receive_chunk(token, header, stream, target, context.ingress);
-        self.tasks.push(AbortOnDrop(task));
+        self.tasks.extend(task.map(AbortOnDrop));
     }
 
     /// Delivers the version to the user. Its receipt names the transport of `control`.

@@ -9,7 +9,8 @@ use crate::{
     subscribers::SubscriberProgress,
     topic::Retained,
 };
-use std::sync::Arc;
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use std::{pin::Pin, sync::Arc};
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
     ChunkHeader, ChunkIndex, CodecChoice, CodecSet, Effort, Selection, SendAction, ServerMessage,
@@ -19,10 +20,7 @@ use tensor_relay_transport::{
     Lane, Stage, Tally, control,
     egress::{self, CodecRequest, Encoded},
 };
-use tokio::{
-    task::{JoinError, JoinSet},
-    time::Instant,
-};
+use tokio::time::Instant;
 use tracing::Instrument;
 
 /// The context of all sends of one version to one subscription.
@@ -47,14 +45,15 @@ pub(crate) struct Outgoing {
     pub(crate) progress: Progress,
 }
 
-/// Runs the tasks that send one version: for each chunk, one that reads and encodes it and writes it on one lane; and
-/// one each for the manifest and `Complete`. Dropping it aborts them.
+/// Sends one version: its chunks, each read, encoded and written on one lane, its manifest and `Complete`. Sends run
+/// concurrently within [`next`](Self::next), in the caller's task: long work runs on other threads, and no task has to
+/// be woken for a small chunk. Dropping it cancels them.
 ///
 /// If a lane is lost or retired before its chunk is written, the chunk is lost, and the client fetches it again.
 #[derive(Debug)]
 pub(crate) struct VersionSender {
     outgoing: Arc<Outgoing>,
-    running: JoinSet<Sent>,
+    running: FuturesUnordered<Pin<Box<dyn Future<Output = Sent> + Send>>>,
 }
 
 /// The result of a send. An error means that the version cannot be read.
@@ -71,7 +70,7 @@ pub(crate) enum SentKind {
 impl VersionSender {
     pub(crate) fn new(outgoing: Outgoing) -> Self {
         outgoing.effort.handle_version();
-        Self { outgoing: Arc::new(outgoing), running: JoinSet::new() }
+        Self { outgoing: Arc::new(outgoing), running: FuturesUnordered::new() }
     }
 
     /// The number of sends in progress.
@@ -79,44 +78,37 @@ impl VersionSender {
         self.running.len()
     }
 
-    /// Starts the send of an action.
+    /// Adds the send of an action.
     pub(crate) fn begin(&mut self, action: SendAction) {
         let outgoing = Arc::clone(&self.outgoing);
-        match action {
-            SendAction::Manifest => self.running.spawn(async move { outgoing.send_manifest().await }),
+        self.running.push(match action {
+            SendAction::Manifest => Box::pin(async move { outgoing.send_manifest().await }),
             SendAction::Chunk(chunk, lane) => {
                 let load = outgoing.lanes.begin_chunk(lane, outgoing.raw_bytes(chunk));
                 let span = tracing::trace_span!("chunk", %chunk);
-                // Boxed: spawning moves a future several times, and this one is kilobytes large.
-                let send = Box::pin(async move { outgoing.send_chunk(chunk, load).await });
-                self.running.spawn(send.instrument(span))
+                Box::pin(async move { outgoing.send_chunk(chunk, load).await }.instrument(span))
             }
-            SendAction::Complete => self.running.spawn(async move { outgoing.send_complete().await }),
-        };
+            SendAction::Complete => Box::pin(async move { outgoing.send_complete().await }),
+        });
     }
 
     /// Cancels all sends in progress without reporting them.
     pub(crate) fn give_up(&mut self) {
-        self.running = JoinSet::new();
+        self.running.clear();
     }
 
-    /// Waits for a send to end; `None` if there is none. Cancel safe.
+    /// Runs the sends until one ends; `None` if there is none. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Sent> {
-        let ended = self.running.join_next().await?;
+        let sent = self.running.next().await?;
         self.outgoing.progress.note(1);
-        Some(ended.unwrap_or_else(resume_panic))
+        Some(sent)
     }
-}
-
-/// Propagates the panic of a send. Cancelled sends never reach this.
-fn resume_panic(error: JoinError) -> Sent {
-    std::panic::resume_unwind(error.into_panic())
 }
 
 impl Outgoing {
     /// Sends the manifest. Ignores errors: the loss of its lane ends the session, and a client that stops the stream
     /// has the manifest or aborts the version.
-    async fn send_manifest(self: Arc<Self>) -> Sent {
+    async fn send_manifest(&self) -> Sent {
         let manifest = self.retained.payload.manifest();
         let note = |bytes| self.progress.note(bytes);
         let _ = egress::send_manifest(self.lanes.control(), self.subscription, manifest, &note).await;
@@ -235,7 +227,7 @@ impl Outgoing {
 
     /// Sends `Complete` with the version's digest. Chunks that were not sent because the client already holds them may
     /// have to be hashed first.
-    async fn send_complete(self: Arc<Self>) -> Sent {
+    async fn send_complete(&self) -> Sent {
         let digest = self
             .shared
             .encoder

@@ -36,10 +36,12 @@ def main() -> None:
 
 def _serve(options: argparse.Namespace) -> None:
     tensor = _content(options.bytes, options.data)
-    ip = options.listen.rpartition(":")[0]
     with tempfile.TemporaryDirectory() as state, tensor_relay.serve(options.listen, state_dir=state) as relay:
         port = int(relay.address.rpartition(":")[2])
-        listener = socket.create_server(_request_address(ip, port))
+        _requests_path(port).unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(_requests_path(port)))
+        listener.listen()
         threading.Thread(target=_publish_small, args=(relay, listener), daemon=True).start()
         current = relay.publish("bulk/0", {"data": tensor}, hold="borrow")
         _write_ticket(port, relay.ticket)
@@ -56,10 +58,15 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _receive(options: argparse.Namespace) -> None:
-    ip, _, port = options.connect.rpartition(":")
-    with tensor_relay.connect(_take_ticket(int(port)), lanes=1) as client:
+    port = int(options.connect.rpartition(":")[2])
+    with (
+        tensor_relay.connect(_take_ticket(port), lanes=1) as client,
+        socket.socket(socket.AF_UNIX) as requests,
+    ):
+        requests.connect(str(_requests_path(port)))
+        _requests_path(port).unlink()
         if options.small:
-            _emit(small=options.small, **_small(client, _request_address(ip, int(port)), options.small))
+            _emit(small=options.small, **_small(client, requests, options.small))
         for round_number in range(options.rounds):
             begun, begun_cpu_s = time.perf_counter(), _cpu_s()
             snapshot = client.subscribe(f"bulk/{round_number}").next(timeout=TIMEOUT_S)
@@ -73,9 +80,9 @@ def _receive(options: argparse.Namespace) -> None:
             del snapshot, arrays  # Frees their memory for the next round.
 
 
-def _request_address(ip: str, port: int) -> tuple[str, int]:
-    """The address for requests of small tensors: the TCP port after the server's."""
-    return ip, port + 1
+def _requests_path(port: int) -> Path:
+    """The Unix socket for requests of small tensors; the receiving side removes it once it is connected."""
+    return Path(tempfile.gettempdir()) / f"tensor-relay-bench-{port}.requests"
 
 
 def _publish_small(relay: tensor_relay.Relay, listener: socket.socket) -> None:
@@ -83,7 +90,6 @@ def _publish_small(relay: tensor_relay.Relay, listener: socket.socket) -> None:
     message = np.full(MESSAGE_BYTES, 0x5A, np.uint8)
     while True:
         connection, _ = listener.accept()
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with connection:
             last = None
             while connection.recv(1):
@@ -94,14 +100,13 @@ def _publish_small(relay: tensor_relay.Relay, listener: socket.socket) -> None:
                 last = relay.publish("small", {"message": message})
 
 
-def _small(client: tensor_relay.Client, server: tuple[str, int], count: int) -> dict[str, float]:
+def _small(client: tensor_relay.Client, requests: socket.socket, count: int) -> dict[str, float]:
     """Requests small tensors one by one: a tenth of `count` to warm up, then `count`. Returns percentiles of their
     latency."""
     took_us = []
-    with socket.create_connection(server) as connection, client.subscribe("small") as subscription:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with client.subscribe("small") as subscription:
         for _ in range(count + -(-count // 10)):
-            connection.sendall(b"\x01")
+            requests.sendall(b"\x01")
             message = subscription.next(timeout=10)["message"].numpy()
             took_us.append((time.monotonic_ns() - int(message[:8].view("<u8")[0])) / 1e3)
     took_us = sorted(took_us[-count:])

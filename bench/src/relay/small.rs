@@ -1,7 +1,7 @@
 //! Small tensors, published on request.
 //!
-//! The receiving side requests each version by a byte, over a plain TCP connection to the port after the serving
-//! side's. The measured time begins before the serving side stages the tensor, which contains the time stamp; it ends
+//! The receiving side requests each version by a byte over a Unix socket, whose path has the port of the serving side:
+//! both sides are on one machine, even if in different network namespaces. The measured time begins before the serving side stages the tensor, which contains the time stamp; it ends
 //! when the receiving program has the committed snapshot.
 
 use crate::{
@@ -9,14 +9,14 @@ use crate::{
     latency::{self, Latencies, Stamp},
 };
 use anyhow::{Context, Result, ensure};
-use std::{convert::Infallible, net::SocketAddr, time::Duration};
+use std::{convert::Infallible, fs, path::PathBuf, time::Duration};
 use tensor_relay_client::{Client, Topic};
 use tensor_relay_server::{
     Dtype, Publication, Publisher, Server, Shape, Staged, Staging, TensorName, TensorSpec,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{UnixListener, UnixStream},
     time::timeout,
 };
 
@@ -28,21 +28,21 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A publisher that publishes a version of its topic for each request.
 pub(super) struct SmallPublisher {
-    listener: TcpListener,
+    listener: UnixListener,
     publisher: Publisher,
     staging: Staging,
 }
 
 impl SmallPublisher {
-    /// Listens on the TCP port [after](request_address) that of `server`.
+    /// Listens for requests of `server`'s small tensors. A socket that a killed server left behind is replaced.
     ///
     /// # Errors
-    /// When that port is taken.
-    pub(super) async fn new(server: &Server) -> Result<Self> {
-        let address = request_address(server.local_address());
-        let listener = TcpListener::bind(address)
-            .await
-            .with_context(|| format!("cannot listen on {address} (TCP) for requests of small tensors"))?;
+    /// When the socket cannot be created.
+    pub(super) fn new(server: &Server) -> Result<Self> {
+        let path = requests_path(server.local_address().port());
+        fs::remove_file(&path).ok(); // If this fails, so does `bind`.
+        let listener =
+            UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
         Ok(Self { listener, publisher: server.publisher(Topic::new(TOPIC)?)?, staging: server.staging() })
     }
 
@@ -53,7 +53,6 @@ impl SmallPublisher {
     pub(super) async fn run(mut self) -> Result<()> {
         loop {
             let (mut requests, _) = self.listener.accept().await?;
-            requests.set_nodelay(true)?;
             let mut last: Option<Publication> = None;
             while let Ok(_request) = requests.read_u8().await {
                 // One at a time: the acknowledgement of a message is not part of the next one's latency.
@@ -80,21 +79,29 @@ impl SmallPublisher {
     }
 }
 
-/// The TCP address for requests of small tensors from the server at `server`.
-fn request_address(server: SocketAddr) -> SocketAddr {
-    SocketAddr::new(server.ip(), server.port().checked_add(1).unwrap_or(u16::MAX - 1))
+/// The socket for requests of small tensors from the server at `port`.
+fn requests_path(port: u16) -> PathBuf {
+    std::env::temp_dir().join(format!("tensor-relay-bench-{port}.requests"))
 }
 
-/// Requests small tensors, one after the other, from the server at `remote`, to which `client` is connected: those
-/// to warm up, then `count` that are counted.
+/// Connects to the server at `port` to request small tensors, and removes the socket's path.
+///
+/// # Errors
+/// When there is no such server.
+pub(super) async fn connect(port: u16) -> Result<UnixStream> {
+    let path = requests_path(port);
+    let connected = UnixStream::connect(&path).await;
+    let requests = connected.with_context(|| format!("cannot connect to {}", path.display()))?;
+    fs::remove_file(&path)?;
+    Ok(requests)
+}
+
+/// Requests small tensors, one after the other, from the server to which `client` is connected: those to warm up, then
+/// `count` that are counted.
 ///
 /// # Errors
 /// When a version is not received in time, or is not the expected one.
-pub(super) async fn receive(client: &Client, remote: SocketAddr, count: u32) -> Result<SmallMessages> {
-    let mut requests = TcpStream::connect(request_address(remote))
-        .await
-        .context("cannot connect to request small tensors")?;
-    requests.set_nodelay(true)?;
+pub(super) async fn receive(client: &Client, mut requests: UnixStream, count: u32) -> Result<SmallMessages> {
     let mut subscription = client.subscribe(&Topic::new(TOPIC)?).await?;
     let mut latencies = Latencies::new(count);
     for number in 0..latency::message_count(count) {

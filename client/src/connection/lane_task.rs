@@ -1,10 +1,11 @@
-//! The task of one lane, and the slots that keep the wanted number of lanes connected.
+//! The acceptor of a lane's streams, and the slots that keep the wanted number of lanes connected.
 
 use super::{Event, Target, complete_handshake, first_message};
 use crate::{ClientError, backoff::Backoff};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use std::{
     net::SocketAddr,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -23,7 +24,7 @@ use tokio::{
 /// The lifetime from which a lost lane resets the backoff.
 const STABLE_AGE: Duration = Duration::from_secs(10);
 
-/// An event from a lane's task.
+/// An event from a slot's task.
 #[derive(Debug)]
 pub(super) enum LaneEvent {
     Joined(LaneId, Lane),
@@ -32,41 +33,37 @@ pub(super) enum LaneEvent {
 
 /// Accepts the data streams of one lane and reads their headers, until the lane ends.
 #[derive(Debug)]
-pub(super) struct LaneTask {
+pub(super) struct StreamAcceptor {
     id: LaneId,
     lane: Lane,
     header_timeout: Duration,
-    events: mpsc::Sender<LaneEvent>,
+    /// The streams whose headers are being read.
+    headers: FuturesUnordered<Pin<Box<dyn Future<Output = Event> + Send>>>,
 }
 
-impl LaneTask {
-    pub(super) fn new(
-        id: LaneId,
-        lane: Lane,
-        header_timeout: Duration,
-        events: mpsc::Sender<LaneEvent>,
-    ) -> Self {
-        Self { id, lane, header_timeout, events }
+impl StreamAcceptor {
+    pub(super) fn new(id: LaneId, lane: Lane, header_timeout: Duration) -> Self {
+        Self { id, lane, header_timeout, headers: FuturesUnordered::new() }
     }
 
-    /// Runs until the lane or its connection ends. If cancelled, it loses headers that are being read.
-    pub(super) async fn run(self) {
-        let mut headers = FuturesUnordered::new();
+    /// The next data stream; `None` once the lane has ended. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<Event> {
         loop {
-            let event = tokio::select! {
-                stream = self.lane.accept_data() => match stream {
-                    Ok(stream) => {
-                        headers.push(read_header(self.id, stream, self.header_timeout));
-                        continue;
-                    }
-                    Err(_) => return,
-                },
-                Some(event) = headers.next() => event,
-            };
-            if self.events.send(LaneEvent::Event(event)).await.is_err() {
-                return;
+            tokio::select! {
+                stream = self.lane.accept_data() => {
+                    let header = read_header(self.id, stream.ok()?, self.header_timeout);
+                    self.headers.push(Box::pin(header));
+                }
+                Some(event) = self.headers.next() => return Some(event),
             }
         }
+    }
+
+    /// Passes the data streams to `events`, until the lane or its connection ends.
+    async fn run(mut self, events: mpsc::Sender<LaneEvent>) {
+        while let Some(event) = self.next().await
+            && events.send(LaneEvent::Event(event)).await.is_ok()
+        {}
     }
 }
 
@@ -175,10 +172,10 @@ impl LaneSlot {
         if self.events.send(LaneEvent::Joined(id, lane.clone())).await.is_err() {
             return Ok(()); // The connection has ended.
         }
-        let task = LaneTask::new(id, lane.clone(), self.header_timeout, self.events.clone());
+        let acceptor = StreamAcceptor::new(id, lane.clone(), self.header_timeout);
         let index = self.index;
         let ended = tokio::select! {
-            _ = lane.run(task.run()) => Ok(()),
+            _ = lane.run(acceptor.run(self.events.clone())) => Ok(()),
             _ = self.wanted.wait_for(|lanes| *lanes as usize <= index) => {
                 lane.close(CloseCode::Done, "");
                 Ok(())

@@ -2,7 +2,7 @@
 
 use super::{
     Event, Target,
-    lane_task::{LaneEvent, LaneSlot, LaneTask},
+    lane_task::{LaneEvent, LaneSlot, StreamAcceptor},
     plan::Plan,
 };
 use crate::{
@@ -50,6 +50,10 @@ pub(crate) struct LaneSet {
     retired: RangeSet,
     /// The id of the next lane.
     next_lane: Arc<AtomicU32>,
+    /// Accepts the streams of lane 0. It runs within [`next`](Self::next), so that no other task has to be woken for a
+    /// small version.
+    acceptor: StreamAcceptor,
+    /// The events of the further lanes.
     events: mpsc::Receiver<LaneEvent>,
     tasks: JoinSet<()>,
     /// The decoded length of all chunks that were received and verified, over all lanes.
@@ -112,6 +116,7 @@ impl LaneSet {
             retiring: RangeSet::new(),
             retired: RangeSet::new(),
             next_lane: Arc::new(AtomicU32::new(1)),
+            acceptor: StreamAcceptor::new(LaneId(0), control.clone(), config.stall_timeout),
             events,
             tasks: JoinSet::new(),
             verified_bytes: Arc::default(),
@@ -119,8 +124,6 @@ impl LaneSet {
             periods: 0,
             has_settled: Arc::new(AtomicBool::new(true)),
         };
-        let task = LaneTask::new(LaneId(0), control.clone(), config.stall_timeout, sender.clone());
-        lanes.tasks.spawn(task.run());
         if let Some(offer) = welcome.lanes {
             let lanes_max = config.lanes.max().min(offer.lanes_max).min(LANES_MAX);
             let plan = Plan::new(lanes_max);
@@ -157,20 +160,24 @@ impl LaneSet {
 
     /// The next event. Cancel safe.
     pub(super) async fn next(&mut self) -> Event {
-        match self.events.recv().await {
-            Some(LaneEvent::Joined(id, lane)) => {
+        let event = tokio::select! {
+            Some(event) = self.acceptor.next() => return event,
+            Some(event) = self.events.recv() => event,
+            else => return std::future::pending().await, // All lanes have ended; the control stream reports why.
+        };
+        match event {
+            LaneEvent::Joined(id, lane) => {
                 tracing::info!(lane = %id, peer = %lane.peer(), "A lane joined the session.");
                 self.registry.get().insert(id, lane.clone());
                 self.live.insert(id, lane);
                 Event::Joined
             }
-            Some(LaneEvent::Event(event)) => {
+            LaneEvent::Event(event) => {
                 if let Event::Ended(id) = event {
                     self.remove(id);
                 }
                 event
             }
-            None => std::future::pending().await, // All lanes have ended; the control stream reports why.
         }
     }
 
@@ -248,8 +255,8 @@ impl LaneSet {
     }
 
     /// Waits until the server is notified of closed lanes.
-    pub(super) async fn flush_close(&self) {
-        for lane in self.live.values() {
+    pub(super) async fn flush_close(self) {
+        for lane in self.live.into_values() {
             lane.flush_close().await;
         }
     }
