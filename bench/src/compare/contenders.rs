@@ -80,16 +80,22 @@ impl Contenders {
     /// Adds `borrowed` with one or both sides in Python. `python` is an interpreter with the package tensor_relay.
     pub(super) fn extend_with_python(&mut self, this: &Program, python: &Path) {
         let borrowed = contender(BORROWED, this, RELAY_SUBCOMMAND, &[BORROW], &[], true);
-        let in_python = |side: &str| SideCommand {
+        let in_python = |arguments: &[&str]| SideCommand {
             program: Program::new(python, &["-P", "-c", PYTHON_PROGRAM]),
-            arguments: vec![side.into()],
+            arguments: arguments.iter().copied().map(Into::into).collect(),
         };
-        let (serve, receive) = (in_python("serve"), in_python("receive"));
+        let (serve, receive) = (in_python(&["serve"]), in_python(&["receive"]));
         self.contenders.extend([
             Contender {
                 name: "python".into(),
                 serve: serve.clone(),
                 receive: receive.clone(),
+                ..borrowed.clone()
+            },
+            Contender {
+                name: "python-auto-lanes".into(),
+                serve: serve.clone(),
+                receive: in_python(&["receive", AUTO_LANES]),
                 ..borrowed.clone()
             },
             Contender { name: "python-producer".into(), serve, ..borrowed.clone() },
@@ -183,13 +189,16 @@ const OTHER_BUILD: &str = "other-build";
 /// The name of tensor-relay with tensors that are lent for each round, and hashed when they are sent.
 const BORROWED: &str = "borrowed";
 const BORROW: &str = "--hold=borrow";
-/// The program of the sides in Python of `python`, `python-producer` and `python-consumer`.
+/// The program of the sides in Python of `python`, `python-auto-lanes`, `python-producer` and `python-consumer`.
 const PYTHON_PROGRAM: &str = include_str!("../relay/contender.py");
 const ALL: &str = "all";
 
+/// The receiving side's option for an automatic number of lanes.
+const AUTO_LANES: &str = "--lanes=0";
+
 /// Variants with several lanes, or with as many as a client chooses by default.
 const LANES: [(&str, &str); 4] = [
-    ("auto-lanes", "--lanes=0"),
+    ("auto-lanes", AUTO_LANES),
     ("2-lanes", "--lanes=2"),
     ("4-lanes", "--lanes=4"),
     ("8-lanes", "--lanes=8"),
@@ -255,7 +264,7 @@ mod tests {
     fn python_can_run_either_side() {
         let mut contenders = contenders();
         contenders.extend_with_python(&Program::new("bench", &[]), Path::new("python3.12"));
-        let names = ["python", "python-producer", "python-consumer"].map(String::from);
+        let names = ["python", "python-auto-lanes", "python-producer", "python-consumer"].map(String::from);
         let is_python = |side: &SideCommand| side.program.words().next().unwrap() == "python3.12";
         let sides: Vec<_> = contenders
             .pick(&names)
@@ -263,7 +272,7 @@ mod tests {
             .iter()
             .map(|c| (is_python(&c.serve), is_python(&c.receive)))
             .collect();
-        assert_eq!(sides, [(true, true), (true, false), (false, true)]);
+        assert_eq!(sides, [(true, true), (true, true), (true, false), (false, true)]);
         assert!(
             contenders
                 .pick(&["all".into()])

@@ -60,7 +60,7 @@ def _serve(options: argparse.Namespace) -> None:
 def _receive(options: argparse.Namespace) -> None:
     port = int(options.connect.rpartition(":")[2])
     with (
-        tensor_relay.connect(_take_ticket(port), lanes=1) as client,
+        tensor_relay.connect(_take_ticket(port), lanes=options.lanes or None) as client,
         socket.socket(socket.AF_UNIX) as requests,
     ):
         requests.connect(str(_requests_path(port)))
@@ -177,6 +177,7 @@ def _parse() -> argparse.Namespace:
     receive.add_argument("--connect", required=True)
     receive.add_argument("--rounds", type=int, default=5)
     receive.add_argument("--small", type=int, default=0)
+    receive.add_argument("--lanes", type=int, default=1, help="the number of lanes, or 0 for an automatic one")
     return parser.parse_args()
 
 
