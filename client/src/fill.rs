@@ -174,15 +174,16 @@ impl Subscription {
         (Box::new(Snapshot { payload: Payload::EMPTY, ..*version }), taken.gap.take())
     }
 
-    /// Waits for the next version, in the buffers or elsewhere, and the gap before it.
+    /// Waits for the next version, in the buffers or elsewhere, and the gap before it. Cancel safe.
     async fn next_version(&self) -> Result<Taken, SubscriptionError> {
-        let mut gap = None;
+        let mut taken = Taken { version: None, gap: None, queue: Arc::clone(&self.queue) };
         loop {
             match self.queue.take(true) {
                 Found::Snapshot(version) => {
-                    return Ok(Taken { version: Some(version), gap, queue: Arc::clone(&self.queue) });
+                    taken.version = Some(version);
+                    return Ok(taken);
                 }
-                Found::Gap(found) => gap = Some(found),
+                Found::Gap(gap) => taken.gap = Some(gap),
                 Found::Ended(error) | Found::Failure(error) => return Err(error),
                 Found::Unknown { waiting_since: Some(since) } => self.wait_for_topic(since).await,
                 Found::Nothing | Found::Unknown { waiting_since: None } | Found::NotYet => {
@@ -223,7 +224,7 @@ impl Drop for LentBuffers {
     }
 }
 
-/// A version taken from its queue, with the gap before it. Dropping this puts both back.
+/// A version taken from its queue, if there is one yet, and the gap before it. Dropping this puts both back.
 struct Taken {
     version: Option<Box<Snapshot>>,
     gap: Option<Box<Gap>>,
@@ -238,9 +239,7 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        if let Some(version) = self.version.take() {
-            self.queue.put_back(version, self.gap.take());
-        }
+        self.queue.put_back(self.version.take(), self.gap.take());
     }
 }
 

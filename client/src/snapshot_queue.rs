@@ -125,18 +125,18 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// Puts back an undelivered snapshot, with the gap before it. In mode `latest` a newer one received meanwhile
+    /// Puts back an undelivered snapshot, and the gap before it. In mode `latest` a newer snapshot received meanwhile
     /// replaces it.
-    pub(crate) fn put_back(&self, snapshot: Box<Snapshot>, gap: Option<Box<Gap>>) {
+    pub(crate) fn put_back(&self, snapshot: Option<Box<Snapshot>>, gap: Option<Box<Gap>>) {
         let mut state = self.state();
-        match (self.mode, state.snapshot_mut()) {
-            (Mode::Latest, Some(newer)) => {
+        match (snapshot, state.snapshot_mut()) {
+            (Some(snapshot), Some(newer)) if self.mode == Mode::Latest => {
                 newer.skipped = newer.skipped.saturating_add(snapshot.skipped).saturating_add(1);
                 newer.new_epoch |= snapshot.new_epoch;
             }
-            _ => {
-                state.ready.push_front(Item::Snapshot(snapshot));
-                gap.into_iter().for_each(|gap| state.ready.push_front(Item::Gap(gap)));
+            (snapshot, _) => {
+                let items = gap.map(Item::Gap).into_iter().chain(snapshot.map(Item::Snapshot));
+                items.rev().for_each(|item| state.ready.push_front(item));
             }
         }
         self.changed.notify_one();
@@ -250,7 +250,7 @@ mod tests {
         latest.put(snapshot(1, 2));
         let Found::Snapshot(taken) = latest.take(true) else { panic!("a snapshot is there") };
         latest.put(snapshot(2, 0));
-        latest.put_back(taken, None);
+        latest.put_back(Some(taken), None);
         assert!(
             matches!(latest.take(true), Found::Snapshot(s) if (s.id.version, s.skipped) == (Version(2), 3))
         );
@@ -259,10 +259,15 @@ mod tests {
         every.put(snapshot(4, 0));
         let Found::Snapshot(taken) = every.take(true) else { panic!("a snapshot is there") };
         every.put(snapshot(5, 0));
-        every.put_back(taken, Some(Box::new(Gap { after: Some(id(1)), found: id(4) })));
+        every.put_back(Some(taken), Some(Box::new(Gap { after: Some(id(1)), found: id(4) })));
         assert!(matches!(every.take(true), Found::Gap(gap) if gap.found == id(4)));
         assert!(matches!(every.take(true), Found::Snapshot(s) if s.id == id(4)));
         assert!(matches!(every.take(true), Found::Snapshot(s) if s.id == id(5)));
+
+        every.put(snapshot(7, 0));
+        every.put_back(None, Some(Box::new(Gap { after: Some(id(5)), found: id(7) })));
+        assert!(matches!(every.take(true), Found::Gap(gap) if gap.found == id(7)));
+        assert!(matches!(every.take(true), Found::Snapshot(s) if s.id == id(7)));
     }
 
     #[test]
