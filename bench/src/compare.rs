@@ -62,7 +62,7 @@ pub struct CompareArgs {
     pub relay: Option<PathBuf>,
     /// A Python interpreter with the packages tensor_relay and NumPy. It adds the contenders `python`, which is
     /// `borrowed` with both sides in Python, `python-auto-lanes`, and `python-producer` and `python-consumer` with
-    /// one side in Python.
+    /// one side in Python. `python-auto-lanes` has as many lanes as a client chooses, the others one.
     #[arg(long, value_name = "PROGRAM")]
     pub python: Option<PathBuf>,
     /// A file that lists programs of other projects as contenders: bench/peers/peers.json. A peer whose name is taken,

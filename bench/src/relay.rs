@@ -112,7 +112,7 @@ pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
     let lanes = if lanes == 0 { Lanes::Auto } else { Lanes::Fixed(lanes) };
     let config = tensor_relay_client::Config { lanes, ..Default::default() };
     let client = connect(&args, config).await?;
-    let requests = small::connect(args.connect.port()).await?;
+    let requests = small::connect(args.connect.port()).await?; // Also removes the socket's path.
     if args.small > 0 {
         print(&small::receive(&client, requests, args.small).await?)?;
     }

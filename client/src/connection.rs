@@ -34,8 +34,8 @@ use tokio::task::{AbortHandle, JoinError, JoinSet};
 /// The deadline for decoding completely received chunks after the connection is lost.
 const DECODE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The maximum encoded length of a chunk that is received without a task, if all of it has arrived: like
-/// [`Workers`](tensor_relay_transport::Workers), the session's task does no longer work.
+/// The maximum encoded length of a chunk of lane 0 that is received in the session's task, if all of it has arrived. More
+/// work would delay the session's other events; [`Workers`](tensor_relay_transport::Workers) have the same limit.
 const SMALL_CHUNK_BYTES: u32 = 64 << 10;
 
 /// A connection whose `Hello` was answered.
@@ -47,7 +47,7 @@ pub(crate) struct Connection {
     receiver: control::Receiver<ServerMessage>,
     lanes: LaneSet,
     instance: InstanceId,
-    /// The events of small chunks.
+    /// The events of chunks received in place, which [`next`](Self::next) returns first.
     received: VecDeque<Event>,
     tasks: JoinSet<Event>,
 }
@@ -185,9 +185,9 @@ impl Connection {
             .spawn(async move { Event::Probe(receive_probe(stream, header).await) });
     }
 
-    /// Starts to receive a chunk in a task on the thread of its lane; a small chunk that has arrived is received without
-    /// a task. A task that is aborted before all bytes are received writes nothing more; if it is aborted later, a
-    /// worker may still write until the chunk is decoded.
+    /// Starts to receive a chunk in a task on the thread of its lane, and returns the task's handle; `None` if the chunk
+    /// is small, has arrived, and was received in place. A task that is aborted before all bytes are received writes
+    /// nothing more; if it is aborted later, a worker may still write until the chunk is decoded.
     pub(crate) fn receive_chunk(
         &mut self,
         token: StreamToken,
@@ -215,7 +215,8 @@ impl Connection {
             drop(alive);
             Event::Chunk(header.subscription, token, received)
         });
-        if header.encoded_bytes <= SMALL_CHUNK_BYTES
+        if lane.number() == 0
+            && header.encoded_bytes <= SMALL_CHUNK_BYTES
             && let Some(event) = receive.as_mut().now_or_never()
         {
             self.received.push_back(event);

@@ -184,7 +184,11 @@ impl Subscription {
                     return Ok(taken);
                 }
                 Found::Gap(gap) => taken.gap = Some(gap),
-                Found::Ended(error) | Found::Failure(error) => return Err(error),
+                Found::Failure(error) => return Err(error),
+                Found::Ended(error) => {
+                    taken.gap = None; // Nothing follows a final error.
+                    return Err(error);
+                }
                 Found::Unknown { waiting_since: Some(since) } => self.wait_for_topic(since).await,
                 Found::Nothing | Found::Unknown { waiting_since: None } | Found::NotYet => {
                     self.queue.changed().await;
@@ -239,7 +243,9 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        self.queue.put_back(self.version.take(), self.gap.take());
+        if self.version.is_some() || self.gap.is_some() {
+            self.queue.put_back(self.version.take(), self.gap.take());
+        }
     }
 }
 

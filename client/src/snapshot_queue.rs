@@ -142,7 +142,7 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// Drops the snapshot of this version. Returns whether it was queued.
+    /// Drops the snapshot of this version, but not the gap before it. Returns whether it was queued.
     pub(crate) fn discard(&self, id: &VersionId) -> bool {
         let mut state = self.state();
         let has_id = |item: &Item| matches!(item, Item::Snapshot(snapshot) if snapshot.id == *id);
@@ -160,10 +160,13 @@ impl SnapshotQueue {
         matches!(self.state().ready.front(), Some(Item::Snapshot(_)))
     }
 
-    /// Queues a gap: versions are missing before the next snapshot.
+    /// Queues a gap, unless the end was queued: versions are missing before the next snapshot.
     pub(crate) fn put_gap(&self, gap: Gap) {
-        self.state().ready.push_back(Item::Gap(Box::new(gap)));
-        self.changed.notify_one();
+        let mut state = self.state();
+        if state.ended.is_none() {
+            state.ready.push_back(Item::Gap(Box::new(gap)));
+            self.changed.notify_one();
+        }
     }
 
     /// Queues the error of an aborted version that others will follow. In mode `latest` only the last one is kept.

@@ -46,8 +46,9 @@ pub(crate) struct Outgoing {
 }
 
 /// Sends one version: its chunks, each read, encoded and written on one lane, its manifest and `Complete`. Sends run
-/// concurrently within [`next`](Self::next), in the caller's task: long work runs on other threads, and no task has to
-/// be woken for a small chunk. Dropping it cancels them.
+/// concurrently within [`next`](Self::next), in the caller's task, so that no task is woken for a small chunk. Reading
+/// files, hashing and encoding run on other threads; gathering a chunk from many places in memory does not. Dropping it
+/// cancels the sends.
 ///
 /// If a lane is lost or retired before its chunk is written, the chunk is lost, and the client fetches it again.
 #[derive(Debug)]

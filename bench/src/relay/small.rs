@@ -1,8 +1,9 @@
 //! Small tensors, published on request.
 //!
 //! The receiving side requests each version by a byte over a Unix socket, whose path has the port of the serving side:
-//! both sides are on one machine, even if in different network namespaces. The measured time begins before the serving side stages the tensor, which contains the time stamp; it ends
-//! when the receiving program has the committed snapshot.
+//! both sides are on one machine, even if in different network namespaces. The measured time begins before the serving
+//! side stages the tensor, which contains the time stamp; it ends when the receiving program has the committed
+//! snapshot.
 
 use crate::{
     contender::SmallMessages,
@@ -40,7 +41,7 @@ impl SmallPublisher {
     /// When the socket cannot be created.
     pub(super) fn new(server: &Server) -> Result<Self> {
         let path = requests_path(server.local_address().port());
-        fs::remove_file(&path).ok(); // If this fails, so does `bind`.
+        fs::remove_file(&path).ok(); // Usually there is none. If it cannot be removed, `bind` fails.
         let listener =
             UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
         Ok(Self { listener, publisher: server.publisher(Topic::new(TOPIC)?)?, staging: server.staging() })
@@ -92,7 +93,7 @@ pub(super) async fn connect(port: u16) -> Result<UnixStream> {
     let path = requests_path(port);
     let connected = UnixStream::connect(&path).await;
     let requests = connected.with_context(|| format!("cannot connect to {}", path.display()))?;
-    fs::remove_file(&path)?;
+    fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
     Ok(requests)
 }
 

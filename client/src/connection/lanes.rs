@@ -28,8 +28,8 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// The maximum number of lane events waiting for the session, which handles them promptly. Beyond it, lanes
-/// wait.
+/// The maximum number of events of further lanes that wait for the session, which handles them promptly. Beyond it,
+/// these lanes wait.
 const EVENTS_MAX: usize = 64;
 
 /// The interval of rate samples, for the automatic number of lanes and for trials of the other transport.
@@ -50,8 +50,8 @@ pub(crate) struct LaneSet {
     retired: RangeSet,
     /// The id of the next lane.
     next_lane: Arc<AtomicU32>,
-    /// Accepts the streams of lane 0. It runs within [`next`](Self::next), so that no other task has to be woken for a
-    /// small version.
+    /// Accepts the streams of lane 0, within [`next`](Self::next): no task is woken between the lane's driver and the
+    /// session.
     acceptor: StreamAcceptor,
     /// The events of the further lanes.
     events: mpsc::Receiver<LaneEvent>,

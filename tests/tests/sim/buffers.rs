@@ -6,14 +6,14 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::{convert::Infallible, ops::Range, pin::pin, sync::Arc, time::Duration};
 use tensor_relay_client::{
-    BufferError, Buffers, Client, FillCause, FillError, Filled, Request, Subscription, SubscriptionError,
-    Version,
+    BufferError, Buffers, Client, FillCause, FillError, Filled, Request, Start, Subscription,
+    SubscriptionError, Version,
 };
 use tensor_relay_device::HostSource;
 use tensor_relay_protocol::{ChunkHash, TensorName, TensorSpec};
 use tensor_relay_server::{Borrowed, Publication, Publisher, Server, TopicOptions};
 use tensor_relay_tests::{
-    pair::{Sim, client_config, eventually, reconnecting, seeds, server_config, simulate, topic},
+    pair::{Sim, client_config, eventually, reconnecting, retaining, seeds, server_config, simulate, topic},
     tensors::{self, noise, smooth},
 };
 use tokio::time::sleep;
@@ -349,6 +349,29 @@ fn a_cancelled_call_loses_no_version() {
             assert_eq!(tensors::on_host(&snapshot).tensors().count(), 2);
         });
     }
+}
+
+/// Goal: nothing follows a final error, not even the gap before a discarded version. Method: a version with a gap before
+/// it is refused and discarded, and the topic ends.
+#[test]
+fn the_end_is_final_even_after_a_gap() {
+    simulate(7, async |sim| {
+        let specs = [noise("a", 1000)];
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher_with(topic("t"), retaining(1)).unwrap();
+        for version in 1..=2 {
+            publish(&server, &mut publisher, version, &specs).await;
+        }
+        let request = Request::every(topic("t")).from(Start::At(None, Version(1)));
+        let (_client, mut subscription) = subscribe(&sim, client_config(), request).await;
+        let refused = subscription.next_into(memory(&[noise("a", 999)])).await.unwrap_err().refused;
+        subscription.discard(&refused.expect("the buffers do not fit"));
+        publisher.end();
+        let error = subscription.next_into(memory(&specs)).await.unwrap_err();
+        assert!(error.is_final(), "{error}");
+        let error = subscription.next().await.unwrap_err();
+        assert!(matches!(error, SubscriptionError::Ended { .. }), "{error}");
+    });
 }
 
 /// Goal: with buffers for some tensors, and a selection of these, few other bytes are received. Method: a buffer for
