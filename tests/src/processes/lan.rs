@@ -83,11 +83,12 @@ impl Lan {
         self.filter(Host::Server, protocols.iter().map(|protocol| format!("meta l4proto {protocol} drop")))
     }
 
-    /// Drops this percentage of `protocol`'s packets to the client's host, chosen at random, and removes that host's
-    /// earlier drop rules.
+    /// Drops this percentage of `protocol`'s packets to the client's host, at regular intervals, and removes that host's
+    /// earlier drop rules. Not at random: the kernel delivers many TCP segments as one packet, so few packets are counted.
     pub fn drop_percentage(&self, protocol: &str, percent: u32) -> Result<(), String> {
-        let rule = format!("meta l4proto {protocol} numgen random mod 100 < {percent} drop");
-        self.filter(Host::Client, [rule])
+        let interval = 100_u32.checked_div(percent);
+        let rule = |interval| format!("meta l4proto {protocol} numgen inc mod {interval} 0 drop");
+        self.filter(Host::Client, interval.map(rule))
     }
 
     /// Drops packets of `protocol` to the server's host that are larger than `bytes`, and removes that host's earlier

@@ -1,7 +1,7 @@
 //! Access control: a client without a valid credential gets no answer, and one with a credential learns nothing beyond
 //! its grants.
 
-use crate::raw::{Peer, client_tls, connect_with_tls, hello};
+use crate::raw::{Connection, Peer, client_tls, hello};
 use rustls::{
     NamedGroup,
     client::{
@@ -21,7 +21,7 @@ use tensor_relay_protocol::{
 };
 use tensor_relay_server::{Access, Rules};
 use tensor_relay_tests::pair::{
-    eventually, publish, retaining, rules, server_config, simulate, token_with, topic,
+    eventually, publish, retaining, rules, server_config, simulate, token_with, topic, transport,
 };
 use tokio::sync::watch;
 
@@ -234,9 +234,9 @@ fn no_tls_session_is_resumed() {
         tls.resumption = Resumption::store(Arc::clone(&store) as Arc<dyn ClientSessionStore>);
         tls.enable_early_data = true;
         for number in [1, 2] {
-            let (_endpoint, connection) = connect_with_tls(&sim, number, tls.clone()).await;
+            let connection = Connection::open_over(transport(), &sim, number, tls.clone()).await;
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-            connection.close(0_u32.into(), b"");
+            connection.close(0);
         }
         assert!(store.lookups.load(Ordering::Relaxed) >= 2, "the client looked for tickets");
         assert_eq!(store.stored.load(Ordering::Relaxed), 0, "the server sent no ticket");

@@ -9,9 +9,9 @@ mod credentials;
 mod raw_client;
 mod socket;
 
-use crate::raw::hello;
+use crate::raw::{End, hello};
 use credentials::{Credential, Rights, START_S, clock, set_clock};
-use raw_client::{End, RawClient, Received, TRANSPORTS, TransportKind};
+use raw_client::{RawClient, Received, TRANSPORTS};
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{
     ClientMessage, CloseCode, EndReason, Glob, Hello, LaneGrant, LaneId, ServerMessage, Subscribe,
@@ -89,7 +89,7 @@ impl Fixture {
 
     /// Opens a session without rights. The cells use its id where they need an existing session.
     async fn bystander(&self, number: u8) -> (RawClient, Welcome) {
-        let client = RawClient::new(&self.sim, number, TransportKind::Quic, None).await;
+        let client = RawClient::new(&self.sim, number, Transport::Quic, None).await;
         let token = Some(credentials::sealed(credentials::claims(8, vec![])));
         client.send(ClientMessage::Hello(Hello { token, ..hello() }));
         sleep(ANSWER_WAIT).await;
@@ -122,7 +122,7 @@ fn refused_topics_look_nonexistent() {
     for credential in credentials::all() {
         let full = answers(&credential, true);
         for transport in TRANSPORTS {
-            let refused = |(cell, _): &&((TransportKind, Request), Received)| {
+            let refused = |(cell, _): &&((Transport, Request), Received)| {
                 cell.0 == transport
                     && matches!(cell.1, Request::Subscribe(name) if !rights_to(credential.rights, name).1)
             };
@@ -159,7 +159,7 @@ fn without_welcome(received: &Received) -> Received {
 }
 
 /// The answers to each request over each transport, with one connection for each.
-fn answers(credential: &Credential, with_topics: bool) -> Vec<((TransportKind, Request), Received)> {
+fn answers(credential: &Credential, with_topics: bool) -> Vec<((Transport, Request), Received)> {
     simulate(1, async |sim| {
         let mut fixture = Fixture::new(sim, if with_topics { &TOPICS } else { &[] }).await;
         let (_bystander, session) = fixture.bystander(250).await;

@@ -4,8 +4,8 @@
 use crate::raw::{Peer, hello, subscribe};
 use std::{collections::BTreeSet, time::Duration};
 use tensor_relay_protocol::{
-    Announce, ClientMessage, CloseCode, EndReason, Epoch, HEADER_BYTES, InstanceId, LaneGrant, LaneId,
-    LaneOffer, Mode, RangeSet, ServerMessage, StreamHeader, Subscribe, SubscriptionId, Version, Welcome,
+    Announce, ClientMessage, CloseCode, EndReason, Epoch, InstanceId, LaneGrant, LaneId, LaneOffer, Mode,
+    RangeSet, ServerMessage, StreamHeader, Subscribe, SubscriptionId, Version, Welcome,
 };
 use tensor_relay_server::Server;
 use tensor_relay_tests::{
@@ -83,8 +83,8 @@ impl GrantHolder {
 
 /// Reads the next complete chunk from `lane`.
 async fn next_chunk(lane: &Peer) -> (Version, u32) {
-    let mut stream = lane.connection.accept_uni().await.unwrap();
-    let bytes = stream.read_to_end(HEADER_BYTES + CHUNK_BYTES as usize).await.unwrap();
+    let mut stream = lane.connection.accept_data().await.unwrap();
+    let bytes = stream.read_to_end().await;
     match StreamHeader::decode(bytes.first_chunk().unwrap()) {
         Ok(StreamHeader::Chunk(header)) => (header.version, header.chunk.0),
         other => panic!("{other:?}"),
@@ -144,7 +144,7 @@ fn lanes_without_a_grant_are_refused() {
     with_good_client(server_config(), async |sim, server| {
         let (holder, other) = (GrantHolder::new(sim, 2).await, GrantHolder::new(sim, 3).await);
         let ended = GrantHolder::new(sim, 4).await;
-        ended.peer.connection.close(0u32.into(), b"");
+        ended.peer.connection.close(0);
         eventually("that session has ended", || server.stats().sessions == 3).await;
         let session = holder.session;
         let forged = [
@@ -227,7 +227,7 @@ fn excess_lanes_are_refused() {
         let further = join_lane(sim, 3, &holder, 1).await;
         let (code, _) = open_lane(sim, 4, holder.join(2)).await.wait_for_close().await;
         assert_eq!(code, Some(CloseCode::TooBusy));
-        further.connection.close(0u32.into(), b"");
+        further.connection.close(0);
         sleep(Duration::from_millis(100)).await;
         let _second = join_lane(sim, 4, &holder, 2).await;
         assert_eq!(server.stats().sessions, 2, "lanes do not count as sessions");
@@ -295,7 +295,7 @@ fn lane_numbers_are_used_once() {
             assert!(text.contains("number"), "{text}");
         }
         holder.retire(2).await;
-        further.connection.close(0u32.into(), b"");
+        further.connection.close(0);
         holder.send(ClientMessage::Retire(LaneId(2))).await;
         assert_eq!(holder.receive().await, ServerMessage::Retired(LaneId(1)), "unprompted");
         holder.send(ClientMessage::Retire(LaneId(1))).await;
@@ -333,7 +333,7 @@ fn chunks_of_a_lost_lane_are_fetched() {
         for _ in 0..CHUNKS / 2 {
             next_chunk(&lost).await;
         }
-        lost.connection.close(0u32.into(), b"");
+        lost.connection.close(0);
         let mut completes = 0;
         loop {
             match holder.receive().await {
@@ -368,7 +368,7 @@ fn chunks_of_a_lost_lane_are_fetched() {
         holder
             .send(ClientMessage::Unsubscribe { subscription: SubscriptionId(2), keep_place: false })
             .await;
-        holder.peer.connection.close(0u32.into(), b"");
+        holder.peer.connection.close(0);
         assert_eq!(live.wait_for_close().await.0, Some(CloseCode::Done), "a lane ends with its session");
         None
     });

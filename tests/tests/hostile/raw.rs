@@ -1,61 +1,280 @@
-//! A peer that speaks raw QUIC and can send arbitrary bytes.
+//! A peer that speaks raw QUIC or TCP and can send arbitrary bytes.
 
-use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use rustls::{
-    CertificateError, DigitallySignedStruct, Error, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::{CryptoProvider, aws_lc_rs},
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime},
-};
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    sync::Arc,
-};
+mod quic;
+mod tcp;
+mod tls;
+
+use rustls::crypto::aws_lc_rs;
 use tensor_relay_protocol::{
-    ALPN, ClientMessage, CloseCode, CodecSet, FeatureSet, Hello, InstanceId, LaneOffer, ServerMessage,
-    Subscribe, SubscriptionId, Welcome, decode_frame_length, encode_client, encode_server,
+    ClientMessage, CloseCode, CodecSet, FeatureSet, Hello, InstanceId, LaneOffer, ServerMessage, Subscribe,
+    SubscriptionId, Welcome, decode_frame_length, encode_client, encode_server,
 };
-use tensor_relay_tests::{
-    pair::{Sim, token, topic},
-    simnet::Host,
-};
-use tensor_relay_transport::Network;
+use tensor_relay_tests::pair::{Sim, token, topic, transport};
+use tensor_relay_transport::Transport;
+use tokio::sync::mpsc;
+
+pub(crate) use quic::connect_with_tls;
+pub(crate) use tls::client_tls;
 
 /// The instance of a scripted server.
 pub(crate) const INSTANCE: InstanceId = InstanceId([8; 16]);
 
+/// The number of bytes read at once.
+const READ_BYTES: usize = 4 << 10;
+
 /// One endpoint of a connection, with its control stream.
 pub(crate) struct Peer {
-    pub(crate) connection: quinn::Connection,
-    control_out: quinn::SendStream,
-    control_in: quinn::RecvStream,
-    endpoint: quinn::Endpoint,
+    pub(crate) connection: Connection,
+    control: Control,
+    /// Received bytes of the control stream that belong to later messages.
+    unread: Vec<u8>,
+    listener: Option<Listener>,
 }
 
-/// Connects to the server without opening a control stream.
-pub(crate) async fn connect(sim: &Sim, number: u8) -> (quinn::Endpoint, quinn::Connection) {
-    connect_with_tls(sim, number, client_tls(aws_lc_rs::default_provider())).await
+/// A connection over the transport of simulated sessions.
+#[derive(Clone)]
+pub(crate) enum Connection {
+    Quic { connection: quinn::Connection, _endpoint: quinn::Endpoint },
+    Tcp(tcp::Connection),
 }
 
-/// Connects with a custom TLS configuration.
-pub(crate) async fn connect_with_tls(
-    sim: &Sim,
-    number: u8,
-    tls: rustls::ClientConfig,
-) -> (quinn::Endpoint, quinn::Connection) {
-    let endpoint = endpoint(&sim.client_host(number), 0, None);
-    let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
-    let connecting = endpoint.connect_with(config, sim.server_address(), "tensor-relay");
-    let connection = connecting.unwrap().await.unwrap();
-    (endpoint, connection)
+/// Both directions of the control stream.
+pub(crate) enum Control {
+    Quic(quinn::SendStream, quinn::RecvStream),
+    Tcp { connection: tcp::Connection, incoming: mpsc::UnboundedReceiver<Vec<u8>> },
+}
+
+/// An outgoing data stream. Dropping it finishes it.
+pub(crate) enum DataOut {
+    Quic(quinn::SendStream),
+    Tcp(tcp::DataOut),
+}
+
+/// Accepts the connections of a client.
+#[derive(Clone)]
+enum Listener {
+    Quic(quinn::Endpoint),
+    Tcp(tcp::Listener),
+}
+
+/// How the tested side ended a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum End {
+    Closed(Option<CloseCode>, String),
+    /// TLS failed.
+    Alert,
+    Other(String),
+}
+
+/// Whether simulated sessions use TCP, for which a test has no meaning: prints the reason, `why`.
+pub(crate) fn is_skipped_over_tcp(why: &str) -> bool {
+    let is_skipped = transport() == Transport::Tcp;
+    if is_skipped {
+        println!("skipped over TCP: {why}");
+    }
+    is_skipped
+}
+
+impl Connection {
+    /// Connects to the server without opening a control stream.
+    pub(crate) async fn open(sim: &Sim, number: u8) -> Self {
+        Self::open_over(transport(), sim, number, client_tls(aws_lc_rs::default_provider())).await
+    }
+
+    /// Connects over `transport` with a custom TLS configuration.
+    pub(crate) async fn open_over(
+        transport: Transport,
+        sim: &Sim,
+        number: u8,
+        tls: rustls::ClientConfig,
+    ) -> Self {
+        match transport {
+            Transport::Tcp => Self::Tcp(tcp::Connection::connect(sim, number, tls).await),
+            _ => {
+                let (_endpoint, connection) = connect_with_tls(sim, number, tls).await;
+                Self::Quic { connection, _endpoint }
+            }
+        }
+    }
+
+    /// Opens the control stream; `None` if the connection has ended. Over TCP it is open from the start.
+    pub(crate) async fn open_control(&self) -> Option<Control> {
+        match self {
+            Self::Quic { connection, .. } => {
+                let (out, incoming) = connection.open_bi().await.ok()?;
+                Some(Control::Quic(out, incoming))
+            }
+            Self::Tcp(connection) => Some(Control::tcp(connection)),
+        }
+    }
+
+    async fn accept_control(&self) -> Control {
+        match self {
+            Self::Quic { connection, .. } => {
+                let (out, incoming) = connection.accept_bi().await.unwrap();
+                Control::Quic(out, incoming)
+            }
+            Self::Tcp(connection) => Control::tcp(connection),
+        }
+    }
+
+    /// Opens a data stream; `None` if the connection has ended.
+    pub(crate) async fn open_data(&self) -> Option<DataOut> {
+        match self {
+            Self::Quic { connection, .. } => connection.open_uni().await.ok().map(DataOut::Quic),
+            Self::Tcp(connection) => Some(DataOut::Tcp(tcp::DataOut::open(connection))),
+        }
+    }
+
+    /// Waits for the next data stream; `None` if the connection has ended.
+    pub(crate) async fn accept_data(&self) -> Option<DataIn> {
+        match self {
+            Self::Quic { connection, .. } => connection.accept_uni().await.ok().map(DataIn::Quic),
+            Self::Tcp(connection) => connection.accept_data().await.map(DataIn::Tcp),
+        }
+    }
+
+    pub(crate) fn close(&self, code: u32) {
+        match self {
+            Self::Quic { connection, .. } => connection.close(code.into(), b""),
+            Self::Tcp(connection) => connection.close(code),
+        }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        match self {
+            Self::Quic { connection, .. } => connection.close_reason().is_none(),
+            Self::Tcp(connection) => connection.end().is_none(),
+        }
+    }
+
+    /// Waits until the connection has ended.
+    pub(crate) async fn ended(&self) -> End {
+        match self {
+            Self::Quic { connection, .. } => connection.closed().await.into(),
+            Self::Tcp(connection) => connection.closed().await,
+        }
+    }
+
+    /// Waits until the tested side closes the connection, and returns the code and text.
+    pub(crate) async fn wait_for_close(&self) -> (Option<CloseCode>, String) {
+        match self.ended().await {
+            End::Closed(code, text) => (code, text),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+impl Control {
+    fn tcp(connection: &tcp::Connection) -> Self {
+        Self::Tcp { incoming: connection.take_control(), connection: connection.clone() }
+    }
+
+    /// Writes `bytes`. Errors are ignored: the tested side may have closed the connection, as it should.
+    pub(crate) async fn write(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Quic(out, _) => drop(out.write_all(bytes).await),
+            Self::Tcp { connection, .. } => connection.send_control(bytes),
+        }
+    }
+
+    /// The next bytes; `None` at the end of the stream or of the connection.
+    pub(crate) async fn read(&mut self) -> Option<Vec<u8>> {
+        match self {
+            Self::Quic(_, incoming) => read_quic(incoming).await,
+            Self::Tcp { incoming, .. } => incoming.recv().await,
+        }
+    }
+
+    fn finish(&mut self) {
+        match self {
+            Self::Quic(out, _) => out.finish().unwrap(),
+            Self::Tcp { connection, .. } => connection.finish_control(),
+        }
+    }
+
+    fn stop(&mut self) {
+        match self {
+            Self::Quic(_, incoming) => incoming.stop(0u32.into()).unwrap(),
+            Self::Tcp { connection, .. } => connection.stop_reading(),
+        }
+    }
+}
+
+impl DataOut {
+    /// Writes `bytes`. Errors are ignored, as by [`Control::write`].
+    pub(crate) async fn write(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Quic(stream) => drop(stream.write_all(bytes).await),
+            Self::Tcp(stream) => stream.write(bytes),
+        }
+    }
+
+    pub(crate) fn finish(&mut self) {
+        match self {
+            Self::Quic(stream) => drop(stream.finish()),
+            Self::Tcp(stream) => stream.finish(),
+        }
+    }
+}
+
+/// An incoming data stream.
+pub(crate) enum DataIn {
+    Quic(quinn::RecvStream),
+    Tcp(mpsc::UnboundedReceiver<Vec<u8>>),
+}
+
+impl DataIn {
+    /// The next bytes; `None` at the end of the stream or of the connection.
+    pub(crate) async fn read(&mut self) -> Option<Vec<u8>> {
+        match self {
+            Self::Quic(stream) => read_quic(stream).await,
+            Self::Tcp(pieces) => pieces.recv().await,
+        }
+    }
+
+    pub(crate) async fn read_to_end(&mut self) -> Vec<u8> {
+        let mut bytes = vec![];
+        while let Some(piece) = self.read().await {
+            bytes.extend(piece);
+        }
+        bytes
+    }
+}
+
+async fn read_quic(stream: &mut quinn::RecvStream) -> Option<Vec<u8>> {
+    let mut buffer = vec![0; READ_BYTES];
+    let bytes = stream.read(&mut buffer).await.ok()??;
+    buffer.truncate(bytes);
+    Some(buffer)
+}
+
+impl Listener {
+    fn new(sim: &Sim) -> Self {
+        let tls = tls::server_tls(sim);
+        match transport() {
+            Transport::Tcp => Self::Tcp(tcp::Listener::new(sim, tls)),
+            _ => Self::Quic(quic::listen(sim, tls)),
+        }
+    }
+
+    async fn accept(&self) -> Connection {
+        match self {
+            Self::Quic(endpoint) => {
+                let connection = endpoint.accept().await.unwrap().await.unwrap();
+                Connection::Quic { connection, _endpoint: endpoint.clone() }
+            }
+            Self::Tcp(listener) => Connection::Tcp(listener.accept().await),
+        }
+    }
 }
 
 impl Peer {
     /// A client that has sent nothing yet.
     pub(crate) async fn client(sim: &Sim, number: u8) -> Self {
-        let (endpoint, connection) = connect(sim, number).await;
-        let (control_out, control_in) = connection.open_bi().await.unwrap();
-        Self { connection, control_out, control_in, endpoint }
+        let connection = Connection::open(sim, number).await;
+        let control = connection.open_control().await.unwrap();
+        Self { connection, control, unread: vec![], listener: None }
     }
 
     /// A client that has received `Welcome`.
@@ -73,29 +292,30 @@ impl Peer {
 
     /// A server like [`Peer::server`] that offers `lanes`.
     pub(crate) async fn server_offering(sim: &Sim, lanes: Option<LaneOffer>) -> (Self, Subscribe) {
-        let (host, port) = (sim.server_host(), sim.server_address().port());
-        Self::accept(endpoint(&host, port, Some(server_config(sim))), lanes).await
+        Self::accept_subscriber(Listener::new(sim), lanes).await
     }
 
     /// Accepts the next lane of the client; returns it with its first message.
     pub(crate) async fn accept_further_lane(&self) -> (Self, ClientMessage) {
-        let connection = self.endpoint.accept().await.unwrap().await.unwrap();
-        let (control_out, control_in) = connection.accept_bi().await.unwrap();
-        let mut lane = Self { connection, control_out, control_in, endpoint: self.endpoint.clone() };
+        let mut lane = Self::accept(self.listener.clone().unwrap()).await;
         let message = lane.receive_from_client().await;
         (lane, message)
     }
 
     /// Closes this connection, as a restarting server does; returns the client's next connection.
     pub(crate) async fn reconnect(self) -> (Self, Subscribe) {
-        self.connection.close(CloseCode::ShuttingDown.code().into(), b"");
-        Self::accept(self.endpoint, None).await
+        self.connection.close(CloseCode::ShuttingDown.code());
+        Self::accept_subscriber(self.listener.unwrap(), None).await
     }
 
-    async fn accept(endpoint: quinn::Endpoint, lanes: Option<LaneOffer>) -> (Self, Subscribe) {
-        let connection = endpoint.accept().await.unwrap().await.unwrap();
-        let (control_out, control_in) = connection.accept_bi().await.unwrap();
-        let mut peer = Self { connection, control_out, control_in, endpoint };
+    async fn accept(listener: Listener) -> Self {
+        let connection = listener.accept().await;
+        let control = connection.accept_control().await;
+        Self { connection, control, unread: vec![], listener: Some(listener) }
+    }
+
+    async fn accept_subscriber(listener: Listener, lanes: Option<LaneOffer>) -> (Self, Subscribe) {
+        let mut peer = Self::accept(listener).await;
         assert!(matches!(peer.receive_from_client().await, ClientMessage::Hello(_)));
         let agent = "hostile".into();
         let welcome = Welcome {
@@ -117,12 +337,12 @@ impl Peer {
 
     /// Finishes the sending direction of the control stream.
     pub(crate) fn finish_control(&mut self) {
-        self.control_out.finish().unwrap();
+        self.control.finish();
     }
 
-    /// Stops the receiving direction of the control stream.
+    /// Stops the receiving direction of the control stream. Over TCP, which cannot do that, the peer stops reading.
     pub(crate) fn stop_receiving(&mut self) {
-        self.control_in.stop(0u32.into()).unwrap();
+        self.control.stop();
     }
 
     pub(crate) async fn send_to_server(&mut self, message: ClientMessage) {
@@ -133,9 +353,9 @@ impl Peer {
         self.send_bytes(&encode_server(message)).await;
     }
 
-    /// Writes to the control stream. Errors are ignored: the tested side may have closed the connection, as it should.
+    /// Writes to the control stream.
     pub(crate) async fn send_bytes(&mut self, bytes: &[u8]) {
-        let _ = self.control_out.write_all(bytes).await;
+        self.control.write(bytes).await;
     }
 
     pub(crate) async fn receive_from_server(&mut self) -> ServerMessage {
@@ -147,44 +367,37 @@ impl Peer {
     }
 
     async fn receive_frame(&mut self) -> Vec<u8> {
-        let mut prefix = [0; 4];
-        self.control_in.read_exact(&mut prefix).await.unwrap();
-        let mut body = vec![0; decode_frame_length(prefix).unwrap()];
-        self.control_in.read_exact(&mut body).await.unwrap();
-        body
+        let prefix = self.receive_bytes(4).await;
+        let length = decode_frame_length(prefix.try_into().unwrap()).unwrap();
+        self.receive_bytes(length).await
+    }
+
+    async fn receive_bytes(&mut self, bytes: usize) -> Vec<u8> {
+        while self.unread.len() < bytes {
+            let more = self.control.read().await;
+            self.unread.extend(more.expect("the control stream continues"));
+        }
+        self.unread.drain(..bytes).collect()
     }
 
     /// Sends `parts` as one data stream.
     pub(crate) async fn send_stream(&self, parts: &[&[u8]]) {
-        let Ok(mut stream) = self.connection.open_uni().await else {
-            return;
-        };
+        let Some(mut stream) = self.connection.open_data().await else { return };
         for part in parts {
-            let _ = stream.write_all(part).await;
+            stream.write(part).await;
         }
-        let _ = stream.finish();
+        stream.finish();
     }
 
     /// Checks that the tested side sent nothing more before it closed the connection.
     pub(crate) async fn assert_received_nothing(&mut self) {
-        let mut any = [0];
-        assert!(self.control_in.read(&mut any).await.is_err(), "it sent a message");
-        assert!(self.connection.accept_uni().await.is_err(), "it opened a stream");
+        assert!(self.unread.is_empty() && self.control.read().await.is_none(), "it sent a message");
+        assert!(self.connection.accept_data().await.is_none(), "it opened a stream");
     }
 
     /// Waits until the tested side closes the connection, and returns the code and text.
     pub(crate) async fn wait_for_close(&self) -> (Option<CloseCode>, String) {
-        wait_for_close(&self.connection).await
-    }
-}
-
-pub(crate) async fn wait_for_close(connection: &quinn::Connection) -> (Option<CloseCode>, String) {
-    match connection.closed().await {
-        quinn::ConnectionError::ApplicationClosed(close) => {
-            let text = String::from_utf8_lossy(&close.reason).into_owned();
-            (CloseCode::from_code(close.error_code.into_inner()), text)
-        }
-        other => panic!("{other}"),
+        self.connection.wait_for_close().await
     }
 }
 
@@ -201,78 +414,4 @@ pub(crate) fn hello() -> Hello {
 
 pub(crate) fn subscribe(id: u32, credit: u32) -> ClientMessage {
     ClientMessage::Subscribe(Subscribe::latest(SubscriptionId(id), topic("t"), credit))
-}
-
-fn endpoint(host: &Host, port: u16, server: Option<quinn::ServerConfig>) -> quinn::Endpoint {
-    let address: SocketAddr = (Ipv4Addr::UNSPECIFIED, port).into();
-    let socket = host.bind(address, &Default::default()).unwrap();
-    let mut config = quinn::EndpointConfig::default();
-    config.rng_seed(host.rng_seed());
-    quinn::Endpoint::new_with_abstract_socket(config, server, socket, host.runtime()).unwrap()
-}
-
-fn server_config(sim: &Sim) -> quinn::ServerConfig {
-    let key = sim.key_pair();
-    let params = rcgen::CertificateParams::new(vec!["tensor-relay".into()]).unwrap();
-    let certificate = params.self_signed(&key).unwrap().der().clone();
-    let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
-    let mut tls = rustls::ServerConfig::builder_with_provider(aws_lc_rs::default_provider().into())
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate], key)
-        .unwrap();
-    tls.alpn_protocols = vec![ALPN.to_vec()];
-    quinn::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls).unwrap()))
-}
-
-/// The TLS configuration of a client that accepts any server.
-pub(crate) fn client_tls(provider: CryptoProvider) -> rustls::ClientConfig {
-    let mut tls = rustls::ClientConfig::builder_with_provider(provider.into())
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate))
-        .with_no_client_auth();
-    tls.alpn_protocols = vec![ALPN.to_vec()];
-    tls
-}
-
-/// Accepts any server certificate.
-#[derive(Debug)]
-struct AcceptAnyCertificate;
-
-impl ServerCertVerifier for AcceptAnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(CertificateError::BadSignature.into())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
 }

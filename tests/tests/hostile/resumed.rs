@@ -82,7 +82,7 @@ fn an_abrupt_end_is_a_lost_connection() {
             let connection = script.peer.connection.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_millis(close_ms.min(60_000))).await;
-                connection.close(CloseCode::ShuttingDown.code().into(), b"");
+                connection.close(CloseCode::ShuttingDown.code());
             });
             tokio::time::sleep(Duration::from_secs(4)).await;
             let (mut script, subscribe) = script.reconnect().await;
@@ -328,7 +328,7 @@ fn an_abort_of_the_last_commit_is_accepted() {
             script.wait_for_committed().await;
             let (subscription, reason) = (script.subscription, AbortReason::Superseded);
             for version in [VERSION, Version(9)] {
-                assert_eq!(script.peer.connection.close_reason(), None);
+                assert!(script.peer.connection.is_open());
                 let abort = ServerMessage::Abort { subscription, epoch: EPOCH, version, reason };
                 script.peer.send_to_client(abort).await;
                 tokio::time::sleep(Duration::from_secs(1)).await;

@@ -90,11 +90,8 @@ fn chunks_of_a_retired_lane_are_fetched() {
             script.begin_version().await;
             send_chunk_over(&one, script, script.header(0)).await;
             send_chunk_over(&two, script, script.header(1)).await;
-            let mut cut_off = one.connection.open_uni().await.unwrap();
-            cut_off
-                .write_all(&StreamHeader::Chunk(script.header(2)).encode())
-                .await
-                .unwrap();
+            let mut cut_off = one.connection.open_data().await.unwrap();
+            cut_off.write(&StreamHeader::Chunk(script.header(2)).encode()).await;
             sleep(Duration::from_secs(1)).await;
             script.peer.send_to_client(ServerMessage::Retired(number)).await;
             assert_eq!(next_fetch(script).await.iter().collect::<Vec<_>>(), [2]);
@@ -214,7 +211,7 @@ fn only_temporarily_refused_lanes_are_retried() {
             2,
             async |script| {
                 let (lane, _) = script.peer.accept_further_lane().await;
-                lane.connection.close(code.code().into(), b"");
+                lane.connection.close(code.code());
                 assert_eq!(opens_another_lane(script).await, is_retried, "{code:?}");
                 script.send_version().await;
                 script.wait_for_committed().await;
@@ -296,17 +293,14 @@ fn a_chunk_lost_with_its_lane_stalls_the_version() {
         async |script| {
             let lane = accept_lane(script).await;
             script.begin_version().await;
-            let mut cut_off = lane.connection.open_uni().await.unwrap();
-            cut_off
-                .write_all(&StreamHeader::Chunk(script.header(0)).encode())
-                .await
-                .unwrap();
+            let mut cut_off = lane.connection.open_data().await.unwrap();
+            cut_off.write(&StreamHeader::Chunk(script.header(0)).encode()).await;
             for chunk in 1..CHUNKS {
                 script.send_valid_chunk(chunk).await;
             }
             script.send_complete(script.digest()).await;
             sleep(Duration::from_secs(1)).await;
-            lane.connection.close(0u32.into(), b"");
+            lane.connection.close(0);
             loop {
                 if let ClientMessage::Abort { epoch, version, .. } = script.peer.receive_from_client().await {
                     return assert_eq!((epoch, version), (EPOCH, VERSION));

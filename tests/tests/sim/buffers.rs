@@ -358,7 +358,7 @@ fn the_end_is_final_even_after_a_gap() {
     simulate(7, async |sim| {
         let specs = [noise("a", 1000)];
         let server = sim.server(server_config());
-        let mut publisher = server.publisher_with(topic("t"), retaining(1)).unwrap();
+        let mut publisher = server.publisher_with(topic("t"), None, retaining(1)).unwrap();
         for version in 1..=2 {
             publish(&server, &mut publisher, version, &specs).await;
         }

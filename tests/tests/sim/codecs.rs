@@ -4,9 +4,10 @@ use tensor_relay_client::{Client, CodecStats, Dtype, Request, Snapshot};
 use tensor_relay_protocol::{CodecChoice, CodecId, CodecSet, TensorSpec};
 use tensor_relay_server::{Config, Server, TopicOptions};
 use tensor_relay_tests::{
-    pair::{Sim, client_config, server_config, simulate, topic},
+    pair::{Sim, client_config, server_config, simulate, topic, transport},
     tensors::{self, noise, smooth, spec, weights},
 };
+use tensor_relay_transport::Transport;
 
 /// Tensors for every choice of codec: floats, compressible and incompressible bytes, and tensors that are too small.
 fn mixed() -> Vec<TensorSpec> {
@@ -40,6 +41,9 @@ fn used(codecs: &CodecStats) -> Vec<CodecId> {
 /// codecs are not tried. Method: tensors of every kind, and three subscribers that share encoded chunks.
 #[test]
 fn each_chunk_gets_the_codec_that_fits_it() {
+    if transport() == Transport::Tcp {
+        return println!("skipped over TCP: a first version is not encoded there");
+    }
     simulate(1, async |sim: Sim| {
         let server = sim.server(server_config());
         publish(&server, TopicOptions::default(), mixed()).await;
@@ -75,6 +79,10 @@ fn a_forced_codec_is_used() {
     let unset = TopicOptions::default;
     let (all, only_raw) = (CodecSet::all(), CodecSet::only_raw());
     let (auto, raw): (CodecChoice, CodecChoice) = (CodecChoice::Auto, CodecId::Raw.into());
+    let chosen: &[CodecId] = match transport() {
+        Transport::Tcp => &[CodecId::Raw], // A first version is not encoded over TCP.
+        _ => &[CodecId::Raw, CodecId::BitPlanes],
+    };
     let cases: [(_, _, _, _, &[CodecId]); 7] = [
         (raw, unset(), None, all, &[CodecId::Raw]),
         (raw, zstd(), None, all, &[CodecId::Zstd]),
@@ -82,7 +90,7 @@ fn a_forced_codec_is_used() {
         (auto, unset(), Some(CodecId::Raw), all, &[CodecId::Raw]),
         (auto, zstd(), Some(CodecId::Planes), only_raw, &[CodecId::Raw]),
         (auto, zstd(), None, CodecSet::from_codes(&[3]), &[CodecId::Raw]),
-        (auto, unset(), None, CodecSet::from_codes(&[2]), &[CodecId::Raw, CodecId::BitPlanes]),
+        (auto, unset(), None, CodecSet::from_codes(&[2]), chosen),
     ];
     for (seed, (by_server, options, by_client, offered, expected)) in (1..).zip(cases) {
         simulate(seed, async move |sim: Sim| {

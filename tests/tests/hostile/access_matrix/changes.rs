@@ -6,10 +6,10 @@ use super::{
         self, ClientIdentity, Rights, START_S, THEIRS, TRUSTED, authorities, claims, fingerprint, grant, key,
         reader, sealed, secret, set_clock,
     },
-    raw_client::{End, RawClient, Received, TRANSPORTS, TransportKind},
+    raw_client::{RawClient, Received, TRANSPORTS},
     rights_to,
 };
-use crate::raw::hello;
+use crate::raw::{End, hello};
 use std::{collections::HashSet, sync::Arc};
 use tensor_relay_protocol::{
     Claims, ClientMessage, CloseCode, EndReason, Glob, Hello, LaneId, ServerMessage, Subscribe, TicketId,
@@ -17,6 +17,7 @@ use tensor_relay_protocol::{
 };
 use tensor_relay_server::Rules;
 use tensor_relay_tests::pair::{publish, simulate, topic};
+use tensor_relay_transport::Transport;
 use tokio::time::sleep;
 
 const UNAUTHORISED: Option<End> = Some(End::Closed(Some(CloseCode::Unauthorised), String::new()));
@@ -159,7 +160,7 @@ fn live_sessions_follow_every_change() {
     assert!(wrong.is_empty(), "{} cells are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-fn check_change(change: &Change, transport: TransportKind) -> Result<(), String> {
+fn check_change(change: &Change, transport: Transport) -> Result<(), String> {
     simulate(2, async |sim| {
         let mut fixture = Fixture::new(sim, &TOPICS).await;
         let mut live = LiveSession::new(&fixture, change, transport).await;
@@ -199,7 +200,7 @@ struct LiveSession {
 }
 
 impl LiveSession {
-    async fn new(fixture: &Fixture, change: &Change, transport: TransportKind) -> Self {
+    async fn new(fixture: &Fixture, change: &Change, transport: Transport) -> Self {
         let session = RawClient::new(&fixture.sim, 1, transport, change.certificate.as_ref()).await;
         session.send(change.login());
         session.send(ClientMessage::Watch { watch: WATCH, glob: Glob::new("**").unwrap() });
@@ -238,7 +239,7 @@ impl LiveSession {
         &mut self,
         fixture: &Fixture,
         change: &Change,
-        transport: TransportKind,
+        transport: Transport,
     ) -> Result<(), String> {
         let again = RawClient::new(&fixture.sim, 3, transport, change.certificate.as_ref()).await;
         again.send(change.login());

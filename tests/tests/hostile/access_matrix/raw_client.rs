@@ -1,37 +1,22 @@
 //! A raw client that sends protocol messages over either transport, and records everything that it receives.
 
 use super::credentials::ClientIdentity;
-use crate::raw::{client_tls, connect_with_tls};
-use quinn::ConnectionError;
+use crate::raw::{Connection, End, client_tls};
 use rustls::{
     crypto::aws_lc_rs,
     sign::{CertifiedKey, SingleCertAndKey},
 };
 use std::{
-    fmt, io,
-    net::Ipv4Addr,
+    fmt,
     sync::{Arc, Mutex},
-    time::Duration,
 };
-use tensor_relay_protocol::{ClientMessage, CloseCode, ServerMessage, decode_frame_length, encode_client};
+use tensor_relay_protocol::{ClientMessage, ServerMessage, decode_frame_length, encode_client};
 use tensor_relay_tests::pair::Sim;
-use tensor_relay_transport::{ByteStream, Network};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf},
-    sync::mpsc,
-    task::JoinSet,
-    time::interval,
-};
-use tokio_rustls::{TlsConnector, client::TlsStream};
+use tensor_relay_transport::Transport;
+use tokio::{sync::mpsc, task::JoinSet};
 
 /// Both transports.
-pub(super) const TRANSPORTS: [TransportKind; 2] = [TransportKind::Quic, TransportKind::Tcp];
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TransportKind {
-    Quic,
-    Tcp,
-}
+pub(super) const TRANSPORTS: [Transport; 2] = [Transport::Quic, Transport::Tcp];
 
 /// Everything that a client received from a server after the handshake.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -43,15 +28,6 @@ pub(super) struct Received {
     /// The number of bytes on data streams.
     pub(super) data: usize,
     pub(super) end: Option<End>,
-}
-
-/// How a server ended a connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum End {
-    Closed(Option<CloseCode>, String),
-    /// TLS failed.
-    Alert,
-    Other(String),
 }
 
 impl fmt::Debug for Received {
@@ -91,7 +67,6 @@ impl Received {
 pub(super) struct RawClient {
     outgoing: mpsc::UnboundedSender<Vec<u8>>,
     received: Arc<Mutex<Received>>,
-    _endpoint: Option<quinn::Endpoint>,
     _tasks: JoinSet<()>,
 }
 
@@ -100,7 +75,7 @@ impl RawClient {
     pub(super) async fn new(
         sim: &Sim,
         number: u8,
-        transport: TransportKind,
+        transport: Transport,
         identity: Option<&ClientIdentity>,
     ) -> Self {
         let mut tls = client_tls(aws_lc_rs::default_provider());
@@ -110,24 +85,11 @@ impl RawClient {
             let certified = CertifiedKey::new(chain.clone(), key);
             tls.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(certified));
         }
+        let connection = Connection::open_over(transport, sim, number, tls).await;
         let (outgoing, queue) = mpsc::unbounded_channel();
-        let (received, mut tasks) = (Arc::<Mutex<Received>>::default(), JoinSet::new());
-        let endpoint = match transport {
-            TransportKind::Quic => {
-                let (endpoint, connection) = connect_with_tls(sim, number, tls).await;
-                start_quic(&mut tasks, connection, queue, &received);
-                Some(endpoint)
-            }
-            TransportKind::Tcp => {
-                let host = sim.client_host(number);
-                let stream = host.connect(Ipv4Addr::UNSPECIFIED.into(), sim.server_address()).await.unwrap();
-                let name = "tensor-relay".try_into().unwrap();
-                let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await.unwrap();
-                start_tcp(&mut tasks, stream, queue, &received);
-                None
-            }
-        };
-        Self { outgoing, received, _endpoint: endpoint, _tasks: tasks }
+        let received = Arc::<Mutex<Received>>::default();
+        let _tasks = record(&connection, queue, &received);
+        Self { outgoing, received, _tasks }
     }
 
     pub(super) fn send(&self, message: ClientMessage) {
@@ -146,130 +108,37 @@ impl RawClient {
     }
 }
 
-fn start_quic(
-    tasks: &mut JoinSet<()>,
-    connection: quinn::Connection,
+/// Sends the bytes of `queue` on the control stream, and records everything in `received`.
+fn record(
+    connection: &Connection,
     mut queue: mpsc::UnboundedReceiver<Vec<u8>>,
     received: &Arc<Mutex<Received>>,
-) {
+) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
     let (control, record) = (connection.clone(), Arc::clone(received));
     tasks.spawn(async move {
-        let Ok((mut out, mut incoming)) = control.open_bi().await else { return };
-        let sending = async {
-            while let Some(bytes) = queue.recv().await {
-                let _ = out.write_all(&bytes).await;
+        let Some(mut control) = control.open_control().await else { return };
+        loop {
+            tokio::select! {
+                Some(bytes) = queue.recv() => control.write(&bytes).await,
+                Some(bytes) = control.read() => record.lock().unwrap().control.extend(bytes),
+                else => return,
             }
-        };
-        let receiving = async {
-            let mut buffer = [0; 4096];
-            while let Ok(Some(bytes)) = incoming.read(&mut buffer).await {
-                record.lock().unwrap().control.extend_from_slice(&buffer[..bytes]);
-            }
-        };
-        tokio::join!(sending, receiving);
+        }
     });
     let (data, record) = (connection.clone(), Arc::clone(received));
     tasks.spawn(async move {
-        while let Ok(mut stream) = data.accept_uni().await {
+        while let Some(mut stream) = data.accept_data().await {
             record.lock().unwrap().streams += 1;
-            let mut buffer = [0; 4096];
-            while let Ok(Some(bytes)) = stream.read(&mut buffer).await {
-                record.lock().unwrap().data += bytes;
+            while let Some(bytes) = stream.read().await {
+                record.lock().unwrap().data += bytes.len();
             }
         }
     });
-    let record = Arc::clone(received);
+    let (connection, record) = (connection.clone(), Arc::clone(received));
     tasks.spawn(async move {
-        let end = match connection.closed().await {
-            ConnectionError::ApplicationClosed(close) => {
-                let text = String::from_utf8_lossy(&close.reason).into_owned();
-                End::Closed(CloseCode::from_code(close.error_code.into_inner()), text)
-            }
-            // RFC 9001 §4.8: a TLS alert and 0x100.
-            ConnectionError::ConnectionClosed(close)
-                if (0x100..0x200).contains(&u64::from(close.error_code)) =>
-            {
-                End::Alert
-            }
-            other => End::Other(other.to_string()),
-        };
+        let end = connection.ended().await;
         record.lock().unwrap().end = Some(end);
     });
-}
-
-type Stream = TlsStream<Box<dyn ByteStream>>;
-
-/// Sends and receives segments (PROTOCOL.md §10.7).
-fn start_tcp(
-    tasks: &mut JoinSet<()>,
-    stream: Stream,
-    queue: mpsc::UnboundedReceiver<Vec<u8>>,
-    received: &Arc<Mutex<Received>>,
-) {
-    let (reader, writer) = tokio::io::split(stream);
-    let (pongs, answers) = mpsc::unbounded_channel();
-    tasks.spawn(send_segments(writer, queue, answers));
-    let record = Arc::clone(received);
-    tasks.spawn(async move {
-        let end = match receive_segments(reader, &record, &pongs).await {
-            Ok(end) => end,
-            Err(error) => {
-                let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-                match tls {
-                    Some(rustls::Error::AlertReceived(_)) => End::Alert,
-                    _ => End::Other(error.to_string()),
-                }
-            }
-        };
-        record.lock().unwrap().end = Some(end);
-    });
-}
-
-async fn send_segments(
-    mut writer: WriteHalf<Stream>,
-    mut queue: mpsc::UnboundedReceiver<Vec<u8>>,
-    mut pongs: mpsc::UnboundedReceiver<Vec<u8>>,
-) {
-    let mut pinging = interval(Duration::from_secs(3));
-    loop {
-        let (kind, bytes) = tokio::select! {
-            Some(bytes) = queue.recv() => (1, bytes),
-            Some(number) = pongs.recv() => (7, number),
-            _ = pinging.tick() => (6, vec![0; 8]),
-        };
-        let head = [&[kind, 0, 0, 0][..], &(bytes.len() as u32).to_le_bytes()].concat();
-        if writer.write_all(&[head, bytes].concat()).await.is_err() || writer.flush().await.is_err() {
-            return;
-        }
-    }
-}
-
-async fn receive_segments(
-    mut reader: ReadHalf<Stream>,
-    received: &Mutex<Received>,
-    pongs: &mpsc::UnboundedSender<Vec<u8>>,
-) -> io::Result<End> {
-    loop {
-        let mut head = [0; 8];
-        reader.read_exact(&mut head).await?;
-        let [kind, flags, _, _, length @ ..] = head;
-        let mut bytes = vec![0; u32::from_le_bytes(length) as usize];
-        reader.read_exact(&mut bytes).await?;
-        let mut received = received.lock().unwrap();
-        match kind {
-            1 => received.control.extend_from_slice(&bytes),
-            2 => {
-                received.streams += usize::from(flags & 1);
-                received.data += bytes.len();
-            }
-            5 => {
-                let (code, text) = bytes.split_first_chunk().unwrap();
-                let code = CloseCode::from_code(u64::from(u32::from_le_bytes(*code)));
-                return Ok(End::Closed(code, String::from_utf8_lossy(text).into_owned()));
-            }
-            6 => drop(pongs.send(bytes)),
-            3 | 7 => {}
-            other => return Ok(End::Other(format!("a segment of kind {other}"))),
-        }
-    }
+    tasks
 }

@@ -41,7 +41,7 @@ fn extreme_numbers_do_no_harm() {
         let snapshot = client.subscribe(&topic("t")).await.unwrap().next().await.unwrap();
         tensors::check(&snapshot);
         assert_eq!(snapshot.id().version, Version(5));
-        assert_eq!(peer.connection.close_reason(), None);
+        assert!(peer.connection.is_open());
     });
 }
 
@@ -78,7 +78,7 @@ fn acknowledgements_affect_only_their_reader() {
             }
         }
         sleep(Duration::from_secs(1)).await;
-        assert_eq!(peer.connection.close_reason(), None);
+        assert!(peer.connection.is_open());
         let publishing = async {
             for version in 4..=6 {
                 publish(&server, &mut publisher, version, 100_000).await;
@@ -92,7 +92,7 @@ fn acknowledgements_affect_only_their_reader() {
                 sleep(Duration::from_secs(1)).await;
                 if version == 6 {
                     // The hostile reader's place is version 4, and it reads nothing: the publisher would wait for it.
-                    peer.connection.close(0u32.into(), b"");
+                    peer.connection.close(0);
                 }
             }
         };
