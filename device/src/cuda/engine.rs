@@ -122,7 +122,7 @@ impl CudaEngine {
         owner: impl Any + Send + Sync,
         after: Option<Fence>,
     ) -> Arc<CudaMemory> {
-        let owner = MemoryOwner::Caller(Box::new(owner));
+        let owner = MemoryOwner::Caller(Box::new(owner), len as u64);
         let memory = CudaMemory::new(self.id, address, len, owner, self.inbox.clone());
         after.into_iter().for_each(|fence| memory.add_fence(fence));
         memory

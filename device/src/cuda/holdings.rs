@@ -205,22 +205,21 @@ impl Holdings {
                 self.blocks -= 1;
                 self.unmap(shared, gpu, setting);
             }
-            MemoryOwner::Caller(owner) => drop(owner),
+            MemoryOwner::Caller(owner, _) => drop(owner),
             MemoryOwner::Nothing => {}
         }
     }
 
     /// Leaks memory that may still be in use.
     fn leak(&mut self, owner: ManuallyDrop<MemoryOwner>, setting: &Setting) {
-        let own_bytes = match &*owner {
-            MemoryOwner::Block(block) => Some(block.len_bytes),
-            MemoryOwner::Shared(shared) => Some(shared.own_bytes()),
-            MemoryOwner::Caller(_) | MemoryOwner::Nothing => None,
+        let (is_own, bytes) = match &*owner {
+            MemoryOwner::Block(block) => (true, block.len_bytes),
+            MemoryOwner::Shared(shared) => (true, shared.own_bytes()),
+            MemoryOwner::Caller(_, len_bytes) => (false, *len_bytes),
+            MemoryOwner::Nothing => (false, 0),
         };
-        if let Some(own_bytes) = own_bytes {
-            self.blocks -= 1;
-            setting.counters.leaked_bytes.add(own_bytes);
-        }
+        self.blocks -= usize::from(is_own);
+        setting.counters.leaked_bytes.add(bytes);
         self.has_leaked = true;
     }
 

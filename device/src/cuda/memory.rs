@@ -57,7 +57,7 @@ impl CudaMemory {
         if range.end > self.len_bytes() {
             return None;
         }
-        let owner = MemoryOwner::Caller(Box::new(Arc::clone(self)));
+        let owner = MemoryOwner::Caller(Box::new(Arc::clone(self)), len);
         let address = self.address + range.start;
         let part = Self::new(self.engine, address, len as usize, owner, self.inbox.clone());
         self.fences().iter().for_each(|fence| part.add_fence(fence.clone()));
@@ -151,7 +151,7 @@ impl Drop for CudaMemory {
         match owner {
             MemoryOwner::Nothing => {}
             // A caller's memory that no stream uses any more needs no command.
-            MemoryOwner::Caller(owner) if is_free => drop(owner),
+            MemoryOwner::Caller(owner, _) if is_free => drop(owner),
             owner => {
                 // If the engine's thread has ended, nobody can tell who uses the memory: it is leaked.
                 let _ = self.inbox.send(Command::TakeBack(ManuallyDrop::new(owner), fences));

@@ -9,8 +9,8 @@ pub(super) enum MemoryOwner {
     Block(Block),
     /// Memory shared with another process.
     Shared(SharedMemory),
-    /// A caller's memory: the value that keeps it.
-    Caller(Box<dyn Any + Send + Sync>),
+    /// A caller's memory: the value that keeps it, and its size.
+    Caller(Box<dyn Any + Send + Sync>, u64),
     /// No memory.
     Nothing,
 }
@@ -20,7 +20,7 @@ impl fmt::Debug for MemoryOwner {
         match self {
             Self::Block(block) => block.fmt(f),
             Self::Shared(shared) => shared.fmt(f),
-            Self::Caller(_) => f.write_str("Caller"),
+            Self::Caller(..) => f.write_str("Caller"),
             Self::Nothing => f.write_str("Nothing"),
         }
     }

@@ -225,6 +225,26 @@ async fn memory_is_leaked_if_its_readers_cannot_be_observed() {
     assert_eq!(fake.violations(), [""; 0]);
 }
 
+/// Goal: lent memory whose end of use cannot be observed stays with the engine, which reports it. Method: the event of
+/// its reader cannot be recorded.
+#[tokio::test]
+async fn lent_memory_is_leaked_if_its_readers_cannot_be_observed() {
+    let fake = machine();
+    let Endpoint { engine, slots, memory } = Endpoint::open(0, short_timeouts()).unwrap();
+    let current = Current::new(0);
+    let reader = create_stream();
+    let owner = Arc::new(());
+    // SAFETY: nothing accesses the memory.
+    let lent = unsafe { engine.lend(memory.address(), CHUNK, Arc::clone(&owner), None) };
+    fake.fault(&Fault::once("cuEventRecord", 1, Effect::Fail(999)));
+    lent.release_after(vec![handle(reader)]);
+    fake.wait_until("the memory is leaked", |_| engine.stats().leaked_bytes == CHUNK as u64);
+    assert_eq!(Arc::strong_count(&owner), 2);
+    call!(cuStreamDestroy_v2(reader)).unwrap();
+    drop((current, memory, slots, engine));
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
 /// Once the engine's thread has ended, the end of a stream's work cannot be observed.
 #[tokio::test]
 async fn lent_memory_is_leaked_if_its_readers_outlive_the_engine() {
