@@ -19,6 +19,7 @@ TIMEOUT_S = 50
 def cluster():
     environment = {"TENSOR_RELAY_RAY_TIMEOUT": "15", "XDG_STATE_HOME": "/nonexistent"}
     ray.init(
+        "local",
         num_cpus=4,
         include_dashboard=False,
         object_store_memory=100 << 20,

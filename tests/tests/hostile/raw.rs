@@ -13,7 +13,7 @@ use tensor_relay_tests::pair::{Sim, token, topic, transport};
 use tensor_relay_transport::Transport;
 use tokio::sync::mpsc;
 
-pub(crate) use quic::connect_with_tls;
+use quic::connect_with_tls;
 pub(crate) use tls::client_tls;
 
 /// The instance of a scripted server.
