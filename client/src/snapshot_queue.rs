@@ -292,6 +292,7 @@ mod tests {
         queue.put(snapshot(1, 0));
         queue.end(ended(EndReason::TopicEnded));
         queue.end(ended(EndReason::Evicted));
+        queue.put_gap(Gap { after: Some(id(1)), found: id(4) });
         assert!(matches!(queue.take(true), Found::Snapshot(_)));
         for _ in 0..2 {
             let Found::Ended(SubscriptionError::Ended { reason, .. }) = queue.take(true) else {

@@ -97,7 +97,7 @@ impl Connection {
                     _ => End::Other(error.to_string()),
                 }
             });
-            ended.send_if_modified(|end| end.replace(found).is_none());
+            set_end(&ended, found);
         });
         let (control, arrived) = (Mutex::new(Some(control)), AsyncMutex::new(arrived));
         Self(Arc::new(Shared { segments, control, arrived, end, is_read }))
@@ -129,11 +129,7 @@ impl Connection {
 
     pub(super) fn close(&self, code: u32) {
         self.send(close_segment(code));
-        self.0.end.send_if_modified(|end| {
-            let is_open = end.is_none();
-            end.get_or_insert(End::Other("closed by this end".into()));
-            is_open
-        });
+        set_end(&self.0.end, End::Other("closed by this end".into()));
     }
 
     pub(super) fn end(&self) -> Option<End> {
@@ -150,6 +146,15 @@ impl Connection {
     fn send(&self, segment: Vec<u8>) {
         let _ = self.0.segments.send(segment);
     }
+}
+
+/// Records how a connection ended; only the first end is kept.
+fn set_end(ends: &watch::Sender<Option<End>>, found: End) {
+    ends.send_if_modified(|end| {
+        let is_first = end.is_none();
+        end.get_or_insert(found);
+        is_first
+    });
 }
 
 /// An outgoing data stream. Dropping it finishes it, as quinn does.
