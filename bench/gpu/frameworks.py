@@ -211,6 +211,93 @@ def torch_rates(state):
     return results
 
 
+def torch_lanes(state):
+    """The rate of 1 GiB from GPU to GPU over loopback, by the number of lanes; `auto` is the client's own choice."""
+    import tensor_relay
+
+    torch = torch_with_gpu()
+    size, results = 1024 * MIB, {}
+    weights = torch.randint(0, 256, (size,), dtype=torch.uint8, device="cuda")
+    out = {"w": torch.empty_like(weights)}
+    relay = tensor_relay.serve("127.0.0.1:0", state_dir=state)
+    for lanes in (1, 2, 4, 8, None):
+        topic = f"t/{lanes}"
+        with tensor_relay.connect(relay.ticket, lanes=lanes) as client:
+            subscription, rates = client.subscribe(topic, out=out), []
+            for number in range(12 if lanes is None else 5):
+                relay.publish(topic, {"w": weights + number}, hold="borrow")
+                begun = time.perf_counter()
+                next_of(subscription)
+                rates.append(gb_per_s(size, time.perf_counter() - begun))
+            assert torch.equal(out["w"], weights + number)
+            subscription.close()
+        results[f"{lanes or 'auto'}_lanes_gb_per_s"] = rates
+    return results
+
+
+def torch_publish(state):
+    """The milliseconds for which `publish` of 1 GiB blocks its caller: the first, and the median of later ones."""
+    import tensor_relay
+
+    torch = torch_with_gpu()
+    weights = torch.randn(512 * MIB, device="cuda").to(torch.bfloat16)
+    layouts = {"1": {"w": weights}, "256": {f"l{at}": part for at, part in enumerate(weights.split(2 * MIB))}}
+    results = {}
+    for device in ("cuda:0", "cpu"):
+        options = {"gpu_memory_bytes": 8192 * MIB} if device != "cpu" else {}
+        for count, tensors in layouts.items():
+            for hold in ("stage", "borrow"):
+                folder = state / f"{device[:4]}-{count}-{hold}"
+                relay = tensor_relay.serve("127.0.0.1:0", state_dir=folder, device=device, **options)
+                times_ms = []
+                for _ in range(6):
+                    # A borrowed version needs memory of its own: the one before is still lent.
+                    new = {name: tensor.clone() for name, tensor in tensors.items()} if hold == "borrow" else tensors
+                    torch.cuda.synchronize()
+                    begun = time.perf_counter()
+                    relay.publish("t", new, hold=hold)
+                    times_ms.append(1e3 * (time.perf_counter() - begun))
+                relay.close(0)
+                later = sorted(times_ms[1:])[len(times_ms) // 2 - 1]
+                results[f"server_on_{device}_{count}_tensors_{hold}_ms"] = [round(times_ms[0], 2), round(later, 2)]
+    return results
+
+
+def training_loop(state):
+    """A bf16 transformer of 0.5 G parameters in training (AdamW, 1e-6); a second one on the GPU follows each step."""
+    torch = torch_with_gpu()
+    torch.manual_seed(0)
+
+    def model():
+        layer = torch.nn.TransformerEncoderLayer(1536, 12, 6144, dropout=0.0, batch_first=True)
+        return torch.nn.TransformerEncoder(layer, 18, enable_nested_tensor=False).to("cuda", torch.bfloat16)
+
+    trained, follower = model(), model()
+    optimiser = torch.optim.AdamW(trained.parameters(), lr=1e-6, fused=True)
+    relay, client = serve_and_connect(state, device="cuda:0", gpu_memory_bytes=8192 * MIB)
+    relay.open("policy", keep_versions=2)
+    subscription = client.subscribe("policy", out=follower.state_dict(), atomic=False)
+    steps = []
+    for _ in range(10):
+        inputs = torch.randn(4, 128, 1536, device="cuda", dtype=torch.bfloat16)
+        (trained(inputs) - inputs).square().mean().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        relay.publish("policy", trained.state_dict())
+        published = time.perf_counter()
+        receipt = next_of(subscription).receipt
+        torch.cuda.synchronize()
+        installed = time.perf_counter()
+        for name, tensor in trained.state_dict().items():
+            assert torch.equal(tensor, follower.state_dict()[name]), name
+        times_ms = [round(1e3 * (until - begun)) for until in (published, installed)]
+        steps.append((*times_ms, round(receipt.wire_bytes / 1e6, 1)))
+    size = sum(tensor.numel() * tensor.element_size() for tensor in trained.state_dict().values())
+    return {"bytes": size, "publish_ms_installed_ms_wire_mb": steps}
+
+
 def torch_memory(state):
     """The last 249 of 300 versions of 16 MiB increase the used GPU memory by less than 128 MiB."""
     torch = torch_with_gpu()
@@ -241,7 +328,7 @@ def cupy(state):
             for name, array in sent.items():
                 assert bool((cupy.from_dlpack(snapshot[name]) == array).all()), name
         out = {"w": cupy.zeros(1 << 20, cupy.float32)}
-        next_of(client.subscribe("t", out=out))
+        next_of(client.subscribe("t", out=out, select=["w"]))
         assert bool((out["w"] == sent["w"]).all())
         cupy.cuda.get_current_stream().synchronize()
         snapshot.wait(cupy.cuda.get_current_stream())
@@ -267,7 +354,19 @@ def jax(state):
     return {"jax": jax.__version__}
 
 
-PARTS = [ctypes_arrays, torch_dtypes, torch_streams, torch_model, torch_rates, torch_memory, cupy, jax]
+PARTS = [
+    ctypes_arrays,
+    torch_dtypes,
+    torch_streams,
+    torch_model,
+    torch_rates,
+    torch_lanes,
+    torch_publish,
+    training_loop,
+    torch_memory,
+    cupy,
+    jax,
+]
 
 
 def run_part(name):
@@ -324,6 +423,7 @@ def main():
     if options.part:
         run_part(options.part)
         return 0
+    options.out.mkdir(parents=True, exist_ok=True)
     document = {"date": datetime.date.today().isoformat(), **machine_info(), "parts": {}}
     print(json.dumps({key: value for key, value in document.items() if key != "parts"}))
     failed, deadline = False, time.monotonic() + TOTAL_TIMEOUT_S

@@ -5,7 +5,9 @@ use super::{own_runtime::OwnRuntime, payload};
 use crate::{contender::LOOPBACK_MTU, cpu::Usage, server};
 use anyhow::{Context, Result, ensure};
 use std::{sync::Arc, time::Duration};
-use tensor_relay_client::{Client, Connector, Progress, Snapshot, Subscription, Ticket, Topic, Tuning};
+use tensor_relay_client::{
+    Client, Connector, Lanes, Progress, Snapshot, Subscription, Ticket, Topic, Tuning,
+};
 use tensor_relay_device::{Device, Source};
 use tensor_relay_protocol::TensorSpec;
 use tensor_relay_server::{Borrowed, Publication, Publisher, Server, ServerStats};
@@ -20,6 +22,8 @@ pub(super) struct Setup {
     pub(super) chunks_in_flight: usize,
     /// The device on which snapshots land; `None` for host memory.
     pub(super) landing: Option<Device>,
+    /// The number of lanes of each client.
+    pub(super) lanes: Lanes,
 }
 
 /// One topic of a running server, and the runtime of the server. Several topics can share both.
@@ -106,6 +110,7 @@ impl Receiving {
         let config = tensor_relay_client::Config {
             device: setup.landing.clone(),
             credit_chunks: u32::try_from(setup.chunks_in_flight)?,
+            lanes: setup.lanes,
             stall_timeout: STALL_TIMEOUT,
             reconnect_timeout: Duration::ZERO,
             ..Default::default()

@@ -7,8 +7,8 @@
 //!
 //! 1. **In place**: the memory itself, by a CUDA IPC handle ([`CudaEngine::export_in_place`]). It costs a few driver
 //!    calls for each allocation, whatever its size. CUDA supports plain allocations only (`cudaMalloc`), not memory
-//!    pools (`cudaMallocAsync`) or virtual memory (PyTorch's expandable segments), and only processes of one PID
-//!    namespace, which containers must share.
+//!    pools (`cudaMallocAsync`) or virtual memory (PyTorch's expandable segments). Namespaces of the importer's own (PID,
+//!    IPC, mount, user, network) did not prevent it on driver 580; where they do, the next method is tried.
 //! 2. **Copied**: a buffer of the engine that can be shared as a file descriptor ([`SharedBuffer`]), filled by a copy
 //!    within the device, at the rate of its memory. It needs the same amount of device memory again, and works between
 //!    containers that share only a Unix socket, since the descriptor carries the permission.

@@ -14,8 +14,8 @@ use crate::{
 /// A `CUipcMemHandle`: 64 bytes that identify a block of device memory to other processes.
 ///
 /// In this driver, the bytes contain the exporter's process id and the number of its file descriptor. A process that
-/// may read the exporter's files under `/proc` can open the block; a process in another PID namespace cannot, as with
-/// the real driver.
+/// may read the exporter's files under `/proc` can open the block. A process in another PID namespace cannot, although
+/// some real drivers (580) permit it: so the tests cover a handle that does not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     process: u32,

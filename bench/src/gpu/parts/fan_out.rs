@@ -12,6 +12,7 @@ use crate::{
     },
 };
 use anyhow::Result;
+use tensor_relay_client::Lanes;
 use tensor_relay_device::Capacity;
 
 pub(super) const ABOUT: &str = "\
@@ -27,7 +28,12 @@ pub(super) async fn run(job: Job) -> Result<()> {
     let from = OnDevice::whole(&device, job.bytes)?;
     from.upload(&payload::noise_of(job.bytes, 2)?).await?;
     let source = from.source()?;
-    let setup = Setup { chunk_bytes, chunks_in_flight: Depth::of_slots(slots).sending.max(2), landing: None };
+    let setup = Setup {
+        chunk_bytes,
+        chunks_in_flight: Depth::of_slots(slots).sending.max(2),
+        landing: None,
+        lanes: Lanes::Auto,
+    };
     let mut services = Vec::new();
     for readers in [1, 4] {
         let mut service = Loopback::start(&setup, readers).await?;

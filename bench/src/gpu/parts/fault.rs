@@ -16,7 +16,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tensor_relay_client::{Progress, Snapshot, SubscriptionError};
+use tensor_relay_client::{Lanes, Progress, Snapshot, SubscriptionError};
 use tensor_relay_device::{
     Capacity, Source,
     cuda::{
@@ -122,7 +122,7 @@ async fn run_scenario(job: &Job, scenario: Scenario, ordinal: usize) -> Result<(
     let spare = on_device.through(&engine, &spare)?.source()?;
     let source = if scenario.is_at_server() { gpu_source } else { Arc::clone(&on_host) };
     let landing = (!scenario.is_at_server()).then(|| device.clone());
-    let setup = Setup { chunk_bytes: CHUNK_BYTES, chunks_in_flight: 4, landing };
+    let setup = Setup { chunk_bytes: CHUNK_BYTES, chunks_in_flight: 4, landing, lanes: Lanes::Auto };
     let Loopback { mut serving, mut readers } = Loopback::start(&setup, 1).await?;
     let reader = readers.first_mut().context("one reader was started")?;
     let progress = reader.progress_reader()?;

@@ -15,12 +15,13 @@ use crate::{
 };
 use anyhow::Result;
 use std::{ops::Range, sync::Arc, time::Instant};
+use tensor_relay_client::Lanes;
 use tensor_relay_device::{Capacity, Sink, Source};
 
 pub(super) const ABOUT: &str = "\
-A server and a client on one machine, each on one thread, with TLS 1.3 and all hashes. A round is from the publish to the \
+A server and a client on one machine, each on one thread and one for each further lane, with TLS 1.3 and all hashes. A round is from the publish to the \
 verified snapshot; chunks are hashed when they are first read, like those of new weights. `network` is the same from host \
-memory to host memory, in the same pass; `d2h` and `h2d` are the copies alone. `efficiency` is `end_to_end` / min(`d2h`, \
+memory to host memory, in the same pass and with the same number of lanes; `d2h` and `h2d` are the copies alone. `efficiency` is `end_to_end` / min(`d2h`, \
 `network`, `h2d`) of the same pass: 1 means that a GPU at both ends costs nothing. CPU seconds are those of both ends.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
@@ -30,15 +31,28 @@ pub(super) async fn run(job: Job) -> Result<()> {
     let to = OnDevice::whole(&memory, job.bytes)?;
     let mut passes = Passes::within(job.budget());
     while passes.begin_next() {
-        for (slots, chunk_bytes) in job.pipelines() {
-            let mut pair = Pair::start(&engine, &from, &to, &host, slots, chunk_bytes).await?;
+        for (slots, chunk_bytes, lanes) in settings(&job) {
+            let mut pair = Pair::start(&engine, &from, &to, &host, (slots, chunk_bytes), lanes).await?;
             for _ in 0..if job.quick { 1 } else { ROUNDS } {
                 let measured = pair.measure().await?;
-                job.printer().sample("quic", pipeline_cells(slots, chunk_bytes), measured);
+                let setting = pipeline_cells(slots, chunk_bytes).and("lanes", Some(lanes.to_string()));
+                job.printer().sample("quic", setting, measured);
             }
         }
     }
     Ok(())
+}
+
+/// The slots, chunk sizes and lanes to measure. Clients that chose their lanes would give the halves of a pair different
+/// numbers of them. One lane shows what a pipeline costs; several, what the default pipeline can reach.
+fn settings(job: &Job) -> impl Iterator<Item = (usize, u64, u32)> {
+    let (slots, chunk_bytes) = job.default_pipeline();
+    let with_lanes = job
+        .choose(&[2, 4, 8], &[2])
+        .into_iter()
+        .map(move |lanes| (slots, chunk_bytes, lanes));
+    let with_one = job.pipelines().into_iter().map(|(slots, chunk_bytes)| (slots, chunk_bytes, 1));
+    with_one.chain(with_lanes)
 }
 
 /// The number of measured rounds of a pipeline in a pass, after one to warm up.
@@ -63,8 +77,8 @@ impl Pair {
         from: &OnDevice,
         to: &OnDevice,
         host_source: &Arc<dyn Source>,
-        slots: usize,
-        chunk_bytes: u64,
+        (slots, chunk_bytes): (usize, u64),
+        lanes: u32,
     ) -> Result<Self> {
         let capacity = Capacity { slots, slot_bytes: chunk_bytes as usize };
         let ends = [engine.device(capacity)?, engine.device(capacity)?];
@@ -74,7 +88,8 @@ impl Pair {
         let in_flight = Depth::of_slots(slots)
             .sending
             .clamp(2, tensor_relay_server::Config::default().chunks_in_flight);
-        let on_host = Setup { chunk_bytes, chunks_in_flight: in_flight, landing: None };
+        let lanes = Lanes::Fixed(lanes);
+        let on_host = Setup { chunk_bytes, chunks_in_flight: in_flight, landing: None, lanes };
         let on_gpu = Setup { landing: Some(ends[1].clone()), ..on_host.clone() };
         let mut pair = Self {
             gpu: Loopback::start(&on_gpu, 1).await?,

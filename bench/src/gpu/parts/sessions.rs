@@ -15,6 +15,7 @@ use crate::{
 };
 use anyhow::Result;
 use std::{sync::Arc, thread::available_parallelism, time::Instant};
+use tensor_relay_client::Lanes;
 use tensor_relay_device::{Capacity, Device, Source};
 use tokio::task::JoinSet;
 
@@ -71,6 +72,7 @@ impl Endpoints {
             chunk_bytes: self.chunk_bytes,
             chunks_in_flight: self.in_flight,
             landing: Some(self.landing.clone()),
+            lanes: Lanes::Auto,
         };
         let mut all: Vec<Loopback> = Vec::new();
         for topic_number in 0..self.sessions {

@@ -96,13 +96,24 @@ fn ipc_handle(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory
 async fn check_import(job: &Job, how: &str, shared: &Shared, fd: Option<OwnedFd>) -> Result<()> {
     let outcome = run_importer(job, &[], shared, &fd).await?;
     job.printer().check(format!("another process reads it {how}"), outcome);
-    let namespaced =
-        run_importer(job, &["unshare", "--pid", "--ipc", "--fork", "--kill-child"], shared, &fd).await?;
-    let result = namespaced.unwrap_or_else(|reason| format!("it cannot: {reason}"));
-    job.printer()
-        .note(format!("A process in PID and IPC namespaces of its own reads it {how}: {result}"));
+    for (namespaces, options) in NAMESPACES {
+        let unshare: Vec<&str> = ["unshare"].iter().chain(options).chain(UNSHARE_OPTIONS).copied().collect();
+        let outcome = run_importer(job, &unshare, shared, &fd).await?;
+        let result = outcome.unwrap_or_else(|reason| format!("it cannot: {reason}"));
+        job.printer()
+            .note(format!("A process in {namespaces} namespaces of its own reads it {how}: {result}"));
+    }
     Ok(())
 }
+
+/// The namespaces of a process that stands for another container. Not all machines permit users to make them.
+const NAMESPACES: [(&str, &[&str]); 2] = [
+    ("PID, IPC and mount", &["--pid", "--ipc"]),
+    ("user, PID, IPC, mount and network", &["--user", "--map-root-user", "--pid", "--ipc", "--net"]),
+];
+
+/// The driver needs the `/proc` of its own PID namespace: without it, `cuInit` fails.
+const UNSHARE_OPTIONS: &[&str] = &["--mount-proc", "--fork", "--kill-child"];
 
 /// Starts this program again, with `prefix` before its command line, to import the shared memory. A file descriptor is
 /// passed as its standard input.

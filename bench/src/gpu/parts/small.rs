@@ -14,6 +14,7 @@ use crate::{
 };
 use anyhow::Result;
 use std::time::Instant;
+use tensor_relay_client::Lanes;
 use tensor_relay_device::Capacity;
 use tensor_relay_protocol::TensorSpec;
 
@@ -90,7 +91,12 @@ impl Payload {
         };
         let (from, to) = (allocate(&sending)?, allocate(&landing)?);
         let depth = Depth::of_slots(slots);
-        let setup = Setup { chunk_bytes, chunks_in_flight: depth.sending.max(2), landing: Some(landing) };
+        let setup = Setup {
+            chunk_bytes,
+            chunks_in_flight: depth.sending.max(2),
+            landing: Some(landing),
+            lanes: Lanes::Auto,
+        };
         let mut service = Loopback::start(&setup, 1).await?;
         from.upload(&payload::noise_of(manifest.payload_bytes(), 1)?).await?;
         service.round_of(layout.specs(count)?, &from.source()?).await?;
