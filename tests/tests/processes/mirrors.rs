@@ -334,3 +334,46 @@ fn a_full_disk_keeps_complete_versions() {
     );
     again.signal_and_wait(Signal::TERM).expect_code(143);
 }
+
+/// Goal: a folder that lacks a part of its model is refused at the start, with the file and the reason; a link that
+/// leads nowhere and is no part of the model is named. Method: dangling links, placeholders of Git LFS, an empty index.
+#[test]
+fn incomplete_folders_are_refused() {
+    const POINTER: &str = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n";
+    let home = Home::new();
+    let index = "model.safetensors.index.json";
+    let link = |name: &str, file: &str| {
+        let _ = fs::remove_file(home.path(name).join(file));
+        std::os::unix::fs::symlink("../blobs/0123abcd", home.path(name).join(file)).unwrap();
+    };
+    let write = |name: &str, file: &str, text: &str| fs::write(home.path(name).join(file), text).unwrap();
+    for name in ["shard", "extra", "index", "lfs-shard", "lfs-index", "lfs-tokenizer", "empty", "side"] {
+        files::write_sharded(&home.path(name), 1);
+    }
+    let shard = files::SHARDED_FILES.iter().find(|file| file.ends_with(".safetensors")).unwrap();
+    link("shard", shard);
+    fs::remove_file(home.path("extra").join(index)).unwrap();
+    link("extra", "model-00009-of-00009.safetensors");
+    link("index", index);
+    write("lfs-shard", shard, POINTER);
+    write("lfs-index", index, POINTER);
+    write("lfs-tokenizer", "tokenizer.json", POINTER);
+    write("empty", index, r#"{"weight_map": {}}"#);
+    for (name, file, reason) in [
+        ("shard", *shard, "which is missing"),
+        ("extra", "model-00009-of-00009.safetensors", "leads nowhere, so the model is incomplete"),
+        ("index", index, "leads nowhere, so the model is incomplete"),
+        ("lfs-shard", shard, "is a Git LFS pointer"),
+        ("lfs-index", index, "is a Git LFS pointer"),
+        ("lfs-tokenizer", "tokenizer.json", "is a Git LFS pointer"),
+        ("empty", index, "its weight_map is empty"),
+    ] {
+        let topic = format!("--topic=m={name}");
+        home.run(&["serve", ANY_PORT, ON_HOST, &topic]).expect_error(1, &[file, reason]);
+    }
+    link("side", "special_tokens_map.json");
+    let mut server = home.serve(&["--topic=m=side"]);
+    server
+        .process
+        .wait_for_stderr("special_tokens_map.json (a link that leads nowhere)");
+}
