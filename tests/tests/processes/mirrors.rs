@@ -377,3 +377,54 @@ fn incomplete_folders_are_refused() {
         .process
         .wait_for_stderr("special_tokens_map.json (a link that leads nowhere)");
 }
+
+/// Goal: topics whose paths meet in one folder do not damage each other. Method: a folder `m` and a file `m/x`; with
+/// --keep, `m` and `m/latest`, where the mirror has a link of that name.
+#[test]
+fn topics_whose_paths_meet_are_kept_apart() {
+    let home = Home::new();
+    files::write_sharded(&home.path("model"), 1);
+    files::write_noise(&home.path("w"), 1000, 1);
+    let server = home.serve(&["--topic=m=model", "--topic=m/x=w", "--topic=m/latest=w"]);
+    receive(&home, &server, "m", "out");
+    let refused = home.run(&["subscribe", server.ticket("m/x"), "--once", "--out=out"]);
+    refused.expect_error(1, &["out/m was not written by tensor-relay for this topic"]);
+    receive(&home, &server, "m", "out");
+    let keep = |topic| home.run(&["subscribe", server.ticket(topic), "--once", "--out=kept", "--keep=2"]);
+    keep("m").expect_code(0);
+    let before = home.files_in("kept");
+    keep("m/latest").expect_error(1, &["kept/m/latest was not written by tensor-relay for this topic"]);
+    assert_eq!(home.files_in("kept"), before);
+    keep("m/x").expect_code(0);
+}
+
+/// Goal: a topic that becomes a folder leaves no file with old content under its name, and the reverse. Method: a
+/// server that follows a link to a file, then to a folder, and back.
+#[test]
+fn a_topic_of_another_kind_replaces_its_files() {
+    let home = Home::new();
+    files::write_sharded(&home.path("folder"), 1);
+    files::write_noise(&home.path("file.safetensors"), 1000, 1);
+    let point_to = |target: &str| {
+        let (link, aside) = (home.path("source"), home.path("aside"));
+        std::os::unix::fs::symlink(target, &aside).unwrap();
+        fs::rename(aside, link).unwrap();
+    };
+    point_to("file.safetensors");
+    let server = home.serve(&["--topic=m=source", "--watch", "--watch-interval=0.05"]);
+    let mut follower = home.start(&["subscribe", server.ticket("m"), "--out=out"]);
+    let mut kept = home.start(&["subscribe", server.ticket("m"), "--out=kept", "--keep=3"]);
+    for (version, target) in [(1, "file.safetensors"), (2, "folder"), (3, "file.safetensors")] {
+        point_to(target);
+        for subscriber in [&mut follower, &mut kept] {
+            subscriber.wait_for_stdout(&format!("m version {version}:"));
+        }
+        let is_folder = target == "folder";
+        assert_eq!(
+            (home.path("out/m").exists(), home.path("out/m.safetensors").exists()),
+            (is_folder, !is_folder)
+        );
+        let latest = |name: &str| home.path(&format!("kept/m/{name}")).exists();
+        assert_eq!((latest("latest"), latest("latest.safetensors")), (is_folder, !is_folder));
+    }
+}
