@@ -379,18 +379,25 @@ fn add_listen_option(error: BindError) -> anyhow::Error {
     }
 }
 
-/// The addresses for tickets: those of `--advertise`, or else the address that other hosts probably reach.
+/// The addresses for tickets: those of `--advertise`, or else those that other hosts probably reach.
 fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
     if !args.advertise.is_empty() {
         return args.advertise.iter().map(|host| host.with_port(listening.port())).collect();
     }
-    let (address, is_guessed) = reachable(listening);
-    if is_guessed {
-        crate::log::message!(
-            "advertising {address}, this machine's address on its default route; choose another one with --advertise"
-        );
+    let addresses = reachable(listening);
+    let named: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+    let list = named.join(" and ");
+    match listening.ip().is_unspecified() {
+        true if addresses.iter().all(|address| address.ip().is_loopback()) => crate::log::message!(
+            "warning: this machine has no default route, so the tickets name {list}, which no other machine reaches; \
+             name the address that clients reach with --advertise"
+        ),
+        true => crate::log::message!(
+            "advertising {list}, by this machine's default route; choose another address with --advertise"
+        ),
+        false => {}
     }
-    vec![address.to_string()]
+    named
 }
 
 /// The tickets of this server.
