@@ -146,6 +146,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     }
     let ticket_file = admission::ticket_file(&args, &state_dir);
     admission::write_tickets(&ticket_file, &tickets)?;
+    admission::keep_addresses(&args, &state_dir, &tickets);
     let publish_socket = publish_socket::open(&server, &args, loader.device.as_ref())?;
     let server_tickets = ServerTickets { tickets: &tickets, file: &ticket_file, are_secret: !args.open };
     let started = Started { listen: listening, admin: admin_address, memory_bytes_max };

@@ -114,8 +114,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
     pub(crate) state_dir: Option<PathBuf>,
 
-    /// The file to write the tickets to, readable by its owner alone. It is replaced atomically: a symbolic link is
-    /// itself replaced; a device, a FIFO or a socket is refused. Default: `tickets` in the state directory.
+    /// A file to write the tickets to, besides `tickets` in the state directory, readable by its owner alone. It is
+    /// replaced atomically: a symbolic link is itself replaced; a device, a FIFO or a socket is refused.
     #[arg(long, value_name = "FILE", help_heading = "Key and tickets")]
     pub(crate) ticket_file: Option<PathBuf>,
 
