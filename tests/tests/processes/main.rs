@@ -26,6 +26,7 @@ mod logs;
 mod mirrors;
 mod modes;
 mod netns;
+mod output;
 mod reachable;
 mod resume;
 mod shutdown;
