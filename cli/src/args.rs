@@ -72,7 +72,7 @@ and a table [default] for options that several commands share:
   connect-timeout = 5
 
   [serve]
-  listen = \"0.0.0.0:4747\"
+  listen = \"[::]:4747\"
   json = true
 
   [serve.topics]

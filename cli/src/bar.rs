@@ -1,7 +1,6 @@
 //! The progress bar of an incoming version.
 
-use crate::units;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use crate::{output, units};
 use std::{
     io::IsTerminal,
     time::{Duration, Instant},
@@ -14,10 +13,15 @@ pub(crate) const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 /// The shortest time over which a rate is shown.
 const RATE_MIN_PERIOD: Duration = Duration::from_millis(100);
 
-/// A progress bar on stderr, drawn on terminals only, with size, rate and remaining time.
+/// The width of the bar itself, in characters.
+const WIDTH: u64 = 32;
+
+/// A progress bar on stderr, drawn on terminals only, with size, rate and remaining time. It is cleared on drop.
 pub(crate) struct Bar {
-    bar: ProgressBar,
+    is_enabled: bool,
     version: u64,
+    /// Since when the version is shown; `None` once the bar was cleared.
+    began: Option<Instant>,
 }
 
 impl Bar {
@@ -25,61 +29,54 @@ impl Bar {
     pub(crate) fn new(is_enabled: bool) -> Self {
         let is_capable =
             std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
-        let target = if is_enabled && is_capable {
-            ProgressDrawTarget::stderr_with_hz(20)
-        } else {
-            ProgressDrawTarget::hidden()
-        };
-        let bar = ProgressBar::with_draw_target(Some(0), target);
-        bar.set_style(style());
-        Self { bar, version: 0 }
+        Self { is_enabled: is_enabled && is_capable, version: 0, began: None }
     }
 
     /// Draws `progress`. Draws nothing before the size is known, or after the bar of this version was cleared.
     pub(crate) fn show(&mut self, progress: Progress) {
-        if progress.payload_bytes == 0 {
+        if !self.is_enabled || progress.payload_bytes == 0 {
             return;
         }
         if progress.version != self.version {
-            self.version = progress.version;
-            self.bar.set_length(progress.payload_bytes);
-            self.bar.reset();
-            self.bar.set_message(format!("version {}", progress.version));
+            (self.version, self.began) = (progress.version, Some(Instant::now()));
         }
-        if self.bar.is_finished() {
-            return;
+        if let Some(began) = self.began {
+            // Without the automatic line break of the terminal: a narrow one cuts the bar off.
+            output::show_status(format!("\x1b[?7l{}\x1b[?7h", line(progress, began.elapsed())));
         }
-        self.bar.set_length(progress.payload_bytes);
-        self.bar.set_position(progress.verified_bytes);
-        self.bar.tick();
     }
 
-    /// Clears the bar, so that other lines can be printed.
-    pub(crate) fn clear(&self) {
-        self.bar.finish_and_clear();
+    /// Clears the bar.
+    pub(crate) fn clear(&mut self) {
+        if self.began.take().is_some() {
+            output::show_status(String::new());
+        }
     }
 }
 
-fn style() -> ProgressStyle {
-    let template = "{msg:>10} [{bar:32}] {done} of {total}  {rate}  {left}";
-    let style = ProgressStyle::with_template(template).expect("the template above is valid");
-    style
-        .progress_chars("=> ")
-        .with_key("done", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
-            let _ = write!(out, "{}", units::bytes(state.pos()));
-        })
-        .with_key("total", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
-            let _ = write!(out, "{}", units::bytes(state.len().unwrap_or(0)));
-        })
-        .with_key("rate", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
-            let _ = match state.elapsed() {
-                early if early < RATE_MIN_PERIOD => write!(out, "…"),
-                elapsed => write!(out, "{}", units::rate(state.pos(), elapsed)),
-            };
-        })
-        .with_key("left", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
-            let _ = write!(out, "{} s left", state.eta().as_secs());
-        })
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+fn line(progress: Progress, elapsed: Duration) -> String {
+    let Progress { version, payload_bytes: total, verified_bytes: done, .. } = progress;
+    let filled = (u128::from(done) * u128::from(WIDTH) / u128::from(total.max(1))) as usize;
+    let bar = "=".repeat(filled) + if done < total { ">" } else { "" };
+    let (rate, left) = match (elapsed >= RATE_MIN_PERIOD, done) {
+        (false, _) | (_, 0) => ("…".into(), "…".into()),
+        _ => {
+            let left_s = elapsed.as_secs_f64() * total.saturating_sub(done) as f64 / done as f64;
+            (units::rate(done, elapsed), format!("{left_s:.0} s left"))
+        }
+    };
+    let (version, width) = (format!("version {version}"), WIDTH as usize);
+    format!(
+        "{version:>10} [{bar:width$.width$}] {} of {}  {rate}  {left}",
+        units::bytes(done),
+        units::bytes(total)
+    )
 }
 
 /// Runs `work`. Until it completes, refreshes `bar` from `progress`; then clears the bar.
@@ -100,5 +97,22 @@ pub(crate) async fn while_running<T>(
             }
             _ = tick.tick() => if began.elapsed() >= REFRESH_INTERVAL { bar.show(progress()) },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_the_size_the_rate_and_the_time() {
+        let progress =
+            Progress { version: 7, payload_bytes: 4 << 30, verified_bytes: 1 << 30, ..Progress::default() };
+        let shown = line(progress, Duration::from_secs(2));
+        assert!(shown.starts_with(" version 7 [========>                       ] "), "{shown}");
+        assert!(shown.ends_with("  6 s left"), "{shown}");
+        let done = Progress { verified_bytes: 4 << 30, ..progress };
+        assert!(line(done, Duration::from_secs(2)).contains(&format!("[{}] ", "=".repeat(32))));
+        assert!(line(Progress::default(), Duration::ZERO).ends_with("…"));
     }
 }

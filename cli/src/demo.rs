@@ -10,7 +10,7 @@ mod events;
 pub(crate) mod producer;
 mod report;
 
-use crate::{args::DemoArgs, exit::Exit, signals::Signals};
+use crate::{args::DemoArgs, exit::Exit, output, signals::Signals};
 use child::Child;
 use events::{ConsumerEvent, ProducerEvent, SmallVersions, Verified};
 use report::DemoReport;
@@ -25,6 +25,7 @@ pub(crate) async fn run(args: DemoArgs, program: &Program) -> anyhow::Result<Exi
         anyhow::bail!(crate::exit::UsageError("--size must be at least 1MiB".into()));
     }
     let mut signals = Signals::listen()?;
+    output::queue_from_now_on(args.json)?;
     tokio::select! {
         result = run_demo(&args, program) => result.map(|()| Exit::Done),
         exit = signals.next() => Ok(exit),

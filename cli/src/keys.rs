@@ -93,7 +93,7 @@ fn list(args: &KeysArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-fn has_key(dir: &Path) -> anyhow::Result<bool> {
+pub(crate) fn has_key(dir: &Path) -> anyhow::Result<bool> {
     let path = dir.join(KEY_FILE);
     path.try_exists().with_context(|| {
         format!("cannot access {}; choose another directory with --state-dir", path.display())

@@ -24,6 +24,8 @@ mod list;
 mod log;
 mod man;
 mod offered;
+mod orphans;
+mod output;
 mod publish;
 mod serve;
 mod signals;
@@ -37,7 +39,7 @@ pub use admin::{AdminPort, Consumer, FollowedTopic};
 use args::Command;
 use config::Layers;
 use exit::Exit;
-use std::{ffi::OsString, io::Write};
+use std::ffi::OsString;
 use tensor_relay_bench::program::Program;
 
 /// Runs a command line, whose first argument is the program's name, and returns the exit code.
@@ -52,9 +54,7 @@ pub fn run(argv: &[OsString], program: Option<&[OsString]>) -> u8 {
         run_command(args.command, &layers, program)
     });
     let code = result.map_or_else(report, |exit| exit as u8);
-    // Rust flushes stdout when a Rust `main` returns, but a Python process has none. An error is ignored: the reader
-    // may have closed the pipe.
-    let _ = std::io::stdout().flush();
+    output::flush(); // Rust flushes stdout when a Rust `main` returns, but a Python process has none.
     code
 }
 

@@ -1,11 +1,11 @@
 //! The output on stderr: the log, and the messages of commands. It is text, or JSON with one object per line.
 
-use crate::{admin, config, exit::UsageError};
+use crate::{admin, config, exit::UsageError, output};
 use clap::ValueEnum;
 use serde_json::json;
 use std::{
     fmt::Arguments,
-    io::IsTerminal,
+    io::{IsTerminal, Write},
     sync::atomic::{AtomicBool, Ordering},
 };
 use tracing::{Level, Metadata};
@@ -54,7 +54,7 @@ pub(crate) fn to_stderr(verbose: u8, format: LogFormat) -> Result<(), UsageError
         Some(filter) => log_filter(&filter.to_string_lossy())?,
         None => EnvFilter::new(default),
     };
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt::layer().with_writer(|| output::Stderr);
     let lines = match format {
         LogFormat::Text => {
             let is_coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
@@ -78,9 +78,14 @@ pub(crate) fn to_stderr(verbose: u8, format: LogFormat) -> Result<(), UsageError
 
 /// Writes `message` to stderr; see [`message!`].
 pub(crate) fn write(message: Arguments<'_>) {
+    let _ = output::Stderr.write_all(formatted(&message.to_string()).as_bytes()); // It never fails.
+}
+
+/// The line of a message.
+pub(crate) fn formatted(message: &str) -> String {
     match IS_JSON.load(Ordering::Relaxed) {
-        true => eprintln!("{}", as_json(&message.to_string())),
-        false => eprintln!("{message}"),
+        true => as_json(message) + "\n",
+        false => format!("{message}\n"),
     }
 }
 

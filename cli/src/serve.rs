@@ -11,6 +11,7 @@ use crate::{
     args::{DeviceName, HoldArg, ServeArgs},
     codecs, device,
     exit::{Exit, UsageError},
+    orphans, output,
     signals::Signals,
     units,
 };
@@ -22,7 +23,7 @@ use serde::Serialize;
 use serde_json::json;
 use std::{
     collections::HashSet,
-    io::{IsTerminal, Write},
+    io::IsTerminal,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
@@ -94,12 +95,15 @@ struct PublishedLine {
 }
 
 pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
+    output::queue_from_now_on(args.json)?;
+    tokio::spawn(report_closed_stdout());
     check_sources(&args)?;
     refuse_duplicates(&args)?;
     refuse_borrowing_for_a_gpu(&args)?;
     refuse_special_ticket_file(&args)?;
     let admin = BoundPort::new(&args.admin, true)?;
     let mut signals = Signals::listen()?;
+    orphans::reap_from_now_on()?;
     let device = tokio::select! {
         opened = device::open(&args.device, args.chunk_size) => opened?,
         exit = signals.next() => return Ok(exit),
@@ -146,6 +150,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     }
     let ticket_file = admission::ticket_file(&args, &state_dir);
     admission::write_tickets(&ticket_file, &tickets)?;
+    admission::keep_addresses(&args, &state_dir, &tickets);
     let publish_socket = publish_socket::open(&server, &args, loader.device.as_ref())?;
     let server_tickets = ServerTickets { tickets: &tickets, file: &ticket_file, are_secret: !args.open };
     let started = Started { listen: listening, admin: admin_address, memory_bytes_max };
@@ -251,12 +256,22 @@ fn report_published(Published { id, tensors, payload_bytes, files, missed }: &Pu
             reason: None,
             from: None,
         };
-        let mut out = std::io::stdout().lock();
-        // Errors are ignored: the server continues if stdout is closed.
-        let _ = serde_json::to_writer(&mut out, &line)
-            .map_err(Into::into)
-            .and_then(|()| writeln!(out));
-        let _ = out.flush();
+        print_object(&line);
+    }
+}
+
+/// Warns when stdout cannot be written, unless its reader closed it.
+async fn report_closed_stdout() {
+    let closed = output::failed().await;
+    if !closed.is_expected() {
+        crate::log::message!("warning: {closed}; events are lost");
+    }
+}
+
+/// Prints an object on stdout. The server continues if stdout is closed.
+fn print_object(object: &impl Serialize) {
+    if let Ok(line) = serde_json::to_string(object) {
+        let _ = output::line(&line);
     }
 }
 
@@ -283,13 +298,13 @@ fn report_memory(stats: &ServerStats, as_json: bool) {
             "reusable_bytes": reusable_bytes,
             "encoded_bytes": encoded_bytes,
         });
-        let _ = writeln!(std::io::stdout(), "{bases}\n{memory}"); // Stdout may be closed.
+        print_object(&bases);
+        print_object(&memory);
     }
 }
 
 /// Reports the payload sent for each topic, and its encoded size.
 fn report_sent(topics: Vec<(Topic, CodecStats)>, as_json: bool) {
-    let mut out = std::io::stdout().lock();
     for (topic, codecs) in topics {
         let total = codecs.total();
         if total.chunks == 0 {
@@ -308,10 +323,9 @@ fn report_sent(topics: Vec<(Topic, CodecStats)>, as_json: bool) {
                 "wire_bytes": total.wire_bytes,
                 "codecs": codecs::as_object(&codecs, "encode_s"),
             });
-            let _ = writeln!(out, "{line}"); // Stdout may be closed.
+            print_object(&line);
         }
     }
-    let _ = out.flush();
 }
 
 /// Refuses options without anything to serve, and options of the publish socket without one.
@@ -379,18 +393,25 @@ fn add_listen_option(error: BindError) -> anyhow::Error {
     }
 }
 
-/// The addresses for tickets: those of `--advertise`, or else the address that other hosts probably reach.
+/// The addresses for tickets: those of `--advertise`, or else those that other hosts probably reach.
 fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
     if !args.advertise.is_empty() {
         return args.advertise.iter().map(|host| host.with_port(listening.port())).collect();
     }
-    let (address, is_guessed) = reachable(listening);
-    if is_guessed {
-        crate::log::message!(
-            "advertising {address}, this machine's address on its default route; choose another one with --advertise"
-        );
+    let addresses = reachable(listening);
+    let named: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+    let list = named.join(" and ");
+    match listening.ip().is_unspecified() {
+        true if addresses.iter().all(|address| address.ip().is_loopback()) => crate::log::message!(
+            "warning: this machine has no default route, so the tickets name {list}, which no other machine reaches; \
+             name the address that clients reach with --advertise"
+        ),
+        true => crate::log::message!(
+            "advertising {list}, by this machine's default route; choose another address with --advertise"
+        ),
+        false => {}
     }
-    vec![address.to_string()]
+    named
 }
 
 /// The tickets of this server.
@@ -418,8 +439,7 @@ fn report_start(
     topics: &[ServedTopic],
     tickets: &ServerTickets<'_>,
 ) {
-    let mut out = std::io::stdout().lock();
-    let written = match args.json {
+    match args.json {
         true => {
             let (key, device) = (key.to_string(), args.device.device.to_string());
             let publish_socket = args.publish_socket.as_deref();
@@ -436,9 +456,7 @@ fn report_start(
                 memory_bytes_max,
                 topics,
             };
-            serde_json::to_writer(&mut out, &serving)
-                .map_err(Into::into)
-                .and_then(|()| writeln!(out))
+            print_object(&serving);
         }
         false => {
             let from = match args.device.device {
@@ -464,21 +482,12 @@ fn report_start(
                 crate::log::message!("status page: {}", page_url(admin));
             }
             // If stdout is not a terminal, it may be a log that others can read.
-            match tickets.are_secret && !out.is_terminal() {
-                true => writeln!(out, "{}", tickets.file.display()),
-                false => tickets.tickets.iter().try_for_each(|ticket| writeln!(out, "{ticket}")),
-            }
+            let shown = match tickets.are_secret && !std::io::stdout().is_terminal() {
+                true => tickets.file.display().to_string(),
+                false => tickets.tickets.join("\n"),
+            };
+            let _ = output::line(&shown); // The server continues if stdout is closed.
         }
-    };
-    // A closed stdout is ignored: the server continues without it.
-    match written.and_then(|()| out.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            crate::log::message!(
-                "warning: cannot write to stdout: {error}; the tickets are in {}",
-                tickets.file.display()
-            );
-        }
-        _ => {}
     }
 }
 

@@ -9,6 +9,8 @@ use crate::{
     args::SubscribeArgs,
     device,
     exit::{Exit, UsageError, message_of},
+    orphans,
+    output::{self, StdoutClosed},
     signals::Signals,
     ticket,
 };
@@ -29,6 +31,7 @@ pub(crate) const SLOT_BYTES: u32 = 4 << 20;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
+    output::queue_from_now_on(args.json)?;
     refuse_start(&args)?;
     // The ticket is read before signals are handled, so that Ctrl-C ends a process that waits for a ticket on stdin.
     let topic = args.topic.as_ref().and_then(|glob| Topic::new(glob.as_str()).ok());
@@ -37,6 +40,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
         _ => ticket::read(&args.ticket.ticket, topic.as_ref())?,
     };
     let mut signals = Signals::listen()?.with_hangup()?;
+    orphans::reap_from_now_on()?;
     let target = SubscribeTarget::new(&args, &ticket)?;
     if let Some(dir) = &args.out {
         std::fs::create_dir_all(dir)
@@ -55,6 +59,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     let args = Arc::new(args);
     let result = tokio::select! {
         result = receive(&args, (&client, &consumer), target) => result.map(|()| Exit::Done),
+        closed = output::failed() => Err(closed.into()),
         exit = signals.next() => Ok(exit),
     };
     // If the session were not closed, the server would keep it until the idle timeout.
@@ -281,30 +286,13 @@ pub(crate) struct NothingSelected {
     pub(crate) examples: String,
 }
 
-/// A failed write to stdout.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write to stdout: {0}")]
-pub(crate) struct StdoutClosed(std::io::Error);
-
-impl StdoutClosed {
-    /// Whether the reader closed the pipe, which ends the process without a message, as for other tools.
-    fn is_expected(&self) -> bool {
-        self.0.kind() == std::io::ErrorKind::BrokenPipe
-    }
-}
-
 /// Prints a line to stdout; ends the process if that fails.
 pub(crate) fn print_line(line: &str) {
-    if let Err(closed) = try_print_line(line) {
+    if let Err(closed) = output::line(line) {
         if !closed.is_expected() {
             crate::log::message!("error: {closed}");
         }
+        output::flush();
         std::process::exit(Exit::Failed as i32);
     }
-}
-
-fn try_print_line(line: &str) -> Result<(), StdoutClosed> {
-    use std::io::Write;
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(StdoutClosed)
 }

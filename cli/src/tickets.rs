@@ -3,7 +3,7 @@
 use crate::{
     args::{CreateTicketArgs, KeysArgs, RevokeTicketArgs, ShowTicketArgs, TicketsCommand},
     exit::{Exit, UsageError},
-    keys::KEY_FILE,
+    keys::{self, KEY_FILE},
     serve::{
         self,
         admission::{TICKETS_FILE, write_tickets},
@@ -11,11 +11,11 @@ use crate::{
     subscribe::print_line,
     ticket, units,
 };
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use std::{
     collections::HashMap,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 use tensor_relay_server::{
@@ -37,11 +37,24 @@ pub(crate) fn run(command: TicketsCommand) -> anyhow::Result<Exit> {
 
 /// The access store in the state directory of `args`.
 pub(crate) fn open_store(args: &KeysArgs) -> anyhow::Result<AccessStore> {
-    Ok(AccessStore::open(&serve::state_dir_or_default(args.state_dir.as_deref())?)?)
+    Ok(AccessStore::open(&server_state_dir(args)?)?)
+}
+
+/// The state directory of `args`, which must be a server's: in a mistyped one, a revocation would have no effect.
+fn server_state_dir(args: &KeysArgs) -> anyhow::Result<PathBuf> {
+    let dir = serve::state_dir_or_default(args.state_dir.as_deref())?;
+    match keys::has_key(&dir)? || dir.join("access").exists() {
+        true => Ok(dir),
+        false => bail!(UsageError(format!(
+            "{} is no server's state directory, so nothing was changed: name that of `serve` with --state-dir, or make a \
+             key there with `tensor-relay keys create`",
+            dir.display()
+        ))),
+    }
 }
 
 fn create(args: &CreateTicketArgs) -> anyhow::Result<Exit> {
-    let dir = serve::state_dir_or_default(args.state.state_dir.as_deref())?;
+    let dir = server_state_dir(&args.state)?;
     let identity = Identity::load_or_create(&dir)?;
     let addresses = match args.addresses.is_empty() {
         true => last_addresses(&dir)?,

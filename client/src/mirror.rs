@@ -11,8 +11,12 @@ pub(crate) use leftovers::sweep;
 
 use crate::{SaveError, Snapshot, save::READABLE_MODE, temporary, whole_file::replace_file};
 use contents::Contents;
-use std::path::{Path, PathBuf};
-use tensor_relay_protocol::VersionId;
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+use tensor_relay_protocol::{Topic, VersionId};
 use versions::KeptVersion;
 
 /// Writes snapshots below one folder, each version in its published form: a safetensors file, a folder of them with
@@ -21,7 +25,8 @@ use versions::KeptVersion;
 ///
 /// Without `keep`, topic `a/b` is `DIR/a/b.safetensors`, `.npy` or `.npz`, or the folder `DIR/a/b`, and each version
 /// replaces the previous one atomically. (If the file system cannot exchange two folders, a folder's name is missing
-/// between two renames. If a topic changes to another kind of files, its older files stay.)
+/// between two renames.) If a topic changes to another kind of files, the earlier ones are deleted if this mirror wrote
+/// them; those of an earlier process stay.
 ///
 /// With `keep`, versions stay side by side as `DIR/a/b/VERSION-EPOCH.safetensors` and so on, and the link
 /// `DIR/a/b/latest.safetensors` (for folders `DIR/a/b/latest`) points to the last saved version. All but the newest
@@ -36,13 +41,15 @@ use versions::KeptVersion;
 pub struct Mirror {
     dir: PathBuf,
     keep: Option<u32>,
+    /// Without `keep`: the path of each topic's last save.
+    saved: Arc<Mutex<HashMap<Topic, PathBuf>>>,
 }
 
 impl Mirror {
     /// A mirror in `dir`, which is created when needed. `keep` versions of each topic stay, at least one; `None` keeps
     /// one under the topic's own name.
     pub fn new(dir: impl Into<PathBuf>, keep: Option<u32>) -> Self {
-        Self { dir: dir.into(), keep: keep.map(|keep| keep.max(1)) }
+        Self { dir: dir.into(), keep: keep.map(|keep| keep.max(1)), saved: Arc::default() }
     }
 
     /// Writes `snapshot`, makes it durable, and returns its path. First it deletes incomplete files that killed
@@ -59,6 +66,10 @@ impl Mirror {
         let Some(keep) = self.keep else {
             let path = with_extension(&topic_path, kind.extension());
             write(&path, &contents)?;
+            if let Some(before) = self.note_saved(&snapshot.id.topic, &path).filter(|before| *before != path)
+            {
+                folder::delete_earlier(&before);
+            }
             return Ok(path);
         };
         let version = KeptVersion { folder: &topic_path, kind, id: &snapshot.id };
@@ -69,26 +80,29 @@ impl Mirror {
         Ok(path)
     }
 
-    /// The path of a topic, which is always below the folder.
-    fn topic_path(&self, id: &VersionId) -> Result<PathBuf, SaveError> {
-        let hidden = temporary::NAME.0.trim_end_matches('.');
-        match id.topic.as_str().split('/').any(|segment| segment.starts_with(hidden)) {
-            true => Err(SaveError::Topic { topic: id.topic.clone() }),
-            false => self.without_links(id.topic.as_str()),
-        }
+    /// Notes where a topic was saved; returns where it was saved before.
+    fn note_saved(&self, topic: &Topic, path: &Path) -> Option<PathBuf> {
+        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        saved.insert(topic.clone(), path.to_owned())
     }
 
-    /// A path below the folder; refuses a topic with a link among its parent folders.
-    fn without_links(&self, topic: &str) -> Result<PathBuf, SaveError> {
+    /// The path of a topic, which is always below the folder: no folder on the way is a link, nor is with `keep` the path
+    /// itself, and none is the folder of another topic's files.
+    fn topic_path(&self, id: &VersionId) -> Result<PathBuf, SaveError> {
+        let hidden = temporary::NAME.0.trim_end_matches('.');
+        let segments: Vec<&str> = id.topic.as_str().split('/').collect();
+        if segments.iter().any(|segment| segment.starts_with(hidden)) {
+            return Err(SaveError::Topic { topic: id.topic.clone() });
+        }
         let mut path = self.dir.clone();
-        let (parents, name) = topic.rsplit_once('/').unwrap_or(("", topic));
-        for segment in parents.split('/').filter(|segment| !segment.is_empty()) {
+        for (following, segment) in (0..segments.len()).rev().zip(segments) {
             path.push(segment);
-            if path.is_symlink() {
+            let (is_parent, is_folder) = (following > 0, following > 0 || self.keep.is_some());
+            if is_folder && path.is_symlink() || is_parent && folder::list_of(&path).exists() {
                 return Err(SaveError::NotOurs { path });
             }
         }
-        Ok(path.join(name))
+        Ok(path)
     }
 }
 

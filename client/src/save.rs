@@ -53,8 +53,11 @@ pub enum SaveError {
         /// The device of its tensors.
         device: Box<str>,
     },
-    /// A file or folder at the path was not written by a mirror, and is not replaced.
-    #[error("{} was not written by tensor-relay and is not replaced: move it away, or write to another folder", path.display())]
+    /// A file, a folder or a link in the way is not of this topic, and is not replaced.
+    #[error(
+        "{} was not written by tensor-relay for this topic and is not replaced: move it away, or write to another folder",
+        path.display()
+    )]
     NotOurs {
         /// The obstacle.
         path: PathBuf,

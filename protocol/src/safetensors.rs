@@ -47,7 +47,10 @@ pub struct FileTensor {
 #[non_exhaustive]
 pub enum SafetensorsError {
     /// A file that is shorter than its prefix and header.
-    #[error("it claims a header of {header_bytes} bytes, which a file of {file_bytes} bytes cannot have")]
+    #[error(
+        "its first 8 bytes claim a header of {header_bytes} bytes, which a file of {file_bytes} bytes cannot have: it has \
+         another format, or was cut off"
+    )]
     HeaderLength {
         /// The length in the prefix.
         header_bytes: u64,

@@ -175,14 +175,13 @@ fn make_ticket(
         addresses.push(advertised.with_port(address.port()));
     }
     if addresses.is_empty() {
-        let (address, is_guessed) = reachable(address);
-        if is_guessed {
+        addresses.extend(reachable(address).iter().map(SocketAddr::to_string));
+        if address.ip().is_unspecified() {
             tracing::info!(
-                %address,
-                "The ticket has this machine's address on its default route; set `advertise` for another."
+                ?addresses,
+                "The ticket has this machine's addresses by its default route; set `advertise` for another."
             );
         }
-        addresses.push(address.to_string());
     }
     Ticket::new(addresses, vec![key.0], None).map_err(Kind::Request.because(py))
 }

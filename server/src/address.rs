@@ -22,6 +22,9 @@ pub enum AddressError {
     /// There is no host.
     #[error("it has no host: write HOST or HOST:PORT")]
     NoHost,
+    /// The host is `0.0.0.0` or `[::]`: a client would connect to itself.
+    #[error("{0} means every address of a machine: write the one that clients reach")]
+    Unspecified(IpAddr),
 }
 
 impl FromStr for Advertised {
@@ -29,7 +32,7 @@ impl FromStr for Advertised {
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
         if let Ok(ip) = text.parse::<Ipv6Addr>() {
-            return Ok(Self { host: format!("[{ip}]"), port: None });
+            return Self::checked(format!("[{ip}]"), None);
         }
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) if !text.ends_with(']') => {
@@ -38,50 +41,57 @@ impl FromStr for Advertised {
             }
             _ => (text, None),
         };
-        match host.is_empty() {
-            true => Err(AddressError::NoHost),
-            false => Ok(Self { host: host.into(), port }),
-        }
+        Self::checked(host.into(), port)
     }
 }
 
 impl Advertised {
+    fn checked(host: String, port: Option<u16>) -> Result<Self, AddressError> {
+        match host.trim_matches(['[', ']']).parse::<IpAddr>() {
+            _ if host.is_empty() => Err(AddressError::NoHost),
+            Ok(ip) if ip.is_unspecified() => Err(AddressError::Unspecified(ip)),
+            _ => Ok(Self { host, port }),
+        }
+    }
+
     /// The address as `host:port`; `port` is the listening port.
     pub fn with_port(&self, port: u16) -> String {
         format!("{}:{}", self.host, self.port.unwrap_or(port))
     }
 }
 
-/// The address under which other hosts most likely reach `listening`: itself, or one of this machine's if that is
-/// unspecified. Returns whether it is a guess.
+/// The addresses under which other hosts most likely reach `listening`, never an unspecified one: itself, or this
+/// machine's source addresses on its default routes, of IPv4 first. Without a route, a loopback address, which only this
+/// machine reaches.
 ///
 /// ```
 /// let listening = "127.0.0.1:4747".parse().unwrap();
-/// assert_eq!(tensor_relay_server::reachable(listening), (listening, false));
+/// assert_eq!(tensor_relay_server::reachable(listening), [listening]);
 /// ```
-pub fn reachable(listening: SocketAddr) -> (SocketAddr, bool) {
-    if !listening.ip().is_unspecified() {
-        return (listening, false);
+pub fn reachable(listening: SocketAddr) -> Vec<SocketAddr> {
+    let guesses = match listening.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => vec![outgoing_address(true)],
+        IpAddr::V6(ip) if ip.is_unspecified() => vec![outgoing_address(true), outgoing_address(false)],
+        ip => vec![Some(ip)],
+    };
+    let mut found: Vec<IpAddr> = guesses.into_iter().flatten().collect();
+    if found.is_empty() {
+        found.push(Ipv4Addr::LOCALHOST.into());
     }
-    (SocketAddr::new(outgoing_address(listening.is_ipv4()), listening.port()), true)
+    found.into_iter().map(|ip| SocketAddr::new(ip, listening.port())).collect()
 }
 
-/// The source address of this machine's default route, or the loopback address without one. "Connecting" a UDP socket
-/// sends nothing; it only looks up the route. The destinations are reserved for documentation (RFC 5737, RFC 3849).
-fn outgoing_address(ipv4: bool) -> IpAddr {
+/// The source address of this machine's default route; `None` without one. "Connecting" a UDP socket sends nothing; it
+/// only looks up the route. The destinations are reserved for documentation (RFC 5737, RFC 3849).
+fn outgoing_address(ipv4: bool) -> Option<IpAddr> {
     let (any, documentation_address): (IpAddr, IpAddr) = match ipv4 {
         true => (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into()),
         false => (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()),
     };
-    let route = UdpSocket::bind((any, 0)).and_then(|socket| {
-        socket.connect((documentation_address, 9))?;
-        socket.local_addr()
-    });
-    match route {
-        Ok(local) if !local.ip().is_unspecified() => local.ip(),
-        _ if ipv4 => Ipv4Addr::LOCALHOST.into(),
-        _ => Ipv6Addr::LOCALHOST.into(),
-    }
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((documentation_address, 9)).ok()?;
+    let local = socket.local_addr().ok()?.ip();
+    (!local.is_unspecified()).then_some(local)
 }
 
 #[cfg(test)]
@@ -102,13 +112,23 @@ mod tests {
         }
         assert!("host:port".parse::<Advertised>().is_err());
         assert!(":1".parse::<Advertised>().is_err());
+        for unspecified in ["0.0.0.0", "0.0.0.0:4747", "::", "[::]", "[::]:4747"] {
+            let refused = unspecified.parse::<Advertised>();
+            assert!(matches!(refused, Err(AddressError::Unspecified(_))), "{unspecified}");
+        }
     }
 
     #[test]
     fn a_specified_address_is_advertised_unchanged() {
         let address = "127.0.0.1:5".parse().unwrap();
-        assert_eq!(reachable(address), (address, false));
-        let (guess, guessed) = reachable("0.0.0.0:5".parse().unwrap());
-        assert!(guessed && !guess.ip().is_unspecified() && guess.port() == 5);
+        assert_eq!(reachable(address), [address]);
+        for all in ["0.0.0.0:5", "[::]:5"] {
+            let guesses = reachable(all.parse().unwrap());
+            assert!(!guesses.is_empty());
+            assert!(
+                guesses.iter().all(|guess| !guess.ip().is_unspecified() && guess.port() == 5),
+                "{guesses:?}"
+            );
+        }
     }
 }

@@ -6,12 +6,14 @@
 mod gpu;
 mod lan;
 mod process;
+mod shim;
 mod udp_proxy;
 
 pub use gpu::{Gpu, device, fake_nvml};
 pub use lan::{Host, Lan};
 pub use process::{Ended, Process, wait_until};
 pub use rustix::process::Signal;
+pub use shim::replace_function;
 pub use udp_proxy::UdpProxy;
 
 use serde_json::Value;

@@ -11,6 +11,7 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 use crate::{
     ClientCertificate, LaneKind, LaneKindReason, LaneThread, LaneThreads,
+    listener::canonical,
     network::lane_threads::{self, ThreadSlot},
     receive_buffer::ReceiveBuffer,
 };
@@ -165,10 +166,10 @@ impl Lane {
 
     /// The address of the peer.
     pub fn peer(&self) -> SocketAddr {
-        match &self.connection {
+        canonical(match &self.connection {
             Connection::Quic(connection) => connection.peer(),
             Connection::Tcp(connection) => connection.peer(),
-        }
+        })
     }
 
     /// Opens the control stream. The client does this once per lane.

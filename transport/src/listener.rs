@@ -7,7 +7,14 @@ mod tcp;
 use crate::{Identity, Lane, LaneError, LaneKind, Network, SystemNetwork, Transport, Tuning};
 use quic::{QuicAcceptor, QuicArrival};
 pub use retry::HANDSHAKES_PER_SECOND;
-use std::{fmt, future::pending, io, net::SocketAddr, sync::Arc};
+use rustix::io::Errno;
+use std::{
+    fmt,
+    future::pending,
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
 use tcp::{TcpAcceptor, TcpArrival};
 use tensor_relay_protocol::CloseCode;
 
@@ -53,6 +60,7 @@ const BIND_ATTEMPTS: u32 = 16;
 
 impl Listener {
     /// Listens on `address` of this machine, over UDP and TCP with one port number. Port 0 lets the system choose one.
+    /// `[::]` is every address, of IPv4 too, and of IPv4 alone on a system without IPv6.
     ///
     /// # Errors
     /// [`BindError`], for example when another process has the UDP port or the TCP port.
@@ -80,7 +88,7 @@ impl Listener {
     pub fn bind_on(
         network: Arc<dyn Network>,
         transport: Transport,
-        address: SocketAddr,
+        mut address: SocketAddr,
         identity: &Identity,
         tuning: Tuning,
     ) -> Result<Self, BindError> {
@@ -90,6 +98,9 @@ impl Listener {
             match Self::bind_once(Arc::clone(&network), transport, address, identity, tuning.clone()) {
                 // Another process uses the same TCP port number as the UDP port that the system chose.
                 Err(BindError::TcpInUse { .. }) if address.port() == 0 && attempt.is_some() => {}
+                Err(BindError::Io { source, .. }) if is_without_ipv6(address, &source) => {
+                    address.set_ip(Ipv4Addr::UNSPECIFIED.into());
+                }
                 bound => return bound,
             }
         }
@@ -189,6 +200,18 @@ impl Listener {
     }
 }
 
+/// The address itself, or the IPv4 address in one of a socket for both IPv4 and IPv6.
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Whether `[::]` cannot be bound because the system has no IPv6.
+fn is_without_ipv6(address: SocketAddr, error: &io::Error) -> bool {
+    address.is_ipv6()
+        && address.ip().is_unspecified()
+        && error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error())
+}
+
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Listener").field("local", &self.local).finish_non_exhaustive()
@@ -206,10 +229,10 @@ enum PendingHandshake {
 impl Arrival {
     /// The client's claimed address.
     pub fn peer(&self) -> SocketAddr {
-        match &self.0 {
+        canonical(match &self.0 {
             PendingHandshake::Quic(arrival) => arrival.peer(),
             PendingHandshake::Tcp(arrival) => arrival.peer,
-        }
+        })
     }
 
     /// The kind of lane.

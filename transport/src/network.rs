@@ -7,7 +7,7 @@ pub(crate) mod moving;
 mod socket;
 mod streams;
 
-use crate::Tuning;
+use crate::{Tuning, listener::canonical};
 use socket::Socket;
 use std::{
     fmt::Debug,
@@ -82,6 +82,7 @@ impl Network for SystemNetwork {
 
     /// Queries the kernel: "connecting" a UDP socket sends no packet, but looks up the route and its MTU.
     fn path_payload(&self, peer: SocketAddr) -> Option<u16> {
+        let peer = canonical(peer); // The kernel has no IPv6 route to an IPv4 address.
         let any: SocketAddr = match peer {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),

@@ -9,8 +9,12 @@ use rustls::{
     },
     pki_types::{CertificateDer, ServerName, UnixTime},
     server::danger::{ClientCertVerified, ClientCertVerifier},
+    time_provider::TimeProvider,
 };
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, OnceLock},
+    time::SystemTime,
+};
 use tensor_relay_protocol::ALPN;
 
 /// The server name (SNI) that clients send.
@@ -18,7 +22,7 @@ pub(crate) const SERVER_NAME: &str = identity::SERVER_NAME;
 
 /// A server's configuration. Early data is disabled: a replayed request must not begin a transfer.
 pub(crate) fn server_config(identity: &Identity) -> Result<rustls::ServerConfig, rustls::Error> {
-    let mut config = rustls::ServerConfig::builder_with_provider(crypto_provider())
+    let mut config = rustls::ServerConfig::builder_with_details(crypto_provider(), Arc::new(AnyClock))
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(Arc::new(AnyKey(crypto_provider().signature_verification_algorithms)))
         .with_single_cert(identity.certificates(), identity.key())?;
@@ -41,7 +45,7 @@ pub(crate) fn client_config(
     let provider = crypto_provider();
     let verifier =
         PinnedKey { keys: keys.into(), rejected_key, algorithms: provider.signature_verification_algorithms };
-    let config = rustls::ClientConfig::builder_with_provider(provider)
+    let config = rustls::ClientConfig::builder_with_details(provider, Arc::new(AnyClock))
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier));
@@ -77,6 +81,18 @@ pub(crate) fn stream_client_config(
 /// offers no protocol.
 pub(crate) fn is_protocol_agreed(connection: &rustls::CommonState) -> bool {
     connection.alpn_protocol() == Some(ALPN)
+}
+
+/// The system's clock. One before 1970, as after a power loss, reads 1970: rustls' own provider panics. Times matter only
+/// to certificates of an authority, which are then not valid yet.
+#[derive(Debug)]
+struct AnyClock;
+
+impl TimeProvider for AnyClock {
+    fn current_time(&self) -> Option<UnixTime> {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        Some(UnixTime::since_unix_epoch(since.unwrap_or_default()))
+    }
 }
 
 /// The cipher suites. AES-128-GCM first: strong enough, and up to 5 % cheaper than AES-256. ChaCha20 costs twice as

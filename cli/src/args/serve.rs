@@ -79,8 +79,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = units::parse_seconds, help_heading = "Versions")]
     pub(crate) reader_linger: Duration,
 
-    /// The address to listen on, over UDP and TCP.
-    #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:4747", help_heading = "Network")]
+    /// The address to listen on, over UDP and TCP. `[::]` is every address of IPv6 and IPv4, `0.0.0.0` every one of IPv4.
+    #[arg(long, value_name = "ADDR:PORT", default_value = "[::]:4747", help_heading = "Network")]
     pub(crate) listen: SocketAddr,
 
     /// The transports that clients may use: QUIC (UDP), TCP with TLS, or `auto` for both, on the same port number.
@@ -114,8 +114,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
     pub(crate) state_dir: Option<PathBuf>,
 
-    /// The file to write the tickets to, readable by its owner alone. It is replaced atomically: a symbolic link is
-    /// itself replaced; a device, a FIFO or a socket is refused. Default: `tickets` in the state directory.
+    /// A file to write the tickets to, besides `tickets` in the state directory, readable by its owner alone. It is
+    /// replaced atomically: a symbolic link is itself replaced; a device, a FIFO or a socket is refused.
     #[arg(long, value_name = "FILE", help_heading = "Key and tickets")]
     pub(crate) ticket_file: Option<PathBuf>,
 

@@ -83,8 +83,8 @@ pub(crate) struct SubscribeArgs {
 
     /// Run this shell command after each version, with TENSOR_RELAY_TOPIC, _VERSION, _EPOCH and _PATH set. The next
     /// version waits until the command has ended. If the command fails, a warning is printed, and with --once the exit
-    /// code is 8. The command runs in a process group of its own: if `subscribe` ends first, the group receives
-    /// SIGTERM, and SIGKILL 5 seconds later.
+    /// code is 8. With --json, its stdout is stderr. The command runs in a process group of its own: if `subscribe` ends
+    /// first, the group receives SIGTERM, and SIGKILL 5 seconds later.
     #[arg(long, value_name = "CMD", help_heading = "Output")]
     pub(crate) exec: Option<String>,
 

@@ -4,6 +4,7 @@ use super::events::{Serving, SmallVersions, Verified, VersionProgress};
 use crate::{
     args::{DemoArgs, DeviceName},
     bar::Bar,
+    subscribe::print_line,
     units,
 };
 use anyhow::Context;
@@ -101,45 +102,48 @@ impl DemoReport {
                 "small": small,
                 "all_bytes_equal": true,
             });
-            println!("{summary}");
+            print_line(&summary.to_string());
             return Ok(());
         }
         let duration = Duration::from_secs_f64(fastest.duration_s);
         let rate = units::rate(fastest.payload_bytes, duration);
         let checked: u64 = self.verified.iter().map(|v| v.checked_bytes).sum();
-        println!("\nWhat happened");
-        println!("  moved     {} of tensors between two processes, at up to {rate}", units::bytes(checked));
+        self.print("\nWhat happened");
+        self.print(&format!(
+            "  moved     {} of tensors between two processes, at up to {rate}",
+            units::bytes(checked)
+        ));
         match fastest.udp_payload_bytes {
-            0 => println!("  how       TLS 1.3 over TCP, because the path is short"),
-            bytes => println!("  how       QUIC, {bytes} bytes per packet"),
+            0 => self.print("  how       TLS 1.3 over TCP, because the path is short"),
+            bytes => self.print(&format!("  how       QUIC, {bytes} bytes per packet")),
         }
-        println!("            in {} chunks per version, each on its own stream", fastest.chunks);
-        println!("  limit     {}", limit(fastest));
-        println!(
-            "  checked   every chunk by its hash, every version by its digest, and in this demo every byte"
+        self.print(&format!("            in {} chunks per version, each on its own stream", fastest.chunks));
+        self.print(&format!("  limit     {}", limit(fastest)));
+        self.print(
+            "  checked   every chunk by its hash, every version by its digest, and in this demo every byte",
         );
         if self.device != DeviceName::Cpu {
-            println!(
+            self.print(&format!(
                 "  device    copied from {0} and back to it by its copy engines, through page-locked memory",
                 self.device
-            );
+            ));
         }
-        println!(
-            "  memory    the first version needs new memory, which the system clears; later versions reuse it. Since"
+        self.print(
+            "  memory    the first version needs new memory, which the system clears; later versions reuse it. Since",
         );
-        println!(
-            "            every byte changes, no copy is kept as a base of deltas; `subscribe` keeps one by default"
+        self.print(
+            "            every byte changes, no copy is kept as a base of deltas; `subscribe` keeps one by default",
         );
-        println!(
-            "\nNext: on two hosts, `tensor-relay serve --topic NAME=FILE.safetensors` and, with the ticket"
+        self.print(
+            "\nNext: on two hosts, `tensor-relay serve --topic NAME=FILE.safetensors` and, with the ticket",
         );
-        println!("it prints, `tensor-relay subscribe TICKET --out DIR`.");
+        self.print("it prints, `tensor-relay subscribe TICKET --out DIR`.");
         Ok(())
     }
 
     fn print(&self, line: &str) {
         if !self.json {
-            println!("{line}");
+            print_line(line);
         }
     }
 }

@@ -44,6 +44,16 @@ pub(super) fn ticket_file(args: &ServeArgs, state_dir: &Path) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path) // The reader of the output may have another working directory.
 }
 
+/// With `--ticket-file`, writes the tickets to the state directory too, from where `tickets create` knows the server's
+/// addresses. A state directory that is only read stays as it is.
+pub(super) fn keep_addresses(args: &ServeArgs, state_dir: &Path, tickets: &[String]) {
+    if args.ticket_file.is_some()
+        && let Err(error) = write_tickets(&state_dir.join(TICKETS_FILE), tickets)
+    {
+        tracing::info!(%error, "The state directory keeps no tickets, so `tickets create` will require --address.");
+    }
+}
+
 /// Replaces the ticket file in one step. Only its owner can read the new file, because tickets are secrets.
 pub(crate) fn write_tickets(path: &Path, tickets: &[String]) -> anyhow::Result<()> {
     let written =

@@ -8,6 +8,7 @@ use crate::{
     admin::{Consumer, FollowedTopic},
     args::{OnGap, SubscribeArgs},
     bar::{self, Bar},
+    output,
 };
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use tensor_relay_client::{
@@ -75,8 +76,11 @@ impl Follower {
             self.followed
                 .committed(id, snapshot.payload_bytes(), skipped, &snapshot.receipt());
             report::committed(self.args.json, &snapshot, path.as_deref(), &lanes)?;
+            if self.must_be_read() {
+                output::written().await?;
+            }
             if let Some(command) = &self.args.exec {
-                match hook::run(command, snapshot.id(), path.as_deref()).await {
+                match hook::run(command, snapshot.id(), path.as_deref(), self.args.json).await {
                     Err(error) if self.args.once => return Err(error.into()),
                     // Only a warning: the version was received, and the command may succeed for the next one.
                     Err(error) => crate::log::message!("warning: {error}"),
@@ -110,6 +114,12 @@ impl Follower {
             }
         };
         bar::while_running(&mut self.bar, &progress, snapshot).await
+    }
+
+    /// Whether the version's line on stdout is part of its delivery, so that the version waits for it: the only line, or
+    /// one of the objects by which a program follows every version. Other lines are dropped if nobody reads them.
+    fn must_be_read(&self) -> bool {
+        self.args.once || self.args.json && Mode::from(self.args.mode) == Mode::Every
     }
 
     /// Refuses a version of which no tensor is selected: most likely a pattern of `--select` is mistyped, and saving

@@ -4,6 +4,7 @@
 use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, waitpgid};
 use std::{
     io,
+    os::fd::AsFd,
     path::Path,
     process::{ExitStatus, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -31,10 +32,19 @@ pub(crate) enum HookError {
 }
 
 /// Runs `command` in a shell and waits for its end. If the future is dropped, the command continues until
-/// [`terminate_all`].
-pub(crate) async fn run(command: &str, id: &VersionId, path: Option<&Path>) -> Result<(), HookError> {
+/// [`terminate_all`]. Its stdout is that of this process or, if `stdout_is_json`, stderr.
+pub(crate) async fn run(
+    command: &str,
+    id: &VersionId,
+    path: Option<&Path>,
+    stdout_is_json: bool,
+) -> Result<(), HookError> {
     let mut shell = Command::new("/bin/sh");
     shell.arg("-c").arg(command).stdin(Stdio::null()).process_group(0);
+    if stdout_is_json {
+        let stderr = io::stderr().as_fd().try_clone_to_owned();
+        shell.stdout(stderr.map_err(|source| HookError::NotRun { source, id: id.clone() })?);
+    }
     shell.env("TENSOR_RELAY_TOPIC", id.topic.as_str());
     shell.env("TENSOR_RELAY_VERSION", id.version.to_string());
     shell.env("TENSOR_RELAY_EPOCH", id.epoch.to_string());
@@ -58,6 +68,11 @@ async fn status(mut shell: Command) -> io::Result<ExitStatus> {
     let status = shell.wait().await;
     running().retain(|running| Some(*running) != group);
     status
+}
+
+/// Whether `process` is the shell of a running command, whose exit status is awaited.
+pub(crate) fn is_running(process: Pid) -> bool {
+    running().contains(&process)
 }
 
 /// Terminates all running commands and their children: SIGTERM first, SIGKILL after [`KILL_DELAY`]. Processes that left

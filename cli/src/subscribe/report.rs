@@ -1,7 +1,10 @@
 //! Reports of received versions: one line on stdout for each, as text or JSON.
 
-use super::{StdoutClosed, try_print_line};
-use crate::{codecs, units};
+use crate::{
+    codecs,
+    output::{self, StdoutClosed},
+    units,
+};
 use serde_json::{Value, json};
 use std::path::Path;
 use tensor_relay_client::{Client, CodecCount, Gap, LaneStats, Snapshot, Topic};
@@ -69,7 +72,7 @@ pub(crate) fn committed(
         true => as_object(snapshot, saved, lanes),
         false => as_text(snapshot, saved, lanes.iter().filter(|lane| carried_chunks(lane)).count()),
     };
-    try_print_line(&line)
+    output::line(&line)
 }
 
 /// Warns of missing versions.
@@ -84,7 +87,7 @@ pub(crate) fn gap(as_json: bool, gap: &Gap) -> Result<(), StdoutClosed> {
             "epoch": gap.found.epoch.to_string(),
             "missing": gap.missing(),
         });
-        try_print_line(&line.to_string())?;
+        output::line(&line.to_string())?;
     }
     Ok(())
 }
@@ -93,7 +96,7 @@ pub(crate) fn gap(as_json: bool, gap: &Gap) -> Result<(), StdoutClosed> {
 pub(crate) fn failed(as_json: bool, topic: &Topic, error: &str) -> Result<(), StdoutClosed> {
     crate::log::message!("warning: topic {topic} is not followed any more: {error}");
     if as_json {
-        try_print_line(&json!({ "event": "failed", "topic": topic.as_str(), "error": error }).to_string())?;
+        output::line(&json!({ "event": "failed", "topic": topic.as_str(), "error": error }).to_string())?;
     }
     Ok(())
 }

@@ -159,6 +159,29 @@ fn delete_or_warn(folder: &Path) {
     }
 }
 
+/// Deletes the file or folder of an earlier version. Failures are only logged: the later version is saved already.
+pub(super) fn delete_earlier(path: &Path) {
+    let is_folder = fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+    let deleted = match is_folder {
+        true => rename_and_delete(path),
+        false => ignore_missing(fs::remove_file(path)),
+    };
+    if let Err(error) = deleted {
+        tracing::warn!(path = %path.display(), %error, "An earlier version was not deleted.");
+    }
+}
+
+/// Renames a mirror's folder first, so that no incomplete one has its name.
+fn rename_and_delete(folder: &Path) -> io::Result<()> {
+    if let Some(foreign) = foreign_entry(folder)? {
+        return Err(io::Error::other(format!("{} was not written by tensor-relay", foreign.display())));
+    }
+    let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let aside = folder.with_file_name(format!("{}{name}{}", temporary::prefix(), temporary::NAME.1));
+    fs::rename(folder, &aside)?;
+    delete(&aside)
+}
+
 /// Deletes the files in the list of `folder`, then the list, then the folder if it is empty. Other processes may do the
 /// same concurrently.
 pub(super) fn delete(folder: &Path) -> io::Result<()> {

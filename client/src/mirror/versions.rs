@@ -5,7 +5,6 @@ use crate::{SaveError, temporary};
 use std::{
     cmp::Reverse,
     fs::{self, DirEntry},
-    io,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     time::SystemTime,
@@ -32,7 +31,6 @@ pub(super) struct KeptVersion<'a> {
 #[derive(Debug)]
 struct SavedVersion {
     path: PathBuf,
-    kind: FileKind,
     version: Version,
     epoch: Epoch,
     modified: SystemTime,
@@ -48,7 +46,7 @@ impl KeptVersion<'_> {
         format!("{:020}-{}{}", self.id.version.0, self.id.epoch, self.kind.extension())
     }
 
-    /// Points the `latest` link to this version, atomically.
+    /// Points the `latest` link to this version, atomically, and deletes those of other kinds of files.
     pub(super) fn link_latest(&self) -> Result<(), SaveError> {
         let link = with_extension(&self.folder.join(LATEST), self.kind.extension());
         if fs::symlink_metadata(&link).is_ok_and(|found| !found.is_symlink()) {
@@ -56,20 +54,32 @@ impl KeptVersion<'_> {
         }
         let made = temporary::builder().make_in(self.folder, |path| symlink(self.name(), path));
         let replaced = made.and_then(|made| made.persist(&link).map_err(|failed| failed.error));
-        let synced = replaced.and_then(|()| fs::File::open(self.folder)?.sync_all());
+        let synced = replaced.and_then(|()| {
+            self.unlink_others();
+            fs::File::open(self.folder)?.sync_all()
+        });
         synced.map_err(|source| SaveError::Io { path: link, source })
     }
 
-    /// Deletes all but the newest `keep` versions, and links to deleted ones. Failures are only logged: the version is
-    /// saved already.
+    /// Deletes all but the newest `keep` versions.
     pub(super) fn prune(&self, keep: u32) {
         for found in self.superseded(keep) {
-            if let Err(error) = found.delete() {
-                tracing::warn!(path = %found.path.display(), %error, "An old version was not deleted.");
-            }
+            folder::delete_earlier(&found.path);
         }
-        for kind in KINDS {
-            self.unlink_if_dangling(&with_extension(&self.folder.join(LATEST), kind.extension()));
+    }
+
+    /// Deletes the links of other kinds of files: they point to older versions.
+    fn unlink_others(&self) {
+        for kind in KINDS.into_iter().filter(|kind| *kind != self.kind) {
+            let link = with_extension(&self.folder.join(LATEST), kind.extension());
+            let target = fs::read_link(&link).ok();
+            if target
+                .as_deref()
+                .and_then(Path::to_str)
+                .is_some_and(|name| parse(name).is_some())
+            {
+                let _ = fs::remove_file(link);
+            }
         }
     }
 
@@ -86,17 +96,6 @@ impl KeptVersion<'_> {
         });
         found.split_off(found.len().min(keep as usize))
     }
-
-    fn unlink_if_dangling(&self, link: &Path) {
-        let target = fs::read_link(link).ok();
-        let is_ours = target
-            .as_ref()
-            .and_then(|target| target.to_str())
-            .is_some_and(|name| parse(name).is_some());
-        if is_ours && !link.exists() {
-            let _ = fs::remove_file(link);
-        }
-    }
 }
 
 impl SavedVersion {
@@ -105,24 +104,7 @@ impl SavedVersion {
         let metadata = entry.metadata().ok()?;
         let is_kind = if kind == FileKind::Directory { metadata.is_dir() } else { metadata.is_file() };
         let modified = metadata.modified().ok()?;
-        is_kind.then(|| Self { path: entry.path(), kind, version, epoch, modified })
-    }
-
-    /// A folder is renamed first, so that no incomplete one has a version's name.
-    fn delete(&self) -> io::Result<()> {
-        if self.kind != FileKind::Directory {
-            return fs::remove_file(&self.path);
-        }
-        if let Some(foreign) = folder::foreign_entry(&self.path)? {
-            let problem = format!("{} was not written by tensor-relay", foreign.display());
-            return Err(io::Error::other(problem));
-        }
-        let name = self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let aside = self
-            .path
-            .with_file_name(format!("{}{name}{}", temporary::prefix(), temporary::NAME.1));
-        fs::rename(&self.path, &aside)?;
-        folder::delete(&aside)
+        is_kind.then(|| Self { path: entry.path(), version, epoch, modified })
     }
 }
 

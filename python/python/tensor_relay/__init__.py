@@ -115,7 +115,7 @@ Mapping.register(Snapshot)
 
 
 def serve(
-    listen: str = "0.0.0.0:4747",
+    listen: str = "[::]:4747",
     *,
     advertise: str | Iterable[str] = (),
     state_dir: str | os.PathLike[str] | None = None,

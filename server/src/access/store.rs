@@ -125,12 +125,8 @@ impl AccessStore {
                  to users of the publish socket",
             ));
         }
-        if self.issued()?.len() >= ISSUED_MAX {
-            return Err(AccessStoreError::Unfit(
-                "the list is full: remove the lines of expired tickets from access/issued",
-            ));
-        }
         let issued_s = seconds_now();
+        self.make_room(issued_s)?;
         let expires_s = valid_for.map(|valid| issued_s.saturating_add(valid.as_secs().max(1)));
         let claims = Claims { id: TicketId(rand::random()), holder: holder.to_owned(), expires_s, grants };
         let secret = self.secrets()?.swap_remove(0);
@@ -143,6 +139,21 @@ impl AccessStore {
         let issued = IssuedTicket { claims: claims.clone(), issued_s, secret: Some(secret.id()) };
         self.folder.append("issued", &issued::to_line(&issued))?;
         Ok((claims, token))
+    }
+
+    /// Removes expired tickets from the list if it is full.
+    fn make_room(&self, now_s: u64) -> Result<(), AccessStoreError> {
+        let mut issued = self.issued()?;
+        if issued.len() < ISSUED_MAX {
+            return Ok(());
+        }
+        issued.retain(|ticket| ticket.claims.expires_s.is_none_or(|expires_s| expires_s > now_s));
+        if issued.len() >= ISSUED_MAX {
+            return Err(AccessStoreError::Unfit(
+                "the list is full of valid tickets: remove the lines of revoked ones from access/issued",
+            ));
+        }
+        self.folder.write("issued", &join_lines(issued.iter().map(issued::to_line)))
     }
 
     /// The issued tickets, oldest first.

@@ -28,6 +28,10 @@ pub(super) fn read(path: &Path, rules: FolderRules) -> Result<Contents, FileErro
     let mut contents = Contents::new(FileForm::new(FileKind::Directory));
     contents.skipped = listing.skipped;
     let index = read_index(&folder, &listing.indexes)?;
+    // An index says which weights the model has; without one, a lost file would be missing in silence.
+    if let Some(lost) = listing.lost.iter().find(|lost| index.is_none() || lost.is_index()) {
+        return Err(FileError::Dangling { path: path.join(lost) });
+    }
     let weights = choose_weights(path, listing.weights, index.as_ref(), &mut contents)?;
     read_weights(&folder, &weights, &mut contents)?;
     if let Some((name, index)) = &index {
@@ -46,6 +50,8 @@ pub(super) fn read(path: &Path, rules: FolderRules) -> Result<Contents, FileErro
 pub(super) struct Listing {
     pub(super) weights: Vec<FileName>,
     pub(super) indexes: Vec<FileName>,
+    /// Links with names of weights or indexes that lead nowhere.
+    lost: Vec<FileName>,
     side_files: Vec<FileName>,
     /// The stamps of all these files.
     pub(super) stamps: BTreeMap<FileName, Stamp>,
@@ -68,12 +74,16 @@ impl Listing {
         if name.as_encoded_bytes().starts_with(b".") {
             return Err(SkipReason::Hidden);
         }
-        let (metadata, is_reachable) = folder.look_up(name)?;
+        let parsed = name.to_str().and_then(|name| FileName::new(name).ok());
+        let parsed = parsed.filter(|name| side_file_spec(name, 0).is_ok());
+        let (metadata, is_reachable) = folder.look_up(name).inspect_err(|reason| {
+            let lost = parsed.iter().filter(|name| name.is_weights() || name.is_index());
+            self.lost.extend(lost.filter(|_| *reason == SkipReason::Dangling).cloned());
+        })?;
         if !metadata.is_file() {
             return Err(not_a_file(&metadata));
         }
-        let parsed = name.to_str().and_then(|name| FileName::new(name).ok());
-        let parsed = parsed.filter(|name| side_file_spec(name, 0).is_ok()).ok_or(SkipReason::Name)?;
+        let parsed = parsed.ok_or(SkipReason::Name)?;
         let list = match () {
             // Unreachable weights are listed, so that opening fails: without them, another model would be served.
             () if parsed.is_weights() => &mut self.weights,
@@ -128,6 +138,9 @@ fn choose_weights(
     let default = found.iter().find(|name| name.as_str() == WEIGHTS_DEFAULT).cloned();
     let (wanted, reason) = match (index, &default) {
         (Some((name, index)), _) => {
+            if index.files().is_empty() && !found.is_empty() {
+                return Err(FileError::EmptyIndex { index: path.join(name) });
+            }
             if let Some(missing) = index.files().into_iter().find(|file| !found.contains(file)) {
                 return Err(FileError::MissingShard { index: path.join(name), shard: missing.clone() });
             }

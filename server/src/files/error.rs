@@ -40,6 +40,21 @@ pub enum FileError {
         /// The link.
         path: PathBuf,
     },
+    /// A link in a folder leads nowhere, and its name says that the model needs it.
+    #[error(
+        "{} is a link that leads nowhere, so the model is incomplete: finish its download, or remove the link",
+        path.display()
+    )]
+    Dangling {
+        /// The link.
+        path: PathBuf,
+    },
+    /// The placeholder that Git leaves for a large file.
+    #[error("{} is a Git LFS pointer, not the file itself: run `git lfs pull` in the repository", path.display())]
+    LfsPointer {
+        /// The file.
+        path: PathBuf,
+    },
     /// A model in an unsupported format.
     #[error(
         "{} is a .{extension} file, and only .safetensors, .npy and .npz files and folders of .safetensors files are \
@@ -139,6 +154,15 @@ pub enum FileError {
         path: PathBuf,
         /// The reason.
         source: IndexError,
+    },
+    /// An index without tensors, beside weights.
+    #[error(
+        "{} places no tensor in any file (its weight_map is empty): correct it, or remove it to serve all files of \
+         weights", index.display()
+    )]
+    EmptyIndex {
+        /// The index.
+        index: PathBuf,
     },
     /// An index that names a missing file.
     #[error("{} places tensors in {shard}, which is missing: is the model still being written?", index.display())]

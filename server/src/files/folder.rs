@@ -61,8 +61,11 @@ impl Folder {
         Ok(names)
     }
 
-    /// The metadata of an entry, and whether it may be served: a link may lead out of the folder. Opens nothing for
-    /// reading.
+    /// The metadata of an entry or of a link's target, and whether it may be served: a link may lead out of the folder.
+    /// Opens nothing for reading.
+    ///
+    /// # Errors
+    /// `Dangling` for a link whose target cannot be opened, `NotAFile` for an entry that cannot.
     pub(super) fn look_up(&self, name: &OsStr) -> Result<(Metadata, bool), SkipReason> {
         let open_entry = |flags| -> io::Result<(File, Metadata)> {
             let file = File::from(self.open_at(name, OFlags::PATH | flags)?);
@@ -73,8 +76,7 @@ impl Folder {
         if !metadata.is_symlink() {
             return Ok((metadata, true));
         }
-        // A dangling link is not a file.
-        let (target, metadata) = open_entry(OFlags::empty()).map_err(|_| SkipReason::NotAFile)?;
+        let (target, metadata) = open_entry(OFlags::empty()).map_err(|_| SkipReason::Dangling)?;
         Ok((metadata, self.may_serve_target(&target)))
     }
 

@@ -17,6 +17,9 @@ const PARALLEL_READ_MIN_BYTES: usize = 32 << 20;
 /// disk.
 const READERS_MAX: usize = 4;
 
+/// How a Git LFS pointer begins (<https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md>), and its maximum size.
+const LFS_POINTER: (&[u8], u64) = (b"version https://git-lfs.github.com/spec/", 1024);
+
 /// An open file, which stays readable after its name is replaced.
 #[derive(Debug)]
 pub(super) struct ServedFile {
@@ -71,11 +74,21 @@ impl ServedFile {
 
     /// Wraps an open file, if it is a regular one.
     pub(super) fn new(path: PathBuf, file: File) -> Result<Self, FileError> {
-        match file.metadata() {
-            Ok(metadata) if metadata.is_file() => Ok(Self { path, file, stamp: Stamp::of(&metadata) }),
-            Ok(_) => Err(FileError::NotAFile { path }),
-            Err(source) => Err(FileError::Io { path, source }),
+        let served = match file.metadata() {
+            Ok(metadata) if metadata.is_file() => Self { path, file, stamp: Stamp::of(&metadata) },
+            Ok(_) => return Err(FileError::NotAFile { path }),
+            Err(source) => return Err(FileError::Io { path, source }),
+        };
+        match served.is_lfs_pointer()? {
+            true => Err(FileError::LfsPointer { path: served.path }),
+            false => Ok(served),
         }
+    }
+
+    /// Whether it is a placeholder, which must not be served in place of the file.
+    fn is_lfs_pointer(&self) -> Result<bool, FileError> {
+        let (head, max_bytes) = LFS_POINTER;
+        Ok(self.len_bytes() <= max_bytes && self.read_prefix(head.len() as u64)? == head)
     }
 
     /// Its stamp when it was opened.

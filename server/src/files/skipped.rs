@@ -19,8 +19,10 @@ pub enum SkipReason {
     Hidden,
     /// It is a folder.
     Folder,
-    /// It is a pipe, a device, or a dangling link.
+    /// It is a pipe or a device.
     NotAFile,
+    /// It is a link whose target is missing.
+    Dangling,
     /// Receivers would refuse its name.
     Name,
     /// It is a link to a file outside the folder.
@@ -53,6 +55,7 @@ impl fmt::Display for SkipReason {
             Self::Hidden => "hidden",
             Self::Folder => "a folder",
             Self::NotAFile => "not a regular file",
+            Self::Dangling => "a link that leads nowhere",
             Self::Name => "a name that receivers refuse to write",
             Self::LeadsOut => "a link that leads out of the folder",
             Self::NotOfModel => "not a known model file",

@@ -381,3 +381,58 @@ fn silent_connections_block_no_client() {
     follower.wait_for_stdout("committed");
     drop(silent);
 }
+
+/// Goal: a command on a mistyped state directory fails and leaves nothing there: a revocation would have no effect.
+/// Method: every command that changes access, on a folder that does not exist and on an empty one.
+#[test]
+fn commands_need_the_state_directory_of_a_server() {
+    let home = files::home_with_model();
+    let _server = home.serve(&["--topic=w=w"]);
+    let key = format!("sha256:{}", "ab".repeat(32));
+    fs::create_dir(home.path("empty")).unwrap();
+    for dir in ["--state-dir=mistyped", "--state-dir=empty"] {
+        for command in [
+            &["tickets", "revoke", "0123456789abcdef"][..],
+            &["tickets", "rotate"],
+            &["tickets", "create", "--topic=w", "--address=a:1"],
+            &["tickets", "list"],
+            &["keys", "trust", &key, "a"],
+            &["keys", "revoke", "a"],
+            &["keys", "list"],
+            &["acl", "check", "key:a", "w", "list"],
+        ] {
+            home.run(&[command, &[dir]].concat())
+                .expect_error(2, &["no server's state directory", "--state-dir"]);
+        }
+    }
+    assert!(!home.path("mistyped").exists() && home.files_in("empty").is_empty());
+}
+
+/// Goal: `tickets create` knows the server's address wherever the server writes its tickets. Method: --ticket-file.
+#[test]
+fn tickets_are_created_beside_a_ticket_file() {
+    let home = files::home_with_model();
+    let server = home.serve(&["--topic=w=w", "--ticket-file=elsewhere"]);
+    let created = home.run(&["tickets", "create", "--topic=w", "--json"]).expect_code(0).json();
+    let ticket = created["ticket"].as_str().unwrap();
+    assert!(ticket.contains(server.listen()), "{created}");
+    home.run(&["subscribe", ticket, "--once"]).expect_code(0);
+}
+
+/// Goal: expired tickets do not keep new ones from being made. Method: a list that is full of them but for one.
+#[test]
+fn expired_tickets_make_room() {
+    let home = files::home_with_model();
+    let _server = home.serve(&["--topic=w=w"]);
+    let list = home.path("state/tensor-relay/access/issued");
+    let line = |id: u64, expires: &str| format!("{id:016x}\t1700000000\t{expires}\tlist w\tsomebody\n");
+    let full: String = (1..20_000)
+        .map(|id| line(id, "1700000001"))
+        .chain([line(20_000, "-")])
+        .collect();
+    fs::write(&list, full).unwrap();
+    fs::set_permissions(&list, fs::Permissions::from_mode(0o600)).unwrap();
+    home.run(&["tickets", "create", "--topic=w"]).expect_code(0);
+    let kept = fs::read_to_string(&list).unwrap();
+    assert_eq!(kept.lines().count(), 2, "the valid ticket and the new one");
+}

@@ -175,7 +175,7 @@ fn mistakes_are_reported_with_their_location() {
 fn the_sample_file_is_valid() {
     let home = Home::new();
     let sample = home.run(&["config", "--sample"]).expect_code(0).out;
-    assert!(sample.contains("[serve]") && sample.contains("#listen = \"0.0.0.0:4747\""), "{sample}");
+    assert!(sample.contains("[serve]") && sample.contains("#listen = \"[::]:4747\""), "{sample}");
     configure(&home, &sample);
     let config = home.run(&["config", "--json"]).expect_code(0).json();
     assert!(config["file"].is_string());

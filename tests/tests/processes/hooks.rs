@@ -1,7 +1,7 @@
 //! The command of `subscribe --exec`: its failures are reported, and it ends with the subscriber.
 
 use crate::files;
-use std::{fs, thread, time::Duration};
+use std::{fs, process::Command, thread, time::Duration};
 use tensor_relay_tests::processes::{Home, Process, Serving, Signal, wait_until};
 
 /// A server of the topic `w`.
@@ -42,7 +42,11 @@ fn start_with_running_command(home: &Home, server: &Serving, trap: &str) -> (Pro
     let _ = fs::remove_file(home.path("pids"));
     let command =
         format!("{trap} sleep 1000 & echo $$ $! > pids.part; mv pids.part pids; while :; do wait; done");
-    let subscriber = home.start(&["subscribe", server.ticket("w"), "--exec", &command]);
+    // Of its own, not inherited: `nohup` ignores SIGHUP for all of the tests.
+    let mut subscriber = home.isolated(Command::new("env"));
+    subscriber.arg("--default-signal=HUP").arg(home.program().get_program());
+    subscriber.args(["subscribe", server.ticket("w"), "--exec", &command]);
+    let subscriber = Process::start(subscriber);
     wait_until("the command runs", || home.path("pids").exists());
     let pids = fs::read_to_string(home.path("pids")).unwrap();
     let pids: Vec<String> = pids.split_whitespace().map(Into::into).collect();
@@ -78,7 +82,7 @@ fn a_failed_subscriber_ends_its_command() {
     let command = "test $TENSOR_RELAY_TOPIC = a || exit 0; \
                    sleep 1000 & echo $$ $! > pids.part; mv pids.part pids; wait";
     let script = r#""$@" | { read -r line; read -r line; while [ ! -e go ]; do sleep 0.05; done; }; true"#;
-    let mut shell = home.isolated(std::process::Command::new("sh"));
+    let mut shell = home.isolated(Command::new("sh"));
     shell.args(["-c", script, "sh"]).arg(home.program().get_program());
     shell.args(["subscribe", server.ticket_for_all(), "--topic=*", "--exec", command]);
     let shell = Process::start(shell);
@@ -95,4 +99,38 @@ fn a_failed_subscriber_ends_its_command() {
         assert!(version < 300, "{pids:?}");
     }
     shell.wait().expect_code(0);
+}
+
+/// Goal: with --json, stdout has objects only. Method: a command that prints.
+#[test]
+fn the_output_of_a_command_is_not_mixed_with_objects() {
+    let home = Home::new();
+    let server = server(&home);
+    let args = ["subscribe", server.ticket("w"), "--once", "--json", "--exec", "echo from the command"];
+    let ended = home.run(&args).expect_code(0);
+    assert_eq!(ended.json()["event"], "committed");
+    assert!(ended.err.contains("from the command"), "{ended:?}");
+}
+
+/// Goal: as the first process of a container, a subscriber reaps what its commands leave behind. Method: in a namespace
+/// of processes, a command whose child outlives its parent, and which succeeds once that child's process id is free.
+#[test]
+fn the_first_process_reaps_orphans() {
+    let home = Home::new();
+    let server = server(&home);
+    let mut namespace = home.isolated(Command::new("unshare"));
+    namespace.args(["--pid", "--fork", "--mount-proc"]);
+    if !Command::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc", "true"])
+        .status()
+        .is_ok_and(|s| s.success())
+    {
+        return println!("skipped: this process may not create a namespace of processes");
+    }
+    let command = "(sleep 0.1 & echo $! > orphan); tries=0; \
+                   while [ -e /proc/$(cat orphan) ] && [ $tries -lt 200 ]; do sleep 0.05; tries=$((tries+1)); done; \
+                   [ ! -e /proc/$(cat orphan) ]";
+    namespace.arg(home.program().get_program());
+    namespace.args(["subscribe", server.ticket("w"), "--once", "--exec", command]);
+    Process::start(namespace).wait().expect_code(0);
 }

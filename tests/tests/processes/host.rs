@@ -10,7 +10,7 @@ use std::{
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
 };
-use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal};
+use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal, replace_function};
 
 /// Starts the program with `args` from a shell that first runs the command `setup`, such as a limit. If `setup` fails,
 /// the program is not started.
@@ -230,4 +230,34 @@ fn too_large_models_are_refused() {
         .expect_error(1, &causes);
     start_after(&home, &cgroup.enter(), &subscribe("w")).wait().expect_code(0);
     assert_eq!(home.files_in("out"), ["w.safetensors"]);
+}
+
+/// Goal: a clock before 1970, as after a power loss, stops neither end. Method: a shim before the system's clock.
+#[test]
+fn a_clock_before_1970_is_survived() {
+    const CLOCK: &str = r#"
+        #define _GNU_SOURCE
+        #include <time.h>
+        #include <unistd.h>
+        #include <sys/syscall.h>
+        int clock_gettime(clockid_t clock, struct timespec *at) {
+            int result = syscall(SYS_clock_gettime, clock, at);
+            if (clock == CLOCK_REALTIME) at->tv_sec = -86400;
+            return result;
+        }"#;
+    let home = files::home_with_model();
+    let shimmed = |args: &[&str]| {
+        let mut command = home.program();
+        let replaced = replace_function(&mut command, &home.path(""), CLOCK);
+        command.args(args);
+        replaced.map(|()| Process::start(command))
+    };
+    let server = match shimmed(&["serve", "--json", ANY_PORT, "--topic=w=w"]) {
+        Ok(server) => Serving::wait_for_report(server),
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    for transport in ["--transport=quic", "--transport=tcp"] {
+        let received = shimmed(&["subscribe", server.ticket("w"), "--once", "--json", transport]).unwrap();
+        assert_eq!(received.wait().expect_code(0).json()["event"], "committed");
+    }
 }

@@ -26,6 +26,8 @@ mod logs;
 mod mirrors;
 mod modes;
 mod netns;
+mod output;
+mod reachable;
 mod resume;
 mod shutdown;
 mod sidecar;

@@ -334,3 +334,97 @@ fn a_full_disk_keeps_complete_versions() {
     );
     again.signal_and_wait(Signal::TERM).expect_code(143);
 }
+
+/// Goal: a folder that lacks a part of its model is refused at the start, with the file and the reason; a link that
+/// leads nowhere and is no part of the model is named. Method: dangling links, placeholders of Git LFS, an empty index.
+#[test]
+fn incomplete_folders_are_refused() {
+    const POINTER: &str = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n";
+    let home = Home::new();
+    let index = "model.safetensors.index.json";
+    let link = |name: &str, file: &str| {
+        let _ = fs::remove_file(home.path(name).join(file));
+        std::os::unix::fs::symlink("../blobs/0123abcd", home.path(name).join(file)).unwrap();
+    };
+    let write = |name: &str, file: &str, text: &str| fs::write(home.path(name).join(file), text).unwrap();
+    for name in ["shard", "extra", "index", "lfs-shard", "lfs-index", "lfs-tokenizer", "empty", "side"] {
+        files::write_sharded(&home.path(name), 1);
+    }
+    let shard = files::SHARDED_FILES.iter().find(|file| file.ends_with(".safetensors")).unwrap();
+    link("shard", shard);
+    fs::remove_file(home.path("extra").join(index)).unwrap();
+    link("extra", "model-00009-of-00009.safetensors");
+    link("index", index);
+    write("lfs-shard", shard, POINTER);
+    write("lfs-index", index, POINTER);
+    write("lfs-tokenizer", "tokenizer.json", POINTER);
+    write("empty", index, r#"{"weight_map": {}}"#);
+    for (name, file, reason) in [
+        ("shard", *shard, "which is missing"),
+        ("extra", "model-00009-of-00009.safetensors", "leads nowhere, so the model is incomplete"),
+        ("index", index, "leads nowhere, so the model is incomplete"),
+        ("lfs-shard", shard, "is a Git LFS pointer"),
+        ("lfs-index", index, "is a Git LFS pointer"),
+        ("lfs-tokenizer", "tokenizer.json", "is a Git LFS pointer"),
+        ("empty", index, "its weight_map is empty"),
+    ] {
+        let topic = format!("--topic=m={name}");
+        home.run(&["serve", ANY_PORT, ON_HOST, &topic]).expect_error(1, &[file, reason]);
+    }
+    link("side", "special_tokens_map.json");
+    let mut server = home.serve(&["--topic=m=side"]);
+    server
+        .process
+        .wait_for_stderr("special_tokens_map.json (a link that leads nowhere)");
+}
+
+/// Goal: topics whose paths meet in one folder do not damage each other. Method: a folder `m` and a file `m/x`; with
+/// --keep, `m` and `m/latest`, where the mirror has a link of that name.
+#[test]
+fn topics_whose_paths_meet_are_kept_apart() {
+    let home = Home::new();
+    files::write_sharded(&home.path("model"), 1);
+    files::write_noise(&home.path("w"), 1000, 1);
+    let server = home.serve(&["--topic=m=model", "--topic=m/x=w", "--topic=m/latest=w"]);
+    receive(&home, &server, "m", "out");
+    let refused = home.run(&["subscribe", server.ticket("m/x"), "--once", "--out=out"]);
+    refused.expect_error(1, &["out/m was not written by tensor-relay for this topic"]);
+    receive(&home, &server, "m", "out");
+    let keep = |topic| home.run(&["subscribe", server.ticket(topic), "--once", "--out=kept", "--keep=2"]);
+    keep("m").expect_code(0);
+    let before = home.files_in("kept");
+    keep("m/latest").expect_error(1, &["kept/m/latest was not written by tensor-relay for this topic"]);
+    assert_eq!(home.files_in("kept"), before);
+    keep("m/x").expect_code(0);
+}
+
+/// Goal: a topic that becomes a folder leaves no file with old content under its name, and the reverse. Method: a
+/// server that follows a link to a file, then to a folder, and back.
+#[test]
+fn a_topic_of_another_kind_replaces_its_files() {
+    let home = Home::new();
+    files::write_sharded(&home.path("folder"), 1);
+    files::write_noise(&home.path("file.safetensors"), 1000, 1);
+    let point_to = |target: &str| {
+        let (link, aside) = (home.path("source"), home.path("aside"));
+        std::os::unix::fs::symlink(target, &aside).unwrap();
+        fs::rename(aside, link).unwrap();
+    };
+    point_to("file.safetensors");
+    let server = home.serve(&["--topic=m=source", "--watch", "--watch-interval=0.05"]);
+    let mut follower = home.start(&["subscribe", server.ticket("m"), "--out=out"]);
+    let mut kept = home.start(&["subscribe", server.ticket("m"), "--out=kept", "--keep=3"]);
+    for (version, target) in [(1, "file.safetensors"), (2, "folder"), (3, "file.safetensors")] {
+        point_to(target);
+        for subscriber in [&mut follower, &mut kept] {
+            subscriber.wait_for_stdout(&format!("m version {version}:"));
+        }
+        let is_folder = target == "folder";
+        assert_eq!(
+            (home.path("out/m").exists(), home.path("out/m.safetensors").exists()),
+            (is_folder, !is_folder)
+        );
+        let latest = |name: &str| home.path(&format!("kept/m/{name}")).exists();
+        assert_eq!((latest("latest"), latest("latest.safetensors")), (is_folder, !is_folder));
+    }
+}

@@ -132,7 +132,7 @@ class TensorRelayTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
 
     backend: ClassVar[str] = NAME
 
-    listen: str = "0.0.0.0:0"
+    listen: str = "[::]:0"
     advertise: str | None = None
     state_dir: str | None = None
     topic: str = TOPIC
