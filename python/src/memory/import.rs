@@ -160,6 +160,14 @@ impl Foreign {
                  (`.to_numpy()`, `.toarray()`, …)",
             )
         })?;
+        if buffer
+            .suboffsets()
+            .is_some_and(|offsets| offsets.iter().any(|offset| *offset >= 0))
+        {
+            return Err(PyBufferError::new_err(
+                "its elements lie behind pointers (suboffsets of the buffer protocol): pass a contiguous copy",
+            ));
+        }
         let dtype = dtype_of_format(&buffer).ok_or_else(|| {
             PyBufferError::new_err(format!("no dtype stands for its elements (format {:?})", buffer.format()))
         })?;
