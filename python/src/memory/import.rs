@@ -77,6 +77,14 @@ impl Lent {
         }
     }
 
+    /// Whether the tensor is contiguous.
+    pub(crate) fn is_dense(&self) -> bool {
+        match self {
+            Self::Host(tensor) => tensor.is_dense(),
+            Self::Gpu(tensor) => tensor.is_dense(),
+        }
+    }
+
     pub(crate) fn is_writable(&self) -> bool {
         match self {
             Self::Host(tensor) => tensor.is_writable(),
