@@ -10,6 +10,7 @@ pub(crate) use fit::{Expected, Fit, fit};
 pub(crate) use lending::{Lender, Lent, LentMemory, Writing};
 
 use std::{collections::BTreeMap, sync::Arc};
+use tensor_relay_device::HostBytes;
 use tensor_relay_protocol::{Dtype, GLOBS_MAX, Glob, SELECTION_MAX_BYTES, Shape, TensorName};
 
 /// The caller's memory for tensors, one buffer per tensor: a `Vec<u8>`, or a tensor of another library.
@@ -136,9 +137,10 @@ impl<B> Buffers<B> {
 pub(crate) const COPY_BYTES: usize = 1 << 20;
 
 /// Copies `bytes` to `out`, which has the same length, yielding to other tasks.
-pub(crate) async fn copy_yielding(bytes: &[u8], out: &mut [u8]) {
-    for (out, bytes) in out.chunks_mut(COPY_BYTES).zip(bytes.chunks(COPY_BYTES)) {
-        out.copy_from_slice(bytes);
+pub(crate) async fn copy_yielding(bytes: &HostBytes, out: &mut [u8]) {
+    for (index, out) in out.chunks_mut(COPY_BYTES).enumerate() {
+        let start = index * COPY_BYTES;
+        bytes.slice(start..start + out.len()).copy_to(out);
         tokio::task::yield_now().await;
     }
 }

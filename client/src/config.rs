@@ -89,6 +89,10 @@ pub struct Config {
     /// How long [`next`](crate::Subscription::next) waits for the user to drop a snapshot while the user holds the
     /// maximum number. Default 10 s.
     pub hold_timeout: Duration,
+    /// Whether users of the program may write to the memory of snapshots on the host, as those of a binding for another
+    /// language may. Default: no. If so, [`volatile_tensor`](crate::Snapshot::volatile_tensor) returns that memory, and
+    /// [`Bytes`](bytes::Bytes) of a tensor are a copy.
+    pub volatile_snapshots: bool,
     /// The limits on manifests and payloads.
     pub limits: Limits,
     /// The workers for decoding.
@@ -113,6 +117,7 @@ impl Default for Config {
             reconnect_timeout: Duration::from_secs(60),
             versions_held_max: 4,
             hold_timeout: Duration::from_secs(10),
+            volatile_snapshots: false,
             limits: Limits::default(),
             workers: Workers::Threads,
         }

@@ -12,23 +12,43 @@ use crate::{
 use bytes::Bytes;
 use device_sink::DeviceSink;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
-use tensor_relay_device::{Device, HostMemory, HostSink, PartsError, Region, Sink, SinkError, VolatileBytes};
+use tensor_relay_device::{
+    Device, HostBytes, HostMemory, HostSink, PartsError, Region, Sink, SinkError, VolatileBytes,
+};
 use tensor_relay_protocol::{Selection, TensorName, VersionId};
 
 /// The memory for versions without lent buffers.
 #[derive(Debug)]
 pub(crate) struct Allocators {
     /// Host memory, within the session's budget.
-    pub(crate) memory: HostMemory,
+    pub(crate) memory: SnapshotMemory,
     /// The device for versions, if any.
     pub(crate) device: Option<Device>,
+}
+
+/// The host memory of snapshots, and who may write to it.
+#[derive(Debug, Clone)]
+pub(crate) struct SnapshotMemory {
+    pub(crate) memory: HostMemory,
+    /// Whether users may write to snapshots ([`Config::volatile_snapshots`](crate::Config::volatile_snapshots)).
+    pub(crate) is_volatile: bool,
+}
+
+impl SnapshotMemory {
+    /// A complete payload in `region`.
+    pub(crate) fn payload(&self, region: Region) -> Payload {
+        Payload::Region(match self.is_volatile {
+            true => VolatileBytes::from(region).into(),
+            false => region.freeze().into(),
+        })
+    }
 }
 
 /// Receives the bytes of one version, and returns them once they are complete.
 #[derive(Debug)]
 pub(crate) enum Destination {
     /// One region for the entire selection.
-    Memory(Arc<HostSink>),
+    Memory { sink: Arc<HostSink>, memory: SnapshotMemory },
     /// The user's buffers. Selected tensors without a buffer are discarded.
     Buffers {
         sink: Arc<HostSink>,
@@ -65,21 +85,22 @@ impl Destination {
                 Ok(Self::on_device(payload, len_bytes)?)
             }
             None => {
-                let region = allocators.memory.allocate(len_bytes as usize)?;
-                Ok(Self::Memory(Arc::new(HostSink::new(region))))
+                let memory = allocators.memory.clone();
+                let region = memory.memory.allocate(len_bytes as usize)?;
+                Ok(Self::Memory { sink: Arc::new(HostSink::new(region)), memory })
             }
         }
     }
 
     /// Uses the lent buffers, if they fit. Ranges that span several host buffers are staged in `memory`.
-    pub(crate) fn in_buffers(selection: &Selection, mut lent: Lent, memory: &HostMemory) -> Option<Self> {
+    pub(crate) fn in_buffers(selection: &Selection, mut lent: Lent, memory: &SnapshotMemory) -> Option<Self> {
         lent.retain_wanted(selection);
         let fits = lent.expected.fit(selection, lent.sizes().into_iter()).ok()?;
         match lent.memory {
             LentMemory::Host(tensors) => {
                 let parts = order_by_range(fits, tensors, |region| !region.is_empty());
                 let starts = parts.iter().map(|(range, _)| range.start).collect();
-                let sink = HostSink::scatter(selection.payload_bytes(), parts, memory.clone()).ok()?;
+                let sink = HostSink::scatter(selection.payload_bytes(), parts, memory.memory.clone()).ok()?;
                 Some(Self::Buffers { sink: Arc::new(sink), starts, writing: lent.writing })
             }
             LentMemory::Device(tensors) => {
@@ -102,8 +123,7 @@ impl Destination {
             writing.begin(id);
         }
         match self {
-            Self::Memory(sink) => Arc::clone(sink) as Arc<dyn Sink>,
-            Self::Buffers { sink, .. } => Arc::clone(sink) as Arc<dyn Sink>,
+            Self::Memory { sink, .. } | Self::Buffers { sink, .. } => Arc::clone(sink) as Arc<dyn Sink>,
             Self::Device { sink, .. } => Arc::clone(sink) as Arc<dyn Sink>,
         }
     }
@@ -111,7 +131,7 @@ impl Destination {
     /// Returns the bytes. The caller guarantees that they are complete and verified.
     pub(crate) fn commit(&self) -> Result<Payload, SinkError> {
         match self {
-            Self::Memory(sink) => Ok(Payload::from_region(sink.commit()?.pop().unwrap_or_default())),
+            Self::Memory { sink, memory } => Ok(memory.payload(sink.commit()?.pop().unwrap_or_default())),
             Self::Buffers { sink, starts, writing } => {
                 let bytes = sink.commit()?.into_iter().map(Region::freeze);
                 let by_start = starts.iter().copied().zip(bytes).collect();
@@ -128,7 +148,7 @@ impl Destination {
     pub(crate) fn awaited_device(&self) -> Option<&Device> {
         match self {
             Self::Device { sink, payload } => sink.waits_for_device().then(|| payload.device()),
-            Self::Memory(_) | Self::Buffers { .. } => None,
+            Self::Memory { .. } | Self::Buffers { .. } => None,
         }
     }
 
@@ -136,13 +156,13 @@ impl Destination {
     pub(crate) fn device(&self) -> Option<&Device> {
         match self {
             Self::Device { payload, .. } => Some(payload.device()),
-            Self::Memory(_) | Self::Buffers { .. } => None,
+            Self::Memory { .. } | Self::Buffers { .. } => None,
         }
     }
 
     fn writing(&self) -> Option<&Arc<Writing>> {
         match self {
-            Self::Memory(_) => None,
+            Self::Memory { .. } => None,
             Self::Buffers { writing, .. } => Some(writing),
             Self::Device { payload, .. } => payload.writing(),
         }
@@ -165,8 +185,8 @@ fn order_by_range<M>(
 /// The bytes of a version that was received.
 #[derive(Debug, Clone)]
 pub(crate) enum Payload {
-    /// The entire selection in one region; and the same memory for bindings, whose users may write to it.
-    Region((Bytes, VolatileBytes)),
+    /// The entire selection in one region, which users may write to if it is volatile.
+    Region(HostBytes),
     /// Tensors in the user's buffers.
     Scattered(Arc<Scattered>),
     /// Device memory: all in one piece, or in the user's buffers.
@@ -183,15 +203,11 @@ pub(crate) struct Scattered {
 
 impl Payload {
     /// The empty payload.
-    pub(crate) const EMPTY: Self = Self::Region((Bytes::new(), VolatileBytes::EMPTY));
-
-    pub(crate) fn from_region(region: Region) -> Self {
-        Self::Region(region.freeze_volatile())
-    }
+    pub(crate) const EMPTY: Self = Self::Region(HostBytes::Stable(Bytes::new()));
 
     pub(crate) fn len_bytes(&self) -> u64 {
         match self {
-            Self::Region((bytes, _)) => bytes.len() as u64,
+            Self::Region(bytes) => bytes.len() as u64,
             Self::Scattered(scattered) => scattered.by_start.values().map(|bytes| bytes.len() as u64).sum(),
             Self::Device(shared) => shared.payload().len_bytes(),
         }
@@ -208,21 +224,13 @@ impl Payload {
     }
 
     /// The bytes of the tensor at `range` of the selection; `None` if it had no buffer, or is on a device.
-    pub(crate) fn tensor(&self, range: Range<u64>) -> Option<Bytes> {
+    pub(crate) fn tensor(&self, range: Range<u64>) -> Option<HostBytes> {
         match self {
             Self::Device(_) => None,
-            _ if range.is_empty() => Some(Bytes::new()),
-            Self::Region((bytes, _)) => Some(bytes.slice(range.start as usize..range.end as usize)),
-            Self::Scattered(scattered) => scattered.by_start.get(&range.start).cloned(),
-        }
-    }
-
-    /// The memory of the tensor at `range`, for bindings whose users may write to it; `None` if it is in the user's
-    /// buffers or on a device.
-    pub(crate) fn volatile(&self, range: Range<u64>) -> Option<VolatileBytes> {
-        match self {
-            Self::Region((_, volatile)) => volatile.slice(range.start as usize..range.end as usize),
-            Self::Scattered(_) | Self::Device(_) => None,
+            Self::Region(bytes) if range.is_empty() => Some(bytes.slice(0..0)),
+            Self::Region(bytes) => Some(bytes.slice(range.start as usize..range.end as usize)),
+            Self::Scattered(_) if range.is_empty() => Some(Bytes::new().into()),
+            Self::Scattered(scattered) => scattered.by_start.get(&range.start).cloned().map(HostBytes::from),
         }
     }
 
@@ -255,6 +263,6 @@ impl Payload {
 #[cfg(test)]
 impl From<Vec<u8>> for Payload {
     fn from(bytes: Vec<u8>) -> Self {
-        Self::from_region(Region::from_owner(bytes))
+        Self::Region(Bytes::from(bytes).into())
     }
 }

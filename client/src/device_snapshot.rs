@@ -3,7 +3,7 @@
 use crate::{
     Snapshot,
     buffers::{COPY_BYTES, copy_yielding},
-    destination::{OnDevice, Payload, SharedPayload},
+    destination::{OnDevice, SharedPayload},
 };
 use futures_util::{StreamExt, stream};
 use std::{ops::Range, sync::Arc};
@@ -57,7 +57,7 @@ impl Snapshot {
             return Ok(self.clone());
         };
         let region = self.copy_out(shared.payload()).await?;
-        Ok(Self { payload: Payload::from_region(region), ..self.clone() })
+        Ok(Self { payload: shared.payload().memory().payload(region), ..self.clone() })
     }
 
     fn device_tensor_at(&self, index: usize) -> Option<DeviceTensor> {
@@ -68,7 +68,10 @@ impl Snapshot {
 
     async fn copy_out(&self, payload: &OnDevice) -> Result<Region, DeviceError> {
         let len_bytes = self.selection.payload_bytes();
-        let region = payload.memory().allocate(usize::try_from(len_bytes).unwrap_or(usize::MAX));
+        let region = payload
+            .memory()
+            .memory
+            .allocate(usize::try_from(len_bytes).unwrap_or(usize::MAX));
         let mut region =
             region.map_err(|source| DeviceError::no_memory(&self.id, payload.device(), source))?;
         if let Some(source) = self.device_source()? {
@@ -100,8 +103,9 @@ impl Snapshot {
         let mut written = 0;
         while let Some(read) = reads.next().await {
             let read = read.map_err(|source| self.copy_out_error(source))?;
-            copy_yielding(&read, &mut out[written..written + read.len()]).await;
-            written += read.len();
+            let end = written + read.len();
+            copy_yielding(&read.into(), &mut out[written..end]).await;
+            written = end;
         }
         Ok(())
     }

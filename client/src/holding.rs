@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-use tensor_relay_device::VolatileBytes;
+use tensor_relay_device::HostBytes;
 use tensor_relay_protocol::VersionId;
 use tokio::sync::Notify;
 
@@ -39,14 +39,12 @@ impl HoldCounter {
     }
 
     /// Wraps a payload for the user: it counts as held until the last reference to any of its bytes is dropped.
-    pub(crate) fn count_payload(
-        self: &Arc<Self>,
-        id: VersionId,
-        (payload, volatile): (Bytes, VolatileBytes),
-    ) -> (Bytes, VolatileBytes) {
-        let held = Arc::new(self.hold(id));
-        let volatile = volatile.keep(Arc::clone(&held));
-        (Bytes::from_owner(HeldBytes { payload, _held: held }), volatile)
+    pub(crate) fn count_payload(self: &Arc<Self>, id: VersionId, payload: HostBytes) -> HostBytes {
+        let held = self.hold(id);
+        match payload {
+            HostBytes::Stable(payload) => Bytes::from_owner(HeldBytes { payload, _held: held }).into(),
+            HostBytes::Volatile(payload) => payload.keep(held).into(),
+        }
     }
 
     /// Counts one more held version until the result is dropped.
@@ -66,7 +64,7 @@ impl HoldCounter {
 /// Bytes held by the user. Fields are dropped in order: the memory is freed before the version stops counting as held.
 struct HeldBytes {
     payload: Bytes,
-    _held: Arc<HeldVersion>,
+    _held: HeldVersion,
 }
 
 impl AsRef<[u8]> for HeldBytes {
@@ -92,22 +90,24 @@ impl Drop for HeldVersion {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tensor_relay_device::Region;
+    use tensor_relay_device::{Region, VolatileBytes};
     use tensor_relay_protocol::{Epoch, Topic, Version};
 
     #[test]
     fn a_version_is_held_until_its_last_slice_is_dropped() {
         let holding = Arc::new(HoldCounter::default());
         let id = VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(7) };
-        let payload = Region::from_owner(b"abcdef".to_vec()).freeze_volatile();
-        let (payload, volatile) = holding.count_payload(id.clone(), payload);
-        let (slice, part) = (payload.slice(2..4), volatile.slice(2..4).unwrap());
-        drop((payload, volatile));
-        assert_eq!(holding.versions(), [id]);
-        assert_eq!(&slice[..], b"cd");
-        drop(slice);
-        assert_eq!(holding.count(), 1);
-        drop(part);
-        assert_eq!(holding.count(), 0);
+        let region = || Region::from_owner(b"abcdef".to_vec());
+        for payload in [HostBytes::from(region().freeze()), VolatileBytes::from(region()).into()] {
+            let payload = holding.count_payload(id.clone(), payload);
+            let slice = payload.slice(2..4);
+            drop(payload);
+            assert_eq!(holding.versions(), std::slice::from_ref(&id));
+            let mut copy = [0; 2];
+            slice.copy_to(&mut copy);
+            assert_eq!(&copy, b"cd");
+            drop(slice);
+            assert_eq!(holding.count(), 0);
+        }
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     ClientError, Config, SubscriptionError,
     command::Command,
     connection::{Connection, Event},
-    destination::Allocators,
+    destination::{Allocators, SnapshotMemory},
     error::SessionError,
     probing::{PROBE_UNREAD_BYTES, Probing},
     reception::{Context, Reception},
@@ -83,7 +83,10 @@ impl Session {
         let ingress = Ingress::new(SlotPool::new(capacity)?, config.workers);
         Ok(Self {
             allocators: Allocators {
-                memory: HostMemory::on_demand(config.memory_bytes),
+                memory: SnapshotMemory {
+                    memory: HostMemory::on_demand(config.memory_bytes),
+                    is_volatile: config.volatile_snapshots,
+                },
                 device: config.device.clone(),
             },
             bases: config.keeps_bases().then(|| HostMemory::new(config.base_bytes)),
@@ -116,7 +119,7 @@ impl Session {
 
     /// The memory of its snapshots, for statistics.
     pub(crate) fn memory(&self) -> &HostMemory {
-        &self.allocators.memory
+        &self.allocators.memory.memory
     }
 
     /// The memory of its bases, for statistics.

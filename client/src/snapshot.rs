@@ -88,19 +88,21 @@ impl Snapshot {
         self.receipt
     }
 
-    /// The bytes of the tensor called `name`, without a copy; `None` when there is none, it was not selected, or the
-    /// snapshot is [on a device](Self::is_on_device).
+    /// The bytes of the tensor called `name`, without a copy unless [users may write to
+    /// snapshots](crate::Config::volatile_snapshots); `None` when there is none, it was not selected, or the snapshot is
+    /// [on a device](Self::is_on_device).
     pub fn tensor(&self, name: &str) -> Option<Bytes> {
-        self.bytes_at(self.manifest().tensor_index(name)?)
+        Some(self.bytes_at(self.manifest().tensor_index(name)?)?.into_stable())
     }
 
-    /// The memory of the tensor called `name`, for bindings whose users may write it; `None` where
-    /// [`tensor`](Self::tensor) returns `None`. Once a binding has given this memory to a user, it may read the tensors
-    /// only through this method and save them only with [`save_safetensors`](Self::save_safetensors): no [`Bytes`] of
-    /// any tensor may be read any more.
+    /// The memory of the tensor called `name`, for bindings whose users may write to it; `None` where
+    /// [`tensor`](Self::tensor) returns `None`, and without
+    /// [`Config::volatile_snapshots`](crate::Config::volatile_snapshots).
     pub fn volatile_tensor(&self, name: &str) -> Option<VolatileBytes> {
-        let index = self.manifest().tensor_index(name)?;
-        self.payload.volatile(self.selection.tensor_range(index)?)
+        match self.bytes_at(self.manifest().tensor_index(name)?)? {
+            HostBytes::Volatile(bytes) => Some(bytes),
+            HostBytes::Stable(_) => None,
+        }
     }
 
     /// The descriptions of the selected tensors, in the order in which they were published.
@@ -109,30 +111,28 @@ impl Snapshot {
         self.selection.tensors().iter().filter_map(move |index| all.get(index as usize))
     }
 
-    /// Every selected tensor with its bytes, in the order in which they were published. Empty if the snapshot is [on a
+    /// Every selected tensor with its bytes as from [`tensor`](Self::tensor), in the order in which they were published.
+    /// Empty if the snapshot is [on a
     /// device](Self::is_on_device): use [`device_tensors`](Self::device_tensors), or copy it [to the
     /// host](Self::to_host) first.
     pub fn tensors(&self) -> impl Iterator<Item = (&Tensor, Bytes)> {
         let all = self.manifest().tensors();
         self.selection.tensors().iter().filter_map(move |index| {
             let index = index as usize;
-            Some((all.get(index)?, self.bytes_at(index)?))
+            Some((all.get(index)?, self.bytes_at(index)?.into_stable()))
         })
     }
 
     /// The bytes of the tensor with this index in the manifest, if it was selected.
-    pub(crate) fn bytes_at(&self, index: usize) -> Option<Bytes> {
+    pub(crate) fn bytes_at(&self, index: usize) -> Option<HostBytes> {
         self.payload.tensor(self.selection.tensor_range(index)?)
     }
 
-    /// The bytes of a selected tensor of this manifest, which a binding's user may be writing; empty for any other
-    /// tensor.
+    /// The bytes of a selected tensor of this manifest; empty for any other tensor.
     pub(crate) fn bytes(&self, tensor: &Tensor) -> HostBytes {
-        let name = tensor.name.as_str();
-        match self.volatile_tensor(name) {
-            Some(bytes) => bytes.into(),
-            None => self.tensor(name).unwrap_or_default().into(),
-        }
+        let index = self.manifest().tensor_index(tensor.name.as_str());
+        let bytes = index.and_then(|index| self.bytes_at(index));
+        bytes.unwrap_or_else(|| Bytes::new().into())
     }
 
     /// An empty snapshot, for tests to fill.

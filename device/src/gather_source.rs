@@ -1,34 +1,29 @@
-use std::{
-    collections::TryReserveError,
-    fmt,
-    io::{self, Write},
-    ops::Range,
-};
+use std::{fmt, ops::Range};
 
 use bytes::Bytes;
 
 use crate::{
+    foreign::ForeignBytes,
     loan::Loan,
     parts::{Parts, PartsError},
     source::{BoxFuture, Source, SourceError, check_range},
-    volatile::VolatileBytes,
 };
 
-/// The bytes of one tensor in host memory.
+/// The bytes of one tensor, lent by its producer.
 #[derive(Debug, Clone)]
-pub enum HostBytes {
+pub enum LentBytes {
     /// Constant bytes, shared with readers.
     Stable(Bytes),
-    /// Bytes that may change: each reader gets a copy.
-    Volatile(VolatileBytes),
+    /// Memory of another owner, who may write or free it: each reader gets a copy.
+    Foreign(ForeignBytes),
 }
 
-impl HostBytes {
+impl LentBytes {
     /// The number of bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::Stable(bytes) => bytes.len(),
-            Self::Volatile(bytes) => bytes.len(),
+            Self::Foreign(bytes) => bytes.len(),
         }
     }
 
@@ -37,44 +32,24 @@ impl HostBytes {
         self.len() == 0
     }
 
-    /// Writes all bytes to `writer`.
-    pub fn write_to(&self, writer: &mut impl Write) -> io::Result<()> {
-        match self {
-            Self::Stable(bytes) => writer.write_all(bytes),
-            Self::Volatile(bytes) => bytes.write_to(writer),
-        }
-    }
-
     /// The same bytes, on loan. See [`Loan::lend`].
     pub fn on_loan(self, loan: &Loan) -> Self {
         match self {
             Self::Stable(bytes) => Self::Stable(loan.lend(bytes)),
-            Self::Volatile(bytes) => Self::Volatile(loan.lend_volatile(bytes)),
+            Self::Foreign(bytes) => Self::Foreign(loan.lend_foreign(bytes)),
         }
-    }
-
-    /// Appends a copy of the bytes in `range` to `out`, which has room for them.
-    ///
-    /// # Panics
-    /// When the range is out of bounds.
-    fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>) -> Result<(), TryReserveError> {
-        match self {
-            Self::Stable(bytes) => out.extend_from_slice(&bytes[range]),
-            Self::Volatile(bytes) => bytes.slice(range).expect("within").append_to(out)?,
-        }
-        Ok(())
     }
 }
 
-impl From<Bytes> for HostBytes {
+impl From<Bytes> for LentBytes {
     fn from(bytes: Bytes) -> Self {
         Self::Stable(bytes)
     }
 }
 
-impl From<VolatileBytes> for HostBytes {
-    fn from(bytes: VolatileBytes) -> Self {
-        Self::Volatile(bytes)
+impl From<ForeignBytes> for LentBytes {
+    fn from(bytes: ForeignBytes) -> Self {
+        Self::Foreign(bytes)
     }
 }
 
@@ -84,12 +59,12 @@ impl From<VolatileBytes> for HostBytes {
 /// one part shares its bytes; a read that spans parts or padding is gathered into a new buffer, by the task that awaits
 /// the read. Large tensors start chunks of their own, so nearly all bytes are shared.
 ///
-/// Bytes that may change ([`HostBytes::Volatile`]) are always copied: on an AMD EPYC that took 60 ms for each GiB, in
-/// chunks of 4 MiB.
+/// Another owner's memory ([`LentBytes::Foreign`]) is always copied.
 ///
 /// To be notified when all readers have finished, lend the parts with a [`Loan`].
 pub struct GatherSource {
-    parts: Parts<HostBytes>,
+    parts: Parts<LentBytes>,
+    has_foreign: bool,
 }
 
 impl GatherSource {
@@ -97,10 +72,13 @@ impl GatherSource {
     /// are sorted, disjoint, within the payload, and each as long as its bytes. Linear in the parts.
     pub fn new(
         len_bytes: u64,
-        parts: impl IntoIterator<Item = (Range<u64>, impl Into<HostBytes>)>,
+        parts: impl IntoIterator<Item = (Range<u64>, impl Into<LentBytes>)>,
     ) -> Result<Self, PartsError> {
         let parts = parts.into_iter().map(|(range, bytes)| (range, bytes.into()));
-        Ok(Self { parts: Parts::measured(len_bytes, parts, |bytes| bytes.len() as u64)? })
+        let parts: Vec<(_, LentBytes)> = parts.collect();
+        let has_foreign = parts.iter().any(|(_, bytes)| matches!(bytes, LentBytes::Foreign(_)));
+        let parts = Parts::measured(len_bytes, parts, |bytes| bytes.len() as u64)?;
+        Ok(Self { parts, has_foreign })
     }
 
     fn bytes(&self, range: &Range<u64>) -> Result<Bytes, SourceError> {
@@ -114,7 +92,7 @@ impl GatherSource {
     /// The bytes of `range`, if they lie in one part with constant bytes, which readers may share.
     fn in_one_part(&self, range: &Range<u64>) -> Option<Bytes> {
         match self.parts.common_with(range).next()? {
-            (common, part, HostBytes::Stable(bytes)) if common == *range => {
+            (common, part, LentBytes::Stable(bytes)) if common == *range => {
                 Some(bytes.slice(within(&common, part)))
             }
             _ => None,
@@ -130,7 +108,12 @@ impl GatherSource {
         gathered.try_reserve_exact(len).map_err(no_memory)?;
         for (common, part, bytes) in self.parts.common_with(range) {
             gathered.resize((common.start - range.start) as usize, 0);
-            bytes.append_to(within(&common, part), &mut gathered).map_err(no_memory)?;
+            match bytes {
+                LentBytes::Stable(bytes) => gathered.extend_from_slice(&bytes[within(&common, part)]),
+                LentBytes::Foreign(bytes) => bytes
+                    .append_to(within(&common, part), &mut gathered)
+                    .map_err(|error| SourceError::of_foreign(&common, error))?,
+            }
         }
         gathered.resize(len, 0);
         Ok(gathered.into())
@@ -144,6 +127,10 @@ impl Source for GatherSource {
 
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
         Box::pin(async move { self.bytes(&range) })
+    }
+
+    fn may_change(&self) -> bool {
+        self.has_foreign
     }
 
     fn is_in_place(&self, range: &Range<u64>) -> bool {
@@ -171,7 +158,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Region, parts::tests::any_places};
+    use crate::parts::tests::any_places;
 
     fn new_source() -> (Bytes, GatherSource) {
         let bytes = Bytes::from(vec![1, 2, 3, 4, 5, 6, 7, 8]);
@@ -189,13 +176,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_others_may_write_is_copied() {
-        let (stable, volatile) = Region::from_owner(vec![1, 2, 3, 4]).freeze_volatile();
-        let source = GatherSource::new(8, [(2..6, volatile)]).unwrap();
-        assert!(!source.is_in_place(&(3..5)));
+    async fn foreign_memory_is_copied() {
+        let owner = vec![1, 2, 3, 4];
+        let addresses = owner.as_ptr_range();
+        let foreign = ForeignBytes::new(owner.as_ptr().addr(), owner.len(), owner);
+        let source = GatherSource::new(8, [(2..6, foreign)]).unwrap();
+        assert!(source.may_change() && !source.is_in_place(&(3..5)));
         let read = source.read(3..5).await.unwrap();
         assert_eq!(read[..], [2, 3]);
-        assert!(!stable.as_ptr_range().contains(&read.as_ptr()));
+        assert!(!addresses.contains(&read.as_ptr()));
         assert_eq!(source.read(0..8).await.unwrap()[..], [0, 0, 1, 2, 3, 4, 0, 0]);
     }
 
@@ -246,9 +235,9 @@ mod tests {
             (len_bytes, places) in any_places(),
             start in any::<u64>(),
             len in any::<u64>(),
-            volatile in any::<[bool; 4]>(),
+            foreign in any::<[bool; 4]>(),
         ) {
-            let mut is_volatile = volatile.into_iter().cycle();
+            let mut is_foreign = foreign.into_iter().cycle();
             let mut payload = vec![0; len_bytes as usize];
             let mut parts = Vec::new();
             for range in places {
@@ -257,9 +246,9 @@ mod tests {
                     payload[byte] = byte as u8 + 1;
                 }
                 let bytes = payload[place].to_vec();
-                parts.push((range, match is_volatile.next() {
-                    Some(true) => HostBytes::from(VolatileBytes::from(Region::from_owner(bytes))),
-                    _ => HostBytes::from(Bytes::from(bytes)),
+                parts.push((range, match is_foreign.next() {
+                    Some(true) => ForeignBytes::new(bytes.as_ptr().addr(), bytes.len(), bytes).into(),
+                    _ => LentBytes::from(Bytes::from(bytes)),
                 }));
             }
             let source = GatherSource::new(len_bytes, parts).unwrap();

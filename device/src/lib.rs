@@ -14,13 +14,15 @@
 //! - a [`Reservation`] keeps part of the container's memory limit free for memory that is not allocated here;
 //! - a [`Loan`] reports to the owner of lent bytes that nobody uses them any more; with [`Region::lent_by`] the lender
 //!   gets the owner itself back;
-//! - [`VolatileBytes`] are bytes that foreign code may write while this process reads them.
+//! - [`VolatileBytes`] are bytes of our memory that others may write while this process reads them, and [`ForeignBytes`]
+//!   are bytes of others' memory, which may also be freed meanwhile.
 //!
 //! Ownership enforces the rules. A region is exclusive; a copy in flight owns its slot and holds its tensor memory;
 //! memory is returned by dropping the value that holds it. Most of the project's `unsafe` code is here: `mapping` calls
 //! the kernel, and `region` makes safe slices of memory; `host_memory` guarantees that a mapping has one owner, `owner`
 //! that nobody else touches a caller's memory while it is lent, `sealed` that nobody can change sealed bytes, and
-//! `volatile` that no reference points to bytes that others may write. In [`cuda`], `symbols`, `driver` and `gpu` call
+//! `volatile` that no reference points to bytes that others may write; `foreign` lets the kernel read what others may
+//! free. In [`cuda`], `symbols`, `driver` and `gpu` call
 //! the driver, and `page_locked` guarantees that the memory of its slots is valid. The other modules contain no unsafe
 //! code, except that the rest of `cuda` calls the unsafe functions of these; each call says why its arguments are
 //! valid.
@@ -31,6 +33,7 @@ mod device;
 mod engine;
 mod engine_sink;
 mod engine_source;
+mod foreign;
 mod gather_source;
 mod host;
 mod host_memory;
@@ -59,7 +62,8 @@ pub use device::{Device, DeviceBuffer};
 pub use engine::{Completion, CopyEngine, CopyError, CopySegment, Copying};
 pub use engine_sink::EngineSink;
 pub use engine_source::EngineSource;
-pub use gather_source::{GatherSource, HostBytes};
+pub use foreign::ForeignBytes;
+pub use gather_source::{GatherSource, LentBytes};
 pub use host::{HostEngine, HostEngineMemory};
 pub use host_memory::{AllocError, CacheLease, Charge, HostMemory, HostMemoryStats};
 pub use host_sink::HostSink;
@@ -74,4 +78,4 @@ pub use sealed::{Sealed, SealedError};
 pub use sink::{Sink, SinkError, Target};
 pub use slot::Slot;
 pub use source::{BoxFuture, HostSource, Source, SourceError};
-pub use volatile::VolatileBytes;
+pub use volatile::{HostBytes, VolatileBytes};

@@ -6,7 +6,7 @@ use std::sync::{
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use crate::volatile::VolatileBytes;
+use crate::foreign::ForeignBytes;
 
 /// A loan of bytes, which reports to their owner when the last reference to them is dropped.
 ///
@@ -35,8 +35,8 @@ impl Loan {
         Bytes::from_owner(Lent { bytes, _count: Arc::clone(&self.count) })
     }
 
-    /// Lends bytes that others may write.
-    pub fn lend_volatile(&self, bytes: VolatileBytes) -> VolatileBytes {
+    /// Lends bytes of another owner's memory.
+    pub fn lend_foreign(&self, bytes: ForeignBytes) -> ForeignBytes {
         bytes.keep(Arc::clone(&self.count))
     }
 }

@@ -116,8 +116,7 @@ impl Deref for Region {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the bytes are initialised and stay valid while `keeper` lives. Only this region accesses them, and
-        // `&self` excludes writers; others that write them (`freeze_volatile`) guarantee that nobody calls this any
-        // more.
+        // `&self` excludes writers; nobody calls this any more once others may write them (`VolatileBytes`).
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

@@ -19,7 +19,8 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// The origin of one payload's bytes.
 ///
 /// Reads may run concurrently and end in any order. The owner of the bytes must not change them while the source
-/// exists: a reader could receive a mixture of old and new ones.
+/// exists: a reader could receive a mixture of old and new ones. Of a source that [may change](Self::may_change) all
+/// the same, readers compare what they read again with what they read first.
 pub trait Source: Send + Sync + fmt::Debug {
     /// The length of the whole payload.
     fn len_bytes(&self) -> u64;
@@ -27,6 +28,11 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Returns the bytes of `range`, without a copy where constant bytes lie in host memory in one piece. May wait for
     /// a staging slot, which the bytes may then hold until their last clone is dropped.
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>>;
+
+    /// Whether others can write to the bytes or free them, although they must not.
+    fn may_change(&self) -> bool {
+        false
+    }
 
     /// Whether `range` lies in constant host memory in one piece, so that a read copies nothing. Only for counters.
     fn is_in_place(&self, range: &Range<u64>) -> bool {
@@ -96,6 +102,46 @@ pub enum SourceError {
         /// The file.
         path: PathBuf,
     },
+    /// Lent memory is not where it was.
+    #[error(
+        "The publisher freed, moved or cut off memory that it had lent (bytes {start}..{end} of the payload) before the \
+         version was released. Wait for the release, or publish a copy (hold=\"stage\")."
+    )]
+    Gone {
+        /// The first byte that is gone.
+        start: u64,
+        /// One past the last one.
+        end: u64,
+    },
+    /// Lent memory has other bytes than when it was read first.
+    #[error(
+        "The publisher wrote to memory that it had lent (bytes {start}..{end} of the payload) before the version was \
+         released. Wait for the release, or publish a copy (hold=\"stage\")."
+    )]
+    Overwritten {
+        /// The first byte that was compared.
+        start: u64,
+        /// One past the last one.
+        end: u64,
+    },
+    /// The system does not copy lent memory.
+    #[error(
+        "Memory that was lent cannot be read: {source}. Lent memory is read by process_vm_readv, which this container \
+         must permit; otherwise publish a copy (hold=\"stage\")."
+    )]
+    Foreign {
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The owner of lent memory did not say whether it is still there.
+    #[error(
+        "The program that lent the memory did not answer for {waited_ms} ms whether it is still there: one of its \
+         threads holds Python's interpreter lock for that long."
+    )]
+    Unconfirmed {
+        /// The time waited.
+        waited_ms: u64,
+    },
     /// The file cannot be read.
     #[error("{} could not be read: {source}.", path.display())]
     Io {
@@ -112,8 +158,32 @@ impl SourceError {
     pub fn is_final(&self) -> bool {
         match self {
             Self::Copy(error) => error.is_final(),
-            Self::Io { .. } | Self::NoMemory { .. } | Self::TimedOut { .. } => false,
-            Self::OutOfBounds { .. } | Self::Changed { .. } => true,
+            Self::Io { .. } | Self::NoMemory { .. } | Self::TimedOut { .. } | Self::Unconfirmed { .. } => {
+                false
+            }
+            Self::OutOfBounds { .. } | Self::Foreign { .. } => true,
+            changed => changed.is_changed(),
+        }
+    }
+
+    /// Whether the publisher changed or freed the bytes while they were on offer.
+    pub fn is_changed(&self) -> bool {
+        matches!(self, Self::Changed { .. } | Self::Gone { .. } | Self::Overwritten { .. })
+    }
+
+    /// The bytes of the payload that the publisher changed or freed, if they are known.
+    pub fn changed_range(&self) -> Option<Range<u64>> {
+        match self {
+            Self::Gone { start, end } | Self::Overwritten { start, end } => Some(*start..*end),
+            _ => None,
+        }
+    }
+
+    /// The error for another owner's memory of `range` that the kernel could not copy.
+    pub(crate) fn of_foreign(range: &Range<u64>, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported => Self::Foreign { source },
+            _ => Self::Gone { start: range.start, end: range.end },
         }
     }
 }

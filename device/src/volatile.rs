@@ -1,6 +1,5 @@
 use std::{
     any::Any,
-    collections::TryReserveError,
     fmt,
     io::{self, Write},
     ops::Range,
@@ -12,33 +11,20 @@ use bytes::Bytes;
 
 use crate::region::Region;
 
-/// Shared bytes that others may write while they are read: what [`Bytes`] is for constant memory.
+/// Shared bytes of a [`Region`] that others may write while they are read: what [`Bytes`] is for constant memory.
 ///
 /// Why: the compiler assumes that bytes behind a reference are constant, so no reference may ever point to memory that
 /// another language writes. This type holds a pointer instead, and returns only copies of its bytes. A copy made during
-/// a write is a mixture of old and new bytes, nothing worse: hashing and encoding read the same copy.
+/// a write is a mixture of old and new bytes, nothing worse: what is computed from a copy agrees with that copy.
 #[derive(Clone)]
 pub struct VolatileBytes {
     start: NonNull<u8>,
     len: usize,
-    /// Keeps the memory. `None` only for empty bytes.
-    owner: Option<Arc<dyn Any + Send + Sync>>,
+    /// Keeps the memory.
+    owner: Arc<dyn Any + Send + Sync>,
 }
 
 impl VolatileBytes {
-    /// No bytes.
-    pub const EMPTY: Self = Self { start: NonNull::dangling(), len: 0, owner: None };
-
-    /// The `len` bytes at `start`, which `owner` keeps.
-    ///
-    /// # Safety
-    ///
-    /// While `owner` lives, `len` initialised bytes lie at `start`, which any thread may read. They may change
-    /// meanwhile, but no `&mut` reference to them exists.
-    pub unsafe fn new(start: NonNull<u8>, len: usize, owner: impl Any + Send + Sync) -> Self {
-        Self { start, len, owner: Some(Arc::new(owner)) }
-    }
-
     /// The number of bytes.
     pub fn len(&self) -> usize {
         self.len
@@ -49,9 +35,7 @@ impl VolatileBytes {
         self.len == 0
     }
 
-    /// The address of the bytes. Those of a [`Region`] may be written there for as long as `self` or a clone lives,
-    /// unless they are or will be read as [`Bytes`] too ([`Region::freeze_volatile`]). For bytes of any other owner,
-    /// that owner decides who may write them.
+    /// The address of the bytes, which may be written there for as long as `self` or a clone lives.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.start
     }
@@ -61,13 +45,13 @@ impl VolatileBytes {
         let len = range.end.checked_sub(range.start).filter(|_| range.end <= self.len)?;
         // SAFETY: `range` ends within the bytes, so this stays within the memory that `owner` keeps, or one past it.
         let start = unsafe { self.start.add(range.start) };
-        Some(Self { start, len, owner: self.owner.clone() })
+        Some(Self { start, len, owner: Arc::clone(&self.owner) })
     }
 
     /// The same bytes, which also keep `other` alive: it is dropped after their owner.
     #[must_use]
     pub fn keep(self, other: impl Any + Send + Sync) -> Self {
-        Self { owner: Some(Arc::new((self.owner, other))), ..self }
+        Self { owner: Arc::new((self.owner, other)), ..self }
     }
 
     /// Copies all bytes to `out`.
@@ -79,18 +63,6 @@ impl VolatileBytes {
         assert_eq!(out.len(), self.len, "as long as the bytes");
         // SAFETY: `owner` keeps `len` readable bytes at `start`. `out` is exclusive, so they do not overlap.
         unsafe { self.start.copy_to_nonoverlapping(NonNull::from(out).cast(), self.len) };
-    }
-
-    /// Appends a copy of the bytes to `out`. Fails, and leaves `out` unchanged, when there is no memory.
-    pub fn append_to(&self, out: &mut Vec<u8>) -> Result<(), TryReserveError> {
-        out.try_reserve_exact(self.len)?;
-        let spare = NonNull::from(out.spare_capacity_mut()).cast::<u8>();
-        // SAFETY: `owner` keeps `len` readable bytes at `start`, and `out`, which is exclusive, has `len` spare bytes.
-        unsafe { self.start.copy_to_nonoverlapping(spare, self.len) };
-        let len = out.len() + self.len;
-        // SAFETY: the capacity was reserved, and all bytes up to `len` are written.
-        unsafe { out.set_len(len) };
-        Ok(())
     }
 
     /// Writes all bytes to `writer`, through a buffer that stays in the processor's cache.
@@ -110,40 +82,100 @@ impl VolatileBytes {
 /// with a buffer of this size, 95 ms without one.
 const WRITE_BYTES: usize = 256 << 10;
 
-// SAFETY: any thread may read the bytes (`new` requires it) and drop the owner (`Send`).
+// SAFETY: any thread may read the bytes of a region and drop the owner (`Send`).
 unsafe impl Send for VolatileBytes {}
 // SAFETY: likewise; through a shared reference the bytes are only read.
 unsafe impl Sync for VolatileBytes {}
 
 impl From<Region> for VolatileBytes {
+    /// Gives up the region: from now on its bytes are only copied, so others may write to them.
     fn from(region: Region) -> Self {
-        region.freeze_volatile().1
-    }
-}
-
-impl Region {
-    /// Like [`freeze`](Self::freeze), and also returns the same memory as volatile bytes, which others may write
-    /// through [`VolatileBytes::as_ptr`]. From the first such write on, the [`Bytes`] must not be read any more: the
-    /// writer guarantees that.
-    pub fn freeze_volatile(self) -> (Bytes, VolatileBytes) {
-        let (start, len, region) = (self.start(), self.len(), Arc::new(self));
-        let volatile = VolatileBytes { start, len, owner: Some(Arc::clone(&region) as Arc<_>) };
-        (Bytes::from_owner(Frozen(region)), volatile)
-    }
-}
-
-/// A region that is no longer written through its own methods.
-struct Frozen(Arc<Region>);
-
-impl AsRef<[u8]> for Frozen {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
+        Self { start: region.start(), len: region.len(), owner: Arc::new(region) }
     }
 }
 
 impl fmt::Debug for VolatileBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VolatileBytes").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// Shared bytes in host memory; the type says whether others may write them.
+#[derive(Debug, Clone)]
+pub enum HostBytes {
+    /// Constant bytes, shared with readers.
+    Stable(Bytes),
+    /// Bytes that others may write: each reader gets a copy.
+    Volatile(VolatileBytes),
+}
+
+impl HostBytes {
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Stable(bytes) => bytes.len(),
+            Self::Volatile(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes of `range`, in the same memory.
+    ///
+    /// # Panics
+    /// When the range is out of bounds.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        match self {
+            Self::Stable(bytes) => Self::Stable(bytes.slice(range)),
+            Self::Volatile(bytes) => Self::Volatile(bytes.slice(range).expect("within the bytes")),
+        }
+    }
+
+    /// Copies all bytes to `out`.
+    ///
+    /// # Panics
+    /// When `out` has a different length.
+    pub fn copy_to(&self, out: &mut [u8]) {
+        match self {
+            Self::Stable(bytes) => out.copy_from_slice(bytes),
+            Self::Volatile(bytes) => bytes.copy_to(out),
+        }
+    }
+
+    /// Constant bytes: the same memory, or a copy of bytes that others may write.
+    pub fn into_stable(self) -> Bytes {
+        match self {
+            Self::Stable(bytes) => bytes,
+            Self::Volatile(bytes) => {
+                let mut copy = vec![0; bytes.len()];
+                bytes.copy_to(&mut copy);
+                copy.into()
+            }
+        }
+    }
+
+    /// Writes all bytes to `writer`. Whatever it computes from them, such as a checksum, agrees with what it writes.
+    pub fn write_to(&self, writer: &mut impl Write) -> io::Result<()> {
+        match self {
+            Self::Stable(bytes) => writer.write_all(bytes),
+            Self::Volatile(bytes) => bytes.write_to(writer),
+        }
+    }
+}
+
+impl From<Bytes> for HostBytes {
+    fn from(bytes: Bytes) -> Self {
+        Self::Stable(bytes)
+    }
+}
+
+impl From<VolatileBytes> for HostBytes {
+    fn from(bytes: VolatileBytes) -> Self {
+        Self::Volatile(bytes)
     }
 }
 
@@ -163,9 +195,7 @@ mod tests {
         let mut copy = [0; 10];
         part.copy_to(&mut copy);
         assert_eq!(copy, counting(160)[150..]);
-        let mut appended = vec![9];
-        part.append_to(&mut appended).unwrap();
-        assert_eq!((appended[0], &appended[1..]), (9, &copy[..]));
+        assert_eq!(HostBytes::from(part).into_stable(), copy[..]);
     }
 
     #[test]
@@ -176,21 +206,18 @@ mod tests {
             assert!(bytes.slice(range).is_none());
         }
         assert!(bytes.slice(10..10).unwrap().is_empty());
-        assert!(VolatileBytes::EMPTY.slice(0..0).unwrap().is_empty());
     }
 
     #[test]
     fn bytes_written_by_others_are_copied() {
-        let (bytes, volatile) = Region::from_owner(counting(100)).freeze_volatile();
-        assert_eq!(bytes[..], counting(100));
-        drop(bytes);
-        // SAFETY: 7 is within the 100 bytes, and nobody reads the `Bytes` any more.
+        let volatile = VolatileBytes::from(Region::from_owner(counting(100)));
+        let before = HostBytes::from(volatile.clone()).into_stable();
+        // SAFETY: 7 is within the 100 bytes.
         let at = unsafe { volatile.as_ptr().add(7) };
-        // SAFETY: likewise.
+        // SAFETY: bytes of a region may be written, and no reference points to them.
         unsafe { at.write(99) };
-        let mut copy = vec![];
-        volatile.append_to(&mut copy).unwrap();
-        assert_eq!((copy[7], copy[8]), (99, 8));
+        let after = HostBytes::from(volatile).into_stable();
+        assert_eq!((before[7], after[7], after[8]), (7, 99, 8));
     }
 
     #[test]
@@ -201,21 +228,19 @@ mod tests {
             .write_to(&mut written)
             .unwrap();
         assert!(written == model);
-        VolatileBytes::EMPTY.write_to(&mut written).unwrap();
+        VolatileBytes::from(Region::default()).write_to(&mut written).unwrap();
         assert_eq!(written.len(), model.len());
     }
 
     #[test]
     fn dropping_the_last_part_returns_the_memory() {
         let memory = HostMemory::new(u64::MAX);
-        let (loan, returned) = Loan::new();
-        let bytes = VolatileBytes::from(memory.allocate(100).unwrap());
-        let lent = loan.lend_volatile(bytes);
-        drop(loan);
-        let part = lent.slice(10..20).unwrap();
-        drop(lent);
-        assert!(!returned.is_returned() && memory.stats().in_use_bytes > 0);
+        let (other, dropped) = Loan::new();
+        let bytes = VolatileBytes::from(memory.allocate(100).unwrap()).keep(other);
+        let part = bytes.slice(10..20).unwrap();
+        drop(bytes);
+        assert!(!dropped.is_returned() && memory.stats().in_use_bytes > 0);
         drop(part);
-        assert!(returned.is_returned() && memory.stats().in_use_bytes == 0);
+        assert!(dropped.is_returned() && memory.stats().in_use_bytes == 0);
     }
 }

@@ -113,6 +113,8 @@ reasons! {
     Superseded = 6, "a newer version replaced it";
     /// Copying it to the receiver's device failed.
     DeviceFailed = 7, "it could not be copied to the receiver's device";
+    /// The publisher changed or freed its memory or files while it was on offer.
+    SourceChanged = 8, "its publisher wrote to or freed its memory or files while it was on offer";
 }
 
 /// Checks that `metadata` fits an `Announce`.

@@ -116,6 +116,7 @@ pub(crate) fn connect(
         reconnect_timeout: finite_seconds("reconnect_timeout", reconnect_timeout)?,
         versions_held_max: at_least(py, "versions_held_max", versions_held_max, 1)?,
         hold_timeout: finite_seconds("hold_timeout", hold_timeout)?,
+        volatile_snapshots: true, // Views of tensors are writable.
         ..Config::default()
     };
     let timeout = finite_seconds("timeout", timeout)?;

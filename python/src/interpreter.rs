@@ -29,9 +29,10 @@ static QUEUE: OnceLock<Option<Queue>> = OnceLock::new();
 
 /// Queues `task` for the interpreter thread.
 ///
-/// The queue itself is unbounded: each task is for an object that a user has lent or awaits, or for a log message,
-/// whose number [`logging`](crate::logging) bounds. After the interpreter's end, in a forked child, and if the thread
-/// could not be started, tasks are leaked with their contents.
+/// The queue itself is unbounded: each task is for an object that a user has lent or awaits, for a chunk that is being
+/// read, whose number the server bounds, or for a log message, whose number [`logging`](crate::logging) bounds. After
+/// the interpreter's end, in a forked child, and if the thread could not be started, tasks are leaked with their
+/// contents.
 pub(crate) fn enqueue(task: impl FnOnce(Python<'_>) + Send + 'static) {
     let message = Message::InterpreterTask(Box::new(task));
     let unsent = match QUEUE.get_or_init(start) {

@@ -17,6 +17,7 @@ mod entries;
 mod errors;
 mod exit;
 mod gpu;
+mod guards;
 mod hold;
 mod interpreter;
 mod logging;
@@ -38,6 +39,7 @@ mod tensors_in;
 mod tickets;
 mod topic_info;
 mod topic_options;
+mod topic_publisher;
 mod version;
 mod wait;
 

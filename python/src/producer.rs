@@ -101,7 +101,7 @@ impl Producer {
         let hold = HoldUntil::parse(py, hold)?;
         let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
         let producer = self.connected(py, timeout)?;
-        let mut lent = TensorsIn::of(tensors, dtype, self.gpus.get(py)?)?;
+        let mut lent = TensorsIn::of(tensors, dtype, HoldUntil::Stage, self.gpus.get(py)?)?;
         metadata.append(&mut lent.entries);
         let readable = py.detach(|| lent.into_readable()).map_err(Kind::Publish.because(py))?;
         let late = || {

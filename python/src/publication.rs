@@ -50,6 +50,14 @@ impl Handle {
         }
     }
 
+    /// Why it became unreadable, if so. A sidecar's server logs it.
+    fn failure(&self) -> Option<&str> {
+        match self {
+            Self::InProcess(publication) => publication.failure(),
+            Self::Sidecar(_) => None,
+        }
+    }
+
     async fn released(&mut self, timeout: Duration) -> Result<bool, sidecar::ConnectionLost> {
         match self {
             Self::InProcess(publication) => Ok(publication.released(timeout).await),
@@ -151,10 +159,18 @@ impl Publication {
         })
     }
 
+    /// Why the version was withdrawn before its end, if it became unreadable, e.g. because borrowed tensors were written
+    /// or freed before their release; otherwise None. Of a `Producer`'s versions only the server's log tells.
+    #[getter]
+    fn failure(&self, py: Python<'_>) -> PyResult<Option<&str>> {
+        Ok(self.publication.get(py)?.failure())
+    }
+
     /// Waits until `count` subscribers have received the version. `timeout` is in seconds; None waits without limit.
     ///
     /// Raises RelayTimeoutError after `timeout`; PublishError when the version was replaced or withdrawn before, so
-    /// that no more subscribers can receive it; ServerUnreachableError when a `Producer` has lost its connection.
+    /// that no more subscribers can receive it, or became unreadable (`failure`); ServerUnreachableError when a
+    /// `Producer` has lost its connection.
     #[pyo3(signature = (count = 1, timeout = Some(60.0)), text_signature = "($self, count=1, timeout=60.0)")]
     fn wait_committed(&self, py: Python<'_>, count: u64, timeout: Option<f64>) -> PyResult<()> {
         let (mut publication, timeout) = self.to_wait(py, timeout)?;
@@ -171,12 +187,12 @@ impl Publication {
                 let message = format!("{committed} of {count} subscribers received {id} within {waited} s");
                 Kind::Timeout.raise(py, message)
             }
-            false => Kind::Publish.raise(
-                py,
-                format!(
-                    "{committed} of {count} subscribers received {id}, and no more can: it was replaced or withdrawn"
-                ),
-            ),
+            false => {
+                let why = publication.failure().unwrap_or("it was replaced or withdrawn");
+                let message =
+                    format!("{committed} of {count} subscribers received {id}, and no more can: {why}");
+                Kind::Publish.raise(py, message)
+            }
         })
     }
 

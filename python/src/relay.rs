@@ -5,12 +5,14 @@ use crate::{
     errors::Kind,
     gpu::Gpus,
     hold::HoldUntil,
+    memory::Places,
     metadata,
     publication::Publication,
     runtime::{self, ProcessLocal},
     tensors_in::{TensorsIn, dtype_named, frameworks},
     tickets::Tickets,
     topic_options::TopicArguments,
+    topic_publisher::TopicPublisher,
     version::Version,
     wait::{finite_seconds, seconds, wait, wait_at_most},
 };
@@ -51,7 +53,7 @@ pub(crate) struct Relay {
 }
 
 /// A topic's publisher, shared by concurrent publishes.
-type SharedPublisher = Arc<Closable<Publisher>>;
+type SharedPublisher = Arc<Closable<TopicPublisher>>;
 
 /// The number of topics at which the names of withdrawn topics are forgotten, so that a program that keeps creating
 /// and withdrawing topics needs bounded memory.
@@ -195,14 +197,19 @@ impl Relay {
         let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
         let (publisher, staging) = self.publisher(py, &topic)?;
         let gpus = self.gpus.get(py)?;
-        let mut lent = TensorsIn::of(tensors, dtype, gpus)?;
+        let mut lent = TensorsIn::of(tensors, dtype, hold, gpus)?;
         metadata.append(&mut lent.entries);
+        let places = match hold {
+            HoldUntil::Stage => Places::default(),
+            HoldUntil::Borrow => lent.places(),
+        };
         let readable = py.detach(|| lent.into_readable()).map_err(Kind::Publish.because(py))?;
         let Version { publishable, payload_bytes, copied_bytes } = match hold {
             HoldUntil::Stage => readable.stage(py, &staging, self.staged_on(py)?.as_ref())?,
             HoldUntil::Borrow => readable.lend(py, &staging)?,
         };
-        let publication = publish_in_turn(py, &topic, publisher, publishable, metadata, timeout)?;
+        let version = (publishable, metadata, places);
+        let publication = publish_in_turn(py, &topic, publisher, version, timeout)?;
         self.copied_bytes.fetch_add(copied_bytes, Ordering::Relaxed);
         Ok(Publication::new(publication, payload_bytes, copied_bytes))
     }
@@ -231,7 +238,8 @@ impl Relay {
             Ok((files.total_bytes(), files.stage(&staging)?))
         };
         let (bytes, staged) = py.detach(read).map_err(|error: FileError| Kind::Publish.raise(py, error))?;
-        let publication = publish_in_turn(py, &topic, publisher, staged.into(), metadata, timeout)?;
+        let version = (staged.into(), metadata, Places::default());
+        let publication = publish_in_turn(py, &topic, publisher, version, timeout)?;
         self.copied_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(Publication::new(publication, bytes, bytes))
     }
@@ -244,7 +252,7 @@ impl Relay {
     /// Raises PublishError if the topic was never published or opened.
     fn end(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
         if let TopicState::Open(publisher) = self.leave(py, &parse_topic(py, topic)?, TopicState::Ended)? {
-            publisher.end_with(Publisher::end);
+            publisher.end_with(TopicPublisher::end);
         }
         Ok(())
     }
@@ -256,7 +264,7 @@ impl Relay {
     fn withdraw(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
         let topic = parse_topic(py, topic)?;
         match self.leave(py, &topic, TopicState::Withdrawn)? {
-            TopicState::Open(publisher) => publisher.close_with(Publisher::withdraw),
+            TopicState::Open(publisher) => publisher.close_with(TopicPublisher::withdraw),
             TopicState::Ended => self.publisher_of_ended(py, topic)?.withdraw(),
             TopicState::Withdrawn => {}
         }
@@ -403,7 +411,7 @@ impl Open {
     fn end_topics(&self) {
         for publisher in publishers(&self.topics) {
             if let Some(_turn) = publisher.try_turn() {
-                publisher.end_with(Publisher::end); // Takes effect when this turn ends.
+                publisher.end_with(TopicPublisher::end); // Takes effect when this turn ends.
             }
         }
     }
@@ -429,7 +437,7 @@ impl Open {
             .server
             .publisher_with(topic.clone(), None, options)
             .map_err(Kind::Publish.because(py))?;
-        let publisher = Arc::new(Closable::new(publisher));
+        let publisher = Arc::new(Closable::new(TopicPublisher::new(publisher)));
         if self.topics.len() >= REMEMBERED_MAX {
             self.topics.retain(|_, state| !matches!(state, TopicState::Withdrawn));
         }
@@ -438,18 +446,18 @@ impl Open {
     }
 }
 
-/// Publishes a version, once concurrent calls for the topic have ended and readers in mode `every` permit it.
+/// Publishes a version, with its metadata and the memory that it borrows, once concurrent calls for the topic have ended
+/// and readers in mode `every` permit it.
 fn publish_in_turn(
     py: Python<'_>,
     topic: &Topic,
     publisher: SharedPublisher,
-    version: Publishable,
-    metadata: Metadata,
+    (version, metadata, places): (Publishable, Metadata, Places),
     timeout: Option<Duration>,
 ) -> PyResult<server::Publication> {
     let publish = async {
         let mut turn = Arc::clone(&publisher).turn().await?;
-        Some(turn.value()?.publish(version, metadata).await)
+        Some(turn.value()?.publish(version, metadata, places).await)
     };
     let publish = async { publisher.unless_closed(publish).await.flatten() };
     let published = wait_at_most(py, timeout, publish)?.ok_or_else(|| {

@@ -322,7 +322,8 @@ impl Snapshot {
     }
 
     /// Writes the tensors to `path` as a safetensors file, atomically and durably: readers see the old file or the new
-    /// one. Missing parent folders are created. Tensors on a GPU are copied to the host first.
+    /// one. Missing parent folders are created. Tensors on a GPU are copied to the host first. Elements that another
+    /// thread writes meanwhile are old or new ones in the file.
     ///
     /// Raises TensorRelayError when the file cannot be written, or when the tensors were received into `out`.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {

@@ -242,7 +242,9 @@ fn on_host(
 fn copy_of(bytes: &VolatileBytes) -> PyResult<VolatileBytes> {
     let mut copy = vec![];
     let no_memory = |_| PyBufferError::new_err("there is no memory for a copy of it");
-    bytes.append_to(&mut copy).map_err(no_memory)?;
+    copy.try_reserve_exact(bytes.len()).map_err(no_memory)?;
+    copy.resize(bytes.len(), 0);
+    bytes.copy_to(&mut copy);
     Ok(Region::from_owner(copy).into())
 }
 

@@ -4,7 +4,9 @@ use crate::{
     entries,
     errors::Kind,
     gpu::{self, Gpus},
-    memory::{Foreign, Identity, Lent, OnGpu, Returning, ToReturn},
+    guards::Guard,
+    hold::HoldUntil,
+    memory::{Foreign, Identity, Lent, OnGpu, Places, Returning, ToReturn},
     version::ReadableTensors,
 };
 use pyo3::{
@@ -24,6 +26,8 @@ pub(crate) struct TensorsIn {
     specs: Vec<TensorSpec>,
     /// The memory of each spec; `None` for an alias.
     memory: Vec<Option<Lent>>,
+    /// The guards of the tensors whose memory is borrowed.
+    guards: Vec<Option<Guard>>,
     /// The values that are not tensors.
     pub(crate) entries: Metadata,
     /// The number of bytes of GPU tensors that their own libraries copied, because the memory itself cannot be lent.
@@ -35,8 +39,14 @@ impl TensorsIn {
     ///
     /// # Errors
     /// `UnsupportedTensorError` names the first value that cannot be sent.
-    pub(crate) fn of(mapping: &Bound<'_, PyAny>, dtype: Option<Dtype>, gpus: &Gpus) -> PyResult<Self> {
-        let mut tensors = Self { specs: vec![], memory: vec![], entries: vec![], copied_bytes: 0 };
+    pub(crate) fn of(
+        mapping: &Bound<'_, PyAny>,
+        dtype: Option<Dtype>,
+        hold: HoldUntil,
+        gpus: &Gpus,
+    ) -> PyResult<Self> {
+        let mut tensors =
+            Self { specs: vec![], memory: vec![], guards: vec![], entries: vec![], copied_bytes: 0 };
         let mut aliases = AliasFinder::default();
         for item in items(mapping)? {
             let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
@@ -44,7 +54,7 @@ impl TensorsIn {
             match entries::is_entry(&value) {
                 true => tensors.entries.push(entries::to_metadata(&name, &value)?),
                 false => tensors
-                    .add(&name, &value, dtype, gpus, &mut aliases)
+                    .add(&name, &value, (dtype, hold), gpus, &mut aliases)
                     .map_err(|error| unsupported_value(&name, &value, error))?,
             }
         }
@@ -56,19 +66,20 @@ impl TensorsIn {
         &mut self,
         name: &str,
         value: &Bound<'_, PyAny>,
-        dtype: Option<Dtype>,
+        (dtype, hold): (Option<Dtype>, HoldUntil),
         gpus: &Gpus,
         aliases: &mut AliasFinder,
     ) -> PyResult<()> {
         let py = value.py();
         let name = TensorName::new(name).map_err(Kind::Request.because(py))?;
-        let (mut memory, mut was_copied) = lend(value, gpus)?;
+        let Lending { mut memory, mut was_copied, mut exporter } = lend(value, gpus)?;
         // Each name gets a new copy, so a copy is never the memory of another tensor.
         if let Some(identity) = memory.identity().filter(|_| !was_copied) {
             if let Some(first) = aliases.indices.get(&identity) {
                 let spec = TensorSpec { name, alias_of: Some(*first), ..self.specs[*first].clone() };
                 self.specs.push(spec);
                 self.memory.push(None);
+                self.guards.push(None);
                 memory.give_back(py);
                 return Ok(());
             }
@@ -80,16 +91,26 @@ impl TensorsIn {
                 false => aliases.uncast.push(memory),
             }
             let cast = frameworks(py)?.call_method1("cast", (value, dtype.name()))?;
-            (memory, was_copied) = lend(&cast, gpus)?;
+            Lending { memory, was_copied, exporter } = lend(&cast, gpus)?;
         }
         if let Lent::Gpu(tensor) = &memory {
             check_dense(tensor)?;
             self.copied_bytes += if was_copied { tensor.len() as u64 } else { 0 };
         }
+        let is_borrowed = matches!(hold, HoldUntil::Borrow) && memory.is_dense(); // Others are copied.
+        self.guards.push(is_borrowed.then(|| Guard::of(&exporter)).transpose()?);
         let shape = Shape::new(memory.shape()).map_err(Kind::UnsupportedTensor.because(py))?;
         self.specs.push(TensorSpec::new(name, memory.dtype(), shape));
         self.memory.push(Some(memory));
         Ok(())
+    }
+
+    /// The memory that a version borrows: tensors that are not contiguous are copied.
+    pub(crate) fn places(&self) -> Places {
+        let tensors = self.specs.iter().zip(&self.memory);
+        let lent =
+            tensors.filter_map(|(spec, memory)| Some((spec, memory.as_ref().filter(|it| it.is_dense())?)));
+        Places::new(lent.filter_map(|(spec, memory)| Some((spec.name.as_str().into(), memory.footprint()?))))
     }
 
     /// Lends the tensors of GPUs to their engines, which makes all tensors readable. Needs no GIL.
@@ -109,6 +130,7 @@ impl TensorsIn {
         Ok(ReadableTensors {
             specs: self.specs,
             memory,
+            guards: self.guards,
             copied_bytes: self.copied_bytes,
             returning: fences.returning(),
         })
@@ -195,26 +217,34 @@ pub(crate) fn frameworks(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
     py.import("tensor_relay._frameworks")
 }
 
-/// The memory of a tensor of any framework, and whether it is that of a copy: some frameworks cannot lend their own.
-fn lend(value: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<(Lent, bool)> {
+/// The memory of a tensor of any framework.
+struct Lending<'py> {
+    memory: Lent,
+    /// Whether it is that of a copy: some frameworks cannot lend their own.
+    was_copied: bool,
+    /// The object that lends it.
+    exporter: Bound<'py, PyAny>,
+}
+
+fn lend<'py>(value: &Bound<'py, PyAny>, gpus: &Gpus) -> PyResult<Lending<'py>> {
     lent_by(&frameworks(value.py())?.call_method1("exporter", (value,))?, gpus)
 }
 
 /// A tensor's own memory, to be written.
 pub(crate) fn lend_to_write(value: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<Lent> {
-    Ok(lent_by(&frameworks(value.py())?.call_method1("writable_exporter", (value,))?, gpus)?.0)
+    Ok(lent_by(&frameworks(value.py())?.call_method1("writable_exporter", (value,))?, gpus)?.memory)
 }
 
 /// The memory that `_frameworks` found: `answer` is the object that lends it, the dtype if that object cannot name it,
 /// and whether the memory is a copy.
-fn lent_by(answer: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<(Lent, bool)> {
-    let (exporter, dtype, is_copy): (Bound<'_, PyAny>, Option<String>, bool) = answer.extract()?;
+fn lent_by<'py>(answer: &Bound<'py, PyAny>, gpus: &Gpus) -> PyResult<Lending<'py>> {
+    let (exporter, dtype, was_copied): (Bound<'py, PyAny>, Option<String>, bool) = answer.extract()?;
     let memory = Lent::of(&exporter, gpus)?;
-    let dtype = dtype.and_then(|name| dtype_named(&name));
-    Ok(match dtype {
-        Some(dtype) => (memory.reinterpreted_as(dtype), is_copy),
-        None => (memory, is_copy),
-    })
+    let memory = match dtype.and_then(|name| dtype_named(&name)) {
+        Some(dtype) => memory.reinterpreted_as(dtype),
+        None => memory,
+    };
+    Ok(Lending { memory, was_copied, exporter })
 }
 
 /// The names and tensors of a mapping, or of a model's `state_dict`; those of a list or tuple are named by their

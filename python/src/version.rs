@@ -3,6 +3,7 @@
 use crate::{
     errors::Kind,
     gpu::copies::{self, CopyFailed},
+    guards::{Guard, guard},
     memory::{Foreign, Returning, no_bytes},
     runtime,
     tensors_in::Memory,
@@ -10,8 +11,8 @@ use crate::{
 };
 use bytes::Bytes;
 use pyo3::prelude::*;
-use std::io;
-use tensor_relay_device::{Device, DeviceBuffer, HostBytes};
+use std::{io, mem};
+use tensor_relay_device::{Device, DeviceBuffer, LentBytes};
 use tensor_relay_server::{
     Borrowed, DeviceError, LendError, Publishable, StageError, Staged, Staging, TensorSpec,
     sidecar::{SealError, SealedVersion, TensorWriter, Terms},
@@ -23,6 +24,8 @@ pub(crate) struct ReadableTensors {
     pub(crate) specs: Vec<TensorSpec>,
     /// The memory of each spec; `None` for an alias.
     pub(crate) memory: Vec<Option<Memory>>,
+    /// The guards of the tensors whose memory is borrowed.
+    pub(crate) guards: Vec<Option<Guard>>,
     /// The number of bytes of GPU tensors copied so far, by their own libraries.
     pub(crate) copied_bytes: u64,
     /// Receives lent GPU tensors back.
@@ -106,8 +109,8 @@ impl ReadableTensors {
     /// # Errors
     /// `NoRoomError` when there is no memory for these copies; `UnsupportedTensorError` when the tensors lie on several
     /// devices; `PublishError`.
-    pub(crate) fn lend(self, py: Python<'_>, staging: &Staging) -> PyResult<Version> {
-        let mut copied_bytes = self.copied_bytes;
+    pub(crate) fn lend(mut self, py: Python<'_>, staging: &Staging) -> PyResult<Version> {
+        let (mut copied_bytes, guards) = (self.copied_bytes, mem::take(&mut self.guards));
         let lent = match self.place() {
             Place::Host => py.detach(|| self.lend_host(staging)).map(|(borrowed, copied)| {
                 copied_bytes += copied;
@@ -127,7 +130,7 @@ impl ReadableTensors {
                 return Err(Kind::UnsupportedTensor.raise(py, message));
             }
         };
-        let borrowed = lent.map_err(|error| of_lend(py, error.as_ref()))?;
+        let borrowed = guard(lent.map_err(|error| of_lend(py, error.as_ref()))?, guards);
         let payload_bytes = borrowed.manifest().payload_bytes();
         Ok(Version { publishable: borrowed.into(), payload_bytes, copied_bytes })
     }
@@ -228,12 +231,12 @@ impl ReadableTensors {
         let mut tensors = Vec::with_capacity(self.specs.len());
         for (spec, memory) in self.specs.into_iter().zip(self.memory) {
             let bytes = match memory {
-                Some(Memory::Host(memory)) if memory.is_dense() => memory.into_volatile().into(),
+                Some(Memory::Host(memory)) if memory.is_dense() => memory.into_foreign_bytes().into(),
                 Some(Memory::Host(memory)) => {
                     copied_bytes += memory.len() as u64;
                     gathered(&memory).ok_or(None)?.into()
                 }
-                _ => HostBytes::from(Bytes::new()),
+                _ => LentBytes::from(Bytes::new()),
             };
             tensors.push((spec, bytes));
         }

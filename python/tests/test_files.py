@@ -1,6 +1,9 @@
 """`Relay.publish_files` and `pull`: files and folders, published and received as they were."""
 
+import itertools
 import json
+import threading
+import zipfile
 
 import numpy as np
 import pytest
@@ -47,6 +50,37 @@ def test_single_files_and_plain_tensors_are_pulled(relay, model, tmp_path):
     pulled = tensor_relay.pull(relay.ticket, tmp_path, "tensors")
     assert pulled == tmp_path / "tensors.safetensors"
     assert all(np.array_equal(value, WEIGHTS[name]) for name, value in load_file(pulled).items())
+
+
+def test_files_saved_during_writes_are_readable(relay, client, tmp_path):
+    """Goal: whoever saves a snapshot while another thread writes to its tensors gets a file that can be read, with old
+    or new elements.
+
+    Method: the writer fills the array all the time, without the GIL. An archive has a checksum of each array.
+    """
+    np.savez(tmp_path / "state.npz", x=np.zeros(4 << 20, np.uint8), y=np.ones(3))
+    relay.publish_files("t", tmp_path / "state.npz")
+    snapshot, saved, done = client.get("t"), [], threading.Event()
+    array = snapshot["x"].numpy()
+
+    def write():
+        for value in itertools.cycle(range(256)):
+            if done.is_set():
+                return
+            array.fill(value)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for number in range(10):
+            saved.append(snapshot.save_files(tmp_path / str(number)))
+    finally:
+        done.set()
+        writer.join()
+    for path in saved:
+        with zipfile.ZipFile(path) as archive:
+            assert archive.testzip() is None, "every checksum is right"
+        assert np.load(path)["y"].tolist() == [1, 1, 1]
 
 
 def test_publish_files_and_pull_report_errors(relay, client, tmp_path):

@@ -133,6 +133,14 @@ def test_tensors_of_unknown_frameworks_are_published(relay, client):
         relay.publish("t", {"weights": Exporter(array, device=(8, 0))})
 
 
+def test_elements_behind_pointers_are_refused(relay):
+    testbuffer = pytest.importorskip("_testbuffer", reason="CPython's tests are not installed")
+    rows = testbuffer.ndarray(list(range(6)), shape=[2, 3], flags=testbuffer.ND_PIL)
+    assert memoryview(rows).suboffsets
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="suboffsets"):
+        relay.publish("t", {"x": rows})
+
+
 def test_read_only_arrays_are_published(relay, client):
     array = np.arange(5)
     array.flags.writeable = False

@@ -10,8 +10,9 @@ use tensor_relay_transport::egress::Payload;
 ///
 /// Costs no memory for the payload and no pass of copying, but the source is read again for each subscriber whose
 /// chunks are not cached. The source must not change while the version is on offer or being sent. If chunks are hashed
-/// at their first read, an earlier change goes undetected; a later one makes the transfer fail at the receiver, as
-/// corrupt.
+/// at their first read, an earlier change goes undetected. Chunks of a source that [may
+/// change](Source::may_change) are compared with that hash whenever they are read again: a later change ends the version
+/// ([`Publication::failure`](crate::Publication::failure)).
 #[derive(Debug)]
 pub struct Borrowed {
     pub(crate) payload: Payload,
@@ -55,6 +56,18 @@ impl Borrowed {
         check_length(&manifest, &*source)?;
         assert_eq!(hashes.len(), manifest.chunking().count() as usize, "one hash for each chunk");
         Ok(Self { payload: Payload::with_hashes(Arc::new(manifest), source, &hashes), returned: None })
+    }
+
+    /// Reads through another source of the same bytes, which `wrap` makes of the current one.
+    #[must_use]
+    pub fn through(self, wrap: impl FnOnce(Arc<dyn Source>) -> Arc<dyn Source>) -> Self {
+        let (manifest, source) =
+            (Arc::clone(self.payload.manifest()), wrap(Arc::clone(self.payload.source())));
+        let payload = match self.payload.hashes() {
+            Some(hashes) => Payload::with_hashes(manifest, source, &hashes),
+            None => Payload::new(manifest, source),
+        };
+        Self { payload, ..self }
     }
 
     /// The manifest.

@@ -368,6 +368,7 @@ mod tests {
             committed: watch::Sender::new(0),
             release_timeout: Duration::ZERO,
             abort_at: watch::Sender::new(None),
+            failure: Arc::default(),
             base: Bases::new(0).terms(8, 0, Keep::default(), true),
         }
     }

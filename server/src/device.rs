@@ -268,6 +268,10 @@ impl Source for LentSource {
         })
     }
 
+    fn may_change(&self) -> bool {
+        true
+    }
+
     fn slots(&self) -> Option<&SlotPool> {
         self.source.slots()
     }

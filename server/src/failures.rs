@@ -77,6 +77,7 @@ impl Failures {
             AbortReason::Withdrawn => "withdrawn",
             AbortReason::Superseded => "superseded",
             AbortReason::DeviceFailed => "device_failed",
+            AbortReason::SourceChanged => "source_changed",
             _ => "other",
         };
         self.note(FailedAt::Transfer, name);

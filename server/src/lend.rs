@@ -2,7 +2,7 @@
 
 use crate::{Borrowed, StageError, Staging};
 use std::{ops::Range, sync::Arc};
-use tensor_relay_device::{GatherSource, HostBytes, Loan, PartsError};
+use tensor_relay_device::{GatherSource, LentBytes, Loan, PartsError};
 use tensor_relay_protocol::{Manifest, Metadata, TensorSpec};
 use tensor_relay_transport::egress::Payload;
 
@@ -56,7 +56,7 @@ pub enum LendError {
 
 impl Borrowed {
     /// Lays out tensors and borrows their bytes. Copies only chunks with several tensors or padding, and memory that
-    /// others may write ([`HostBytes::Volatile`]). Aliases have no bytes. Chunks are hashed when they are first sent.
+    /// others may write ([`LentBytes::Foreign`]). Aliases have no bytes. Chunks are hashed when they are first sent.
     ///
     /// The producer must not write to the bytes before [`Publication::released`](crate::Publication::released): when
     /// the version left retention (replaced, or [withdrawn](crate::Publication::withdraw)) and no transfer, cache or
@@ -66,12 +66,12 @@ impl Borrowed {
     /// [`LendError`]; nothing is kept then.
     pub fn from_tensors(
         staging: &Staging,
-        tensors: Vec<(TensorSpec, impl Into<HostBytes>)>,
+        tensors: Vec<(TensorSpec, impl Into<LentBytes>)>,
         metadata: Metadata,
     ) -> Result<Self, LendError> {
         let aliases: Vec<bool> = tensors.iter().map(|(spec, _)| spec.alias_of.is_some()).collect();
         let tensors = tensors.into_iter().map(|(spec, bytes)| (spec, bytes.into()));
-        let (specs, bytes): (Vec<_>, Vec<HostBytes>) = tensors.unzip();
+        let (specs, bytes): (Vec<_>, Vec<LentBytes>) = tensors.unzip();
         let manifest = staging.lay_out(specs, metadata).map_err(StageError::from)?;
         let (loan, returned) = Loan::new();
         let parts = tensor_parts(&manifest, &aliases, bytes, |bytes| bytes.len() as u64)?;

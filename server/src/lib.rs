@@ -120,6 +120,7 @@ pub use tensor_relay_protocol::{
     Verb, Verbs, Version, VersionDigest, VersionId,
     files::{FileKind, MISSED_GENERATIONS_KEY, RESERVED_PREFIX, epoch_of, is_reserved},
 };
+pub use tensor_relay_transport::egress::READ_TIMEOUT;
 pub use tensor_relay_transport::{
     BindError, CodecCount, CodecStats, Fingerprint, Identity, IdentityError, LaneKind, LaneStats, Listener,
     Stage, StageStats, Transport, Tuning, egress::EncoderStats,

@@ -8,7 +8,7 @@ use crate::{
     topic::{PublishBlockers, Pushed, Retained, TopicState},
 };
 use std::{
-    sync::{Arc, Weak, atomic::Ordering},
+    sync::{Arc, OnceLock, Weak, atomic::Ordering},
     time::Duration,
 };
 use tensor_relay_device::{CacheLease, Returned};
@@ -127,6 +127,12 @@ impl Publisher {
         self.next = self.next.max(version);
     }
 
+    /// Whether an `earlier` version of this publisher will stay on offer beside the next one, of `payload_bytes`. Its
+    /// memory must not be lent for the next one then: it is either unchanged, or was overwritten too early.
+    pub fn will_retain(&self, earlier: &Publication, payload_bytes: u64) -> bool {
+        self.topic.will_stay(earlier.seq, self.options.keep, payload_bytes)
+    }
+
     /// Publishes `version` as the newest, visible to all subscribers at the same time.
     ///
     /// The oldest versions leave retention for it ([`TopicOptions::keep`]). Subscribers in mode `latest` never block
@@ -164,15 +170,18 @@ impl Publisher {
             committed,
             release_timeout: self.options.release_timeout.unwrap_or(default),
             abort_at: watch::Sender::new(None),
+            failure: Arc::default(),
             base,
         };
+        let failure = Arc::clone(&retained.failure);
         let Pushed { seq, is_first } = self.push(retained).await?;
         tracing::info!(version = %id, payload_bytes = bytes, "A version was published.");
         self.next = self.next.next();
         if is_first {
             self.catalogue.announce(self.topic.name());
         }
-        Ok(Publication { id, seq, topic: Arc::downgrade(&self.topic), committed: watch, returned })
+        let topic = Arc::downgrade(&self.topic);
+        Ok(Publication { id, seq, topic, committed: watch, returned, failure })
     }
 
     /// Adds a version once no reader blocks it, evicting readers if necessary.
@@ -215,7 +224,8 @@ impl Publisher {
         let cause = match may_outlive_retention {
             true => "one is larger than the memory for bases; raise that limit, or retain two versions",
             false => {
-                "they are borrowed or on a device, and only one is retained; retain two, or stage them on the host"
+                "they are borrowed or on a device, and only one is retained; retain two, each in memory of its own, or \
+                 stage them on the host"
             }
         };
         tracing::info!(
@@ -308,12 +318,19 @@ pub struct Publication {
     topic: Weak<TopicState>,
     committed: watch::Receiver<u64>,
     returned: Option<Returned>,
+    failure: Arc<OnceLock<Box<str>>>,
 }
 
 impl Publication {
     /// The version.
     pub fn id(&self) -> &VersionId {
         &self.id
+    }
+
+    /// Why it was withdrawn before its end, if it became unreadable: its producer wrote to or freed its memory, or
+    /// changed its files, or its device failed.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(|reason| &**reason)
     }
 
     /// The number of subscribers that have committed it so far.

@@ -177,6 +177,11 @@ impl<T> Retention<T> {
         })
     }
 
+    /// Whether a version is retained, and stays when one of `bytes` is added.
+    pub(crate) fn will_stay(&self, seq: Seq, bytes: u64) -> bool {
+        seq >= self.first_to_stay(bytes) && self.versions.contains_key(&seq)
+    }
+
     /// The oldest version that stays when one of `bytes` is added.
     fn first_to_stay(&self, bytes: u64) -> Seq {
         let others_max = (self.keep.versions.max(1) - 1) as usize;

@@ -274,7 +274,10 @@ impl Subscription {
             Ok(SentKind::Manifest | SentKind::Complete) => {}
             Err(error) => {
                 self.handle_source_lost(retained, &error);
-                return Next::GiveUp(AbortReason::SourceLost);
+                return Next::GiveUp(match error.is_changed() {
+                    true => AbortReason::SourceChanged,
+                    false => AbortReason::SourceLost,
+                });
             }
         }
         Next::Continue
@@ -286,7 +289,7 @@ impl Subscription {
         let version = &retained.id;
         if error.is_final() {
             tracing::error!(
-                %version, %error,
+                %version, error = retained.handle_unreadable(error),
                 "A version cannot be read any more. It is withdrawn, and its subscribers are informed."
             );
             self.follower.topic().withdraw_unreadable(version);

@@ -16,9 +16,11 @@ use crate::{
     retention::{Full, Keep, ReaderId, Retention, Seq},
 };
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::Duration,
 };
+use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{CodecChoice, EndReason, Epoch, Metadata, Start, Topic, Version, VersionId};
 use tensor_relay_transport::{Tally, egress::Payload};
 use times::PublishTimes;
@@ -36,6 +38,8 @@ pub(crate) struct Retained {
     pub(crate) release_timeout: Duration,
     /// When remaining transfers are aborted; set when it leaves retention.
     pub(crate) abort_at: watch::Sender<Option<Instant>>,
+    /// Why it can never be read again, if so. The publisher's `Publication` shares it.
+    pub(crate) failure: Arc<OnceLock<Box<str>>>,
     /// Whether, and for how long, later versions may be encoded against it.
     pub(crate) base: bases::BaseTerms,
 }
@@ -43,6 +47,18 @@ pub(crate) struct Retained {
 impl Retained {
     fn has_id(&self, epoch: Epoch, version: Version) -> bool {
         (self.id.epoch, self.id.version) == (epoch, version)
+    }
+
+    /// Records that it can never be read again, and returns the reason for its publisher.
+    pub(crate) fn handle_unreadable(&self, error: &SourceError) -> &str {
+        self.failure.get_or_init(|| {
+            let changed = error.changed_range().unwrap_or(0..0);
+            let is_changed = |range: Range<u64>| range.start < changed.end && changed.start < range.end;
+            let tensors = self.payload.manifest().tensors().iter();
+            let mut names = tensors.filter(|tensor| is_changed(tensor.range())).map(|tensor| &tensor.name);
+            let first = names.next().map(|name| format!(" Its first tensor there is {name}."));
+            format!("{error}{}", first.unwrap_or_default()).into()
+        })
     }
 
     /// Whether it left retention.
@@ -242,6 +258,13 @@ impl TopicState {
                 Err(Box::new(PublishBlockers { retained, readers, recheck_at }))
             }
         }
+    }
+
+    /// Whether a retained version will stay when one of `bytes` is added.
+    pub(crate) fn will_stay(&self, seq: Seq, keep: Keep, bytes: u64) -> bool {
+        let mut state = self.state();
+        state.retention.set_keep(keep);
+        state.retention.will_stay(seq, bytes)
     }
 
     /// Evicts readers; returns how many had a place.

@@ -103,7 +103,7 @@ pub(crate) fn failed(as_json: bool, topic: &Topic, error: &str) -> Result<(), St
 
 /// The number of received tensors, in host memory and on devices.
 fn tensors(snapshot: &Snapshot) -> usize {
-    snapshot.tensors().count() + snapshot.device_tensors().count()
+    snapshot.described().count()
 }
 
 fn as_object(snapshot: &Snapshot, saved: Option<&Path>, lanes: &[Value]) -> String {

@@ -1,12 +1,13 @@
 //! A version's bytes in device memory.
 
+use super::SnapshotMemory;
 use crate::{buffers::Writing, holding::HeldVersion};
 use std::{
     collections::BTreeMap,
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
 };
-use tensor_relay_device::{AllocError, Device, DeviceBuffer, EngineSink, HostMemory, PartsError, Source};
+use tensor_relay_device::{AllocError, Device, DeviceBuffer, EngineSink, PartsError, Source};
 use tokio::sync::oneshot;
 
 /// A payload on one device: in one piece of memory, or with tensors in the user's buffers.
@@ -18,12 +19,16 @@ pub(crate) struct OnDevice {
     /// Records writes to the user's buffers; `None` for memory of the session.
     writing: Option<Arc<Writing>>,
     /// The memory for host copies.
-    memory: HostMemory,
+    memory: SnapshotMemory,
 }
 
 impl OnDevice {
     /// Allocates one piece of `len_bytes`.
-    pub(crate) fn allocate(device: &Device, len_bytes: u64, memory: &HostMemory) -> Result<Self, AllocError> {
+    pub(crate) fn allocate(
+        device: &Device,
+        len_bytes: u64,
+        memory: &SnapshotMemory,
+    ) -> Result<Self, AllocError> {
         // Lengths beyond the address space are refused by the device.
         let buffer = device.allocate(usize::try_from(len_bytes).unwrap_or(usize::MAX))?;
         let pieces = BTreeMap::from([(0, Arc::new(LentBuffer::new(buffer, None)))]);
@@ -34,7 +39,7 @@ impl OnDevice {
     pub(crate) fn from_lent(
         parts: Vec<(Range<u64>, Arc<LentBuffer>)>,
         writing: Arc<Writing>,
-        memory: &HostMemory,
+        memory: &SnapshotMemory,
     ) -> Option<Self> {
         let device = parts.first()?.1.buffer().device().clone();
         let is_on_device = |(_, lent): &(Range<u64>, Arc<LentBuffer>)| lent.buffer().device().is(&device);
@@ -53,7 +58,7 @@ impl OnDevice {
         self.writing.as_ref()
     }
 
-    pub(crate) fn memory(&self) -> &HostMemory {
+    pub(crate) fn memory(&self) -> &SnapshotMemory {
         &self.memory
     }
 

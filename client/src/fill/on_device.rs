@@ -4,13 +4,13 @@ use super::{FillCause, FillError, Filled, Received};
 use crate::{
     BufferError, Buffers, DeviceError, Snapshot, Subscription,
     buffers::{Fit, copy_yielding},
-    destination::Destination,
+    destination::{Destination, SnapshotMemory},
     device_snapshot::{COPIES_AT_ONCE, pieces},
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream::FuturesUnordered};
 use std::ops::Range;
-use tensor_relay_device::{Device, DeviceBuffer, HostMemory, Sink, SinkError, Source};
+use tensor_relay_device::{Device, DeviceBuffer, HostBytes, HostMemory, Sink, SinkError, Source};
 
 impl Subscription {
     /// Waits for the next version like [`next_into`](Self::next_into), and receives it directly into `buffers` on a
@@ -78,8 +78,9 @@ impl Snapshot {
             }
         };
         let (lent, lender) = buffers.lend_on_device();
+        let no_memory = SnapshotMemory { memory: HostMemory::new(0), is_volatile: false };
         // The buffers match, so `None` means that all of them are empty.
-        let copied = match Destination::in_buffers(&self.selection, lent, &HostMemory::new(0)) {
+        let copied = match Destination::in_buffers(&self.selection, lent, &no_memory) {
             Some(destination) => self.copy_all(&fits, &destination).await,
             None => Ok(()),
         };
@@ -128,15 +129,15 @@ impl Snapshot {
 
     /// Reads a piece of a tensor into ordinary memory, so that no slot of one device is occupied while waiting for a
     /// slot of another.
-    async fn read_piece(&self, piece: &Piece, source: Option<&dyn Source>) -> Result<Bytes, DeviceError> {
+    async fn read_piece(&self, piece: &Piece, source: Option<&dyn Source>) -> Result<HostBytes, DeviceError> {
         let range = piece.range.clone();
         match source {
             Some(source) => {
                 let read = source.read(range).await.map_err(|source| self.copy_out_error(source))?;
-                Ok(Bytes::copy_from_slice(&read))
+                Ok(Bytes::copy_from_slice(&read).into())
             }
             None => {
-                let bytes = self.bytes_at(piece.tensor).unwrap_or_default();
+                let bytes = self.bytes_at(piece.tensor).expect("it fits");
                 let start = piece.tensor_start;
                 Ok(bytes.slice((range.start - start) as usize..(range.end - start) as usize))
             }
@@ -163,7 +164,7 @@ fn split_at_slots(fits: &[Fit], slot_bytes: usize) -> Vec<Piece> {
     fits.iter().flat_map(split).collect()
 }
 
-async fn write_piece(sink: &dyn Sink, piece: Range<u64>, bytes: &[u8]) -> Result<(), SinkError> {
+async fn write_piece(sink: &dyn Sink, piece: Range<u64>, bytes: &HostBytes) -> Result<(), SinkError> {
     let mut target = sink.open(piece).await?;
     copy_yielding(bytes, &mut target).await;
     sink.write(target).await

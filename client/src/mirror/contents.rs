@@ -77,7 +77,7 @@ pub(crate) enum Body {
 pub(crate) struct Entry {
     name: String,
     header: Vec<u8>,
-    elements: Bytes,
+    elements: HostBytes,
 }
 
 impl Contents {
@@ -90,7 +90,7 @@ impl Contents {
             FileKind::Npy => Self::File(array(snapshot).map_err(refuse)?),
             FileKind::Npz => Self::File(archive(snapshot).map_err(refuse)?),
             _ => {
-                let tensors: Vec<&Tensor> = snapshot.tensors().map(|(tensor, _)| tensor).collect();
+                let tensors: Vec<&Tensor> = snapshot.described().collect();
                 Self::File(Body::safetensors(snapshot, &tensors)?)
             }
         };
@@ -129,32 +129,32 @@ fn write_archive(entries: &[Entry], file: &mut File) -> io::Result<()> {
             .large_file(is_large);
         archive.start_file(name.as_str(), options)?;
         archive.write_all(header)?;
-        archive.write_all(elements)?;
+        elements.write_to(&mut archive)?;
     }
     archive.finish()?;
     Ok(())
 }
 
 fn array(snapshot: &Snapshot) -> Result<Body, FilesError> {
-    let tensors: Vec<_> = snapshot.tensors().collect();
+    let tensors: Vec<_> = snapshot.described().collect();
     match &tensors[..] {
-        [(tensor, elements)] => {
+        [tensor] => {
             let header = Bytes::from(array_header(tensor)?);
-            Ok(Body::Parts(vec![header.into(), elements.clone().into()]))
+            Ok(Body::Parts(vec![header.into(), snapshot.bytes(tensor)]))
         }
         _ => Err(FilesError::NotOneArray(tensors.len())),
     }
 }
 
 fn archive(snapshot: &Snapshot) -> Result<Body, FilesError> {
-    let entry = |(tensor, elements): (&Tensor, Bytes)| {
-        let name = tensor.name.as_str();
+    let entry = |tensor: &Tensor| {
+        let (name, elements) = (tensor.name.as_str(), snapshot.bytes(tensor));
         match is_entry_name(name) {
             false => Err(FilesError::EntryName(tensor.name.clone())),
             true => Ok(Entry { name: format!("{name}.npy"), header: array_header(tensor)?, elements }),
         }
     };
-    Ok(Body::Archive(snapshot.tensors().map(entry).collect::<Result<_, _>>()?))
+    Ok(Body::Archive(snapshot.described().map(entry).collect::<Result<_, _>>()?))
 }
 
 fn array_header(tensor: &Tensor) -> Result<Vec<u8>, FilesError> {
@@ -170,7 +170,7 @@ fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>,
         split_side_files(snapshot, form).map_err(|source| refuse(source.into()))?;
     let index_position = find_index(&side_files).map_err(refuse)?;
     let published_index = match index_position {
-        Some(position) => parse_index(&side_files[position]).map_err(refuse)?,
+        Some(position) => parse_index(&mut side_files[position]).map_err(refuse)?,
         None => WeightIndex::default(),
     };
     let mut weights: BTreeMap<&FileName, Vec<&Tensor>> = BTreeMap::new();
@@ -186,18 +186,14 @@ fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>,
         let actual_index: WeightIndex = actual_index.collect();
         if actual_index != published_index {
             let total_bytes = model.iter().map(|tensor| tensor.byte_len()).sum();
-            side_files[position].1 = actual_index.to_json(total_bytes).into();
+            side_files[position].1 = Bytes::from(actual_index.to_json(total_bytes)).into();
         }
     }
     let mut files = vec![];
     for (name, tensors) in weights {
         files.push((name.clone(), Body::safetensors(snapshot, &tensors)?));
     }
-    files.extend(
-        side_files
-            .into_iter()
-            .map(|(name, bytes)| (name, Body::Parts(vec![bytes.into()]))),
-    );
+    files.extend(side_files.into_iter().map(|(name, bytes)| (name, Body::Parts(vec![bytes]))));
     Ok(files)
 }
 
@@ -205,21 +201,21 @@ fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>,
 /// extension distinguishes them.
 struct SplitTensors<'a> {
     model: Vec<&'a Tensor>,
-    side_files: Vec<(FileName, Bytes)>,
+    side_files: Vec<(FileName, HostBytes)>,
 }
 
 fn split_side_files<'a>(snapshot: &'a Snapshot, form: &FileForm) -> Result<SplitTensors<'a>, FileNameError> {
     let (mut model, mut side_files) = (vec![], vec![]);
-    for (tensor, bytes) in snapshot.tensors() {
+    for tensor in snapshot.described() {
         match form.side_file(tensor)? {
-            Some(name) => side_files.push((name, bytes)),
+            Some(name) => side_files.push((name, snapshot.bytes(tensor))),
             None => model.push(tensor),
         }
     }
     Ok(SplitTensors { model, side_files })
 }
 
-fn find_index(side_files: &[(FileName, Bytes)]) -> Result<Option<usize>, FilesError> {
+fn find_index(side_files: &[(FileName, HostBytes)]) -> Result<Option<usize>, FilesError> {
     let mut positions = (0..side_files.len()).filter(|position| side_files[*position].0.is_index());
     match (positions.next(), positions.next()) {
         (Some(first), Some(second)) => {
@@ -230,6 +226,9 @@ fn find_index(side_files: &[(FileName, Bytes)]) -> Result<Option<usize>, FilesEr
     }
 }
 
-fn parse_index((name, bytes): &(FileName, Bytes)) -> Result<WeightIndex, FilesError> {
-    WeightIndex::parse(bytes).map_err(|source| FilesError::Index { name: name.clone(), source })
+/// Parses the index, and replaces it by the bytes that were parsed.
+fn parse_index((name, bytes): &mut (FileName, HostBytes)) -> Result<WeightIndex, FilesError> {
+    let parsed = std::mem::replace(bytes, Bytes::new().into()).into_stable();
+    *bytes = parsed.clone().into();
+    WeightIndex::parse(&parsed).map_err(|source| FilesError::Index { name: name.clone(), source })
 }

@@ -61,7 +61,7 @@ impl Session {
         let (stall_timeout, now) = (self.config.stall_timeout, Instant::now().into_std());
         let machine = Subscriber::new(subscribe, self.config.codecs, stall_timeout, now);
         let base = Base::new(self.bases.clone(), self.config.workers);
-        let mut reception = Reception::new(&request, machine, base, self.allocators.memory.demand());
+        let mut reception = Reception::new(&request, machine, base, self.allocators.memory.memory.demand());
         let opened = Opened {
             handle: SubscriptionHandle {
                 id,

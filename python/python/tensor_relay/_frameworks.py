@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -88,6 +89,22 @@ def writable_exporter(tensor: Any) -> tuple[Any, str | None, bool]:
     if cupy is not None and isinstance(tensor, cupy.ndarray):
         return _GpuExporter(tensor, tensor.device), None, False
     return tensor, None, False
+
+
+def guard(exporter: Any) -> tuple[Any, Callable[[], bool] | None]:
+    """What keeps the memory of an object from `exporter` in place while it is lent: an object to hold and, where none
+    can, a function that returns whether the memory is still there."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    tensor = exporter._tensor if isinstance(exporter, _GpuExporter) else exporter
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        storage = tensor.untyped_storage()  # Its `resize_` frees the memory, whoever refers to it.
+        place = storage.data_ptr(), storage.nbytes()
+        return None, lambda: (storage.data_ptr(), storage.nbytes()) == place
+    if numpy is not None and isinstance(tensor, numpy.ndarray):
+        while isinstance(tensor.base, numpy.ndarray):
+            tensor = tensor.base
+        return weakref.ref(tensor), None  # NumPy does not resize an array that has a weak reference.
+    return None, None
 
 
 def mark_written(targets: Iterable[Any]) -> None:

@@ -67,7 +67,13 @@ impl Footprint {
         false
     }
 
-    fn extent(&self) -> Range<usize> {
+    /// The GPU of the addresses; `None` for the host.
+    pub(super) fn gpu(&self) -> Option<usize> {
+        self.gpu
+    }
+
+    /// The addresses from the first to the last element.
+    pub(super) fn extent(&self) -> Range<usize> {
         let outer: usize = self.outer.iter().map(|(len, stride)| (*len as usize - 1) * stride).sum();
         self.start..self.start + outer + self.piece_bytes
     }

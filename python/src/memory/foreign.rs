@@ -9,7 +9,7 @@ use crate::interpreter;
 use pyo3::{buffer::PyUntypedBuffer, prelude::*};
 use std::{fmt, io, ptr::NonNull};
 use tensor_relay_client::Dtype;
-use tensor_relay_device::VolatileBytes;
+use tensor_relay_device::{ForeignBytes, VolatileBytes};
 use tensor_relay_server::sidecar::TensorWriter;
 
 /// A tensor of another library: its memory, and the object that keeps the memory alive until this is dropped.
@@ -122,18 +122,20 @@ impl Foreign {
     ///
     /// # Panics
     /// If `bytes` has another length, or the tensor is read-only.
-    pub(crate) fn copy_from(&mut self, bytes: &[u8]) {
+    pub(crate) fn copy_from(&mut self, bytes: &VolatileBytes) {
         assert_eq!(bytes.len(), self.len, "as long as the tensor");
         assert!(self.is_writable, "the caller has checked this");
         if self.len == 0 {
             return;
         }
-        for (offset, piece) in self.runs.offsets().zip(bytes.chunks_exact(self.runs.bytes)) {
+        for (index, offset) in self.runs.offsets().enumerate() {
+            // SAFETY: the tensor has as many bytes as its runs together, and `bytes` as many as the tensor.
+            let from = unsafe { bytes.as_ptr().add(index * self.runs.bytes) };
             // SAFETY: the tensor's library vouches that a run begins at this offset.
             let to = unsafe { self.start.offset(offset) };
-            // SAFETY: the tensor's library vouches that a run of this length begins at `to`, and may be written.
-            // `bytes` may overlap it, which `copy_from` of a pointer allows.
-            unsafe { to.copy_from(NonNull::from(piece).cast(), piece.len()) };
+            // SAFETY: `bytes` has this many from `from` on, as above. The tensor's library vouches that a run of this
+            // length begins at `to`, and may be written. They may overlap, which `copy_from` of a pointer allows.
+            unsafe { to.copy_from(from, self.runs.bytes) };
         }
     }
 
@@ -141,12 +143,9 @@ impl Foreign {
     ///
     /// # Panics
     /// If the tensor is not contiguous.
-    pub(crate) fn into_volatile(self) -> VolatileBytes {
+    pub(crate) fn into_foreign_bytes(self) -> ForeignBytes {
         assert!(self.is_dense(), "the caller has checked this");
-        let (start, len) = (self.start, self.len);
-        // SAFETY: the tensor's library vouches that `len` bytes begin at `start`, and stay valid while `self` keeps the
-        // tensor. Only `Exclusive` makes references to such bytes, and it cannot own this tensor, which is moved here.
-        unsafe { VolatileBytes::new(start, len, self) }
+        ForeignBytes::new(self.address(), self.len, self)
     }
 
     /// Writes the tensor's bytes to `out`, by way of a buffer that stays in the processor's cache. Needs no GIL.

@@ -77,6 +77,14 @@ impl Lent {
         }
     }
 
+    /// Whether the tensor is contiguous.
+    pub(crate) fn is_dense(&self) -> bool {
+        match self {
+            Self::Host(tensor) => tensor.is_dense(),
+            Self::Gpu(tensor) => tensor.is_dense(),
+        }
+    }
+
     pub(crate) fn is_writable(&self) -> bool {
         match self {
             Self::Host(tensor) => tensor.is_writable(),
@@ -160,6 +168,14 @@ impl Foreign {
                  (`.to_numpy()`, `.toarray()`, …)",
             )
         })?;
+        if buffer
+            .suboffsets()
+            .is_some_and(|offsets| offsets.iter().any(|offset| *offset >= 0))
+        {
+            return Err(PyBufferError::new_err(
+                "its elements lie behind pointers (suboffsets of the buffer protocol): pass a contiguous copy",
+            ));
+        }
         let dtype = dtype_of_format(&buffer).ok_or_else(|| {
             PyBufferError::new_err(format!("no dtype stands for its elements (format {:?})", buffer.format()))
         })?;

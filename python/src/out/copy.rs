@@ -127,7 +127,7 @@ fn check(
 }
 
 fn is_received(snapshot: &client::Snapshot, Target { name, .. }: &Target) -> bool {
-    snapshot.tensor(name.as_str()).is_some() || snapshot.device_tensor(name.as_str()).is_some()
+    snapshot.volatile_tensor(name.as_str()).is_some() || snapshot.device_tensor(name.as_str()).is_some()
 }
 
 /// The size from which a copy is worth the start of further threads.
@@ -147,7 +147,7 @@ fn copy_to_host(py: Python<'_>, snapshot: &client::Snapshot, mut targets: Vec<Ta
         let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
         let copy = || {
             while let Some(Target { name, memory, .. }) = next() {
-                if let Some(bytes) = snapshot.tensor(name.as_str()) {
+                if let Some(bytes) = snapshot.volatile_tensor(name.as_str()) {
                     memory.copy_from(&bytes);
                 }
             }

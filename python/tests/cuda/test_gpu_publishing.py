@@ -66,6 +66,22 @@ def test_a_borrowed_version_is_read_where_it_is(relay, client, gpu, fake):
     wait_until("the tensors are returned", lambda: not lent_tensors)
 
 
+def test_freed_memory_is_not_read(relay, client, gpu, monkeypatch):
+    """Goal: memory that its framework has freed is not read, since that would end the GPU's context. Method: a
+    framework that answers for its tensors as PyTorch's storages do."""
+    is_in_place = True
+    monkeypatch.setattr("tensor_relay._frameworks.guard", lambda exporter: (None, lambda: is_in_place))
+    published = relay.publish("t", {"w": gpu.array(noise(9 << 20))}, hold="borrow")
+    with client.subscribe("t") as subscription:
+        assert subscription.next(TIMEOUT_S)["w"].numpy().tobytes() == noise(9 << 20)
+    is_in_place = False
+    published = relay.publish("t", {"w": gpu.array(noise(9 << 20, 1))}, hold="borrow")
+    with client.subscribe("t"), pytest.raises(tensor_relay.PublishError, match="freed, moved or cut off.* is w"):
+        published.wait_committed(timeout=TIMEOUT_S)
+    relay.publish("t", {"w": np.ones(3)})
+    assert received(client)["w"].numpy().tolist() == [1, 1, 1]
+
+
 @HOLDS
 def test_tied_weights_of_one_shape_are_sent_once(relay, client, gpu, hold):
     weight = gpu.array(noise(40_000), "f32", (100, 100))

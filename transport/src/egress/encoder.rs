@@ -280,13 +280,13 @@ impl Encoder {
             payload.source().read(range).await?
         };
         self.count_read(bytes.len() as u64, is_in_place);
-        let hash = match payload.hash(chunk) {
+        let hash = match payload.reliable_hash(chunk) {
             Some(hash) => hash,
             None => {
                 let _hashing = self.stages.begin(Stage::Encode);
                 let raw = bytes.clone();
                 let hash = self.workers.run_over(raw.len(), move || ChunkHash::of(&raw)).await;
-                payload.set_hash(chunk, hash);
+                payload.handle_read(chunk, hash)?;
                 hash
             }
         };
@@ -340,15 +340,36 @@ impl fmt::Debug for Encoder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
-    use tensor_relay_device::HostSource;
+    use std::sync::{Arc, atomic::AtomicU8};
+    use tensor_relay_device::{ForeignBytes, GatherSource, HostSource, Source};
     use tensor_relay_protocol::{Dtype, Limits, Manifest, Shape, TensorName, TensorSpec};
 
     fn payload_of(bytes: Vec<u8>) -> Payload {
-        let shape = Shape::new(&[bytes.len() as u64]).unwrap();
+        payload_from(HostSource::new(bytes.into()))
+    }
+
+    fn payload_from(source: impl Source + 'static) -> Payload {
+        let shape = Shape::new(&[source.len_bytes()]).unwrap();
         let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, shape);
         let manifest = Manifest::layout(vec![spec], vec![], 4096, &Limits::default()).unwrap();
-        Payload::new(Arc::new(manifest), Arc::new(HostSource::new(bytes.into())))
+        Payload::new(Arc::new(manifest), Arc::new(source))
+    }
+
+    #[tokio::test]
+    async fn memory_that_was_overwritten_after_its_first_read_is_refused() {
+        let memory: Arc<Vec<AtomicU8>> = Arc::new((0..8192).map(|_| AtomicU8::new(7)).collect());
+        let foreign = ForeignBytes::new(memory.as_ptr().addr(), memory.len(), Arc::clone(&memory));
+        let payload = payload_from(GatherSource::new(8192, [(0..8192, foreign)]).unwrap());
+        let encoder = Encoder::new(0, None, Workers::Inline);
+        let request = async |chunk| encoder.encode(&payload, ChunkIndex(chunk), CodecId::Raw).await;
+        let first = request(0).await.unwrap();
+        memory[5000].store(8, Ordering::Relaxed);
+        request(1).await.unwrap(); // It was not read before.
+        memory[100].store(8, Ordering::Relaxed);
+        let error = request(0).await.unwrap_err();
+        assert!(matches!(*error, SourceError::Overwritten { start: 0, end: 4096 }), "{error}");
+        memory[100].store(7, Ordering::Relaxed);
+        assert_eq!(request(0).await.unwrap().hash, first.hash);
     }
 
     #[tokio::test]

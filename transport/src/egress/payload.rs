@@ -1,11 +1,14 @@
 //! [`Payload`]: a version at the sender.
 
 use super::{encodings::Encodings, reads::Reads};
-use std::sync::{
-    Arc, OnceLock, Weak,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    ops::Range,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
-use tensor_relay_device::Source;
+use tensor_relay_device::{Source, SourceError};
 use tensor_relay_protocol::{ChunkHash, ChunkIndex, Manifest, RangeSet, VersionDigest};
 
 /// A version's manifest, its source, and its known chunk hashes.
@@ -94,8 +97,19 @@ impl Payload {
         self.chunks[chunk.0 as usize].hash.get().copied()
     }
 
-    pub(super) fn set_hash(&self, chunk: ChunkIndex, hash: ChunkHash) {
-        let _ = self.chunks[chunk.0 as usize].hash.set(hash);
+    /// The hash that a read of the chunk need not compute: the known one, unless the bytes may have changed since.
+    pub(super) fn reliable_hash(&self, chunk: ChunkIndex) -> Option<ChunkHash> {
+        if self.source.may_change() { None } else { self.hash(chunk) }
+    }
+
+    /// Handles a read of the chunk, whose bytes have `hash`: the first read makes it known.
+    ///
+    /// # Errors
+    /// [`SourceError::Overwritten`] for other bytes than those of the first read.
+    pub(super) fn handle_read(&self, chunk: ChunkIndex, hash: ChunkHash) -> Result<(), SourceError> {
+        let known = *self.chunks[chunk.0 as usize].hash.get_or_init(|| hash);
+        let (Range { start, end }, _) = self.manifest.chunk(chunk);
+        if known == hash { Ok(()) } else { Err(SourceError::Overwritten { start, end }) }
     }
 
     /// Records that a read of the chunk begins. Returns whether one began before.
@@ -140,9 +154,9 @@ mod tests {
         let payload = Payload::new(manifest.clone(), Arc::new(HostSource::new(vec![0; 1024].into())));
         let (first, last) = (ChunkHash::of(b"first"), ChunkHash::of(b"last"));
         let ends: RangeSet = [0..1, 3..4].into_iter().collect();
-        payload.set_hash(ChunkIndex(0), first);
+        payload.handle_read(ChunkIndex(0), first).unwrap();
         assert_eq!((payload.digest_of(&ends), payload.unhashed(&ends)), (None, vec![ChunkIndex(3)]));
-        payload.set_hash(ChunkIndex(3), last);
+        payload.handle_read(ChunkIndex(3), last).unwrap();
         assert_eq!(payload.unhashed(&ends), []);
         assert_eq!(payload.digest_of(&ends), Some(VersionDigest::of(manifest.digest(), [first, last])));
         assert_eq!(payload.digest(), None, "other chunks are not hashed");

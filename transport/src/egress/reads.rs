@@ -112,10 +112,9 @@ impl Reads {
         let Ok(Some(outcome)) = answered else {
             return Err(no_outcome()); // The read's task was dropped.
         };
-        if let Ok(encoded) = &outcome {
-            payload.set_hash(chunk, encoded.hash);
-        }
-        outcome
+        let encoded = outcome?;
+        payload.handle_read(chunk, encoded.hash)?;
+        Ok(encoded)
     }
 
     /// Drops the cached chunks of a dropped payload.
@@ -152,7 +151,8 @@ impl Reads {
             let (range, _) = payload.manifest().chunk(chunk);
             let bytes = (range.end - range.start).max(slots.slot_bytes() as u64);
             let order = cache.begin(key, bytes, waiting.clone());
-            let (source, hash, slots) = (Arc::clone(payload.source()), payload.hash(chunk), slots.clone());
+            let (source, hash, slots) =
+                (Arc::clone(payload.source()), payload.reliable_hash(chunk), slots.clone());
             let entry = Entry { reads: Arc::clone(self), key, order, slots, answer, has_ended: false };
             (RunningRead { source, range, hash, entry }, waiting)
         };
@@ -260,7 +260,7 @@ mod tests {
     use crate::egress::{Encoder, READ_TIMEOUT};
     use bytes::Bytes;
     use tensor_relay_device::{
-        BoxFuture, CopyEngine, EngineSource, HostEngine, HostEngineMemory, HostMemory,
+        BoxFuture, CopyEngine, CopySegment, EngineSource, HostEngine, HostEngineMemory, HostMemory,
     };
     use tensor_relay_protocol::{Dtype, Limits, Manifest, RangeSet, Shape, TensorName, TensorSpec};
     use tokio::{sync::Semaphore, task::JoinSet};
@@ -274,6 +274,12 @@ mod tests {
         gate: Semaphore,
         fails: std::sync::atomic::AtomicBool,
         panics: std::sync::atomic::AtomicBool,
+    }
+
+    impl Gated {
+        fn new(source: EngineSource<HostEngine>, reads: usize) -> Self {
+            Self { source, gate: Semaphore::new(reads), fails: false.into(), panics: false.into() }
+        }
     }
 
     impl Source for Gated {
@@ -292,6 +298,10 @@ mod tests {
             })
         }
 
+        fn may_change(&self) -> bool {
+            true
+        }
+
         fn slots(&self) -> Option<&SlotPool> {
             self.source.slots()
         }
@@ -303,13 +313,15 @@ mod tests {
         let memory: Arc<HostEngineMemory> = engine.allocate(chunks as usize * CHUNK_BYTES as usize).unwrap();
         let pool = engine.slots(Capacity { slots, slot_bytes: CHUNK_BYTES as usize }).unwrap();
         let source = EngineSource::new(engine, memory, pool.clone());
-        let gate = Semaphore::new(reads);
-        let gated = Arc::new(Gated { source, gate, fails: false.into(), panics: false.into() });
-        let shape = Shape::new(&[chunks * u64::from(CHUNK_BYTES)]).unwrap();
+        let gated = Arc::new(Gated::new(source, reads));
+        (Arc::new(payload_of(Arc::clone(&gated))), gated, pool)
+    }
+
+    fn payload_of(gated: Arc<Gated>) -> Payload {
+        let shape = Shape::new(&[gated.len_bytes()]).unwrap();
         let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, shape);
         let manifest = Manifest::layout(vec![spec], vec![], CHUNK_BYTES, &Limits::default()).unwrap();
-        let payload = Payload::new(Arc::new(manifest), Arc::clone(&gated) as Arc<dyn Source>);
-        (Arc::new(payload), gated, pool)
+        Payload::new(Arc::new(manifest), gated)
     }
 
     fn new_encoder(device_cache_bytes: Option<u64>) -> Arc<Encoder> {
@@ -354,6 +366,22 @@ mod tests {
             drop(chunks);
             assert_eq!(slots.available(), if cache_bytes.is_none() { 7 } else { 8 }, "{cache_bytes:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn device_memory_that_was_overwritten_is_refused_when_read_again() {
+        let engine = Arc::new(HostEngine::inline(HostMemory::new(1 << 20)));
+        let memory: Arc<HostEngineMemory> = engine.allocate(CHUNK_BYTES as usize).unwrap();
+        let pool = engine.slots(Capacity { slots: 2, slot_bytes: CHUNK_BYTES as usize }).unwrap();
+        let source = EngineSource::new(Arc::clone(&engine), Arc::clone(&memory), pool.clone());
+        let payload = payload_of(Arc::new(Gated::new(source, 2)));
+        let encoder = new_encoder(Some(0));
+        encoder.encode(&payload, ChunkIndex(0), CodecId::Raw).await.unwrap();
+        let mut slot = pool.acquire().await;
+        slot[7] ^= 1;
+        engine.copy_in(slot, vec![CopySegment::new(&memory, 0, 8)]).await.unwrap();
+        let error = encoder.encode(&payload, ChunkIndex(0), CodecId::Raw).await.unwrap_err();
+        assert!(matches!(*error, SourceError::Overwritten { start: 0, end: 1024 }), "{error}");
     }
 
     #[tokio::test]

@@ -108,7 +108,7 @@ impl Encoder {
             Ok(before) => Some(before.bytes),
             Err(error) => {
                 if self.chooser.handle_unreadable(payload, base) {
-                    tracing::info!(%chunk, %error, "A base cannot be read any more; chunks are sent whole.");
+                    tracing::warn!(%chunk, %error, "A base cannot be read any more; chunks are sent whole.");
                 }
                 None
             }
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(attempts.load(Ordering::Relaxed), 1, "after a failure there are no further attempts");
         // An equal chunk need not be read.
         let hash = next.hash(ChunkIndex(0)).unwrap();
-        base.set_hash(ChunkIndex(0), hash);
+        base.handle_read(ChunkIndex(0), hash).unwrap();
         let same = encoder.encode_delta(&next, ChunkIndex(0), Some(&base), AUTO()).await.unwrap();
         assert!(same.codec.needs_base());
     }
@@ -277,7 +277,7 @@ mod tests {
         let mut bytes = noise(CHUNKS * CHUNK_BYTES);
         bytes[..CHUNK_BYTES].fill(9);
         let (next, encoder) = (payload(bytes), Encoder::new(1 << 20, None, Workers::Inline));
-        base.set_hash(ChunkIndex(0), ChunkHash::of(&[9; CHUNK_BYTES]));
+        base.handle_read(ChunkIndex(0), ChunkHash::of(&[9; CHUNK_BYTES])).unwrap();
         for chunk in (1..CHUNKS as u32).chain([0]) {
             let encoded = encoder
                 .encode_delta(&next, ChunkIndex(chunk), Some(&base), AUTO())
