@@ -1,8 +1,8 @@
 //! Stops of this process (SIGSTOP, a frozen container): what arrived meanwhile is read before its timeouts count.
 //!
-//! After a stop all timers have expired, and tokio may poll the tasks before it looks at the sockets: a signal interrupts
-//! its wait for them. A peer would then count as silent although its messages, perhaps its last ones, are in the kernel's
-//! buffers.
+//! After a stop all timers have expired, and tokio may poll the tasks before it looks at the sockets: a signal
+//! interrupts its wait for them. A peer would then count as silent although its messages, perhaps its last ones, are in
+//! the kernel's buffers.
 
 use std::{
     pin::Pin,

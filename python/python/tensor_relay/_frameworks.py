@@ -149,7 +149,9 @@ def _check_memory(torch: Any, tensor: Any) -> None:
             "it is a MaskedTensor, and masks are not published: pass its `.to_tensor(…)`, or its `.get_data()` and"
             " `.get_mask()` as two tensors"
         )
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    # An internal function: without it, PyTorch's own error is quoted.
+    is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
+    if is_wrapped is not None and is_wrapped(tensor):
         raise TypeError("it is a tensor within a transform (`vmap`, `grad`, …) of torch.func: pass the transform's result")
     if kind == "FakeTensor":
         raise TypeError("it is a FakeTensor, which has a shape and no values: pass one made outside of FakeTensorMode")

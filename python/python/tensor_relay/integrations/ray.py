@@ -58,9 +58,9 @@ def register(*, stage: bool = True) -> None:
     """Registers the transport with Ray. Call it in the process that creates the actors, before their classes are
     defined; Ray registers it in the actors. A second call does nothing.
 
-    stage: whether tensors are copied to host memory when they are returned, so that the actor may write to them at once.
-        With False they are read in place until Ray collects the object: writing to them earlier changes or corrupts
-        what others receive, as with Ray's own one-sided transports.
+    stage: whether tensors are copied to host memory when they are returned, so that the actor may write to them at
+        once. With False they are read in place until Ray collects the object: writing to them earlier changes or
+        corrupts what others receive, as with Ray's own one-sided transports.
 
     Create actors that only receive with `@ray.remote(enable_tensor_transport=True)`.
 
