@@ -298,7 +298,7 @@ def main():
     args = parser.parse_args()
     versions = {"tensor_relay": tensor_relay.__version__, "Ray": ray.__version__, "PyTorch": torch.__version__}
     print(f"Python {platform.python_version()}, " + ", ".join(f"{name} {version}" for name, version in versions.items()))
-    tensor_relay.integrations.ray.register()
+    tensor_relay.integrations.ray.register(stage=False)
     ray.init("local", num_cpus=4, object_store_memory=2 << 30, include_dashboard=False, log_to_driver=False)
     if names := [name for name in WORKLOADS if name in args.only]:
         print_comparisons(names, args.rounds)

@@ -367,7 +367,8 @@ impl Session {
         }
     }
 
-    /// Logs a warning. Further versions are received on the next connection, once the server has closed this one.
+    /// Further versions are received on the next connection, once the server has closed this one. That is logged as a
+    /// warning if anything needs it; the drain itself belongs to every ordinary end.
     fn handle_drain(&mut self, alternatives: &[String]) -> Result<(), SessionError> {
         if std::mem::replace(&mut self.is_draining, true) {
             return Err(ProtocolViolation::OutOfTurn {
@@ -376,7 +377,7 @@ impl Session {
             }
             .into());
         }
-        tracing::warn!(
+        tracing::info!(
             ?alternatives,
             "The server is shutting down: it finishes the transfers in progress and starts no others."
         );

@@ -17,15 +17,7 @@ pub(crate) fn buckets(
     let checked = select.check(description.id(), description.manifest());
     checked.map_err(|message| crate::errors::Kind::Request.raise(py, message))?;
     let tensors = description.manifest().tensors().iter();
-    let is_wanted = |tensor: &&Tensor| {
-        let matches = |patterns: &[_]| {
-            patterns
-                .iter()
-                .any(|glob: &tensor_relay_client::Glob| glob.matches(tensor.name.as_str()))
-        };
-        select.patterns().is_none_or(matches)
-    };
-    Ok(in_buckets(tensors.filter(is_wanted), bucket_bytes))
+    Ok(in_buckets(tensors.filter(|tensor| select.has(tensor.name.as_str())), bucket_bytes))
 }
 
 /// Whether a snapshot is a bucket of the version that `description` describes, and not of a later version or epoch.

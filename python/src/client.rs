@@ -187,14 +187,21 @@ impl Client {
     /// received directly into the tensors, without that cost, and a failure leaves them torn (TornError); do not use
     /// them meanwhile. On a GPU, nothing is written before the work that is already queued on their framework's current
     /// stream has completed.
-    /// strict: whether `out` must have exactly the version's (selected) tensors. With `strict=False` the tensors that
-    /// both have are received; a version that has none in common with `out` is refused.
+    /// strict: whether `out` must have exactly the version's (selected) tensors and extra state. With `strict=False`
+    /// the tensors that both have are received, and the names of the others are logged; a version that has none in
+    /// common with `out` is refused.
+    /// rename: a function from a name in `out` to its name in the version, such as
+    /// `lambda name: name.removeprefix("_orig_mod.")`.
+    ///
+    /// If `out` is a module, the values of `get_extra_state` are set by its modules' `set_extra_state`. A dictionary
+    /// cannot set them, so it must have none, or strict=False leaves them out.
     ///
     /// Raises RequestError for an invalid name or pattern, and for an empty `select`; TargetError for tensors of `out`
     /// that cannot be received into, or that share some of their memory. Later errors are raised by
     /// `Subscription.next`.
     #[pyo3(signature = (topic = None, *, mode = "latest", select = None, start = None, window = None, reader = None,
-                        preempt = false, timeout = None, on_gap = "raise", out = None, atomic = true, strict = true))]
+                        preempt = false, timeout = None, on_gap = "raise", out = None, atomic = true, strict = true,
+                        rename = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
     fn subscribe(
         slf: Bound<'_, Self>,
@@ -210,13 +217,14 @@ impl Client {
         out: Option<Bound<'_, PyAny>>,
         atomic: bool,
         strict: bool,
+        rename: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Subscription> {
         let (py, this) = (slf.py(), slf.get());
         let topic = this.topic_or_default(py, topic)?;
         let timeout = seconds("timeout", timeout)?;
         let on_gap = OnGap::parse(py, on_gap)?;
         let gpus = this.gpus.get(py)?;
-        let out = out.map(|mapping| Out::new(mapping.unbind(), atomic, strict, Arc::clone(gpus)));
+        let out = out.map(|mapping| Out::new(mapping, atomic, strict, rename, Arc::clone(gpus)));
         let followed = this.consumer.as_ref().map(|consumer| consumer.follow(&topic));
         let mut request = match mode {
             "latest" => Request::latest(topic),
@@ -252,14 +260,14 @@ impl Client {
     /// that is no longer retained is an error.
     /// epoch: with `version`, the epoch of the topic, as in `Snapshot.epoch`: after a restart a publisher counts
     /// versions from 1 again, in a new epoch.
-    /// select, out, atomic, strict: as for `subscribe`.
+    /// select, out, atomic, strict, rename: as for `subscribe`.
     /// timeout: the deadline for the whole call in seconds; None waits without limit. A topic that does not exist is
     /// waited for at most for the client's `topic_timeout`.
     ///
     /// Raises VersionNotFoundError, TopicNotFoundError, RelayTimeoutError, TopicEndedError, and the other exceptions of
     /// `Subscription.next`. With `atomic=False`, a timeout after the first byte is a TornError.
     #[pyo3(signature = (topic = None, version = None, *, epoch = None, select = None, out = None, atomic = true,
-                        strict = true, timeout = 60.0))]
+                        strict = true, rename = None, timeout = 60.0))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
     fn get<'py>(
         slf: Bound<'py, Self>,
@@ -270,15 +278,16 @@ impl Client {
         out: Option<Bound<'py, PyAny>>,
         atomic: bool,
         strict: bool,
+        rename: Option<Bound<'py, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let wanted = (topic, version, epoch, select, out, atomic, strict, timeout);
+        let wanted = (topic, version, epoch, select, out, atomic, strict, rename, timeout);
         call_python(slf, "get", wanted)
     }
 
     /// `get` as a coroutine of asyncio. Not with `atomic=False`.
     #[pyo3(signature = (topic = None, version = None, *, epoch = None, select = None, out = None, atomic = true,
-                        strict = true, timeout = 60.0))]
+                        strict = true, rename = None, timeout = 60.0))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
     fn get_async<'py>(
         slf: Bound<'py, Self>,
@@ -289,27 +298,29 @@ impl Client {
         out: Option<Bound<'py, PyAny>>,
         atomic: bool,
         strict: bool,
+        rename: Option<Bound<'py, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let wanted = (topic, version, epoch, select, out, atomic, strict, timeout);
+        let wanted = (topic, version, epoch, select, out, atomic, strict, rename, timeout);
         call_python(slf, "get_async", wanted)
     }
 
     /// Copies a snapshot to the tensors of `out`, all or none, as `subscribe(out=…)` does with a complete version: it
-    /// can be received while the tensors are in use (`get`), and their use pauses only for the copy. `strict` is as for
-    /// `subscribe`. Returns the version without tensors.
+    /// can be received while the tensors are in use (`get`), and their use pauses only for the copy. `strict` and
+    /// `rename` are as for `subscribe`. Returns the version without tensors.
     ///
     /// Raises TargetError if the version does not fit, with nothing written; TornError if a GPU fails during the copy.
-    #[pyo3(signature = (snapshot, out, *, strict = true))]
+    #[pyo3(signature = (snapshot, out, *, strict = true, rename = None))]
     pub(crate) fn install(
         &self,
         py: Python<'_>,
         snapshot: &Snapshot,
         out: Bound<'_, PyAny>,
         strict: bool,
+        rename: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Snapshot> {
-        let out = Out::new(out.unbind(), true, strict, Arc::clone(self.gpus.get(py)?));
-        out.copy(py, &snapshot.arrived(py)?)?.map_err(|failed| failed.raise(py))
+        let out = Out::new(out, true, strict, rename, Arc::clone(self.gpus.get(py)?));
+        out.copy(py, &snapshot.arrived(py)?, None)?.map_err(|failed| failed.raise(py))
     }
 
     /// Iterates over the tensors of one version with their names, in published order. They are received in buckets, so
@@ -544,9 +555,10 @@ fn parse_lanes(py: Python<'_>, lanes: Option<u32>) -> PyResult<Lanes> {
 /// with different tokens have different rights, so their texts differ.
 ///
 /// # Errors
-/// `TicketError` for an invalid ticket.
+/// `TicketError` for an invalid ticket; `ForkError` in a forked process that cannot connect.
 #[pyfunction]
 pub(crate) fn server_of(py: Python<'_>, ticket: &str) -> PyResult<String> {
+    runtime::handle(py)?;
     let ticket: Ticket = ticket.parse().map_err(Kind::Ticket.because(py))?;
     let server = Ticket::new(ticket.addresses().to_vec(), ticket.keys().to_vec(), None);
     let server = server.map_err(Kind::Ticket.because(py))?;
@@ -560,7 +572,7 @@ pub(crate) fn server_of(py: Python<'_>, ticket: &str) -> PyResult<String> {
 fn call_python<'py>(
     client: Bound<'py, Client>,
     name: &str,
-    (topic, version, epoch, select, out, atomic, strict, timeout): Get<'_, 'py>,
+    (topic, version, epoch, select, out, atomic, strict, rename, timeout): Get<'_, 'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = client.py();
     let options = PyDict::new(py);
@@ -568,6 +580,7 @@ fn call_python<'py>(
     options.set_item("out", out)?;
     options.set_item("atomic", atomic)?;
     options.set_item("strict", strict)?;
+    options.set_item("rename", rename)?;
     py.import("tensor_relay._get")?
         .call_method1(name, (client, topic, version, epoch, timeout, options))
 }
@@ -581,5 +594,6 @@ type Get<'a, 'py> = (
     Option<Bound<'py, PyAny>>,
     bool,
     bool,
+    Option<Bound<'py, PyAny>>,
     Option<f64>,
 );

@@ -22,7 +22,7 @@ pub(crate) use dlpack::{DataType, to_dlpack};
 pub(crate) use export::{Export, Exported, capsule};
 pub(crate) use footprint::{Footprint, overlapping};
 pub(crate) use foreign::{Exclusive, Foreign, Identity};
-pub(crate) use import::Lent;
+pub(crate) use import::{Lent, not_lent};
 pub(crate) use on_gpu::{OnGpu, no_bytes};
 pub(crate) use places::Places;
 pub(crate) use readable::{Readable, Reading};

@@ -1,26 +1,33 @@
 //! `out=`: receiving versions into a user's own tensors.
 
 mod copy;
+mod extra_state;
+mod left_out;
 mod target;
 
 use crate::{
     errors::{Kind, of_fill},
     gpu::Gpus,
     memory::{Exclusive, Foreign, OnGpu, Returning},
+    select::Select,
     snapshot::Snapshot,
     subscription::{Arrived, Delivered, Inner, NotArrived},
     tensors_in::{Fences, frameworks},
     wait::{at_most, wait},
 };
+use extra_state::{ExtraState, Matched};
+use left_out::LeftOut;
 use pyo3::prelude::*;
 use std::{
+    collections::BTreeSet,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use target::{ByPlace, Target, Targets, check_dense, sort_by_place};
 use tensor_relay_client::{
-    self as client, BufferError, Buffers, FillCause, FillError, Filled, Glob, NameMatch,
+    self as client, BufferError, Buffers, FillCause, FillError, Filled, Glob, Manifest, NameMatch,
+    TensorName, VersionId,
 };
 use tensor_relay_device::DeviceBuffer;
 
@@ -30,6 +37,9 @@ pub(crate) struct Out {
     is_atomic: bool,
     /// Whether the version must have the same tensors.
     is_strict: bool,
+    /// A function from a name in the mapping to the name in the version.
+    rename: Option<Py<PyAny>>,
+    left_out: Arc<LeftOut>,
     gpus: Arc<Gpus>,
     /// A version that is being received directly into the tensors after its caller gave up waiting (timeout or Ctrl-C).
     /// The tensors stay lent meanwhile, and the next call continues to wait for the version.
@@ -43,6 +53,9 @@ struct Pending {
     values: Vec<Py<PyAny>>,
     /// The names of values in `out` that are not tensors.
     entries: Vec<String>,
+    /// The names of the tensors, except extra state.
+    names: BTreeSet<String>,
+    extra: ExtraState,
 }
 
 type Received = Pin<Box<dyn Future<Output = Result<FilledTensors, Failed>> + Send>>;
@@ -61,8 +74,23 @@ enum Failed {
 }
 
 impl Out {
-    pub(crate) fn new(mapping: Py<PyAny>, is_atomic: bool, is_strict: bool, gpus: Arc<Gpus>) -> Self {
-        Self { mapping, is_atomic, is_strict, gpus, pending: Arc::default() }
+    pub(crate) fn new(
+        mapping: Bound<'_, PyAny>,
+        is_atomic: bool,
+        is_strict: bool,
+        rename: Option<Bound<'_, PyAny>>,
+        gpus: Arc<Gpus>,
+    ) -> Self {
+        let (mapping, rename) = (mapping.unbind(), rename.map(Bound::unbind));
+        Self {
+            mapping,
+            is_atomic,
+            is_strict,
+            rename,
+            left_out: Arc::default(),
+            gpus,
+            pending: Arc::default(),
+        }
     }
 
     pub(crate) fn is_atomic(&self) -> bool {
@@ -74,6 +102,8 @@ impl Out {
             mapping: self.mapping.clone_ref(py),
             is_atomic: self.is_atomic,
             is_strict: self.is_strict,
+            rename: self.rename.as_ref().map(|rename| rename.clone_ref(py)),
+            left_out: Arc::clone(&self.left_out),
             gpus: Arc::clone(&self.gpus),
             pending: Arc::clone(&self.pending),
         }
@@ -90,16 +120,51 @@ impl Out {
         for Target { name, .. } in &targets.tensors {
             names.insert(name.clone(), ());
         }
+        for name in targets.extra.names() {
+            names.insert(TensorName::new(name).map_err(Kind::Request.because(py))?, ());
+        }
         targets.give_back(py);
         Ok(if self.is_strict { vec![] } else { names.selection() })
     }
 
-    /// Copies a complete version to the tensors, all of them or none.
+    /// Copies a complete version to the tensors, all of them or none. `select` is that of the subscription.
     ///
     /// # Errors
-    /// `TargetError` for tensors that cannot be received into; `TornError` if a GPU fails during the copy.
-    pub(crate) fn copy(&self, py: Python<'_>, arrived: &Arrived) -> PyResult<Delivered> {
-        copy::to_all(py, arrived, self.targets(py)?, self.name_match())
+    /// `TargetError` for tensors that cannot be received into; `TornError` if a GPU or `set_extra_state` fails.
+    pub(crate) fn copy(
+        &self,
+        py: Python<'_>,
+        arrived: &Arrived,
+        select: Option<&Select>,
+    ) -> PyResult<Delivered> {
+        copy::to_all(py, arrived, self, select)
+    }
+
+    /// Completes a version whose tensors were received: sets its extra state, and logs what was left out.
+    ///
+    /// # Errors
+    /// `TornError` if a module refuses its extra state.
+    fn finish(
+        &self,
+        py: Python<'_>,
+        id: &VersionId,
+        manifest: &Manifest,
+        select: Option<&Select>,
+        names: &BTreeSet<String>,
+        extra: Matched,
+    ) -> PyResult<()> {
+        if !self.is_strict {
+            self.left_out.log(id, manifest, select, names, &extra);
+        }
+        extra.set(py).map_err(|error| {
+            let why = error.value(py).to_string();
+            torn_by(
+                py,
+                &format!("{why}; `out` has the tensors of {id} without all of its extra state"),
+                id,
+                error,
+            )
+        })
     }
 
     /// Receives the next version directly into the tensors.
@@ -132,17 +197,15 @@ impl Out {
         let entries = &pending.entries;
         match received {
             Ok(FilledTensors::Host(filled)) => {
-                let checked = inner.select.check(filled.id(), filled.manifest());
-                let snapshot = Snapshot::filled(&filled);
+                let (manifest, snapshot) = (Arc::clone(filled.manifest()), Snapshot::filled(&filled));
                 give_back(py, filled.into_buffers());
-                Ok(checked.map(|()| snapshot).map_err(NotArrived::NothingSelected))
+                self.deliver(py, inner, &pending, &manifest, snapshot)
             }
             Ok(FilledTensors::Gpu(filled, returning)) => {
-                let checked = inner.select.check(filled.id(), filled.manifest());
-                let snapshot = Snapshot::filled(&filled);
+                let (manifest, snapshot) = (Arc::clone(filled.manifest()), Snapshot::filled(&filled));
                 drop(filled);
                 returning.give_back(py);
-                Ok(checked.map(|()| snapshot).map_err(NotArrived::NothingSelected))
+                self.deliver(py, inner, &pending, &manifest, snapshot)
             }
             Err(Failed::Closed) => Ok(Err(NotArrived::Closed)),
             Err(Failed::Host(error)) => {
@@ -156,6 +219,36 @@ impl Out {
                 not_filled(py, &message, error.torn, error.refused, error.cause, entries)
             }
         }
+    }
+
+    /// Delivers a version that was received into the tensors.
+    fn deliver(
+        &self,
+        py: Python<'_>,
+        inner: &Inner,
+        pending: &Pending,
+        manifest: &Manifest,
+        snapshot: Snapshot,
+    ) -> PyResult<Delivered> {
+        let (id, select) = (snapshot.id(), &inner.select);
+        if let Err(message) = select.check(id, manifest) {
+            return Ok(Err(NotArrived::NothingSelected(message)));
+        }
+        let extra = pending
+            .extra
+            .matched(py, snapshot.wire_metadata(), Some(select), |name, value| {
+                let is_received = manifest.tensor(name).is_some() && select.has(name);
+                Ok(is_received.then(|| value.clone_ref(py)))
+            })?;
+        if let Err(error) = extra.check()
+            && self.is_strict
+            && select.patterns().is_none()
+        {
+            let message = format!("{error}; `out` has the tensors of {id} without all of its extra state");
+            return Err(torn_by(py, &message, id, Kind::Target.raise(py, &error)));
+        }
+        self.finish(py, id, manifest, Some(select), &pending.names, extra)?;
+        Ok(Ok(snapshot))
     }
 
     /// Stops waiting for the pending version. The tensors are returned when nothing writes to them.
@@ -182,12 +275,13 @@ impl Out {
             true => begin_on_host(py, inner, host, on_host)?,
             false => begin_on_gpu(py, inner, gpu, on_gpu)?,
         };
-        Ok(Pending { received, values: targets.values, entries: targets.entries })
+        let Targets { values, entries, names, extra, .. } = targets;
+        Ok(Pending { received, values, entries, names, extra })
     }
 
     /// The tensors that the mapping has now.
     fn targets(&self, py: Python<'_>) -> PyResult<Targets> {
-        Targets::of(self.mapping.bind(py), &self.gpus)
+        Targets::of(py, self)
     }
 
     fn name_match(&self) -> NameMatch {
@@ -285,8 +379,8 @@ fn notify_written(py: Python<'_>, values: &[Py<PyAny>]) -> PyResult<()> {
 fn not_filled(
     py: Python<'_>,
     message: &str,
-    torn: Option<client::VersionId>,
-    refused: Option<client::VersionId>,
+    torn: Option<VersionId>,
+    refused: Option<VersionId>,
     cause: FillCause,
     entries: &[String],
 ) -> PyResult<Delivered> {
@@ -299,7 +393,7 @@ fn not_filled(
 }
 
 /// Why a version does not fit the tensors; `entries` are the names of values in `out` that are not tensors.
-fn unfit(id: &client::VersionId, error: &BufferError, entries: &[String]) -> NotArrived {
+fn unfit(id: &VersionId, error: &BufferError, entries: &[String]) -> NotArrived {
     let more = match error {
         BufferError::OtherNames { missing, .. } => {
             let entries = entries.iter().filter(|entry| missing.iter().any(|name| **name == ***entry));
@@ -314,7 +408,7 @@ fn unfit(id: &client::VersionId, error: &BufferError, entries: &[String]) -> Not
     ))
 }
 
-fn torn_by(py: Python<'_>, message: &str, id: &client::VersionId, cause: PyErr) -> PyErr {
+fn torn_by(py: Python<'_>, message: &str, id: &VersionId, cause: PyErr) -> PyErr {
     let raised = Kind::Torn.raise(py, message);
     // The class has this attribute; setting it fails only when the interpreter is out of memory.
     let _ = raised.value(py).setattr("version", id.version.0);

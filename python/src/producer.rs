@@ -6,9 +6,9 @@ use crate::{
     hold::HoldUntil,
     metadata,
     publication::Publication,
-    relay::{cast_to, parse_topic},
+    relay::parse_topic,
     runtime::{self, ProcessLocal},
-    tensors_in::TensorsIn,
+    tensors_in::{TensorOptions, TensorsIn},
     version::OnOneGpu,
     wait::{finite_seconds, seconds, wait, wait_at_most},
 };
@@ -67,7 +67,7 @@ impl Producer {
 
     /// Publishes tensors as the next version of `topic`, atomically for all of the server's subscribers.
     ///
-    /// `tensors`, `metadata`, `dtype` and `timeout` are as for `Relay.publish`.
+    /// `tensors`, `metadata`, `dtype`, `rename`, `allow_empty` and `timeout` are as for `Relay.publish`.
     ///
     /// With `hold="stage"` all tensors are copied once, to memory that the server sends from, and may be written again
     /// when this returns. The copy is on their GPU if all tensors lie on one GPU that the server also uses, else on the
@@ -84,7 +84,8 @@ impl Producer {
     /// refuses the version; NoRoomError beyond the server's memory; RelayTimeoutError after `timeout`. In these cases
     /// nothing was published. ServerUnreachableError when the connection is lost: the version may or may not have been
     /// published.
-    #[pyo3(signature = (topic, tensors, *, hold = "stage", metadata = None, dtype = None, timeout = None))]
+    #[pyo3(signature = (topic, tensors, *, hold = "stage", metadata = None, dtype = None, rename = None,
+                        allow_empty = false, timeout = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn publish(
         &self,
@@ -94,14 +95,16 @@ impl Producer {
         hold: &str,
         metadata: Option<&Bound<'_, PyAny>>,
         dtype: Option<&Bound<'_, PyAny>>,
+        rename: Option<&Bound<'_, PyAny>>,
+        allow_empty: bool,
         timeout: Option<f64>,
     ) -> PyResult<Publication> {
         let (topic, timeout) = (parse_topic(py, topic)?, seconds("timeout", timeout)?);
-        let dtype = dtype.map(cast_to).transpose()?;
         let hold = HoldUntil::parse(py, hold)?;
         let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
         let producer = self.connected(py, timeout)?;
-        let mut lent = TensorsIn::of(tensors, dtype, HoldUntil::Stage, self.gpus.get(py)?)?;
+        let options = TensorOptions { dtype, rename, allow_empty };
+        let mut lent = TensorsIn::of(tensors, &options, HoldUntil::Stage, self.gpus.get(py)?)?;
         metadata.append(&mut lent.entries);
         let readable = py.detach(|| lent.into_readable()).map_err(Kind::Publish.because(py))?;
         let late = || {

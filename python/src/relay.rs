@@ -9,7 +9,7 @@ use crate::{
     metadata,
     publication::Publication,
     runtime::{self, ProcessLocal},
-    tensors_in::{TensorsIn, dtype_named, frameworks},
+    tensors_in::{TensorOptions, TensorsIn},
     tickets::Tickets,
     topic_options::TopicArguments,
     topic_publisher::TopicPublisher,
@@ -34,8 +34,8 @@ use std::{
 };
 use tensor_relay_cli::AdminPort;
 use tensor_relay_server::{
-    self as server, Device, Dtype, FileError, Metadata, Publishable, Publisher, Server, Staging, TensorFiles,
-    Topic, TopicOptions,
+    self as server, Device, FileError, Metadata, Publishable, Publisher, Server, Staging, TensorFiles, Topic,
+    TopicOptions,
 };
 
 /// A server that runs in this process, on threads of its own.
@@ -168,7 +168,9 @@ impl Relay {
     /// contiguous tensors are not copied as a whole: each chunk is copied when it is sent, and they must not be written
     /// before the publication is `released`; they must be all on the host, or all on one GPU. `dtype`, e.g. "bf16",
     /// casts floating-point tensors first; it accepts names, and the dtype objects of PyTorch, NumPy, JAX and
-    /// safetensors.
+    /// safetensors. `rename` is a function from each name to the name in the version, such as
+    /// `lambda name: name.removeprefix("module.")`. A version without tensors is published only with
+    /// `allow_empty=True`.
     ///
     /// GPU tensors are read after the work that is already queued on their framework's current stream. Waiting for that
     /// work does not block this or any other stream.
@@ -179,7 +181,8 @@ impl Relay {
     ///
     /// Raises UnsupportedTensorError, which names the value that cannot be published; PublishError; NoRoomError beyond
     /// `staged_bytes`; RelayTimeoutError after `timeout`. In these cases nothing was published.
-    #[pyo3(signature = (topic, tensors, *, hold = "stage", metadata = None, dtype = None, timeout = None))]
+    #[pyo3(signature = (topic, tensors, *, hold = "stage", metadata = None, dtype = None, rename = None,
+                        allow_empty = false, timeout = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
     fn publish(
         &self,
@@ -189,15 +192,16 @@ impl Relay {
         hold: &str,
         metadata: Option<&Bound<'_, PyAny>>,
         dtype: Option<&Bound<'_, PyAny>>,
+        rename: Option<&Bound<'_, PyAny>>,
+        allow_empty: bool,
         timeout: Option<f64>,
     ) -> PyResult<Publication> {
         let (topic, timeout) = (parse_topic(py, topic)?, seconds("timeout", timeout)?);
-        let dtype = dtype.map(cast_to).transpose()?;
         let hold = HoldUntil::parse(py, hold)?;
         let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
+        let options = TensorOptions { dtype, rename, allow_empty };
+        let mut lent = TensorsIn::of(tensors, &options, hold, self.gpus.get(py)?)?;
         let (publisher, staging) = self.publisher(py, &topic)?;
-        let gpus = self.gpus.get(py)?;
-        let mut lent = TensorsIn::of(tensors, dtype, hold, gpus)?;
         metadata.append(&mut lent.entries);
         let places = match hold {
             HoldUntil::Stage => Places::default(),
@@ -487,12 +491,4 @@ fn closed(py: Python<'_>) -> PyErr {
 
 fn ended(py: Python<'_>, topic: &Topic) -> PyErr {
     Kind::Publish.raise(py, format!("topic {topic} is not open: it was ended, withdrawn, or never published"))
-}
-
-/// The dtype that a user passes, as a name or as a framework's dtype object.
-pub(crate) fn cast_to(dtype: &Bound<'_, PyAny>) -> PyResult<Dtype> {
-    let py = dtype.py();
-    let name: String = frameworks(py)?.call_method1("dtype_name", (dtype,))?.extract()?;
-    let unknown = || Kind::Request.raise(py, format!("there is no dtype {name:?}: e.g. bf16, f16 or f32"));
-    dtype_named(&name).ok_or_else(unknown)
 }

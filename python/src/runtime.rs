@@ -49,7 +49,8 @@ fn start() -> io::Result<Runtime> {
 pub(crate) fn forked(py: Python<'_>, parent: u32) -> PyErr {
     let message = format!(
         "process {} was forked from {parent} after tensor_relay had started there, and threads do not survive a fork: \
-         fork first, or let `multiprocessing` use the start method `spawn`",
+         fork first, or start processes by `spawn` (`multiprocessing_context=\"spawn\"` of a PyTorch DataLoader, \
+         `multiprocessing.get_context(\"spawn\")`)",
         std::process::id()
     );
     Kind::Fork.raise(py, message)

@@ -37,6 +37,11 @@ impl Select {
         (!self.patterns.is_empty()).then_some(&self.patterns[..])
     }
 
+    /// Whether a tensor of this name is selected.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.patterns.is_empty() || self.patterns.iter().any(|pattern| pattern.matches(name))
+    }
+
     /// Refuses a version if it has tensors and no pattern matches any of them; the error is the message for the user.
     /// Of the first version that is not refused, logs a warning for each pattern without a match. That is no error:
     /// such a pattern may be meant for later versions.
@@ -46,7 +51,7 @@ impl Select {
         if tensors.is_empty() || self.patterns.is_empty() {
             return Ok(());
         }
-        if !self.patterns.iter().any(|pattern| has_match(&pattern)) {
+        if !tensors.iter().any(|tensor| self.has(tensor.name.as_str())) {
             let examples: Vec<_> =
                 tensors.iter().take(EXAMPLES_MAX).map(|tensor| tensor.name.as_str()).collect();
             return Err(format!(

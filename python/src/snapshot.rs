@@ -6,6 +6,7 @@ use crate::{
     errors::{Kind, of_device},
     memory::{Exported, Readable, Reading, Stream},
     metadata,
+    range::within,
     subscription::Arrived,
     tensor::Tensor,
     wait::{seconds, wait, wait_at_most},
@@ -132,6 +133,15 @@ impl Snapshot {
         }
     }
 
+    pub(crate) fn id(&self) -> &VersionId {
+        &self.id
+    }
+
+    /// The metadata as it was sent.
+    pub(crate) fn wire_metadata(&self) -> &[(String, String)] {
+        &self.metadata
+    }
+
     /// Records this version as the current one of `followed`, for the admin port.
     pub(crate) fn record(&self, followed: &FollowedTopic) {
         followed.committed(&self.id, self.payload_bytes, self.skipped, &self.receipt);
@@ -145,6 +155,15 @@ impl Snapshot {
             None => Exported::Host(snapshot.volatile_tensor(name)?),
         };
         Some(Tensor::new(described, bytes))
+    }
+
+    /// A copy of a tensor in PyTorch's memory, which does not keep the version's.
+    pub(crate) fn own_copy(&self, py: Python<'_>, name: &str) -> PyResult<Option<Py<PyAny>>> {
+        let copied = self.tensor(name).map(|tensor| {
+            let tensor = Bound::new(py, tensor)?.call_method0("torch")?;
+            Ok(tensor.call_method0("clone")?.unbind())
+        });
+        copied.transpose()
     }
 
     /// The received version, to be copied to `out`.
@@ -336,11 +355,17 @@ impl Snapshot {
     /// file atomically, a folder atomically if the file system can exchange folders. Returns the path of that folder or
     /// file.
     ///
+    /// With `keep`, the newest `keep` versions stay side by side, as `folder/a/b/VERSION-EPOCH` and so on, and the
+    /// returned path is that of this version alone: its files are not replaced, and are deleted when `keep` newer
+    /// versions were written.
+    ///
     /// Raises TensorRelayError when the files cannot be written, when files of another origin are there, or when the
     /// tensors were received into `out`.
-    fn save_files(&self, py: Python<'_>, folder: PathBuf) -> PyResult<PathBuf> {
+    #[pyo3(signature = (folder, *, keep = None))]
+    fn save_files(&self, py: Python<'_>, folder: PathBuf, keep: Option<u32>) -> PyResult<PathBuf> {
+        let keep = keep.map(|keep| within(py, "keep", keep, 1..=u32::MAX)).transpose()?;
         let on_host = self.on_host(py)?;
-        let mirror = client::Mirror::new(folder, None);
+        let mirror = client::Mirror::new(folder, keep);
         py.detach(|| mirror.save(&on_host)).map_err(Kind::Other.because(py))
     }
 

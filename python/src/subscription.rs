@@ -284,22 +284,27 @@ impl Subscription {
     }
 
     /// Copies a version that `prefetch` returned to the tensors of `out`, all of them or none; by default to the
-    /// subscription's `out`. It waits only for the copy, so it has no coroutine. `strict` applies to the `out` of this
-    /// call. Returns the version without tensors.
+    /// subscription's `out`. It waits only for the copy, so it has no coroutine. `strict` and `rename` apply to the
+    /// `out` of this call. Returns the version without tensors.
     ///
     /// Raises TargetError if the version does not fit, with nothing written; TornError if a GPU fails during the copy;
     /// RequestError without any `out`.
-    #[pyo3(signature = (snapshot, out = None, *, strict = true))]
+    #[pyo3(signature = (snapshot, out = None, *, strict = true, rename = None))]
     fn activate(
         &self,
         py: Python<'_>,
         snapshot: &Snapshot,
         out: Option<Bound<'_, PyAny>>,
         strict: bool,
+        rename: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Snapshot> {
         match (out, &self.out) {
-            (Some(out), _) => self.client.get().install(py, snapshot, out, strict),
-            (None, Some(out)) => out.copy(py, &snapshot.arrived(py)?)?.map_err(|failed| failed.raise(py)),
+            (Some(out), _) => self.client.get().install(py, snapshot, out, strict, rename),
+            (None, Some(out)) => {
+                let select = &self.inner.get(py)?.select;
+                out.copy(py, &snapshot.arrived(py)?, Some(select))?
+                    .map_err(|failed| failed.raise(py))
+            }
             (None, None) => Err(Kind::Request
                 .raise(py, "there is no `out` to copy the version to: pass it here, or to `subscribe`")),
         }
@@ -437,7 +442,7 @@ impl Subscription {
         let delivered = match out.filter(|out| !out.is_atomic()) {
             Some(out) => out.receive_in_place(py, inner, timeout)?,
             None => match wait(py, Arc::clone(inner).next_within(timeout))? {
-                Ok(taken) => taken.deliver(|arrived| to_python(py, arrived, out))?,
+                Ok(taken) => taken.deliver(|arrived| to_python(py, arrived, out, &inner.select))?,
                 Err(failed) => Err(failed),
             },
         };
@@ -483,7 +488,7 @@ impl Subscription {
                 let claimed = unclaimed.lock().unwrap_or_else(PoisonError::into_inner).take();
                 let closed = NotArrived::Closed;
                 let (next, out) = claimed.unwrap_or((Err(closed), None));
-                claim_next(args.py(), next, out.as_ref(), raise)
+                claim_next(args.py(), next, out.as_ref(), &inner.select, raise)
                     .inspect(|snapshot| inner.record_delivered(snapshot))
             })?;
             Ok(claim.into_any().unbind())
@@ -496,19 +501,20 @@ fn claim_next(
     py: Python<'_>,
     next: Result<Taken, NotArrived>,
     out: Option<&Out>,
+    select: &Select,
     raise: fn(Python<'_>, &NotArrived) -> PyErr,
 ) -> PyResult<Snapshot> {
     let delivered = match next {
-        Ok(taken) => taken.deliver(|arrived| to_python(py, arrived, out))?,
+        Ok(taken) => taken.deliver(|arrived| to_python(py, arrived, out, select))?,
         Err(failed) => Err(failed),
     };
     delivered.map_err(|failed| raise(py, &failed))
 }
 
 /// A version as a Python object: with its tensors, or without them after a copy to `out`.
-fn to_python(py: Python<'_>, arrived: &Arrived, out: Option<&Out>) -> PyResult<Delivered> {
+fn to_python(py: Python<'_>, arrived: &Arrived, out: Option<&Out>, select: &Select) -> PyResult<Delivered> {
     match out {
-        Some(out) => out.copy(py, arrived),
+        Some(out) => out.copy(py, arrived, Some(select)),
         None => Ok(Ok(Snapshot::with_tensors(arrived))),
     }
 }

@@ -6,13 +6,13 @@ use crate::{
     gpu::{self, Gpus},
     guards::Guard,
     hold::HoldUntil,
-    memory::{Foreign, Identity, Lent, OnGpu, Places, Returning, ToReturn},
+    memory::{Foreign, Identity, Lent, OnGpu, Places, Returning, ToReturn, not_lent},
     version::ReadableTensors,
 };
 use pyo3::{
     exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError},
     prelude::*,
-    types::{PyDict, PyIterator, PyList, PyString, PyTuple},
+    types::{PyDict, PyList, PyString, PyTuple},
 };
 use std::collections::{BTreeMap, HashMap};
 use tensor_relay_device::{
@@ -38,19 +38,18 @@ impl TensorsIn {
     /// The values of `mapping`, or of a model, with floating-point tensors cast to `dtype` if it is given.
     ///
     /// # Errors
-    /// `UnsupportedTensorError` names the first value that cannot be sent.
+    /// `UnsupportedTensorError` names the first value that cannot be sent; `PublishError` if there is no tensor.
     pub(crate) fn of(
         mapping: &Bound<'_, PyAny>,
-        dtype: Option<Dtype>,
+        options: &TensorOptions<'_, '_>,
         hold: HoldUntil,
         gpus: &Gpus,
     ) -> PyResult<Self> {
+        let dtype = options.dtype.map(cast_to).transpose()?;
         let mut tensors =
             Self { specs: vec![], memory: vec![], guards: vec![], entries: vec![], copied_bytes: 0 };
         let mut aliases = AliasFinder::default();
-        for item in items(mapping)? {
-            let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
-            let name = text_of(&name)?;
+        for Item { name, value, .. } in items(mapping, options.rename)? {
             match entries::is_entry(&value) {
                 true => tensors.entries.push(entries::to_metadata(&name, &value)?),
                 false => tensors
@@ -59,7 +58,10 @@ impl TensorsIn {
             }
         }
         aliases.uncast.into_iter().for_each(|memory| memory.give_back(mapping.py()));
-        Ok(tensors)
+        match tensors.specs.is_empty() && !options.allow_empty {
+            true => Err(Kind::Publish.raise(mapping.py(), NO_TENSORS)),
+            false => Ok(tensors),
+        }
     }
 
     fn add(
@@ -135,6 +137,21 @@ impl TensorsIn {
             returning: fences.returning(),
         })
     }
+}
+
+/// The message for a version without tensors.
+const NO_TENSORS: &str = "there are no tensors, and this version would replace the one that subscribers have: where \
+                          PyTorch gathers a sharded model (`full_state_dict=True`), rank 0 alone has its tensors, so \
+                          publish from rank 0 alone; allow_empty=True publishes a version without tensors";
+
+/// The options of `publish` for the tensors.
+pub(crate) struct TensorOptions<'a, 'py> {
+    /// The dtype that floating-point tensors are cast to.
+    pub(crate) dtype: Option<&'a Bound<'py, PyAny>>,
+    /// The function from a name to the name in the version.
+    pub(crate) rename: Option<&'a Bound<'py, PyAny>>,
+    /// Whether a version without tensors is published.
+    pub(crate) allow_empty: bool,
 }
 
 /// The memory of a mapping's tensors so far, to detect aliases.
@@ -227,12 +244,19 @@ struct Lending<'py> {
 }
 
 fn lend<'py>(value: &Bound<'py, PyAny>, gpus: &Gpus) -> PyResult<Lending<'py>> {
-    lent_by(&frameworks(value.py())?.call_method1("exporter", (value,))?, gpus)
+    lent_by(&exporter(value, "exporter")?, gpus)
 }
 
 /// A tensor's own memory, to be written.
 pub(crate) fn lend_to_write(value: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<Lent> {
-    Ok(lent_by(&frameworks(value.py())?.call_method1("writable_exporter", (value,))?, gpus)?.memory)
+    Ok(lent_by(&exporter(value, "writable_exporter")?, gpus)?.memory)
+}
+
+/// The answer of a function of `_frameworks`, which refuses by `TypeError`: other exceptions are the library's.
+fn exporter<'py>(value: &Bound<'py, PyAny>, function: &str) -> PyResult<Bound<'py, PyAny>> {
+    let py = value.py();
+    let answer = frameworks(py)?.call_method1(function, (value,));
+    answer.map_err(|error| if error.is_instance_of::<PyTypeError>(py) { error } else { not_lent(py, error) })
 }
 
 /// The memory that `_frameworks` found: `answer` is the object that lends it, the dtype if that object cannot name it,
@@ -247,12 +271,45 @@ fn lent_by<'py>(answer: &Bound<'py, PyAny>, gpus: &Gpus) -> PyResult<Lending<'py
     Ok(Lending { memory, was_copied, exporter })
 }
 
-/// The names and tensors of a mapping, or of a model's `state_dict`; those of a list or tuple are named by their
-/// indices.
+/// A value in a mapping of tensors.
+pub(crate) struct Item<'py> {
+    /// Its name in a version.
+    pub(crate) name: String,
+    /// Its name in the mapping.
+    pub(crate) own_name: String,
+    pub(crate) value: Bound<'py, PyAny>,
+}
+
+/// The values of a mapping, or of a model's `state_dict`; those of a list or tuple are named by their indices. `rename`
+/// is a function from a name in the mapping to the name in a version.
 ///
 /// # Errors
-/// `UnsupportedTensorError` for any other value.
-pub(crate) fn items<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
+/// `UnsupportedTensorError` for any other value, and for names that are not text; `RequestError` if `rename` gives two
+/// values one name.
+pub(crate) fn items<'py>(
+    tensors: &Bound<'py, PyAny>,
+    rename: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Vec<Item<'py>>> {
+    let (mut items, mut own_names) = (vec![], HashMap::new());
+    for item in mapping_of(tensors)?.call_method0("items")?.try_iter()? {
+        let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
+        let own_name = text_of(&name)?;
+        let Some(rename) = rename else {
+            items.push(Item { name: own_name.clone(), own_name, value });
+            continue;
+        };
+        let name = text_of(&rename.call1((name,))?)?;
+        if let Some(other) = own_names.insert(name.clone(), own_name.clone()) {
+            let message = format!("rename gives {other} and {own_name} the same name, {name}");
+            return Err(Kind::Request.raise(tensors.py(), message));
+        }
+        items.push(Item { name, own_name, value });
+    }
+    Ok(items)
+}
+
+/// The mapping that `tensors` is or stands for.
+fn mapping_of<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let mapping = match tensors.hasattr("state_dict")? {
         true => tensors.call_method0("state_dict")?,
         false if is_sequence(tensors)? => named_by_index(tensors)?.into_any(),
@@ -266,7 +323,7 @@ pub(crate) fn items<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyI
         );
         return Err(Kind::UnsupportedTensor.raise(tensors.py(), message));
     }
-    mapping.call_method0("items")?.try_iter()
+    Ok(mapping)
 }
 
 /// Whether this is a list or a tuple. Named tuples do not count: the names of their fields would be lost.
@@ -285,12 +342,20 @@ fn named_by_index<'py>(values: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict
 }
 
 /// The dtype of this name.
-pub(crate) fn dtype_named(name: &str) -> Option<Dtype> {
+fn dtype_named(name: &str) -> Option<Dtype> {
     Dtype::ALL.iter().copied().find(|dtype| dtype.name() == name)
 }
 
-/// A key in a mapping of tensors, which must be text.
-pub(crate) fn text_of(name: &Bound<'_, PyAny>) -> PyResult<String> {
+/// The dtype that a user passes, as a name or as a framework's dtype object.
+fn cast_to(dtype: &Bound<'_, PyAny>) -> PyResult<Dtype> {
+    let py = dtype.py();
+    let name: String = frameworks(py)?.call_method1("dtype_name", (dtype,))?.extract()?;
+    let unknown = || Kind::Request.raise(py, format!("there is no dtype {name:?}: e.g. bf16, f16 or f32"));
+    dtype_named(&name).ok_or_else(unknown)
+}
+
+/// A name in a mapping of tensors, which must be text.
+fn text_of(name: &Bound<'_, PyAny>) -> PyResult<String> {
     let refused = || {
         let message = format!("tensors have names, and {:?} is not text: use text for the keys", name);
         Kind::UnsupportedTensor.raise(name.py(), message)

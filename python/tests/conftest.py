@@ -81,3 +81,12 @@ def serve_again(address, state_dir):
 def received(client, topic="t", **options):
     """Subscribes, and returns the first snapshot."""
     return client.subscribe(topic, **options).next(timeout=TIMEOUT_S)
+
+
+def logged(caplog, words):
+    """Waits for a log message that contains these words, and returns it. Messages come from another thread."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (found := [record.getMessage() for record in caplog.records if words in record.getMessage()]):
+        assert time.monotonic() < deadline, caplog.text
+        time.sleep(0.01)
+    return found[0]

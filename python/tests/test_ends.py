@@ -1,10 +1,11 @@
 """When a producer ends, its subscribers are informed at once, with the reason."""
 
+import signal
 import time
 
 import numpy as np
 import pytest
-from conftest import TIMEOUT_S
+from conftest import TIMEOUT_S, python
 
 import tensor_relay
 
@@ -78,3 +79,50 @@ def test_a_timeout_without_a_connection_names_the_reason(relay_and_follow):
             subscription.next(0.05)
         message = str(raised.value)
     assert "the connection was lost" in message
+
+
+def test_an_ordinary_end_prints_nothing(tmp_path):
+    """Python prints warnings to stderr where no logging is set up."""
+    producer_code, consumer_code = tmp_path / "producer.py", tmp_path / "consumer.py"
+    producer_code.write_text(
+        "import sys, tensor_relay\n"
+        "with tensor_relay.serve('127.0.0.1:0', state_dir=sys.argv[1]) as relay:\n"
+        "    print(relay.ticket)\n"
+        "    for _ in range(3):\n"
+        "        relay.publish('t', {'x': bytes(1000)}).wait_committed()\n"
+    )
+    consumer_code.write_text(
+        "import sys, tensor_relay\n"
+        "with tensor_relay.connect(sys.argv[1]) as client:\n"
+        "    print(*(snapshot.version for snapshot in client.subscribe('t')))\n"
+    )
+    with python(producer_code, tmp_path / "state") as producer:
+        with python(consumer_code, producer.stdout.readline().strip()) as consumer:
+            assert consumer.communicate(timeout=TIMEOUT_S) == ("1 2 3\n", "") and consumer.returncode == 0
+        assert producer.communicate(timeout=TIMEOUT_S) == ("", "") and producer.returncode == 0
+
+
+def test_a_consumer_that_was_stopped_learns_of_the_end(relay_and_follow, tmp_path):
+    """Goal: what arrived while a process was stopped counts, although its timeouts passed meanwhile.
+
+    Method: consumers over both transports are stopped for longer than the idle timeout of 10 s, while the relay ends
+    its topics and closes. They would look for the relay for a minute if they took it for dead.
+    """
+    relay, _ = relay_and_follow
+    code = tmp_path / "consumer.py"
+    code.write_text(
+        "import sys, tensor_relay\n"
+        "with tensor_relay.connect(sys.argv[1], transport=sys.argv[2]) as client:\n"
+        "    for snapshot in client.subscribe('t'):\n"
+        "        print(snapshot.version)\n"
+    )
+    with python(code, relay.ticket, "tcp") as tcp, python(code, relay.ticket, "quic") as quic:
+        for consumer in (tcp, quic):
+            assert consumer.stdout.readline() == "1\n"
+            consumer.send_signal(signal.SIGSTOP)
+        relay.close()
+        time.sleep(12)
+        for consumer in (tcp, quic):
+            consumer.send_signal(signal.SIGCONT)
+        for consumer in (tcp, quic):
+            assert consumer.communicate(timeout=TIMEOUT_S / 2) == ("", "") and consumer.returncode == 0

@@ -143,3 +143,23 @@ def test_the_ticket_has_the_advertised_addresses(tmp_path):
         with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, advertise=advertise) as relay:
             port = relay.address.rsplit(":", 1)[1]
             assert relay.ticket.startswith(f"relay://{expected.format(port=port)}?key=")
+
+
+def test_a_missing_ticket_is_reported_as_such(tmp_path, monkeypatch):
+    monkeypatch.delenv("TENSOR_RELAY_TICKET", raising=False)
+    empty = tmp_path / "empty.ticket"
+    empty.write_text("\n")
+    calls = (tensor_relay.connect, tensor_relay.shared_client, lambda ticket=None: tensor_relay.pull(ticket, tmp_path))
+    for call in calls:
+        with pytest.raises(tensor_relay.TicketError, match="there is no ticket: pass one, .* or set TENSOR_RELAY_TICKET"):
+            call()
+        with pytest.raises(tensor_relay.TicketError, match="the ticket is an empty text"):
+            call(" ")
+        with pytest.raises(tensor_relay.TicketError, match="empty.ticket' holds no ticket: it is empty"):
+            call(empty)
+
+
+def test_only_public_names_are_listed():
+    assert {"serve", "tree", "errors", "__version__"} < set(dir(tensor_relay))
+    assert not {"re", "os", "atexit", "logging", "weakref", "annotations"} & set(dir(tensor_relay))
+    assert dir(tensor_relay.tree) == ["STRUCTURE", "flatten", "unflatten"]

@@ -43,6 +43,24 @@ def test_a_folder_is_pulled_as_it_was(relay, model, tmp_path):
     assert contents(pulled) == contents(model)
 
 
+def test_kept_versions_have_paths_of_their_own(relay, model, tmp_path):
+    """A program that loads a folder's files one by one is not affected by a later pull."""
+    pulled, published = [], []
+    for number in range(4):
+        (model / "config.json").write_text(json.dumps({"hidden_size": number}))
+        published.append(contents(model))
+        relay.publish_files("m", model)
+        pulled.append(tensor_relay.pull(relay.ticket, tmp_path, "m", keep=2))
+        for path, files in list(zip(pulled, published))[-2:]:
+            assert contents(path) == files
+    assert len(set(pulled)) == 4 and [path.exists() for path in pulled] == [False, False, True, True]
+    assert all(path.parent == tmp_path / "m" for path in pulled)
+    assert (tmp_path / "m" / "latest").resolve() == pulled[-1].resolve()
+    assert tensor_relay.pull(relay.ticket, tmp_path, "m", keep=2) == pulled[-1], "the same version again"
+    with pytest.raises(tensor_relay.RequestError, match="keep is 0"):
+        tensor_relay.pull(relay.ticket, tmp_path, "m", keep=0)
+
+
 def test_single_files_and_plain_tensors_are_pulled(relay, model, tmp_path):
     relay.publish_files("one", model / "model.safetensors")
     assert tensor_relay.pull(relay.ticket, tmp_path, "one").read_bytes() == (model / "model.safetensors").read_bytes()

@@ -14,7 +14,7 @@ def test_metadata_values_keep_their_types(relay, client):
         "run": "größe", "digits": "1", "step": 1, "loss": 0.5, "done": False, "best": None, "big": 1 << 80,
         "shape": [1, [2.5, "a"]], "parts": {"lr": 1e-3, "names": ["a"]},
     }  # fmt: skip
-    relay.publish("t", {}, metadata=sent)
+    relay.publish("t", {}, allow_empty=True, metadata=sent)
     got = received(client).metadata
     assert got == sent and {name: type(value) for name, value in got.items()} == {name: type(value) for name, value in sent.items()}
     assert got["digits"] == "1" and got["done"] is False
@@ -23,14 +23,14 @@ def test_metadata_values_keep_their_types(relay, client):
 def test_scalars_of_frameworks_are_numbers(relay, client):
     torch = pytest.importorskip("torch")
     sent = {"loss": np.float32(0.5), "step": np.int64(3), "done": np.bool_(True), "array": np.array(7), "torch": torch.tensor(1.5)}
-    relay.publish("t", {}, metadata=sent | {"all": [np.float32(0.25), torch.tensor(2)]})
+    relay.publish("t", {}, allow_empty=True, metadata=sent | {"all": [np.float32(0.25), torch.tensor(2)]})
     got = received(client).metadata
     assert got == {"loss": 0.5, "step": 3, "done": True, "array": 7, "torch": 1.5, "all": [0.25, 2]}
     assert type(got["step"]) is int and type(got["loss"]) is float and got["done"] is True
 
 
 def test_metadata_may_be_any_mapping(relay, client):
-    relay.publish("t", {}, metadata=types.MappingProxyType({"step": 1}))
+    relay.publish("t", {}, allow_empty=True, metadata=types.MappingProxyType({"step": 1}))
     assert received(client).metadata == {"step": 1}
 
 

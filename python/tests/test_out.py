@@ -5,7 +5,7 @@ import signal
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import TIMEOUT_S, python
+from conftest import TIMEOUT_S, logged, python
 
 import tensor_relay
 
@@ -127,6 +127,28 @@ def test_out_must_have_exactly_the_versions_tensors(relay, client, atomic, out, 
     assert not any(array.any() for array in arrays.values()), "nothing was written"
     client.subscribe("t", out=out, atomic=atomic, strict=False).next(10)
     assert {name for name, array in arrays.items() if array.all()} == arrays.keys() & {"p", "q"}
+
+
+@ATOMIC
+def test_what_strict_false_leaves_out_is_logged_once(relay, client, atomic, caplog):
+    tied = np.ones(3)
+    sent = {"p": np.ones(3), "q": np.ones(2), "embed": tied, "head": tied}
+    out = {"p": np.zeros(3), "r": np.zeros(1), "head": np.zeros(3)}
+    whole = {"p": np.zeros(3), "head": np.zeros(3)}
+    with caplog.at_level("WARNING", "tensor_relay"):
+        subscription = client.subscribe("t", out=out, atomic=atomic, strict=False)
+        for version in range(1, 4):
+            relay.publish("t", sent if version < 3 else sent | {"s": tied.copy()})
+            subscription.next(TIMEOUT_S)
+        first, last = logged(caplog, "part of t version 1"), logged(caplog, "part of t version 3")
+        # Nothing is left out of the selected tensors, and `embed` is `head`.
+        client.get("t", out=whole, atomic=atomic, select=["p", "head", "embed"], strict=False)
+        relay.publish("end", sent)
+        client.get("end", out=out, atomic=atomic, strict=False)
+        logged(caplog, "part of end version 1")  # Messages arrive in order.
+    assert sum("strict=False" in record.getMessage() for record in caplog.records) == 3
+    assert "no buffer for the version's tensors q;" in first and "for the buffers r" in first
+    assert "no buffer for the version's tensors q, s;" in last
 
 
 @ATOMIC

@@ -102,7 +102,7 @@ def test_entries_and_metadata_are_received(relay, client):
     with pytest.raises(tensor_relay.RequestError, match="call it something else"):
         relay.publish("t", {}, metadata={"tensor_relay.entry:a": "1"})
     with pytest.raises(tensor_relay.PublishError, match="publish it as a tensor"):
-        relay.publish("t", {"note": "x" * 100_000})
+        relay.publish("t", {"w": np.zeros(3), "note": "x" * 100_000})
     with pytest.raises(tensor_relay.UnsupportedTensorError, match="tensors have names"):
         relay.publish("t", {1: np.zeros(3)})
 
@@ -280,7 +280,7 @@ def test_other_sequences_are_refused(relay):
             relay.publish("t", value)
     with pytest.raises(tensor_relay.UnsupportedTensorError, match=r"tensor 1 \(list\)"):
         relay.publish("t", [np.ones(1), [np.ones(1)]])
-    relay.publish("t", [])  # Equals an empty mapping.
+    relay.publish("t", [], allow_empty=True)  # Equals an empty mapping.
 
 
 def test_a_nested_dictionary_is_refused_with_a_remedy(relay):
@@ -292,3 +292,16 @@ def test_a_nested_dictionary_is_refused_with_a_remedy(relay):
     endless["again"] = endless
     with pytest.raises(tensor_relay.UnsupportedTensorError, match="flatten it"):
         relay.publish("t", endless)
+
+
+def test_a_version_without_tensors_must_be_asked_for(relay, client):
+    """Where PyTorch gathers a sharded model, all ranks but one have an empty dictionary."""
+    relay.publish("t", {"x": np.ones(3)})
+    for empty in ({}, [], {"step": 3}):
+        with pytest.raises(tensor_relay.PublishError, match="no tensors.*publish from rank 0 alone; allow_empty=True"):
+            relay.publish("t", empty, metadata={"step": 3})
+    with pytest.raises(tensor_relay.PublishError, match="no tensors"):
+        relay.publish("other", {})
+    assert [topic.topic for topic in client.topics()] == ["t"] and client.get("t").version == 1
+    relay.publish("t", {"step": 3}, allow_empty=True)
+    assert (len(client.get("t")), client.get("t").entries) == (0, {"step": 3})

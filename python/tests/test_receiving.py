@@ -90,7 +90,7 @@ def test_empty_selections_are_refused(relay, client, caplog):
     # The subscription continues with the next version, which may match. A version without tensors is no error.
     relay.publish("t", {"typos": np.ones(1)})
     assert list(typo.next(10)) == ["typos"]
-    relay.publish("t", {"step": 3})
+    relay.publish("t", {"step": 3}, allow_empty=True)
     assert typo.next(10).entries == {"step": 3}
     with caplog.at_level("WARNING", "tensor_relay"):
         relay.publish("t", {"head": np.ones(2)})
@@ -305,5 +305,16 @@ def test_closed_objects_stay_closed(relay, client):
         client.topics()
     assert relay.close() and relay.close()
     with pytest.raises(tensor_relay.ClosedError):
-        relay.publish("t", {})
+        relay.publish("t", {"x": np.ones(3)})
     assert snapshot["x"].numpy().tolist() == [0, 0, 0]
+
+
+def test_tied_weights_are_selected_by_their_own_names(relay, client):
+    tied = np.arange(3.0)
+    relay.publish("t", {"embed": tied, "head": tied, "other": np.ones(2)})
+    for name in ("embed", "head"):
+        snapshot = client.get("t", select=name)
+        assert list(snapshot) == [name] and list(snapshot.numpy()) == [name]
+        np.testing.assert_array_equal(snapshot[name].numpy(), tied)
+    assert list(client.get("t", select=["head", "embed"])) == ["embed", "head"]
+    assert [name for name, _ in client.stream("t", select="head")] == ["head"]

@@ -45,7 +45,7 @@ def test_stream_accepts_select(relay, client):
             client.stream("t", select=select)
     with pytest.raises(tensor_relay.RequestError, match="bucket_bytes"):
         client.stream("t", bucket_bytes=0)
-    relay.publish("empty", {})
+    relay.publish("empty", {}, allow_empty=True)
     assert list(client.stream("empty")) == []
 
 
@@ -158,7 +158,7 @@ async def collected_async(stream):
 @pytest.mark.parametrize("bucket_bytes", [1, 4000, 1 << 30])
 def test_stream_async_yields_the_same(relay, client, bucket_bytes):
     published = relay.publish("t", layers(1))
-    relay.publish("empty", {})
+    relay.publish("empty", {}, allow_empty=True)
 
     async def both():
         described = await client.describe_async("t")

@@ -22,6 +22,7 @@ mod network;
 mod probe;
 mod receive_buffer;
 mod stages;
+mod stops;
 mod tally;
 mod tls;
 mod tuning;

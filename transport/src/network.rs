@@ -7,13 +7,18 @@ pub(crate) mod moving;
 mod socket;
 mod streams;
 
-use crate::{Tuning, listener::canonical};
+use crate::{Tuning, listener::canonical, stops::Patient};
 use socket::Socket;
 use std::{
     fmt::Debug,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
-    sync::Arc,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
 };
 
 pub use batching::Batching;
@@ -54,6 +59,34 @@ pub trait Network: Debug + Send + Sync + 'static {
     }
 }
 
+/// Tokio as the runtime of one endpoint of quinn's, in a process that may be stopped.
+#[derive(Debug, Default)]
+struct SystemRuntime {
+    has_endpoint: AtomicBool,
+}
+
+impl quinn::Runtime for SystemRuntime {
+    fn new_timer(&self, at: Instant) -> Pin<Box<dyn quinn::AsyncTimer>> {
+        quinn::TokioRuntime.new_timer(at)
+    }
+
+    fn spawn(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        match self.has_endpoint.swap(true, Ordering::Relaxed) {
+            // The endpoint, which quinn spawns first, reads the socket. Its connections have the timeouts.
+            false => drop(tokio::spawn(task)),
+            true => drop(tokio::spawn(Patient::new(task))),
+        }
+    }
+
+    fn wrap_udp_socket(&self, socket: UdpSocket) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>> {
+        quinn::TokioRuntime.wrap_udp_socket(socket)
+    }
+
+    fn now(&self) -> Instant {
+        quinn::TokioRuntime.now()
+    }
+}
+
 /// The network of this machine: UDP sockets and TCP connections.
 #[derive(Debug, Clone, Copy)]
 pub struct SystemNetwork;
@@ -73,7 +106,7 @@ impl Network for SystemNetwork {
     }
 
     fn runtime(&self) -> Arc<dyn quinn::Runtime> {
-        Arc::new(quinn::TokioRuntime)
+        Arc::new(SystemRuntime::default())
     }
 
     fn allows_lane_threads(&self) -> bool {

@@ -111,6 +111,11 @@ __all__ = [
 
 __version__: str = _native.__version__
 
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__", "errors", "integrations", "tree"]
+
+
 Mapping.register(Snapshot)
 
 
@@ -303,18 +308,25 @@ def _read_ticket(ticket: str | os.PathLike[str] | None) -> str:
     Further tickets in a file are for other topics of the same server."""
     if ticket is None:
         ticket = os.environ.get("TENSOR_RELAY_TICKET", "")
+        if not ticket.strip():
+            raise TicketError("there is no ticket: pass one, or the path of a file with it, or set TENSOR_RELAY_TICKET")
     if not isinstance(ticket, (str, os.PathLike)):  # `open` would read and close an integer as a file descriptor.
         raise TypeError(f"a ticket is text, or the path of a file with it (str or os.PathLike), and not {type(ticket).__name__}")
-    if isinstance(ticket, str) and (ticket.strip().startswith("relay://") or not ticket):
+    if isinstance(ticket, str) and ticket.strip().startswith("relay://"):
         return ticket
+    if isinstance(ticket, str) and not ticket.strip():
+        raise TicketError("the ticket is an empty text")
     try:
         with open(ticket, encoding="utf-8") as file:
-            return next((line for line in file if line.strip()), "")
+            first = next((line for line in file if line.strip()), None)
     except (OSError, UnicodeDecodeError) as error:
         # `ticket` may be a truncated ticket: neither this message nor a chained error may reveal its token.
         shown = re.sub(r"[A-Za-z0-9_-]{12,}", "(hidden)", str(os.fspath(ticket)))
         reason = getattr(error, "strerror", None) or "it is not text"
         raise TicketError(f"{shown!r} is neither a ticket (relay://…) nor a file that holds one: {reason}") from None
+    if first is None:
+        raise TicketError(f"the file {os.fspath(ticket)!r} holds no ticket: it is empty")
+    return first
 
 
 # How long the callbacks of `Publication.on_released` may take at interpreter exit.

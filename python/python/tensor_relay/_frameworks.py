@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ._versions import numbers
 from .errors import UnsupportedTensorError
 
 # The dtypes of tensor_relay that NumPy itself lacks, by their names in ml_dtypes. Sub-byte dtypes are missing:
@@ -37,6 +38,14 @@ _TORCH_DTYPES = frozenset(
     "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex32 complex64 complex128 "
     "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2".split()
 )
+
+# The dtypes of NumPy itself that are published unchanged.
+_NUMPY_DTYPES = frozenset(
+    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64 complex64 complex128".split()
+)
+
+TORCH_AT_LEAST = "2.1"
+"""The oldest PyTorch: the tests were run with it."""
 
 # The dtypes that `dtype=` may cast to, with the names that NumPy, ml_dtypes, PyTorch and JAX share.
 _CAST_DTYPES = {"f16": "float16", "f32": "float32", "f64": "float64"} | {
@@ -107,34 +116,60 @@ def guard(exporter: Any) -> tuple[Any, Callable[[], bool] | None]:
     return None, None
 
 
+def extra_state_setter(out: Any, name: str) -> Callable[[Any], None] | None:
+    """The function that sets the extra state called `name` in the state dict of `out`. None if `out` is no module."""
+    if not hasattr(out, "get_submodule"):
+        return None
+    setter: Callable[[Any], None] = out.get_submodule(name.rpartition(".")[0]).set_extra_state
+    return setter
+
+
 def mark_written(targets: Iterable[Any]) -> None:
     """Increments the version counters of PyTorch tensors that were written without PyTorch. A backward pass that saved
     the old values then raises an error, as after any in-place change, instead of computing wrong gradients."""
     torch = sys.modules.get("torch")
-    increment = getattr(torch.autograd.graph, "increment_version", None) if torch is not None else None
-    if torch is None or increment is None:  # Before PyTorch 2.1.
+    if torch is None:
         return
     for target in targets:
         if isinstance(target, torch.Tensor) and not target.is_inference():  # Those have no version counters.
-            increment(target)
+            torch.autograd.graph.increment_version(target)
 
 
 def _check_torch(torch: Any, tensor: Any) -> None:
     """Refuses a tensor that is not dense, has no memory of its own, or has a dtype that tensor_relay lacks. The dtype
     is checked here, because DLPack exports PyTorch's sub-byte integers as bytes."""
+    _check_torch_version(torch)
     _check_memory(torch, tensor)
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _TORCH_DTYPES:
         raise TypeError(f"tensor_relay has no dtype for PyTorch's {name}: pass its bits, `.view(torch.uint8)`")
 
 
+def _check_torch_version(torch: Any) -> None:
+    if numbers(torch.__version__) < numbers(TORCH_AT_LEAST):
+        raise TypeError(
+            f"PyTorch {torch.__version__} is installed, and tensor_relay needs {TORCH_AT_LEAST} or later: pip install"
+            f" 'torch>={TORCH_AT_LEAST}', or use NumPy arrays (`.numpy()`)"
+        )
+
+
 def _check_memory(torch: Any, tensor: Any) -> None:
     kind = type(tensor).__name__
     if hasattr(tensor, "full_tensor") and hasattr(tensor, "to_local"):
         raise TypeError(
-            "it is sharded over several processes: pass `.to_local()`, the part of this process, or `.full_tensor()`, called"
-            " in all processes, for the whole tensor"
+            "it is sharded over several processes. To publish it, call `.full_tensor()` in all of them, and publish the"
+            " result in one; or publish each `.to_local()` as a topic of its own, since in one topic the parts replace each"
+            " other. To receive it, receive in one process, and use `distribute_tensor` (docs/python-fsdp.md)"
         )
+    if kind == "MaskedTensor":
+        raise TypeError(
+            "it is a MaskedTensor, and masks are not published: pass its `.to_tensor(…)`, or its `.get_data()` and"
+            " `.get_mask()` as two tensors"
+        )
+    # An internal function: without it, PyTorch's own error is quoted.
+    is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
+    if is_wrapped is not None and is_wrapped(tensor):
+        raise TypeError("it is a tensor within a transform (`vmap`, `grad`, …) of torch.func: pass the transform's result")
     if kind == "FakeTensor":
         raise TypeError("it is a FakeTensor, which has a shape and no values: pass one made outside of FakeTensorMode")
     if tensor.is_quantized:
@@ -183,9 +218,11 @@ def _numpy_exporter(array: Any) -> tuple[Any, str | None, bool]:
     name = array.dtype.name
     if name in _ML_DTYPES:
         return array.view(f"u{array.dtype.itemsize}"), _ML_DTYPES[name], False
+    if array.dtype.hasobject:
+        raise TypeError("its elements are Python objects, which are not published: pass an array of numbers")
     if not array.dtype.isnative:
         raise TypeError("it has another machine's byte order: pass `array.astype(array.dtype.newbyteorder('='))`")
-    if array.dtype.isbuiltin != 1:  # 0 for structures, 2 for types of other packages.
+    if name not in _NUMPY_DTYPES:
         raise TypeError(f"tensor_relay has no dtype for NumPy's {name}: publish its bits as integers")
     if not array.flags.aligned or any(stride % (array.itemsize or 1) for stride in array.strides):
         return array.copy(), None, True
@@ -267,6 +304,10 @@ def to_torch(tensor: Any) -> Any:
     """A PyTorch tensor that shares the tensor's memory."""
     import torch
 
+    try:
+        _check_torch_version(torch)
+    except TypeError as error:
+        raise UnsupportedTensorError(str(error)) from None
     return _import_tensor("PyTorch", torch.from_dlpack, tensor)
 
 

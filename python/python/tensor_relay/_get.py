@@ -73,7 +73,7 @@ def _installs_later(version: int | None, options: dict[str, Any]) -> bool:
 
 
 def _install(client: Client, snapshot: Snapshot, options: dict[str, Any]) -> Snapshot:
-    return client.install(snapshot, options["out"], strict=options["strict"])
+    return client.install(snapshot, options["out"], strict=options["strict"], rename=options["rename"])
 
 
 def _subscribe(
@@ -88,7 +88,7 @@ def _subscribe(
         return client.subscribe(topic, **options)
     start: Any = version if epoch is None else (epoch, version)
     if installs_later:
-        options = options | {"out": None, "strict": True}
+        options = options | {"out": None, "strict": True, "rename": None}
     # A window of 1: the server must not send a second version ahead.
     return client.subscribe(topic, mode="every", start=start, window=1, **options)
 

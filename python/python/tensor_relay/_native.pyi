@@ -45,6 +45,9 @@ class _Model(Protocol):
 # A list or tuple stands for a mapping of "0", "1", and so on.
 _Tensors: TypeAlias = Mapping[str, Any] | list[Any] | tuple[Any, ...] | _Model
 
+# From a name in such a mapping to the name in a version.
+_Rename: TypeAlias = Callable[[str], str]
+
 # `Any` stands for the arrays and dtypes of frameworks, which need not be installed, and for other objects that export
 # memory by DLPack or the buffer protocol; in metadata, for JSON values.
 
@@ -132,7 +135,7 @@ class Snapshot(Mapping[str, Tensor]):
     def torch(self) -> dict[str, Any]: ...
     def jax(self) -> dict[str, Any]: ...
     def save(self, path: str | os.PathLike[str]) -> None: ...
-    def save_files(self, folder: str | os.PathLike[str]) -> Path: ...
+    def save_files(self, folder: str | os.PathLike[str], *, keep: int | None = None) -> Path: ...
     @property
     def device(self) -> str: ...
     def to_host(self, timeout: float | None = None) -> Snapshot: ...
@@ -163,7 +166,12 @@ class Subscription:
     def prefetch(self, timeout: float | None = None) -> Snapshot: ...
     async def prefetch_async(self, timeout: float | None = None) -> Snapshot: ...
     def activate(
-        self, snapshot: Snapshot, out: _Tensors | None = None, *, strict: bool = True
+        self,
+        snapshot: Snapshot,
+        out: _Tensors | None = None,
+        *,
+        strict: bool = True,
+        rename: _Rename | None = None,
     ) -> Snapshot: ...
     def progress(self) -> Progress: ...
     def acknowledge(self) -> None: ...
@@ -238,6 +246,7 @@ class Client:
         out: _Tensors | None = None,
         atomic: bool = True,
         strict: bool = True,
+        rename: _Rename | None = None,
     ) -> Subscription: ...
     def get(
         self,
@@ -249,6 +258,7 @@ class Client:
         out: _Tensors | None = None,
         atomic: bool = True,
         strict: bool = True,
+        rename: _Rename | None = None,
         timeout: float | None = 60.0,
     ) -> Snapshot: ...
     async def get_async(
@@ -261,10 +271,11 @@ class Client:
         out: _Tensors | None = None,
         atomic: bool = True,
         strict: bool = True,
+        rename: _Rename | None = None,
         timeout: float | None = 60.0,
     ) -> Snapshot: ...
     def install(
-        self, snapshot: Snapshot, out: _Tensors, *, strict: bool = True
+        self, snapshot: Snapshot, out: _Tensors, *, strict: bool = True, rename: _Rename | None = None
     ) -> Snapshot: ...
     def stream(
         self,
@@ -370,6 +381,8 @@ class Relay:
         hold: Literal["stage", "borrow"] = "stage",
         metadata: Mapping[str, Any] | None = None,
         dtype: Any = None,
+        rename: _Rename | None = None,
+        allow_empty: bool = False,
         timeout: float | None = None,
     ) -> Publication: ...
     def publish_files(
@@ -399,6 +412,8 @@ class Producer:
         hold: Literal["stage", "borrow"] = "stage",
         metadata: Mapping[str, Any] | None = None,
         dtype: Any = None,
+        rename: _Rename | None = None,
+        allow_empty: bool = False,
         timeout: float | None = None,
     ) -> Publication: ...
     def end(self, topic: str) -> None: ...

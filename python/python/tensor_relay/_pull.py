@@ -15,6 +15,7 @@ def pull(
     topic: str | None = None,
     version: int | None = None,
     *,
+    keep: int | None = None,
     timeout: float | None = 600.0,
 ) -> Path:
     """Receives one version and writes it below `folder` as the files that it was published from: a model's folder for
@@ -22,23 +23,28 @@ def pull(
     file. Returns the path of the written folder or file: for topic `policy` the folder `folder/policy`, or a single
     file such as `folder/policy.safetensors`.
 
-        path = tensor_relay.pull(ticket, "models", "policy")
+        path = tensor_relay.pull(ticket, "models", "policy", keep=2)
         model = AutoModel.from_pretrained(path)
 
     source: a ticket, as for `connect`, or a client.
     topic: the topic's name; by default the topic in the ticket.
     version: the number of the version; None is the newest.
+    keep: the number of versions that stay side by side; the returned path is then that of this version alone, as
+        `folder/policy/VERSION-EPOCH`, and is deleted when `keep` newer ones have been written. By default the files
+        replace those of an earlier version.
     timeout: how long receiving may take, in seconds. It does not limit writing.
 
-    Each file is written atomically and synced to disk; the files of a folder appear in one step. They replace the files
-    of an earlier version. The call needs memory for the version and, for a moment, twice its size on disk.
+    Each file is written atomically and synced to disk; the files of a folder appear in one step. A program that opens a
+    folder's files one after the other, as `from_pretrained` does, gets files of two versions if they are replaced
+    meanwhile: where another call may write to `folder`, use `keep`. The call needs memory for the version and, for a
+    moment, twice its size on disk.
 
     Raises the errors of `connect` and `Client.get`, and TensorRelayError when the system refuses to write, or when
     files that do not belong to an earlier version are in the way.
     """
     client, ticket_topic = (source, None) if isinstance(source, Client) else client_and_topic(source)
     snapshot = client.get(topic if topic is not None else ticket_topic, version, timeout=timeout)
-    return snapshot.save_files(folder)
+    return snapshot.save_files(folder, keep=keep)
 
 
 def client_and_topic(ticket: str | os.PathLike[str]) -> tuple[Client, str | None]:

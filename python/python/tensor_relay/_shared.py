@@ -16,15 +16,11 @@ their last reference."""
 
 
 class SharedClients:
-    """The clients of this process by server. A forked process starts with none."""
+    """The clients of this process by server."""
 
     def __init__(self, **options: Any) -> None:
         """options: arguments of `connect`."""
         self._options = options
-        self._reset()
-
-    def _reset(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._clients: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
         self._recent: OrderedDict[str, Client] = OrderedDict()
@@ -35,8 +31,7 @@ class SharedClients:
         """The client of the ticket's server, with the ticket's rights; connects if there is none."""
         from . import connect
 
-        server = server_of(ticket)
-        self._forget_after_fork()
+        server = server_of(ticket)  # Raises ForkError in a forked process, where another thread may hold the lock.
         with self._lock:
             if (client := self._open_client(server)) is not None:
                 return client
@@ -64,10 +59,6 @@ class SharedClients:
         while len(self._recent) > RECENT_MAX:
             self._recent.popitem(last=False)
 
-    def _forget_after_fork(self) -> None:
-        if os.getpid() != self._pid:
-            self._reset()
-
 
 class _ConnectLock:
     """The lock that lets one caller at a time connect to a server. It lives while a caller uses it."""
@@ -90,7 +81,8 @@ def shared_client(ticket: str | os.PathLike[str] | None = None, *, timeout: floa
     Do not `close()` the client: that closes it for its other users too, and the next call connects again. The 32
     clients used last stay connected until the process ends. Pass tickets, not clients, to other processes.
 
-    Raises the errors of `connect`.
+    Raises the errors of `connect`. ForkError in a process that was forked after tensor_relay had started in its parent:
+    start processes by `spawn`, e.g. by `multiprocessing_context="spawn"` of a PyTorch DataLoader.
     """
     from . import _read_ticket
 

@@ -24,6 +24,11 @@ from .errors import DamagedError, UnsupportedTensorError
 
 __all__ = ["STRUCTURE", "flatten", "unflatten"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 STRUCTURE = "tensor_relay.tree"
 """The name of the tensor that holds the tree's structure."""
 

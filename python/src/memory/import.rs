@@ -11,7 +11,7 @@ use super::{
 use crate::gpu::{Gpus, Opened};
 use pyo3::{
     buffer::{ElementType, PyUntypedBuffer},
-    exceptions::{PyBufferError, PyTypeError},
+    exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError},
     ffi,
     prelude::*,
     types::{PyCapsule, PyDict},
@@ -39,7 +39,8 @@ impl Lent {
         if !tensor.hasattr("__dlpack__")? {
             return Ok(Self::Host(Foreign::from_buffer(tensor)?));
         }
-        let (kind, id): (i32, i32) = tensor.call_method0("__dlpack_device__")?.extract()?;
+        let device = tensor.call_method0("__dlpack_device__");
+        let (kind, id): (i32, i32) = device.map_err(|error| not_lent(tensor.py(), error))?.extract()?;
         match kind {
             dlpack::DEVICE_CPU | dlpack::DEVICE_CUDA_HOST => {
                 Ok(Self::Host(Foreign::in_capsule(Capsule::take(&export(tensor, None)?)?, None)?))
@@ -201,11 +202,23 @@ fn export<'py>(tensor: &Bound<'py, PyAny>, stream: Option<usize>) -> PyResult<Bo
     keywords.set_item("max_version", (dlpack::VERSION.major, dlpack::VERSION.minor))?;
     let capsule = match tensor.call_method("__dlpack__", (), Some(&keywords)) {
         Err(error) if error.is_instance_of::<PyTypeError>(tensor.py()) => {
-            tensor.call_method("__dlpack__", (), Some(&legacy_keywords))?
+            tensor.call_method("__dlpack__", (), Some(&legacy_keywords))
         }
-        capsule => capsule?,
+        capsule => capsule,
     };
+    let capsule = capsule.map_err(|error| not_lent(tensor.py(), error))?;
     Ok(capsule.cast_into::<PyCapsule>()?)
+}
+
+/// The error of a tensor's own library that does not export it, in a sentence that says whose text it is.
+pub(crate) fn not_lent(py: Python<'_>, error: PyErr) -> PyErr {
+    if !error.is_instance_of::<PyException>(py) || error.is_instance_of::<PyMemoryError>(py) {
+        return error; // Ctrl-C, or no memory: not the tensor's fault.
+    }
+    let message = format!("its library does not give access to its memory ({error})");
+    let raised = PyBufferError::new_err(message);
+    raised.set_cause(py, Some(error));
+    raised
 }
 
 /// Refuses a capsule whose tensor lies on another device than `__dlpack_device__` has reported, where its address would

@@ -1,7 +1,7 @@
 //! Copying a complete version into a user's own tensors: all of them or none.
 
 use super::{
-    notify_written,
+    Out, notify_written,
     target::{ByPlace, Target, Targets, check_dense, sort_by_place},
     torn_by, unfit,
 };
@@ -9,6 +9,7 @@ use crate::{
     errors::{Kind, of_device, of_fill},
     memory::{Foreign, OnGpu, Returning},
     runtime,
+    select::Select,
     snapshot::Snapshot,
     subscription::{Arrived, Delivered},
     tensor::Tensor,
@@ -25,27 +26,38 @@ use std::{
 use tensor_relay_client::{self as client, BufferError, Buffers, FillCause, NameMatch};
 use tensor_relay_device::DeviceBuffer;
 
-/// Copies a complete version to the tensors, all of them or none.
+/// Copies a complete version to the tensors of `out`, all of them or none, and then sets extra state.
 ///
 /// # Errors
-/// `TornError` if a GPU, or a framework that copies on it, fails during the copy. An exception of a signal handler
+/// `TornError` if a GPU, or a framework that copies on it, fails during the copy, or a module's `set_extra_state` after
+/// it. An exception of a signal handler
 /// (Ctrl-C) is raised before the first tensor is copied, or after the last one. Other exceptions are raised before the
 /// first.
 pub(super) fn to_all(
     py: Python<'_>,
     arrived: &Arrived,
-    mut targets: Targets,
-    names: NameMatch,
+    out: &Out,
+    select: Option<&Select>,
 ) -> PyResult<Delivered> {
-    let snapshot = &arrived.snapshot;
-    if let Err(error) = check(py, snapshot, &targets, names)? {
+    let (snapshot, mut targets) = (&arrived.snapshot, out.targets(py)?);
+    let of_version = Snapshot::with_tensors(arrived);
+    let extra = targets
+        .extra
+        .matched(py, snapshot.metadata(), select, |name, _| of_version.own_copy(py, name));
+    let extra = extra?;
+    let mut checked = check(py, snapshot, &targets, out.name_match())?;
+    if out.is_strict && snapshot.described().count() == snapshot.manifest().tensors().len() {
+        checked = checked.and(extra.check());
+    }
+    if let Err(error) = checked {
         return Ok(Err(unfit(snapshot.id(), &error, &targets.entries)));
     }
     let all = std::mem::take(&mut targets.tensors).into_iter();
-    let (received, missing): (Vec<_>, Vec<_>) = all.partition(|target| is_received(snapshot, target));
+    let (received, missing): (Vec<_>, Vec<_>) =
+        all.partition(|target| is_selected(snapshot, target.name.as_str()));
     missing.into_iter().for_each(|target| target.memory.give_back(py));
     let ByPlace { host, gpu } = sort_by_place(received);
-    let (copiers, gpu) = framework_copiers(py, &Snapshot::with_tensors(arrived), gpu)?;
+    let (copiers, gpu) = framework_copiers(py, &of_version, gpu)?;
     let (rounds, returning) = divide_into_rounds(py, snapshot, gpu)?;
     let on_host = match snapshot.is_on_device() && !host.is_empty() {
         true => wait(py, snapshot.to_host())?.map_err(|error| of_device(py, &error))?,
@@ -57,7 +69,9 @@ pub(super) fn to_all(
         copy_to_host(py, &on_host, host);
     }
     notify_written(py, &targets.values)?;
-    match copied? {
+    let interrupted = copied?;
+    out.finish(py, snapshot.id(), snapshot.manifest(), select, &targets.names, extra)?;
+    match interrupted {
         Some(interrupt) => Err(interrupt),
         None => Ok(Ok(Snapshot::without_tensors(snapshot, arrived.gap.as_deref()))),
     }
@@ -123,11 +137,17 @@ fn check(
     for Target { name, memory, .. } in &targets.tensors {
         buffers.insert(name.clone(), memory.len() as u64);
     }
+    // Extra state has whatever size the version gives it.
+    for tensor in targets.extra.names().filter_map(|name| snapshot.manifest().tensor(name)) {
+        if is_selected(snapshot, tensor.name.as_str()) {
+            buffers.insert(tensor.name.clone(), tensor.byte_len());
+        }
+    }
     Ok(buffers.check(snapshot, |len_bytes| *len_bytes))
 }
 
-fn is_received(snapshot: &client::Snapshot, Target { name, .. }: &Target) -> bool {
-    snapshot.volatile_tensor(name.as_str()).is_some() || snapshot.device_tensor(name.as_str()).is_some()
+fn is_selected(snapshot: &client::Snapshot, name: &str) -> bool {
+    snapshot.volatile_tensor(name).is_some() || snapshot.device_tensor(name).is_some()
 }
 
 /// The size from which a copy is worth the start of further threads.

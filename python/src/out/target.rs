@@ -1,14 +1,15 @@
 //! The tensors of `out=`: checked, lent to be written, and divided into those on the host and those on GPUs.
 
+use super::{Out, extra_state::ExtraState};
 use crate::{
     entries,
     errors::Kind,
     gpu::Gpus,
     memory::{Footprint, Foreign, Identity, Lent, OnGpu, overlapping},
-    tensors_in::{items, lend_to_write, text_of},
+    tensors_in::{items, lend_to_write},
 };
 use pyo3::prelude::*;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use tensor_relay_client::{Buffers, NameMatch, Shape, TensorName};
 
 /// The tensors of a mapping, lent to be written.
@@ -22,6 +23,9 @@ pub(super) struct Targets {
     pub(super) values: Vec<Py<PyAny>>,
     /// The names of values that are not tensors.
     pub(super) entries: Vec<String>,
+    /// The names of all tensors, except extra state.
+    pub(super) names: BTreeSet<String>,
+    pub(super) extra: ExtraState,
 }
 
 /// A tensor to be written.
@@ -39,21 +43,30 @@ pub(super) struct ByPlace {
 }
 
 impl Targets {
-    /// The tensors of a mapping. Entries, such as numbers in a `state_dict`, are skipped.
+    /// The tensors of `out`. Entries, such as numbers in a `state_dict`, are skipped. Extra state is received into the
+    /// tensors that `get_extra_state` returned only with atomic=False.
     ///
     /// # Errors
     /// `TargetError` names a value that cannot be received into, or two tensors that share some of their memory.
-    pub(super) fn of(mapping: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<Self> {
+    pub(super) fn of(py: Python<'_>, out: &Out) -> PyResult<Self> {
         let (mut targets, mut first_names) = (Self::default(), HashMap::new());
-        for item in items(mapping)? {
-            let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
-            let text = text_of(&name)?;
-            match entries::is_entry(&value) {
-                true => targets.entries.push(text),
-                false => targets.add(&text, value, gpus, &mut first_names)?,
+        let mapping = out.mapping.bind(py);
+        for item in items(mapping, out.rename.as_ref().map(|rename| rename.bind(py)))? {
+            let is_extra = entries::is_extra_state(&item.own_name);
+            let is_set = is_extra && targets.extra.add(mapping, &item, out.is_strict)?;
+            match (is_extra, entries::is_entry(&item.value)) {
+                (false, true) => targets.entries.push(item.name),
+                (true, true) => {}
+                (true, false) if out.is_atomic || !is_set => {}
+                (_, false) => {
+                    targets.add(&item.name, item.value, &out.gpus, &mut first_names)?;
+                    if !is_extra {
+                        targets.names.insert(item.name);
+                    }
+                }
             }
         }
-        check_overlap(mapping.py(), &targets.tensors)?;
+        check_overlap(py, &targets.tensors)?;
         Ok(targets)
     }
 

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 import tensor_relay
-from tensor_relay.integrations import check_host, numbers
+from tensor_relay._versions import numbers
+from tensor_relay.integrations import check_host
 
 
 def test_the_package_alone_imports_no_host():

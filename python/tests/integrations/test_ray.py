@@ -47,6 +47,14 @@ class Source:
     def without_tensors(self):
         return {"n": 5}
 
+    @ray.method(tensor_transport="TENSOR_RELAY")
+    def reused(self):
+        self.buffer = torch.ones(5_000_000)
+        return self.buffer
+
+    def overwrite(self):
+        self.buffer.fill_(9)
+
     def put(self, value):
         return [ray.put(torch.full((1_000,), value), _tensor_transport="TENSOR_RELAY")]
 
@@ -93,6 +101,15 @@ def test_actors_pass_tensors(pair):
     assert get(sink.number.remote(source.without_tensors.remote())) == 5
     twice = source.full.remote((10,), 1.0)
     assert [get(sink.describe.remote(twice))[0] for _ in range(2)] == [10.0, 10.0]
+
+
+def test_tensors_arrive_as_they_were_returned(pair):
+    source, sink = pair
+    ref = source.reused.remote()
+    get(source.overwrite.remote())
+    assert get(sink.describe.remote(ref))[0] == 5_000_000
+    with pytest.raises(tensor_relay.RequestError, match="registered before with stage=True"):
+        transport.register(stage=False)
 
 
 def test_the_driver_gets_and_puts(pair):

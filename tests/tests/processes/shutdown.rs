@@ -72,7 +72,8 @@ fn a_signal_ends_an_idle_server_immediately() {
 /// SIGTERM while the proxy holds; release it once the server reports that it finishes the transfer.
 #[test]
 fn a_shutdown_completes_transfers() {
-    let HeldTransfer { home, proxy, mut server, subscriber } = held_transfer(&["--grace=50"]);
+    let HeldTransfer { home, proxy, mut server, subscriber } =
+        HeldTransfer::new(&["--grace=50"], &["--once", "--reconnect=0", "-v"]);
     server.process.signal(Signal::TERM);
     server.process.wait_for_stderr("finishing 1 transfer");
     proxy.release();

@@ -9,8 +9,8 @@ a page for each: what it replaces, the line that switches it on, what it costs, 
 from __future__ import annotations
 
 import importlib.metadata
-import re
 
+from .._versions import numbers
 from ..errors import IntegrationError
 
 __all__ = ["check_host"]
@@ -34,9 +34,3 @@ def check_host(package: str, at_least: str, below: str) -> str:
             f"installed: {wanted}, or a tensor_relay that knows {found}"
         )
     return found
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: (2, 55, 0) for 2.55.0rc1."""
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()

@@ -9,8 +9,7 @@ Consumers receive them from there, encrypted and verified, without the object st
         def weights(self): ...
 
 Each process with such tensors runs a server, with a port and a key of its own; Ray's metadata carries the ticket.
-Tensors are borrowed until Ray collects the object: writing to them earlier may corrupt what others receive, as with
-Ray's own one-sided transports.
+Tensors are copied when they are returned, unless `register(stage=False)` was called.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import tensor_relay
 
 from .._shared import SharedClients
-from ..errors import DamagedError, RelayTimeoutError
+from ..errors import DamagedError, RelayTimeoutError, RequestError
 from . import check_host
 
 check_host("ray", "2.55", "3")
@@ -55,16 +54,26 @@ RECONNECT_TIMEOUT_S = 5.0
 log = logging.getLogger("tensor_relay.integrations.ray")
 
 
-def register() -> None:
+def register(*, stage: bool = True) -> None:
     """Registers the transport with Ray. Call it in the process that creates the actors, before their classes are
     defined; Ray registers it in the actors. A second call does nothing.
 
+    stage: whether tensors are copied to host memory when they are returned, so that the actor may write to them at
+        once. With False they are read in place until Ray collects the object: writing to them earlier changes or
+        corrupts what others receive, as with Ray's own one-sided transports.
+
     Create actors that only receive with `@ray.remote(enable_tensor_transport=True)`.
+
+    Raises RequestError if the transport was registered with another `stage`.
     """
     from ray.experimental.rdt.util import transport_manager_info
 
-    if NAME not in transport_manager_info:
-        register_tensor_transport(NAME, ["cpu", "cuda"], RelayTransport, torch.Tensor)
+    transport = RelayTransport if stage else BorrowingRelayTransport
+    registered = transport_manager_info.get(NAME)
+    if registered is None:
+        register_tensor_transport(NAME, ["cpu", "cuda"], transport, torch.Tensor)
+    elif registered.transport_manager_class is not transport:
+        raise RequestError(f"{NAME} was registered before with stage={not stage}, which cannot be changed")
 
 
 @dataclass
@@ -99,6 +108,8 @@ class RelayFetch(FetchRequest):  # type: ignore[misc]
 class RelayTransport(TensorTransportManager):  # type: ignore[misc]
     """The transport that Ray calls to move tensors: one for each process, used by several of Ray's threads."""
 
+    _hold: ClassVar[Literal["stage", "borrow"]] = "stage"
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._relay: tensor_relay.Relay | None = None
@@ -125,11 +136,11 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
         return CommunicatorMetadata()
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> RelayMetadata:
-        """Publishes an object's tensors, borrowed from where they are."""
+        """Publishes an object's tensors."""
         if not rdt_object:
             return RelayMetadata(tensor_meta=[], tensor_device=None)
         relay, topic = self._server(), f"ray/{obj_id}"
-        published = relay.publish(topic, _by_index(rdt_object), hold="borrow")
+        published = relay.publish(topic, _by_index(rdt_object), hold=self._hold)
         with self._lock:
             self._published.add(topic)
         return RelayMetadata(
@@ -235,6 +246,12 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
         with self._lock:
             if self._fetching.get(fetch.obj_id) is fetch:
                 del self._fetching[fetch.obj_id]
+
+
+class BorrowingRelayTransport(RelayTransport):
+    """The transport that reads tensors in place."""
+
+    _hold = "borrow"
 
 
 def _by_index(tensors: list[Any]) -> dict[str, Any]:

@@ -1,10 +1,8 @@
 //! [`Inbox`]: reads a byte stream, decrypts records, and reassembles segments.
 
+use crate::stops::timeout;
 use std::{io, ops::Range, sync::Arc, time::Duration};
-use tokio::{
-    io::{AsyncRead, AsyncReadExt},
-    time::timeout,
-};
+use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::{
     records::{HEADER_BYTES, Opened, Opener, RecordError, opened_bytes, record_bytes},

@@ -1,0 +1,57 @@
+//! What `strict=False` leaves out: logged, once for each set of names.
+
+use super::extra_state::Matched;
+use crate::select::Select;
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::{Mutex, PoisonError},
+};
+use tensor_relay_client::{BufferError, Manifest, VersionId};
+
+/// The names that were last logged for a subscription.
+#[derive(Default)]
+pub(super) struct LeftOut(Mutex<Option<BufferError>>);
+
+impl LeftOut {
+    /// Logs which tensors and extra state only the version has, and which only `out` has, whose names are `names`.
+    pub(super) fn log(
+        &self,
+        id: &VersionId,
+        manifest: &Manifest,
+        select: Option<&Select>,
+        names: &BTreeSet<String>,
+        extra: &Matched,
+    ) {
+        let left_out = left_out(manifest, select, names, extra);
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if *logged != left_out {
+            if let Some(left_out) = &left_out {
+                tracing::warn!("strict=False receives a part of {id}: {left_out}.");
+            }
+            *logged = left_out;
+        }
+    }
+}
+
+fn left_out(
+    manifest: &Manifest,
+    select: Option<&Select>,
+    names: &BTreeSet<String>,
+    extra: &Matched,
+) -> Option<BufferError> {
+    let is_selected = |name: &str| select.is_none_or(|select| select.has(name));
+    // A tensor of `out` covers all names of the version's tensor.
+    let named = names.iter().filter_map(|name| manifest.tensor(name));
+    let received: HashSet<_> = named.map(|tensor| tensor.range()).filter(|range| !range.is_empty()).collect();
+    let has_target =
+        |name: &str, range: &_| names.contains(name) || received.contains(range) || !is_selected(name);
+    let tensors = manifest.tensors().iter();
+    let missing = tensors.filter(|tensor| !has_target(tensor.name.as_str(), &tensor.range()));
+    let missing = missing.map(|tensor| Box::from(tensor.name.as_str()));
+    let missing: Box<[Box<str>]> = missing.chain(extra.without_module.iter().cloned()).collect();
+    let is_sent = |name: &str| manifest.tensor(name).is_some() && is_selected(name);
+    let unexpected = names.iter().filter(|name| !is_sent(name)).map(|name| Box::from(name.as_str()));
+    let unexpected: Box<[Box<str>]> = unexpected.chain(extra.without_value.iter().cloned()).collect();
+    let is_whole = missing.is_empty() && unexpected.is_empty();
+    (!is_whole).then_some(BufferError::OtherNames { missing, unexpected })
+}
