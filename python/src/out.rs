@@ -1,28 +1,35 @@
 //! `out=`: receiving versions into a user's own tensors.
 
+mod background;
 mod copy;
 mod target;
 
+pub(crate) use background::copying_in_background;
+use copy::Copying;
+
 use crate::{
+    closable::{Closable, ExclusiveUse},
     errors::{Kind, of_fill},
     gpu::Gpus,
     memory::{Exclusive, Foreign, OnGpu, Returning},
+    runtime,
     snapshot::Snapshot,
-    subscription::{Arrived, Delivered, Inner, NotArrived},
+    subscription::{Arrived, Delivered, Inner, NotArrived, Open},
     tensors_in::{Fences, frameworks},
     wait::{at_most, wait},
 };
 use pyo3::prelude::*;
 use std::{
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use target::{ByPlace, Target, Targets, check_dense, sort_by_place};
 use tensor_relay_client::{
-    self as client, BufferError, Buffers, FillCause, FillError, Filled, Glob, NameMatch,
+    self as client, BufferError, Buffers, FillCause, FillError, Filled, Glob, NameMatch, VersionId,
 };
 use tensor_relay_device::DeviceBuffer;
+use tokio::sync::oneshot;
 
 /// The tensors of `out=`, with their options.
 pub(crate) struct Out {
@@ -31,38 +38,44 @@ pub(crate) struct Out {
     /// Whether the version must have the same tensors.
     is_strict: bool,
     gpus: Arc<Gpus>,
-    /// A version that is being received directly into the tensors after its caller gave up waiting (timeout or Ctrl-C).
-    /// The tensors stay lent meanwhile, and the next call continues to wait for the version.
-    pending: Arc<Mutex<Option<Pending>>>,
+    /// The version of which the tensors hold a part, since a call received it directly and failed.
+    torn: Arc<Mutex<Option<VersionId>>>,
 }
 
-/// A version that is being received into the tensors.
-struct Pending {
-    received: Received,
+/// A version that is being received directly into the tensors.
+struct Receiving {
+    received: Pin<Box<dyn Future<Output = Received> + Send>>,
+    /// Dropped to end the wait.
+    stop: oneshot::Sender<()>,
     /// The Python objects of the tensors.
     values: Vec<Py<PyAny>>,
     /// The names of values in `out` that are not tensors.
     entries: Vec<String>,
 }
 
-type Received = Pin<Box<dyn Future<Output = Result<FilledTensors, Failed>> + Send>>;
-
-/// A version received into tensors on the host or on a GPU.
-enum FilledTensors {
-    Host(Filled<Exclusive>),
-    Gpu(Filled<DeviceBuffer>, Returning),
+/// The result of receiving into tensors on the host or on a GPU.
+enum Received {
+    Host(Result<Filled<Exclusive>, FillError<Exclusive>>),
+    Gpu(Result<Filled<DeviceBuffer>, FillError<DeviceBuffer>>, Returning),
+    /// The wait ended before the tensors were lent.
+    NotLent,
 }
 
+/// A version in the tensors, and the message if it has none of the selected tensors.
+type Arrival = (Snapshot, Result<(), String>);
+
 /// Why no version was received into the tensors.
-enum Failed {
-    Closed,
-    Host(FillError<Exclusive>),
-    Gpu(FillError<DeviceBuffer>),
+struct Unfilled {
+    cause: FillCause,
+    /// A version of which the tensors hold some bytes.
+    torn: Option<VersionId>,
+    /// A version that does not fit.
+    refused: Option<VersionId>,
 }
 
 impl Out {
     pub(crate) fn new(mapping: Py<PyAny>, is_atomic: bool, is_strict: bool, gpus: Arc<Gpus>) -> Self {
-        Self { mapping, is_atomic, is_strict, gpus, pending: Arc::default() }
+        Self { mapping, is_atomic, is_strict, gpus, torn: Arc::default() }
     }
 
     pub(crate) fn is_atomic(&self) -> bool {
@@ -75,7 +88,7 @@ impl Out {
             is_atomic: self.is_atomic,
             is_strict: self.is_strict,
             gpus: Arc::clone(&self.gpus),
-            pending: Arc::clone(&self.pending),
+            torn: Arc::clone(&self.torn),
         }
     }
 
@@ -102,68 +115,81 @@ impl Out {
         copy::to_all(py, arrived, self.targets(py)?, self.name_match())
     }
 
-    /// Receives the next version directly into the tensors.
+    /// Begins such a copy.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    pub(crate) fn prepare_copy(
+        &self,
+        py: Python<'_>,
+        arrived: &Arrived,
+    ) -> PyResult<Result<Copying, NotArrived>> {
+        Copying::prepare(py, arrived, self.targets(py)?, self.name_match())
+    }
+
+    /// Receives the next version directly into the tensors. Nothing writes to them once this returns.
+    ///
+    /// # Errors
+    /// `TornError` while the tensors hold a part of a version; `TargetError` for tensors that cannot be received into;
+    /// an exception of a signal handler, caused by `TornError` if that is the case.
     pub(crate) fn receive_in_place(
         &self,
         py: Python<'_>,
         inner: &Inner,
         timeout: Option<Duration>,
     ) -> PyResult<Delivered> {
-        let pending = self.pending().take();
-        let mut pending = match pending {
-            Some(pending) => pending,
-            None => self.begin(py, inner)?,
+        let Receiving { mut received, stop, values, entries } = self.begin(py, inner)?;
+        let waited = wait(py, at_most(timeout, received.as_mut()));
+        let (received, interrupt) = match waited {
+            Ok(Some(received)) => (received, None),
+            unfinished => {
+                drop(stop);
+                let runtime = runtime::handle(py)?;
+                (py.detach(|| runtime.block_on(received)), unfinished.err())
+            }
         };
-        let waited = wait(py, at_most(timeout, pending.received.as_mut()));
-        // Also without a result: the tensors may already hold bytes of the pending version.
-        if !matches!(&waited, Ok(Some(received)) if !may_have_written(received)) {
-            notify_written(py, &pending.values)?;
+        let arrival = received.give_back(py, inner);
+        let is_unchanged = arrival.as_ref().is_err_and(|unfilled| unfilled.torn.is_none());
+        if !is_unchanged {
+            notify_written(py, &values)?;
         }
-        let received = match waited {
-            Ok(Some(received)) => received,
-            interrupted => {
-                *self.pending() = Some(pending);
-                if inner.open.is_closed() {
-                    self.cancel_pending(); // It was closed meanwhile, when nothing was pending.
+        let unfilled = match arrival {
+            Ok((snapshot, checked)) => {
+                if checked.is_ok() {
+                    *self.torn() = None;
                 }
-                return interrupted.map(|_| Err(NotArrived::TimedOut));
+                let delivered = checked.map(|()| snapshot).map_err(NotArrived::NothingSelected);
+                return interrupt.map_or(Ok(delivered), Err);
             }
+            Err(unfilled) => *unfilled,
         };
-        let entries = &pending.entries;
-        match received {
-            Ok(FilledTensors::Host(filled)) => {
-                let checked = inner.select.check(filled.id(), filled.manifest());
-                let snapshot = Snapshot::filled(&filled);
-                give_back(py, filled.into_buffers());
-                Ok(checked.map(|()| snapshot).map_err(NotArrived::NothingSelected))
+        let torn = self.add_torn(unfilled.torn.clone());
+        match (torn, interrupt) {
+            (None, None) => not_filled(py, unfilled, inner.open.is_closed(), &entries).map(Err),
+            (None, Some(interrupt)) => Err(interrupt),
+            (Some(id), None) => {
+                let failed = not_filled(py, unfilled, inner.open.is_closed(), &entries);
+                let cause = failed.map_or_else(|error| error, |failed| failed.raise(py));
+                Err(torn_by(py, &torn_message(&cause.value(py).to_string(), &id), &id, Some(cause)))
             }
-            Ok(FilledTensors::Gpu(filled, returning)) => {
-                let checked = inner.select.check(filled.id(), filled.manifest());
-                let snapshot = Snapshot::filled(&filled);
-                drop(filled);
-                returning.give_back(py);
-                Ok(checked.map(|()| snapshot).map_err(NotArrived::NothingSelected))
-            }
-            Err(Failed::Closed) => Ok(Err(NotArrived::Closed)),
-            Err(Failed::Host(error)) => {
-                let message = error.to_string();
-                let FillError { cause, torn, refused, buffers, .. } = error;
-                give_back(py, buffers);
-                not_filled(py, &message, torn, refused, cause, entries)
-            }
-            Err(Failed::Gpu(error)) => {
-                let message = error.to_string();
-                not_filled(py, &message, error.torn, error.refused, error.cause, entries)
+            (Some(id), Some(interrupt)) => {
+                let torn = torn_by(py, &torn_message("the call was interrupted", &id), &id, None);
+                interrupt.set_cause(py, Some(torn));
+                Err(interrupt)
             }
         }
     }
 
-    /// Stops waiting for the pending version. The tensors are returned when nothing writes to them.
-    pub(crate) fn cancel_pending(&self) {
-        drop(self.pending().take());
+    /// Records a version of which the tensors hold a part. Returns the last one, if they are torn.
+    fn add_torn(&self, new: Option<VersionId>) -> Option<VersionId> {
+        let mut torn = self.torn();
+        if new.is_some() {
+            *torn = new;
+        }
+        torn.clone()
     }
 
-    fn begin(&self, py: Python<'_>, inner: &Inner) -> PyResult<Pending> {
+    fn begin(&self, py: Python<'_>, inner: &Inner) -> PyResult<Receiving> {
         let mut targets = self.targets(py)?;
         let names = self.name_match();
         let (on_host, on_gpu) = (targets.expected(py, names)?, targets.expected(py, names)?);
@@ -178,11 +204,12 @@ impl Out {
             );
             return Err(Kind::Target.raise(py, message));
         }
+        let (stop, stopped) = oneshot::channel();
         let received = match gpu.is_empty() {
-            true => begin_on_host(py, inner, host, on_host)?,
-            false => begin_on_gpu(py, inner, gpu, on_gpu)?,
+            true => begin_on_host(py, inner, host, on_host, stopped)?,
+            false => begin_on_gpu(py, inner, gpu, on_gpu, stopped)?,
         };
-        Ok(Pending { received, values: targets.values, entries: targets.entries })
+        Ok(Receiving { received, stop, values: targets.values, entries: targets.entries })
     }
 
     /// The tensors that the mapping has now.
@@ -194,8 +221,64 @@ impl Out {
         if self.is_strict { NameMatch::Exact } else { NameMatch::Common }
     }
 
-    fn pending(&self) -> MutexGuard<'_, Option<Pending>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    fn torn(&self) -> MutexGuard<'_, Option<VersionId>> {
+        self.torn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Received {
+    /// Returns the tensors to their libraries.
+    fn give_back(self, py: Python<'_>, inner: &Inner) -> Result<Arrival, Box<Unfilled>> {
+        match self {
+            Self::Host(received) => {
+                let arrival = arrival(&received, inner);
+                let buffers = received.map_or_else(|error| error.buffers, Filled::into_buffers);
+                buffers.into_iter().for_each(|(_, memory)| memory.give_back(py));
+                arrival
+            }
+            Self::Gpu(received, returning) => {
+                let arrival = arrival(&received, inner);
+                let is_withheld = received.as_ref().is_err_and(|error| !error.withheld.is_empty());
+                drop(received);
+                if !is_withheld {
+                    returning.give_back(py);
+                }
+                arrival
+            }
+            Self::NotLent => Err(Box::new(Unfilled { cause: FillCause::Stopped, torn: None, refused: None })),
+        }
+    }
+}
+
+fn arrival<B>(received: &Result<Filled<B>, FillError<B>>, inner: &Inner) -> Result<Arrival, Box<Unfilled>> {
+    match received {
+        Ok(filled) => {
+            let checked = inner.select.check(filled.id(), filled.manifest());
+            Ok((Snapshot::filled(filled), checked))
+        }
+        Err(FillError { cause, torn, refused, .. }) => {
+            let (cause, torn, refused) = (cause.clone(), torn.clone(), refused.clone());
+            Err(Box::new(Unfilled { cause, torn, refused }))
+        }
+    }
+}
+
+/// The turn to use the subscription; `None` if the wait for it was `stopped`, or the subscription was closed.
+async fn turn(
+    open: &Arc<Closable<Open>>,
+    stopped: Pin<&mut impl Future<Output = ()>>,
+) -> Option<ExclusiveUse<Open>> {
+    tokio::select! {
+        turn = Arc::clone(open).turn() => turn,
+        () = stopped => None,
+    }
+}
+
+/// Ends when the caller stops waiting, or the subscription is closed.
+async fn stopped(open: Arc<Closable<Open>>, stop: oneshot::Receiver<()>) {
+    tokio::select! {
+        () = open.closed() => {}
+        _ = stop => {}
     }
 }
 
@@ -204,7 +287,8 @@ fn begin_on_host(
     inner: &Inner,
     targets: Vec<Target<Foreign>>,
     mut buffers: Buffers<Exclusive>,
-) -> PyResult<Received> {
+    stop: oneshot::Receiver<()>,
+) -> PyResult<Pin<Box<dyn Future<Output = Received> + Send>>> {
     for Target { name, memory, .. } in targets {
         let exclusive = Exclusive::new(memory).ok_or_else(|| {
             let message = format!(
@@ -217,14 +301,12 @@ fn begin_on_host(
     }
     let open = Arc::clone(&inner.open);
     Ok(Box::pin(async move {
-        let received = async {
-            let mut turn = Arc::clone(&open).turn().await.ok_or(Failed::Closed)?;
-            let subscription = &mut turn.value().ok_or(Failed::Closed)?.subscription;
-            let filled = subscription.next_into(buffers).await;
-            discard_refused(subscription, &filled);
-            filled.map(FilledTensors::Host).map_err(Failed::Host)
-        };
-        open.unless_closed(received).await.unwrap_or(Err(Failed::Closed))
+        let mut stopped = pin!(stopped(Arc::clone(&open), stop));
+        let Some(mut turn) = turn(&open, stopped.as_mut()).await else { return Received::NotLent };
+        let Some(Open { subscription, .. }) = turn.value() else { return Received::NotLent };
+        let filled = subscription.next_into_until(buffers, stopped).await;
+        discard_refused(subscription, &filled);
+        Received::Host(filled)
     }))
 }
 
@@ -233,7 +315,8 @@ fn begin_on_gpu(
     inner: &Inner,
     targets: Vec<Target<OnGpu>>,
     mut buffers: Buffers<DeviceBuffer>,
-) -> PyResult<Received> {
+    stop: oneshot::Receiver<()>,
+) -> PyResult<Pin<Box<dyn Future<Output = Received> + Send>>> {
     let mut fences = Fences::default();
     for Target { name, memory, .. } in targets {
         check_dense(py, &name, &memory)?;
@@ -242,15 +325,12 @@ fn begin_on_gpu(
     }
     let (open, returning) = (Arc::clone(&inner.open), fences.returning());
     Ok(Box::pin(async move {
-        let received = async {
-            let mut turn = Arc::clone(&open).turn().await.ok_or(Failed::Closed)?;
-            let subscription = &mut turn.value().ok_or(Failed::Closed)?.subscription;
-            let filled = subscription.next_into_device(buffers).await;
-            discard_refused(subscription, &filled);
-            filled.map_err(Failed::Gpu)
-        };
-        let filled = open.unless_closed(received).await.unwrap_or(Err(Failed::Closed))?;
-        Ok(FilledTensors::Gpu(filled, returning))
+        let mut stopped = pin!(stopped(Arc::clone(&open), stop));
+        let Some(mut turn) = turn(&open, stopped.as_mut()).await else { return Received::NotLent };
+        let Some(Open { subscription, .. }) = turn.value() else { return Received::NotLent };
+        let filled = subscription.next_into_device_until(buffers, stopped).await;
+        discard_refused(subscription, &filled);
+        Received::Gpu(filled, returning)
     }))
 }
 
@@ -261,45 +341,37 @@ fn discard_refused<B>(subscription: &mut client::Subscription, filled: &Result<F
     }
 }
 
-fn give_back(py: Python<'_>, buffers: Buffers<Exclusive>) {
-    buffers.into_iter().for_each(|(_, memory)| memory.give_back(py));
-}
-
-/// Whether the tensors may have been written.
-fn may_have_written(received: &Result<FilledTensors, Failed>) -> bool {
-    match received {
-        Ok(_) | Err(Failed::Closed) => true,
-        Err(Failed::Host(error)) => error.torn.is_some(),
-        Err(Failed::Gpu(error)) => error.torn.is_some(),
-    }
-}
-
 /// Tells the frameworks that the tensors may have been written.
 fn notify_written(py: Python<'_>, values: &[Py<PyAny>]) -> PyResult<()> {
     let values: Vec<_> = values.iter().map(|value| value.bind(py)).collect();
     frameworks(py)?.call_method1("mark_written", (values,)).map(drop)
 }
 
-/// The result for a version that was not received. `torn` is a version of which the tensors hold some bytes, `refused`
-/// one that does not fit.
+/// The result for a version that was not received.
 fn not_filled(
     py: Python<'_>,
-    message: &str,
-    torn: Option<client::VersionId>,
-    refused: Option<client::VersionId>,
-    cause: FillCause,
+    Unfilled { cause, torn, refused }: Unfilled,
+    is_closed: bool,
     entries: &[String],
-) -> PyResult<Delivered> {
+) -> PyResult<NotArrived> {
     match (torn, refused, cause) {
-        (None, _, FillCause::Subscription(error)) => Ok(Err(NotArrived::Subscription(error))),
-        (None, Some(id), FillCause::Buffers(error)) => Ok(Err(unfit(&id, &error, entries))),
-        (None, _, cause) => Err(of_fill(py, &cause)),
-        (Some(id), _, cause) => Err(torn_by(py, message, &id, of_fill(py, &cause))),
+        (_, _, FillCause::Stopped) if is_closed => Ok(NotArrived::Closed),
+        (_, _, FillCause::Stopped) => Ok(NotArrived::TimedOut),
+        (_, _, FillCause::Subscription(error)) => Ok(NotArrived::Subscription(error)),
+        (None, Some(id), FillCause::Buffers(error)) => Ok(unfit(&id, &error, entries)),
+        (_, _, cause) => Err(of_fill(py, &cause)),
     }
 }
 
+fn torn_message(why: &str, id: &VersionId) -> String {
+    format!(
+        "{why}; tensors of `out` are torn: they may hold a part of {id}, until a call returns a version, so do not use \
+         them before"
+    )
+}
+
 /// Why a version does not fit the tensors; `entries` are the names of values in `out` that are not tensors.
-fn unfit(id: &client::VersionId, error: &BufferError, entries: &[String]) -> NotArrived {
+fn unfit(id: &VersionId, error: &BufferError, entries: &[String]) -> NotArrived {
     let more = match error {
         BufferError::OtherNames { missing, .. } => {
             let entries = entries.iter().filter(|entry| missing.iter().any(|name| **name == ***entry));
@@ -314,10 +386,10 @@ fn unfit(id: &client::VersionId, error: &BufferError, entries: &[String]) -> Not
     ))
 }
 
-fn torn_by(py: Python<'_>, message: &str, id: &client::VersionId, cause: PyErr) -> PyErr {
+fn torn_by(py: Python<'_>, message: &str, id: &VersionId, cause: Option<PyErr>) -> PyErr {
     let raised = Kind::Torn.raise(py, message);
     // The class has this attribute; setting it fails only when the interpreter is out of memory.
     let _ = raised.value(py).setattr("version", id.version.0);
-    raised.set_cause(py, Some(cause));
+    raised.set_cause(py, cause);
     raised
 }
