@@ -89,8 +89,8 @@ pub struct Config {
     /// How long [`next`](crate::Subscription::next) waits for the user to drop a snapshot while the user holds the
     /// maximum number. Default 10 s.
     pub hold_timeout: Duration,
-    /// The consumer as which publishers count this client's commits: those of all clients with the same id, and the same
-    /// credentials, count once for each version; a [named reader](crate::Request::reader) counts by its name. Default:
+    /// The consumer as which publishers count this client's commits: those of all clients with the same id and
+    /// credentials count once for each version; a [named reader](crate::Request::reader) counts by its name. Default:
     /// random, so each client counts. Programs with several clients in one process may give them one id.
     pub consumer: [u8; 16],
     /// The limits on manifests and payloads.
