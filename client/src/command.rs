@@ -17,8 +17,11 @@ pub(crate) enum Command {
         keep_place: bool,
     },
     Acknowledge(SubscriptionId, Epoch, Version),
-    /// Lends buffers for the next version, or withdraws the offer.
-    LendBuffers(SubscriptionId, Option<Lent>),
+    /// Lends buffers for the next version.
+    LendBuffers(SubscriptionId, Lent),
+    /// Takes lent buffers back, also during a transfer into them, which begins again in other memory. After the answer,
+    /// no further chunk is received into them.
+    TakeBackBuffers(SubscriptionId, oneshot::Sender<()>),
     /// Starts a watch; the answer is `None` at the maximum number of watches.
     Watch(Glob, oneshot::Sender<Option<Watching>>),
     Unwatch(WatchId),

@@ -160,6 +160,11 @@ impl Destination {
         }
     }
 
+    /// Whether it is memory that the user lent.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.writing().is_some()
+    }
+
     fn writing(&self) -> Option<&Arc<Writing>> {
         match self {
             Self::Memory { .. } => None,

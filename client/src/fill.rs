@@ -9,9 +9,9 @@ use crate::{
     destination::Payload,
     snapshot_queue::{Found, SnapshotQueue},
 };
-use std::{fmt, sync::Arc};
+use std::{fmt, future::pending, sync::Arc};
 use tensor_relay_protocol::{Manifest, Mode, SubscriptionId, TensorName, VersionId};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 impl Snapshot {
     /// Copies tensors into the caller's memory, by name. A failed transfer yields no snapshot, so it cannot
@@ -104,7 +104,8 @@ impl Subscription {
     /// until it is requested. After a lost connection the transfer resumes in the same buffers.
     ///
     /// If this is cancelled, no version is lost, but the buffers are: they are dropped once nothing writes to them. To
-    /// do other work while waiting, keep the future and poll it by reference.
+    /// do other work while waiting, keep the future and poll it by reference; to end the call and keep the buffers, use
+    /// [`next_into_until`](Self::next_into_until).
     ///
     /// # Errors
     /// [`FillError`], which contains the buffers. After an error that is not [final](FillError::is_final), call again.
@@ -112,8 +113,26 @@ impl Subscription {
     where
         B: AsMut<[u8]> + Send + 'static,
     {
+        self.next_into_until(buffers, pending()).await
+    }
+
+    /// [`next_into`](Self::next_into) that ends when `stop` does, e.g. a timeout, with [`FillCause::Stopped`]. The
+    /// buffers are then returned when nothing writes to them any more. A version that was being received into them is
+    /// [torn](FillError::torn) there, and not lost: it is received again into the session's memory, and copied by the
+    /// next call. A version that is being copied when `stop` ends is delivered.
+    ///
+    /// # Errors
+    /// As [`next_into`](Self::next_into).
+    pub async fn next_into_until<B>(
+        &mut self,
+        buffers: Buffers<B>,
+        stop: impl Future<Output = ()> + Send,
+    ) -> Result<Filled<B>, FillError<B>>
+    where
+        B: AsMut<[u8]> + Send + 'static,
+    {
         let (lent, lender) = buffers.lend();
-        let (mut taken, mut buffers) = match self.receive_into(lent, lender).await? {
+        let (mut taken, mut buffers) = match self.receive_into(lent, lender, stop).await? {
             Received::InPlace(filled) => return Ok(filled),
             Received::Elsewhere(taken, buffers) => (taken, buffers),
         };
@@ -137,19 +156,35 @@ impl Subscription {
         }
     }
 
-    /// Lends buffers until the next version is received, in them or elsewhere.
-    async fn receive_into<B>(&mut self, lent: Lent, lender: Lender<B>) -> Result<Received<B>, FillError<B>> {
+    /// Lends buffers until the next version is received, in them or elsewhere, or `stop` ends.
+    async fn receive_into<B>(
+        &mut self,
+        lent: Lent,
+        lender: Lender<B>,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Received<B>, FillError<B>> {
         self.acknowledge();
         let writing = lender.writing();
         let lent_buffers = LentBuffers::new(self, lent);
-        let found = self.next_version().await;
-        drop(lent_buffers);
+        let found = tokio::select! {
+            biased;
+            found = self.next_version() => found.map_err(FillCause::from),
+            () = stop => Err(FillCause::Stopped),
+        };
+        let found = match found {
+            Ok(taken) => {
+                drop(lent_buffers);
+                Ok(taken)
+            }
+            // A version may have been completed in the buffers meanwhile.
+            Err(cause) => lent_buffers.take_back().await.ok_or(cause),
+        };
         let mut taken = match found {
             Ok(taken) => taken,
-            Err(error) => {
+            Err(cause) => {
                 let (buffers, withheld) = lender.reclaim().await;
                 let torn = writing.version();
-                return Err(FillError { cause: error.into(), torn, refused: None, buffers, withheld });
+                return Err(FillError { cause, torn, refused: None, buffers, withheld });
             }
         };
         if taken.is_in(&writing) {
@@ -207,25 +242,42 @@ enum Received<B> {
     Elsewhere(Taken, Buffers<B>),
 }
 
-/// Buffers lent to the session. Dropping this takes them back, unless the session is writing to them.
+/// Buffers lent to the session. Dropping this takes them back, without a wait for their last writers.
 struct LentBuffers {
     id: SubscriptionId,
     commands: mpsc::UnboundedSender<Command>,
+    queue: Arc<SnapshotQueue>,
+    writing: Arc<Writing>,
 }
 
 impl LentBuffers {
     fn new(subscription: &Subscription, lent: Lent) -> Self {
-        let lent_buffers =
-            Self { id: subscription.handle.id, commands: subscription.handle.commands.clone() };
+        let lent_buffers = Self {
+            id: subscription.handle.id,
+            commands: subscription.handle.commands.clone(),
+            queue: Arc::clone(&subscription.queue),
+            writing: Arc::clone(&lent.writing),
+        };
         // If the session has ended, the buffers are returned immediately, and the queue has the reason.
-        let _ = lent_buffers.commands.send(Command::LendBuffers(lent_buffers.id, Some(lent)));
+        let _ = lent_buffers.commands.send(Command::LendBuffers(lent_buffers.id, lent));
         lent_buffers
+    }
+
+    /// Takes the buffers back. Afterwards no further chunk is received into them. Returns the version in them, if one
+    /// was completed before.
+    async fn take_back(self) -> Option<Taken> {
+        let (done, taken_back) = oneshot::channel();
+        let _ = self.commands.send(Command::TakeBackBuffers(self.id, done));
+        let _ = taken_back.await; // Without an answer, the session has ended.
+        let (version, gap) = self.queue.take_if(|version| version.payload.is_in(&self.writing))?;
+        Some(Taken { version: Some(version), gap, queue: Arc::clone(&self.queue) })
     }
 }
 
 impl Drop for LentBuffers {
     fn drop(&mut self) {
-        let _ = self.commands.send(Command::LendBuffers(self.id, None));
+        let (done, _) = oneshot::channel();
+        let _ = self.commands.send(Command::TakeBackBuffers(self.id, done));
     }
 }
 
@@ -345,6 +397,9 @@ pub enum FillCause {
     /// A version was received, but a device failed to copy it. It stays queued, as after [`Buffers`](Self::Buffers).
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// The call was stopped before a version was complete.
+    #[error("the call was stopped before a version was complete")]
+    Stopped,
 }
 
 impl<B> FillError<B> {
@@ -352,7 +407,7 @@ impl<B> FillError<B> {
     pub fn is_final(&self) -> bool {
         match &self.cause {
             FillCause::Subscription(error) => error.is_final(),
-            FillCause::Buffers(_) | FillCause::Device(_) => false,
+            FillCause::Buffers(_) | FillCause::Device(_) | FillCause::Stopped => false,
         }
     }
 }

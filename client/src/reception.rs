@@ -19,7 +19,7 @@ use std::{
 use tensor_relay_device::{CacheLease, Device};
 use tensor_relay_protocol::{
     Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, LaneId, ProtocolViolation, Released,
-    Selection, StreamToken, Subscriber, Topic, Verified, Version, VersionFault, VersionId,
+    Selection, StreamToken, Subscriber, SubscriptionId, Topic, Verified, Version, VersionFault, VersionId,
 };
 use tensor_relay_transport::{
     DataIn, Lane, Tally,
@@ -142,11 +142,34 @@ impl Reception {
         self.machine.subscribe(base);
     }
 
-    /// Accepts the user's buffers for the next version, or withdraws them. They are returned immediately if that
-    /// version has arrived or is being received.
-    pub(crate) fn handle_lent(&mut self, lent: Option<Lent>) {
+    /// Accepts the user's buffers for the next version. They are returned immediately if that version has arrived or is
+    /// being received.
+    pub(crate) fn handle_lent(&mut self, lent: Lent) {
         let is_next = !self.machine.is_receiving() && self.queue.is_empty();
-        self.lent = lent.filter(|_| is_next);
+        self.lent = is_next.then_some(lent);
+    }
+
+    /// Returns the user's buffers if no version is received into them yet.
+    pub(crate) fn drop_unused_buffers(&mut self) {
+        self.lent = None;
+    }
+
+    /// Whether a version is being received into the user's buffers.
+    pub(crate) fn is_in_lent_buffers(&self) -> bool {
+        self.destination.as_ref().is_some_and(Destination::is_lent)
+    }
+
+    /// Stops receiving the current version into the user's buffers, which are returned when their last writer has
+    /// ended. The version is requested again under the number `id`, with `credit`.
+    pub(crate) fn leave_buffers(&mut self, id: SubscriptionId, credit: u32) {
+        self.machine.leave_memory(id, credit);
+        while self.machine.poll().is_some() {} // Only `Discard` is left, and all streams are dropped here.
+        self.streams.clear();
+        self.tasks.clear();
+        self.destination = None;
+        self.base.handle_given_up();
+        self.counters.set_verified(0);
+        self.queue.forget_topic(); // It may be withdrawn before the server has the request.
     }
 
     /// Handles `Announce`.
@@ -248,7 +271,7 @@ impl Reception {
         resumes: bool,
         allocators: &Allocators,
     ) -> Result<Option<Version>, TransferError> {
-        if resumes {
+        if resumes && self.destination.is_some() {
             tracing::info!(version = %announce.id, "The transfer of a version resumes.");
             return Ok(self.base.resume(announce));
         }

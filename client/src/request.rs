@@ -1,8 +1,10 @@
 //! Subscription requests.
 
 use crate::ClientError;
+use std::{ops::Range, sync::Arc};
 use tensor_relay_protocol::{
-    CodecId, GLOBS_MAX, Glob, Mode, ReaderName, SELECTION_MAX_BYTES, Start, Subscribe, SubscriptionId, Topic,
+    CodecId, Consumer, GLOBS_MAX, Glob, Manifest, Mode, RangeSet, ReaderName, SELECTION_MAX_BYTES, Start,
+    Subscribe, SubscriptionId, Topic,
 };
 
 /// A request for versions of a topic. Create it with [`latest`](Self::latest) or [`every`](Self::every).
@@ -24,6 +26,8 @@ pub struct Request {
     pub(crate) keep_place: bool,
     pub(crate) preempt: bool,
     pub(crate) codec: Option<CodecId>,
+    pub(crate) part: Option<(Arc<Manifest>, Range<u32>)>,
+    pub(crate) is_counted: bool,
 }
 
 /// The default window in mode `every`: the maximum number of versions received and not yet acknowledged.
@@ -44,8 +48,13 @@ impl Request {
     }
 
     /// The `Subscribe` message.
-    pub(crate) fn message(&self, subscription: SubscriptionId, credit: u32) -> Subscribe {
-        let Self { topic, mode, start, selection, window, reader, preempt, codec, .. } = self.clone();
+    pub(crate) fn message(&self, subscription: SubscriptionId, credit: u32, consumer: [u8; 16]) -> Subscribe {
+        let Self { topic, mode, start, selection, window, reader, preempt, codec, part, .. } = self.clone();
+        let consumer = match (self.is_counted, self.keep_place) {
+            (false, _) => Consumer::Nobody,
+            (true, true) => Consumer::reader(&reader),
+            (true, false) => Consumer::Named(consumer),
+        };
         Subscribe {
             mode,
             selection,
@@ -54,6 +63,8 @@ impl Request {
             reader: (mode == Mode::Every).then_some(reader),
             preempt,
             codec,
+            consumer,
+            within: part.map_or_else(RangeSet::new, |(_, chunks)| RangeSet::from_range(chunks)),
             ..Subscribe::latest(subscription, topic, credit)
         }
     }
@@ -72,6 +83,8 @@ impl Request {
             keep_place: false,
             preempt: false,
             codec: None,
+            part: None,
+            is_counted: true,
         }
     }
 
@@ -110,6 +123,18 @@ impl Request {
     /// chunk, by its content and the rate of the link. A server that does not know the codec ignores this.
     pub fn codec(self, codec: CodecId) -> Self {
         Self { codec: Some(codec), ..self }
+    }
+
+    /// Of the selected chunks of versions with this manifest, requests those within `chunks` alone: the tensors that lie
+    /// completely in them. The server does not send the manifest again. Compare that of the received version, which may
+    /// be another.
+    pub fn part(self, manifest: Arc<Manifest>, chunks: Range<u32>) -> Self {
+        Self { part: Some((manifest, chunks)), ..self }
+    }
+
+    /// Receives only a part of a version: a commit does not count as that of a consumer.
+    pub fn uncounted(self) -> Self {
+        Self { is_counted: false, ..self }
     }
 
     /// Refuses a selection or start that no server would accept.

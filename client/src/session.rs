@@ -56,6 +56,8 @@ pub(crate) struct Session {
     ingress: Ingress,
     next_id: u32,
     receptions: HashMap<SubscriptionId, Reception>,
+    /// The numbers of subscriptions that were renewed, by the number under which they were opened.
+    renumbered: HashMap<SubscriptionId, SubscriptionId>,
     /// The token of the next chunk stream.
     next_stream: u64,
     watches: Watches,
@@ -96,6 +98,7 @@ impl Session {
             ingress,
             next_id: 1,
             receptions: HashMap::new(),
+            renumbered: HashMap::new(),
             next_stream: 0,
             watches: Watches::default(),
             lists: VecDeque::new(),

@@ -88,6 +88,11 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
+    /// Records that the topic may not exist any more.
+    pub(crate) fn forget_topic(&self) {
+        self.state().announced = false;
+    }
+
     /// Records that the server aborted an announced version while the user has none yet, and restarts the wait for the
     /// topic.
     pub(crate) fn handle_given_up(&self, id: VersionId, reason: AbortReason) {
@@ -144,10 +149,29 @@ impl SnapshotQueue {
 
     /// Drops the snapshot of this version, but not the gap before it. Returns whether it was queued.
     pub(crate) fn discard(&self, id: &VersionId) -> bool {
+        let Some((_, gap)) = self.take_if(|snapshot| snapshot.id == *id) else { return false };
+        if gap.is_some() {
+            self.put_back(None, gap);
+        }
+        true
+    }
+
+    /// Takes the snapshot for which `is_wanted` holds, and the gap before it.
+    pub(crate) fn take_if(
+        &self,
+        is_wanted: impl Fn(&Snapshot) -> bool,
+    ) -> Option<(Box<Snapshot>, Option<Box<Gap>>)> {
         let mut state = self.state();
-        let has_id = |item: &Item| matches!(item, Item::Snapshot(snapshot) if snapshot.id == *id);
-        let index = state.ready.iter().position(has_id);
-        index.and_then(|index| state.ready.remove(index)).is_some()
+        let is_wanted = |item: &Item| matches!(item, Item::Snapshot(snapshot) if is_wanted(snapshot));
+        let index = state.ready.iter().position(is_wanted)?;
+        let Some(Item::Snapshot(snapshot)) = state.ready.remove(index) else { return None };
+        let before = index
+            .checked_sub(1)
+            .filter(|before| matches!(state.ready[*before], Item::Gap(_)));
+        match before.and_then(|before| state.ready.remove(before)) {
+            Some(Item::Gap(gap)) => Some((snapshot, Some(gap))),
+            _ => Some((snapshot, None)),
+        }
     }
 
     /// Whether the queue is empty.

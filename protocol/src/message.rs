@@ -25,7 +25,7 @@ pub use lane::{InstanceId, LaneGrant, LaneId, LaneOffer};
 pub use probe::{PROBE_REPORT_BYTES, ProbeBytes, ProbeReport};
 pub use server::{Announce, EndReason, HASHES_MAX, Part, ServerMessage, TopicEntry, Welcome};
 pub use subscribe::{
-    GLOBS_MAX, Have, LAYERS_MAX, Mode, Order, Partial, SELECTION_MAX_BYTES, Start, Subscribe,
+    Consumer, GLOBS_MAX, Have, LAYERS_MAX, Mode, Order, Partial, SELECTION_MAX_BYTES, Start, Subscribe,
 };
 
 use crate::MessageError;

@@ -48,6 +48,54 @@ impl Selection {
         Self::laid_out(manifest, tensors, chunks)
     }
 
+    /// Divides the selection at chunks that no tensor spans, into parts of at most `bytes_max` where that is possible:
+    /// together they have each tensor once, except that every part has the empty ones, and no chunk twice. In the order
+    /// of the payload. No parts without a tensor.
+    pub fn split(&self, bytes_max: u64) -> Vec<Self> {
+        let spans = self
+            .tensors
+            .iter()
+            .filter_map(|index| chunks_of(&self.manifest, index as usize));
+        let spanned: RangeSet = spans.map(|span| span.start + 1..span.end).collect();
+        let mut parts: Vec<(Range<u32>, u64)> = vec![];
+        let mut piece: Option<(Range<u32>, u64)> = None; // Ends before the next chunk that may begin a part.
+        for chunk in self.chunks.iter() {
+            let (bytes, _) = self.manifest.chunk(ChunkIndex(chunk));
+            let bytes = bytes.end - bytes.start;
+            match &mut piece {
+                Some((chunks, piece_bytes)) if spanned.contains(chunk) => {
+                    (chunks.end, *piece_bytes) = (chunk + 1, *piece_bytes + bytes);
+                }
+                _ => extend(&mut parts, piece.replace((chunk..chunk + 1, bytes)), bytes_max),
+            }
+        }
+        extend(&mut parts, piece, bytes_max);
+        match parts.is_empty() {
+            true if self.tensors.is_empty() => vec![],
+            true => vec![self.clone()],
+            false => parts
+                .into_iter()
+                .map(|(chunks, _)| self.clone().within(&RangeSet::from_range(chunks)))
+                .collect(),
+        }
+    }
+
+    /// The part of this selection within `chunks`: these chunks, and the tensors that lie completely in them; empty
+    /// tensors stay selected. Without `chunks`, all of it, as in `Subscribe`.
+    #[must_use]
+    pub fn within(self, chunks: &RangeSet) -> Self {
+        if chunks.is_empty() {
+            return self;
+        }
+        let is_within = |index: u32| {
+            let of_tensor = chunks_of(&self.manifest, index as usize);
+            of_tensor.is_none_or(|mut of_tensor| of_tensor.all(|chunk| chunks.contains(chunk)))
+        };
+        let tensors = self.tensors.iter().filter(|index| is_within(*index));
+        let tensors = tensors.map(|index| index..index + 1).collect();
+        Self::laid_out(Arc::clone(&self.manifest), tensors, self.chunks.intersection(chunks))
+    }
+
     fn laid_out(manifest: Arc<Manifest>, tensors: RangeSet, chunks: RangeSet) -> Self {
         let mut payload_bytes = 0;
         let mut skipped_bytes = Vec::with_capacity(chunks.ranges().len());
@@ -109,6 +157,18 @@ impl Selection {
         let runs = self.chunks.ranges();
         let at = runs.partition_point(|run| run.end <= chunk);
         runs.get(at).filter(|run| run.contains(&chunk)).map(|_| self.skipped_bytes[at])
+    }
+}
+
+/// Adds a piece to the last part if it fits, else as a new part.
+fn extend(parts: &mut Vec<(Range<u32>, u64)>, piece: Option<(Range<u32>, u64)>, bytes_max: u64) {
+    let Some((chunks, bytes)) = piece else { return };
+    match parts
+        .last_mut()
+        .filter(|(_, part_bytes)| part_bytes.saturating_add(bytes) <= bytes_max)
+    {
+        Some((part, part_bytes)) => (part.end, *part_bytes) = (chunks.end, *part_bytes + bytes),
+        None => parts.push((chunks, bytes)),
     }
 }
 
@@ -196,6 +256,38 @@ mod tests {
                 (selection.payload_bytes(), selection.tensor_range(1 - selected as usize)),
                 (256, None)
             );
+        }
+    }
+
+    /// PROTOCOL.md §5.4: the parts of a selection have its tensors, each once, and no chunk twice.
+    #[test]
+    fn parts_share_no_chunk_and_have_every_tensor() {
+        let mut tensors: Vec<_> = (0..20).map(|i| spec(&format!("s{i}"), Dtype::F32, 20)).collect();
+        tensors.extend([spec("big", Dtype::F32, 700), spec("empty", Dtype::F32, 0)]);
+        let whole = Selection::new(manifest_of(tensors, 1024), &[glob("s*"), glob("big")]);
+        let cut = 2; // Within the large tensor, which no part has.
+        for (at, lost) in [(3, vec![]), (cut, vec![20])] {
+            let parts = [0..at, at..whole.manifest().chunking().count()];
+            let parts = parts.map(|part| whole.clone().within(&RangeSet::from_range(part)));
+            let mut found: Vec<u32> = parts.iter().flat_map(|part| part.tensors().iter()).collect();
+            found.sort_unstable();
+            let expected: Vec<u32> = whole.tensors().iter().filter(|index| !lost.contains(index)).collect();
+            assert_eq!(found, expected);
+            assert_eq!(parts[0].chunks().union(parts[1].chunks()), *whole.chunks());
+            assert!(parts[0].chunks().intersection(parts[1].chunks()).is_empty());
+            let bytes = parts.iter().map(Selection::payload_bytes).sum::<u64>();
+            assert_eq!(bytes, whole.payload_bytes());
+        }
+        assert_eq!(whole.clone().within(&RangeSet::new()).tensors(), whole.tensors());
+        for bytes_max in [1, 2048, 1 << 20] {
+            let parts = whole.split(bytes_max);
+            let chunks: Vec<u32> = parts.iter().flat_map(|part| part.chunks().iter()).collect();
+            assert_eq!(chunks, whole.chunks().iter().collect::<Vec<_>>());
+            let mut found: Vec<u32> = parts.iter().flat_map(|part| part.tensors().iter()).collect();
+            found.sort_unstable();
+            assert_eq!(found, whole.tensors().iter().collect::<Vec<_>>());
+            let is_small = |part: &Selection| part.payload_bytes() <= bytes_max.max(1024 * 3);
+            assert!(parts.iter().all(is_small), "the large tensor has three chunks");
         }
     }
 

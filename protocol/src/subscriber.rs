@@ -24,7 +24,8 @@ pub use gap::Gap;
 
 use crate::{
     AbortReason, Announce, ChunkHeader, ClientMessage, CodecSet, Epoch, LaneId, Manifest, PARTIAL_RANGES_MAX,
-    Partial, ProtocolViolation, RangeSet, Selection, Subscribe, Verified, Version, VersionDigest, VersionId,
+    Partial, ProtocolViolation, RangeSet, Selection, Subscribe, SubscriptionId, Verified, Version,
+    VersionDigest, VersionId,
 };
 use arrivals::{Arrivals, EarlyStream};
 use history::History;
@@ -81,6 +82,12 @@ impl Subscriber {
         }
     }
 
+    /// Uses `manifest` for versions that have it, so that the server need not send it.
+    pub fn set_manifest(&mut self, manifest: Arc<Manifest>) {
+        let selection = Selection::new(manifest, &self.request.selection).within(&self.request.within);
+        self.selection = Some(Arc::new(selection));
+    }
+
     /// The next action; `None` if there is none before the next event.
     pub fn poll(&mut self) -> Option<Action> {
         self.actions.pop_front()
@@ -125,13 +132,28 @@ impl Subscriber {
         self.given_up = None;
         self.history.handle_detached();
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
-            Phase::Placing(mut incoming) | Phase::Running(mut incoming) | Phase::Detached(mut incoming) => {
+            Phase::Placing(mut incoming) | Phase::Running(mut incoming) => {
                 incoming.assembly.handle_detached();
                 incoming.assembly.discard_beyond(PARTIAL_RANGES_MAX);
+                incoming.resumed += 1;
                 Phase::Detached(incoming)
             }
+            Phase::Detached(incoming) => Phase::Detached(incoming),
             Phase::Idle | Phase::Announced { .. } => Phase::Idle,
         };
+    }
+
+    /// Leaves the memory of the current version, and everything received there: [`subscribe`](Self::subscribe) requests
+    /// the version again, as on a new connection, under the number `id`. The caller ends the subscription under its
+    /// previous number. `allowance` is the new credit.
+    pub fn leave_memory(&mut self, id: SubscriptionId, allowance: u32) {
+        let was_connected = matches!(self.phase, Phase::Placing(_) | Phase::Running(_));
+        self.handle_detached(allowance);
+        self.request.subscription = id;
+        if let Phase::Detached(incoming) = &mut self.phase {
+            incoming.assembly = Assembly::new(Arc::clone(incoming.assembly.selection()));
+            incoming.resumed -= u32::from(was_connected); // No connection was lost.
+        }
     }
 
     /// Raises the subscription's credit to `allowance`, chunks in flight included. A lower `allowance` has no effect.
@@ -194,7 +216,7 @@ impl Subscriber {
         if incoming.announce.manifest != announce.manifest {
             return Err(ProtocolViolation::WrongManifest);
         }
-        self.place(Incoming { announce, resumed: incoming.resumed + 1, ..incoming });
+        self.place(Incoming { announce, ..incoming }, true);
         Ok(())
     }
 
@@ -216,14 +238,14 @@ impl Subscriber {
             assembly.handle_complete(*digest);
         }
         let announce = announce.clone();
-        self.place(Incoming { announce, assembly, resumed: 0 });
+        self.place(Incoming { announce, assembly, resumed: 0 }, false);
     }
 
-    fn place(&mut self, incoming: Incoming) {
+    fn place(&mut self, incoming: Incoming, resumes: bool) {
         self.actions.push_back(Action::Place {
             announce: incoming.announce.clone(),
             selection: Arc::clone(incoming.assembly.selection()),
-            resumes: incoming.resumed > 0,
+            resumes,
         });
         self.phase = Phase::Placing(Box::new(incoming));
     }
@@ -292,7 +314,7 @@ impl Subscriber {
             Err(_) if self.manifests.excuse_stale() => return Ok(()),
             checked => checked?,
         }
-        self.selection = Some(Arc::new(Selection::new(Arc::new(manifest), &self.request.selection)));
+        self.set_manifest(Arc::new(manifest));
         self.begin_if_possible();
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::{
     description::{Description, VersionSelector},
     errors::{Kind, of_client},
     gpu::{GpuOptions, Gpus, parse_device},
-    out::Out,
+    out::{Out, copying_in_background},
     range::{at_least, positive_seconds, within},
     relay::parse_topic,
     runtime::{self, ProcessLocal},
@@ -26,7 +26,7 @@ use pyo3::{
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
     time::Duration,
 };
 use tensor_relay_cli::{AdminPort, Consumer};
@@ -58,6 +58,9 @@ struct Open {
 
 /// The length of a GPU's slots: the default size of chunks. A longer chunk is copied once more.
 const CHUNK_BYTES: u32 = 4 << 20;
+
+/// The consumer as which publishers count the commits of all clients of this process.
+static THIS_PROCESS: LazyLock<[u8; 16]> = LazyLock::new(|| Config::default().consumer);
 
 /// The deadline for closing a connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -108,6 +111,7 @@ pub(crate) fn connect(
         device: device.clone(),
         memory_bytes: memory_bytes.unwrap_or(u64::MAX),
         base_bytes,
+        consumer: *THIS_PROCESS,
         lanes: parse_lanes(py, lanes)?,
         transport: parse_transport(py, transport)?,
         identity: identity_of(py, identity.as_deref(), certificate.as_deref())?,
@@ -185,7 +189,7 @@ impl Client {
     /// With `atomic=True` each version is received into other memory and copied once it is complete: a failure leaves
     /// the tensors unchanged, at the cost of memory for a second version and one copy. With `atomic=False` it is
     /// received directly into the tensors, without that cost, and a failure leaves them torn (TornError); do not use
-    /// them meanwhile. On a GPU, nothing is written before the work that is already queued on their framework's current
+    /// them during a call. On a GPU, nothing is written before the work that is already queued on their framework's current
     /// stream has completed.
     /// strict: whether `out` must have exactly the version's (selected) tensors and extra state. With `strict=False`
     /// the tensors that both have are received, and the names of the others are logged; a version that has none in
@@ -265,7 +269,7 @@ impl Client {
     /// waited for at most for the client's `topic_timeout`.
     ///
     /// Raises VersionNotFoundError, TopicNotFoundError, RelayTimeoutError, TopicEndedError, and the other exceptions of
-    /// `Subscription.next`. With `atomic=False`, a timeout after the first byte is a TornError.
+    /// `Subscription.next`. With `atomic=False`, a timeout during the transfer is a TornError.
     #[pyo3(signature = (topic = None, version = None, *, epoch = None, select = None, out = None, atomic = true,
                         strict = true, rename = None, timeout = 60.0))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
@@ -323,16 +327,32 @@ impl Client {
         out.copy(py, &snapshot.arrived(py)?, None)?.map_err(|failed| failed.raise(py))
     }
 
-    /// Iterates over the tensors of one version with their names, in published order. They are received in buckets, so
-    /// that a version larger than this machine's memory can be read. The next bucket is received while the current one
-    /// is in use. A bucket is delivered once it is complete and verified, the last one only if all buckets are of one
-    /// version. The version is complete only when the iteration has ended without an error: do not use its tensors
-    /// before.
+    /// Begins `install` for a coroutine: a pair for `_coroutines.finish_copy`.
+    #[pyo3(signature = (snapshot, out, *, strict = true, rename = None))]
+    fn _begin_install(
+        &self,
+        py: Python<'_>,
+        snapshot: &Snapshot,
+        out: Bound<'_, PyAny>,
+        strict: bool,
+        rename: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let out = Out::new(out, true, strict, rename, Arc::clone(self.gpus.get(py)?));
+        let copying = out
+            .prepare_copy(py, &snapshot.arrived(py)?, None)?
+            .map_err(|failed| failed.raise(py))?;
+        copying_in_background(py, copying, |_, copied| copied)
+    }
+
+    /// Iterates over the tensors of one version with their names, in the order in which they are sent. They are received
+    /// in buckets, so that a version larger than this machine's memory can be read. The next bucket is received while
+    /// the current one is in use. A bucket is delivered once it is complete and verified, the last one only if all
+    /// buckets are of one version. The version is complete only when the iteration has ended without an error: do not
+    /// use its tensors before.
     ///
     /// topic, version, epoch, select: as for `get`. The publisher's next version waits as for a reader in mode "every".
-    /// bucket_bytes: the maximum size of a bucket, not counting tensors that share a chunk with it; a larger tensor is
-    /// a bucket by itself. Three buckets are in memory at a time: the previous, the current and the next one. Do not
-    /// keep tensors of earlier buckets.
+    /// bucket_bytes: the maximum size of a bucket; a larger chunk or tensor is a bucket by itself. Three buckets are in
+    /// memory at a time: the previous, the current and the next one. Do not keep tensors of earlier buckets.
     /// timeout: the deadline for each bucket in seconds; None waits without limit.
     ///
     /// Raises the exceptions of `get`, and TornError for a failure after the first tensor: the tensors delivered so far
@@ -507,6 +527,21 @@ impl Client {
     /// Why the connection is lost; `None` while it is up.
     pub(crate) fn connection_lost(&self, py: Python<'_>) -> Option<Arc<client::ClientError>> {
         self.client(py).ok()?.connection_lost()
+    }
+
+    /// Subscribes to a part of a version. The admin port shows the topic if it `is_shown`.
+    pub(crate) fn subscribe_to_part(
+        slf: &Bound<'_, Self>,
+        request: Request,
+        is_shown: bool,
+    ) -> PyResult<Subscription> {
+        let (py, this) = (slf.py(), slf.get());
+        let followed = this.consumer.as_ref().filter(|_| is_shown);
+        let followed = followed.map(|consumer| consumer.follow(request.topic()));
+        let client = this.client(py)?;
+        let subscribed = wait(py, client.subscribe_to(request))?.map_err(|error| of_client(py, &error))?;
+        let (all, client) = (Select::parse(py, None)?, slf.clone().unbind());
+        Ok(Subscription::new((subscribed, followed), client, None, OnGap::Raise, all, None))
     }
 
     fn version_selector(

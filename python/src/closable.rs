@@ -56,12 +56,17 @@ impl<T> Closable<T> {
 
     /// The result of `work`; `None` if the value is closed first, which drops `work`.
     pub(crate) async fn unless_closed<F: Future>(&self, work: F) -> Option<F::Output> {
-        let mut state = self.state.subscribe();
         tokio::select! {
             biased;
-            _ = state.wait_for(|state| *state == State::Closed) => None,
+            () = self.closed() => None,
             output = work => Some(output),
         }
+    }
+
+    /// Waits until the value is closed.
+    pub(crate) async fn closed(&self) {
+        let mut state = self.state.subscribe();
+        let _ = state.wait_for(|state| *state == State::Closed).await; // This holds the sender.
     }
 
     /// Cancels the turn under way. When it has ended, the value is dropped, or passed to the last action if there is

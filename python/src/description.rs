@@ -68,7 +68,7 @@ impl VersionSelector {
     /// Receives the version's manifest.
     pub(crate) async fn receive(&self, client: &Client) -> Result<Description, NotDescribed> {
         let nothing = Glob::new(NOTHING).expect("it has the characters of a glob");
-        let subscribed = client.subscribe_to(self.request().select([nothing])).await;
+        let subscribed = client.subscribe_to(self.request().select([nothing]).uncounted()).await;
         let next = subscribed.map_err(NotDescribed::Client)?.next().await;
         match next {
             Ok(snapshot) if self.matches(snapshot.id()) => Ok(Description::of(&snapshot)),
@@ -99,7 +99,7 @@ impl Description {
         &self.id
     }
 
-    pub(crate) fn manifest(&self) -> &Manifest {
+    pub(crate) fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest
     }
 

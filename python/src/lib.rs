@@ -56,7 +56,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 mod _native {
     #[pymodule_export]
     use super::{
-        buckets::{buckets, is_bucket_of},
+        buckets::{Bucket, buckets, is_bucket_of},
         client::{Client, connect, server_of},
         command::run_command,
         description::{Description, TensorInfo},

@@ -1,17 +1,23 @@
 //! `out=`: receiving versions into a user's own tensors.
 
+mod background;
 mod copy;
 mod extra_state;
 mod left_out;
 mod target;
 
+pub(crate) use background::copying_in_background;
+use copy::Copying;
+
 use crate::{
+    closable::{Closable, ExclusiveUse},
     errors::{Kind, of_fill},
     gpu::Gpus,
     memory::{Exclusive, Foreign, OnGpu, Returning},
+    runtime,
     select::Select,
     snapshot::Snapshot,
-    subscription::{Arrived, Delivered, Inner, NotArrived},
+    subscription::{Arrived, Delivered, Inner, NotArrived, Open},
     tensors_in::{Fences, frameworks},
     wait::{at_most, wait},
 };
@@ -20,7 +26,7 @@ use left_out::LeftOut;
 use pyo3::prelude::*;
 use std::{
     collections::BTreeSet,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -30,6 +36,7 @@ use tensor_relay_client::{
     TensorName, VersionId,
 };
 use tensor_relay_device::DeviceBuffer;
+use tokio::sync::oneshot;
 
 /// The tensors of `out=`, with their options.
 pub(crate) struct Out {
@@ -41,14 +48,15 @@ pub(crate) struct Out {
     rename: Option<Py<PyAny>>,
     left_out: Arc<LeftOut>,
     gpus: Arc<Gpus>,
-    /// A version that is being received directly into the tensors after its caller gave up waiting (timeout or Ctrl-C).
-    /// The tensors stay lent meanwhile, and the next call continues to wait for the version.
-    pending: Arc<Mutex<Option<Pending>>>,
+    /// The version of which the tensors hold a part, since a call received it directly and failed.
+    torn: Arc<Mutex<Option<VersionId>>>,
 }
 
-/// A version that is being received into the tensors.
-struct Pending {
-    received: Received,
+/// A version that is being received directly into the tensors.
+struct Receiving {
+    received: Pin<Box<dyn Future<Output = Received> + Send>>,
+    /// Dropped to end the wait.
+    stop: oneshot::Sender<()>,
     /// The Python objects of the tensors.
     values: Vec<Py<PyAny>>,
     /// The names of values in `out` that are not tensors.
@@ -58,19 +66,46 @@ struct Pending {
     extra: ExtraState,
 }
 
-type Received = Pin<Box<dyn Future<Output = Result<FilledTensors, Failed>> + Send>>;
+/// The result of receiving into tensors on the host or on a GPU.
+enum Received {
+    Host(Result<Filled<Exclusive>, FillError<Exclusive>>),
+    Gpu(Result<Filled<DeviceBuffer>, FillError<DeviceBuffer>>, Returning),
+    /// The wait ended before the tensors were lent.
+    NotLent,
+}
 
-/// A version received into tensors on the host or on a GPU.
-enum FilledTensors {
-    Host(Filled<Exclusive>),
-    Gpu(Filled<DeviceBuffer>, Returning),
+/// A version in the tensors.
+type Arrival = (Snapshot, Arc<Manifest>);
+
+/// What remains once the tensors of a version are received: its extra state, and the log of what was left out.
+struct Rest {
+    log: Arc<LeftOut>,
+    left_out: Option<BufferError>,
+    extra: Matched,
+}
+
+impl Rest {
+    /// Sets the extra state, and logs what was left out.
+    ///
+    /// # Errors
+    /// `TornError` if a module refuses its extra state.
+    fn complete(self, py: Python<'_>, id: &VersionId) -> PyResult<()> {
+        self.log.log(id, self.left_out);
+        self.extra.set(py).map_err(|error| {
+            let why = error.value(py).to_string();
+            let message = format!("{why}; `out` has the tensors of {id} without all of its extra state");
+            torn_by(py, &message, id, Some(error))
+        })
+    }
 }
 
 /// Why no version was received into the tensors.
-enum Failed {
-    Closed,
-    Host(FillError<Exclusive>),
-    Gpu(FillError<DeviceBuffer>),
+struct Unfilled {
+    cause: FillCause,
+    /// A version of which the tensors hold some bytes.
+    torn: Option<VersionId>,
+    /// A version that does not fit.
+    refused: Option<VersionId>,
 }
 
 impl Out {
@@ -82,15 +117,8 @@ impl Out {
         gpus: Arc<Gpus>,
     ) -> Self {
         let (mapping, rename) = (mapping.unbind(), rename.map(Bound::unbind));
-        Self {
-            mapping,
-            is_atomic,
-            is_strict,
-            rename,
-            left_out: Arc::default(),
-            gpus,
-            pending: Arc::default(),
-        }
+        let (left_out, torn) = (Arc::default(), Arc::default());
+        Self { mapping, is_atomic, is_strict, rename, left_out, gpus, torn }
     }
 
     pub(crate) fn is_atomic(&self) -> bool {
@@ -105,7 +133,7 @@ impl Out {
             rename: self.rename.as_ref().map(|rename| rename.clone_ref(py)),
             left_out: Arc::clone(&self.left_out),
             gpus: Arc::clone(&self.gpus),
-            pending: Arc::clone(&self.pending),
+            torn: Arc::clone(&self.torn),
         }
     }
 
@@ -140,83 +168,83 @@ impl Out {
         copy::to_all(py, arrived, self, select)
     }
 
-    /// Completes a version whose tensors were received: sets its extra state, and logs what was left out.
-    ///
-    /// # Errors
-    /// `TornError` if a module refuses its extra state.
-    fn finish(
+    /// What remains to be done once the tensors of a version are received.
+    fn rest(
         &self,
-        py: Python<'_>,
-        id: &VersionId,
         manifest: &Manifest,
         select: Option<&Select>,
         names: &BTreeSet<String>,
         extra: Matched,
-    ) -> PyResult<()> {
-        if !self.is_strict {
-            self.left_out.log(id, manifest, select, names, &extra);
-        }
-        extra.set(py).map_err(|error| {
-            let why = error.value(py).to_string();
-            torn_by(
-                py,
-                &format!("{why}; `out` has the tensors of {id} without all of its extra state"),
-                id,
-                error,
-            )
-        })
+    ) -> Rest {
+        let left_out = match self.is_strict {
+            true => None,
+            false => left_out::of(manifest, select, names, &extra),
+        };
+        Rest { log: Arc::clone(&self.left_out), left_out, extra }
     }
 
-    /// Receives the next version directly into the tensors.
+    /// Begins such a copy.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    pub(crate) fn prepare_copy(
+        &self,
+        py: Python<'_>,
+        arrived: &Arrived,
+        select: Option<&Select>,
+    ) -> PyResult<Result<Copying, NotArrived>> {
+        Copying::prepare(py, arrived, self, select)
+    }
+
+    /// Receives the next version directly into the tensors. Nothing writes to them once this returns.
+    ///
+    /// # Errors
+    /// `TornError` while the tensors hold a part of a version; `TargetError` for tensors that cannot be received into;
+    /// an exception of a signal handler, caused by `TornError` if that is the case.
     pub(crate) fn receive_in_place(
         &self,
         py: Python<'_>,
         inner: &Inner,
         timeout: Option<Duration>,
     ) -> PyResult<Delivered> {
-        let pending = self.pending().take();
-        let mut pending = match pending {
-            Some(pending) => pending,
-            None => self.begin(py, inner)?,
+        let Receiving { mut received, stop, values, entries, names, extra } = self.begin(py, inner)?;
+        let waited = wait(py, at_most(timeout, received.as_mut()));
+        let (received, interrupt) = match waited {
+            Ok(Some(received)) => (received, None),
+            unfinished => {
+                drop(stop);
+                let runtime = runtime::handle(py)?;
+                (py.detach(|| runtime.block_on(received)), unfinished.err())
+            }
         };
-        let waited = wait(py, at_most(timeout, pending.received.as_mut()));
-        // Also without a result: the tensors may already hold bytes of the pending version.
-        if !matches!(&waited, Ok(Some(received)) if !may_have_written(received)) {
-            notify_written(py, &pending.values)?;
+        let arrival = received.give_back(py);
+        let is_unchanged = arrival.as_ref().is_err_and(|unfilled| unfilled.torn.is_none());
+        if !is_unchanged {
+            notify_written(py, &values)?;
         }
-        let received = match waited {
-            Ok(Some(received)) => received,
-            interrupted => {
-                *self.pending() = Some(pending);
-                if inner.open.is_closed() {
-                    self.cancel_pending(); // It was closed meanwhile, when nothing was pending.
+        let unfilled = match arrival {
+            Ok(arrival) => {
+                let delivered = self.deliver(py, inner, arrival, &names, &extra);
+                if !matches!(delivered, Ok(Err(_))) {
+                    *self.torn() = None;
                 }
-                return interrupted.map(|_| Err(NotArrived::TimedOut));
+                return interrupt.map_or(delivered, Err);
             }
+            Err(unfilled) => unfilled,
         };
-        let entries = &pending.entries;
-        match received {
-            Ok(FilledTensors::Host(filled)) => {
-                let (manifest, snapshot) = (Arc::clone(filled.manifest()), Snapshot::filled(&filled));
-                give_back(py, filled.into_buffers());
-                self.deliver(py, inner, &pending, &manifest, snapshot)
+        let torn = self.add_torn(unfilled.torn.clone());
+        match (torn, interrupt) {
+            (None, None) => not_filled(py, unfilled, inner.open.is_closed(), &entries).map(Err),
+            (None, Some(interrupt)) => Err(interrupt),
+            (Some(id), None) => {
+                let failed = not_filled(py, unfilled, inner.open.is_closed(), &entries);
+                let cause = failed.map_or_else(|error| error, |failed| failed.raise(py));
+                Err(torn_by(py, &torn_message(&cause.value(py).to_string(), &id), &id, Some(cause)))
             }
-            Ok(FilledTensors::Gpu(filled, returning)) => {
-                let (manifest, snapshot) = (Arc::clone(filled.manifest()), Snapshot::filled(&filled));
-                drop(filled);
-                returning.give_back(py);
-                self.deliver(py, inner, &pending, &manifest, snapshot)
-            }
-            Err(Failed::Closed) => Ok(Err(NotArrived::Closed)),
-            Err(Failed::Host(error)) => {
-                let message = error.to_string();
-                let FillError { cause, torn, refused, buffers, .. } = error;
-                give_back(py, buffers);
-                not_filled(py, &message, torn, refused, cause, entries)
-            }
-            Err(Failed::Gpu(error)) => {
-                let message = error.to_string();
-                not_filled(py, &message, error.torn, error.refused, error.cause, entries)
+            (Some(id), Some(interrupt)) => {
+                let torn = torn_by(py, &torn_message("the call was interrupted", &id), &id, None);
+                interrupt.set_cause(py, Some(torn));
+                Err(interrupt)
             }
         }
     }
@@ -226,37 +254,39 @@ impl Out {
         &self,
         py: Python<'_>,
         inner: &Inner,
-        pending: &Pending,
-        manifest: &Manifest,
-        snapshot: Snapshot,
+        (snapshot, manifest): Arrival,
+        names: &BTreeSet<String>,
+        extra: &ExtraState,
     ) -> PyResult<Delivered> {
         let (id, select) = (snapshot.id(), &inner.select);
-        if let Err(message) = select.check(id, manifest) {
+        if let Err(message) = select.check(id, &manifest) {
             return Ok(Err(NotArrived::NothingSelected(message)));
         }
-        let extra = pending
-            .extra
-            .matched(py, snapshot.wire_metadata(), Some(select), |name, value| {
-                let is_received = manifest.tensor(name).is_some() && select.has(name);
-                Ok(is_received.then(|| value.clone_ref(py)))
-            })?;
+        let extra = extra.matched(py, snapshot.wire_metadata(), Some(select), |name, value| {
+            let is_received = manifest.tensor(name).is_some() && select.has(name);
+            Ok(is_received.then(|| value.clone_ref(py)))
+        })?;
         if let Err(error) = extra.check()
             && self.is_strict
             && select.patterns().is_none()
         {
             let message = format!("{error}; `out` has the tensors of {id} without all of its extra state");
-            return Err(torn_by(py, &message, id, Kind::Target.raise(py, &error)));
+            return Err(torn_by(py, &message, id, Some(Kind::Target.raise(py, &error))));
         }
-        self.finish(py, id, manifest, Some(select), &pending.names, extra)?;
+        self.rest(&manifest, Some(select), names, extra).complete(py, id)?;
         Ok(Ok(snapshot))
     }
 
-    /// Stops waiting for the pending version. The tensors are returned when nothing writes to them.
-    pub(crate) fn cancel_pending(&self) {
-        drop(self.pending().take());
+    /// Records a version of which the tensors hold a part. Returns the last one, if they are torn.
+    fn add_torn(&self, new: Option<VersionId>) -> Option<VersionId> {
+        let mut torn = self.torn();
+        if new.is_some() {
+            *torn = new;
+        }
+        torn.clone()
     }
 
-    fn begin(&self, py: Python<'_>, inner: &Inner) -> PyResult<Pending> {
+    fn begin(&self, py: Python<'_>, inner: &Inner) -> PyResult<Receiving> {
         let mut targets = self.targets(py)?;
         let names = self.name_match();
         let (on_host, on_gpu) = (targets.expected(py, names)?, targets.expected(py, names)?);
@@ -271,12 +301,13 @@ impl Out {
             );
             return Err(Kind::Target.raise(py, message));
         }
+        let (stop, stopped) = oneshot::channel();
         let received = match gpu.is_empty() {
-            true => begin_on_host(py, inner, host, on_host)?,
-            false => begin_on_gpu(py, inner, gpu, on_gpu)?,
+            true => begin_on_host(py, inner, host, on_host, stopped)?,
+            false => begin_on_gpu(py, inner, gpu, on_gpu, stopped)?,
         };
         let Targets { values, entries, names, extra, .. } = targets;
-        Ok(Pending { received, values, entries, names, extra })
+        Ok(Receiving { received, stop, values, entries, names, extra })
     }
 
     /// The tensors that the mapping has now.
@@ -288,8 +319,60 @@ impl Out {
         if self.is_strict { NameMatch::Exact } else { NameMatch::Common }
     }
 
-    fn pending(&self) -> MutexGuard<'_, Option<Pending>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    fn torn(&self) -> MutexGuard<'_, Option<VersionId>> {
+        self.torn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Received {
+    /// Returns the tensors to their libraries.
+    fn give_back(self, py: Python<'_>) -> Result<Arrival, Unfilled> {
+        match self {
+            Self::Host(received) => {
+                let arrival = arrival(&received);
+                let buffers = received.map_or_else(|error| error.buffers, Filled::into_buffers);
+                buffers.into_iter().for_each(|(_, memory)| memory.give_back(py));
+                arrival
+            }
+            Self::Gpu(received, returning) => {
+                let arrival = arrival(&received);
+                let is_withheld = received.as_ref().is_err_and(|error| !error.withheld.is_empty());
+                drop(received);
+                if !is_withheld {
+                    returning.give_back(py);
+                }
+                arrival
+            }
+            Self::NotLent => Err(Unfilled { cause: FillCause::Stopped, torn: None, refused: None }),
+        }
+    }
+}
+
+fn arrival<B>(received: &Result<Filled<B>, FillError<B>>) -> Result<Arrival, Unfilled> {
+    match received {
+        Ok(filled) => Ok((Snapshot::filled(filled), Arc::clone(filled.manifest()))),
+        Err(FillError { cause, torn, refused, .. }) => {
+            Err(Unfilled { cause: cause.clone(), torn: torn.clone(), refused: refused.clone() })
+        }
+    }
+}
+
+/// The turn to use the subscription; `None` if the wait for it was `stopped`, or the subscription was closed.
+async fn turn(
+    open: &Arc<Closable<Open>>,
+    stopped: Pin<&mut impl Future<Output = ()>>,
+) -> Option<ExclusiveUse<Open>> {
+    tokio::select! {
+        turn = Arc::clone(open).turn() => turn,
+        () = stopped => None,
+    }
+}
+
+/// Ends when the caller stops waiting, or the subscription is closed.
+async fn stopped(open: Arc<Closable<Open>>, stop: oneshot::Receiver<()>) {
+    tokio::select! {
+        () = open.closed() => {}
+        _ = stop => {}
     }
 }
 
@@ -298,7 +381,8 @@ fn begin_on_host(
     inner: &Inner,
     targets: Vec<Target<Foreign>>,
     mut buffers: Buffers<Exclusive>,
-) -> PyResult<Received> {
+    stop: oneshot::Receiver<()>,
+) -> PyResult<Pin<Box<dyn Future<Output = Received> + Send>>> {
     for Target { name, memory, .. } in targets {
         let exclusive = Exclusive::new(memory).ok_or_else(|| {
             let message = format!(
@@ -311,14 +395,12 @@ fn begin_on_host(
     }
     let open = Arc::clone(&inner.open);
     Ok(Box::pin(async move {
-        let received = async {
-            let mut turn = Arc::clone(&open).turn().await.ok_or(Failed::Closed)?;
-            let subscription = &mut turn.value().ok_or(Failed::Closed)?.subscription;
-            let filled = subscription.next_into(buffers).await;
-            discard_refused(subscription, &filled);
-            filled.map(FilledTensors::Host).map_err(Failed::Host)
-        };
-        open.unless_closed(received).await.unwrap_or(Err(Failed::Closed))
+        let mut stopped = pin!(stopped(Arc::clone(&open), stop));
+        let Some(mut turn) = turn(&open, stopped.as_mut()).await else { return Received::NotLent };
+        let Some(Open { subscription, .. }) = turn.value() else { return Received::NotLent };
+        let filled = subscription.next_into_until(buffers, stopped).await;
+        discard_refused(subscription, &filled);
+        Received::Host(filled)
     }))
 }
 
@@ -327,7 +409,8 @@ fn begin_on_gpu(
     inner: &Inner,
     targets: Vec<Target<OnGpu>>,
     mut buffers: Buffers<DeviceBuffer>,
-) -> PyResult<Received> {
+    stop: oneshot::Receiver<()>,
+) -> PyResult<Pin<Box<dyn Future<Output = Received> + Send>>> {
     let mut fences = Fences::default();
     for Target { name, memory, .. } in targets {
         check_dense(py, &name, &memory)?;
@@ -336,15 +419,12 @@ fn begin_on_gpu(
     }
     let (open, returning) = (Arc::clone(&inner.open), fences.returning());
     Ok(Box::pin(async move {
-        let received = async {
-            let mut turn = Arc::clone(&open).turn().await.ok_or(Failed::Closed)?;
-            let subscription = &mut turn.value().ok_or(Failed::Closed)?.subscription;
-            let filled = subscription.next_into_device(buffers).await;
-            discard_refused(subscription, &filled);
-            filled.map_err(Failed::Gpu)
-        };
-        let filled = open.unless_closed(received).await.unwrap_or(Err(Failed::Closed))?;
-        Ok(FilledTensors::Gpu(filled, returning))
+        let mut stopped = pin!(stopped(Arc::clone(&open), stop));
+        let Some(mut turn) = turn(&open, stopped.as_mut()).await else { return Received::NotLent };
+        let Some(Open { subscription, .. }) = turn.value() else { return Received::NotLent };
+        let filled = subscription.next_into_device_until(buffers, stopped).await;
+        discard_refused(subscription, &filled);
+        Received::Gpu(filled, returning)
     }))
 }
 
@@ -355,41 +435,33 @@ fn discard_refused<B>(subscription: &mut client::Subscription, filled: &Result<F
     }
 }
 
-fn give_back(py: Python<'_>, buffers: Buffers<Exclusive>) {
-    buffers.into_iter().for_each(|(_, memory)| memory.give_back(py));
-}
-
-/// Whether the tensors may have been written.
-fn may_have_written(received: &Result<FilledTensors, Failed>) -> bool {
-    match received {
-        Ok(_) | Err(Failed::Closed) => true,
-        Err(Failed::Host(error)) => error.torn.is_some(),
-        Err(Failed::Gpu(error)) => error.torn.is_some(),
-    }
-}
-
 /// Tells the frameworks that the tensors may have been written.
 fn notify_written(py: Python<'_>, values: &[Py<PyAny>]) -> PyResult<()> {
     let values: Vec<_> = values.iter().map(|value| value.bind(py)).collect();
     frameworks(py)?.call_method1("mark_written", (values,)).map(drop)
 }
 
-/// The result for a version that was not received. `torn` is a version of which the tensors hold some bytes, `refused`
-/// one that does not fit.
+/// The result for a version that was not received.
 fn not_filled(
     py: Python<'_>,
-    message: &str,
-    torn: Option<VersionId>,
-    refused: Option<VersionId>,
-    cause: FillCause,
+    Unfilled { cause, torn, refused }: Unfilled,
+    is_closed: bool,
     entries: &[String],
-) -> PyResult<Delivered> {
+) -> PyResult<NotArrived> {
     match (torn, refused, cause) {
-        (None, _, FillCause::Subscription(error)) => Ok(Err(NotArrived::Subscription(error))),
-        (None, Some(id), FillCause::Buffers(error)) => Ok(Err(unfit(&id, &error, entries))),
-        (None, _, cause) => Err(of_fill(py, &cause)),
-        (Some(id), _, cause) => Err(torn_by(py, message, &id, of_fill(py, &cause))),
+        (_, _, FillCause::Stopped) if is_closed => Ok(NotArrived::Closed),
+        (_, _, FillCause::Stopped) => Ok(NotArrived::TimedOut),
+        (_, _, FillCause::Subscription(error)) => Ok(NotArrived::Subscription(error)),
+        (None, Some(id), FillCause::Buffers(error)) => Ok(unfit(&id, &error, entries)),
+        (_, _, cause) => Err(of_fill(py, &cause)),
     }
+}
+
+fn torn_message(why: &str, id: &VersionId) -> String {
+    format!(
+        "{why}; tensors of `out` are torn: they may hold a part of {id}, until a call returns a version, so do not use \
+         them before"
+    )
 }
 
 /// Why a version does not fit the tensors; `entries` are the names of values in `out` that are not tensors.
@@ -408,10 +480,10 @@ fn unfit(id: &VersionId, error: &BufferError, entries: &[String]) -> NotArrived 
     ))
 }
 
-fn torn_by(py: Python<'_>, message: &str, id: &VersionId, cause: PyErr) -> PyErr {
+fn torn_by(py: Python<'_>, message: &str, id: &VersionId, cause: Option<PyErr>) -> PyErr {
     let raised = Kind::Torn.raise(py, message);
     // The class has this attribute; setting it fails only when the interpreter is out of memory.
     let _ = raised.value(py).setattr("version", id.version.0);
-    raised.set_cause(py, Some(cause));
+    raised.set_cause(py, cause);
     raised
 }

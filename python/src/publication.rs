@@ -122,7 +122,7 @@ impl Publication {
         self.copied_bytes
     }
 
-    /// The number of subscribers that have received it completely and verified.
+    /// The number of consumers that have received it completely and verified: see `wait_committed`.
     #[getter]
     fn committed(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.publication.get(py)?.committed_count())
@@ -166,10 +166,12 @@ impl Publication {
         Ok(self.publication.get(py)?.failure())
     }
 
-    /// Waits until `count` subscribers have received the version. `timeout` is in seconds; None waits without limit.
+    /// Waits until `count` consumers have received and verified the version, each counted once: processes, and named
+    /// readers. Whether they have loaded it is unknown.
+    /// `timeout` is in seconds; None waits without limit.
     ///
     /// Raises RelayTimeoutError after `timeout`; PublishError when the version was replaced or withdrawn before, so
-    /// that no more subscribers can receive it, or became unreadable (`failure`); ServerUnreachableError when a
+    /// that no more consumers can receive it, or became unreadable (`failure`); ServerUnreachableError when a
     /// `Producer` has lost its connection.
     #[pyo3(signature = (count = 1, timeout = Some(60.0)), text_signature = "($self, count=1, timeout=60.0)")]
     fn wait_committed(&self, py: Python<'_>, count: u64, timeout: Option<f64>) -> PyResult<()> {
@@ -184,13 +186,13 @@ impl Publication {
         Err(match ends.is_some_and(|ends| Instant::now() >= ends) {
             true => {
                 let waited = timeout.as_secs_f64();
-                let message = format!("{committed} of {count} subscribers received {id} within {waited} s");
+                let message = format!("{committed} of {count} consumers received {id} within {waited} s");
                 Kind::Timeout.raise(py, message)
             }
             false => {
                 let why = publication.failure().unwrap_or("it was replaced or withdrawn");
                 let message =
-                    format!("{committed} of {count} subscribers received {id}, and no more can: {why}");
+                    format!("{committed} of {count} consumers received {id}, and no more can: {why}");
                 Kind::Publish.raise(py, message)
             }
         })

@@ -5,7 +5,7 @@ use crate::{
     client::Client,
     closable::{Closable, ExclusiveUse},
     errors::{Kind, of_subscription},
-    out::Out,
+    out::{Out, copying_in_background},
     runtime::ProcessLocal,
     select::Select,
     snapshot::Snapshot,
@@ -75,9 +75,18 @@ impl Taken {
     /// Delivers the version with `deliver`. If that raises, the next call receives the version. A version that does not
     /// fit counts as delivered: the next call would fail as well.
     fn deliver(mut self, deliver: impl FnOnce(&Arrived) -> PyResult<Delivered>) -> PyResult<Delivered> {
-        let delivered = self.arrived.as_ref().map(deliver).expect("only this takes it")?;
+        let delivered = deliver(self.arrived())?;
         self.arrived = None;
         Ok(delivered)
+    }
+
+    /// Counts the version as delivered.
+    fn end(mut self) {
+        self.arrived = None;
+    }
+
+    fn arrived(&self) -> &Arrived {
+        self.arrived.as_ref().expect("only its delivery takes it")
     }
 }
 
@@ -245,7 +254,7 @@ impl Subscription {
     /// when the topic does not appear; HoldingTooManyError; VersionsMissedError; RelayConnectionError when the
     /// connection is lost and cannot be made again; RequestError when `select` matches no tensor of the version; with
     /// `out`, TargetError and TornError. After RequestError and TargetError the next call continues with the next
-    /// version.
+    /// version. With `atomic=False`, a call that ends during a transfer, also by its `timeout`, raises TornError.
     #[pyo3(signature = (timeout = None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Snapshot> {
         self.receive(py, seconds("timeout", timeout)?, self.out.as_ref())?
@@ -336,7 +345,6 @@ impl Subscription {
         let inner = self.inner.get(py)?;
         inner.open.close();
         drop(inner.followed().take());
-        self.out.iter().for_each(Out::cancel_pending);
         Ok(())
     }
 
@@ -488,27 +496,43 @@ impl Subscription {
                 let claimed = unclaimed.lock().unwrap_or_else(PoisonError::into_inner).take();
                 let closed = NotArrived::Closed;
                 let (next, out) = claimed.unwrap_or((Err(closed), None));
-                claim_next(args.py(), next, out.as_ref(), &inner.select, raise)
-                    .inspect(|snapshot| inner.record_delivered(snapshot))
+                claim_next(args.py(), next, out.as_ref(), raise, Arc::clone(&inner))
             })?;
             Ok(claim.into_any().unbind())
         })
     }
 }
 
-/// The result of a coroutine.
+/// The result of a coroutine: the snapshot, or a copy to `out` that began and that `_coroutines` finishes.
 fn claim_next(
     py: Python<'_>,
     next: Result<Taken, NotArrived>,
     out: Option<&Out>,
-    select: &Select,
     raise: fn(Python<'_>, &NotArrived) -> PyErr,
-) -> PyResult<Snapshot> {
-    let delivered = match next {
-        Ok(taken) => taken.deliver(|arrived| to_python(py, arrived, out, select))?,
-        Err(failed) => Err(failed),
+    inner: Arc<Inner>,
+) -> PyResult<Py<PyAny>> {
+    let taken = next.map_err(|failed| raise(py, &failed))?;
+    let Some(out) = out else {
+        let delivered = taken.deliver(|arrived| Ok(Ok(Snapshot::with_tensors(arrived))))?;
+        let snapshot = delivered.map_err(|failed| raise(py, &failed))?;
+        inner.record_delivered(&snapshot);
+        return Ok(Py::new(py, snapshot)?.into_any());
     };
-    delivered.map_err(|failed| raise(py, &failed))
+    let copying = match out.prepare_copy(py, taken.arrived(), Some(&inner.select))? {
+        Ok(copying) => copying,
+        Err(unfit) => {
+            taken.end(); // The next call would fail as well.
+            return Err(raise(py, &unfit));
+        }
+    };
+    copying_in_background(py, copying, move |is_delivered, copied| {
+        let snapshot = copied?;
+        if is_delivered {
+            taken.end();
+            inner.record_delivered(&snapshot);
+        }
+        Ok(snapshot)
+    })
 }
 
 /// A version as a Python object: with its tensors, or without them after a copy to `out`.

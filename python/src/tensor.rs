@@ -100,6 +100,19 @@ impl Tensor {
         Self::call_framework(slf, "to_numpy")
     }
 
+    /// For `numpy.asarray`, which uses this for dtypes that the buffer protocol lacks: as `numpy`, with a copy if `dtype`
+    /// differs or `copy` is True.
+    #[pyo3(signature = (dtype = None, copy = None))]
+    fn __array__<'py>(
+        slf: Bound<'py, Self>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.py()
+            .import("tensor_relay._frameworks")?
+            .call_method1("to_array", (slf, dtype, copy))
+    }
+
     /// As a PyTorch tensor in the same memory, on the CPU or the GPU. On a GPU it may be read at once. Its memory is
     /// reused only after the work that PyTorch's current stream has queued by then; if other streams read it, pass them
     /// to `Snapshot.wait`.

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -76,6 +77,71 @@ def serve_again(address, state_dir):
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
+
+
+class Gate:
+    """A TCP path to a relay, which passes no byte to the client from `close_after` until `open`."""
+
+    def __init__(self):
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._is_open, self._left, self._lock = threading.Event(), None, threading.Lock()
+        self._is_open.set()
+
+    def serve(self, relay):
+        host, port = relay.address.rsplit(":", 1)
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    client, server = self._listener.accept()[0], socket.create_connection((host, int(port)))
+                    for words in ((client, server, False), (server, client, True)):
+                        threading.Thread(target=self._pass, args=words, daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+
+    def close_after(self, size):
+        """Passes about `size` bytes more to the client, and then none."""
+        with self._lock:
+            self._left = size
+
+    def is_closed(self):
+        return not self._is_open.is_set()
+
+    def open(self):
+        with self._lock:
+            self._left = None
+        self._is_open.set()
+
+    def _pass(self, source, target, is_counted):
+        with contextlib.suppress(OSError):
+            while piece := source.recv(64 << 10):
+                target.sendall(piece)
+                if is_counted:
+                    self._count(len(piece))
+        for end in (source, target):
+            end.close()
+
+    def _count(self, size):
+        with self._lock:
+            if self._left is not None:
+                self._left -= size
+                if self._left <= 0:
+                    self._is_open.clear()
+        self._is_open.wait()
+
+
+@contextlib.contextmanager
+def gated(state_dir, **options):
+    """A relay, and a client whose path to it is a `Gate`."""
+    gate = Gate()
+    with tensor_relay.serve("127.0.0.1:0", advertise=gate.address, state_dir=state_dir) as relay:
+        gate.serve(relay)
+        try:
+            with tensor_relay.connect(relay.ticket, transport="tcp", lanes=1, **options) as client:
+                yield relay, client, gate
+        finally:
+            gate.open()
 
 
 def received(client, topic="t", **options):

@@ -83,6 +83,18 @@ def test_dtypes_without_a_buffer_format_are_refused(relay, client):
     assert tensor.bits.shape == (3, 5) and tensor.raw.shape == (30,)
 
 
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_asarray_makes_arrays_of_numbers(relay, client, name):
+    sent = make_array(name)
+    relay.publish("t", {"x": sent})
+    tensor = received(client)["x"]
+    array = np.asarray(tensor)
+    assert (array.dtype, array.shape, bits(array)) == (sent.dtype, (3, 5), bits(sent))
+    assert address(array) == address(tensor.raw.numpy()), "no copy"
+    assert np.array(tensor).ctypes.data != address(array)
+    assert np.asarray(tensor, dtype="f8").tolist() == sent.astype("f8").tolist()
+
+
 def test_plain_buffers_are_published(relay, client):
     import array as plain
 
@@ -151,6 +163,13 @@ def test_casts_are_made_by_the_framework(relay, client):
     assert bits(got["jax"].numpy()) == bits(np.asarray(sent["jax"].astype("bfloat16")))
     relay.publish("t", {"x": sent["numpy"]}, dtype="f8_e4m3fn")
     assert bits(received(client)["x"].numpy()) == bits(sent["numpy"].astype(ml_dtypes.float8_e4m3fn))
+    large = np.array([1, 448, 464, 465, -1e5, np.inf, -np.inf, np.nan], "f4")
+    frameworks = {"numpy": large, "torch": torch.from_numpy(large.copy()), "jax": jax.numpy.asarray(large)}
+    frameworks["bf16"] = large.astype(ml_dtypes.bfloat16)
+    relay.publish("t", frameworks, dtype="f8_e4m3fn")
+    for name, tensor in received(client).items():
+        expected = [1, 448, 448, 448, -448, 448, -448, np.nan]
+        np.testing.assert_array_equal(tensor.numpy().astype("f4"), np.array(expected, "f4"), err_msg=name)
     with pytest.raises(tensor_relay.RequestError, match='there is no dtype "bfloat"'):
         relay.publish("t", sent, dtype="bfloat")
     with pytest.raises(tensor_relay.UnsupportedTensorError, match="cannot be cast to i32"):

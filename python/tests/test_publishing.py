@@ -6,7 +6,7 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import received
+from conftest import TIMEOUT_S, python, received, wait_for_exit
 
 import tensor_relay
 
@@ -160,6 +160,46 @@ def test_from_dlpack_with_copy_is_independent(relay, client):
         tensor.__dlpack__(dl_device=(2, 0))
     with pytest.raises(BufferError, match="stream"):
         tensor.__dlpack__(stream=1)
+
+
+GETS = """
+import sys, tensor_relay
+for _ in range(2):
+    with tensor_relay.connect(sys.argv[1]) as client:
+        for _ in range(2):
+            client.get("t")
+        client.get("t", 1)
+"""
+
+
+def test_consumers_are_counted_once(tmp_path, relay):
+    """However often a process receives a version, it is one consumer; so is a named reader, whatever its process. A
+    description is none, and a stream is one when it is complete."""
+    published = relay.publish("t", {f"x{each}": np.zeros(3 << 20, np.uint8) for each in range(3)})
+    for processes in (1, 2):
+        program = tmp_path / "gets.py"
+        program.write_text(GETS)
+        with python(program, relay.ticket) as consumer:
+            wait_for_exit(consumer)
+        published.wait_committed(processes, timeout=TIMEOUT_S)
+        with pytest.raises(tensor_relay.RelayTimeoutError):
+            published.wait_committed(processes + 1, timeout=0.1)
+    with tensor_relay.connect(relay.ticket) as client, tensor_relay.connect(relay.ticket) as other:
+        for each in (client, other):
+            for _ in range(2):
+                with each.subscribe("t", mode="every", reader="evaluation") as subscription:
+                    subscription.next(TIMEOUT_S)
+        published.wait_committed(3, timeout=TIMEOUT_S)
+        client.describe("t")
+        stream = client.stream("t", bucket_bytes=1)
+        next(stream)
+        client.topics()  # The server has handled what came before.
+        assert published.committed == 3
+        list(stream)
+        published.wait_committed(4, timeout=TIMEOUT_S)
+        received(client), received(other)
+        client.topics(), other.topics()
+        assert published.committed == 4
 
 
 def test_topics_are_ended_and_withdrawn(relay, client):

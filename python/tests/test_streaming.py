@@ -12,6 +12,13 @@ from conftest import HERE, TIMEOUT_S, python
 import tensor_relay
 
 
+@pytest.fixture
+def relay(tmp_path):
+    """A relay with small chunks, each with one of the `layers`."""
+    with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path / "state", chunk_bytes=4096) as relay:
+        yield relay
+
+
 def layers(number, count=10, size=1000):
     """Tensors that are not sorted by name."""
     return {f"layer.{count - each}": np.full(size, number * 100 + each, "f4") for each in range(count)}
@@ -54,6 +61,27 @@ def test_many_small_tensors_are_streamed(relay, client):
     relay.publish("t", sent)
     got = collected(client.stream("t"))
     assert list(got) == list(sent) and all(np.array_equal(got[name], sent[name]) for name in sent)
+
+
+@pytest.mark.parametrize("chunk_bytes", [4096, 64 << 10, 4 << 20])
+@pytest.mark.parametrize("bucket_bytes", [1, 100_000, 128 << 20])
+def test_no_chunk_is_sent_twice(tmp_path, chunk_bytes, bucket_bytes):
+    random = np.random.default_rng(1)
+    sizes = itertools.cycle([4096, 10, 0, 300_000, 64 << 10, 4096, 4096])
+    sent = {f"t{each}": random.integers(0, 256, next(sizes), np.uint8) for each in range(700)}
+    sent |= {f"f{each}": random.random(100, np.float32) for each in range(300)}
+    sent["tied"] = sent["t3"]
+    with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, codec="raw", chunk_bytes=chunk_bytes) as relay:
+        relay.publish("t", sent)
+        with tensor_relay.connect(relay.ticket) as client:
+            payload_bytes = client.describe("t").payload_bytes
+            for select in (None, ["t*"]):
+                before = relay.stats()["sent_bytes"]
+                got = collected(client.stream("t", bucket_bytes=bucket_bytes, select=select))
+                expected = {name: array for name, array in sent.items() if select is None or name.startswith("t")}
+                assert got.keys() == expected.keys()
+                assert all(np.array_equal(got[name], array) for name, array in expected.items())
+                assert relay.stats()["sent_bytes"] - before < 1.05 * payload_bytes + (1 << 20)
 
 
 def test_stream_returns_a_version_by_number(relay, client):

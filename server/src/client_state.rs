@@ -2,13 +2,15 @@
 
 use crate::topic::Retained;
 use std::sync::Arc;
-use tensor_relay_protocol::{Glob, ManifestDigest, Partial, RangeSet, Selection};
+use tensor_relay_protocol::{Glob, ManifestDigest, Partial, RangeSet, Selection, Subscribe};
 use tensor_relay_transport::Workers;
 
 /// A client's selection, and the content that it holds.
 #[derive(Debug)]
 pub(crate) struct ClientState {
     globs: Vec<Glob>,
+    /// The wanted chunks, of those with selected tensors; empty for all.
+    within: RangeSet,
     /// The selection for the latest manifest, cached because manifests rarely change.
     selection: Option<(ManifestDigest, Arc<Selection>)>,
     /// The manifest that the client holds.
@@ -17,8 +19,9 @@ pub(crate) struct ClientState {
 }
 
 impl ClientState {
-    pub(crate) fn new(globs: Vec<Glob>, manifest: Option<ManifestDigest>, partial: Option<Partial>) -> Self {
-        Self { globs, selection: None, manifest, partial }
+    pub(crate) fn new(subscribe: Subscribe) -> Self {
+        let Subscribe { selection: globs, within, manifest, partial, .. } = subscribe;
+        Self { globs, within, selection: None, manifest, partial }
     }
 
     /// The client's selection of `retained`. A worker computes it: matching many globs with many tensors is slow.
@@ -27,10 +30,10 @@ impl ClientState {
         match &self.selection {
             Some((digest, selection)) if *digest == manifest.digest() => Arc::clone(selection),
             _ => {
-                let (all, globs) = (Arc::clone(manifest), self.globs.clone());
-                let selection = match globs.is_empty() {
+                let (all, globs, within) = (Arc::clone(manifest), self.globs.clone(), self.within.clone());
+                let selection = match globs.is_empty() && within.is_empty() {
                     true => Selection::all(all),
-                    false => workers.run(move || Selection::new(all, &globs)).await,
+                    false => workers.run(move || Selection::new(all, &globs).within(&within)).await,
                 };
                 let selection = Arc::new(selection);
                 self.selection = Some((manifest.digest(), Arc::clone(&selection)));

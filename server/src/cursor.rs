@@ -337,7 +337,7 @@ fn is_up_to(retained: &Retained, version: Option<(Epoch, Version)>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Staged, Staging, bases::Bases, retention::Keep, topic::TopicState};
+    use crate::{Staged, Staging, bases::Bases, consumers::Consumers, retention::Keep, topic::TopicState};
     use std::time::Duration;
     use tensor_relay_device::HostMemory;
     use tensor_relay_protocol::{
@@ -365,7 +365,7 @@ mod tests {
             id: VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(epoch), version: Version(version) },
             payload: crate::Publishable::from(staged.unwrap()).payload,
             metadata: vec![],
-            committed: watch::Sender::new(0),
+            consumers: Consumers::default(),
             release_timeout: Duration::ZERO,
             abort_at: watch::Sender::new(None),
             failure: Arc::default(),

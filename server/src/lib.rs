@@ -57,6 +57,7 @@ mod chunk_times;
 mod claims;
 mod client_state;
 mod config;
+mod consumers;
 mod cursor;
 mod device;
 mod effort_trial;

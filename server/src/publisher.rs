@@ -3,6 +3,7 @@
 use crate::{
     Publishable, TopicOptions, WhenFull,
     catalogue::Catalogue,
+    consumers::Consumers,
     retention::Seq,
     shared::Counters,
     topic::{PublishBlockers, Pushed, Retained, TopicState},
@@ -153,7 +154,8 @@ impl Publisher {
         })?;
         let Publishable { payload, returned } = version.into();
         let id = self.next_id();
-        let (committed, watch) = watch::channel(0);
+        let consumers = Consumers::default();
+        let committed = consumers.watch();
         let default = if returned.is_some() { LENT_RELEASE_TIMEOUT } else { RELEASE_TIMEOUT };
         let TopicOptions { bases, keep, .. } = &self.options;
         let bytes = payload.manifest().payload_bytes();
@@ -167,7 +169,7 @@ impl Publisher {
             id: id.clone(),
             payload,
             metadata,
-            committed,
+            consumers,
             release_timeout: self.options.release_timeout.unwrap_or(default),
             abort_at: watch::Sender::new(None),
             failure: Arc::default(),
@@ -181,7 +183,7 @@ impl Publisher {
             self.catalogue.announce(self.topic.name());
         }
         let topic = Arc::downgrade(&self.topic);
-        Ok(Publication { id, seq, topic, committed: watch, returned, failure })
+        Ok(Publication { id, seq, topic, committed, returned, failure })
     }
 
     /// Adds a version once no reader blocks it, evicting readers if necessary.
@@ -333,7 +335,8 @@ impl Publication {
         self.failure.get().map(|reason| &**reason)
     }
 
-    /// The number of subscribers that have committed it so far.
+    /// The number of consumers that have committed it so far: received and verified all that they select of it. Each
+    /// counts once, however often it receives the version ([`Consumer`](tensor_relay_protocol::Consumer)).
     pub fn committed_count(&self) -> u64 {
         *self.committed.borrow()
     }
@@ -343,7 +346,7 @@ impl Publication {
         self.committed.clone()
     }
 
-    /// Waits until `count` subscribers committed it. Returns false when `timeout` passes first, or when the version was
+    /// Waits until `count` consumers committed it. Returns false when `timeout` passes first, or when the version was
     /// released and can reach no more subscribers.
     pub async fn committed(&mut self, count: u64, timeout: Duration) -> bool {
         let reached = self.committed.wait_for(|committed| *committed >= count);

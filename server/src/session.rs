@@ -7,6 +7,7 @@ use crate::{
     bases::ClientBase,
     claims::Claims,
     client_state::ClientState,
+    consumers::ConsumerId,
     cursor::Cursor,
     failures::FailedAt,
     inboxes::Inboxes,
@@ -450,10 +451,11 @@ impl Session {
             sender: self.sender.clone(),
             shared: Arc::clone(&self.shared),
             inbox,
-            client: ClientState::new(subscribe.selection, subscribe.manifest, subscribe.partial),
+            consumer: ConsumerId::of(&self.holder.principal(), subscribe.consumer),
             entry,
             unfinished: Some([self.shared.unfinished.count(), self.unfinished.count()]),
             preempt: subscribe.preempt && subscribe.mode == Mode::Latest,
+            client: ClientState::new(subscribe),
         };
         tracing::debug!(subscription = %id, topic, "A client subscribed.");
         let run = async move {

@@ -5,6 +5,7 @@ use crate::{
     catalogue::Follower,
     claims::{self, Claims, Named},
     client_state::ClientState,
+    consumers::ConsumerId,
     cursor::{Cursor, Step},
     effort_trial::EffortMeter,
     inboxes::Inbox,
@@ -46,6 +47,8 @@ pub(crate) struct Subscription {
     pub(crate) inbox: Inbox,
     pub(crate) cursor: Cursor,
     pub(crate) client: ClientState,
+    /// For whom commits are counted.
+    pub(crate) consumer: ConsumerId,
     /// The versions that the client claims to hold, until the first version starts.
     pub(crate) claims: Claims,
     /// The client's base.
@@ -325,7 +328,7 @@ impl Subscription {
             Effect::Committed { kept } => {
                 tracing::debug!(version = %retained.id, "A subscriber committed a version.");
                 self.shared.counters.committed.fetch_add(1, Ordering::Relaxed);
-                retained.committed.send_modify(|count| *count += 1);
+                retained.consumers.count(&self.consumer);
                 self.cursor.handle_committed(retained);
                 self.entry.handle_committed(retained);
                 self.client.handle_committed(retained);

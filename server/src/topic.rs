@@ -12,6 +12,7 @@ pub(crate) use reader::{Reader, ReaderState};
 
 use crate::{
     bases::{self, Bases, DeltaTrial, Hold},
+    consumers::Consumers,
     places::Places,
     retention::{Full, Keep, ReaderId, Retention, Seq},
 };
@@ -32,8 +33,8 @@ pub(crate) struct Retained {
     pub(crate) id: VersionId,
     pub(crate) payload: Payload,
     pub(crate) metadata: Metadata,
-    /// The number of subscribers that committed it. The publisher's `Publication` watches it.
-    pub(crate) committed: watch::Sender<u64>,
+    /// The consumers that committed it.
+    pub(crate) consumers: Consumers,
     /// The time that its transfers have to finish after it left retention.
     pub(crate) release_timeout: Duration,
     /// When remaining transfers are aborted; set when it leaves retention.

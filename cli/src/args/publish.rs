@@ -26,7 +26,7 @@ pub(crate) struct PublishArgs {
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_entry, help_heading = "Version")]
     pub(crate) metadata: Vec<(String, String)>,
 
-    /// Wait until N subscribers have received and verified the whole version.
+    /// Wait until N consumers have received and verified the whole version.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Waiting")]
     pub(crate) wait_committed: Option<u64>,
 

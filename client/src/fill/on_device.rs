@@ -9,7 +9,7 @@ use crate::{
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream::FuturesUnordered};
-use std::ops::Range;
+use std::{future::pending, ops::Range};
 use tensor_relay_device::{Device, DeviceBuffer, HostBytes, HostMemory, Sink, SinkError, Source};
 
 impl Subscription {
@@ -28,8 +28,21 @@ impl Subscription {
         &mut self,
         buffers: Buffers<DeviceBuffer>,
     ) -> Result<Filled<DeviceBuffer>, FillError<DeviceBuffer>> {
+        self.next_into_device_until(buffers, pending()).await
+    }
+
+    /// [`next_into_device`](Self::next_into_device) that ends when `stop` does, as
+    /// [`next_into_until`](Self::next_into_until) does for host memory.
+    ///
+    /// # Errors
+    /// Those of [`next_into_device`](Self::next_into_device).
+    pub async fn next_into_device_until(
+        &mut self,
+        buffers: Buffers<DeviceBuffer>,
+        stop: impl Future<Output = ()> + Send,
+    ) -> Result<Filled<DeviceBuffer>, FillError<DeviceBuffer>> {
         let (lent, lender) = buffers.lend_on_device();
-        let (mut taken, mut buffers) = match self.receive_into(lent, lender).await? {
+        let (mut taken, mut buffers) = match self.receive_into(lent, lender, stop).await? {
             Received::InPlace(filled) => return Ok(filled),
             Received::Elsewhere(taken, buffers) => (taken, buffers),
         };

@@ -18,16 +18,25 @@ impl Session {
         match command {
             Command::Subscribe(request, reply) => return Some(self.subscribe(*request, reply)),
             Command::Unsubscribe { id, keep_place } => {
+                let id = self.renumbered.remove(&id).unwrap_or(id);
                 if self.receptions.remove(&id).is_some() {
                     self.outbox
                         .push_back(ClientMessage::Unsubscribe { subscription: id, keep_place });
                 }
             }
             Command::Acknowledge(id, epoch, version) => {
+                let id = self.current_number(id);
                 self.receptions.get_mut(&id)?.machine.acknowledge(epoch, version);
                 return Some(id);
             }
-            Command::LendBuffers(id, lent) => self.receptions.get_mut(&id)?.handle_lent(lent),
+            Command::LendBuffers(id, lent) => {
+                self.receptions.get_mut(&self.current_number(id))?.handle_lent(lent);
+            }
+            Command::TakeBackBuffers(id, done) => {
+                let begun_again = self.take_back_buffers(id);
+                let _ = done.send(()); // Dropped by a caller that does not wait.
+                return begun_again;
+            }
             Command::Watch(glob, reply) => {
                 self.outbox.extend(self.watches.begin(glob, reply, &self.commands));
             }
@@ -45,6 +54,40 @@ impl Session {
         None
     }
 
+    /// The number of a subscription on this connection, which the user's handle knows by its first number.
+    fn current_number(&self, first: SubscriptionId) -> SubscriptionId {
+        self.renumbered.get(&first).copied().unwrap_or(first)
+    }
+
+    /// Takes back the buffers of the subscription that was opened as `first`. If a version is being received into them,
+    /// the subscription is renewed under another number, so that late chunks of the first transfer are told apart.
+    /// Returns that number.
+    fn take_back_buffers(&mut self, first: SubscriptionId) -> Option<SubscriptionId> {
+        let id = self.current_number(first);
+        let reception = self.receptions.get_mut(&id)?;
+        reception.drop_unused_buffers();
+        if !reception.is_in_lent_buffers() {
+            return None;
+        }
+        let mut reception = self.receptions.remove(&id)?;
+        self.outbox
+            .push_back(ClientMessage::Unsubscribe { subscription: id, keep_place: true });
+        let next = self.take_number();
+        reception.leave_buffers(next, self.credit);
+        if self.is_connected {
+            reception.subscribe();
+        }
+        self.receptions.insert(next, reception);
+        self.renumbered.insert(first, next);
+        Some(next)
+    }
+
+    fn take_number(&mut self) -> SubscriptionId {
+        let id = SubscriptionId(self.next_id);
+        self.next_id += 1;
+        id
+    }
+
     /// Unsubscribes the readers that do not keep their places; the session ends when these messages are sent.
     fn close(&mut self) {
         let leaving = self.receptions.iter().filter(|(_, reception)| !reception.keeps_place());
@@ -55,11 +98,13 @@ impl Session {
     }
 
     fn subscribe(&mut self, request: Request, reply: oneshot::Sender<Opened>) -> SubscriptionId {
-        let id = SubscriptionId(self.next_id);
-        self.next_id += 1;
-        let subscribe = request.message(id, self.credit);
+        let id = self.take_number();
+        let subscribe = request.message(id, self.credit, self.config.consumer);
         let (stall_timeout, now) = (self.config.stall_timeout, Instant::now().into_std());
-        let machine = Subscriber::new(subscribe, self.config.codecs, stall_timeout, now);
+        let mut machine = Subscriber::new(subscribe, self.config.codecs, stall_timeout, now);
+        if let Some((manifest, _)) = &request.part {
+            machine.set_manifest(Arc::clone(manifest));
+        }
         let base = Base::new(self.bases.clone(), self.config.workers);
         let mut reception = Reception::new(&request, machine, base, self.allocators.memory.memory.demand());
         let opened = Opened {

@@ -152,6 +152,15 @@ mod tests {
             },
             ClientMessage::Retire(LaneId(2)),
             ClientMessage::Probe { probe: 3, lane: LaneId(2), bytes: ProbeBytes::new(1 << 20).unwrap() },
+            ClientMessage::Subscribe(Subscribe {
+                consumer: Consumer::Named([7; 16]),
+                within: RangeSet::from_range(2..9),
+                ..Subscribe::latest(subscription, topic("policy"), 4)
+            }),
+            ClientMessage::Subscribe(Subscribe {
+                consumer: Consumer::Nobody,
+                ..Subscribe::latest(subscription, topic("policy"), 4)
+            }),
         ]
     }
 
@@ -327,6 +336,21 @@ mod tests {
             ] {
                 assert_eq!(from_client(wire::ClientKind::Subscribe(subscribe)), Err(expected.clone()));
             }
+        }
+    }
+
+    /// PROTOCOL.md §3.3: a consumer is named by 16 bytes, and nobody by none.
+    #[test]
+    fn a_consumer_has_sixteen_bytes() {
+        for found in [1, 15, 17] {
+            let subscribe = wire::Subscribe {
+                topic: "t".into(),
+                mode: 1,
+                consumer: Some(vec![7; found]),
+                ..wire::Subscribe::default()
+            };
+            let expected = MessageError::WrongLength { field: "consumer", expected: 16, found };
+            assert_eq!(from_client(wire::ClientKind::Subscribe(subscribe)), Err(expected));
         }
     }
 

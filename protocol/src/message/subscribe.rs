@@ -2,11 +2,12 @@
 
 use super::{
     Field, SubscriptionId,
-    field::{list, message_fields},
+    field::{exactly, list, message_fields},
     wire,
 };
 use crate::{
-    CodecId, Epoch, Glob, ManifestDigest, MessageError, RangeSet, ReaderName, Topic, Version, VersionDigest,
+    ChunkHash, CodecId, Epoch, Glob, ManifestDigest, MessageError, RangeSet, ReaderName, Topic, Version,
+    VersionDigest,
 };
 
 /// The most globs in one selection. They are matched against every tensor of every manifest.
@@ -57,6 +58,29 @@ pub struct Subscribe {
     pub describe: bool,
     /// The order of a version's chunks. [`Order::Layers`] needs [`Feature::Order`](super::Feature::Order).
     pub order: Order,
+    /// For whom commits are counted.
+    pub consumer: Consumer,
+    /// The wanted chunks, of those that `selection` selects; empty for all.
+    pub within: RangeSet,
+}
+
+/// For whom the commits of a subscription are counted
+/// (`Publication::committed` of the server: each consumer once for a version).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Consumer {
+    /// For itself: the subscription is a consumer of its own.
+    Own,
+    /// For nobody: the subscription receives only a part of a version, or a description.
+    Nobody,
+    /// For the consumer with this id, unique among the clients with the same credentials: a process, or a named reader.
+    Named([u8; 16]),
+}
+
+impl Consumer {
+    /// The named reader, in whichever process it runs.
+    pub fn reader(name: &ReaderName) -> Self {
+        Self::Named(ChunkHash::of(format!("reader {name}").as_bytes()).0)
+    }
 }
 
 impl Subscribe {
@@ -80,6 +104,8 @@ impl Subscribe {
             once: false,
             describe: false,
             order: Order::Layout,
+            consumer: Consumer::Own,
+            within: RangeSet::new(),
         }
     }
 }
@@ -180,6 +206,8 @@ impl Field for Subscribe {
             describe: self.describe,
             order,
             layers,
+            consumer: self.consumer.into_wire(),
+            within: self.within.into_wire(),
         }
     }
 
@@ -208,7 +236,29 @@ impl Field for Subscribe {
                 1 => Order::Layers(layers),
                 other => return Err(MessageError::UnknownValue { field: "order", value: other }),
             },
+            consumer: Field::from_wire("consumer", wire.consumer)?,
+            within: Field::from_wire("within", wire.within)?,
         })
+    }
+}
+
+impl Field for Consumer {
+    type Wire = Option<Vec<u8>>;
+
+    fn into_wire(self) -> Option<Vec<u8>> {
+        match self {
+            Self::Own => None,
+            Self::Nobody => Some(vec![]),
+            Self::Named(id) => Some(id.to_vec()),
+        }
+    }
+
+    fn from_wire(field: &'static str, wire: Option<Vec<u8>>) -> Result<Self, MessageError> {
+        match wire {
+            None => Ok(Self::Own),
+            Some(empty) if empty.is_empty() => Ok(Self::Nobody),
+            Some(id) => exactly(field, &id).map(Self::Named),
+        }
     }
 }
 

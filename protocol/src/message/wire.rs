@@ -160,6 +160,10 @@ pub(crate) struct Subscribe {
     pub(crate) order: u32,
     #[prost(string, repeated, tag = "18")]
     pub(crate) layers: Vec<String>,
+    #[prost(bytes = "vec", optional, tag = "19")]
+    pub(crate) consumer: Option<Vec<u8>>,
+    #[prost(message, repeated, tag = "20")]
+    pub(crate) within: Vec<ChunkRange>,
 }
 
 #[derive(Clone, PartialEq, Message)]

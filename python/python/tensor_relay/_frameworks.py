@@ -52,6 +52,9 @@ _CAST_DTYPES = {"f16": "float16", "f32": "float32", "f64": "float64"} | {
     dtype: name for dtype, name in _ML_NAMES.items()
 }
 
+# The largest number of f8_e4m3fn.
+_E4M3FN_MAX = 448.0
+
 
 def exporter(tensor: Any) -> tuple[Any, str | None, bool]:
     """Returns the object that exports the tensor's memory, the dtype of the elements if that object cannot name it, and
@@ -261,6 +264,8 @@ def cast(tensor: Any, dtype: str) -> Any:
     if dtype not in _CAST_DTYPES:
         raise TypeError(f"floating-point tensors cannot be cast to {dtype}: dtype is one of {', '.join(_CAST_DTYPES)}")
     name = _CAST_DTYPES[dtype]
+    if dtype == "f8_e4m3fn" and getattr(tensor.dtype, "itemsize", 4) > 1:  # It has no infinity, and frameworks differ: some saturate, and some make NaN.
+        tensor = tensor.clip(-_E4M3FN_MAX, _E4M3FN_MAX)
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(tensor, torch.Tensor):
         if not hasattr(torch, name):
@@ -287,6 +292,18 @@ def _ml_dtypes(dtype: str) -> Any:
     except ImportError as error:
         raise UnsupportedTensorError(f"NumPy lacks {dtype}: `pip install ml_dtypes`, or use `bits` or `raw`") from error
     return ml_dtypes
+
+
+def to_array(tensor: Any, dtype: Any, copy: bool | None) -> Any:
+    """Implements `Tensor.__array__`."""
+    import numpy
+
+    array = to_numpy(tensor)
+    if dtype is not None and dtype != array.dtype:
+        if copy is False:
+            raise ValueError(f"another dtype needs a copy of its {array.dtype}")
+        return array.astype(dtype)
+    return numpy.array(array) if copy else array
 
 
 def to_numpy(tensor: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ._coroutines import finish_copy
 from ._native import Client, Snapshot, Subscription
 from .errors import RelayTimeoutError, TornError, VersionNotFoundError, VersionsMissedError
 
@@ -30,8 +31,6 @@ def get(
         except VersionsMissedError as error:
             raise _not_found_error(version, error) from error
         except RelayTimeoutError as error:
-            if in_place and subscription.progress().wire_bytes:
-                raise _torn_error(subscription.progress().version, f"{error}; a part may have arrived") from error
             if type(error) is not RelayTimeoutError:
                 raise  # A subclass says what was missing.
             raise _timeout_error(topic, version, timeout) from error
@@ -40,7 +39,7 @@ def get(
             reason = f"version {version} was replaced by version {snapshot.version} meanwhile"
             raise _torn_error(snapshot.version, reason)
         raise _not_found_error(version, f"the oldest kept version is {snapshot.version}")
-    return _install(client, snapshot, options) if installs_later else snapshot
+    return client.install(snapshot, options["out"], **_fit(options)) if installs_later else snapshot
 
 
 async def get_async(
@@ -64,16 +63,18 @@ async def get_async(
             raise _timeout_error(topic, version, timeout) from error
     if version is not None and snapshot.version != version:
         raise _not_found_error(version, f"the oldest kept version is {snapshot.version}")
-    return _install(client, snapshot, options) if installs_later else snapshot
+    if not installs_later:
+        return snapshot
+    return await finish_copy(*client._begin_install(snapshot, options["out"], **_fit(options)))
+
+
+def _fit(options: dict[str, Any]) -> dict[str, Any]:
+    return {"strict": options["strict"], "rename": options["rename"]}
 
 
 def _installs_later(version: int | None, options: dict[str, Any]) -> bool:
     """Whether the snapshot is copied to `out` only after its version number was checked."""
     return version is not None and options["out"] is not None and bool(options["atomic"])
-
-
-def _install(client: Client, snapshot: Snapshot, options: dict[str, Any]) -> Snapshot:
-    return client.install(snapshot, options["out"], strict=options["strict"], rename=options["rename"])
 
 
 def _subscribe(

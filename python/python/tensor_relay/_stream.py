@@ -1,8 +1,8 @@
 """`Client.stream`: one version in buckets of tensors, each received while the previous bucket is in use.
 
-Each bucket is a subscription that starts at the version and selects the bucket's tensors. In mode "every" the publisher
-retains the version for its readers. A bucket's subscription ends after the next bucket's has begun, so that the version
-always has a reader.
+Each bucket is a subscription that starts at the version and receives the bucket's chunks, which no other bucket has. In
+mode "every" the publisher retains the version for its readers. A bucket's subscription ends after the next bucket's has
+begun, so that the version always has a reader.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ async def stream_async(
             if version is not None or attempt + 1 == _ATTEMPTS_MAX:
                 raise
     try:
-        for bucket_index, names in enumerate(buckets.buckets):
+        for bucket_index, part in enumerate(buckets.buckets):
             if bucket_index > 0:
                 bucket = None
                 bucket = await buckets.next_async(bucket_index, timeout)
             buckets.subscribe_after(bucket_index)
-            for name in names:
+            for name in part.names:
                 assert bucket is not None
                 yield name, bucket[name]
     finally:
@@ -109,12 +109,12 @@ class _Buckets:
 
     def tensors(self, bucket: Snapshot | None, timeout: float | None) -> Iterator[tuple[str, Tensor]]:
         try:
-            for bucket_index, names in enumerate(self.buckets):
+            for bucket_index, part in enumerate(self.buckets):
                 if bucket_index > 0:
                     bucket = None
                     bucket = self._next(bucket_index, timeout)
                 self.subscribe_after(bucket_index)
-                for name in names:
+                for name in part.names:
                     assert bucket is not None
                     yield name, bucket[name]
         finally:
@@ -151,9 +151,7 @@ class _Buckets:
                 previous.close()
 
     def _subscribe(self, bucket_index: int) -> Subscription:
-        start = (self._described.epoch, self._described.version)
-        select = self.buckets[bucket_index]
-        return self._client.subscribe(self._described.topic, mode="every", start=start, window=1, select=select)
+        return self.buckets[bucket_index].subscribe(self._client)
 
     def _receive(self, timeout: float | None) -> Snapshot:
         assert self._subscription is not None

@@ -96,9 +96,10 @@ class TargetError(TensorRelayError, ValueError):
 
 
 class TornError(TensorRelayError):
-    """With `atomic=False`: receiving failed, and the tensors of `out` may hold unverified bytes of an incomplete
-    version. With `atomic=True`: a GPU or its framework failed while a verified version was copied into them. With a
-    module as `out`: it has the version's tensors, and not all of its extra state.
+    """With `atomic=False`: receiving failed or was ended, and the tensors of `out` may hold unverified bytes of an
+    incomplete version, until a call returns one. Nothing writes to them after the call. With `atomic=True`: a GPU or its
+    framework failed while a verified version was copied into them. With a module as `out`: it has the version's tensors,
+    and not all of its extra state.
     From `Client.stream`: it failed after the first tensor, so the tensors that it returned are an incomplete version.
 
     Fill the tensors again before using them. `__cause__` is the reason.

@@ -1,7 +1,7 @@
 //! Copying a complete version into a user's own tensors: all of them or none.
 
 use super::{
-    Out, notify_written,
+    Out, Rest, notify_written,
     target::{ByPlace, Target, Targets, check_dense, sort_by_place},
     torn_by, unfit,
 };
@@ -11,7 +11,7 @@ use crate::{
     runtime,
     select::Select,
     snapshot::Snapshot,
-    subscription::{Arrived, Delivered},
+    subscription::{Arrived, Delivered, NotArrived},
     tensor::Tensor,
     tensors_in::{Fences, frameworks},
     wait::wait,
@@ -25,90 +25,147 @@ use std::{
 };
 use tensor_relay_client::{self as client, BufferError, Buffers, FillCause, NameMatch};
 use tensor_relay_device::DeviceBuffer;
+use tokio::runtime::Handle;
 
-/// Copies a complete version to the tensors of `out`, all of them or none, and then sets extra state.
+/// A copy of a complete version to the tensors: all of them or none.
+pub(crate) struct Copying {
+    snapshot: client::Snapshot,
+    /// The version in host memory, if tensors on the host are copied from there and it lies on a GPU.
+    on_host: Option<client::Snapshot>,
+    delivered: Snapshot,
+    host: Vec<Target<Foreign>>,
+    rounds: Vec<Buffers<DeviceBuffer>>,
+    returning: Returning,
+    /// The functions with which frameworks copy on their own GPU.
+    copiers: Vec<Py<PyAny>>,
+    /// The Python objects of the tensors.
+    values: Vec<Py<PyAny>>,
+    rest: Rest,
+}
+
+/// The result of [`Copying::run`]: the error, and whether tensors may have been written before it.
+pub(crate) type Copied = Result<(), (FillCause, bool)>;
+
+/// Copies a complete version to the tensors of `out`, waits for the end of the copy, and sets extra state.
 ///
 /// # Errors
-/// `TornError` if a GPU, or a framework that copies on it, fails during the copy, or a module's `set_extra_state` after
-/// it. An exception of a signal handler
-/// (Ctrl-C) is raised before the first tensor is copied, or after the last one. Other exceptions are raised before the
-/// first.
+/// Those of [`Copying::prepare`] and [`Copying::finish`]. An exception of a signal handler (Ctrl-C) is raised before
+/// the first tensor is copied, or after the last one.
 pub(super) fn to_all(
     py: Python<'_>,
     arrived: &Arrived,
     out: &Out,
     select: Option<&Select>,
 ) -> PyResult<Delivered> {
-    let (snapshot, mut targets) = (&arrived.snapshot, out.targets(py)?);
-    let of_version = Snapshot::with_tensors(arrived);
-    let extra = targets
-        .extra
-        .matched(py, snapshot.metadata(), select, |name, _| of_version.own_copy(py, name));
-    let extra = extra?;
-    let mut checked = check(py, snapshot, &targets, out.name_match())?;
-    if out.is_strict && snapshot.described().count() == snapshot.manifest().tensors().len() {
-        checked = checked.and(extra.check());
-    }
-    if let Err(error) = checked {
-        return Ok(Err(unfit(snapshot.id(), &error, &targets.entries)));
-    }
-    let all = std::mem::take(&mut targets.tensors).into_iter();
-    let (received, missing): (Vec<_>, Vec<_>) =
-        all.partition(|target| is_selected(snapshot, target.name.as_str()));
-    missing.into_iter().for_each(|target| target.memory.give_back(py));
-    let ByPlace { host, gpu } = sort_by_place(received);
-    let (copiers, gpu) = framework_copiers(py, &of_version, gpu)?;
-    let (rounds, returning) = divide_into_rounds(py, snapshot, gpu)?;
-    let on_host = match snapshot.is_on_device() && !host.is_empty() {
-        true => wait(py, snapshot.to_host())?.map_err(|error| of_device(py, &error))?,
-        false => snapshot.clone(),
+    let mut copying = match Copying::prepare(py, arrived, out, select)? {
+        Ok(copying) => copying,
+        Err(unfit) => return Ok(Err(unfit)),
     };
-    // From here on, only a failing device or framework ends the copy.
-    let copied = write(py, snapshot, rounds, returning, &copiers);
-    if copied.is_ok() {
-        copy_to_host(py, &on_host, host);
+    if copying.needs_host_copy() {
+        let on_host = wait(py, copying.snapshot.to_host())?;
+        copying.on_host = Some(on_host.map_err(|error| of_device(py, &error))?);
     }
-    notify_written(py, &targets.values)?;
-    let interrupted = copied?;
-    out.finish(py, snapshot.id(), snapshot.manifest(), select, &targets.names, extra)?;
-    match interrupted {
-        Some(interrupt) => Err(interrupt),
-        None => Ok(Ok(Snapshot::without_tensors(snapshot, arrived.gap.as_deref()))),
-    }
+    let runtime = runtime::handle(py)?;
+    let copied = py.detach(|| copying.run(&runtime));
+    copying.finish(py, copied).map(Ok)
 }
 
-/// Copies to the GPUs. Returns an exception that a signal handler raised meanwhile.
-fn write(
-    py: Python<'_>,
-    snapshot: &client::Snapshot,
-    rounds: Vec<Buffers<DeviceBuffer>>,
-    returning: Returning,
-    copiers: &[Bound<'_, PyAny>],
-) -> PyResult<Option<PyErr>> {
-    let runtime = runtime::handle(py)?;
-    let copied = py.detach(|| {
-        rounds
-            .iter()
-            .try_for_each(|buffers| runtime.block_on(snapshot.copy_into_device(buffers)))
-    });
-    drop(rounds);
-    let torn = |why: &dyn Display, cause: PyErr| {
-        let message = format!("{why}; tensors of `out` are torn: some hold bytes of {}", snapshot.id());
-        torn_by(py, &message, snapshot.id(), cause)
-    };
-    match copied {
-        Ok(()) => returning.give_back(py),
-        Err(FillCause::Device(error)) => {
-            return Err(torn(&error.to_string(), of_fill(py, &FillCause::Device(error))));
+impl Copying {
+    /// Checks that the version fits the tensors, and lends them for the copy. The error in the result is that it does
+    /// not fit.
+    pub(super) fn prepare(
+        py: Python<'_>,
+        arrived: &Arrived,
+        out: &Out,
+        select: Option<&Select>,
+    ) -> PyResult<Result<Self, NotArrived>> {
+        let (snapshot, mut targets) = (&arrived.snapshot, out.targets(py)?);
+        let of_version = Snapshot::with_tensors(arrived);
+        let own_copy = |name: &str, _: &_| of_version.own_copy(py, name);
+        let extra = targets.extra.matched(py, snapshot.metadata(), select, own_copy)?;
+        let mut checked = check(py, snapshot, &targets, out.name_match())?;
+        if out.is_strict && snapshot.described().count() == snapshot.manifest().tensors().len() {
+            checked = checked.and(extra.check());
         }
-        Err(cause) => return Err(of_fill(py, &cause)),
+        if let Err(error) = checked {
+            return Ok(Err(unfit(snapshot.id(), &error, &targets.entries)));
+        }
+        let rest = out.rest(snapshot.manifest(), select, &targets.names, extra);
+        let all = std::mem::take(&mut targets.tensors).into_iter();
+        let (received, missing): (Vec<_>, Vec<_>) = all.partition(|target| is_selected(snapshot, target.name.as_str()));
+        missing.into_iter().for_each(|target| target.memory.give_back(py));
+        let ByPlace { host, gpu } = sort_by_place(received);
+        let (copiers, gpu) = framework_copiers(py, &of_version, gpu)?;
+        let (rounds, returning) = divide_into_rounds(py, snapshot, gpu)?;
+        Ok(Ok(Self {
+            snapshot: snapshot.clone(),
+            on_host: None,
+            delivered: Snapshot::without_tensors(snapshot, arrived.gap.as_deref()),
+            host,
+            rounds,
+            returning,
+            copiers: copiers.into_iter().map(Bound::unbind).collect(),
+            values: targets.values,
+            rest,
+        }))
     }
-    let mut interrupted = None;
-    for copy in copiers {
-        let copied = call_despite_interrupts(copy, &mut interrupted);
-        copied.map_err(|error| torn(&error.value(py).to_string(), error))?;
+
+    fn needs_host_copy(&self) -> bool {
+        self.snapshot.is_on_device() && !self.host.is_empty() && self.on_host.is_none()
     }
-    Ok(interrupted)
+
+    /// Copies all but what the frameworks copy themselves. Without the GIL.
+    pub(crate) fn run(&mut self, runtime: &Handle) -> Copied {
+        let on_host = match self.on_host.take() {
+            Some(on_host) => on_host,
+            None if self.needs_host_copy() => {
+                let on_host = runtime.block_on(self.snapshot.to_host());
+                on_host.map_err(|error| (FillCause::Device(error), false))?
+            }
+            None => self.snapshot.clone(),
+        };
+        // From here on, only a failing device or framework ends the copy.
+        let rounds = std::mem::take(&mut self.rounds);
+        let copied = rounds
+            .iter()
+            .try_for_each(|buffers| runtime.block_on(self.snapshot.copy_into_device(buffers)));
+        copied.map_err(|cause| {
+            let is_torn = matches!(cause, FillCause::Device(_));
+            (cause, is_torn)
+        })?;
+        copy_to_host(&on_host, &mut self.host);
+        Ok(())
+    }
+
+    /// Lets the frameworks copy, and returns the tensors. To be called on the thread whose current streams are to copy.
+    ///
+    /// # Errors
+    /// `TornError` if a GPU, or a framework that copies on it, failed during the copy, or a module's `set_extra_state`
+    /// after it; an exception of a signal handler, after the last tensor was copied.
+    pub(crate) fn finish(self, py: Python<'_>, copied: Copied) -> PyResult<Snapshot> {
+        let Self { snapshot, delivered, host, returning, copiers, values, rest, .. } = self;
+        host.into_iter().for_each(|target| target.memory.give_back(py));
+        let torn = |why: &dyn Display, cause: PyErr| {
+            let message = format!("{why}; tensors of `out` are torn: some hold bytes of {}", snapshot.id());
+            torn_by(py, &message, snapshot.id(), Some(cause))
+        };
+        let finished = match copied {
+            Ok(()) => {
+                returning.give_back(py);
+                let mut interrupted = None;
+                let copied = copiers.iter().try_for_each(|copy| {
+                    let copied = call_despite_interrupts(copy.bind(py), &mut interrupted);
+                    copied.map_err(|error| torn(&error.value(py).to_string(), error))
+                });
+                let completed = copied.and_then(|()| rest.complete(py, snapshot.id()));
+                completed.and_then(|()| interrupted.map_or(Ok(()), Err))
+            }
+            Err((cause, true)) => Err(torn(&cause.to_string(), of_fill(py, &cause))),
+            Err((cause, false)) => return Err(of_fill(py, &cause)),
+        };
+        notify_written(py, &values)?;
+        finished.map(|()| delivered)
+    }
 }
 
 /// The number of times that a copy interrupted by Ctrl-C is repeated.
@@ -158,29 +215,26 @@ const COPY_THREADS_MAX: usize = 4;
 
 /// Copies to the tensors on the host, on several threads that copy one tensor at a time. All tensors fit, and no two
 /// share memory.
-fn copy_to_host(py: Python<'_>, snapshot: &client::Snapshot, mut targets: Vec<Target<Foreign>>) {
+fn copy_to_host(snapshot: &client::Snapshot, targets: &mut [Target<Foreign>]) {
     let bytes: usize = targets.iter().map(|target| target.memory.len()).sum();
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let threads = if bytes < PARALLEL_BYTES { 1 } else { processors.min(COPY_THREADS_MAX) };
-    py.detach(|| {
-        let queue = Mutex::new(targets.iter_mut());
-        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let copy = || {
-            while let Some(Target { name, memory, .. }) = next() {
-                if let Some(bytes) = snapshot.volatile_tensor(name.as_str()) {
-                    memory.copy_from(&bytes);
-                }
+    let queue = Mutex::new(targets.iter_mut());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let copy = || {
+        while let Some(Target { name, memory, .. }) = next() {
+            if let Some(bytes) = snapshot.volatile_tensor(name.as_str()) {
+                memory.copy_from(&bytes);
             }
-        };
-        thread::scope(|scope| {
-            for _ in 1..threads {
-                // If no thread can be started, this one does all the work.
-                let _ = thread::Builder::new().name("relay-copy".into()).spawn_scoped(scope, copy);
-            }
-            copy();
-        });
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            // If no thread can be started, this one does all the work.
+            let _ = thread::Builder::new().name("relay-copy".into()).spawn_scoped(scope, copy);
+        }
+        copy();
     });
-    targets.into_iter().for_each(|target| target.memory.give_back(py));
 }
 
 /// Copies by frameworks, and the tensors that cannot be copied in this way.

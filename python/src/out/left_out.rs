@@ -13,16 +13,8 @@ use tensor_relay_client::{BufferError, Manifest, VersionId};
 pub(super) struct LeftOut(Mutex<Option<BufferError>>);
 
 impl LeftOut {
-    /// Logs which tensors and extra state only the version has, and which only `out` has, whose names are `names`.
-    pub(super) fn log(
-        &self,
-        id: &VersionId,
-        manifest: &Manifest,
-        select: Option<&Select>,
-        names: &BTreeSet<String>,
-        extra: &Matched,
-    ) {
-        let left_out = left_out(manifest, select, names, extra);
+    /// Logs `left_out` of a version, unless it was the same in the last one.
+    pub(super) fn log(&self, id: &VersionId, left_out: Option<BufferError>) {
         let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if *logged != left_out {
             if let Some(left_out) = &left_out {
@@ -33,7 +25,8 @@ impl LeftOut {
     }
 }
 
-fn left_out(
+/// The tensors and extra state that only the version has, and those that only `out` has, whose names are `names`.
+pub(super) fn of(
     manifest: &Manifest,
     select: Option<&Select>,
     names: &BTreeSet<String>,

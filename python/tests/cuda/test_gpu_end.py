@@ -22,7 +22,7 @@ out.next(30)
 try:
     out.next(0.01)
 except tensor_relay.RelayTimeoutError:
-    print("timed out")  # The tensors of `out` stay lent to the subscription.
+    print("timed out")
 if sys.argv[3] == "drop":
     del snapshot, imported, out
 """

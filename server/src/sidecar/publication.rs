@@ -59,7 +59,7 @@ impl Publication {
         self.copied_bytes
     }
 
-    /// The number of subscribers that committed it, as last reported.
+    /// The number of consumers that committed it, as last reported.
     pub fn committed_count(&self) -> u64 {
         self.progress.borrow().committed
     }
@@ -69,7 +69,7 @@ impl Publication {
         self.progress.borrow().is_released
     }
 
-    /// Waits until `count` subscribers committed it. Returns false when `timeout` passes first, or when the version was
+    /// Waits until `count` consumers committed it. Returns false when `timeout` passes first, or when the version was
     /// released and can reach no more subscribers.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use crate::{OUTAGE_DURATION, slow_path};
 use bytes::Bytes;
-use rand::SeedableRng;
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::{convert::Infallible, ops::Range, pin::pin, sync::Arc, time::Duration};
 use tensor_relay_client::{
@@ -347,6 +347,104 @@ fn a_cancelled_call_loses_no_version() {
             let snapshot = subscription.next().await.unwrap();
             tensors::check(&snapshot);
             assert_eq!(tensors::on_host(&snapshot).tensors().count(), 2);
+        });
+    }
+}
+
+/// Goal: a call that is stopped during a transfer returns its buffers when nothing writes to them, says that they are
+/// torn, and loses no version: the next call has it, whole, and the server counts one commit.
+/// Method: stop the call during the transfer, with and without a connection, in each mode and from each start; the next
+/// call passes the same buffers.
+#[test]
+fn a_stopped_call_returns_its_buffers_and_loses_no_version() {
+    let requests = [
+        Request::latest(topic("t")),
+        Request::latest(topic("t")).from(Start::Next),
+        Request::every(topic("t")).window(1),
+        Request::every(topic("t")).from(Start::Next),
+    ];
+    for (request, is_cut) in requests
+        .into_iter()
+        .flat_map(|request| [(request.clone(), false), (request, true)])
+    {
+        simulate(7, async |sim| {
+            let specs = [noise("a", BYTES), noise("b", 1000)];
+            let server = sim.server(server_config());
+            slow_path(&sim);
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let (_client, mut subscription) = subscribe(&sim, reconnecting(), request).await;
+            let progress = subscription.progress_reader();
+            let stop = async {
+                sleep(Duration::from_millis(100)).await;
+                publish(&server, &mut publisher, 1, &specs).await;
+                eventually("the transfer runs", || progress().verified_bytes > 0).await;
+                if is_cut {
+                    sim.cut(1);
+                    sleep(OUTAGE_DURATION).await;
+                }
+            };
+            let error = subscription.next_into_until(memory(&specs), stop).await.unwrap_err();
+            assert!(matches!(error.cause, FillCause::Stopped) && !error.is_final(), "{error}");
+            assert_eq!(error.torn.as_ref().map(|id| id.version), Some(Version(1)));
+            assert_eq!((error.buffers.len(), error.withheld.len()), (2, 0));
+            assert!(!holds(&error.buffers, 1) && error.buffers != memory(&specs));
+            sim.mend(1);
+            let filled = subscription.next_into(error.buffers).await.unwrap();
+            assert_eq!((filled.id().version, filled.skipped()), (Version(1), 0));
+            assert!(filled.gap().is_none() && holds(filled.buffers(), 1));
+            let (filled, _) = tokio::join!(subscription.next_into(filled.into_buffers()), async {
+                sleep(Duration::from_millis(100)).await;
+                publish(&server, &mut publisher, 2, &specs).await
+            });
+            let filled = filled.unwrap();
+            assert!(filled.id().version == Version(2) && !filled.was_copied() && holds(filled.buffers(), 2));
+            eventually("both are committed", || server.stats().committed >= 2).await;
+            assert_eq!(server.stats().committed, 2, "each once");
+        });
+    }
+}
+
+/// Goal: calls that are stopped at any time lose no version of mode `every`, and never have an old version in buffers
+/// that they report as unchanged or whole. Method: calls of random durations during thirty publications.
+#[test]
+fn calls_stopped_at_any_time_lose_no_version() {
+    for seed in seeds(10) {
+        simulate(seed, async |sim| {
+            let mut random = ChaCha8Rng::seed_from_u64(seed);
+            let specs = [noise("a", BYTES / 8), noise("b", 1000)];
+            let server = sim.server(server_config());
+            slow_path(&sim);
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let request = Request::every(topic("t")).window(1);
+            let (_client, mut subscription) = subscribe(&sim, client_config(), request).await;
+            let publish_all = async {
+                for version in 1..=30 {
+                    publish(&server, &mut publisher, version, &specs).await;
+                }
+            };
+            let receive_all = async {
+                let (mut buffers, mut received) = (memory(&specs), 0);
+                while received < 30 {
+                    let before = buffers.clone();
+                    let stop = sleep(Duration::from_millis(random.random_range(0..400)));
+                    match subscription.next_into_until(buffers, stop).await {
+                        Ok(filled) => {
+                            received += 1;
+                            assert_eq!((filled.id().version, filled.gap()), (Version(received), None));
+                            assert!(holds(filled.buffers(), received));
+                            buffers = filled.into_buffers();
+                        }
+                        Err(error) => {
+                            assert!(matches!(error.cause, FillCause::Stopped), "{error}");
+                            assert!(error.torn.is_some() || error.buffers == before);
+                            buffers = error.buffers;
+                        }
+                    }
+                }
+            };
+            tokio::join!(publish_all, receive_all);
+            eventually("all are committed", || server.stats().committed >= 30).await;
+            assert_eq!(server.stats().committed, 30, "each once");
         });
     }
 }

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal
 import tensor_relay
 
 from .._shared import SharedClients
-from ..errors import DamagedError, RelayTimeoutError, RequestError
+from ..errors import DamagedError, RelayTimeoutError, RequestError, TornError
 from . import check_host
 
 check_host("ray", "2.55", "3")
@@ -194,10 +194,13 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
         remaining = max(0.0, fetch.deadline - time.monotonic())
         try:
             snapshot = subscription.next(remaining if timeout < 0 else min(timeout, remaining))
-        except RelayTimeoutError as error:
-            if time.monotonic() < fetch.deadline:
-                raise
+        except (RelayTimeoutError, TornError) as error:
+            late = error.__cause__ if isinstance(error, TornError) else error
+            if isinstance(late, RelayTimeoutError) and time.monotonic() < fetch.deadline:
+                raise late  # Torn buffers are whole when a later call returns, and no caller has them before.
             self._finish(fetch)
+            if not isinstance(late, RelayTimeoutError):
+                raise
             raise RelayTimeoutError(
                 f"{fetch.metadata.topic} did not arrive within {TIMEOUT_S} s (TENSOR_RELAY_RAY_TIMEOUT): {error}"
             ) from error
