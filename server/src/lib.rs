@@ -71,6 +71,7 @@ mod places;
 mod probing;
 mod publishable;
 mod publisher;
+mod read_retry;
 mod refusals;
 mod retention;
 mod sender;
