@@ -10,7 +10,7 @@ use serde_json::json;
 use tensor_relay_client::{Client, Config, Connector, LaneKind, Ticket, TopicEntry, Transport, Tuning};
 
 pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
-    let ticket = ticket::read_any(&args.ticket.ticket)?;
+    let ticket = ticket::read_for_all(&args.ticket.ticket)?;
     let config = Config {
         transport: args.ticket.transport,
         identity: args.ticket.identity.load()?,

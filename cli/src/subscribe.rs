@@ -36,7 +36,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     // The ticket is read before signals are handled, so that Ctrl-C ends a process that waits for a ticket on stdin.
     let topic = args.topic.as_ref().and_then(|glob| Topic::new(glob.as_str()).ok());
     let ticket = match &args.topic {
-        Some(_) if topic.is_none() => ticket::read_any(&args.ticket.ticket)?,
+        Some(_) if topic.is_none() => ticket::read_for_all(&args.ticket.ticket)?,
         _ => ticket::read(&args.ticket.ticket, topic.as_ref())?,
     };
     let mut signals = Signals::listen()?.with_hangup()?;

@@ -16,10 +16,26 @@ pub(crate) fn read(source: &str, topic: Option<&Topic>) -> anyhow::Result<Ticket
         .with_context(|| format!("cannot choose a ticket from {}", Token::hide(source)))
 }
 
-/// Reads the first ticket in `source`, for commands that do not depend on its topic.
+/// Reads the first ticket in `source`, for commands that depend neither on its topic nor on its rights.
 pub(crate) fn read_any(source: &str) -> anyhow::Result<Ticket> {
     let first = read_all(source)?.into_iter().next();
     first.ok_or_else(|| UsageError(format!("{} holds no ticket", Token::hide(source))).into())
+}
+
+/// Reads the ticket in `source` for no topic in particular: of several, the one that names no topic, which `serve`
+/// writes for all topics.
+pub(crate) fn read_for_all(source: &str) -> anyhow::Result<Ticket> {
+    let mut tickets = read_all(source)?;
+    let general = tickets.iter().position(|ticket| ticket.topic().is_none());
+    let error = match (general, tickets.len()) {
+        (Some(index), _) => return Ok(tickets.swap_remove(index)),
+        (None, 1) => return Ok(tickets.remove(0)),
+        (None, 0) => "holds no ticket".to_owned(),
+        (None, count) => {
+            format!("holds {count} tickets, each for one topic: a ticket for several topics is needed")
+        }
+    };
+    bail!(UsageError(format!("{} {error}", Token::hide(source))))
 }
 
 fn read_all(source: &str) -> anyhow::Result<Vec<Ticket>> {
@@ -101,6 +117,29 @@ mod tests {
         }
         let missing = read("no/such.ticket", None).unwrap_err().to_string();
         assert!(missing.contains("no/such.ticket"), "{missing}");
+    }
+
+    /// A glob of topics uses the ticket for all of them, wherever it is in the file, and no other.
+    #[test]
+    fn several_topics_require_a_general_ticket() {
+        let write = |tickets: &[&str]| {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            for topic in tickets {
+                let general = ticket("").replace("/?", "?");
+                let line = if topic.is_empty() { general } else { ticket(topic) };
+                writeln!(file, "{line}").unwrap();
+            }
+            file
+        };
+        let read = |file: &tempfile::NamedTempFile| read_for_all(file.path().to_str().unwrap());
+        for tickets in [["a", "b", ""], ["", "a", "b"]] {
+            assert_eq!(read(&write(&tickets)).unwrap().topic(), None);
+        }
+        assert_eq!(read(&write(&["a"])).unwrap().topic().map(ToString::to_string), Some("a".into()));
+        for (tickets, expected) in [(&["a", "b"][..], "2 tickets, each for one topic"), (&[], "no ticket")] {
+            let error = read(&write(tickets)).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     #[test]

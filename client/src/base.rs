@@ -244,6 +244,7 @@ mod tests {
             may_be_base,
             afresh: false,
             part: None,
+            lost_place: None,
         }
     }
 

@@ -18,8 +18,9 @@ use std::{
 };
 use tensor_relay_device::{CacheLease, Device};
 use tensor_relay_protocol::{
-    Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, LaneId, ProtocolViolation, Released,
-    Selection, StreamToken, Subscriber, SubscriptionId, Topic, Verified, Version, VersionFault, VersionId,
+    AbortReason, Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, LaneId, ProtocolViolation,
+    Released, Selection, StreamToken, Subscriber, SubscriptionId, Topic, Verified, Version, VersionFault,
+    VersionId,
 };
 use tensor_relay_transport::{
     DataIn, Lane, Tally,
@@ -57,6 +58,8 @@ pub(crate) struct Reception {
     /// The tasks that receive chunks of the version in transfer. They are aborted when the version ends, so that none
     /// keeps its memory longer.
     tasks: Vec<AbortOnDrop>,
+    /// Whether the server cannot read the current version at the moment.
+    is_delayed: bool,
     /// Whether the subscription is over.
     is_over: bool,
 }
@@ -106,6 +109,7 @@ impl Reception {
             tally: Arc::default(),
             streams: HashMap::new(),
             tasks: vec![],
+            is_delayed: false,
             is_over: false,
         }
     }
@@ -175,17 +179,21 @@ impl Reception {
     /// Handles `Announce`.
     pub(crate) fn handle_announce(&mut self, announce: Announce) -> Result<(), ProtocolViolation> {
         let now = Instant::now();
-        let resumes = self.machine.is_receiving();
+        let (is_repeated, resumes) = (self.machine.current_version().is_some(), self.machine.is_receiving());
         let afresh = announce.afresh.then(|| announce.id.clone());
         self.machine
             .handle_announce(announce, now.into_std(), self.counters.received_bytes())?;
+        if is_repeated || self.machine.current_version().is_none() {
+            return Ok(()); // The server repeats it while it cannot read the version.
+        }
         if !resumes {
             self.began = now;
         }
         if let Some(version) = afresh {
             self.base.handle_given_up(); // The base may hold the earlier, different content: drop it.
-            tracing::warn!(%version, "The server sends a version again: its content differs from what was received before under this epoch and number. Different bytes were published under one epoch.");
+            tracing::warn!(%version, "The server's content differs from what was received before under this epoch and number, or it never had a version as new: it sends this one in full. Different bytes were published under one epoch.");
         }
+        self.is_delayed = false;
         self.queue.announce();
         Ok(())
     }
@@ -206,6 +214,9 @@ impl Reception {
     pub(crate) fn handle_verified(&mut self, token: StreamToken, verified: Verified) {
         self.machine.handle_verified(token, verified);
         self.counters.set_verified(self.machine.held_bytes());
+        if std::mem::replace(&mut self.is_delayed, false) {
+            self.queue.announce();
+        }
     }
 
     /// Handles a stream whose chunk is invalid or cannot be placed.
@@ -257,6 +268,7 @@ impl Reception {
                 Action::Discard(stream) => drop(self.streams.remove(&stream)),
                 Action::Commit(commit) => self.commit(commit, context.connection.control()),
                 Action::Release { id, reason } => self.release(id, reason),
+                Action::Delayed => self.handle_delayed(),
                 Action::Fail(fault) => self.fail(&self.transfer_error(fault)),
             }
         }
@@ -360,6 +372,19 @@ impl Reception {
                 tracing::warn!(given_up = %id, "The received part of a version is discarded: the server has another version.");
             }
             Released::ByClient => {}
+        }
+    }
+
+    /// Reports once that the server cannot read the version at the moment. A user without any version waits for it as
+    /// for a topic that does not exist.
+    fn handle_delayed(&mut self) {
+        let Some(id) = self.machine.current_version().cloned() else { return };
+        if std::mem::replace(&mut self.is_delayed, true) {
+            return;
+        }
+        tracing::warn!(%id, "The server cannot read a version at the moment. It tries again, and the transfer continues then.");
+        if !self.machine.has_committed() {
+            self.queue.handle_given_up(id, AbortReason::SourceLost);
         }
     }
 

@@ -23,7 +23,7 @@ pub(crate) use frame::frame;
 pub use frame::{FRAME_MAX_BYTES, decode_frame_length, encode_client, encode_server};
 pub use lane::{InstanceId, LaneGrant, LaneId, LaneOffer};
 pub use probe::{PROBE_REPORT_BYTES, ProbeBytes, ProbeReport};
-pub use server::{Announce, EndReason, HASHES_MAX, Part, ServerMessage, TopicEntry, Welcome};
+pub use server::{Announce, EndReason, HASHES_MAX, Part, Place, ServerMessage, TopicEntry, Welcome};
 pub use subscribe::{
     Consumer, GLOBS_MAX, Have, LAYERS_MAX, Mode, Order, Partial, SELECTION_MAX_BYTES, Start, Subscribe,
 };

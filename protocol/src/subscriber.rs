@@ -165,7 +165,8 @@ impl Subscriber {
         }
     }
 
-    /// Handles an `Announce`. `received_bytes` is the number of bytes received for the subscription so far.
+    /// Handles an `Announce`. `received_bytes` is the number of bytes received for the subscription so far. One that
+    /// repeats that of the current version says that the server cannot read it at the moment.
     ///
     /// # Errors
     /// [`ProtocolViolation`] when the previous version has not ended, the topic is another one, the version is not
@@ -176,6 +177,14 @@ impl Subscriber {
         now: Instant,
         received_bytes: u64,
     ) -> Result<(), ProtocolViolation> {
+        if self.given_up == Some(key(&announce.id)) {
+            return Ok(()); // The repetition crossed this end's `Abort`.
+        }
+        if self.current_version() == Some(&announce.id) {
+            self.stall.restart(now, received_bytes);
+            self.actions.push_back(Action::Delayed);
+            return Ok(());
+        }
         if !matches!(self.phase, Phase::Idle | Phase::Detached(_)) {
             return Err(ProtocolViolation::OutOfTurn {
                 found: "Announce",
@@ -193,6 +202,9 @@ impl Subscriber {
             _ => None,
         };
         self.history.check_announced(&announce.id, resumable, announce.afresh)?;
+        if let Some(place) = announce.lost_place {
+            self.history.handle_lost_place(place);
+        }
         self.stall.restart(now, received_bytes);
         match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Detached(incoming) if *incoming.id() == announce.id && !announce.afresh => {

@@ -3,11 +3,13 @@
 
 use crate::{
     bases::VersionKey,
+    read_retry::ReadRetry,
     topic::{Retained, TopicState},
 };
 use std::sync::Arc;
 use tensor_relay_protocol::{Have, Partial, RangeSet, Subscribe, VersionDigest};
 use tensor_relay_transport::egress::Encoder;
+use tokio::time::Instant;
 
 /// The versions that a `Subscribe` names as held. They are used until the first version starts.
 #[derive(Debug, Default)]
@@ -96,18 +98,26 @@ impl Claims {
         }
     }
 
-    /// Whether the client must discard its content of `version`. If the client claims a part of `version`, that claim
-    /// decides: the part is newer than the committed content.
+    /// Whether the client must discard what it holds and receive all of `version`. If the client claims a part of
+    /// `version`, that claim decides: the part is newer than the committed content.
     pub(crate) fn is_afresh(&self, version: VersionKey) -> bool {
         let named = self.partial.iter().chain(&self.have).find(|claim| claim.version == version);
-        named.is_some_and(|claim| claim.state == State::Other)
+        named.map_or_else(|| self.is_ahead_of(version), |claim| claim.state == State::Other)
+    }
+
+    /// Whether the client claims to have a newer version of the epoch than `version`, although this server sends
+    /// `version`.
+    pub(crate) fn is_ahead_of(&self, (epoch, version): VersionKey) -> bool {
+        self.have
+            .as_ref()
+            .is_some_and(|have| have.version.0 == epoch && have.version.1 > version)
     }
 }
 
-/// Whether these chunks of `retained` have this digest. If they cannot be compared, they count as the same: an
-/// unreadable version cannot be sent, and a version that leaves retention is not kept for the comparison.
+/// Whether these chunks of `retained` have this digest. If they cannot be compared, they count as the same: a version
+/// that can never be read cannot be sent, and a version that leaves retention is not kept for the comparison.
 ///
-/// Reads those chunks that were never hashed.
+/// Reads those chunks that were never hashed, again and again if that may succeed later.
 pub(crate) async fn is_same(
     encoder: &Encoder,
     retained: Arc<Retained>,
@@ -118,8 +128,18 @@ pub(crate) async fn is_same(
     if chunks.ranges().last().is_some_and(|last| last.end > count) {
         return false;
     }
+    let mut retry = ReadRetry::default();
+    let compare = async {
+        loop {
+            match encoder.digest(&retained.payload, &chunks).await {
+                Ok(found) => return found == digest,
+                Err(error) if error.is_final() => return true,
+                Err(_) => tokio::time::sleep_until(retry.handle_failed(Instant::now()).at).await,
+            }
+        }
+    };
     tokio::select! {
-        found = encoder.digest(&retained.payload, &chunks) => found.map_or(true, |found| found == digest),
+        is_same = compare => is_same,
         () = retained.left_retention() => true,
     }
 }
@@ -147,15 +167,15 @@ mod tests {
     }
 
     #[test]
-    fn only_differing_versions_are_sent_afresh() {
+    fn differing_versions_and_those_before_have_are_sent_afresh() {
         let mut claims = new_claims(2, 3);
-        assert!(afresh(&claims).is_empty(), "nothing was compared");
+        assert_eq!(afresh(&claims), [1], "nothing was compared; the client has a newer version than 1");
         claims.handle_compared(Named::Have, false);
-        assert_eq!(afresh(&claims), [2]);
+        assert_eq!(afresh(&claims), [1, 2]);
         claims.handle_compared(Named::Partial, true);
-        assert_eq!(afresh(&claims), [2]);
+        assert_eq!(afresh(&claims), [1, 2]);
         claims.handle_compared(Named::Partial, false);
-        assert_eq!(afresh(&claims), [2, 3]);
+        assert_eq!(afresh(&claims), [1, 2, 3]);
         assert!(!claims.is_afresh((Epoch(2), Version(3))), "another epoch");
     }
 
@@ -166,8 +186,8 @@ mod tests {
         let mut claims = new_claims(3, 3);
         claims.handle_compared(Named::Have, false);
         claims.handle_compared(Named::Partial, true);
-        assert!(afresh(&claims).is_empty());
+        assert_eq!(afresh(&claims), [1, 2]);
         claims.handle_compared(Named::Partial, false);
-        assert_eq!(afresh(&claims), [3]);
+        assert_eq!(afresh(&claims), [1, 2, 3]);
     }
 }

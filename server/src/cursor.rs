@@ -6,7 +6,7 @@ use crate::{
     topic::{Reader, ReaderState, Retained, TopicState},
 };
 use std::sync::Arc;
-use tensor_relay_protocol::{EndReason, Epoch, Mode, Start, Subscribe, Version};
+use tensor_relay_protocol::{EndReason, Epoch, Mode, Place, Start, Subscribe, Version};
 
 /// The next step of a subscription.
 #[derive(Debug)]
@@ -66,6 +66,22 @@ impl Cursor {
         match self {
             Self::Latest(_) => None,
             Self::Every(every) => every.lost_place(),
+        }
+    }
+
+    /// Whether another version waits until the transfer of `retained` ends.
+    pub(crate) fn has_later(&self, topic: &TopicState, retained: &Retained) -> bool {
+        match self {
+            Self::Latest(_) => topic.newest().is_some_and(|(_, newest)| newest.id != retained.id),
+            Self::Every(every) => topic.first_from(every.next).is_some(),
+        }
+    }
+
+    /// Takes the place that the reader had before it was given up, to tell its client.
+    pub(crate) fn take_lost_place(&mut self) -> Option<Place> {
+        match self {
+            Self::Latest(_) => None,
+            Self::Every(every) => every.lost_place.take(),
         }
     }
 
@@ -158,6 +174,7 @@ impl Latest {
     }
 
     fn next(&mut self, topic: &TopicState) -> Step {
+        self.last = self.last.filter(|held| !topic.is_behind(*held));
         let partial = self.partial.take().and_then(|(epoch, version)| topic.find(epoch, version));
         let wanted = partial.or_else(|| topic.newest()).filter(|(seq, retained)| {
             *seq >= self.from && self.is_new(retained) && !is_before(retained, self.awaited)
@@ -203,6 +220,8 @@ impl Latest {
 #[derive(Debug)]
 pub(crate) struct Every {
     reader: Reader,
+    /// The place that it had before it was given up, until the client is told.
+    lost_place: Option<Place>,
     /// The position after the last version that was sent or skipped.
     next: Seq,
     /// The version at which the client asked to start; `None` without one, or once a version was sent.
@@ -227,9 +246,10 @@ impl Every {
         let awaited = awaited_version(&topic, subscribe);
         let (window, have) = (subscribe.window as usize, subscribe.have.map(|have| have.key()));
         let name = subscribe.reader.clone().map(|name| PlaceName { owner: owner.to_owned(), name });
-        let (reader, next) = Reader::join(topic, name, have, subscribe.start);
+        let (reader, next, lost_place) = Reader::join(topic, name, have, subscribe.start);
         Self {
             reader,
+            lost_place,
             next,
             awaited,
             window,
@@ -244,6 +264,9 @@ impl Every {
     fn next(&mut self, topic: &TopicState) -> Step {
         if let Some(reason) = self.lost_place() {
             return Step::End(reason);
+        }
+        if self.have.is_some_and(|held| topic.is_behind(held)) {
+            (self.have, self.next) = (None, topic.start_of(None, Start::Oldest));
         }
         self.skip_held_versions(topic);
         while let Some((seq, retained)) = topic.first_from(self.next)

@@ -72,6 +72,7 @@ mod places;
 mod probing;
 mod publishable;
 mod publisher;
+mod read_retry;
 mod refusals;
 mod retention;
 mod sender;

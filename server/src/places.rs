@@ -3,8 +3,11 @@
 //!
 //! Pure: the time is an argument.
 
-use crate::retention::ReaderId;
-use std::{collections::HashMap, time::Duration};
+use crate::{bases::VersionKey, retention::ReaderId};
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
 use tensor_relay_protocol::ReaderName;
 use tokio::time::Instant;
 
@@ -29,6 +32,9 @@ pub(crate) struct PlaceName {
 pub(crate) struct Places {
     by_name: HashMap<PlaceName, Place>,
     holders_ever: u64,
+    /// The places that were given up, oldest first, for readers that return: the first version that each had not
+    /// acknowledged. At most [`LOST_MAX`].
+    given_up: VecDeque<(PlaceName, VersionKey)>,
 }
 
 #[derive(Debug)]
@@ -67,8 +73,8 @@ impl Places {
         self.by_name.get(name).is_some_and(|place| place.holder == holder)
     }
 
-    /// Records that the holder was lost at `now`: the place waits for its reader. Beyond the maximum, removes the
-    /// longest waiting place and returns its reader.
+    /// Records that the holder was lost at `now`: the place waits for its reader. Beyond the maximum, returns the reader
+    /// of the longest waiting place, which is to be given up.
     pub(crate) fn handle_lost(
         &mut self,
         name: &PlaceName,
@@ -82,8 +88,8 @@ impl Places {
             Some(before) if before <= lost => (count + 1, Some(before)),
             _ => (count + 1, Some(lost)),
         });
-        let name = longest.filter(|_| count > LOST_MAX)?.1.clone();
-        self.by_name.remove(&name).map(|place| place.reader)
+        let name = longest.filter(|_| count > LOST_MAX)?.1;
+        self.reader(name)
     }
 
     /// Removes the place, if the holder still has it; returns its reader.
@@ -93,16 +99,24 @@ impl Places {
         Some(reader)
     }
 
-    /// Removes the place of an evicted reader.
-    pub(crate) fn remove(&mut self, reader: ReaderId) {
-        self.by_name.retain(|_, place| place.reader != reader);
+    /// Gives the place of a reader up, if it has a name. `version` is the first one that it has not acknowledged; its
+    /// reader is told when it returns.
+    pub(crate) fn give_up(&mut self, reader: ReaderId, version: VersionKey) {
+        let given_up = self.by_name.extract_if(|_, place| place.reader == reader);
+        self.given_up.extend(given_up.map(|(name, _)| (name, version)));
+        self.given_up.drain(..self.given_up.len().saturating_sub(LOST_MAX));
     }
 
-    /// Removes every place that has waited for `linger` or longer; returns the readers.
-    pub(crate) fn expire(&mut self, now: Instant, linger: Duration) -> Vec<ReaderId> {
-        let is_expired = |place: &Place| place.lost.is_some_and(|lost| now >= lost + linger);
-        let expired = self.by_name.extract_if(|_, place| is_expired(place));
-        expired.map(|(_, place)| place.reader).collect()
+    /// Takes the place called `name` that was given up: its first version that was not acknowledged.
+    pub(crate) fn take_given_up(&mut self, name: &PlaceName) -> Option<VersionKey> {
+        let index = self.given_up.iter().position(|(given_up, _)| given_up == name)?;
+        self.given_up.remove(index).map(|(_, version)| version)
+    }
+
+    /// The readers whose places have waited for `linger` or longer, to be given up.
+    pub(crate) fn expired(&self, now: Instant, linger: Duration) -> Vec<ReaderId> {
+        let is_expired = |place: &&Place| place.lost.is_some_and(|lost| now >= lost + linger);
+        self.by_name.values().filter(is_expired).map(|place| place.reader).collect()
     }
 
     /// When the next waiting place expires.
@@ -119,6 +133,7 @@ impl Places {
 mod tests {
     use super::*;
     use crate::retention::Retention;
+    use tensor_relay_protocol::{Epoch, Version};
 
     const LINGER_DURATION: Duration = Duration::from_secs(30);
 
@@ -145,15 +160,19 @@ mod tests {
         let (reader, first) = places.claim(&named("a"), || retention.join(oldest));
         assert_eq!(places.handle_lost(&named("a"), first, now), None);
         assert_eq!(places.next_expiry(LINGER_DURATION), Some(now + LINGER_DURATION));
-        assert_eq!(places.expire(now + LINGER_DURATION / 2, LINGER_DURATION), []);
+        assert_eq!(places.expired(now + LINGER_DURATION / 2, LINGER_DURATION), []);
         let (again, second) = places.claim(&named("a"), || retention.join(oldest));
         assert_eq!(again, reader);
-        assert_eq!(places.expire(now + LINGER_DURATION * 2, LINGER_DURATION), [], "it is held again");
+        assert_eq!(places.expired(now + LINGER_DURATION * 2, LINGER_DURATION), [], "it is held again");
         assert_eq!(places.handle_lost(&named("a"), first, now), None, "the first holder has nothing to lose");
         assert!(places.is_held_by(&named("a"), second) && !places.is_held_by(&named("a"), first));
         places.handle_lost(&named("a"), second, now);
-        assert_eq!(places.expire(now + LINGER_DURATION, LINGER_DURATION), [reader]);
+        assert_eq!(places.expired(now + LINGER_DURATION, LINGER_DURATION), [reader]);
+        let version = (Epoch(1), Version(7));
+        places.give_up(reader, version);
         assert_eq!(places.reader(&named("a")), None);
+        assert_eq!(places.take_given_up(&named("b")), None);
+        assert_eq!([0, 1].map(|_| places.take_given_up(&named("a"))), [Some(version), None]);
     }
 
     #[test]
@@ -166,8 +185,15 @@ mod tests {
             let name = named(&format!("r{i}"));
             let (_, holder) = places.claim(&name, || retention.join(oldest));
             let lost = places.handle_lost(&name, holder, now + Duration::from_millis(i));
-            given_up += lost.is_some_and(|reader| retention.leave(reader)) as usize;
+            if let Some(reader) = lost {
+                given_up += retention.leave(reader) as usize;
+                places.give_up(reader, (Epoch(1), Version(i)));
+            }
         }
         assert_eq!((places.by_name.len(), given_up), (LOST_MAX, 10));
+        for reader in places.expired(now + LINGER_DURATION * 2, LINGER_DURATION) {
+            places.give_up(reader, (Epoch(1), Version(1)));
+        }
+        assert_eq!((places.by_name.len(), places.given_up.len()), (0, LOST_MAX));
     }
 }

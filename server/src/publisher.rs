@@ -123,8 +123,11 @@ impl Publisher {
         VersionId { topic: self.topic.name().clone(), epoch: self.epoch, version: self.next }
     }
 
-    /// Raises the number of the next version to `version`, for content that had that number before a restart.
+    /// Raises the number of the next version to `version`, by a record of the newest one before a restart. If the record
+    /// is older than what a client holds, as after a restored backup, the client receives what is published here as other
+    /// content. Without this call, clients wait until the versions that they hold are published again.
     pub fn continue_at(&mut self, version: Version) {
+        self.topic.continue_epoch(self.epoch);
         self.next = self.next.max(version);
     }
 
@@ -270,6 +273,12 @@ impl Publisher {
     /// subscribers receive the end immediately instead of waiting for the topic. Do not publish after this.
     pub fn withdraw_keeping_name(&self) {
         self.topic.end(EndReason::Withdrawn);
+    }
+
+    /// Records why the publisher cannot publish its newest content, for the server's status, or that it can again. A
+    /// publish ends the problem.
+    pub fn set_problem(&self, problem: Option<String>) {
+        self.topic.set_problem(problem);
     }
 
     /// Whether a version became unreadable, because its files changed or its device failed, and no other is retained.

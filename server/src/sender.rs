@@ -57,8 +57,15 @@ pub(crate) struct VersionSender {
     running: FuturesUnordered<Pin<Box<dyn Future<Output = Sent> + Send>>>,
 }
 
-/// The result of a send. An error means that the version cannot be read.
-pub(crate) type Sent = Result<SentKind, Arc<SourceError>>;
+/// The result of a send.
+pub(crate) type Sent = Result<SentKind, Unread>;
+
+/// A send that failed, because what it needs of the version could not be read.
+#[derive(Debug)]
+pub(crate) struct Unread {
+    pub(crate) action: SendAction,
+    pub(crate) error: Arc<SourceError>,
+}
 
 /// The kind of a send that ended, even if it was lost with its lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,16 +88,18 @@ impl VersionSender {
 
     /// Adds the send of an action.
     pub(crate) fn begin(&mut self, action: SendAction) {
+        let load = self.outgoing.begin_load(action);
+        self.running.push(Box::pin(Arc::clone(&self.outgoing).send(action, load)));
+    }
+
+    /// Adds the send of an action that could not be read before, to begin at `at`.
+    pub(crate) fn begin_again(&mut self, action: SendAction, at: Instant) {
         let outgoing = Arc::clone(&self.outgoing);
-        self.running.push(match action {
-            SendAction::Manifest => Box::pin(async move { outgoing.send_manifest().await }),
-            SendAction::Chunk(chunk, lane) => {
-                let load = outgoing.lanes.begin_chunk(lane, outgoing.raw_bytes(chunk));
-                let span = tracing::trace_span!("chunk", %chunk);
-                Box::pin(async move { outgoing.send_chunk(chunk, load).await }.instrument(span))
-            }
-            SendAction::Complete => Box::pin(async move { outgoing.send_complete().await }),
-        });
+        self.running.push(Box::pin(async move {
+            tokio::time::sleep_until(at).await;
+            let load = outgoing.begin_load(action);
+            outgoing.send(action, load).await
+        }));
     }
 
     /// Cancels all sends in progress without reporting them.
@@ -107,17 +116,42 @@ impl VersionSender {
 }
 
 impl Outgoing {
+    /// The load of an action on its lane; `None` without a lane, or if the lane is retired.
+    fn begin_load(&self, action: SendAction) -> Option<LaneLoad> {
+        match action {
+            SendAction::Chunk(chunk, lane) => self.lanes.begin_chunk(lane, self.raw_bytes(chunk)),
+            SendAction::Manifest | SendAction::Complete => None,
+        }
+    }
+
+    async fn send(self: Arc<Self>, action: SendAction, load: Option<LaneLoad>) -> Sent {
+        let sent = match action {
+            SendAction::Manifest => Ok(self.send_manifest().await),
+            SendAction::Chunk(chunk, _) => {
+                self.send_chunk(chunk, load)
+                    .instrument(tracing::trace_span!("chunk", %chunk))
+                    .await
+            }
+            SendAction::Complete => self.send_complete().await,
+        };
+        sent.map_err(|error| Unread { action, error })
+    }
+
     /// Sends the manifest. Ignores errors: the loss of its lane ends the session, and a client that stops the stream
     /// has the manifest or aborts the version.
-    async fn send_manifest(&self) -> Sent {
+    async fn send_manifest(&self) -> SentKind {
         let manifest = self.retained.payload.manifest();
         let note = |bytes| self.progress.note(bytes);
         let _ = egress::send_manifest(self.lanes.control(), self.subscription, manifest, &note).await;
-        Ok(SentKind::Manifest)
+        SentKind::Manifest
     }
 
     /// Reads, encodes and writes one chunk on the lane of `load`, unless the lane is retired first.
-    async fn send_chunk(self: Arc<Self>, chunk: ChunkIndex, load: Option<LaneLoad>) -> Sent {
+    async fn send_chunk(
+        self: Arc<Self>,
+        chunk: ChunkIndex,
+        load: Option<LaneLoad>,
+    ) -> Result<SentKind, Arc<SourceError>> {
         let Some(load) = load else { return Ok(SentKind::Chunk) };
         tokio::select! {
             sent = self.encode_and_write(chunk, &load.lane().lane) => sent?,
@@ -228,7 +262,7 @@ impl Outgoing {
 
     /// Sends `Complete` with the version's digest. Chunks that were not sent because the client already holds them may
     /// have to be hashed first.
-    async fn send_complete(&self) -> Sent {
+    async fn send_complete(&self) -> Result<SentKind, Arc<SourceError>> {
         let digest = self
             .shared
             .encoder

@@ -76,6 +76,8 @@ pub struct TopicStatus {
     pub published: u64,
     /// The number of its subscriptions.
     pub subscribers: u64,
+    /// Why its publisher cannot publish newer content, if so.
+    pub publish_problem: Option<String>,
     /// Its sent chunks, by codec.
     pub sent: CodecStats,
 }

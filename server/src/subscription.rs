@@ -10,7 +10,8 @@ use crate::{
     effort_trial::EffortMeter,
     inboxes::Inbox,
     lanes::Lanes,
-    sender::{Outgoing, Sent, SentKind, VersionSender},
+    read_retry::{Attempt, ReadRetry},
+    sender::{Outgoing, Sent, SentKind, Unread, VersionSender},
     shared::{Counted, Shared},
     stall::{Progress, StallWatch},
     subscribers::SubscriberEntry,
@@ -21,15 +22,20 @@ use std::{
     convert::Infallible,
     pin::pin,
     sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    AbortReason, Announce, CodecChoice, CodecId, CodecSet, Credit, EndReason, ProtocolViolation, Selection,
-    SendPlan, ServerMessage, SubscriptionId,
+    AbortReason, Announce, CodecChoice, CodecId, CodecSet, Credit, EndReason, Place, ProtocolViolation,
+    Selection, SendPlan, ServerMessage, SubscriptionId,
 };
 use tensor_relay_transport::{LaneError, control};
 use tokio::time::Instant;
 use tracing::Instrument;
+
+/// In mode `every`: the time for which a version that cannot be read delays the next one. In mode `latest`, it delays
+/// none.
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The server's side of one subscription.
 #[derive(Debug)]
@@ -212,6 +218,7 @@ impl Subscription {
         let progress = watch.progress().clone();
         let (mut transfer, mut version_sender) = self.begin_version(retained, skipped, &progress).await?;
         let (mut abort_at, mut lane_joined) = (retained.abort_at.subscribe(), self.lanes.joined());
+        let mut retry = ReadRetry::default();
         loop {
             self.begin_sends(&mut transfer, &mut version_sender);
             let next = tokio::select! {
@@ -220,7 +227,27 @@ impl Subscription {
                     progress.note(u64::from(effect == Effect::Progress));
                     self.finish_or_execute(effect, retained)?
                 }
-                Some(sent) = version_sender.next() => self.handle_sent(sent, &mut transfer, retained),
+                Some(sent) = version_sender.next() => match handle_sent(sent, &mut transfer, &mut retry) {
+                    Ok(()) => Next::Continue,
+                    Err(Unread { action, error }) if !error.is_final() => {
+                        progress.note(1);
+                        let attempt = retry.handle_failed(Instant::now());
+                        let next = self.handle_unread(retained, skipped, &attempt, &error).await?;
+                        version_sender.begin_again(action, attempt.at);
+                        next
+                    }
+                    Err(Unread { error, .. }) => {
+                        tracing::error!(
+                            version = %retained.id, error = retained.handle_unreadable(&error),
+                            "A version cannot be read any more. It is withdrawn, and its subscribers are informed."
+                        );
+                        self.follower.topic().withdraw_unreadable(&retained.id);
+                        Next::GiveUp(match error.is_changed() {
+                            true => AbortReason::SourceChanged,
+                            false => AbortReason::SourceLost,
+                        })
+                    }
+                },
                 () = self.follower.changed() => self.handle_change(retained)?,
                 () = deadline_passed(&mut abort_at), if !transfer.plan.is_given_up() => {
                     Next::GiveUp(AbortReason::Withdrawn)
@@ -252,7 +279,15 @@ impl Subscription {
         }
         let claims = std::mem::take(&mut self.claims);
         let afresh = claims.is_afresh((retained.id.epoch, retained.id.version));
-        self.announce(retained, skipped, afresh).await?;
+        if claims.is_ahead_of((retained.id.epoch, retained.id.version)) {
+            tracing::warn!(
+                subscription = %self.id, version = %retained.id,
+                "A subscriber holds a newer version of this epoch than was ever published here, so its copy is other \
+                 content and this version is sent in full. Was the state directory restored from an older copy?"
+            );
+        }
+        let lost_place = self.cursor.take_lost_place();
+        self.announce(retained, skipped, afresh, lost_place).await?;
         self.entry.begin(retained, skipped);
         let selection = self.client.selection(retained, self.shared.config.workers).await;
         let chunks = selection.chunks().difference(&self.client.take_held(retained));
@@ -271,37 +306,34 @@ impl Subscription {
         }
     }
 
-    fn handle_sent(&self, sent: Sent, transfer: &mut Transfer, retained: &Retained) -> Next {
-        match sent {
-            Ok(SentKind::Chunk) => transfer.plan.handle_ended(),
-            Ok(SentKind::Manifest | SentKind::Complete) => {}
-            Err(error) => {
-                self.handle_source_lost(retained, &error);
-                return Next::GiveUp(match error.is_changed() {
-                    true => AbortReason::SourceChanged,
-                    false => AbortReason::SourceLost,
-                });
-            }
-        }
-        Next::Continue
-    }
-
-    /// Handles a failed read of the version. If it can never be read, it is withdrawn, so that no reader waits for it.
-    /// If it may be read later, it stays for others; this subscription does not retry, because that might never end.
-    fn handle_source_lost(&self, retained: &Retained, error: &SourceError) {
-        let version = &retained.id;
-        if error.is_final() {
+    /// Handles a failed read that may succeed later. The version stays under way, and is announced again so that the
+    /// client continues to wait, until it is read or another version waits.
+    async fn handle_unread(
+        &self,
+        retained: &Retained,
+        skipped: u64,
+        attempt: &Attempt,
+        error: &SourceError,
+    ) -> Result<Next, Ended> {
+        let (subscription, version) = (&self.id, &retained.id);
+        let is_late = !self.cursor.is_every() || attempt.failing >= UNREAD_TIMEOUT;
+        if is_late && self.cursor.has_later(self.follower.topic(), retained) {
             tracing::error!(
-                %version, error = retained.handle_unreadable(error),
-                "A version cannot be read any more. It is withdrawn, and its subscribers are informed."
-            );
-            self.follower.topic().withdraw_unreadable(version);
-        } else {
-            tracing::error!(
-                subscription = %self.id, %version, %error,
+                %subscription, %version, %error,
                 "A version could not be read. Its subscriber is informed, and receives the next one."
             );
+            return Ok(Next::GiveUp(AbortReason::SourceLost));
         }
+        if attempt.begins_wait {
+            if attempt.failing.is_zero() {
+                tracing::error!(
+                    %subscription, %version, %error,
+                    "A version could not be read. It is tried again until that succeeds or a newer version is published."
+                );
+            }
+            self.announce(retained, skipped, false, None).await?;
+        }
+        Ok(Next::Continue)
     }
 
     /// Handles a change of the topic during a transfer.
@@ -409,7 +441,13 @@ impl Subscription {
         }
     }
 
-    async fn announce(&self, retained: &Retained, skipped: u64, afresh: bool) -> Result<(), LaneError> {
+    async fn announce(
+        &self,
+        retained: &Retained,
+        skipped: u64,
+        afresh: bool,
+        lost_place: Option<Place>,
+    ) -> Result<(), LaneError> {
         let announce = Announce {
             subscription: self.id,
             id: retained.id.clone(),
@@ -419,6 +457,7 @@ impl Subscription {
             may_be_base: retained.base.may_be && self.accepts_deltas(),
             afresh,
             part: None,
+            lost_place,
         };
         self.sender.send(ServerMessage::Announce(announce)).await
     }
@@ -430,6 +469,17 @@ impl Subscription {
             .send(ServerMessage::Abort { subscription: self.id, epoch, version, reason })
             .await
     }
+}
+
+fn handle_sent(sent: Sent, transfer: &mut Transfer, retry: &mut ReadRetry) -> Result<(), Unread> {
+    match sent? {
+        SentKind::Chunk => {
+            transfer.plan.handle_ended();
+            retry.handle_read();
+        }
+        SentKind::Manifest | SentKind::Complete => {}
+    }
+    Ok(())
 }
 
 /// Waits until the deadline, once it is set. Cancel safe.

@@ -122,6 +122,10 @@ struct State {
     times: PublishTimes,
     /// The last published version, whether or not it is retained.
     last: Option<(Epoch, Version)>,
+    /// The epoch whose numbers the publisher continues from a record of an earlier process.
+    continued: Option<Epoch>,
+    /// Why newer content cannot be published, if so.
+    problem: Option<String>,
 }
 
 /// A version that was added.
@@ -189,6 +193,10 @@ impl TopicState {
         self.state().codec = codec;
     }
 
+    pub(crate) fn set_problem(&self, problem: Option<String>) {
+        self.state().problem = problem;
+    }
+
     /// Subscribes to changes of the versions that can be sent.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
@@ -227,8 +235,8 @@ impl TopicState {
         let now = Instant::now();
         let mut guard = self.state();
         let state = &mut *guard;
-        for reader in state.places.expire(now, self.linger) {
-            state.retention.leave(reader);
+        for reader in state.places.expired(now, self.linger) {
+            state.give_up(reader);
         }
         state.retention.set_keep(keep);
         let manifest = retained.payload.manifest().digest();
@@ -242,6 +250,7 @@ impl TopicState {
                     gone.push(self.bases.forget(self.number));
                 }
                 (state.published_at, state.last, state.lost) = (Some(now), Some(id), false);
+                state.problem = None;
                 state.times.note(id.0, id.1, now);
                 for retained in &left {
                     retained.leave_retention();
@@ -272,13 +281,7 @@ impl TopicState {
     pub(crate) fn evict(&self, readers: &[ReaderId]) -> u64 {
         let evicted = {
             let mut state = self.state();
-            readers
-                .iter()
-                .filter(|reader| {
-                    state.places.remove(**reader);
-                    state.retention.leave(**reader)
-                })
-                .count()
+            readers.iter().filter(|reader| state.give_up(**reader)).count()
         };
         self.changed.send_replace(());
         evicted as u64
@@ -397,6 +400,18 @@ impl TopicState {
         Some((seq, Arc::clone(retained)))
     }
 
+    /// Records that the publisher continues the numbers of `epoch`, and will not publish earlier versions again.
+    pub(crate) fn continue_epoch(&self, epoch: Epoch) {
+        self.state().continued = Some(epoch);
+    }
+
+    /// Whether `held`, which a client has, is newer than any version of an epoch that its publisher continued: from an
+    /// older record than the client knows, such as a restored backup. Other publishers may publish the client's version
+    /// again.
+    pub(crate) fn is_behind(&self, held: (Epoch, Version)) -> bool {
+        self.state().is_behind(held)
+    }
+
     /// The position of the first version for a subscription whose client has `have`.
     pub(crate) fn start_of(&self, have: Option<(Epoch, Version)>, start: Start) -> Seq {
         start_of(&self.state().retention, have, start)
@@ -460,6 +475,22 @@ impl State {
         if !is_available || !is_last_epoch {
             retained.base.withdraw();
         }
+    }
+
+    /// Gives up the place of a reader; returns whether it had one. A named reader is told when it returns.
+    fn give_up(&mut self, reader: ReaderId) -> bool {
+        let Some(place) = self.retention.place(reader) else { return false };
+        let first = self.retention.first_from(place).map(|(_, retained)| &retained.id);
+        let next = self.last.map(|(epoch, last)| (epoch, last.next()));
+        if let Some(version) = first.map(|id| (id.epoch, id.version)).or(next) {
+            self.places.give_up(reader, version);
+        }
+        self.retention.leave(reader)
+    }
+
+    fn is_behind(&self, (held_epoch, held): (Epoch, Version)) -> bool {
+        let is_older = |(epoch, last)| epoch == held_epoch && last < held;
+        self.continued == Some(held_epoch) && self.last.is_some_and(is_older)
     }
 
     /// Whether the last follower left so long ago that none will reconnect for a base.

@@ -3,8 +3,9 @@
 //! [`simnet`] is a network in memory whose random faults follow from a seed. [`pair`] runs a real server and real
 //! clients on it, on a clock that jumps to the next event. A scenario takes the same course each time it runs with the
 //! same seed, so a failure can be repeated; it simulates minutes in milliseconds. [`tensors`] makes snapshots whose
-//! content follows from tensor names and the version. [`engine`] is a copy engine that a test controls. [`processes`]
-//! runs the program itself, on this machine, in real time. [`fake_cuda`] loads and controls a fake CUDA driver.
+//! content follows from tensor names and the version. [`engine`] is a copy engine that a test controls, [`read_switch`]
+//! makes reads fail for a while. [`processes`] runs the program itself, on this machine, in real time. [`fake_cuda`] loads
+//! and controls a fake CUDA driver.
 
 #![deny(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
@@ -13,5 +14,6 @@ pub mod engine;
 pub mod fake_cuda;
 pub mod pair;
 pub mod processes;
+pub mod read_switch;
 pub mod simnet;
 pub mod tensors;

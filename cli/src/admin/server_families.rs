@@ -82,6 +82,7 @@ struct TopicTotals {
     retained: u64,
     published: u64,
     subscribers: u64,
+    publish_problems: u64,
     sent_payload_bytes: u64,
     sent_wire_bytes: u64,
     lag_versions: u64,
@@ -96,6 +97,7 @@ impl TopicTotals {
         self.retained += topic.retained;
         self.published += topic.published;
         self.subscribers += topic.subscribers;
+        self.publish_problems += u64::from(topic.publish_problem.is_some());
         self.sent_payload_bytes += sent.raw_bytes;
         self.sent_wire_bytes += sent.wire_bytes;
         for subscriber in subscribers.iter().filter(|subscriber| subscriber.topic == topic.newest.topic) {
@@ -136,6 +138,11 @@ fn by_topic(status: &ServerStatus) -> Vec<Family> {
             "topic_subscribers",
             "Subscriptions of a topic",
             each(|topic| topic.subscribers as f64),
+        ),
+        Family::gauges(
+            "topic_publish_problem",
+            "Whether newer content of a topic cannot be published",
+            each(|topic| topic.publish_problems as f64),
         ),
         Family::gauges(
             "topic_lag_versions",

@@ -51,6 +51,7 @@ fn topic(topic: &TopicStatus) -> Value {
         "retained": topic.retained,
         "published": topic.published,
         "subscribers": topic.subscribers,
+        "publish_problem": topic.publish_problem,
         "sent_payload_bytes": sent.raw_bytes,
         "sent_wire_bytes": sent.wire_bytes,
     })

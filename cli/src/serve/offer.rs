@@ -12,12 +12,15 @@ use std::{
     convert::Infallible,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tensor_relay_server::{
     Epoch, FileWatch, FolderRules, MISSED_GENERATIONS_KEY, Observation, Publisher, Server, Topic,
     VersionDigest, VersionId, epoch_of,
 };
+
+/// The longest wait before files that could not be published are read again, unless they change or polls are rarer.
+const RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// A topic and its served files.
 pub(crate) struct Offer {
@@ -45,6 +48,9 @@ struct Watch {
     is_missing: bool,
     /// The last logged error of publishing the files.
     last_error: Option<String>,
+    /// The wait after the last failed attempt to publish the files, and its end; until then, the same files are not
+    /// read again.
+    retry: Option<(Duration, Instant)>,
     /// Whether missed generations were logged since the last version.
     is_missed_logged: bool,
 }
@@ -124,7 +130,11 @@ impl Offer {
     /// to count missed generations.
     pub(crate) async fn poll(&mut self, interval: Duration) -> Option<Published> {
         let Self { source, watch: Some(watch) } = self else { return None };
-        if watch.poll().await != Observation::Changed {
+        let (was_missing, observation) = (watch.is_missing, watch.poll().await);
+        if watch.is_missing != was_missing {
+            source.publisher.set_problem(watch.is_missing.then(|| watch.missing_files()));
+        }
+        if observation != Observation::Changed {
             return None;
         }
         let (files, missed) = (Arc::clone(&watch.files), watch.missed().await);
@@ -134,13 +144,17 @@ impl Offer {
         };
         match published {
             Ok(published) => {
+                watch.handle_read();
+                source.publisher.set_problem(None);
                 if published.is_some() {
                     watch.handle_published(missed).await;
                 }
                 published
             }
             Err(error) => {
-                watch.handle_failure(&message_of(&error), source.publisher.is_lost()).await;
+                let error = message_of(&error);
+                watch.handle_failure(&error, source.publisher.is_lost(), interval).await;
+                source.publisher.set_problem(Some(error));
                 None
             }
         }
@@ -192,19 +206,29 @@ impl Watch {
             files: Arc::new(Mutex::new(files)),
             is_missing: false,
             last_error: None,
+            retry: None,
             is_missed_logged: false,
         })
     }
 
+    fn missing_files(&self) -> String {
+        format!("there is nothing to serve at {} any more", self.path.display())
+    }
+
     async fn poll(&mut self) -> Observation {
+        if self.retry.is_some_and(|(_, at)| Instant::now() < at) {
+            let is_changed = self.with_files(FileWatch::poll_silently).await;
+            if is_changed == Some(true) {
+                self.retry = None; // Other files may be published at once.
+            }
+            return Observation::Settling;
+        }
         let polled = self.with_files(|files| (files.poll(), files.missed())).await;
         let Some((observation, missed)) = polled else { return Observation::Same };
         let is_missing = observation == Observation::Missing;
         if is_missing && !self.is_missing {
-            let (topic, path) = (&self.topic, self.path.display());
-            tracing::warn!(
-                "{topic}: there is nothing to serve at {path} any more; the published version stays on offer."
-            );
+            let (topic, missing) = (&self.topic, self.missing_files());
+            tracing::warn!("{topic}: {missing}; the published version stays on offer.");
         }
         self.is_missing = is_missing;
         self.log_missed(missed);
@@ -217,7 +241,7 @@ impl Watch {
         loop {
             tokio::time::sleep(interval).await;
             let poll = |files: &mut FileWatch| {
-                files.poll_during_publish();
+                files.poll_silently();
                 files.missed()
             };
             if let Some(missed) = self.with_files(poll).await {
@@ -242,16 +266,22 @@ impl Watch {
         }
     }
 
+    /// Handles the success of reading the files, whether or not their content is new.
+    fn handle_read(&mut self) {
+        (self.last_error, self.retry) = (None, None);
+    }
+
     async fn handle_published(&mut self, missed: u64) {
-        self.last_error = None;
         self.is_missed_logged = false;
         self.with_files(move |files| files.handle_reported(missed)).await;
     }
 
-    /// Resets the watch, so that the next poll tries to publish the files again, and logs the error unless it equals
-    /// the last logged one.
-    async fn handle_failure(&mut self, error: &str, is_lost: bool) {
+    /// Resets the watch, so that a later poll tries to publish the files again, and logs the error unless it equals the
+    /// last logged one. The waits double from `interval` on, because each attempt may read all of a large model.
+    async fn handle_failure(&mut self, error: &str, is_lost: bool, interval: Duration) {
         self.with_files(FileWatch::reset).await;
+        let wait = self.retry.map_or(interval, |(wait, _)| wait * 2).min(RETRY_MAX.max(interval));
+        self.retry = Some((wait, Instant::now() + wait));
         if self.last_error.replace(error.to_owned()).is_none_or(|last| last != error) {
             let consequence = match is_lost {
                 true => "nothing is on offer until a later attempt succeeds",

@@ -83,14 +83,14 @@ impl KeptVersion<'_> {
         }
     }
 
-    /// The versions to delete. This version counts as the newest. Within its epoch a higher number is newer; versions
-    /// of other epochs count as older, in the order of modification times.
+    /// The versions to delete. This version counts as the newest. Of the earlier ones of its epoch a higher number is
+    /// newer; versions of other epochs, or with higher numbers, count as older, in the order of modification times.
     fn superseded(&self, keep: u32) -> Vec<SavedVersion> {
         let entries = fs::read_dir(self.folder).into_iter().flatten().flatten();
         let mut found: Vec<SavedVersion> = entries.filter_map(|entry| SavedVersion::of(&entry)).collect();
         let this = self.path();
         found.sort_by_key(|found| {
-            let same_epoch = found.epoch == self.id.epoch;
+            let same_epoch = found.epoch == self.id.epoch && found.version <= self.id.version;
             let written = if same_epoch { SystemTime::UNIX_EPOCH } else { found.modified };
             Reverse((found.path == this, same_epoch, written, found.version))
         });

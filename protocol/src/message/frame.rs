@@ -190,6 +190,7 @@ mod tests {
                 may_be_base: true,
                 afresh: true,
                 part: Some(Part { part: 1, parts: 8, writer: 6 }),
+                lost_place: None,
             }),
             ServerMessage::Complete { subscription, epoch, version, digest: VersionDigest([4; 32]) },
             ServerMessage::Abort { subscription, epoch, version, reason: AbortReason::Stalled },
@@ -218,6 +219,17 @@ mod tests {
                 first: 7,
                 hashes: vec![ChunkDigest([8; 32]), ChunkDigest([9; 32])],
             },
+            ServerMessage::Announce(Announce {
+                subscription,
+                id: id(),
+                manifest: ManifestDigest([6; 32]),
+                skipped: 0,
+                metadata: vec![],
+                may_be_base: false,
+                afresh: false,
+                part: None,
+                lost_place: Some(Place { epoch, version }),
+            }),
         ]
     }
 

@@ -139,6 +139,18 @@ pub struct Announce {
     pub afresh: bool,
     /// The announced part, if several writers publish the version. Needs [`Feature::Parts`](super::Feature::Parts).
     pub part: Option<Part>,
+    /// In mode `every`, on the first version of a named reader: the place that it had before it was given up. The
+    /// reader misses the versions from there on that precede this one.
+    pub lost_place: Option<Place>,
+}
+
+/// A reader's place: the first version that it had not acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The topic's epoch.
+    pub epoch: Epoch,
+    /// The version.
+    pub version: Version,
 }
 
 /// One part of a version that several writers publish.
@@ -218,11 +230,15 @@ message_fields! {
         may_be_base,
         afresh,
         part,
+        lost_place,
     } =>
     Announce {
-        subscription, topic, epoch, version, manifest_digest, skipped, metadata, may_be_base, afresh, part
+        subscription, topic, epoch, version, manifest_digest, skipped, metadata, may_be_base, afresh, part,
+        lost_place,
     }
 }
+
+message_fields! { Place { epoch, version } => Place { epoch, version } }
 
 message_fields! { Part { part, parts, writer } => Part { part, parts, writer }, Part::check }
 

@@ -338,6 +338,16 @@ pub(crate) struct Announce {
     pub(crate) afresh: bool,
     #[prost(message, optional, tag = "10")]
     pub(crate) part: Option<Part>,
+    #[prost(message, optional, tag = "11")]
+    pub(crate) lost_place: Option<Place>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Place {
+    #[prost(fixed64, tag = "1")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "2")]
+    pub(crate) version: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

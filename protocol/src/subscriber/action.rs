@@ -45,6 +45,9 @@ pub enum Action {
         /// The reason.
         reason: Released,
     },
+    /// The server cannot read the current version at the moment. It tries again, until that succeeds or a newer version
+    /// is published.
+    Delayed,
     /// The current version failed: call [`give_up`](Subscriber::give_up) or
     /// [`end_subscription`](Subscriber::end_subscription).
     Fail(VersionFault),

@@ -53,6 +53,7 @@ pub(super) fn announce(version: u64, manifest: &Manifest) -> Announce {
         may_be_base: false,
         afresh: false,
         part: None,
+        lost_place: None,
     }
 }
 

@@ -13,10 +13,10 @@ pub struct Gap {
 }
 
 impl Gap {
-    /// The number of missing versions; `None` in a new epoch, where it is unknown.
+    /// The number of missing versions; `None` if it is unknown: in a new epoch, and if the number fell.
     pub fn missing(&self) -> Option<u64> {
         let after = self.after.as_ref().filter(|after| after.epoch == self.found.epoch)?;
-        Some(self.found.version.0.saturating_sub(after.version.0 + 1))
+        self.found.version.0.checked_sub(after.version.0 + 1)
     }
 }
 
@@ -33,6 +33,12 @@ impl fmt::Display for Gap {
                 found.topic,
                 after.version.next(),
                 found.version
+            ),
+            (Some(after), None) if after.epoch == found.epoch => write!(
+                f,
+                "{} went back to version {} after version {}: its publisher continued from an older record, such as a \
+                 restored state directory, and versions with other content may be missing",
+                found.topic, found.version, after.version
             ),
             _ => write!(
                 f,

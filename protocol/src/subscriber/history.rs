@@ -3,7 +3,9 @@
 //! The history outlives connections. From it come the fields of `Subscribe` that name complete versions.
 
 use super::Gap;
-use crate::{Epoch, Have, Mode, ProtocolViolation, Start, Subscribe, Version, VersionDigest, VersionId};
+use crate::{
+    Epoch, Have, Mode, Place, ProtocolViolation, Start, Subscribe, Version, VersionDigest, VersionId,
+};
 use std::collections::VecDeque;
 
 /// The maximum number of earlier epochs remembered per connection. Late chunks arrive within seconds, while each new
@@ -14,7 +16,7 @@ const EPOCHS_MAX: usize = 16;
 #[derive(Debug)]
 pub(super) struct History {
     mode: Mode,
-    /// The requested first version.
+    /// The requested first version, or the place that was lost.
     start: Start,
     /// The requested window of mode `every`, in versions.
     window: u32,
@@ -79,7 +81,8 @@ impl History {
     }
 
     /// Checks that `id` may be announced now. `part` is the version partly received over an earlier connection;
-    /// `afresh` says that the server's content differs from the version that `have` or `partial` named.
+    /// `afresh` says that the server's content differs from the version that `have` or `partial` named, or that the
+    /// server never had a version as new as `have`.
     ///
     /// # Errors
     /// [`ProtocolViolation`] when the version does not rise, when it is announced afresh without having been named, and
@@ -92,7 +95,8 @@ impl History {
         afresh: bool,
     ) -> Result<(), ProtocolViolation> {
         let (is_part, have) = (part == Some(id), self.have().map(|have| have.key()));
-        let is_named = self.last.is_none() && (is_part || have == Some((id.epoch, id.version)));
+        let is_held = have.is_some_and(|(epoch, held)| epoch == id.epoch && held >= id.version);
+        let is_named = self.last.is_none() && (is_part || is_held);
         if afresh && !is_named {
             return Err(ProtocolViolation::UnexpectedAfresh(id.version));
         }
@@ -105,6 +109,13 @@ impl History {
         match self.unacknowledged.len() >= 2 * self.window as usize + self.carried {
             true => Err(ProtocolViolation::WindowExceeded(self.window)),
             false => Ok(()),
+        }
+    }
+
+    /// Records the place that this reader had before it was given up: versions from there on may be missing.
+    pub(super) fn handle_lost_place(&mut self, Place { epoch, version }: Place) {
+        if self.committed.is_none() && !matches!(self.start, Start::At(..)) {
+            self.start = Start::At(Some(epoch), version);
         }
     }
 
@@ -129,10 +140,10 @@ impl History {
     }
 
     /// Whether `id` does not continue the last committed version: another epoch, or other content under the same
-    /// number.
+    /// number or a lower one.
     pub(super) fn is_new_epoch(&self, id: &VersionId) -> bool {
         let committed = self.committed.as_ref();
-        committed.is_some_and(|(last, _)| last.epoch != id.epoch || last.version == id.version)
+        committed.is_some_and(|(last, _)| last.epoch != id.epoch || last.version >= id.version)
     }
 
     /// Records that the user acknowledged a version and all before it.
@@ -165,7 +176,8 @@ impl History {
             }),
             (None, _) => None,
         }?;
-        let follows = after.epoch == id.epoch && after.version.next() >= id.version;
+        // Other content under the same number follows the version before it.
+        let follows = after.epoch == id.epoch && [after.version, after.version.next()].contains(&id.version);
         (!follows).then(|| Gap { after: Some(after), found: id.clone() })
     }
 }
@@ -211,6 +223,32 @@ mod tests {
         assert_eq!(history.gap_before(&id(1, 5)), None);
         assert_eq!(history.gap_before(&id(1, 7)).unwrap().missing(), Some(2));
         assert!(history.gap_before(&id(2, 5)).is_some());
+    }
+
+    #[test]
+    fn a_gap_begins_at_a_lost_place() {
+        let place = Place { epoch: Epoch(1), version: Version(5) };
+        let mut history = new_history(Start::Oldest);
+        history.handle_lost_place(place);
+        assert_eq!(history.gap_before(&id(1, 5)), None);
+        assert_eq!(history.gap_before(&id(1, 7)).unwrap().missing(), Some(2));
+        let mut history = new_history(Start::At(Some(Epoch(1)), Version(7)));
+        history.handle_lost_place(place);
+        assert_eq!(history.gap_before(&id(1, 7)), None, "the reader named its first version");
+    }
+
+    /// PROTOCOL.md §6.6: the server continued from an older record than the client.
+    #[test]
+    fn a_number_may_fall_afresh() {
+        let mut history = new_history(Start::Oldest);
+        commit(&mut history, id(1, 5));
+        assert!(history.check_announced(&id(1, 3), None, true).is_err(), "not on this connection");
+        history.handle_detached();
+        assert!(history.check_announced(&id(1, 3), None, false).is_err());
+        assert_eq!(history.check_announced(&id(1, 3), None, true), Ok(()));
+        assert!(history.is_new_epoch(&id(1, 3)));
+        let gap = history.gap_before(&id(1, 3)).unwrap();
+        assert_eq!((gap.missing(), gap.after), (None, Some(id(1, 5))));
     }
 
     #[test]
@@ -278,7 +316,6 @@ mod tests {
             |found| Err(ProtocolViolation::VersionNotRising { found: Version(found), after: Version(3) });
         assert_eq!(history.check_announced(&id(1, 3), None, false), not_rising(3));
         assert_eq!(history.check_announced(&id(1, 3), None, true), Ok(()));
-        assert_eq!(history.check_announced(&id(1, 2), None, true), not_named(2));
         assert_eq!(history.check_announced(&id(1, 4), None, true), not_named(4));
         assert_eq!(history.check_announced(&id(1, 4), Some(&id(1, 4)), true), Ok(()));
         assert_eq!(

@@ -92,7 +92,8 @@ impl Copying {
         }
         let rest = out.rest(snapshot.manifest(), select, &targets.names, extra);
         let all = std::mem::take(&mut targets.tensors).into_iter();
-        let (received, missing): (Vec<_>, Vec<_>) = all.partition(|target| is_selected(snapshot, target.name.as_str()));
+        let (received, missing): (Vec<_>, Vec<_>) =
+            all.partition(|target| is_selected(snapshot, target.name.as_str()));
         missing.into_iter().for_each(|target| target.memory.give_back(py));
         let ByPlace { host, gpu } = sort_by_place(received);
         let (copiers, gpu) = framework_copiers(py, &of_version, gpu)?;

@@ -87,10 +87,11 @@ impl FileWatch {
         self.detector.handle_seen(seen)
     }
 
-    /// Polls during a publish: counts missed generations. A later [`poll`](Self::poll) reports the change.
-    pub fn poll_during_publish(&mut self) {
+    /// Polls without reporting: counts missed generations, and returns whether the files changed since the last poll.
+    /// For the time of a publish, and after a failed one. A later [`poll`](Self::poll) reports the change.
+    pub fn poll_silently(&mut self) -> bool {
         let seen = self.read_stamps();
-        self.detector.record_poll(seen);
+        self.detector.record_poll(seen.clone()) != seen
     }
 
     /// Reads the stamps of the servable files; `None` without any: a folder must have all files of its index.
@@ -265,7 +266,7 @@ mod tests {
         // While that is published, two generations appear and are replaced, and a third stays.
         for number in 4..7 {
             replace(&path, number);
-            watch.poll_during_publish();
+            watch.poll_silently();
         }
         assert_eq!((watch.missed(), watch.poll(), watch.missed()), (2, Observation::Changed, 2));
         watch.handle_reported(2);
@@ -298,7 +299,7 @@ mod tests {
         assert_eq!((watch.poll(), watch.missed()), (Observation::Changed, 0));
         for (path, number) in [(&paths[0], 2), (&paths[1], 2), (&paths[0], 3)] {
             replace(path, number);
-            watch.poll_during_publish();
+            watch.poll_silently();
         }
         assert_eq!(watch.missed(), 1);
     }

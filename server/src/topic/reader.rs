@@ -6,7 +6,7 @@ use crate::{
     retention::{ReaderId, Seq},
 };
 use std::sync::Arc;
-use tensor_relay_protocol::{Epoch, Start, Version, VersionId};
+use tensor_relay_protocol::{Epoch, Place, Start, Version, VersionId};
 use tokio::time::Instant;
 
 /// A reader of a topic. After a drop, the place of a named reader is kept for it, unless it was
@@ -31,14 +31,16 @@ pub(crate) enum ReaderState {
 }
 
 impl Reader {
-    /// Takes a place in `topic`: that of `name`, or a new one. Returns the position of the first version.
+    /// Takes a place in `topic`: that of `name`, or a new one. Returns the position of the first version, and the place
+    /// that `name` had before it was given up, if the client knows no other version to begin after.
     pub(crate) fn join(
         topic: Arc<TopicState>,
         name: Option<PlaceName>,
         have: Option<(Epoch, Version)>,
         start: Start,
-    ) -> (Self, Seq) {
-        let (id, place, begin) = {
+    ) -> (Self, Seq, Option<Place>) {
+        let names_first = have.is_some() || matches!(start, Start::At(..));
+        let (id, place, begin, lost) = {
             let mut guard = topic.state();
             let State { retention, places, .. } = &mut *guard;
             let wanted = start_of(retention, have, start);
@@ -46,23 +48,25 @@ impl Reader {
             let unacknowledged = named.and_then(|reader| retention.place(reader));
             let begin = match unacknowledged {
                 // Reconnected with neither `have` nor `Start::At`: continue after the last acknowledged version.
-                Some(first) if have.is_none() && !matches!(start, Start::At(..)) => first,
+                Some(first) if !names_first => first,
                 _ => wanted,
             };
             match name {
                 Some(name) => {
+                    let lost = places.take_given_up(&name).filter(|_| !names_first);
                     let (id, holder) = places.claim(&name, || retention.join(begin));
                     if have.is_none() && matches!(start, Start::At(..)) {
                         retention.advance(id, begin); // This acknowledges all earlier versions.
                     }
-                    (id, Some((name, holder)), begin)
+                    (id, Some((name, holder)), begin, lost)
                 }
-                None => (retention.join(begin), None, begin),
+                None => (retention.join(begin), None, begin, None),
             }
         };
         topic.changed.send_replace(());
         topic.room.send_replace(());
-        (Self { topic, id, place, keep_place: true }, begin)
+        let lost = lost.map(|(epoch, version)| Place { epoch, version });
+        (Self { topic, id, place, keep_place: true }, begin, lost)
     }
 
     /// The state of its place.
@@ -76,10 +80,14 @@ impl Reader {
         }
     }
 
-    /// Handles the reader's acknowledgement of this version and all before it.
+    /// Handles the reader's acknowledgement of this version and all before it. One that was never published here covers
+    /// no version of this server.
     pub(crate) fn acknowledge(&self, epoch: Epoch, version: Version) {
         {
             let mut state = self.topic.state();
+            if state.is_behind((epoch, version)) {
+                return;
+            }
             let mut versions = state.retention.iter();
             // If the version left retention already, this acknowledges the earlier ones of its epoch.
             let is_covered = |id: &VersionId| id.epoch == epoch && id.version <= version;
@@ -106,14 +114,16 @@ impl Drop for Reader {
     fn drop(&mut self) {
         {
             let mut guard = self.topic.state();
-            let State { retention, places, .. } = &mut *guard;
+            let state = &mut *guard;
             let leaving = match &self.place {
-                Some((name, holder)) if self.keep_place => places.handle_lost(name, *holder, Instant::now()),
-                Some((name, holder)) => places.release(name, *holder),
+                Some((name, holder)) if self.keep_place => {
+                    state.places.handle_lost(name, *holder, Instant::now())
+                }
+                Some((name, holder)) => state.places.release(name, *holder),
                 None => Some(self.id),
             };
             if let Some(reader) = leaving {
-                retention.leave(reader);
+                state.give_up(reader);
             }
         }
         self.topic.room.send_replace(());

@@ -40,13 +40,13 @@ impl PublishTimes {
         self.count
     }
 
-    /// The lag of a subscriber whose newest version is `held`. Without a version of the newest epoch, it lacks at least
-    /// one.
+    /// The lag of a subscriber whose newest version is `held`. Without a version of the newest epoch, or with one that
+    /// was never published here, it lacks at least one.
     pub(crate) fn lag(&self, held: Option<(Epoch, Version)>) -> Lag {
         let Some(&(epoch, newest, published)) = self.last.back() else { return Lag::default() };
         match held {
-            Some((held_epoch, version)) if held_epoch == epoch && version >= newest => Lag::default(),
-            Some((held_epoch, version)) if held_epoch == epoch => {
+            Some(held) if held == (epoch, newest) => Lag::default(),
+            Some((held_epoch, version)) if held_epoch == epoch && version < newest => {
                 let missing = self.last.iter().find(|(e, v, _)| *e == epoch && *v > version);
                 Lag { versions: newest.0 - version.0, since: missing.map(|(_, _, at)| *at) }
             }
@@ -79,6 +79,7 @@ impl TopicState {
             retained: state.retention.iter().count() as u64,
             published: state.times.count(),
             subscribers: state.followers,
+            publish_problem: state.problem.clone(),
             sent: self.tally.stats(),
         }
     }
@@ -107,6 +108,6 @@ mod tests {
             "since the oldest that is stored"
         );
         let one = Lag { versions: 1, since: Some(at(100)) };
-        assert_eq!((lag(Epoch(1), 1), times.lag(None)), (one, one));
+        assert_eq!((lag(Epoch(1), 1), times.lag(None), lag(epoch, 101)), (one, one, one));
     }
 }

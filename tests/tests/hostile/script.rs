@@ -63,6 +63,7 @@ impl Script {
             may_be_base: false,
             afresh: false,
             part: None,
+            lost_place: None,
         }
     }
 

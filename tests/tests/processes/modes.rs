@@ -35,6 +35,34 @@ fn a_glob_selects_topics() {
     }
     home.run(&["subscribe", ticket, "--topic=no/*", "--once"])
         .expect_error(5, &["no topic that matches no/*", "tensor-relay list"]);
+    // Of a file with several tickets, the one for all topics is used.
+    let file = server.report["ticket_file"].as_str().unwrap();
+    home.run(&["subscribe", file, "--topic=**", "--once", "--out=from-file"])
+        .expect_code(0);
+    assert_eq!(home.files_in("from-file"), all);
+    assert_eq!(home.run(&["list", file, "--json"]).json()["topics"].as_array().unwrap().len(), 4);
+}
+
+/// Goal: a named reader that returns after its place was given up is told what it missed, by exit code 7. Method: a
+/// linger of one second; two versions are published after it, of which one is retained.
+#[test]
+fn a_reader_that_returns_late_is_told_what_it_missed() {
+    let home = Home::new();
+    files::write_noise(&home.path("w"), 1000, 1);
+    let mut server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--reader-linger=1"]);
+    let reader = ["subscribe", &server.ticket("w").to_owned(), "--mode=every", "--reader=r", "--json"];
+    let mut first = home.start(&reader);
+    first.wait_for_stdout(r#""version":1"#);
+    first.signal_and_wait(Signal::TERM).expect_code(143);
+    thread::sleep(Duration::from_secs(2)); // Twice the linger.
+    for version in 2..4 {
+        files::replace(&home.path("w"), |path| files::write_noise(path, 1000, version));
+        server.process.wait_for_stdout(&format!(r#""version":{version}"#));
+    }
+    home.run(&reader)
+        .expect_error(7, &["missing of w: 2 was expected, 3 was received"]);
+    let mut second = home.start(&reader);
+    second.wait_for_stdout(r#""version":3"#);
 }
 
 /// Goal: a failure to write one topic ends only that topic; it is reported immediately and by the exit code. Method: a

@@ -1,8 +1,10 @@
 //! Files that are replaced while they are served.
 
 use crate::{
+    admin::{admin_address, get_until},
     files,
     held_transfer::{HeldTransfer, MODEL_BYTES},
+    http::Response,
 };
 use std::{
     fs::{self, File},
@@ -10,7 +12,7 @@ use std::{
     path::Path,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal, wait_until};
 
@@ -207,6 +209,82 @@ fn an_invalid_replacement_is_refused() {
     }
     watched.replace(4000, 2);
     watched.finish_at(2);
+}
+
+/// Goal: a failure to publish watched files is in the status and the metrics while the earlier version stays on offer,
+/// and the files are not read again without a pause. Method: delete the state directory, so that no number can be
+/// recorded; five attempts take longer than the waits between them.
+#[test]
+fn a_failure_to_publish_is_reported_and_tried_again_with_pauses() {
+    let mut watched = WatchedFile::new(1000, &["--state-dir=keys", "--admin=127.0.0.1:0"]);
+    let admin = admin_address(&watched.server);
+    let problem = |response: &Response| response.json()["topics"][0]["publish_problem"].clone();
+    assert!(problem(&Response::get(&admin, "/status", &[])).is_null());
+    watched.server.process.wait_for_stderr("read in");
+    fs::remove_dir_all(watched.home.path("keys")).unwrap();
+    watched.replace(1000, 2);
+    watched.server.process.wait_for_stderr("read in");
+    let began = Instant::now();
+    (0..4).for_each(|_| drop(watched.server.process.wait_for_stderr("read in")));
+    assert!(began.elapsed() >= Duration::from_millis(50 + 100 + 200 + 400), "{:?}", began.elapsed());
+    let status = get_until(&admin, "/status", |response| !problem(response).is_null());
+    assert!(problem(&status).as_str().unwrap().contains("topics.lock"), "{status:?}");
+    let metrics = Response::get(&admin, "/metrics", &[]).expect_code(200);
+    assert!(metrics.body.contains("tensor_relay_topic_publish_problem{topic=\"w\"} 1"), "{metrics:?}");
+    Response::get(&admin, "/readyz", &[]).expect_code(200);
+}
+
+/// Goal: when a state directory is restored from an older copy, subscribers that hold newer versions receive what the
+/// server has, and both ends say so. Method: both modes; copy the state directory at version 1, replace the file twice,
+/// kill the server, restore the copy, and start the server with other content.
+#[test]
+fn a_restored_state_directory_leaves_no_subscriber_behind() {
+    let home = Home::new();
+    files::write_noise(&home.path("w"), 1000, 1);
+    let args = ["--topic=w=w", "--watch", INTERVAL, "--state-dir=keys", "--keep-versions=4"];
+    let server = home.serve(&args);
+    let ticket = server.ticket("w").to_owned();
+    let mut latest = home.start(&["subscribe", &ticket, "--out=latest", "--json"]);
+    let every = ["subscribe", &ticket, "--out=every", "--json", "--mode=every", "--on-gap=continue"];
+    let mut every = home.start(&every);
+    for version in 1..=3 {
+        let line = format!(r#""version":{version}"#);
+        latest.wait_for_stdout(&line);
+        every.wait_for_stdout(&line);
+        match version {
+            1 => copy_folder(&home.path("keys"), &home.path("backup")),
+            3 => break,
+            _ => {}
+        }
+        files::replace(&home.path("w"), |path| files::write_noise(path, 1000, version + 1));
+    }
+    let report = server.report.clone();
+    server.process.signal_and_wait(Signal::KILL);
+    fs::remove_dir_all(home.path("keys")).unwrap();
+    fs::rename(home.path("backup"), home.path("keys")).unwrap();
+    files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 9));
+    let mut server = home.serve_again(&report, &args);
+    let line = every.wait_for_stdout(r#""event":"gap""#);
+    assert!(line.contains(r#""after":3"#) && line.contains(r#""found":2"#), "{line}");
+    for (follower, folder) in [(&mut latest, "latest"), (&mut every, "every")] {
+        follower.wait_for_stdout(r#""version":2"#);
+        files::assert_same(&home.path("w"), &home.path(folder).join("w.safetensors"));
+        follower.wait_for_stderr("it never had a version as new");
+    }
+    server
+        .process
+        .wait_for_stderr("newer version of this epoch than was ever published here");
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_folder(&entry.path(), &to),
+            false => drop(fs::copy(entry.path(), to).unwrap()),
+        }
+    }
 }
 
 /// Goal: a folder is replaced atomically: a version has all files of one state of the folder. Method: a link to one

@@ -147,6 +147,54 @@ fn the_place_of_a_lost_reader_expires() {
     }
 }
 
+/// Goal: a named reader that returns after its place was given up is told what it missed, and nothing if it missed
+/// nothing.
+/// Method: a reader that acknowledged version 2 leaves; its place expires, or it is evicted while it is away; another
+/// process returns under its name when versions are missing, and when none is; in the end it has a place again.
+#[test]
+fn a_reader_that_lost_its_place_is_told_what_it_missed() {
+    for (when_full, missed) in [(WhenFull::Block, true), (WhenFull::Evict, true), (WhenFull::Block, false)] {
+        simulate(12, async |sim| {
+            let linger = Duration::from_secs(20);
+            let server = sim.server(tensor_relay_server::Config { reader_linger: linger, ..server_config() });
+            let mut publisher = open(&server, TopicOptions { when_full, ..retaining(2) });
+            let join = async |number| {
+                let client = sim.client(number, client_config()).await.unwrap();
+                let reader = client.subscribe_to(every().reader(name("r"))).await.unwrap();
+                client.list().await.unwrap();
+                (client, reader)
+            };
+            let (client, mut reader) = join(1).await;
+            for version in 1..=2 {
+                publish(&server, &mut publisher, version, 1000).await;
+                assert_eq!(next(&mut reader).await, version);
+            }
+            reader.acknowledge();
+            drop(reader);
+            client.close().await;
+            let last = if missed { 7 } else { 4 };
+            if when_full == WhenFull::Block {
+                sleep(linger * 2).await;
+            }
+            for version in 3..=last {
+                publish(&server, &mut publisher, version, 1000).await;
+            }
+            let (client, mut reader) = join(2).await;
+            if missed {
+                let gap = reader.next().await.unwrap_err().to_string();
+                assert!(gap.contains("3 versions are missing of t: 3 was expected, 6 was received"), "{gap}");
+            }
+            for version in (if missed { 6 } else { 3 })..=last {
+                assert_eq!(next(&mut reader).await, version);
+            }
+            drop(reader); // It has not acknowledged the last version.
+            client.close().await;
+            let (_client, mut reader) = join(3).await;
+            assert_eq!(next(&mut reader).await, last, "it has a place again");
+        });
+    }
+}
+
 /// Goal: a dropped subscription with a reader name keeps its place, one without a name does not.
 /// Method: drop both kinds of subscription, and publish.
 #[test]

@@ -19,6 +19,7 @@ mod files;
 mod lanes;
 mod lives;
 mod other_content;
+mod read_errors;
 mod resume;
 mod snapshots;
 mod stalls;

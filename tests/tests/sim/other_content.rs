@@ -4,7 +4,7 @@
 use crate::slow_path;
 use std::time::Duration;
 use tensor_relay_client::{Client, Receipt, Request, Subscription};
-use tensor_relay_protocol::{Epoch, TensorSpec, Version};
+use tensor_relay_protocol::{Epoch, Mode, TensorSpec, Version};
 use tensor_relay_server::{Publisher, Server};
 use tensor_relay_tests::{
     pair::{CHUNK_BYTES, Sim, eventually, reconnecting, retaining, server_config, simulate, topic},
@@ -202,6 +202,47 @@ fn a_reader_continues_at_the_version_with_other_content() {
             next_with_other_content(&mut subscription, 3, OTHER + 3).await;
             next(&mut subscription, 4, 4).await;
         });
+    }
+}
+
+/// Goal: a client that holds a newer version than its server ever had in the epoch, because the publisher continued
+/// from an older record, receives what the server has, and then continues; the user is told.
+/// Method: both modes; commit versions 1 to 5; a second server publishes other content from version 2 on, before and
+/// after the client reconnects. In mode `every` a reader with a window of one also shows that an acknowledgement of
+/// version 5 acknowledges nothing of the second server.
+#[test]
+fn a_client_that_is_ahead_receives_what_the_server_has() {
+    for mode in [Mode::Latest, Mode::Every] {
+        for wait in [Duration::ZERO, RECONNECT_DURATION] {
+            simulate(6, async |sim| {
+                let server = sim.server(server_config());
+                let mut publisher = open(&server);
+                let request = match mode {
+                    Mode::Every => |topic| Request::every(topic).window(1),
+                    _ => Request::latest,
+                };
+                let (client, mut subscription) = follow(&sim, request).await;
+                for version in 1..=5 {
+                    publish(&server, &mut publisher, [version]).await;
+                    next(&mut subscription, version, version).await;
+                }
+                subscription.acknowledge();
+                let (server, mut publisher) = restart(&sim, server, publisher).await;
+                publisher.continue_at(Version(2));
+                sleep(wait).await;
+                publish(&server, &mut publisher, [OTHER + 2]).await;
+                if mode == Mode::Every {
+                    let gap = subscription.next().await.unwrap_err();
+                    assert!(gap.to_string().contains("t went back to version 2 after version 5"), "{gap}");
+                }
+                next_with_other_content(&mut subscription, 2, OTHER + 2).await;
+                for version in 3..=6 {
+                    publish(&server, &mut publisher, [OTHER + version]).await;
+                    next(&mut subscription, version, OTHER + version).await;
+                }
+                assert_eq!(client.reconnects(), 1);
+            });
+        }
     }
 }
 

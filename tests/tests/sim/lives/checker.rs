@@ -28,6 +28,9 @@ pub(crate) enum Promise {
     ResumedOnlyMissing,
     /// Connected readers receive the newest version, and publishers can publish, in bounded time.
     NobodyStarved,
+    /// Once all faults are mended, connected readers have what new clients receive, in bounded time and without another
+    /// publish.
+    NobodyStale,
     /// Clients without a right receive no versions, and no names of topics.
     NobodyUnauthorised,
     /// Clients with a right are neither refused nor cut off.
@@ -73,6 +76,8 @@ pub(crate) enum End {
 #[derive(Debug, Clone)]
 pub(crate) struct Received {
     pub(crate) id: Id,
+    /// The number of its content, by its metadata.
+    pub(crate) content: u64,
     pub(crate) skipped: u64,
     pub(crate) is_new_epoch: bool,
     /// The first difference from the published version, if any.
@@ -102,6 +107,7 @@ pub(crate) struct Reader {
     pub(crate) mode: Mode,
     /// The version after which the reader requested to begin.
     pub(crate) after: Option<Id>,
+    pub(crate) is_named: bool,
     /// Whether the reader has a name, and its publisher waits for readers.
     pub(crate) has_place: bool,
     pub(crate) opened_ms: u64,
@@ -135,6 +141,8 @@ pub(crate) struct Published {
     pub(crate) at_ms: u64,
     pub(crate) topic: usize,
     pub(crate) id: Id,
+    /// The number of its content, unique among all versions: two versions of one epoch and number differ in it.
+    pub(crate) content: u64,
 }
 
 /// The record of a life.
@@ -144,14 +152,18 @@ pub(crate) struct History {
     pub(crate) linger_ms: u64,
     /// The times when the server was stopped, and lost all places.
     pub(crate) stops_ms: Vec<u64>,
+    /// When the first server started with a restored state; later, numbers may have been used twice.
+    pub(crate) restored_ms: Option<u64>,
     pub(crate) readers: Vec<Reader>,
     pub(crate) published: Vec<Published>,
     pub(crate) rights: Vec<Right>,
     /// The answers, with their times in milliseconds and the principals that got them.
     pub(crate) answers: Vec<(u64, usize, Answer)>,
-    /// The time and number of each topic's last version, published after all paths were repaired; `None` if the publish
+    /// The version of each topic that was on offer when all faults were mended, and that time; `None` without one.
+    pub(crate) current: Vec<Option<Published>>,
+    /// Each topic's last version, published after all faults were mended, and the time of its publish; `None` if that
     /// failed.
-    pub(crate) last: Vec<Option<(u64, Id)>>,
+    pub(crate) last: Vec<Option<Published>>,
     pub(crate) ended_ms: u64,
 }
 
@@ -159,12 +171,13 @@ pub(crate) struct History {
 pub(crate) fn check(history: &History) -> Vec<Breach> {
     let mut breaches = Breaches(vec![]);
     for (number, reader) in history.readers.iter().enumerate() {
-        breaches.check_bytes(number, reader);
+        breaches.check_bytes(history, number, reader);
         match reader.mode {
-            Mode::Latest => breaches.check_latest(number, reader),
-            Mode::Every => breaches.check_every(number, reader),
+            Mode::Latest => breaches.check_latest(history, number, reader),
+            Mode::Every => breaches.check_every(history, number, reader),
         }
         breaches.check_reader_rights(history, number, reader);
+        breaches.check_stale(history, number, reader);
         breaches.check_starving(history, number, reader);
     }
     breaches.check_places(history);
@@ -178,7 +191,7 @@ pub(crate) fn check(history: &History) -> Vec<Breach> {
 }
 
 /// The numbers of events that test promises, by kind: a life without such events does not test the promise.
-pub(crate) fn event_counts(history: &History) -> [(&'static str, usize); 9] {
+pub(crate) fn event_counts(history: &History) -> [(&'static str, usize); 10] {
     let readers = || history.readers.iter();
     let received = || readers().flat_map(Reader::versions);
     let count = |which: fn(&Event) -> bool| {
@@ -189,6 +202,13 @@ pub(crate) fn event_counts(history: &History) -> [(&'static str, usize); 9] {
     [
         ("versions", received().count()),
         ("skips", received().filter(|received| received.skipped > 0).count()),
+        (
+            "other contents",
+            readers()
+                .flat_map(|reader| reader.versions().zip(reader.versions().skip(1)))
+                .filter(|(before, after)| after.is_new_epoch && after.id.epoch == before.id.epoch)
+                .count(),
+        ),
         ("gaps", count(|event| matches!(event, Event::Gap { .. }))),
         (
             "chunks sent again",
@@ -219,8 +239,15 @@ impl Breaches {
         }
     }
 
-    fn check_bytes(&mut self, number: usize, reader: &Reader) {
+    fn check_bytes(&mut self, history: &History, number: usize, reader: &Reader) {
         for received in reader.versions() {
+            let was_published = history.published.iter().any(|published| {
+                let Published { topic, id, content, .. } = *published;
+                (topic, id, content) == (reader.topic, received.id, received.content)
+            });
+            self.check(was_published, Promise::Untorn, || {
+                format!("reader {number}, {}: content {}", received.id, received.content)
+            });
             self.check(received.torn.is_none(), Promise::Untorn, || {
                 format!("reader {number}, {}: {:?}", received.id, received.torn)
             });
@@ -231,14 +258,18 @@ impl Breaches {
         }
     }
 
-    fn check_latest(&mut self, number: usize, reader: &Reader) {
-        let versions: Vec<_> = reader.versions().collect();
-        for (before, received) in versions.iter().zip(versions.iter().skip(1)) {
-            let follows = match before.id.epoch == received.id.epoch {
-                true => {
-                    !received.is_new_epoch && received.id.version == before.id.version + 1 + received.skipped
-                }
-                false => received.is_new_epoch && received.id > before.id,
+    fn check_latest(&mut self, history: &History, number: usize, reader: &Reader) {
+        let versions: Vec<_> = reader.versions_with_times().collect();
+        for ((_, before), (at, received)) in versions.iter().zip(versions.iter().skip(1)) {
+            let may_fall = history.was_restored_before(*at);
+            let is_after = |number| {
+                before.id.epoch == received.id.epoch && received.id.version == number + received.skipped
+            };
+            // Other content under the number of `before` counts as skipped, too.
+            let continues = is_after(before.id.version + 1) || (may_fall && is_after(before.id.version));
+            let follows = match received.is_new_epoch {
+                true => may_fall || received.id.epoch > before.id.epoch,
+                false => continues,
             };
             self.check(follows, Promise::LatestMonotonic, || {
                 format!(
@@ -249,12 +280,15 @@ impl Breaches {
         }
     }
 
-    fn check_every(&mut self, number: usize, reader: &Reader) {
+    fn check_every(&mut self, history: &History, number: usize, reader: &Reader) {
         let (mut last, mut reported) = (reader.after, None);
-        for (_, event) in &reader.events {
+        for (at, event) in &reader.events {
+            let may_fall = history.was_restored_before(*at);
             match event {
                 Event::Gap { after, found } => {
-                    self.check(*after == last && last.is_some(), Promise::GapFree, || {
+                    // A named reader may have lost the place that an earlier process had.
+                    let lost_place = reader.is_named && last.is_none();
+                    self.check(lost_place || (*after == last && last.is_some()), Promise::GapFree, || {
                         format!(
                             "reader {number}: a gap after {after:?} is reported, but {last:?} was received"
                         )
@@ -262,10 +296,13 @@ impl Breaches {
                     reported = Some(*found);
                 }
                 Event::Version(received) => {
-                    self.check(last.is_none_or(|last| last < received.id), Promise::Ordered, || {
-                        format!("reader {number}: {} after {last:?}", received.id)
-                    });
-                    let follows = last.is_none_or(|last| last.next() == received.id);
+                    self.check(
+                        may_fall || last.is_none_or(|last| last < received.id),
+                        Promise::Ordered,
+                        || format!("reader {number}: {} after {last:?}", received.id),
+                    );
+                    let is_other_content = may_fall && last == Some(received.id) && received.is_new_epoch;
+                    let follows = is_other_content || last.is_none_or(|last| last.next() == received.id);
                     self.check(
                         reported.map_or(follows, |found| found == received.id),
                         Promise::GapFree,
@@ -280,10 +317,19 @@ impl Breaches {
 
     fn check_places(&mut self, history: &History) {
         for number in 0..history.readers.len() {
-            let Some((last, first)) = history.kept_place(number) else { continue };
-            self.check(first <= last.next(), Promise::PlaceKept, || {
-                format!("reader {number}: began with {first}, although it had left after {last}")
-            });
+            if let Some((last, first)) = history.kept_place(number) {
+                self.check(first <= last.next(), Promise::PlaceKept, || {
+                    format!("reader {number}: began with {first}, although it had left after {last}")
+                });
+            }
+            let has_gap = matches!(history.readers[number].events.first(), Some((_, Event::Gap { .. })));
+            if let Some((last, first)) = history.place_before(number).filter(|_| !has_gap) {
+                self.check(first <= last.next(), Promise::GapFree, || {
+                    format!(
+                        "reader {number}: began with {first} without a gap, although it had left after {last}"
+                    )
+                });
+            }
         }
     }
 
@@ -293,7 +339,7 @@ impl Breaches {
                 Event::Version(received) => {
                     let published = history.published.iter();
                     let published =
-                        published.filter(|one| (one.topic, one.id) == (reader.topic, received.id));
+                        published.filter(|one| (one.topic, one.content) == (reader.topic, received.content));
                     let earliest = published.map(|one| one.at_ms).min().unwrap_or(0);
                     // A version that arrived in time may be taken late.
                     let arrived = if received.was_awaited { *at } else { earliest.max(reader.opened_ms) };
@@ -345,11 +391,22 @@ impl Breaches {
         }
     }
 
-    fn check_starving(&mut self, history: &History, number: usize, reader: &Reader) {
-        let has_ended = reader.events.iter().any(|(_, event)| matches!(event, Event::Ended(_)));
-        let Some(Some((published_ms, last))) = history.last.get(reader.topic).filter(|_| !has_ended) else {
+    fn check_stale(&mut self, history: &History, number: usize, reader: &Reader) {
+        let Some(Some(current)) = history.current.get(reader.topic) else { return };
+        let due_ms = current.at_ms + DELIVERY_TIMEOUT_MS;
+        let has_ended = reader.end_ms().is_some_and(|at| at <= due_ms);
+        if has_ended || !history.had_right_throughout(reader, reader.opened_ms, due_ms.min(history.ended_ms))
+        {
             return;
-        };
+        }
+        self.check(history.has_received(reader, current, due_ms), Promise::NobodyStale, || {
+            format!("reader {number} did not receive {current:?} by {due_ms} ms")
+        });
+    }
+
+    fn check_starving(&mut self, history: &History, number: usize, reader: &Reader) {
+        let last = history.last.get(reader.topic).filter(|_| reader.end_ms().is_none());
+        let Some(Some(last)) = last else { return };
         if !history.had_right_throughout(reader, reader.opened_ms, history.ended_ms) {
             let lost_ms = history.right_lost_ms(reader).saturating_add(RIGHT_LINGER_MS);
             self.check(
@@ -359,19 +416,36 @@ impl Breaches {
             );
             return;
         }
-        let received = reader.events.iter().find_map(|(at, event)| match event {
-            Event::Version(received) if received.id == *last => Some(*at),
-            _ => None,
+        let due_ms = last.at_ms + DELIVERY_TIMEOUT_MS;
+        self.check(history.has_received(reader, last, due_ms), Promise::NobodyStarved, || {
+            format!("reader {number} did not receive {last:?} by {due_ms} ms")
         });
-        self.check(
-            received.is_some_and(|at| at <= published_ms + DELIVERY_TIMEOUT_MS),
-            Promise::NobodyStarved,
-            || format!("reader {number} received {last}, published at {published_ms} ms, at {received:?}"),
-        );
     }
 }
 
 impl History {
+    fn was_restored_before(&self, at_ms: u64) -> bool {
+        self.restored_ms.is_some_and(|restored| restored <= at_ms)
+    }
+
+    /// Whether the reader has received `version` by this time. One of mode `every` need not if its principal has, under
+    /// its name or before it continued, or if it requested a later version.
+    pub(crate) fn has_received(&self, reader: &Reader, version: &Published, by_ms: u64) -> bool {
+        let is_same = |(at, received): (u64, &Received)| {
+            (received.id, received.content) == (version.id, version.content) && at <= by_ms
+        };
+        let is_later = |after: Id| after.epoch == version.id.epoch && after >= version.id;
+        let key = |of: &Reader| (of.principal, of.topic);
+        match reader.mode {
+            Mode::Latest => reader.versions_with_times().any(is_same),
+            Mode::Every => {
+                let readers = self.readers.iter().filter(|other| key(other) == key(reader));
+                reader.after.is_some_and(is_later)
+                    || readers.flat_map(Reader::versions_with_times).any(is_same)
+            }
+        }
+    }
+
     /// Whether the principal had the right at some time of this period, or at most [`RIGHT_LINGER_MS`] before it.
     fn had_right_within(&self, principal: usize, topic: usize, from_ms: u64, until_ms: u64) -> bool {
         let mut rights = self
@@ -381,6 +455,21 @@ impl History {
         rights.any(|right| {
             right.from_ms <= until_ms && from_ms <= right.until_ms.saturating_add(RIGHT_LINGER_MS)
         })
+    }
+
+    /// The last version before a named reader left, and the first after it came back, if the server ran throughout: its
+    /// place is kept, or what it missed is reported.
+    fn place_before(&self, number: usize) -> Option<(Id, Id)> {
+        let reader = &self.readers[number];
+        let before = self.readers[..number].iter().rev().find(|other| {
+            (other.principal, other.topic, other.mode) == (reader.principal, reader.topic, Mode::Every)
+        })?;
+        let has_left = matches!(before.events.last(), Some((_, Event::Ended(End::Left))));
+        let (last, first) = (before.versions().last()?.id, reader.versions_with_times().next()?);
+        let has_stopped = self.stops_ms.iter().any(|stop| (before.opened_ms..=first.0).contains(stop));
+        let was_granted = self.had_right_throughout(reader, before.opened_ms, first.0);
+        let is_told = before.is_named && reader.is_named && has_left && !has_stopped && was_granted;
+        (is_told && first.1.id.epoch == last.epoch).then_some((last, first.1.id))
     }
 
     /// The last version before a named reader left, and the first after it came back. `None` if its place need not have
@@ -421,17 +510,25 @@ impl History {
 
 impl Reader {
     fn versions(&self) -> impl Iterator<Item = &Received> {
-        self.events.iter().filter_map(|(_, event)| match event {
-            Event::Version(received) => Some(received),
+        self.versions_with_times().map(|(_, received)| received)
+    }
+
+    fn versions_with_times(&self) -> impl Iterator<Item = (u64, &Received)> {
+        self.events.iter().filter_map(|(at, event)| match event {
+            Event::Version(received) => Some((*at, received)),
             _ => None,
         })
+    }
+
+    pub(crate) fn end_ms(&self) -> Option<u64> {
+        let has_ended = |(_, event): &&(u64, Event)| matches!(event, Event::Ended(_));
+        self.events.iter().find(has_ended).map(|(at, _)| *at)
     }
 
     /// The time from which the server may treat an ended reader as away: its end, or an earlier cut after which no
     /// version arrived. Versions that were not awaited do not count, since they may have arrived before the cut.
     fn away_since_ms(&self) -> Option<u64> {
-        let has_ended = |(_, event): &&(u64, Event)| matches!(event, Event::Ended(_));
-        let left_ms = self.events.iter().find(has_ended)?.0;
+        let left_ms = self.end_ms()?;
         let has_arrived = |event: &Event| matches!(event, Event::Version(received) if received.was_awaited);
         let mut arrived = self.events.iter().filter(|(_, event)| has_arrived(event));
         let last_ms = arrived.next_back().map_or(self.opened_ms, |(at, _)| *at);

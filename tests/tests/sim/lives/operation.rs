@@ -14,6 +14,8 @@ pub(crate) const TOPICS: usize = 2;
 pub(crate) struct Setup {
     /// Whether publishers wait for slow readers without limit; otherwise they evict them.
     pub(crate) blocks: bool,
+    /// Whether versions are read when they are sent, so that reads can fail; otherwise they are staged.
+    pub(crate) borrows: bool,
     pub(crate) keep_versions: u32,
     pub(crate) linger_s: u64,
     pub(crate) publish_timeout_ms: u64,
@@ -49,6 +51,17 @@ pub(crate) struct TicketTerms {
     pub(crate) expires_s: Option<u64>,
 }
 
+/// The state with which a server starts: the epoch and the newest version of each topic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StartState {
+    /// None: topics begin new epochs.
+    None,
+    /// That of the last server. The newest versions are published again under their numbers.
+    Last,
+    /// The one that was backed up last, so that numbers are used again for other content.
+    Restored,
+}
+
 /// An operation. An operation that is impossible at its time has no effect, so every part of a list is a life, too.
 #[derive(Debug, Clone)]
 pub(crate) enum Operation {
@@ -68,9 +81,14 @@ pub(crate) enum Operation {
     Stop {
         silently: bool,
     },
-    /// A server starts. With the state of the last one, it publishes the newest versions again under their numbers.
     Start {
-        with_state: bool,
+        state: StartState,
+    },
+    /// The server's state is backed up.
+    BackUp,
+    /// Reads of versions fail, or succeed again.
+    FailReads {
+        failing: bool,
     },
     /// A client closes its earlier connection, connects, and subscribes to all topics.
     Join {
@@ -119,6 +137,7 @@ pub(crate) fn life(seed: u64) -> (Setup, Vec<Operation>) {
     let blocks = rng.random_bool(0.5);
     let setup = Setup {
         blocks,
+        borrows: rng.random_bool(0.5),
         keep_versions: rng.random_range(1..=6),
         linger_s: if blocks { 20 } else { rng.random_range(0..20) },
         publish_timeout_ms: rng.random_range(100..8_000),
@@ -126,7 +145,7 @@ pub(crate) fn life(seed: u64) -> (Setup, Vec<Operation>) {
         jitter_ms: rng.random_range(0..10),
         loss: [0.0, 0.0, 0.01, 0.03][rng.random_range(0..4)],
     };
-    let mut operations = vec![Operation::Start { with_state: false }];
+    let mut operations = vec![Operation::Start { state: StartState::None }];
     for client in 1..=CLIENTS {
         operations.push(join(&mut rng, client));
     }
@@ -134,6 +153,9 @@ pub(crate) fn life(seed: u64) -> (Setup, Vec<Operation>) {
         operations.push(operation(&mut rng));
         if rng.random_bool(0.07) {
             operations.extend(outage(&mut rng));
+        }
+        if rng.random_bool(0.04) {
+            operations.extend(restoration(&mut rng));
         }
     }
     (setup, operations)
@@ -155,9 +177,34 @@ fn operation(rng: &mut ChaCha8Rng) -> Operation {
         85..88 => Operation::Revoke { client },
         88..91 => Operation::Allow { topics: rng.random_range(0..1 << TOPICS) },
         91..93 => Operation::Withdraw { topic },
-        93..96 => Operation::Stop { silently: rng.random_bool(0.5) },
-        _ => Operation::Start { with_state: rng.random_bool(0.7) },
+        93..95 => Operation::Stop { silently: rng.random_bool(0.5) },
+        95..97 => Operation::FailReads { failing: rng.random_bool(0.7) },
+        97 => Operation::BackUp,
+        _ => start(rng),
     }
+}
+
+fn start(rng: &mut ChaCha8Rng) -> Operation {
+    let states = [StartState::None, StartState::Last, StartState::Last, StartState::Restored];
+    Operation::Start { state: states[rng.random_range(0..4)] }
+}
+
+/// The operations after which a server continues from a backup, and clients may have newer versions.
+fn restoration(rng: &mut ChaCha8Rng) -> [Operation; 6] {
+    let topic = rng.random_range(0..TOPICS);
+    let publish = |rng: &mut ChaCha8Rng| Operation::Publish {
+        topic,
+        versions: rng.random_range(1..5),
+        bytes: bytes(rng),
+    };
+    [
+        Operation::BackUp,
+        publish(rng),
+        Operation::Wait { ms: wait_ms(rng) },
+        Operation::Stop { silently: rng.random_bool(0.5) },
+        Operation::Start { state: StartState::Restored },
+        publish(rng),
+    ]
 }
 
 /// The operations that cut a path during a transfer, for longer than the idle timeout or for less.

@@ -4,7 +4,7 @@ mod client;
 
 use super::{
     checker::{Answer, DELIVERY_TIMEOUT_MS, Event, History, Id, Published},
-    operation::{CLIENTS, Operation, Setup, TOPICS},
+    operation::{CLIENTS, Operation, Setup, StartState, TOPICS},
 };
 use client::ConnectedClient;
 use std::{
@@ -15,9 +15,10 @@ use std::{
     time::Duration,
 };
 use tensor_relay_protocol::{Epoch, Topic, Version};
-use tensor_relay_server::{Access, Listener, Publisher, Rules, Server, TopicOptions, WhenFull};
+use tensor_relay_server::{Access, Listener, Publishable, Publisher, Rules, Server, TopicOptions, WhenFull};
 use tensor_relay_tests::{
     pair::{Sim, retaining, rules, server_config, topic},
+    read_switch::ReadSwitch,
     simnet::Path,
     tensors,
 };
@@ -49,10 +50,26 @@ struct Log {
 /// The state of a topic, which survives restarts of the server.
 struct TopicState {
     name: Topic,
-    epoch: u64,
-    /// The number and size of the newest version in this epoch, if there is one.
-    newest: Option<(u64, u64)>,
+    numbers: Numbers,
+    /// The numbers that were backed up last.
+    backup: Numbers,
     publisher: Option<Publisher>,
+}
+
+/// What a server records of a topic.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Numbers {
+    epoch: u64,
+    /// The newest version of this epoch, if there is one.
+    newest: Option<Newest>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Newest {
+    version: u64,
+    /// The number that its content is derived from, unique among all versions of a life.
+    content: u64,
+    bytes: u64,
 }
 
 /// The servers and clients of a life.
@@ -63,8 +80,10 @@ struct Runner<'a> {
     rules: watch::Sender<Arc<Rules>>,
     server: Option<Server>,
     topics: Vec<TopicState>,
-    /// The number of epochs so far.
+    /// The number of epochs so far, and of contents.
     epochs: u64,
+    contents: u64,
+    reads: ReadSwitch,
     clients: BTreeMap<u8, ConnectedClient>,
     principals: client::Principals,
     /// The client and lane of each path that is cut.
@@ -88,7 +107,7 @@ fn clock_s() -> u64 {
     CLOCK_START_S + BEGAN.get().map_or(0, |began| began.elapsed().as_secs())
 }
 
-/// Applies `operations`; then repairs all paths, and gives the readers time to receive the last versions.
+/// Applies `operations`; then mends all faults, and gives the readers time to receive the current and the last versions.
 pub(super) async fn run(sim: &Sim, setup: Setup, operations: &[Operation]) -> History {
     let mut runner = Runner::new(sim, setup);
     for operation in operations {
@@ -111,11 +130,19 @@ impl<'a> Runner<'a> {
         sim.net.set_path(Path { delay, loss: setup.loss, ..Path::default() });
         let began = Instant::now();
         BEGAN.set(Some(began));
-        let history =
-            History { linger_ms: setup.linger_s * 1_000, last: vec![None; TOPICS], ..History::default() };
+        let history = History {
+            linger_ms: setup.linger_s * 1_000,
+            current: vec![None; TOPICS],
+            last: vec![None; TOPICS],
+            ..History::default()
+        };
         let log = Log { history: Arc::new(Mutex::new(history)), began, no_pauses: Arc::default() };
-        let topic_state =
-            |number| TopicState { name: topic(TOPIC_NAMES[number]), epoch: 0, newest: None, publisher: None };
+        let topic_state = |number| TopicState {
+            name: topic(TOPIC_NAMES[number]),
+            numbers: Numbers::default(),
+            backup: Numbers::default(),
+            publisher: None,
+        };
         let mut runner = Self {
             sim,
             setup,
@@ -125,6 +152,8 @@ impl<'a> Runner<'a> {
             server: None,
             topics: (0..TOPICS).map(topic_state).collect(),
             epochs: 0,
+            contents: 0,
+            reads: ReadSwitch::default(),
             clients: BTreeMap::new(),
             cut_lanes: BTreeSet::new(),
         };
@@ -142,7 +171,9 @@ impl<'a> Runner<'a> {
             }
             Operation::Withdraw { topic } => self.withdraw(topic),
             Operation::Stop { silently } => self.stop(silently).await,
-            Operation::Start { with_state } => self.start(with_state).await,
+            Operation::Start { state } => self.start(state).await,
+            Operation::BackUp => self.topics.iter_mut().for_each(|state| state.backup = state.numbers),
+            Operation::FailReads { failing } => self.reads.set_failing(failing),
             Operation::Join { client, tcp, lanes, kind, pause_ms, terms } => {
                 self.principals.issue(&self.log, client, terms);
                 let options = client::ClientOptions { tcp, lanes, kind, pause_ms };
@@ -248,7 +279,7 @@ impl<'a> Runner<'a> {
         were_cut.into_iter().for_each(|(client, lane)| self.cut(client, lane));
     }
 
-    async fn start(&mut self, with_state: bool) {
+    async fn start(&mut self, start_state: StartState) {
         if self.server.is_some() {
             return;
         }
@@ -261,12 +292,20 @@ impl<'a> Runner<'a> {
         self.server = Some(Server::start(self.listener().await, access, config));
         for number in 0..TOPICS {
             let state = &mut self.topics[number];
-            state.newest = state.newest.filter(|_| with_state);
-            if let Some((version, bytes)) = state.newest {
+            match start_state {
+                StartState::None => state.numbers.newest = None,
+                StartState::Restored if state.numbers != state.backup => {
+                    state.numbers = state.backup;
+                    let now = self.log.now_ms();
+                    self.log.history().restored_ms.get_or_insert(now);
+                }
+                StartState::Last | StartState::Restored => {}
+            }
+            if let Some(newest) = self.topics[number].numbers.newest {
                 self.open(number);
                 let publisher = self.topics[number].publisher.as_mut();
-                publisher.expect("it was opened").continue_at(Version(version));
-                self.publish_as(number, version, bytes).await;
+                publisher.expect("it was opened").continue_at(Version(newest.version));
+                self.publish_as(number, newest).await;
             }
         }
     }
@@ -291,66 +330,80 @@ impl<'a> Runner<'a> {
         let publish_timeout = Duration::from_millis(self.setup.publish_timeout_ms);
         let options = TopicOptions { when_full, publish_timeout, ..retaining(self.setup.keep_versions) };
         let state = &mut self.topics[number];
-        if state.newest.is_none() {
+        if state.numbers.newest.is_none() {
             self.epochs += 1;
-            state.epoch = self.epochs;
+            state.numbers.epoch = self.epochs;
         }
         let server = self.server.as_ref().expect("topics are opened only while there is a server");
-        let publisher = server.publisher_with(state.name.clone(), Some(Epoch(state.epoch)), options);
+        let publisher = server.publisher_with(state.name.clone(), Some(Epoch(state.numbers.epoch)), options);
         state.publisher = Some(publisher.unwrap());
     }
 
     /// Publishes the next version; `None` if there is no server, or readers delay the publish for too long.
-    async fn publish(&mut self, number: usize, bytes: u64) -> Option<Id> {
+    async fn publish(&mut self, number: usize, bytes: u64) -> Option<Published> {
         self.server.as_ref()?;
         if self.topics[number].publisher.is_none() {
             self.open(number);
         }
-        let version = self.topics[number].newest.map_or(1, |(version, _)| version + 1);
-        self.publish_as(number, version, bytes).await
+        self.contents += 1;
+        let version = self.topics[number].numbers.newest.map_or(1, |newest| newest.version + 1);
+        self.publish_as(number, Newest { version, content: self.contents, bytes }).await
     }
 
-    async fn publish_as(&mut self, number: usize, version: u64, bytes: u64) -> Option<Id> {
-        let state = &mut self.topics[number];
-        let id = Id { epoch: state.epoch, version };
-        let content_number = content(id);
+    async fn publish_as(&mut self, number: usize, newest: Newest) -> Option<Published> {
+        let Newest { version, content, bytes } = newest;
+        let (state, server) = (&mut self.topics[number], self.server.as_ref()?);
         let specs = vec![tensors::noise("noise", bytes / 2), tensors::steady("steady", bytes / 2)];
-        let staged = tensors::stage(self.server.as_ref()?, specs, content_number);
+        let publishable: Publishable = match self.setup.borrows {
+            true => self.reads.borrow(server, specs, content).into(),
+            false => tensors::stage(server, specs, content).into(),
+        };
         // Taken before publishing: a reader may receive the version before `publish` returns.
-        let (published, log) = (Published { at_ms: self.log.now_ms(), topic: number, id }, self.log.clone());
-        let is_new = !log.history().published.iter().any(|one| (one.topic, one.id) == (number, id));
-        let publishing = state.publisher.as_mut()?.publish(staged, tensors::metadata(content_number));
+        let (at_ms, log) = (self.log.now_ms(), self.log.clone());
+        let published =
+            Published { at_ms, topic: number, id: Id { epoch: state.numbers.epoch, version }, content };
+        let is_new = !log.history().published.iter().any(|one| one.content == content);
+        let publishing = state.publisher.as_mut()?.publish(publishable, tensors::metadata(content));
         timeout(PUBLISH_TIMEOUT, publishing).await.ok()?.unwrap();
-        state.newest = Some((version, bytes));
+        state.numbers.newest = Some(newest);
         if is_new {
-            log.history().published.push(published);
+            log.history().published.push(published.clone());
         }
-        Some(id)
+        Some(published)
     }
 
     fn withdraw(&mut self, number: usize) {
         if let Some(publisher) = self.topics[number].publisher.take() {
             publisher.withdraw();
-            self.topics[number].newest = None;
+            self.topics[number].numbers.newest = None;
         }
     }
 
-    /// Repairs all paths, publishes one more version of each topic, and waits until the readers have received it, or
-    /// their deadline has passed.
+    /// Mends all faults, and waits until the readers have received the current versions, or their deadline has passed;
+    /// then the same with one more version of each topic.
     async fn end(&mut self) {
         self.sim.net.set_path(Path::default());
         (1..=CLIENTS).for_each(|client| self.mend(client));
+        self.reads.set_failing(false);
         self.log.no_pauses.store(true, Ordering::Relaxed);
-        self.start(true).await;
+        self.start(StartState::Last).await;
         for number in 0..TOPICS {
-            let id = self.publish(number, 10_000).await;
-            let last = id.map(|id| (self.log.now_ms(), id));
-            self.log.history().last[number] = last;
+            let Numbers { epoch, newest } = self.topics[number].numbers;
+            let at_ms = self.log.now_ms();
+            self.log.history().current[number] = newest.map(|Newest { version, content, .. }| Published {
+                at_ms,
+                topic: number,
+                id: Id { epoch, version },
+                content,
+            });
         }
-        let began = Instant::now();
-        while began.elapsed() < Duration::from_millis(DELIVERY_TIMEOUT_MS) && !self.log.is_over() {
-            sleep(Duration::from_millis(50)).await;
+        self.log.wait_for(|history| &history.current).await;
+        for number in 0..TOPICS {
+            let published = self.publish(number, 10_000).await;
+            let at_ms = self.log.now_ms();
+            self.log.history().last[number] = published.map(|published| Published { at_ms, ..published });
         }
+        self.log.wait_for(|history| &history.last).await;
         self.log.history().ended_ms = self.log.now_ms();
     }
 }
@@ -374,18 +427,20 @@ impl Log {
         self.history().answers.push((at, principal, answer));
     }
 
-    /// Whether all readers have received the last version, or have ended.
-    fn is_over(&self) -> bool {
-        let history = self.history();
-        history.readers.iter().all(|reader| {
-            reader.events.iter().any(|(_, event)| match event {
-                Event::Version(received) => {
-                    history.last[reader.topic].is_some_and(|(_, last)| last == received.id)
-                }
-                Event::Ended(_) => true,
-                Event::Gap { .. } => false,
+    /// Waits until all readers have received these versions of their topics or have ended, or the deadline has passed.
+    async fn wait_for(&self, versions: impl Fn(&History) -> &Vec<Option<Published>>) {
+        let is_done = || {
+            let history = self.history();
+            history.readers.iter().all(|reader| {
+                let version = versions(&history)[reader.topic].as_ref();
+                let has_received = |version| history.has_received(reader, version, u64::MAX);
+                reader.end_ms().is_some() || version.is_none_or(has_received)
             })
-        })
+        };
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(DELIVERY_TIMEOUT_MS) && !is_done() {
+            sleep(Duration::from_millis(50)).await;
+        }
     }
 }
 
@@ -397,9 +452,4 @@ const LANES_MAX: u8 = 3;
 /// The local address of a client's lane.
 fn lane_address(client: u8, lane: u8) -> IpAddr {
     Ipv4Addr::new(10, lane, 1, client).into()
-}
-
-/// The number that a version's content is derived from, unique over all epochs.
-fn content(id: Id) -> u64 {
-    id.epoch * 10_000 + id.version
 }

@@ -6,6 +6,7 @@ use super::*;
 fn received(epoch: u64, version: u64) -> Received {
     Received {
         id: Id { epoch, version },
+        content: epoch * 10 + version,
         skipped: 0,
         is_new_epoch: false,
         torn: None,
@@ -16,20 +17,27 @@ fn received(epoch: u64, version: u64) -> Received {
     }
 }
 
+fn published(at_ms: u64, epoch: u64, version: u64) -> Published {
+    Published { at_ms, topic: 0, id: Id { epoch, version }, content: epoch * 10 + version }
+}
+
 fn gap(after: (u64, u64), found: (u64, u64)) -> Event {
     let id = |(epoch, version)| Id { epoch, version };
     Event::Gap { after: Some(id(after)), found: id(found) }
 }
 
-/// A history of 100 s with one reader, in which versions 1 to 3 were published at 1, 2 and 3 s.
+/// A history of 100 s with one reader, in which versions 1 to 3 were published at 1, 2 and 3 s, and one of an earlier
+/// epoch before.
 fn history(mode: Mode, events: Vec<Event>) -> History {
-    let published =
-        (1..=3).map(|version| Published { at_ms: version * 1_000, topic: 0, id: Id { epoch: 1, version } });
+    let published = (1..=3)
+        .map(|version| published(version * 1_000, 1, version))
+        .chain([published(0, 0, 9)]);
     let reader = Reader {
         principal: 0,
         topic: 0,
         mode,
         after: None,
+        is_named: false,
         has_place: false,
         opened_ms: 0,
         cuts_ms: vec![],
@@ -39,17 +47,24 @@ fn history(mode: Mode, events: Vec<Event>) -> History {
     History {
         linger_ms: 20_000,
         stops_ms: vec![],
+        restored_ms: None,
         readers: vec![reader],
         published: published.collect(),
         rights: vec![Right { principal: 0, topic: 0, from_ms: 0, until_ms: u64::MAX }],
         answers: vec![],
-        last: vec![Some((3_000, Id { epoch: 1, version: 3 }))],
+        current: vec![Some(self::published(2_000, 1, 2))],
+        last: vec![Some(self::published(3_000, 1, 3))],
         ended_ms: 100_000,
     }
 }
 
 fn versions(all: impl IntoIterator<Item = u64>) -> Vec<Event> {
     all.into_iter().map(|version| Event::Version(received(1, version))).collect()
+}
+
+/// As [`history`], without a current version.
+fn without_current(mode: Mode, events: Vec<Event>) -> History {
+    History { current: vec![None], ..history(mode, events) }
 }
 
 /// A history that breaks no promise.
@@ -70,9 +85,40 @@ fn good_histories_have_no_breaches() {
     assert_breaches(&good(), &[]);
     assert_breaches(&history(Mode::Latest, versions(1..=3)), &[]);
     let skipping = Event::Version(Received { skipped: 1, ..received(1, 3) });
-    assert_breaches(&history(Mode::Latest, vec![Event::Version(received(1, 1)), skipping]), &[]);
+    let skipping = without_current(Mode::Latest, vec![Event::Version(received(1, 1)), skipping]);
+    assert_breaches(&skipping, &[]);
     let explained = [versions([1]), vec![gap((1, 1), (1, 3))], versions([3])].concat();
-    assert_breaches(&history(Mode::Every, explained), &[]);
+    assert_breaches(&without_current(Mode::Every, explained), &[]);
+}
+
+/// A server continues from an older record after version 3, and publishes other content as version 2.
+#[test]
+fn numbers_fall_only_after_a_restoration() {
+    let other = Received { content: 99, is_new_epoch: true, ..received(1, 2) };
+    let events = vec![Event::Version(received(1, 3)), Event::Version(other)];
+    for (mode, promise) in [(Mode::Latest, Promise::LatestMonotonic), (Mode::Every, Promise::Ordered)] {
+        let mut events = events.clone();
+        if mode == Mode::Every {
+            events.insert(1, gap((1, 3), (1, 2)));
+        }
+        let mut fallen = without_current(mode, events);
+        fallen.published.push(Published { content: 99, ..published(2_000, 1, 2) });
+        assert_breaches(&fallen, &[promise]);
+        fallen.restored_ms = Some(1_500);
+        assert_breaches(&fallen, &[]);
+    }
+}
+
+#[test]
+fn nobody_stale() {
+    assert_breaches(&history(Mode::Latest, versions([1])), &[Promise::NobodyStale, Promise::NobodyStarved]);
+    let mut stale = good();
+    stale.current = vec![Some(Published { content: 99, ..published(2_000, 1, 2) })];
+    assert_breaches(&stale, &[Promise::NobodyStale]);
+    // It requested a later version than the current one.
+    stale.readers[0].after = Some(Id { epoch: 1, version: 2 });
+    stale.readers[0].events.drain(..2);
+    assert_breaches(&stale, &[]);
 }
 
 #[test]
@@ -82,20 +128,34 @@ fn ordered() {
 
 #[test]
 fn gap_free() {
-    assert_breaches(&history(Mode::Every, versions([1, 3])), &[Promise::GapFree]);
+    assert_breaches(&without_current(Mode::Every, versions([1, 3])), &[Promise::GapFree]);
     let wrong_place = [versions([1]), vec![gap((1, 0), (1, 3))], versions([3])].concat();
-    assert_breaches(&history(Mode::Every, wrong_place), &[Promise::GapFree]);
+    assert_breaches(&without_current(Mode::Every, wrong_place), &[Promise::GapFree]);
     let wrong_end = [versions([1]), vec![gap((1, 1), (1, 4))], versions([3])].concat();
-    assert_breaches(&history(Mode::Every, wrong_end), &[Promise::GapFree]);
+    assert_breaches(&without_current(Mode::Every, wrong_end), &[Promise::GapFree]);
     let mut began_late = history(Mode::Every, versions([2, 3]));
     began_late.readers[0].after = Some(Id { epoch: 1, version: 0 });
     assert_breaches(&began_late, &[Promise::GapFree]);
 }
 
+/// A named reader comes back long after its place was given up.
+#[test]
+fn gap_free_over_a_lost_place() {
+    let mut away = without_current(Mode::Every, [versions([1]), vec![Event::Ended(End::Left)]].concat());
+    away.readers[0].is_named = true;
+    let mut back = history(Mode::Every, versions([3])).readers.remove(0);
+    (back.is_named, back.opened_ms, back.events[0].0) = (true, 60_000, 60_100);
+    away.readers.push(back);
+    away.last = vec![Some(published(50_000, 1, 3))];
+    assert_breaches(&away, &[Promise::GapFree]);
+    away.readers[1].events.insert(0, (60_100, gap((1, 1), (1, 3))));
+    assert_breaches(&away, &[]);
+}
+
 #[test]
 fn gap_free_over_an_epoch() {
     let mut silent =
-        history(Mode::Every, vec![Event::Version(received(0, 9)), Event::Version(received(1, 3))]);
+        without_current(Mode::Every, vec![Event::Version(received(0, 9)), Event::Version(received(1, 3))]);
     assert_breaches(&silent, &[Promise::GapFree]);
     silent.readers[0].events.insert(1, (1_500, gap((0, 9), (1, 3))));
     assert_breaches(&silent, &[]);
@@ -104,15 +164,15 @@ fn gap_free_over_an_epoch() {
 #[test]
 fn latest_monotonic() {
     assert_breaches(&history(Mode::Latest, versions([2, 1, 3])), &[Promise::LatestMonotonic; 2]);
-    assert_breaches(&history(Mode::Latest, versions([1, 3])), &[Promise::LatestMonotonic]);
+    assert_breaches(&without_current(Mode::Latest, versions([1, 3])), &[Promise::LatestMonotonic]);
     let unreported_epoch = vec![Event::Version(received(0, 9)), Event::Version(received(1, 3))];
-    assert_breaches(&history(Mode::Latest, unreported_epoch), &[Promise::LatestMonotonic]);
+    assert_breaches(&without_current(Mode::Latest, unreported_epoch), &[Promise::LatestMonotonic]);
 }
 
 #[test]
 fn untorn() {
     let torn = Event::Version(Received { torn: Some("a word".into()), ..received(1, 3) });
-    assert_breaches(&history(Mode::Every, vec![torn]), &[Promise::Untorn]);
+    assert_breaches(&without_current(Mode::Every, vec![torn]), &[Promise::Untorn]);
 }
 
 #[test]
@@ -123,7 +183,7 @@ fn resumed_only_missing() {
         (1, 111, &[Promise::ResumedOnlyMissing]),
     ] {
         let resumed = Event::Version(Received { cuts, wire_bytes, ..received(1, 3) });
-        assert_breaches(&history(Mode::Every, vec![resumed]), expected);
+        assert_breaches(&without_current(Mode::Every, vec![resumed]), expected);
     }
 }
 
@@ -185,7 +245,7 @@ fn nobody_cut_off() {
 
 #[test]
 fn place_kept() {
-    let mut away = history(Mode::Every, [versions([1]), vec![Event::Ended(End::Left)]].concat());
+    let mut away = without_current(Mode::Every, [versions([1]), vec![Event::Ended(End::Left)]].concat());
     away.readers[0].has_place = true;
     let mut back = history(Mode::Every, versions([3])).readers.remove(0);
     (back.has_place, back.opened_ms, back.events[0].0) = (true, 3_000, 3_100);

@@ -1,6 +1,6 @@
 //! A connected client with a reader of each topic; and the rights of all clients.
 
-use super::{CHUNK_BYTES, LANES_MAX, LIFE_DURATION, Log, TOPIC_NAMES, clock_s, content, lane_address};
+use super::{CHUNK_BYTES, LANES_MAX, LIFE_DURATION, Log, TOPIC_NAMES, clock_s, lane_address};
 use crate::lives::{
     checker::{Answer, End, Event, Id, Mode, Reader, Received, Right},
     operation::{CLIENTS, SubscriptionKind, TOPICS, TicketTerms},
@@ -121,13 +121,15 @@ impl ConnectedClient {
         } else {
             Mode::Every
         };
+        let is_named = matches!(self.options.kind, SubscriptionKind::Named { .. });
         let Ok(subscription) = self.client.subscribe_to(request).await else { return };
         let reader = Reader {
             principal: self.principal,
             topic: number,
             mode,
             after,
-            has_place: blocks && matches!(self.options.kind, SubscriptionKind::Named { .. }),
+            is_named,
+            has_place: blocks && is_named,
             opened_ms: self.log.now_ms(),
             cuts_ms: vec![],
             cut_bytes: u64::from(CREDIT_CHUNKS * CHUNK_BYTES) * u64::from(self.options.lanes),
@@ -216,12 +218,17 @@ impl ReaderTask {
     }
 
     fn received(&self, snapshot: &Snapshot, was_awaited: bool) -> Received {
-        let id = id_of(snapshot.id());
+        let content = snapshot
+            .metadata()
+            .iter()
+            .find_map(|(_, content)| content.parse().ok())
+            .unwrap();
         Received {
-            id,
+            id: id_of(snapshot.id()),
+            content,
             skipped: snapshot.skipped(),
             is_new_epoch: snapshot.is_new_epoch(),
-            torn: tensors::difference(snapshot, content(id)),
+            torn: tensors::difference(snapshot, content),
             was_awaited,
             wire_bytes: snapshot.receipt().wire_bytes,
             payload_bytes: snapshot.payload_bytes(),
