@@ -87,6 +87,11 @@ fn kind_of_client(error: &ClientError) -> Kind {
     match error {
         error if error.is_unauthorised() => Kind::Refused,
         ClientError::Connect(ConnectError::WrongKey { .. }) => Kind::Refused,
+        ClientError::NotReconnected { last: Some(error), .. }
+            if matches!(**error, ClientError::Connect(ConnectError::WrongKey { .. })) =>
+        {
+            Kind::Refused
+        }
         ClientError::Connect(ConnectError::Incompatible { .. })
         | ClientError::Message(_)
         | ClientError::ProtocolViolation(_) => Kind::Damaged,
@@ -103,7 +108,8 @@ fn kind_of_client(error: &ClientError) -> Kind {
         | ClientError::Lane(_)
         | ClientError::NoWelcome { .. }
         | ClientError::NoAnswer { .. }
-        | ClientError::NotReconnected { .. } => Kind::Unreachable,
+        | ClientError::NotReconnected { .. }
+        | ClientError::NoProgress { .. } => Kind::Unreachable,
         ClientError::Ended(error) => kind_of_client(error),
         ClientError::Memory(_) => Kind::NoRoom,
         ClientError::SelectionTooLarge { .. }

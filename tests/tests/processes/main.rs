@@ -26,6 +26,7 @@ mod logs;
 mod mirrors;
 mod modes;
 mod netns;
+mod paths;
 mod resume;
 mod shutdown;
 mod sidecar;
