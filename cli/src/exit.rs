@@ -106,7 +106,8 @@ fn code_of_client_error(error: &ClientError) -> Exit {
         ClientError::NoWelcome { .. } | ClientError::NoAnswer { .. } | ClientError::Lane(_) => {
             Exit::Unreachable
         }
-        ClientError::NotReconnected { .. } => Exit::Unreachable,
+        ClientError::NotReconnected { last: Some(error), .. } => code_of_client_error(error),
+        ClientError::NotReconnected { .. } | ClientError::NoProgress { .. } => Exit::Unreachable,
         ClientError::Ended(error) => code_of_client_error(error),
         ClientError::StartNeedsEvery => Exit::Usage,
         ClientError::Message(_) | ClientError::ProtocolViolation(_) => Exit::Damaged,

@@ -265,7 +265,7 @@ impl Client {
     fn answer_error(&self) -> ClientError {
         let timeout_ms = self.answer_timeout.as_millis();
         match self.connection_lost() {
-            Some(lost) => ClientError::NotReconnected { lost, timeout_ms },
+            Some(lost) => ClientError::NotReconnected { lost, last: None, timeout_ms },
             None => ClientError::NoAnswer { timeout_ms },
         }
     }

@@ -13,7 +13,10 @@ use lanes::LaneSet;
 use std::{
     collections::VecDeque,
     ops::Range,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 use tensor_relay_device::Sink;
@@ -24,12 +27,15 @@ use tensor_relay_protocol::{
 };
 use tensor_relay_transport::{
     Connector, DataIn, Fingerprint, HeaderError, Lane, LaneError, LaneKind, LaneKindReason, ProbeResult,
-    Progress, Tally, control,
+    Progress, Tally, Way, control,
     control::ControlError,
     ingress::{Gathered, Ingress, ReceiveError, ReceiveManifestError, receive_manifest},
     receive_probe,
 };
-use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio::{
+    task::{AbortHandle, JoinError, JoinSet},
+    time::Instant,
+};
 
 /// The deadline for decoding completely received chunks after the connection is lost.
 const DECODE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -47,6 +53,7 @@ pub(crate) struct Connection {
     receiver: control::Receiver<ServerMessage>,
     lanes: LaneSet,
     instance: InstanceId,
+    began: Instant,
     /// The events of chunks received in place, which [`next`](Self::next) returns first.
     received: VecDeque<Event>,
     tasks: JoinSet<Event>,
@@ -71,7 +78,7 @@ pub(crate) enum Event {
     Joined,
     /// A lane ended that may have sent `Join`. Even without an answer, the server may have started chunks on it.
     Ended(LaneId),
-    /// A data stream ended before its header or sent none in time, or a task was aborted.
+    /// A data stream ended before its header, or a task was aborted.
     Nothing,
 }
 
@@ -109,6 +116,14 @@ pub(crate) struct Target {
     pub(crate) registry: Arc<LaneRegistry>,
 }
 
+impl Target {
+    /// The same server over `way`, if that is given.
+    pub(crate) fn over(&self, way: Option<Way>) -> Self {
+        let connector = self.connector.clone();
+        Self { connector: way.map_or(connector.clone(), |way| connector.with_way(way)), ..self.clone() }
+    }
+}
+
 impl Connection {
     /// Connects, sends `Hello`, and waits for `Welcome`, which admits the client.
     pub(crate) async fn open(target: &Target, config: &Config) -> Result<(Self, Welcome), ClientError> {
@@ -129,6 +144,7 @@ impl Connection {
             receiver,
             lanes,
             instance: welcome.instance,
+            began: Instant::now(),
             received: VecDeque::new(),
             tasks: JoinSet::new(),
         }
@@ -146,6 +162,16 @@ impl Connection {
 
     pub(crate) fn lanes(&mut self) -> &mut LaneSet {
         &mut self.lanes
+    }
+
+    /// The time since it was opened.
+    pub(crate) fn age(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// The counter of the bytes that were received on it and verified.
+    pub(crate) fn verified_bytes(&self) -> Arc<AtomicU64> {
+        self.lanes.verified_bytes()
     }
 
     pub(crate) async fn send(&mut self, message: ClientMessage) -> Result<(), LaneError> {
@@ -257,6 +283,7 @@ impl Connection {
 fn log_connected(lane: &Lane) {
     let (peer, transport, why) = (lane.peer(), lane.kind(), lane.reason().text());
     match lane.reason() {
+        LaneKindReason::OthersFailed => {} // The failure was reported.
         LaneKindReason::UdpSilent => {
             tracing::warn!(%peer, "Connected over TCP, because UDP is not answered. On a long path QUIC would be faster: publish the server's UDP port too, and allow it in firewalls.")
         }

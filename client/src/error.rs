@@ -82,12 +82,29 @@ pub enum ClientError {
     #[error(transparent)]
     Lane(#[from] LaneError),
     /// The connection was lost, and the server was not reached again before a timeout.
-    #[error("the connection was lost ({lost}), and the server was not reached again within {timeout_ms} ms")]
+    #[error(
+        "the connection was lost ({lost}), and the server was not reached again within {timeout_ms} ms{}",
+        last.as_ref().map_or(String::new(), |error| format!(": {error}"))
+    )]
     NotReconnected {
         /// Why it was lost.
         lost: Arc<Self>,
+        /// Why the last attempt to reconnect failed, if one did.
+        last: Option<Arc<Self>>,
         /// The time for which reconnecting was tried.
         timeout_ms: u128,
+    },
+    /// Connections open, but none carries a chunk to its end.
+    #[error(
+        "{connections} connections in a row opened, and each was lost before a chunk arrived whole (the last one: {lost}): the path \
+         cuts, stalls or damages them; `tensor-relay doctor` measures it, `--transport` chooses another transport, and \
+         smaller chunks (`serve --chunk-size`) need less of each connection"
+    )]
+    NoProgress {
+        /// Why the last one was lost.
+        lost: Arc<Self>,
+        /// The number of connections.
+        connections: u32,
     },
     /// The session had ended before, or the connection was lost, for this reason.
     #[error(transparent)]
@@ -115,12 +132,11 @@ impl ClientError {
     /// threads.
     pub(crate) fn is_retryable(&self) -> bool {
         match self {
-            Self::Connect(error) => !matches!(
-                error,
-                ConnectError::WrongKey { .. } | ConnectError::Incompatible { .. } | ConnectError::Tls(_)
-            ),
+            // Another program may answer while the server restarts.
+            Self::Connect(error) => !matches!(error, ConnectError::Tls(_)),
             Self::Unauthorised { .. } => false,
-            Self::Refused(error) | Self::Lane(error) => is_retryable(error),
+            Self::Refused(_) => !self.is_unauthorised(),
+            Self::Lane(error) => is_retryable(error),
             Self::NoWelcome { .. } | Self::NoAnswer { .. } => true,
             Self::Memory(_)
             | Self::ProbeInProgress
@@ -129,8 +145,21 @@ impl ClientError {
             | Self::StartNeedsEvery
             | Self::Message(_)
             | Self::ProtocolViolation(_) => false,
-            Self::NotReconnected { .. } | Self::Ended(_) => false,
+            Self::NotReconnected { .. } | Self::NoProgress { .. } | Self::Ended(_) => false,
         }
+    }
+
+    /// Whether the path may have ended the connection: the server did not.
+    pub(crate) fn is_by_path(&self) -> bool {
+        matches!(
+            self,
+            Self::Lane(
+                LaneError::TimedOut { .. }
+                    | LaneError::ConnectionLost { .. }
+                    | LaneError::Protocol { .. }
+                    | LaneError::ControlUnread { .. }
+            )
+        )
     }
 
     /// Whether the server refuses this client's credentials, or has revoked its access: another ticket may help, a
@@ -170,8 +199,10 @@ impl ClientError {
                 | ConnectError::NoAnswer { .. }
                 | ConnectError::Resolve { .. },
             ) => Blame::Network,
-            Self::Lane(LaneError::TimedOut { .. }) => Blame::Network,
-            Self::NotReconnected { lost: error, .. } | Self::Ended(error) => error.blame(),
+            Self::Lane(LaneError::TimedOut { .. }) | Self::NoProgress { .. } => Blame::Network,
+            Self::NotReconnected { last: Some(error), .. }
+            | Self::NotReconnected { lost: error, .. }
+            | Self::Ended(error) => error.blame(),
             _ => Blame::Peer,
         }
     }

@@ -61,6 +61,7 @@ mod progress;
 mod rate;
 mod reception;
 mod reconnector;
+mod recovery;
 mod request;
 mod save;
 mod session;

@@ -15,6 +15,7 @@ use crate::{
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 use tensor_relay_device::{CacheLease, Device};
 use tensor_relay_protocol::{
@@ -30,6 +31,9 @@ use tokio::{task::AbortHandle, time::Instant};
 
 /// The size from which a version takes long enough to measure its rate.
 const BULKY_BYTES: u64 = 64 << 20;
+
+/// The time after which a smaller version takes long enough too: the path is slow, or lossy.
+const BULKY_DURATION: Duration = Duration::from_secs(2);
 
 /// The state of one subscription. It outlives connections.
 #[derive(Debug)]
@@ -133,10 +137,10 @@ impl Reception {
         self.machine.selection().map(|selection| selection.manifest().chunk_bytes())
     }
 
-    /// Whether a version is being received that is large enough to measure its rate.
+    /// Whether a version is being received that is large or slow enough to measure its rate.
     pub(crate) fn is_bulky(&self) -> bool {
         let bytes = self.machine.selection().map_or(0, |selection| selection.payload_bytes());
-        self.machine.is_receiving() && bytes >= BULKY_BYTES
+        self.machine.is_receiving() && (bytes >= BULKY_BYTES || self.began.elapsed() >= BULKY_DURATION)
     }
 
     /// Subscribes on a new connection.

@@ -2,23 +2,23 @@
 
 use crate::{
     ClientError, Config,
-    backoff::Backoff,
     command::Command,
     connection::{CloseReason, Connection, Handshake, LaneRegistry, Path, Target},
     error::SessionError,
+    recovery::{LostConnection, Recovery},
     session::Session,
     transport_trial::TransportTrial,
 };
 use std::{
     future::pending,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
 use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::CloseCode;
-use tensor_relay_transport::{Lane, LaneKind, LaneStats, Transport, ingress::Ingress};
+use tensor_relay_transport::{Lane, LaneKind, LaneStats, Transport, Way, ingress::Ingress};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -66,13 +66,17 @@ impl Reconnector {
     #[tracing::instrument(name = "session", skip_all, fields(peer = %connection.control().peer()))]
     pub(crate) async fn run(mut self, mut connection: Connection) {
         let config = self.session.config().clone();
-        let mut trial = (self.target.connector.transport() == Transport::Auto)
-            .then(|| TransportTrial::new(connection.control().kind()));
+        let transport = self.target.connector.transport();
+        let mut trial =
+            (transport == Transport::Auto).then(|| TransportTrial::new(connection.control().kind()));
+        let idle_timeout = self.target.connector.tuning().idle_timeout();
+        let mut recovery = Recovery::new(transport, idle_timeout, config.reconnect_timeout);
         let error = loop {
             let (path, kind) = (connection.path(), connection.control().kind());
+            let trial = trial.as_mut().filter(|_| recovery.way().is_none());
             let lost = tokio::select! {
                 lost = self.session.run(&mut connection, &mut self.commands) => lost,
-                handshake = next_transport(&mut trial, path, kind, &self.target, &config) => {
+                handshake = next_transport(trial, path, kind, &self.target, &config) => {
                     let text = format!("the session continues over {}", handshake.kind());
                     let close_reason = CloseReason { code: CloseCode::Done, text, by_user: false };
                     self.session.detach(connection.give_up(close_reason).await);
@@ -92,11 +96,21 @@ impl Reconnector {
                     tracing::debug!(error = %lost, "The connection was lost while nothing needs it; reconnecting.")
                 }
             }
-            let close_reason = lost.close_reason();
+            let (close_reason, is_by_path) = (lost.close_reason(), lost.is_by_path());
             let lost = Arc::new(ClientError::from(lost));
             self.state.lost.send_replace(Some(Arc::clone(&lost)));
+            let (age, was_receiving) = (connection.age(), self.session.is_receiving());
+            let verified_bytes = connection.verified_bytes();
             self.session.detach(connection.give_up(close_reason).await);
-            match self.reconnect(lost).await {
+            let has_verified = verified_bytes.load(Ordering::Relaxed) > 0;
+            let lost_connection = LostConnection { kind, age, has_verified, was_receiving, is_by_path };
+            if let Some(failed) = recovery.handle_lost(Instant::now(), lost_connection) {
+                warn_of_failed_way(failed, recovery.way());
+            }
+            if let Some(connections) = recovery.fruitless(Instant::now()) {
+                break ClientError::NoProgress { lost, connections }.into();
+            }
+            match self.reconnect(lost, &mut recovery).await {
                 Ok(next) => connection = next,
                 Err(error) => break error,
             }
@@ -109,19 +123,24 @@ impl Reconnector {
     }
 
     /// Tries with backoff until it is connected, the timeout has passed, or a retry is useless.
-    async fn reconnect(&mut self, lost: Arc<ClientError>) -> Result<Connection, SessionError> {
+    async fn reconnect(
+        &mut self,
+        lost: Arc<ClientError>,
+        recovery: &mut Recovery,
+    ) -> Result<Connection, SessionError> {
         let config = self.session.config().clone();
         let timeout_ms = config.reconnect_timeout.as_millis();
         let deadline = Instant::now() + config.reconnect_timeout;
-        let target = self.target.clone();
+        let (target, last) = (self.target.clone(), Mutex::new(None));
         let attempts = async {
-            let mut backoff = Backoff::new();
             loop {
-                tokio::time::sleep(backoff.next(rand::random())).await;
-                match Connection::open(&target, &config).await {
+                tokio::time::sleep(recovery.next_wait(rand::random())).await;
+                match Connection::open(&target.over(recovery.way()), &config).await {
                     Ok((connection, _)) => return Ok(connection),
                     Err(error) if error.is_retryable() => {
                         tracing::debug!(%error, "Not connected yet.");
+                        recovery.handle_unreachable();
+                        *last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(error));
                     }
                     Err(error) => return Err(error),
                 }
@@ -136,7 +155,10 @@ impl Reconnector {
                 attempt = tokio::time::timeout_at(deadline, &mut attempts) => return match attempt {
                     Ok(Ok(connection)) => Ok(connection),
                     Ok(Err(error)) => Err(error.into()),
-                    Err(_) => Err(ClientError::NotReconnected { lost, timeout_ms }.into()),
+                    Err(_) => {
+                        let last = last.lock().unwrap_or_else(PoisonError::into_inner).take();
+                        Err(ClientError::NotReconnected { lost, last, timeout_ms }.into())
+                    }
                 },
             }
         }
@@ -157,9 +179,23 @@ impl Reconnector {
     }
 }
 
+/// Reports that connections over `failed` opened but carried no chunk to its end.
+fn warn_of_failed_way(failed: Way, next: Option<Way>) {
+    let Some(next) = next else {
+        tracing::warn!(
+            "Connections over {failed} open, but carry no chunk to its end. All ways to the server were tried."
+        );
+        return;
+    };
+    tracing::warn!(
+        "Connections over {failed} open, but carry no chunk to its end: the path may lose large packets without a notice, \
+         or end its connections. Next: {next}. `tensor-relay doctor TICKET` measures both transports."
+    );
+}
+
 /// Resolves with a lane over another transport, once `trial` wants that transport and it reaches the same server.
 async fn next_transport(
-    trial: &mut Option<TransportTrial>,
+    trial: Option<&mut TransportTrial>,
     mut path: Path,
     current: LaneKind,
     target: &Target,

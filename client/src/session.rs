@@ -115,6 +115,14 @@ impl Session {
         !(self.receptions.is_empty() && self.watches.is_empty() && self.lists.is_empty())
     }
 
+    /// Whether a version is being received.
+    pub(crate) fn is_receiving(&self) -> bool {
+        let machines = self.receptions.values().map(|reception| &reception.machine);
+        machines
+            .into_iter()
+            .any(|machine| machine.is_receiving() || machine.current_version().is_some())
+    }
+
     /// The ingress of all its chunks, for statistics.
     pub(crate) fn ingress(&self) -> &Ingress {
         &self.ingress

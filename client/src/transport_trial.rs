@@ -109,7 +109,7 @@ impl TransportTrial {
         let step = self.steps.next(now, sample).filter(|_| has_settled)?;
         self.due = self.due.saturating_sub(step.elapsed);
         let rate = self.measurement.add(step)?;
-        self.measurement = Measurement::without_warm_up();
+        self.measurement = Measurement::following();
         match self.phase {
             Phase::Steady { usual, collapsed } => {
                 // Without any bytes the path itself is interrupted, for either transport.

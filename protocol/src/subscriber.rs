@@ -31,7 +31,7 @@ use arrivals::{Arrivals, EarlyStream};
 use history::History;
 use incoming::{Incoming, Phase, key};
 use manifests::Manifests;
-use stall::Stall;
+use stall::{Check, Stall};
 use std::{
     collections::VecDeque,
     sync::Arc,
@@ -65,7 +65,7 @@ pub struct Subscriber {
 
 impl Subscriber {
     /// The state machine of the user's `request`, whose `credit` is that of the first connection. A version fails when
-    /// no byte was received between two checks that are `stall_timeout` apart.
+    /// no byte was received for `stall_timeout`.
     pub fn new(request: Subscribe, codecs: CodecSet, stall_timeout: Duration, now: Instant) -> Self {
         Self {
             codecs,
@@ -546,12 +546,22 @@ impl Subscriber {
         self.current_version().map(|_| self.stall.check_at())
     }
 
-    /// Fails the current version if the check is due and no byte was received since the last one. `received_bytes` is
-    /// the number of bytes received for the subscription so far.
+    /// Checks the progress of the current version, if that is due: reports it to the server, which does not see what
+    /// arrives of a chunk that takes long; or fails the version if no byte was received for the timeout.
+    /// `received_bytes` is the number of bytes received for the subscription so far.
     pub fn handle_timeout(&mut self, now: Instant, received_bytes: u64) {
-        if self.current_version().is_some() && self.stall.handle_check(now, received_bytes) {
-            self.actions
-                .push_back(Action::Fail(VersionFault::Stalled(self.stall.timeout())));
+        if self.current_version().is_none() {
+            return;
+        }
+        match self.stall.handle_check(now, received_bytes) {
+            Check::Progress => {
+                self.send(ClientMessage::Credit { subscription: self.request.subscription, chunks: 0 });
+            }
+            Check::Stalled => {
+                let fault = VersionFault::Stalled(self.stall.timeout());
+                self.actions.push_back(Action::Fail(fault));
+            }
+            Check::Waiting => {}
         }
     }
 

@@ -103,7 +103,9 @@ fn kind_of_client(error: &ClientError) -> Kind {
         | ClientError::Lane(_)
         | ClientError::NoWelcome { .. }
         | ClientError::NoAnswer { .. }
-        | ClientError::NotReconnected { .. } => Kind::Unreachable,
+        | ClientError::NotReconnected { last: None, .. }
+        | ClientError::NoProgress { .. } => Kind::Unreachable,
+        ClientError::NotReconnected { last: Some(error), .. } => kind_of_client(error),
         ClientError::Ended(error) => kind_of_client(error),
         ClientError::Memory(_) => Kind::NoRoom,
         ClientError::SelectionTooLarge { .. }

@@ -74,7 +74,8 @@ pub(crate) fn handle_message(
     match (message, transfer) {
         (Message::Credit(chunks), transfer) => {
             credit.grant(chunks)?;
-            let is_progress = chunks > 0 && transfer.is_some_and(|transfer| !transfer.plan.is_given_up());
+            // Without chunks it says that bytes of the version arrived.
+            let is_progress = transfer.is_some_and(|transfer| !transfer.plan.is_given_up());
             Ok(if is_progress { Effect::Progress } else { Effect::None })
         }
         (Message::Acknowledge(epoch, version), _) => Ok(Effect::Acknowledged(epoch, version)),
@@ -217,7 +218,7 @@ mod tests {
     #[test]
     fn excessive_credit_is_refused() {
         let mut state = begun();
-        assert_eq!(handle(Message::Credit(0), &mut state), Ok(Effect::None));
+        assert_eq!(handle(Message::Credit(0), &mut state), Ok(Effect::Progress));
         assert_eq!(handle(Message::Credit(1), &mut state), Ok(Effect::Progress));
         let too_much = Message::Credit(Credit::MAX);
         assert!(matches!(handle(too_much, &mut state), Err(ProtocolViolation::CreditOverflow(_))));

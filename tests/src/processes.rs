@@ -1,4 +1,4 @@
-//! Real processes of the program, and their environment: home folders, GPUs, network namespaces and a UDP proxy.
+//! Real processes of the program, and their environment: home folders, GPUs, network namespaces and proxies.
 //!
 //! A [`Home`] isolates the processes of a test from the user's environment. Every wait has a deadline, and dropping a
 //! [`Process`] kills it.
@@ -7,6 +7,7 @@ mod gpu;
 mod lan;
 mod process;
 mod shim;
+mod tcp_proxy;
 mod udp_proxy;
 
 pub use gpu::{Gpu, device, fake_nvml};
@@ -14,6 +15,7 @@ pub use lan::{Host, Lan};
 pub use process::{Ended, Process, wait_until};
 pub use rustix::process::Signal;
 pub use shim::replace_function;
+pub use tcp_proxy::{TcpPath, TcpProxy};
 pub use udp_proxy::UdpProxy;
 
 use serde_json::Value;

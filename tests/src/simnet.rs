@@ -196,7 +196,7 @@ impl Network for Host {
         Ok(Arc::new(Batching::over(Arc::new(socket))))
     }
 
-    fn connect(&self, local: IpAddr, peer: SocketAddr) -> Opening {
+    fn connect(&self, local: IpAddr, peer: SocketAddr, _segment_max: Option<u32>) -> Opening {
         let local = if local.is_unspecified() { self.address } else { local };
         Box::pin(stream::connect(self.net.clone(), local, peer))
     }

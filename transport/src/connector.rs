@@ -5,7 +5,7 @@ mod tcp;
 
 use crate::{
     Fingerprint, Identity, Lane, LaneError, LaneKind, LaneKindReason, LaneThread, Network, SystemNetwork,
-    Transport, Tuning,
+    Transport, Tuning, Way,
     lane::{QuicConnection, lane_error},
     tls,
 };
@@ -28,6 +28,8 @@ pub struct Connector {
     /// The local addresses of lanes, used round-robin; any address if empty.
     local: Arc<[IpAddr]>,
     transport: Transport,
+    /// The only way that lanes may take.
+    way: Option<Way>,
     /// The client's key, for servers that authenticate clients.
     identity: Option<Arc<Identity>>,
     /// Whether UDP seemed to be blocked when this connector last chose between QUIC and TCP: TCP connected first,
@@ -186,6 +188,7 @@ impl Connector {
             tuning,
             local: Arc::default(),
             transport: Transport::Auto,
+            way: None,
             identity: None,
             udp_is_blocked: Arc::default(),
         }
@@ -199,6 +202,15 @@ impl Connector {
     /// Restricts lanes to what `transport` allows.
     pub fn with_transport(self, transport: Transport) -> Self {
         Self { transport, ..self }
+    }
+
+    /// Restricts lanes to one way, because others do not carry chunks on this path.
+    pub fn with_way(self, way: Way) -> Self {
+        let transport = match way.kind {
+            LaneKind::Quic => Transport::Quic,
+            LaneKind::Tcp => Transport::Tcp,
+        };
+        Self { transport, way: Some(way), ..self }
     }
 
     /// Authenticates to servers with the key of `identity`.
@@ -234,6 +246,7 @@ impl Connector {
             Err(ConnectError::Resolve { hosts: hosts.join(", "), detail })
         })?;
         match self.race(&addresses, keys, timeout).await {
+            Ok(lane) if self.way.is_some() => Ok(lane.with_reason(LaneKindReason::OthersFailed)),
             Ok(lane) => Ok(lane),
             Err(error) => Err(self.describe_timeout(hosts.join(", "), error)),
         }

@@ -12,6 +12,15 @@ pub enum LaneKind {
     Tcp,
 }
 
+/// One way to a server: the kind of its lanes, and the size of their packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Way {
+    /// The kind of the lanes.
+    pub kind: LaneKind,
+    /// Over TCP, the maximum length of a segment (`TCP_MAXSEG`); `None` for what the route allows.
+    pub segment_max: Option<u32>,
+}
+
 /// The kinds of lanes that a setting allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Transport {
@@ -38,6 +47,8 @@ pub enum LaneKindReason {
     ShortPath,
     /// This kind was measured to be faster on this path, or is being measured.
     Faster,
+    /// Connections of the other kind, or with larger packets, opened on this path but carried no chunk to its end.
+    OthersFailed,
 }
 
 /// An unknown transport name.
@@ -76,6 +87,15 @@ impl fmt::Display for LaneKind {
             Self::Quic => "QUIC",
             Self::Tcp => "TCP",
         })
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.segment_max {
+            Some(bytes) => write!(f, "{} in segments of {bytes} bytes", self.kind),
+            None => self.kind.fmt(f),
+        }
     }
 }
 
@@ -125,6 +145,7 @@ impl LaneKindReason {
             Self::UdpSilent => "TCP answered, and UDP did not",
             Self::ShortPath => "the path is short",
             Self::Faster => "it is faster on this path, or being tried",
+            Self::OthersFailed => "the other transport, or larger packets, do not get through on this path",
         }
     }
 }

@@ -32,7 +32,7 @@ mod workers;
 pub use client_certificate::{AuthoritiesError, ClientAuthorities, ClientCertificate};
 pub use connector::{ConnectError, Connector};
 pub use identity::{Exposure, Fingerprint, FingerprintError, Identity, IdentityError};
-pub use kind::{LaneKind, LaneKindReason, Transport, UnknownTransport};
+pub use kind::{LaneKind, LaneKindReason, Transport, UnknownTransport, Way};
 pub use lane::{DataIn, DataOut, HeaderError, Lane, LaneError, LaneStats};
 pub use listener::{Arrival, BindError, HANDSHAKES_PER_SECOND, Listener};
 pub use network::{

@@ -32,8 +32,9 @@ pub trait Network: Debug + Send + Sync + 'static {
     /// Binds a socket to `address`; port 0 lets the network choose.
     fn bind(&self, address: SocketAddr, tuning: &Tuning) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>>;
 
-    /// Opens a byte stream from `local` to `peer`. A network without byte streams returns an error.
-    fn connect(&self, _local: IpAddr, _peer: SocketAddr) -> Opening {
+    /// Opens a byte stream from `local` to `peer`, with segments of at most `segment_max` bytes if that is given. A
+    /// network without byte streams returns an error.
+    fn connect(&self, _local: IpAddr, _peer: SocketAddr, _segment_max: Option<u32>) -> Opening {
         Box::pin(std::future::ready(Err(io::ErrorKind::Unsupported.into())))
     }
 
@@ -97,8 +98,9 @@ impl Network for SystemNetwork {
         Ok(Arc::new(Batching::over(Arc::new(socket))))
     }
 
-    fn connect(&self, local: IpAddr, peer: SocketAddr) -> Opening {
-        Box::pin(async move { Ok(Box::new(streams::connect(local, peer).await?) as Box<dyn ByteStream>) })
+    fn connect(&self, local: IpAddr, peer: SocketAddr, segment_max: Option<u32>) -> Opening {
+        let opening = streams::connect(local, peer, segment_max);
+        Box::pin(async move { Ok(Box::new(opening.await?) as Box<dyn ByteStream>) })
     }
 
     fn listen(&self, address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {

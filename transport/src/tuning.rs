@@ -100,6 +100,11 @@ impl Tuning {
         Duration::from_millis(self.connect_timeout_ms.into())
     }
 
+    /// The idle timeout.
+    pub fn idle_timeout(&self) -> Duration {
+        Duration::from_millis(self.idle_timeout_ms.into())
+    }
+
     /// The send window of a new lane.
     pub(crate) fn send_window(&self) -> SendWindow {
         SendWindow::new(self.window_bytes, self.window_max_bytes)

@@ -15,7 +15,8 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_client::{
-    Client, ClientError, Config, Connector, Identity, Ticket, TopicEntry, Transport, Tuning,
+    Client, ClientError, Config, Connector, Identity, LaneKind, LaneKindReason, Ticket, TopicEntry,
+    Transport, Tuning,
 };
 
 /// The deadline for connecting over one transport.
@@ -23,6 +24,12 @@ const CONNECT_TIMEOUT_MS: u32 = 5_000;
 
 /// The number of requests that measure the round trip, of which the fastest counts.
 const REQUESTS: usize = 5;
+
+/// The number of lost connections after which a rate is not measured: there are three sizes of TCP segments.
+const RECONNECTIONS_MAX: usize = 2;
+
+/// The interval at which a lost connection is checked for.
+const RECONNECT_POLL: Duration = Duration::from_millis(100);
 
 /// The result for one transport.
 enum TransportCheck {
@@ -53,6 +60,7 @@ pub(super) async fn check(ticket: &Ticket, identity: Option<Arc<Identity>>) -> V
         if let TransportCheck::Connected { client, round_trip, .. } = check {
             findings.extend(check_rate(name, &client, round_trip).await);
             findings.extend(packet_size(&client));
+            findings.extend(segment_size(client.transport()));
             client.close().await;
         }
     }
@@ -80,7 +88,15 @@ async fn try_transport(ticket: &Ticket, config: Config) -> TransportCheck {
 /// The finding about the rate of the path, or why it was not measured.
 async fn check_rate(name: &'static str, client: &Client, round_trip: Duration) -> Option<Finding> {
     let wanted = "about two seconds of probes";
-    match rate::measure(client, round_trip).await {
+    let mut rate = rate::measure(client, round_trip).await;
+    for _ in 0..RECONNECTIONS_MAX {
+        // After a loss, the client connects again, with smaller packets if large ones do not get through.
+        if rate.is_ok() || !is_reconnected(client).await {
+            break;
+        }
+        rate = rate::measure(client, round_trip).await;
+    }
+    match rate {
         Ok(Some(rate)) => Some(rate::judge(name, &rate)),
         Ok(None) => Some(Finding::ok(
             name,
@@ -97,6 +113,26 @@ async fn check_rate(name: &'static str, client: &Client, round_trip: Duration) -
             Some(Finding::warn(name, format!("not measured: {error}"), wanted, fix))
         }
     }
+}
+
+/// Waits until a lost connection of `client` is replaced, at most for the time of one attempt and its wait.
+async fn is_reconnected(client: &Client) -> bool {
+    let replaced = async {
+        while client.connection_lost().is_some() {
+            tokio::time::sleep(RECONNECT_POLL).await;
+        }
+    };
+    let timeout = 2 * Duration::from_millis(CONNECT_TIMEOUT_MS.into());
+    tokio::time::timeout(timeout, replaced).await.is_ok()
+}
+
+/// Reports that only small TCP segments get through.
+fn segment_size((kind, reason): (LaneKind, LaneKindReason)) -> Option<Finding> {
+    (kind == LaneKind::Tcp && reason == LaneKindReason::OthersFailed).then(|| {
+        let measured = "connections in full segments open and then carry nothing; smaller segments get through: larger \
+                        packets are lost on the path without a notice";
+        Finding::warn("packet size over TCP", measured, "a path that carries what this host's route allows", MTU_FIX)
+    })
 }
 
 /// Checks that packets are as large as the MTU of the local route allows. `None` over TCP, where the system determines
@@ -119,18 +155,11 @@ const JUMBO_BYTES: u16 = 9_000;
 fn judge_packet_size(used: u16, route_mtu: u16) -> Finding {
     let allowed = route_mtu - HEADERS_BYTES.min(route_mtu);
     let possible = allowed.min(JUMBO_BYTES - HEADERS_BYTES);
-    let fix = Fix {
-        host: "set the MTU of this host's interface to what the path carries (ip link set DEV mtu N), or find the \
-               device on the path that drops larger packets silently (it must send ICMP \"fragmentation needed\")",
-        docker: "the MTU of the network: --opt com.docker.network.driver.mtu=N",
-        kubernetes: "the MTU of the pods in the CNI's configuration: that of the nodes less the headers of its \
-                     encapsulation",
-    };
     let measured = format!("packets of {used} bytes; this host's route allows {allowed}");
     let wanted = "packets as large as the route allows: smaller ones cost processor time";
     // 5 % are tolerated: about the size of the headers of an encapsulation.
     let is_good = u32::from(used) * 20 >= u32::from(possible) * 19;
-    Finding::judge("packet size", (is_good, State::Warn), measured, wanted, fix)
+    Finding::judge("packet size", (is_good, State::Warn), measured, wanted, MTU_FIX)
 }
 
 /// The remaining validity of a ticket below which the finding is a warning.
@@ -164,8 +193,16 @@ fn rights(ticket: &Ticket, now_s: u64) -> Finding {
     }
 }
 
+const MTU_FIX: Fix = Fix {
+    host: "set the MTU of this host's interface to what the path carries (ip link set DEV mtu N), or find the device on the \
+           path that drops larger packets silently (it must send ICMP \"fragmentation needed\")",
+    docker: "the MTU of the network: --opt com.docker.network.driver.mtu=N",
+    kubernetes: "the MTU of the pods in the CNI's configuration: that of the nodes less the headers of its encapsulation",
+};
+
 const UDP_FIX: Fix = Fix {
-    host: "allow the server's UDP port in firewalls, e.g. ufw allow 4747/udp",
+    host: "allow the server's UDP port in firewalls, e.g. ufw allow 4747/udp; the path must carry QUIC's smallest packets, of \
+           1,228 bytes (ping -M do -s 1200)",
     docker: "publish it for UDP too: -p 4747:4747/udp -p 4747:4747/tcp",
     kubernetes: "add a port with protocol: UDP to the one for TCP, in the Service and in every NetworkPolicy",
 };

@@ -18,7 +18,7 @@ use tensor_relay_protocol::{
 use tensor_relay_transport::{DataIn, HeaderError, Lane, LaneError, LaneKind, control};
 use tokio::{
     sync::{mpsc, watch},
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
 
 /// The lifetime from which a lost lane resets the backoff.
@@ -36,14 +36,13 @@ pub(super) enum LaneEvent {
 pub(super) struct StreamAcceptor {
     id: LaneId,
     lane: Lane,
-    header_timeout: Duration,
-    /// The streams whose headers are being read.
+    /// The streams whose headers are being read. QUIC's limit of streams bounds their number.
     headers: FuturesUnordered<Pin<Box<dyn Future<Output = Event> + Send>>>,
 }
 
 impl StreamAcceptor {
-    pub(super) fn new(id: LaneId, lane: Lane, header_timeout: Duration) -> Self {
-        Self { id, lane, header_timeout, headers: FuturesUnordered::new() }
+    pub(super) fn new(id: LaneId, lane: Lane) -> Self {
+        Self { id, lane, headers: FuturesUnordered::new() }
     }
 
     /// The next data stream; `None` once the lane has ended. Cancel safe.
@@ -51,7 +50,7 @@ impl StreamAcceptor {
         loop {
             tokio::select! {
                 stream = self.lane.accept_data() => {
-                    let header = read_header(self.id, stream.ok()?, self.header_timeout);
+                    let header = read_header(self.id, stream.ok()?);
                     self.headers.push(Box::pin(header));
                 }
                 Some(event) = self.headers.next() => return Some(event),
@@ -67,12 +66,13 @@ impl StreamAcceptor {
     }
 }
 
-/// Reads the header of a data stream within `deadline`. The end of the lane is reported separately.
-async fn read_header(lane: LaneId, mut stream: DataIn, deadline: Duration) -> Event {
-    match timeout(deadline, stream.read_header()).await {
-        Ok(Ok(header)) => Event::Opened(lane, header, stream),
-        Ok(Err(HeaderError::Lane(_))) | Err(_) => Event::Nothing,
-        Ok(Err(error)) => Event::Unreadable(error),
+/// Reads the header of a data stream. Without a deadline: the first bytes of a stream open all earlier ones too, and on a
+/// slow path those may wait for minutes behind it. The end of the lane is reported separately.
+async fn read_header(lane: LaneId, mut stream: DataIn) -> Event {
+    match stream.read_header().await {
+        Ok(header) => Event::Opened(lane, header, stream),
+        Err(HeaderError::Lane(_)) => Event::Nothing,
+        Err(error) => Event::Unreadable(error),
     }
 }
 
@@ -90,7 +90,6 @@ pub(super) struct LaneSlot {
     pub(super) instance: InstanceId,
     /// The id of the session's next lane.
     pub(super) next_lane: Arc<AtomicU32>,
-    pub(super) header_timeout: Duration,
     /// The wanted number of lanes, the control stream's included.
     pub(super) wanted: watch::Receiver<u32>,
     pub(super) events: mpsc::Sender<LaneEvent>,
@@ -172,7 +171,7 @@ impl LaneSlot {
         if self.events.send(LaneEvent::Joined(id, lane.clone())).await.is_err() {
             return Ok(()); // The connection has ended.
         }
-        let acceptor = StreamAcceptor::new(id, lane.clone(), self.header_timeout);
+        let acceptor = StreamAcceptor::new(id, lane.clone());
         let index = self.index;
         let ended = tokio::select! {
             _ = lane.run(acceptor.run(self.events.clone())) => Ok(()),

@@ -116,7 +116,7 @@ impl LaneSet {
             retiring: RangeSet::new(),
             retired: RangeSet::new(),
             next_lane: Arc::new(AtomicU32::new(1)),
-            acceptor: StreamAcceptor::new(LaneId(0), control.clone(), config.stall_timeout),
+            acceptor: StreamAcceptor::new(LaneId(0), control.clone()),
             events,
             tasks: JoinSet::new(),
             verified_bytes: Arc::default(),
@@ -139,7 +139,6 @@ impl LaneSet {
                     grant: offer.grant,
                     instance: welcome.instance,
                     next_lane: Arc::clone(&lanes.next_lane),
-                    header_timeout: config.stall_timeout,
                     wanted: wanted.subscribe(),
                     events: sender.clone(),
                 };

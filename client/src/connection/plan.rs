@@ -69,7 +69,8 @@ impl Plan {
     }
 
     fn decide(&mut self, bytes_per_s: f64) -> bool {
-        if self.best.is_some_and(|best| bytes_per_s < best.bytes_per_s * SPEEDUP_MIN) {
+        let is_faster = |best: BestRate| bytes_per_s >= best.bytes_per_s * SPEEDUP_MIN;
+        if bytes_per_s == 0.0 || !self.best.is_none_or(is_faster) {
             return self.choose_best();
         }
         self.best = Some(BestRate { lanes: self.wanted, bytes_per_s });

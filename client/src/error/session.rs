@@ -26,6 +26,15 @@ impl SessionError {
         }
     }
 
+    /// Whether the path may have ended the connection.
+    pub(crate) fn is_by_path(&self) -> bool {
+        match self {
+            Self::Client(error) => error.is_by_path(),
+            Self::Manifest(ReceiveManifestError::Lane(_)) => true,
+            Self::Manifest(_) | Self::ClosedLocally => false,
+        }
+    }
+
     /// The close reason sent to the server.
     pub(crate) fn close_reason(&self) -> CloseReason {
         let by_user = matches!(self, Self::ClosedLocally);

@@ -97,6 +97,16 @@ impl Lan {
         self.filter(Host::Server, [format!("meta l4proto {protocol} meta length > {bytes} drop")])
     }
 
+    /// Drops packets larger than `bytes` in both directions, in place of earlier drop rules. The hosts then send packets
+    /// one by one, as a network card does.
+    pub fn lose_larger(&self, bytes: u32) -> Result<(), String> {
+        for host in [Host::Server, Host::Client] {
+            try_ip(&["-n", self.name(host), "link", "set", "dev", "lan", "gso_max_segs", "1"])?;
+            self.filter(host, [format!("meta length > {bytes} drop")])?;
+        }
+        Ok(())
+    }
+
     /// Redirects `protocol` on the server's host from one port to another.
     pub fn redirect(&self, protocol: &str, from: u16, to: u16) -> Result<(), String> {
         let rules = format!(

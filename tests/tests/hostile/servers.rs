@@ -261,6 +261,48 @@ fn a_stalled_chunk_times_out() {
     });
 }
 
+/// Goal: slow is not stalled: a chunk may take longer than the deadlines of both ends. The client reports what arrives
+/// within each chunk, and waits for a stream that was opened earlier and is sent later. Method: open a stream, then send
+/// another chunk in pieces over a minute, then the chunk of the first stream.
+#[test]
+fn a_slow_chunk_is_not_stalled() {
+    simulate(1, async |sim| {
+        let user = async {
+            let client = sim.client(1, client_config()).await.unwrap();
+            let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+            tensors::check(&subscription.next().await.unwrap());
+            client
+        };
+        let server = async {
+            let mut script = Script::start(&sim).await;
+            script.begin_version().await;
+            let mut early = script.peer.connection.open_data().await.unwrap();
+            let mut slow = script.peer.connection.open_data().await.unwrap();
+            slow.write(&StreamHeader::Chunk(script.header(0)).encode()).await;
+            for piece in script.raw(0).to_vec().chunks(CHUNK_BYTES as usize / 4) {
+                slow.write(piece).await;
+                loop {
+                    let message = script.peer.receive_from_client().await;
+                    if matches!(message, ClientMessage::Credit { chunks: 0, .. }) {
+                        break;
+                    }
+                }
+                tokio::time::sleep(Duration::from_secs(15)).await;
+            }
+            slow.finish();
+            early.write(&StreamHeader::Chunk(script.header(1)).encode()).await;
+            early.write(script.raw(1)).await;
+            early.finish();
+            for chunk in 2..CHUNKS {
+                script.send_valid_chunk(chunk).await;
+            }
+            script.send_complete(script.digest()).await;
+            script.wait_for_committed().await;
+        };
+        tokio::join!(user, server);
+    });
+}
+
 fn expect_stalled(script: impl AsyncFnOnce(&mut Script)) {
     let began = std::cell::Cell::new(None);
     let script = async |running: &mut Script| {

@@ -27,6 +27,7 @@ mod mirrors;
 mod modes;
 mod netns;
 mod output;
+mod paths;
 mod reachable;
 mod resume;
 mod shutdown;

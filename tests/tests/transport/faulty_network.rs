@@ -72,8 +72,8 @@ impl Network for FaultyNetwork {
         self.inner.bind(address, tuning)
     }
 
-    fn connect(&self, local: IpAddr, peer: SocketAddr) -> Opening {
-        let (opening, faults) = (self.inner.connect(local, peer), self.faults.clone());
+    fn connect(&self, local: IpAddr, peer: SocketAddr, segment_max: Option<u32>) -> Opening {
+        let (opening, faults) = (self.inner.connect(local, peer, segment_max), self.faults.clone());
         Box::pin(async move { Ok(Box::new(Stream { inner: opening.await?, faults }) as Box<dyn ByteStream>) })
     }
 

@@ -141,7 +141,7 @@ pub(crate) async fn raw_client(
             .with_no_client_auth();
     config.alpn_protocols = protocols;
     let stream = network(fixture, false)
-        .connect(Ipv4Addr::UNSPECIFIED.into(), fixture.address)
+        .connect(Ipv4Addr::UNSPECIFIED.into(), fixture.address, None)
         .await?;
     TlsConnector::from(Arc::new(config))
         .connect("tensor-relay".try_into().unwrap(), stream)

@@ -21,7 +21,10 @@ impl Connector {
         lane_number: usize,
     ) -> Result<Box<dyn ByteStream>, ConnectError> {
         let local = local_address(&self.local, address, lane_number)?;
-        let opened = self.network.connect(local, address).await;
+        let opened = self
+            .network
+            .connect(local, address, self.way.and_then(|way| way.segment_max))
+            .await;
         opened.map_err(|source| match source.kind() {
             io::ErrorKind::AddrNotAvailable if !self.local.is_empty() => {
                 ConnectError::LaneAddress { address: local, source }

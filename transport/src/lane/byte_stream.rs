@@ -66,7 +66,7 @@ pub(crate) struct Settings {
 impl From<&Tuning> for Settings {
     fn from(tuning: &Tuning) -> Self {
         Self {
-            idle_timeout: Duration::from_millis(tuning.idle_timeout_ms.into()),
+            idle_timeout: tuning.idle_timeout(),
             keep_alive: Duration::from_millis(tuning.keep_alive_ms.into()),
         }
     }

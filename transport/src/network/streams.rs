@@ -101,14 +101,22 @@ pub trait StreamListener: Debug + Send + Sync + 'static {
 /// The maximum number of connections in the kernel that wait to be accepted; the same number as for QUIC.
 const BACKLOG: i32 = 1_024;
 
-/// Opens a TCP connection from `local` to `peer`.
-pub(super) async fn connect(local: IpAddr, peer: SocketAddr) -> io::Result<TcpStream> {
+/// Opens a TCP connection from `local` to `peer`. A `segment_max` bounds the segments of both ends: the handshake
+/// announces it.
+pub(super) async fn connect(
+    local: IpAddr,
+    peer: SocketAddr,
+    segment_max: Option<u32>,
+) -> io::Result<TcpStream> {
     let socket = match peer {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
     if !local.is_unspecified() {
         socket.bind(SocketAddr::new(local, 0))?;
+    }
+    if let Some(bytes) = segment_max {
+        SockRef::from(&socket).set_tcp_mss(bytes)?;
     }
     start_with_cubic(&socket);
     let stream = socket.connect(peer).await?;
@@ -160,7 +168,7 @@ mod tests {
         let initial = if system == BBR && allowed { CUBIC } else { &system };
         let idle_timeout = Duration::from_millis(7_000);
         for (answer_time, tuned) in [(LONG_PATH_ANSWER_TIME / 2, initial), (LONG_PATH_ANSWER_TIME, &system)] {
-            let connected = connect(address.ip(), address).await.unwrap();
+            let connected = connect(address.ip(), address, None).await.unwrap();
             let (accepted, _) = listener.accept().await.unwrap();
             for stream in [connected, accepted] {
                 assert_eq!(sockopt::tcp_congestion(&stream).unwrap(), initial);

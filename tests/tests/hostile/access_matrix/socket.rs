@@ -183,7 +183,7 @@ fn a_replayed_login_is_rejected() {
         let recorded_bytes = Arc::<Mutex<Vec<u8>>>::default();
         let host = fixture.sim.client_host(1);
         let stream = host
-            .connect(Ipv4Addr::UNSPECIFIED.into(), fixture.sim.server_address())
+            .connect(Ipv4Addr::UNSPECIFIED.into(), fixture.sim.server_address(), None)
             .await
             .unwrap();
         let tls = Arc::new(client_tls(aws_lc_rs::default_provider()));
@@ -211,7 +211,7 @@ fn a_replayed_login_is_rejected() {
             }
             let host = fixture.sim.client_host(number);
             let mut replayed = host
-                .connect(Ipv4Addr::UNSPECIFIED.into(), fixture.sim.server_address())
+                .connect(Ipv4Addr::UNSPECIFIED.into(), fixture.sim.server_address(), None)
                 .await
                 .unwrap();
             let bytes = recorded_bytes.lock().unwrap().clone();

@@ -74,8 +74,10 @@ impl Listener {
 impl Connection {
     pub(crate) async fn connect(sim: &Sim, number: u8, tls: rustls::ClientConfig) -> Self {
         let host = sim.client_host(number);
-        let stream: Box<dyn ByteStream> =
-            host.connect(Ipv4Addr::UNSPECIFIED.into(), sim.server_address()).await.unwrap();
+        let stream: Box<dyn ByteStream> = host
+            .connect(Ipv4Addr::UNSPECIFIED.into(), sim.server_address(), None)
+            .await
+            .unwrap();
         let name = "tensor-relay".try_into().unwrap();
         Self::start(TlsConnector::from(Arc::new(tls)).connect(name, stream).await.unwrap())
     }
