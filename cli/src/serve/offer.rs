@@ -33,7 +33,13 @@ struct Source {
     /// The digest of the published version.
     digest: VersionDigest,
     /// Numbers the versions of watched files.
-    ledger: Option<Arc<Mutex<Ledger>>>,
+    ledger: Option<Arc<Ledger>>,
+}
+
+/// An offer whose first version is not yet published.
+pub(crate) struct LoadedOffer {
+    offer: Offer,
+    first: Loaded,
 }
 
 /// Detects when the files of a topic are replaced, and logs each problem with them once.
@@ -62,25 +68,25 @@ pub(crate) struct Published {
 }
 
 impl Offer {
-    /// Creates the offer of `topic` and publishes its first version, from the files at `path`.
+    /// Creates the offer of `topic`, and loads its first version from the files at `path`.
     ///
     /// Without a ledger, the epoch is derived from the content, so that a server restarted with the same files offers
     /// the same version. With a ledger (`--watch`), an epoch has several versions, and the ledger supplies epoch and
     /// number.
-    pub(crate) async fn begin(
+    pub(crate) async fn load(
         server: &Server,
         args: &ServeArgs,
         loader: &Loader,
         (topic, path): (&Topic, &Path),
-        ledger: Option<&Arc<Mutex<Ledger>>>,
-    ) -> anyhow::Result<(Self, Published)> {
+        ledger: Option<&Arc<Ledger>>,
+    ) -> anyhow::Result<LoadedOffer> {
         // The watch is created before the files are opened, so that no change in between is missed.
         let watch = match ledger {
             Some(_) => Some(Watch::begin(topic, path, loader.rules).await?),
             None => None,
         };
         let loaded = loader.load(path, watch.as_ref().map(|watch| &watch.files)).await?;
-        let recorded = ledger.and_then(|ledger| locked(ledger).epoch_and_version(topic, loaded.digest));
+        let recorded = ledger.and_then(|ledger| ledger.epoch_and_version(topic, loaded.digest));
         let epoch = match (ledger, recorded) {
             (None, _) => epoch_of(loaded.digest),
             (Some(_), Some((epoch, _))) => epoch,
@@ -91,9 +97,8 @@ impl Offer {
             publisher.continue_at(version);
         }
         let (loader, digest, ledger) = (loader.clone(), loaded.digest, ledger.cloned());
-        let mut source = Source { publisher, loader, path: path.into(), digest, ledger };
-        let published = source.publish(loaded, 0).await?;
-        Ok((Self { source, watch }, published))
+        let source = Source { publisher, loader, path: path.into(), digest, ledger };
+        Ok(LoadedOffer { offer: Self { source, watch }, first: loaded })
     }
 
     /// Whether replaced files are published.
@@ -119,14 +124,21 @@ impl Offer {
         );
     }
 
-    /// Polls the files, and publishes content that is new and complete. Errors are logged, and a later poll tries
-    /// again. While a version is read and while its publish waits for readers, the files are polled every `interval`,
-    /// to count missed generations.
-    pub(crate) async fn poll(&mut self, interval: Duration) -> Option<Published> {
+    /// The files of a watched topic, to be polled.
+    pub(crate) fn files(&self) -> Option<Arc<Mutex<FileWatch>>> {
+        self.watch.as_ref().map(|watch| Arc::clone(&watch.files))
+    }
+
+    /// Handles a poll of the files; returns whether their content is new and complete, so that it should be published.
+    pub(crate) fn handle_polled(&mut self, polled: Polled) -> bool {
+        let Some(watch) = &mut self.watch else { return false };
+        watch.handle_polled(polled) == Observation::Changed
+    }
+
+    /// Publishes the files. Errors are logged, and a later poll tries again. While a version is read and while its
+    /// publish waits for readers, the files are polled every `interval`, to count missed generations.
+    pub(crate) async fn publish_files(&mut self, interval: Duration) -> Option<Published> {
         let Self { source, watch: Some(watch) } = self else { return None };
-        if watch.poll().await != Observation::Changed {
-            return None;
-        }
         let (files, missed) = (Arc::clone(&watch.files), watch.missed().await);
         let published = tokio::select! {
             published = source.republish(&files, missed) => published,
@@ -144,6 +156,30 @@ impl Offer {
                 None
             }
         }
+    }
+}
+
+/// The result of polling the files of a topic.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Polled {
+    observation: Observation,
+    missed: u64,
+}
+
+impl Polled {
+    /// Polls `files` once. Blocks on the file system.
+    pub(crate) fn of(files: &Mutex<FileWatch>) -> Self {
+        let mut files = locked(files);
+        Self { observation: files.poll(), missed: files.missed() }
+    }
+}
+
+impl LoadedOffer {
+    /// Publishes the first version.
+    pub(crate) async fn publish(self) -> anyhow::Result<(Offer, Published)> {
+        let Self { mut offer, first } = self;
+        let published = offer.source.publish(first, 0).await?;
+        Ok((offer, published))
     }
 }
 
@@ -174,11 +210,12 @@ impl Source {
         Ok(Published { id: publication.id().clone(), tensors, payload_bytes, files, missed })
     }
 
-    /// Records the next version in the ledger, on a blocking thread.
+    /// Records the next version in the ledger.
     async fn record(&self, digest: VersionDigest) -> anyhow::Result<()> {
-        let Some(ledger) = self.ledger.clone() else { return Ok(()) };
-        let id = self.publisher.next_id();
-        tokio::task::spawn_blocking(move || locked(&ledger).record(&id, digest)).await?
+        match &self.ledger {
+            Some(ledger) => ledger.record(self.publisher.next_id(), digest).await,
+            None => Ok(()),
+        }
     }
 }
 
@@ -196,9 +233,7 @@ impl Watch {
         })
     }
 
-    async fn poll(&mut self) -> Observation {
-        let polled = self.with_files(|files| (files.poll(), files.missed())).await;
-        let Some((observation, missed)) = polled else { return Observation::Same };
+    fn handle_polled(&mut self, Polled { observation, missed }: Polled) -> Observation {
         let is_missing = observation == Observation::Missing;
         if is_missing && !self.is_missing {
             let (topic, path) = (&self.topic, self.path.display());
@@ -212,7 +247,7 @@ impl Watch {
     }
 
     /// Counts missed generations every `interval` until the future is dropped. New content is published by a later
-    /// [`poll`](Self::poll).
+    /// poll.
     async fn count_missed(&mut self, interval: Duration) -> Infallible {
         loop {
             tokio::time::sleep(interval).await;
