@@ -47,7 +47,7 @@ impl Steps {
     }
 }
 
-/// Measures one rate, after a warm-up. Versions that end before a second sample add nothing to it.
+/// Measures one rate, after a warm-up.
 #[derive(Debug)]
 pub(crate) struct Measurement {
     warm_up: Duration,

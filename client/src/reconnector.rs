@@ -100,6 +100,9 @@ impl Reconnector {
                 Ok(next) => connection = next,
                 Err(error) => break error,
             }
+            if let Some(trial) = &mut trial {
+                trial.handle_reconnected(connection.control().kind());
+            }
             self.state.lost.send_replace(None);
             self.state.reconnects.fetch_add(1, Ordering::Relaxed);
             self.state.lane.send_replace(connection.control().clone());
