@@ -59,7 +59,7 @@ mod client_state;
 mod config;
 mod cursor;
 mod device;
-mod effort_trial;
+mod effort;
 mod failures;
 mod files;
 mod inboxes;

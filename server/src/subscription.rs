@@ -6,7 +6,7 @@ use crate::{
     claims::{self, Claims, Named},
     client_state::ClientState,
     cursor::{Cursor, Step},
-    effort_trial::EffortMeter,
+    effort::EffortMeter,
     inboxes::Inbox,
     lanes::Lanes,
     sender::{Outgoing, Sent, SentKind, VersionSender},
