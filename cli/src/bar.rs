@@ -79,7 +79,7 @@ fn line(progress: Progress, elapsed: Duration) -> String {
     )
 }
 
-/// Runs `work`. Until it completes, refreshes `bar` from `progress`; then clears the bar.
+/// Runs `work`. Until it completes, refreshes `bar` from `progress`, if it is drawn at all; then clears the bar.
 pub(crate) async fn while_running<T>(
     bar: &mut Bar,
     progress: &(dyn Fn() -> Progress + Send + Sync),
@@ -88,14 +88,14 @@ pub(crate) async fn while_running<T>(
     tokio::pin!(work);
     let mut tick = tokio::time::interval(REFRESH_INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-    let began = Instant::now();
+    let (began, is_drawn) = (Instant::now(), bar.is_enabled);
     loop {
         tokio::select! {
             result = &mut work => {
                 bar.clear();
                 return result;
             }
-            _ = tick.tick() => if began.elapsed() >= REFRESH_INTERVAL { bar.show(progress()) },
+            _ = tick.tick(), if is_drawn => if began.elapsed() >= REFRESH_INTERVAL { bar.show(progress()) },
         }
     }
 }
@@ -103,6 +103,7 @@ pub(crate) async fn while_running<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
     fn a_line_has_the_size_the_rate_and_the_time() {
@@ -114,5 +115,19 @@ mod tests {
         let done = Progress { verified_bytes: 4 << 30, ..progress };
         assert!(line(done, Duration::from_secs(2)).contains(&format!("[{}] ", "=".repeat(32))));
         assert!(line(Progress::default(), Duration::ZERO).ends_with("…"));
+    }
+
+    /// Goal: a program that follows a thousand topics without bars sleeps between versions. Method: some intervals, in
+    /// which a bar that is drawn would ask for the progress.
+    #[tokio::test]
+    async fn a_bar_that_is_not_drawn_wakes_nothing() {
+        let asked = AtomicU32::new(0);
+        let progress = || {
+            asked.fetch_add(1, Ordering::Relaxed);
+            Progress::default()
+        };
+        let work = tokio::time::sleep(5 * REFRESH_INTERVAL);
+        while_running(&mut Bar::new(false), &progress, work).await;
+        assert_eq!(asked.into_inner(), 0);
     }
 }

@@ -18,15 +18,16 @@ use crate::{
 use anyhow::{Context, anyhow, bail};
 use ledger::Ledger;
 use load::Loader;
-use offer::{Offer, Published};
+use offer::{Offer, Published, WatchedFiles};
 use serde::Serialize;
 use serde_json::json;
 use std::{
     collections::HashSet,
+    convert::Infallible,
     io::IsTerminal,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 use tensor_relay_client::check_replaceable;
@@ -112,7 +113,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     let identity = Identity::load_or_create(&state_dir);
     let identity = identity.context("cannot use the state directory; choose another one with --state-dir")?;
     let ledger = args.watch.then(|| Ledger::open(&state_dir)).transpose()?;
-    let ledger = ledger.map(|ledger| Arc::new(Mutex::new(ledger)));
+    let ledger = ledger.map(Arc::new);
     let transport = if args.no_tcp { Transport::Quic } else { args.transport };
     let listener = Listener::bind_for(transport, args.listen, &identity, Tuning::default());
     let listener = listener.map_err(add_listen_option)?;
@@ -132,12 +133,13 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     let limit_hint = args.device.limit_hint();
     let rules = args.folder.into();
     let loader = Loader { staging: server.staging(), hold: args.hold, rules, device, limit_hint };
+    let beginning = begin_offers(&server, &args, &loader, ledger.as_ref());
+    let begun = tokio::select! {
+        begun = beginning => begun?,
+        exit = signals.next() => return Ok(exit),
+    };
     let (mut topics, mut offers, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
-    for (topic, path) in &args.topics {
-        let (offer, published) = tokio::select! {
-            offer = Offer::begin(&server, &args, &loader, (topic, path), ledger.as_ref()) => offer?,
-            exit = signals.next() => return Ok(exit),
-        };
+    for ((topic, path), (offer, published)) in args.topics.iter().zip(begun) {
         tickets
             .push(admission::ticket(&access, &addresses, identity.fingerprint(), Some(topic))?.to_string());
         topics.push(served_topic(&published, path));
@@ -169,6 +171,26 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     ended.map(|exit| drained.unwrap_or(exit))
 }
 
+/// Loads the files of all topics one after the other, and publishes them together: the ledger records those of a start
+/// in a few writes, however many they are.
+async fn begin_offers(
+    server: &Server,
+    args: &ServeArgs,
+    loader: &Loader,
+    ledger: Option<&Arc<Ledger>>,
+) -> anyhow::Result<Vec<(Offer, Published)>> {
+    let mut loaded = Vec::new();
+    for (topic, path) in &args.topics {
+        loaded.push(Offer::load(server, args, loader, (topic, path), ledger).await?);
+    }
+    let publishing: Vec<_> = loaded.into_iter().map(|offer| tokio::spawn(offer.publish())).collect();
+    let mut begun = Vec::new();
+    for published in publishing {
+        begun.push(published.await??);
+    }
+    Ok(begun)
+}
+
 /// The configuration of a server with these options, adapted to the memory limit of the container.
 pub(crate) fn server_config(args: &ServeArgs) -> Config {
     Config {
@@ -198,25 +220,57 @@ fn served_topic(published: &Published, path: &Path) -> ServedTopic {
     }
 }
 
+/// The maximum number of tasks that poll watched files, each on one thread. A file system that hangs delays only the
+/// files that are polled by the same task.
+const POLLERS_MAX: usize = 16;
+
 /// Maintains `offers` until the returned set is dropped: publishes new content of watched files, and ends topics whose
-/// unwatched files are lost. Each offer has its own task, because a publish may wait for readers.
+/// unwatched files are lost.
 fn maintain(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<Offer> {
     let mut maintaining = JoinSet::new();
-    for mut offer in offers {
+    let (watched, unwatched): (Vec<_>, Vec<_>) = offers.into_iter().partition(Offer::is_watched);
+    for offer in unwatched {
         maintaining.spawn(async move {
-            if !offer.is_watched() {
-                offer.end_when_lost().await;
-                return offer;
-            }
-            loop {
-                tokio::time::sleep(interval).await;
-                if let Some(published) = offer.poll(interval).await {
-                    report_published(&published, as_json);
-                }
-            }
+            offer.end_when_lost().await;
+            offer
         });
     }
+    let mut groups: [Vec<Offer>; POLLERS_MAX] = Default::default();
+    watched
+        .into_iter()
+        .enumerate()
+        .for_each(|(number, offer)| groups[number % POLLERS_MAX].push(offer));
+    for group in groups.into_iter().filter(|group| !group.is_empty()) {
+        maintaining.spawn(async move { match publish_changes(group, interval, as_json).await {} });
+    }
     maintaining
+}
+
+/// Polls the files of `offers` every `interval`, together, and publishes those that changed, each in a task of its own,
+/// because a publish may wait for readers.
+async fn publish_changes(mut offers: Vec<Offer>, interval: Duration, as_json: bool) -> Infallible {
+    let mut publishing = JoinSet::new();
+    loop {
+        tokio::time::sleep(interval).await;
+        while let Some(published) = publishing.try_join_next() {
+            offers.extend(published);
+        }
+        let files: Vec<_> = offers.iter().filter_map(Offer::files).collect();
+        let polling = move || files.iter().map(WatchedFiles::poll).collect::<Vec<_>>();
+        let Ok(polled) = tokio::task::spawn_blocking(polling).await else { continue };
+        for (mut offer, polled) in std::mem::take(&mut offers).into_iter().zip(polled) {
+            if !offer.handle_polled(polled) {
+                offers.push(offer);
+                continue;
+            }
+            publishing.spawn(async move {
+                if let Some(published) = offer.publish_files(interval).await {
+                    report_published(&published, as_json);
+                }
+                offer
+            });
+        }
+    }
 }
 
 /// Waits until every topic has ended because its files are lost. Returns the error with which the server ends then.

@@ -73,10 +73,10 @@ impl Reconnector {
         let mut recovery = Recovery::new(transport, idle_timeout, config.reconnect_timeout);
         let error = loop {
             let (path, kind) = (connection.path(), connection.control().kind());
-            let trial = trial.as_mut().filter(|_| recovery.way().is_none());
+            let usable_trial = trial.as_mut().filter(|_| recovery.way().is_none());
             let lost = tokio::select! {
                 lost = self.session.run(&mut connection, &mut self.commands) => lost,
-                handshake = next_transport(trial, path, kind, &self.target, &config) => {
+                handshake = next_transport(usable_trial, path, kind, &self.target, &config) => {
                     let text = format!("the session continues over {}", handshake.kind());
                     let close_reason = CloseReason { code: CloseCode::Done, text, by_user: false };
                     self.session.detach(connection.give_up(close_reason).await);
@@ -113,6 +113,9 @@ impl Reconnector {
             match self.reconnect(lost, &mut recovery).await {
                 Ok(next) => connection = next,
                 Err(error) => break error,
+            }
+            if let Some(trial) = &mut trial {
+                trial.handle_reconnected(connection.control().kind());
             }
             self.state.lost.send_replace(None);
             self.state.reconnects.fetch_add(1, Ordering::Relaxed);

@@ -60,7 +60,7 @@ mod config;
 mod consumers;
 mod cursor;
 mod device;
-mod effort_trial;
+mod effort;
 mod failures;
 mod files;
 mod inboxes;

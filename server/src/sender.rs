@@ -2,7 +2,7 @@
 
 use crate::{
     bases::DeltaBase,
-    effort_trial::{EffortMeter, InFlight},
+    effort::EffortMeter,
     lanes::{LaneLoad, Lanes},
     shared::Shared,
     stall::Progress,
@@ -13,7 +13,7 @@ use futures_util::{StreamExt, stream::FuturesUnordered};
 use std::{pin::Pin, sync::Arc};
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    ChunkHeader, ChunkIndex, CodecChoice, CodecSet, Effort, Selection, SendAction, ServerMessage,
+    ChunkHeader, ChunkIndex, CodecChoice, CodecId, CodecSet, Effort, Selection, SendAction, ServerMessage,
     SubscriptionId,
 };
 use tensor_relay_transport::{
@@ -168,27 +168,52 @@ impl Outgoing {
         lane: &Lane,
     ) -> Result<(), Arc<SourceError>> {
         let (began, encoding) = (Instant::now(), self.counters.begin_encoding());
-        let in_flight = self.effort.begin(self.raw_bytes(chunk));
-        let encoded = self.encode(chunk, &in_flight).await?;
+        let effort = self.effort.effort();
+        let encoded = self.encode(chunk, effort).await?;
         drop(encoding);
         self.progress.note(1); // From here on, only the subscriber can delay the send.
         let _sending = (self.shared.encoder.stages().begin(Stage::Send), self.counters.begin_writing());
         let (outgoing, target) = (Arc::clone(&self), lane.clone());
+        let estimate = self.estimate(chunk, encoded.clone());
         // A lane that fails loses the chunk; a client that stops the stream has aborted the version.
-        let write = async move { outgoing.write(chunk, &encoded, &target, began, &in_flight).await };
-        let _ = lane.run(write).await;
+        let write = async move { outgoing.write(chunk, &encoded, &target, began, effort).await };
+        let _ = tokio::join!(lane.run(write), estimate);
         Ok(())
     }
 
+    /// Estimates what each level of effort would make of a chunk: from an estimate of similar chunks or, if one may be
+    /// made now, from a sample of a raw chunk.
+    async fn estimate(&self, chunk: ChunkIndex, encoded: Encoded) {
+        let (encoder, payload) = (&self.shared.encoder, &self.retained.payload);
+        if !self.is_chosen(encoded.codec) {
+            return;
+        }
+        let estimate = match encoder.estimate(payload, chunk) {
+            Some(estimate) => estimate,
+            None if encoded.codec == CodecId::Raw && self.effort.may_sample() => {
+                let (estimate, took) = encoder.sample(payload, chunk, encoded.bytes).await;
+                self.effort.handle_sampled(took);
+                estimate
+            }
+            None => return,
+        };
+        self.effort.handle_estimate(&estimate, self.codecs, self.raw_bytes(chunk));
+    }
+
+    /// Whether a chunk that was encoded in `codec` owes that to the effort: it is no delta, and no codec was requested.
+    fn is_chosen(&self, codec: CodecId) -> bool {
+        self.codec == CodecChoice::Auto && !codec.needs_base()
+    }
+
     /// Encodes a chunk. Holds the base only during the encoding, not while a slow subscriber receives the result.
-    async fn encode(&self, chunk: ChunkIndex, in_flight: &InFlight) -> Result<Encoded, Arc<SourceError>> {
+    async fn encode(&self, chunk: ChunkIndex, effort: Effort) -> Result<Encoded, Arc<SourceError>> {
         let payload = &self.retained.payload;
         let delta_base = self.base.as_ref().and_then(|base| Some((base, base.upgrade()?)));
         let base = delta_base.as_ref().map(|(_, retained)| &retained.payload);
         let encoded = self
             .shared
             .encoder
-            .encode_delta(payload, chunk, base, self.codec_request(in_flight))
+            .encode_delta(payload, chunk, base, self.codec_request(effort))
             .await?;
         if let Some((base, _)) = &delta_base {
             base.note(self.raw_bytes(chunk), encoded.codec.needs_base());
@@ -197,47 +222,29 @@ impl Outgoing {
     }
 
     /// The requested encoding of a chunk.
-    fn codec_request(&self, in_flight: &InFlight) -> CodecRequest {
+    fn codec_request(&self, effort: Effort) -> CodecRequest {
         match self.codec {
-            CodecChoice::Auto => CodecRequest::Auto { offered: self.codecs, effort: in_flight.effort() },
+            CodecChoice::Auto => CodecRequest::Auto { offered: self.codecs, effort },
             CodecChoice::Fixed(codec) => CodecRequest::Fixed(codec),
         }
     }
 
     /// Writes a chunk whose send started at `began`, and counts it if it was written.
-    async fn write(
-        &self,
-        chunk: ChunkIndex,
-        encoded: &Encoded,
-        lane: &Lane,
-        began: Instant,
-        in_flight: &InFlight,
-    ) {
+    async fn write(&self, chunk: ChunkIndex, encoded: &Encoded, lane: &Lane, began: Instant, effort: Effort) {
         let note = |bytes| self.progress.note(bytes);
         if egress::send_chunk(lane, self.header(chunk, encoded), encoded, &note)
             .await
             .is_ok()
         {
-            in_flight.handle_sent(&self.equivalent_efforts(chunk, encoded, in_flight.effort()));
             let (raw_bytes, wire_bytes) = (self.raw_bytes(chunk), encoded.bytes.len() as u64);
+            self.effort
+                .handle_written(encoded, effort, raw_bytes, self.is_chosen(encoded.codec));
             for tally in [&*self.tally, &self.shared.tally] {
                 tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.worker_time);
             }
             self.counters.note_sent(raw_bytes, wire_bytes);
             self.shared.chunk_times.note(began.elapsed());
         }
-    }
-
-    /// The levels of effort that encode a chunk with the same codec.
-    fn equivalent_efforts(&self, chunk: ChunkIndex, encoded: &Encoded, effort: Effort) -> Vec<Effort> {
-        if encoded.codec.needs_base() || matches!(self.codec, CodecChoice::Fixed(_)) {
-            return Effort::ALL.into();
-        }
-        let estimate = self.shared.encoder.estimate(&self.retained.payload, chunk);
-        let codec = |effort| estimate.map(|estimate| estimate.choose(self.codecs, effort));
-        let is_equivalent =
-            |other: &Effort| *other == effort || estimate.is_some() && codec(*other) == codec(effort);
-        Effort::ALL.into_iter().filter(is_equivalent).collect()
     }
 
     fn header(&self, chunk: ChunkIndex, encoded: &Encoded) -> ChunkHeader {

@@ -441,7 +441,7 @@ impl Session {
             id,
             codecs: self.codecs,
             codec: subscribe.codec,
-            effort: self.shared.effort_trials.meter(control.peer().ip(), control.kind()),
+            effort: self.shared.effort_meters.get(control.peer().ip(), control.kind()),
             credit: Credit::new(subscribe.credit)?,
             cursor: Cursor::new(follower.topic(), &subscribe, &self.holder.principal().to_string()),
             claims: Claims::new(&subscribe),

@@ -1,9 +1,8 @@
 //! The state shared by all sessions of a server, and its gauges.
 
 use crate::{
-    Access, Config, catalogue::Catalogue, chunk_times::ChunkTimes, effort_trial::EffortTrials,
-    failures::Failures, joining::Joinable, logins::Logins, refusals::Refusals, subscribers::Subscribers,
-    traffic::Traffic,
+    Access, Config, catalogue::Catalogue, chunk_times::ChunkTimes, effort::EffortMeters, failures::Failures,
+    joining::Joinable, logins::Logins, refusals::Refusals, subscribers::Subscribers, traffic::Traffic,
 };
 use std::sync::{Arc, atomic::AtomicU64};
 use tensor_relay_protocol::InstanceId;
@@ -20,8 +19,8 @@ pub(crate) struct Shared {
     pub(crate) instance: InstanceId,
     pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) encoder: Encoder,
-    /// The trials of encoding efforts, for each client address and kind of lane.
-    pub(crate) effort_trials: EffortTrials,
+    /// The choice of encoding efforts, for each client address and kind of lane.
+    pub(crate) effort_meters: EffortMeters,
     pub(crate) counters: Arc<Counters>,
     pub(crate) traffic: Traffic,
     /// The open subscriptions, for status.
@@ -69,13 +68,13 @@ impl Shared {
         Self {
             lane_threads: LaneThreads::new(config.lane_threads),
             logins: Logins::new(config.logins_max),
+            effort_meters: EffortMeters::new(config.workers),
             joinable: Joinable::default(),
             instance: InstanceId(rand::random()),
             config,
             access,
             catalogue,
             encoder,
-            effort_trials: EffortTrials::default(),
             counters: Arc::default(),
             traffic: Traffic::default(),
             subscribers: Arc::default(),

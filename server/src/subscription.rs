@@ -7,7 +7,7 @@ use crate::{
     client_state::ClientState,
     consumers::ConsumerId,
     cursor::{Cursor, Step},
-    effort_trial::EffortMeter,
+    effort::EffortMeter,
     inboxes::Inbox,
     lanes::Lanes,
     read_retry::{Attempt, ReadRetry},

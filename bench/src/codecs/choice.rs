@@ -71,7 +71,7 @@ impl ChunkEstimate {
         }
         let timed = || {
             let begin = Instant::now();
-            let estimate = SizeEstimate::of(job.dtype, raw);
+            let estimate = SizeEstimate::of(job.dtype, raw, || begin.elapsed());
             (estimate, begin.elapsed())
         };
         let (estimate, mut duration) = timed();

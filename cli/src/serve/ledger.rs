@@ -10,20 +10,32 @@ use std::{
     io::{self, Write},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use tensor_relay_client::replace_file;
 use tensor_relay_server::{Epoch, Topic, Version, VersionDigest, VersionId};
 
 /// The newest version of each topic that was served from watched files.
 ///
+/// A record writes the whole file. Records that are made while one is written are written together, so that a start
+/// with many topics, or new files of all of them, cost a few writes.
+///
 /// Only one process at a time may use a ledger. Two processes would give the same number to different content, and a
 /// subscriber that holds one of the two versions would not receive the other.
 #[derive(Debug)]
 pub(crate) struct Ledger {
+    content: Arc<Mutex<Content>>,
+    writer: Arc<tokio::sync::Mutex<Writer>>,
+}
+
+/// Writes the ledger's file.
+#[derive(Debug)]
+struct Writer {
     /// The file and its lock. `None` where locking is not possible; then each start begins new epochs, so that no
     /// number is used twice.
     storage: Option<Storage>,
-    content: Content,
+    /// The number of records that were written.
+    written: u64,
 }
 
 /// The ledger's file, and the lock that protects it. The system releases the lock when this process ends.
@@ -45,9 +57,12 @@ impl Storage {
 }
 
 /// The content of the ledger's file.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Content {
     topics: BTreeMap<String, Entry>,
+    /// The number of records that were made.
+    #[serde(skip)]
+    records: u64,
 }
 
 /// The newest version of one topic.
@@ -83,7 +98,7 @@ impl Ledger {
                      them again after each start. Set --state-dir to a directory on a file system that supports locks.",
                     state_dir.display()
                 );
-                return Ok(Self { storage: None, content: Content::default() });
+                return Ok(Self::new(None, Content::default()));
             }
         };
         let path = state_dir.join("topics.json");
@@ -92,13 +107,19 @@ impl Ledger {
             tracing::warn!("Cannot read {path}: {error}. Topics begin new epochs.");
             Content::default()
         });
-        Ok(Self { storage: Some(Storage { path, lock_path, lock }), content })
+        Ok(Self::new(Some(Storage { path, lock_path, lock }), content))
+    }
+
+    fn new(storage: Option<Storage>, content: Content) -> Self {
+        let writer = Writer { storage, written: 0 };
+        Self { content: Arc::new(Mutex::new(content)), writer: Arc::new(tokio::sync::Mutex::new(writer)) }
     }
 
     /// The epoch and version number for content with `digest`: those of the recorded version if it has the same digest,
     /// else its epoch and the next number. `None` for an unknown topic.
     pub(crate) fn epoch_and_version(&self, topic: &Topic, digest: VersionDigest) -> Option<(Epoch, Version)> {
-        let entry = self.content.topics.get(topic.as_str())?;
+        let content = locked(&self.content);
+        let entry = content.topics.get(topic.as_str())?;
         let epoch = Epoch(u64::from_str_radix(&entry.epoch, 16).ok()?);
         let version = Version(entry.version);
         let is_same = entry.digest == digest.to_string();
@@ -111,29 +132,61 @@ impl Ledger {
     ///
     /// # Errors
     /// When the file cannot be removed either, or the lock is lost. The version must not be published then.
-    pub(crate) fn record(&mut self, id: &VersionId, digest: VersionDigest) -> anyhow::Result<()> {
-        if let Some(storage) = self.storage.as_ref().filter(|storage| !storage.is_locked()) {
+    pub(crate) async fn record(&self, id: VersionId, digest: VersionDigest) -> anyhow::Result<()> {
+        let entry = Entry { epoch: id.epoch.to_string(), version: id.version.0, digest: digest.to_string() };
+        let record = locked(&self.content).record(id.topic.as_str(), entry);
+        let mut writer = Arc::clone(&self.writer).lock_owned().await;
+        if writer.written >= record {
+            return Ok(());
+        }
+        let content = Arc::clone(&self.content);
+        tokio::task::spawn_blocking(move || writer.write(&id, &content)).await?
+    }
+}
+
+impl Content {
+    /// Records the newest version of a topic; returns the number of the record.
+    fn record(&mut self, topic: &str, entry: Entry) -> u64 {
+        self.topics.insert(topic.to_owned(), entry);
+        self.records += 1;
+        self.records
+    }
+}
+
+impl Writer {
+    /// Writes all records so far, that of `id` among them.
+    fn write(&mut self, id: &VersionId, content: &Mutex<Content>) -> anyhow::Result<()> {
+        let Some(storage) = &self.storage else { return Ok(()) };
+        if !storage.is_locked() {
             bail!(
                 "cannot record the number of {id}, so it is not published: {} was deleted or replaced, and another \
                  server may number versions there now; start this server again",
                 storage.lock_path.display()
             );
         }
-        let entry = Entry { epoch: id.epoch.to_string(), version: id.version.0, digest: digest.to_string() };
-        self.content.topics.insert(id.topic.as_str().to_owned(), entry);
-        let Some(Storage { path, .. }) = &self.storage else { return Ok(()) };
-        let Err(error) = write(path, &self.content) else { return Ok(()) };
-        match fs::remove_file(path) {
-            Err(removal) if removal.kind() != io::ErrorKind::NotFound => Err(error).with_context(|| {
-                format!("cannot record the number of {id} in {}, so it is not published", path.display())
-            }),
-            _ => {
-                let path = path.display();
-                tracing::warn!("Cannot write {path}: {error}. After a restart, topics begin new epochs.");
-                Ok(())
+        let content = locked(content).clone();
+        let written = write(&storage.path, &content);
+        if let Err(error) = written {
+            let path = storage.path.display();
+            match fs::remove_file(&storage.path) {
+                Err(removal) if removal.kind() != io::ErrorKind::NotFound => {
+                    return Err(error).with_context(|| {
+                        format!("cannot record the number of {id} in {path}, so it is not published")
+                    });
+                }
+                _ => {
+                    tracing::warn!("Cannot write {path}: {error}. After a restart, topics begin new epochs.")
+                }
             }
         }
+        self.written = content.records;
+        Ok(())
     }
+}
+
+fn locked(content: &Mutex<Content>) -> MutexGuard<'_, Content> {
+    // A panic cannot leave it inconsistent.
+    content.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Opens and locks the file at `path`, which is created if it is missing. The folder itself is not locked, because NFS
@@ -172,13 +225,13 @@ mod tests {
         VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(7), version: Version(version) }
     }
 
-    #[test]
-    fn numbers_continue_after_a_restart() {
+    #[tokio::test]
+    async fn numbers_continue_after_a_restart() {
         let state = tempfile::tempdir().unwrap();
         let (topic, one, two) = (version(3).topic, VersionDigest([1; 32]), VersionDigest([2; 32]));
-        let mut ledger = Ledger::open(state.path()).unwrap();
+        let ledger = Ledger::open(state.path()).unwrap();
         assert_eq!(ledger.epoch_and_version(&topic, one), None);
-        ledger.record(&version(3), one).unwrap();
+        ledger.record(version(3), one).await.unwrap();
         drop(ledger);
         let reopened = Ledger::open(state.path()).unwrap();
         assert_eq!(reopened.epoch_and_version(&topic, one), Some((Epoch(7), Version(3))));
@@ -198,40 +251,64 @@ mod tests {
         Ledger::open(state.path()).unwrap();
     }
 
-    #[test]
-    fn a_ledger_that_lost_its_lock_records_nothing() {
+    #[tokio::test]
+    async fn a_ledger_that_lost_its_lock_records_nothing() {
         let state = tempfile::tempdir().unwrap();
         let one = VersionDigest([1; 32]);
-        let mut first = Ledger::open(state.path()).unwrap();
-        first.record(&version(3), one).unwrap();
+        let first = Ledger::open(state.path()).unwrap();
+        first.record(version(3), one).await.unwrap();
         fs::remove_file(state.path().join(LOCK_FILE)).unwrap();
-        let mut second = Ledger::open(state.path()).unwrap();
-        let refused = first.record(&version(4), one).unwrap_err().to_string();
+        let second = Ledger::open(state.path()).unwrap();
+        let refused = first.record(version(4), one).await.unwrap_err().to_string();
         assert!(refused.contains("topics.lock"), "{refused}");
-        second.record(&version(4), one).unwrap();
+        second.record(version(4), one).await.unwrap();
         fs::remove_dir_all(state.path()).unwrap();
-        second.record(&version(5), one).unwrap_err();
+        second.record(version(5), one).await.unwrap_err();
         assert!(!state.path().exists(), "the folder is not created again");
     }
 
-    #[test]
-    fn without_a_lock_nothing_is_stored() {
+    #[tokio::test]
+    async fn without_a_lock_nothing_is_stored() {
         let state = tempfile::tempdir().unwrap();
         fs::create_dir(state.path().join("topics.lock")).unwrap();
         let (topic, one) = (version(3).topic, VersionDigest([1; 32]));
-        let mut ledger = Ledger::open(state.path()).unwrap();
-        ledger.record(&version(3), one).unwrap();
+        let ledger = Ledger::open(state.path()).unwrap();
+        ledger.record(version(3), one).await.unwrap();
         assert_eq!(Ledger::open(state.path()).unwrap().epoch_and_version(&topic, one), None);
     }
 
-    #[test]
-    fn recording_works_again_after_a_failure() {
+    #[tokio::test]
+    async fn recording_works_again_after_a_failure() {
         let state = tempfile::tempdir().unwrap();
         let (path, one) = (state.path().join("topics.json"), VersionDigest([1; 32]));
-        let mut ledger = Ledger::open(state.path()).unwrap();
+        let ledger = Ledger::open(state.path()).unwrap();
         fs::create_dir(&path).unwrap();
-        ledger.record(&version(3), one).unwrap_err();
+        ledger.record(version(3), one).await.unwrap_err();
         fs::remove_dir(&path).unwrap();
-        ledger.record(&version(4), one).unwrap();
+        ledger.record(version(4), one).await.unwrap();
+    }
+
+    /// Goal: the cost of recording many topics at once does not grow with the square of their number.
+    #[tokio::test]
+    async fn records_made_together_are_written_together() {
+        let state = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(state.path()).unwrap();
+        let ledger = Arc::new(ledger);
+        let id = |number| VersionId { topic: Topic::new(&format!("t/{number}")).unwrap(), ..version(1) };
+        let writing = ledger.writer.lock().await;
+        let mut recording = tokio::task::JoinSet::new();
+        for number in 0..100 {
+            let (ledger, id) = (Arc::clone(&ledger), id(number));
+            recording.spawn(async move { ledger.record(id, VersionDigest([1; 32])).await });
+        }
+        tokio::task::yield_now().await; // All of them wait for the writer.
+        drop(writing);
+        recording.join_next().await.unwrap().unwrap().unwrap();
+        fs::remove_file(state.path().join(LOCK_FILE)).unwrap(); // A second write would fail.
+        assert!(recording.join_all().await.iter().all(Result::is_ok));
+        drop(ledger);
+        let reopened = Ledger::open(state.path()).unwrap();
+        let next = reopened.epoch_and_version(&id(99).topic, VersionDigest([2; 32]));
+        assert_eq!(next, Some((Epoch(7), Version(2))));
     }
 }

@@ -36,7 +36,13 @@ struct Source {
     /// The digest of the published version.
     digest: VersionDigest,
     /// Numbers the versions of watched files.
-    ledger: Option<Arc<Mutex<Ledger>>>,
+    ledger: Option<Arc<Ledger>>,
+}
+
+/// An offer whose first version is not yet published.
+pub(crate) struct LoadedOffer {
+    offer: Offer,
+    first: Loaded,
 }
 
 /// Detects when the files of a topic are replaced, and logs each problem with them once.
@@ -68,25 +74,25 @@ pub(crate) struct Published {
 }
 
 impl Offer {
-    /// Creates the offer of `topic` and publishes its first version, from the files at `path`.
+    /// Creates the offer of `topic`, and loads its first version from the files at `path`.
     ///
     /// Without a ledger, the epoch is derived from the content, so that a server restarted with the same files offers
     /// the same version. With a ledger (`--watch`), an epoch has several versions, and the ledger supplies epoch and
     /// number.
-    pub(crate) async fn begin(
+    pub(crate) async fn load(
         server: &Server,
         args: &ServeArgs,
         loader: &Loader,
         (topic, path): (&Topic, &Path),
-        ledger: Option<&Arc<Mutex<Ledger>>>,
-    ) -> anyhow::Result<(Self, Published)> {
+        ledger: Option<&Arc<Ledger>>,
+    ) -> anyhow::Result<LoadedOffer> {
         // The watch is created before the files are opened, so that no change in between is missed.
         let watch = match ledger {
             Some(_) => Some(Watch::begin(topic, path, loader.rules).await?),
             None => None,
         };
         let loaded = loader.load(path, watch.as_ref().map(|watch| &watch.files)).await?;
-        let recorded = ledger.and_then(|ledger| locked(ledger).epoch_and_version(topic, loaded.digest));
+        let recorded = ledger.and_then(|ledger| ledger.epoch_and_version(topic, loaded.digest));
         let epoch = match (ledger, recorded) {
             (None, _) => epoch_of(loaded.digest),
             (Some(_), Some((epoch, _))) => epoch,
@@ -97,9 +103,8 @@ impl Offer {
             publisher.continue_at(version);
         }
         let (loader, digest, ledger) = (loader.clone(), loaded.digest, ledger.cloned());
-        let mut source = Source { publisher, loader, path: path.into(), digest, ledger };
-        let published = source.publish(loaded, 0).await?;
-        Ok((Self { source, watch }, published))
+        let source = Source { publisher, loader, path: path.into(), digest, ledger };
+        Ok(LoadedOffer { offer: Self { source, watch }, first: loaded })
     }
 
     /// Whether replaced files are published.
@@ -125,18 +130,28 @@ impl Offer {
         );
     }
 
-    /// Polls the files, and publishes content that is new and complete. Errors are logged, and a later poll tries
-    /// again. While a version is read and while its publish waits for readers, the files are polled every `interval`,
-    /// to count missed generations.
-    pub(crate) async fn poll(&mut self, interval: Duration) -> Option<Published> {
-        let Self { source, watch: Some(watch) } = self else { return None };
-        let (was_missing, observation) = (watch.is_missing, watch.poll().await);
+    /// The files of a watched topic, to be polled.
+    pub(crate) fn files(&self) -> Option<WatchedFiles> {
+        let watch = self.watch.as_ref()?;
+        let is_silent = watch.retry.is_some_and(|(_, at)| Instant::now() < at);
+        Some(WatchedFiles { files: Arc::clone(&watch.files), is_silent })
+    }
+
+    /// Handles a poll of the files; returns whether their content is new and complete, so that it should be published.
+    pub(crate) fn handle_polled(&mut self, polled: Polled) -> bool {
+        let Self { source, watch: Some(watch) } = self else { return false };
+        let was_missing = watch.is_missing;
+        let observation = watch.handle_polled(polled);
         if watch.is_missing != was_missing {
             source.publisher.set_problem(watch.is_missing.then(|| watch.missing_files()));
         }
-        if observation != Observation::Changed {
-            return None;
-        }
+        observation == Observation::Changed
+    }
+
+    /// Publishes the files. Errors are logged, and a later poll tries again. While a version is read and while its
+    /// publish waits for readers, the files are polled every `interval`, to count missed generations.
+    pub(crate) async fn publish_files(&mut self, interval: Duration) -> Option<Published> {
+        let Self { source, watch: Some(watch) } = self else { return None };
         let (files, missed) = (Arc::clone(&watch.files), watch.missed().await);
         let published = tokio::select! {
             published = source.republish(&files, missed) => published,
@@ -158,6 +173,44 @@ impl Offer {
                 None
             }
         }
+    }
+}
+
+/// The files of a topic, to be polled.
+pub(crate) struct WatchedFiles {
+    files: Arc<Mutex<FileWatch>>,
+    /// Whether changes are only counted: the time to publish the files again has not come.
+    is_silent: bool,
+}
+
+/// The result of polling the files of a topic.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Polled {
+    /// What the poll reported; `None` if it was silent.
+    observation: Option<Observation>,
+    /// Whether a silent poll found other files.
+    is_changed: bool,
+    missed: u64,
+}
+
+impl WatchedFiles {
+    /// Polls the files once. Blocks on the file system.
+    pub(crate) fn poll(&self) -> Polled {
+        let mut files = locked(&self.files);
+        let (observation, is_changed) = match self.is_silent {
+            true => (None, files.poll_silently()),
+            false => (Some(files.poll()), false),
+        };
+        Polled { observation, is_changed, missed: files.missed() }
+    }
+}
+
+impl LoadedOffer {
+    /// Publishes the first version.
+    pub(crate) async fn publish(self) -> anyhow::Result<(Offer, Published)> {
+        let Self { mut offer, first } = self;
+        let published = offer.source.publish(first, 0).await?;
+        Ok((offer, published))
     }
 }
 
@@ -188,11 +241,12 @@ impl Source {
         Ok(Published { id: publication.id().clone(), tensors, payload_bytes, files, missed })
     }
 
-    /// Records the next version in the ledger, on a blocking thread.
+    /// Records the next version in the ledger.
     async fn record(&self, digest: VersionDigest) -> anyhow::Result<()> {
-        let Some(ledger) = self.ledger.clone() else { return Ok(()) };
-        let id = self.publisher.next_id();
-        tokio::task::spawn_blocking(move || locked(&ledger).record(&id, digest)).await?
+        match &self.ledger {
+            Some(ledger) => ledger.record(self.publisher.next_id(), digest).await,
+            None => Ok(()),
+        }
     }
 }
 
@@ -215,16 +269,12 @@ impl Watch {
         format!("there is nothing to serve at {} any more", self.path.display())
     }
 
-    async fn poll(&mut self) -> Observation {
-        if self.retry.is_some_and(|(_, at)| Instant::now() < at) {
-            let is_changed = self.with_files(FileWatch::poll_silently).await;
-            if is_changed == Some(true) {
-                self.retry = None; // Other files may be published at once.
-            }
-            return Observation::Settling;
+    /// Handles a poll; returns what it reported.
+    fn handle_polled(&mut self, Polled { observation, is_changed, missed }: Polled) -> Observation {
+        if is_changed {
+            self.retry = None; // Other files may be published at once.
         }
-        let polled = self.with_files(|files| (files.poll(), files.missed())).await;
-        let Some((observation, missed)) = polled else { return Observation::Same };
+        let Some(observation) = observation else { return Observation::Settling };
         let is_missing = observation == Observation::Missing;
         if is_missing && !self.is_missing {
             let (topic, missing) = (&self.topic, self.missing_files());
@@ -236,7 +286,7 @@ impl Watch {
     }
 
     /// Counts missed generations every `interval` until the future is dropped. New content is published by a later
-    /// [`poll`](Self::poll).
+    /// poll.
     async fn count_missed(&mut self, interval: Duration) -> Infallible {
         loop {
             tokio::time::sleep(interval).await;

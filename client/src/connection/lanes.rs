@@ -25,7 +25,7 @@ use tensor_relay_transport::Lane;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
-    time::{Instant, sleep},
+    time::{Instant, timeout},
 };
 
 /// The maximum number of events of further lanes that wait for the session, which handles them promptly. Beyond it,
@@ -74,14 +74,24 @@ pub(crate) struct Path {
     lanes: Arc<LaneRegistry>,
     verified_bytes: Arc<AtomicU64>,
     bulky_period: watch::Receiver<Option<u64>>,
+    /// The period of the last sample, if it was not the end of that period.
+    sampled_period: Option<u64>,
     has_settled: Arc<AtomicBool>,
 }
 
 impl Path {
-    /// The next sample, once a large version is in transfer; `None` after the connection has ended.
+    /// The next sample: at the beginning and at the end of each period in which a large version is in transfer, and in
+    /// intervals between these; `None` after the connection has ended.
     pub(crate) async fn sample(&mut self) -> Option<Sample> {
-        sleep(SAMPLE_INTERVAL).await;
-        let period = *self.bulky_period.wait_for(Option::is_some).await.ok()?;
+        if self.sampled_period.is_none() {
+            self.bulky_period.wait_for(Option::is_some).await.ok()?;
+        } else if let Ok(changed) = timeout(SAMPLE_INTERVAL, self.bulky_period.changed()).await {
+            changed.ok()?;
+        }
+        let current = *self.bulky_period.borrow_and_update();
+        // The end of a period belongs to it, even if the next one has begun already.
+        let period = self.sampled_period.or(current);
+        self.sampled_period = current;
         let (lanes, verified_bytes) =
             (self.lanes.get().len() as u32, self.verified_bytes.load(Ordering::Relaxed));
         Some(Sample { period, lanes, verified_bytes })
@@ -193,6 +203,7 @@ impl LaneSet {
             lanes: Arc::clone(&self.registry),
             verified_bytes: Arc::clone(&self.verified_bytes),
             bulky_period: self.bulky_period.subscribe(),
+            sampled_period: None,
             has_settled: Arc::clone(&self.has_settled),
         }
     }
@@ -282,4 +293,41 @@ async fn determine_lanes(mut plan: Plan, mut path: Path, wanted: watch::Sender<u
     path.has_settled.store(true, Ordering::Relaxed);
     drop(path);
     wanted.closed().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a version that is received faster than the interval of samples is measured, so that lanes and transport are
+    /// chosen for it, too.
+    #[tokio::test(start_paused = true)]
+    async fn short_periods_are_sampled_at_both_ends() {
+        let (bulky_period, verified_bytes) = (watch::Sender::new(None), Arc::new(AtomicU64::new(7)));
+        let mut path = Path {
+            peer: SocketAddr::from(([127, 0, 0, 1], 1)),
+            instance: InstanceId([0; 16]),
+            lanes: Arc::default(),
+            verified_bytes: Arc::clone(&verified_bytes),
+            bulky_period: bulky_period.subscribe(),
+            sampled_period: None,
+            has_settled: Arc::default(),
+        };
+        let mut now = Instant::now();
+        for (period, bytes) in [(1, 107), (2, 207)] {
+            tokio::time::advance(SAMPLE_INTERVAL * 10).await;
+            bulky_period.send_replace(Some(period));
+            let begun = path.sample().await.unwrap();
+            now = Instant::now();
+            tokio::time::advance(SAMPLE_INTERVAL / 2).await;
+            verified_bytes.store(bytes, Ordering::Relaxed);
+            bulky_period.send_replace(None);
+            let ended = path.sample().await.unwrap();
+            assert_eq!([begun.period, ended.period], [Some(period); 2]);
+            assert_eq!((begun.verified_bytes, ended.verified_bytes), (bytes - 100, bytes));
+        }
+        assert_eq!(now.elapsed(), SAMPLE_INTERVAL / 2);
+        drop(bulky_period);
+        assert_eq!(path.sample().await, None);
+    }
 }

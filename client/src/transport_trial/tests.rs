@@ -73,6 +73,27 @@ fn a_path_that_becomes_lossy_changes_the_transport() {
     assert!(matches!(changes[..], [(0, Tcp), (8..=12, Quic)]), "{changes:?}");
 }
 
+/// A session whose trials have shown that TCP is faster, and that the race puts on QUIC after the server's restart.
+#[test]
+fn a_reconnection_over_the_other_transport_is_tried_soon() {
+    let mut trial = TransportTrial::new(Tcp);
+    trial.end_trial();
+    trial.end_trial();
+    trial.handle_connected(Tcp);
+    trial.handle_reconnected(Tcp);
+    assert!(trial.due > 10 * FIRST_QUIC_TRIAL_DELAY, "the same transport: nothing has changed");
+    trial.handle_reconnected(Quic);
+    trial.handle_connected(Quic);
+    assert_eq!((trial.kind, trial.due), (Quic, FIRST_TCP_TRIAL_DELAY));
+    trial.try_other(1.0);
+    trial.handle_connected(Tcp);
+    trial.handle_reconnected(Quic);
+    assert!(
+        trial.due > FIRST_TCP_TRIAL_DELAY,
+        "the tried transport lost its connection: it is not tried again soon"
+    );
+}
+
 #[test]
 fn an_interrupted_path_does_not_change_the_transport() {
     // The interruption begins within one measurement and ends within another.

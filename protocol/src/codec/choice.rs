@@ -24,9 +24,8 @@ pub const SMALL_BYTES: usize = 16 << 10;
 
 /// The level of effort: the processor time that may be spent to make chunks smaller.
 ///
-/// The fastest level is found by measuring it at run time. Predictions from codec and link rates would fail: codec
-/// rates differ between processors, and the rate of a link depends on the processor time that encoding leaves.
-/// Subscribers with the same level share encoded chunks.
+/// The sender chooses a level from what it measures: the rate, and the sizes and times of encoded samples. Subscribers
+/// with the same level share encoded chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Effort {
     /// Every chunk is sent raw.

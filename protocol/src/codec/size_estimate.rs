@@ -2,12 +2,13 @@
 
 use super::{BitPlanes, CodecId, Context, codec};
 use crate::Dtype;
-use std::cell::RefCell;
+use std::{cell::RefCell, time::Duration};
 
-/// The encoded size of a chunk under each codec, estimated from a sample.
+/// The encoded size of a chunk under each codec, and the time of encoding it, estimated from a sample.
 ///
 /// The sample is encoded with every candidate codec. This takes 30 to 60 microseconds, even for large chunks; encoding
-/// 4 MiB takes at least ten times as long, hashing 4 MiB twice as long.
+/// 4 MiB takes at least ten times as long, hashing 4 MiB twice as long. A whole chunk may take longer for each byte than
+/// the sample, which is in the processor's cache.
 ///
 /// The sample consists of slices spread evenly over the chunk, so it covers the larger tensors that share the chunk. It
 /// misses repeats over longer distances: zstd may encode to less than estimated.
@@ -16,6 +17,8 @@ pub struct SizeEstimate {
     /// For each codec of [`CodecId::ALL`], the encoded size divided by the raw size; `None` if the codec saves too
     /// little or is not a candidate for the dtype.
     shares: [Option<f32>; CodecId::ALL.len()],
+    /// For each codec that has a share, the time of encoding in seconds for each raw byte.
+    seconds: [f32; CodecId::ALL.len()],
 }
 
 /// The size of a sample in bytes. Long enough that the tables in front of each encoding weigh less than 1 %.
@@ -47,11 +50,17 @@ thread_local! {
 
 impl SizeEstimate {
     /// The estimate that no codec saves enough.
-    pub const NO_GAIN: Self = Self { shares: [None; CodecId::ALL.len()] };
+    pub const NO_GAIN: Self = Self { shares: [None; CodecId::ALL.len()], seconds: [0.0; CodecId::ALL.len()] };
 
-    /// Estimates `raw`, a chunk of `dtype`. Delta codecs are left out: the sender tries them first.
-    pub fn of(dtype: Dtype, raw: &[u8]) -> Self {
-        SCRATCH.with_borrow_mut(|scratch| scratch.estimate(dtype, raw))
+    /// Estimates `raw`, a chunk of `dtype`; `now` is the clock by which encoding is timed. Delta codecs are left out: the sender tries them
+    /// first.
+    pub fn of(dtype: Dtype, raw: &[u8], now: impl Fn() -> Duration) -> Self {
+        SCRATCH.with_borrow_mut(|scratch| scratch.estimate(dtype, raw, now))
+    }
+
+    /// The time of encoding in `codec`, in seconds for each raw byte; zero for raw, and for a codec without an estimate.
+    pub fn seconds_per_byte(&self, codec: CodecId) -> f32 {
+        index_of(codec).map_or(0.0, |index| self.seconds[index])
     }
 
     /// The encoded size of `raw_bytes` bytes under `codec`; `None` if the codec saves too little or was not tried.
@@ -63,7 +72,7 @@ impl SizeEstimate {
     }
 
     /// The encoded size under `codec`, divided by the raw size; `None` if the codec saves too little or was not tried.
-    pub(super) fn share(&self, codec: CodecId) -> Option<f32> {
+    pub fn share(&self, codec: CodecId) -> Option<f32> {
         match codec {
             CodecId::Raw => Some(1.0),
             codec => self.shares[index_of(codec)?],
@@ -96,20 +105,21 @@ fn index_of(codec: CodecId) -> Option<usize> {
 }
 
 impl Scratch {
-    fn estimate(&mut self, dtype: Dtype, raw: &[u8]) -> SizeEstimate {
+    fn estimate(&mut self, dtype: Dtype, raw: &[u8], now: impl Fn() -> Duration) -> SizeEstimate {
         let Self { raw: sample, encoded } = self;
         gather(dtype, raw, sample);
         let context = Context { dtype, base: None };
         encoded.resize(worthwhile_bytes(sample.len()), 0);
-        let share = |id: &CodecId| {
-            let bytes = is_candidate(*id, dtype).then(|| codec(*id).encode(context, sample, encoded))??;
-            Some(bytes as f32 / sample.len() as f32)
-        };
-        let mut shares = [None; CodecId::ALL.len()];
-        for (slot, share) in shares.iter_mut().zip(CodecId::ALL.iter().map(share)) {
-            *slot = share;
+        let sample_bytes = sample.len() as f32;
+        let mut estimate = SizeEstimate::NO_GAIN;
+        for (index, id) in CodecId::ALL.iter().enumerate().filter(|(_, id)| is_candidate(**id, dtype)) {
+            let began = now();
+            if let Some(bytes) = codec(*id).encode(context, sample, encoded) {
+                estimate.shares[index] = Some(bytes as f32 / sample_bytes);
+                estimate.seconds[index] = now().saturating_sub(began).as_secs_f32() / sample_bytes;
+            }
         }
-        SizeEstimate { shares }
+        estimate
     }
 }
 
@@ -146,6 +156,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// An estimate without a clock.
+    fn estimate_of(dtype: Dtype, raw: &[u8]) -> SizeEstimate {
+        SizeEstimate::of(dtype, raw, || Duration::ZERO)
+    }
+
     fn noise(bytes: usize) -> Vec<u8> {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let mut next = || {
@@ -169,7 +184,7 @@ mod tests {
 
     /// Encodes all of `raw` and compares the size with the estimate.
     fn assert_estimate_is_close(codec_id: CodecId, dtype: Dtype, raw: &[u8]) {
-        let estimated = SizeEstimate::of(dtype, raw).encoded_bytes(codec_id, raw.len()).unwrap();
+        let estimated = estimate_of(dtype, raw).encoded_bytes(codec_id, raw.len()).unwrap();
         let mut out = vec![0; worthwhile_bytes(raw.len())];
         let context = Context { dtype, base: None };
         let actual = codec(codec_id).encode(context, raw, &mut out).unwrap();
@@ -192,9 +207,19 @@ mod tests {
     }
 
     #[test]
+    fn encoding_is_timed_for_each_codec() {
+        let (ticks, raw) = (std::cell::Cell::new(0), bf16(&weights(100_000)));
+        let now = || Duration::from_micros(ticks.replace(ticks.get() + 1));
+        let estimate = SizeEstimate::of(Dtype::Bf16, &raw, now);
+        let seconds =
+            [CodecId::Raw, CodecId::BitPlanes, CodecId::Zstd].map(|id| estimate.seconds_per_byte(id));
+        assert_eq!(seconds, [0.0, 1e-6 / SAMPLE_BYTES as f32, 0.0], "zstd is not tried");
+    }
+
+    #[test]
     fn noise_gains_nothing() {
         for dtype in [Dtype::U8, Dtype::Bf16, Dtype::F64, Dtype::I4] {
-            assert_eq!(SizeEstimate::of(dtype, &noise(1 << 20)), SizeEstimate::NO_GAIN, "{dtype}");
+            assert_eq!(estimate_of(dtype, &noise(1 << 20)), SizeEstimate::NO_GAIN, "{dtype}");
         }
     }
 
@@ -206,10 +231,10 @@ mod tests {
             .map(|byte| 120 + byte.trailing_zeros().min(5) as u8)
             .collect();
         for dtype in [Dtype::F8E8M0, Dtype::F8E4M3Fn] {
-            assert!(SizeEstimate::of(dtype, &scales).share(CodecId::BitPlanes).is_some(), "{dtype}");
+            assert!(estimate_of(dtype, &scales).share(CodecId::BitPlanes).is_some(), "{dtype}");
         }
-        assert_eq!(SizeEstimate::of(Dtype::U8, &scales).share(CodecId::BitPlanes), None);
-        assert_eq!(SizeEstimate::of(Dtype::F8E8M0, &scales).share(CodecId::Zstd), None, "zstd is not tried");
+        assert_eq!(estimate_of(Dtype::U8, &scales).share(CodecId::BitPlanes), None);
+        assert_eq!(estimate_of(Dtype::F8E8M0, &scales).share(CodecId::Zstd), None, "zstd is not tried");
     }
 
     /// Half of the chunk is zeros, half is noise.
@@ -217,7 +242,7 @@ mod tests {
     fn a_sample_covers_unlike_tensors() {
         let mut mixed = vec![0; 500_000];
         mixed.extend(noise(500_000));
-        let share = SizeEstimate::of(Dtype::U8, &mixed).share(CodecId::Zstd).unwrap();
+        let share = estimate_of(Dtype::U8, &mixed).share(CodecId::Zstd).unwrap();
         assert!((0.45..0.55).contains(&share), "{share}");
     }
 
@@ -272,7 +297,7 @@ mod tests {
             raw in prop::collection::vec(0u8..6, 0..5_000), dtype in 0..Dtype::ALL.len(),
         ) {
             let dtype = Dtype::ALL[dtype];
-            let (estimate, context) = (SizeEstimate::of(dtype, &raw), Context { dtype, base: None });
+            let (estimate, context) = (estimate_of(dtype, &raw), Context { dtype, base: None });
             for id in CodecId::ALL.iter().copied().skip(1) {
                 if let Some(estimated) = estimate.encoded_bytes(id, raw.len()) {
                     let mut out = vec![0; worthwhile_bytes(raw.len())];

@@ -85,6 +85,11 @@ impl Process {
         fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
 
+    /// The number of threads of the process.
+    pub fn threads(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().count()
+    }
+
     /// Whether the process still runs.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()

@@ -7,7 +7,7 @@ use crate::files;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::Value;
 use std::{
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 use tensor_relay_tests::processes::{Home, Host, Lan, Process, Serving, Signal, device, is_soak};
@@ -95,6 +95,23 @@ fn a_slow_link_carries_each_byte_once() {
         (TRANSFER_TIME..TRANSFER_TIME * 2).contains(&elapsed),
         "{elapsed:?} where the link needs {TRANSFER_TIME:?}"
     );
+}
+
+/// Goal: weights are encoded where the link is slow, although TCP begins without that; and a client that comes back has
+/// them encoded from the first chunk. Method: 32 MiB of bf16 at 100 Mbit/s, twice.
+#[test]
+fn weights_are_encoded_on_a_slow_link() {
+    let Some(mut served) = ServedModel::try_new() else { return };
+    served.kill_server();
+    files::write_weights(&served.home.path("m"), 16 << 20, 1);
+    served.serve();
+    let codecs = || {
+        let event = served.subscribe().wait().expect_code(0).json();
+        fs::remove_dir_all(served.home.path("out")).unwrap();
+        let codecs = event["codecs"].as_object().unwrap();
+        codecs.keys().map(String::clone).collect::<Vec<_>>().join(", ")
+    };
+    assert_eq!([codecs(), codecs()], ["bitplanes, raw", "bitplanes"]);
 }
 
 /// Goal: an outage longer than the idle timeout costs its time and a few chunks. Method: take the link down for 15 s

@@ -400,3 +400,25 @@ fn wait_until_version_2_is_in_the_ledger(home: &Home) {
     let ledger = || fs::read_to_string(home.path("keys/topics.json")).unwrap();
     wait_until("version 2 is in the ledger", || ledger().contains(r#""version": 2"#));
 }
+
+/// Goal: watching many files costs few threads, and each is published when it changes. Method: more files than a runtime
+/// has threads for blocking work; replace the first and the last file in turn, and count the threads after each version.
+#[test]
+fn many_files_are_watched_by_few_threads() {
+    let (home, names) = (Home::new(), (0..300).map(|number| format!("t{number}")).collect::<Vec<_>>());
+    names.iter().for_each(|name| files::write_noise(&home.path(name), 100, 1));
+    let topics = names.iter().map(|name| format!("--topic={name}={name}"));
+    let args: Vec<String> = topics.chain(["--watch".into(), INTERVAL.into()]).collect();
+    let mut server = home.serve(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    for seed in 2..12 {
+        for name in [&names[0], &names[299]] {
+            files::replace(&home.path(name), |path| files::write_noise(path, 100, seed));
+            server
+                .process
+                .wait_for_stdout(&format!(r#""event":"published","topic":"{name}""#));
+        }
+        let threads = server.process.threads();
+        assert!(threads < 100, "{threads} threads");
+    }
+    server.process.signal_and_wait(Signal::TERM).expect_code(0);
+}

@@ -1,13 +1,15 @@
 //! Codecs of chunks: the automatic choice, and forced codecs.
 
+use std::{sync::Arc, time::Duration};
 use tensor_relay_client::{Client, CodecStats, Dtype, Request, Snapshot};
 use tensor_relay_protocol::{CodecChoice, CodecId, CodecSet, TensorSpec};
-use tensor_relay_server::{Config, Server, TopicOptions};
+use tensor_relay_server::{Access, Config, Server, TopicOptions};
 use tensor_relay_tests::{
-    pair::{Sim, client_config, server_config, simulate, topic, transport},
+    pair::{Sim, client_config, rules, server_config, simulate, topic, transport},
+    simnet::Path,
     tensors::{self, noise, smooth, spec, weights},
 };
-use tensor_relay_transport::Transport;
+use tensor_relay_transport::{Listener, Transport};
 
 /// Tensors for every choice of codec: floats, compressible and incompressible bytes, and tensors that are too small.
 fn mixed() -> Vec<TensorSpec> {
@@ -68,6 +70,33 @@ fn each_chunk_gets_the_codec_that_fits_it() {
         assert_eq!(stats.encoder.estimates, 4, "one estimate for each tensor that is large enough");
         assert_eq!(used(&stats.codecs), [CodecId::Raw, CodecId::Zstd, CodecId::BitPlanes]);
         assert_eq!(server.sent(), [(topic("t"), stats.codecs)]);
+    });
+}
+
+/// Goal: over TCP a version begins without encoding, and samples of it suffice to begin with that where the path is slow
+/// for the processors. Method: a path with a long delay, on which the chunks in flight limit the rate.
+#[test]
+fn encoding_begins_within_a_version_on_a_slow_path() {
+    simulate(1, async |sim: Sim| {
+        let delay = Duration::from_millis(20);
+        sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+        let (host, address) = (Arc::new(sim.server_host()), sim.server_address());
+        let listener =
+            Listener::bind_on(host, Transport::Tcp, address, &sim.identity(), sim.tuning.clone()).unwrap();
+        let server = Server::start(listener, Access::new(rules()), server_config());
+        publish(&server, TopicOptions::default(), vec![weights("w", 12 << 20)]).await;
+        let config = tensor_relay_client::Config { transport: Transport::Tcp, ..client_config() };
+        let connector = sim.connector(1).with_transport(Transport::Tcp);
+        let client = Client::connect_with(&connector, &sim.ticket(), config).await.unwrap();
+        let snapshot = receive(&client, Request::latest(topic("t"))).await;
+        let codecs = snapshot.receipt().codecs;
+        assert_eq!(used(&codecs), [CodecId::Raw, CodecId::BitPlanes]);
+        let (encoded, estimates) = (server.stats().encoder.encoded, server.stats().encoder.estimates);
+        assert_eq!(encoded, codecs.of(CodecId::BitPlanes).chunks, "every encoding is sent");
+        assert!(
+            estimates * 17 >= codecs.total().chunks && estimates < codecs.total().chunks / 8,
+            "{estimates}"
+        );
     });
 }
 

@@ -15,10 +15,22 @@ fn path(delay_ms: u64) -> Path {
 
 /// Connects to a server that listens on the `offered` transports; returns the result and the duration in milliseconds.
 async fn connect(sim: &Sim, connector: &Connector, offered: Transport) -> (Result<Lane, ConnectError>, u128) {
+    connect_to_starting(sim, connector, offered, Duration::ZERO).await
+}
+
+/// Connects to a server that starts to listen `after` the client has begun.
+async fn connect_to_starting(
+    sim: &Sim,
+    connector: &Connector,
+    offered: Transport,
+    after: Duration,
+) -> (Result<Lane, ConnectError>, u128) {
     let (host, address) = (Arc::new(sim.server_host()), sim.server_address());
-    let listener = Listener::bind_on(host, offered, address, &sim.identity(), sim.tuning.clone()).unwrap();
     let (hosts, keys, began) = ([address.to_string()], [sim.identity().fingerprint()], sim.elapsed());
     let accepting = async {
+        tokio::time::sleep(after).await;
+        let listener =
+            Listener::bind_on(host, offered, address, &sim.identity(), sim.tuning.clone()).unwrap();
         loop {
             let arrival = listener.accept().await.unwrap();
             tokio::spawn(async move {
@@ -29,6 +41,7 @@ async fn connect(sim: &Sim, connector: &Connector, offered: Transport) -> (Resul
         }
     };
     let lane = tokio::select! {
+        biased;
         () = accepting => unreachable!("accepting never ends"),
         lane = connector.connect(&hosts, &keys) => lane,
     };
@@ -71,6 +84,23 @@ fn silent_udp_delays_only_the_first_connection() {
         assert_eq!(kind_and_reason(&lane.unwrap()), (LaneKind::Tcp, LaneKindReason::UdpSilent));
         assert!((250..1_000).contains(&first_ms) && second_ms < 200, "{first_ms} ms, then {second_ms} ms");
     });
+}
+
+/// Goal: a client that reconnects while its server restarts uses the transport that it would use later. Method: TCP is
+/// refused when the client begins; QUIC repeats its packets until the server has started.
+#[test]
+fn a_server_that_starts_meanwhile_is_reached_over_tcp() {
+    for (seed, offered, expected) in [
+        (11, Transport::Auto, (LaneKind::Tcp, LaneKindReason::ShortPath)),
+        (12, Transport::Quic, (LaneKind::Quic, LaneKindReason::Answered)),
+    ] {
+        simulate(seed, async |sim| {
+            sim.net.set_path(path(1));
+            let after = Duration::from_millis(500);
+            let (lane, _) = connect_to_starting(&sim, &connector(&sim), offered, after).await;
+            assert_eq!(kind_and_reason(&lane.unwrap()), expected);
+        });
+    }
 }
 
 #[test]

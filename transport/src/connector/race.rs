@@ -1,9 +1,10 @@
 //! Connects a session's first lane: races the server's addresses and, for each address, QUIC against TCP.
 
 use std::{net::SocketAddr, pin::pin, sync::atomic::Ordering, time::Duration};
+use tensor_relay_protocol::CloseCode;
 use tokio::{
     task::JoinSet,
-    time::{Instant, sleep_until, timeout_at},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
 
 use super::{ConnectError, Connector};
@@ -125,6 +126,9 @@ impl Connector {
                     }
                 },
                 answer = &mut quic, if !quic_failed => match answer.unwrap_or_else(timed_out) {
+                    Ok(lane) if is_short_path && tcp_failed => {
+                        return Ok(self.over_tcp_again(address, keys, lane).await);
+                    }
                     Ok(lane) => return Ok(self.over_quic(lane)),
                     Err(error) => {
                         quic_failed = true;
@@ -137,6 +141,25 @@ impl Connector {
                 return Err(informative);
             }
             failed = Some(informative);
+        }
+    }
+
+    /// A lane over TCP, if the server accepts that now, or else `quic`. While a server starts, TCP is refused at once,
+    /// whereas QUIC repeats its packets until it answers.
+    async fn over_tcp_again(&self, address: SocketAddr, keys: &[Fingerprint], quic: Lane) -> Lane {
+        let connecting = async {
+            let stream = timeout(SHORT_PATH_CONNECT_TIME, self.open_stream(address, 0))
+                .await
+                .ok()?
+                .ok()?;
+            timeout(ATTEMPT_DELAY, self.handshake(stream, address, keys)).await.ok()?.ok()
+        };
+        match connecting.await {
+            Some(lane) => {
+                quic.close(CloseCode::Done, "the session uses TCP");
+                self.over_tcp(lane, true)
+            }
+            None => self.over_quic(quic),
         }
     }
 

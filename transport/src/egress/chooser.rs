@@ -4,6 +4,7 @@ use super::Payload;
 use crate::Workers;
 use bytes::Bytes;
 use quick_cache::sync::Cache;
+use rustix::time::{ClockId, clock_gettime};
 use std::{
     convert::Infallible,
     fmt,
@@ -110,7 +111,7 @@ impl Chooser {
     }
 
     /// The cached estimate of `chunk`. A small chunk needs none: encoding it would not be worth it.
-    pub(super) fn cached(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
+    fn cached(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
         let (range, _) = payload.manifest().chunk(chunk);
         match range.end - range.start < SMALL_BYTES as u64 {
             true => Some(SizeEstimate::NO_GAIN),
@@ -146,7 +147,7 @@ impl Chooser {
             let (_, dtype) = payload.manifest().chunk(chunk);
             let timed = move || {
                 let began = Instant::now();
-                (SizeEstimate::of(dtype, &raw), began.elapsed())
+                (SizeEstimate::of(dtype, &raw, processor_time), began.elapsed())
             };
             let (estimate, took) = self.workers.run(timed).await;
             spent = took;
@@ -203,6 +204,13 @@ impl Chooser {
             self.groups.remove(&group);
         }
     }
+}
+
+/// The processor time of this thread. By a clock, a sample that another program interrupts would seem to take a hundred
+/// times as long.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 fn group_of(payload: &Payload, chunk: ChunkIndex) -> ChunkGroup {

@@ -223,9 +223,14 @@ impl Encoder {
         Ok(Encoded { worker_time: spent, ..encoded })
     }
 
-    /// The estimated size of `chunk` in each codec, if it was estimated.
+    /// The estimate of `chunk`, or of similar chunks, if there is one.
     pub fn estimate(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
-        self.chooser.cached(payload, chunk)
+        self.chooser.cached_or_similar(payload, chunk)
+    }
+
+    /// Estimates `raw`, the bytes of `chunk`, for this chunk and similar ones; returns the time spent on it as well.
+    pub async fn sample(&self, payload: &Payload, chunk: ChunkIndex, raw: Bytes) -> (SizeEstimate, Duration) {
+        self.chooser.estimate(payload, chunk, raw).await
     }
 
     /// The digest of `chunks` of `payload`. Reads those that are not hashed yet.
