@@ -62,6 +62,7 @@ mod device;
 mod effort_trial;
 mod failures;
 mod files;
+mod folder_lock;
 mod inboxes;
 mod joining;
 mod lanes;

@@ -94,7 +94,34 @@ impl fmt::Display for Principal {
             ClientIdentity::Ticket(id, _) => write!(f, "ticket:{id}"),
             ClientIdentity::Key(name) => write!(f, "key:{name}"),
             ClientIdentity::Names(names) if names.is_empty() => f.write_str("certificate without names"),
-            ClientIdentity::Names(names) => write!(f, "{}", names.join(",").escape_debug()),
+            ClientIdentity::Names(names) => {
+                // A comma within a name is marked: otherwise one name could equal several of another client.
+                let names = names.iter().map(|name| name.escape_debug().to_string().replace(',', "\\,"));
+                f.write_str(&names.collect::<Vec<_>>().join(","))
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Readers belong to principals by name, so no name may equal those of another client.
+    #[test]
+    fn a_name_with_a_comma_equals_no_other_names() {
+        let shown = |names: &[&str]| {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            Principal::with_names(names, vec![]).to_string()
+        };
+        assert_eq!(shown(&["uri:b", "dns:a"]), "dns:a,uri:b");
+        let all = [
+            shown(&["uri:a", "uri:b"]),
+            shown(&["uri:a,uri:b"]),
+            shown(&["uri:a\\,uri:b"]),
+            shown(&["uri:a\\", "uri:b"]),
+        ];
+        let distinct: std::collections::HashSet<_> = all.iter().collect();
+        assert_eq!(distinct.len(), all.len(), "{all:?}");
     }
 }

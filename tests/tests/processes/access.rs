@@ -196,6 +196,59 @@ fn clients_are_identified_by_keys() {
     }
 }
 
+/// Goal: whatever else is wrong in the access files, what an operator revokes is revoked at a running server within
+/// ten seconds, and the commands name the files that it does not follow. Method: hand edits without a line end, with
+/// the line ends of another system and with wrong lines; then revoke a ticket and a key, narrow the list, and rotate
+/// twice, with a follower for each; restart.
+#[test]
+fn revocations_take_effect_whatever_other_files_hold() {
+    let home = files::home_with_model();
+    let server = home.serve(&["--topic=w=w"]);
+    let access = home.path("state/tensor-relay/access");
+    let [early, late] = ["early", "late"].map(|name| CreatedTicket::new(&home, &server, name, &["--topic=w"]));
+    let without_token = server.ticket("w").split_once("&token=").unwrap().0.to_owned();
+    for name in ["gpu-1", "gpu-2"] {
+        let (dir, identity) = (format!("--state-dir={name}"), format!("{name}/identity.key"));
+        let created = home.run(&["keys", "create", &dir, "--json"]).expect_code(0).json();
+        home.run(&["keys", "trust", created["key"].as_str().unwrap(), name]).expect_code(0);
+        assert!(home.path(&identity).exists());
+    }
+    fs::write(access.join("acl"), "key:gpu-1 subscribe w\nkey:gpu-2 subscribe w\n").unwrap();
+    thread::sleep(RELOADED_WITHIN);
+    let follow_with = |key: &str| {
+        let identity = format!("--identity={key}/identity.key");
+        let mut follower = home.start(&["subscribe", &without_token, "--json", &identity]);
+        follower.wait_for_stdout("committed");
+        follower
+    };
+    let followers = [follow(&home, &early.file, TRANSPORTS[0]), follow(&home, &late.file, TRANSPORTS[1])];
+    let [by_early, by_late] = followers;
+    let [by_first_key, by_second_key] = ["gpu-1", "gpu-2"].map(follow_with);
+
+    fs::write(access.join("revoked"), format!("{}\r\n{}", "0a".repeat(8), "0b".repeat(8))).unwrap();
+    let keys = fs::read_to_string(access.join("keys")).unwrap();
+    fs::write(access.join("keys"), keys.trim_end()).unwrap();
+    fs::write(access.join("acl"), "key:gpu-1 subscribe w\nkey:gpu-2 subscribe w").unwrap();
+    let revoked = home.run(&["tickets", "revoke", &early.id]).expect_code(0);
+    assert!(revoked.err.contains("access/acl: its last line has no line end"), "{}", revoked.err);
+    assert_closed(by_early, "access was refused");
+    let ids = [&"0a".repeat(8), &"0b".repeat(8), &early.id].map(|id| format!("{id}\n"));
+    assert_eq!(fs::read_to_string(access.join("revoked")).unwrap(), ids.concat());
+    home.run(&["keys", "revoke", "gpu-1"]).expect_code(0);
+    assert_closed(by_first_key, "access was refused");
+    fs::write(access.join("acl"), "").unwrap();
+    home.run(&["tickets", "rotate"]).expect_code(0);
+    home.run(&["tickets", "rotate"]).expect_code(0);
+    assert_closed(by_late, "access was refused");
+    fs::write(access.join("revoked"), format!("{}nonsense\n", ids.concat())).unwrap();
+    fs::write(access.join("acl"), "key:gpu-1 subscribe w\n").unwrap();
+    assert_closed(by_second_key, "does not allow to subscribe");
+    let checked = home.run(&["acl", "check", "key:gpu-2", "w", "subscribe"]).expect_code(4);
+    assert!(checked.err.contains("access/revoked: line 4 is invalid"), "{}", checked.err);
+    drop(server);
+    home.run(&["serve", "--topic=w=w"]).expect_error(1, &["access/revoked: line 4 is invalid"]);
+}
+
 /// Goal: a trusted key is enough for `list` and `doctor` over both transports; a client with a revoked key is refused
 /// even with a valid token; the token alone is still valid. Method: one client with both, before and after the
 /// revocation, and a restart of the server.
