@@ -8,6 +8,7 @@ use std::fmt::Display;
 use tensor_relay_client::{
     BufferError, ClientError, ConnectError, DeviceError, EndReason, FillCause, LaneError, SubscriptionError,
 };
+use tensor_relay_server::Token;
 
 /// A class of `tensor_relay.errors`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +66,7 @@ impl Kind {
         if exit::ends_elsewhere() {
             return PySystemExit::new_err(());
         }
-        let message = message.to_string();
+        let message = Token::redact(&message.to_string());
         let raised = py
             .import("tensor_relay.errors")
             .and_then(|errors| errors.getattr(self.class())?.call1((message,)));

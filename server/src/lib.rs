@@ -122,7 +122,7 @@ pub use tensor_relay_protocol::{
     files::{FileKind, MISSED_GENERATIONS_KEY, RESERVED_PREFIX, epoch_of, is_reserved},
 };
 pub use tensor_relay_transport::{
-    BindError, CodecCount, CodecStats, Fingerprint, Identity, IdentityError, LaneKind, LaneStats, Listener,
+    BindError, CodecCount, CodecStats, Exposure, Fingerprint, Identity, IdentityError, LaneKind, LaneStats, Listener,
     Stage, StageStats, Transport, Tuning, egress::EncoderStats,
 };
 pub use topic::{TopicOptions, WhenFull};

@@ -81,13 +81,15 @@ impl Folder {
         for file in files {
             // Errors are reported when the file is read.
             let Ok(found) = fs::metadata(self.path(file)) else { continue };
-            if Exposure::of(&found) == Exposure::Shared && (is_accessible_to_others || *file == "secrets") {
+            let exposure = Exposure::of(&found);
+            let is_shared = matches!(exposure, Exposure::Readable | Exposure::GroupWritable);
+            if is_shared && (is_accessible_to_others || *file == "secrets") {
                 let what = match *file {
                     "secrets" => "who can make tickets with it",
                     _ => "who thereby learn which clients are admitted",
                 };
                 tracing::warn!(
-                    "The file {0} can be read by others, {what}: run `chmod 600 {0}`.",
+                    "The file {0} {exposure}, {what}: run `chmod 600 {0}`.",
                     self.path(file).display()
                 );
             }
@@ -106,7 +108,7 @@ impl Folder {
             return Err(self.content_error(file, &"it is not a regular file"));
         }
         match Exposure::of(&found) {
-            Exposure::None | Exposure::Shared => {}
+            Exposure::None | Exposure::Readable | Exposure::GroupWritable => {}
             Exposure::Writable => {
                 let why = format!("everybody can write it: run `chmod 600 {}`", self.path(file).display());
                 return Err(self.content_error(file, &why));
@@ -163,7 +165,8 @@ impl Folder {
         if text.len() as u64 > FILE_MAX_BYTES {
             return Err(self.content_error(file, &format!("it would have more than {FILE_MAX_BYTES} bytes")));
         }
-        let replaced = replace(&self.path(file), &self.path("secrets"), &text).and_then(|()| Ok(rustix::fs::fsync(&lock)?));
+        let replaced = replace(&self.path(file), &self.path("secrets"), &text)
+            .and_then(|()| Ok(rustix::fs::fsync(&lock)?));
         replaced.map_err(self.io_error("write", file))?;
         match self.read(file)? {
             Some(now) if now == text => Ok(result),
