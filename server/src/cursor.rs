@@ -364,6 +364,7 @@ mod tests {
         Retained {
             id: VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(epoch), version: Version(version) },
             payload: crate::Publishable::from(staged.unwrap()).payload,
+            _charge: None,
             metadata: vec![],
             committed: watch::Sender::new(0),
             release_timeout: Duration::ZERO,

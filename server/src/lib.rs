@@ -63,6 +63,7 @@ mod effort_trial;
 mod failures;
 mod files;
 mod folder_lock;
+mod handshakes;
 mod inboxes;
 mod joining;
 mod lanes;
@@ -78,6 +79,7 @@ mod sender;
 mod server;
 mod session;
 mod shared;
+mod shares;
 pub mod sidecar;
 mod staged;
 mod stall;
@@ -105,11 +107,12 @@ pub use files::{
     FileError, FileWatch, FolderRules, Observation, SealFileError, SkipReason, SkippedEntry, TensorFiles,
 };
 pub use lend::LendError;
-pub use logins::{Eviction, Login, Logins};
+pub use logins::{Login, Logins};
 pub use publishable::Publishable;
 pub use publisher::{Publication, PublishError, Publisher, TopicTaken};
 pub use retention::Keep;
 pub use server::{Server, ServerStats};
+pub use shares::{Eviction, Place};
 pub use staged::{StageError, Staged, Staging};
 pub use status::{
     LaneStatus, Limit, ServerStatus, StatusReader, SubscriberStatus, TopicStatus, TransferStatus,
@@ -122,8 +125,8 @@ pub use tensor_relay_protocol::{
     files::{FileKind, MISSED_GENERATIONS_KEY, RESERVED_PREFIX, epoch_of, is_reserved},
 };
 pub use tensor_relay_transport::{
-    BindError, CodecCount, CodecStats, Exposure, Fingerprint, Identity, IdentityError, LaneKind, LaneStats, Listener,
-    Stage, StageStats, Transport, Tuning, egress::EncoderStats,
+    BindError, CodecCount, CodecStats, Exposure, Fingerprint, Identity, IdentityError, LaneKind, LaneStats,
+    Listener, Stage, StageStats, Transport, Tuning, egress::EncoderStats,
 };
 pub use topic::{TopicOptions, WhenFull};
 pub use traffic::TrafficStats;

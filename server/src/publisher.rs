@@ -145,7 +145,7 @@ impl Publisher {
             MessageError::TooLarge { bytes, max, .. } => PublishError::TooMuchMetadata { bytes, max },
             other => unreachable!("metadata can only be too large: {other}"),
         })?;
-        let Publishable { payload, returned } = version.into();
+        let Publishable { payload, returned, charge } = version.into();
         let id = self.next_id();
         let (committed, watch) = watch::channel(0);
         let default = if returned.is_some() { LENT_RELEASE_TIMEOUT } else { RELEASE_TIMEOUT };
@@ -160,6 +160,7 @@ impl Publisher {
         let retained = Retained {
             id: id.clone(),
             payload,
+            _charge: charge,
             metadata,
             committed,
             release_timeout: self.options.release_timeout.unwrap_or(default),

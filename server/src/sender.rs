@@ -43,6 +43,8 @@ pub(crate) struct Outgoing {
     /// The subscription's status counters.
     pub(crate) counters: Arc<SubscriberProgress>,
     pub(crate) progress: Progress,
+    /// Whether its chunks are copied to be sent: they do not lie in memory in one piece.
+    pub(crate) is_copied: bool,
 }
 
 /// Sends one version: its chunks, each read, encoded and written on one lane, its manifest and `Complete`. Sends run
@@ -74,9 +76,10 @@ impl VersionSender {
         Self { outgoing: Arc::new(outgoing), running: FuturesUnordered::new() }
     }
 
-    /// The number of sends in progress.
-    pub(crate) fn len(&self) -> usize {
-        self.running.len()
+    /// Whether another send may begin: at most `sends_max` at a time, and one while there is no memory for more copies.
+    pub(crate) fn has_room(&self, sends_max: usize) -> bool {
+        let has_memory = || !self.outgoing.is_copied || self.outgoing.shared.copies.has_room();
+        self.running.len() < sends_max && (self.running.is_empty() || has_memory())
     }
 
     /// Adds the send of an action.
@@ -86,8 +89,16 @@ impl VersionSender {
             SendAction::Manifest => Box::pin(async move { outgoing.send_manifest().await }),
             SendAction::Chunk(chunk, lane) => {
                 let load = outgoing.lanes.begin_chunk(lane, outgoing.raw_bytes(chunk));
+                let copy = outgoing
+                    .is_copied
+                    .then(|| outgoing.shared.copies.count(outgoing.raw_bytes(chunk)));
                 let span = tracing::trace_span!("chunk", %chunk);
-                Box::pin(async move { outgoing.send_chunk(chunk, load).await }.instrument(span))
+                let send = async move {
+                    let sent = outgoing.send_chunk(chunk, load).await;
+                    drop(copy);
+                    sent
+                };
+                Box::pin(send.instrument(span))
             }
             SendAction::Complete => Box::pin(async move { outgoing.send_complete().await }),
         });

@@ -19,6 +19,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
+use tensor_relay_device::Charge;
 use tensor_relay_protocol::{CodecChoice, EndReason, Epoch, Metadata, Start, Topic, Version, VersionId};
 use tensor_relay_transport::{Tally, egress::Payload};
 use times::PublishTimes;
@@ -29,6 +30,8 @@ use tokio::{sync::watch, time::Instant};
 pub(crate) struct Retained {
     pub(crate) id: VersionId,
     pub(crate) payload: Payload,
+    /// The share of the budget for staged versions that its manifest takes.
+    pub(crate) _charge: Option<Charge>,
     pub(crate) metadata: Metadata,
     /// The number of subscribers that committed it. The publisher's `Publication` watches it.
     pub(crate) committed: watch::Sender<u64>,

@@ -1,6 +1,7 @@
 //! Principals: admitted clients with their rights.
 
-use std::fmt;
+use crate::logins::network_of;
+use std::{fmt, net::IpAddr, sync::Arc};
 use tensor_relay_protocol::{Grant, TicketId, Topic, Verb};
 
 /// An admitted client, with its rights.
@@ -62,6 +63,14 @@ impl Principal {
     /// Whether it has the same identity as `other`; rights may differ.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.identity == other.identity
+    }
+
+    /// The holder of its share of the server: itself, or its network if everybody is admitted.
+    pub(crate) fn share(&self, address: IpAddr) -> Arc<str> {
+        match self.identity {
+            ClientIdentity::Anybody => network_of(address).to_string().into(),
+            _ => self.to_string().into(),
+        }
     }
 
     /// Its ticket, if it was authenticated by one.

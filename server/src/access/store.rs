@@ -86,7 +86,8 @@ impl AccessStore {
         let access = Access::following(sender.subscribe());
         let (uses, problem) = (Arc::downgrade(&access.uses), Arc::clone(&access.problem));
         let store = self.clone();
-        let check = move |before: Texts, used: Option<&HashMap<TicketId, u64>>| store.check_files(before, used);
+        let check =
+            move |before: Texts, used: Option<&HashMap<TicketId, u64>>| store.check_files(before, used);
         tokio::spawn(reload::follow_files(check, texts, sender, uses, problem));
         Ok(access)
     }
@@ -203,7 +204,9 @@ impl AccessStore {
     pub fn distrust(&self, name: &str) -> Result<bool, AccessStoreError> {
         self.folder.change("keys", |lines| {
             let matching = |line: &String| match KeyLine::parse(line)? {
-                KeyLine::Trusted(key, key_name) => (key.to_string() == name || key_name == name).then_some(key),
+                KeyLine::Trusted(key, key_name) => {
+                    (key.to_string() == name || key_name == name).then_some(key)
+                }
                 KeyLine::Revoked(_) => None,
             };
             let keys: Vec<_> = lines.iter().filter_map(matching).collect();

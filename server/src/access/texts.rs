@@ -48,7 +48,10 @@ impl Texts {
     /// Reads the files again, for a running server. A file that is refused keeps its last text, and what it revokes is
     /// added to that; the other files are followed. Returns why files are refused.
     pub(super) fn follow(&mut self, folder: &Folder) -> Vec<AccessStoreError> {
-        FILES.into_iter().filter_map(|file| self.follow_file(file, folder).err()).collect()
+        FILES
+            .into_iter()
+            .filter_map(|file| self.follow_file(file, folder).err())
+            .collect()
     }
 
     fn follow_file(&mut self, file: &'static str, folder: &Folder) -> Result<(), AccessStoreError> {

@@ -56,6 +56,8 @@ fn tickets_are_issued_listed_and_revoked() {
     assert!(store.rules().unwrap().admit(&shown(token.clone()), 0).is_ok());
     assert!(store.revoke(first.id).unwrap());
     assert!(!store.revoke(first.id).unwrap(), "once");
+    let mode = |file| fs::metadata(store.path(file)).unwrap().mode() & 0o777;
+    assert_eq!([mode("issued"), mode("revoked")], [0o600; 2]);
     assert_eq!(store.rules().unwrap().admit(&shown(token), 0), Err(Denied::Revoked(first.id)));
 }
 
@@ -108,6 +110,23 @@ fn keys_are_trusted_by_name() {
     assert_eq!(store.rules().unwrap().revoked_keys, [one, two].into());
     store.trust(two, "b").unwrap();
     assert_eq!(store.rules().unwrap().revoked_keys, [one].into(), "it may be trusted again");
+    store.trust(one, "b").unwrap();
+    assert!(store.distrust("b").unwrap());
+    assert_eq!(store.rules().unwrap().revoked_keys, [one, two].into(), "all keys of a name are revoked");
+}
+
+/// A file of any size takes bounded memory.
+#[test]
+fn too_large_files_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = AccessStore::open(dir.path()).unwrap();
+    // Without data on the disk. No system reserves memory for 8 TiB.
+    let huge = fs::File::create(store.path("acl")).unwrap();
+    if let Err(error) = huge.set_len(1 << 43) {
+        return println!("skipped: the file system has no such large files: {error}");
+    }
+    let error = store.rules().unwrap_err().to_string();
+    assert!(error.contains("has more than"), "{error}");
 }
 
 #[test]
@@ -149,7 +168,11 @@ fn changes_follow_hand_edits() {
     std::os::unix::fs::symlink(&linked, store.path("revoked")).unwrap();
     assert!(store.revoke(ids[4]).unwrap(), "a wrong line elsewhere does not prevent it");
     assert_eq!(fs::read_to_string(&linked).unwrap(), format!("# by hand\nnonsense\n{}\n", ids[4]));
-    assert_eq!(fs::metadata(&linked).unwrap().permissions().mode() & 0o777, 0o640, "whoever read it still can");
+    assert_eq!(
+        fs::metadata(&linked).unwrap().permissions().mode() & 0o777,
+        0o640,
+        "whoever read it still can"
+    );
     assert!(store.refused()[0].to_string().contains("line 2 is invalid"));
 }
 
@@ -209,7 +232,8 @@ fn concurrent_changes_are_all_kept() {
 #[tokio::test(start_paused = true)]
 async fn a_refused_file_holds_up_no_other() {
     let good = |store: &AccessStore| {
-        fs::write(store.path("keys"), format!("{} a\n{} b\n", Fingerprint([1; 32]), Fingerprint([2; 32]))).unwrap();
+        fs::write(store.path("keys"), format!("{} a\n{} b\n", Fingerprint([1; 32]), Fingerprint([2; 32])))
+            .unwrap();
         fs::write(store.path("acl"), "key:a list **\nkey:b list **\n").unwrap();
     };
     let refuse: [(&str, &str); 6] = [
@@ -240,7 +264,11 @@ async fn a_refused_file_holds_up_no_other() {
         let after = rules_after_check(&access).await;
         assert!(access.problem().unwrap().contains(refused), "{:?}", access.problem());
         assert!(after.revoked.contains(&TicketId([5; 8])), "{refused}");
-        assert_eq!(after.revoked.contains(&TicketId([1; 8])), refused == "revoked", "of a wrong file the good lines");
+        assert_eq!(
+            after.revoked.contains(&TicketId([1; 8])),
+            refused == "revoked",
+            "of a wrong file the good lines"
+        );
         assert_eq!(after.revoked_keys.contains(&Fingerprint([1; 32])), refused != "keys", "{refused}");
         assert_eq!(after.secrets != before.secrets, refused != "secrets", "{refused}");
         assert_eq!(after.acl != before.acl, refused != "acl", "{refused}");
