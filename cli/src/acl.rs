@@ -42,6 +42,7 @@ fn check(args: &CheckAclArgs) -> anyhow::Result<Exit> {
         true => print_line(&json!({ "allowed": allowed, "why": reason }).to_string()),
         false => print_line(&format!("{}: {reason}", if allowed { "allowed" } else { "denied" })),
     }
+    tickets::warn_of_refused(&store);
     Ok(if allowed { Exit::Done } else { Exit::Refused })
 }
 

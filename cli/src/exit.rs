@@ -93,7 +93,7 @@ fn code_of_socket_error(error: &sidecar::ConnectError) -> Exit {
 fn code_of_client_error(error: &ClientError) -> Exit {
     match error {
         error if error.is_unauthorised() => Exit::Refused,
-        ClientError::Connect(ConnectError::WrongKey { .. }) => Exit::Refused,
+        error if is_wrong_key(error) => Exit::Refused,
         ClientError::Connect(
             ConnectError::Unreachable { .. }
             | ConnectError::TcpFailed { .. }
@@ -106,13 +106,17 @@ fn code_of_client_error(error: &ClientError) -> Exit {
         ClientError::NoWelcome { .. } | ClientError::NoAnswer { .. } | ClientError::Lane(_) => {
             Exit::Unreachable
         }
-        ClientError::NotReconnected { last: Some(error), .. } => code_of_client_error(error),
+        ClientError::NotReconnected { last: Some(error), .. } if is_wrong_key(error) => Exit::Refused,
         ClientError::NotReconnected { .. } | ClientError::NoProgress { .. } => Exit::Unreachable,
         ClientError::Ended(error) => code_of_client_error(error),
         ClientError::StartNeedsEvery => Exit::Usage,
         ClientError::Message(_) | ClientError::ProtocolViolation(_) => Exit::Damaged,
         _ => Exit::Failed,
     }
+}
+
+fn is_wrong_key(error: &ClientError) -> bool {
+    matches!(error, ClientError::Connect(ConnectError::WrongKey { .. }))
 }
 
 fn code_of_subscription_error(error: &SubscriptionError) -> Exit {

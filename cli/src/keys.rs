@@ -56,17 +56,20 @@ fn create(args: &KeysArgs) -> anyhow::Result<Exit> {
 }
 
 fn trust(args: &TrustKeyArgs) -> anyhow::Result<Exit> {
-    tickets::open_store(&args.state)?.trust(args.key, &args.name)?;
+    let store = tickets::open_store(&args.state)?;
+    store.trust(args.key, &args.name)?;
     crate::log::message!(
         "clients with this key now have access as key:{0}; grant them rights in the access control list, with lines \
          such as `key:{0} list,subscribe **`",
         args.name
     );
+    tickets::warn_of_refused(&store);
     Ok(Exit::Done)
 }
 
 fn revoke(args: &RevokeKeyArgs) -> anyhow::Result<Exit> {
-    match tickets::open_store(&args.state)?.distrust(&args.name)? {
+    let store = tickets::open_store(&args.state)?;
+    match store.distrust(&args.name)? {
         true => {
             crate::log::message!("revoked the key; running servers close its sessions within ten seconds")
         }
@@ -77,6 +80,7 @@ fn revoke(args: &RevokeKeyArgs) -> anyhow::Result<Exit> {
             )
         }
     }
+    tickets::warn_of_refused(&store);
     Ok(Exit::Done)
 }
 

@@ -27,6 +27,7 @@ mod offered;
 mod orphans;
 mod output;
 mod publish;
+mod secret_file;
 mod serve;
 mod signals;
 mod subscribe;
@@ -39,8 +40,9 @@ pub use admin::{AdminPort, Consumer, FollowedTopic};
 use args::Command;
 use config::Layers;
 use exit::Exit;
-use std::ffi::OsString;
+use std::{ffi::OsString, io::Write};
 use tensor_relay_bench::program::Program;
+use tensor_relay_server::Token;
 
 /// Runs a command line, whose first argument is the program's name, and returns the exit code.
 ///
@@ -63,11 +65,16 @@ fn report(error: anyhow::Error) -> u8 {
     match error.downcast::<clap::Error>() {
         // clap returns help as an error too, and chooses stdout or stderr.
         Ok(error) => {
-            let _ = error.print();
+            let text = error.render().to_string();
+            let redacted = Token::redact(&text);
+            let _ = match redacted == text {
+                true => error.print(),
+                false => std::io::stderr().write_all(redacted.as_bytes()),
+            };
             u8::try_from(error.exit_code()).unwrap_or(Exit::Failed as u8)
         }
         Err(error) => {
-            log::message!("error: {}", exit::message_of(&error));
+            log::message!("error: {}", Token::redact(&exit::message_of(&error)));
             exit::code_of(&error) as u8
         }
     }

@@ -1,6 +1,6 @@
 //! Reads the ticket of a command: from the argument itself, a file or stdin.
 
-use crate::exit::UsageError;
+use crate::{exit::UsageError, secret_file};
 use anyhow::{Context, bail};
 use std::io::{ErrorKind, Read};
 use tensor_relay_client::{Ticket, Topic};
@@ -69,13 +69,16 @@ fn read_source(source: &str) -> anyhow::Result<String> {
                     _ => anyhow::Error::new(error).context("cannot read stdin"),
                 })?
         }
-        path => std::fs::File::open(path)
-            .and_then(|file| file.take(SOURCE_MAX_BYTES).read_to_string(&mut text))
-            .map_err(|error| {
+        path => {
+            text = secret_file::read(path.as_ref(), SOURCE_MAX_BYTES).map_err(|error| {
                 // `path` may be a truncated or mistyped ticket, whose token must not be printed.
                 let redacted = Token::hide(path);
-                UsageError(format!("{redacted:?} is neither a ticket (relay://…) nor a file: {error}"))
-            })?,
+                UsageError(format!(
+                    "{redacted:?} is neither a ticket (relay://…) nor a readable file: {error}"
+                ))
+            })?;
+            text.len()
+        }
     };
     Ok(text)
 }

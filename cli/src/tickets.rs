@@ -53,6 +53,16 @@ fn server_state_dir(args: &KeysArgs) -> anyhow::Result<PathBuf> {
     }
 }
 
+/// Warns of access files that a running server does not follow as they are.
+pub(crate) fn warn_of_refused(store: &AccessStore) {
+    for error in store.refused() {
+        crate::log::message!(
+            "warning: {error}; until then a running server keeps what it read from this file before, except for what \
+             the file revokes"
+        );
+    }
+}
+
 fn create(args: &CreateTicketArgs) -> anyhow::Result<Exit> {
     let dir = server_state_dir(&args.state)?;
     let identity = Identity::load_or_create(&dir)?;
@@ -172,19 +182,23 @@ fn revoke(args: &RevokeTicketArgs) -> anyhow::Result<Exit> {
             args.id
         ))
     })?;
-    match open_store(&args.state)?.revoke(id)? {
+    let store = open_store(&args.state)?;
+    match store.revoke(id)? {
         true => crate::log::message!("revoked {id}; running servers close its sessions within ten seconds"),
         false => crate::log::message!("{id} was already revoked"),
     }
+    warn_of_refused(&store);
     Ok(Exit::Done)
 }
 
 fn rotate(args: &KeysArgs) -> anyhow::Result<Exit> {
-    open_store(args)?.rotate()?;
+    let store = open_store(args)?;
+    store.rotate()?;
     crate::log::message!(
         "new tickets are now made with a new secret; restart `serve` to renew its own tickets, and replace older \
          tickets before the next rotation, which invalidates them"
     );
+    warn_of_refused(&store);
     Ok(Exit::Done)
 }
 

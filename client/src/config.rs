@@ -93,8 +93,8 @@ pub struct Config {
     /// language may. Default: no. If so, [`volatile_tensor`](crate::Snapshot::volatile_tensor) returns that memory, and
     /// [`Bytes`](bytes::Bytes) of a tensor are a copy.
     pub volatile_snapshots: bool,
-    /// The consumer as which publishers count this client's commits: those of all clients with the same id, and the same
-    /// credentials, count once for each version; a [named reader](crate::Request::reader) counts by its name. Default:
+    /// The consumer as which publishers count this client's commits: those of all clients with the same id and
+    /// credentials count once for each version; a [named reader](crate::Request::reader) counts by its name. Default:
     /// random, so each client counts. Programs with several clients in one process may give them one id.
     pub consumer: [u8; 16],
     /// The limits on manifests and payloads.

@@ -98,9 +98,9 @@ mod tests {
     /// Measures where a chunk of `bytes` arrives every `interval` steps of 100 ms; returns the first two rates.
     fn rates(bytes: u64, interval: usize) -> [f64; 2] {
         let mut measurement = Measurement::new();
-        let mut steps = (1..).map(|step| Step {
+        let mut steps = (1_usize..).map(|step| Step {
             elapsed: Duration::from_millis(100),
-            bytes: if step % interval == 0 { bytes } else { 0 },
+            bytes: if step.is_multiple_of(interval) { bytes } else { 0 },
             lanes: Some(1),
         });
         let first = steps.find_map(|step| measurement.add(step)).unwrap();

@@ -125,9 +125,9 @@ impl Request {
         Self { codec: Some(codec), ..self }
     }
 
-    /// Of the selected chunks of versions with this manifest, requests those within `chunks` alone: the tensors that lie
-    /// completely in them. The server does not send the manifest again. Compare that of the received version, which may
-    /// be another.
+    /// Of the selected chunks of versions with this manifest, requests those within `chunks` alone: the tensors that
+    /// lie completely in them. The server does not send the manifest again. Compare that of the received version, which
+    /// may be another.
     pub fn part(self, manifest: Arc<Manifest>, chunks: Range<u32>) -> Self {
         Self { part: Some((manifest, chunks)), ..self }
     }

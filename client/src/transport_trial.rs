@@ -84,8 +84,8 @@ impl TransportTrial {
     }
 
     /// Records that the session has lost its connection, and that the race chose `kind` for the next one. If that is
-    /// another transport than before, the race may have found a server that was just starting: the choice is made again,
-    /// as for a new session.
+    /// another transport than before, the race may have found a server that was just starting: the choice is made
+    /// again, as for a new session.
     pub(crate) fn handle_reconnected(&mut self, kind: LaneKind) {
         match self.phase {
             Phase::Trying { .. } => self.end_trial(),

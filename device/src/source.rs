@@ -34,7 +34,8 @@ pub trait Source: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Whether `range` lies in constant host memory in one piece, so that a read copies nothing. Only for counters.
+    /// Whether `range` lies in constant host memory in one piece, so that a read copies nothing. For counters, and for the
+    /// budget of copies.
     fn is_in_place(&self, range: &Range<u64>) -> bool {
         let _ = range;
         false

@@ -20,8 +20,8 @@ pub(crate) struct Bucket {
     is_last: bool,
 }
 
-/// The tensors that `select` matches (by default all), in buckets of at most `bucket_bytes` that share no chunk. A chunk,
-/// or a larger tensor, has a bucket of its own if it is larger. The buckets are in the order of the payload, and their
+/// The tensors that `select` matches (by default all), in buckets of at most `bucket_bytes` that share no chunk. A
+/// chunk, or a tensor, that is larger has a bucket of its own. The buckets are in the order of the payload, and their
 /// tensors in published order.
 #[pyfunction]
 pub(crate) fn buckets(

@@ -8,6 +8,7 @@ use std::fmt::Display;
 use tensor_relay_client::{
     BufferError, ClientError, ConnectError, DeviceError, EndReason, FillCause, LaneError, SubscriptionError,
 };
+use tensor_relay_server::Token;
 
 /// A class of `tensor_relay.errors`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +66,7 @@ impl Kind {
         if exit::ends_elsewhere() {
             return PySystemExit::new_err(());
         }
-        let message = message.to_string();
+        let message = Token::redact(&message.to_string());
         let raised = py
             .import("tensor_relay.errors")
             .and_then(|errors| errors.getattr(self.class())?.call1((message,)));
@@ -87,6 +88,11 @@ fn kind_of_client(error: &ClientError) -> Kind {
     match error {
         error if error.is_unauthorised() => Kind::Refused,
         ClientError::Connect(ConnectError::WrongKey { .. }) => Kind::Refused,
+        ClientError::NotReconnected { last: Some(error), .. }
+            if matches!(**error, ClientError::Connect(ConnectError::WrongKey { .. })) =>
+        {
+            Kind::Refused
+        }
         ClientError::Connect(ConnectError::Incompatible { .. })
         | ClientError::Message(_)
         | ClientError::ProtocolViolation(_) => Kind::Damaged,
@@ -103,9 +109,8 @@ fn kind_of_client(error: &ClientError) -> Kind {
         | ClientError::Lane(_)
         | ClientError::NoWelcome { .. }
         | ClientError::NoAnswer { .. }
-        | ClientError::NotReconnected { last: None, .. }
+        | ClientError::NotReconnected { .. }
         | ClientError::NoProgress { .. } => Kind::Unreachable,
-        ClientError::NotReconnected { last: Some(error), .. } => kind_of_client(error),
         ClientError::Ended(error) => kind_of_client(error),
         ClientError::Memory(_) => Kind::NoRoom,
         ClientError::SelectionTooLarge { .. }

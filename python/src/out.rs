@@ -230,7 +230,7 @@ impl Out {
                 }
                 return interrupt.map_or(delivered, Err);
             }
-            Err(unfilled) => unfilled,
+            Err(unfilled) => *unfilled,
         };
         let torn = self.add_torn(unfilled.torn.clone());
         match (torn, interrupt) {
@@ -326,7 +326,7 @@ impl Out {
 
 impl Received {
     /// Returns the tensors to their libraries.
-    fn give_back(self, py: Python<'_>) -> Result<Arrival, Unfilled> {
+    fn give_back(self, py: Python<'_>) -> Result<Arrival, Box<Unfilled>> {
         match self {
             Self::Host(received) => {
                 let arrival = arrival(&received);
@@ -343,16 +343,17 @@ impl Received {
                 }
                 arrival
             }
-            Self::NotLent => Err(Unfilled { cause: FillCause::Stopped, torn: None, refused: None }),
+            Self::NotLent => Err(Box::new(Unfilled { cause: FillCause::Stopped, torn: None, refused: None })),
         }
     }
 }
 
-fn arrival<B>(received: &Result<Filled<B>, FillError<B>>) -> Result<Arrival, Unfilled> {
+fn arrival<B>(received: &Result<Filled<B>, FillError<B>>) -> Result<Arrival, Box<Unfilled>> {
     match received {
         Ok(filled) => Ok((Snapshot::filled(filled), Arc::clone(filled.manifest()))),
         Err(FillError { cause, torn, refused, .. }) => {
-            Err(Unfilled { cause: cause.clone(), torn: torn.clone(), refused: refused.clone() })
+            let (cause, torn, refused) = (cause.clone(), torn.clone(), refused.clone());
+            Err(Box::new(Unfilled { cause, torn, refused }))
         }
     }
 }

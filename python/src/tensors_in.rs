@@ -107,11 +107,11 @@ impl TensorsIn {
         Ok(())
     }
 
-    /// The memory that a version borrows: tensors that are not contiguous are copied.
+    /// The memory that a version borrows and its owner can write: tensors that are not contiguous are copied.
     pub(crate) fn places(&self) -> Places {
         let tensors = self.specs.iter().zip(&self.memory);
-        let lent =
-            tensors.filter_map(|(spec, memory)| Some((spec, memory.as_ref().filter(|it| it.is_dense())?)));
+        let tensors = tensors.filter_map(|(spec, memory)| Some((spec, memory.as_ref()?)));
+        let lent = tensors.filter(|(_, memory)| memory.is_dense() && memory.is_writable());
         Places::new(lent.filter_map(|(spec, memory)| Some((spec.name.as_str().into(), memory.footprint()?))))
     }
 

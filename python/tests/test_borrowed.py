@@ -66,6 +66,10 @@ def test_memory_of_a_version_that_stays_on_offer_is_not_lent_again(relay):
     relay.publish("t", {"w": other}, hold="borrow")
     relay.publish("alone", {"w": weight}, hold="borrow")
     relay.publish("alone", {"w": weight}, hold="borrow")
+    other.flags.writeable = False  # As JAX's arrays, which versions may share.
+    relay.open("constant", keep_versions=2)
+    for _ in range(3):
+        relay.publish("constant", {"w": other}, hold="borrow")
 
 
 def test_borrowed_arrays_are_not_resized(relay):

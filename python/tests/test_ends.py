@@ -119,10 +119,12 @@ def test_a_consumer_that_was_stopped_learns_of_the_end(relay_and_follow, tmp_pat
     with python(code, relay.ticket, "tcp") as tcp, python(code, relay.ticket, "quic") as quic:
         for consumer in (tcp, quic):
             assert consumer.stdout.readline() == "1\n"
+        relay.publish("t", {"x": np.ones(3)}).wait_committed(2)  # So that nothing is left to receive but the end.
+        for consumer in (tcp, quic):
             consumer.send_signal(signal.SIGSTOP)
         relay.close()
         time.sleep(12)
         for consumer in (tcp, quic):
             consumer.send_signal(signal.SIGCONT)
         for consumer in (tcp, quic):
-            assert consumer.communicate(timeout=TIMEOUT_S / 2) == ("", "") and consumer.returncode == 0
+            assert consumer.communicate(timeout=TIMEOUT_S / 2) == ("2\n", "") and consumer.returncode == 0

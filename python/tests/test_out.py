@@ -335,13 +335,15 @@ def interrupt_main_thread():
     ("close client", tensor_relay.TensorRelayError),
 ])  # fmt: skip
 @pytest.mark.parametrize("mode", ["latest", "every"])
-def test_nothing_writes_after_a_call_that_ended_early(tmp_path, how, error, mode):
+def test_nothing_writes_after_a_call_that_ended_early(request, tmp_path, how, error, mode):
     """Goal: a call that ends during a transfer into the tensors says that they are torn, and nothing writes to them after
     it. The version is not lost: the next call returns it whole.
 
     Method: the path stops in the middle of the version. After the call, it opens again, and the tensors are compared
     once the client has received the version.
     """
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)  # It may have been inherited as ignored.
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, previous))
     with gated(tmp_path) as (relay, client, gate):
         sent = np.random.default_rng(1).integers(0, 256, SIZE, np.uint8)
         out = Watched(x=np.zeros(SIZE, np.uint8))

@@ -138,7 +138,7 @@ def test_a_new_epoch_midway_raises(relay, client):
 
 
 def test_closing_the_server_midway_raises(tmp_path):
-    with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path) as relay:
+    with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, chunk_bytes=4096) as relay:
         with tensor_relay.connect(relay.ticket, reconnect_timeout=0.2) as client:
             relay.publish("t", layers(1))
             stream = client.stream("t", bucket_bytes=4000, timeout=TIMEOUT_S)

@@ -1,6 +1,6 @@
 //! The bounds on the resources that clients can use of a server, with their reasons and memory.
 
-use crate::{Config, inboxes::Inbox, logins, probing::PROBES_MAX};
+use crate::{Config, handshakes, inboxes::Inbox, logins, probing::PROBES_MAX};
 use tensor_relay_device::{AllocError, Reservation, container_memory_bytes};
 use tensor_relay_protocol::{FRAME_MAX_BYTES, WATCHES_MAX};
 use tensor_relay_transport::{LaneKind, Tuning};
@@ -161,6 +161,12 @@ impl Config {
                  a processor",
             ),
             bound(
+                "handshakes a second, of a network",
+                Amount::Count(handshakes::PER_SECOND.into()),
+                0,
+                "beyond a burst; further ones are delayed, and then refused: they all use the network's thread",
+            ),
+            bound(
                 "a control message",
                 Amount::Bytes(FRAME_MAX_BYTES as u64),
                 0,
@@ -190,8 +196,8 @@ impl Config {
 
     /// The maximum host memory of a server with this configuration in addition to its versions, in bytes.
     ///
-    /// Not included: page-locked slots of GPUs (`--pinned-mem`), copies of chunks in flight if versions are borrowed
-    /// from files, and the kernel's socket buffers.
+    /// Not included: page-locked slots of GPUs (`--pinned-mem`), copies of chunks of versions that are not in memory in one
+    /// piece (`encoded_bytes`, and a chunk for each subscription), and the kernel's socket buffers.
     pub fn memory_bytes_max(&self) -> u64 {
         let bounds = self.bounds();
         bounds.iter().fold(0, |sum, bound| sum.saturating_add(bound.memory_bytes))

@@ -96,9 +96,9 @@ impl Catalogue {
         }
     }
 
-    /// Every topic that has a version, in order of name.
-    pub(crate) fn list(&self) -> Vec<TopicEntry> {
-        self.map_topics(|topic, newest| {
+    /// Every topic that `is_wanted` and has a version, in order of name.
+    pub(crate) fn list(&self, is_wanted: impl Fn(&Topic) -> bool) -> Vec<TopicEntry> {
+        self.map_topics(is_wanted, |topic, newest| {
             let manifest = newest.payload.manifest();
             TopicEntry {
                 id: newest.id.clone(),
@@ -111,14 +111,19 @@ impl Catalogue {
 
     /// The counters of every topic that has a version.
     pub(crate) fn sent(&self) -> Vec<(Topic, CodecStats)> {
-        self.map_topics(|topic, _| (topic.name().clone(), topic.tally().stats()))
+        self.map_topics(|_| true, |topic, _| (topic.name().clone(), topic.tally().stats()))
     }
 
-    /// The results of `describe` for every topic that has a version, in order of name. Its second argument is the
-    /// newest version.
-    pub(crate) fn map_topics<R>(&self, describe: impl Fn(&TopicState, &Retained) -> R) -> Vec<R> {
+    /// The results of `describe` for every topic that `is_wanted` and has a version, in order of name. Its second
+    /// argument is the newest version.
+    pub(crate) fn map_topics<R>(
+        &self,
+        is_wanted: impl Fn(&Topic) -> bool,
+        describe: impl Fn(&TopicState, &Retained) -> R,
+    ) -> Vec<R> {
         let topics = self.topics();
-        let described = topics.values().filter_map(|topic| Some(describe(topic, &topic.newest()?.1)));
+        let wanted = topics.values().filter(|topic| is_wanted(topic.name()));
+        let described = wanted.filter_map(|topic| Some(describe(topic, &topic.newest()?.1)));
         described.collect()
     }
 
@@ -129,9 +134,9 @@ impl Catalogue {
         current + self.published_before.load(Ordering::Relaxed)
     }
 
-    /// The name of every topic that has a version.
-    pub(crate) fn names(&self) -> Vec<Topic> {
-        self.map_topics(|topic, _| topic.name().clone())
+    /// The name of every topic that `is_wanted` and has a version.
+    pub(crate) fn names(&self, is_wanted: impl Fn(&Topic) -> bool) -> Vec<Topic> {
+        self.map_topics(is_wanted, |topic, _| topic.name().clone())
     }
 
     fn entry(&self, topics: &mut BTreeMap<Topic, Arc<TopicState>>, name: &Topic) -> Arc<TopicState> {
@@ -212,7 +217,7 @@ mod tests {
         assert_eq!(catalogue.topics().len(), 1);
         drop(two);
         assert_eq!(catalogue.topics().len(), 0);
-        assert!(catalogue.list().is_empty());
+        assert!(catalogue.list(|_| true).is_empty());
     }
 
     #[tokio::test]

@@ -387,6 +387,7 @@ mod tests {
         Retained {
             id: VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(epoch), version: Version(version) },
             payload: crate::Publishable::from(staged.unwrap()).payload,
+            _charge: None,
             metadata: vec![],
             consumers: Consumers::default(),
             release_timeout: Duration::ZERO,

@@ -85,7 +85,7 @@ impl Staged {
         let manifest = Arc::clone(payload.manifest());
         let len = manifest.payload_bytes() as usize;
         if len == 0 {
-            return Ok(Publishable { payload, returned: None });
+            return Ok(Publishable { payload, returned: None, charge: None });
         }
         let target = device.clone();
         let buffer = workers.run(move || target.allocate(len)).await?;
@@ -96,7 +96,7 @@ impl Staged {
         copied.await?;
         let hashes = payload.hashes().expect("staged versions are hashed");
         let payload = Payload::with_hashes(manifest, buffer.source(), &hashes);
-        Ok(Publishable { payload, returned: None })
+        Ok(Publishable { payload, returned: None, charge: None })
     }
 }
 

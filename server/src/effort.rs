@@ -46,8 +46,8 @@ impl EffortMeters {
     }
 }
 
-/// The level with which a meter of lanes of this kind begins, and which versions have that are too small to be measured.
-/// TCP is used on short paths, whose links are usually faster than encoding.
+/// The level with which a meter of lanes of this kind begins, and which versions have that are too small to be
+/// measured. TCP is used on short paths, whose links are usually faster than encoding.
 fn first_effort(kind: LaneKind) -> Effort {
     match kind {
         LaneKind::Quic => Effort::Light,

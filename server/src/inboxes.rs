@@ -1,8 +1,8 @@
 //! [`Inboxes`]: the message queues from a client to the subscriptions of its session.
 
-use crate::transfer::SubscriptionMessage;
+use crate::{shares::Eviction, transfer::SubscriptionMessage};
 use std::{collections::HashMap, sync::Arc};
-use tensor_relay_protocol::{ProtocolViolation, RangeSet, SubscriptionId};
+use tensor_relay_protocol::{EndReason, ProtocolViolation, RangeSet, SubscriptionId};
 use tokio::sync::{Notify, mpsc};
 
 /// The message queue of one subscription. The bound is small because subscriptions read their inboxes promptly; a
@@ -11,6 +11,8 @@ use tokio::sync::{Notify, mpsc};
 pub(crate) struct Inbox {
     messages: mpsc::Receiver<SubscriptionMessage>,
     forbidden: Arc<Notify>,
+    /// The eviction of the subscription from its place, once it has one.
+    pub(crate) eviction: Option<Eviction>,
 }
 
 /// The sending half of an inbox.
@@ -36,16 +38,24 @@ const SPARE_RUNS: usize = 1_024;
 impl Inbox {
     pub(crate) const CAPACITY: usize = 16;
 
-    /// The next message; `Forbid` precedes queued ones. After the session ended, an `Unsubscribe` that keeps the place,
+    /// The next message; an `End` precedes queued ones. After the session ended, an `Unsubscribe` that keeps the place,
     /// since the client may reconnect.
     pub(crate) async fn next(&mut self) -> SubscriptionMessage {
         tokio::select! {
             biased;
-            () = self.forbidden.notified() => SubscriptionMessage::Forbid,
+            () = self.forbidden.notified() => SubscriptionMessage::End(EndReason::Forbidden),
+            () = evicted(&mut self.eviction) => SubscriptionMessage::End(EndReason::TooManySubscriptions),
             message = self.messages.recv() => {
                 message.unwrap_or(SubscriptionMessage::Unsubscribe { keep_place: true })
             }
         }
+    }
+}
+
+async fn evicted(eviction: &mut Option<Eviction>) {
+    match eviction {
+        Some(eviction) => eviction.evicted().await,
+        None => std::future::pending().await,
     }
 }
 
@@ -72,7 +82,7 @@ impl Inboxes {
         let forbidden = Arc::<Notify>::default();
         self.open
             .insert(id, Outbox { messages: sender, forbidden: Arc::clone(&forbidden) });
-        Ok(Some(Inbox { messages: receiver, forbidden }))
+        Ok(Some(Inbox { messages: receiver, forbidden, eviction: None }))
     }
 
     /// Delivers a message to a subscription. Messages to an ended subscription are dropped, because the client
@@ -151,7 +161,7 @@ mod tests {
         }
         inboxes.forbid(SubscriptionId(1));
         inboxes.forbid(SubscriptionId(2)); // It has ended.
-        assert_eq!(inbox.next().await, SubscriptionMessage::Forbid);
+        assert_eq!(inbox.next().await, SubscriptionMessage::End(EndReason::Forbidden));
         assert_eq!(inbox.next().await, fetch());
     }
 

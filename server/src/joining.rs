@@ -1,9 +1,12 @@
 //! Additional lanes: joining a session, and the task that serves each lane until it is retired.
 
 use crate::{
+    failures::FailedAt,
     lanes::{JoinRefused, Lanes, LiveLane, Silence},
     logins::Login,
-    shared::{Counted, Shared},
+    refusals::Reason,
+    shared::Shared,
+    shares::{Eviction, Place},
 };
 use std::{
     collections::HashMap,
@@ -18,7 +21,7 @@ use tensor_relay_transport::{
     Lane, LaneError,
     control::{self, ControlError},
 };
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// The interval at which a lane is checked, longer than any round trip. A [silent](Silence) lane is retired: two to
 /// three seconds after the last packet received on it, while QUIC's idle timeout takes ten. The connection of the
@@ -92,7 +95,9 @@ enum LaneEnd {
          session over several servers"
     )]
     WrongInstance(InstanceId),
-    #[error("its session has, or all sessions together have, the maximum number of lanes")]
+    #[error(
+        "its session has, or all sessions together have, the maximum number of lanes, or others need its share"
+    )]
     TooMany,
     #[error("there is no memory for another lane: {0}")]
     NoMemory(AllocError),
@@ -159,17 +164,30 @@ pub(crate) async fn serve(
     shared: &Arc<Shared>,
 ) {
     let end = match admit(&lane, &sender, join, shared).await {
-        Ok((lanes, live, _admission)) => {
+        Ok((lanes, live, (_place, mut eviction), _memory)) => {
             drop(login); // The lane is authenticated now.
             tracing::debug!(lane = %join.lane, "A lane joined.");
-            let end = watch(&live, &mut receiver).await;
+            let end = tokio::select! {
+                end = watch(&live, &mut receiver) => end,
+                () = eviction.evicted() => LaneEnd::TooMany,
+            };
             // Fails only if the session's control stream has ended.
             let _ = lanes.retire(join.lane).await;
             end
         }
         Err(end) => {
+            shared.failures.note(FailedAt::Connection, "join_refused");
+            match shared
+                .refusals
+                .note(lane.peer().ip(), Reason::Named("join_refused"), Instant::now())
+            {
+                Some(unlogged) => tracing::info!(lane = %join.lane, %end, unlogged, "A lane was refused."),
+                None => tracing::debug!(lane = %join.lane, %end, "A lane was refused."),
+            }
             lane.flush().await; // Acknowledges the client's messages before the close.
-            end
+            lane.close(end.close_code(), &end.close_text());
+            lane.lingered().await;
+            return drop((login, sender, receiver)); // It counts as a login until it is closed.
         }
     };
     tracing::info!(lane = %join.lane, %end, "A lane ended.");
@@ -184,22 +202,19 @@ async fn admit(
     sender: &control::Sender<ServerMessage>,
     join: Join,
     shared: &Arc<Shared>,
-) -> Result<(Arc<Lanes>, Arc<LiveLane>, (Counted, Reservation)), LaneEnd> {
+) -> Result<(Arc<Lanes>, Arc<LiveLane>, (Place<Arc<str>>, Eviction), Reservation), LaneEnd> {
     if join.instance != shared.instance {
         return Err(LaneEnd::WrongInstance(join.instance));
     }
     let lanes = shared.joinable.find(join.session, &join.grant).ok_or(LaneEnd::NoSuchSession)?;
     let max = shared.config.lanes_max as usize;
     lanes.check_join(join.lane, max)?;
-    let counted = shared
-        .joined_lanes
-        .count_below(shared.config.lanes_total_max())
-        .ok_or(LaneEnd::TooMany)?;
     let memory = Reservation::fitting(lane.kind().memory_bytes_max()).map_err(LaneEnd::NoMemory)?;
+    let place = shared.places.lanes.enter_fairly(lanes.holder()).ok_or(LaneEnd::TooMany)?;
     let lane = lane.clone().spread(&shared.lane_threads);
     sender.send(ServerMessage::Joined).await?;
     let live = lanes.join(join.lane, lane, max)?;
-    Ok((lanes, live, (counted, memory)))
+    Ok((lanes, live, place, memory))
 }
 
 /// Watches a lane until it ends. Its chunks are sent by subscriptions.

@@ -33,6 +33,8 @@ pub(crate) struct Lanes {
     /// The connection of the control stream.
     control: Lane,
     sender: control::Sender<ServerMessage>,
+    /// The holder whose share of the server the session and its lanes take.
+    holder: Arc<str>,
     /// Notified when a lane joins.
     joined: watch::Sender<()>,
     /// The number of chunks assigned to lanes.
@@ -71,14 +73,15 @@ pub(crate) enum JoinRefused {
 }
 
 impl Lanes {
-    /// The lanes of a session with the connection `control`, whose messages are sent by `sender`.
-    pub(crate) fn new(control: Lane, sender: control::Sender<ServerMessage>) -> Self {
+    /// The lanes of a session of `holder` with the connection `control`, whose messages are sent by `sender`.
+    pub(crate) fn new(control: Lane, sender: control::Sender<ServerMessage>, holder: Arc<str>) -> Self {
         let mut set = LaneSet::default();
         set.live.insert(CONTROL, LiveLane::new(control.clone()));
         Self {
             set: Mutex::new(set),
             control,
             sender,
+            holder,
             joined: watch::Sender::new(()),
             chunks: AtomicU64::new(0),
         }
@@ -87,6 +90,11 @@ impl Lanes {
     /// The connection of control messages and manifests.
     pub(crate) fn control(&self) -> &Lane {
         &self.control
+    }
+
+    /// The holder whose share of the server the session takes.
+    pub(crate) fn holder(&self) -> Arc<str> {
+        Arc::clone(&self.holder)
     }
 
     /// Checks whether a lane may join as `id` in a session of at most `max` lanes.
@@ -433,7 +441,7 @@ mod tests {
         let at_client = control::open(&client, TIMEOUT).await.unwrap();
         at_client.0.send(ClientMessage::List).await.unwrap(); // The server sees the stream once it carries data.
         let (sender, receiver) = control::accept(&server, TIMEOUT).await.unwrap();
-        (Lanes::new(server, sender), (listener, client, at_client, receiver))
+        (Lanes::new(server, sender, "a".into()), (listener, client, at_client, receiver))
     }
 
     #[tokio::test]

@@ -63,6 +63,8 @@ mod device;
 mod effort;
 mod failures;
 mod files;
+mod folder_lock;
+mod handshakes;
 mod inboxes;
 mod joining;
 mod lanes;
@@ -79,6 +81,7 @@ mod sender;
 mod server;
 mod session;
 mod shared;
+mod shares;
 pub mod sidecar;
 mod staged;
 mod stall;
@@ -106,11 +109,12 @@ pub use files::{
     FileError, FileWatch, FolderRules, Observation, SealFileError, SkipReason, SkippedEntry, TensorFiles,
 };
 pub use lend::LendError;
-pub use logins::{Eviction, Login, Logins};
+pub use logins::{Login, Logins};
 pub use publishable::Publishable;
 pub use publisher::{Publication, PublishError, Publisher, TopicTaken};
 pub use retention::Keep;
 pub use server::{Server, ServerStats};
+pub use shares::{Eviction, Place};
 pub use staged::{StageError, Staged, Staging};
 pub use status::{
     LaneStatus, Limit, ServerStatus, StatusReader, SubscriberStatus, TopicStatus, TransferStatus,
@@ -124,8 +128,8 @@ pub use tensor_relay_protocol::{
 };
 pub use tensor_relay_transport::egress::READ_TIMEOUT;
 pub use tensor_relay_transport::{
-    BindError, CodecCount, CodecStats, Fingerprint, Identity, IdentityError, LaneKind, LaneStats, Listener,
-    Stage, StageStats, Transport, Tuning, egress::EncoderStats,
+    BindError, CodecCount, CodecStats, Exposure, Fingerprint, Identity, IdentityError, LaneKind, LaneStats,
+    Listener, Stage, StageStats, Transport, Tuning, egress::EncoderStats,
 };
 pub use topic::{TopicOptions, WhenFull};
 pub use traffic::TrafficStats;

@@ -30,15 +30,16 @@ pub(crate) struct Probing {
 }
 
 impl Probing {
-    /// Starts to answer a probe over `lane`. Without such a lane there is no answer; with too many probes, an empty
-    /// one.
+    /// Starts to answer a probe of `bytes` over `lane`, with none if the client may not probe. Without such a lane there
+    /// is no answer; with too many probes, an empty one.
     ///
     /// # Errors
     /// [`ProtocolViolation`] for a probe while another is in progress, and for an id that is not new.
     pub(crate) fn begin(
         &mut self,
-        (probe, bytes): (u32, u32),
+        (probe, bytes): (u32, Option<u32>),
         lane: Option<Lane>,
+        holder: Arc<str>,
         shared: &Shared,
     ) -> Result<(), ProtocolViolation> {
         while self.running.try_join_next().is_some() {}
@@ -49,36 +50,48 @@ impl Probing {
         }
         self.newest = Some(probe);
         let Some(lane) = lane else { return Ok(()) };
-        let counted = shared.probes.count_below(PROBES_MAX);
-        let bytes = if counted.is_some() { bytes } else { 0 };
+        let allowed = bytes.and_then(|bytes| Some((bytes, shared.places.probes.enter_fairly(holder)?)));
         let is_over = Arc::new(AtomicBool::new(false));
         self.is_over = Arc::clone(&is_over);
         self.running.spawn(async move {
-            let _counted = counted;
-            let end_and_report = || {
+            let (bytes, mut place) = allowed.map_or((0, None), |(bytes, place)| (bytes, Some(place)));
+            let is_measured = place.is_some();
+            let end_and_report = async {
                 is_over.store(true, Ordering::Release);
-                report(&lane)
+                report(&lane, is_measured).await
+            };
+            let sent = send_probe(&lane, ProbeHeader { probe, bytes }, end_and_report);
+            let evicted = async {
+                match &mut place {
+                    Some((_, eviction)) => eviction.evicted().await,
+                    None => std::future::pending().await,
+                }
             };
             // If the lane fails or the client does not read, there is nothing else to do.
-            let _ =
-                timeout(PROBE_TIMEOUT, send_probe(&lane, ProbeHeader { probe, bytes }, end_and_report)).await;
+            tokio::select! {
+                _ = timeout(PROBE_TIMEOUT, sent) => {}
+                () = evicted => {}
+            }
         });
         Ok(())
     }
 }
 
-/// The counters of this process and of `lane`, which wrap.
-fn report(lane: &Lane) -> ProbeReport {
+/// The counters of this process, and of `lane` unless the probe is empty; they wrap.
+async fn report(lane: &Lane, is_measured: bool) -> ProbeReport {
+    let (sent_packets, lost_packets) = match lane.kind() {
+        _ if !is_measured => (0, 0),
+        LaneKind::Quic => (lane.stats().sent_packets as u32, lane.stats().lost_packets as u32),
+        LaneKind::Tcp => {
+            let read = || std::fs::read_to_string("/proc/self/net/snmp");
+            let counters = tokio::task::spawn_blocking(read).await; // The kernel adds up counters of all processors.
+            let counters = counters.ok().and_then(Result::ok);
+            counters.and_then(|counters| tcp_segments(&counters)).unwrap_or_default()
+        }
+    };
     let us = |id| {
         let time = clock_gettime(id);
         (time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000) as u32
-    };
-    let (sent_packets, lost_packets) = match lane.kind() {
-        LaneKind::Quic => (lane.stats().sent_packets as u32, lane.stats().lost_packets as u32),
-        LaneKind::Tcp => std::fs::read_to_string("/proc/self/net/snmp")
-            .ok()
-            .and_then(|counters| tcp_segments(&counters))
-            .unwrap_or_default(),
     };
     ProbeReport {
         clock_us: us(ClockId::Monotonic),

@@ -1,7 +1,7 @@
 //! [`Publishable`]: a version that is laid out and ready to be sent, wherever its bytes are.
 
 use crate::{Borrowed, Staged};
-use tensor_relay_device::Returned;
+use tensor_relay_device::{Charge, Returned};
 use tensor_relay_protocol::{Manifest, VersionDigest};
 use tensor_relay_transport::egress::Payload;
 
@@ -11,6 +11,8 @@ pub struct Publishable {
     pub(crate) payload: Payload,
     /// Reports that the producer's memory is no longer used.
     pub(crate) returned: Option<Returned>,
+    /// The share of the budget for staged versions that the manifest of another process takes.
+    pub(crate) charge: Option<Charge>,
 }
 
 impl Publishable {
@@ -27,13 +29,13 @@ impl Publishable {
 
 impl From<Staged> for Publishable {
     fn from(staged: Staged) -> Self {
-        Self { payload: staged.into_payload(), returned: None }
+        Self { payload: staged.into_payload(), returned: None, charge: None }
     }
 }
 
 impl From<Borrowed> for Publishable {
     fn from(borrowed: Borrowed) -> Self {
         let Borrowed { payload, returned } = borrowed;
-        Self { payload, returned }
+        Self { payload, returned, charge: None }
     }
 }

@@ -155,7 +155,7 @@ impl Publisher {
             MessageError::TooLarge { bytes, max, .. } => PublishError::TooMuchMetadata { bytes, max },
             other => unreachable!("metadata can only be too large: {other}"),
         })?;
-        let Publishable { payload, returned } = version.into();
+        let Publishable { payload, returned, charge } = version.into();
         let id = self.next_id();
         let consumers = Consumers::default();
         let committed = consumers.watch();
@@ -171,6 +171,7 @@ impl Publisher {
         let retained = Retained {
             id: id.clone(),
             payload,
+            _charge: charge,
             metadata,
             consumers,
             release_timeout: self.options.release_timeout.unwrap_or(default),

@@ -24,8 +24,8 @@ pub(crate) enum Reason {
     Denied(Discriminant<Denied>),
     /// The client was admitted but lacks permission for the requested topic.
     Topic,
-    /// The server has no room, for the reason with this name.
-    NoRoom(&'static str),
+    /// Another reason, with this name: the server has no room, or the client did not log in.
+    Named(&'static str),
 }
 
 impl From<&Denied> for Reason {
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!([note(one, zero), note(one, zero)], [None, None]);
         assert_eq!(note(other, zero), Some(0));
         assert_eq!(refusals.note(one, &Denied::Expired, now), Some(0), "another reason");
-        assert_eq!(refusals.note(one, Reason::NoRoom("no_memory"), now), Some(0), "and another one");
+        assert_eq!(refusals.note(one, Reason::Named("no_memory"), now), Some(0), "and another one");
         assert_eq!(note(one, LOG_INTERVAL), Some(2));
         assert_eq!(note(one, LOG_INTERVAL), None);
     }

@@ -4,7 +4,7 @@ use crate::{
     bases::DeltaBase,
     effort::EffortMeter,
     lanes::{LaneLoad, Lanes},
-    shared::Shared,
+    shared::{ChunkCopy, Shared},
     stall::Progress,
     subscribers::SubscriberProgress,
     topic::Retained,
@@ -43,6 +43,8 @@ pub(crate) struct Outgoing {
     /// The subscription's status counters.
     pub(crate) counters: Arc<SubscriberProgress>,
     pub(crate) progress: Progress,
+    /// Whether its chunks are copied to be sent: they do not lie in memory in one piece.
+    pub(crate) is_copied: bool,
 }
 
 /// Sends one version: its chunks, each read, encoded and written on one lane, its manifest and `Complete`. Sends run
@@ -81,15 +83,16 @@ impl VersionSender {
         Self { outgoing: Arc::new(outgoing), running: FuturesUnordered::new() }
     }
 
-    /// The number of sends in progress.
-    pub(crate) fn len(&self) -> usize {
-        self.running.len()
+    /// Whether another send may begin: at most `sends_max` at a time, and one while there is no memory for more copies.
+    pub(crate) fn has_room(&self, sends_max: usize) -> bool {
+        let has_memory = || !self.outgoing.is_copied || self.outgoing.shared.copies.has_room();
+        self.running.len() < sends_max && (self.running.is_empty() || has_memory())
     }
 
     /// Adds the send of an action.
     pub(crate) fn begin(&mut self, action: SendAction) {
-        let load = self.outgoing.begin_load(action);
-        self.running.push(Box::pin(Arc::clone(&self.outgoing).send(action, load)));
+        let occupied = self.outgoing.occupy(action);
+        self.running.push(Box::pin(Arc::clone(&self.outgoing).send(action, occupied)));
     }
 
     /// Adds the send of an action that could not be read before, to begin at `at`.
@@ -97,8 +100,8 @@ impl VersionSender {
         let outgoing = Arc::clone(&self.outgoing);
         self.running.push(Box::pin(async move {
             tokio::time::sleep_until(at).await;
-            let load = outgoing.begin_load(action);
-            outgoing.send(action, load).await
+            let occupied = outgoing.occupy(action);
+            outgoing.send(action, occupied).await
         }));
     }
 
@@ -115,16 +118,26 @@ impl VersionSender {
     }
 }
 
+/// What a send occupies until it ends.
+struct Occupied {
+    /// The load of its lane; `None` for no chunk, or if the lane is retired.
+    load: Option<LaneLoad>,
+    /// Its part of the budget for copies.
+    _copy: Option<ChunkCopy>,
+}
+
 impl Outgoing {
-    /// The load of an action on its lane; `None` without a lane, or if the lane is retired.
-    fn begin_load(&self, action: SendAction) -> Option<LaneLoad> {
-        match action {
-            SendAction::Chunk(chunk, lane) => self.lanes.begin_chunk(lane, self.raw_bytes(chunk)),
-            SendAction::Manifest | SendAction::Complete => None,
+    /// What the send of an action occupies from now on.
+    fn occupy(&self, action: SendAction) -> Occupied {
+        let SendAction::Chunk(chunk, lane) = action else { return Occupied { load: None, _copy: None } };
+        let raw_bytes = self.raw_bytes(chunk);
+        Occupied {
+            load: self.lanes.begin_chunk(lane, raw_bytes),
+            _copy: self.is_copied.then(|| self.shared.copies.count(raw_bytes)),
         }
     }
 
-    async fn send(self: Arc<Self>, action: SendAction, load: Option<LaneLoad>) -> Sent {
+    async fn send(self: Arc<Self>, action: SendAction, Occupied { load, _copy }: Occupied) -> Sent {
         let sent = match action {
             SendAction::Manifest => Ok(self.send_manifest().await),
             SendAction::Chunk(chunk, _) => {

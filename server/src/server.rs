@@ -5,9 +5,10 @@ use crate::{
     bases::{BaseStats, Bases},
     catalogue::Catalogue,
     failures::FailedAt,
-    logins::{Eviction, Login},
+    logins::Login,
     session,
     shared::Shared,
+    shares::Eviction,
 };
 use std::{
     net::SocketAddr,
@@ -20,7 +21,10 @@ use tensor_relay_transport::{
     Arrival, CodecStats, Listener, StageStats,
     egress::{Encoder, EncoderStats},
 };
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::{
+    task::{JoinHandle, JoinSet},
+    time::Instant,
+};
 
 /// The deadline for sessions to end; then the same time again for sending the last packets of their lanes.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -219,23 +223,31 @@ async fn accept(listener: Arc<Listener>, shared: Arc<Shared>) {
             arrival.refuse();
             continue;
         }
-        let (login, eviction) = shared.logins.enter(arrival.peer().ip());
+        let Some(begins_at) = shared.handshakes.admit(arrival.peer().ip(), Instant::now()) else {
+            shared.failures.note(FailedAt::Connection, "too_many_handshakes");
+            arrival.refuse();
+            continue;
+        };
+        let place = shared.logins.enter(arrival.peer().ip());
         let timeout = listener.tuning().control_timeout();
-        sessions.spawn(serve_arrival(arrival, login, eviction, timeout, Arc::clone(&shared)));
+        sessions.spawn(serve_arrival(arrival, begins_at, place, timeout, Arc::clone(&shared)));
     }
 }
 
-/// Performs the handshake, with a deadline, and serves the session to its end. A failed client affects no other; an
-/// unauthenticated one may be evicted to make room.
+/// Performs the handshake when its network may begin one, with a deadline, and serves the session to its end. A failed
+/// client affects no other; an unauthenticated one may be evicted to make room.
 async fn serve_arrival(
     arrival: Arrival,
-    login: Login,
-    mut eviction: Eviction,
+    begins_at: Instant,
+    (login, mut eviction): (Login, Eviction),
     timeout: Duration,
     shared: Arc<Shared>,
 ) {
     let peer = arrival.peer();
     let served = async {
+        if begins_at > Instant::now() {
+            tokio::time::sleep_until(begins_at).await;
+        }
         match tokio::time::timeout(timeout, arrival.accept()).await {
             Ok(Ok(lane)) => session::serve(lane, login, timeout, Arc::clone(&shared)).await,
             Ok(Err(error)) => {

@@ -10,6 +10,7 @@ use crate::{
     consumers::ConsumerId,
     cursor::Cursor,
     failures::FailedAt,
+    handshakes::pace,
     inboxes::Inboxes,
     joining::{self, Join, JoinableSession},
     lanes::Lanes,
@@ -17,6 +18,7 @@ use crate::{
     probing::Probing,
     refusals::Reason,
     shared::{Counted, Gauge, Shared},
+    shares::{Eviction, Place},
     subscribers::SubscriberInfo,
     subscription::Subscription,
     transfer::SubscriptionMessage as Message,
@@ -30,7 +32,7 @@ use tensor_relay_protocol::{
     ProtocolViolation, ServerMessage, Subscribe, SubscriptionId, Topic, Verb, WATCHES_MAX, WatchId, Welcome,
 };
 use tensor_relay_transport::{
-    ClientCertificate, Lane, LaneKind,
+    Lane,
     control::{self, ControlError},
 };
 use tokio::{
@@ -47,30 +49,37 @@ pub(crate) async fn serve(lane: Lane, login: Login, control_timeout: Duration, s
     let streams = tokio::time::timeout(control_timeout, control::accept(&lane, control_timeout)).await;
     let (sender, mut receiver) = match streams {
         Ok(Ok(streams)) => streams,
-        Ok(Err(error)) => return end(&lane, None, &error.into(), &shared).await,
-        Err(_) => return end(&lane, None, &SessionError::NoHello, &shared).await,
+        Ok(Err(error)) => return refuse(&lane, None, login, &error.into(), &shared).await,
+        Err(_) => return refuse(&lane, None, login, &SessionError::NoHello, &shared).await,
     };
     let admitted = match first_message(&mut receiver, control_timeout).await {
         Ok(ClientMessage::Join { session, lane: lane_id, grant, instance }) => {
             let join = Join { session, lane: lane_id, grant, instance };
             return joining::serve(lane, login, sender, receiver, join, &shared).await;
         }
-        Ok(first) => AdmittedClient::new(first, (lane.client_certificate(), lane.kind()), &shared),
+        Ok(first) => AdmittedClient::new(first, &lane, &shared),
         Err(error) => Err(error),
     };
-    let (error, admission) = match admitted {
-        Ok(AdmittedClient { hello, revision, permit, admission }) => {
-            drop(login); // An authenticated client is not evicted for others.
-            let negotiated = Negotiated { codecs: hello.codecs, features: hello.features, revision, permit };
-            let Err(error) = welcome_and_run(&lane, &sender, &mut receiver, negotiated, &shared).await;
-            (error, Some(admission))
-        }
-        Err(error) => (error, None),
+    let AdmittedClient { hello, revision, permit, mut eviction, admission } = match admitted {
+        Ok(admitted) => admitted,
+        Err(error) => return refuse(&lane, Some((sender, receiver)), login, &error, &shared).await,
+    };
+    drop(login); // An authenticated client is not evicted for unauthenticated ones.
+    let negotiated = Negotiated { codecs: hello.codecs, features: hello.features, revision, permit };
+    let error = tokio::select! {
+        Err(error) = welcome_and_run(&lane, &sender, &mut receiver, negotiated, &shared) => error,
+        () = eviction.evicted() => SessionError::Evicted,
     };
     if let Some(reason) = error.failure() {
         shared.failures.note(FailedAt::Session, reason);
     }
-    end(&lane, Some(&sender), &error, &shared).await;
+    match error.refusal() {
+        Some(reason) => log_refusal(&lane, reason, &error, &shared),
+        None if matches!(error, SessionError::AccessLost(_)) => tracing::warn!(%error, "The session ended."),
+        None if error.is_close_by_client() => tracing::info!("The client closed the session."),
+        None => tracing::info!(%error, "The session ended."),
+    }
+    close(&lane, Some(&sender), &error).await;
     // The session counts until the lane is closed. The control stream must not end before the lane: its end carries no
     // code.
     drop((admission, sender, receiver));
@@ -81,37 +90,37 @@ struct AdmittedClient {
     hello: Hello,
     revision: u32,
     permit: Permit,
+    eviction: Eviction,
     admission: Admission,
 }
 
 /// Counts one session and reserves its memory, until this is dropped.
 struct Admission {
+    _place: Place<Arc<str>>,
     _counted: Counted,
     _memory: Reservation,
 }
 
 impl AdmittedClient {
     /// Admits the client that sent `first`, if it may connect.
-    fn new(
-        first: ClientMessage,
-        (certificate, kind): (Option<&ClientCertificate>, LaneKind),
-        shared: &Arc<Shared>,
-    ) -> Result<Self, SessionError> {
+    fn new(first: ClientMessage, lane: &Lane, shared: &Arc<Shared>) -> Result<Self, SessionError> {
         let ClientMessage::Hello(hello) = first else {
             return Err(
                 ProtocolViolation::OutOfTurn { found: "another message", expected: "Hello or Join" }.into()
             );
         };
         let revision = common_revision(&hello)?;
-        let credentials = Credentials { token: hello.token.clone(), certificate: certificate.cloned() };
+        let credentials =
+            Credentials { token: hello.token.clone(), certificate: lane.client_certificate().cloned() };
         let permit = shared.access.admit(credentials)?;
-        let sessions_max = shared.config.sessions_max as u64;
-        let counted = shared.sessions.count_below(sessions_max).ok_or(SessionError::TooBusy)?;
-        let memory = Reservation::fitting(kind.memory_bytes_max()).map_err(SessionError::NoMemory)?;
+        let share = permit.holder().principal().share(lane.peer().ip());
+        let memory = Reservation::fitting(lane.kind().memory_bytes_max()).map_err(SessionError::NoMemory)?;
+        let (place, eviction) = shared.places.sessions.enter_fairly(share).ok_or(SessionError::TooBusy)?;
         let (principal, agent) = (permit.holder().principal(), hello.agent.escape_debug());
         let holder = principal.holder().unwrap_or_default().escape_debug();
         tracing::info!(%principal, %holder, %agent, revision, "A client was admitted.");
-        Ok(Self { hello, revision, permit, admission: Admission { _counted: counted, _memory: memory } })
+        let admission = Admission { _place: place, _counted: shared.sessions.count(), _memory: memory };
+        Ok(Self { hello, revision, permit, eviction, admission })
     }
 }
 
@@ -131,24 +140,46 @@ async fn first_message(
     Ok(first.map_err(|_| SessionError::NoHello)??)
 }
 
-/// Logs why a session ended. Delivers earlier messages and closes the lane, unless it is closed already.
-async fn end(
+/// Refuses a client that was not admitted. It counts as a login until it is closed.
+async fn refuse(
     lane: &Lane,
-    sender: Option<&control::Sender<ServerMessage>>,
+    control: Option<(control::Sender<ServerMessage>, control::Receiver<ClientMessage>)>,
+    login: Login,
     error: &SessionError,
     shared: &Shared,
 ) {
-    let refused = error.refusal();
-    match refused.map(|reason| shared.refusals.note(lane.peer().ip(), reason, Instant::now())) {
-        Some(Some(0)) => tracing::warn!(%error, "The session ended."),
-        Some(Some(unlogged)) => {
+    if let Some(reason) = error.failure() {
+        shared.failures.note(FailedAt::Session, reason);
+    }
+    let is_logged = |name| {
+        shared
+            .refusals
+            .note(lane.peer().ip(), Reason::Named(name), Instant::now())
+            .is_some()
+    };
+    match error.refusal() {
+        Some(reason) => log_refusal(lane, reason, error, shared),
+        None if error.failure().is_some_and(is_logged) => tracing::info!(%error, "The session ended."),
+        None => tracing::debug!(%error, "The session ended."),
+    }
+    close(lane, control.as_ref().map(|(sender, _)| sender), error).await;
+    lane.lingered().await;
+    drop((login, control)); // The control stream must not end before the lane: its end carries no code.
+}
+
+/// Logs that a session ended, at most once a minute for each network and reason.
+fn log_refusal(lane: &Lane, reason: Reason, error: &SessionError, shared: &Shared) {
+    match shared.refusals.note(lane.peer().ip(), reason, Instant::now()) {
+        Some(0) => tracing::warn!(%error, "The session ended."),
+        Some(unlogged) => {
             tracing::warn!(%error, unlogged, "The session ended; `unlogged` similar ones were not logged.")
         }
-        Some(None) => tracing::debug!(%error, "The session ended."),
-        None if matches!(error, SessionError::AccessLost(_)) => tracing::warn!(%error, "The session ended."),
-        None if error.is_close_by_client() => tracing::info!("The client closed the session."),
-        None => tracing::info!(%error, "The session ended."),
+        None => tracing::debug!(%error, "The session ended."),
     }
+}
+
+/// Delivers earlier messages and closes the lane, unless it is closed already.
+async fn close(lane: &Lane, sender: Option<&control::Sender<ServerMessage>>, error: &SessionError) {
     if let Some(code) = error.close_code() {
         match sender {
             Some(sender) => sender.flush().await,
@@ -177,7 +208,8 @@ async fn welcome_and_run(
     negotiated: Negotiated,
     shared: &Arc<Shared>,
 ) -> Result<Infallible, SessionError> {
-    let (session_id, lanes) = (rand::random(), Arc::new(Lanes::new(lane.clone(), sender.clone())));
+    let share = negotiated.permit.holder().principal().share(lane.peer().ip());
+    let (session_id, lanes) = (rand::random(), Arc::new(Lanes::new(lane.clone(), sender.clone(), share)));
     let (_joinable, offer) = JoinableSession::new(shared, session_id, &lanes);
     let welcome = Welcome {
         revision: negotiated.revision,
@@ -251,6 +283,13 @@ async fn wait_until_set(flag: &mut watch::Receiver<bool>) {
 /// The time for subscriptions to handle a client's last messages.
 const SUBSCRIPTIONS_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The interval between requests of a session that look at all topics, which takes up to half a millisecond of the
+/// network's thread. Beyond a burst, they wait.
+const SCAN_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The number of such requests that need not wait: more than the watches that a client may begin with.
+const SCAN_BURST: u32 = 32;
+
 impl Session {
     async fn run(
         mut self,
@@ -259,6 +298,12 @@ impl Session {
     ) -> Result<Infallible, SessionError> {
         let (mut draining, mut ending) = (self.shared.draining.subscribe(), self.shared.ending.subscribe());
         let (mut is_draining, unfinished) = (false, self.unfinished.clone());
+        let mut scan_due = Instant::now();
+        let mut wait_for_scan = || {
+            let (begins, next) = pace(scan_due, Instant::now(), SCAN_INTERVAL, SCAN_BURST);
+            scan_due = next;
+            tokio::time::sleep_until(begins)
+        };
         loop {
             tokio::select! {
                 () = wait_until_set(&mut draining), if !is_draining => {
@@ -273,11 +318,23 @@ impl Session {
                 () = unfinished.wait_for_zero(), if is_draining => return Err(SessionError::ShuttingDown),
                 message = receiver.next() => match message {
                     // A client that reads a long list slowly must not keep rights that it lost meanwhile.
-                    Ok(ClientMessage::List) => tokio::select! {
-                        listed = self.list() => listed?,
-                        lost = self.access_lost(&mut permit) => return Err(lost),
-                    },
-                    Ok(message) => self.handle_message(message).await?,
+                    Ok(ClientMessage::List) => {
+                        let turn = wait_for_scan();
+                        let listing = async {
+                            turn.await;
+                            self.list().await
+                        };
+                        tokio::select! {
+                            listed = listing => listed?,
+                            lost = self.access_lost(&mut permit) => return Err(lost),
+                        }
+                    }
+                    Ok(message) => {
+                        if matches!(message, ClientMessage::Watch { .. }) {
+                            wait_for_scan().await;
+                        }
+                        self.handle_message(message).await?;
+                    }
                     Err(error) => {
                         self.finish_subscriptions().await;
                         return Err(error.into());
@@ -377,8 +434,9 @@ impl Session {
             ClientMessage::Retire(lane) => self.lanes.retire(lane).await?,
             ClientMessage::Probe { probe, lane, bytes } => {
                 let may_probe = self.holder.principal().may_anywhere(Verb::Subscribe);
-                let bytes = if may_probe { bytes.get() } else { 0 };
-                self.probing.begin((probe, bytes), self.lanes.get(lane), &self.shared)?;
+                let bytes = may_probe.then(|| bytes.get());
+                let holder = self.lanes.holder();
+                self.probing.begin((probe, bytes), self.lanes.get(lane), holder, &self.shared)?;
             }
             ClientMessage::Watch { watch, glob } => self.handle_watch(watch, glob)?,
             ClientMessage::Unwatch(watch) => {
@@ -394,8 +452,8 @@ impl Session {
     }
 
     async fn list(&self) -> Result<(), SessionError> {
-        let mut listed = self.shared.catalogue.list();
-        listed.retain(|entry| self.holder.may(Verb::List, &entry.id.topic));
+        let principal = self.holder.principal();
+        let listed = self.shared.catalogue.list(|topic| principal.may(Verb::List, topic));
         for mut part in ServerMessage::topics(listed) {
             if let ServerMessage::Topics { topics, .. } = &mut part {
                 topics.retain(|entry| self.holder.may(Verb::List, &entry.id.topic)); // Rights may change between parts.
@@ -412,7 +470,7 @@ impl Session {
 
     async fn handle_subscribe(&mut self, subscribe: Subscribe) -> Result<(), SessionError> {
         let id = subscribe.subscription;
-        let Some(inbox) = self.inboxes.open(id, self.shared.config.subscriptions_max as usize)? else {
+        let Some(mut inbox) = self.inboxes.open(id, self.shared.config.subscriptions_max as usize)? else {
             return self.refuse(id, EndReason::TooManySubscriptions).await;
         };
         // Before any lookup: the refusal must not show whether the topic exists.
@@ -421,11 +479,12 @@ impl Session {
             self.log_refused(&subscribe.topic);
             return self.refuse(id, EndReason::Forbidden).await;
         }
-        let subscriptions_max = self.shared.config.subscriptions_total_max();
-        let Some(counted) = self.shared.subscriptions.count_below(subscriptions_max) else {
+        let place = self.shared.places.subscriptions.enter_fairly(self.lanes.holder());
+        let Some((place, eviction)) = place else {
             self.inboxes.close(id);
             return self.refuse(id, EndReason::TooManySubscriptions).await;
         };
+        inbox.eviction = Some(eviction);
         self.topics.insert(id, subscribe.topic.clone());
         let follower = self.shared.catalogue.follow(&subscribe.topic);
         let control = self.lanes.control();
@@ -460,7 +519,7 @@ impl Session {
         tracing::debug!(subscription = %id, topic, "A client subscribed.");
         let run = async move {
             let ended = subscription.run().await;
-            drop(counted);
+            drop(place);
             (id, ended)
         };
         self.running.spawn(run.in_current_span());

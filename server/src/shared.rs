@@ -2,9 +2,13 @@
 
 use crate::{
     Access, Config, catalogue::Catalogue, chunk_times::ChunkTimes, effort::EffortMeters, failures::Failures,
-    joining::Joinable, logins::Logins, refusals::Refusals, subscribers::Subscribers, traffic::Traffic,
+    handshakes::Handshakes, joining::Joinable, logins::Logins, probing::PROBES_MAX, refusals::Refusals,
+    shares::Shares, subscribers::Subscribers, traffic::Traffic,
 };
-use std::sync::{Arc, atomic::AtomicU64};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 use tensor_relay_protocol::InstanceId;
 use tensor_relay_transport::{LaneThreads, Tally, egress::Encoder};
 use tokio::sync::watch;
@@ -26,25 +30,24 @@ pub(crate) struct Shared {
     /// The open subscriptions, for status.
     pub(crate) subscribers: Arc<Subscribers>,
     pub(crate) chunk_times: ChunkTimes,
+    /// The copies of chunks of borrowed versions that are being sent, in bytes.
+    pub(crate) copies: Copies,
     pub(crate) failures: Failures,
     /// The chunks sent, of all topics.
     pub(crate) tally: Tally,
     /// Sessions that are open.
     pub(crate) sessions: Gauge,
-    /// Probes being answered, over all sessions.
-    pub(crate) probes: Gauge,
     /// Transfers in progress, each of one version to one subscription.
     pub(crate) transfers: Gauge,
-    /// The subscriptions of all sessions.
-    pub(crate) subscriptions: Gauge,
+    /// What principals share.
+    pub(crate) places: PlacesForPrincipals,
     /// Subscriptions that a shutdown waits for: each until it has no transfer to finish.
     pub(crate) unfinished: Gauge,
+    pub(crate) handshakes: Handshakes,
     /// The unauthenticated connections.
     pub(crate) logins: Logins,
     /// Rate-limits the log of refused clients.
     pub(crate) refusals: Refusals,
-    /// The connections that joined a session as lanes.
-    pub(crate) joined_lanes: Gauge,
     /// The registry of sessions for joining lanes.
     pub(crate) joinable: Joinable,
     pub(crate) lane_threads: LaneThreads,
@@ -52,6 +55,28 @@ pub(crate) struct Shared {
     pub(crate) draining: watch::Sender<bool>,
     /// Whether sessions must end.
     pub(crate) ending: watch::Sender<bool>,
+}
+
+/// The bounded resources that clients hold, over all sessions: none of them can be filled by one principal.
+#[derive(Debug)]
+pub(crate) struct PlacesForPrincipals {
+    pub(crate) sessions: Shares<Arc<str>>,
+    /// The connections that joined a session as lanes.
+    pub(crate) lanes: Shares<Arc<str>>,
+    pub(crate) subscriptions: Shares<Arc<str>>,
+    pub(crate) probes: Shares<Arc<str>>,
+}
+
+impl PlacesForPrincipals {
+    fn new(config: &Config) -> Self {
+        let shares = |max: u64| Shares::new(usize::try_from(max).unwrap_or(usize::MAX));
+        Self {
+            sessions: Shares::new(config.sessions_max),
+            lanes: shares(config.lanes_total_max()),
+            subscriptions: shares(config.subscriptions_total_max()),
+            probes: shares(PROBES_MAX),
+        }
+    }
 }
 
 /// The counters of a server.
@@ -67,9 +92,12 @@ impl Shared {
     pub(crate) fn new(config: Config, access: Access, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
         Self {
             lane_threads: LaneThreads::new(config.lane_threads),
+            handshakes: Handshakes::default(),
             logins: Logins::new(config.logins_max),
             effort_meters: EffortMeters::new(config.workers),
             joinable: Joinable::default(),
+            places: PlacesForPrincipals::new(&config),
+            copies: Copies::new(config.encoded_bytes),
             instance: InstanceId(rand::random()),
             config,
             access,
@@ -82,15 +110,50 @@ impl Shared {
             failures: Failures::default(),
             tally: Tally::default(),
             sessions: Gauge::default(),
-            probes: Gauge::default(),
             transfers: Gauge::default(),
-            subscriptions: Gauge::default(),
             unfinished: Gauge::default(),
             refusals: Refusals::default(),
-            joined_lanes: Gauge::default(),
             draining: watch::Sender::new(false),
             ending: watch::Sender::new(false),
         }
+    }
+}
+
+/// The budget for copies of chunks whose source is not in memory in one piece.
+///
+/// A slow subscriber may hold its copies for long, so nobody waits for the budget: while it is used up, each
+/// subscription sends one such chunk at a time.
+#[derive(Debug)]
+pub(crate) struct Copies {
+    bytes: Arc<AtomicU64>,
+    max_bytes: u64,
+}
+
+/// The copy of one chunk, counted until this is dropped.
+#[derive(Debug)]
+pub(crate) struct ChunkCopy {
+    all: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Copies {
+    fn new(max_bytes: u64) -> Self {
+        Self { bytes: Arc::default(), max_bytes }
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) < self.max_bytes
+    }
+
+    pub(crate) fn count(&self, bytes: u64) -> ChunkCopy {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        ChunkCopy { all: Arc::clone(&self.bytes), bytes }
+    }
+}
+
+impl Drop for ChunkCopy {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -113,16 +176,6 @@ impl Gauge {
         Counted(Arc::clone(&self.0))
     }
 
-    /// Adds one, or returns `None` at `max`.
-    pub(crate) fn count_below(&self, max: u64) -> Option<Counted> {
-        let has_room = self.0.send_if_modified(|count| {
-            let has_room = *count < max;
-            *count += u64::from(has_room);
-            has_room
-        });
-        has_room.then(|| Counted(Arc::clone(&self.0)))
-    }
-
     /// Waits until the count is zero. Cancel safe.
     pub(crate) async fn wait_for_zero(&self) {
         // The sender is borrowed, so it cannot be gone.
@@ -143,10 +196,8 @@ mod tests {
     #[tokio::test]
     async fn a_gauge_counts_live_units() {
         let gauge = Gauge::default();
-        let first = gauge.count_below(2).unwrap();
-        let second = gauge.count();
+        let (first, second) = (gauge.count(), gauge.count());
         assert_eq!(gauge.get(), 2);
-        assert!(gauge.count_below(2).is_none());
         drop((first, second));
         gauge.wait_for_zero().await;
         assert_eq!(gauge.get(), 0);

@@ -178,7 +178,7 @@ impl StatusReader {
             is_draining: *shared.draining.borrow(),
             stats: server::stats(&shared, &self.memory),
             access_problem: shared.access.problem(),
-            topics: shared.catalogue.map_topics(TopicState::status),
+            topics: shared.catalogue.map_topics(|_| true, TopicState::status),
             subscribers_count,
             subscribers,
             lanes_count,
@@ -193,7 +193,7 @@ impl StatusReader {
     /// Whether each of `topics` has a version. False when the server is dropped.
     pub fn offers(&self, topics: &[Topic]) -> bool {
         let Some(shared) = self.shared.upgrade() else { return false };
-        let names = shared.catalogue.names();
+        let names = shared.catalogue.names(|_| true);
         topics.iter().all(|topic| names.contains(topic))
     }
 

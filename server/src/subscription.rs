@@ -299,7 +299,7 @@ impl Subscription {
     /// Starts the possible sends, up to `chunks_in_flight` for each lane.
     fn begin_sends(&mut self, transfer: &mut Transfer, version_sender: &mut VersionSender) {
         let sends_max = self.shared.config.chunks_in_flight * self.lanes.len().max(1);
-        while version_sender.len() < sends_max
+        while version_sender.has_room(sends_max)
             && let Some(action) = transfer.plan.poll(&mut self.credit, self.lanes.least_loaded())
         {
             version_sender.begin(action);
@@ -389,7 +389,7 @@ impl Subscription {
             Effect::Acknowledged(epoch, version) => self.cursor.handle_acknowledged(epoch, version),
             Effect::Unsubscribed { keep_place: true } => return Err(Ended::ClientLost),
             Effect::Unsubscribed { keep_place: false } => return Err(Ended::ByClient),
-            Effect::Forbidden => return Err(Ended::ByServer(EndReason::Forbidden)),
+            Effect::Ended(reason) => return Err(Ended::ByServer(reason)),
             Effect::None | Effect::Progress | Effect::Committed { .. } | Effect::Aborted(_) => {}
         }
         Ok(())
@@ -414,7 +414,10 @@ impl Subscription {
             true => self.base.begin(self.follower.topic(), retained),
             false => None,
         };
+        let source = retained.payload.source();
+        let is_in_place = source.slots().is_some() || source.is_in_place(&(0..source.len_bytes()));
         Outgoing {
+            is_copied: !is_in_place,
             base,
             subscription: self.id,
             retained: Arc::clone(retained),

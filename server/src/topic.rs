@@ -21,7 +21,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::Duration,
 };
-use tensor_relay_device::SourceError;
+use tensor_relay_device::{Charge, SourceError};
 use tensor_relay_protocol::{CodecChoice, EndReason, Epoch, Metadata, Start, Topic, Version, VersionId};
 use tensor_relay_transport::{Tally, egress::Payload};
 use times::PublishTimes;
@@ -32,6 +32,8 @@ use tokio::{sync::watch, time::Instant};
 pub(crate) struct Retained {
     pub(crate) id: VersionId,
     pub(crate) payload: Payload,
+    /// The share of the budget for staged versions that its manifest takes.
+    pub(crate) _charge: Option<Charge>,
     pub(crate) metadata: Metadata,
     /// The consumers that committed it.
     pub(crate) consumers: Consumers,

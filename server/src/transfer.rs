@@ -1,7 +1,7 @@
 //! Handles a client's messages to a subscription, during a transfer and between transfers. Pure.
 
 use tensor_relay_protocol::{
-    AbortReason, Credit, Epoch, LaneId, ProtocolViolation, RangeSet, SendPlan, Version, VersionId,
+    AbortReason, Credit, EndReason, Epoch, LaneId, ProtocolViolation, RangeSet, SendPlan, Version, VersionId,
 };
 
 /// A message of the client to one of its subscriptions.
@@ -19,8 +19,8 @@ pub(crate) enum SubscriptionMessage {
     Unsubscribe {
         keep_place: bool,
     },
-    /// From the session, not from the client: the client lost its permission for the topic.
-    Forbid,
+    /// From the server, not from the client.
+    End(EndReason),
 }
 
 /// A transfer in progress: its version, and the plan of its sends.
@@ -46,8 +46,8 @@ pub(crate) enum Effect {
     Aborted(AbortReason),
     /// The client ended the subscription.
     Unsubscribed { keep_place: bool },
-    /// The client lost its permission for the topic.
-    Forbidden,
+    /// The server ends the subscription.
+    Ended(EndReason),
 }
 
 impl Transfer {
@@ -80,7 +80,7 @@ pub(crate) fn handle_message(
         }
         (Message::Acknowledge(epoch, version), _) => Ok(Effect::Acknowledged(epoch, version)),
         (Message::Unsubscribe { keep_place }, _) => Ok(Effect::Unsubscribed { keep_place }),
-        (Message::Forbid, _) => Ok(Effect::Forbidden),
+        (Message::End(reason), _) => Ok(Effect::Ended(reason)),
         // About the previous version, which client and server aborted at the same time.
         (Message::Committed { .. } | Message::Abort(..), None) => Ok(Effect::None),
         (Message::Committed { epoch, version, kept }, Some(transfer)) if transfer.has_id(epoch, version) => {

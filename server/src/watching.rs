@@ -20,9 +20,9 @@ pub(crate) async fn run(
 ) -> Result<(), LaneError> {
     // Subscribed first, so that no topic is missed between the list and the signals.
     let mut appearances = catalogue.appearances();
-    let mut names = catalogue.names();
+    let is_wanted = |name: &Topic| glob.matches(name.as_str()) && holder.may(Verb::List, name);
+    let mut names = catalogue.names(is_wanted);
     loop {
-        names.retain(|name| glob.matches(name.as_str()) && holder.may(Verb::List, name));
         for part in names.chunks(TOPICS_PER_MESSAGE) {
             // For each part: rights may change between them.
             let topics: Vec<_> = part.iter().filter(|name| holder.may(Verb::List, name)).cloned().collect();
@@ -36,12 +36,15 @@ pub(crate) async fn run(
                 loop {
                     match appearances.try_recv() {
                         Ok(name) => names.push(name),
-                        Err(TryRecvError::Lagged(_)) => break catalogue.names(),
-                        Err(TryRecvError::Empty | TryRecvError::Closed) => break names,
+                        Err(TryRecvError::Lagged(_)) => break catalogue.names(is_wanted),
+                        Err(TryRecvError::Empty | TryRecvError::Closed) => {
+                            names.retain(is_wanted);
+                            break names;
+                        }
                     }
                 }
             }
-            Err(RecvError::Lagged(_)) => catalogue.names(),
+            Err(RecvError::Lagged(_)) => catalogue.names(is_wanted),
             Err(RecvError::Closed) => return Ok(()),
         };
     }

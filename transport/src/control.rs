@@ -241,6 +241,7 @@ impl<In: Message> Receiver<In> {
         };
         let bytes = decode_frame_length(*prefix)?;
         if self.buffer.len() < 4 + bytes {
+            self.buffer.reserve(4 + bytes - self.buffer.len()); // At once: growing by parts takes up to twice as much.
             return Ok(None);
         }
         self.buffer.advance(4);

@@ -265,8 +265,8 @@ fn read_key(path: &Path) -> Result<String, IdentityError> {
     let (mode, user) = (metadata.mode() & 0o777, geteuid().as_raw());
     match Exposure::of(&metadata) {
         Exposure::None => {}
-        Exposure::Shared => tracing::warn!(
-            "The key {0} has mode {mode:04o}: others who can read it can impersonate its owner. Make it private with \
+        exposure @ (Exposure::Readable | Exposure::GroupWritable) => tracing::warn!(
+            "The key {0} has mode {mode:04o} and {exposure}: they can impersonate its owner. Make it private with \
              `chmod 600 {0}` or, if it is a mounted secret, by the mode of the mount (0400).",
             path.display()
         ),
@@ -290,9 +290,10 @@ fn read_key(path: &Path) -> Result<String, IdentityError> {
 pub enum Exposure {
     /// Nobody else can read or write it.
     None,
-    /// Its group or others can read it, or its group can write it. Kubernetes sets such a mode at each mount of a
-    /// volume with `fsGroup`.
-    Shared,
+    /// Its group or others can read it.
+    Readable,
+    /// Its group can write it. Kubernetes sets such a mode at each mount of a volume with `fsGroup`.
+    GroupWritable,
     /// Everybody can write it.
     Writable,
     /// It belongs to another user.
@@ -306,11 +307,25 @@ impl Exposure {
     }
 }
 
+/// The exposure as a clause about the file.
+impl fmt::Display for Exposure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "is private",
+            Self::Readable => "can be read by others",
+            Self::GroupWritable => "can be changed by its group",
+            Self::Writable => "can be changed by everybody",
+            Self::Foreign => "belongs to another user",
+        })
+    }
+}
+
 fn exposure(mode: u32, owner: u32, user: u32) -> Exposure {
     match () {
         () if owner != user && owner != 0 => Exposure::Foreign,
         () if mode & 0o002 != 0 => Exposure::Writable,
-        () if mode & 0o066 != 0 => Exposure::Shared,
+        () if mode & 0o020 != 0 => Exposure::GroupWritable,
+        () if mode & 0o044 != 0 => Exposure::Readable,
         () => Exposure::None,
     }
 }
@@ -360,9 +375,9 @@ mod tests {
         for (mode, owner, user, expected) in [
             (0o600, 7, 7, Exposure::None),
             (0o400, 0, 7, Exposure::None),
-            (0o440, 0, 7, Exposure::Shared), // A secret with fsGroup.
-            (0o644, 0, 7, Exposure::Shared), // A secret with the default mode.
-            (0o660, 7, 7, Exposure::Shared), // A volume with fsGroup.
+            (0o440, 0, 7, Exposure::Readable),      // A secret with fsGroup.
+            (0o644, 0, 7, Exposure::Readable),      // A secret with the default mode.
+            (0o660, 7, 7, Exposure::GroupWritable), // A volume with fsGroup.
             (0o602, 7, 7, Exposure::Writable),
             (0o666, 0, 7, Exposure::Writable),
             (0o600, 8, 7, Exposure::Foreign),

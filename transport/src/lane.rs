@@ -257,6 +257,15 @@ impl Lane {
         let _ = tokio::time::timeout(CLOSE_FLUSH_TIMEOUT, answered).await;
     }
 
+    /// Waits until a closed lane has no buffers left. Over TCP that takes up to three seconds, for the peer to read the
+    /// close and to end the stream.
+    pub async fn lingered(&self) {
+        match &self.connection {
+            Connection::Quic(_) => {}
+            Connection::Tcp(connection) => connection.close_answered().await,
+        }
+    }
+
     /// The reason, if the lane has ended.
     pub fn ended(&self) -> Option<LaneError> {
         match &self.connection {

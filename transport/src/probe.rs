@@ -23,14 +23,14 @@ pub struct ProbeResult {
     pub sender: ProbeReport,
 }
 
-/// Sends a probe over `lane`, then the counters that `report` returns.
+/// Sends a probe over `lane`, then the counters of `report`, which is awaited only then.
 ///
 /// # Errors
 /// [`LaneError`] when the lane ended or the receiver stopped the stream.
 pub async fn send_probe(
     lane: &Lane,
     header: ProbeHeader,
-    report: impl FnOnce() -> ProbeReport,
+    report: impl Future<Output = ProbeReport>,
 ) -> Result<(), LaneError> {
     let mut stream = lane.open_data(PRIORITY).await?;
     stream.write_header(&StreamHeader::Probe(header)).await?;
@@ -40,7 +40,7 @@ pub async fn send_probe(
         stream.write(Bytes::from_static(&PIECE[..piece]), &|_| ()).await?;
         left -= piece;
     }
-    stream.write(Bytes::copy_from_slice(&report().encode()), &|_| ()).await?;
+    stream.write(Bytes::copy_from_slice(&report.await.encode()), &|_| ()).await?;
     stream.finish()
 }
 

@@ -70,9 +70,9 @@ pub(crate) const WINDOW_RESERVE_BYTES: u32 = 1 << 20;
 /// chunk does not wait a round trip for its last bytes. Credit bounds the sum over all streams.
 const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 
-/// The maximum of unread bytes that a client may send to a server. Clients send only control messages, of at most 64
-/// KiB.
-pub(crate) const SERVER_WINDOW_BYTES: u32 = 256 << 10;
+/// The maximum of unread bytes that a client may send to a server over QUIC, also before its login. Clients send only
+/// control messages, of at most 64 KiB, which are read as they arrive.
+const SERVER_WINDOW_BYTES: u32 = 64 << 10;
 
 /// The maximum number of concurrent data streams of a server. It bounds the state that a hostile server can create at a
 /// client; credit keeps chunks far below it.

@@ -1,12 +1,15 @@
 //! Access control of the admin port.
 
-use crate::exit::UsageError;
+use crate::{exit::UsageError, secret_file};
 use anyhow::Context;
 use std::{fmt, net::IpAddr, path::Path};
 use subtle::ConstantTimeEq;
 
 /// The minimum length of a token, in characters: shorter ones can be guessed.
 const TOKEN_MIN_CHARS: usize = 16;
+
+/// The maximum size of a file with a token.
+const TOKEN_FILE_MAX_BYTES: u64 = 64 << 10;
 
 /// The user name for basic authentication, which browsers use. The token is the password.
 const USER: &str = "admin";
@@ -28,7 +31,7 @@ impl Access {
         let is_loopback = ip.is_loopback();
         let headers = match token_file {
             Some(path) => {
-                let token = std::fs::read_to_string(path)
+                let token = secret_file::read(path, TOKEN_FILE_MAX_BYTES)
                     .with_context(|| format!("cannot read --admin-token-file {}", path.display()))?;
                 Some(accepted_headers(check_token(token.trim(), path)?))
             }

@@ -50,7 +50,10 @@ pub(super) fn keep_addresses(args: &ServeArgs, state_dir: &Path, tickets: &[Stri
     if args.ticket_file.is_some()
         && let Err(error) = write_tickets(&state_dir.join(TICKETS_FILE), tickets)
     {
-        tracing::info!(%error, "The state directory keeps no tickets, so `tickets create` will require --address.");
+        tracing::info!(
+            %error,
+            "The state directory keeps no tickets, so `tickets create` will require --address."
+        );
     }
 }
 

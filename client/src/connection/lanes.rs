@@ -299,8 +299,8 @@ async fn determine_lanes(mut plan: Plan, mut path: Path, wanted: watch::Sender<u
 mod tests {
     use super::*;
 
-    /// Goal: a version that is received faster than the interval of samples is measured, so that lanes and transport are
-    /// chosen for it, too.
+    /// Goal: a version that is received faster than the interval of samples is measured, so that lanes and transport
+    /// are chosen for it, too.
     #[tokio::test(start_paused = true)]
     async fn short_periods_are_sampled_at_both_ends() {
         let (bulky_period, verified_bytes) = (watch::Sender::new(None), Arc::new(AtomicU64::new(7)));

@@ -13,8 +13,8 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Determines the number of lanes for one link: starts with one lane, doubles the number as long as that makes
 /// transfers at least a tenth faster, and keeps the best number.
 ///
-/// Pure: it receives samples and returns the wanted number of lanes. Small versions never add a lane, because they are not
-/// sampled.
+/// Pure: it receives samples and returns the wanted number of lanes. Small versions never add a lane, because they are
+/// not sampled.
 #[derive(Debug)]
 pub(crate) struct Plan {
     max: u32,

@@ -23,6 +23,12 @@ const GRANTS_MAX: usize = 64;
 /// 256 MAC bits.
 const HIDDEN_MIN_CHARS: usize = 12;
 
+/// How every token begins: [`FORMAT`], and the first bits of its secret's id, which counts from 1.
+const TOKEN_START: &str = "AQ";
+
+/// The length of the shortest run that may be a whole token: the format, the secret's id and the MAC take more.
+const TOKEN_MIN_CHARS: usize = 48;
+
 /// The maximum length of a holder's name.
 const HOLDER_MAX_BYTES: usize = 255;
 
@@ -203,17 +209,16 @@ impl Token {
     /// `text` for an error or a log: each run of twelve or more token characters, which may be a part of a token,
     /// becomes `(hidden)`. Keys and long names are hidden as well; that harms less than a token in a log.
     pub fn hide(text: &str) -> String {
-        let mut shown = String::new();
-        let mut rest = text;
-        while !rest.is_empty() {
-            let run = rest.bytes().take_while(|byte| is_token_byte(*byte)).count();
-            shown.push_str(if run < HIDDEN_MIN_CHARS { &rest[..run] } else { "(hidden)" });
-            let next_run = rest[run..].find(|c: char| u8::try_from(c).is_ok_and(is_token_byte));
-            let next = next_run.map_or(rest.len(), |distance| run + distance);
-            shown.push_str(&rest[run..next]);
-            rest = &rest[next..];
-        }
-        shown
+        hide_runs(text, |_, run| run.len() >= HIDDEN_MIN_CHARS)
+    }
+
+    /// `text` of any error, whose input may have been a ticket in the wrong place: what looks like a token becomes
+    /// `(hidden)`. Names, paths and keys stay readable.
+    pub fn redact(text: &str) -> String {
+        hide_runs(text, |before, run| {
+            let is_parameter = before.ends_with("token=") && run.len() >= HIDDEN_MIN_CHARS;
+            is_parameter || run.len() >= TOKEN_MIN_CHARS && run.starts_with(TOKEN_START)
+        })
     }
 
     /// The claims, if one of `secrets` sealed them. The MAC is compared in constant time, before the claims are parsed.
@@ -250,6 +255,21 @@ impl Token {
             _ => Err(TokenError::Malformed),
         }
     }
+}
+
+/// `text` with `(hidden)` for each run of token characters that `is_hidden`, given the text before it.
+fn hide_runs(text: &str, is_hidden: impl Fn(&str, &str) -> bool) -> String {
+    let (mut shown, mut start) = (String::new(), 0);
+    while start < text.len() {
+        let (before, rest) = text.split_at(start);
+        let run = rest.bytes().take_while(|byte| is_token_byte(*byte)).count();
+        shown.push_str(if is_hidden(before, &rest[..run]) { "(hidden)" } else { &rest[..run] });
+        let next_run = rest[run..].find(|c: char| u8::try_from(c).is_ok_and(is_token_byte));
+        let next = next_run.map_or(rest.len(), |distance| run + distance);
+        shown.push_str(&rest[run..next]);
+        start += next;
+    }
+    shown
 }
 
 fn is_token_byte(byte: u8) -> bool {
@@ -415,6 +435,24 @@ mod tests {
         ] {
             assert_eq!(Token::hide(text), shown);
         }
+    }
+
+    #[test]
+    fn tokens_in_other_texts_are_redacted() {
+        let token = secret(1).seal(&claims());
+        let (ticket, key) =
+            (format!("relay://a:1/t?key=sha256:{0}&token={1}", "ab".repeat(32), token.as_str()), "ab");
+        for text in [ticket.clone(), token.as_str().to_owned(), ticket[..ticket.len() - 20].to_owned()] {
+            let redacted = Token::redact(&format!("error: unexpected argument '{text}' found"));
+            assert!(
+                !redacted.contains(&token.as_str()[5..17]) && redacted.contains("(hidden)"),
+                "{redacted}"
+            );
+            assert!(!text.starts_with("relay") || redacted.contains(&key.repeat(32)), "{redacted}");
+        }
+        let plain =
+            "cannot read /srv/Meta-Llama-3-70B-Instruct-FP8-dynamic-Quantized-w8a8-v1/model-00001-of-00030";
+        assert_eq!(Token::redact(plain), plain);
     }
 
     proptest! {

@@ -7,8 +7,8 @@ use std::{cell::RefCell, time::Duration};
 /// The encoded size of a chunk under each codec, and the time of encoding it, estimated from a sample.
 ///
 /// The sample is encoded with every candidate codec. This takes 30 to 60 microseconds, even for large chunks; encoding
-/// 4 MiB takes at least ten times as long, hashing 4 MiB twice as long. A whole chunk may take longer for each byte than
-/// the sample, which is in the processor's cache.
+/// 4 MiB takes at least ten times as long, hashing 4 MiB twice as long. A whole chunk may take longer for each byte
+/// than the sample, which is in the processor's cache.
 ///
 /// The sample consists of slices spread evenly over the chunk, so it covers the larger tensors that share the chunk. It
 /// misses repeats over longer distances: zstd may encode to less than estimated.
@@ -52,13 +52,14 @@ impl SizeEstimate {
     /// The estimate that no codec saves enough.
     pub const NO_GAIN: Self = Self { shares: [None; CodecId::ALL.len()], seconds: [0.0; CodecId::ALL.len()] };
 
-    /// Estimates `raw`, a chunk of `dtype`; `now` is the clock by which encoding is timed. Delta codecs are left out: the sender tries them
-    /// first.
+    /// Estimates `raw`, a chunk of `dtype`; `now` is the clock by which encoding is timed. Delta codecs are left out:
+    /// the sender tries them first.
     pub fn of(dtype: Dtype, raw: &[u8], now: impl Fn() -> Duration) -> Self {
         SCRATCH.with_borrow_mut(|scratch| scratch.estimate(dtype, raw, now))
     }
 
-    /// The time of encoding in `codec`, in seconds for each raw byte; zero for raw, and for a codec without an estimate.
+    /// The time of encoding in `codec`, in seconds for each raw byte; zero for raw, and for a codec without an
+    /// estimate.
     pub fn seconds_per_byte(&self, codec: CodecId) -> f32 {
         index_of(codec).map_or(0.0, |index| self.seconds[index])
     }

@@ -264,7 +264,8 @@ def cast(tensor: Any, dtype: str) -> Any:
     if dtype not in _CAST_DTYPES:
         raise TypeError(f"floating-point tensors cannot be cast to {dtype}: dtype is one of {', '.join(_CAST_DTYPES)}")
     name = _CAST_DTYPES[dtype]
-    if dtype == "f8_e4m3fn" and getattr(tensor.dtype, "itemsize", 4) > 1:  # It has no infinity, and frameworks differ: some saturate, and some make NaN.
+    if dtype == "f8_e4m3fn" and getattr(tensor.dtype, "itemsize", 4) > 1:
+        # It has no infinity, and frameworks differ: some saturate, and some make NaN.
         tensor = tensor.clip(-_E4M3FN_MAX, _E4M3FN_MAX)
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(tensor, torch.Tensor):

@@ -66,7 +66,7 @@ pub(super) fn to_all(
         copying.on_host = Some(on_host.map_err(|error| of_device(py, &error))?);
     }
     let runtime = runtime::handle(py)?;
-    let copied = py.detach(|| copying.run(&runtime));
+    let copied = py.detach(|| copying.run(runtime));
     copying.finish(py, copied).map(Ok)
 }
 

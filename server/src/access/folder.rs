@@ -1,12 +1,13 @@
-//! [`Folder`]: the access files of a state directory. Each is read completely, within a size limit, and is replaced
-//! atomically or appended to.
+//! [`Folder`]: the access files of a state directory. Each is read completely, within a size limit, and changed in one
+//! way: under a lock, by lines, atomically, and read back.
 
+use crate::folder_lock::lock_folder;
 use rustix::fs::OFlags;
 use std::{
     fs::{self, DirBuilder, OpenOptions},
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
-    path::PathBuf,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown},
+    path::{Path, PathBuf},
 };
 use tensor_relay_transport::Exposure;
 
@@ -61,10 +62,6 @@ impl Folder {
         move |source| AccessStoreError::File { action, path: path.clone(), source }
     }
 
-    pub(super) fn has(&self, file: &str) -> Result<bool, AccessStoreError> {
-        self.path(file).try_exists().map_err(self.io_error("inspect", file))
-    }
-
     /// Creates the folder, with access for its owner alone.
     pub(super) fn make(&self) -> Result<(), AccessStoreError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
@@ -84,20 +81,22 @@ impl Folder {
         for file in files {
             // Errors are reported when the file is read.
             let Ok(found) = fs::metadata(self.path(file)) else { continue };
-            if Exposure::of(&found) == Exposure::Shared && (is_accessible_to_others || *file == "secrets") {
+            let exposure = Exposure::of(&found);
+            let is_shared = matches!(exposure, Exposure::Readable | Exposure::GroupWritable);
+            if is_shared && (is_accessible_to_others || *file == "secrets") {
                 let what = match *file {
                     "secrets" => "who can make tickets with it",
                     _ => "who thereby learn which clients are admitted",
                 };
                 tracing::warn!(
-                    "The file {0} can be read by others, {what}: run `chmod 600 {0}`.",
+                    "The file {0} {exposure}, {what}: run `chmod 600 {0}`.",
                     self.path(file).display()
                 );
             }
         }
     }
 
-    /// The text of `file`; `None` if it does not exist. Does not block on a FIFO.
+    /// The text of `file`, with the line ends of Unix; `None` if it does not exist. Does not block on a FIFO.
     pub(super) fn read(&self, file: &str) -> Result<Option<String>, AccessStoreError> {
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let opened = match OpenOptions::new().read(true).custom_flags(flags).open(self.path(file)) {
@@ -109,7 +108,7 @@ impl Folder {
             return Err(self.content_error(file, &"it is not a regular file"));
         }
         match Exposure::of(&found) {
-            Exposure::None | Exposure::Shared => {}
+            Exposure::None | Exposure::Readable | Exposure::GroupWritable => {}
             Exposure::Writable => {
                 let why = format!("everybody can write it: run `chmod 600 {}`", self.path(file).display());
                 return Err(self.content_error(file, &why));
@@ -125,7 +124,7 @@ impl Folder {
         let mut text = String::new();
         let read = opened.take(FILE_MAX_BYTES + 1).read_to_string(&mut text);
         match read.map_err(self.io_error("read", file))? as u64 {
-            0..=FILE_MAX_BYTES => Ok(Some(text)),
+            0..=FILE_MAX_BYTES => Ok(Some(with_unix_line_ends(text))),
             _ => Err(self.content_error(file, &format!("it has more than {FILE_MAX_BYTES} bytes"))),
         }
     }
@@ -146,40 +145,59 @@ impl Folder {
         parsed.collect()
     }
 
-    /// Replaces `file` atomically by one that only its owner can read.
-    pub(super) fn write(&self, file: &str, text: &str) -> Result<(), AccessStoreError> {
-        let write = || self.temporary(text)?.persist(self.path(file)).map_err(|failed| failed.error);
-        write().map(drop).map_err(self.io_error("write", file))
-    }
-
-    /// Creates `file`, unless it exists.
-    pub(super) fn write_new(&self, file: &str, text: &str) -> Result<(), AccessStoreError> {
-        let write = || {
-            self.temporary(text)?
-                .persist_noclobber(self.path(file))
-                .map_err(|failed| failed.error)
-        };
-        match write() {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            written => written.map(drop).map_err(self.io_error("write", file)),
+    /// Lets `edit` change the lines of `file`, which is created if it is missing, and returns its result.
+    ///
+    /// Changes by several processes are made one after the other, readers see the file before or after one, and an
+    /// unfinished last line is never continued. Returns only once the change is on the disk and was read back.
+    pub(super) fn change<T>(
+        &self,
+        file: &str,
+        edit: impl FnOnce(&mut Vec<String>) -> Result<T, AccessStoreError>,
+    ) -> Result<T, AccessStoreError> {
+        let lock = lock_folder(&self.0).map_err(self.io_error("lock the folder of", file))?;
+        let before = self.read(file)?.unwrap_or_default();
+        let mut lines = before.lines().map(str::to_owned).collect();
+        let result = edit(&mut lines)?;
+        let text: String = lines.iter().flat_map(|line| [line, "\n"]).collect();
+        if text == before {
+            return Ok(result);
+        }
+        if text.len() as u64 > FILE_MAX_BYTES {
+            return Err(self.content_error(file, &format!("it would have more than {FILE_MAX_BYTES} bytes")));
+        }
+        let replaced = replace(&self.path(file), &self.path("secrets"), &text)
+            .and_then(|()| Ok(rustix::fs::fsync(&lock)?));
+        replaced.map_err(self.io_error("write", file))?;
+        match self.read(file)? {
+            Some(now) if now == text => Ok(result),
+            _ => Err(self.content_error(
+                file,
+                &"another program changed it at the same time: check it, and repeat the command",
+            )),
         }
     }
+}
 
-    fn temporary(&self, text: &str) -> io::Result<tempfile::NamedTempFile> {
-        let mut temporary = tempfile::NamedTempFile::new_in(&self.0)?; // Private from the start.
-        temporary.write_all(text.as_bytes())?;
-        temporary.as_file().sync_all()?;
-        Ok(temporary)
+/// `text` without a byte order mark, and with the line ends of Unix instead of those of other systems.
+fn with_unix_line_ends(text: String) -> String {
+    match text.strip_prefix('\u{feff}').unwrap_or(&text) {
+        unmarked if unmarked.contains('\r') => unmarked.replace("\r\n", "\n").replace('\r', "\n"),
+        unmarked => unmarked.to_owned(),
     }
+}
 
-    /// Appends a line with a single write, so that two concurrent writers leave two lines.
-    pub(super) fn append(&self, file: &str, line: &str) -> Result<(), AccessStoreError> {
-        let write = || {
-            let mut opened =
-                OpenOptions::new().append(true).create(true).mode(0o600).open(self.path(file))?;
-            opened.write_all(format!("{line}\n").as_bytes())?;
-            opened.sync_all()
-        };
-        write().map_err(self.io_error("write", file))
+/// Replaces the file at `path` atomically. A link to it stays, and so do its mode and owner; a new file has those of
+/// `model`, if that exists: the server must be able to read what root changed for it.
+fn replace(path: &Path, model: &Path, text: &str) -> io::Result<()> {
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.into());
+    let mut temporary = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(&path))?; // Private from the start.
+    temporary.write_all(text.as_bytes())?;
+    if let Ok(model) = fs::metadata(&path).or_else(|_| fs::metadata(model)) {
+        if rustix::process::geteuid().is_root() {
+            fchown(temporary.as_file(), Some(model.uid()), Some(model.gid()))?;
+        }
+        temporary.as_file().set_permissions(model.permissions())?;
     }
+    temporary.as_file().sync_all()?;
+    temporary.persist(&path).map(drop).map_err(|failed| failed.error)
 }

@@ -1,6 +1,7 @@
 //! Principals: admitted clients with their rights.
 
-use std::fmt;
+use crate::logins::network_of;
+use std::{fmt, net::IpAddr, sync::Arc};
 use tensor_relay_protocol::{Grant, TicketId, Topic, Verb};
 
 /// An admitted client, with its rights.
@@ -64,6 +65,14 @@ impl Principal {
         self.identity == other.identity
     }
 
+    /// The holder of its share of the server: itself, or its network if everybody is admitted.
+    pub(crate) fn share(&self, address: IpAddr) -> Arc<str> {
+        match self.identity {
+            ClientIdentity::Anybody => network_of(address).to_string().into(),
+            _ => self.to_string().into(),
+        }
+    }
+
     /// Its ticket, if it was authenticated by one.
     pub fn ticket(&self) -> Option<TicketId> {
         match self.identity {
@@ -94,7 +103,34 @@ impl fmt::Display for Principal {
             ClientIdentity::Ticket(id, _) => write!(f, "ticket:{id}"),
             ClientIdentity::Key(name) => write!(f, "key:{name}"),
             ClientIdentity::Names(names) if names.is_empty() => f.write_str("certificate without names"),
-            ClientIdentity::Names(names) => write!(f, "{}", names.join(",").escape_debug()),
+            ClientIdentity::Names(names) => {
+                // A comma within a name is marked: otherwise one name could equal several of another client.
+                let names = names.iter().map(|name| name.escape_debug().to_string().replace(',', "\\,"));
+                f.write_str(&names.collect::<Vec<_>>().join(","))
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Readers belong to principals by name, so no name may equal those of another client.
+    #[test]
+    fn a_name_with_a_comma_equals_no_other_names() {
+        let shown = |names: &[&str]| {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            Principal::with_names(names, vec![]).to_string()
+        };
+        assert_eq!(shown(&["uri:b", "dns:a"]), "dns:a,uri:b");
+        let all = [
+            shown(&["uri:a", "uri:b"]),
+            shown(&["uri:a,uri:b"]),
+            shown(&["uri:a\\,uri:b"]),
+            shown(&["uri:a\\", "uri:b"]),
+        ];
+        let distinct: std::collections::HashSet<_> = all.iter().collect();
+        assert_eq!(distinct.len(), all.len(), "{all:?}");
     }
 }

@@ -21,18 +21,20 @@ pub(super) type Uses = Mutex<HashMap<TicketId, u64>>;
 
 /// The result of reading the files once.
 pub(super) struct Reading {
-    /// The rules, and the texts that they were parsed from.
-    pub(super) rules: Result<(Rules, Texts), AccessStoreError>,
-    /// The revoked tickets, even if other files are invalid.
-    pub(super) revoked: Vec<TicketId>,
+    /// The texts of the files that are valid, and otherwise their texts before.
+    pub(super) texts: Texts,
+    /// The rules of these texts.
+    pub(super) rules: Result<Rules, AccessStoreError>,
+    /// Why files are refused.
+    pub(super) refused: Vec<AccessStoreError>,
     /// The result of saving the uses of tickets.
     pub(super) saved: Result<(), AccessStoreError>,
 }
 
 /// Checks the files until all receivers of the rules are dropped, and saves the times at which tickets were used. While
-/// the files are invalid or cannot be read, `problem` has the reason.
+/// some are invalid or cannot be read, `problem` has the reasons.
 pub(super) async fn follow_files(
-    read: impl Fn(&Texts, Option<&HashMap<TicketId, u64>>) -> Reading + Clone + Send + 'static,
+    read: impl Fn(Texts, Option<&HashMap<TicketId, u64>>) -> Reading + Clone + Send + 'static,
     mut texts: Texts,
     sender: watch::Sender<Arc<Rules>>,
     uses: Weak<Uses>,
@@ -49,7 +51,7 @@ pub(super) async fn follow_files(
             .map(|uses| uses.lock().map(|uses| uses.clone()).unwrap_or_default());
         let used = used.filter(|used| *used != written);
         let (read, before, new_uses) = (read.clone(), texts.clone(), used.clone());
-        let mut reading = tokio::task::spawn_blocking(move || read(&before, new_uses.as_ref()));
+        let mut reading = tokio::task::spawn_blocking(move || read(before, new_uses.as_ref()));
         let outcome = match tokio::time::timeout(CHECK_TIMEOUT, &mut reading).await {
             Ok(outcome) => outcome,
             Err(_) => {
@@ -64,7 +66,7 @@ pub(super) async fn follow_files(
                 }
             }
         };
-        let Reading { rules, revoked, saved } = match outcome {
+        let Reading { texts: read_texts, rules, refused, saved } = match outcome {
             Ok(outcome) => outcome,
             Err(error) if error.is_panic() => {
                 report(
@@ -75,19 +77,10 @@ pub(super) async fn follow_files(
             }
             Err(_) => return, // The runtime shuts down.
         };
-        match rules {
-            Ok((rules, read_texts)) => {
-                report(&problem, None);
-                replace(&sender, rules);
-                texts = read_texts;
-            }
-            Err(error) => {
-                report(&problem, Some(error.to_string()));
-                // An error in another file must not keep a revoked ticket valid.
-                let current = sender.borrow().as_ref().clone();
-                replace(&sender, Rules { revoked: revoked.into_iter().collect(), ..current });
-            }
-        }
+        texts = read_texts;
+        let unread = rules.map(|rules| replace(&sender, rules)).err();
+        let reasons: Vec<_> = refused.iter().chain(&unread).map(ToString::to_string).collect();
+        report(&problem, (!reasons.is_empty()).then(|| reasons.join("; ")));
         match saved {
             Err(error) => {
                 last_save_error.report(&error, "The times at which tickets were used cannot be saved.")
@@ -102,9 +95,12 @@ fn report(problem: &Mutex<Option<String>>, now: Option<String>) {
     let mut before = problem.lock().unwrap_or_else(PoisonError::into_inner);
     match &now {
         Some(error) if now != *before => {
-            tracing::warn!(%error, "The access rules cannot be read; the previous rules stay in force.");
+            tracing::warn!(
+                %error,
+                "Access files cannot be used: of these, the previous rules stay in force; other files are followed."
+            );
         }
-        None if before.is_some() => tracing::info!("The access rules can be read again."),
+        None if before.is_some() => tracing::info!("All access files can be used again."),
         _ => {}
     }
     *before = now;
@@ -149,11 +145,11 @@ mod tests {
     async fn a_failed_check_keeps_the_rules() {
         let (gate, opened) = std::sync::mpsc::channel::<bool>();
         let opened = Arc::new(Mutex::new(opened));
-        let look = move |texts: &Texts, _: Option<&HashMap<TicketId, u64>>| {
+        let look = move |texts: Texts, _: Option<&HashMap<TicketId, u64>>| {
             let is_good = opened.lock().unwrap_or_else(PoisonError::into_inner).recv().unwrap();
             assert!(is_good, "this look fails");
             let rules = Rules { open: true, ..Rules::default() };
-            Reading { rules: Ok((rules, texts.clone())), revoked: vec![], saved: Ok(()) }
+            Reading { texts, rules: Ok(rules), refused: vec![], saved: Ok(()) }
         };
         let sender = watch::Sender::new(Arc::new(Rules::default()));
         let (mut rules, problem) = (sender.subscribe(), Arc::<Mutex<Option<String>>>::default());

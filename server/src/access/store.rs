@@ -21,7 +21,7 @@ use super::{
     seconds_now,
     texts::{self, FILES, KeyLine, Texts},
 };
-use std::{collections::HashMap, fmt::Write as _, path::Path, sync::Arc, time::Duration};
+use std::{collections::HashMap, path::Path, sync::Arc, time::Duration};
 use tensor_relay_protocol::{Claims, Grant, Secret, SecretId, TicketId, Token, Verb};
 use tensor_relay_transport::Fingerprint;
 use tokio::sync::watch;
@@ -48,10 +48,14 @@ impl AccessStore {
     /// [`AccessStoreError`] when they cannot be written or read.
     pub fn open(state_dir: &Path) -> Result<Self, AccessStoreError> {
         let store = Self { folder: Folder::new(state_dir.join("access")) };
-        if !store.folder.has("secrets")? {
+        if store.folder.read("secrets")?.is_none() {
             store.folder.make()?;
-            let secret = join_lines([new_secret(None)].iter().map(Secret::to_line));
-            store.folder.write_new("secrets", &secret)?; // Of two concurrent starts, both use the first secret.
+            store.folder.change("secrets", |lines| {
+                if lines.is_empty() {
+                    lines.push(new_secret(None).to_line()); // Of two concurrent starts, both use the first secret.
+                }
+                Ok(())
+            })?;
         }
         store.folder.warn_if_exposed(&[&FILES[..], &["issued", "used"]].concat());
         store.secrets().map(|_| store)
@@ -65,8 +69,14 @@ impl AccessStore {
         Texts::read(&self.folder)?.rules(&self.folder)
     }
 
-    /// An [`Access`] by these files: a task of the current runtime reads them until the last clone is dropped. If they
-    /// become invalid, the previous rules stay; the log and [`Access::problem`] have the reason.
+    /// Why a running server would refuse files as they are now: what it read from them before then stays in force,
+    /// except what they revoke. Blocks.
+    pub fn refused(&self) -> Vec<AccessStoreError> {
+        Texts::default().follow(&self.folder)
+    }
+
+    /// An [`Access`] by these files: a task of the current runtime reads them until the last clone is dropped. If one
+    /// becomes invalid, its previous content stays in force; the log and [`Access::problem`] have the reason.
     ///
     /// # Errors
     /// [`AccessStoreError`] when they are invalid now.
@@ -77,21 +87,17 @@ impl AccessStore {
         let (uses, problem) = (Arc::downgrade(&access.uses), Arc::clone(&access.problem));
         let store = self.clone();
         let check =
-            move |before: &Texts, used: Option<&HashMap<TicketId, u64>>| store.check_files(before, used);
+            move |before: Texts, used: Option<&HashMap<TicketId, u64>>| store.check_files(before, used);
         tokio::spawn(reload::follow_files(check, texts, sender, uses, problem));
         Ok(access)
     }
 
-    /// One check by a running server, whose current rules are from `before`. Saves `used`, the times at which tickets
+    /// One check by a running server, whose current rules are from `texts`. Saves `used`, the times at which tickets
     /// were used, if there is any new one.
-    fn check_files(&self, before: &Texts, used: Option<&HashMap<TicketId, u64>>) -> Reading {
-        let read = || {
-            let texts = Texts::read(&self.folder)?;
-            texts.check_after(before, &self.folder)?;
-            Ok((texts.rules(&self.folder)?, texts))
-        };
+    fn check_files(&self, mut texts: Texts, used: Option<&HashMap<TicketId, u64>>) -> Reading {
         let saved = used.map_or(Ok(()), |used| self.note_uses(used));
-        Reading { rules: read(), revoked: self.revoked().unwrap_or_default(), saved }
+        let refused = texts.follow(&self.folder);
+        Reading { rules: texts.rules(&self.folder), texts, refused, saved }
     }
 
     /// Seals `claims` without listing them: for tickets that are made at each start.
@@ -126,7 +132,6 @@ impl AccessStore {
             ));
         }
         let issued_s = seconds_now();
-        self.make_room(issued_s)?;
         let expires_s = valid_for.map(|valid| issued_s.saturating_add(valid.as_secs().max(1)));
         let claims = Claims { id: TicketId(rand::random()), holder: holder.to_owned(), expires_s, grants };
         let secret = self.secrets()?.swap_remove(0);
@@ -137,23 +142,12 @@ impl AccessStore {
             ));
         }
         let issued = IssuedTicket { claims: claims.clone(), issued_s, secret: Some(secret.id()) };
-        self.folder.append("issued", &issued::to_line(&issued))?;
+        self.folder.change("issued", |lines| {
+            make_room(lines, issued_s)?;
+            lines.push(issued::to_line(&issued));
+            Ok(())
+        })?;
         Ok((claims, token))
-    }
-
-    /// Removes expired tickets from the list if it is full.
-    fn make_room(&self, now_s: u64) -> Result<(), AccessStoreError> {
-        let mut issued = self.issued()?;
-        if issued.len() < ISSUED_MAX {
-            return Ok(());
-        }
-        issued.retain(|ticket| ticket.claims.expires_s.is_none_or(|expires_s| expires_s > now_s));
-        if issued.len() >= ISSUED_MAX {
-            return Err(AccessStoreError::Unfit(
-                "the list is full of valid tickets: remove the lines of revoked ones from access/issued",
-            ));
-        }
-        self.folder.write("issued", &join_lines(issued.iter().map(issued::to_line)))
     }
 
     /// The issued tickets, oldest first.
@@ -169,11 +163,7 @@ impl AccessStore {
     /// # Errors
     /// [`AccessStoreError`] when the file cannot be read.
     pub fn used(&self) -> Result<HashMap<TicketId, u64>, AccessStoreError> {
-        let uses = self.read_lines("used", |line| {
-            let (id, used_s) = line.split_once(' ')?;
-            Some((id.parse().ok()?, used_s.parse().ok()?))
-        })?;
-        Ok(uses.into_iter().collect())
+        Ok(self.read_lines("used", parse_use)?.into_iter().collect())
     }
 
     /// Revokes a ticket; servers notice within two seconds and end its sessions. Returns false if it was revoked
@@ -182,11 +172,13 @@ impl AccessStore {
     /// # Errors
     /// [`AccessStoreError`] when that cannot be written.
     pub fn revoke(&self, id: TicketId) -> Result<bool, AccessStoreError> {
-        if self.revoked()?.contains(&id) {
-            return Ok(false);
-        }
-        self.folder.append("revoked", &id.to_string())?;
-        Ok(true)
+        self.folder.change("revoked", |lines| {
+            let is_new = lines.iter().all(|line| line.trim().parse() != Ok(id));
+            if is_new {
+                lines.push(id.to_string());
+            }
+            Ok(is_new)
+        })
     }
 
     /// Admits clients that hold `key`, under `name` in the access control list. A listed key gets the new name.
@@ -194,7 +186,10 @@ impl AccessStore {
     /// # Errors
     /// [`AccessStoreError`] when that cannot be written.
     pub fn trust(&self, key: Fingerprint, name: &str) -> Result<(), AccessStoreError> {
-        self.change_key(key, format!("{key} {name}"))
+        self.folder.change("keys", |lines| {
+            replace_key(lines, key, format!("{key} {name}"));
+            Ok(())
+        })
     }
 
     /// Revokes the keys with this name or fingerprint: they are refused even with a valid token. Returns whether there
@@ -203,22 +198,19 @@ impl AccessStore {
     /// # Errors
     /// [`AccessStoreError`] when that cannot be written.
     pub fn distrust(&self, name: &str) -> Result<bool, AccessStoreError> {
-        let keys = self.rules()?.keys.into_iter();
-        let mut matching = keys.filter(|(key, key_name)| key.to_string() == name || key_name == name);
-        let Some((key, _)) = matching.next() else { return Ok(false) };
-        self.change_key(key, format!("revoked {key}"))?;
-        matching.try_for_each(|(key, _)| self.change_key(key, format!("revoked {key}")))?;
-        Ok(true)
-    }
-
-    /// Replaces the line of a key in `keys`.
-    fn change_key(&self, key: Fingerprint, line: String) -> Result<(), AccessStoreError> {
-        self.rules()?; // Invalid files are not rewritten.
-        let text = self.folder.read("keys")?.unwrap_or_default();
-        let others = text
-            .lines()
-            .filter(|line| KeyLine::parse(line).is_none_or(|line| line.key() != key));
-        self.folder.write("keys", &join_lines(others.map(str::to_owned).chain([line])))
+        self.folder.change("keys", |lines| {
+            let matching = |line: &String| match KeyLine::parse(line)? {
+                KeyLine::Trusted(key, key_name) => {
+                    (key.to_string() == name || key_name == name).then_some(key)
+                }
+                KeyLine::Revoked(_) => None,
+            };
+            let keys: Vec<_> = lines.iter().filter_map(matching).collect();
+            for key in &keys {
+                replace_key(lines, *key, format!("revoked {key}"));
+            }
+            Ok(!keys.is_empty())
+        })
     }
 
     /// Creates a new secret. Tickets of the previous one stay valid until the next rotation; older ones become invalid
@@ -227,31 +219,33 @@ impl AccessStore {
     /// # Errors
     /// [`AccessStoreError`] when that cannot be written.
     pub fn rotate(&self) -> Result<(), AccessStoreError> {
-        let mut secrets = self.secrets()?;
-        secrets.insert(0, new_secret(secrets.first()));
-        secrets.truncate(SECRETS_MAX);
-        self.folder.write("secrets", &join_lines(secrets.iter().map(Secret::to_line)))
+        self.folder.change("secrets", |lines| {
+            let mut secrets = texts::secrets(&self.folder, &lines.join("\n"))?;
+            secrets.insert(0, new_secret(secrets.first()));
+            secrets.truncate(SECRETS_MAX);
+            *lines = secrets.iter().map(Secret::to_line).collect();
+            Ok(())
+        })
     }
 
     /// Saves the times at which tickets were used, merged with those that other servers of this folder saved.
     fn note_uses(&self, uses: &HashMap<TicketId, u64>) -> Result<(), AccessStoreError> {
-        let mut merged = self.used().unwrap_or_default(); // An invalid file is replaced: it is only informative.
-        for (id, used_s) in uses {
-            let last_used_s = merged.entry(*id).or_default();
-            *last_used_s = (*last_used_s).max(*used_s);
-        }
-        if merged.len() > USES_MAX {
-            let mut times: Vec<u64> = merged.values().copied().collect();
-            let (_, oldest, _) = times.select_nth_unstable(merged.len() - USES_MAX);
-            let oldest = *oldest;
-            merged.retain(|_, used_s| *used_s >= oldest);
-        }
-        self.folder
-            .write("used", &join_lines(merged.iter().map(|(id, used_s)| format!("{id} {used_s}"))))
-    }
-
-    fn revoked(&self) -> Result<Vec<TicketId>, AccessStoreError> {
-        texts::revoked(&self.folder, &self.folder.read("revoked")?.unwrap_or_default())
+        self.folder.change("used", |lines| {
+            // Invalid lines are dropped: they are only informative.
+            let mut merged: HashMap<_, _> = lines.iter().filter_map(|line| parse_use(line)).collect();
+            for (id, used_s) in uses {
+                let last_used_s = merged.entry(*id).or_default();
+                *last_used_s = (*last_used_s).max(*used_s);
+            }
+            if merged.len() > USES_MAX {
+                let mut times: Vec<u64> = merged.values().copied().collect();
+                let (_, oldest, _) = times.select_nth_unstable(merged.len() - USES_MAX);
+                let oldest = *oldest;
+                merged.retain(|_, used_s| *used_s >= oldest);
+            }
+            *lines = merged.iter().map(|(id, used_s)| format!("{id} {used_s}")).collect();
+            Ok(())
+        })
     }
 
     fn secrets(&self) -> Result<Vec<Secret>, AccessStoreError> {
@@ -268,11 +262,31 @@ impl AccessStore {
     }
 }
 
-fn join_lines(lines: impl Iterator<Item = String>) -> String {
-    lines.fold(String::new(), |mut text, line| {
-        let _ = writeln!(text, "{line}"); // A `String` accepts every write.
-        text
-    })
+/// Removes expired tickets from the list of issued ones if it is full.
+fn make_room(lines: &mut Vec<String>, now_s: u64) -> Result<(), AccessStoreError> {
+    if lines.len() < ISSUED_MAX {
+        return Ok(());
+    }
+    let is_valid = |claims: &Claims| claims.expires_s.is_none_or(|expires_s| expires_s > now_s);
+    lines.retain(|line| issued::from_line(line).is_some_and(|ticket| is_valid(&ticket.claims)));
+    match lines.len() < ISSUED_MAX {
+        true => Ok(()),
+        false => Err(AccessStoreError::Unfit(
+            "the list is full of valid tickets: remove the lines of revoked ones from access/issued",
+        )),
+    }
+}
+
+/// Replaces the lines of `key` in those of `keys` by `line`.
+fn replace_key(lines: &mut Vec<String>, key: Fingerprint, line: String) {
+    lines.retain(|line| KeyLine::parse(line).is_none_or(|line| line.key() != key));
+    lines.push(line);
+}
+
+/// A line of `used`.
+fn parse_use(line: &str) -> Option<(TicketId, u64)> {
+    let (id, used_s) = line.split_once(' ')?;
+    Some((id.parse().ok()?, used_s.parse().ok()?))
 }
 
 /// A new secret, with the number after that of `before`.

@@ -1,7 +1,7 @@
 //! [`Texts`]: the texts of the access files, as read in one check.
 
 use super::{AccessStoreError, Rules, folder::Folder};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use tensor_relay_protocol::{Secret, TicketId};
 use tensor_relay_transport::{ClientAuthorities, Fingerprint};
 
@@ -45,51 +45,96 @@ impl Texts {
         self.0.get(file).map_or("", String::as_str)
     }
 
-    /// Refuses files that look lost or truncated since `before`: a running server keeps its rules.
-    ///
-    /// # Errors
-    /// [`AccessStoreError::Content`], with what to do if the change was intended.
-    pub(super) fn check_after(&self, before: &Self, folder: &Folder) -> Result<(), AccessStoreError> {
-        for file in FILES {
-            let (then, now) = (before.text(file), self.text(file));
-            if now.trim().is_empty() && !then.trim().is_empty() {
-                let why = "it is missing or empty and was not before; if it is meant to be empty, write a line that \
-                           begins with `#`, or restart the server";
-                return Err(folder.content_error(file, &why));
-            }
-            let has_names = matches!(file, "keys" | "acl"); // The other files become invalid if truncated.
-            if has_names && now != then && !now.is_empty() && !now.ends_with('\n') {
-                let why = "its last line has no line end, so it may be truncated: add one";
-                return Err(folder.content_error(file, &why));
-            }
+    /// Reads the files again, for a running server. A file that is refused keeps its last text, and what it revokes is
+    /// added to that; the other files are followed. Returns why files are refused.
+    pub(super) fn follow(&mut self, folder: &Folder) -> Vec<AccessStoreError> {
+        FILES
+            .into_iter()
+            .filter_map(|file| self.follow_file(file, folder).err())
+            .collect()
+    }
+
+    fn follow_file(&mut self, file: &'static str, folder: &Folder) -> Result<(), AccessStoreError> {
+        let (before, now) = (self.text(file), folder.read(file)?.unwrap_or_default());
+        if now == before {
+            return Ok(());
         }
-        Ok(())
+        let checked = check_whole(file, before, &now, folder)
+            .and_then(|()| add(&mut Rules::default(), file, &now, folder));
+        let text = match checked {
+            Ok(()) => now,
+            Err(_) => with_revocations(file, before, &now),
+        };
+        self.0.insert(file, text);
+        checked
     }
 
     pub(super) fn rules(&self, folder: &Folder) -> Result<Rules, AccessStoreError> {
-        let (mut keys, mut revoked_keys) = (HashMap::new(), std::collections::HashSet::new());
-        for line in folder.parse_lines("keys", self.text("keys"), KeyLine::parse)? {
-            match line {
-                KeyLine::Trusted(key, name) => drop(keys.insert(key, name)),
-                KeyLine::Revoked(key) => drop(revoked_keys.insert(key)),
+        let mut rules = Rules::default();
+        FILES
+            .into_iter()
+            .try_for_each(|file| add(&mut rules, file, self.text(file), folder))?;
+        Ok(rules)
+    }
+}
+
+/// Refuses the text of a file that looks lost or truncated after `before`.
+///
+/// # Errors
+/// [`AccessStoreError::Content`], with what to do if the change was intended.
+fn check_whole(file: &str, before: &str, now: &str, folder: &Folder) -> Result<(), AccessStoreError> {
+    if now.trim().is_empty() && !before.trim().is_empty() {
+        let why = "it is missing or empty and was not before; if it is meant to be empty, write a line that begins \
+                   with `#`, or restart the server";
+        return Err(folder.content_error(file, &why));
+    }
+    let has_names = matches!(file, "keys" | "acl"); // The other files become invalid if truncated.
+    if has_names && !now.is_empty() && !now.ends_with('\n') {
+        let why = "its last line has no line end, so it may be truncated: add one";
+        return Err(folder.content_error(file, &why));
+    }
+    Ok(())
+}
+
+/// `before`, with those lines of the refused text `now` that revoke a ticket or a key: they have a fixed length, so a
+/// truncated line is none of them.
+fn with_revocations(file: &str, before: &str, now: &str) -> String {
+    let revokes = |line: &str| match file {
+        "revoked" => line.parse::<TicketId>().is_ok(),
+        "keys" => matches!(KeyLine::parse(line), Some(KeyLine::Revoked(_))),
+        _ => false,
+    };
+    let known: HashSet<&str> = before.lines().collect();
+    let new = now.lines().map(str::trim).filter(|line| revokes(line) && !known.contains(line));
+    new.fold(before.to_owned(), |text, line| {
+        let text = if text.is_empty() || text.ends_with('\n') { text } else { text + "\n" };
+        text + line + "\n"
+    })
+}
+
+/// Adds what `file` with the given `text` defines to `rules`.
+fn add(rules: &mut Rules, file: &str, text: &str, folder: &Folder) -> Result<(), AccessStoreError> {
+    match file {
+        "secrets" => rules.secrets = secrets(folder, text)?,
+        "revoked" => rules.revoked = revoked(folder, text)?.into_iter().collect(),
+        "keys" => {
+            for line in folder.parse_lines(file, text, KeyLine::parse)? {
+                match line {
+                    KeyLine::Trusted(key, name) => drop(rules.keys.insert(key, name)),
+                    KeyLine::Revoked(key) => drop(rules.revoked_keys.insert(key)),
+                }
             }
         }
-        let pem = self.text("ca.pem");
-        let is_blank = pem.lines().all(|line| line.trim().is_empty() || line.starts_with('#'));
-        let authorities = match is_blank {
-            true => ClientAuthorities::default(),
-            false => ClientAuthorities::from_pem(pem).map_err(|why| folder.content_error("ca.pem", &why))?,
-        };
-        Ok(Rules {
-            open: false,
-            secrets: secrets(folder, self.text("secrets"))?,
-            revoked: revoked(folder, self.text("revoked"))?.into_iter().collect(),
-            keys,
-            revoked_keys,
-            authorities,
-            acl: self.text("acl").parse().map_err(|why| folder.content_error("acl", &why))?,
-        })
+        "ca.pem" => {
+            let is_blank = text.lines().all(|line| line.trim().is_empty() || line.starts_with('#'));
+            if !is_blank {
+                let authorities = ClientAuthorities::from_pem(text);
+                rules.authorities = authorities.map_err(|why| folder.content_error(file, &why))?;
+            }
+        }
+        _ => rules.acl = text.parse().map_err(|why| folder.content_error(file, &why))?,
     }
+    Ok(())
 }
 
 pub(super) fn revoked(folder: &Folder, text: &str) -> Result<Vec<TicketId>, AccessStoreError> {

@@ -30,12 +30,12 @@ pub(super) struct Facts {
 /// not known here: decoding counts as much as encoding, and receiving as much as sending.
 const ENDS: f64 = 2.0;
 
-/// The factor by which a higher level must be faster to be chosen, so that the choice does not alternate between two that
-/// are equally fast.
+/// The factor by which a higher level must be faster to be chosen, so that the choice does not alternate between two
+/// that are equally fast.
 const ADVANTAGE_MIN: f64 = 1.05;
 
-/// The share of the processors that must be idle for the path, not the processors, to count as the bound: with the current
-/// level, and with one that needs more. The difference keeps the choice stable.
+/// The share of the processors that must be idle for the path, not the processors, to count as the bound: with the
+/// current level, and with one that needs more. The difference keeps the choice stable.
 const IDLE_MIN: f64 = 0.1;
 const IDLE_MIN_AFTERWARDS: f64 = 0.2;
 
@@ -49,9 +49,9 @@ impl Facts {
     ///
     /// Encoding divides the bytes on the path by what it saves, and adds processor time. If so many processors are idle
     /// that they can take that on, only the first counts. Otherwise the processors may be the bound, and an encoding is
-    /// chosen only if it is faster even so: if what it saves is worth more than encoding and decoding on all processors,
-    /// in addition to everything that they do now. So a wrong choice is never much slower than raw bytes; on a fast path
-    /// with few processors, a better one may be missed.
+    /// chosen only if it is faster even so: if what it saves is worth more than encoding and decoding on all
+    /// processors, in addition to everything that they do now. So a wrong choice is never much slower than raw bytes;
+    /// on a fast path with few processors, a better one may be missed.
     pub(super) fn choose(&self) -> Effort {
         let mut best = Effort::None;
         for effort in [Effort::Light, Effort::Full] {
@@ -76,16 +76,16 @@ impl Facts {
         if idle >= idle_min * self.processors {
             return pair.map(|level| level.share * path_s);
         }
-        // If the processors are the bound, the path is faster than that: by the time of the encoding, the current one or
-        // the one to be judged, which must still be the better one once it is the current one.
+        // If the processors are the bound, the path is faster than that: by the time of the encoding, the current one
+        // or the one to be judged, which must still be the better one once it is the current one.
         let codec_s = |level: Level| ENDS * level.encode_s / self.processors;
         let path_s = path_s - (codec_s(self.sent) / self.sent.share).max(codec_s(pair[0]) / share);
         pair.map(|level| level.share * path_s + codec_s(level))
     }
 
-    /// The level `effort`: measured if it is the current one, otherwise its estimate, corrected by the ratio of measured
-    /// and estimated time of the current one. A whole chunk takes longer than a sample, and no time if subscribers share
-    /// its encoding.
+    /// The level `effort`: measured if it is the current one, otherwise its estimate, corrected by the ratio of
+    /// measured and estimated time of the current one. A whole chunk takes longer than a sample, and no time if
+    /// subscribers share its encoding.
     fn level(&self, effort: Effort) -> Level {
         if effort == self.current {
             return self.sent;

@@ -26,9 +26,9 @@ pub(super) struct Written {
 
 /// Measures windows of written chunks, and chooses an effort after each one.
 ///
-/// The measure is the raw bytes of the chunks that were written to lanes, per second. Once a lane's windows are full, it
-/// accepts bytes as fast as they are received, so the measure includes all influences: the load of the processors, the
-/// link, the receiver. Levels are not tried: what they would bring is computed from samples of the payload
+/// The measure is the raw bytes of the chunks that were written to lanes, per second. Once a lane's windows are full,
+/// it accepts bytes as fast as they are received, so the measure includes all influences: the load of the processors,
+/// the link, the receiver. Levels are not tried: what they would bring is computed from samples of the payload
 /// ([`Facts::choose`]), which may take [`SAMPLES_PER_CENT`] of the time of sending.
 ///
 /// A change that does not make the sending faster is undone: the reason is not among the facts, such as a weak receiver
@@ -80,8 +80,8 @@ struct Change {
     rest: u32,
 }
 
-/// The size and the duration at which a window ends; at the beginning of a version it may end at the minimum: less would
-/// measure the scheduler.
+/// The size and the duration at which a window ends; at the beginning of a version it may end at the minimum: less
+/// would measure the scheduler.
 const WINDOW_BYTES: u64 = 32 << 20;
 const WINDOW_DURATION: Duration = Duration::from_millis(100);
 const WINDOW_MIN_BYTES: u64 = 8 << 20;
@@ -103,17 +103,17 @@ const OTHER_MAX_PER_CENT: u64 = 5;
 const DOUBTS: u32 = 2;
 
 /// The factor by which the fastest window after a change must be slower than the fastest before it for the change to be
-/// undone, by the number of windows: a single one may be wrong by a third. In the end a higher level must have been faster,
-/// and a lower one may be slower by [`LOWER_MIN`]. The fastest ones are compared, since others contain what else the
-/// machine and the path did.
+/// undone, by the number of windows: a single one may be wrong by a third. In the end a higher level must have been
+/// faster, and a lower one may be slower by [`LOWER_MIN`]. The fastest ones are compared, since others contain what
+/// else the machine and the path did.
 const UNDONE_FROM: [f64; 6] = [1.35, 1.2, 1.1, 1.05, 1.0, 0.97];
 const LOWER_MIN: f64 = 1.05;
 
 /// The factor by which the fastest window counts as slower with each later one.
 const FORGOTTEN: f64 = 1.02;
 
-/// The number of windows between two changes: at first, and at most. It doubles with each change, and is the first again
-/// once a change has lasted for [`KEPT_RESTS`] times as long.
+/// The number of windows between two changes: at first, and at most. It doubles with each change, and is the first
+/// again once a change has lasted for [`KEPT_RESTS`] times as long.
 const REST: u32 = 2;
 const REST_MAX: u32 = 4096;
 const KEPT_RESTS: u32 = 8;

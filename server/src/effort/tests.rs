@@ -119,7 +119,8 @@ struct Run {
     sent: [u64; Effort::ALL.len()],
     samples: u32,
     busy: Duration,
-    /// The number of chunks covered by the last sample, which were not sent yet.
+    /// The number of chunks that a sample covers, and of those that were not sent yet.
+    covered: u32,
     estimated: u32,
 }
 
@@ -132,6 +133,7 @@ impl Run {
             sent: [0; Effort::ALL.len()],
             samples: 0,
             busy: Duration::ZERO,
+            covered: 17,
             estimated: 0,
         }
     }
@@ -170,7 +172,7 @@ impl Run {
         if self.estimated == 0 && (self.meter.may_sample() || self.meter.effort > Effort::None) {
             self.meter.handle_sampled(SAMPLE_TIME);
             self.samples += 1;
-            self.estimated = 17;
+            self.estimated = self.covered;
         }
         if self.estimated > 0 {
             self.estimated -= 1;
@@ -198,7 +200,8 @@ fn noise(seed: u64, spread: f64) -> impl FnMut(u64) -> f64 {
     }
 }
 
-/// The chosen level, by machine, data and link. No session is slower than raw bytes would have been, by more than noise.
+/// The chosen level, by machine, data and link. No session is slower than raw bytes would have been, by more than
+/// noise.
 #[test]
 fn it_chooses_by_machine_data_and_link() {
     use Effort::{Full, Light, None};
@@ -250,12 +253,12 @@ fn nothing_is_encoded_on_trial_where_the_processors_bind() {
     }
 }
 
-/// Samples take at most a hundredth of the time of sending, after the first.
+/// Samples take at most a hundredth of the time of sending, after the first, even if no two chunks are similar.
 #[test]
 fn samples_are_bounded() {
     for gbit_per_s in [1.0, 100.0, 10_000.0] {
         let path = ZEN.with_processors(64.0).at(gbit_per_s, NOISE);
-        let mut run = Run::over(LaneKind::Tcp, &path);
+        let mut run = Run { covered: 1, ..Run::over(LaneKind::Tcp, &path) };
         (0..100).for_each(|version| run.send(64 << 20, &path, noise(version, 0.1)));
         let sampled = SAMPLE_TIME * (run.samples - 1);
         assert!(run.samples > 10 && sampled * 100 <= run.busy, "{sampled:?} of {:?}", run.busy);
@@ -340,8 +343,8 @@ fn a_version_of_one_chunk_is_not_measured() {
 }
 
 proptest! {
-    /// For any machine, data, link and noise: a session of 4 GiB is not slower than raw bytes by more than 3 %; and where
-    /// links are slow for the processors, it is nearly as fast as with the best level.
+    /// For any machine, data, link and noise: a session of 4 GiB is not slower than raw bytes by more than 3 %; and
+    /// where links are slow for the processors, it is nearly as fast as with the best level.
     #[test]
     fn it_is_never_much_slower_than_raw(
         gbit_per_s in 0.1f64..100.0, packets in 0.1f64..1.0, light in 0.1f64..1.0, full in 0.2f64..4.0,

@@ -20,6 +20,8 @@ pub(super) enum SessionError {
     ShuttingDown,
     #[error("the server has the maximum number of sessions (--sessions)")]
     TooBusy,
+    #[error("its principal has the most sessions, and another needed one of them (--sessions)")]
+    Evicted,
     #[error("there is no memory for another session: {0}")]
     NoMemory(AllocError),
     #[error("access was refused: {0}")]
@@ -50,7 +52,7 @@ impl SessionError {
             Self::ProtocolViolation(error) => Some(error.into()),
             Self::NoHello => Some(CloseCode::TimedOut),
             Self::ShuttingDown => Some(CloseCode::ShuttingDown),
-            Self::TooBusy | Self::NoMemory(_) => Some(CloseCode::TooBusy),
+            Self::TooBusy | Self::Evicted | Self::NoMemory(_) => Some(CloseCode::TooBusy),
             Self::Unauthorised(_) | Self::AccessLost(_) => Some(CloseCode::Unauthorised),
             Self::Incompatible(..) => Some(CloseCode::Incompatible),
             Self::Control(ControlError::Lane(LaneError::StreamAborted)) => Some(CloseCode::Done),
@@ -62,7 +64,7 @@ impl SessionError {
     pub(super) fn refusal(&self) -> Option<Reason> {
         match self {
             Self::Unauthorised(denied) => Some(denied.into()),
-            Self::TooBusy | Self::NoMemory(_) => self.failure().map(Reason::NoRoom),
+            Self::TooBusy | Self::Evicted | Self::NoMemory(_) => self.failure().map(Reason::Named),
             _ => None,
         }
     }
@@ -77,6 +79,7 @@ impl SessionError {
             Self::Unauthorised(_) => Some("unauthorised"),
             Self::AccessLost(_) => Some("access_lost"),
             Self::TooBusy => Some("too_busy"),
+            Self::Evicted => Some("evicted"),
             Self::NoMemory(_) => Some("no_memory"),
             Self::Incompatible(..) => Some("incompatible"),
             Self::Control(ControlError::Lane(error)) | Self::Lane(error) => lane_failure(error),

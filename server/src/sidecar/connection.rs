@@ -328,7 +328,7 @@ impl Worker {
     /// Publishes a version in its turn. Until then its memory is neither mapped nor counted.
     async fn push(&self, topic: &Topic, draft: Draft, metadata: Metadata) -> Result<TrackedVersion, Refused> {
         self.context.topics.check_may_publish(self.peer.uid, topic)?;
-        let mut lease = self.context.topics.lease(topic).await?;
+        let mut lease = self.context.topics.lease(self.peer.uid, topic).await?;
         self.context.topics.check_may_publish(self.peer.uid, topic)?; // The permission may have been lost meanwhile.
         let context = Arc::clone(&self.context);
         // Blocks: parses a large manifest, touches each page of a large memfd, and calls a GPU's driver.

@@ -154,11 +154,13 @@ impl Draft {
         if let Some(refused) = self.refused {
             return Err(refused);
         }
+        let charge = charge_budget(staging, self.manifest.len());
+        let charge = charge.map_err(|error| (Refusal::NoRoom, error.to_string()))?;
         let manifest = Manifest::decode(self.manifest.into(), &staging.limits)
             .map_err(|error| (Refusal::BadManifest, error.to_string()))?;
         check_chunks(&manifest, staging)?;
         let manifest = Arc::new(manifest);
-        match (self.memory, device) {
+        let mut ready = match (self.memory, device) {
             (
                 Some(Lent { range, offset, descriptor: fd, cuda_buffer: Some((cuda, buffer_bytes)) }),
                 Some(device),
@@ -177,7 +179,9 @@ impl Draft {
                 import_from_device(manifest, lent, device, MemoryKind::CudaIpc)
             }
             (memory, _) => map_from_host(manifest, memory, staging),
-        }
+        }?;
+        ready.held.charge = Some(charge);
+        Ok(ready)
     }
 
     fn refuse(&mut self, reason: Refusal, text: String) {
@@ -195,7 +199,7 @@ fn map_from_host(manifest: Arc<Manifest>, memory: Option<Lent>, staging: &Stagin
     };
     let payload = Payload::new(manifest, Arc::new(HostSource::new(bytes)));
     Ok(Ready {
-        held: Publishable { payload, returned: None },
+        held: Publishable { payload, returned: None, charge: None },
         returned: vec![returned],
         path: MemoryKind::Memfd,
     })
@@ -248,7 +252,8 @@ fn import_from_device(
         .source(manifest.payload_bytes(), parts)
         .map_err(|error| unfit(error.to_string()))?;
     let (source, returned) = crate::device::lend_source(source);
-    let held = Publishable { payload: Payload::new(manifest, source), returned: Some(returned) };
+    let payload = Payload::new(manifest, source);
+    let held = Publishable { payload, returned: Some(returned), charge: None };
     Ok(Ready { held, returned: all_returned, path })
 }
 

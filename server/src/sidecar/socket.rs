@@ -1,7 +1,8 @@
 //! [`PublishSocket`]: the listening socket, its file, and the users that may connect.
 
+use crate::folder_lock::lock_folder;
 use rustix::{
-    fs::{FileType, FlockOperation, Mode, OFlags, chmod, fchmod, flock, fstat, lstat, open, unlink},
+    fs::{FileType, Mode, OFlags, chmod, fchmod, fstat, lstat, open, unlink},
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with},
 };
@@ -12,16 +13,11 @@ use std::{
         unix::{fs::FileTypeExt, net},
     },
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
 };
 use tokio::net::UnixListener;
 
 /// The maximum number of producers waiting to be accepted.
 const BACKLOG: i32 = 64;
-
-/// The time for which another server may lock the folder while it creates a socket, which takes a few system calls.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The default of [`overflow_uid`], if the system does not report it.
 const OVERFLOW_UID: u32 = 65_534;
@@ -199,31 +195,6 @@ fn unlink_if(path: &Path, file: (u64, u64)) {
 fn overflow_uid() -> u32 {
     let text = fs::read_to_string("/proc/sys/fs/overflowuid").ok();
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(OVERFLOW_UID)
-}
-
-/// Waits for the lock on `folder`.
-fn lock_folder(folder: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = open(folder, flags, Mode::empty())?;
-    let deadline = Instant::now() + LOCK_TIMEOUT;
-    loop {
-        match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(folder),
-            Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < deadline => {
-                thread::sleep(Duration::from_millis(10));
-            }
-            Err(Errno::WOULDBLOCK | Errno::INTR) => {
-                let text = format!(
-                    "another process has locked its folder for {} s: end it, or choose another path",
-                    LOCK_TIMEOUT.as_secs()
-                );
-                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
-            }
-            // Some network file systems have no locks: two servers that start concurrently may conflict.
-            Err(Errno::OPNOTSUPP | Errno::NOLCK | Errno::NOSYS) => return Ok(folder),
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 /// Removes a stale socket.

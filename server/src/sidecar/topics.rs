@@ -16,8 +16,8 @@ pub(super) type Lease = OwnedMutexGuard<Option<Publisher>>;
 /// A topic's publisher, behind a lock that queues its users.
 type PublisherLock = Arc<tokio::sync::Mutex<Option<Publisher>>>;
 
-/// The maximum number of open topics of producers: a training job has a few, and each stays open until a producer ends
-/// it, it expires, or the server ends.
+/// The maximum number of open topics of a user: a training job has a few, and each stays open until a producer ends it,
+/// it expires, or the server ends. The server's operator chooses the users.
 pub(super) const TOPICS_MAX: usize = 4096;
 
 /// The time that a publish waits for earlier ones into the same topic, which may wait for its readers.
@@ -28,7 +28,8 @@ const TURN_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) struct Topics {
     shared: Arc<Shared>,
     options: TopicOptions,
-    publishers: Mutex<HashMap<Topic, PublisherLock>>,
+    /// Each with the user that opened it.
+    publishers: Mutex<HashMap<Topic, (u32, PublisherLock)>>,
 }
 
 impl Topics {
@@ -36,24 +37,29 @@ impl Topics {
         Self { shared, options, publishers: Mutex::default() }
     }
 
-    /// Leases `topic`'s publisher for one publish, in the order of requests; it is `None` if the topic is not open.
+    /// Leases `topic`'s publisher to user `uid` for one publish, in the order of requests; it is `None` if the topic is
+    /// not open.
     /// Waits for earlier leases, for [`TURN_TIMEOUT`] at most. Cancel safe.
     ///
     /// # Errors
-    /// If earlier leases take too long, or there are too many topics.
-    pub(super) async fn lease(&self, topic: &Topic) -> Result<Lease, Refused> {
+    /// If earlier leases take too long, or the user has too many topics.
+    pub(super) async fn lease(&self, uid: u32, topic: &Topic) -> Result<Lease, Refused> {
         let lock = {
             let mut locks = self.locks();
-            if locks.len() >= TOPICS_MAX && !locks.contains_key(topic) {
-                locks.retain(|_, lock| !is_idle(lock));
-                if locks.len() >= TOPICS_MAX {
-                    return Err((
-                        Refusal::NoRoom,
-                        format!("there are {TOPICS_MAX} topics: end one that is no longer needed"),
-                    ));
+            let is_full = |locks: &HashMap<_, (u32, PublisherLock)>| {
+                locks.values().filter(|(user, _)| *user == uid).count() >= TOPICS_MAX
+            };
+            if !locks.contains_key(topic) && is_full(&locks) {
+                locks.retain(|_, (_, lock)| !is_idle(lock));
+                if is_full(&locks) {
+                    let text = format!(
+                        "user {uid} has {TOPICS_MAX} topics here, the maximum: end one that is no longer needed"
+                    );
+                    return Err((Refusal::NoRoom, text));
                 }
             }
-            Arc::clone(locks.entry(topic.clone()).or_default())
+            let (_, lock) = locks.entry(topic.clone()).or_insert_with(|| (uid, PublisherLock::default()));
+            Arc::clone(lock)
         };
         self.acquire(topic, lock).await
     }
@@ -93,7 +99,8 @@ impl Topics {
     /// # Errors
     /// If earlier leases take too long, or user `uid` lost its permission meanwhile.
     pub(super) async fn end(&self, uid: u32, topic: &Topic, withdraw: bool) -> Result<bool, Refused> {
-        let Some(lock) = self.locks().get(topic).map(Arc::clone) else { return Ok(false) };
+        let lock = self.locks().get(topic).map(|(_, lock)| Arc::clone(lock));
+        let Some(lock) = lock else { return Ok(false) };
         let mut lease = self.acquire(topic, lock).await?;
         self.check_may_publish(uid, topic)?;
         let publisher = lease.take();
@@ -123,12 +130,12 @@ impl Topics {
     /// Removes a topic without publisher and without waiting tasks.
     pub(super) fn remove_unneeded(&self, topic: &Topic) {
         let mut locks = self.locks();
-        if locks.get(topic).is_some_and(is_idle) {
+        if locks.get(topic).is_some_and(|(_, lock)| is_idle(lock)) {
             locks.remove(topic);
         }
     }
 
-    fn locks(&self) -> MutexGuard<'_, HashMap<Topic, PublisherLock>> {
+    fn locks(&self) -> MutexGuard<'_, HashMap<Topic, (u32, PublisherLock)>> {
         self.publishers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

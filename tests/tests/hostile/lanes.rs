@@ -157,6 +157,13 @@ fn lanes_without_a_grant_are_refused() {
             let (code, text) = open_lane(sim, 5, join).await.wait_for_close().await;
             assert_eq!((code, text.as_str()), (Some(CloseCode::Unauthorised), ""));
         }
+        let failures = server.status_reader().read().unwrap().failures;
+        assert!(
+            failures
+                .iter()
+                .any(|failure| (failure.reason, failure.count) == ("join_refused", 4)),
+            "{failures:?}"
+        );
         Some(holder)
     });
 }
@@ -456,5 +463,28 @@ fn an_aborted_version_is_not_fetched() {
         let second = holder.next_announcement().await;
         assert_eq!(second.id.version, Version(2));
         receive_version(&live, Version(2)).await;
+    });
+}
+
+/// Goal: a lane that has joined is no longer evicted for clients that have not logged in. Method: a session with a lane,
+/// then more silent connections from their host than may wait.
+#[test]
+fn joined_lanes_are_not_evicted_for_strangers() {
+    simulate(7, async |sim| {
+        let server = sim.server(tensor_relay_server::Config { logins_max: 4, ..server_config() });
+        let mut holder = GrantHolder::new(&sim, 1).await;
+        let mut lane = Peer::client(&sim, 1).await;
+        lane.send_to_server(holder.join(1)).await;
+        assert_eq!(lane.receive_from_server().await, ServerMessage::Joined);
+        let mut silent = vec![];
+        for _ in 0..8 {
+            silent.push(Peer::client(&sim, 1).await);
+        }
+        sleep(Duration::from_secs(1)).await;
+        assert!(lane.connection.is_open() && holder.peer.connection.is_open());
+        holder.assert_no_more_messages().await;
+        let failures = server.status_reader().read().unwrap().failures;
+        let evicted = failures.iter().find(|failure| failure.reason == "evicted");
+        assert_eq!(evicted.map(|failure| failure.count), Some(4), "of eight strangers, four stay");
     });
 }

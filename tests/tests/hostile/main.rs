@@ -14,3 +14,4 @@ mod resumed;
 mod script;
 mod server_lanes;
 mod servers;
+mod shares;

@@ -1,6 +1,6 @@
 //! Access control as an operator uses it: tickets, keys and the access control list.
 
-use crate::files;
+use crate::{admin::admin_address, files, http::Response};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
     SanType,
@@ -196,6 +196,62 @@ fn clients_are_identified_by_keys() {
     }
 }
 
+/// Goal: whatever else is wrong in the access files, what an operator revokes is revoked at a running server within
+/// ten seconds, and the commands name the files that it does not follow. Method: hand edits without a line end, with
+/// the line ends of another system and with wrong lines; then revoke a ticket and a key, narrow the list, and rotate
+/// twice, with a follower for each; restart.
+#[test]
+fn revocations_take_effect_whatever_other_files_hold() {
+    let home = files::home_with_model();
+    let server = home.serve(&["--topic=w=w"]);
+    let access = home.path("state/tensor-relay/access");
+    let [early, late] =
+        ["early", "late"].map(|name| CreatedTicket::new(&home, &server, name, &["--topic=w"]));
+    let without_token = server.ticket("w").split_once("&token=").unwrap().0.to_owned();
+    for name in ["gpu-1", "gpu-2"] {
+        let (dir, identity) = (format!("--state-dir={name}"), format!("{name}/identity.key"));
+        let created = home.run(&["keys", "create", &dir, "--json"]).expect_code(0).json();
+        home.run(&["keys", "trust", created["key"].as_str().unwrap(), name])
+            .expect_code(0);
+        assert!(home.path(&identity).exists());
+    }
+    fs::write(access.join("acl"), "key:gpu-1 subscribe w\nkey:gpu-2 subscribe w\n").unwrap();
+    thread::sleep(RELOADED_WITHIN);
+    let follow_with = |key: &str| {
+        let identity = format!("--identity={key}/identity.key");
+        let mut follower = home.start(&["subscribe", &without_token, "--json", &identity]);
+        follower.wait_for_stdout("committed");
+        follower
+    };
+    let followers = [follow(&home, &early.file, TRANSPORTS[0]), follow(&home, &late.file, TRANSPORTS[1])];
+    let [by_early, by_late] = followers;
+    let [by_first_key, by_second_key] = ["gpu-1", "gpu-2"].map(follow_with);
+
+    fs::write(access.join("revoked"), format!("{}\r\n{}", "0a".repeat(8), "0b".repeat(8))).unwrap();
+    let keys = fs::read_to_string(access.join("keys")).unwrap();
+    fs::write(access.join("keys"), keys.trim_end()).unwrap();
+    fs::write(access.join("acl"), "key:gpu-1 subscribe w\nkey:gpu-2 subscribe w").unwrap();
+    let revoked = home.run(&["tickets", "revoke", &early.id]).expect_code(0);
+    assert!(revoked.err.contains("access/acl: its last line has no line end"), "{}", revoked.err);
+    assert_closed(by_early, "access was refused");
+    let ids = [&"0a".repeat(8), &"0b".repeat(8), &early.id].map(|id| format!("{id}\n"));
+    assert_eq!(fs::read_to_string(access.join("revoked")).unwrap(), ids.concat());
+    home.run(&["keys", "revoke", "gpu-1"]).expect_code(0);
+    assert_closed(by_first_key, "access was refused");
+    fs::write(access.join("acl"), "").unwrap();
+    home.run(&["tickets", "rotate"]).expect_code(0);
+    home.run(&["tickets", "rotate"]).expect_code(0);
+    assert_closed(by_late, "access was refused");
+    fs::write(access.join("revoked"), format!("{}nonsense\n", ids.concat())).unwrap();
+    fs::write(access.join("acl"), "key:gpu-1 subscribe w\n").unwrap();
+    assert_closed(by_second_key, "does not allow to subscribe");
+    let wrong = ["access/revoked: line 4 is invalid"];
+    home.run(&["acl", "check", "key:gpu-2", "w", "subscribe"])
+        .expect_error(1, &wrong);
+    drop(server);
+    home.run(&["serve", "--topic=w=w"]).expect_error(1, &wrong);
+}
+
 /// Goal: a trusted key is enough for `list` and `doctor` over both transports; a client with a revoked key is refused
 /// even with a valid token; the token alone is still valid. Method: one client with both, before and after the
 /// revocation, and a restart of the server.
@@ -285,6 +341,64 @@ fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
+/// Goal: no error shows the token of a ticket that was given in the wrong place. Method: a ticket as each kind of
+/// argument of several commands.
+#[test]
+fn errors_do_not_show_tickets() {
+    let home = files::home_with_model();
+    let server = home.serve(&["--topic=w=w"]);
+    let ticket = server.ticket("w");
+    let token = ticket.split_once("&token=").unwrap().1;
+    for args in [
+        &["list", ticket, ticket][..],
+        &["list", token, ticket],
+        &["subscribe", "no-ticket", "--topic", ticket],
+        &["subscribe", ticket, "--codec", ticket],
+        &["tickets", "revoke", ticket],
+        &["tickets", "create", "--topic", ticket, "--expires", token],
+        &["acl", "check", ticket, "w", "subscribe"],
+        &["acl", "check", "key:a", "w", token],
+        &["keys", "trust", ticket, "a"],
+        &["keys", "revoke", token],
+        &["serve", "--topic", ticket],
+        &[ticket],
+    ] {
+        let output = home.run(args);
+        let shown = format!("{}{}", output.out, output.err);
+        let parts = (0..=token.len() - 12).map(|at| &token[at..at + 12]);
+        assert!(output.err.contains("error: "), "{args:?}: {shown}");
+        assert!(parts.clone().all(|part| !shown.contains(part)), "{args:?}: {shown}");
+    }
+}
+
+/// Goal: files with secrets are not read from where anybody may write them, and what is said of a mode is true. Method:
+/// a ticket and an admin token that can be read, changed by a group, and changed by everybody.
+#[test]
+fn exposed_secret_files_are_named() {
+    let home = files::home_with_model();
+    let server = home.serve(&["--topic=w=w"]);
+    let ticket = home.path("a.ticket");
+    fs::write(&ticket, server.ticket("w")).unwrap();
+    fs::write(home.path("admin.token"), "0123456789abcdef").unwrap();
+    for (mode, said) in
+        [(0o600, ""), (0o644, "can be read by others"), (0o660, "can be changed by its group")]
+    {
+        fs::set_permissions(&ticket, fs::Permissions::from_mode(mode)).unwrap();
+        let listed = home.run(&["list", "a.ticket"]).expect_code(0);
+        assert!(
+            listed.err.contains(said) && listed.err.contains("warning") != said.is_empty(),
+            "{}",
+            listed.err
+        );
+    }
+    for file in ["a.ticket", "admin.token"] {
+        fs::set_permissions(home.path(file), fs::Permissions::from_mode(0o666)).unwrap();
+    }
+    home.run(&["list", "a.ticket"]).expect_error(2, &["everybody can write it"]);
+    let admin = ["serve", "--topic=w=w", "--admin=127.0.0.1:0", "--admin-token-file=admin.token"];
+    home.run(&admin).expect_error(1, &["everybody can write it"]);
+}
+
 /// Goal: an operator sees which tickets exist, for whom, and whether they are used; no list shows a token. Method:
 /// create, use, revoke and list two tickets.
 #[test]
@@ -349,8 +463,8 @@ fn the_publish_socket_obeys_the_acl() {
 }
 
 /// Goal: silent connections do not block others: clients at the same and at other addresses can connect, and sessions
-/// continue. Method: more silent TCP connections than the limit, from another address and from the same, during a
-/// subscription.
+/// continue; handshakes of one address beyond its rate are refused. Method: more silent TCP connections than the limit,
+/// from another address and from the same, during a subscription.
 #[test]
 fn silent_connections_block_no_client() {
     let limit = getrlimit(Resource::Nofile);
@@ -360,12 +474,18 @@ fn silent_connections_block_no_client() {
         return println!("skipped: this process may not have 4096 files open");
     }
     let home = files::home_with_model();
-    let server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--sessions=8"]);
+    let server = home.serve(&[
+        "--topic=w=w",
+        "--watch",
+        "--watch-interval=0.05",
+        "--sessions=8",
+        "--admin=127.0.0.1:0",
+    ]);
     let mut follower = follow(&home, server.report["ticket_file"].as_str().unwrap(), TRANSPORTS[1]);
     let address: SocketAddr = server.listen().parse().unwrap();
     let mut silent = vec![];
-    for source in [[127, 0, 0, 9], [127, 0, 0, 1]] {
-        for _ in 0..600 {
+    for (source, count) in [([127, 0, 0, 9], 3_000), ([127, 0, 0, 1], 600)] {
+        for _ in 0..count {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
             socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
             // A connection that the server has evicted meanwhile may be reset.
@@ -379,6 +499,9 @@ fn silent_connections_block_no_client() {
     }
     files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 7));
     follower.wait_for_stdout("committed");
+    let status = Response::get(&admin_address(&server), "/status", &[]).expect_code(200).json();
+    let failures = status["failures"].as_array().unwrap();
+    assert!(failures.iter().any(|failure| failure["reason"] == "too_many_handshakes"), "{failures:?}");
     drop(silent);
 }
 

@@ -401,8 +401,9 @@ fn wait_until_version_2_is_in_the_ledger(home: &Home) {
     wait_until("version 2 is in the ledger", || ledger().contains(r#""version": 2"#));
 }
 
-/// Goal: watching many files costs few threads, and each is published when it changes. Method: more files than a runtime
-/// has threads for blocking work; replace the first and the last file in turn, and count the threads after each version.
+/// Goal: watching many files costs few threads, and each is published when it changes. Method: more files than a
+/// runtime has threads for blocking work; replace the first and the last file in turn, and count the threads after each
+/// version.
 #[test]
 fn many_files_are_watched_by_few_threads() {
     let (home, names) = (Home::new(), (0..300).map(|number| format!("t{number}")).collect::<Vec<_>>());

@@ -73,8 +73,8 @@ fn each_chunk_gets_the_codec_that_fits_it() {
     });
 }
 
-/// Goal: over TCP a version begins without encoding, and samples of it suffice to begin with that where the path is slow
-/// for the processors. Method: a path with a long delay, on which the chunks in flight limit the rate.
+/// Goal: over TCP a version begins without encoding, and samples of it suffice to begin with that where the path is
+/// slow for the processors. Method: a path with a long delay, on which the chunks in flight limit the rate.
 #[test]
 fn encoding_begins_within_a_version_on_a_slow_path() {
     simulate(1, async |sim: Sim| {

@@ -23,6 +23,23 @@ fn a_server_with_another_key_is_refused() {
     });
 }
 
+/// Goal: a certificate, which is public, does not make a server. Method: one with the certificate of the pinned key that
+/// signs its handshake with another key.
+#[test]
+fn a_server_that_does_not_hold_its_key_is_refused() {
+    run_on(&BYTE_STREAMS, async |fixture| {
+        for (signing, is_accepted) in
+            [(raw_key_pair(), true), (tensor_relay_tests::pair::key_pair(98), false)]
+        {
+            let (port, accepting) = raw_server_signing_with(&signing, fixture, vec![ALPN.to_vec()], 0);
+            let hosts = [std::net::SocketAddr::new(fixture.address.ip(), port).to_string()];
+            let keys = [Fingerprint(raw_key())];
+            let (client, server) = tokio::join!(fixture.connector.connect(&hosts, &keys), accepting);
+            assert_eq!((client.is_ok(), server.is_ok()), (is_accepted, is_accepted), "{client:?}");
+        }
+    });
+}
+
 #[test]
 fn a_client_of_another_protocol_is_refused() {
     run_on(&BYTE_STREAMS, async |fixture| {
@@ -160,17 +177,28 @@ pub(crate) fn raw_server(
     protocols: Vec<Vec<u8>>,
     tickets: usize,
 ) -> (u16, impl Future<Output = std::io::Result<tokio_rustls::server::TlsStream<Box<dyn ByteStream>>>>) {
-    let key = raw_key_pair();
+    raw_server_signing_with(&raw_key_pair(), fixture, protocols, tickets)
+}
+
+/// Starts a server as [`raw_server`] does, which signs its handshakes with `key`.
+fn raw_server_signing_with(
+    key: &rcgen::KeyPair,
+    fixture: &Fixture,
+    protocols: Vec<Vec<u8>>,
+    tickets: usize,
+) -> (u16, impl Future<Output = std::io::Result<tokio_rustls::server::TlsStream<Box<dyn ByteStream>>>> + use<>)
+{
     let params = rcgen::CertificateParams::new(vec!["tensor-relay".into()]).unwrap();
-    let certificate = params.self_signed(&key).unwrap().der().clone();
+    let certificate = params.self_signed(&raw_key_pair()).unwrap().der().clone();
     let key = rustls::pki_types::PrivateKeyDer::Pkcs8(key.serialize_der().into());
+    let key = rustls::crypto::aws_lc_rs::sign::any_supported_type(&key).unwrap();
+    let certified = rustls::sign::CertifiedKey::new(vec![certificate], key); // The key need not match.
     let mut config =
         rustls::ServerConfig::builder_with_provider(rustls::crypto::aws_lc_rs::default_provider().into())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
             .with_no_client_auth()
-            .with_single_cert(vec![certificate], key)
-            .unwrap();
+            .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(certified)));
     config.alpn_protocols = protocols;
     config.send_tls13_tickets = tickets;
     // A free port.

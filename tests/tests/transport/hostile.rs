@@ -74,6 +74,27 @@ fn a_server_that_violates_the_protocol_is_refused() {
     });
 }
 
+/// Goal: records may end anywhere, also one byte into the next segment. Method: two pings, cut into three records at each
+/// pair of places.
+#[test]
+fn records_may_end_anywhere() {
+    run_on(&BYTE_STREAMS, async |fixture| {
+        let (lane, mut peer) = client_of_raw_server(fixture, 0).await;
+        let pings = [PING, b"\x06\0\0\0\x08\0\0\0\x02\0\0\0\0\0\0\0"].concat();
+        for first in 1..pings.len() - 1 {
+            for second in first + 1..pings.len() {
+                for record in [&pings[..first], &pings[first..second], &pings[second..]] {
+                    peer.write_all(record).await.unwrap();
+                    peer.flush().await.unwrap();
+                }
+                assert_eq!(lane.ended(), None, "{first} {second}");
+                // A later answer may replace the earlier one.
+                while read_pong(&mut peer).await != *b"\x07\0\0\0\x08\0\0\0\x02\0\0\0\0\0\0\0" {}
+            }
+        }
+    });
+}
+
 /// Goal: the limit of unread data also bounds the number of empty streams. Method: begin and end more empty streams
 /// than the reserve allows.
 #[test]
@@ -150,12 +171,17 @@ async fn client_of_raw_server(
 async fn assert_pong(peer: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     peer.write_all(PING).await.unwrap();
     peer.flush().await.unwrap();
+    assert_eq!(read_pong(peer).await, PONG);
+}
+
+/// The peer's next answer to a ping.
+async fn read_pong(peer: &mut (impl AsyncRead + Unpin)) -> [u8; PONG.len()] {
     let mut segment = [0; PONG.len()];
     while segment[0] != PONG[0] {
         peer.read_exact(&mut segment).await.unwrap();
         assert!([PING[0], PONG[0]].contains(&segment[0]), "{segment:?}");
     }
-    assert_eq!(segment, PONG);
+    segment
 }
 
 /// Checks that the lane ended with an error that contains `text`, and that the peer received that error in a close with

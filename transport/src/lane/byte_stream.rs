@@ -33,7 +33,7 @@ use tokio::{
 };
 
 use super::{LaneError, LaneStats};
-use crate::{Tuning, network::moving::TaskMover, tuning::SERVER_WINDOW_BYTES};
+use crate::{Tuning, network::moving::TaskMover};
 use driver::Driver;
 use receiving::{Incoming, Unread};
 use sending::{Outbox, Queues};
@@ -45,7 +45,7 @@ pub(crate) use sending::{ControlOut, DataOut};
 /// The maximum size of the buffers of a server's connection: output batch, input, and unread control messages. Excludes
 /// the segment that is being received.
 pub(crate) const SERVER_BYTES_MAX: usize =
-    batch::ROOM_MAX + inbox::READ_BYTES_MAX + SERVER_WINDOW_BYTES as usize;
+    batch::ROOM_MAX + inbox::READ_BYTES_MIN + receiving::CONTROL_PIPE_BYTES;
 
 /// The role in the connection. Data flows from the server to the client only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

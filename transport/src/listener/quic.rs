@@ -20,9 +20,10 @@ use crate::{
     window::SendWindow,
 };
 
-/// The maximum number of connections that wait to be accepted. For each, [`INCOMING_BUFFER_BYTES`] from an unknown
-/// client may be buffered, together at most 64 MiB.
-const INCOMING_MAX: usize = 1_024;
+/// The maximum number of connections that wait to be accepted: more than a server lets wait for their handshake, so that
+/// those of one network do not keep out others. For each, [`INCOMING_BUFFER_BYTES`] from an unknown client may be
+/// buffered, together at most 64 MiB.
+const INCOMING_MAX: usize = 4_096;
 
 /// The maximum number of buffered bytes from a client that was not accepted yet.
 const INCOMING_BUFFER_BYTES: u64 = 64 << 10;

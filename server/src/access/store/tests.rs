@@ -2,7 +2,12 @@
 
 use super::*;
 use crate::access::{Credentials, Decision, Denied, reload::CHECK_INTERVAL};
-use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, sync::Barrier};
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::PathBuf,
+    sync::Barrier,
+};
 use tensor_relay_protocol::{Glob, Topic, Verbs};
 
 impl AccessStore {
@@ -51,6 +56,8 @@ fn tickets_are_issued_listed_and_revoked() {
     assert!(store.rules().unwrap().admit(&shown(token.clone()), 0).is_ok());
     assert!(store.revoke(first.id).unwrap());
     assert!(!store.revoke(first.id).unwrap(), "once");
+    let mode = |file| fs::metadata(store.path(file)).unwrap().mode() & 0o777;
+    assert_eq!([mode("issued"), mode("revoked")], [0o600; 2]);
     assert_eq!(store.rules().unwrap().admit(&shown(token), 0), Err(Denied::Revoked(first.id)));
 }
 
@@ -103,6 +110,23 @@ fn keys_are_trusted_by_name() {
     assert_eq!(store.rules().unwrap().revoked_keys, [one, two].into());
     store.trust(two, "b").unwrap();
     assert_eq!(store.rules().unwrap().revoked_keys, [one].into(), "it may be trusted again");
+    store.trust(one, "b").unwrap();
+    assert!(store.distrust("b").unwrap());
+    assert_eq!(store.rules().unwrap().revoked_keys, [one, two].into(), "all keys of a name are revoked");
+}
+
+/// A file of any size takes bounded memory.
+#[test]
+fn too_large_files_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = AccessStore::open(dir.path()).unwrap();
+    // Without data on the disk. No system reserves memory for 8 TiB.
+    let huge = fs::File::create(store.path("acl")).unwrap();
+    if let Err(error) = huge.set_len(1 << 43) {
+        return println!("skipped: the file system has no such large files: {error}");
+    }
+    let error = store.rules().unwrap_err().to_string();
+    assert!(error.contains("has more than"), "{error}");
 }
 
 #[test]
@@ -125,6 +149,136 @@ fn a_rotated_secret_is_valid_until_the_next_rotation() {
     assert!(listed(&store).is_ok(), "it was made after the first rotation");
     store.rotate().unwrap();
     assert!(matches!(listed(&store), Err(Denied::Token(_))), "the list names its secret");
+}
+
+/// Goal: what a hand edit left in a file neither joins with the next line nor is lost. Method: a last line without a
+/// line end, the line ends and the mark of other systems, a line that is not one, and a link.
+#[test]
+fn changes_follow_hand_edits() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = AccessStore::open(dir.path()).unwrap();
+    let ids: Vec<_> = (0..5).map(|id| TicketId([id; 8])).collect();
+    fs::write(store.path("revoked"), format!("\u{feff}{}\r\n{}\r{}", ids[0], ids[1], ids[2])).unwrap();
+    assert!(store.revoke(ids[3]).unwrap() && !store.revoke(ids[2]).unwrap());
+    assert_eq!(store.rules().unwrap().revoked, ids[..4].iter().copied().collect());
+    let linked = dir.path().join("linked");
+    fs::write(&linked, "# by hand\nnonsense").unwrap();
+    fs::set_permissions(&linked, fs::Permissions::from_mode(0o640)).unwrap();
+    fs::remove_file(store.path("revoked")).unwrap();
+    std::os::unix::fs::symlink(&linked, store.path("revoked")).unwrap();
+    assert!(store.revoke(ids[4]).unwrap(), "a wrong line elsewhere does not prevent it");
+    assert_eq!(fs::read_to_string(&linked).unwrap(), format!("# by hand\nnonsense\n{}\n", ids[4]));
+    assert_eq!(
+        fs::metadata(&linked).unwrap().permissions().mode() & 0o777,
+        0o640,
+        "whoever read it still can"
+    );
+    assert!(store.refused()[0].to_string().contains("line 2 is invalid"));
+}
+
+/// A server of another user, which reads root's files by its group, can also read what root changes later.
+#[test]
+fn changes_by_root_stay_readable() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can give files away");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let store = AccessStore::open(dir.path()).unwrap();
+    std::os::unix::fs::chown(store.path("secrets"), None, Some(7)).unwrap();
+    fs::set_permissions(store.path("secrets"), fs::Permissions::from_mode(0o640)).unwrap();
+    store.rotate().unwrap();
+    store.revoke(TicketId([1; 8])).unwrap();
+    for file in ["secrets", "revoked"] {
+        let found = fs::metadata(store.path(file)).unwrap();
+        assert_eq!((found.gid(), found.mode() & 0o777), (7, 0o640), "{file}");
+    }
+}
+
+/// Goal: of concurrent changes of a file none is lost. Method: threads that trust, revoke, rotate and issue.
+#[test]
+fn concurrent_changes_are_all_kept() {
+    const EACH: u8 = 8;
+    let dir = tempfile::tempdir().unwrap();
+    let store = AccessStore::open(dir.path()).unwrap();
+    let keys: Vec<_> = (0..4 * EACH).map(|key| Fingerprint([key; 32])).collect();
+    for key in &keys[..2 * EACH as usize] {
+        store.trust(*key, &key.to_string()).unwrap();
+    }
+    std::thread::scope(|scope| {
+        for part in keys.chunks(EACH.into()) {
+            let store = &store;
+            scope.spawn(move || {
+                for key in part {
+                    match key.0[0] < 2 * EACH {
+                        true => assert!(store.distrust(&key.to_string()).unwrap()),
+                        false => store.trust(*key, "new").unwrap(),
+                    }
+                    store.issue("", vec![], None).unwrap();
+                    store.revoke(TicketId([key.0[0]; 8])).unwrap();
+                }
+            });
+        }
+    });
+    let rules = store.rules().unwrap();
+    let half = 2 * usize::from(EACH);
+    assert_eq!(rules.revoked_keys, keys[..half].iter().copied().collect());
+    assert!(keys[half..].iter().all(|key| rules.keys.contains_key(key)));
+    assert_eq!((store.issued().unwrap().len(), rules.revoked.len()), (keys.len(), keys.len()));
+    assert_eq!(fs::read_dir(store.path("")).unwrap().count(), 4, "no temporary file stays");
+}
+
+/// Goal: while one file is refused, a running server follows the others, and what the refused one revokes. Method:
+/// each file refused in turn, with a change of each other one.
+#[tokio::test(start_paused = true)]
+async fn a_refused_file_holds_up_no_other() {
+    let good = |store: &AccessStore| {
+        fs::write(store.path("keys"), format!("{} a\n{} b\n", Fingerprint([1; 32]), Fingerprint([2; 32])))
+            .unwrap();
+        fs::write(store.path("acl"), "key:a list **\nkey:b list **\n").unwrap();
+    };
+    let refuse: [(&str, &str); 6] = [
+        ("acl", "key:a list **"),
+        ("acl", ""),
+        ("keys", "nonsense\n"),
+        ("revoked", "0101010101010101\n02020202020202020303030303030303\n"),
+        ("ca.pem", "nonsense"),
+        ("secrets", "nonsense"),
+    ];
+    for (refused, text) in refuse {
+        let dir = tempfile::tempdir().unwrap();
+        let store = AccessStore::open(dir.path()).unwrap();
+        good(&store);
+        let access = store.watch_changes().unwrap();
+        let before = access.rules();
+        fs::write(store.path(refused), text).unwrap();
+        store.revoke(TicketId([5; 8])).unwrap();
+        if refused != "keys" {
+            assert!(store.distrust("a").unwrap());
+        }
+        if refused != "secrets" {
+            store.rotate().unwrap();
+        }
+        if refused != "acl" {
+            fs::write(store.path("acl"), "key:a list **\n").unwrap();
+        }
+        let after = rules_after_check(&access).await;
+        assert!(access.problem().unwrap().contains(refused), "{:?}", access.problem());
+        assert!(after.revoked.contains(&TicketId([5; 8])), "{refused}");
+        assert_eq!(
+            after.revoked.contains(&TicketId([1; 8])),
+            refused == "revoked",
+            "of a wrong file the good lines"
+        );
+        assert_eq!(after.revoked_keys.contains(&Fingerprint([1; 32])), refused != "keys", "{refused}");
+        assert_eq!(after.secrets != before.secrets, refused != "secrets", "{refused}");
+        assert_eq!(after.acl != before.acl, refused != "acl", "{refused}");
+        let revoked = format!("{} a\nrevoked {}\nhalf a line", Fingerprint([1; 32]), Fingerprint([2; 32]));
+        fs::write(store.path("keys"), revoked).unwrap();
+        assert!(rules_after_check(&access).await.revoked_keys.contains(&Fingerprint([2; 32])), "{refused}");
+        fs::set_permissions(store.path("keys"), fs::Permissions::from_mode(0o666)).unwrap();
+        let kept = rules_after_check(&access).await;
+        assert!(kept.revoked_keys.contains(&Fingerprint([2; 32])), "also when it cannot be read at all");
+    }
 }
 
 #[test]

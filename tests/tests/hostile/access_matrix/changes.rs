@@ -6,19 +6,22 @@ use super::{
         self, ClientIdentity, Rights, START_S, THEIRS, TRUSTED, authorities, claims, fingerprint, grant, key,
         reader, sealed, secret, set_clock,
     },
-    raw_client::{RawClient, Received, TRANSPORTS},
+    raw_client::{RawClient, Received, TRANSPORTS, tls_of},
     rights_to,
 };
-use crate::raw::{End, hello};
-use std::{collections::HashSet, sync::Arc};
+use crate::raw::{Connection, End, hello};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 use tensor_relay_protocol::{
     Claims, ClientMessage, CloseCode, EndReason, Glob, Hello, LaneId, ServerMessage, Subscribe, TicketId,
-    Token, Verbs, Welcome,
+    Token, Verbs, WATCHES_MAX, WatchId, Welcome, encode_client,
 };
 use tensor_relay_server::Rules;
 use tensor_relay_tests::pair::{publish, simulate, topic};
 use tensor_relay_transport::Transport;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 const UNAUTHORISED: Option<End> = Some(End::Closed(Some(CloseCode::Unauthorised), String::new()));
 
@@ -190,6 +193,68 @@ impl Change {
         (self.apply)(&mut changed);
         *rules = Arc::new(changed);
     }
+}
+
+/// Goal: an answer that is being sent follows a change of rights from its next message on. Method: many topics with long
+/// names, and a client that requests lists or watches and reads only after it has lost its right to list.
+#[test]
+fn answers_in_progress_follow_changes() {
+    const TOPICS: usize = 2_400;
+    simulate(3, async |sim| {
+        let mut fixture = Fixture::new(sim, &[]).await;
+        let set_acl_to = |fixture: &Fixture, acl: &str| {
+            fixture.rules.send_modify(|rules| {
+                let mut changed = (**rules).clone();
+                set_acl(&mut changed, acl);
+                *rules = Arc::new(changed);
+            });
+        };
+        for number in 0..TOPICS {
+            fixture.publish(&format!("{number}/{}", "x".repeat(200))).await;
+        }
+        let watches = (1..=WATCHES_MAX as u32)
+            .map(|id| ClientMessage::Watch { watch: WatchId(id), glob: Glob::new("**").unwrap() });
+        for (number, requests) in [(1, vec![ClientMessage::List; 16]), (2, watches.collect())] {
+            set_acl_to(&fixture, "key:trusted list **");
+            let tls = tls_of(Some(&key(TRUSTED)));
+            let connection = Connection::open_over(Transport::Quic, &fixture.sim, number, tls).await;
+            let mut control = connection.open_control().await.unwrap();
+            control
+                .write(&encode_client(ClientMessage::Hello(Hello { token: None, ..hello() })))
+                .await;
+            for request in requests {
+                control.write(&encode_client(request)).await;
+            }
+            sleep(ANSWER_WAIT).await;
+            set_acl_to(&fixture, "key:trusted subscribe **");
+            sleep(ANSWER_WAIT).await;
+            let mut received = Received::default();
+            while let Ok(Some(bytes)) = timeout(ANSWER_WAIT, control.read()).await {
+                received.control.extend(bytes);
+            }
+            let answers = names_in_answers(&received);
+            let cut_off = answers.iter().filter(|names| (1..TOPICS).contains(names));
+            assert!(cut_off.count() > 0, "{answers:?}");
+        }
+    });
+}
+
+/// The number of names in each list, or of each watch.
+fn names_in_answers(received: &Received) -> Vec<usize> {
+    let (mut lists, mut watches) = (vec![0], HashMap::<_, usize>::new());
+    for message in received.messages() {
+        match message {
+            ServerMessage::Topics { topics, more } => {
+                *lists.last_mut().unwrap() += topics.len();
+                if !more {
+                    lists.push(0);
+                }
+            }
+            ServerMessage::Found { watch, topics } => *watches.entry(watch).or_default() += topics.len(),
+            _ => {}
+        }
+    }
+    lists.into_iter().chain(watches.into_values()).collect()
 }
 
 /// A session, its further lane, and the `Welcome` that lets lanes join it.

@@ -63,6 +63,18 @@ impl Received {
     }
 }
 
+/// The TLS configuration of a client, optionally with a certificate.
+pub(super) fn tls_of(identity: Option<&ClientIdentity>) -> rustls::ClientConfig {
+    let mut tls = client_tls(aws_lc_rs::default_provider());
+    if let Some(ClientIdentity { chain, key }) = identity {
+        // The key need not match the certificate.
+        let key = aws_lc_rs::sign::any_supported_type(key).unwrap();
+        let certified = CertifiedKey::new(chain.clone(), key);
+        tls.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(certified));
+    }
+    tls
+}
+
 /// A connected client. Its connection ends when it is dropped.
 pub(super) struct RawClient {
     outgoing: mpsc::UnboundedSender<Vec<u8>>,
@@ -78,14 +90,7 @@ impl RawClient {
         transport: Transport,
         identity: Option<&ClientIdentity>,
     ) -> Self {
-        let mut tls = client_tls(aws_lc_rs::default_provider());
-        if let Some(ClientIdentity { chain, key }) = identity {
-            // The key need not match the certificate.
-            let key = aws_lc_rs::sign::any_supported_type(key).unwrap();
-            let certified = CertifiedKey::new(chain.clone(), key);
-            tls.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(certified));
-        }
-        let connection = Connection::open_over(transport, sim, number, tls).await;
+        let connection = Connection::open_over(transport, sim, number, tls_of(identity)).await;
         let (outgoing, queue) = mpsc::unbounded_channel();
         let received = Arc::<Mutex<Received>>::default();
         let _tasks = record(&connection, queue, &received);

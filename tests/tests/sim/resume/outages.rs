@@ -61,8 +61,8 @@ fn another_key_after_a_restart_is_not_final() {
         sleep(Duration::from_secs(20)).await;
         drop(imposter);
         let server = sim.server_again(server_config()).await;
-        publish(&server, &mut open(&server, 7), 2, 1000).await;
-        assert_eq!(subscription.next().await.unwrap().id().version, Version(2));
+        publish(&server, &mut open(&server, 8), 1, 1000).await;
+        assert_eq!(subscription.next().await.unwrap().id().epoch, Epoch(8));
         drop(server);
         let imposter = sim.with_key_of(99).server_again(server_config()).await;
         let error = subscription.next().await.unwrap_err();

@@ -53,7 +53,7 @@ impl Driver {
         let Self { shared, role, settings, queues, control, begun, mut closing } = self;
         let (read, write) = tokio::io::split(secured.stream);
         let mut reader = Reader {
-            inbox: Inbox::new(read, secured.opener),
+            inbox: Inbox::new(read, secured.opener, role),
             shared: Arc::clone(&shared),
             role,
             settings,

@@ -211,3 +211,24 @@ impl RustlsConnection for UnbufferedServerConnection {
 fn record_error(error: RecordError) -> rustls::Error {
     rustls::Error::General(error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a stranger's handshake takes bounded memory. Method: a header that announces too long a record, and one that
+    /// exceeds the buffer; both are refused before a byte of the record.
+    #[tokio::test]
+    async fn long_handshakes_are_refused_at_the_header() {
+        for (buffered, bytes, kind) in [
+            (0, RECORD_BYTES_MAX, io::ErrorKind::UnexpectedEof),
+            (0, RECORD_BYTES_MAX + 1, io::ErrorKind::InvalidData),
+            (BUFFERED_BYTES_MAX - 100, 100, io::ErrorKind::UnexpectedEof),
+            (BUFFERED_BYTES_MAX - 100, 101, io::ErrorKind::InvalidData),
+        ] {
+            let header = [&[0x16, 3, 1][..], &(bytes as u16).to_be_bytes()].concat();
+            let error = read_record(&mut &header[..], &mut vec![0; buffered]).await.unwrap_err();
+            assert_eq!(error.kind(), kind, "{buffered} {bytes}");
+        }
+    }
+}

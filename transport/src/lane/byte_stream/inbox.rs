@@ -5,16 +5,18 @@ use std::{io, ops::Range, sync::Arc, time::Duration};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::{
+    Role,
     records::{HEADER_BYTES, Opened, Opener, RecordError, opened_bytes, record_bytes},
     segment::{Assembler, Received, SegmentError},
     stream::Stream,
 };
 
 /// The maximum length of a read. A quarter of that is 10 % slower; four times as much gains nothing.
-pub(super) const READ_BYTES_MAX: usize = 256 << 10;
+const READ_BYTES_MAX: usize = 256 << 10;
 
-/// The initial length of reads: more than the longest record, and enough for a server, which receives little.
-const READ_BYTES_MIN: usize = 32 << 10;
+/// The initial length of reads: more than the longest record, and enough for a server, which receives little. So an
+/// unauthenticated client cannot make its buffer grow.
+pub(super) const READ_BYTES_MIN: usize = 32 << 10;
 
 /// Why there is no next segment.
 #[derive(Debug)]
@@ -34,8 +36,9 @@ pub(super) struct Inbox<R> {
     read: R,
     opener: Opener,
     assembler: Assembler,
-    /// The read buffer. Grows when a read has filled it, and never shrinks.
+    /// The read buffer. Grows when a read has filled it, up to `bytes_max`, and never shrinks.
     bytes: Vec<u8>,
+    bytes_max: usize,
     /// The encrypted part of `bytes`.
     wire: Range<usize>,
     /// The part of `bytes` decrypted in place and not yet assembled.
@@ -43,9 +46,13 @@ pub(super) struct Inbox<R> {
 }
 
 impl<R: AsyncRead + Unpin> Inbox<R> {
-    pub(super) fn new(read: R, opener: Opener) -> Self {
-        let bytes = vec![0; READ_BYTES_MIN];
-        Self { read, opener, assembler: Assembler::default(), bytes, wire: 0..0, plain: 0..0 }
+    pub(super) fn new(read: R, opener: Opener, role: Role) -> Self {
+        let bytes_max = match role {
+            Role::Client => READ_BYTES_MAX,
+            Role::Server => READ_BYTES_MIN,
+        };
+        let (bytes, assembler) = (vec![0; READ_BYTES_MIN], Assembler::default());
+        Self { read, opener, assembler, bytes, bytes_max, wire: 0..0, plain: 0..0 }
     }
 
     /// Waits for the next segment. One that continues the `current` data stream is decrypted into the buffer lent by
@@ -121,7 +128,7 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
             Ok(Ok(0)) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(read) => {
                 self.wire.end += read?;
-                if self.wire.end == self.bytes.len() && self.wire.end < READ_BYTES_MAX {
+                if self.wire.end == self.bytes.len() && self.wire.end < self.bytes_max {
                     self.bytes.resize(2 * self.wire.end, 0);
                 }
                 Ok(())
@@ -134,5 +141,24 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
 impl<R> Inbox<R> {
     pub(super) fn into_read(self) -> R {
         self.read
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::records::tests::pair, *};
+
+    /// Clients send as much as they like, also before their login.
+    #[tokio::test]
+    async fn only_a_client_has_a_large_buffer() {
+        for (role, max) in [(Role::Client, READ_BYTES_MAX), (Role::Server, READ_BYTES_MIN)] {
+            let [(_, opener), _] = pair(1);
+            let mut inbox = Inbox::new(tokio::io::repeat(0), opener, role);
+            for _ in 0..10 {
+                inbox.wire = 0..0;
+                inbox.read_more(Duration::from_secs(1)).await.unwrap();
+            }
+            assert_eq!(inbox.bytes.len(), max, "{role:?}");
+        }
     }
 }

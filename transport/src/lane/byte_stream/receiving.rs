@@ -18,10 +18,7 @@ use super::{
     Connection, LaneError,
     stream::{Stream, StreamEnd, StreamIn},
 };
-use crate::{
-    receive_buffer::ReceiveBuffer,
-    tuning::{SERVER_WINDOW_BYTES, WINDOW_RESERVE_BYTES},
-};
+use crate::{receive_buffer::ReceiveBuffer, tuning::WINDOW_RESERVE_BYTES};
 
 /// The overhead counted for each segment, so that empty ones are bounded.
 const SEGMENT_COST_BYTES: u64 = 256;
@@ -29,13 +26,17 @@ const SEGMENT_COST_BYTES: u64 = 256;
 /// The size of reads from the control stream; a frame is at most 64 KiB and usually below 100 bytes.
 const CONTROL_READ_BYTES: usize = 4 << 10;
 
-/// The pipe from the driver to the reader of the control stream. It holds as many bytes as a server's window over QUIC.
-/// While it is full, the driver does not read the connection.
+/// The size of the pipe from the driver to the reader of the control stream: both run often enough for little. It counts
+/// for each client that has not logged in yet.
+pub(super) const CONTROL_PIPE_BYTES: usize = 16 << 10;
+
+/// The pipe from the driver to the reader of the control stream. While it is full, the driver does not read the
+/// connection.
 pub(super) type ControlPipe = DuplexStream;
 
 /// Both ends of a new control pipe.
 pub(super) fn control_pipe() -> (ControlPipe, ControlPipe) {
-    tokio::io::duplex(SERVER_WINDOW_BYTES as usize)
+    tokio::io::duplex(CONTROL_PIPE_BYTES)
 }
 
 /// The number of received data bytes that are queued for readers, and its limit.

@@ -349,4 +349,4 @@ impl Key {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

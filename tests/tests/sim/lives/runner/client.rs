@@ -249,7 +249,7 @@ fn end_of(error: &SubscriptionError) -> End {
         SubscriptionError::Ended { reason: EndReason::Withdrawn, .. }
         | SubscriptionError::NotFound { .. } => End::Explained,
         SubscriptionError::Disconnected { source, .. }
-            if matches!(**source, ClientError::NotReconnected { .. }) =>
+            if matches!(**source, ClientError::NotReconnected { .. } | ClientError::NoProgress { .. }) =>
         {
             End::Explained
         }

@@ -42,7 +42,7 @@ impl NextSecrets for Counted {
 }
 
 /// Two connected peers.
-fn pair(records_per_key: u64) -> [(Sealer, Opener); 2] {
+pub(in super::super) fn pair(records_per_key: u64) -> [(Sealer, Opener); 2] {
     [(1, 2), (2, 1)].map(|(sealing, opening)| {
         let secrets = ExtractedSecrets { tx: (0, counted(sealing)), rx: (0, counted(opening)) };
         records(secrets, Counted { sealing, opening }, records_per_key).unwrap()
@@ -244,6 +244,17 @@ fn too_many_records_without_data_are_refused() {
             }
         }
     }
+}
+
+/// A key seals as many records as it may, the last of which updates it.
+#[test]
+fn a_key_is_updated_at_its_limit() {
+    let [(mut sealer, _), _] = pair(4);
+    let plain = seal(&mut sealer, b"x").len();
+    let has_update: Vec<_> = (0..8).map(|_| seal(&mut sealer, b"x").len() > plain).collect();
+    assert_eq!(has_update, [false, false, true, false, false, true, false, false]);
+    // RFC 8446 §5.5: at most 2^24.5 full records with AES-GCM.
+    assert!(RECORDS_PER_KEY_MAX <= 1 << 24);
 }
 
 /// A requested key update is sent once, before the next data.

@@ -1,0 +1,183 @@
+//! [`Shares`]: a bounded number of places, of which no holder can take those of the others.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::Hash,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio::sync::oneshot;
+
+/// Places of one kind, by holder: a network, or a principal. Cheap to clone.
+#[derive(Debug)]
+pub(crate) struct Shares<H>(Arc<Mutex<Taken<H>>>);
+
+impl<H> Clone for Shares<H> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+#[derive(Debug)]
+struct Taken<H> {
+    max: usize,
+    next_number: u64,
+    /// The holder of each place and its signal of eviction, in the order of arrival.
+    by_age: BTreeMap<u64, (H, oneshot::Sender<()>)>,
+    by_holder: HashMap<H, usize>,
+}
+
+/// A taken place, until this is dropped.
+#[derive(Debug)]
+#[must_use = "it is counted until this is dropped"]
+pub struct Place<H: Clone + Eq + Hash> {
+    shares: Shares<H>,
+    number: u64,
+}
+
+/// Signals that a place was taken away.
+#[derive(Debug)]
+pub struct Eviction(oneshot::Receiver<()>);
+
+impl<H: Clone + Eq + Hash> Shares<H> {
+    /// `max` places.
+    pub(crate) fn new(max: usize) -> Self {
+        let taken = Taken { max, next_number: 0, by_age: BTreeMap::new(), by_holder: HashMap::new() };
+        Self(Arc::new(Mutex::new(taken)))
+    }
+
+    /// Gives a place to `holder`. If all are taken, that is the oldest of the holder with the most.
+    pub(crate) fn enter(&self, holder: H) -> (Place<H>, Eviction) {
+        let mut taken = self.taken();
+        if taken.by_age.len() >= taken.max
+            && let Some((most, _)) = taken.most()
+        {
+            taken.evict(|taken| {
+                let has_most = |holder| taken.by_holder.get(holder) == Some(&most);
+                taken.by_age.iter().find(|(_, (holder, _))| has_most(holder))
+            });
+        }
+        self.give(taken, holder)
+    }
+
+    /// Gives a place to `holder`, if one is free, or if another holder would still have as many with one fewer: then
+    /// that one loses its newest place.
+    pub(crate) fn enter_fairly(&self, holder: H) -> Option<(Place<H>, Eviction)> {
+        let mut taken = self.taken();
+        if taken.by_age.len() >= taken.max {
+            let own = taken.by_holder.get(&holder).copied().unwrap_or_default();
+            let (_, greedy) = taken.most().filter(|(most, _)| *most > own + 1)?;
+            taken.evict(|taken| taken.by_age.iter().rev().find(|(_, (holder, _))| *holder == greedy));
+        }
+        Some(self.give(taken, holder))
+    }
+
+    fn give(&self, mut taken: MutexGuard<'_, Taken<H>>, holder: H) -> (Place<H>, Eviction) {
+        let (signal, signalled) = oneshot::channel();
+        let number = taken.next_number;
+        taken.next_number += 1;
+        *taken.by_holder.entry(holder.clone()).or_default() += 1;
+        taken.by_age.insert(number, (holder, signal));
+        (Place { shares: self.clone(), number }, Eviction(signalled))
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken<H>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An entry of [`Taken::by_age`].
+type Entry<'a, H> = (&'a u64, &'a (H, oneshot::Sender<()>));
+
+impl<H: Clone + Eq + Hash> Taken<H> {
+    /// The largest number of places of a holder, and that holder.
+    fn most(&self) -> Option<(usize, H)> {
+        let most = self.by_holder.iter().max_by_key(|(_, count)| **count);
+        most.map(|(holder, count)| (*count, holder.clone()))
+    }
+
+    fn evict(&mut self, choose: impl FnOnce(&Self) -> Option<Entry<'_, H>>) {
+        let chosen = choose(self).map(|(number, _)| *number);
+        if let Some(signal) = chosen.and_then(|number| self.remove(number)) {
+            let _ = signal.send(()); // Its holder may have left.
+        }
+    }
+
+    fn remove(&mut self, number: u64) -> Option<oneshot::Sender<()>> {
+        let (holder, signal) = self.by_age.remove(&number)?;
+        if let Some(count) = self.by_holder.get_mut(&holder) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_holder.remove(&holder);
+            }
+        }
+        Some(signal)
+    }
+}
+
+impl<H: Clone + Eq + Hash> Drop for Place<H> {
+    fn drop(&mut self) {
+        self.shares.taken().remove(self.number);
+    }
+}
+
+impl Eviction {
+    /// Waits until the place is taken away; never returns once it was given back. Cancel safe.
+    pub async fn evicted(&mut self) {
+        if (&mut self.0).await.is_err() {
+            std::future::pending().await
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX: usize = 100;
+
+    fn is_evicted(eviction: &mut Eviction) -> bool {
+        eviction.0.try_recv().is_ok()
+    }
+
+    #[test]
+    fn the_holder_with_the_most_is_evicted_first() {
+        let shares = Shares::new(MAX);
+        let (good, mut good_eviction) = shares.enter(1);
+        let mut bad: Vec<_> = (0..MAX - 1).map(|_| shares.enter(2)).collect();
+        assert!(bad.iter_mut().all(|(_, eviction)| !is_evicted(eviction)));
+        let (other, mut other_eviction) = shares.enter(3);
+        assert!(is_evicted(&mut bad[0].1), "the oldest of the holder with the most");
+        assert!(!is_evicted(&mut good_eviction) && !is_evicted(&mut other_eviction));
+        bad.push(shares.enter(2));
+        assert!(is_evicted(&mut bad[1].1) && !is_evicted(&mut good_eviction), "also for its own new one");
+        drop((good, bad, other));
+        let taken = shares.taken();
+        assert!(taken.by_age.is_empty() && taken.by_holder.is_empty());
+    }
+
+    #[test]
+    fn among_equals_the_oldest_is_evicted() {
+        let shares = Shares::new(MAX);
+        let each: Vec<_> = (0..MAX).map(|holder| shares.enter(holder)).collect();
+        let _one_more = shares.enter(MAX);
+        let evicted: Vec<_> = each.into_iter().map(|(_, mut eviction)| is_evicted(&mut eviction)).collect();
+        assert!(evicted[0] && !evicted[1..].contains(&true));
+    }
+
+    /// A holder gets places at the cost of others until none has two more than it, newest first.
+    #[test]
+    fn fair_places_are_taken_from_the_greedy_only() {
+        let shares = Shares::new(8);
+        let mut greedy: Vec<_> = (0..8).map(|_| shares.enter_fairly("greedy").unwrap()).collect();
+        assert!(shares.enter_fairly("greedy").is_none(), "its own are all that it gets");
+        let others: Vec<_> = (0..4).map(|_| shares.enter_fairly("other").unwrap()).collect();
+        assert!(shares.enter_fairly("other").is_none() && shares.enter_fairly("greedy").is_none());
+        let evicted: Vec<_> = greedy.iter_mut().map(|(_, eviction)| is_evicted(eviction)).collect();
+        assert_eq!(evicted, [false, false, false, false, true, true, true, true], "the newest");
+        drop((greedy, others));
+        assert!(shares.enter_fairly("third").is_some());
+        let single = Shares::new(1);
+        let _only = single.enter_fairly("one").unwrap();
+        assert!(single.enter_fairly("other").is_none(), "nobody loses its only place");
+    }
+}
