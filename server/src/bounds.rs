@@ -242,7 +242,7 @@ mod tests {
         let few = Config { sessions_max: 1, lanes_max: 1, subscriptions_max: 1, ..Config::default() };
         let more = Config { sessions_max: 2, lanes_max: 2, ..few.clone() };
         let added = more.memory_bytes_max() - few.memory_bytes_max();
-        let lane = LaneKind::Tcp.memory_bytes_max();
+        let lane = LaneKind::Tcp.memory_bytes_max().max(LaneKind::Quic.memory_bytes_max());
         assert_eq!(added, 3 * lane + SUBSCRIPTIONS_PER_SESSION * SUBSCRIPTION_BYTES);
         let endless = Config { sessions_max: usize::MAX, encoded_bytes: u64::MAX, ..Config::default() };
         assert_eq!(endless.memory_bytes_max(), u64::MAX);

@@ -99,11 +99,11 @@ impl Places {
         Some(reader)
     }
 
-    /// Gives the place of a reader up, if it has a name. `version` is the first one that it has not acknowledged; its
-    /// reader is told when it returns.
-    pub(crate) fn give_up(&mut self, reader: ReaderId, version: VersionKey) {
+    /// Gives the place of a reader up, if it has a name. `version` is the first one that it has not acknowledged, if there
+    /// is one; its reader is told when it returns.
+    pub(crate) fn give_up(&mut self, reader: ReaderId, version: Option<VersionKey>) {
         let given_up = self.by_name.extract_if(|_, place| place.reader == reader);
-        self.given_up.extend(given_up.map(|(name, _)| (name, version)));
+        self.given_up.extend(given_up.filter_map(|(name, _)| Some((name, version?))));
         self.given_up.drain(..self.given_up.len().saturating_sub(LOST_MAX));
     }
 
@@ -169,7 +169,7 @@ mod tests {
         places.handle_lost(&named("a"), second, now);
         assert_eq!(places.expired(now + LINGER_DURATION, LINGER_DURATION), [reader]);
         let version = (Epoch(1), Version(7));
-        places.give_up(reader, version);
+        places.give_up(reader, Some(version));
         assert_eq!(places.reader(&named("a")), None);
         assert_eq!(places.take_given_up(&named("b")), None);
         assert_eq!([0, 1].map(|_| places.take_given_up(&named("a"))), [Some(version), None]);
@@ -187,12 +187,12 @@ mod tests {
             let lost = places.handle_lost(&name, holder, now + Duration::from_millis(i));
             if let Some(reader) = lost {
                 given_up += retention.leave(reader) as usize;
-                places.give_up(reader, (Epoch(1), Version(i)));
+                places.give_up(reader, Some((Epoch(1), Version(i))));
             }
         }
         assert_eq!((places.by_name.len(), given_up), (LOST_MAX, 10));
         for reader in places.expired(now + LINGER_DURATION * 2, LINGER_DURATION) {
-            places.give_up(reader, (Epoch(1), Version(1)));
+            places.give_up(reader, Some((Epoch(1), Version(1))));
         }
         assert_eq!((places.by_name.len(), places.given_up.len()), (0, LOST_MAX));
     }

@@ -481,12 +481,12 @@ impl State {
 
     /// Gives up the place of a reader; returns whether it had one. A named reader is told when it returns.
     fn give_up(&mut self, reader: ReaderId) -> bool {
-        let Some(place) = self.retention.place(reader) else { return false };
-        let first = self.retention.first_from(place).map(|(_, retained)| &retained.id);
+        let place = self.retention.place(reader);
+        let first = place
+            .and_then(|place| self.retention.first_from(place))
+            .map(|(_, retained)| &retained.id);
         let next = self.last.map(|(epoch, last)| (epoch, last.next()));
-        if let Some(version) = first.map(|id| (id.epoch, id.version)).or(next) {
-            self.places.give_up(reader, version);
-        }
+        self.places.give_up(reader, first.map(|id| (id.epoch, id.version)).or(next));
         self.retention.leave(reader)
     }
 

@@ -76,7 +76,7 @@ fn a_watched_topic_continues_after_a_lost_version() {
     transfer
         .subscriber
         .wait()
-        .expect_error(5, &["could not be read", "no other version was received", "within 2000 ms"]);
+        .expect_error(5, &["its publisher wrote to", "no other version was received", "within 2000 ms"]);
     transfer
         .home
         .run(&["subscribe", &ticket, "--once", "--wait=1"])

@@ -188,23 +188,26 @@ fn a_cancelled_publish_leaves_nothing() {
     });
 }
 
-/// Goal: the commits of each version are counted over all subscribers; the memory of a staged version's producer is
+/// Goal: the commits of each version are counted over all consumers; the memory of a staged version's producer is
 /// released at once.
-/// Method: three subscribers, one of which is late; then wait for another commit of a version that has been replaced.
+/// Method: three clients, one of which is late; then wait for another commit of a version that has been replaced.
 #[test]
 fn staged_tensors_are_released_at_once() {
     simulate(9, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, retaining(1));
-        let client = sim.client(1, client_config()).await.unwrap();
-        let mut one = client.subscribe(&topic("t")).await.unwrap();
-        let mut two = client.subscribe_to(Request::every(topic("t"))).await.unwrap();
-        client.list().await.unwrap();
+        let mut clients = vec![];
+        for number in 1..4 {
+            clients.push(sim.client(number, client_config()).await.unwrap());
+        }
+        let mut one = clients[0].subscribe(&topic("t")).await.unwrap();
+        let mut two = clients[1].subscribe_to(Request::every(topic("t"))).await.unwrap();
+        clients[1].list().await.unwrap();
         let mut first = publish(&server, &mut publisher, 1, 1000).await;
         assert!(first.is_released() && first.released(Duration::ZERO).await);
         assert!(first.committed(2, Duration::from_secs(1)).await);
         assert!(!first.committed(3, Duration::from_secs(60)).await, "a subscriber may still come");
-        let mut three = client.subscribe(&topic("t")).await.unwrap();
+        let mut three = clients[2].subscribe(&topic("t")).await.unwrap();
         assert!(first.committed(3, Duration::from_secs(1)).await);
         for subscription in [&mut one, &mut two, &mut three] {
             assert_eq!(next(subscription).await.0, 1);

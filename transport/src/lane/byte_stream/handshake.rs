@@ -98,8 +98,9 @@ async fn advance(
 ) -> io::Result<Step> {
     let next = step(connection, incoming, out);
     if let Err(error) = next {
-        incoming.clear(); // rustls must not see again what it refused: a debug build panics.
-        let _ = step(connection, incoming, out); // Encodes the alert.
+        if !matches!(error, rustls::Error::AlertReceived(_)) {
+            encode_alert(connection, incoming, out);
+        }
         let _ = stream.write_all(out).await;
         let _ = stream.shutdown().await;
         return Err(tls_error(error));
@@ -161,6 +162,14 @@ fn step(
             (true, true) => return Ok(Step::Read),
             (false, _) => {}
         }
+    }
+}
+
+/// Encodes the alert for a record that was refused. rustls returns it before it reads its input, which it must not read
+/// again: parts of a refused message are recorded as received.
+fn encode_alert(connection: &mut impl RustlsConnection, incoming: &mut [u8], out: &mut Vec<u8>) {
+    if let Ok(ConnectionState::EncodeTlsData(mut record)) = connection.process(incoming).state {
+        let _ = encode(&mut record, out); // Without the alert, the peer sees that the connection is closed.
     }
 }
 
