@@ -288,11 +288,7 @@ impl Every {
 
     /// The number of versions before `seq` that the client may still acknowledge.
     fn unacknowledged(&mut self, seq: Seq) -> usize {
-        let unacknowledged = self.reader.unacknowledged(seq, &self.given_up);
-        if unacknowledged == 0 {
-            self.given_up.clear();
-        }
-        unacknowledged
+        self.reader.unacknowledged(seq, &mut self.given_up)
     }
 
     /// Skips versions that the client has; records those that it had acknowledged.

@@ -167,14 +167,12 @@ impl<T> Retention<T> {
     }
 
     /// The number of retained versions before `seq` that a reader has not acknowledged, without those in `given_up`.
-    pub(crate) fn unacknowledged(&self, reader: ReaderId, seq: Seq, given_up: &[Seq]) -> usize {
-        let place = self.place(reader).filter(|place| *place < seq);
-        place.map_or(0, |place| {
-            self.versions
-                .range(place..seq)
-                .filter(|(seq, _)| !given_up.contains(seq))
-                .count()
-        })
+    /// Removes from these what the reader has passed.
+    pub(crate) fn unacknowledged(&self, reader: ReaderId, seq: Seq, given_up: &mut Vec<Seq>) -> usize {
+        let place = self.place(reader).unwrap_or(seq).min(seq);
+        given_up.retain(|given_up| *given_up >= place);
+        let versions = self.versions.range(place..seq);
+        versions.filter(|(seq, _)| !given_up.contains(seq)).count()
     }
 
     /// Whether a version is retained, and stays when one of `bytes` is added.
@@ -254,7 +252,7 @@ mod tests {
         assert_eq!(retention.withdraw(seq), None);
         let (next, _) = retention.push(2, 1).unwrap();
         assert_eq!(retention.first_from(seq), Some((next, &2)), "the reader continues with the next version");
-        assert_eq!(retention.unacknowledged(reader, next.next(), &[]), 1);
+        assert_eq!(retention.unacknowledged(reader, next.next(), &mut vec![]), 1);
     }
 
     #[derive(Debug, Clone, Copy)]

@@ -135,9 +135,12 @@ pub fn difference(snapshot: &Snapshot, version: u64) -> Option<String> {
         return Some(format!("the metadata of version {version} is {:?}", snapshot.metadata()));
     }
     let mut owners = HashMap::new();
-    snapshot.tensors().find_map(|(tensor, bytes)| {
+    for tensor in snapshot.manifest().tensors() {
         // Aliases come after the tensor whose bytes they share.
-        let name = *owners.entry(tensor.range()).or_insert(tensor.name.as_str());
+        owners.entry(tensor.range()).or_insert(tensor.name.as_str());
+    }
+    snapshot.tensors().find_map(|(tensor, bytes)| {
+        let name = owners[&tensor.range()];
         let is_same = bytes.len() as u64 == tensor.byte_len() && has_content(name, version, &bytes);
         (!is_same).then(|| format!("{name} is not as published in version {version}"))
     })

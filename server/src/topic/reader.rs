@@ -100,7 +100,7 @@ impl Reader {
     }
 
     /// The number of unacknowledged versions before `seq`, without those in `given_up`.
-    pub(crate) fn unacknowledged(&self, seq: Seq, given_up: &[Seq]) -> usize {
+    pub(crate) fn unacknowledged(&self, seq: Seq, given_up: &mut Vec<Seq>) -> usize {
         self.topic.state().retention.unacknowledged(self.id, seq, given_up)
     }
 

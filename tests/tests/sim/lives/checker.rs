@@ -286,8 +286,9 @@ impl Breaches {
             let may_fall = history.was_restored_before(*at);
             match event {
                 Event::Gap { after, found } => {
-                    // A named reader may have lost the place that an earlier process had.
-                    let lost_place = reader.is_named && last.is_none();
+                    // A reader may have lost the place that an earlier process, or its own lost connection, had.
+                    let had_place = reader.is_named || !reader.cuts_ms.is_empty();
+                    let lost_place = had_place && last.is_none();
                     self.check(lost_place || (*after == last && last.is_some()), Promise::GapFree, || {
                         format!(
                             "reader {number}: a gap after {after:?} is reported, but {last:?} was received"

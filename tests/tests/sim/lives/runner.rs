@@ -38,6 +38,9 @@ const LIFE_DURATION: Duration = Duration::from_secs(330);
 /// of that reader to expire.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(45);
 
+/// The longest time for which reads fail.
+const READS_FAIL_FOR: Duration = Duration::from_secs(100);
+
 /// The recorder of the history, shared by all clients.
 #[derive(Clone)]
 struct Log {
@@ -173,7 +176,7 @@ impl<'a> Runner<'a> {
             Operation::Stop { silently } => self.stop(silently).await,
             Operation::Start { state } => self.start(state).await,
             Operation::BackUp => self.topics.iter_mut().for_each(|state| state.backup = state.numbers),
-            Operation::FailReads { failing } => self.reads.set_failing(failing),
+            Operation::FailReads { failing } => self.fail_reads(failing),
             Operation::Join { client, tcp, lanes, kind, pause_ms, terms } => {
                 self.principals.issue(&self.log, client, terms);
                 let options = client::ClientOptions { tcp, lanes, kind, pause_ms };
@@ -370,6 +373,16 @@ impl<'a> Runner<'a> {
             log.history().published.push(published.clone());
         }
         Some(published)
+    }
+
+    /// Lets reads fail for a while, or succeed again. Clients without a version wait only a little longer than a life.
+    fn fail_reads(&self, failing: bool) {
+        self.reads.set_failing(failing);
+        let reads = self.reads.clone();
+        tokio::spawn(async move {
+            sleep(READS_FAIL_FOR).await;
+            reads.set_failing(false);
+        });
     }
 
     fn withdraw(&mut self, number: usize) {

@@ -98,9 +98,7 @@ async fn advance(
 ) -> io::Result<Step> {
     let next = step(connection, incoming, out);
     if let Err(error) = next {
-        if !matches!(error, rustls::Error::AlertReceived(_)) {
-            encode_alert(connection, incoming, out);
-        }
+        encode_alert(connection, incoming, out);
         let _ = stream.write_all(out).await;
         let _ = stream.shutdown().await;
         return Err(tls_error(error));
@@ -165,10 +163,12 @@ fn step(
     }
 }
 
-/// Encodes the alert for a record that was refused. rustls returns it before it reads its input, which it must not read
-/// again: parts of a refused message are recorded as received.
+/// Encodes the alert for a record that was refused, if there is one. rustls returns it before it reads its input, which it
+/// must not read again: it would panic, as it has recorded parts of the refused message.
 fn encode_alert(connection: &mut impl RustlsConnection, incoming: &mut [u8], out: &mut Vec<u8>) {
-    if let Ok(ConnectionState::EncodeTlsData(mut record)) = connection.process(incoming).state {
+    if connection.wants_write()
+        && let Ok(ConnectionState::EncodeTlsData(mut record)) = connection.process(incoming).state
+    {
         let _ = encode(&mut record, out); // Without the alert, the peer sees that the connection is closed.
     }
 }
