@@ -99,7 +99,8 @@ fn code_of_client_error(error: &ClientError) -> Exit {
             | ConnectError::TcpFailed { .. }
             | ConnectError::NoAnswer { .. }
             | ConnectError::Resolve { .. }
-            | ConnectError::Refused { .. },
+            | ConnectError::Refused { .. }
+            | ConnectError::Incompatible { .. },
         ) => Exit::Unreachable,
         ClientError::Connect(ConnectError::Lane(_)) => Exit::Unreachable,
         ClientError::Refused(_) => Exit::Unreachable,

@@ -74,8 +74,20 @@ pub(crate) fn queue_from_now_on(as_json: bool) -> io::Result<()> {
 /// # Errors
 /// [`StdoutClosed`] when this write failed, or an earlier queued one.
 pub(crate) fn line(text: &str) -> Result<(), StdoutClosed> {
+    line_within(text, QUEUE_MAX_BYTES)
+}
+
+/// Writes a line to stdout, or queues it however many wait. For callers that wait until it is [`written`].
+///
+/// # Errors
+/// As [`line`].
+pub(crate) fn kept_line(text: &str) -> Result<(), StdoutClosed> {
+    line_within(text, usize::MAX)
+}
+
+fn line_within(text: &str, queue_max_bytes: usize) -> Result<(), StdoutClosed> {
     if let Some(queues) = QUEUES.get() {
-        queues.out.push(Stream::Out, format!("{text}\n").into_bytes());
+        queues.out.push(Stream::Out, format!("{text}\n").into_bytes(), queue_max_bytes);
         return queues.out.state().failure.clone().map_or(Ok(()), Err);
     }
     let mut out = io::stdout().lock();
@@ -137,7 +149,7 @@ pub(crate) struct Stderr;
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match QUEUES.get() {
-            Some(queues) => queues.err.push(Stream::Err, bytes.to_vec()),
+            Some(queues) => queues.err.push(Stream::Err, bytes.to_vec(), QUEUE_MAX_BYTES),
             None => drop(io::stderr().write_all(bytes)),
         }
         Ok(bytes.len())
@@ -194,9 +206,10 @@ impl Queue {
         Ok(queue)
     }
 
-    fn push(&self, stream: Stream, line: Vec<u8>) {
+    /// Adds a line, unless more than `max_bytes` would wait then. A line for an empty queue is always added.
+    fn push(&self, stream: Stream, line: Vec<u8>, max_bytes: usize) {
         let mut state = self.state();
-        if state.bytes > 0 && state.bytes + line.len() > QUEUE_MAX_BYTES {
+        if state.bytes > 0 && state.bytes + line.len() > max_bytes {
             state.dropped += 1;
             return;
         }
@@ -317,7 +330,7 @@ mod tests {
             let (queue, permit, lines) = stuck_queue(as_json);
             let line = vec![b'x'; QUEUE_MAX_BYTES / 8];
             let pushed = 100;
-            (0..pushed).for_each(|_| queue.push(Stream::Out, line.clone())); // Returns immediately.
+            (0..pushed).for_each(|_| queue.push(Stream::Out, line.clone(), QUEUE_MAX_BYTES)); // Returns immediately.
             drop(permit);
             let (mut written, mut dropped) = (0, 0);
             while written + dropped < pushed {
@@ -346,7 +359,7 @@ mod tests {
         queue.state().status = "50 %".into();
         queue.changed.notify_all();
         assert_eq!(lines.recv().unwrap(), (Stream::Err, "50 %".into()));
-        queue.push(Stream::Out, b"a line\n".to_vec());
+        queue.push(Stream::Out, b"a line\n".to_vec(), QUEUE_MAX_BYTES);
         let next: Vec<_> = (0..3).map(|_| lines.recv().unwrap().1).collect();
         assert_eq!(next, [CLEAR_LINE, "a line\n", "50 %"]);
     }

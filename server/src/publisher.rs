@@ -193,7 +193,7 @@ impl Publisher {
     /// Adds a version once no reader blocks it, evicting readers if necessary.
     async fn push(&self, mut retained: Retained) -> Result<Pushed, PublishError> {
         let deadline = Instant::now() + self.options.publish_timeout;
-        let mut room = self.topic.room();
+        let (mut room, mut is_reported) = (self.topic.room(), false);
         loop {
             room.mark_unchanged();
             self.check_not_expired()?;
@@ -207,6 +207,9 @@ impl Publisher {
             if is_late && self.options.when_full == WhenFull::Evict {
                 self.evict(&retained.id, &readers);
                 continue;
+            }
+            if is_late && !std::mem::replace(&mut is_reported, true) {
+                self.report_waiting(&retained.id, readers.len());
             }
             let until = [recheck_at, (!is_late).then_some(deadline)].into_iter().flatten().min();
             let recheck = async {
@@ -247,6 +250,15 @@ impl Publisher {
             version = %id, evicted, waited_ms = self.options.publish_timeout.as_millis(),
             "Readers did not keep up and were evicted, so that a version could be published."
         );
+    }
+
+    /// Reports a publish that waits without limit. A slow reader in mode `every` then holds up those in mode `latest` too.
+    fn report_waiting(&self, id: &VersionId, readers: usize) {
+        let problem = format!(
+            "{id} waits for {readers} readers in mode `every`, which have not received the oldest retained version"
+        );
+        tracing::warn!("{problem}. Until then nobody receives it (--when-full block).");
+        self.topic.set_problem(Some(problem));
     }
 
     fn check_not_expired(&self) -> Result<(), PublishError> {

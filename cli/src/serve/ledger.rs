@@ -8,7 +8,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File, Metadata, TryLockError},
     io::{self, Write},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -192,7 +192,8 @@ fn locked(content: &Mutex<Content>) -> MutexGuard<'_, Content> {
 /// Opens and locks the file at `path`, which is created if it is missing. The folder itself is not locked, because NFS
 /// locks only files that are open for writing.
 fn open_locked(path: &Path) -> Result<File, TryLockError> {
-    let file = File::options().create(true).truncate(false).write(true).open(path);
+    // Private: who can open it can lock it.
+    let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path);
     let file = file.map_err(TryLockError::Error)?;
     file.try_lock()?;
     Ok(file)

@@ -75,8 +75,9 @@ impl Follower {
             let (id, skipped) = (snapshot.id(), snapshot.skipped());
             self.followed
                 .committed(id, snapshot.payload_bytes(), skipped, &snapshot.receipt());
-            report::committed(self.args.json, &snapshot, path.as_deref(), &lanes)?;
-            if self.must_be_read() {
+            let must_be_read = self.must_be_read();
+            report::committed(self.args.json, must_be_read, &snapshot, path.as_deref(), &lanes)?;
+            if must_be_read {
                 output::written().await?;
             }
             if let Some(command) = &self.args.exec {

@@ -52,9 +52,11 @@ fn carried_chunks(lane: &Value) -> bool {
     lane["received_bytes"].as_u64().is_some_and(|bytes| bytes > IDLE_BYTES)
 }
 
-/// Reports a received version and its `lanes`, and warns of generations that the server could not publish.
+/// Reports a received version and its `lanes`, and warns of generations that the server could not publish. The line is
+/// never dropped if it `must_be_read`; the caller then waits for it.
 pub(crate) fn committed(
     as_json: bool,
+    must_be_read: bool,
     snapshot: &Snapshot,
     saved: Option<&Path>,
     lanes: &[Value],
@@ -72,7 +74,10 @@ pub(crate) fn committed(
         true => as_object(snapshot, saved, lanes),
         false => as_text(snapshot, saved, lanes.iter().filter(|lane| carried_chunks(lane)).count()),
     };
-    output::line(&line)
+    match must_be_read {
+        true => output::kept_line(&line),
+        false => output::line(&line),
+    }
 }
 
 /// Warns of missing versions.

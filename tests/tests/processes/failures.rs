@@ -1,7 +1,15 @@
 //! Failures, most of them before a transfer: the exit code and the message of each.
 
 use crate::files;
-use std::{fs, net::UdpSocket, os::unix::fs::PermissionsExt, path::Path, process::Command, time::Duration};
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{Shutdown, TcpStream, UdpSocket},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::Command,
+    time::Duration,
+};
 use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Signal};
 
 /// A ticket for a key that no server has.
@@ -20,6 +28,33 @@ fn another_key_is_refused() {
     home.run(&["subscribe", &ticket, "--out=out"]).expect_error(4, &causes);
     home.run(&["list", &ticket]).expect_error(4, &causes);
     assert!(home.files_in("out").is_empty());
+}
+
+/// Goal: no first message of a stranger makes the server panic, and it continues to serve. Method: a ClientHello whose
+/// length is wrong, one of TLS 1.2, an alert, a fatal one, a record that is too long, and a request of HTTP.
+#[test]
+fn strange_first_messages_are_refused() {
+    let home = files::home_with_model();
+    let server = home.serve(&["--topic=w=w"]);
+    let messages: [&[u8]; 6] = [
+        b"\x16\x03\x01\x00\x08\x01\x00\x00\x02\x03\x03\x02\x00",
+        b"\x16\x03\x01\x00\x2d\x01\x00\x00\x29\x03\x030123456789abcdef0123456789abcdef\x00\x00\x02\xc0\x2f\x01\x00",
+        b"\x15\x03\x03\x00\x02\x01\x00",
+        b"\x15\x03\x03\x00\x02\x02\x28",
+        b"\x16\x03\x01\xff\xff",
+        b"GET / HTTP/1.1\r\n\r\n",
+    ];
+    for message in messages {
+        let mut stream = TcpStream::connect(server.listen()).unwrap();
+        stream.write_all(message).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let _ = stream.read_to_end(&mut vec![]); // An alert, or a reset.
+    }
+    home.run(&["subscribe", &home.create_ticket_for_all(&server), "--topic=w", "--once"])
+        .expect_code(0);
+    let ended = server.process.signal_and_wait(Signal::TERM);
+    assert!(!ended.err.contains("panicked"), "{ended:?}");
+    ended.expect_code(0);
 }
 
 /// Goal: a server that does not answer is an error within the user's timeout, with advice. Method: an open port that
