@@ -149,7 +149,8 @@ impl History {
     /// Records that the user acknowledged a version and all before it.
     pub(super) fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) {
         self.acknowledged = Some((epoch, version));
-        if let Some(at) = self.unacknowledged.iter().position(|of| *of == (epoch, version)) {
+        // The last of equal ones: after a fall, numbers come again.
+        if let Some(at) = self.unacknowledged.iter().rposition(|of| *of == (epoch, version)) {
             self.unacknowledged.drain(..=at);
         }
     }
@@ -249,6 +250,24 @@ mod tests {
         assert!(history.is_new_epoch(&id(1, 3)));
         let gap = history.gap_before(&id(1, 3)).unwrap();
         assert_eq!((gap.missing(), gap.after), (None, Some(id(1, 5))));
+    }
+
+    /// A server that goes on from an older record publishes numbers again. Their acknowledgements count for the new ones.
+    #[test]
+    fn numbers_that_come_again_are_acknowledged() {
+        let mut history = new_history(Start::Oldest);
+        for version in 1..=4 {
+            commit(&mut history, id(1, version));
+        }
+        for _ in 0..10 {
+            history.handle_detached();
+            for version in 2..=4 {
+                assert_eq!(history.check_announced(&id(1, version), None, version == 2), Ok(()));
+                history.handle_ended(&id(1, version));
+                history.handle_committed(id(1, version), DIGEST);
+                history.handle_acknowledged(Epoch(1), Version(version));
+            }
+        }
     }
 
     #[test]
