@@ -25,10 +25,8 @@ pub(super) enum KeyLine {
 
 /// `line` without a comment: from a `#` on that begins the line or follows a space.
 fn without_comment(line: &str) -> &str {
-    let comment = line.match_indices('#').map(|(at, _)| at);
-    let end = comment
-        .filter(|at| line[..*at].chars().next_back().is_none_or(char::is_whitespace))
-        .next();
+    let is_comment = |at: &usize| line[..*at].chars().next_back().is_none_or(char::is_whitespace);
+    let end = line.match_indices('#').map(|(at, _)| at).find(is_comment);
     line[..end.unwrap_or(line.len())].trim()
 }
 
@@ -93,10 +91,8 @@ impl Texts {
 
     pub(super) fn rules(&self, folder: &Folder) -> Result<Rules, AccessStoreError> {
         let mut rules = Rules::default();
-        let texts = FILES.into_iter().filter_map(|file| Some((file, self.0.get(file)?)));
-        texts
-            .map(|(file, text)| add(&mut rules, file, text, folder))
-            .collect::<Result<(), _>>()?;
+        let mut texts = FILES.into_iter().filter_map(|file| Some((file, self.0.get(file)?)));
+        texts.try_for_each(|(file, text)| add(&mut rules, file, text, folder))?;
         Ok(rules)
     }
 }
