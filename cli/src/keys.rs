@@ -69,7 +69,9 @@ fn trust(args: &TrustKeyArgs) -> anyhow::Result<Exit> {
 
 fn revoke(args: &RevokeKeyArgs) -> anyhow::Result<Exit> {
     let store = tickets::open_store(&args.state)?;
-    match store.distrust(&args.name)? {
+    let was_trusted = store.distrust(&args.name)?;
+    tickets::warn_of_refused(&store);
+    match was_trusted {
         true => {
             crate::log::message!("revoked the key; running servers close its sessions within ten seconds")
         }
@@ -80,7 +82,6 @@ fn revoke(args: &RevokeKeyArgs) -> anyhow::Result<Exit> {
             )
         }
     }
-    tickets::warn_of_refused(&store);
     Ok(Exit::Done)
 }
 

@@ -35,9 +35,13 @@ pub(crate) fn run(command: TicketsCommand) -> anyhow::Result<Exit> {
     }
 }
 
-/// The access store in the state directory of `args`.
+/// The access store in the state directory of `args`, as it is. Warns if it has no secret.
 pub(crate) fn open_store(args: &KeysArgs) -> anyhow::Result<AccessStore> {
-    Ok(AccessStore::open(&server_state_dir(args)?)?)
+    let store = AccessStore::existing(&server_state_dir(args)?);
+    if let Some(error) = store.lost_secret() {
+        crate::log::message!("warning: {error}");
+    }
+    Ok(store)
 }
 
 /// The state directory of `args`, which must be a server's: in a mistyped one, a revocation would have no effect.
@@ -76,7 +80,10 @@ fn create(args: &CreateTicketArgs) -> anyhow::Result<Exit> {
     };
     let ticket = Ticket::new(addresses, vec![identity.fingerprint().0], topic)?;
     let grants = args.topics.iter().map(|glob| Grant { topics: glob.clone(), verbs: args.verbs });
-    let (claims, token) = AccessStore::open(&dir)?.issue(&args.holder, grants.collect(), args.expires)?;
+    // A lost secret is not replaced here: if it is restored, the tickets made before are valid again.
+    let store = AccessStore::existing(&dir);
+    let store = if store.has_made_tickets() { store } else { AccessStore::open(&dir)? };
+    let (claims, token) = store.issue(&args.holder, grants.collect(), args.expires)?;
     let ticket = ticket.with_token(token);
     crate::log::message!("created ticket {}: {}", claims.id, describe(&claims));
     match (&args.ticket_file, args.state.json) {
@@ -153,6 +160,7 @@ fn list(args: &KeysArgs) -> anyhow::Result<Exit> {
             Ok(()) => "valid",
             Err(Denied::Revoked(_)) => "revoked",
             Err(Denied::Expired) => "expired",
+            Err(_) if rules.secrets.is_empty() => "secret lost",
             Err(_) => "rotated out",
         };
         let claims = ticket.claims;
@@ -183,9 +191,25 @@ fn revoke(args: &RevokeTicketArgs) -> anyhow::Result<Exit> {
         ))
     })?;
     let store = open_store(&args.state)?;
+    let is_first = store.rules().is_ok_and(|rules| rules.revoked.is_empty());
     match store.revoke(id)? {
         true => crate::log::message!("revoked {id}; running servers close its sessions within ten seconds"),
         false => crate::log::message!("{id} was already revoked"),
+    }
+    if store
+        .issued()
+        .is_ok_and(|issued| issued.iter().all(|ticket| ticket.claims.id != id))
+    {
+        crate::log::message!(
+            "warning: no ticket with this ID was made by `tickets create` here: is it of another server, or mistyped? \
+             Tickets that `serve` itself makes are not listed"
+        );
+    }
+    if is_first {
+        crate::log::message!(
+            "note: access/revoked listed no other ticket; if it did before, restore its lines, because a server takes it as \
+             it is at its start"
+        );
     }
     warn_of_refused(&store);
     Ok(Exit::Done)

@@ -119,8 +119,8 @@ pub(crate) struct Target {
 impl Target {
     /// The same server over `way`, if that is given.
     pub(crate) fn over(&self, way: Option<Way>) -> Self {
-        let connector = self.connector.clone();
-        Self { connector: way.map_or(connector.clone(), |way| connector.with_way(way)), ..self.clone() }
+        let connector = || self.connector.clone();
+        Self { connector: way.map_or_else(connector, |way| connector().with_way(way)), ..self.clone() }
     }
 }
 

@@ -5,7 +5,7 @@ use crate::{
     lanes::{JoinRefused, Lanes, LiveLane, Silence},
     logins::Login,
     refusals::Reason,
-    shared::Shared,
+    shared::{ConnectionMemory, Shared},
     shares::{Eviction, Place},
 };
 use std::{
@@ -13,7 +13,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tensor_relay_device::{AllocError, Reservation};
+use tensor_relay_device::AllocError;
 use tensor_relay_protocol::{
     ClientMessage, CloseCode, InstanceId, LaneGrant, LaneId, LaneOffer, ServerMessage,
 };
@@ -164,12 +164,12 @@ pub(crate) async fn serve(
     shared: &Arc<Shared>,
 ) {
     let end = match admit(&lane, &sender, join, shared).await {
-        Ok((lanes, live, (_place, mut eviction), _memory)) => {
+        Ok((lanes, live, _admission, mut evictions)) => {
             drop(login); // The lane is authenticated now.
             tracing::debug!(lane = %join.lane, "A lane joined.");
             let end = tokio::select! {
                 end = watch(&live, &mut receiver) => end,
-                () = eviction.evicted() => LaneEnd::TooMany,
+                () = Eviction::of_either(&mut evictions) => LaneEnd::TooMany,
             };
             // Fails only if the session's control stream has ended.
             let _ = lanes.retire(join.lane).await;
@@ -202,19 +202,20 @@ async fn admit(
     sender: &control::Sender<ServerMessage>,
     join: Join,
     shared: &Arc<Shared>,
-) -> Result<(Arc<Lanes>, Arc<LiveLane>, (Place<Arc<str>>, Eviction), Reservation), LaneEnd> {
+) -> Result<(Arc<Lanes>, Arc<LiveLane>, (Place<Arc<str>>, ConnectionMemory), [Eviction; 2]), LaneEnd> {
     if join.instance != shared.instance {
         return Err(LaneEnd::WrongInstance(join.instance));
     }
     let lanes = shared.joinable.find(join.session, &join.grant).ok_or(LaneEnd::NoSuchSession)?;
     let max = shared.config.lanes_max as usize;
     lanes.check_join(join.lane, max)?;
-    let memory = Reservation::fitting(lane.kind().memory_bytes_max()).map_err(LaneEnd::NoMemory)?;
-    let place = shared.places.lanes.enter_fairly(lanes.holder()).ok_or(LaneEnd::TooMany)?;
+    let reserved = shared.places.reserve(lanes.holder(), lane.kind()).await;
+    let (memory, memory_eviction) = reserved.map_err(LaneEnd::NoMemory)?;
+    let (place, eviction) = shared.places.lanes.enter_fairly(lanes.holder()).ok_or(LaneEnd::TooMany)?;
     let lane = lane.clone().spread(&shared.lane_threads);
     sender.send(ServerMessage::Joined).await?;
     let live = lanes.join(join.lane, lane, max)?;
-    Ok((lanes, live, place, memory))
+    Ok((lanes, live, (place, memory), [eviction, memory_eviction]))
 }
 
 /// Watches a lane until it ends. Its chunks are sent by subscriptions.

@@ -5,14 +5,14 @@
 
 use crate::{bases::VersionKey, retention::ReaderId};
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     time::Duration,
 };
 use tensor_relay_protocol::ReaderName;
 use tokio::time::Instant;
 
-/// The maximum number of places of one topic that wait for their readers. Beyond it the oldest is removed, which
-/// bounds the memory for names.
+/// The maximum number of places of one topic that wait for their readers. Beyond it the oldest of the principal with
+/// the most is removed, which bounds the memory for names.
 const LOST_MAX: usize = 1024;
 
 /// Identifies one holder of a place.
@@ -33,7 +33,7 @@ pub(crate) struct Places {
     by_name: HashMap<PlaceName, Place>,
     holders_ever: u64,
     /// The places that were given up, oldest first, for readers that return: the first version that each had not
-    /// acknowledged. At most [`LOST_MAX`].
+    /// acknowledged. At most [`LOST_MAX`], shared like those that wait.
     given_up: VecDeque<(PlaceName, VersionKey)>,
 }
 
@@ -74,7 +74,7 @@ impl Places {
     }
 
     /// Records that the holder was lost at `now`: the place waits for its reader. Beyond the maximum, returns the reader
-    /// of the longest waiting place, which is to be given up.
+    /// of the longest waiting place of the principal with the most, which is to be given up.
     pub(crate) fn handle_lost(
         &mut self,
         name: &PlaceName,
@@ -83,13 +83,13 @@ impl Places {
     ) -> Option<ReaderId> {
         let place = self.by_name.get_mut(name).filter(|place| place.holder == holder)?;
         place.lost = Some(now);
-        let lost = self.by_name.iter().filter_map(|(name, place)| Some((place.lost?, name)));
-        let (count, longest) = lost.fold((0, None), |(count, longest), lost| match longest {
-            Some(before) if before <= lost => (count + 1, Some(before)),
-            _ => (count + 1, Some(lost)),
-        });
-        let name = longest.filter(|_| count > LOST_MAX)?.1;
-        self.reader(name)
+        let lost = || self.by_name.iter().filter_map(|(name, place)| Some((place.lost?, name)));
+        if lost().count() <= LOST_MAX {
+            return None;
+        }
+        let most = owners_with_most(lost().map(|(_, name)| name));
+        let (_, longest) = lost().filter(|(_, name)| most.contains(name.owner.as_str())).min()?;
+        self.reader(longest)
     }
 
     /// Removes the place, if the holder still has it; returns its reader.
@@ -104,7 +104,11 @@ impl Places {
     pub(crate) fn give_up(&mut self, reader: ReaderId, version: Option<VersionKey>) {
         let given_up = self.by_name.extract_if(|_, place| place.reader == reader);
         self.given_up.extend(given_up.filter_map(|(name, _)| Some((name, version?))));
-        self.given_up.drain(..self.given_up.len().saturating_sub(LOST_MAX));
+        while self.given_up.len() > LOST_MAX {
+            let most = owners_with_most(self.given_up.iter().map(|(name, _)| name));
+            let oldest = self.given_up.iter().position(|(name, _)| most.contains(name.owner.as_str()));
+            self.given_up.remove(oldest.unwrap_or_default());
+        }
     }
 
     /// Takes the place called `name` that was given up: its first version that was not acknowledged.
@@ -127,6 +131,18 @@ impl Places {
             .min()
             .map(|lost| lost + linger)
     }
+}
+
+/// The owners of most of the `names`.
+fn owners_with_most<'a>(names: impl Iterator<Item = &'a PlaceName>) -> HashSet<&'a str> {
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    names.for_each(|name| *counts.entry(&name.owner).or_default() += 1);
+    let most = counts.values().copied().max();
+    counts
+        .into_iter()
+        .filter(|(_, count)| Some(*count) == most)
+        .map(|(owner, _)| owner)
+        .collect()
 }
 
 #[cfg(test)]
@@ -173,6 +189,32 @@ mod tests {
         assert_eq!(places.reader(&named("a")), None);
         assert_eq!(places.take_given_up(&named("b")), None);
         assert_eq!([0, 1].map(|_| places.take_given_up(&named("a"))), [Some(version), None]);
+    }
+
+    /// Goal: a principal that leaves many places costs others none of theirs, while they wait and once they are given up.
+    /// Method: the oldest place of another principal, and more than the maximum of one.
+    #[test]
+    fn lost_places_are_shared() {
+        let (mut places, mut retention) = (Places::default(), Retention::<()>::default());
+        let (now, oldest) = (Instant::now(), retention.oldest());
+        let theirs = PlaceName { owner: "b".into(), ..named("r") };
+        let names = (0..LOST_MAX + 10).map(|i| named(&format!("r{i}")));
+        for (i, name) in std::iter::once(theirs.clone()).chain(names).enumerate() {
+            let (_, holder) = places.claim(&name, || retention.join(oldest));
+            if let Some(reader) = places.handle_lost(&name, holder, now + Duration::from_millis(i as u64)) {
+                places.give_up(reader, Some((Epoch(1), Version(1))));
+            }
+        }
+        assert!(places.reader(&theirs).is_some() && places.reader(&named("r0")).is_none());
+        for name in [theirs.clone()]
+            .into_iter()
+            .chain((11..LOST_MAX + 10).map(|i| named(&format!("r{i}"))))
+        {
+            let reader = places.reader(&name).unwrap();
+            places.give_up(reader, Some((Epoch(1), Version(2))));
+        }
+        assert_eq!(places.given_up.len(), LOST_MAX);
+        assert!(places.take_given_up(&theirs).is_some() && places.take_given_up(&named("r0")).is_none());
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub(crate) enum Reason {
     Denied(Discriminant<Denied>),
     /// The client was admitted but lacks permission for the requested topic.
     Topic,
+    /// The user with this number may not publish to the requested topic.
+    Publish(u32),
     /// Another reason, with this name: the server has no room, or the client did not log in.
     Named(&'static str),
 }

@@ -17,7 +17,7 @@ use crate::{
     logins::Login,
     probing::Probing,
     refusals::Reason,
-    shared::{Counted, Gauge, Shared},
+    shared::{ConnectionMemory, Counted, Gauge, Shared},
     shares::{Eviction, Place},
     subscribers::SubscriberInfo,
     subscription::Subscription,
@@ -26,7 +26,6 @@ use crate::{
 };
 use error::SessionError;
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
-use tensor_relay_device::Reservation;
 use tensor_relay_protocol::{
     ClientMessage, CodecSet, Credit, EndReason, Feature, FeatureSet, Glob, Hello, Mode, PROTOCOL_REVISIONS,
     ProtocolViolation, ServerMessage, Subscribe, SubscriptionId, Topic, Verb, WATCHES_MAX, WatchId, Welcome,
@@ -57,10 +56,10 @@ pub(crate) async fn serve(lane: Lane, login: Login, control_timeout: Duration, s
             let join = Join { session, lane: lane_id, grant, instance };
             return joining::serve(lane, login, sender, receiver, join, &shared).await;
         }
-        Ok(first) => AdmittedClient::new(first, &lane, &shared),
+        Ok(first) => AdmittedClient::new(first, &lane, &shared).await,
         Err(error) => Err(error),
     };
-    let AdmittedClient { hello, revision, permit, mut eviction, admission } = match admitted {
+    let AdmittedClient { hello, revision, permit, mut evictions, admission } = match admitted {
         Ok(admitted) => admitted,
         Err(error) => return refuse(&lane, Some((sender, receiver)), login, &error, &shared).await,
     };
@@ -68,7 +67,7 @@ pub(crate) async fn serve(lane: Lane, login: Login, control_timeout: Duration, s
     let negotiated = Negotiated { codecs: hello.codecs, features: hello.features, revision, permit };
     let error = tokio::select! {
         Err(error) = welcome_and_run(&lane, &sender, &mut receiver, negotiated, &shared) => error,
-        () = eviction.evicted() => SessionError::Evicted,
+        () = Eviction::of_either(&mut evictions) => SessionError::Evicted,
     };
     if let Some(reason) = error.failure() {
         shared.failures.note(FailedAt::Session, reason);
@@ -90,7 +89,8 @@ struct AdmittedClient {
     hello: Hello,
     revision: u32,
     permit: Permit,
-    eviction: Eviction,
+    /// From its place among the sessions, and from its memory.
+    evictions: [Eviction; 2],
     admission: Admission,
 }
 
@@ -98,12 +98,12 @@ struct AdmittedClient {
 struct Admission {
     _place: Place<Arc<str>>,
     _counted: Counted,
-    _memory: Reservation,
+    _memory: ConnectionMemory,
 }
 
 impl AdmittedClient {
     /// Admits the client that sent `first`, if it may connect.
-    fn new(first: ClientMessage, lane: &Lane, shared: &Arc<Shared>) -> Result<Self, SessionError> {
+    async fn new(first: ClientMessage, lane: &Lane, shared: &Arc<Shared>) -> Result<Self, SessionError> {
         let ClientMessage::Hello(hello) = first else {
             return Err(
                 ProtocolViolation::OutOfTurn { found: "another message", expected: "Hello or Join" }.into()
@@ -114,13 +114,14 @@ impl AdmittedClient {
             Credentials { token: hello.token.clone(), certificate: lane.client_certificate().cloned() };
         let permit = shared.access.admit(credentials)?;
         let share = permit.holder().principal().share(lane.peer().ip());
-        let memory = Reservation::fitting(lane.kind().memory_bytes_max()).map_err(SessionError::NoMemory)?;
+        let reserved = shared.places.reserve(Arc::clone(&share), lane.kind()).await;
+        let (memory, memory_eviction) = reserved.map_err(SessionError::NoMemory)?;
         let (place, eviction) = shared.places.sessions.enter_fairly(share).ok_or(SessionError::TooBusy)?;
         let (principal, agent) = (permit.holder().principal(), hello.agent.escape_debug());
         let holder = principal.holder().unwrap_or_default().escape_debug();
         tracing::info!(%principal, %holder, %agent, revision, "A client was admitted.");
         let admission = Admission { _place: place, _counted: shared.sessions.count(), _memory: memory };
-        Ok(Self { hello, revision, permit, eviction, admission })
+        Ok(Self { hello, revision, permit, evictions: [eviction, memory_eviction], admission })
     }
 }
 

@@ -1,16 +1,27 @@
 //! The state shared by all sessions of a server, and its gauges.
 
 use crate::{
-    Access, Config, catalogue::Catalogue, chunk_times::ChunkTimes, effort::EffortMeters, failures::Failures,
-    handshakes::Handshakes, joining::Joinable, logins::Logins, probing::PROBES_MAX, refusals::Refusals,
-    shares::Shares, subscribers::Subscribers, traffic::Traffic,
+    Access, Config,
+    catalogue::Catalogue,
+    chunk_times::ChunkTimes,
+    effort::EffortMeters,
+    failures::Failures,
+    handshakes::Handshakes,
+    joining::Joinable,
+    logins::Logins,
+    probing::PROBES_MAX,
+    refusals::Refusals,
+    shares::{Eviction, Place, Shares},
+    subscribers::Subscribers,
+    traffic::Traffic,
 };
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
+use tensor_relay_device::{AllocError, Reservation};
 use tensor_relay_protocol::InstanceId;
-use tensor_relay_transport::{LaneThreads, Tally, egress::Encoder};
+use tensor_relay_transport::{LaneKind, LaneThreads, Tally, egress::Encoder};
 use tokio::sync::watch;
 
 /// The state shared by all sessions of a server.
@@ -61,6 +72,8 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 pub(crate) struct PlacesForPrincipals {
     pub(crate) sessions: Shares<Arc<str>>,
+    /// Sessions and further lanes, by which memory is shared where it is less than the places need.
+    pub(crate) connections: Shares<Arc<str>>,
     /// The connections that joined a session as lanes.
     pub(crate) lanes: Shares<Arc<str>>,
     pub(crate) subscriptions: Shares<Arc<str>>,
@@ -72,11 +85,33 @@ impl PlacesForPrincipals {
         let shares = |max: u64| Shares::new(usize::try_from(max).unwrap_or(usize::MAX));
         Self {
             sessions: Shares::new(config.sessions_max),
+            connections: Shares::new(usize::MAX),
             lanes: shares(config.lanes_total_max()),
             subscriptions: shares(config.subscriptions_total_max()),
             probes: shares(PROBES_MAX),
         }
     }
+
+    /// Reserves memory for a connection of `holder`, if necessary of another principal with more connections.
+    ///
+    /// # Errors
+    /// [`AllocError`] if there is none.
+    pub(crate) async fn reserve(
+        &self,
+        holder: Arc<str>,
+        kind: LaneKind,
+    ) -> Result<(ConnectionMemory, Eviction), AllocError> {
+        let fitting = || Reservation::fitting(kind.memory_bytes_max());
+        let (memory, place, eviction) = self.connections.enter_reserving(holder, fitting).await?;
+        Ok((ConnectionMemory { _memory: memory, _place: place }, eviction))
+    }
+}
+
+/// The memory of a connection, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct ConnectionMemory {
+    _memory: Reservation,
+    _place: Place<Arc<str>>,
 }
 
 /// The counters of a server.

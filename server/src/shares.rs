@@ -4,8 +4,15 @@ use std::{
     collections::{BTreeMap, HashMap},
     hash::Hash,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
+
+/// The time for a connection that lost its place to free its memory: it is told why before it is closed.
+const FREED_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The interval at which that memory is looked for.
+const FREED_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Places of one kind, by holder: a network, or a principal. Cheap to clone.
 #[derive(Debug)]
@@ -63,12 +70,38 @@ impl<H: Clone + Eq + Hash> Shares<H> {
     /// that one loses its newest place.
     pub(crate) fn enter_fairly(&self, holder: H) -> Option<(Place<H>, Eviction)> {
         let mut taken = self.taken();
-        if taken.by_age.len() >= taken.max {
-            let own = taken.by_holder.get(&holder).copied().unwrap_or_default();
-            let (_, greedy) = taken.most().filter(|(most, _)| *most > own + 1)?;
-            taken.evict(|taken| taken.by_age.iter().rev().find(|(_, (holder, _))| *holder == greedy));
+        if taken.by_age.len() >= taken.max && !taken.evict_for(&holder) {
+            return None;
         }
         Some(self.give(taken, holder))
+    }
+
+    /// Gives a place to `holder` with what `reserve` returns, such as memory. If that fails, and another holder would
+    /// still have as many places with one fewer, that one loses its newest place, and `reserve` is tried again until
+    /// the evicted one has left, for [`FREED_TIMEOUT`] at most. Cancel safe.
+    ///
+    /// # Errors
+    /// The last one of `reserve`.
+    pub(crate) async fn enter_reserving<R, E>(
+        &self,
+        holder: H,
+        reserve: impl Fn() -> Result<R, E>,
+    ) -> Result<(R, Place<H>, Eviction), E> {
+        let (deadline, mut reserved) = (Instant::now() + FREED_TIMEOUT, reserve());
+        // It counts while it waits, so that several at once take no more than their share.
+        let ((place, eviction), has_evicted) = self.enter_evicting(holder, reserved.is_err());
+        while reserved.is_err() && has_evicted && Instant::now() < deadline {
+            tokio::time::sleep(FREED_INTERVAL).await;
+            reserved = reserve();
+        }
+        Ok((reserved?, place, eviction))
+    }
+
+    /// Gives a place to `holder`, if `evicts` for one of another holder; returns whether there was one to take.
+    fn enter_evicting(&self, holder: H, evicts: bool) -> ((Place<H>, Eviction), bool) {
+        let mut taken = self.taken();
+        let has_evicted = evicts && taken.evict_for(&holder);
+        (self.give(taken, holder), has_evicted)
     }
 
     fn give(&self, mut taken: MutexGuard<'_, Taken<H>>, holder: H) -> (Place<H>, Eviction) {
@@ -93,6 +126,15 @@ impl<H: Clone + Eq + Hash> Taken<H> {
     fn most(&self) -> Option<(usize, H)> {
         let most = self.by_holder.iter().max_by_key(|(_, count)| **count);
         most.map(|(holder, count)| (*count, holder.clone()))
+    }
+
+    /// Evicts the newest place of the holder with the most, if that one will still have as many as `holder`; returns
+    /// whether it did.
+    fn evict_for(&mut self, holder: &H) -> bool {
+        let own = self.by_holder.get(holder).copied().unwrap_or_default();
+        let Some((_, greedy)) = self.most().filter(|(most, _)| *most > own + 1) else { return false };
+        self.evict(|taken| taken.by_age.iter().rev().find(|(_, (holder, _))| *holder == greedy));
+        true
     }
 
     fn evict(&mut self, choose: impl FnOnce(&Self) -> Option<Entry<'_, H>>) {
@@ -125,6 +167,14 @@ impl Eviction {
     pub async fn evicted(&mut self) {
         if (&mut self.0).await.is_err() {
             std::future::pending().await
+        }
+    }
+
+    /// Waits until one of two places is taken away. Cancel safe.
+    pub(crate) async fn of_either([one, other]: &mut [Self; 2]) {
+        tokio::select! {
+            () = one.evicted() => {}
+            () = other.evicted() => {}
         }
     }
 }
@@ -179,5 +229,33 @@ mod tests {
         let single = Shares::new(1);
         let _only = single.enter_fairly("one").unwrap();
         assert!(single.enter_fairly("other").is_none(), "nobody loses its only place");
+    }
+
+    /// Goal: where memory ends before places do, the greedy holder gives up its newest, and nobody else; what is not
+    /// freed in time is refused. Method: memory for four places, of which an evicted one frees its own or does not.
+    #[tokio::test(start_paused = true)]
+    async fn memory_is_taken_from_the_greedy_only() {
+        let (shares, memory) = (Shares::new(MAX), Arc::new(()));
+        let reserve = || match Arc::strong_count(&memory) {
+            0..=4 => Ok(Arc::clone(&memory)),
+            _ => Err("no memory"),
+        };
+        let enter = |holder| shares.enter_reserving(holder, reserve);
+        let mut greedy = vec![];
+        for _ in 0..4 {
+            greedy.push(enter("greedy").await.unwrap());
+        }
+        assert_eq!(enter("greedy").await.unwrap_err(), "no memory", "its own is all that it gets");
+        assert!(greedy.iter_mut().all(|(_, _, eviction)| !is_evicted(eviction)));
+        let (mut first, mut second) = (Box::pin(enter("other")), Box::pin(enter("other")));
+        for waiting in [&mut first, &mut second] {
+            assert!(tokio::time::timeout(Duration::ZERO, waiting).await.is_err());
+        }
+        let evicted: Vec<_> = greedy.iter_mut().map(|(_, _, eviction)| is_evicted(eviction)).collect();
+        assert_eq!(evicted, [false, false, true, true], "the newest");
+        assert_eq!(enter("other").await.unwrap_err(), "no memory", "those that wait count");
+        assert_eq!(first.await.unwrap_err(), "no memory", "the evicted one holds it still");
+        drop(greedy.pop());
+        let _second = second.await.unwrap();
     }
 }

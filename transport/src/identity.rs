@@ -294,9 +294,9 @@ pub enum Exposure {
     Readable,
     /// Its group can write it. Kubernetes sets such a mode at each mount of a volume with `fsGroup`.
     GroupWritable,
-    /// Everybody can write it.
+    /// Everybody can write it, whoever owns it.
     Writable,
-    /// It belongs to another user.
+    /// It belongs to another user, who can write it.
     Foreign,
 }
 
@@ -322,8 +322,8 @@ impl fmt::Display for Exposure {
 
 fn exposure(mode: u32, owner: u32, user: u32) -> Exposure {
     match () {
-        () if owner != user && owner != 0 => Exposure::Foreign,
         () if mode & 0o002 != 0 => Exposure::Writable,
+        () if owner != user && owner != 0 => Exposure::Foreign,
         () if mode & 0o020 != 0 => Exposure::GroupWritable,
         () if mode & 0o044 != 0 => Exposure::Readable,
         () => Exposure::None,
@@ -380,6 +380,8 @@ mod tests {
             (0o660, 7, 7, Exposure::GroupWritable), // A volume with fsGroup.
             (0o602, 7, 7, Exposure::Writable),
             (0o666, 0, 7, Exposure::Writable),
+            (0o666, 8, 7, Exposure::Writable),
+            (0o664, 8, 7, Exposure::Foreign),
             (0o600, 8, 7, Exposure::Foreign),
             (0o600, 8, 0, Exposure::Foreign),
         ] {

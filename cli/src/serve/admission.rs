@@ -12,13 +12,14 @@ use tensor_relay_server::{Access, AccessStore, Fingerprint, Ticket, Topic};
 /// The name of the ticket file in the state directory, without `--ticket-file`.
 pub(crate) const TICKETS_FILE: &str = "tickets";
 
-/// The access rules of this server; with `--open`, everybody has access. Must be called within the runtime.
+/// The access rules of this server; with `--open`, everybody has access, and only users of the publish socket are
+/// restricted. Must be called within the runtime.
 pub(super) fn access(args: &ServeArgs, state_dir: &Path) -> anyhow::Result<Access> {
     if args.open {
         crate::log::message!(
             "warning: --open gives everybody who can reach this server and knows its key access to every topic"
         );
-        return Ok(Access::open());
+        return Ok(AccessStore::existing(state_dir).admitting_everybody().watch_changes()?);
     }
     let store = AccessStore::open(state_dir)
         .context("cannot store the secrets of tickets; choose another directory with --state-dir")?;

@@ -23,8 +23,8 @@ const GRANTS_MAX: usize = 64;
 /// 256 MAC bits.
 const HIDDEN_MIN_CHARS: usize = 12;
 
-/// How every token begins: [`FORMAT`], and the first bits of its secret's id, which counts from 1.
-const TOKEN_START: &str = "AQ";
+/// How tokens begin: [`FORMAT`], and the first half of the secret's id, which counts from 1.
+const TOKEN_START: &str = "AQAA";
 
 /// The length of the shortest run that may be a whole token: the format, the secret's id and the MAC take more.
 const TOKEN_MIN_CHARS: usize = 48;
@@ -212,12 +212,15 @@ impl Token {
         hide_runs(text, |_, run| run.len() >= HIDDEN_MIN_CHARS)
     }
 
-    /// `text` of any error, whose input may have been a ticket in the wrong place: what looks like a token becomes
-    /// `(hidden)`. Names, paths and keys stay readable.
+    /// `text` of any error, whose input may have been a ticket in the wrong place, also percent-encoded or joined to
+    /// other text: what contains a token becomes `(hidden)`. Names, paths and keys stay readable.
     pub fn redact(text: &str) -> String {
         hide_runs(text, |before, run| {
-            let is_parameter = before.ends_with("token=") && run.len() >= HIDDEN_MIN_CHARS;
-            is_parameter || run.len() >= TOKEN_MIN_CHARS && run.starts_with(TOKEN_START)
+            let name = before.trim_end_matches(|c: char| matches!(c, '=' | '%') || c.is_whitespace());
+            let is_parameter = name.ends_with("token") && before[name.len()..].contains(['=', '%']);
+            let token_at = run.find(TOKEN_START);
+            is_parameter && run.len() >= HIDDEN_MIN_CHARS
+                || token_at.is_some_and(|at| run.len() - at >= TOKEN_MIN_CHARS)
         })
     }
 
@@ -442,7 +445,18 @@ mod tests {
         let token = secret(1).seal(&claims());
         let (ticket, key) =
             (format!("relay://a:1/t?key=sha256:{0}&token={1}", "ab".repeat(32), token.as_str()), "ab");
-        for text in [ticket.clone(), token.as_str().to_owned(), ticket[..ticket.len() - 20].to_owned()] {
+        let encoded = ticket.replace('&', "%26").replace('=', "%3D");
+        for text in [
+            ticket.clone(),
+            token.as_str().to_owned(),
+            ticket[..ticket.len() - 20].to_owned(),
+            encoded.replace('%', "%25"),
+            encoded[..encoded.find("AQAA").unwrap() + 20].to_owned(),
+            encoded,
+            format!("x{}", token.as_str()),
+            ticket.replace("token=", "token=%20"),
+            ticket.replace("token=", "token= "),
+        ] {
             let redacted = Token::redact(&format!("error: unexpected argument '{text}' found"));
             assert!(
                 !redacted.contains(&token.as_str()[5..17]) && redacted.contains("(hidden)"),

@@ -14,6 +14,21 @@ use tensor_relay_transport::Exposure;
 /// The maximum size of a file: a revoked ticket takes 17 bytes, a key 80.
 const FILE_MAX_BYTES: u64 = 16 << 20;
 
+/// Why a file of [names](has_names) is refused.
+pub(super) const UNFINISHED: &str =
+    "its last line has no line end, so it may be truncated: check that line, and end it with one";
+
+/// Whether lines of `file` end with names: a truncated one may name another client. Other files become invalid if
+/// truncated, or lose what only informs.
+pub(super) fn has_names(file: &str) -> bool {
+    matches!(file, "keys" | "acl")
+}
+
+/// The last line of `text`, if it has no line end.
+pub(super) fn unfinished_line(text: &str) -> Option<&str> {
+    text.lines().last().filter(|_| !text.ends_with('\n'))
+}
+
 /// Why the access files cannot be used. The administrator of the state directory has to act.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -148,7 +163,11 @@ impl Folder {
     /// Lets `edit` change the lines of `file`, which is created if it is missing, and returns its result.
     ///
     /// Changes by several processes are made one after the other, readers see the file before or after one, and an
-    /// unfinished last line is never continued. Returns only once the change is on the disk and was read back.
+    /// unfinished last line is never continued: in a file of [names](has_names) it stays unfinished, elsewhere it is
+    /// finished. Returns only once the change is on the disk and was read back.
+    ///
+    /// # Errors
+    /// [`AccessStoreError`], also when `edit` adds lines after an unfinished name.
     pub(super) fn change<T>(
         &self,
         file: &str,
@@ -158,7 +177,13 @@ impl Folder {
         let before = self.read(file)?.unwrap_or_default();
         let mut lines = before.lines().map(str::to_owned).collect();
         let result = edit(&mut lines)?;
-        let text: String = lines.iter().flat_map(|line| [line, "\n"]).collect();
+        let mut text: String = lines.iter().flat_map(|line| [line, "\n"]).collect();
+        let is_unfinished = |line: &String| has_names(file) && unfinished_line(&before) == Some(line);
+        match lines.iter().rposition(is_unfinished) {
+            Some(at) if at + 1 < lines.len() => return Err(self.content_error(file, &UNFINISHED)),
+            Some(_) => drop(text.pop()),
+            None => {}
+        }
         if text == before {
             return Ok(result);
         }

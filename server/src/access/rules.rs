@@ -149,6 +149,7 @@ impl Rules {
         let is_known = |id| self.secrets.iter().any(|secret| secret.id() == id);
         match ticket.secret {
             Some(secret) if !is_known(secret) => Err(TokenError::UnknownSecret.into()),
+            None if self.secrets.is_empty() => Err(TokenError::UnknownSecret.into()),
             _ => self.check(&ticket.claims, now_s),
         }
     }

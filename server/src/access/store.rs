@@ -10,8 +10,8 @@
 //! | `ca.pem` | the authorities whose certificates name clients |
 //! | `acl` | the access control list, an [`Acl`](super::Acl) |
 //!
-//! All but `secrets` may be missing. A running server opens those that define the rules by name every two seconds, so a
-//! file may be replaced in any way, also by Kubernetes' exchange of a link.
+//! Any may be missing; without `secrets`, no ticket is valid. A running server opens those that define the rules by name
+//! every two seconds, so a file may be replaced in any way, also by Kubernetes' exchange of a link.
 
 use super::{
     Access, AccessStoreError, Rules,
@@ -19,7 +19,7 @@ use super::{
     issued::{self, IssuedTicket},
     reload::{self, Reading},
     seconds_now,
-    texts::{self, FILES, KeyLine, Texts},
+    texts::{self, FILES, KeyLine, Texts, revoked_ticket},
 };
 use std::{collections::HashMap, path::Path, sync::Arc, time::Duration};
 use tensor_relay_protocol::{Claims, Grant, Secret, SecretId, TicketId, Token, Verb};
@@ -39,26 +39,59 @@ pub(super) const USES_MAX: usize = 10_000;
 #[derive(Debug, Clone)]
 pub struct AccessStore {
     folder: Folder,
+    admits_everybody: bool,
 }
 
 impl AccessStore {
-    /// Opens the files below `state_dir`, and creates the first secret if there is none. Blocks.
+    /// Opens the files below `state_dir`, and creates a secret if there is none: for a server. Blocks.
     ///
     /// # Errors
     /// [`AccessStoreError`] when they cannot be written or read.
     pub fn open(state_dir: &Path) -> Result<Self, AccessStoreError> {
-        let store = Self { folder: Folder::new(state_dir.join("access")) };
+        let store = Self::existing(state_dir);
         if store.folder.read("secrets")?.is_none() {
+            if store.has_made_tickets() {
+                tracing::warn!(
+                    "{} was missing, so a new secret is made: tickets made before are no longer valid.",
+                    store.folder.path("secrets").display()
+                );
+            }
+            // Not the number of a lost one, by which its tickets are listed.
+            let lost = store.issued().unwrap_or_default();
+            let last = lost.iter().filter_map(|ticket| ticket.secret).max_by_key(|id| id.0);
             store.folder.make()?;
             store.folder.change("secrets", |lines| {
                 if lines.is_empty() {
-                    lines.push(new_secret(None).to_line()); // Of two concurrent starts, both use the first secret.
+                    lines.push(new_secret(last).to_line()); // Of two concurrent starts, both use the first secret.
                 }
                 Ok(())
             })?;
         }
-        store.folder.warn_if_exposed(&[&FILES[..], &["issued", "used"]].concat());
         store.secrets().map(|_| store)
+    }
+
+    /// The files below `state_dir` as they are, also without a secret: to read and to change rules. Blocks.
+    pub fn existing(state_dir: &Path) -> Self {
+        let store = Self { folder: Folder::new(state_dir.join("access")), admits_everybody: false };
+        store.folder.warn_if_exposed(&[&FILES[..], &["issued", "used"]].concat());
+        store
+    }
+
+    /// With rules that admit everybody: of the files, only the lines of the access control list for users of the publish
+    /// socket then have an effect.
+    #[must_use]
+    pub fn admitting_everybody(self) -> Self {
+        Self { admits_everybody: true, ..self }
+    }
+
+    /// Whether tickets were made, used or revoked here.
+    pub fn has_made_tickets(&self) -> bool {
+        ["issued", "used", "revoked"].iter().any(|file| self.folder.path(file).exists())
+    }
+
+    /// The error of a store without a secret, of which no ticket is valid. Blocks.
+    pub fn lost_secret(&self) -> Option<AccessStoreError> {
+        self.secrets().err()
     }
 
     /// Reads the rules. Blocks.
@@ -66,7 +99,11 @@ impl AccessStore {
     /// # Errors
     /// [`AccessStoreError`] when a file cannot be read or is invalid.
     pub fn rules(&self) -> Result<Rules, AccessStoreError> {
-        Texts::read(&self.folder)?.rules(&self.folder)
+        self.rules_of(&Texts::read(&self.folder)?)
+    }
+
+    fn rules_of(&self, texts: &Texts) -> Result<Rules, AccessStoreError> {
+        Ok(Rules { open: self.admits_everybody, ..texts.rules(&self.folder)? })
     }
 
     /// Why a running server would refuse files as they are now: what it read from them before then stays in force,
@@ -82,7 +119,7 @@ impl AccessStore {
     /// [`AccessStoreError`] when they are invalid now.
     pub fn watch_changes(&self) -> Result<Access, AccessStoreError> {
         let texts = Texts::read(&self.folder)?;
-        let sender = watch::Sender::new(Arc::new(texts.rules(&self.folder)?));
+        let sender = watch::Sender::new(Arc::new(self.rules_of(&texts)?));
         let access = Access::following(sender.subscribe());
         let (uses, problem) = (Arc::downgrade(&access.uses), Arc::clone(&access.problem));
         let store = self.clone();
@@ -97,7 +134,7 @@ impl AccessStore {
     fn check_files(&self, mut texts: Texts, used: Option<&HashMap<TicketId, u64>>) -> Reading {
         let saved = used.map_or(Ok(()), |used| self.note_uses(used));
         let refused = texts.follow(&self.folder);
-        Reading { rules: texts.rules(&self.folder), texts, refused, saved }
+        Reading { rules: self.rules_of(&texts), texts, refused, saved }
     }
 
     /// Seals `claims` without listing them: for tickets that are made at each start.
@@ -172,8 +209,9 @@ impl AccessStore {
     /// # Errors
     /// [`AccessStoreError`] when that cannot be written.
     pub fn revoke(&self, id: TicketId) -> Result<bool, AccessStoreError> {
+        self.folder.make()?;
         self.folder.change("revoked", |lines| {
-            let is_new = lines.iter().all(|line| line.trim().parse() != Ok(id));
+            let is_new = lines.iter().all(|line| revoked_ticket(line) != Some(id));
             if is_new {
                 lines.push(id.to_string());
             }
@@ -184,10 +222,12 @@ impl AccessStore {
     /// Admits clients that hold `key`, under `name` in the access control list. A listed key gets the new name.
     ///
     /// # Errors
-    /// [`AccessStoreError`] when that cannot be written.
+    /// [`AccessStoreError`] when that cannot be written, or when the last line of the file may be truncated.
     pub fn trust(&self, key: Fingerprint, name: &str) -> Result<(), AccessStoreError> {
+        self.folder.make()?;
         self.folder.change("keys", |lines| {
-            replace_key(lines, key, format!("{key} {name}"));
+            remove_key(lines, key);
+            lines.push(format!("{key} {name}"));
             Ok(())
         })
     }
@@ -207,7 +247,9 @@ impl AccessStore {
             };
             let keys: Vec<_> = lines.iter().filter_map(matching).collect();
             for key in &keys {
-                replace_key(lines, *key, format!("revoked {key}"));
+                remove_key(lines, *key);
+                // Before a last line that may be truncated, which stays so: a running server does not follow it.
+                lines.insert(lines.len().saturating_sub(1), format!("revoked {key}"));
             }
             Ok(!keys.is_empty())
         })
@@ -221,7 +263,7 @@ impl AccessStore {
     pub fn rotate(&self) -> Result<(), AccessStoreError> {
         self.folder.change("secrets", |lines| {
             let mut secrets = texts::secrets(&self.folder, &lines.join("\n"))?;
-            secrets.insert(0, new_secret(secrets.first()));
+            secrets.insert(0, new_secret(secrets.first().map(Secret::id)));
             secrets.truncate(SECRETS_MAX);
             *lines = secrets.iter().map(Secret::to_line).collect();
             Ok(())
@@ -277,10 +319,9 @@ fn make_room(lines: &mut Vec<String>, now_s: u64) -> Result<(), AccessStoreError
     }
 }
 
-/// Replaces the lines of `key` in those of `keys` by `line`.
-fn replace_key(lines: &mut Vec<String>, key: Fingerprint, line: String) {
+/// Removes the lines of `key` from those of `keys`.
+fn remove_key(lines: &mut Vec<String>, key: Fingerprint) {
     lines.retain(|line| KeyLine::parse(line).is_none_or(|line| line.key() != key));
-    lines.push(line);
 }
 
 /// A line of `used`.
@@ -289,9 +330,9 @@ fn parse_use(line: &str) -> Option<(TicketId, u64)> {
     Some((id.parse().ok()?, used_s.parse().ok()?))
 }
 
-/// A new secret, with the number after that of `before`.
-fn new_secret(before: Option<&Secret>) -> Secret {
-    let number = before.map_or(1, |secret| secret.id().0.wrapping_add(1));
+/// A new secret, with the number after `before`.
+fn new_secret(before: Option<SecretId>) -> Secret {
+    let number = before.map_or(1, |id| id.0.wrapping_add(1));
     Secret::new(SecretId(number), rand::random())
 }
 

@@ -1,6 +1,9 @@
 //! [`Texts`]: the texts of the access files, as read in one check.
 
-use super::{AccessStoreError, Rules, folder::Folder};
+use super::{
+    AccessStoreError, Rules,
+    folder::{Folder, UNFINISHED, has_names, unfinished_line},
+};
 use std::collections::{HashMap, HashSet};
 use tensor_relay_protocol::{Secret, TicketId};
 use tensor_relay_transport::{ClientAuthorities, Fingerprint};
@@ -8,7 +11,7 @@ use tensor_relay_transport::{ClientAuthorities, Fingerprint};
 /// The files that define the rules.
 pub(super) const FILES: [&str; 5] = ["secrets", "revoked", "keys", "ca.pem", "acl"];
 
-/// The text of each of [`FILES`]; empty for a missing file.
+/// The text of each of [`FILES`] that was there.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Texts(HashMap<&'static str, String>);
 
@@ -20,9 +23,21 @@ pub(super) enum KeyLine {
     Revoked(Fingerprint),
 }
 
+/// `line` without a comment: from a `#` on that begins the line or follows a space.
+fn without_comment(line: &str) -> &str {
+    let is_comment = |at: &usize| line[..*at].chars().next_back().is_none_or(char::is_whitespace);
+    let end = line.match_indices('#').map(|(at, _)| at).find(is_comment);
+    line[..end.unwrap_or(line.len())].trim()
+}
+
+/// The ticket of a line of `revoked`.
+pub(super) fn revoked_ticket(line: &str) -> Option<TicketId> {
+    without_comment(line).parse().ok()
+}
+
 impl KeyLine {
     pub(super) fn parse(line: &str) -> Option<Self> {
-        match line.trim().split_once(' ')? {
+        match without_comment(line).split_once(' ')? {
             ("revoked", key) => Some(Self::Revoked(key.trim().parse().ok()?)),
             (key, name) => Some(Self::Trusted(key.parse().ok()?, name.trim().to_owned())),
         }
@@ -37,8 +52,13 @@ impl KeyLine {
 
 impl Texts {
     pub(super) fn read(folder: &Folder) -> Result<Self, AccessStoreError> {
-        let read = |file| Ok((file, folder.read(file)?.unwrap_or_default()));
-        Ok(Self(FILES.into_iter().map(read).collect::<Result<_, _>>()?))
+        let read = |file| Ok(folder.read(file)?.map(|text| (file, text)));
+        Ok(Self(
+            FILES
+                .into_iter()
+                .filter_map(|file| read(file).transpose())
+                .collect::<Result<_, _>>()?,
+        ))
     }
 
     fn text(&self, file: &str) -> &str {
@@ -71,9 +91,8 @@ impl Texts {
 
     pub(super) fn rules(&self, folder: &Folder) -> Result<Rules, AccessStoreError> {
         let mut rules = Rules::default();
-        FILES
-            .into_iter()
-            .try_for_each(|file| add(&mut rules, file, self.text(file), folder))?;
+        let mut texts = FILES.into_iter().filter_map(|file| Some((file, self.0.get(file)?)));
+        texts.try_for_each(|(file, text)| add(&mut rules, file, text, folder))?;
         Ok(rules)
     }
 }
@@ -88,10 +107,8 @@ fn check_whole(file: &str, before: &str, now: &str, folder: &Folder) -> Result<(
                    with `#`, or restart the server";
         return Err(folder.content_error(file, &why));
     }
-    let has_names = matches!(file, "keys" | "acl"); // The other files become invalid if truncated.
-    if has_names && !now.is_empty() && !now.ends_with('\n') {
-        let why = "its last line has no line end, so it may be truncated: add one";
-        return Err(folder.content_error(file, &why));
+    if has_names(file) && unfinished_line(now).is_some() {
+        return Err(folder.content_error(file, &UNFINISHED));
     }
     Ok(())
 }
@@ -100,7 +117,7 @@ fn check_whole(file: &str, before: &str, now: &str, folder: &Folder) -> Result<(
 /// truncated line is none of them.
 fn with_revocations(file: &str, before: &str, now: &str) -> String {
     let revokes = |line: &str| match file {
-        "revoked" => line.parse::<TicketId>().is_ok(),
+        "revoked" => revoked_ticket(line).is_some(),
         "keys" => matches!(KeyLine::parse(line), Some(KeyLine::Revoked(_))),
         _ => false,
     };
@@ -138,14 +155,15 @@ fn add(rules: &mut Rules, file: &str, text: &str, folder: &Folder) -> Result<(),
 }
 
 pub(super) fn revoked(folder: &Folder, text: &str) -> Result<Vec<TicketId>, AccessStoreError> {
-    folder.parse_lines("revoked", text, |line| line.parse().ok())
+    folder.parse_lines("revoked", text, revoked_ticket)
 }
 
 pub(super) fn secrets(folder: &Folder, text: &str) -> Result<Vec<Secret>, AccessStoreError> {
     let secrets = folder.parse_lines("secrets", text, |line| Secret::from_line(line).ok())?;
     match secrets.is_empty() {
         true => {
-            let why = "it is missing or has no secret; a server creates one at its first start";
+            let why = "it is missing or has no secret, so no ticket is valid: restore it; otherwise the next start of \
+                       `serve` makes a new one, for new tickets";
             Err(folder.content_error("secrets", &why))
         }
         false => Ok(secrets),

@@ -20,7 +20,7 @@ pub(super) enum SessionError {
     ShuttingDown,
     #[error("the server has the maximum number of sessions (--sessions)")]
     TooBusy,
-    #[error("its principal has the most sessions, and another needed one of them (--sessions)")]
+    #[error("its principal has the most sessions, and another needed one of them or its memory (--sessions)")]
     Evicted,
     #[error("there is no memory for another session: {0}")]
     NoMemory(AllocError),

@@ -1,14 +1,15 @@
 //! [`Topics`]: the topics of local producers. They outlive producers, which may share them.
 
 use super::draft::Refused;
-use crate::{Publisher, TopicOptions, server::open_publisher, shared::Shared};
+use crate::{Publisher, TopicOptions, refusals::Reason, server::open_publisher, shared::Shared};
 use std::{
     collections::HashMap,
+    net::Ipv4Addr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use tensor_relay_protocol::{Topic, sidecar::Refusal};
-use tokio::sync::OwnedMutexGuard;
+use tokio::{sync::OwnedMutexGuard, time::Instant};
 
 /// Exclusive use of a topic's publisher. `None` while the topic is not open.
 pub(super) type Lease = OwnedMutexGuard<Option<Publisher>>;
@@ -72,7 +73,14 @@ impl Topics {
         if self.shared.access.rules().acl.may_publish(uid, topic) {
             return Ok(());
         }
-        tracing::warn!(uid, %topic, "A publish was refused: the access control list does not allow it.");
+        let here = Ipv4Addr::LOCALHOST.into();
+        match self.shared.refusals.note(here, Reason::Publish(uid), Instant::now()) {
+            Some(unlogged) => {
+                let text = "A publish was refused: the access control list does not allow it.";
+                tracing::warn!(uid, %topic, unlogged, "{text}");
+            }
+            None => tracing::debug!(uid, %topic, "A publish was refused."),
+        }
         let text = format!(
             "the server's access control list does not let user {uid} publish into topic {topic}: add a line \
              `uid:{uid} publish {topic}`"

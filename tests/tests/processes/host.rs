@@ -201,6 +201,10 @@ fn a_full_container_refuses_clients() {
     for client in &mut clients {
         client.wait_for_stdout("version 2");
     }
+    let other = ["tickets", "create", "--topic=w", "--ticket-file=other"];
+    home.run(&[&other[..], &[&format!("--address={}", server.listen())]].concat())
+        .expect_code(0);
+    home.run(&["list", "other", "--transport=tcp"]).expect_code(0); // Another principal gets the newest one's memory.
     drop(clients);
     let again = (0..100).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(100));

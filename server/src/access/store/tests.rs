@@ -105,7 +105,7 @@ fn keys_are_trusted_by_name() {
     assert_eq!(store.rules().unwrap().keys, [(one, "c".to_owned()), (two, "b".to_owned())].into());
     assert!(!store.distrust("a").unwrap());
     assert!(store.distrust("b").unwrap() && store.distrust(&one.to_string()).unwrap());
-    let kept = format!("# mine\nrevoked {two}\nrevoked {one}\n");
+    let kept = format!("# mine\nrevoked {one}\nrevoked {two}\n");
     assert_eq!(fs::read_to_string(store.path("keys")).unwrap(), kept, "comments stay");
     assert_eq!(store.rules().unwrap().revoked_keys, [one, two].into());
     store.trust(two, "b").unwrap();
@@ -174,6 +174,73 @@ fn changes_follow_hand_edits() {
         "whoever read it still can"
     );
     assert!(store.refused()[0].to_string().contains("line 2 is invalid"));
+}
+
+/// Goal: no command makes a truncated name valid: `gpu-10` without its end may be another client's. What narrows access
+/// is still written. Method: trust, rename and revoke keys beside such a line.
+#[test]
+fn an_unfinished_name_stays_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = AccessStore::open(dir.path()).unwrap();
+    let [one, two, three] = [1, 2, 3].map(|key| Fingerprint([key; 32]));
+    let keys = format!("{one} a\n{two} gpu-1");
+    fs::write(store.path("keys"), &keys).unwrap();
+    let refused = store.trust(three, "c").unwrap_err().to_string();
+    assert!(refused.contains("keys: its last line has no line end"), "{refused}");
+    assert!(store.trust(one, "b").is_err());
+    assert_eq!(fs::read_to_string(store.path("keys")).unwrap(), keys);
+    assert!(store.distrust("a").unwrap());
+    assert_eq!(
+        fs::read_to_string(store.path("keys")).unwrap(),
+        format!("revoked {one}\n{two} gpu-1"),
+        "the last line stays unfinished"
+    );
+    assert!(store.refused()[0].to_string().contains("no line end"));
+    assert!(store.distrust("gpu-1").unwrap() && store.refused().is_empty());
+    assert_eq!(store.rules().unwrap().revoked_keys, [one, two].into());
+}
+
+/// Lines of `revoked` and `keys` may end with comments, as those of `acl`.
+#[test]
+fn lines_may_have_comments() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = AccessStore::open(dir.path()).unwrap();
+    let (one, two, ids) = (Fingerprint([1; 32]), Fingerprint([2; 32]), [1, 2].map(|id| TicketId([id; 8])));
+    fs::write(store.path("revoked"), format!("# all\n{} # leaked\n{}\t#\n", ids[0], ids[1])).unwrap();
+    fs::write(store.path("keys"), format!("{one} a#1 # in Paris\nrevoked {two} # leaked\n")).unwrap();
+    let rules = store.rules().unwrap();
+    assert_eq!((rules.revoked, rules.revoked_keys), (ids.into(), [two].into()));
+    assert_eq!(rules.keys, [(one, "a#1".to_owned())].into());
+    assert!(!store.revoke(ids[0]).unwrap(), "it was revoked before");
+}
+
+/// Goal: a lost secret is made anew by a server only, and its tickets are listed as invalid, also afterwards. Method:
+/// issue, lose the secret, read and change the other files, and start again.
+#[test]
+fn a_lost_secret_is_replaced_by_a_server_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = AccessStore::open(dir.path()).unwrap();
+    let (_, token) = store.issue("", vec![], None).unwrap();
+    fs::remove_file(store.path("secrets")).unwrap();
+    let store = AccessStore::existing(dir.path());
+    store.revoke(TicketId([1; 8])).unwrap();
+    store.trust(Fingerprint([1; 32]), "a").unwrap();
+    for error in [store.issue("", vec![], None).unwrap_err(), store.rotate().unwrap_err()] {
+        assert!(error.to_string().contains("secrets: it is missing"), "{error}");
+    }
+    assert!(store.has_made_tickets() && store.lost_secret().is_some() && !store.path("secrets").exists());
+    let is_refused = |store: &AccessStore| {
+        let (rules, issued) = (store.rules().unwrap(), store.issued().unwrap());
+        let listed = rules.check_issued(&issued[0], 0);
+        let unrecorded = rules.check_issued(&IssuedTicket { secret: None, ..issued[0].clone() }, 0);
+        let shown = rules.admit(&shown(token.clone()), 0).map(drop);
+        assert_eq!((&listed, unrecorded.is_err()), (&shown, rules.secrets.is_empty()));
+        listed.is_err()
+    };
+    assert!(is_refused(&store) && is_refused(&AccessStore::open(dir.path()).unwrap()));
+    let fresh = AccessStore::existing(&dir.path().join("fresh"));
+    fresh.trust(Fingerprint([1; 32]), "a").unwrap();
+    assert!(!fresh.has_made_tickets() && fresh.rules().unwrap().keys.len() == 1);
 }
 
 /// A server of another user, which reads root's files by its group, can also read what root changes later.
