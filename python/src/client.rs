@@ -31,8 +31,8 @@ use std::{
 };
 use tensor_relay_cli::{AdminPort, Consumer};
 use tensor_relay_client::{
-    self as client, Config, Connector, Identity, LANES_MAX, Lanes, MemoryStats, ReaderName, Request, Ticket,
-    Topic, Tuning, Version,
+    self as client, Config, Connector, Epoch, Identity, LANES_MAX, Lanes, MemoryStats, ReaderName, Request,
+    Ticket, Topic, Tuning, Version,
 };
 
 fn late_version(py: Python<'_>) -> PyErr {
@@ -263,7 +263,7 @@ impl Client {
     /// version: the number of the version; None is the newest. A version that is not yet published is waited for; one
     /// that is no longer retained is an error.
     /// epoch: with `version`, the epoch of the topic, as in `Snapshot.epoch`: after a restart a publisher counts
-    /// versions from 1 again, in a new epoch.
+    /// versions from 1 again, in a new epoch. Without `version` it is a RequestError.
     /// select, out, atomic, strict, rename: as for `subscribe`.
     /// timeout: the deadline for the whole call in seconds; None waits without limit. A topic that does not exist is
     /// waited for at most for the client's `topic_timeout`.
@@ -289,7 +289,8 @@ impl Client {
         call_python(slf, "get", wanted)
     }
 
-    /// `get` as a coroutine of asyncio. Not with `atomic=False`.
+    /// `get` as a coroutine of asyncio. Not with `atomic=False`. When it is cancelled, the tensors of `out` may have the
+    /// whole version.
     #[pyo3(signature = (topic = None, version = None, *, epoch = None, select = None, out = None, atomic = true,
                         strict = true, rename = None, timeout = 60.0))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
@@ -370,6 +371,7 @@ impl Client {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         at_least(py, "bucket_bytes", bucket_bytes, 1)?;
+        check_wanted(py, version, epoch, timeout)?;
         let wanted = (slf, topic, version, epoch, select, bucket_bytes, timeout);
         py.import("tensor_relay._stream")?.call_method1("stream", wanted)
     }
@@ -389,6 +391,7 @@ impl Client {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         at_least(py, "bucket_bytes", bucket_bytes, 1)?;
+        check_wanted(py, version, epoch, timeout)?;
         let wanted = (slf, topic, version, epoch, select, bucket_bytes, timeout);
         py.import("tensor_relay._stream")?.call_method1("stream_async", wanted)
     }
@@ -551,8 +554,7 @@ impl Client {
         version: Option<u64>,
         epoch: Option<&str>,
     ) -> PyResult<VersionSelector> {
-        let epoch = epoch.map(|epoch| parse_epoch(py, epoch)).transpose()?;
-        let version = version.map(|version| (epoch, Version(version)));
+        let version = version_in(py, version, epoch)?;
         Ok(VersionSelector { topic: self.topic_or_default(py, topic)?, version })
     }
 
@@ -603,6 +605,37 @@ pub(crate) fn server_of(py: Python<'_>, ticket: &str) -> PyResult<String> {
     })
 }
 
+/// Checks the arguments of the methods that are implemented in Python.
+///
+/// # Errors
+/// `RequestError` for an epoch without a version, or that is none; `ValueError` for an invalid timeout.
+fn check_wanted(
+    py: Python<'_>,
+    version: Option<u64>,
+    epoch: Option<&str>,
+    timeout: Option<f64>,
+) -> PyResult<()> {
+    version_in(py, version, epoch)?;
+    seconds("timeout", timeout).map(drop)
+}
+
+/// A version's number, with its epoch if it is given.
+///
+/// # Errors
+/// `RequestError` for an epoch without a version, or that is none.
+fn version_in(
+    py: Python<'_>,
+    version: Option<u64>,
+    epoch: Option<&str>,
+) -> PyResult<Option<(Option<Epoch>, Version)>> {
+    let epoch = epoch.map(|epoch| parse_epoch(py, epoch)).transpose()?;
+    match (version, epoch) {
+        (None, Some(_)) => Err(Kind::Request
+            .raise(py, "`epoch` says in which epoch `version` is: give the version's number too")),
+        (version, epoch) => Ok(version.map(|version| (epoch, Version(version)))),
+    }
+}
+
 /// Calls the implementation of a method in Python, which has the same name.
 fn call_python<'py>(
     client: Bound<'py, Client>,
@@ -610,6 +643,7 @@ fn call_python<'py>(
     (topic, version, epoch, select, out, atomic, strict, rename, timeout): Get<'_, 'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = client.py();
+    check_wanted(py, version, epoch, timeout)?;
     let options = PyDict::new(py);
     options.set_item("select", select)?;
     options.set_item("out", out)?;

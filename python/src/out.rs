@@ -50,6 +50,8 @@ pub(crate) struct Out {
     gpus: Arc<Gpus>,
     /// The version of which the tensors hold a part, since a call received it directly and failed.
     torn: Arc<Mutex<Option<VersionId>>>,
+    /// The version that the tensors hold whole, if the call that received it directly was interrupted.
+    undelivered: Arc<Mutex<Option<Snapshot>>>,
 }
 
 /// A version that is being received directly into the tensors.
@@ -117,8 +119,8 @@ impl Out {
         gpus: Arc<Gpus>,
     ) -> Self {
         let (mapping, rename) = (mapping.unbind(), rename.map(Bound::unbind));
-        let (left_out, torn) = (Arc::default(), Arc::default());
-        Self { mapping, is_atomic, is_strict, rename, left_out, gpus, torn }
+        let (left_out, torn, undelivered) = (Arc::default(), Arc::default(), Arc::default());
+        Self { mapping, is_atomic, is_strict, rename, left_out, gpus, torn, undelivered }
     }
 
     pub(crate) fn is_atomic(&self) -> bool {
@@ -134,6 +136,7 @@ impl Out {
             left_out: Arc::clone(&self.left_out),
             gpus: Arc::clone(&self.gpus),
             torn: Arc::clone(&self.torn),
+            undelivered: Arc::clone(&self.undelivered),
         }
     }
 
@@ -196,7 +199,8 @@ impl Out {
         Copying::prepare(py, arrived, self, select)
     }
 
-    /// Receives the next version directly into the tensors. Nothing writes to them once this returns.
+    /// Receives the next version directly into the tensors. Nothing writes to them once this returns. If the call
+    /// before was interrupted after it had received a version whole, this delivers that version.
     ///
     /// # Errors
     /// `TornError` while the tensors hold a part of a version; `TargetError` for tensors that cannot be received into;
@@ -207,6 +211,11 @@ impl Out {
         inner: &Inner,
         timeout: Option<Duration>,
     ) -> PyResult<Delivered> {
+        if !inner.open.is_closed()
+            && let Some(snapshot) = self.undelivered().take()
+        {
+            return Ok(Ok(snapshot));
+        }
         let Receiving { mut received, stop, values, entries, names, extra } = self.begin(py, inner)?;
         let waited = wait(py, at_most(timeout, received.as_mut()));
         let (received, interrupt) = match waited {
@@ -228,7 +237,16 @@ impl Out {
                 if !matches!(delivered, Ok(Err(_))) {
                     *self.torn() = None;
                 }
-                return interrupt.map_or(delivered, Err);
+                return match (interrupt, delivered) {
+                    (None, delivered) => delivered,
+                    (Some(interrupt), delivered) => {
+                        match delivered {
+                            Ok(delivered) => *self.undelivered() = delivered.ok(),
+                            Err(error) => interrupt.set_cause(py, Some(error)),
+                        }
+                        Err(interrupt)
+                    }
+                };
             }
             Err(unfilled) => *unfilled,
         };
@@ -317,6 +335,15 @@ impl Out {
 
     fn name_match(&self) -> NameMatch {
         if self.is_strict { NameMatch::Exact } else { NameMatch::Common }
+    }
+
+    /// Whether the next call delivers a version that the tensors hold already.
+    pub(crate) fn has_undelivered(&self) -> bool {
+        self.undelivered().is_some()
+    }
+
+    fn undelivered(&self) -> MutexGuard<'_, Option<Snapshot>> {
+        self.undelivered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn torn(&self) -> MutexGuard<'_, Option<VersionId>> {

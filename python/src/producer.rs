@@ -6,7 +6,7 @@ use crate::{
     hold::HoldUntil,
     metadata,
     publication::Publication,
-    relay::parse_topic,
+    relay::{REMEMBERED_MAX, parse_topic},
     runtime::{self, ProcessLocal},
     tensors_in::{TensorOptions, TensorsIn},
     version::OnOneGpu,
@@ -34,7 +34,8 @@ pub(crate) struct Producer {
     gpus: ProcessLocal<Gpus>,
     /// The user that the server's process must run as.
     server_uid: Option<u32>,
-    /// The topics that this producer ended, and whether it withdrew them: ending them again is not an error.
+    /// The topics that this producer ended, and whether it withdrew them: ending them again is not an error. They are
+    /// forgotten at [`REMEMBERED_MAX`].
     ended: Mutex<HashMap<Topic, bool>>,
 }
 
@@ -213,7 +214,11 @@ impl Producer {
         let (topic, producer) = (parse_topic(py, topic)?, self.connected(py, None)?);
         let ended = || self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let Err(error) = wait(py, producer.end(topic.clone(), withdraw))? else {
-            ended().insert(topic, withdraw);
+            let mut ended = ended();
+            if ended.len() >= REMEMBERED_MAX {
+                ended.clear();
+            }
+            ended.insert(topic, withdraw);
             return Ok(());
         };
         let is_not_open = matches!(error, PublishError::Refused { reason: Refusal::TopicEnded, .. });

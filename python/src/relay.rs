@@ -57,7 +57,7 @@ type SharedPublisher = Arc<Closable<TopicPublisher>>;
 
 /// The number of topics at which the names of withdrawn topics are forgotten, so that a program that keeps creating
 /// and withdrawing topics needs bounded memory.
-const REMEMBERED_MAX: usize = 4_096;
+pub(crate) const REMEMBERED_MAX: usize = 4_096;
 
 /// The state until it is closed.
 struct Open {

@@ -262,7 +262,7 @@ impl Subscription {
     }
 
     /// `next` as a coroutine of asyncio, which begins when it is awaited or made a task. When it is cancelled, no
-    /// version is lost. Not with `atomic=False`.
+    /// version is lost: the next call returns it, even if the tensors of `out` have it already. Not with `atomic=False`.
     #[pyo3(signature = (timeout = None))]
     fn next_async<'py>(slf: Py<Self>, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let timeout = seconds("timeout", timeout)?;
@@ -333,6 +333,7 @@ impl Subscription {
         // A version that was not delivered is not acknowledged.
         if let Some(open) = turn.as_mut().and_then(ExclusiveUse::value)
             && open.undelivered.is_none()
+            && !self.out.as_ref().is_some_and(Out::has_undelivered)
         {
             open.subscription.acknowledge();
         }

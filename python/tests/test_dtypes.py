@@ -174,6 +174,9 @@ def test_casts_are_made_by_the_framework(relay, client):
         relay.publish("t", sent, dtype="bfloat")
     with pytest.raises(tensor_relay.UnsupportedTensorError, match="cannot be cast to i32"):
         relay.publish("t", sent, dtype=np.int32)
+    for tensor in frameworks.values():
+        with pytest.raises(tensor_relay.UnsupportedTensorError, match="f8_e8m0fnu has no sign"):
+            relay.publish("t", {"x": tensor}, dtype="f8_e8m0fnu")
 
 
 def test_dtypes_have_the_names_of_all_frameworks(relay, client):
@@ -197,6 +200,14 @@ def test_another_byte_order_is_refused(relay):
     with pytest.raises(tensor_relay.UnsupportedTensorError, match="another machine's byte order") as refused:
         relay.publish("t", {"x": np.array([1, 2], dtype=">i4")})
     assert "newbyteorder" in str(refused.value)
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_another_byte_order_is_not_received_into(relay, client, atomic):
+    relay.publish("t", {"x": np.array([1, 2], dtype="i4")})
+    with pytest.raises(tensor_relay.TargetError, match="receive into an array of this machine's") as refused:
+        client.get("t", out={"x": np.array([1, 2], dtype=">i4")}, atomic=atomic)
+    assert "astype" not in str(refused.value), "a copy would not be written"
 
 
 SUB_BYTE = [f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)]

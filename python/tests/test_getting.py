@@ -72,6 +72,35 @@ def test_get_receives_into_tensors(relay, client):
         client.get("t", out={"x": np.zeros(4, "f4")})
 
 
+CALLS = {
+    "get": lambda client, **options: client.get("t", **options),
+    "get_async": lambda client, **options: asyncio.run(awaited(client.get_async, options)),
+    "describe": lambda client, **options: client.describe("t", **options),
+    "describe_async": lambda client, **options: asyncio.run(awaited(client.describe_async, options)),
+    "stream": lambda client, **options: client.stream("t", **options),
+    "stream_async": lambda client, **options: client.stream_async("t", **options),
+}
+
+
+async def awaited(call, options):
+    return await call("t", **options)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_epoch_needs_a_version(relay, client, name):
+    epoch = publish(relay, 1)[0].epoch
+    with pytest.raises(tensor_relay.RequestError, match="epoch.*give the version's number"):
+        CALLS[name](client, epoch=epoch)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("timeout", [float("nan"), -1])
+def test_an_invalid_timeout_is_a_value_error(relay, client, name, timeout):
+    publish(relay, 1)
+    with pytest.raises(ValueError, match="timeout is .* must be in seconds"):
+        CALLS[name](client, timeout=timeout)
+
+
 def test_coroutines_run_concurrently(relay, client):
     publish(relay, 1)
 

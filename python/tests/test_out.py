@@ -402,6 +402,42 @@ def test_nothing_writes_after_a_call_that_ended_early(request, tmp_path, how, er
         assert np.array_equal(out["x"], sent)
 
 
+@pytest.mark.parametrize("mode", ["latest", "every"])
+def test_a_version_that_is_whole_when_its_call_is_interrupted_is_returned_by_the_next_call(request, tmp_path, mode):
+    """Method: the path stops in the middle of the version; the signal handler lets the rest pass, and raises once the
+    client has received it."""
+
+    def interrupted(*_):
+        gate.open()
+        publications[0].wait_committed(timeout=TIMEOUT_S)
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, interrupted)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, previous))
+    with gated(tmp_path) as (relay, client, gate):
+        out, publications = Watched(x=np.zeros(SIZE, np.uint8)), []
+        with client.subscribe("t", out=out, atomic=False, mode=mode) as subscription:
+            gate.close_after(GATE_BYTES)
+
+            def publish():
+                out.wait_until_lent(2)
+                publications.append(relay.publish("t", {"x": np.ones(SIZE, np.uint8)}))
+                wait_until(gate.is_closed)
+                interrupt_main_thread()
+
+            publisher = threading.Thread(target=publish)
+            publisher.start()
+            with pytest.raises(KeyboardInterrupt) as interrupt:
+                subscription.next(TIMEOUT_S)
+            publisher.join()
+            assert interrupt.value.__cause__ is None and out["x"].all()
+            subscription.acknowledge()  # Not of the version that was not returned.
+            assert subscription.next(0).version == 1
+            subscription.acknowledge()
+            relay.publish("t", {"x": np.zeros(SIZE, np.uint8)})
+            assert subscription.next(TIMEOUT_S).version == 2 and not out["x"].any()
+
+
 def test_memory_may_be_freed_after_a_timeout(tmp_path):
     torch = pytest.importorskip("torch")
     with gated(tmp_path) as (relay, client, gate):

@@ -49,7 +49,7 @@ TORCH_AT_LEAST = "2.1"
 
 # The dtypes that `dtype=` may cast to, with the names that NumPy, ml_dtypes, PyTorch and JAX share.
 _CAST_DTYPES = {"f16": "float16", "f32": "float32", "f64": "float64"} | {
-    dtype: name for dtype, name in _ML_NAMES.items()
+    dtype: name for dtype, name in _ML_NAMES.items() if dtype != "f8_e8m0fnu"
 }
 
 # The largest number of f8_e4m3fn.
@@ -92,6 +92,10 @@ def writable_exporter(tensor: Any) -> tuple[Any, str | None, bool]:
         detached = tensor.detach()
         return (detached, None, False) if not detached.is_cuda else _torch_exporter(detached, tensor)
     if numpy is not None and isinstance(tensor, numpy.ndarray):
+        if not tensor.dtype.isnative:
+            raise TypeError(
+                "it has another machine's byte order: receive into an array of this machine's, and copy from that"
+            )
         array, dtype, is_copy = _numpy_exporter(tensor)
         if is_copy:
             raise TypeError("its elements are not aligned: receive into an aligned array")
@@ -261,6 +265,8 @@ def to_python_number(value: Any) -> Any:
 
 def cast(tensor: Any, dtype: str) -> Any:
     """The tensor cast to another floating-point dtype by its own framework."""
+    if dtype == "f8_e8m0fnu":
+        raise TypeError("f8_e8m0fnu has no sign, so a cast to it would lose signs: publish scales in that dtype already")
     if dtype not in _CAST_DTYPES:
         raise TypeError(f"floating-point tensors cannot be cast to {dtype}: dtype is one of {', '.join(_CAST_DTYPES)}")
     name = _CAST_DTYPES[dtype]

@@ -1,5 +1,8 @@
 """`relay://` through fsspec, pandas and pyarrow; and a model through `pull` and transformers."""
 
+import errno
+import os
+import pathlib
 import pickle
 
 import numpy as np
@@ -13,6 +16,7 @@ fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 from tensor_relay.integrations.fsspec import RelayFileSystem, publish_folder  # noqa: E402
 
 CSV = "a,b\n1,x\n2,y\n"
+NO_SERVER = "relay://127.0.0.1:9?key=sha256:" + "ab" * 32
 
 
 @pytest.fixture
@@ -65,6 +69,115 @@ def test_files_are_read_whole_and_in_ranges(files, folder):
         files.open("data/one/new", "wb")
     with pytest.raises(IsADirectoryError):
         files.open("data/one/deep")
+
+
+@pytest.mark.parametrize("call", [
+    lambda files, _: files.find("data"), lambda files, _: files.glob("data/*/*.csv"), lambda files, _: list(files.walk("data")),
+    lambda files, _: files.du("data"), lambda files, _: files.exists("data/one"), lambda files, _: files.isdir("data/one"),
+    lambda files, _: files.isfile("data/one/empty"), lambda files, to: files.get("data", str(to), recursive=True),
+])  # fmt: skip
+def test_an_error_is_not_an_empty_folder(files, tmp_path, call):
+    unreachable = RelayFileSystem(NO_SERVER, timeout=0.2, skip_instance_cache=True)
+    with pytest.raises(tensor_relay.RelayConnectionError):
+        call(unreachable, tmp_path / "none")
+
+    def fail(topic):
+        raise tensor_relay.RelayTimeoutError(f"{topic} was not described in time")
+
+    files._describe = fail
+    with pytest.raises(tensor_relay.RelayTimeoutError, match="data/one"):
+        call(files, tmp_path / "some")
+
+
+def test_walk_leaves_out_what_is_missing_or_as_the_caller_says(files):
+    assert list(files.walk("other")) == files.find("other") == files.glob("other/*") == []
+    unreachable = RelayFileSystem(NO_SERVER, timeout=0.2, skip_instance_cache=True)
+    assert list(unreachable.walk("data", on_error="omit")) == []
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(relay, folder, monkeypatch):
+    def publish_while(change):
+        plain_open = pathlib.Path.open
+
+        def open_and_change(path, *arguments, **options):
+            file = plain_open(path, *arguments, **options)
+            if path.name == "table.csv":  # The last one that is read.
+                change()
+            return file
+
+        monkeypatch.setattr(pathlib.Path, "open", open_and_change)
+        try:
+            return publish_folder(relay, "t", folder)
+        finally:
+            monkeypatch.undo()
+
+    changed = folder / "deep" / "er" / "bytes.bin"
+    other = folder.parent / "other"
+    other.write_bytes(bytes(changed.stat().st_size))
+    changes = {
+        "shorter": lambda: os.truncate(changed, 10),
+        "rewritten": lambda: (changed.write_bytes(bytes(256 * 40)), os.utime(changed, ns=(1, 1))),
+        "replaced": lambda: other.rename(changed),
+    }
+    for how, change in changes.items():
+        with pytest.raises(OSError, match="bytes.bin") as refused:
+            publish_while(change)
+        assert refused.value.errno == errno.EBUSY, how
+    assert publish_while(lambda: None).version == 1, "nothing was published before"
+
+
+def test_a_file_that_shrinks_while_it_is_read_does_not_end_the_program(relay, folder, monkeypatch):
+    plain_fstat, changed = os.fstat, folder / "deep" / "er" / "bytes.bin"
+
+    def fstat_and_shrink(file):
+        status = plain_fstat(file)
+        if status.st_ino == changed.stat().st_ino:
+            os.truncate(changed, 10)
+        return status
+
+    monkeypatch.setattr(os, "fstat", fstat_and_shrink)
+    with pytest.raises(OSError, match="changed while.*bytes.bin"):
+        publish_folder(relay, "t", folder)
+
+
+@pytest.mark.parametrize("to, error", [
+    ("deep/er", IsADirectoryError), ("none", FileNotFoundError), ("link", OSError), ("../outside", PermissionError),
+])  # fmt: skip
+def test_links_that_are_not_followed_are_refused_by_name(relay, folder, to, error):
+    (folder.parent / "outside").write_text("secret")
+    (folder / "link").symlink_to(folder / to)
+    with pytest.raises(error, match="link"):
+        publish_folder(relay, "t", folder)
+
+
+def test_links_to_files_within_the_folder_are_published(relay, client, folder):
+    (folder / "link").symlink_to("deep/er/bytes.bin")
+    blobs = folder.parent / "model" / "blobs"
+    snapshot = folder.parent / "model" / "snapshots" / "abc"
+    blobs.mkdir(parents=True), snapshot.mkdir(parents=True)
+    (blobs / "0123").write_text(CSV)
+    (snapshot / "table.csv").symlink_to("../../blobs/0123")
+    publish_folder(relay, "t", folder)
+    publish_folder(relay, "cached", snapshot)
+    assert client.get("t")["link"].nbytes == 256 * 40
+    assert client.get("cached")["table.csv"].nbytes == len(CSV)
+
+
+def test_what_is_no_readable_folder_is_refused_by_name(relay, folder, monkeypatch):
+    with pytest.raises(NotADirectoryError, match="is a file.*table.csv"):
+        publish_folder(relay, "t", folder / "table.csv")
+    with pytest.raises(FileNotFoundError, match="none"):
+        publish_folder(relay, "t", folder / "none")
+    plain_scandir = os.scandir
+
+    def scandir(path):  # Permissions would not bind a test that runs as root.
+        if os.fspath(path).endswith("deep"):
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return plain_scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(PermissionError, match="deep"):
+        publish_folder(relay, "t", folder)
 
 
 def test_listing_and_opening_transfer_no_payload(relay):

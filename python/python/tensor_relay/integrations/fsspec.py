@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import errno
 import io
-import mmap
 import os
+import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .._native import Client, Description, Publication, Relay
 from .._shared import shared_client
 from ..errors import TopicEndedError, TopicNotFoundError, VersionNotFoundError
 from . import check_host
 
-check_host("fsspec", "2023.1", "2028")
+check_host("fsspec", "2023.9", "2028")
 
 from fsspec.spec import AbstractFileSystem  # noqa: E402
 
@@ -39,24 +39,74 @@ def publish_folder(
     relay: Relay, topic: str, folder: str | os.PathLike[str], *, metadata: Mapping[str, Any] | None = None
 ) -> Publication:
     """Publishes all files below a folder as the next version of a topic, each as a tensor of bytes named by its path.
-    Symbolic links to files are followed; special files are skipped. For a model's folder use `Relay.publish_files`,
-    which publishes the weights as tensors.
+    Symbolic links to files are followed within the folder, and to the blobs of Hugging Face's cache; special files are
+    skipped. For a model's folder use `Relay.publish_files`, which publishes the weights as tensors. During the call,
+    memory holds the files twice.
 
-    Raises OSError for a file that cannot be read, and the errors of `Relay.publish`.
+    Raises OSError, which names the file: one that cannot be read or that changes meanwhile, a folder that cannot be
+    read, a link to a folder, a link that leads nowhere or out of the folder. Then nothing was published. Also raises
+    the errors of `Relay.publish`.
     """
     root = Path(folder)
-    files = {path.relative_to(root).as_posix(): _mapped(path) for path in sorted(root.rglob("*")) if path.is_file()}
+    if root.is_file():
+        raise NotADirectoryError(errno.ENOTDIR, "it is a file: give the folder that it is in", os.fspath(folder))
+    files: dict[str, bytearray] = {}
+    states: dict[Path, tuple[int, ...]] = {}
+    for path in sorted(_files_below(root)):
+        with path.open("rb") as file:
+            before = os.fstat(file.fileno())
+            content = bytearray(before.st_size)
+            if file.readinto(content) < before.st_size:
+                _raise_changed(path)
+        files[path.relative_to(root).as_posix()], states[path] = content, _state(before)
     if not files:
         raise FileNotFoundError(errno.ENOENT, "there are no files in it", os.fspath(folder))
+    for path, state in states.items():
+        if _state(path.stat()) != state:
+            _raise_changed(path)
     return relay.publish(topic, files, metadata=metadata)
 
 
-def _mapped(path: Path) -> mmap.mmap | bytes:
-    """The content of a file, mapped into memory."""
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return b""  # `mmap` refuses empty files.
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+def _files_below(root: Path) -> Iterator[Path]:
+    """The regular files below a folder, with links to those that may be published."""
+    roots = _link_roots(root.resolve())
+    for parent, folders, names in os.walk(root, onerror=_raise):
+        for path in (Path(parent, name) for name in (*folders, *names)):
+            mode = path.stat().st_mode  # Raises for a link that leads nowhere.
+            if path.is_symlink():
+                if stat.S_ISDIR(mode):
+                    reason = "links to folders are not followed: copy the folder, or publish it as a topic of its own"
+                    raise IsADirectoryError(errno.EISDIR, reason, os.fspath(path))
+                if not any(path.resolve().is_relative_to(each) for each in roots):
+                    reason = "the link leads out of the folder, and is not followed: copy the file"
+                    raise PermissionError(errno.EPERM, reason, os.fspath(path))
+            if stat.S_ISREG(mode):
+                yield path
+
+
+def _link_roots(folder: Path) -> list[Path]:
+    """The folders that links may lead to, as for `Relay.publish_files`: the folder itself; and for
+    `MODEL/snapshots/REVISION` of Hugging Face's cache, or a folder in it, `MODEL/blobs`."""
+    return [folder, *(above.parent / "blobs" for above in folder.parents if above.name == "snapshots")][:2]
+
+
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    """What differs once a file was written to or replaced."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _raise_changed(path: Path) -> NoReturn:
+    reason = "the file changed while the folder was read: publish the folder again when nothing writes to it"
+    raise OSError(errno.EBUSY, reason, os.fspath(path))
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -69,7 +119,8 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
     timeout: how long each request may take, in seconds.
     cache_bytes: the most memory for received files, cached for further reads.
 
-    The first read of a file receives the whole file. A listing costs at most two round trips, and no payload.
+    The first read of a file receives the whole file. A listing costs at most two round trips, and no payload. A
+    listing that fails raises its error; fsspec's own `walk`, and so `find` and `glob`, would leave files out instead.
     """
 
     protocol = "relay"
@@ -129,6 +180,33 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
             if entry["name"] == path:
                 return dict(entry)
         return {"name": path, "size": 0, "type": "directory"}
+
+    def walk(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        topdown: bool = True,
+        on_error: str | Callable[[OSError], Any] = _raise_unless_missing,
+        **options: Any,
+    ) -> Any:
+        """As in fsspec, except that by default all errors are raised but that there is no such topic or folder."""
+        return super().walk(path, maxdepth, topdown, on_error, **options)
+
+    def exists(self, path: str, **_: Any) -> bool:
+        return self._type_of(path) is not None
+
+    def isdir(self, path: str) -> bool:
+        return self._type_of(path) == "directory"
+
+    def isfile(self, path: str) -> bool:
+        return self._type_of(path) == "file"
+
+    def _type_of(self, path: str) -> str | None:
+        """The kind of an entry, or None if there is none. Other errors are raised."""
+        try:
+            return str(self.info(path)["type"])
+        except FileNotFoundError:
+            return None
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         """The bytes of a file, or a range of them. The whole file is received, and cached within `cache_bytes`."""
