@@ -202,6 +202,7 @@ impl Subscriber {
             _ => None,
         };
         self.history.check_announced(&announce.id, resumable, announce.afresh)?;
+        self.history.handle_announced(&announce.id, announce.afresh);
         if let Some(place) = announce.lost_place {
             self.history.handle_lost_place(place);
         }
@@ -537,8 +538,9 @@ impl Subscriber {
 
     /// Acknowledges that the user has processed a version and all before it.
     pub fn acknowledge(&mut self, epoch: Epoch, version: Version) {
-        self.history.handle_acknowledged(epoch, version);
-        self.send(ClientMessage::Acknowledge { subscription: self.request.subscription, epoch, version });
+        if self.history.handle_acknowledged(epoch, version) {
+            self.send(ClientMessage::Acknowledge { subscription: self.request.subscription, epoch, version });
+        }
     }
 
     /// The time at which to call [`handle_timeout`](Self::handle_timeout); `None` without a current version.

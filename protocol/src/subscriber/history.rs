@@ -35,6 +35,8 @@ pub(super) struct History {
     /// The length of `unacknowledged` when the last connection was lost: a restarted server does not count these
     /// versions in its window.
     carried: usize,
+    /// Whether the server went on from an older record: numbers of other content come again.
+    has_fallen: bool,
 }
 
 impl History {
@@ -50,6 +52,7 @@ impl History {
             acknowledged: None,
             unacknowledged: VecDeque::new(),
             carried: 0,
+            has_fallen: false,
         }
     }
 
@@ -112,6 +115,17 @@ impl History {
         }
     }
 
+    /// Handles an announcement that passed [`check_announced`](Self::check_announced). If the number has fallen, earlier
+    /// versions are other content than the server's of these numbers: they are not acknowledged any more, because the
+    /// server would count that for its own.
+    pub(super) fn handle_announced(&mut self, id: &VersionId, afresh: bool) {
+        let committed = self.committed.as_ref().filter(|(last, _)| last.epoch == id.epoch);
+        if afresh && committed.is_some_and(|(last, _)| last.version > id.version) {
+            self.unacknowledged.clear();
+            (self.carried, self.has_fallen) = (0, true);
+        }
+    }
+
     /// Records the place that this reader had before it was given up: versions from there on may be missing.
     pub(super) fn handle_lost_place(&mut self, Place { epoch, version }: Place) {
         if self.committed.is_none() && !matches!(self.start, Start::At(..)) {
@@ -146,13 +160,17 @@ impl History {
         committed.is_some_and(|(last, _)| last.epoch != id.epoch || last.version >= id.version)
     }
 
-    /// Records that the user acknowledged a version and all before it.
-    pub(super) fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) {
-        self.acknowledged = Some((epoch, version));
-        // The last of equal ones: after a fall, numbers come again.
-        if let Some(at) = self.unacknowledged.iter().rposition(|of| *of == (epoch, version)) {
+    /// Records that the user acknowledged a version and all before it; returns whether the server is to be told.
+    pub(super) fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) -> bool {
+        let acknowledged = self.unacknowledged.iter().position(|of| *of == (epoch, version));
+        if let Some(at) = acknowledged {
             self.unacknowledged.drain(..=at);
         }
+        let is_told = acknowledged.is_some() || !self.has_fallen;
+        if is_told {
+            self.acknowledged = Some((epoch, version));
+        }
+        is_told
     }
 
     /// Records the loss of the connection. On the next one, no version counts as ended: a version that was given up may
@@ -252,7 +270,8 @@ mod tests {
         assert_eq!((gap.missing(), gap.after), (None, Some(id(1, 5))));
     }
 
-    /// A server that goes on from an older record publishes numbers again. Their acknowledgements count for the new ones.
+    /// A server that goes on from an older record publishes numbers again. What was received of earlier ones is not
+    /// acknowledged any more, since that would count for the new ones.
     #[test]
     fn numbers_that_come_again_are_acknowledged() {
         let mut history = new_history(Start::Oldest);
@@ -262,10 +281,13 @@ mod tests {
         for _ in 0..10 {
             history.handle_detached();
             for version in 2..=4 {
-                assert_eq!(history.check_announced(&id(1, version), None, version == 2), Ok(()));
+                let afresh = version == 2;
+                assert_eq!(history.check_announced(&id(1, version), None, afresh), Ok(()));
+                history.handle_announced(&id(1, version), afresh);
+                assert!(!afresh || !history.handle_acknowledged(Epoch(1), Version(4)));
                 history.handle_ended(&id(1, version));
                 history.handle_committed(id(1, version), DIGEST);
-                history.handle_acknowledged(Epoch(1), Version(version));
+                assert!(history.handle_acknowledged(Epoch(1), Version(version)));
             }
         }
     }

@@ -85,7 +85,7 @@ impl Copying {
         let extra = targets.extra.matched(py, snapshot.metadata(), select, own_copy)?;
         let mut checked = check(py, snapshot, &targets, out.name_match())?;
         if out.is_strict && snapshot.described().count() == snapshot.manifest().tensors().len() {
-            checked = checked.and(extra.check());
+            checked = checked.and_then(|()| extra.check());
         }
         if let Err(error) = checked {
             return Ok(Err(unfit(snapshot.id(), &error, &targets.entries)));

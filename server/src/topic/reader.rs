@@ -42,8 +42,12 @@ impl Reader {
         let names_first = have.is_some() || matches!(start, Start::At(..));
         let (id, place, begin, lost) = {
             let mut guard = topic.state();
+            let has_other_content = have.is_some_and(|held| guard.is_behind(held));
             let State { retention, places, .. } = &mut *guard;
-            let wanted = start_of(retention, have, start);
+            let wanted = match has_other_content {
+                true => retention.oldest(),
+                false => start_of(retention, have, start),
+            };
             let named = name.as_ref().and_then(|name| places.reader(name));
             let unacknowledged = named.and_then(|reader| retention.place(reader));
             let begin = match unacknowledged {

@@ -254,7 +254,7 @@ fn a_key_is_updated_at_its_limit() {
     let has_update: Vec<_> = (0..8).map(|_| seal(&mut sealer, b"x").len() > plain).collect();
     assert_eq!(has_update, [false, false, true, false, false, true, false, false]);
     // RFC 8446 §5.5: at most 2^24.5 full records with AES-GCM.
-    assert!(RECORDS_PER_KEY_MAX <= 1 << 24);
+    const { assert!(RECORDS_PER_KEY_MAX <= 1 << 24) };
 }
 
 /// A requested key update is sent once, before the next data.
