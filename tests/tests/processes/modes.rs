@@ -50,7 +50,8 @@ fn a_reader_that_returns_late_is_told_what_it_missed() {
     let home = Home::new();
     files::write_noise(&home.path("w"), 1000, 1);
     let mut server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--reader-linger=1"]);
-    let reader = ["subscribe", &server.ticket("w").to_owned(), "--mode=every", "--reader=r", "--json"];
+    let ticket = server.ticket("w").to_owned();
+    let reader = ["subscribe", &ticket, "--mode=every", "--reader=r", "--json"];
     let mut first = home.start(&reader);
     first.wait_for_stdout(r#""version":1"#);
     first.signal_and_wait(Signal::TERM).expect_code(143);
