@@ -80,7 +80,7 @@ pub(crate) fn line(text: &str) -> Result<(), StdoutClosed> {
 /// Writes a line to stdout, or queues it however many wait. For callers that wait until it is [`written`].
 ///
 /// # Errors
-/// As [`line`].
+/// As [`line()`].
 pub(crate) fn kept_line(text: &str) -> Result<(), StdoutClosed> {
     line_within(text, usize::MAX)
 }

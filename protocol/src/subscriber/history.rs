@@ -135,6 +135,8 @@ impl History {
 
     /// Records the end of a version that was committed or given up.
     pub(super) fn handle_ended(&mut self, id: &VersionId) {
+        // If it was given up, it is missing before the first one that is committed.
+        self.handle_lost_place(Place { epoch: id.epoch, version: id.version });
         self.epochs.retain(|(epoch, _)| *epoch != id.epoch);
         let previous = self.last.replace((id.epoch, id.version));
         if let Some(last_of_epoch) = previous.filter(|(epoch, _)| *epoch != id.epoch) {

@@ -318,12 +318,13 @@ impl Breaches {
 
     fn check_places(&mut self, history: &History) {
         for number in 0..history.readers.len() {
-            if let Some((last, first)) = history.kept_place(number) {
+            // A version that could not be read for long is given up, which its reader is told as a gap.
+            let has_gap = matches!(history.readers[number].events.first(), Some((_, Event::Gap { .. })));
+            if let Some((last, first)) = history.kept_place(number).filter(|_| !has_gap) {
                 self.check(first <= last.next(), Promise::PlaceKept, || {
                     format!("reader {number}: began with {first}, although it had left after {last}")
                 });
             }
-            let has_gap = matches!(history.readers[number].events.first(), Some((_, Event::Gap { .. })));
             if let Some((last, first)) = history.place_before(number).filter(|_| !has_gap) {
                 self.check(first <= last.next(), Promise::GapFree, || {
                     format!(
