@@ -608,7 +608,7 @@ pub(crate) fn server_of(py: Python<'_>, ticket: &str) -> PyResult<String> {
 /// Checks the arguments of the methods that are implemented in Python.
 ///
 /// # Errors
-/// `RequestError` for an epoch without a version, or that is none; `ValueError` for an invalid timeout.
+/// `RequestError` for an invalid epoch, or one without a version; `ValueError` for an invalid timeout.
 fn check_wanted(
     py: Python<'_>,
     version: Option<u64>,
@@ -622,7 +622,7 @@ fn check_wanted(
 /// A version's number, with its epoch if it is given.
 ///
 /// # Errors
-/// `RequestError` for an epoch without a version, or that is none.
+/// `RequestError` for an invalid epoch, or one without a version.
 fn version_in(
     py: Python<'_>,
     version: Option<u64>,
