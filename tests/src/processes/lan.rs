@@ -46,6 +46,10 @@ impl Lan {
         lan.add_address(Host::Client, Self::CLIENT);
         lan.set_link_up(Host::Server, true);
         lan.set_link_up(Host::Client, true);
+        for host in [Host::Server, Host::Client] {
+            // The only one that every kernel permits here. BBR, the default of some systems, is hardly slowed by losses.
+            lan.set(host, "net.ipv4.tcp_congestion_control=reno")?;
+        }
         Ok(lan)
     }
 
@@ -71,10 +75,14 @@ impl Lan {
 
     /// Removes an address from a host; its other addresses remain.
     pub fn remove_address(&self, host: Host, address: &str) {
-        let setting = format!("net.ipv4.conf.lan.{PROMOTE_SECONDARIES}=1");
-        try_ip(&["netns", "exec", self.name(host), "sysctl", "-qw", &setting]).unwrap();
+        self.set(host, &format!("net.ipv4.conf.lan.{PROMOTE_SECONDARIES}=1")).unwrap();
         let address = format!("{address}/24");
         try_ip(&["-n", self.name(host), "address", "delete", &address, "dev", "lan"]).unwrap();
+    }
+
+    /// Changes a setting of a host's kernel.
+    fn set(&self, host: Host, setting: &str) -> Result<(), String> {
+        try_ip(&["netns", "exec", self.name(host), "sysctl", "-qw", setting])
     }
 
     /// Drops packets of these protocols ("udp", "tcp") to the server's host, and removes that host's earlier drop

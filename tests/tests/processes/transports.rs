@@ -117,14 +117,14 @@ fn a_blocked_transport_is_replaced_during_a_transfer() {
 }
 
 /// Goal: if a transport begins to lose packets, the session moves to the other one and reports the reason; received
-/// chunks are kept. Method: TCP loses 10 % of its packets from the fourth second on, and QUIC none.
+/// chunks are kept. Method: TCP loses a quarter of its packets from the fourth second on, and QUIC none.
 #[test]
 fn a_lossy_transport_is_replaced() {
     let Some(served) = ServedModel::try_new_with(&[], 2 * MODEL_BYTES) else { return };
     let ticket = served.server.ticket("m");
     let subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
     thread::sleep(Duration::from_secs(4));
-    served.lan.drop_percentage("tcp", 10).unwrap();
+    served.lan.drop_percentage("tcp", 25).unwrap();
     let event = served.finish(subscriber);
     assert_eq!((&event["resumed"], &event["transport"]), (&1.into(), &"quic".into()), "{event}");
     assert_eq!(event["transport_reason"], "it is faster on this path, or being tried", "{event}");
@@ -157,7 +157,7 @@ fn a_session_stays_with_one_of_two_servers() {
     let ticket = served.server.ticket("m");
     let mut subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
     thread::sleep(Duration::from_secs(4));
-    served.lan.drop_percentage("tcp", 10).unwrap();
+    served.lan.drop_percentage("tcp", 25).unwrap();
     subscriber.wait_for_stderr("QUIC reaches another server");
     served.lan.drop_percentage("tcp", 0).unwrap();
     let event = served.finish(subscriber);
