@@ -371,6 +371,8 @@ mod tests {
         assert!(problem().contains("index.json is not a usable weight index"), "{}", problem());
         write(index, r#"{"weight_map": {"t": "a.safetensors"}}"#);
         assert_eq!(problem(), "");
+        let denied = FileError::Io { path, source: io::ErrorKind::PermissionDenied.into() };
+        assert!(denied.to_string().contains("let the server's user read it"), "{denied}");
     }
 
     #[test]
