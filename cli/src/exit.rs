@@ -61,6 +61,9 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     if cause.is::<crate::subscribe::hook::HookError>() {
         return Some(Exit::HookFailed);
     }
+    if cause.is::<crate::subscribe::NotWithin>() {
+        return Some(Exit::Unreachable);
+    }
     if cause.is::<crate::publish::WaitTimeout>() || cause.is::<sidecar::ConnectionLost>() {
         return Some(Exit::Unreachable);
     }

@@ -3,6 +3,7 @@
 pub(crate) mod admission;
 mod ledger;
 mod load;
+mod maintenance;
 mod offer;
 mod publish_socket;
 
@@ -15,15 +16,15 @@ use crate::{
     signals::Signals,
     units,
 };
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use ledger::Ledger;
 use load::Loader;
-use offer::{Offer, Published, WatchedFiles};
+use maintenance::{all_lost, maintain};
+use offer::{Offer, Published};
 use serde::Serialize;
 use serde_json::json;
 use std::{
     collections::HashSet,
-    convert::Infallible,
     io::IsTerminal,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -35,7 +36,6 @@ use tensor_relay_server::{
     BaseStats, BindError, CodecStats, Config, Fingerprint, Identity, Listener, Server, ServerStats, Topic,
     Transport, Tuning, reachable,
 };
-use tokio::task::JoinSet;
 
 /// The event `serving`: the first line of `--json`.
 #[derive(Debug, Serialize)]
@@ -218,72 +218,6 @@ fn served_topic(published: &Published, path: &Path) -> ServedTopic {
         file: path.to_owned(),
         files: published.files.clone(),
     }
-}
-
-/// The maximum number of tasks that poll watched files, each on one thread. A file system that hangs delays only the
-/// files that are polled by the same task.
-const POLLERS_MAX: usize = 16;
-
-/// Maintains `offers` until the returned set is dropped: publishes new content of watched files, and ends topics whose
-/// unwatched files are lost.
-fn maintain(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<Offer> {
-    let mut maintaining = JoinSet::new();
-    let (watched, unwatched): (Vec<_>, Vec<_>) = offers.into_iter().partition(Offer::is_watched);
-    for offer in unwatched {
-        maintaining.spawn(async move {
-            offer.end_when_lost().await;
-            offer
-        });
-    }
-    let mut groups: [Vec<Offer>; POLLERS_MAX] = Default::default();
-    watched
-        .into_iter()
-        .enumerate()
-        .for_each(|(number, offer)| groups[number % POLLERS_MAX].push(offer));
-    for group in groups.into_iter().filter(|group| !group.is_empty()) {
-        maintaining.spawn(async move { match publish_changes(group, interval, as_json).await {} });
-    }
-    maintaining
-}
-
-/// Polls the files of `offers` every `interval`, together, and publishes those that changed, each in a task of its own,
-/// because a publish may wait for readers.
-async fn publish_changes(mut offers: Vec<Offer>, interval: Duration, as_json: bool) -> Infallible {
-    let mut publishing = JoinSet::new();
-    loop {
-        tokio::time::sleep(interval).await;
-        while let Some(published) = publishing.try_join_next() {
-            offers.extend(published);
-        }
-        let files: Vec<_> = offers.iter().filter_map(Offer::files).collect();
-        let polling = move || files.iter().map(WatchedFiles::poll).collect::<Vec<_>>();
-        let Ok(polled) = tokio::task::spawn_blocking(polling).await else { continue };
-        for (mut offer, polled) in std::mem::take(&mut offers).into_iter().zip(polled) {
-            if !offer.handle_polled(polled) {
-                offers.push(offer);
-                continue;
-            }
-            publishing.spawn(async move {
-                if let Some(published) = offer.publish_files(interval).await {
-                    report_published(&published, as_json);
-                }
-                offer
-            });
-        }
-    }
-}
-
-/// Waits until every topic has ended because its files are lost. Returns the error with which the server ends then.
-async fn all_lost(maintaining: &mut JoinSet<Offer>) -> anyhow::Error {
-    // Ended topics are kept until the last one ends, so that their new subscribers receive their errors.
-    let mut lost = vec![];
-    while let Some(offer) = maintaining.join_next().await {
-        lost.push(offer);
-    }
-    anyhow!(
-        "nothing is on offer any more, because the served files were changed in place (see the errors above): start \
-         the server again"
-    )
 }
 
 fn report_published(Published { id, tensors, payload_bytes, files, missed }: &Published, as_json: bool) {

@@ -52,13 +52,16 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     if let Some(admin_port) = &admin_port {
         crate::log::message!("status page: {}", page_url(admin_port.address()));
     }
+    let mut late = std::pin::pin!(late(args.once_within));
     let client = tokio::select! {
         client = open_client(&args, &ticket, &consumer) => client?,
+        error = &mut late => return Err(error.into()),
         exit = signals.next() => return Ok(exit),
     };
     let args = Arc::new(args);
     let result = tokio::select! {
         result = receive(&args, (&client, &consumer), target) => result.map(|()| Exit::Done),
+        error = &mut late => Err(error.into()),
         closed = output::failed() => Err(closed.into()),
         exit = signals.next() => Ok(exit),
     };
@@ -67,6 +70,17 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     match result {
         Err(error) if error.downcast_ref().is_some_and(StdoutClosed::is_expected) => Ok(Exit::Failed),
         result => result,
+    }
+}
+
+/// Waits until the time of `--once-within` is over; for ever without it. Cancel safe.
+async fn late(within: Option<Duration>) -> NotWithin {
+    match within {
+        Some(within) => {
+            tokio::time::sleep(within).await;
+            NotWithin(within)
+        }
+        None => std::future::pending().await,
     }
 }
 
@@ -273,6 +287,14 @@ fn is_normal_end(error: &SubscriptionError) -> bool {
 #[derive(Debug, thiserror::Error)]
 #[error("the server has no topic that matches {0}: `tensor-relay list` lists its topics")]
 pub(crate) struct NoMatchingTopic(Glob);
+
+/// The expired deadline of `--once-within`.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the first version was not received within {0:?}: the server may not have one that matches --from (`tensor-relay \
+     list` shows its versions), or the transfer takes longer; raise --once-within"
+)]
+pub(crate) struct NotWithin(Duration);
 
 /// The error that `--select` selects no tensor of a version.
 #[derive(Debug, thiserror::Error)]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The progress of the version being received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// The version's number; 0 before the first.
+    /// The version's number, from its announcement on; 0 before the first.
     pub version: u64,
     /// The size of the selected payload in bytes; 0 until the manifest has arrived.
     pub payload_bytes: u64,

@@ -184,7 +184,7 @@ impl Reception {
     pub(crate) fn handle_announce(&mut self, announce: Announce) -> Result<(), ProtocolViolation> {
         let now = Instant::now();
         let (is_repeated, resumes) = (self.machine.current_version().is_some(), self.machine.is_receiving());
-        let afresh = announce.afresh.then(|| announce.id.clone());
+        let (version, afresh) = (announce.id.version.0, announce.afresh.then(|| announce.id.clone()));
         self.machine
             .handle_announce(announce, now.into_std(), self.counters.received_bytes())?;
         if is_repeated || self.machine.current_version().is_none() {
@@ -192,6 +192,7 @@ impl Reception {
         }
         if !resumes {
             self.began = now;
+            self.counters.begin(version, 0); // Until its manifest has arrived.
         }
         if let Some(version) = afresh {
             self.base.handle_given_up(); // The base may hold the earlier, different content: drop it.

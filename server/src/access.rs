@@ -72,6 +72,11 @@ impl Access {
         Arc::clone(&self.rules.borrow())
     }
 
+    /// Follows replacements of the rules.
+    pub(crate) fn changes(&self) -> watch::Receiver<Arc<Rules>> {
+        self.rules.clone()
+    }
+
     /// Why the current rules are older than their files; `None` if they are current.
     pub fn problem(&self) -> Option<String> {
         self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()

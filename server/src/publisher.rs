@@ -193,22 +193,26 @@ impl Publisher {
     /// Adds a version once no reader blocks it, evicting readers if necessary.
     async fn push(&self, mut retained: Retained) -> Result<Pushed, PublishError> {
         let deadline = Instant::now() + self.options.publish_timeout;
-        let (mut room, mut is_reported) = (self.topic.room(), false);
-        loop {
+        let mut room = self.topic.room();
+        let mut waiting = Waiting { topic: &self.topic, version: None, is_reported: false };
+        let pushed = loop {
             room.mark_unchanged();
-            self.check_not_expired()?;
+            if let Err(expired) = self.check_not_expired() {
+                break Err(expired);
+            }
             let PublishBlockers { retained: blocked, readers, recheck_at } =
                 match self.topic.push(retained, self.options.keep) {
-                    Ok(pushed) => return Ok(pushed),
+                    Ok(pushed) => break Ok(pushed),
                     Err(blockers) => *blockers,
                 };
             retained = blocked;
+            waiting.version.get_or_insert_with(|| retained.id.clone());
             let is_late = Instant::now() >= deadline;
             if is_late && self.options.when_full == WhenFull::Evict {
                 self.evict(&retained.id, &readers);
                 continue;
             }
-            if is_late && !std::mem::replace(&mut is_reported, true) {
+            if is_late && !std::mem::replace(&mut waiting.is_reported, true) {
                 self.report_waiting(&retained.id, readers.len());
             }
             let until = [recheck_at, (!is_late).then_some(deadline)].into_iter().flatten().min();
@@ -222,7 +226,9 @@ impl Publisher {
                 _ = room.changed() => {}
                 () = recheck => {}
             }
-        }
+        };
+        waiting.version = None;
+        pushed
     }
 
     /// Logs once why versions are sent without deltas although the topic's options permit bases.
@@ -304,6 +310,28 @@ impl Publisher {
         let mut changes = self.topic.changes();
         while !self.topic.is_lost() {
             let _ = changes.changed().await; // The topic holds the sender.
+        }
+    }
+}
+
+/// A publish that may have to wait for readers. If it is cancelled meanwhile, it says that the version is dropped.
+struct Waiting<'a> {
+    topic: &'a TopicState,
+    /// The version, while it waits.
+    version: Option<VersionId>,
+    /// Whether the topic's problem is that the version waits.
+    is_reported: bool,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let Some(version) = &self.version else { return };
+        tracing::warn!(
+            "{version} is not published: its publish was cancelled, or the server ended, while it waited for readers in \
+             mode `every`."
+        );
+        if self.is_reported {
+            self.topic.set_problem(None);
         }
     }
 }

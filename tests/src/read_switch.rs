@@ -3,32 +3,55 @@
 use crate::tensors::write_content;
 use bytes::Bytes;
 use std::{
+    collections::BTreeMap,
     io,
     ops::Range,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 use tensor_relay_device::{BoxFuture, HostSource, Source, SourceError};
 use tensor_relay_protocol::{Manifest, TensorSpec};
 use tensor_relay_server::{Borrowed, Server};
+use tokio::time::Instant;
 
 /// Switches the reads of its versions off and on. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct ReadSwitch(Arc<AtomicBool>);
+pub struct ReadSwitch(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    is_failing: AtomicBool,
+    /// The times of the first and the last failed read of each version.
+    failures: Mutex<BTreeMap<u64, (Instant, Instant)>>,
+}
 
 /// A source whose reads fail while its switch is off.
 #[derive(Debug)]
 struct SwitchedSource {
     switch: ReadSwitch,
+    version: u64,
     source: HostSource,
 }
 
 impl ReadSwitch {
     /// Lets reads fail, or succeed again.
     pub fn set_failing(&self, failing: bool) {
-        self.0.store(failing, Ordering::Relaxed);
+        self.0.is_failing.store(failing, Ordering::Relaxed);
+    }
+
+    /// The versions of which reads failed for `period` or longer, from the first failed one to the last.
+    pub fn failed_for(&self, period: Duration) -> impl Iterator<Item = u64> {
+        let mut failures = self.0.failures.lock().unwrap().clone();
+        failures.retain(|_, (first, last)| *last - *first >= period);
+        failures.into_keys()
+    }
+
+    fn record_failure(&self, version: u64) {
+        let now = Instant::now();
+        self.0.failures.lock().unwrap().entry(version).or_insert((now, now)).1 = now;
     }
 
     /// A version of `specs` with the content of `version`.
@@ -44,7 +67,7 @@ impl ReadSwitch {
                 );
             }
             let source = HostSource::new(Bytes::from(bytes));
-            Arc::new(SwitchedSource { switch: self.clone(), source }) as Arc<dyn Source>
+            Arc::new(SwitchedSource { switch: self.clone(), version, source }) as Arc<dyn Source>
         };
         Borrowed::from_source(&server.staging(), specs, vec![], source).unwrap()
     }
@@ -56,8 +79,9 @@ impl Source for SwitchedSource {
     }
 
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
-        match self.switch.0.load(Ordering::Relaxed) {
+        match self.switch.0.is_failing.load(Ordering::Relaxed) {
             true => {
+                self.switch.record_failure(self.version);
                 let source = io::Error::from_raw_os_error(5); // EIO
                 Box::pin(async move { Err(SourceError::Io { path: "a version".into(), source }) })
             }

@@ -53,6 +53,11 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, help_heading = "What to receive")]
     pub(crate) once: bool,
 
+    /// With --once: end with exit code 3 if that takes longer, in seconds, whatever it waits for. Default: no limit, so
+    /// that a version that an existing topic does not have yet is awaited for ever.
+    #[arg(long, value_name = "SECONDS", value_parser = units::parse_seconds, requires = "once", help_heading = "What to receive")]
+    pub(crate) once_within: Option<Duration>,
+
     /// How long to wait for the first version, in seconds, if the topic does not exist yet or the server aborts the
     /// first version midway.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "What to receive")]

@@ -73,6 +73,9 @@ struct Entry {
     digest: String,
 }
 
+/// The highest version number that is continued. A higher one is damage, after which numbers would overflow.
+const NUMBER_MAX: u64 = 1 << 62;
+
 /// The name of the lock file.
 const LOCK_FILE: &str = "topics.lock";
 
@@ -203,11 +206,15 @@ fn read(path: &Path) -> anyhow::Result<Content> {
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         bail!("it is not a regular file"); // Reading a FIFO would wait for a writer.
     }
-    match fs::read(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).context("it is not a ledger"),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Content::default()),
-        Err(error) => Err(error.into()),
+    let content: Content = match fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).context("it is not a ledger")?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Content::default(),
+        Err(error) => return Err(error.into()),
+    };
+    if content.topics.values().any(|entry| entry.version > NUMBER_MAX) {
+        bail!("it has a version number above {NUMBER_MAX}, which no server reaches");
     }
+    Ok(content)
 }
 
 /// Replaces the file in one step, durably.
@@ -238,8 +245,11 @@ mod tests {
         assert_eq!(reopened.epoch_and_version(&topic, one), Some((Epoch(7), Version(3))));
         assert_eq!(reopened.epoch_and_version(&topic, two), Some((Epoch(7), Version(4))));
         drop(reopened);
-        fs::write(state.path().join("topics.json"), "rubbish").unwrap();
-        assert_eq!(Ledger::open(state.path()).unwrap().epoch_and_version(&topic, one), None);
+        let too_high = r#"{"topics": {"t": {"epoch": "7", "version": 18446744073709551615, "digest": ""}}}"#;
+        for damaged in ["rubbish", too_high] {
+            fs::write(state.path().join("topics.json"), damaged).unwrap();
+            assert_eq!(Ledger::open(state.path()).unwrap().epoch_and_version(&topic, one), None);
+        }
     }
 
     #[test]

@@ -10,12 +10,13 @@ use crate::{
 };
 use std::{
     convert::Infallible,
+    io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 use tensor_relay_server::{
-    Epoch, FileWatch, FolderRules, MISSED_GENERATIONS_KEY, Observation, Publisher, Server, Topic,
+    Epoch, FileError, FileWatch, FolderRules, MISSED_GENERATIONS_KEY, Observation, Publisher, Server, Topic,
     VersionDigest, VersionId, epoch_of,
 };
 
@@ -48,10 +49,9 @@ pub(crate) struct LoadedOffer {
 /// Detects when the files of a topic are replaced, and logs each problem with them once.
 struct Watch {
     topic: Topic,
-    path: PathBuf,
     files: Arc<Mutex<FileWatch>>,
-    /// Whether the files are missing, so that this is logged once.
-    is_missing: bool,
+    /// Why there is nothing to serve, so that each reason is logged once.
+    missing: Option<String>,
     /// The last logged error of publishing the files.
     last_error: Option<String>,
     /// The wait after the last failed attempt to publish the files, and its end; until then, the same files are not
@@ -140,10 +140,10 @@ impl Offer {
     /// Handles a poll of the files; returns whether their content is new and complete, so that it should be published.
     pub(crate) fn handle_polled(&mut self, polled: Polled) -> bool {
         let Self { source, watch: Some(watch) } = self else { return false };
-        let was_missing = watch.is_missing;
+        let before = watch.missing.clone();
         let observation = watch.handle_polled(polled);
-        if watch.is_missing != was_missing {
-            source.publisher.set_problem(watch.is_missing.then(|| watch.missing_files()));
+        if watch.missing != before {
+            source.publisher.set_problem(watch.missing.clone());
         }
         observation == Observation::Changed
     }
@@ -184,10 +184,12 @@ pub(crate) struct WatchedFiles {
 }
 
 /// The result of polling the files of a topic.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) struct Polled {
     /// What the poll reported; `None` if it was silent.
     observation: Option<Observation>,
+    /// Why there is nothing to serve.
+    missing: Option<String>,
     /// Whether a silent poll found other files.
     is_changed: bool,
     missed: u64,
@@ -201,7 +203,22 @@ impl WatchedFiles {
             true => (None, files.poll_silently()),
             false => (Some(files.poll()), false),
         };
-        Polled { observation, is_changed, missed: files.missed() }
+        let missing = files.problem().filter(|_| observation == Some(Observation::Missing));
+        let missing = missing.map(|problem| missing_files(files.path(), problem));
+        Polled { observation, missing, is_changed, missed: files.missed() }
+    }
+}
+
+/// The message that there is nothing to serve at `path`, and why.
+fn missing_files(path: &Path, problem: &FileError) -> String {
+    let shown = path.display();
+    match problem {
+        FileError::Io { path: missing, source }
+            if missing == path && source.kind() == io::ErrorKind::NotFound =>
+        {
+            format!("there is nothing to serve at {shown} any more: put a file or a folder there")
+        }
+        problem => format!("{shown} cannot be served any more: {problem}"),
     }
 }
 
@@ -256,31 +273,27 @@ impl Watch {
         let files = tokio::task::spawn_blocking(move || FileWatch::new(&watched, rules)).await?;
         Ok(Self {
             topic: topic.clone(),
-            path: path.into(),
             files: Arc::new(Mutex::new(files)),
-            is_missing: false,
+            missing: None,
             last_error: None,
             retry: None,
             is_missed_logged: false,
         })
     }
 
-    fn missing_files(&self) -> String {
-        format!("there is nothing to serve at {} any more", self.path.display())
-    }
-
     /// Handles a poll; returns what it reported.
-    fn handle_polled(&mut self, Polled { observation, is_changed, missed }: Polled) -> Observation {
+    fn handle_polled(&mut self, polled: Polled) -> Observation {
+        let Polled { observation, missing, is_changed, missed } = polled;
         if is_changed {
             self.retry = None; // Other files may be published at once.
         }
         let Some(observation) = observation else { return Observation::Settling };
-        let is_missing = observation == Observation::Missing;
-        if is_missing && !self.is_missing {
-            let (topic, missing) = (&self.topic, self.missing_files());
-            tracing::warn!("{topic}: {missing}; the published version stays on offer.");
+        if let Some(missing) = &missing
+            && self.missing.as_ref() != Some(missing)
+        {
+            tracing::warn!("{}: {missing}. The published version stays on offer.", self.topic);
         }
-        self.is_missing = is_missing;
+        self.missing = missing;
         self.log_missed(missed);
         observation
     }

@@ -25,13 +25,9 @@ const SIDE_FILES_MAX_BYTES: u64 = 64 << 20;
 pub(super) fn read(path: &Path, rules: FolderRules) -> Result<Contents, FileError> {
     let folder = Folder::open(path, rules)?;
     let listing = Listing::of(&folder)?;
+    let index = listing.complete_index(&folder)?;
     let mut contents = Contents::new(FileForm::new(FileKind::Directory));
     contents.skipped = listing.skipped;
-    let index = read_index(&folder, &listing.indexes)?;
-    // An index says which weights the model has; without one, a lost file would be missing in silence.
-    if let Some(lost) = listing.lost.iter().find(|lost| index.is_none() || lost.is_index()) {
-        return Err(FileError::Dangling { path: path.join(lost) });
-    }
     let weights = choose_weights(path, listing.weights, index.as_ref(), &mut contents)?;
     read_weights(&folder, &weights, &mut contents)?;
     if let Some((name, index)) = &index {
@@ -99,6 +95,31 @@ impl Listing {
         self.stamps.insert(parsed, Stamp::of(&metadata));
         Ok(())
     }
+
+    /// The index of the folder, if it has one.
+    ///
+    /// # Errors
+    /// When a file that the model needs is missing: an index says which weights the model has; without one, a link that
+    /// leads nowhere would be missing in silence.
+    pub(super) fn complete_index(
+        &self,
+        folder: &Folder,
+    ) -> Result<Option<(FileName, WeightIndex)>, FileError> {
+        let index = read_index(folder, &self.indexes)?;
+        let wanted = index.as_ref().map(|(_, index)| index.files());
+        let is_needed =
+            |file: &&FileName| file.is_index() || wanted.as_ref().is_none_or(|wanted| wanted.contains(file));
+        if let Some(lost) = self.lost.iter().find(is_needed) {
+            return Err(FileError::Dangling { path: folder.path.join(lost) });
+        }
+        let missing = wanted.iter().flatten().find(|file| !self.weights.contains(file));
+        match (&index, missing) {
+            (Some((name, _)), Some(missing)) => {
+                Err(FileError::MissingShard { index: folder.path.join(name), shard: (*missing).clone() })
+            }
+            _ => Ok(index),
+        }
+    }
 }
 
 fn not_a_file(metadata: &Metadata) -> SkipReason {
@@ -109,10 +130,7 @@ fn not_a_file(metadata: &Metadata) -> SkipReason {
 }
 
 /// The index of a folder, if it has one.
-pub(super) fn read_index(
-    folder: &Folder,
-    indexes: &[FileName],
-) -> Result<Option<(FileName, WeightIndex)>, FileError> {
+fn read_index(folder: &Folder, indexes: &[FileName]) -> Result<Option<(FileName, WeightIndex)>, FileError> {
     let name = match indexes {
         [] => return Ok(None),
         [name] => name,
@@ -140,9 +158,6 @@ fn choose_weights(
         (Some((name, index)), _) => {
             if index.files().is_empty() && !found.is_empty() {
                 return Err(FileError::EmptyIndex { index: path.join(name) });
-            }
-            if let Some(missing) = index.files().into_iter().find(|file| !found.contains(file)) {
-                return Err(FileError::MissingShard { index: path.join(name), shard: missing.clone() });
             }
             (index.files(), SkipReason::NotInIndex)
         }

@@ -18,7 +18,7 @@ use tensor_relay_protocol::{
 #[non_exhaustive]
 pub enum FileError {
     /// A file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {source}{}", path.display(), remedy(source))]
     Io {
         /// The file.
         path: PathBuf,
@@ -40,9 +40,9 @@ pub enum FileError {
         /// The link.
         path: PathBuf,
     },
-    /// A link in a folder leads nowhere, and its name says that the model needs it.
+    /// A link leads nowhere: the watched path itself, or a file in a folder whose name says that the model needs it.
     #[error(
-        "{} is a link that leads nowhere, so the model is incomplete: finish its download, or remove the link",
+        "{} is a link that leads nowhere, so the model is incomplete: finish its download, or replace or remove the link",
         path.display()
     )]
     Dangling {
@@ -250,6 +250,14 @@ pub enum FileError {
         /// The reason.
         source: Box<StageError>,
     },
+}
+
+/// What to do about a failed system call on a file.
+fn remedy(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => ": let the server's user read it, and enter its folder",
+        _ => "",
+    }
 }
 
 impl FileError {

@@ -1,14 +1,9 @@
 //! [`FileWatch`]: detects complete changes of served files.
 
-use super::{
-    FileError, FolderRules, TensorFiles,
-    directory::{Listing, read_index},
-    folder::Folder,
-    served::Stamp,
-};
+use super::{FileError, FolderRules, TensorFiles, directory::Listing, folder::Folder, served::Stamp};
 use std::{
     collections::BTreeMap,
-    fs, mem,
+    fs, io, mem,
     path::{Path, PathBuf},
 };
 
@@ -29,6 +24,8 @@ pub struct FileWatch {
     path: PathBuf,
     rules: FolderRules,
     detector: ChangeDetector<Stamps>,
+    /// Why the last poll found nothing servable.
+    problem: Option<FileError>,
 }
 
 /// The result of a poll.
@@ -40,8 +37,8 @@ pub enum Observation {
     Settling,
     /// Changed and stable: open and publish it. Reported once; later polls compare with it.
     Changed,
-    /// Nothing servable in two polls in a row: the file is missing, or a folder lacks files of its index. Keep the
-    /// published version, and warn.
+    /// Nothing servable in two polls in a row: the file is missing, a folder lacks files of its index, or they cannot be
+    /// read. Keep the published version, and warn of the [`problem`](FileWatch::problem).
     Missing,
 }
 
@@ -51,8 +48,8 @@ pub(super) type Stamps = BTreeMap<PathBuf, Stamp>;
 impl FileWatch {
     /// Watches the file at `path`, or the files in the folder at `path` that `rules` serve.
     pub fn new(path: &Path, rules: FolderRules) -> Self {
-        let mut watch = Self { path: path.into(), rules, detector: ChangeDetector::new(None) };
-        watch.detector = ChangeDetector::new(watch.read_stamps());
+        let mut watch = Self { path: path.into(), rules, detector: ChangeDetector::new(None), problem: None };
+        watch.detector = ChangeDetector::new(watch.look());
         watch
     }
 
@@ -81,39 +78,60 @@ impl FileWatch {
         &self.path
     }
 
+    /// Why the last poll found nothing servable; `None` if it found something.
+    pub fn problem(&self) -> Option<&FileError> {
+        self.problem.as_ref()
+    }
+
     /// Polls once. Blocks on the file system.
     pub fn poll(&mut self) -> Observation {
-        let seen = self.read_stamps();
+        let seen = self.look();
         self.detector.handle_seen(seen)
     }
 
     /// Polls without reporting: counts missed generations, and returns whether the files changed since the last poll.
     /// For the time of a publish, and after a failed one. A later [`poll`](Self::poll) reports the change.
     pub fn poll_silently(&mut self) -> bool {
-        let seen = self.read_stamps();
+        let seen = self.look();
         self.detector.record_poll(seen.clone()) != seen
     }
 
-    /// Reads the stamps of the servable files; `None` without any: a folder must have all files of its index.
-    fn read_stamps(&self) -> Option<Stamps> {
-        let metadata = fs::metadata(&self.path).ok()?;
-        if !metadata.is_dir() {
-            return Some(Stamps::from([(self.path.clone(), Stamp::of(&metadata))]));
+    /// Reads the stamps of the servable files, and keeps the problem if there are none.
+    fn look(&mut self) -> Option<Stamps> {
+        match self.read_stamps() {
+            Ok(stamps) => {
+                self.problem = None;
+                Some(stamps)
+            }
+            Err(problem) => {
+                self.problem = Some(problem);
+                None
+            }
         }
-        let folder = Folder::open(&self.path, self.rules).ok()?;
-        let listing = Listing::of(&folder).ok().filter(|listing| !listing.weights.is_empty())?;
-        let stamps = listing.stamps.iter();
-        let stamps = stamps.map(|(name, stamp)| (self.path.join(name), stamp.clone())).collect();
-        let is_complete =
-            self.detector.is_published(&stamps) || has_all_shards(&folder, &listing).unwrap_or(false);
-        is_complete.then_some(stamps)
     }
-}
 
-fn has_all_shards(folder: &Folder, listing: &Listing) -> Result<bool, FileError> {
-    let index = read_index(folder, &listing.indexes)?;
-    let mut wanted = index.iter().flat_map(|(_, index)| index.files());
-    Ok(wanted.all(|shard| listing.weights.contains(shard)))
+    /// Reads the stamps of the servable files. A folder must have weights, and all files of its index.
+    fn read_stamps(&self) -> Result<Stamps, FileError> {
+        let path = &self.path;
+        let metadata = fs::metadata(path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound if path.is_symlink() => FileError::Dangling { path: path.clone() },
+            _ => FileError::Io { path: path.clone(), source },
+        })?;
+        if !metadata.is_dir() {
+            return Ok(Stamps::from([(path.clone(), Stamp::of(&metadata))]));
+        }
+        let folder = Folder::open(path, self.rules)?;
+        let listing = Listing::of(&folder)?;
+        let stamps = listing.stamps.iter();
+        let stamps = stamps.map(|(name, stamp)| (path.join(name), stamp.clone())).collect();
+        if !self.detector.is_published(&stamps) {
+            listing.complete_index(&folder)?;
+            if listing.weights.is_empty() {
+                return Err(FileError::NoWeights { path: path.clone() });
+            }
+        }
+        Ok(stamps)
+    }
 }
 
 /// One observed state of the files.
@@ -319,6 +337,42 @@ mod tests {
         );
         fs::remove_file(&path).unwrap();
         assert_eq!([watch.poll(), watch.poll()], [Observation::Settling, Observation::Missing]);
+    }
+
+    /// Goal: the problem of files that are not servable names the file and the cause, and ends with it. Method: each
+    /// cause for a file and for a folder.
+    #[test]
+    fn the_problem_names_the_file_and_the_cause() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, index) = (dir.path().join("m"), "model.safetensors.index.json");
+        let mut watch = FileWatch::new(&path, FolderRules::default());
+        let mut problem = || {
+            watch.poll();
+            watch.problem().map(ToString::to_string).unwrap_or_default()
+        };
+        let link_to = |target: &str, path: &Path| std::os::unix::fs::symlink(target, path).unwrap();
+        assert!(problem().ends_with("m: No such file or directory (os error 2)"), "{}", problem());
+        link_to("gone", &path);
+        assert!(problem().contains("m is a link that leads nowhere"), "{}", problem());
+        fs::remove_file(&path).unwrap();
+        link_to("m", &path);
+        assert!(problem().contains("m: Too many levels of symbolic links"), "{}", problem());
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(problem().contains("m has no .safetensors file"), "{}", problem());
+        let write = |name: &str, bytes: &str| fs::write(path.join(name), bytes).unwrap();
+        write("a.safetensors", "a");
+        write(index, r#"{"weight_map": {"t": "a.safetensors", "u": "b.safetensors"}}"#);
+        assert!(problem().contains("places tensors in b.safetensors, which is missing"), "{}", problem());
+        link_to("gone", &path.join("b.safetensors"));
+        assert!(problem().contains("m/b.safetensors is a link that leads nowhere"), "{}", problem());
+        fs::remove_file(path.join("b.safetensors")).unwrap();
+        write(index, r#"{"weight_map": {"t""#);
+        assert!(problem().contains("index.json is not a usable weight index"), "{}", problem());
+        write(index, r#"{"weight_map": {"t": "a.safetensors"}}"#);
+        assert_eq!(problem(), "");
+        let denied = FileError::Io { path, source: io::ErrorKind::PermissionDenied.into() };
+        assert!(denied.to_string().contains("let the server's user read it"), "{denied}");
     }
 
     #[test]

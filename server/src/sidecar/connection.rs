@@ -304,6 +304,8 @@ impl Worker {
             () = withdrawn.notified() => {
                 Err((Refusal::TopicEnded, "its producer withdrew it before it was published".into()))
             }
+            // Also while the version waits for its turn or for readers.
+            refused = self.context.topics.forbidden(self.peer.uid, &topic) => Err(refused),
             published = self.push(&topic, draft, metadata) => published,
         };
         let TrackedVersion { publication, returned, path, tensors, payload_bytes } = match published {
@@ -327,9 +329,7 @@ impl Worker {
 
     /// Publishes a version in its turn. Until then its memory is neither mapped nor counted.
     async fn push(&self, topic: &Topic, draft: Draft, metadata: Metadata) -> Result<TrackedVersion, Refused> {
-        self.context.topics.check_may_publish(self.peer.uid, topic)?;
         let mut lease = self.context.topics.lease(self.peer.uid, topic).await?;
-        self.context.topics.check_may_publish(self.peer.uid, topic)?; // The permission may have been lost meanwhile.
         let context = Arc::clone(&self.context);
         // Blocks: parses a large manifest, touches each page of a large memfd, and calls a GPU's driver.
         let ready = move || draft.ready(&context.staging, context.device.as_ref());

@@ -88,6 +88,21 @@ impl Topics {
         Err((Refusal::Forbidden, text))
     }
 
+    /// Waits until the access control list no longer lets a user publish into `topic`, and returns the refusal. Cancel
+    /// safe.
+    pub(super) async fn forbidden(&self, uid: u32, topic: &Topic) -> Refused {
+        let mut changes = self.shared.access.changes();
+        loop {
+            changes.mark_unchanged();
+            if let Err(refused) = self.check_may_publish(uid, topic) {
+                return refused;
+            }
+            if changes.changed().await.is_err() {
+                return std::future::pending().await; // The rules can no longer change.
+            }
+        }
+    }
+
     /// Opens `topic` if it is not open.
     ///
     /// # Errors

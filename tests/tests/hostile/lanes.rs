@@ -297,7 +297,9 @@ fn lane_numbers_are_used_once() {
         let mut holder = GrantHolder::new(sim, 2).await;
         let further = join_lane(sim, 3, &holder, 1).await;
         for id in [0, 1, u32::MAX] {
-            let (code, text) = open_lane(sim, 4, holder.join(id)).await.wait_for_close().await;
+            let mut refused = open_lane(sim, 4, holder.join(id)).await;
+            assert!(refused.receives_nothing().await, "it is not told before that it joined");
+            let (code, text) = refused.wait_for_close().await;
             assert_eq!(code, Some(CloseCode::ProtocolViolation));
             assert!(text.contains("number"), "{text}");
         }

@@ -362,6 +362,11 @@ impl Peer {
         ServerMessage::decode(&self.receive_frame().await).unwrap()
     }
 
+    /// Waits for bytes or the end of the control stream; returns whether it ended without any.
+    pub(crate) async fn receives_nothing(&mut self) -> bool {
+        self.unread.is_empty() && self.control.read().await.is_none()
+    }
+
     pub(crate) async fn receive_from_client(&mut self) -> ClientMessage {
         ClientMessage::decode(&self.receive_frame().await).unwrap()
     }

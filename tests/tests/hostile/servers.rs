@@ -11,7 +11,7 @@ use tensor_relay_protocol::{
     Manifest, ManifestDigest, ManifestHeader, ServerMessage, StreamHeader, SubscriptionId, VersionDigest,
 };
 use tensor_relay_tests::{
-    pair::{client_config, simulate, topic},
+    pair::{client_config, eventually, simulate, topic},
     tensors,
 };
 
@@ -65,6 +65,30 @@ fn the_unmodified_script_is_accepted() {
             tokio::join!(user, server);
         });
     }
+}
+
+/// Goal: a version is in progress from its announcement on, so that no program says that it waits for the topic.
+/// Method: an announcement whose manifest follows a second later.
+#[test]
+fn an_announced_version_is_in_progress_before_its_manifest() {
+    simulate(1, async |sim| {
+        let user = async {
+            let client = sim.client(1, client_config()).await.unwrap();
+            let subscription = client.subscribe(&topic("t")).await.unwrap();
+            eventually("a version is in progress", || subscription.progress().version > 0).await;
+            let progress = subscription.progress();
+            assert_eq!((progress.version, progress.payload_bytes), (VERSION.0, 0), "before the manifest");
+            eventually("the manifest is there", || subscription.progress().payload_bytes > 0).await;
+        };
+        let server = async {
+            let mut script = Script::start(&sim).await;
+            script.announce(script.announcement()).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            script.send_manifest(script.manifest.digest(), script.manifest.encoded()).await;
+            script
+        };
+        tokio::join!(user, server);
+    });
 }
 
 /// Goal: bytes that do not match their hash are never delivered. Method: one bit of the hash, one bit of the bytes.

@@ -479,6 +479,26 @@ fn the_publish_socket_obeys_the_acl() {
     assert_eq!(err.matches("A publish was refused").count(), 1, "at most one line a minute: {err}");
 }
 
+/// Goal: a user that loses the permission to publish while its version waits for readers does not publish it. Method:
+/// a list without the user, while a reader is busy with the version before; then the reader goes.
+#[test]
+fn a_waiting_publish_obeys_the_acl() {
+    let home = files::home_with_model();
+    let mut server = home.serve(&["--publish-socket=socket", "--when-full=block", "--publish-timeout=0.1"]);
+    let publish = ["publish", "socket", "kv/a", "w", "--timeout=600"];
+    home.run(&publish).expect_code(0);
+    let ticket = home.create_ticket_for_all(&server);
+    let every = ["subscribe", &ticket, "--topic=kv/a", "--mode=every", "--exec=exec sleep 60", "--json"];
+    let mut reader = home.start(&every);
+    reader.wait_for_stdout(r#""version":1"#);
+    let waiting = home.start(&publish);
+    server.process.wait_for_stderr("waits for 1 reader");
+    fs::write(home.path("state/tensor-relay/access/acl"), "uid:4242 publish kv/*\n").unwrap();
+    waiting.wait().expect_error(4, &["does not let user", "publish kv/a"]);
+    reader.signal_and_wait(Signal::TERM).expect_code(143);
+    assert_eq!(home.list(&server)[0]["version"], 1);
+}
+
 /// Goal: a command says what its revocation does not do, and none makes a secret in place of a lost one. Method: revoke
 /// a made and an unknown ticket; lose the secret, run each command, and start again.
 #[test]

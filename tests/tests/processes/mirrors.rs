@@ -360,7 +360,7 @@ fn incomplete_folders_are_refused() {
     write("lfs-tokenizer", "tokenizer.json", POINTER);
     write("empty", index, r#"{"weight_map": {}}"#);
     for (name, file, reason) in [
-        ("shard", *shard, "which is missing"),
+        ("shard", *shard, "leads nowhere, so the model is incomplete"),
         ("extra", "model-00009-of-00009.safetensors", "leads nowhere, so the model is incomplete"),
         ("index", index, "leads nowhere, so the model is incomplete"),
         ("lfs-shard", shard, "is a Git LFS pointer"),

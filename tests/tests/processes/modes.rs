@@ -65,6 +65,28 @@ fn a_reader_that_returns_late_is_told_what_it_missed() {
     second.wait_for_stdout(r#""version":3"#);
 }
 
+/// Goal: `--once-within` bounds `--once`, whatever it waits for, and nothing else. Method: an existing topic without a
+/// matching version, in both modes and for a glob; a lost server; a version that is there; the option alone.
+#[test]
+fn once_is_bounded_by_its_deadline() {
+    let home = Home::new();
+    files::write_noise(&home.path("w"), 1000, 1);
+    let server = home.serve(&["--topic=w=w"]);
+    let ticket = server.ticket("w").to_owned();
+    let once = |args: &[&str]| home.start(&[&["subscribe", &ticket, "--once"], args].concat());
+    for args in [&["--from=next"][..], &["--mode=every", "--from=9"], &["--topic=*", "--from=next"]] {
+        let ended = once(&[args, &["--once-within=1"]].concat()).wait();
+        ended.expect_error(3, &["not received within 1s", "--once-within"]);
+    }
+    once(&["--once-within=60"]).wait().expect_code(0);
+    let alone = home.run(&["subscribe", &ticket, "--once-within=1"]).expect_code(2);
+    assert!(alone.err.contains("not provided:\n  --once"), "{alone:?}");
+    let mut waiting = once(&["--from=next", "--once-within=3", "--reconnect=600"]);
+    waiting.wait_for_stderr("waiting for topic w");
+    server.process.signal_and_wait(Signal::KILL);
+    waiting.wait().expect_error(3, &["not received within 3s"]);
+}
+
 /// Goal: a failure to write one topic ends only that topic; it is reported immediately and by the exit code. Method: a
 /// folder in place of the file of one topic; with and without `--once`; finally, the server ends.
 #[test]

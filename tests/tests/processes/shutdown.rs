@@ -107,6 +107,42 @@ fn a_second_signal_ends_a_server_immediately() {
     server.process.signal_and_wait(Signal::TERM).expect_code(143);
 }
 
+/// Goal: a version that waits for its readers when the server ends is named as not published. Method: SIGTERM while a
+/// reader is busy with the version before, for a watched file and for the publish socket.
+#[test]
+fn a_version_that_a_shutdown_drops_is_named() {
+    let home = Home::new();
+    files::write_noise(&home.path("w"), 1000, 1);
+    files::write_noise(&home.path("next"), 1000, 2);
+    let socket = home.argument("s");
+    let publish_socket = format!("--publish-socket={socket}");
+    let blocks = ["--when-full=block", "--publish-timeout=0.1", "--grace=0.1", "--bases=0"];
+    let watched = ["--topic=p=w", "--watch", "--watch-interval=0.05"];
+    for args in [&watched[..], &[&publish_socket]] {
+        let mut server = home.serve(&[args, &blocks].concat());
+        let publish = |file| home.start(&["publish", &socket, "p", file]);
+        let by_socket = args.len() == 1;
+        if by_socket {
+            publish("w").wait().expect_code(0);
+        }
+        let ticket = home.create_ticket_for_all(&server);
+        let every = ["subscribe", &ticket, "--topic=p", "--mode=every", "--exec=exec sleep 60", "--json"];
+        let mut reader = home.start(&every);
+        reader.wait_for_stdout(r#""version":1"#);
+        let publishing = by_socket.then(|| publish("next"));
+        if !by_socket {
+            files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 2));
+        }
+        server.process.wait_for_stderr("waits for 1 reader");
+        let ended = server.process.signal_and_wait(Signal::TERM).expect_code(0);
+        assert_eq!(ended.err.matches("is not published: its publish was cancelled").count(), 1, "{ended:?}");
+        if let Some(publishing) = publishing {
+            publishing.wait().expect_error(3, &["has ended"]);
+        }
+        reader.signal_and_wait(Signal::TERM).expect_code(143);
+    }
+}
+
 /// Goal: SIGINT and SIGTERM end a subscriber with the exit code that shells expect, at any time, without a partial
 /// file. Method: each signal while it waits for a version and while it receives one.
 #[test]

@@ -309,7 +309,8 @@ fn a_folder_is_replaced_atomically() {
     // The server waits for a shard that is missing for a while.
     let shard = home.path("model-2").join(files::SHARDED_FILES[2]);
     fs::rename(&shard, home.path("aside")).unwrap();
-    server.process.wait_for_stderr("there is nothing to serve at model any more");
+    let line = server.process.wait_for_stderr("model cannot be served any more");
+    assert!(line.contains(&format!("{}, which is missing", files::SHARDED_FILES[2])), "{line}");
     fs::rename(home.path("model-1").join(files::SHARDED_FILES[2]), &shard).unwrap();
     follower.wait_for_stdout(r#""version":3"#);
     files::assert_same_model(&home.path("model-2"), &home.path("out/m"));

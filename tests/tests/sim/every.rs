@@ -110,6 +110,28 @@ fn a_blocking_publisher_waits_without_limit() {
     });
 }
 
+/// Goal: a publish that waits for a reader is a problem in the status until it ends, also if it is cancelled. Method:
+/// the status while a publish waits, and after that was dropped.
+#[test]
+fn a_cancelled_publish_is_no_problem_any_more() {
+    simulate(2, async |sim| {
+        let server = sim.server(server_config());
+        let options = TopicOptions { when_full: WhenFull::Block, ..retaining(1) };
+        let mut publisher = open(&server, options);
+        let client = sim.client(1, client_config()).await.unwrap();
+        let _slow = client.subscribe_to(every()).await.unwrap();
+        client.list().await.unwrap();
+        publish(&server, &mut publisher, 1, 1000).await;
+        let status = server.status_reader();
+        let problem = || status.read().unwrap().topics[0].publish_problem.clone();
+        let mut publishing = Box::pin(publish(&server, &mut publisher, 2, 1000));
+        assert!(still_waits(&mut publishing, Duration::from_secs(300)).await);
+        assert!(problem().is_some_and(|problem| problem.contains("waits for 1 reader")));
+        drop(publishing);
+        assert_eq!(problem(), None);
+    });
+}
+
 /// Goal: the place of a lost reader is kept for `reader_linger`, and no longer.
 /// Method: cut the reader's path, and publish a version that must wait for the reader; with a reader name from the
 /// user, and with a name from the client.

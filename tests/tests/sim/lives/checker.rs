@@ -3,7 +3,7 @@
 
 mod tests;
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 /// The time for which a lost right may still be used (docs/access.md).
 const RIGHT_LINGER_MS: u64 = 10_000;
@@ -156,6 +156,8 @@ pub(crate) struct History {
     pub(crate) restored_ms: Option<u64>,
     pub(crate) readers: Vec<Reader>,
     pub(crate) published: Vec<Published>,
+    /// The contents that could not be read for so long that servers may have given them up.
+    pub(crate) unreadable: BTreeSet<u64>,
     pub(crate) rights: Vec<Right>,
     /// The answers, with their times in milliseconds and the principals that got them.
     pub(crate) answers: Vec<(u64, usize, Answer)>,
@@ -286,10 +288,15 @@ impl Breaches {
             let may_fall = history.was_restored_before(*at);
             match event {
                 Event::Gap { after, found } => {
-                    // A reader may have lost the place that an earlier process, or its own lost connection, had.
+                    // A reader may have lost the place that an earlier process, or its own lost connection, had; or its
+                    // first versions could not be read.
                     let had_place = reader.is_named || !reader.cuts_ms.is_empty();
-                    let lost_place = had_place && last.is_none();
-                    self.check(lost_place || (*after == last && last.is_some()), Promise::GapFree, || {
+                    let is_given_up = |after: Id| history.were_unreadable(reader.topic, after.next(), *found);
+                    let is_valid = match last {
+                        Some(_) => *after == last,
+                        None => had_place || after.is_some_and(is_given_up),
+                    };
+                    self.check(is_valid, Promise::GapFree, || {
                         format!(
                             "reader {number}: a gap after {after:?} is reported, but {last:?} was received"
                         )
@@ -318,10 +325,13 @@ impl Breaches {
 
     fn check_places(&mut self, history: &History) {
         for number in 0..history.readers.len() {
-            // A version that could not be read for long is given up, which its reader is told as a gap.
-            let has_gap = matches!(history.readers[number].events.first(), Some((_, Event::Gap { .. })));
-            if let Some((last, first)) = history.kept_place(number).filter(|_| !has_gap) {
-                self.check(first <= last.next(), Promise::PlaceKept, || {
+            let reader = &history.readers[number];
+            let has_gap = matches!(reader.events.first(), Some((_, Event::Gap { .. })));
+            if let Some((last, first)) = history.kept_place(number) {
+                // A version that cannot be read for long is given up, which its reader is told as a gap.
+                let is_kept = first <= last.next()
+                    || (has_gap && history.were_unreadable(reader.topic, last.next(), first));
+                self.check(is_kept, Promise::PlaceKept, || {
                     format!("reader {number}: began with {first}, although it had left after {last}")
                 });
             }
@@ -446,6 +456,15 @@ impl History {
                     || readers.flat_map(Reader::versions_with_times).any(is_same)
             }
         }
+    }
+
+    /// Whether none of the versions from `first` to the one before `end` could be read for long.
+    fn were_unreadable(&self, topic: usize, first: Id, end: Id) -> bool {
+        (first.version..end.version).all(|version| {
+            let id = Id { version, ..first };
+            let mut published = self.published.iter();
+            published.any(|one| (one.topic, one.id) == (topic, id) && self.unreadable.contains(&one.content))
+        })
     }
 
     /// Whether the principal had the right at some time of this period, or at most [`RIGHT_LINGER_MS`] before it.

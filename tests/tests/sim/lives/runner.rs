@@ -41,6 +41,9 @@ const PUBLISH_TIMEOUT: Duration = Duration::from_secs(45);
 /// The longest time for which reads fail.
 const READS_FAIL_FOR: Duration = Duration::from_secs(100);
 
+/// The time for which a server tries to read a version for a reader in mode `every`, while another one waits.
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The recorder of the history, shared by all clients.
 #[derive(Clone)]
 struct Log {
@@ -123,6 +126,7 @@ pub(super) async fn run(sim: &Sim, setup: Setup, operations: &[Operation]) -> Hi
         client.leave().await;
     }
     let mut history = runner.log.history();
+    history.unreadable = runner.reads.failed_for(UNREAD_TIMEOUT).collect();
     std::mem::take(&mut *history)
 }
 

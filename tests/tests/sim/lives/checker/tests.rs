@@ -50,6 +50,7 @@ fn history(mode: Mode, events: Vec<Event>) -> History {
         restored_ms: None,
         readers: vec![reader],
         published: published.collect(),
+        unreadable: [].into(),
         rights: vec![Right { principal: 0, topic: 0, from_ms: 0, until_ms: u64::MAX }],
         answers: vec![],
         current: vec![Some(self::published(2_000, 1, 2))],
@@ -278,4 +279,13 @@ fn place_kept() {
         away.readers[0].events[0].1 = Event::Version(Received { was_awaited: false, ..received(1, 1) });
     });
     not_broken(|away| away.readers[1].events.insert(0, (3_050, Event::Version(received(1, 2)))));
+    // A gap is not a reason by itself, but that the missing version could not be read.
+    let mut told = away.clone();
+    told.readers[1].is_named = true;
+    told.readers[1].events.insert(0, (3_050, gap((1, 1), (1, 3))));
+    assert_breaches(&told, &[Promise::PlaceKept]);
+    told.unreadable = [received(1, 2).content].into();
+    assert_breaches(&told, &[]);
+    told.readers[1].events.remove(0);
+    assert_breaches(&told, &[Promise::PlaceKept]);
 }
