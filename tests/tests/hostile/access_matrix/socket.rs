@@ -141,10 +141,10 @@ fn a_queued_version_is_refused_after_revocation() {
         let mut reader = client.subscribe_to(Request::every(topic("t"))).await.unwrap();
         reader.next().await.unwrap(); // The next call of `next` would acknowledge this version.
 
+        let other = Producer::connect(&path).await.unwrap();
         let mut first = pin!(publish(&producer, topic("t")));
         assert!(timeout(PUBLISH_WAIT, &mut first).await.is_err(), "the first version waits for the reader");
         // On a connection of its own, a version waits for its turn in the topic.
-        let other = Producer::connect(&path).await.unwrap();
         let mut second = pin!(publish(&other, topic("t")));
         assert!(timeout(PUBLISH_WAIT, &mut second).await.is_err(), "the second version waits for the first");
         sender.send_replace(Arc::new(Rules { acl: rules(user + 1).acl, ..before }));
