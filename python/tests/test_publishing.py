@@ -129,7 +129,7 @@ def test_tensors_of_unknown_frameworks_are_published(relay, client):
     relay.publish("t", {"new": Exporter(array), "old": Exporter(array + 1, supports_dlpack_versions=False)})
     got = received(client).numpy()
     assert got["new"].tolist() == [0, 1, 2, 3, 4] and got["old"].tolist() == [1, 2, 3, 4, 5]
-    with pytest.raises(tensor_relay.UnsupportedTensorError, match=r"weights.*Metal.*copy it to the host"):
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match=r"weights.*Metal.*a copy on the host"):
         relay.publish("t", {"weights": Exporter(array, device=(8, 0))})
 
 
