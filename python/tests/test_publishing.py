@@ -172,6 +172,17 @@ for _ in range(2):
 """
 
 
+def test_clients_may_count_alone(relay):
+    published = relay.publish("t", {"x": np.zeros(3)})
+    for expected, consumer in [(1, "process"), (1, "process"), (2, "client"), (3, "client")]:
+        with tensor_relay.connect(relay.ticket, consumer=consumer) as client:
+            client.get("t")
+        published.wait_committed(expected, timeout=TIMEOUT_S)
+        assert published.committed == expected
+    with pytest.raises(tensor_relay.RequestError, match='consumer is "thread"'):
+        tensor_relay.connect(relay.ticket, consumer="thread")
+
+
 def test_consumers_are_counted_once(tmp_path, relay):
     """However often a process receives a version, it is one consumer; so is a named reader, whatever its process. A
     description is none, and a stream is one when it is complete."""
