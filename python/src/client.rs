@@ -588,8 +588,10 @@ fn parse_consumer(py: Python<'_>, name: &str) -> PyResult<[u8; 16]> {
     match name {
         "process" => Ok(*THIS_PROCESS),
         "client" => Ok(Config::default().consumer),
-        other => Err(Kind::Request
-            .raise(py, format!("consumer is {other:?}, but must be \"process\" or \"client\""))),
+        other => {
+            Err(Kind::Request
+                .raise(py, format!("consumer is {other:?}, but must be \"process\" or \"client\"")))
+        }
     }
 }
 
