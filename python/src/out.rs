@@ -244,8 +244,8 @@ impl Out {
                         match delivered {
                             Ok(Ok(snapshot)) => {
                                 let note = format!("tensor_relay: `out` has {}, whole", snapshot.id());
-                                interrupt.value(py).call_method1("add_note", (note,))?;
                                 *self.undelivered() = Some(snapshot);
+                                interrupt.value(py).call_method1("add_note", (note,))?;
                             }
                             Ok(Err(_)) => {}
                             Err(error) => interrupt.set_cause(py, Some(error)),
