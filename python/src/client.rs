@@ -59,7 +59,7 @@ struct Open {
 /// The length of a GPU's slots: the default size of chunks. A longer chunk is copied once more.
 const CHUNK_BYTES: u32 = 4 << 20;
 
-/// The consumer as which publishers count the commits of all clients of this process.
+/// The consumer as which publishers count the commits of this process' clients, unless a client counts alone.
 static THIS_PROCESS: LazyLock<[u8; 16]> = LazyLock::new(|| Config::default().consumer);
 
 /// The deadline for closing a connection.
@@ -69,7 +69,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 #[pyfunction]
 #[pyo3(signature = (ticket, *, timeout, memory_bytes, base_bytes, lanes, topic_timeout, stall_timeout, reconnect_timeout,
                     versions_held_max, hold_timeout, transport, identity, certificate, device, gpu_memory_bytes, pinned_bytes,
-                    admin, admin_token_file, ready_within))]
+                    admin, admin_token_file, ready_within, consumer))]
 #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
 pub(crate) fn connect(
     py: Python<'_>,
@@ -92,6 +92,7 @@ pub(crate) fn connect(
     admin: Option<&str>,
     admin_token_file: Option<PathBuf>,
     ready_within: Option<f64>,
+    consumer: &str,
 ) -> PyResult<Client> {
     let ticket: Ticket = ticket.parse().map_err(Kind::Ticket.because(py))?;
     let options = GpuOptions { memory_bytes: gpu_memory_bytes, pinned_bytes, chunk_bytes: CHUNK_BYTES };
@@ -101,6 +102,7 @@ pub(crate) fn connect(
     if ready_within.is_some() && admin.is_none() {
         return Err(Kind::Request.raise(py, "ready_within has no effect without admin=\"IP:PORT\""));
     }
+    let counted_as = parse_consumer(py, consumer)?;
     let consumer = Consumer::new(seconds("ready_within", ready_within)?);
     let _in_runtime = runtime::handle(py)?.enter();
     let admin = AdminOptions { address: admin, token_file: admin_token_file };
@@ -111,7 +113,7 @@ pub(crate) fn connect(
         device: device.clone(),
         memory_bytes: memory_bytes.unwrap_or(u64::MAX),
         base_bytes,
-        consumer: *THIS_PROCESS,
+        consumer: counted_as,
         lanes: parse_lanes(py, lanes)?,
         transport: parse_transport(py, transport)?,
         identity: identity_of(py, identity.as_deref(), certificate.as_deref())?,
@@ -578,6 +580,18 @@ impl Client {
         let closed =
             || Kind::Closed.raise(py, "this client was closed: connect another with `tensor_relay.connect`");
         open.ok_or_else(closed)
+    }
+}
+
+/// The consumer as which publishers count a client's commits.
+fn parse_consumer(py: Python<'_>, name: &str) -> PyResult<[u8; 16]> {
+    match name {
+        "process" => Ok(*THIS_PROCESS),
+        "client" => Ok(Config::default().consumer),
+        other => {
+            Err(Kind::Request
+                .raise(py, format!("consumer is {other:?}, but must be \"process\" or \"client\"")))
+        }
     }
 }
 

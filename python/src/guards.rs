@@ -3,10 +3,10 @@
 use crate::{interpreter, tensors_in::frameworks};
 use bytes::Bytes;
 use pyo3::prelude::*;
-use std::{mem, ops::Range, sync::Arc, time::Duration};
+use std::{future::pending, mem, ops::Range, panic::resume_unwind, sync::Arc, time::Duration};
 use tensor_relay_device::{BoxFuture, SlotPool, Source, SourceError};
 use tensor_relay_server::{Borrowed, READ_TIMEOUT};
-use tokio::{sync::oneshot, time::timeout};
+use tokio::{runtime::Handle, sync::oneshot, task, time::timeout};
 
 /// What keeps the memory of one tensor in place, and tells whether it still is.
 #[derive(Debug)]
@@ -24,6 +24,9 @@ struct Guards {
     /// The functions that check tensors, with the ranges of these in the payload, in order.
     checks: Vec<(Range<u64>, Py<PyAny>)>,
 }
+
+/// The longest range that is copied on the runtime's thread: waking another one takes longer.
+const IN_PLACE_BYTES: u64 = 64 << 10;
 
 /// The deadline for the interpreter's answer: half of that of a GPU's read, whose error would blame the GPU.
 const ANSWER_TIMEOUT: Duration = READ_TIMEOUT.checked_div(2).expect("two is not zero");
@@ -100,6 +103,23 @@ impl GuardedSource {
     }
 }
 
+impl GuardedSource {
+    /// Reads memory of the host, a long range on another thread: the kernel takes half a millisecond for a chunk of
+    /// 4 MiB, and the runtime's only thread passes no packet meanwhile.
+    async fn copy(&self, range: Range<u64>) -> Result<Bytes, SourceError> {
+        if range.end - range.start <= IN_PLACE_BYTES {
+            return self.source.read(range).await;
+        }
+        let (source, runtime) = (Arc::clone(&self.source), Handle::current());
+        let copying = task::spawn_blocking(move || runtime.block_on(source.read(range)));
+        match copying.await {
+            Ok(copied) => copied,
+            Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+            Err(_) => pending().await, // The runtime ends, and this task with it.
+        }
+    }
+}
+
 impl Source for GuardedSource {
     fn len_bytes(&self) -> u64 {
         self.source.len_bytes()
@@ -107,10 +127,13 @@ impl Source for GuardedSource {
 
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
         Box::pin(async move {
-            if self.slots().is_some() {
-                self.check(&range).await?;
-            }
-            let bytes = self.source.read(range.clone()).await?;
+            let bytes = match self.slots() {
+                Some(_) => {
+                    self.check(&range).await?;
+                    self.source.read(range.clone()).await?
+                }
+                None => self.copy(range.clone()).await?,
+            };
             self.check(&range).await?;
             Ok(bytes)
         })

@@ -52,15 +52,10 @@ fn start() -> Option<Queue> {
 }
 
 fn run(messages: mpsc::Receiver<Message>) {
-    while let Ok(message) = messages.recv() {
-        match message {
-            Message::InterpreterTask(task) => {
-                let mut task = Some(task);
-                let attached = Python::try_attach(|py| task.take().into_iter().for_each(|task| task(py)));
-                if attached.is_none() {
-                    std::mem::forget(task); // Dropping its contents may need an interpreter.
-                }
-            }
+    let mut next = messages.recv().ok();
+    while let Some(message) = next {
+        next = match message {
+            Message::InterpreterTask(task) => run_queued(task, &messages).or_else(|| messages.recv().ok()),
             Message::Finish(reply) => {
                 std::mem::forget(messages); // Dropping later tasks may need an interpreter.
                 let _ = reply.send(());
@@ -68,6 +63,26 @@ fn run(messages: mpsc::Receiver<Message>) {
             }
         }
     }
+}
+
+/// Runs `task` and all tasks in the queue in one turn with the GIL, because each turn may have to wait for the threads
+/// that compute in Python, 5 ms for each. Returns a message of another kind, if that ended the turn.
+fn run_queued(task: InterpreterTask, messages: &mpsc::Receiver<Message>) -> Option<Message> {
+    let mut task = Some(task);
+    let attached = Python::try_attach(|py| {
+        while let Some(first) = task.take() {
+            first(py);
+            match messages.try_recv() {
+                Ok(Message::InterpreterTask(next)) => task = Some(next),
+                other => return other.ok(),
+            }
+        }
+        None
+    });
+    attached.unwrap_or_else(|| {
+        std::mem::forget(task.take()); // Dropping its contents may need an interpreter.
+        None
+    })
 }
 
 /// Waits until the queued tasks have run; later ones are leaked. Returns false if `deadline` comes first.

@@ -204,7 +204,8 @@ impl Out {
     ///
     /// # Errors
     /// `TornError` while the tensors hold a part of a version; `TargetError` for tensors that cannot be received into;
-    /// an exception of a signal handler, caused by `TornError` if that is the case.
+    /// an exception of a signal handler, caused by `TornError` if that is the case, and with a note that names a version
+    /// that was received whole.
     pub(crate) fn receive_in_place(
         &self,
         py: Python<'_>,
@@ -241,7 +242,12 @@ impl Out {
                     (None, delivered) => delivered,
                     (Some(interrupt), delivered) => {
                         match delivered {
-                            Ok(delivered) => *self.undelivered() = delivered.ok(),
+                            Ok(Ok(snapshot)) => {
+                                let note = format!("tensor_relay: `out` has {}, whole", snapshot.id());
+                                *self.undelivered() = Some(snapshot);
+                                interrupt.value(py).call_method1("add_note", (note,))?;
+                            }
+                            Ok(Err(_)) => {}
                             Err(error) => interrupt.set_cause(py, Some(error)),
                         }
                         Err(interrupt)
@@ -414,8 +420,8 @@ fn begin_on_host(
     for Target { name, memory, .. } in targets {
         let exclusive = Exclusive::new(memory).ok_or_else(|| {
             let message = format!(
-                "the elements of {name} in `out` do not lie side by side, so it cannot be received into directly: make it \
-                 contiguous, or use atomic=True"
+                "the elements of {name} in `out` do not lie side by side, so it cannot be received into directly: use \
+                 atomic=True, or receive into a contiguous tensor, and copy from that"
             );
             Kind::Target.raise(py, message)
         })?;
@@ -503,7 +509,7 @@ fn unfit(id: &VersionId, error: &BufferError, entries: &[String]) -> NotArrived 
         _ => String::new(),
     };
     NotArrived::Unfit(format!(
-        "{id} does not fit `out`: {error}{more}; nothing of it was written, and the next call goes on with the next \
+        "{id} does not fit `out`: {error}{more}; nothing of it was written, and a subscription goes on with the next \
          version"
     ))
 }

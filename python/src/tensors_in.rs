@@ -406,10 +406,15 @@ pub(crate) fn type_name(value: &Bound<'_, PyAny>) -> String {
 
 /// The `UnsupportedTensorError` of the tensor `name`, caused by `error`.
 pub(crate) fn unsupported(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
-    if !error.is_instance_of::<PyException>(py) || error.is_instance_of::<PyMemoryError>(py) {
-        return error; // Ctrl-C, or no memory: not the tensor's fault.
+    if !is_of_tensor(py, &error) {
+        return error;
     }
     let raised = Kind::UnsupportedTensor.raise(py, format!("tensor {name}: {}", error.value(py)));
     raised.set_cause(py, Some(error));
     raised
+}
+
+/// Whether an error is the fault of a tensor, and neither Ctrl-C nor a lack of memory.
+pub(crate) fn is_of_tensor(py: Python<'_>, error: &PyErr) -> bool {
+    error.is_instance_of::<PyException>(py) && !error.is_instance_of::<PyMemoryError>(py)
 }

@@ -229,8 +229,11 @@ def test_unsupported_pytorch_tensors_are_refused(relay, client, make, words):
         pytest.skip(f"this PyTorch cannot make such a tensor: {missing}")
     with pytest.raises(tensor_relay.UnsupportedTensorError, match=f"odd .*{words}"):
         relay.publish("t", {"odd": value})
-    with pytest.raises(tensor_relay.TargetError, match=f"odd .*{words}"):
+    is_copy = words in ("int_repr", "to_dense")  # Nothing would read such a copy back.
+    advice = "receive into a plain tensor, and copy from that" if is_copy else words
+    with pytest.raises(tensor_relay.TargetError, match=f"odd .*{advice}") as refused:
         client.subscribe("t", out={"odd": value})
+    assert not is_copy or words not in str(refused.value)
     # The relay still works after the refusals.
     relay.publish("t", {"bits": torch.empty(4, dtype=torch.uint8)})
 
@@ -240,7 +243,7 @@ def test_masked_arrays_are_refused(relay, client):
     for value in (masked, np.ma.masked):
         with pytest.raises(tensor_relay.UnsupportedTensorError, match="odd .*masks are not published"):
             relay.publish("t", {"odd": value})
-    with pytest.raises(tensor_relay.TargetError, match="odd .*masks are not published"):
+    with pytest.raises(tensor_relay.TargetError, match="masks are not published: receive into a plain tensor"):
         client.subscribe("t", out={"odd": masked})
     relay.publish("t", {"x": masked.filled(0), "x.mask": masked.mask})
     assert received(client)["x"].numpy().tolist() == [1, 0, 3]

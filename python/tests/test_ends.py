@@ -94,7 +94,7 @@ def test_an_ordinary_end_prints_nothing(tmp_path):
     consumer_code.write_text(
         "import sys, tensor_relay\n"
         "with tensor_relay.connect(sys.argv[1]) as client:\n"
-        "    print(*(snapshot.version for snapshot in client.subscribe('t')))\n"
+        "    print(*(snapshot.version for snapshot in client.subscribe('t', mode='every')))\n"
     )
     with python(producer_code, tmp_path / "state") as producer:
         with python(consumer_code, producer.stdout.readline().strip()) as consumer:

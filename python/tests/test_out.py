@@ -1,5 +1,6 @@
 """`out`: versions received into existing tensors, such as a model's parameters."""
 
+import re
 import signal
 import sys
 import threading
@@ -88,7 +89,7 @@ def test_the_version_after_a_mismatched_one_is_received(relay, client, atomic, m
             if length == 2:
                 assert (subscription.next(10).version, out["x"].tolist()) == (version, [version, version])
             else:
-                message = f"t version {version} .* the next call goes on with the next version"
+                message = f"t version {version} .* a subscription goes on with the next version"
                 with pytest.raises(tensor_relay.TargetError, match=message):
                     subscription.next(10)
                 assert out["x"].tolist() == [version - 1, version - 1]
@@ -179,7 +180,7 @@ def test_tensors_that_share_memory_are_refused(client):
             with pytest.raises(tensor_relay.TargetError, match="of `out` share some of their memory"):
                 client.subscribe("t", out=ordered)
     windows = np.lib.stride_tricks.sliding_window_view(np.zeros(10), 3, writeable=True)
-    with pytest.raises(tensor_relay.TargetError, match="elements of a in `out` share memory"):
+    with pytest.raises(tensor_relay.TargetError, match="elements of a in `out` share memory.*receive into a contiguous"):
         client.subscribe("t", out={"a": windows})
 
 
@@ -276,7 +277,7 @@ def test_versions_are_received_into_strided_tensors(relay, client):
     client.subscribe("t", out={"x": base[::2].T}).next(10)
     np.testing.assert_array_equal(base[::2].T, np.arange(12.0).reshape(6, 2))
     assert base[1::2].sum() == 0
-    with pytest.raises(tensor_relay.TargetError, match="side by side"):
+    with pytest.raises(tensor_relay.TargetError, match="use atomic=True, or receive into a contiguous tensor, and copy"):
         client.subscribe("t", out={"x": base[::2].T}, atomic=False).next(10)
 
 
@@ -431,11 +432,52 @@ def test_a_version_that_is_whole_when_its_call_is_interrupted_is_returned_by_the
                 subscription.next(TIMEOUT_S)
             publisher.join()
             assert interrupt.value.__cause__ is None and out["x"].all()
+            assert re.search("`out` has t version 1 .*, whole", "".join(interrupt.value.__notes__))
             subscription.acknowledge()  # Not of the version that was not returned.
             assert subscription.next(0).version == 1
             subscription.acknowledge()
             relay.publish("t", {"x": np.zeros(SIZE, np.uint8)})
             assert subscription.next(TIMEOUT_S).version == 2 and not out["x"].any()
+
+
+def test_get_that_is_interrupted_says_which_version_out_has(request, tmp_path):
+    """Method: as above, for a call whose subscription ends with it."""
+
+    def interrupted(*_):
+        gate.open()
+        publication.wait_committed(timeout=TIMEOUT_S)
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, interrupted)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, previous))
+    with gated(tmp_path) as (relay, client, gate):
+        out, publication = {"x": np.zeros(SIZE, np.uint8)}, relay.publish("t", {"x": np.ones(SIZE, np.uint8)})
+        gate.close_after(GATE_BYTES)
+
+        def interrupt_midway():
+            wait_until(gate.is_closed)
+            interrupt_main_thread()
+
+        threading.Thread(target=interrupt_midway).start()
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            client.get("t", out=out, atomic=False)
+        assert out["x"].all() and re.search("`out` has t version 1 .*, whole", "".join(interrupt.value.__notes__))
+
+
+@ATOMIC
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_what_is_not_a_tensors_fault_is_raised_as_it_is(relay, client, atomic, error):
+    """Method: the signal arrives while the tensors of `out` are lent."""
+
+    class Interrupted:
+        def __dlpack__(self, **_):
+            raise error
+
+        def __dlpack_device__(self):
+            return 1, 0
+
+    with pytest.raises(error):
+        client.subscribe("t", out={"x": Interrupted()}, atomic=atomic)
 
 
 def test_memory_may_be_freed_after_a_timeout(tmp_path):

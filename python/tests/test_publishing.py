@@ -129,7 +129,7 @@ def test_tensors_of_unknown_frameworks_are_published(relay, client):
     relay.publish("t", {"new": Exporter(array), "old": Exporter(array + 1, supports_dlpack_versions=False)})
     got = received(client).numpy()
     assert got["new"].tolist() == [0, 1, 2, 3, 4] and got["old"].tolist() == [1, 2, 3, 4, 5]
-    with pytest.raises(tensor_relay.UnsupportedTensorError, match=r"weights.*Metal.*copy it to the host"):
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match=r"weights.*Metal.*a copy on the host"):
         relay.publish("t", {"weights": Exporter(array, device=(8, 0))})
 
 
@@ -170,6 +170,17 @@ for _ in range(2):
             client.get("t")
         client.get("t", 1)
 """
+
+
+def test_clients_may_count_alone(relay):
+    published = relay.publish("t", {"x": np.zeros(3)})
+    for expected, consumer in [(1, "process"), (1, "process"), (2, "client"), (3, "client")]:
+        with tensor_relay.connect(relay.ticket, consumer=consumer) as client:
+            client.get("t")
+        published.wait_committed(expected, timeout=TIMEOUT_S)
+        assert published.committed == expected
+    with pytest.raises(tensor_relay.RequestError, match='consumer is "thread"'):
+        tensor_relay.connect(relay.ticket, consumer="thread")
 
 
 def test_consumers_are_counted_once(tmp_path, relay):

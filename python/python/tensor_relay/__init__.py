@@ -221,6 +221,7 @@ def connect(
     admin: str | None = None,
     admin_token_file: str | os.PathLike[str] | None = None,
     ready_within: float | None = None,
+    consumer: str = "process",
 ) -> Client:
     """Connects to a server. Use it as a context manager, or `close()` it.
 
@@ -254,6 +255,8 @@ def connect(
     admin_token_file: the file with the token of that port; required unless the address is a loopback address.
     ready_within: `/readyz` fails when a topic's newest version arrived more than this many seconds ago. By default its
         age does not matter.
+    consumer: what a publisher counts in `Publication.wait_committed`: "process", this process once with all its
+        clients, or "client", this client by itself.
 
     Raises TicketError for an invalid ticket, RequestError for a value out of its range, ServerUnreachableError,
     ServerRefusedError when a server other than the ticket's answers or the server refuses this client, TensorRelayError
@@ -279,6 +282,7 @@ def connect(
         admin=admin,
         admin_token_file=admin_token_file,
         ready_within=ready_within,
+        consumer=consumer,
     )
     _open_objects.add(client)
     return client

@@ -56,6 +56,14 @@ _CAST_DTYPES = {"f16": "float16", "f32": "float32", "f64": "float64"} | {
 _E4M3FN_MAX = 448.0
 
 
+class _Refusal(TypeError):
+    """Why the memory of a tensor cannot be lent, with what to publish instead."""
+
+    def __init__(self, reason: str, instead: str) -> None:
+        super().__init__(f"{reason}: {instead}")
+        self.reason = reason
+
+
 def exporter(tensor: Any) -> tuple[Any, str | None, bool]:
     """Returns the object that exports the tensor's memory, the dtype of the elements if that object cannot name it, and
     whether the memory is a copy."""
@@ -83,7 +91,14 @@ def exporter(tensor: Any) -> tuple[Any, str | None, bool]:
 
 def writable_exporter(tensor: Any) -> tuple[Any, str | None, bool]:
     """As `exporter`, for a tensor that will be written to. Raises TypeError for a tensor that cannot be written through
-    its exporter."""
+    its exporter: what to publish instead would be a copy, which nothing reads back."""
+    try:
+        return _writable_exporter(tensor)
+    except _Refusal as refusal:
+        raise TypeError(f"{refusal.reason}: receive into a plain tensor, and copy from that") from None
+
+
+def _writable_exporter(tensor: Any) -> tuple[Any, str | None, bool]:
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
         _check_torch(torch, tensor)
@@ -169,9 +184,9 @@ def _check_memory(torch: Any, tensor: Any) -> None:
             " other. To receive it, receive in one process, and use `distribute_tensor` (docs/python-fsdp.md)"
         )
     if kind == "MaskedTensor":
-        raise TypeError(
-            "it is a MaskedTensor, and masks are not published: pass its `.to_tensor(…)`, or its `.get_data()` and"
-            " `.get_mask()` as two tensors"
+        raise _Refusal(
+            "it is a MaskedTensor, and masks are not published",
+            "pass its `.to_tensor(…)`, or its `.get_data()` and `.get_mask()` as two tensors",
         )
     # An internal function: without it, PyTorch's own error is quoted.
     is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
@@ -180,15 +195,15 @@ def _check_memory(torch: Any, tensor: Any) -> None:
     if kind == "FakeTensor":
         raise TypeError("it is a FakeTensor, which has a shape and no values: pass one made outside of FakeTensorMode")
     if tensor.is_quantized:
-        raise TypeError("it is quantized: pass its `.int_repr()`, and its scale and zero point as further tensors")
+        raise _Refusal("it is quantized", "pass its `.int_repr()`, and its scale and zero point as further tensors")
     if tensor.is_nested:
         raise TypeError("it is nested: pass the tensors of its `.unbind()`, each under its own name")
     if tensor.layout != torch.strided:
-        raise TypeError(f"it is not dense ({tensor.layout}): pass its `.to_dense()`, or its indices and values")
+        raise _Refusal(f"it is not dense ({tensor.layout})", "pass its `.to_dense()`, or its indices and values")
     if tensor.is_meta:
         raise TypeError("it is on the device `meta`, where tensors have no values: load or initialise it first")
     if hasattr(tensor, "__tensor_flatten__"):
-        raise TypeError(f"it is a {kind}, which is made of other tensors: pass those, or a plain tensor made from it")
+        raise _Refusal(f"it is a {kind}, which is made of other tensors", "pass those, or a plain tensor made from it")
     if tensor.numel() and not tensor.untyped_storage().size():
         raise TypeError(
             "its storage is empty, as FSDP leaves sharded parameters (`untyped_storage().resize_(0)`): gather it first, or"
@@ -219,9 +234,7 @@ def _torch_exporter(exported: Any, tensor: Any) -> tuple[Any, None, bool]:
 def _numpy_exporter(array: Any) -> tuple[Any, str | None, bool]:
     """As `exporter`, for a NumPy array. NumPy cannot export the dtypes of ml_dtypes, so their bits are exported."""
     if (masked := sys.modules.get("numpy.ma")) is not None and isinstance(array, masked.MaskedArray):
-        raise TypeError(
-            "it is a masked array, and masks are not published: pass `.filled(…)`, or `.data` and `.mask` as two arrays"
-        )
+        raise _Refusal("it is a masked array, and masks are not published", "pass `.filled(…)`, or `.data` and `.mask` as two arrays")
     name = array.dtype.name
     if name in _ML_DTYPES:
         return array.view(f"u{array.dtype.itemsize}"), _ML_DTYPES[name], False
@@ -230,7 +243,7 @@ def _numpy_exporter(array: Any) -> tuple[Any, str | None, bool]:
     if not array.dtype.isnative:
         raise TypeError("it has another machine's byte order: pass `array.astype(array.dtype.newbyteorder('='))`")
     if name not in _NUMPY_DTYPES:
-        raise TypeError(f"tensor_relay has no dtype for NumPy's {name}: publish its bits as integers")
+        raise TypeError(f"tensor_relay has no dtype for NumPy's {name}: pass its bits as integers, by `.view(…)`")
     if not array.flags.aligned or any(stride % (array.itemsize or 1) for stride in array.strides):
         return array.copy(), None, True
     return array, None, False

@@ -470,6 +470,7 @@ def connect(
     admin: str | None,
     admin_token_file: str | os.PathLike[str] | None,
     ready_within: float | None,
+    consumer: str,
 ) -> Client: ...
 
 @final

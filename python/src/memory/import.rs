@@ -8,10 +8,13 @@ use super::{
     on_gpu::OnGpu,
     strides::{ContiguousRuns, dense},
 };
-use crate::gpu::{Gpus, Opened};
+use crate::{
+    gpu::{Gpus, Opened},
+    tensors_in::is_of_tensor,
+};
 use pyo3::{
     buffer::{ElementType, PyUntypedBuffer},
-    exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError},
+    exceptions::{PyBufferError, PyTypeError},
     ffi,
     prelude::*,
     types::{PyCapsule, PyDict},
@@ -50,7 +53,7 @@ impl Lent {
             }
             other => Err(PyBufferError::new_err(format!(
                 "it lies in memory of {} (DLPack's {kind}:{id}), and only tensors on the host and on CUDA's GPUs are supported: \
-                 copy it to the host first",
+                 publish a copy on the host, or receive into a tensor there",
                 dlpack::device_name(other)
             ))),
         }
@@ -165,7 +168,7 @@ impl Foreign {
     fn from_buffer(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = PyUntypedBuffer::get(tensor).map_err(|_| {
             PyTypeError::new_err(
-                "it is no tensor: it has neither `__dlpack__` nor the buffer protocol; convert it to an array \
+                "it is no tensor: it has neither `__dlpack__` nor the buffer protocol; use an array instead \
                  (`.to_numpy()`, `.toarray()`, …)",
             )
         })?;
@@ -174,7 +177,8 @@ impl Foreign {
             .is_some_and(|offsets| offsets.iter().any(|offset| *offset >= 0))
         {
             return Err(PyBufferError::new_err(
-                "its elements lie behind pointers (suboffsets of the buffer protocol): pass a contiguous copy",
+                "its elements lie behind pointers (suboffsets of the buffer protocol): publish a contiguous copy, \
+                 or receive into a contiguous array",
             ));
         }
         let dtype = dtype_of_format(&buffer).ok_or_else(|| {
@@ -212,8 +216,8 @@ fn export<'py>(tensor: &Bound<'py, PyAny>, stream: Option<usize>) -> PyResult<Bo
 
 /// The error of a tensor's own library that does not export it, in a sentence that says whose text it is.
 pub(crate) fn not_lent(py: Python<'_>, error: PyErr) -> PyErr {
-    if !error.is_instance_of::<PyException>(py) || error.is_instance_of::<PyMemoryError>(py) {
-        return error; // Ctrl-C, or no memory: not the tensor's fault.
+    if !is_of_tensor(py, &error) {
+        return error;
     }
     let message = format!("its library does not give access to its memory ({error})");
     let raised = PyBufferError::new_err(message);

@@ -6,7 +6,7 @@ use crate::{
     errors::Kind,
     gpu::Gpus,
     memory::{Footprint, Foreign, Identity, Lent, OnGpu, overlapping},
-    tensors_in::{items, lend_to_write},
+    tensors_in::{is_of_tensor, items, lend_to_write},
 };
 use pyo3::prelude::*;
 use std::collections::{BTreeSet, HashMap};
@@ -82,7 +82,10 @@ impl Targets {
         let refuse = |why: &dyn std::fmt::Display| {
             Kind::Target.raise(py, format!("{name} of `out` cannot be received into: {why}"))
         };
-        let memory = lend_to_write(&value, gpus).map_err(|error| refuse(&error.value(py)))?;
+        let memory = lend_to_write(&value, gpus).map_err(|error| match is_of_tensor(py, &error) {
+            true => refuse(&error.value(py)),
+            false => error,
+        })?;
         if !memory.is_writable() {
             return Err(refuse(&"it is read-only"));
         }
@@ -91,7 +94,7 @@ impl Targets {
                 py,
                 format!(
                     "elements of {name} in `out` share memory (as in an expanded tensor), so they cannot hold different \
-                     values: give a contiguous tensor"
+                     values: receive into a contiguous tensor, and copy from that"
                 ),
             ));
         }
@@ -168,7 +171,8 @@ pub(super) fn check_dense(py: Python<'_>, name: &TensorName, memory: &OnGpu) -> 
         true => Ok(()),
         false => {
             let message = format!(
-                "the elements of {name} in `out` do not lie side by side on {}: make it contiguous",
+                "the elements of {name} in `out` do not lie side by side on {}: receive into a contiguous tensor, and copy \
+                 from that; atomic=True does so for PyTorch and CuPy",
                 memory.device().name()
             );
             Err(Kind::Target.raise(py, message))

@@ -102,6 +102,7 @@ def current_device(framework, ordinal):
 def test_torch_exports_with_its_gpu_as_the_current_one(relay, client, gpu, fake, monkeypatch):
     torch = types.ModuleType("torch")
     torch.Tensor, torch.strided = TorchStub, TorchStub.layout
+    torch.__version__, torch._C = "2.1", types.SimpleNamespace()
     written = []
     torch.autograd = types.SimpleNamespace(graph=types.SimpleNamespace(increment_version=written.append))
     torch.cuda = types.SimpleNamespace(device=lambda device: current_device(TorchStub, device.index))

@@ -53,6 +53,25 @@ def test_topics_are_folders(files, relay):
             files.ls(missing)
 
 
+def test_a_topic_may_lie_in_a_folder_of_another(relay):
+    """Goal: every file of a topic is listed and read although another topic's name begins like its path. Of two entries
+    of one name the one in the longer topic is seen, and a folder rather than a file."""
+    relay.publish("a", {name: name.encode() for name in ("one", "b/two", "b/both", "b/c/three", "d")})
+    relay.publish("a/b", {name: b"longer" for name in ("both", "four")})
+    relay.publish("a/d", {"five": b"5"})
+    files = RelayFileSystem(relay.ticket, skip_instance_cache=True)
+    assert files.ls("a", detail=False) == ["a/b", "a/d", "a/one"]
+    assert files.ls("a/b", detail=False) == ["a/b/both", "a/b/c", "a/b/four", "a/b/two"]
+    assert {path: files.cat(path) for path in files.find("")} == {
+        "a/b/both": b"longer", "a/b/c/three": b"b/c/three", "a/b/four": b"longer", "a/b/two": b"b/two", "a/d/five": b"5",
+        "a/one": b"one",
+    }  # fmt: skip
+    assert files.info("a/d")["type"] == "directory" and files.ls("a/b/two", detail=False) == ["a/b/two"]
+    # A file of the longest topic needs no other one: `a` has no version 2.
+    relay.publish("a/b", {"four": b"4"})
+    assert RelayFileSystem(relay.ticket, version=2, skip_instance_cache=True).cat("a/b/four") == b"4"
+
+
 def test_files_are_read_whole_and_in_ranges(files, folder):
     content = (folder / "deep/er/bytes.bin").read_bytes()
     path = "relay://data/one/deep/er/bytes.bin"

@@ -7,7 +7,7 @@ import pytest
 
 import tensor_relay
 from tensor_relay._versions import numbers
-from tensor_relay.integrations import check_host
+from tensor_relay.integrations import check_host, check_timeout
 
 
 def test_the_package_alone_imports_no_host():
@@ -39,3 +39,10 @@ def test_versions_are_compared_by_their_numbers(monkeypatch, found, is_known):
 
 def test_numbers_of_a_version_are_parsed():
     assert numbers("2.55.0rc1") == (2, 55, 0) and numbers("0.33.0+cu128") == (0, 33, 0) and numbers("dev") == ()
+
+
+def test_timeouts_that_no_clock_reaches_are_refused():
+    assert [check_timeout("wait", seconds) for seconds in (0, 1.5, float("inf"))] == [0, 1.5, float("inf")]
+    for seconds in (float("nan"), -0.1):
+        with pytest.raises(ValueError, match="wait is .*0 or more"):
+            check_timeout("wait", seconds)

@@ -140,6 +140,12 @@ def test_an_actor_that_sends_nothing_fails_the_rollouts(engine, actor_and_rollou
         asyncio.run(received(rollout[0], 1))
 
 
+@pytest.mark.parametrize("timeout", [float("nan"), -1.0])
+def test_an_invalid_timeout_is_refused_before_the_first_step(engine, timeout):
+    with pytest.raises(ValueError, match="timeout is .*0 or more"):
+        engine(bucket_size=1 << 20, timeout=timeout)
+
+
 def test_duplicate_names_are_refused(engine, actor_and_rollouts):
     actor, rollout = actor_and_rollouts
     connect(engine, actor, rollout)

@@ -13,7 +13,7 @@ import importlib.metadata
 from .._versions import numbers
 from ..errors import IntegrationError
 
-__all__ = ["check_host"]
+__all__ = ["check_host", "check_timeout"]
 
 
 def check_host(package: str, at_least: str, below: str) -> str:
@@ -34,3 +34,13 @@ def check_host(package: str, at_least: str, below: str) -> str:
             f"installed: {wanted}, or a tensor_relay that knows {found}"
         )
     return found
+
+
+def check_timeout(name: str, seconds: float) -> float:
+    """Returns a timeout that an integration counts down itself.
+
+    Raises ValueError for a negative number or NaN, as the methods of the package do.
+    """
+    if not seconds >= 0:
+        raise ValueError(f"{name} is {seconds}, but must be in seconds, 0 or more")
+    return seconds

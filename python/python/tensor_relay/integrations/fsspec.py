@@ -161,13 +161,13 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         """The entries of a folder; for a file, the entry of the file itself."""
         path = self._strip_protocol(path)
-        topics = [each.topic for each in self.client.topics()]
-        entries = _folders_below(path, topics)
-        topic, name = _topic_of(path, topics)
-        if topic is not None:
-            described = self._describe(topic)
-            for entry in _entries_of(described, name):
-                entries.setdefault(entry["name"], entry)
+        entries: dict[str, dict[str, Any]] = {}
+        for part in self._entries(path):
+            if entries:
+                part.pop(path, None)  # A folder hides a file of its name.
+            entries = part | entries
+            if path in entries:
+                break
         if not entries and path:
             raise FileNotFoundError(errno.ENOENT, "there is no such topic or file", path)
         found = sorted(entries.values(), key=lambda entry: entry["name"])
@@ -176,10 +176,21 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """The size and kind of a file or folder; for a file also its version, tensor, dtype and shape."""
         path = self._strip_protocol(path)
-        for entry in self.ls(path):
-            if entry["name"] == path:
-                return dict(entry)
-        return {"name": path, "size": 0, "type": "directory"}
+        for part in self._entries(path):
+            if part:
+                return part.get(path, _folder(path))
+        if path:
+            raise FileNotFoundError(errno.ENOENT, "there is no such topic or file", path)
+        return _folder(path)
+
+    def _entries(self, path: str) -> Iterator[dict[str, dict[str, Any]]]:
+        """The entries of a folder or file by name: first the folders that are parts of topic names, then those of each
+        topic whose name the path begins with. The longest name comes first, and what comes first hides the others."""
+        topics = [each.topic for each in self.client.topics()]
+        yield _folders_below(path, topics)
+        for topic in sorted(topics, key=len, reverse=True):
+            if f"{path}/".startswith(f"{topic}/"):
+                yield _entries_of(self._describe(topic), path.removeprefix(topic).strip("/"))
 
     def walk(
         self,
@@ -270,14 +281,7 @@ def _folders_below(path: str, topics: list[str]) -> dict[str, dict[str, Any]]:
     return {folder: _folder(folder) for folder in (below + name.partition("/")[0] for name in names)}
 
 
-def _topic_of(path: str, topics: list[str]) -> tuple[str | None, str]:
-    """The topic that contains a path, and the path below it. Topic names may have slashes: the longest match wins."""
-    parents = (topic for topic in topics if f"{path}/".startswith(f"{topic}/"))
-    topic = max(parents, key=len, default=None)
-    return topic, path.removeprefix(topic).strip("/") if topic is not None else ""
-
-
-def _entries_of(described: Description, name: str) -> list[dict[str, Any]]:
+def _entries_of(described: Description, name: str) -> dict[str, dict[str, Any]]:
     """The entries of a version under this name: one file, or the content of a folder."""
     entries: dict[str, dict[str, Any]] = {}
     for tensor, info in described.tensors.items():
@@ -301,7 +305,7 @@ def _entries_of(described: Description, name: str) -> list[dict[str, Any]]:
             "dtype": info.dtype,
             "shape": info.shape,
         }
-    return list(entries.values())
+    return entries
 
 
 def _folder(path: str) -> dict[str, Any]:

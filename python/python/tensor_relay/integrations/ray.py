@@ -25,7 +25,7 @@ import tensor_relay
 
 from .._shared import SharedClients
 from ..errors import DamagedError, RelayTimeoutError, RequestError, TornError
-from . import check_host
+from . import check_host, check_timeout
 
 check_host("ray", "2.55", "3")
 
@@ -44,7 +44,7 @@ __all__ = ["NAME", "RelayTransport", "register"]
 NAME = "TENSOR_RELAY"
 """The transport's name in `tensor_transport=`."""
 
-TIMEOUT_S = float(os.environ.get("TENSOR_RELAY_RAY_TIMEOUT", "30"))
+TIMEOUT_S = check_timeout("TENSOR_RELAY_RAY_TIMEOUT", float(os.environ.get("TENSOR_RELAY_RAY_TIMEOUT", "30")))
 """How long an object may take to arrive. The default is shorter than Ray's 60 s, so that the error of this module, which
 names the cause, comes first."""
 

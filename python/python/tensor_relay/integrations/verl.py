@@ -21,7 +21,7 @@ from typing import Any
 import tensor_relay
 
 from ..errors import DamagedError, PublishError, RequestError
-from . import check_host
+from . import check_host, check_timeout
 
 check_host("verl", "0.9", "0.10")
 
@@ -50,7 +50,7 @@ class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
     def __init__(self, bucket_size: int, is_master: bool = False, timeout: float = 600.0, listen: int = 0) -> None:
         self.bucket_size, self.is_master = bucket_size, is_master
-        self._timeout, self._port = timeout, listen
+        self._timeout, self._port = check_timeout("timeout", timeout), listen
         # On the actor's first rank.
         self._relay: tensor_relay.Relay | None = None
         self._published = 0
@@ -139,7 +139,8 @@ class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def _receive(self, deadline: float) -> tensor_relay.Snapshot:
         """The version of this step."""
         if self._subscription is None:
-            self._client = tensor_relay.connect(self._ticket, topic_timeout=self._timeout)
+            # Each rollout counts, also if several share a process.
+            self._client = tensor_relay.connect(self._ticket, topic_timeout=self._timeout, consumer="client")
             self._subscription = self._client.subscribe(TOPIC)
         while True:
             snapshot = self._subscription.next(max(0.0, deadline - time.monotonic()))

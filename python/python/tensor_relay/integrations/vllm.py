@@ -77,7 +77,8 @@ class TensorRelayWorkerEngine(WeightTransferEngine):  # type: ignore[misc]
         """Connects. A second handshake replaces the first."""
         self.shutdown()
         self._timeout = init_info.timeout
-        self._client = tensor_relay.connect(init_info.ticket, topic_timeout=init_info.timeout)
+        # Each worker counts, also if several share a process.
+        self._client = tensor_relay.connect(init_info.ticket, topic_timeout=init_info.timeout, consumer="client")
         self._subscription = self._client.subscribe(init_info.topic)
 
     def start_weight_update(self) -> None:

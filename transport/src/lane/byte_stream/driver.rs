@@ -65,18 +65,21 @@ impl Driver {
         let batch = SegmentBatch::new(write, secured.sealer);
         let writer = Writer { batch, shared: Arc::clone(&shared), queues, is_control_open: true };
         let mut writing = pin!(writer.run(settings.keep_alive));
-        let mut has_write_failed = false;
+        let mut has_writer_ended = false;
         {
             let mut reading = pin!(reader.run());
             tokio::select! {
                 biased;
                 _ = shared.wait_for_end() => {}
                 end = &mut reading => shared.end(end),
-                Err(error) = &mut writing => {
-                    has_write_failed = true;
-                    // The peer may have sent a close notice before it stopped reading.
-                    let final_read = timeout(FINAL_READ_TIMEOUT, &mut reading).await;
-                    shared.end(final_read.unwrap_or_else(|_| shared.io_failure(error)));
+                written = &mut writing => {
+                    has_writer_ended = true;
+                    // Without an error, it has written the close notice: another thread ended the connection just now.
+                    if let Err(error) = written {
+                        // The peer may have sent a close notice before it stopped reading.
+                        let final_read = timeout(FINAL_READ_TIMEOUT, &mut reading).await;
+                        shared.end(final_read.unwrap_or_else(|_| shared.io_failure(error)));
+                    }
                 }
                 code = wait_for_listener_close(&mut closing) => {
                     let notice = CloseNotice::Close(code, String::new());
@@ -88,7 +91,7 @@ impl Driver {
         let read = reader.into_read_half();
         if shared.wait_for_end().await.notice != CloseNotice::None {
             let lingering = async {
-                if has_write_failed || writing.await.is_ok() {
+                if has_writer_ended || writing.await.is_ok() {
                     drain(read).await;
                 }
             };
@@ -411,5 +414,69 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         }
         self.batch.write().await?;
         self.batch.shutdown().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{Connection, records::tests::pair},
+        *,
+    };
+    use std::{
+        pin::Pin,
+        sync::OnceLock,
+        task::{Context, Poll},
+    };
+    use tokio::io::ReadBuf;
+
+    /// A stream that closes its connection when it is first read, and whose peer ends it then.
+    struct ClosedWhenRead {
+        connection: Arc<OnceLock<Connection>>,
+        is_read: bool,
+    }
+
+    impl AsyncRead for ClosedWhenRead {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            if self.is_read {
+                return Poll::Ready(Ok(()));
+            }
+            self.is_read = true;
+            self.connection.wait().close(CloseCode::Done, "");
+            Poll::Pending
+        }
+    }
+
+    impl AsyncWrite for ClosedWhenRead {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// Goal: the driver ends when another thread closes the connection after the driver has checked for that, and before
+    /// the driver's writer does.
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_may_be_closed_between_two_checks_of_its_driver() {
+        let connection = Arc::new(OnceLock::new());
+        let stream = ClosedWhenRead { connection: Arc::clone(&connection), is_read: false };
+        let [keys, _] = pair(1);
+        let peer = "127.0.0.1:1".parse().unwrap();
+        let settings = Settings { idle_timeout: Duration::MAX, keep_alive: Duration::from_secs(1) };
+        let secured = Secured::with_keys(stream, keys);
+        let started = Connection::start(secured, Role::Client, peer, settings, None);
+        connection.set(started.clone()).unwrap();
+        timeout(2 * LINGER, started.close_answered()).await.expect("the driver ends");
     }
 }

@@ -37,6 +37,21 @@ pub(crate) struct Secured<S> {
     answer_time: Duration,
 }
 
+#[cfg(test)]
+impl<S> Secured<S> {
+    /// A stream with these keys, without a handshake.
+    pub(super) fn with_keys(stream: S, (sealer, opener): (Sealer, Opener)) -> Self {
+        Self {
+            stream,
+            sealer,
+            opener,
+            is_protocol_agreed: true,
+            peer_certificate: None,
+            answer_time: Duration::ZERO,
+        }
+    }
+}
+
 impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
     /// Performs a client's handshake. An error of TLS contains a [`rustls::Error`].
     pub(crate) async fn connect(
