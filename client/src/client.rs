@@ -1,7 +1,7 @@
 //! The client: a session with a server.
 
 use crate::{
-    ClientError, Config, Request, StatusReader, Subscription, TopicWatch,
+    ClientError, Config, GetError, Request, Snapshot, StatusReader, Subscription, TopicWatch,
     command::Command,
     connection::{Connection, Target},
     reconnector::{Reconnector, State},
@@ -140,6 +140,27 @@ impl Client {
         self.command(Command::Subscribe(Box::new(request.clone()), reply))?;
         let opened = answer.await.map_err(|_| self.ended_error())?;
         Ok(Subscription::new(request, opened, self.limits))
+    }
+
+    /// Receives one version, usually by a request for the [newest](Request::newest) one or
+    /// [exactly](Request::exactly) one. Also over several connections; what was verified is not sent again.
+    ///
+    /// ```no_run
+    /// # async fn example(client: tensor_relay_client::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// use tensor_relay_client::{Request, Topic, Version};
+    ///
+    /// let topic = Topic::new("policy")?;
+    /// let described = client.get(Request::newest(topic.clone()).describe()).await?; // No tensor is sent.
+    /// let id = described.id();
+    /// let snapshot = client.get(Request::exactly(topic, Some(id.epoch), id.version)).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`subscribe_to`](Self::subscribe_to) and [`Subscription::next`], whose waits are these too.
+    pub async fn get(&self, request: Request) -> Result<Snapshot, GetError> {
+        Ok(self.subscribe_to(request).await?.next().await?)
     }
 
     /// Watches for topics whose name matches `glob`, present and future.

@@ -53,6 +53,8 @@ pub(crate) struct Connection {
     receiver: control::Receiver<ServerMessage>,
     lanes: LaneSet,
     instance: InstanceId,
+    /// The server's name and version, and the features that it offers.
+    server: (String, FeatureSet),
     began: Instant,
     /// The events of chunks received in place, which [`next`](Self::next) returns first.
     received: VecDeque<Event>,
@@ -144,6 +146,7 @@ impl Connection {
             receiver,
             lanes,
             instance: welcome.instance,
+            server: (welcome.agent, welcome.features),
             began: Instant::now(),
             received: VecDeque::new(),
             tasks: JoinSet::new(),
@@ -158,6 +161,11 @@ impl Connection {
     /// The lane of the control stream.
     pub(crate) fn control(&self) -> &Lane {
         &self.control
+    }
+
+    /// The server's name and version, and the features that it offers.
+    pub(crate) fn server(&self) -> (&str, FeatureSet) {
+        (&self.server.0, self.server.1)
     }
 
     pub(crate) fn lanes(&mut self) -> &mut LaneSet {

@@ -208,6 +208,17 @@ impl ClientError {
     }
 }
 
+/// Why one version was not received.
+#[derive(Debug, thiserror::Error)]
+pub enum GetError {
+    /// It could not be requested.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// It did not arrive.
+    #[error(transparent)]
+    Subscription(#[from] SubscriptionError),
+}
+
 /// Advice after a refusal. The server does not give the reason, because it would help an attacker.
 fn why_refused(with_token: bool) -> &'static str {
     match with_token {

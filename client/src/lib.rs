@@ -78,7 +78,7 @@ pub use buffers::{BufferError, Buffers, NameMatch};
 pub use client::{Client, MemoryStats};
 pub use config::{Config, LANES_MAX, Lanes};
 pub use device_snapshot::{DeviceError, DeviceTensor};
-pub use error::{ClientError, SubscriptionError};
+pub use error::{ClientError, GetError, SubscriptionError};
 pub use fill::{FillCause, FillError, Filled};
 pub use mirror::{FilesError, Mirror};
 pub use progress::Progress;

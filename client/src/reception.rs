@@ -19,7 +19,7 @@ use std::{
 };
 use tensor_relay_device::{CacheLease, Device};
 use tensor_relay_protocol::{
-    AbortReason, Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, LaneId, ProtocolViolation,
+    AbortReason, Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, EndReason, ProtocolViolation,
     Released, Selection, StreamToken, Subscriber, SubscriptionId, Topic, Verified, Version, VersionFault,
     VersionId,
 };
@@ -182,6 +182,12 @@ impl Reception {
 
     /// Handles `Announce`.
     pub(crate) fn handle_announce(&mut self, announce: Announce) -> Result<(), ProtocolViolation> {
+        if self.is_unwanted(&announce.id) {
+            self.is_over = true;
+            self.machine.end_subscription(AbortReason::Superseded, self.keep_place);
+            self.end(self.not_found(format!("{} is the oldest version in its place", announce.id)));
+            return Ok(());
+        }
         let now = Instant::now();
         let (is_repeated, resumes) = (self.machine.current_version().is_some(), self.machine.is_receiving());
         let (version, afresh) = (announce.id.version.0, announce.afresh.then(|| announce.id.clone()));
@@ -203,16 +209,41 @@ impl Reception {
         Ok(())
     }
 
+    /// Whether the user wants another version and no other.
+    fn is_unwanted(&self, id: &VersionId) -> bool {
+        self.machine.only_version().is_some_and(|(epoch, version)| {
+            version != id.version || epoch.is_some_and(|epoch| epoch != id.epoch)
+        })
+    }
+
+    fn not_found(&self, detail: String) -> SubscriptionError {
+        let (_, version) = self.machine.only_version().expect("the user wants only one version");
+        SubscriptionError::VersionNotFound { topic: self.topic.clone(), version, detail }
+    }
+
+    /// Handles `End`.
+    pub(crate) fn handle_end(&self, reason: EndReason) {
+        let error = match (self.machine.only_version(), reason, self.queue.given_up()) {
+            (Some(_), EndReason::NotFound, _) => {
+                self.not_found("it was replaced or withdrawn, or is not published yet".into())
+            }
+            (Some(_), EndReason::Done, Some((_, reason))) => {
+                self.not_found(format!("the server aborted its transfer: {reason}"))
+            }
+            _ => SubscriptionError::Ended { topic: self.topic.clone(), reason },
+        };
+        self.end(error);
+    }
+
     /// Handles a chunk's stream after its header.
     pub(crate) fn handle_chunk(
         &mut self,
         header: ChunkHeader,
         token: StreamToken,
-        lane: LaneId,
         stream: DataIn,
     ) -> Result<(), ProtocolViolation> {
         self.streams.insert(token, stream);
-        self.machine.handle_chunk(header, token, lane)
+        self.machine.handle_chunk(header, token)
     }
 
     /// Handles a chunk that is verified and in its place.
@@ -260,7 +291,18 @@ impl Reception {
     pub(crate) fn act(&mut self, context: &mut Context<'_>) -> Result<(), ProtocolViolation> {
         while let Some(action) = self.machine.poll() {
             match action {
-                Action::Send(message) => context.outbox.push_back(message),
+                Action::Send(message) => {
+                    let (agent, offered) = context.connection.server();
+                    if let Err(ProtocolViolation::FeatureNotOffered { feature, .. }) =
+                        message.check_features(offered)
+                    {
+                        let (topic, agent) = (self.topic.clone(), agent.to_owned());
+                        self.is_over = true;
+                        self.end(SubscriptionError::NotSupported { topic, feature, agent });
+                        return Ok(());
+                    }
+                    context.outbox.push_back(message);
+                }
                 Action::Place { announce, selection, resumes } => {
                     match self.place(&announce, &selection, resumes, context.allocators) {
                         Ok(base) => self.machine.handle_placed(base)?,
@@ -359,6 +401,10 @@ impl Reception {
                 codecs: self.tally.stats(),
             },
         });
+        if self.machine.is_done() {
+            self.is_over = true;
+            self.end(SubscriptionError::Ended { topic: self.topic.clone(), reason: EndReason::Done });
+        }
     }
 
     fn release(&mut self, id: VersionId, reason: Released) {

@@ -2,12 +2,15 @@
 
 use crate::ClientError;
 use std::{ops::Range, sync::Arc};
+#[cfg(doc)]
+use tensor_relay_protocol::EndReason;
 use tensor_relay_protocol::{
-    CodecId, Consumer, GLOBS_MAX, Glob, Manifest, Mode, RangeSet, ReaderName, SELECTION_MAX_BYTES, Start,
-    Subscribe, SubscriptionId, Topic,
+    CodecId, Consumer, Epoch, GLOBS_MAX, Glob, Manifest, Mode, RangeSet, ReaderName, SELECTION_MAX_BYTES,
+    Start, Subscribe, SubscriptionId, Topic, Version,
 };
 
-/// A request for versions of a topic. Create it with [`latest`](Self::latest) or [`every`](Self::every).
+/// A request for versions of a topic. Create it with [`latest`](Self::latest) or [`every`](Self::every); for one
+/// version, with [`newest`](Self::newest) or [`exactly`](Self::exactly).
 ///
 /// ```
 /// use tensor_relay_client::{Request, Start, Topic};
@@ -28,6 +31,8 @@ pub struct Request {
     pub(crate) codec: Option<CodecId>,
     pub(crate) part: Option<(Arc<Manifest>, Range<u32>)>,
     pub(crate) is_counted: bool,
+    once: bool,
+    describe: bool,
 }
 
 /// The default window in mode `every`: the maximum number of versions received and not yet acknowledged.
@@ -47,9 +52,43 @@ impl Request {
         Self::new(topic, Mode::Every, Start::Oldest)
     }
 
+    /// Requests one version, the newest, or the next one if there is none. The subscription then
+    /// [ends](EndReason::Done). Needs a server that offers the feature `get`.
+    pub fn newest(topic: Topic) -> Self {
+        Self { once: true, ..Self::latest(topic) }
+    }
+
+    /// Requests this version and no other, of `epoch` or of the newest version's. The subscription then
+    /// [ends](EndReason::Done), or with [`VersionNotFound`](crate::SubscriptionError::VersionNotFound) at once if the
+    /// version is not retained. It stays retained until it is received. Needs a server that offers the feature `get`.
+    pub fn exactly(topic: Topic, epoch: Option<Epoch>, version: Version) -> Self {
+        let start = Start::Exactly(epoch, version);
+        Self { once: true, start, window: 1, ..Self::every(topic) }
+    }
+
+    /// Of a request for [`exactly`](Self::exactly) one version: waits for it if it is not published yet, as long as its
+    /// epoch lasts, and for its topic. Put a timeout around it if needed. If the topic has no version at all, its first
+    /// one decides whether the requested one will come.
+    #[must_use]
+    pub fn awaited(self) -> Self {
+        match self.start {
+            Start::Exactly(epoch, version) => self.from(Start::At(epoch, version)),
+            _ => self,
+        }
+    }
+
+    /// Requests descriptions: snapshots with id, manifest and metadata but no tensor, for which no chunk is sent. Their
+    /// commits are not counted. Needs a server that offers the feature `get`.
+    #[must_use]
+    pub fn describe(self) -> Self {
+        Self { describe: true, is_counted: false, ..self }
+    }
+
     /// The `Subscribe` message.
     pub(crate) fn message(&self, subscription: SubscriptionId, credit: u32, consumer: [u8; 16]) -> Subscribe {
-        let Self { topic, mode, start, selection, window, reader, preempt, codec, part, .. } = self.clone();
+        let Self {
+            topic, mode, start, selection, window, reader, preempt, codec, part, once, describe, ..
+        } = self.clone();
         let consumer = match (self.is_counted, self.keep_place) {
             (false, _) => Consumer::Nobody,
             (true, true) => Consumer::reader(&reader),
@@ -63,6 +102,8 @@ impl Request {
             reader: (mode == Mode::Every).then_some(reader),
             preempt,
             codec,
+            once,
+            describe,
             consumer,
             within: part.map_or_else(RangeSet::new, |(_, chunks)| RangeSet::from_range(chunks)),
             ..Subscribe::latest(subscription, topic, credit)
@@ -85,11 +126,13 @@ impl Request {
             codec: None,
             part: None,
             is_counted: true,
+            once: false,
+            describe: false,
         }
     }
 
-    /// Sets the first version. Mode `latest` accepts only [`Start::Newest`] and [`Start::Next`]: it skips older
-    /// versions, so any other start is refused ([`ClientError::StartNeedsEvery`]).
+    /// Sets the first version. Mode `latest` accepts only [`Start::Newest`], [`Start::Next`] and [`Start::Exactly`]: it
+    /// skips older versions, so any other start is refused ([`ClientError::StartNeedsEvery`]).
     pub fn from(self, start: Start) -> Self {
         Self { start, ..self }
     }
@@ -139,7 +182,7 @@ impl Request {
 
     /// Refuses a selection or start that no server would accept.
     pub(crate) fn check(&self) -> Result<(), ClientError> {
-        if self.mode == Mode::Latest && !matches!(self.start, Start::Newest | Start::Next) {
+        if self.mode == Mode::Latest && matches!(self.start, Start::Oldest | Start::At(..)) {
             return Err(ClientError::StartNeedsEvery);
         }
         let (globs, bytes) =
@@ -164,7 +207,6 @@ impl Request {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tensor_relay_protocol::Version;
 
     #[test]
     fn mode_latest_starts_only_at_the_newest_or_the_next() {
@@ -174,6 +216,29 @@ mod tests {
             assert!(matches!(refused, Err(ClientError::StartNeedsEvery)));
             assert!(Request::every(topic()).from(start).check().is_ok());
         }
-        assert!(Request::latest(topic()).from(Start::Next).check().is_ok());
+        for start in [Start::Next, Start::Exactly(None, Version(1))] {
+            assert!(Request::latest(topic()).from(start).check().is_ok());
+        }
+    }
+
+    /// PROTOCOL.md §3.12.
+    #[test]
+    fn a_request_for_one_version_says_so_on_the_wire() {
+        let topic = Topic::new("t").unwrap();
+        let message = |request: Request| request.message(SubscriptionId(1), 4, [7; 16]);
+        let (newest, epoch) = (message(Request::newest(topic.clone())), Some(Epoch(5)));
+        assert_eq!((newest.mode, newest.start, newest.once), (Mode::Latest, Start::Newest, true));
+        let exactly = Request::exactly(topic.clone(), epoch, Version(3));
+        let awaited = message(exactly.clone().awaited());
+        assert_eq!((awaited.start, awaited.once), (Start::At(epoch, Version(3)), true));
+        let described = message(exactly.clone().describe());
+        assert_eq!((described.describe, described.consumer), (true, Consumer::Nobody));
+        let exactly = message(exactly);
+        assert_eq!(
+            (exactly.mode, exactly.start, exactly.once),
+            (Mode::Every, Start::Exactly(epoch, Version(3)), true)
+        );
+        assert_eq!((exactly.window, exactly.describe), (1, false));
+        assert!(!message(Request::every(topic)).once);
     }
 }

@@ -354,18 +354,17 @@ impl Session {
             ServerMessage::End { subscription, reason } => {
                 self.find(subscription)?;
                 if let Some(reception) = self.receptions.remove(&subscription) {
-                    let topic = reception.topic().clone();
                     if matches!(reason, EndReason::Withdrawn | EndReason::Expired) {
-                        self.watches.handle_topic_ended(&topic);
+                        self.watches.handle_topic_ended(reception.topic());
                     }
-                    reception.end(SubscriptionError::Ended { topic, reason });
+                    reception.handle_end(reason);
                 }
                 Ok(())
             }
             ServerMessage::Retired(lane) => {
                 connection.lanes().handle_retired(lane)?;
                 for reception in self.receptions.values_mut() {
-                    reception.machine.handle_retired(lane);
+                    reception.machine.handle_retired();
                 }
                 self.act_all(connection)
             }
@@ -441,9 +440,9 @@ impl Session {
         self.next_stream += 1;
         let Some(reception) = self.find(header.subscription)? else { return Ok(()) };
         if connection.lanes().is_retired(lane) {
-            return Ok(()); // The server sends the chunk again over another lane.
+            return Ok(()); // It was requested again when the lane was retired.
         }
-        reception.handle_chunk(header, token, lane, stream)?;
+        reception.handle_chunk(header, token, stream)?;
         self.act(header.subscription, connection)
     }
 

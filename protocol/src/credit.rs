@@ -1,10 +1,10 @@
-//! Credit: the number of further chunks that a sender may begin (PROTOCOL.md §6.4).
+//! Credit: the number of further chunks that a sender may push (PROTOCOL.md §6.4).
 
 use crate::ProtocolViolation;
 
-/// The credit of one subscription: the number of further chunks that the sender may begin on it.
+/// The credit of one subscription: the number of further chunks that the sender may push on it.
 ///
-/// The receiver grants credit; the sender spends one credit per chunk. A receiver grants no more than its connection's
+/// The receiver grants credit; the sender spends one credit per pushed chunk. A receiver grants no more than its connection's
 /// flow-control window can hold unread, so a stalled subscription blocks no other one and no control stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Credit {

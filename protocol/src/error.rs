@@ -205,6 +205,9 @@ pub enum ProtocolViolation {
     /// More credit than the protocol allows.
     #[error("the peer granted more credit than {0} chunks")]
     CreditOverflow(u32),
+    /// More requested chunks than a sender queues, or in more ranges.
+    #[error("the peer requested more chunks at once than it may")]
+    TooManyRequested,
     /// A manifest with another digest than the announced one.
     #[error("the peer sent a manifest that is not the one it announced")]
     WrongManifest,

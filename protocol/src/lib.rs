@@ -26,7 +26,7 @@ pub mod npy;
 mod ranges;
 pub mod safetensors;
 mod selection;
-mod send;
+mod sender;
 pub mod sidecar;
 mod subscriber;
 mod tensor;
@@ -62,7 +62,10 @@ pub use message::{
 pub use name::{NameError, ReaderName, TensorName, Topic};
 pub use ranges::RangeSet;
 pub use selection::Selection;
-pub use send::{SendAction, SendPlan};
+pub use sender::{
+    Announcement, Attempt, Claim, Ended, Named, Published, ReadRetry, SendAction, Sender, SenderAction, Seq,
+    SubscriptionMessage, Versions,
+};
 pub use subscriber::{
     Action, Assembly, Commit, Gap, Outcome, Released, StreamToken, Subscriber, VersionFault,
 };

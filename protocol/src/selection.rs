@@ -31,6 +31,11 @@ impl Selection {
         Self::laid_out(manifest, tensors, chunks)
     }
 
+    /// Selects nothing, as for a description.
+    pub fn none(manifest: Arc<Manifest>) -> Self {
+        Self::laid_out(manifest, RangeSet::new(), RangeSet::new())
+    }
+
     /// Selects the tensors whose name matches one of `globs`. Without globs, every tensor is selected, as in
     /// `Subscribe`. An alias whose own name does not match is not selected, although its bytes are.
     ///

@@ -8,10 +8,11 @@ mod gap;
 mod history;
 mod incoming;
 mod manifests;
+mod requests;
 mod stall;
 
 #[cfg(test)]
-mod fixtures;
+pub(crate) mod fixtures;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
@@ -23,14 +24,15 @@ pub use assembly::{Assembly, Outcome};
 pub use gap::Gap;
 
 use crate::{
-    AbortReason, Announce, ChunkHeader, ClientMessage, CodecSet, Epoch, LaneId, Manifest, PARTIAL_RANGES_MAX,
-    Partial, ProtocolViolation, RangeSet, Selection, Subscribe, SubscriptionId, Verified, Version,
+    AbortReason, Announce, ChunkHeader, ClientMessage, CodecSet, Epoch, Manifest, PARTIAL_RANGES_MAX,
+    Partial, ProtocolViolation, RangeSet, Selection, Start, Subscribe, SubscriptionId, Verified, Version,
     VersionDigest, VersionId,
 };
 use arrivals::{Arrivals, EarlyStream};
 use history::History;
 use incoming::{Incoming, Phase, key};
 use manifests::Manifests;
+use requests::Requests;
 use stall::{Check, Stall};
 use std::{
     collections::VecDeque,
@@ -45,8 +47,8 @@ use std::{
 /// manifests and chunks may overtake one another. The caller owns the chunk streams; here they are tokens.
 #[derive(Debug)]
 pub struct Subscriber {
-    /// The user's request. [`subscribe`](Self::subscribe) fills in the fields that change with each connection.
-    request: Subscribe,
+    /// The user's options. [`subscribe`](Self::subscribe) fills in the fields that change with each connection.
+    options: Subscribe,
     /// The codecs that this client offered.
     codecs: CodecSet,
     /// The credit of the subscription on this connection when no chunk is in flight.
@@ -58,6 +60,7 @@ pub struct Subscriber {
     /// The last version that this end gave up while it stayed subscribed, since this connection began.
     given_up: Option<(Epoch, Version)>,
     arrivals: Arrivals,
+    requests: Requests,
     history: History,
     stall: Stall,
     actions: VecDeque<Action>,
@@ -75,21 +78,45 @@ impl Subscriber {
             phase: Phase::Idle,
             given_up: None,
             arrivals: Arrivals::new(request.credit),
+            requests: Requests::default(),
             history: History::new(&request),
             stall: Stall::new(stall_timeout, now),
             actions: VecDeque::new(),
-            request,
+            options: request,
         }
     }
 
     /// Uses `manifest` for versions that have it, so that the server need not send it.
     pub fn set_manifest(&mut self, manifest: Arc<Manifest>) {
-        let selection = Selection::new(manifest, &self.request.selection).within(&self.request.within);
+        let Subscribe { selection, within, describe, .. } = &self.options;
+        let selection = match describe {
+            true => Selection::none(manifest),
+            false => Selection::new(manifest, selection).within(within),
+        };
         self.selection = Some(Arc::new(selection));
+    }
+
+    /// The number of the only version that the user wants, and its epoch if that matters (PROTOCOL.md §3.12 (8)).
+    /// [`end_subscription`](Self::end_subscription) when the server announces another one.
+    pub fn only_version(&self) -> Option<(Option<Epoch>, Version)> {
+        match self.options.start {
+            Start::At(epoch, version) | Start::Exactly(epoch, version) if self.options.once => {
+                Some((epoch, version))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the subscription is over because its only version was committed.
+    pub fn is_done(&self) -> bool {
+        self.options.once && self.has_committed()
     }
 
     /// The next action; `None` if there is none before the next event.
     pub fn poll(&mut self) -> Option<Action> {
+        if self.actions.is_empty() {
+            self.request_missing();
+        }
         self.actions.pop_front()
     }
 
@@ -113,11 +140,11 @@ impl Subscriber {
             partial,
             manifest: self.selection.as_ref().map(|selection| selection.manifest().digest()),
             credit: self.arrivals.credit(),
-            ..self.request.clone()
+            ..self.options.clone()
         }));
         if let Some((epoch, version)) = self.history.acknowledged() {
             // Repeated on each connection, because the previous one may have lost it.
-            self.send(ClientMessage::Acknowledge { subscription: self.request.subscription, epoch, version });
+            self.send(ClientMessage::Acknowledge { subscription: self.options.subscription, epoch, version });
         }
     }
 
@@ -128,6 +155,7 @@ impl Subscriber {
         self.actions.clear();
         self.allowance = allowance;
         self.reset_arrivals();
+        self.requests = Requests::default();
         self.manifests = Manifests::default();
         self.given_up = None;
         self.history.handle_detached();
@@ -149,7 +177,7 @@ impl Subscriber {
     pub fn leave_memory(&mut self, id: SubscriptionId, allowance: u32) {
         let was_connected = matches!(self.phase, Phase::Placing(_) | Phase::Running(_));
         self.handle_detached(allowance);
-        self.request.subscription = id;
+        self.options.subscription = id;
         if let Phase::Detached(incoming) = &mut self.phase {
             incoming.assembly = Assembly::new(Arc::clone(incoming.assembly.selection()));
             incoming.resumed -= u32::from(was_connected); // No connection was lost.
@@ -161,7 +189,9 @@ impl Subscriber {
         let chunks = allowance.saturating_sub(self.allowance);
         if chunks > 0 {
             self.allowance = allowance;
-            self.grant(chunks);
+            if !self.requests.is_pushing_ended() {
+                self.grant(chunks);
+            }
         }
     }
 
@@ -191,7 +221,7 @@ impl Subscriber {
                 expected: "the end of the previous version",
             });
         }
-        if announce.id.topic != self.request.topic {
+        if announce.id.topic != self.options.topic {
             return Err(ProtocolViolation::OutOfTurn {
                 found: "another topic",
                 expected: "the subscribed topic",
@@ -279,7 +309,6 @@ impl Subscriber {
         for early in self.arrivals.take_early() {
             self.begin_chunk(early)?;
         }
-        self.fetch_if_due();
         self.finish_if_complete();
         Ok(())
     }
@@ -291,7 +320,7 @@ impl Subscriber {
     pub fn handle_manifest_header(&mut self) -> Result<(), ProtocolViolation> {
         let is_second = std::mem::replace(&mut self.manifests.arriving, true);
         match is_second && !self.manifests.excuse_stale() {
-            true => Err(ProtocolViolation::TwoManifests(self.request.subscription)),
+            true => Err(ProtocolViolation::TwoManifests(self.options.subscription)),
             false => Ok(()),
         }
     }
@@ -332,7 +361,7 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Handles the header of a chunk on `stream` of `lane`. The chunk is received now, waits for its announcement, its
+    /// Handles the header of a chunk on `stream`. The chunk is received now, waits for its announcement, its
     /// manifest or the version's memory, or is discarded if its version has ended.
     ///
     /// # Errors
@@ -341,7 +370,6 @@ impl Subscriber {
         &mut self,
         header: ChunkHeader,
         stream: StreamToken,
-        lane: LaneId,
     ) -> Result<(), ProtocolViolation> {
         if !self.codecs.contains(header.codec) {
             return Err(ProtocolViolation::CodecNotOffered(header.codec.name()));
@@ -350,8 +378,10 @@ impl Subscriber {
             self.actions.push_back(Action::Discard(stream));
             return Ok(());
         }
-        self.arrivals.spend()?;
-        let early = EarlyStream { stream, lane, header };
+        if !self.requests.handle_header(header.chunk) {
+            self.arrivals.spend()?;
+        }
+        let early = EarlyStream { stream, header };
         match &self.phase {
             Phase::Running(_) => self.begin_chunk(early),
             _ => {
@@ -362,71 +392,71 @@ impl Subscriber {
     }
 
     /// Starts to receive a chunk of the current version.
-    fn begin_chunk(
-        &mut self,
-        EarlyStream { stream, lane, header }: EarlyStream,
-    ) -> Result<(), ProtocolViolation> {
+    fn begin_chunk(&mut self, EarlyStream { stream, header }: EarlyStream) -> Result<(), ProtocolViolation> {
         let Phase::Running(incoming) = &mut self.phase else { return Ok(()) };
         if !incoming.is((header.epoch, header.version)) {
             return Err(ProtocolViolation::WrongVersion { epoch: header.epoch, version: header.version });
         }
-        let range = incoming.assembly.handle_header(&header)?;
+        let range = match incoming.assembly.handle_header(&header) {
+            // It was requested again, although it had not been lost, or not yet.
+            Err(ProtocolViolation::DuplicateChunk(chunk)) if self.requests.is_pushing_ended() => {
+                let is_verified = incoming.assembly.is_verified(chunk);
+                let spare = EarlyStream { stream, header };
+                let discarded = if is_verified { Some(stream) } else { self.arrivals.push_spare(spare) };
+                self.actions.extend(discarded.map(Action::Discard));
+                return Ok(());
+            }
+            range => range?,
+        };
         let (_, dtype) = incoming.assembly.manifest().chunk(header.chunk);
-        self.arrivals.begin(stream, header.chunk, lane);
+        self.arrivals.begin(stream, header.chunk);
         self.actions.push_back(Action::Receive { stream, header, range, dtype });
         Ok(())
     }
 
     /// Handles a verified chunk, whose bytes are in the version's memory. Grants its credit again.
     pub fn handle_verified(&mut self, stream: StreamToken, verified: Verified) {
-        let Some(chunk) = self.arrivals.end(stream) else { return };
+        let Some(chunk) = self.arrivals.end(stream, !self.requests.is_pushing_ended()) else { return };
+        let spare = self.arrivals.take_spare(chunk);
+        self.actions.extend(spare.map(|spare| Action::Discard(spare.stream)));
         let Phase::Running(incoming) = &mut self.phase else { return };
         debug_assert_eq!(chunk, verified.chunk(), "a stream carries the chunk that its header names");
         incoming.assembly.handle_verified(verified);
-        self.send(ClientMessage::Credit { subscription: self.request.subscription, chunks: 1 });
-        self.fetch_if_due();
+        if !self.requests.is_pushing_ended() {
+            self.send(ClientMessage::Credit { subscription: self.options.subscription, chunks: 1 });
+        }
         self.finish_if_complete();
     }
 
     /// Handles the early end of a stream, because its lane was lost or the server gave the version up. The caller must
     /// have stopped writing the chunk. A stream whose chunk is not being received is ignored.
     pub fn handle_lost(&mut self, stream: StreamToken) {
-        let Some(chunk) = self.arrivals.end(stream) else { return };
+        let Some(chunk) = self.arrivals.end(stream, !self.requests.is_pushing_ended()) else { return };
         if let Phase::Running(incoming) = &mut self.phase {
             incoming.assembly.handle_lost(chunk);
         }
-        self.fetch_if_due();
-    }
-
-    /// Handles `Retired`: the server begins no more chunks on `lane`. Chunks lost with the lane are fetched once no
-    /// chunk that began on it is still being received.
-    pub fn handle_retired(&mut self, lane: LaneId) {
-        let lost = self.arrivals.retire(lane);
-        self.actions.extend(lost.into_iter().map(Action::Discard));
-        match &self.phase {
-            Phase::Running(_) => self.fetch_if_due(),
-            Phase::Announced { .. } | Phase::Placing(_) => {}
-            // Chunks of later versions begin on other lanes.
-            Phase::Idle | Phase::Detached(_) => self.arrivals.forget_retired_lanes(),
+        self.requests.handle_stream_lost();
+        if let Some(spare) = self.arrivals.take_spare(chunk) {
+            let begun = self.begin_chunk(spare);
+            debug_assert_eq!(begun, Ok(()), "its header was accepted but for its twin");
         }
     }
 
-    fn fetch_if_due(&mut self) {
+    /// Handles `Retired`: the server begins no more chunks on one of its lanes, and chunks may have been lost with it.
+    /// From then on this end requests what it lacks of the current version.
+    pub fn handle_retired(&mut self) {
+        if self.current_version().is_some() {
+            self.requests.handle_retired();
+        }
+    }
+
+    /// Requests missing chunks, unless the server pushes them.
+    fn request_missing(&mut self) {
         let Phase::Running(incoming) = &self.phase else { return };
-        if !self.arrivals.is_fetch_due() {
-            return;
-        }
-        let (epoch, version) = key(incoming.id());
-        let missing = incoming.assembly.missing();
-        self.arrivals.forget_retired_lanes();
-        for ranges in missing.ranges().chunks(PARTIAL_RANGES_MAX) {
-            self.send(ClientMessage::Fetch {
-                subscription: self.request.subscription,
-                epoch,
-                version,
-                chunks: ranges.iter().cloned().collect(),
-            });
-        }
+        let arriving = self.arrivals.receiving();
+        let Some(chunks) = self.requests.next(&incoming.assembly, arriving, self.allowance) else { return };
+        let (subscription, (epoch, version)) = (self.options.subscription, key(incoming.id()));
+        self.send(ClientMessage::Request { subscription, epoch, version, chunks });
     }
 
     /// Handles `Complete`: every selected chunk that this end did not hold was sent, or was lost with its lane.
@@ -482,8 +512,12 @@ impl Subscriber {
         let Some(id) = self.end_version() else { return };
         let (epoch, version) = key(&id);
         self.history.handle_committed(id, digest);
-        let subscription = self.request.subscription;
+        let subscription = self.options.subscription;
         self.send(ClientMessage::Committed { subscription, epoch, version, kept });
+        if std::mem::take(&mut self.requests).is_pushing_ended() {
+            self.reset_arrivals();
+            self.grant_allowance();
+        }
     }
 
     /// Handles the server's `Abort` of a version.
@@ -517,29 +551,30 @@ impl Subscriber {
     /// Ends the subscription, and the current version with `reason`.
     pub fn end_subscription(&mut self, reason: AbortReason, keep_place: bool) {
         self.abort(reason, Released::ByClient);
-        self.send(ClientMessage::Unsubscribe { subscription: self.request.subscription, keep_place });
+        self.send(ClientMessage::Unsubscribe { subscription: self.options.subscription, keep_place });
     }
 
     /// Ends the current version, which either end gave up. Both ends reset the credit.
     fn abort(&mut self, reason: AbortReason, released: Released) {
         let Some(id) = self.end_version() else { return };
+        self.requests = Requests::default();
         self.manifests.stale += 2; // A late header and a late end of this version's manifest are excused.
         self.reset_arrivals();
-        let (subscription, (epoch, version)) = (self.request.subscription, key(&id));
+        let (subscription, (epoch, version)) = (self.options.subscription, key(&id));
         self.actions.push_back(Action::Release { id, reason: released });
         self.send(ClientMessage::Abort { subscription, epoch, version, reason });
     }
 
-    /// Grants the whole credit again: giving up a version reset it.
+    /// Grants the whole credit again: giving up a version, or requesting its chunks, reset it.
     fn grant_allowance(&mut self) {
-        let (subscription, chunks) = (self.request.subscription, self.allowance);
+        let (subscription, chunks) = (self.options.subscription, self.allowance);
         self.send(ClientMessage::Credit { subscription, chunks });
     }
 
     /// Acknowledges that the user has processed a version and all before it.
     pub fn acknowledge(&mut self, epoch: Epoch, version: Version) {
         if self.history.handle_acknowledged(epoch, version) {
-            self.send(ClientMessage::Acknowledge { subscription: self.request.subscription, epoch, version });
+            self.send(ClientMessage::Acknowledge { subscription: self.options.subscription, epoch, version });
         }
     }
 
@@ -557,7 +592,7 @@ impl Subscriber {
         }
         match self.stall.handle_check(now, received_bytes) {
             Check::Progress => {
-                self.send(ClientMessage::Credit { subscription: self.request.subscription, chunks: 0 });
+                self.send(ClientMessage::Credit { subscription: self.options.subscription, chunks: 0 });
             }
             Check::Stalled => {
                 let fault = VersionFault::Stalled(self.stall.timeout());
@@ -632,10 +667,85 @@ impl Subscriber {
 
     fn grant(&mut self, chunks: u32) {
         self.arrivals.grant(chunks);
-        self.send(ClientMessage::Credit { subscription: self.request.subscription, chunks });
+        self.send(ClientMessage::Credit { subscription: self.options.subscription, chunks });
     }
 
     fn send(&mut self, message: ClientMessage) {
         self.actions.push_back(Action::Send(message));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        fixtures::{announce, codecs, header, id, manifest, now, request, verified},
+        *,
+    };
+    use crate::Mode;
+
+    fn subscriber(request: Subscribe) -> Subscriber {
+        Subscriber::new(request, codecs(), Duration::from_secs(30), now())
+    }
+
+    /// Begins version 1, and returns its selection.
+    fn begin(subscriber: &mut Subscriber) -> Arc<Selection> {
+        subscriber.subscribe(None);
+        subscriber.handle_announce(announce(1, &manifest(2)), now(), 0).unwrap();
+        subscriber.handle_manifest(Manifest::clone(&manifest(2))).unwrap();
+        subscriber.handle_placed(None).unwrap();
+        subscriber.selection().cloned().unwrap()
+    }
+
+    /// PROTOCOL.md §3.12 (3), with a selection that has no effect; and (1).
+    #[test]
+    fn a_description_is_committed_without_chunks_and_then_it_is_done() {
+        let within = RangeSet::from_range(0..1);
+        for once in [true, false] {
+            let wanted =
+                Subscribe { once, describe: true, within: within.clone(), ..request(Mode::Latest, 0) };
+            let mut subscriber = subscriber(wanted);
+            let selection = begin(&mut subscriber);
+            assert!(selection.chunks().is_empty() && selection.tensors().is_empty());
+            let digest = VersionDigest::of(manifest(2).digest(), []);
+            subscriber.handle_complete((fixtures::EPOCH, Version(1)), digest).unwrap();
+            assert!(!subscriber.is_done());
+            assert!(
+                std::iter::from_fn(|| subscriber.poll()).any(|action| matches!(action, Action::Commit(_)))
+            );
+            subscriber.handle_committed(false);
+            assert_eq!(subscriber.is_done(), once);
+        }
+    }
+
+    /// PROTOCOL.md §3.12 (6): the same request, with what was verified.
+    #[test]
+    fn one_version_is_requested_again_after_a_lost_connection() {
+        let start = Start::Exactly(None, Version(1));
+        let wanted = Subscribe { once: true, start, ..request(Mode::Every, 4) };
+        let mut subscriber = subscriber(wanted);
+        begin(&mut subscriber);
+        let stream = StreamToken(1);
+        subscriber.handle_chunk(header(1, 0), stream).unwrap();
+        subscriber.handle_verified(stream, verified(0));
+        subscriber.handle_detached(4);
+        subscriber.subscribe(None);
+        let Some(Action::Send(ClientMessage::Subscribe(again))) = subscriber.poll() else {
+            panic!("it subscribes")
+        };
+        let partial = again.partial.expect("a chunk is verified");
+        assert_eq!((again.once, again.start, again.have), (true, start, None));
+        assert_eq!((partial.version, partial.chunks), (id(1).version, RangeSet::from_range(0..1)));
+    }
+
+    /// PROTOCOL.md §3.12 (8).
+    #[test]
+    fn only_a_request_for_one_version_by_its_number_names_the_only_version() {
+        let only =
+            |once, start| subscriber(Subscribe { once, start, ..request(Mode::Every, 4) }).only_version();
+        let (epoch, version) = (Some(fixtures::EPOCH), Version(3));
+        for start in [Start::At(epoch, version), Start::Exactly(epoch, version)] {
+            assert_eq!((only(true, start), only(false, start)), (Some((epoch, version)), None));
+        }
+        assert_eq!([Start::Newest, Start::Next, Start::Oldest].map(|start| only(true, start)), [None; 3]);
     }
 }

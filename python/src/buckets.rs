@@ -71,7 +71,7 @@ impl Bucket {
     /// Subscribes to it: the version is retained for the subscription, which should end after its first snapshot.
     fn subscribe(&self, client: Bound<'_, Client>) -> PyResult<Subscription> {
         let VersionId { topic, epoch, version } = self.version.clone();
-        let request = Request::every(topic).from(Start::At(Some(epoch), version)).window(1);
+        let request = Request::every(topic).from(Start::Exactly(Some(epoch), version)).window(1);
         let request = request
             .select(self.select.iter().cloned())
             .part(Arc::clone(&self.manifest), self.chunks.clone());

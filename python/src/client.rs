@@ -4,9 +4,9 @@ use crate::{
     admin::AdminOptions,
     awaitable::awaitable,
     description::{Description, VersionSelector},
-    errors::{Kind, of_client},
+    errors::{Kind, of_client, of_get},
     gpu::{GpuOptions, Gpus, parse_device},
-    out::{Out, copying_in_background},
+    out::Out,
     range::{at_least, positive_seconds, within},
     relay::parse_topic,
     runtime::{self, ProcessLocal},
@@ -14,7 +14,7 @@ use crate::{
     serve::parse_transport,
     snapshot::Snapshot,
     start::{parse_epoch, parse_start},
-    subscription::{OnGap, Subscription},
+    subscription::{NotArrived, OnGap, Subscription},
     topic_info::TopicInfo,
     wait::{finite_seconds, seconds, wait, wait_at_most},
 };
@@ -34,10 +34,6 @@ use tensor_relay_client::{
     self as client, Config, Connector, Epoch, Identity, LANES_MAX, Lanes, MemoryStats, ReaderName, Request,
     Ticket, Topic, Tuning, Version,
 };
-
-fn late_version(py: Python<'_>) -> PyErr {
-    Kind::Timeout.raise(py, "the version did not come in time; the call can be repeated")
-}
 
 /// A session with a server, which reconnects by itself when the connection is lost.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
@@ -229,9 +225,7 @@ impl Client {
         let topic = this.topic_or_default(py, topic)?;
         let timeout = seconds("timeout", timeout)?;
         let on_gap = OnGap::parse(py, on_gap)?;
-        let gpus = this.gpus.get(py)?;
-        let out = out.map(|mapping| Out::new(mapping, atomic, strict, rename, Arc::clone(gpus)));
-        let followed = this.consumer.as_ref().map(|consumer| consumer.follow(&topic));
+        let out = out.map(|mapping| this.out(py, mapping, atomic, strict, rename)).transpose()?;
         let mut request = match mode {
             "latest" => Request::latest(topic),
             "every" => Request::every(topic),
@@ -249,17 +243,30 @@ impl Client {
         if let Some(reader) = reader {
             request = request.reader(ReaderName::new(reader).map_err(Kind::Request.because(py))?);
         }
-        let select = Select::parse(py, select.as_ref())?;
-        let names_of_out = out.as_ref().map(|out| out.selection(py)).transpose()?;
-        let globs = select.patterns().map(<[_]>::to_vec).or(names_of_out).unwrap_or_default();
-        let client = this.client(py)?;
-        let subscribed = wait(py, client.subscribe_to(request.select(globs).preempt(preempt)))?;
-        let subscription = subscribed.map_err(|error| of_client(py, &error))?;
-        let subscription = (subscription, followed);
-        Ok(Subscription::new(subscription, slf.clone().unbind(), timeout, on_gap, select, out))
+        Self::subscribe_for(&slf, request.preempt(preempt), timeout, on_gap, select, out)
     }
 
-    /// Receives one version of a topic: the first that `subscribe` would deliver, without a lasting subscription.
+    /// Subscribes to the version that `get` receives.
+    #[pyo3(signature = (topic, version, epoch, *, select, out, atomic, strict, rename))]
+    #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
+    fn _subscribe_once(
+        slf: Bound<'_, Self>,
+        topic: Option<&str>,
+        version: Option<u64>,
+        epoch: Option<&str>,
+        select: Option<Bound<'_, PyAny>>,
+        out: Option<Bound<'_, PyAny>>,
+        atomic: bool,
+        strict: bool,
+        rename: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Subscription> {
+        let (py, this) = (slf.py(), slf.get());
+        let wanted = this.version_selector(py, topic, version, epoch)?;
+        let out = out.map(|mapping| this.out(py, mapping, atomic, strict, rename)).transpose()?;
+        Self::subscribe_for(&slf, wanted.request(), None, OnGap::Raise, select, out)
+    }
+
+    /// Receives one version of a topic, without a lasting subscription.
     ///
     /// topic: its name; by default the topic that the ticket names.
     /// version: the number of the version; None is the newest. A version that is not yet published is waited for; one
@@ -326,25 +333,8 @@ impl Client {
         strict: bool,
         rename: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Snapshot> {
-        let out = Out::new(out, true, strict, rename, Arc::clone(self.gpus.get(py)?));
+        let out = self.out(py, out, true, strict, rename)?;
         out.copy(py, &snapshot.arrived(py)?, None)?.map_err(|failed| failed.raise(py))
-    }
-
-    /// Begins `install` for a coroutine: a pair for `_coroutines.finish_copy`.
-    #[pyo3(signature = (snapshot, out, *, strict = true, rename = None))]
-    fn _begin_install(
-        &self,
-        py: Python<'_>,
-        snapshot: &Snapshot,
-        out: Bound<'_, PyAny>,
-        strict: bool,
-        rename: Option<Bound<'_, PyAny>>,
-    ) -> PyResult<Py<PyAny>> {
-        let out = Out::new(out, true, strict, rename, Arc::clone(self.gpus.get(py)?));
-        let copying = out
-            .prepare_copy(py, &snapshot.arrived(py)?, None)?
-            .map_err(|failed| failed.raise(py))?;
-        copying_in_background(py, copying, |_, copied| copied)
     }
 
     /// Iterates over the tensors of one version with their names, in the order in which they are sent. They are received
@@ -412,8 +402,8 @@ impl Client {
         let wanted = this.version_selector(py, topic, version, epoch)?;
         let (client, timeout) = (this.client(py)?, seconds("timeout", timeout)?);
         match wait_at_most(py, timeout, wanted.receive(&client))? {
-            Some(described) => described.map_err(|failed| failed.raise(py)),
-            None => Err(late_version(py)),
+            Some(described) => described.map_err(|failed| of_get(py, &failed)),
+            None => Err(NotArrived::TimedOut.raise(py)),
         }
     }
 
@@ -440,8 +430,8 @@ impl Client {
             };
             let begun = awaitable(args.py(), describing, |py, described| match described {
                 Some(Ok(description)) => Ok(Py::new(py, description)?.into_any()),
-                Some(Err(failed)) => Err(failed.raise(py)),
-                None => Err(late_version(py)),
+                Some(Err(failed)) => Err(of_get(py, &failed)),
+                None => Err(NotArrived::TimedOut.raise(py)),
             });
             begun.map(Bound::unbind)
         })?;
@@ -532,6 +522,38 @@ impl Client {
     /// Why the connection is lost; `None` while it is up.
     pub(crate) fn connection_lost(&self, py: Python<'_>) -> Option<Arc<client::ClientError>> {
         self.client(py).ok()?.connection_lost()
+    }
+
+    /// Subscribes for a user's call.
+    fn subscribe_for(
+        slf: &Bound<'_, Self>,
+        request: Request,
+        timeout: Option<Duration>,
+        on_gap: OnGap,
+        select: Option<Bound<'_, PyAny>>,
+        out: Option<Out>,
+    ) -> PyResult<Subscription> {
+        let (py, this) = (slf.py(), slf.get());
+        let followed = this.consumer.as_ref().map(|consumer| consumer.follow(request.topic()));
+        let select = Select::parse(py, select.as_ref())?;
+        let names_of_out = out.as_ref().map(|out| out.selection(py)).transpose()?;
+        let globs = select.patterns().map(<[_]>::to_vec).or(names_of_out).unwrap_or_default();
+        let client = this.client(py)?;
+        let subscribed = wait(py, client.subscribe_to(request.select(globs)))?;
+        let subscription = (subscribed.map_err(|error| of_client(py, &error))?, followed);
+        Ok(Subscription::new(subscription, slf.clone().unbind(), timeout, on_gap, select, out))
+    }
+
+    /// The tensors of a user's `out`.
+    fn out(
+        &self,
+        py: Python<'_>,
+        mapping: Bound<'_, PyAny>,
+        atomic: bool,
+        strict: bool,
+        rename: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Out> {
+        Ok(Out::new(mapping, atomic, strict, rename, Arc::clone(self.gpus.get(py)?)))
     }
 
     /// Subscribes to a part of a version. The admin port shows the topic if it `is_shown`.

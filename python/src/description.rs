@@ -1,23 +1,14 @@
 //! `Client.describe`: the contents of a version, without its tensors.
 
-use crate::{
-    entries,
-    errors::{Kind, of_client, of_subscription},
-    metadata,
-};
+use crate::{entries, metadata};
 use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
 };
 use std::sync::Arc;
 use tensor_relay_client::{
-    Client, ClientError, Dtype, Epoch, Glob, Manifest, Request, Shape, Snapshot, Start, SubscriptionError,
-    Topic, Version, VersionId,
+    Client, Dtype, Epoch, GetError, Manifest, Request, Shape, Snapshot, Topic, Version, VersionId,
 };
-
-/// A pattern that matches no tensor, so that only the manifest is sent. A tensor of this very name would be transferred
-/// needlessly, and do no harm.
-const NOTHING: &str = "tensor-relay.describe/nothing";
 
 /// The description of a version: its metadata, and each tensor's name, dtype and shape.
 #[pyclass(frozen, module = "tensor_relay")]
@@ -35,62 +26,27 @@ pub(crate) struct TensorInfo {
     nbytes: u64,
 }
 
-/// The version to describe: the newest, or one by its number.
+/// The version of `get` or `describe`: the newest, or one by its number.
 pub(crate) struct VersionSelector {
     pub(crate) topic: Topic,
     pub(crate) version: Option<(Option<Epoch>, Version)>,
 }
 
-/// Why there is no description.
-pub(crate) enum NotDescribed {
-    Client(ClientError),
-    Subscription(SubscriptionError),
-    /// The version is no longer retained. The message names the versions that are.
-    Gone(String),
-}
-
 impl VersionSelector {
-    fn request(&self) -> Request {
+    pub(crate) fn request(&self) -> Request {
+        let topic = self.topic.clone();
         match self.version {
-            None => Request::latest(self.topic.clone()),
-            Some((epoch, version)) => {
-                Request::every(self.topic.clone()).from(Start::At(epoch, version)).window(1)
-            }
+            None => Request::newest(topic),
+            Some((epoch, version)) => Request::exactly(topic, epoch, version).awaited(),
         }
     }
 
-    fn matches(&self, found: &VersionId) -> bool {
-        self.version.is_none_or(|(epoch, version)| {
-            version == found.version && epoch.is_none_or(|epoch| epoch == found.epoch)
-        })
-    }
-
-    /// Receives the version's manifest.
-    pub(crate) async fn receive(&self, client: &Client) -> Result<Description, NotDescribed> {
-        let nothing = Glob::new(NOTHING).expect("it has the characters of a glob");
-        let subscribed = client.subscribe_to(self.request().select([nothing]).uncounted()).await;
-        let next = subscribed.map_err(NotDescribed::Client)?.next().await;
-        match next {
-            Ok(snapshot) if self.matches(snapshot.id()) => Ok(Description::of(&snapshot)),
-            Ok(snapshot) => Err(self.gone(&format!("{} is the oldest that is", snapshot.id()))),
-            Err(SubscriptionError::Gap(gap)) => Err(self.gone(&gap.to_string())),
-            Err(error) => Err(NotDescribed::Subscription(error)),
-        }
-    }
-
-    fn gone(&self, found: &str) -> NotDescribed {
-        let version = self.version.map_or(0, |(_, version)| version.0);
-        NotDescribed::Gone(format!("version {version} of {} is not kept any more: {found}", self.topic))
-    }
-}
-
-impl NotDescribed {
-    pub(crate) fn raise(&self, py: Python<'_>) -> PyErr {
-        match self {
-            Self::Client(error) => of_client(py, error),
-            Self::Subscription(error) => of_subscription(py, error),
-            Self::Gone(message) => Kind::VersionNotFound.raise(py, message),
-        }
+    /// Receives the version's description.
+    pub(crate) async fn receive(&self, client: &Client) -> Result<Description, GetError> {
+        client
+            .get(self.request().describe())
+            .await
+            .map(|snapshot| Description::of(&snapshot))
     }
 }
 

@@ -6,7 +6,8 @@ use crate::exit;
 use pyo3::{exceptions::PySystemExit, prelude::*};
 use std::fmt::Display;
 use tensor_relay_client::{
-    BufferError, ClientError, ConnectError, DeviceError, EndReason, FillCause, LaneError, SubscriptionError,
+    BufferError, ClientError, ConnectError, DeviceError, EndReason, FillCause, GetError, LaneError,
+    SubscriptionError,
 };
 use tensor_relay_server::Token;
 
@@ -135,6 +136,14 @@ pub(crate) fn of_subscription(py: Python<'_>, error: &SubscriptionError) -> PyEr
     raised
 }
 
+/// The exception for one version that was not received.
+pub(crate) fn of_get(py: Python<'_>, error: &GetError) -> PyErr {
+    match error {
+        GetError::Client(error) => of_client(py, error),
+        GetError::Subscription(error) => of_subscription(py, error),
+    }
+}
+
 fn kind_of_subscription(error: &SubscriptionError) -> Kind {
     match error {
         SubscriptionError::NotFound { .. } | SubscriptionError::Aborted { .. } => Kind::NotFound,
@@ -143,8 +152,10 @@ fn kind_of_subscription(error: &SubscriptionError) -> Kind {
             EndReason::TooSlow | EndReason::Replaced => Kind::Missed,
             EndReason::Evicted => Kind::Unreachable,
             EndReason::Forbidden => Kind::Refused,
+            EndReason::NotFound => Kind::VersionNotFound,
             _ => Kind::Other,
         },
+        SubscriptionError::VersionNotFound { .. } => Kind::VersionNotFound,
         SubscriptionError::Gap(_) => Kind::Missed,
         SubscriptionError::HoldingTooMany { .. } => Kind::HoldingTooMany,
         SubscriptionError::Disconnected { source, .. } => kind_of_client(source),

@@ -239,9 +239,7 @@ impl NotArrived {
             Self::NothingSelected(message) => Kind::Request.raise(py, message),
             Self::Unfit(message) => Kind::Target.raise(py, message),
             Self::Closed => Kind::Closed.raise(py, "this subscription was closed: subscribe again"),
-            Self::TimedOut => {
-                Kind::Timeout.raise(py, "no new version came in time; the next call continues to wait for it")
-            }
+            Self::TimedOut => Kind::Timeout.raise(py, "no version came in time; the call can be repeated"),
         }
     }
 }
@@ -426,7 +424,7 @@ impl Subscription {
         match (failed, self.client.get().connection_lost(py)) {
             (NotArrived::TimedOut, Some(lost)) => {
                 let message = format!(
-                    "no new version came in time: the connection was lost ({lost}), and a new one is being made"
+                    "no version came in time: the connection was lost ({lost}), and a new one is being made"
                 );
                 Kind::Timeout.raise(py, message)
             }

@@ -625,7 +625,7 @@ def test_a_coroutine_copies_without_holding_the_event_loop(relay, client):
         return lambda: client.get_async("t", version, out=out)
 
     relay.publish("t", {"x": np.ones(1 << 20, np.uint8)})
-    for begin, version, takes in [(subscribed, None, 1), (getting, None, 2), (getting, 1, 1)]:
+    for begin, version, takes in [(subscribed, None, 1), (getting, None, 2), (getting, 1, 2)]:
         asyncio.run(run(begin, takes))
 
 

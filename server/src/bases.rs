@@ -5,19 +5,20 @@
 //! seconds. Without a base, chunks are sent without deltas.
 
 mod base_cache;
-mod client_base;
 mod delta_trial;
 
-pub(crate) use client_base::{ClientBase, DeltaBase, VersionKey};
 pub(crate) use delta_trial::DeltaTrial;
 
-use crate::{retention::Keep, topic::Retained};
+use crate::{base_terms::BaseTerms, retained::Retained, retention::Keep};
 use base_cache::{BaseCache, Key};
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, Weak,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicU64, Ordering},
 };
-use tensor_relay_protocol::ManifestDigest;
+use tensor_relay_protocol::{Epoch, ManifestDigest, Version};
+
+/// Identifies a version of a topic.
+pub(crate) type VersionKey = (Epoch, Version);
 
 /// The counters of bases that left retention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -41,18 +42,6 @@ pub(crate) struct Bases {
 #[derive(Debug)]
 pub(crate) struct ReleasedVersions(#[expect(dead_code, reason = "it is only dropped")] Vec<Arc<Retained>>);
 
-/// Whether a version may be a base, and whether it may stay one after it left retention.
-#[derive(Debug)]
-pub(crate) struct BaseTerms {
-    /// Whether later versions may be encoded against it.
-    pub(crate) may_be: bool,
-    /// Whether it may be cached after it left retention: it fits the budget, its producer does not wait for its memory,
-    /// and it was not withdrawn.
-    may_stay: AtomicBool,
-    /// The maximum number of cached versions of its topic.
-    versions_max: u32,
-}
-
 /// A subscription's reference to one version. If that is the client's base, the version stays cached after the
 /// reference is dropped: the client may reconnect and need it.
 #[derive(Debug)]
@@ -62,6 +51,14 @@ pub(crate) struct Hold {
     retained: Weak<Retained>,
     /// Whether its client may reconnect and need it.
     lingers: bool,
+}
+
+/// A base that may be released at any time.
+#[derive(Debug, Clone)]
+pub(crate) struct WeakBase {
+    bases: Arc<Bases>,
+    key: Key,
+    retained: Weak<Retained>,
 }
 
 impl Bases {
@@ -88,7 +85,7 @@ impl Bases {
         let may_stay = versions_max > 0 && may_outlive_retention && bytes <= self.budget_bytes;
         let is_retained_with_another = keep.versions > 1 && keep.bytes >= bytes.saturating_mul(2);
         let may_be = versions_max > 0 && bytes > 0 && (may_stay || is_retained_with_another);
-        BaseTerms { may_be, may_stay: may_stay.into(), versions_max }
+        BaseTerms::new(may_be, may_stay, versions_max)
     }
 
     /// Holds a version of topic number `topic` for a subscription. `is_retained` is whether it is still retained.
@@ -173,33 +170,46 @@ fn leave_retention(
     key: Key,
     retained: &Arc<Retained>,
 ) -> Vec<Arc<Retained>> {
-    let BaseTerms { may_stay, versions_max, .. } = &retained.base;
-    let item = may_stay.load(Ordering::Relaxed).then(|| Arc::clone(retained));
-    cache.leave_retention(key, item, retained.payload.manifest().payload_bytes(), *versions_max)
-}
-
-impl BaseTerms {
-    /// Withdraws the version: only transfers in progress still hold it.
-    pub(crate) fn withdraw(&self) {
-        self.may_stay.store(false, Ordering::Relaxed);
-    }
+    let terms = &retained.base;
+    let item = terms.may_stay().then(|| Arc::clone(retained));
+    cache.leave_retention(key, item, retained.payload.manifest().payload_bytes(), terms.versions_max)
 }
 
 impl Hold {
     /// Its epoch and number.
-    fn version_key(&self) -> VersionKey {
+    pub(crate) fn version_key(&self) -> VersionKey {
         (self.key.epoch, self.key.version)
     }
 
+    /// The version, if it is still in memory.
+    pub(crate) fn retained(&self) -> Option<Arc<Retained>> {
+        self.retained.upgrade()
+    }
+
+    /// A reference to the version for the time of a transfer.
+    pub(crate) fn weak(&self) -> WeakBase {
+        WeakBase { bases: Arc::clone(&self.bases), key: self.key, retained: Weak::clone(&self.retained) }
+    }
+
     /// Marks the version as completely held by the client, which may reconnect and need it.
-    fn linger(mut self) -> Self {
+    pub(crate) fn linger(mut self) -> Self {
         self.lingers = true;
         self
     }
 
     /// Releases the version: its client will not reconnect for it.
-    fn release(mut self) {
+    pub(crate) fn release(mut self) {
         self.lingers = false;
+    }
+}
+
+impl WeakBase {
+    /// The version, while it is retained or cached. After that it must not be read, even if it is still in memory: its
+    /// producer may wait for the memory. Hold the result for one comparison only.
+    pub(crate) fn upgrade(&self) -> Option<Arc<Retained>> {
+        let retained = self.retained.upgrade()?;
+        let may_be_read = !retained.has_left_retention() || self.bases.is_cached(self.key);
+        may_be_read.then_some(retained)
     }
 }
 
@@ -229,9 +239,9 @@ mod tests {
             (0, 1, (2, all), true, (false, true)),
         ] {
             let keep = Keep { versions, bytes: kept_bytes };
-            let BaseTerms { may_be, may_stay, .. } = bases.terms(bytes, versions_max, keep, may_outlive);
+            let terms = bases.terms(bytes, versions_max, keep, may_outlive);
             let what = format!("{bytes} bytes, {versions_max} bases, {keep:?}, {may_outlive}");
-            assert_eq!((may_be, may_stay.into_inner()), expected, "{what}");
+            assert_eq!((terms.may_be, terms.may_stay()), expected, "{what}");
         }
         assert_ne!(bases.number_topic(), bases.number_topic());
     }

@@ -4,7 +4,8 @@
 
 use crate::{
     bases::Bases,
-    topic::{self, Retained, TopicState},
+    retained::Retained,
+    topic::{self, TopicState},
 };
 use std::{
     collections::BTreeMap,
@@ -163,16 +164,10 @@ impl Follower {
         &self.topic
     }
 
-    /// Waits until the topic changed since the last [`observe`](Self::observe). Cancel safe.
+    /// Waits until the topic changed since the last call that returned. Cancel safe.
     pub(crate) async fn changed(&mut self) {
         // `self.topic` holds the sender.
         let _ = self.changes.changed().await;
-    }
-
-    /// Marks the current state as observed, and returns the topic.
-    pub(crate) fn observe(&mut self) -> &TopicState {
-        self.changes.mark_unchanged();
-        &self.topic
     }
 }
 
@@ -224,11 +219,11 @@ mod tests {
     async fn a_waiting_follower_sees_the_topic_end() {
         let catalogue = new_catalogue();
         let mut follower = catalogue.follow(&topic("a"));
-        assert_eq!(follower.observe().ended(), None);
+        assert_eq!(follower.topic().ended(), None);
         let published = catalogue.open(&topic("a")).unwrap();
         catalogue.remove(&published, EndReason::Withdrawn);
         follower.changed().await;
-        assert_eq!(follower.observe().ended(), Some(EndReason::Withdrawn));
+        assert_eq!(follower.topic().ended(), Some(EndReason::Withdrawn));
         assert!(catalogue.open(&topic("a")).is_some(), "the name is free");
         drop(follower);
         assert_eq!(catalogue.topics().len(), 1, "the new topic stays");

@@ -1,9 +1,20 @@
 //! [`Inboxes`]: the message queues from a client to the subscriptions of its session.
 
-use crate::{shares::Eviction, transfer::SubscriptionMessage};
+use crate::shares::Eviction;
 use std::{collections::HashMap, sync::Arc};
-use tensor_relay_protocol::{EndReason, ProtocolViolation, RangeSet, SubscriptionId};
+use tensor_relay_protocol::{EndReason, ProtocolViolation, RangeSet, SubscriptionId, SubscriptionMessage};
 use tokio::sync::{Notify, mpsc};
+
+/// An input of a subscription.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Input {
+    /// A message of the client.
+    Message(SubscriptionMessage),
+    /// The server ends the subscription.
+    End(EndReason),
+    /// The session has ended; the client may reconnect.
+    SessionEnded,
+}
 
 /// The message queue of one subscription. The bound is small because subscriptions read their inboxes promptly; a
 /// client that sends faster is slowed by flow control on its own control stream.
@@ -38,15 +49,14 @@ const SPARE_RUNS: usize = 1_024;
 impl Inbox {
     pub(crate) const CAPACITY: usize = 16;
 
-    /// The next message; an `End` precedes queued ones. After the session ended, an `Unsubscribe` that keeps the place,
-    /// since the client may reconnect.
-    pub(crate) async fn next(&mut self) -> SubscriptionMessage {
+    /// The next input; an `End` precedes queued messages.
+    pub(crate) async fn next(&mut self) -> Input {
         tokio::select! {
             biased;
-            () = self.forbidden.notified() => SubscriptionMessage::End(EndReason::Forbidden),
-            () = evicted(&mut self.eviction) => SubscriptionMessage::End(EndReason::TooManySubscriptions),
+            () = self.forbidden.notified() => Input::End(EndReason::Forbidden),
+            () = evicted(&mut self.eviction) => Input::End(EndReason::TooManySubscriptions),
             message = self.messages.recv() => {
-                message.unwrap_or(SubscriptionMessage::Unsubscribe { keep_place: true })
+                message.map_or(Input::SessionEnded, Input::Message)
             }
         }
     }
@@ -128,27 +138,26 @@ impl Inboxes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tensor_relay_protocol::{Epoch, RangeSet, Version};
 
-    fn fetch() -> SubscriptionMessage {
-        SubscriptionMessage::Fetch(Epoch(1), Version(1), RangeSet::from_range(0..1))
+    fn message() -> SubscriptionMessage {
+        SubscriptionMessage::Credit(1)
     }
 
     #[tokio::test]
     async fn messages_reach_only_their_subscription() {
         let mut inboxes = Inboxes::default();
         let mut inbox = inboxes.open(SubscriptionId(1), 2).unwrap().unwrap();
-        inboxes.deliver(SubscriptionId(1), fetch()).await.unwrap();
+        inboxes.deliver(SubscriptionId(1), message()).await.unwrap();
         let unknown = SubscriptionId(2);
-        let error = inboxes.deliver(unknown, fetch()).await.unwrap_err();
+        let error = inboxes.deliver(unknown, message()).await.unwrap_err();
         assert_eq!(error, ProtocolViolation::UnknownSubscription(unknown));
         inboxes.close(SubscriptionId(1));
         inboxes
-            .deliver(SubscriptionId(1), fetch())
+            .deliver(SubscriptionId(1), message())
             .await
             .expect("its end may not be known yet");
-        assert_eq!(inbox.next().await, fetch());
-        assert_eq!(inbox.next().await, SubscriptionMessage::Unsubscribe { keep_place: true });
+        assert_eq!(inbox.next().await, Input::Message(message()));
+        assert_eq!(inbox.next().await, Input::SessionEnded);
     }
 
     /// Even if the inbox is full, and without waiting.
@@ -157,12 +166,12 @@ mod tests {
         let mut inboxes = Inboxes::default();
         let mut inbox = inboxes.open(SubscriptionId(1), 1).unwrap().unwrap();
         for _ in 0..Inbox::CAPACITY {
-            inboxes.deliver(SubscriptionId(1), fetch()).await.unwrap();
+            inboxes.deliver(SubscriptionId(1), message()).await.unwrap();
         }
         inboxes.forbid(SubscriptionId(1));
         inboxes.forbid(SubscriptionId(2)); // It has ended.
-        assert_eq!(inbox.next().await, SubscriptionMessage::End(EndReason::Forbidden));
-        assert_eq!(inbox.next().await, fetch());
+        assert_eq!(inbox.next().await, Input::End(EndReason::Forbidden));
+        assert_eq!(inbox.next().await, Input::Message(message()));
     }
 
     #[test]

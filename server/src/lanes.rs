@@ -11,20 +11,16 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-use tensor_relay_protocol::{LaneId, RangeSet, ServerMessage};
+use tensor_relay_protocol::{LaneId, ServerMessage};
 use tensor_relay_transport::{Lane, LaneError, LaneStats, control};
 use tokio::sync::watch;
 
 /// The lane with the control stream.
 const CONTROL: LaneId = LaneId(0);
 
-/// The bound of lane numbers, which are never reused; it bounds the memory for retired numbers. A client that loses a
-/// lane every 5 s, its longest backoff, has used all of them after two months.
+/// The bound of lane numbers, which are never used again. A client that loses a lane every 5 s, its longest backoff, has
+/// used all of them after two months.
 const LANE_NUMBERS_MAX: u32 = 1 << 20;
-
-/// The number of runs (contiguous ranges) in `retired` beyond which a client's `Retire` may not add another. A lane
-/// that ends is retired even then. The gaps between the runs are live lanes and numbers that never joined.
-const RETIRED_RUNS_MAX: usize = 1_024;
 
 /// The lanes of a session.
 #[derive(Debug)]
@@ -76,7 +72,7 @@ impl Lanes {
     /// The lanes of a session of `holder` with the connection `control`, whose messages are sent by `sender`.
     pub(crate) fn new(control: Lane, sender: control::Sender<ServerMessage>, holder: Arc<str>) -> Self {
         let mut set = LaneSet::default();
-        set.live.insert(CONTROL, LiveLane::new(control.clone()));
+        set.insert(CONTROL, LiveLane::new(control.clone()));
         Self {
             set: Mutex::new(set),
             control,
@@ -112,6 +108,9 @@ impl Lanes {
 
     /// Retires a lane, cancels its chunks, and informs the client. Idempotent: the client gets one message for each
     /// number.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the session has ended.
     pub(crate) async fn retire(&self, id: LaneId) -> Result<(), LaneError> {
         let retirement = self.set().retire(id);
         let Some(Retirement { lane }) = retirement else { return Ok(()) };
@@ -135,9 +134,9 @@ impl Lanes {
         self.set().live.len()
     }
 
-    /// Whether a lane was retired.
-    pub(crate) fn is_retired(&self, id: LaneId) -> bool {
-        self.set().retired.contains(id.0)
+    /// Whether a lane carries chunks.
+    pub(crate) fn is_live(&self, id: LaneId) -> bool {
+        self.set().live.contains_key(&id)
     }
 
     /// The lane `id`, if it carries chunks.
@@ -152,12 +151,9 @@ impl Lanes {
         least_loaded(set.live.iter().map(|(id, lane)| (*id, lane.load_key())))
     }
 
-    /// Whether a client may retire this number: within the bounds of numbers and of their runs.
-    pub(crate) fn may_retire(&self, id: LaneId) -> bool {
-        let set = self.set();
-        let mut touching = id.0.saturating_sub(1)..=id.0.saturating_add(1);
-        let adds_run = !touching.any(|number| set.retired.contains(number));
-        id.0 < LANE_NUMBERS_MAX && !(adds_run && set.retired.ranges().len() >= RETIRED_RUNS_MAX)
+    /// Whether a lane may have this number.
+    pub(crate) fn is_number(id: LaneId) -> bool {
+        id.0 < LANE_NUMBERS_MAX
     }
 
     /// Counts a chunk of `bytes` on a lane; `None` if the lane was retired meanwhile.
@@ -188,12 +184,23 @@ fn least_loaded(loads: impl Iterator<Item = (LaneId, LaneLoadKey)>) -> Option<La
     loads.min_by_key(|(_, load)| *load).map(|(id, _)| id)
 }
 
-/// The numbers of a session's lanes, live and retired. Pure.
+/// The lanes of a session by their numbers. Pure.
 #[derive(Debug)]
 struct LaneSet<L> {
     live: BTreeMap<LaneId, L>,
-    retired: RangeSet,
+    used: UsedNumbers,
     ended: bool,
+}
+
+/// The numbers that joined or were retired. Clients count up, but a `Join` may overtake another: of the numbers below
+/// the highest used one, [`RECENT`](Self::RECENT) are told apart, and earlier ones count as used (the anti-replay window
+/// of RFC 4303, §3.4.3).
+#[derive(Debug, Default)]
+struct UsedNumbers {
+    /// The number after the highest used one.
+    next: u32,
+    /// Whether `next - 1 - n` was used, as bit `n`.
+    recent: u64,
 }
 
 /// A newly retired number, with its lane, if one had joined.
@@ -204,7 +211,7 @@ struct Retirement<L> {
 
 impl<L> Default for LaneSet<L> {
     fn default() -> Self {
-        Self { live: BTreeMap::new(), retired: RangeSet::new(), ended: false }
+        Self { live: BTreeMap::new(), used: UsedNumbers::default(), ended: false }
     }
 }
 
@@ -212,10 +219,10 @@ impl<L> LaneSet<L> {
     fn check_join(&self, id: LaneId, max: usize) -> Result<(), JoinRefused> {
         match () {
             () if self.ended => Err(JoinRefused::Ended),
-            () if self.retired.contains(id.0) => Err(JoinRefused::Retired),
-            () if id == CONTROL || id.0 >= LANE_NUMBERS_MAX || self.live.contains_key(&id) => {
+            () if id.0 >= LANE_NUMBERS_MAX || self.live.contains_key(&id) => {
                 Err(JoinRefused::NumberUnavailable)
             }
+            () if self.used.contains(id.0) => Err(JoinRefused::Retired),
             () if self.live.len() >= max => Err(JoinRefused::Full),
             () => Ok(()),
         }
@@ -223,19 +230,53 @@ impl<L> LaneSet<L> {
 
     fn join(&mut self, id: LaneId, lane: L, max: usize) -> Result<(), JoinRefused> {
         self.check_join(id, max)?;
-        self.live.insert(id, lane);
+        self.insert(id, lane);
         Ok(())
+    }
+
+    fn insert(&mut self, id: LaneId, lane: L) {
+        self.used.insert(id.0);
+        self.live.insert(id, lane);
     }
 
     /// Retires a number, even without a lane; `None` if it was retired before or is invalid, or the session has ended.
     fn retire(&mut self, id: LaneId) -> Option<Retirement<L>> {
-        let is_new = !self.ended && id.0 < LANE_NUMBERS_MAX && self.retired.insert(id.0);
-        is_new.then(|| Retirement { lane: self.live.remove(&id) })
+        if self.ended || id.0 >= LANE_NUMBERS_MAX {
+            return None;
+        }
+        let lane = self.live.remove(&id);
+        let is_new = self.used.insert(id.0);
+        (lane.is_some() || is_new).then_some(Retirement { lane })
     }
 
     fn close(&mut self) -> Vec<L> {
         self.ended = true;
         std::mem::take(&mut self.live).into_values().collect()
+    }
+}
+
+impl UsedNumbers {
+    /// The count of numbers up to the highest used one that are told apart.
+    const RECENT: u32 = u64::BITS;
+
+    fn contains(&self, number: u32) -> bool {
+        match self.next.checked_sub(number + 1) {
+            None => false,
+            Some(age) => age >= Self::RECENT || self.recent >> age & 1 == 1,
+        }
+    }
+
+    /// Adds a number; returns whether it was not used before.
+    fn insert(&mut self, number: u32) -> bool {
+        if self.contains(number) {
+            return false;
+        }
+        if number >= self.next {
+            self.recent = self.recent.checked_shl(number + 1 - self.next).unwrap_or(0);
+            self.next = number + 1;
+        }
+        self.recent |= 1 << (self.next - 1 - number);
+        true
     }
 }
 
@@ -357,35 +398,47 @@ mod tests {
         }
 
         /// For any order of joins and retirements, also of invalid numbers: a number joins once and is retired once,
-        /// and the session never exceeds its maximum of lanes.
+        /// and the session never exceeds its maximum of lanes. Numbers far below the highest one count as used.
         #[test]
         fn numbers_are_used_once(
-            steps in prop::collection::vec((any::<bool>(), prop_oneof![8 => 0u32..6, 1 => LANE_NUMBERS_MAX - 1..LANE_NUMBERS_MAX + 1, 1 => Just(u32::MAX)]), 0..60),
+            steps in prop::collection::vec((any::<bool>(), prop_oneof![
+                8 => 0u32..6,
+                1 => UsedNumbers::RECENT - 2..UsedNumbers::RECENT + 4,
+                1 => LANE_NUMBERS_MAX - 1..LANE_NUMBERS_MAX + 1,
+                1 => Just(u32::MAX),
+            ]), 0..60),
             max in 1usize..5,
         ) {
             let mut set = LaneSet::default();
-            set.live.insert(CONTROL, 0);
-            let (mut live, mut retired) = (BTreeSet::from([0]), BTreeSet::new());
+            set.insert(CONTROL, 0);
+            let (mut live, mut used) = (BTreeSet::from([0]), BTreeSet::from([0]));
             for (joins, number) in steps {
                 let id = LaneId(number);
+                let is_old = used.last().is_some_and(|last| *last >= number.saturating_add(UsedNumbers::RECENT));
+                let is_used = used.contains(&number) || is_old;
                 if joins {
                     let refused = match () {
-                        () if retired.contains(&number) => Some(JoinRefused::Retired),
-                        () if number == 0 || number >= LANE_NUMBERS_MAX || live.contains(&number) => {
+                        () if number >= LANE_NUMBERS_MAX || live.contains(&number) => {
                             Some(JoinRefused::NumberUnavailable)
                         }
+                        () if is_used => Some(JoinRefused::Retired),
                         () if live.len() >= max => Some(JoinRefused::Full),
                         () => None,
                     };
                     prop_assert_eq!(set.join(id, number, max).err(), refused);
-                    if refused.is_none() { live.insert(number); }
-                } else {
-                    let is_new = number < LANE_NUMBERS_MAX && retired.insert(number);
-                    let lane = live.take(&number).filter(|_| is_new);
+                    if refused.is_none() {
+                        live.insert(number);
+                        used.insert(number);
+                    }
+                } else if number < LANE_NUMBERS_MAX {
+                    let lane = live.take(&number);
+                    let is_new = lane.is_some() || !is_used;
+                    used.insert(number);
                     prop_assert_eq!(set.retire(id), is_new.then_some(Retirement { lane }));
+                } else {
+                    prop_assert_eq!(set.retire(id), None);
                 }
                 prop_assert!(set.live.keys().map(|id| id.0).eq(live.iter().copied()));
-                prop_assert!(set.retired.iter().eq(retired.iter().copied()));
             }
         }
     }
@@ -455,23 +508,9 @@ mod tests {
         assert!(!joined.has_changed().unwrap(), "none has joined");
         lanes.retire(LaneId(1)).await.unwrap();
         timeout(TIMEOUT, live.retired()).await.expect("it was retired");
-        assert!(lanes.is_retired(LaneId(1)) && lanes.len() == 1);
+        assert!(!lanes.is_live(LaneId(1)) && lanes.len() == 1);
         join(2).unwrap();
         assert!(joined.has_changed().unwrap());
-    }
-
-    #[tokio::test]
-    async fn the_runs_of_retired_numbers_are_bounded() {
-        let (lanes, _alive) = session().await;
-        let apart = |run: usize| LaneId(2 * run as u32 + 1);
-        for id in (0..RETIRED_RUNS_MAX).map(apart) {
-            assert!(lanes.may_retire(id), "{id:?}");
-            lanes.set().retire(id);
-        }
-        assert_eq!(lanes.set().retired.ranges().len(), RETIRED_RUNS_MAX);
-        assert!(!lanes.may_retire(apart(RETIRED_RUNS_MAX)), "it would be one run more");
-        assert!(lanes.may_retire(LaneId(2)) && lanes.may_retire(apart(0)), "they add no run");
-        assert!(!lanes.may_retire(LaneId(LANE_NUMBERS_MAX)) && !lanes.may_retire(LaneId(u32::MAX)));
     }
 
     #[tokio::test]

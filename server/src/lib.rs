@@ -49,16 +49,16 @@
 
 mod access;
 mod address;
+mod base_terms;
 mod bases;
 mod borrowed;
 mod bounds;
 mod catalogue;
 mod chunk_times;
-mod claims;
-mod client_state;
+mod client_base;
+mod comparison;
 mod config;
 mod consumers;
-mod cursor;
 mod device;
 mod effort;
 mod failures;
@@ -70,14 +70,16 @@ mod joining;
 mod lanes;
 mod lend;
 mod logins;
+mod offer;
 mod places;
 mod probing;
 mod publishable;
 mod publisher;
-mod read_retry;
 mod refusals;
+mod retained;
 mod retention;
-mod sender;
+mod selector;
+mod sends;
 mod server;
 mod session;
 mod shared;
@@ -90,7 +92,6 @@ mod subscribers;
 mod subscription;
 mod topic;
 mod traffic;
-mod transfer;
 mod watching;
 
 pub use access::{

@@ -4,9 +4,9 @@ use crate::{
     Publishable, TopicOptions, WhenFull,
     catalogue::Catalogue,
     consumers::Consumers,
-    retention::Seq,
+    retained::Retained,
     shared::Counters,
-    topic::{PublishBlockers, Pushed, Retained, TopicState},
+    topic::{PublishBlockers, Pushed, TopicState},
 };
 use std::{
     sync::{Arc, OnceLock, Weak, atomic::Ordering},
@@ -14,7 +14,7 @@ use std::{
 };
 use tensor_relay_device::{CacheLease, Returned};
 use tensor_relay_protocol::{
-    EndReason, Epoch, MessageError, Metadata, Topic, Version, VersionId, check_metadata,
+    EndReason, Epoch, MessageError, Metadata, Seq, Topic, Version, VersionId, check_metadata,
 };
 use tokio::{sync::watch, time::Instant};
 

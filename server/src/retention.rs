@@ -3,6 +3,7 @@
 //! Pure: no clock, no lock, no waiting. [`topic`](crate::topic) adds the lock and waits.
 
 use std::collections::BTreeMap;
+use tensor_relay_protocol::Seq;
 
 /// The limits of a topic's retention. Its newest version always stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,16 +17,6 @@ pub struct Keep {
 impl Default for Keep {
     fn default() -> Self {
         Self { versions: 1, bytes: u64::MAX }
-    }
-}
-
-/// The sequence number of a publish, through all epochs of a topic.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Seq(u64);
-
-impl Seq {
-    pub(crate) fn next(self) -> Self {
-        Self(self.0 + 1)
     }
 }
 
@@ -61,7 +52,7 @@ impl<T> Default for Retention<T> {
             keep: Keep::default(),
             versions: BTreeMap::new(),
             bytes: 0,
-            next: Seq(0),
+            next: Seq::FIRST,
             readers: BTreeMap::new(),
             readers_ever: 0,
         }

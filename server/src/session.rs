@@ -4,31 +4,30 @@ mod error;
 
 use crate::{
     access::{Credentials, Holder, Permit},
-    bases::ClientBase,
-    claims::Claims,
-    client_state::ClientState,
     consumers::ConsumerId,
-    cursor::Cursor,
     failures::FailedAt,
     handshakes::pace,
     inboxes::Inboxes,
     joining::{self, Join, JoinableSession},
     lanes::Lanes,
     logins::Login,
+    offer::Offer,
     probing::Probing,
     refusals::Reason,
+    selector::Selector,
+    sends::{Coding, Route},
     shared::{ConnectionMemory, Counted, Gauge, Shared},
     shares::{Eviction, Place},
     subscribers::SubscriberInfo,
     subscription::Subscription,
-    transfer::SubscriptionMessage as Message,
     watching,
 };
 use error::SessionError;
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 use tensor_relay_protocol::{
-    ClientMessage, CodecSet, Credit, EndReason, Feature, FeatureSet, Glob, Hello, Mode, PROTOCOL_REVISIONS,
-    ProtocolViolation, ServerMessage, Subscribe, SubscriptionId, Topic, Verb, WATCHES_MAX, WatchId, Welcome,
+    ClientMessage, CodecChoice, CodecSet, EndReason, Feature, FeatureSet, Glob, Hello, PROTOCOL_REVISIONS,
+    ProtocolViolation, ServerMessage, Subscribe, SubscriptionId, SubscriptionMessage, Topic, Verb,
+    WATCHES_MAX, WatchId, Welcome,
 };
 use tensor_relay_transport::{
     Lane,
@@ -402,34 +401,20 @@ impl Session {
     /// Handles a message of the client.
     async fn handle_message(&mut self, message: ClientMessage) -> Result<(), SessionError> {
         message.check_features(FeatureSet::OF_SERVER)?;
+        let message = match SubscriptionMessage::of(message) {
+            Ok((subscription, message)) => {
+                let unsubscribes = matches!(message, SubscriptionMessage::Unsubscribe { .. });
+                self.inboxes.deliver(subscription, message).await?;
+                if unsubscribes {
+                    self.wait_for_end(subscription).await?;
+                }
+                return Ok(());
+            }
+            Err(message) => message,
+        };
         match message {
             ClientMessage::Subscribe(subscribe) => self.handle_subscribe(subscribe).await?,
-            ClientMessage::Credit { subscription, chunks } => {
-                self.inboxes.deliver(subscription, Message::Credit(chunks)).await?;
-            }
-            ClientMessage::Committed { subscription, epoch, version, kept } => {
-                self.inboxes
-                    .deliver(subscription, Message::Committed { epoch, version, kept })
-                    .await?;
-            }
-            ClientMessage::Abort { subscription, epoch, version, reason } => {
-                self.inboxes
-                    .deliver(subscription, Message::Abort(epoch, version, reason))
-                    .await?;
-            }
-            ClientMessage::Acknowledge { subscription, epoch, version } => {
-                self.inboxes.deliver(subscription, Message::Acknowledge(epoch, version)).await?;
-            }
-            ClientMessage::Fetch { subscription, epoch, version, chunks } => {
-                self.inboxes
-                    .deliver(subscription, Message::Fetch(epoch, version, chunks))
-                    .await?;
-            }
-            ClientMessage::Unsubscribe { subscription, keep_place } => {
-                self.inboxes.deliver(subscription, Message::Unsubscribe { keep_place }).await?;
-                self.wait_for_end(subscription).await?;
-            }
-            ClientMessage::Retire(lane) if !self.lanes.may_retire(lane) => {
+            ClientMessage::Retire(lane) if !Lanes::is_number(lane) => {
                 return Err(ProtocolViolation::LaneOutOfRange(lane).into());
             }
             ClientMessage::Retire(lane) => self.lanes.retire(lane).await?,
@@ -496,30 +481,29 @@ impl Session {
             mode: subscribe.mode,
             have: subscribe.have.map(|have| have.key()),
         });
-        let topic = subscribe.topic.as_str().to_owned();
-        let subscription = Subscription {
-            id,
-            codecs: self.codecs,
-            codec: subscribe.codec,
+        let (offer, machine) =
+            Offer::new(follower.topic(), &subscribe, &self.holder.principal().to_string())?;
+        let coding = Coding {
+            choice: subscribe.codec.map_or(CodecChoice::Auto, CodecChoice::Fixed),
+            offered: if subscribe.describe { self.codecs.without_bases() } else { self.codecs },
             effort: self.shared.effort_meters.get(control.peer().ip(), control.kind()),
-            credit: Credit::new(subscribe.credit)?,
-            cursor: Cursor::new(follower.topic(), &subscribe, &self.holder.principal().to_string()),
-            claims: Claims::new(&subscribe),
-            base: ClientBase::new(follower.topic(), subscribe.base.map(|base| base.key())),
+        };
+        let subscription = Subscription {
+            machine,
+            offer,
             follower,
-            lanes: Arc::clone(&self.lanes),
-            sender: self.sender.clone(),
-            shared: Arc::clone(&self.shared),
             inbox,
+            route: Route { subscription: id, lanes: Arc::clone(&self.lanes), control: self.sender.clone() },
+            coding,
+            selector: Selector::new(&subscribe, self.shared.config.workers),
             consumer: ConsumerId::of(&self.holder.principal(), subscribe.consumer),
             entry,
-            unfinished: Some([self.shared.unfinished.count(), self.unfinished.count()]),
-            preempt: subscribe.preempt && subscribe.mode == Mode::Latest,
-            client: ClientState::new(subscribe),
+            shared: Arc::clone(&self.shared),
         };
-        tracing::debug!(subscription = %id, topic, "A client subscribed.");
+        tracing::debug!(subscription = %id, topic = subscribe.topic.as_str(), "A client subscribed.");
+        let unfinished = [self.shared.unfinished.count(), self.unfinished.count()];
         let run = async move {
-            let ended = subscription.run().await;
+            let ended = subscription.run(unfinished).await;
             drop(place);
             (id, ended)
         };

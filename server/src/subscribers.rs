@@ -1,8 +1,9 @@
 //! [`Subscribers`]: the status of a server's subscriptions: topic, progress and bottleneck of each.
 
 use crate::{
+    retained::Retained,
     status::{Limit, SubscriberStatus, TransferStatus},
-    topic::{Retained, TopicState},
+    topic::TopicState,
 };
 use std::{
     collections::BTreeMap,
@@ -14,7 +15,7 @@ use std::{
     },
 };
 use tensor_relay_protocol::{Epoch, Mode, Version, VersionId};
-use tensor_relay_transport::LaneKind;
+use tensor_relay_transport::{LaneKind, Tally};
 use tokio::time::Instant;
 
 /// All open subscriptions, bounded by the limits of sessions.
@@ -138,6 +139,11 @@ impl SubscriberProgress {
             encoding: AtomicU32::new(0),
             writing: AtomicU32::new(0),
         }
+    }
+
+    /// The counters of its topic.
+    pub(crate) fn tally(&self) -> &Tally {
+        self.info.topic.tally()
     }
 
     /// Records the start of a version.

@@ -1,122 +1,122 @@
-//! [`Subscription`]: sends versions in the order of its cursor, until it ends.
+//! [`Subscription`]: executes the decisions of one subscription's [`Sender`].
 
 use crate::{
-    bases::ClientBase,
     catalogue::Follower,
-    claims::{self, Claims, Named},
-    client_state::ClientState,
+    comparison,
     consumers::ConsumerId,
-    cursor::{Cursor, Step},
-    effort::EffortMeter,
-    inboxes::Inbox,
-    lanes::Lanes,
-    read_retry::{Attempt, ReadRetry},
-    sender::{Outgoing, Sent, SentKind, Unread, VersionSender},
+    inboxes::{Inbox, Input},
+    offer::Offer,
+    retained::Retained,
+    selector::Selector,
+    sends::{Coding, Route, SendCounters, Sends, Sent, SentVersion},
     shared::{Counted, Shared},
-    stall::{Progress, StallWatch},
+    stall::StallWatch,
     subscribers::SubscriberEntry,
-    topic::Retained,
-    transfer::{self, Effect, SubscriptionMessage, Transfer},
 };
 use std::{
     convert::Infallible,
-    pin::pin,
+    pin::Pin,
     sync::{Arc, atomic::Ordering},
-    time::Duration,
 };
-use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    AbortReason, Announce, CodecChoice, CodecId, CodecSet, Credit, EndReason, Place, ProtocolViolation,
-    Selection, SendPlan, ServerMessage, SubscriptionId,
+    AbortReason, Announce, Announcement, Claim, CodecChoice, CodecId, EndReason, Ended, ProtocolViolation,
+    Sender, SenderAction, ServerMessage,
 };
-use tensor_relay_transport::{LaneError, control};
-use tokio::time::Instant;
-use tracing::Instrument;
-
-/// In mode `every`: the time for which a version that cannot be read delays the next one. In mode `latest`, it delays
-/// none.
-const UNREAD_TIMEOUT: Duration = Duration::from_secs(10);
+use tensor_relay_transport::LaneError;
+use tokio::{sync::watch, time::Instant};
+use tracing::{Instrument, Span, span::EnteredSpan};
 
 /// The server's side of one subscription.
-#[derive(Debug)]
 pub(crate) struct Subscription {
-    pub(crate) id: SubscriptionId,
-    pub(crate) codecs: CodecSet,
-    /// The codec that the client requested, if any.
-    pub(crate) codec: Option<CodecId>,
-    pub(crate) effort: EffortMeter,
-    pub(crate) credit: Credit,
+    pub(crate) machine: Sender<Arc<Retained>>,
+    pub(crate) offer: Offer,
     pub(crate) follower: Follower,
-    pub(crate) lanes: Arc<Lanes>,
-    pub(crate) sender: control::Sender<ServerMessage>,
-    pub(crate) shared: Arc<Shared>,
     pub(crate) inbox: Inbox,
-    pub(crate) cursor: Cursor,
-    pub(crate) client: ClientState,
+    pub(crate) route: Route,
+    pub(crate) coding: Coding,
+    pub(crate) selector: Selector,
     /// For whom commits are counted.
     pub(crate) consumer: ConsumerId,
-    /// The versions that the client claims to hold, until the first version starts.
-    pub(crate) claims: Claims,
-    /// The client's base.
-    pub(crate) base: ClientBase,
-    /// Whether a transfer in progress is aborted for a newer version.
-    pub(crate) preempt: bool,
     /// Its entry in the server's status.
     pub(crate) entry: SubscriberEntry,
-    /// Counts it among the unfinished subscriptions of the server and of its session; `None` once a shutdown need not
-    /// wait for it.
-    pub(crate) unfinished: Option<[Counted; 2]>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// The comparison of a claim: whether the content is the same.
+type Comparing = Pin<Box<dyn Future<Output = bool> + Send>>;
+
+/// What runs beside the machine, until it reports back.
+#[derive(Default)]
+struct Work {
+    /// The comparison of a claim.
+    comparing: Option<Comparing>,
+    /// The version under way.
+    current: Option<Current>,
+}
+
+/// The transfer of the version under way.
+struct Current {
+    retained: Arc<Retained>,
+    sends: Sends,
+    stall: StallWatch,
+    /// When it is aborted, because it left retention; `None` once that was reported.
+    abort_at: Option<watch::Receiver<Option<Instant>>>,
+    span: Span,
+    _counted: Counted,
+}
+
+/// What the work reports.
+enum Event {
+    /// A send ended.
+    Sent(Sent),
+    /// A claim was compared.
+    Compared(bool),
+    /// The version under way has no more time to finish.
+    AbortDue,
+    /// The transfer made no progress for the deadline.
+    Stalled,
 }
 
 /// Why a subscription ended.
-#[derive(Debug)]
-enum Ended {
-    /// The client was lost, or unsubscribed but keeps its place. It may return and take the place again.
-    ClientLost,
-    /// The client ended it.
-    ByClient,
-    /// The server ended it, and sends the reason.
-    ByServer(EndReason),
+enum Stop {
+    Ended(Ended),
+    /// The connection was lost.
+    Lost,
     /// The client broke a rule; the session ends with it.
-    ProtocolViolation(ProtocolViolation),
+    Violation(ProtocolViolation),
 }
 
-impl From<LaneError> for Ended {
+impl From<LaneError> for Stop {
     fn from(_: LaneError) -> Self {
-        Self::ClientLost
+        Self::Lost
     }
 }
 
-impl From<ProtocolViolation> for Ended {
-    fn from(error: ProtocolViolation) -> Self {
-        Self::ProtocolViolation(error)
+impl From<ProtocolViolation> for Stop {
+    fn from(violation: ProtocolViolation) -> Self {
+        Self::Violation(violation)
     }
-}
-
-/// The next step of a transfer after an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
-    Continue,
-    /// Client and server have finished the version.
-    Finished,
-    /// The server aborts the version.
-    GiveUp(AbortReason),
 }
 
 impl Subscription {
-    /// Runs until the subscription ends; an error means that the client broke a rule.
-    pub(crate) async fn run(mut self) -> Result<(), ProtocolViolation> {
-        let Err(ended) = self.send_versions().await;
-        if !matches!(ended, Ended::ClientLost) {
-            self.cursor.release_place();
-            self.base.release();
+    /// Runs until the subscription ends. `unfinished` is held until a shutdown need not wait for it.
+    ///
+    /// # Errors
+    /// [`ProtocolViolation`] when the client broke a rule.
+    pub(crate) async fn run(mut self, unfinished: [Counted; 2]) -> Result<(), ProtocolViolation> {
+        let mut unfinished = Some(unfinished); // Until the `End` is sent.
+        let Err(stop) = self.drive(&mut unfinished).await;
+        let is_kept = matches!(stop, Stop::Lost | Stop::Ended(Ended::ByClient { keep_place: true }));
+        if !is_kept {
+            self.offer.release();
         }
-        match ended {
-            Ended::ClientLost | Ended::ByClient => Ok(()),
-            Ended::ProtocolViolation(error) => Err(error),
-            Ended::ByServer(reason) => {
+        match stop {
+            Stop::Lost | Stop::Ended(Ended::ByClient { .. }) => Ok(()),
+            Stop::Violation(violation) => Err(violation),
+            Stop::Ended(Ended::ByServer(reason)) => {
                 self.note_end(reason);
-                let _ = self.sender.send(ServerMessage::End { subscription: self.id, reason }).await;
+                let subscription = self.route.subscription;
+                let _ = self.route.send(ServerMessage::End { subscription, reason }).await;
                 Ok(())
             }
         }
@@ -127,366 +127,301 @@ impl Subscription {
         if reason == EndReason::Evicted {
             self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
-                subscription = %self.id,
+                subscription = %self.route.subscription,
                 "A subscriber accepted no byte within the deadline and was evicted."
             );
         }
     }
 
-    async fn send_versions(&mut self) -> Result<Infallible, Ended> {
-        loop {
-            let (retained, skipped) = self.next_version().await?;
-            let _counted = self.shared.transfers.count();
-            let span = tracing::debug_span!("transfer", subscription = %self.id, version = %retained.id);
-            self.send_version(&retained, skipped).instrument(span).await?;
+    async fn drive(&mut self, unfinished: &mut Option<[Counted; 2]>) -> Result<Infallible, Stop> {
+        let mut work = Work::default();
+        let (mut draining, mut lane_joined) = (self.shared.draining.subscribe(), self.route.lanes.joined());
+        let mut is_draining = *draining.borrow_and_update();
+        if is_draining {
+            self.machine.handle_draining();
         }
-    }
-
-    /// Waits for the next version to send. While the server drains, only ended topics and mode `every` yield one: their
-    /// remaining versions are bounded, and are lost with the server.
-    async fn next_version(&mut self) -> Result<(Arc<Retained>, u64), Ended> {
-        let mut draining = self.shared.draining.subscribe();
         loop {
-            let is_draining = *draining.borrow_and_update() && self.follower.topic().ended().is_none();
-            if !is_draining || self.cursor.is_every() {
-                self.compare_claims().await?;
-                match self.cursor.next(self.follower.observe()) {
-                    Step::Send { retained, skipped } => {
-                        self.compare_claims().await?; // A claimed version may just have been published.
-                        return Ok((retained, skipped));
-                    }
-                    Step::End(reason) => return Err(Ended::ByServer(reason)),
-                    Step::Wait => {}
-                }
-            }
-            if is_draining && !self.cursor.waits_for_client(self.follower.topic()) {
-                self.unfinished = None;
+            self.execute_actions(&mut work).await?;
+            if self.machine.is_settled(&self.offer) {
+                drop(unfinished.take());
             }
             tokio::select! {
-                () = self.follower.changed() => {}
-                _ = draining.changed() => {} // `Shared` holds the sender.
-                message = self.inbox.next() => {
-                    let effect = self.handle_message(message, None)?;
-                    self.execute(effect)?;
+                input = self.inbox.next() => self.handle_input(input, &work)?,
+                event = work.next() => match event {
+                    Event::Sent(sent) => self.handle_sent(sent, &work),
+                    Event::Compared(is_same) => self.machine.handle_compared(&self.offer, is_same),
+                    Event::AbortDue => self.machine.give_up(AbortReason::Withdrawn),
+                    Event::Stalled => self.machine.end(EndReason::Evicted),
+                },
+                () = self.follower.changed() => self.machine.handle_changed(&self.offer),
+                _ = lane_joined.changed() => {} // Chunks may wait for it.
+                _ = draining.changed(), if !is_draining => { // `Shared` holds the sender.
+                    is_draining = true;
+                    self.machine.handle_draining();
                 }
             }
         }
     }
 
-    /// Compares the client's claims with this server's content, and drops those that differ.
-    async fn compare_claims(&mut self) -> Result<(), Ended> {
-        let (topic, shared) = (Arc::clone(self.follower.topic()), Arc::clone(&self.shared));
-        while let Some((claim, retained)) = self.claims.next(&topic, || self.base.retained()) {
-            let chunks = match claim.chunks {
-                Some(chunks) => chunks,
-                None => self.client.selection(&retained, shared.config.workers).await.chunks().clone(),
-            };
-            let version = retained.id.clone();
-            let mut comparing = pin!(claims::is_same(&shared.encoder, retained, chunks, claim.digest));
-            let is_same = loop {
-                tokio::select! {
-                    is_same = &mut comparing => break is_same,
-                    message = self.inbox.next() => {
-                        let effect = self.handle_message(message, None)?;
-                        self.execute(effect)?;
-                    }
-                }
-            };
-            self.claims.handle_compared(claim.named, is_same);
-            if claim.named == Named::Have {
-                self.cursor.handle_compared(&topic, is_same);
+    /// Executes the actions that are possible now, with up to `chunks_in_flight` sends for each lane.
+    async fn execute_actions(&mut self, work: &mut Work) -> Result<(), Stop> {
+        let sends_max = self.shared.config.chunks_in_flight * self.route.lanes.len().max(1);
+        loop {
+            let has_room = work.current.as_ref().is_some_and(|current| current.sends.has_room(sends_max));
+            let lane = has_room.then(|| self.route.lanes.least_loaded()).flatten();
+            let Some(action) = self.machine.poll(&self.offer, lane) else { return Ok(()) };
+            self.execute(action, work).await?;
+        }
+    }
+
+    async fn execute(&mut self, action: SenderAction<Arc<Retained>>, work: &mut Work) -> Result<(), Stop> {
+        match action {
+            SenderAction::Compare(claim, retained) => {
+                work.comparing = Some(self.compare(claim, retained).await);
             }
-            if !is_same {
+            SenderAction::Acknowledge(epoch, version) => self.offer.acknowledge(epoch, version),
+            SenderAction::Announce(announcement) => work.current = Some(self.begin(announcement).await?),
+            SenderAction::AnnounceAgain(retained) => {
+                let (version, skipped, afresh, is_ahead) = (retained, 0, false, false);
+                self.announce(&Announcement { version, skipped, afresh, is_ahead, lost_place: None })
+                    .await?;
+            }
+            SenderAction::Send(send) => work.sends(|sends| sends.begin(send)),
+            SenderAction::SendAgain(send, at) => work.sends(|sends| sends.begin_again(send, at.into())),
+            SenderAction::Abort(retained, reason) => {
+                work.sends(Sends::give_up);
+                let (subscription, epoch, version) =
+                    (self.route.subscription, retained.id.epoch, retained.id.version);
+                let abort = ServerMessage::Abort { subscription, epoch, version, reason };
+                self.route.send(abort).await?;
+            }
+            SenderAction::Committed { version, kept } => {
+                let _span = work.end_current();
+                self.handle_committed(&version, kept);
+            }
+            SenderAction::Aborted(retained, reason) => {
+                let _span = work.end_current();
                 tracing::warn!(
-                    subscription = %self.id, %version,
-                    "A subscriber holds other content than this server under the same epoch and version, so its copy is not \
-                     used. Different bytes were published under one epoch: give each publisher its own epoch."
+                    subscription = %self.route.subscription, version = %retained.id,
+                    "A transfer was aborted: {reason}."
                 );
-                self.base.release();
+                self.entry.handle_given_up();
+                self.shared.failures.note_abort(reason);
             }
-            if !is_same && claim.named == Named::Partial {
-                self.cursor.forget_partial();
-                self.client.forget_partial();
-            }
+            SenderAction::ReleaseBase => self.offer.base.release(),
+            SenderAction::End(ended) => return Err(Stop::Ended(ended)),
         }
         Ok(())
     }
 
-    /// Sends one version and waits for the client's final message about it: `Committed` or `Abort`.
-    async fn send_version(&mut self, retained: &Arc<Retained>, skipped: u64) -> Result<(), Ended> {
-        let mut watch = StallWatch::new(self.shared.config.stall_timeout);
-        let progress = watch.progress().clone();
-        let (mut transfer, mut version_sender) = self.begin_version(retained, skipped, &progress).await?;
-        let (mut abort_at, mut lane_joined) = (retained.abort_at.subscribe(), self.lanes.joined());
-        let mut retry = ReadRetry::default();
-        loop {
-            self.begin_sends(&mut transfer, &mut version_sender);
-            let next = tokio::select! {
-                message = self.inbox.next() => {
-                    let effect = self.handle_message(message, Some(&mut transfer))?;
-                    progress.note(u64::from(effect == Effect::Progress));
-                    self.finish_or_execute(effect, retained)?
-                }
-                Some(sent) = version_sender.next() => match handle_sent(sent, &mut transfer, &mut retry) {
-                    Ok(()) => Next::Continue,
-                    Err(Unread { action, error }) if !error.is_final() => {
-                        progress.note(1);
-                        let attempt = retry.handle_failed(Instant::now());
-                        let next = self.handle_unread(retained, skipped, &attempt, &error).await?;
-                        version_sender.begin_again(action, attempt.at);
-                        next
-                    }
-                    Err(Unread { error, .. }) => {
-                        tracing::error!(
-                            version = %retained.id, error = retained.handle_unreadable(&error),
-                            "A version cannot be read any more. It is withdrawn, and its subscribers are informed."
-                        );
-                        self.follower.topic().withdraw_unreadable(&retained.id);
-                        Next::GiveUp(match error.is_changed() {
-                            true => AbortReason::SourceChanged,
-                            false => AbortReason::SourceLost,
-                        })
-                    }
-                },
-                () = self.follower.changed() => self.handle_change(retained)?,
-                () = deadline_passed(&mut abort_at), if !transfer.plan.is_given_up() => {
-                    Next::GiveUp(AbortReason::Withdrawn)
-                }
-                _ = lane_joined.changed() => Next::Continue, // Chunks may wait for it.
-                () = watch.stalled() => return Err(Ended::ByServer(EndReason::Evicted)),
-            };
-            match next {
-                Next::Finished => return Ok(()),
-                Next::GiveUp(reason) if !transfer.plan.is_given_up() => {
-                    transfer.plan.give_up();
-                    version_sender.give_up();
-                    self.abort(retained, reason).await?;
-                }
-                Next::GiveUp(_) | Next::Continue => {}
+    /// Starts to compare a claim of the client.
+    async fn compare(&mut self, claim: Claim, retained: Arc<Retained>) -> Comparing {
+        let chunks = match claim.chunks {
+            Some(chunks) => chunks,
+            None => self.selector.selection(&retained).await.chunks().clone(),
+        };
+        let (shared, subscription, version) =
+            (Arc::clone(&self.shared), self.route.subscription, retained.id.clone());
+        Box::pin(async move {
+            let is_same = comparison::is_same(&shared.encoder, retained, chunks, claim.digest).await;
+            if !is_same {
+                tracing::warn!(
+                    %subscription, %version,
+                    "A subscriber holds other content than this server under the same epoch and version, so its copy is not \
+                     used. Different bytes were published under one epoch: give each publisher its own epoch."
+                );
             }
-        }
+            is_same
+        })
     }
 
-    /// Announces a version, and plans its transfer.
-    async fn begin_version(
-        &mut self,
-        retained: &Arc<Retained>,
-        skipped: u64,
-        progress: &Progress,
-    ) -> Result<(Transfer, VersionSender), Ended> {
-        if self.client.has_part_of_other_version(retained) {
-            self.base.release(); // It was the base of the partial version.
-        }
-        let claims = std::mem::take(&mut self.claims);
-        let afresh = claims.is_afresh((retained.id.epoch, retained.id.version));
-        if claims.is_ahead_of((retained.id.epoch, retained.id.version)) {
+    /// Announces a version, and prepares its sends.
+    async fn begin(&mut self, announcement: Announcement<Arc<Retained>>) -> Result<Current, Stop> {
+        let retained = Arc::clone(&announcement.version);
+        if announcement.is_ahead {
             tracing::warn!(
-                subscription = %self.id, version = %retained.id,
+                subscription = %self.route.subscription, version = %retained.id,
                 "A subscriber holds a newer version of this epoch than was ever published here, so its copy is other \
                  content and this version is sent in full. Was the state directory restored from an older copy?"
             );
         }
-        let lost_place = self.cursor.take_lost_place();
-        self.announce(retained, skipped, afresh, lost_place).await?;
-        self.entry.begin(retained, skipped);
-        let selection = self.client.selection(retained, self.shared.config.workers).await;
-        let chunks = selection.chunks().difference(&self.client.take_held(retained));
-        let plan = SendPlan::new(chunks, self.client.needs_manifest(retained));
-        let version_sender = VersionSender::new(self.outgoing(retained, selection, progress.clone()));
-        Ok((Transfer::new(&retained.id, plan), version_sender))
+        self.announce(&announcement).await?;
+        self.entry.begin(&retained, announcement.skipped);
+        let selection = self.selector.selection(&retained).await;
+        self.machine.handle_selected(selection.chunks().clone());
+        let base = match self.accepts_deltas() {
+            true => self.offer.base.begin(&self.offer.topic, &retained),
+            false => None,
+        };
+        let stall = StallWatch::new(self.shared.config.stall_timeout);
+        let counters = SendCounters {
+            shared: Arc::clone(&self.shared),
+            subscriber: self.entry.progress(),
+            progress: stall.progress().clone(),
+        };
+        let coding = Coding { choice: self.codec_choice(), ..self.coding.clone() };
+        let version = SentVersion { retained: Arc::clone(&retained), selection, base };
+        let subscription = self.route.subscription;
+        Ok(Current {
+            sends: Sends::new(self.route.clone(), coding, version, counters),
+            stall,
+            abort_at: Some(retained.abort_at.subscribe()),
+            span: tracing::debug_span!("transfer", %subscription, version = %retained.id),
+            _counted: self.shared.transfers.count(),
+            retained,
+        })
     }
 
-    /// Starts the possible sends, up to `chunks_in_flight` for each lane.
-    fn begin_sends(&mut self, transfer: &mut Transfer, version_sender: &mut VersionSender) {
-        let sends_max = self.shared.config.chunks_in_flight * self.lanes.len().max(1);
-        while version_sender.has_room(sends_max)
-            && let Some(action) = transfer.plan.poll(&mut self.credit, self.lanes.least_loaded())
-        {
-            version_sender.begin(action);
-        }
-    }
-
-    /// Handles a failed read that may succeed later. The version stays under way, and is announced again so that the
-    /// client continues to wait, until it is read or another version waits.
-    async fn handle_unread(
-        &self,
-        retained: &Retained,
-        skipped: u64,
-        attempt: &Attempt,
-        error: &SourceError,
-    ) -> Result<Next, Ended> {
-        let (subscription, version) = (&self.id, &retained.id);
-        let is_late = !self.cursor.is_every() || attempt.failing >= UNREAD_TIMEOUT;
-        if is_late && self.cursor.has_later(self.follower.topic(), retained) {
-            tracing::error!(
-                %subscription, %version, %error,
-                "A version could not be read. Its subscriber is informed, and receives the next one."
-            );
-            return Ok(Next::GiveUp(AbortReason::SourceLost));
-        }
-        if attempt.begins_wait {
-            if attempt.failing.is_zero() {
-                tracing::error!(
-                    %subscription, %version, %error,
-                    "A version could not be read. It is tried again until that succeeds or a newer version is published."
-                );
-            }
-            self.announce(retained, skipped, false, None).await?;
-        }
-        Ok(Next::Continue)
-    }
-
-    /// Handles a change of the topic during a transfer.
-    fn handle_change(&mut self, retained: &Retained) -> Result<Next, Ended> {
-        let newest = self.follower.observe().newest();
-        if let Some(reason) = self.cursor.lost_place() {
-            return Err(Ended::ByServer(reason));
-        }
-        let is_newer = newest.is_some_and(|(_, newest)| newest.id != retained.id);
-        Ok(if self.preempt && is_newer { Next::GiveUp(AbortReason::Superseded) } else { Next::Continue })
-    }
-
-    fn handle_message(
-        &mut self,
-        message: SubscriptionMessage,
-        transfer: Option<&mut Transfer>,
-    ) -> Result<Effect, ProtocolViolation> {
-        transfer::handle_message(message, transfer, &mut self.credit, |lane| self.lanes.is_retired(lane))
-    }
-
-    /// Applies the effect of a message; returns whether it finishes `retained`.
-    fn finish_or_execute(&mut self, effect: Effect, retained: &Retained) -> Result<Next, Ended> {
-        match effect {
-            Effect::Committed { kept } => {
-                tracing::debug!(version = %retained.id, "A subscriber committed a version.");
-                self.shared.counters.committed.fetch_add(1, Ordering::Relaxed);
-                retained.consumers.count(&self.consumer);
-                self.cursor.handle_committed(retained);
-                self.entry.handle_committed(retained);
-                self.client.handle_committed(retained);
-                self.base.handle_committed(kept);
-                Ok(Next::Finished)
-            }
-            Effect::Aborted(reason) => {
-                tracing::warn!(subscription = %self.id, version = %retained.id, "A transfer was aborted: {reason}.");
-                // Some chunks may have been aborted before their headers were sent, so client and server cannot agree
-                // on the credit: both reset it, and the client grants it again.
-                self.credit = Credit::default();
-                self.cursor.handle_given_up(retained);
-                self.entry.handle_given_up();
-                self.shared.failures.note_abort(reason);
-                self.client.handle_given_up();
-                self.base.release();
-                Ok(Next::Finished)
-            }
-            other => self.execute(other).map(|()| Next::Continue),
-        }
-    }
-
-    /// Applies the effect of a message that does not finish a version.
-    fn execute(&mut self, effect: Effect) -> Result<(), Ended> {
-        match effect {
-            Effect::Acknowledged(epoch, version) => self.cursor.handle_acknowledged(epoch, version),
-            Effect::Unsubscribed { keep_place: true } => return Err(Ended::ClientLost),
-            Effect::Unsubscribed { keep_place: false } => return Err(Ended::ByClient),
-            Effect::Ended(reason) => return Err(Ended::ByServer(reason)),
-            Effect::None | Effect::Progress | Effect::Committed { .. } | Effect::Aborted(_) => {}
-        }
-        Ok(())
+    async fn announce(&self, announcement: &Announcement<Arc<Retained>>) -> Result<(), LaneError> {
+        let Announcement { version: retained, skipped, afresh, lost_place, .. } = announcement;
+        let announce = Announce {
+            subscription: self.route.subscription,
+            id: retained.id.clone(),
+            manifest: retained.payload.manifest().digest(),
+            skipped: *skipped,
+            metadata: retained.metadata.clone(),
+            may_be_base: retained.base.may_be && self.accepts_deltas(),
+            afresh: *afresh,
+            part: None,
+            lost_place: *lost_place,
+        };
+        self.route.send(ServerMessage::Announce(announce)).await
     }
 
     /// Whether chunks may be sent as deltas: the client can decode them, and no other codec is requested.
     fn accepts_deltas(&self) -> bool {
-        let is_wanted = match self.codec() {
+        let is_wanted = match self.codec_choice() {
             CodecChoice::Auto => true,
             CodecChoice::Fixed(codec) => codec.needs_base(),
         };
-        is_wanted && self.codecs.iter().any(CodecId::needs_base)
-    }
-
-    fn outgoing(
-        &mut self,
-        retained: &Arc<Retained>,
-        selection: Arc<Selection>,
-        progress: Progress,
-    ) -> Outgoing {
-        let base = match self.accepts_deltas() {
-            true => self.base.begin(self.follower.topic(), retained),
-            false => None,
-        };
-        let source = retained.payload.source();
-        let is_in_place = source.slots().is_some() || source.is_in_place(&(0..source.len_bytes()));
-        Outgoing {
-            is_copied: !is_in_place,
-            base,
-            subscription: self.id,
-            retained: Arc::clone(retained),
-            selection,
-            codec: self.codec(),
-            codecs: self.codecs,
-            effort: self.effort.clone(),
-            tally: Arc::clone(self.follower.topic().tally()),
-            lanes: Arc::clone(&self.lanes),
-            sender: self.sender.clone(),
-            shared: Arc::clone(&self.shared),
-            counters: self.entry.progress(),
-            progress,
-        }
+        is_wanted && self.coding.offered.iter().any(CodecId::needs_base)
     }
 
     /// The codec choice: of the client, else of the topic, else of the server. Raw, if the client cannot decode it.
-    fn codec(&self) -> CodecChoice {
-        let by_client = self.codec.map(CodecChoice::Fixed);
-        let choice = by_client.or_else(|| self.follower.topic().codec());
-        match choice.unwrap_or(self.shared.config.codec) {
-            CodecChoice::Fixed(codec) if !self.codecs.contains(codec) => CodecChoice::Fixed(CodecId::Raw),
+    fn codec_choice(&self) -> CodecChoice {
+        let choice = match self.coding.choice {
+            CodecChoice::Auto => self.offer.topic.codec().unwrap_or(self.shared.config.codec),
+            by_client => by_client,
+        };
+        match choice {
+            CodecChoice::Fixed(codec) if !self.coding.offered.contains(codec) => {
+                CodecChoice::Fixed(CodecId::Raw)
+            }
             choice => choice,
         }
     }
 
-    async fn announce(
-        &self,
-        retained: &Retained,
-        skipped: u64,
-        afresh: bool,
-        lost_place: Option<Place>,
-    ) -> Result<(), LaneError> {
-        let announce = Announce {
-            subscription: self.id,
-            id: retained.id.clone(),
-            manifest: retained.payload.manifest().digest(),
-            skipped,
-            metadata: retained.metadata.clone(),
-            may_be_base: retained.base.may_be && self.accepts_deltas(),
-            afresh,
-            part: None,
-            lost_place,
-        };
-        self.sender.send(ServerMessage::Announce(announce)).await
+    fn handle_input(&mut self, input: Input, work: &Work) -> Result<(), Stop> {
+        match input {
+            Input::Message(message) => {
+                let lanes = &self.route.lanes;
+                if self.machine.handle_message(message, |lane| lanes.is_live(lane))? {
+                    work.note_progress();
+                }
+            }
+            Input::End(reason) => self.machine.end(reason),
+            Input::SessionEnded => return Err(Stop::Lost),
+        }
+        Ok(())
     }
 
-    /// Informs the client that a transfer is aborted. The client answers with its own `Abort`, which is final.
-    async fn abort(&self, retained: &Retained, reason: AbortReason) -> Result<(), LaneError> {
-        let (epoch, version) = (retained.id.epoch, retained.id.version);
-        self.sender
-            .send(ServerMessage::Abort { subscription: self.id, epoch, version, reason })
-            .await
+    fn handle_sent(&mut self, sent: Sent, work: &Work) {
+        let Some(current) = &work.current else { return };
+        let unread = match sent {
+            Ok(send) => return self.machine.handle_sent(send),
+            Err(unread) => unread,
+        };
+        let (retained, error) = (&current.retained, unread.error);
+        let (subscription, version) = (&self.route.subscription, &retained.id);
+        if error.is_final() {
+            tracing::error!(
+                %version, error = retained.handle_unreadable(&error),
+                "A version cannot be read any more. It is withdrawn, and its subscribers are informed."
+            );
+            self.offer.topic.withdraw_unreadable(version);
+            return self.machine.give_up(match error.is_changed() {
+                true => AbortReason::SourceChanged,
+                false => AbortReason::SourceLost,
+            });
+        }
+        work.note_progress();
+        match self
+            .machine
+            .handle_unread(&self.offer, unread.action, Instant::now().into_std())
+        {
+            None => tracing::error!(
+                %subscription, %version, %error,
+                "A version could not be read. Its subscriber is informed, and receives the next one."
+            ),
+            Some(attempt) if attempt.begins_wait && attempt.failing.is_zero() => tracing::error!(
+                %subscription, %version, %error,
+                "A version could not be read. It is tried again until that succeeds or a newer version is published."
+            ),
+            Some(_) => {}
+        }
+    }
+
+    fn handle_committed(&mut self, retained: &Retained, kept: bool) {
+        tracing::debug!(version = %retained.id, "A subscriber committed a version.");
+        self.shared.counters.committed.fetch_add(1, Ordering::Relaxed);
+        retained.consumers.count(&self.consumer);
+        self.entry.handle_committed(retained);
+        self.offer.base.handle_committed(kept);
     }
 }
 
-fn handle_sent(sent: Sent, transfer: &mut Transfer, retry: &mut ReadRetry) -> Result<(), Unread> {
-    match sent? {
-        SentKind::Chunk => {
-            transfer.plan.handle_ended();
-            retry.handle_read();
-        }
-        SentKind::Manifest | SentKind::Complete => {}
+impl Work {
+    /// Ends the transfer; returns its span, which was entered.
+    fn end_current(&mut self) -> Option<EnteredSpan> {
+        self.current.take().map(|current| current.span.entered())
     }
-    Ok(())
+
+    fn sends(&mut self, change: impl FnOnce(&mut Sends)) {
+        if let Some(current) = &mut self.current {
+            change(&mut current.sends);
+        }
+    }
+
+    fn note_progress(&self) {
+        if let Some(current) = &self.current {
+            current.stall.progress().note(1);
+        }
+    }
+
+    /// Runs the work until something is to be reported. Cancel safe.
+    async fn next(&mut self) -> Event {
+        tokio::select! {
+            is_same = compared(&mut self.comparing) => {
+                self.comparing = None;
+                Event::Compared(is_same)
+            }
+            event = transferred(&mut self.current) => event,
+        }
+    }
+}
+
+async fn compared(comparing: &mut Option<Comparing>) -> bool {
+    match comparing {
+        Some(comparing) => comparing.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn transferred(current: &mut Option<Current>) -> Event {
+    let Some(current) = current else { return std::future::pending().await };
+    tokio::select! {
+        Some(sent) = current.sends.next().instrument(current.span.clone()) => Event::Sent(sent),
+        () = passed(&mut current.abort_at) => {
+            current.abort_at = None;
+            Event::AbortDue
+        }
+        () = current.stall.stalled() => Event::Stalled,
+    }
 }
 
 /// Waits until the deadline, once it is set. Cancel safe.
-async fn deadline_passed(deadline: &mut tokio::sync::watch::Receiver<Option<Instant>>) {
+async fn passed(deadline: &mut Option<watch::Receiver<Option<Instant>>>) {
+    let Some(deadline) = deadline else { return std::future::pending().await };
     let deadline = deadline.wait_for(Option::is_some).await.ok().and_then(|at| *at);
     match deadline {
         Some(at) => tokio::time::sleep_until(at).await,

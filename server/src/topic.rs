@@ -12,76 +12,18 @@ pub(crate) use reader::{Reader, ReaderState};
 
 use crate::{
     bases::{self, Bases, DeltaTrial, Hold},
-    consumers::Consumers,
     places::Places,
-    retention::{Full, Keep, ReaderId, Retention, Seq},
+    retained::Retained,
+    retention::{Full, Keep, ReaderId, Retention},
 };
 use std::{
-    ops::Range,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
-use tensor_relay_device::{Charge, SourceError};
-use tensor_relay_protocol::{CodecChoice, EndReason, Epoch, Metadata, Start, Topic, Version, VersionId};
-use tensor_relay_transport::{Tally, egress::Payload};
+use tensor_relay_protocol::{CodecChoice, EndReason, Epoch, Seq, Start, Topic, Version, VersionId};
+use tensor_relay_transport::Tally;
 use times::PublishTimes;
 use tokio::{sync::watch, time::Instant};
-
-/// One published version, kept in memory while it is in use.
-#[derive(Debug)]
-pub(crate) struct Retained {
-    pub(crate) id: VersionId,
-    pub(crate) payload: Payload,
-    /// The share of the budget for staged versions that its manifest takes.
-    pub(crate) _charge: Option<Charge>,
-    pub(crate) metadata: Metadata,
-    /// The consumers that committed it.
-    pub(crate) consumers: Consumers,
-    /// The time that its transfers have to finish after it left retention.
-    pub(crate) release_timeout: Duration,
-    /// When remaining transfers are aborted; set when it leaves retention.
-    pub(crate) abort_at: watch::Sender<Option<Instant>>,
-    /// Why it can never be read again, if so. The publisher's `Publication` shares it.
-    pub(crate) failure: Arc<OnceLock<Box<str>>>,
-    /// Whether, and for how long, later versions may be encoded against it.
-    pub(crate) base: bases::BaseTerms,
-}
-
-impl Retained {
-    fn has_id(&self, epoch: Epoch, version: Version) -> bool {
-        (self.id.epoch, self.id.version) == (epoch, version)
-    }
-
-    /// Records that it can never be read again, and returns the reason for its publisher.
-    pub(crate) fn handle_unreadable(&self, error: &SourceError) -> &str {
-        self.failure.get_or_init(|| {
-            let changed = error.changed_range().unwrap_or(0..0);
-            let is_changed = |range: Range<u64>| range.start < changed.end && changed.start < range.end;
-            let tensors = self.payload.manifest().tensors().iter();
-            let mut names = tensors.filter(|tensor| is_changed(tensor.range())).map(|tensor| &tensor.name);
-            let first = names.next().map(|name| format!(" Its first tensor there is {name}."));
-            format!("{error}{}", first.unwrap_or_default()).into()
-        })
-    }
-
-    /// Whether it left retention.
-    pub(crate) fn has_left_retention(&self) -> bool {
-        self.abort_at.borrow().is_some()
-    }
-
-    /// Waits until it leaves retention; never returns if it has left already. Cancel safe.
-    pub(crate) async fn left_retention(&self) {
-        let mut abort_at = self.abort_at.subscribe();
-        if abort_at.borrow_and_update().is_some() || abort_at.changed().await.is_err() {
-            std::future::pending().await
-        }
-    }
-
-    /// Starts the deadline of the transfers in progress.
-    fn leave_retention(&self) {
-        self.abort_at.send_replace(Some(Instant::now() + self.release_timeout));
-    }
-}
 
 /// A topic, shared by its publisher, its readers and the catalogue.
 #[derive(Debug)]
@@ -521,7 +463,7 @@ fn start_of(retention: &Retention<Arc<Retained>>, have: Option<(Epoch, Version)>
         (Some((epoch, version)), _) => after(retention, epoch, version),
         (None, Start::Newest) => retention.newest().map_or_else(|| retention.next(), |(seq, _)| seq),
         (None, Start::Next) => retention.next(),
-        (None, Start::At(epoch, version)) => {
+        (None, Start::At(epoch, version) | Start::Exactly(epoch, version)) => {
             let newest = retention.newest().map(|(_, retained)| retained.id.epoch);
             match (epoch.or(newest), version.0.checked_sub(1)) {
                 (Some(epoch), Some(before)) => after(retention, epoch, Version(before)),

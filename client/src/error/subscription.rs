@@ -19,6 +19,29 @@ pub enum SubscriptionError {
         /// The time waited.
         timeout_ms: u128,
     },
+    /// The version that was requested by its number will not be received.
+    #[error("version {version} of {topic} is not kept: {detail}")]
+    VersionNotFound {
+        /// The topic.
+        topic: Topic,
+        /// The version.
+        version: Version,
+        /// Why, as far as it is known.
+        detail: String,
+    },
+    /// The server does not offer a feature that the request needs.
+    #[error(
+        "the server of {topic} ({agent}) does not offer the feature {feature:?}, which this request needs: update the \
+         server"
+    )]
+    NotSupported {
+        /// The topic.
+        topic: Topic,
+        /// The feature.
+        feature: &'static str,
+        /// The server's name and version.
+        agent: String,
+    },
     /// The server aborted the first version that it sent, and no other followed before the timeout.
     #[error(
         "the server aborted {id}: {reason}; no other version was received before or within {timeout_ms} ms: see the \

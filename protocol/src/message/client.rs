@@ -83,15 +83,15 @@ pub enum ClientMessage {
     },
     /// Ends a watch.
     Unwatch(WatchId),
-    /// Requests chunks of the current version that were lost with retired lanes.
-    Fetch {
+    /// Requests chunks of the current version, and ends the pushing of its chunks.
+    Request {
         /// The subscription.
         subscription: SubscriptionId,
         /// The topic's epoch.
         epoch: Epoch,
         /// The version.
         version: Version,
-        /// The missing chunks. The server ignores those that it did not begin last on a lane that is retired now.
+        /// The chunks. The server passes over those that were begun on a lane that was not retired since.
         chunks: RangeSet,
     },
     /// Retires a lane that the client has closed or will close: the server begins no more chunks on it.
@@ -140,7 +140,7 @@ message_kinds! {
     Acknowledge { subscription, epoch, version } => Acknowledge { subscription, epoch, version }
     Watch { watch, glob } => Watch { watch, glob }
     Unwatch(watch) => Unwatch { watch }
-    Fetch { subscription, epoch, version, chunks } => Fetch { subscription, epoch, version, chunks }
+    Request { subscription, epoch, version, chunks } => Request { subscription, epoch, version, chunks }
     Retire(lane) => Retire { lane }
     Probe { probe, lane, bytes } => Probe { probe, lane, bytes }
 }

@@ -52,7 +52,7 @@ impl FeatureSet {
     pub const OF_CLIENT: Self = Self(Self::bit(Feature::Drain));
 
     /// The features that a server of this build offers.
-    pub const OF_SERVER: Self = Self(Self::bit(Feature::Probe));
+    pub const OF_SERVER: Self = Self(Self::bit(Feature::Get) | Self::bit(Feature::Probe));
 
     /// The features with these numbers. Unknown numbers are ignored.
     pub fn from_codes(codes: &[u32]) -> Self {

@@ -20,7 +20,7 @@ pub(crate) trait Field: Sized {
 }
 
 /// The most ranges of chunks in a message. A client with more verified ranges discards some before it subscribes again;
-/// a longer `Fetch` is sent as several messages.
+/// a longer `Request` is sent as several messages.
 pub const PARTIAL_RANGES_MAX: usize = 1024;
 
 /// The longest address: a name of 255 bytes, a colon and a port.

@@ -144,7 +144,7 @@ mod tests {
             ClientMessage::Acknowledge { subscription, epoch, version },
             ClientMessage::Watch { watch: WatchId(2), glob: Glob::new("kv/*").unwrap() },
             ClientMessage::Unwatch(WatchId(2)),
-            ClientMessage::Fetch {
+            ClientMessage::Request {
                 subscription,
                 epoch,
                 version,

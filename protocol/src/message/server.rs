@@ -65,7 +65,7 @@ pub enum ServerMessage {
     /// Accepts a further lane.
     Joined,
     /// Reports that a lane is retired and no more chunks begin on it, after the client's `Retire` or because the server
-    /// lost the lane. The client requests missing chunks with `Fetch`.
+    /// lost the lane. The client requests missing chunks with `Request`.
     Retired(LaneId),
     /// Asks the client to move to another server: this server finishes running transfers and begins no others. Needs
     /// [`Feature::Drain`](super::Feature::Drain).
@@ -80,7 +80,7 @@ pub enum ServerMessage {
         /// The complete list: earlier sources that are missing here are no longer valid.
         sources: Vec<Source>,
     },
-    /// Sends the digests of a version's chunks, so that the chunks can be fetched from peers. Needs
+    /// Sends the digests of a version's chunks, so that the chunks can be received from peers. Needs
     /// [`Feature::Peers`](super::Feature::Peers).
     Hashes {
         /// The subscription.
@@ -184,7 +184,7 @@ reasons! {
     /// Another subscription took over this reader name.
     Replaced = 7, "another subscription has the same reader name";
     /// The single requested version was received.
-    Done = 8, "the requested version was received";
+    Done = 8, "the requested version was received or given up";
     /// The single requested version does not exist.
     NotFound = 9, "the server does not have the requested version";
     /// The client may not subscribe to this topic, whether it exists or not.

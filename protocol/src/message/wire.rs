@@ -35,7 +35,7 @@ pub(crate) enum ClientKind {
     #[prost(message, tag = "11")]
     Unwatch(Unwatch),
     #[prost(message, tag = "12")]
-    Fetch(Fetch),
+    Request(Request),
     #[prost(message, tag = "13")]
     Retire(Retire),
     #[prost(message, tag = "14")]
@@ -271,7 +271,7 @@ pub(crate) struct Retire {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Fetch {
+pub(crate) struct Request {
     #[prost(uint32, tag = "1")]
     pub(crate) subscription: u32,
     #[prost(fixed64, tag = "2")]

@@ -1,7 +1,7 @@
-//! The open chunk streams of one subscription, their credit, and the retired lanes.
+//! The open chunk streams of one subscription, and their credit.
 
-use crate::{ChunkHeader, ChunkIndex, LaneId, ProtocolViolation};
-use std::collections::{BTreeSet, HashMap};
+use crate::{ChunkHeader, ChunkIndex, ProtocolViolation};
+use std::collections::{HashMap, hash_map::Entry};
 
 /// The number of a chunk's stream. The caller owns the stream and gives each stream another number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -11,30 +11,29 @@ pub struct StreamToken(pub u64);
 #[derive(Debug)]
 pub(super) struct EarlyStream {
     pub(super) stream: StreamToken,
-    pub(super) lane: LaneId,
     pub(super) header: ChunkHeader,
 }
 
-/// The open chunk streams of one subscription. A chunk occupies one credit from its header until it is verified or
-/// lost.
+/// The open chunk streams of one subscription. A pushed chunk occupies one credit from its header until it is verified
+/// or lost.
 #[derive(Debug)]
 pub(super) struct Arrivals {
     /// The streams that wait for their announcement, their manifest or memory; credit limits their number.
     early: Vec<EarlyStream>,
     /// The streams whose chunks are being received.
-    receiving: HashMap<StreamToken, (ChunkIndex, LaneId)>,
-    /// The number of further chunks that the server may begin.
+    receiving: HashMap<StreamToken, ChunkIndex>,
+    /// Second streams of chunks that are being received: the first may be lost with its lane.
+    spare: HashMap<ChunkIndex, EarlyStream>,
+    /// The number of further chunks that the server may push.
     credit: u32,
-    /// The lanes that were retired since the version began, or since its last `Fetch`.
-    retired: BTreeSet<LaneId>,
 }
 
 impl Arrivals {
     pub(super) fn new(credit: u32) -> Self {
-        Self { early: vec![], receiving: HashMap::new(), credit, retired: BTreeSet::new() }
+        Self { early: vec![], receiving: HashMap::new(), spare: HashMap::new(), credit }
     }
 
-    /// The number of further chunks that the server may begin.
+    /// The number of further chunks that the server may push.
     pub(super) fn credit(&self) -> u32 {
         self.credit
     }
@@ -52,7 +51,7 @@ impl Arrivals {
         Ok(())
     }
 
-    /// Adds a stream that waits. Its credit is already spent.
+    /// Adds a stream that waits.
     pub(super) fn push_early(&mut self, early: EarlyStream) {
         self.early.push(early);
     }
@@ -61,16 +60,33 @@ impl Arrivals {
         std::mem::take(&mut self.early)
     }
 
-    /// Records that the receipt of `chunk` begins. Its credit is already spent.
-    pub(super) fn begin(&mut self, stream: StreamToken, chunk: ChunkIndex, lane: LaneId) {
-        self.receiving.insert(stream, (chunk, lane));
+    /// Records that the receipt of `chunk` begins.
+    pub(super) fn begin(&mut self, stream: StreamToken, chunk: ChunkIndex) {
+        self.receiving.insert(stream, chunk);
     }
 
-    /// Ends a stream, frees its credit and returns its chunk; `None` if no chunk of this stream is being received.
-    pub(super) fn end(&mut self, stream: StreamToken) -> Option<ChunkIndex> {
-        let (chunk, _) = self.receiving.remove(&stream)?;
-        self.credit += 1;
+    /// Ends a stream and returns its chunk; `None` if no chunk of this stream is being received. Of a version that is
+    /// pushed, its credit is free again.
+    pub(super) fn end(&mut self, stream: StreamToken, is_pushed: bool) -> Option<ChunkIndex> {
+        let chunk = self.receiving.remove(&stream)?;
+        self.credit += u32::from(is_pushed);
         Some(chunk)
+    }
+
+    /// Keeps a second stream of a chunk that is being received. Returns the stream if there is a second one already.
+    pub(super) fn push_spare(&mut self, spare: EarlyStream) -> Option<StreamToken> {
+        match self.spare.entry(spare.header.chunk) {
+            Entry::Occupied(_) => Some(spare.stream),
+            Entry::Vacant(entry) => {
+                entry.insert(spare);
+                None
+            }
+        }
+    }
+
+    /// Takes the second stream of a chunk.
+    pub(super) fn take_spare(&mut self, chunk: ChunkIndex) -> Option<EarlyStream> {
+        self.spare.remove(&chunk)
     }
 
     /// Whether the chunk of `stream` is being received.
@@ -78,35 +94,23 @@ impl Arrivals {
         self.receiving.contains_key(&stream)
     }
 
-    /// Retires a lane and frees the credit of its early streams. Returns these streams, which the caller discards.
-    pub(super) fn retire(&mut self, lane: LaneId) -> Vec<StreamToken> {
-        self.retired.insert(lane);
-        let lost = self.early.extract_if(.., |early| early.lane == lane);
-        let lost: Vec<_> = lost.map(|early| early.stream).collect();
-        self.credit += lost.len() as u32;
-        lost
+    /// The number of chunks that are being received.
+    pub(super) fn receiving(&self) -> usize {
+        self.receiving.len()
     }
 
-    /// Whether a `Fetch` is due: lanes were retired, and no chunk from them is still being received.
-    pub(super) fn is_fetch_due(&self) -> bool {
-        !self.retired.is_empty() && !self.receiving.values().any(|(_, lane)| self.retired.contains(lane))
-    }
-
-    /// Clears the retired lanes, whose chunks were fetched or are no longer wanted.
-    pub(super) fn forget_retired_lanes(&mut self) {
-        self.retired.clear();
-    }
-
-    /// Clears every stream, resets the credit to `credit`, and returns the early streams.
+    /// Clears every stream, resets the credit to `credit`, and returns the streams that were not being received.
     pub(super) fn reset(&mut self, credit: u32) -> Vec<StreamToken> {
         self.end_version();
         self.credit = credit;
-        self.take_early().into_iter().map(|early| early.stream).collect()
+        let spare = self.spare.drain().map(|(_, spare)| spare.stream);
+        let mut waiting: Vec<StreamToken> = spare.collect();
+        waiting.extend(self.take_early().into_iter().map(|early| early.stream));
+        waiting
     }
 
-    /// Forgets the chunks being received and the retired lanes, since the version has ended. Keeps the early streams.
+    /// Forgets the chunks being received, since the version has ended. Keeps the early streams.
     pub(super) fn end_version(&mut self) {
         self.receiving.clear();
-        self.retired.clear();
     }
 }

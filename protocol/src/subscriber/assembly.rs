@@ -178,6 +178,16 @@ impl Assembly {
         self.selection.chunks().difference(&self.held()).difference(&self.arriving)
     }
 
+    /// Whether this chunk is verified.
+    pub(super) fn is_verified(&self, chunk: ChunkIndex) -> bool {
+        self.hashes[chunk.0 as usize].is_some()
+    }
+
+    /// Whether this selected chunk is neither verified nor arriving.
+    pub(super) fn is_missing(&self, chunk: ChunkIndex) -> bool {
+        self.hashes[chunk.0 as usize].is_none() && !self.arriving.contains(chunk.0)
+    }
+
     fn chunk_bytes(&self, chunk: ChunkIndex) -> u64 {
         let (range, _) = self.manifest().chunk(chunk);
         range.end - range.start
@@ -356,9 +366,9 @@ mod tests {
         }
 
         /// A version received over two connections, the second of which sends only the chunks missing after the first,
-        /// is complete, and no chunk is sent twice.
+        /// is complete.
         #[test]
-        fn a_resume_sends_only_missing_chunks(
+        fn a_resume_needs_only_missing_chunks(
             wanted in prop::collection::vec(0u32..12, 0..12),
             received in prop::collection::btree_set(0u32..12, 0..12),
             ranges in 0usize..4,
@@ -366,17 +376,9 @@ mod tests {
             let selection = select(manifest(12), &wanted);
             let mut assembly = Assembly::new(selection.clone());
             let receive = |assembly: &mut Assembly, chunks: RangeSet| {
-                let mut credit = crate::Credit::new(crate::Credit::MAX).unwrap();
-                let mut plan = crate::SendPlan::new(chunks, false);
-                while let Some(action) = plan.poll(&mut credit, Some(crate::LaneId(0))) {
-                    match action {
-                        crate::SendAction::Chunk(chunk, _) => {
-                            assembly.handle_header(&header(chunk.0)).unwrap();
-                            assembly.handle_verified(verified(chunk.0));
-                            plan.handle_ended();
-                        }
-                        _ => break,
-                    }
+                for chunk in chunks.iter() {
+                    assembly.handle_header(&header(chunk)).unwrap();
+                    assembly.handle_verified(verified(chunk));
                 }
             };
             let first = selection.chunks().iter().filter(|chunk| received.contains(chunk)).map(|c| c..c + 1).collect();

@@ -7,18 +7,18 @@ use crate::{
 };
 use std::{sync::Arc, time::Instant};
 
-pub(super) const CHUNK_BYTES: u32 = 256;
-pub(super) const SUBSCRIPTION: SubscriptionId = SubscriptionId(1);
-pub(super) const EPOCH: Epoch = Epoch(1);
+pub(crate) const CHUNK_BYTES: u32 = 256;
+pub(crate) const SUBSCRIPTION: SubscriptionId = SubscriptionId(1);
+pub(crate) const EPOCH: Epoch = Epoch(1);
 
 /// An arbitrary instant.
 #[expect(clippy::disallowed_methods, reason = "the clock is the only source of an instant")]
-pub(super) fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
 /// A manifest of `chunks` tensors `t0`, `t1`, … of one chunk each.
-pub(super) fn manifest(chunks: u32) -> Arc<Manifest> {
+pub(crate) fn manifest(chunks: u32) -> Arc<Manifest> {
     let shape = Shape::new(&[CHUNK_BYTES.into()]).unwrap();
     let name = |chunk| TensorName::new(&format!("t{chunk}")).unwrap();
     let specs = (0..chunks).map(|chunk| TensorSpec::new(name(chunk), Dtype::U8, shape.clone()));
@@ -26,24 +26,24 @@ pub(super) fn manifest(chunks: u32) -> Arc<Manifest> {
 }
 
 /// The globs that select the tensors of `chunks`. One glob matches nothing, since an empty list selects everything.
-pub(super) fn globs(chunks: &[u32]) -> Vec<Glob> {
+pub(crate) fn globs(chunks: &[u32]) -> Vec<Glob> {
     let globs = chunks.iter().map(|chunk| format!("t{chunk}")).chain(["nothing".into()]);
     globs.map(|name| Glob::new(&name).unwrap()).collect()
 }
 
-pub(super) fn select(manifest: Arc<Manifest>, chunks: &[u32]) -> Arc<Selection> {
+pub(crate) fn select(manifest: Arc<Manifest>, chunks: &[u32]) -> Arc<Selection> {
     Arc::new(Selection::new(manifest, &globs(chunks)))
 }
 
-pub(super) fn topic() -> Topic {
+pub(crate) fn topic() -> Topic {
     Topic::new("t").unwrap()
 }
 
-pub(super) fn id(version: u64) -> VersionId {
+pub(crate) fn id(version: u64) -> VersionId {
     VersionId { topic: topic(), epoch: EPOCH, version: Version(version) }
 }
 
-pub(super) fn announce(version: u64, manifest: &Manifest) -> Announce {
+pub(crate) fn announce(version: u64, manifest: &Manifest) -> Announce {
     Announce {
         subscription: SUBSCRIPTION,
         id: id(version),
@@ -57,16 +57,16 @@ pub(super) fn announce(version: u64, manifest: &Manifest) -> Announce {
     }
 }
 
-pub(super) fn request(mode: Mode, credit: u32) -> Subscribe {
+pub(crate) fn request(mode: Mode, credit: u32) -> Subscribe {
     Subscribe { mode, start: Start::Oldest, window: 2, ..Subscribe::latest(SUBSCRIPTION, topic(), credit) }
 }
 
-pub(super) fn codecs() -> CodecSet {
+pub(crate) fn codecs() -> CodecSet {
     CodecSet::from_codes(&[0, CodecId::Sparse.code().into()])
 }
 
 /// The header of chunk `chunk` of version `version`.
-pub(super) fn header(version: u64, chunk: u32) -> ChunkHeader {
+pub(crate) fn header(version: u64, chunk: u32) -> ChunkHeader {
     ChunkHeader {
         subscription: SUBSCRIPTION,
         epoch: EPOCH,
@@ -80,17 +80,17 @@ pub(super) fn header(version: u64, chunk: u32) -> ChunkHeader {
     }
 }
 
-pub(super) fn hash(chunk: u32) -> ChunkHash {
+pub(crate) fn hash(chunk: u32) -> ChunkHash {
     ChunkHash::of(&chunk.to_le_bytes())
 }
 
-pub(super) fn verified(chunk: u32) -> Verified {
+pub(crate) fn verified(chunk: u32) -> Verified {
     let mut hasher = ChunkHasher::new();
     hasher.update(&chunk.to_le_bytes());
     hasher.verify(ChunkIndex(chunk), hash(chunk)).unwrap()
 }
 
 /// The digest that the server sends in `Complete` to a subscription with this selection.
-pub(super) fn digest(selection: &Selection) -> VersionDigest {
+pub(crate) fn digest(selection: &Selection) -> VersionDigest {
     VersionDigest::of(selection.manifest().digest(), selection.chunks().iter().map(hash))
 }

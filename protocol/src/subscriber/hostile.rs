@@ -1,10 +1,10 @@
 //! Tests of servers that break rules, which is an error, and of messages that cross, which is not.
 
 use super::{
-    fixtures::{announce, codecs, digest, header, id, manifest, now, request, topic, verified},
+    fixtures::{announce, codecs, digest, header, id, manifest, now, request, select, topic, verified},
     *,
 };
-use crate::{ChunkIndex, CodecId, ManifestDigest, Mode, Topic};
+use crate::{ChunkIndex, CodecId, Credit, ManifestDigest, Mode, Topic};
 use std::ops::Range;
 
 /// The subscription's credit, in chunks.
@@ -35,8 +35,8 @@ fn running() -> Subscriber {
     subscriber
 }
 
-fn chunk(subscriber: &mut Subscriber, index: u32, stream: u64, lane: u32) -> Result<(), ProtocolViolation> {
-    subscriber.handle_chunk(header(1, index), StreamToken(stream), LaneId(lane))
+fn chunk(subscriber: &mut Subscriber, index: u32, stream: u64) -> Result<(), ProtocolViolation> {
+    subscriber.handle_chunk(header(1, index), StreamToken(stream))
 }
 
 fn actions(subscriber: &mut Subscriber) -> Vec<Action> {
@@ -50,15 +50,15 @@ fn messages(subscriber: &mut Subscriber) -> Vec<ClientMessage> {
     pending.filter_map(message).collect()
 }
 
-fn fetch_range(chunks: Range<u32>) -> ClientMessage {
-    fetch(&[chunks])
+fn request_range(chunks: Range<u32>) -> ClientMessage {
+    request_of(&[chunks])
 }
 
-fn fetch(chunks: &[Range<u32>]) -> ClientMessage {
+fn request_of(chunks: &[Range<u32>]) -> ClientMessage {
     let (epoch, version) = key_of(1);
     let subscription = fixtures::SUBSCRIPTION;
     let chunks = RangeSet::from_ranges(chunks.iter().cloned()).unwrap();
-    ClientMessage::Fetch { subscription, epoch, version, chunks }
+    ClientMessage::Request { subscription, epoch, version, chunks }
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn invalid_manifests_are_refused() {
 
 #[test]
 fn invalid_chunks_are_refused() {
-    let error = |header: ChunkHeader| running().handle_chunk(header, StreamToken(1), LaneId(0)).unwrap_err();
+    let error = |header: ChunkHeader| running().handle_chunk(header, StreamToken(1)).unwrap_err();
     assert!(matches!(error(header(2, 0)), ProtocolViolation::WrongVersion { .. }));
     assert!(matches!(error(header(1, CHUNKS)), ProtocolViolation::NoSuchChunk { .. }));
     let zstd = ChunkHeader { codec: CodecId::Zstd, ..header(1, 0) };
@@ -120,20 +120,20 @@ fn invalid_chunks_are_refused() {
     assert!(matches!(error(baseless), ProtocolViolation::CodecAndBase { .. }));
 
     let mut subscriber = running();
-    chunk(&mut subscriber, 0, 1, 0).unwrap();
-    assert_eq!(chunk(&mut subscriber, 0, 2, 1), Err(ProtocolViolation::DuplicateChunk(ChunkIndex(0))));
+    chunk(&mut subscriber, 0, 1).unwrap();
+    assert_eq!(chunk(&mut subscriber, 0, 2), Err(ProtocolViolation::DuplicateChunk(ChunkIndex(0))));
     let mut subscriber = running();
     for index in 0..CREDIT {
-        chunk(&mut subscriber, index, index.into(), 0).unwrap();
+        chunk(&mut subscriber, index, index.into()).unwrap();
     }
-    assert_eq!(chunk(&mut subscriber, CREDIT, 9, 0), Err(ProtocolViolation::CreditExceeded));
+    assert_eq!(chunk(&mut subscriber, CREDIT, 9), Err(ProtocolViolation::CreditExceeded));
 
     // Chunks that arrive before their announcement cost credit, and are checked once the version is placed.
     let mut subscriber = idle();
     for index in 0..CREDIT {
-        chunk(&mut subscriber, index % 2, index.into(), 0).unwrap();
+        chunk(&mut subscriber, index % 2, index.into()).unwrap();
     }
-    assert_eq!(chunk(&mut subscriber, 3, 9, 0), Err(ProtocolViolation::CreditExceeded));
+    assert_eq!(chunk(&mut subscriber, 3, 9), Err(ProtocolViolation::CreditExceeded));
     subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
     assert_eq!(subscriber.handle_placed(None), Err(ProtocolViolation::DuplicateChunk(ChunkIndex(0))));
@@ -153,7 +153,7 @@ fn messages_about_other_versions_are_refused() {
     subscriber.give_up(AbortReason::DeviceFailed);
     assert_eq!(subscriber.handle_complete(key_of(1), version_digest), Ok(()));
     assert_eq!(subscriber.handle_abort(key_of(1), AbortReason::Withdrawn), Ok(()));
-    assert_eq!(chunk(&mut subscriber, 2, 7, 0), Ok(()), "a chunk that was in flight");
+    assert_eq!(chunk(&mut subscriber, 2, 7), Ok(()), "a chunk that was in flight");
     assert!(matches!(actions(&mut subscriber).last(), Some(Action::Discard(StreamToken(7)))));
 }
 
@@ -169,7 +169,7 @@ fn complete_may_arrive_before_the_manifest() {
     subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
     subscriber.handle_placed(None).unwrap();
     for index in 0..CHUNKS {
-        chunk(&mut subscriber, index, index.into(), 0).unwrap();
+        chunk(&mut subscriber, index, index.into()).unwrap();
         subscriber.handle_verified(StreamToken(index.into()), verified(index));
     }
     assert!(matches!(actions(&mut subscriber).pop(), Some(Action::Commit(_))));
@@ -203,7 +203,7 @@ fn a_wrong_digest_is_never_committed() {
     let mut subscriber = running();
     subscriber.handle_complete(key_of(1), VersionDigest([7; 32])).unwrap();
     for index in 0..CHUNKS {
-        chunk(&mut subscriber, index, index.into(), 0).unwrap();
+        chunk(&mut subscriber, index, index.into()).unwrap();
         subscriber.handle_verified(StreamToken(index.into()), verified(index));
     }
     let last = actions(&mut subscriber).pop();
@@ -213,7 +213,7 @@ fn a_wrong_digest_is_never_committed() {
 #[test]
 fn a_resumed_version_must_have_the_same_manifest() {
     let mut subscriber = running();
-    chunk(&mut subscriber, 2, 2, 0).unwrap();
+    chunk(&mut subscriber, 2, 2).unwrap();
     subscriber.handle_verified(StreamToken(2), verified(2));
     subscriber.handle_detached(CREDIT);
     subscriber.subscribe(None);
@@ -235,53 +235,132 @@ fn the_part_of_another_version_is_released() {
     assert_eq!(*released, id(1));
 }
 
-/// PROTOCOL.md §6.8: no `Fetch` while a chunk from the retired lane is still being written.
+/// PROTOCOL.md §6.8: what is arriving is not requested, and what is lost afterwards is.
 #[test]
-fn a_fetch_waits_for_writers() {
+fn missing_chunks_are_requested_within_the_allowance() {
     let mut subscriber = running();
-    chunk(&mut subscriber, 0, 0, 1).unwrap();
-    chunk(&mut subscriber, 1, 1, 1).unwrap();
-    chunk(&mut subscriber, 2, 2, 0).unwrap();
+    for index in 0..3 {
+        chunk(&mut subscriber, index, index.into()).unwrap();
+    }
     let _ = actions(&mut subscriber);
-    subscriber.handle_retired(LaneId(1));
     subscriber.handle_lost(StreamToken(0));
-    assert_eq!(messages(&mut subscriber), [], "chunk 1 may have all its bytes");
-    subscriber.handle_verified(StreamToken(1), verified(1));
-    let credit = ClientMessage::Credit { subscription: fixtures::SUBSCRIPTION, chunks: 1 };
-    assert_eq!(
-        messages(&mut subscriber),
-        [credit, fetch(&[0..1, 3..4])],
-        "chunk 2 arrives over another lane"
-    );
-    assert_eq!(chunk(&mut subscriber, 0, 5, 0), Ok(()));
-    subscriber.handle_retired(LaneId(2));
-    assert_eq!(messages(&mut subscriber), [fetch_range(3..4)]);
-}
-
-/// The lane of an early chunk is retired before the manifest arrives.
-#[test]
-fn an_early_chunk_of_a_retired_lane_is_fetched() {
-    let mut subscriber = idle();
-    subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
-    chunk(&mut subscriber, 0, 0, 1).unwrap();
-    subscriber.handle_retired(LaneId(1));
-    assert!(matches!(&actions(&mut subscriber)[..], [Action::Discard(StreamToken(0))]));
-    subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
-    subscriber.handle_placed(None).unwrap();
-    assert_eq!(messages(&mut subscriber), [fetch_range(0..4)]);
-    for index in 0..CREDIT {
-        assert_eq!(
-            chunk(&mut subscriber, index, 9 + u64::from(index), 0),
-            Ok(()),
-            "the early chunk's credit is free again"
-        );
+    assert_eq!(messages(&mut subscriber), [], "its lane was not retired");
+    subscriber.handle_retired();
+    assert_eq!(messages(&mut subscriber), [request_range(0..1)], "chunks 1 and 2 arrive");
+    subscriber.handle_lost(StreamToken(1));
+    assert_eq!(messages(&mut subscriber), [request_range(0..2)]);
+    subscriber.handle_verified(StreamToken(2), verified(2));
+    assert_eq!(messages(&mut subscriber), [request_range(3..4)]);
+    for index in [0, 1, 3] {
+        assert_eq!(chunk(&mut subscriber, index, 9 + u64::from(index)), Ok(()), "requested, without credit");
     }
 }
 
+/// A chunk that was lost with its lane for the server may arrive all the same. The second stream is kept until the first
+/// one ends, since that may still be lost.
 #[test]
-fn lanes_retired_between_versions_cause_no_fetch() {
+fn a_second_stream_of_a_chunk_replaces_a_lost_one() {
+    let mut subscriber = running();
+    subscriber.handle_retired();
+    assert_eq!(messages(&mut subscriber), [request_range(0..CREDIT)]);
+    let is_received =
+        |action: &Action, token| matches!(action, Action::Receive { stream, .. } if stream.0 == token);
+    chunk(&mut subscriber, 0, 1).unwrap();
+    assert!(is_received(&actions(&mut subscriber)[0], 1));
+    chunk(&mut subscriber, 0, 2).unwrap();
+    assert!(actions(&mut subscriber).is_empty(), "it waits");
+    chunk(&mut subscriber, 0, 3).unwrap();
+    assert!(matches!(&actions(&mut subscriber)[..], [Action::Discard(StreamToken(3))]), "one is enough");
+    subscriber.handle_lost(StreamToken(1));
+    assert!(is_received(&actions(&mut subscriber)[0], 2));
+    chunk(&mut subscriber, 0, 4).unwrap();
+    subscriber.handle_verified(StreamToken(2), verified(0));
+    assert!(matches!(actions(&mut subscriber)[0], Action::Discard(StreamToken(4))));
+    assert_eq!(chunk(&mut subscriber, 0, 5), Err(ProtocolViolation::CreditExceeded), "only what was pushed");
+}
+
+/// The streams of a version that is given up are not read.
+#[test]
+fn second_streams_end_with_their_version() {
+    let mut subscriber = running();
+    subscriber.handle_retired();
+    let _ = actions(&mut subscriber);
+    chunk(&mut subscriber, 0, 1).unwrap();
+    chunk(&mut subscriber, 0, 2).unwrap();
+    subscriber.give_up(AbortReason::OverBudget);
+    let discarded = actions(&mut subscriber);
+    assert!(
+        discarded.iter().any(|action| matches!(action, Action::Discard(StreamToken(2)))),
+        "{discarded:?}"
+    );
+}
+
+/// PROTOCOL.md §6.8: an allowance of any size asks for at least one chunk, and for no more than fit a message.
+#[test]
+fn requests_are_bounded() {
+    for (allowance, requested) in [(0, 1), (1, 1), (Credit::MAX, PARTIAL_RANGES_MAX as u32)] {
+        let manifest = manifest(3_000);
+        let (codecs, timeout) = (codecs(), Duration::from_secs(30));
+        let mut subscriber = Subscriber::new(request(Mode::Latest, allowance), codecs, timeout, now());
+        subscriber.subscribe(None);
+        subscriber.handle_announce(announce(1, &manifest), now(), 0).unwrap();
+        subscriber.handle_manifest(Manifest::clone(&manifest)).unwrap();
+        subscriber.handle_placed(None).unwrap();
+        let _ = actions(&mut subscriber);
+        subscriber.handle_retired();
+        assert_eq!(messages(&mut subscriber), [request_range(0..requested)]);
+    }
+}
+
+/// After a version that was requested, both ends begin with the whole credit again.
+#[test]
+fn credit_is_granted_again_after_a_requested_version() {
+    let mut subscriber = running();
+    subscriber.handle_retired();
+    let _ = actions(&mut subscriber);
+    subscriber.set_allowance(CREDIT + 1);
+    for index in 0..CHUNKS {
+        chunk(&mut subscriber, index, index.into()).unwrap();
+        subscriber.handle_verified(StreamToken(index.into()), verified(index));
+        let _ = actions(&mut subscriber);
+    }
+    subscriber
+        .handle_complete(key_of(1), digest(&select(manifest(CHUNKS), &[0, 1, 2, 3])))
+        .unwrap();
+    assert!(matches!(&actions(&mut subscriber)[..], [Action::Commit(_)]));
+    subscriber.handle_committed(false);
+    let sent = messages(&mut subscriber);
+    let credit = ClientMessage::Credit { subscription: fixtures::SUBSCRIPTION, chunks: CREDIT + 1 };
+    assert!(matches!(&sent[..], [ClientMessage::Committed { .. }, last] if *last == credit), "{sent:?}");
+    subscriber.handle_announce(announce(2, &manifest(CHUNKS)), now(), 0).unwrap();
+    for index in 0..CREDIT + 1 {
+        subscriber
+            .handle_chunk(header(2, index), StreamToken(90 + u64::from(index)))
+            .unwrap();
+    }
+    let exceeded = subscriber.handle_chunk(header(2, 0), StreamToken(99));
+    assert_eq!(exceeded, Err(ProtocolViolation::CreditExceeded), "the credit of version 1 is void");
+}
+
+/// A lane is retired before the manifest arrives.
+#[test]
+fn chunks_lost_before_the_manifest_are_requested() {
     let mut subscriber = idle();
-    subscriber.handle_retired(LaneId(1));
+    subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
+    chunk(&mut subscriber, 0, 0).unwrap();
+    subscriber.handle_retired();
+    assert!(actions(&mut subscriber).is_empty());
+    subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
+    subscriber.handle_placed(None).unwrap();
+    assert_eq!(messages(&mut subscriber), [request_range(1..CREDIT)], "chunk 0 may arrive");
+    subscriber.handle_lost(StreamToken(0));
+    assert_eq!(messages(&mut subscriber), [request_range(0..CREDIT)]);
+}
+
+#[test]
+fn lanes_retired_between_versions_cause_no_request() {
+    let mut subscriber = idle();
+    subscriber.handle_retired();
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
     subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
     subscriber.handle_placed(None).unwrap();
@@ -293,7 +372,7 @@ fn a_version_that_is_given_up_is_released_and_its_credit_granted_again() {
     for by_server in [true, false] {
         let mut subscriber = running();
         subscriber.set_allowance(2 * CREDIT);
-        chunk(&mut subscriber, 0, 0, 0).unwrap();
+        chunk(&mut subscriber, 0, 0).unwrap();
         let _ = actions(&mut subscriber);
         match by_server {
             true => subscriber.handle_abort(key_of(1), AbortReason::Withdrawn).unwrap(),
@@ -345,7 +424,7 @@ fn each_connection_needs_a_complete() {
     let version_digest = digest(subscriber.selection().unwrap());
     subscriber.handle_complete(key_of(1), version_digest).unwrap();
     for index in 0..CREDIT {
-        chunk(&mut subscriber, index, index.into(), 0).unwrap();
+        chunk(&mut subscriber, index, index.into()).unwrap();
         subscriber.handle_verified(StreamToken(index.into()), verified(index));
     }
     subscriber.handle_detached(CREDIT);
@@ -354,7 +433,7 @@ fn each_connection_needs_a_complete() {
     let again = Announce { skipped: 2, ..announce(1, &manifest(CHUNKS)) };
     subscriber.handle_announce(again.clone(), now(), 0).unwrap();
     subscriber.handle_placed(None).unwrap();
-    chunk(&mut subscriber, 3, 9, 0).unwrap();
+    chunk(&mut subscriber, 3, 9).unwrap();
     subscriber.handle_verified(StreamToken(9), verified(3));
     assert!(
         !actions(&mut subscriber)
@@ -387,7 +466,7 @@ fn subscribe_is_the_first_message() {
 fn commit(subscriber: &mut Subscriber) {
     let version_digest = digest(subscriber.selection().unwrap());
     for index in 0..CHUNKS {
-        chunk(subscriber, index, index.into(), 0).unwrap();
+        chunk(subscriber, index, index.into()).unwrap();
         subscriber.handle_verified(StreamToken(index.into()), verified(index));
     }
     subscriber.handle_complete(key_of(1), version_digest).unwrap();
@@ -417,7 +496,7 @@ fn a_version_with_other_content_is_received_afresh() {
     let version_digest = digest(subscriber.selection().unwrap());
     assert_eq!(subscribe.have.map(|have| (have.key(), have.digest)), Some((key_of(1), version_digest)));
     assert_eq!(subscribe.base, subscribe.have);
-    chunk(&mut subscriber, 0, 20, 0).unwrap(); // Overtakes its announcement.
+    chunk(&mut subscriber, 0, 20).unwrap(); // Overtakes its announcement.
     subscriber.handle_announce(afresh, now(), 0).unwrap();
     subscriber.handle_placed(None).unwrap();
     assert!(
@@ -427,7 +506,7 @@ fn a_version_with_other_content_is_received_afresh() {
     );
     subscriber.handle_verified(StreamToken(20), verified(0));
     for index in 1..CHUNKS {
-        chunk(&mut subscriber, index, index.into(), 0).unwrap();
+        chunk(&mut subscriber, index, index.into()).unwrap();
         subscriber.handle_verified(StreamToken(index.into()), verified(index));
     }
     subscriber.handle_complete(key_of(1), version_digest).unwrap();
@@ -439,7 +518,7 @@ fn a_version_with_other_content_is_received_afresh() {
 #[test]
 fn a_part_of_other_content_is_discarded() {
     let mut subscriber = running();
-    chunk(&mut subscriber, 2, 2, 0).unwrap();
+    chunk(&mut subscriber, 2, 2).unwrap();
     subscriber.handle_verified(StreamToken(2), verified(2));
     subscriber.handle_detached(CREDIT);
     subscriber.subscribe(None);
@@ -451,31 +530,18 @@ fn a_part_of_other_content_is_discarded() {
     assert_eq!((subscriber.held_bytes(), subscriber.is_receiving()), (0, false), "the manifest is missing");
 }
 
-/// A lane is retired between `Action::Place` and `handle_placed`.
-#[test]
-fn a_chunk_lost_during_allocation_is_fetched() {
-    let mut subscriber = idle();
-    subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
-    subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
-    chunk(&mut subscriber, 0, 0, 1).unwrap();
-    subscriber.handle_retired(LaneId(1));
-    subscriber.handle_placed(None).unwrap();
-    assert_eq!(messages(&mut subscriber), [fetch_range(0..4)]);
-}
-
-/// Each session numbers its lanes from 0, so streams of an earlier session must not delay a `Fetch`.
 #[test]
 fn streams_of_a_lost_connection_are_cleared() {
     let mut subscriber = running();
-    chunk(&mut subscriber, 0, 0, 1).unwrap();
+    chunk(&mut subscriber, 0, 0).unwrap();
     subscriber.handle_detached(CREDIT);
     assert!(!subscriber.is_receiving_chunk(StreamToken(0)));
     subscriber.subscribe(None);
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
     subscriber.handle_placed(None).unwrap();
     let _ = actions(&mut subscriber);
-    subscriber.handle_retired(LaneId(1));
-    assert_eq!(messages(&mut subscriber), [fetch_range(0..4)]);
+    subscriber.handle_retired();
+    assert_eq!(messages(&mut subscriber), [request_range(0..CREDIT)]);
 }
 
 /// A version given up on one connection may be sent and committed on the next.

@@ -4,7 +4,7 @@ use super::{
     fixtures::{announce, codecs, digest, globs, header, id, manifest, now, request, select, verified},
     *,
 };
-use crate::{ChunkIndex, Mode};
+use crate::{ChunkIndex, LaneId, Mode};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,8 +66,10 @@ struct Stream {
 #[derive(Debug, Default)]
 struct Sending {
     version: u64,
-    /// The chunks that are to be begun.
-    waiting: BTreeSet<u32>,
+    /// The chunks that are to be pushed.
+    pushed: BTreeSet<u32>,
+    /// The requested chunks that were not begun since.
+    requested: BTreeSet<u32>,
     /// The lane on which each chunk was begun last.
     begun: BTreeMap<u32, LaneId>,
     has_manifest_to_send: bool,
@@ -98,7 +100,8 @@ struct World {
     // What the client did so far.
     committed: Option<u64>,
     client_has_manifest: bool,
-    fetches: usize,
+    /// The requested chunks whose headers have not arrived.
+    outstanding: BTreeSet<u32>,
 }
 
 impl World {
@@ -122,7 +125,7 @@ impl World {
             held: BTreeSet::new(),
             committed: None,
             client_has_manifest: false,
-            fetches: 0,
+            outstanding: BTreeSet::new(),
         };
         world.subscriber.subscribe(None);
         world.execute_actions();
@@ -183,6 +186,7 @@ impl World {
         self.placed = None;
         self.held.clear();
         self.writing.clear();
+        self.outstanding.clear();
         self.streams.retain(|stream| !stream.arrived);
     }
 
@@ -205,30 +209,7 @@ impl World {
                 assert_eq!(subscribe.manifest.is_some(), self.client_has_manifest);
             }
             ClientMessage::Credit { chunks, .. } => self.credit += chunks,
-            ClientMessage::Fetch { version, chunks, .. } => {
-                self.fetches += 1;
-                let writing: BTreeSet<u32> = self.writing.values().copied().collect();
-                let retired = &self.retired;
-                let late = self
-                    .streams
-                    .iter()
-                    .filter(|stream| stream.arrived && retired.contains(&stream.lane));
-                let late: Vec<_> = late.filter(|stream| self.writing.contains_key(&stream.token)).collect();
-                assert!(late.is_empty(), "{late:?} are being written");
-                let selected = self.selection.chunks().iter();
-                let missing: Vec<u32> = selected
-                    .filter(|chunk| !self.held.contains(chunk) && !writing.contains(chunk))
-                    .collect();
-                assert_eq!(chunks.iter().collect::<Vec<_>>(), missing);
-                let Some(sending) = self.sending.as_mut().filter(|s| s.version == version.0) else { return };
-                for chunk in chunks.iter() {
-                    if sending.begun.get(&chunk).is_some_and(|lane| retired.contains(lane)) {
-                        sending.begun.remove(&chunk);
-                        sending.waiting.insert(chunk);
-                        self.credit += 1; // A repeated send costs no credit.
-                    }
-                }
-            }
+            ClientMessage::Request { version, chunks, .. } => self.handle_request(version.0, &chunks),
             ClientMessage::Committed { version, .. } => {
                 assert_eq!(self.sending.take().map(|sending| sending.version), Some(version.0));
             }
@@ -238,6 +219,26 @@ impl World {
                 self.streams.retain(|stream| stream.arrived); // The server resets the other streams.
             }
             other => panic!("{other:?}"),
+        }
+    }
+
+    fn handle_request(&mut self, version: u64, chunks: &RangeSet) {
+        for chunk in chunks.iter() {
+            assert!(self.selection.place(ChunkIndex(chunk)).is_some() && !self.held.contains(&chunk));
+            assert!(self.writing.values().all(|other| *other != chunk), "{chunk} is being written");
+        }
+        self.outstanding.extend(chunks.iter());
+        let outstanding = self.outstanding.len() + self.writing.len();
+        assert!(outstanding <= self.allowance.max(1) as usize, "{outstanding} chunks are outstanding");
+        self.credit = 0;
+        let Some(sending) = self.sending.as_mut().filter(|sending| sending.version == version) else {
+            return;
+        };
+        sending.pushed.clear();
+        for chunk in chunks.iter() {
+            if sending.begun.get(&chunk).is_none_or(|lane| self.retired.contains(lane)) {
+                sending.requested.insert(chunk);
+            }
         }
     }
 
@@ -253,7 +254,8 @@ impl World {
                 let lane = self.lanes.remove(1 + which % (self.lanes.len() - 1));
                 self.retired.insert(lane);
                 self.streams.retain(|stream| stream.arrived || stream.lane != lane);
-                self.subscriber.handle_retired(lane);
+                self.outstanding.clear(); // Requested again, if they are missing.
+                self.subscriber.handle_retired();
             }
             Step::Join if self.lanes.len() < 4 => {
                 self.lanes.push(LaneId(self.next_lane));
@@ -281,7 +283,7 @@ impl World {
         // A partly received version continues.
         let version = self.placed.unwrap_or(self.next_version);
         self.next_version = self.next_version.max(version + 1);
-        let waiting = self
+        let pushed = self
             .selection
             .chunks()
             .iter()
@@ -289,7 +291,7 @@ impl World {
             .collect();
         self.sending = Some(Sending {
             version,
-            waiting,
+            pushed,
             has_manifest_to_send: !self.client_has_manifest,
             ..Sending::default()
         });
@@ -308,14 +310,17 @@ impl World {
     }
 
     fn begin(&mut self, which: usize) {
-        let Some(sending) = self.sending.as_mut().filter(|_| self.credit > 0) else { return };
-        let Some(chunk) = sending.waiting.iter().copied().nth(which % sending.waiting.len().max(1)) else {
+        let Some(sending) = &mut self.sending else { return };
+        let is_requested = !sending.requested.is_empty();
+        let due = if is_requested { &mut sending.requested } else { &mut sending.pushed };
+        let Some(chunk) = due.iter().copied().nth(which % due.len().max(1)) else { return };
+        if !is_requested && self.credit == 0 {
             return;
-        };
+        }
+        due.remove(&chunk);
+        self.credit -= u32::from(!is_requested);
         let lane = self.lanes[which % self.lanes.len()];
-        sending.waiting.remove(&chunk);
         sending.begun.insert(chunk, lane);
-        self.credit -= 1;
         let token = StreamToken(self.next_stream);
         self.next_stream += 1;
         self.streams
@@ -327,8 +332,9 @@ impl World {
         let count = in_flight.len();
         let Some(stream) = in_flight.into_iter().nth(which % count.max(1)) else { return };
         stream.arrived = true;
-        let Stream { token, version, chunk, lane, .. } = *stream;
-        self.subscriber.handle_chunk(header(version, chunk), token, lane).unwrap();
+        let Stream { token, version, chunk, .. } = *stream;
+        self.outstanding.remove(&chunk);
+        self.subscriber.handle_chunk(header(version, chunk), token).unwrap();
     }
 
     fn finish(&mut self, which: usize) {
@@ -347,12 +353,17 @@ impl World {
         let Some(token) = on_retired.get(which % on_retired.len().max(1)).copied() else { return };
         self.writing.remove(&token);
         self.streams.retain(|stream| stream.token != token);
+        self.outstanding.clear();
         self.subscriber.handle_lost(token);
     }
 
     fn complete(&mut self) {
         let Some(sending) = &mut self.sending else { return };
-        if sending.waiting.is_empty() && !sending.is_complete && !sending.has_manifest_to_send {
+        if sending.pushed.is_empty()
+            && sending.requested.is_empty()
+            && !sending.is_complete
+            && !sending.has_manifest_to_send
+        {
             sending.is_complete = true;
             let version = key(&id(sending.version));
             self.subscriber.handle_complete(version, digest(&self.selection)).unwrap();
@@ -362,6 +373,7 @@ impl World {
     fn reconnect(&mut self) {
         self.writing.clear();
         self.streams.clear();
+        self.outstanding.clear();
         self.sending = None;
         self.retired.clear();
         (self.lanes, self.allowance) = (vec![LaneId(0)], CREDIT);

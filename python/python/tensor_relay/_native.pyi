@@ -279,9 +279,18 @@ class Client:
     def install(
         self, snapshot: Snapshot, out: _Tensors, *, strict: bool = True, rename: _Rename | None = None
     ) -> Snapshot: ...
-    def _begin_install(
-        self, snapshot: Snapshot, out: _Tensors, *, strict: bool = True, rename: Callable[[str], str] | None = None
-    ) -> tuple[Awaitable[None], Callable[[bool], Snapshot]]: ...
+    def _subscribe_once(
+        self,
+        topic: str | None,
+        version: int | None,
+        epoch: str | None,
+        *,
+        select: str | Iterable[str] | None,
+        out: _Tensors | None,
+        atomic: bool,
+        strict: bool,
+        rename: _Rename | None,
+    ) -> Subscription: ...
     def stream(
         self,
         topic: str | None = None,

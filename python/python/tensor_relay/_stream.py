@@ -12,9 +12,8 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from . import _native
-from ._get import remaining
 from ._native import Client, Description, Snapshot, Subscription, Tensor
-from .errors import TensorRelayError, TornError, VersionNotFoundError, VersionsMissedError
+from .errors import TensorRelayError, TornError, VersionNotFoundError
 
 # The maximum number of attempts to begin with the newest version, which may be replaced before its first bucket
 # arrives.
@@ -33,10 +32,10 @@ def stream(
     """Implements `Client.stream`."""
     deadline = None if timeout is None else time.monotonic() + timeout
     for attempt in range(_ATTEMPTS_MAX):
-        described = client.describe(topic, version, epoch=epoch, timeout=remaining(deadline))
+        described = client.describe(topic, version, epoch=epoch, timeout=_remaining(deadline))
         buckets = _Buckets(client, described, select, bucket_bytes)
         try:
-            first = buckets.first(remaining(deadline))
+            first = buckets.first(_remaining(deadline))
             break
         except VersionNotFoundError:
             if version is not None or attempt + 1 == _ATTEMPTS_MAX:
@@ -56,10 +55,10 @@ async def stream_async(
     """Implements `Client.stream_async`."""
     deadline = None if timeout is None else time.monotonic() + timeout
     for attempt in range(_ATTEMPTS_MAX):
-        described = await client.describe_async(topic, version, epoch=epoch, timeout=remaining(deadline))
+        described = await client.describe_async(topic, version, epoch=epoch, timeout=_remaining(deadline))
         buckets = _Buckets(client, described, select, bucket_bytes)
         try:
-            bucket = await buckets.first_async(remaining(deadline))
+            bucket = await buckets.first_async(_remaining(deadline))
             break
         except VersionNotFoundError:
             if version is not None or attempt + 1 == _ATTEMPTS_MAX:
@@ -75,6 +74,11 @@ async def stream_async(
                 yield name, bucket[name]
     finally:
         buckets.close()
+
+
+def _remaining(deadline: float | None) -> float | None:
+    """The seconds until `deadline`, a time of `time.monotonic`; None without one."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 class _Buckets:
@@ -155,27 +159,17 @@ class _Buckets:
 
     def _receive(self, timeout: float | None) -> Snapshot:
         assert self._subscription is not None
-        try:
-            snapshot = self._subscription.next(timeout)
-        except VersionsMissedError as error:
-            raise self._not_found_error(error) from error
-        return self._check(snapshot)
+        return self._check(self._subscription.next(timeout))
 
     async def _receive_async(self, timeout: float | None) -> Snapshot:
         assert self._subscription is not None
-        try:
-            snapshot = await self._subscription.next_async(timeout)
-        except VersionsMissedError as error:
-            raise self._not_found_error(error) from error
-        return self._check(snapshot)
+        return self._check(await self._subscription.next_async(timeout))
 
     def _check(self, snapshot: Snapshot) -> Snapshot:
         if not _native.is_bucket_of(self._described, snapshot):
-            raise self._not_found_error(f"{snapshot!r} was received in its place")
+            version = self._described.version
+            raise VersionNotFoundError(f"version {version} is not kept any more: {snapshot!r} was received in its place")
         return snapshot
-
-    def _not_found_error(self, reason: object) -> VersionNotFoundError:
-        return VersionNotFoundError(f"version {self._described.version} is not kept any more: {reason}")
 
     def _torn_error(self, bucket_index: int, error: TensorRelayError) -> TornError:
         torn = TornError(

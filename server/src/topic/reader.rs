@@ -3,10 +3,10 @@
 use super::{State, TopicState, start_of};
 use crate::{
     places::{HolderId, PlaceName},
-    retention::{ReaderId, Seq},
+    retention::ReaderId,
 };
 use std::sync::Arc;
-use tensor_relay_protocol::{Epoch, Place, Start, Version, VersionId};
+use tensor_relay_protocol::{Epoch, Place, Seq, Start, Version, VersionId};
 use tokio::time::Instant;
 
 /// A reader of a topic. After a drop, the place of a named reader is kept for it, unless it was
@@ -39,7 +39,8 @@ impl Reader {
         have: Option<(Epoch, Version)>,
         start: Start,
     ) -> (Self, Seq, Option<Place>) {
-        let names_first = have.is_some() || matches!(start, Start::At(..));
+        let starts_at = matches!(start, Start::At(..) | Start::Exactly(..));
+        let names_first = have.is_some() || starts_at;
         let (id, place, begin, lost) = {
             let mut guard = topic.state();
             let has_other_content = have.is_some_and(|held| guard.is_behind(held));
@@ -51,7 +52,7 @@ impl Reader {
             let named = name.as_ref().and_then(|name| places.reader(name));
             let unacknowledged = named.and_then(|reader| retention.place(reader));
             let begin = match unacknowledged {
-                // Reconnected with neither `have` nor `Start::At`: continue after the last acknowledged version.
+                // Reconnected without naming a version: continue after the last acknowledged version.
                 Some(first) if !names_first => first,
                 _ => wanted,
             };
@@ -59,7 +60,7 @@ impl Reader {
                 Some(name) => {
                     let lost = places.take_given_up(&name).filter(|_| !names_first);
                     let (id, holder) = places.claim(&name, || retention.join(begin));
-                    if have.is_none() && matches!(start, Start::At(..)) {
+                    if have.is_none() && starts_at {
                         retention.advance(id, begin); // This acknowledges all earlier versions.
                     }
                     (id, Some((name, holder)), begin, lost)

@@ -1,6 +1,7 @@
 //! [`PublishTimes`]: the times of a topic's last publishes, for the lag of subscribers.
 
-use super::{Retained, TopicState};
+use super::TopicState;
+use crate::retained::Retained;
 use crate::status::TopicStatus;
 use std::collections::VecDeque;
 use tensor_relay_protocol::{Epoch, Version};

@@ -1,5 +1,5 @@
 //! Lanes of hostile clients: a lane without a valid grant or with a protocol violation ends, and its session continues.
-//! Also retired lanes and fetched chunks.
+//! Also retired lanes and requested chunks.
 
 use crate::raw::{Peer, hello, subscribe};
 use std::{collections::BTreeSet, time::Duration};
@@ -74,10 +74,10 @@ impl GrantHolder {
         }
     }
 
-    async fn fetch(&mut self, announce: &Announce, chunks: std::ops::Range<u32>) {
+    async fn request(&mut self, announce: &Announce, chunks: std::ops::Range<u32>) {
         let (epoch, version) = (announce.id.epoch, announce.id.version);
         let (subscription, chunks) = (announce.subscription, RangeSet::from_range(chunks));
-        self.send(ClientMessage::Fetch { subscription, epoch, version, chunks }).await;
+        self.send(ClientMessage::Request { subscription, epoch, version, chunks }).await;
     }
 }
 
@@ -328,11 +328,11 @@ fn lane_numbers_beyond_the_limit_end_the_session() {
     });
 }
 
-/// Goal: fetched chunks of a lost lane are sent over another lane, each once and without credit, also in a session
+/// Goal: requested chunks of a lost lane are sent over another lane, each once and without credit, also in a session
 /// whose control connection carries no chunks; without a lane, they wait. Method: retire lane 0, receive half a version
-/// over lane 1, close that, fetch, and join as lane 2.
+/// over lane 1, close that, request, and join as lane 2.
 #[test]
-fn chunks_of_a_lost_lane_are_fetched() {
+fn chunks_of_a_lost_lane_are_requested() {
     with_good_client(server_config(), async |sim, _| {
         let mut holder = GrantHolder::new(sim, 2).await;
         let lost = join_lane(sim, 3, &holder, 1).await;
@@ -351,16 +351,16 @@ fn chunks_of_a_lost_lane_are_fetched() {
                 other => panic!("{other:?}"),
             }
         }
-        holder.fetch(&announce, 0..CHUNKS).await;
-        holder.fetch(&announce, 0..u32::MAX).await;
+        holder.request(&announce, 0..CHUNKS).await;
+        holder.request(&announce, 0..u32::MAX).await;
         let live = join_lane(sim, 4, &holder, 2).await;
         receive_version(&live, announce.id.version).await;
         if completes == 0 {
             assert!(matches!(holder.receive().await, ServerMessage::Complete { .. }));
         }
-        // Repeated fetches, and fetches of chunks from a live lane, have no effect.
-        holder.fetch(&announce, 0..CHUNKS).await;
-        holder.fetch(&announce, CHUNKS..u32::MAX).await;
+        // Repeated requests, and requests for chunks from a live lane, have no effect.
+        holder.request(&announce, 0..CHUNKS).await;
+        holder.request(&announce, CHUNKS..u32::MAX).await;
         holder.assert_no_more_messages().await;
         let (epoch, version) = (announce.id.epoch, announce.id.version);
         let committed =
@@ -398,11 +398,11 @@ fn a_subscription_without_a_lane_is_evicted() {
     });
 }
 
-/// Goal: a fetch of chunks that are not being sent is an error, and nothing is sent. Method: a subscription that never
-/// existed, and a version that is not being sent; for an ended subscription, fetches are ignored.
+/// Goal: a request for chunks that are not being sent is an error, and nothing is sent. Method: a subscription that never
+/// existed, and a version that is not being sent; for an ended subscription, requests are ignored.
 #[test]
-fn fetches_of_unsent_chunks_are_refused() {
-    let fetch = |id| ClientMessage::Fetch {
+fn requests_for_unsent_chunks_are_refused() {
+    let request = |id| ClientMessage::Request {
         subscription: SubscriptionId(id),
         epoch: Epoch(1),
         version: Version(77),
@@ -413,7 +413,7 @@ fn fetches_of_unsent_chunks_are_refused() {
             let mut holder = GrantHolder::new(sim, 2).await;
             holder.send(subscribe(1, CHUNKS)).await;
             holder.next_announcement().await;
-            holder.send(fetch(id)).await;
+            holder.send(request(id)).await;
             let (code, text) = holder.peer.wait_for_close().await;
             assert_eq!(code, Some(CloseCode::ProtocolViolation));
             assert!(text.contains(expected), "{text}");
@@ -427,17 +427,17 @@ fn fetches_of_unsent_chunks_are_refused() {
         holder
             .send(ClientMessage::Unsubscribe { subscription: SubscriptionId(2), keep_place: false })
             .await;
-        holder.send(fetch(2)).await;
+        holder.send(request(2)).await;
         holder.assert_no_more_messages().await;
         Some(holder)
     });
 }
 
-/// Goal: no more chunks of an aborted version are sent, although its lane is retired and its chunks are fetched.
-/// Method: with `preempt` and chunks that wait for credit, publish the next version; retire, fetch and give credit
+/// Goal: no more chunks of an aborted version are sent, although its lane is retired and its chunks are requested.
+/// Method: with `preempt` and chunks that wait for credit, publish the next version; retire, request and give credit
 /// before the answer.
 #[test]
-fn an_aborted_version_is_not_fetched() {
+fn an_aborted_version_is_not_sent_on_request() {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
@@ -457,7 +457,7 @@ fn an_aborted_version_is_not_fetched() {
         };
         let live = join_lane(&sim, 4, &holder, 2).await;
         holder.retire(1).await;
-        holder.fetch(&first, 0..CHUNKS).await;
+        holder.request(&first, 0..CHUNKS).await;
         let subscription = SubscriptionId(1);
         holder.send(ClientMessage::Credit { subscription, chunks: CHUNKS }).await;
         holder.send(ClientMessage::Abort { subscription, epoch, version, reason }).await;

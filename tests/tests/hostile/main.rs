@@ -8,6 +8,7 @@ mod bases;
 mod clients;
 mod features;
 mod forged;
+mod get;
 mod lanes;
 mod raw;
 mod resumed;

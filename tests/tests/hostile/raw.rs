@@ -290,9 +290,14 @@ impl Peer {
         Self::server_offering(sim, None).await
     }
 
+    /// A server like [`Peer::server`] that offers no features.
+    pub(crate) async fn server_without_features(sim: &Sim) -> (Self, Subscribe) {
+        subscriber(Self::accept_client(Listener::new(sim), None, FeatureSet::default()).await)
+    }
+
     /// A server like [`Peer::server`] that offers `lanes`.
     pub(crate) async fn server_offering(sim: &Sim, lanes: Option<LaneOffer>) -> (Self, Subscribe) {
-        Self::accept_subscriber(Listener::new(sim), lanes).await
+        subscriber(Self::accept_client(Listener::new(sim), lanes, FeatureSet::OF_SERVER).await)
     }
 
     /// Accepts the next lane of the client; returns it with its first message.
@@ -304,8 +309,13 @@ impl Peer {
 
     /// Closes this connection, as a restarting server does; returns the client's next connection.
     pub(crate) async fn reconnect(self) -> (Self, Subscribe) {
+        subscriber(self.reconnect_with_any_message().await)
+    }
+
+    /// As [`reconnect`](Self::reconnect), for a client that need not subscribe: returns its first message.
+    pub(crate) async fn reconnect_with_any_message(self) -> (Self, ClientMessage) {
         self.connection.close(CloseCode::ShuttingDown.code());
-        Self::accept_subscriber(self.listener.unwrap(), None).await
+        Self::accept_client(self.listener.unwrap(), None, FeatureSet::OF_SERVER).await
     }
 
     async fn accept(listener: Listener) -> Self {
@@ -314,7 +324,12 @@ impl Peer {
         Self { connection, control, unread: vec![], listener: Some(listener) }
     }
 
-    async fn accept_subscriber(listener: Listener, lanes: Option<LaneOffer>) -> (Self, Subscribe) {
+    /// Accepts a client; returns it with its first message after `Welcome`.
+    async fn accept_client(
+        listener: Listener,
+        lanes: Option<LaneOffer>,
+        features: FeatureSet,
+    ) -> (Self, ClientMessage) {
         let mut peer = Self::accept(listener).await;
         assert!(matches!(peer.receive_from_client().await, ClientMessage::Hello(_)));
         let agent = "hostile".into();
@@ -326,13 +341,11 @@ impl Peer {
             lanes,
             instance: INSTANCE,
             lane_addresses: vec![],
-            features: FeatureSet::default(),
+            features,
         };
         peer.send_to_client(ServerMessage::Welcome(welcome)).await;
-        match peer.receive_from_client().await {
-            ClientMessage::Subscribe(subscribe) => (peer, subscribe),
-            other => panic!("{other:?}"),
-        }
+        let first = peer.receive_from_client().await;
+        (peer, first)
     }
 
     /// Finishes the sending direction of the control stream.
@@ -403,6 +416,13 @@ impl Peer {
     /// Waits until the tested side closes the connection, and returns the code and text.
     pub(crate) async fn wait_for_close(&self) -> (Option<CloseCode>, String) {
         self.connection.wait_for_close().await
+    }
+}
+
+fn subscriber((peer, first): (Peer, ClientMessage)) -> (Peer, Subscribe) {
+    match first {
+        ClientMessage::Subscribe(subscribe) => (peer, subscribe),
+        other => panic!("{other:?}"),
     }
 }
 

@@ -79,9 +79,9 @@ async fn send_chunk_over(lane: &Peer, script: &Script, header: ChunkHeader) {
 }
 
 /// Goal: the script itself is valid, so that failures of the tests below are due to their attacks. Method: two further
-/// lanes, each with a chunk; one is retired in the middle of a third chunk, which the client fetches.
+/// lanes, each with a chunk; one is retired in the middle of a third chunk, which the client requests.
 #[test]
-fn chunks_of_a_retired_lane_are_fetched() {
+fn chunks_of_a_retired_lane_are_requested() {
     with_lane_offer(
         3,
         3,
@@ -94,7 +94,7 @@ fn chunks_of_a_retired_lane_are_fetched() {
             cut_off.write(&StreamHeader::Chunk(script.header(2)).encode()).await;
             sleep(Duration::from_secs(1)).await;
             script.peer.send_to_client(ServerMessage::Retired(number)).await;
-            assert_eq!(next_fetch(script).await.iter().collect::<Vec<_>>(), [2]);
+            assert_eq!(next_request(script).await.iter().collect::<Vec<_>>(), [2]);
             assert_eq!(
                 one.wait_for_close().await.0,
                 Some(CloseCode::Done),
@@ -112,10 +112,10 @@ fn chunks_of_a_retired_lane_are_fetched() {
     );
 }
 
-/// Waits for the client's next `Fetch`; returns its chunks.
-async fn next_fetch(script: &mut Script) -> RangeSet {
+/// Waits for the client's next `Request`; returns its chunks.
+async fn next_request(script: &mut Script) -> RangeSet {
     loop {
-        if let ClientMessage::Fetch { version, chunks, .. } = script.peer.receive_from_client().await {
+        if let ClientMessage::Request { version, chunks, .. } = script.peer.receive_from_client().await {
             assert_eq!(version, VERSION);
             return chunks;
         }

@@ -16,6 +16,7 @@ mod ends;
 mod every;
 mod faults;
 mod files;
+mod getting;
 mod lanes;
 mod lives;
 mod other_content;

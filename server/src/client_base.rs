@@ -1,12 +1,12 @@
 //! [`ClientBase`]: the version that a client holds, against which deltas may be sent.
 
-use super::{Bases, DeltaTrial, Hold, Key};
-use crate::topic::{Retained, TopicState};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use tensor_relay_protocol::{Epoch, Version};
-
-/// Identifies a version of a topic.
-pub(crate) type VersionKey = (Epoch, Version);
+use crate::{
+    bases::{DeltaTrial, Hold, VersionKey, WeakBase},
+    retained::Retained,
+    topic::TopicState,
+};
+use std::sync::{Arc, Mutex, PoisonError};
+use tensor_relay_protocol::Version;
 
 /// The base of one subscription (PROTOCOL.md §6.9).
 #[derive(Debug, Default)]
@@ -21,24 +21,11 @@ pub(crate) struct ClientBase {
 #[derive(Debug, Clone)]
 pub(crate) struct DeltaBase {
     pub(crate) version: Version,
-    key: Key,
-    retained: Weak<Retained>,
-    bases: Arc<Bases>,
+    base: WeakBase,
     delta_trial: Arc<Mutex<DeltaTrial>>,
 }
 
 impl DeltaBase {
-    fn new(hold: &Hold, delta_trial: &Arc<Mutex<DeltaTrial>>) -> Self {
-        let Hold { key, retained, bases, .. } = hold;
-        Self {
-            version: key.version,
-            key: *key,
-            retained: Weak::clone(retained),
-            bases: Arc::clone(bases),
-            delta_trial: Arc::clone(delta_trial),
-        }
-    }
-
     /// Records that a chunk of `bytes` was compared with it, and whether it is sent as a delta.
     pub(crate) fn note(&self, bytes: u64, is_delta: bool) {
         self.delta_trial
@@ -47,12 +34,9 @@ impl DeltaBase {
             .note(bytes, is_delta);
     }
 
-    /// The version, while it is retained or cached. After that it must not be read, even if it is still in memory: its
-    /// producer may wait for the memory. Hold the result for one comparison only.
+    /// The version, while it may be read ([`WeakBase::upgrade`]).
     pub(crate) fn upgrade(&self) -> Option<Arc<Retained>> {
-        let retained = self.retained.upgrade()?;
-        let may_be_read = !retained.has_left_retention() || self.bases.is_cached(self.key);
-        may_be_read.then_some(retained)
+        self.base.upgrade()
     }
 }
 
@@ -64,7 +48,7 @@ impl ClientBase {
 
     /// The version that the client holds, if it is still in memory.
     pub(crate) fn retained(&self) -> Option<Arc<Retained>> {
-        self.base.as_ref()?.retained.upgrade()
+        self.base.as_ref()?.retained()
     }
 
     /// Starts a version; returns the base for its chunks.
@@ -75,8 +59,12 @@ impl ClientBase {
         let digest = |retained: &Retained| retained.payload.manifest().digest();
         let is_usable = epoch == retained.id.epoch
             && version < retained.id.version
-            && base.retained.upgrade().is_some_and(|base| digest(&base) == digest(retained));
-        is_usable.then(|| DeltaBase::new(base, topic.delta_trial()))
+            && base.retained().is_some_and(|base| digest(&base) == digest(retained));
+        is_usable.then(|| DeltaBase {
+            version,
+            base: base.weak(),
+            delta_trial: Arc::clone(topic.delta_trial()),
+        })
     }
 
     /// Handles the client's `Committed` of the current version; `kept` is whether the client keeps a copy.

@@ -2,8 +2,7 @@
 //!
 //! Pure: the time is an argument.
 
-use std::time::Duration;
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The first wait after a failed read.
 const DELAY_MIN: Duration = Duration::from_millis(100);
@@ -13,7 +12,7 @@ const DELAY_MAX: Duration = Duration::from_secs(5);
 
 /// The failed reads of one version for one subscription. Chunks that fail at the same time share a wait.
 #[derive(Debug, Default)]
-pub(crate) struct ReadRetry {
+pub struct ReadRetry {
     /// The first failure since the last read that succeeded.
     since: Option<Instant>,
     delay: Duration,
@@ -22,17 +21,18 @@ pub(crate) struct ReadRetry {
 
 /// The next attempt to read.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Attempt {
-    pub(crate) at: Instant,
+pub struct Attempt {
+    /// When to try.
+    pub at: Instant,
     /// Whether the failure begins a wait, and is not one of several in the same wait.
-    pub(crate) begins_wait: bool,
+    pub begins_wait: bool,
     /// For how long reads have failed.
-    pub(crate) failing: Duration,
+    pub failing: Duration,
 }
 
 impl ReadRetry {
     /// Handles a read that failed at `now`.
-    pub(crate) fn handle_failed(&mut self, now: Instant) -> Attempt {
+    pub fn handle_failed(&mut self, now: Instant) -> Attempt {
         let failing = now - *self.since.get_or_insert(now);
         if let Some(at) = self.again_at.filter(|at| now < *at) {
             return Attempt { at, begins_wait: false, failing };
@@ -44,7 +44,7 @@ impl ReadRetry {
     }
 
     /// Handles a read that succeeded.
-    pub(crate) fn handle_read(&mut self) {
+    pub fn handle_read(&mut self) {
         *self = Self::default();
     }
 }
@@ -53,8 +53,9 @@ impl ReadRetry {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn waits_are_shared_and_double_up_to_a_bound() {
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "the clock is the only source of an instant")]
+    fn waits_are_shared_and_double_up_to_a_bound() {
         let (mut retry, began) = (ReadRetry::default(), Instant::now());
         let (mut now, mut waits_ms) = (began, vec![]);
         for _ in 0..8 {

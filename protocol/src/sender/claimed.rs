@@ -1,19 +1,12 @@
-//! [`Claims`]: the versions that a client claims to hold, compared with this server's content of the same epoch and
-//! number (PROTOCOL.md §6.6): two servers may have published different bytes under the same version id.
+//! [`Claimed`]: the versions that a client claims to hold, compared with the content here of the same epoch and number
+//! (PROTOCOL.md §6.6): two servers may have published different bytes under the same version id.
 
-use crate::{
-    bases::VersionKey,
-    read_retry::ReadRetry,
-    topic::{Retained, TopicState},
-};
-use std::sync::Arc;
-use tensor_relay_protocol::{Have, Partial, RangeSet, Subscribe, VersionDigest};
-use tensor_relay_transport::egress::Encoder;
-use tokio::time::Instant;
+use super::Versions;
+use crate::{Epoch, Have, Partial, RangeSet, Subscribe, Version, VersionDigest};
 
 /// The versions that a `Subscribe` names as held. They are used until the first version starts.
 #[derive(Debug, Default)]
-pub(crate) struct Claims {
+pub(super) struct Claimed {
     base: Option<Claim>,
     partial: Option<Claim>,
     have: Option<Claim>,
@@ -21,20 +14,26 @@ pub(crate) struct Claims {
 
 /// The field in which a version was named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Named {
+pub enum Named {
+    /// `base`.
     Base,
+    /// `partial`.
     Partial,
+    /// `have`.
     Have,
 }
 
 /// One version that the client claims to hold.
-#[derive(Debug, Clone)]
-pub(crate) struct Claim {
-    pub(crate) named: Named,
-    pub(crate) version: VersionKey,
-    pub(crate) digest: VersionDigest,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// The field that named it.
+    pub named: Named,
+    /// The version.
+    pub version: (Epoch, Version),
+    /// The digest of the client's chunks.
+    pub digest: VersionDigest,
     /// The chunks that the digest covers; `None`: the selected chunks.
-    pub(crate) chunks: Option<RangeSet>,
+    pub chunks: Option<RangeSet>,
     state: State,
 }
 
@@ -46,8 +45,8 @@ enum State {
     Other,
 }
 
-impl Claims {
-    pub(crate) fn new(subscribe: &Subscribe) -> Self {
+impl Claimed {
+    pub(super) fn new(subscribe: &Subscribe) -> Self {
         let complete = |named, have: &Have| Claim {
             named,
             version: have.key(),
@@ -71,23 +70,19 @@ impl Claims {
 
     /// A claim that can be compared now, with its version. A version published after the `Subscribe` is compared once
     /// it is published; a base that is not in memory is ignored.
-    pub(crate) fn next(
-        &self,
-        topic: &TopicState,
-        base: impl Fn() -> Option<Arc<Retained>>,
-    ) -> Option<(Claim, Arc<Retained>)> {
-        let find = |(epoch, version): VersionKey| topic.find(epoch, version).map(|(_, retained)| retained);
-        let due = |claim: &Option<Claim>, find: &dyn Fn(VersionKey) -> Option<Arc<Retained>>| {
+    pub(super) fn due<T: Versions>(&self, topic: &T) -> Option<(Claim, T::Version)> {
+        let due = |claim: &Option<Claim>, find: &dyn Fn(&Claim) -> Option<T::Version>| {
             let claim = claim.as_ref().filter(|claim| claim.state == State::Waiting)?;
-            Some((claim.clone(), find(claim.version)?))
+            Some((claim.clone(), find(claim)?))
         };
-        due(&self.base, &|_| base())
-            .or_else(|| due(&self.partial, &find))
-            .or_else(|| due(&self.have, &find))
+        let retained = |claim: &Claim| topic.find(claim.version).map(|(_, version)| version);
+        due(&self.base, &|_| topic.base())
+            .or_else(|| due(&self.partial, &retained))
+            .or_else(|| due(&self.have, &retained))
     }
 
     /// Records the result of a comparison.
-    pub(crate) fn handle_compared(&mut self, named: Named, is_same: bool) {
+    pub(super) fn handle_compared(&mut self, named: Named, is_same: bool) {
         let claim = match named {
             Named::Base => &mut self.base,
             Named::Partial => &mut self.partial,
@@ -100,67 +95,37 @@ impl Claims {
 
     /// Whether the client must discard what it holds and receive all of `version`. If the client claims a part of
     /// `version`, that claim decides: the part is newer than the committed content.
-    pub(crate) fn is_afresh(&self, version: VersionKey) -> bool {
+    pub(super) fn is_afresh(&self, version: (Epoch, Version)) -> bool {
         let named = self.partial.iter().chain(&self.have).find(|claim| claim.version == version);
         named.map_or_else(|| self.is_ahead_of(version), |claim| claim.state == State::Other)
     }
 
     /// Whether the client claims to have a newer version of the epoch than `version`, although this server sends
     /// `version`.
-    pub(crate) fn is_ahead_of(&self, (epoch, version): VersionKey) -> bool {
+    pub(super) fn is_ahead_of(&self, (epoch, version): (Epoch, Version)) -> bool {
         self.have
             .as_ref()
             .is_some_and(|have| have.version.0 == epoch && have.version.1 > version)
     }
 }
 
-/// Whether these chunks of `retained` have this digest. If they cannot be compared, they count as the same: a version
-/// that can never be read cannot be sent, and a version that leaves retention is not kept for the comparison.
-///
-/// Reads those chunks that were never hashed, again and again if that may succeed later.
-pub(crate) async fn is_same(
-    encoder: &Encoder,
-    retained: Arc<Retained>,
-    chunks: RangeSet,
-    digest: VersionDigest,
-) -> bool {
-    let count = retained.payload.manifest().chunking().count();
-    if chunks.ranges().last().is_some_and(|last| last.end > count) {
-        return false;
-    }
-    let mut retry = ReadRetry::default();
-    let compare = async {
-        loop {
-            match encoder.digest(&retained.payload, &chunks).await {
-                Ok(found) => return found == digest,
-                Err(error) if error.is_final() => return true,
-                Err(_) => tokio::time::sleep_until(retry.handle_failed(Instant::now()).at).await,
-            }
-        }
-    };
-    tokio::select! {
-        is_same = compare => is_same,
-        () = retained.left_retention() => true,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tensor_relay_protocol::{Epoch, SubscriptionId, Topic, Version};
+    use crate::{SubscriptionId, Topic};
 
     const DIGEST: VersionDigest = VersionDigest([1; 32]);
 
-    fn new_claims(have: u64, partial: u64) -> Claims {
+    fn new_claims(have: u64, partial: u64) -> Claimed {
         let chunks = RangeSet::from_range(0..3);
-        Claims::new(&Subscribe {
+        Claimed::new(&Subscribe {
             have: Some(Have { epoch: Epoch(1), version: Version(have), digest: DIGEST }),
             partial: Some(Partial { epoch: Epoch(1), version: Version(partial), chunks, digest: DIGEST }),
             ..Subscribe::latest(SubscriptionId(1), Topic::new("t").unwrap(), 1)
         })
     }
 
-    fn afresh(claims: &Claims) -> Vec<u64> {
+    fn afresh(claims: &Claimed) -> Vec<u64> {
         (1..5)
             .filter(|version| claims.is_afresh((Epoch(1), Version(*version))))
             .collect()

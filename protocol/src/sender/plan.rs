@@ -1,0 +1,503 @@
+//! [`SendPlan`]: the sends of one version to one client (PROTOCOL.md §6.3, §6.8).
+
+use crate::{ChunkIndex, Credit, LaneId, PARTIAL_RANGES_MAX, ProtocolViolation, RangeSet};
+use std::{collections::BTreeMap, iter::Peekable};
+
+/// A send of the version under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SendAction {
+    /// The manifest, before all chunks.
+    Manifest,
+    /// This chunk, on this lane.
+    Chunk(ChunkIndex, LaneId),
+    /// `Complete`: every chunk that the receiver lacks was begun, and passed to the transport or lost with its lane.
+    Complete,
+}
+
+/// The send state of one version. It decides the order of chunks, which chunks are sent again, and when the version is
+/// complete.
+///
+/// At first, chunks are pushed in the order of their index, one for each credit. The first request of the receiver ends
+/// that: from then on only what it requests is sent, without credit. A chunk is begun once, and again only if it is
+/// requested after its lane was retired. So requests that repeat each other cause no further sends.
+#[derive(Debug)]
+pub(super) struct SendPlan {
+    needs_manifest: bool,
+    /// The selected chunks, once they are known.
+    selected: Option<RangeSet>,
+    /// The selected chunks that the receiver held, or that were begun at least once.
+    known: RangeSet,
+    /// The number of selected chunks that are not in `known`.
+    unsent: u32,
+    /// Whether the receiver requested chunks, which ends the pushing.
+    is_requested: bool,
+    /// Chunks to be pushed that were never begun, ascending.
+    pushed: Peekable<<RangeSet as IntoIterator>::IntoIter>,
+    /// Chunks that the receiver requested and that were not begun since.
+    requested: RangeSet,
+    /// The begun chunks, by the lane on which they were begun last. Those of retired lanes are dropped at a request.
+    begun: BTreeMap<LaneId, RangeSet>,
+    /// The number of chunks that are being sent.
+    in_flight: u32,
+    /// Whether [`SendAction::Complete`] was returned.
+    complete: bool,
+    given_up: bool,
+}
+
+impl SendPlan {
+    /// The most chunks that a receiver may have requested and that were not begun.
+    pub(super) const REQUESTED_MAX: u32 = Credit::MAX;
+
+    /// A plan for a version whose selected chunks are not known yet.
+    pub(super) fn new(needs_manifest: bool) -> Self {
+        Self {
+            needs_manifest,
+            selected: None,
+            known: RangeSet::new(),
+            unsent: 0,
+            is_requested: false,
+            pushed: RangeSet::new().into_iter().peekable(),
+            requested: RangeSet::new(),
+            begun: BTreeMap::new(),
+            in_flight: 0,
+            complete: false,
+            given_up: false,
+        }
+    }
+
+    /// Handles the chunks that the receiver selected, and those of them that it holds, which are not pushed.
+    pub(super) fn handle_selected(&mut self, selected: RangeSet, held: &RangeSet) {
+        let unsent = selected.difference(held);
+        self.known = selected.intersection(held);
+        self.unsent = unsent.len();
+        self.pushed = unsent.into_iter().peekable();
+        self.selected = Some(selected);
+    }
+
+    /// The next send; `None` if none is possible before the next event. `lane` is the lane for the next chunk;
+    /// without one, no chunk is begun. Spends `credit` for a chunk that is pushed.
+    pub(super) fn poll(&mut self, credit: &mut Credit, lane: Option<LaneId>) -> Option<SendAction> {
+        if self.given_up {
+            return None;
+        }
+        if std::mem::take(&mut self.needs_manifest) {
+            return Some(SendAction::Manifest);
+        }
+        self.selected.as_ref()?;
+        if !self.requested.is_empty() || self.pushed.peek().is_some() {
+            let lane = lane?;
+            let chunk = self.next_chunk(credit)?;
+            self.begun.entry(lane).or_default().insert(chunk.0);
+            self.unsent -= u32::from(self.known.insert(chunk.0));
+            self.in_flight += 1;
+            return Some(SendAction::Chunk(chunk, lane));
+        }
+        let is_complete = self.unsent == 0 && self.in_flight == 0 && !self.complete;
+        self.complete |= is_complete;
+        is_complete.then_some(SendAction::Complete)
+    }
+
+    /// Handles the end of a chunk's send. The chunk was passed to the transport completely, or was lost with its lane
+    /// and will be requested by the receiver.
+    pub(super) fn handle_sent(&mut self) {
+        self.in_flight -= 1;
+    }
+
+    /// Ends the pushing, because the receiver requested chunks. Returns true the first time.
+    pub(super) fn end_pushing(&mut self) -> bool {
+        if self.selected.is_none() {
+            return false; // The receiver knows no chunks yet.
+        }
+        self.pushed = RangeSet::new().into_iter().peekable();
+        !std::mem::replace(&mut self.is_requested, true)
+    }
+
+    /// Handles the receiver's request of `chunks`, which may be any numbers. Selected chunks are queued, except those
+    /// that were begun on a lane that lives: they will arrive. Returns true if a chunk was queued and the plan was not
+    /// given up.
+    ///
+    /// # Errors
+    /// [`ProtocolViolation::TooManyRequested`] when too many chunks would be queued, or in too many ranges.
+    pub(super) fn handle_request(
+        &mut self,
+        chunks: &RangeSet,
+        is_live: impl Fn(LaneId) -> bool,
+    ) -> Result<bool, ProtocolViolation> {
+        self.begun.retain(|lane, _| is_live(*lane));
+        let Some(selected) = &self.selected else { return Ok(false) };
+        let mut queued = selected.intersection(chunks).difference(&self.requested);
+        for begun in self.begun.values() {
+            queued = queued.difference(&begun.intersection(&queued));
+        }
+        self.requested = self.requested.union(&queued);
+        if self.requested.len() > Self::REQUESTED_MAX || self.requested.ranges().len() > PARTIAL_RANGES_MAX {
+            return Err(ProtocolViolation::TooManyRequested);
+        }
+        Ok(!queued.is_empty() && !self.given_up)
+    }
+
+    /// Ends the plan: [`poll`](Self::poll) returns no more sends. The driver cancels chunks in flight.
+    pub(super) fn give_up(&mut self) {
+        self.given_up = true;
+    }
+
+    /// Whether [`give_up`](Self::give_up) was called.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.given_up
+    }
+
+    /// Whether [`SendAction::Complete`] was returned, after which the receiver may commit.
+    pub(super) fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// The next chunk: a requested one, or the next to be pushed if there is credit for it.
+    fn next_chunk(&mut self, credit: &mut Credit) -> Option<ChunkIndex> {
+        let requested = self.requested.iter().next();
+        if let Some(chunk) = requested {
+            self.requested.remove(chunk);
+            return Some(ChunkIndex(chunk));
+        }
+        let has_credit = credit.spend();
+        self.pushed.next_if(|_| has_credit).map(ChunkIndex)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    const LANE: Option<LaneId> = Some(LaneId(0));
+
+    fn all_of(count: u32) -> RangeSet {
+        RangeSet::from_range(0..count)
+    }
+
+    fn plan_of(count: u32, needs_manifest: bool) -> SendPlan {
+        let mut plan = SendPlan::new(needs_manifest);
+        plan.handle_selected(all_of(count), &RangeSet::new());
+        plan
+    }
+
+    fn request(
+        plan: &mut SendPlan,
+        chunks: &RangeSet,
+        is_live: impl Fn(LaneId) -> bool,
+    ) -> Result<bool, ProtocolViolation> {
+        plan.end_pushing();
+        plan.handle_request(chunks, is_live)
+    }
+
+    fn chunk(chunk: u32, lane: u32) -> Option<SendAction> {
+        Some(SendAction::Chunk(ChunkIndex(chunk), LaneId(lane)))
+    }
+
+    #[test]
+    fn the_manifest_is_first_and_needs_no_credit() {
+        let mut credit = Credit::new(0).unwrap();
+        let mut plan = SendPlan::new(true);
+        assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Manifest));
+        assert_eq!(plan.poll(&mut credit, LANE), None, "the selected chunks are unknown");
+        plan.handle_selected(all_of(1), &RangeSet::new());
+        assert_eq!(plan.poll(&mut credit, LANE), None);
+        credit.grant(1).unwrap();
+        assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0));
+        assert_eq!(plan.poll(&mut credit, LANE), None, "not complete while a chunk is in flight");
+        plan.handle_sent();
+        assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Complete));
+        assert_eq!(plan.poll(&mut credit, LANE), None);
+    }
+
+    #[test]
+    fn an_empty_version_is_complete_at_once() {
+        let mut credit = Credit::new(0).unwrap();
+        let mut plan = plan_of(0, false);
+        assert_eq!(plan.poll(&mut credit, None), Some(SendAction::Complete), "`Complete` needs no lane");
+    }
+
+    #[test]
+    fn without_a_lane_no_credit_is_spent() {
+        let mut credit = Credit::new(2).unwrap();
+        let mut plan = plan_of(2, true);
+        assert_eq!(plan.poll(&mut credit, None), Some(SendAction::Manifest));
+        assert_eq!(plan.poll(&mut credit, None), None);
+        assert_eq!(credit.available(), 2);
+        assert_eq!(plan.poll(&mut credit, Some(LaneId(5))), chunk(0, 5));
+    }
+
+    #[test]
+    fn held_chunks_are_sent_only_if_they_are_requested() {
+        let mut credit = Credit::new(9).unwrap();
+        let mut plan = SendPlan::new(false);
+        plan.handle_selected(all_of(3), &all_of(2));
+        assert_eq!(plan.poll(&mut credit, LANE), chunk(2, 0));
+        assert_eq!(request(&mut plan, &RangeSet::from_range(1..9), |_| true), Ok(true));
+        assert_eq!(plan.poll(&mut credit, LANE), chunk(1, 0));
+        assert_eq!(plan.poll(&mut credit, LANE), None, "chunk 2 is under way, others do not exist");
+    }
+
+    #[test]
+    fn a_chunk_of_a_retired_lane_is_begun_again_once() {
+        let mut credit = Credit::new(2).unwrap();
+        let mut plan = plan_of(2, false);
+        assert_eq!(plan.poll(&mut credit, Some(LaneId(1))), chunk(0, 1));
+        assert_eq!(plan.poll(&mut credit, LANE), chunk(1, 0));
+        assert_eq!(request(&mut plan, &all_of(2), |_| true), Ok(false), "no lane is retired");
+        let is_live = |lane| lane != LaneId(1);
+        assert_eq!(
+            request(&mut plan, &RangeSet::from_range(1..u32::MAX), is_live),
+            Ok(false),
+            "lane 0 lives"
+        );
+        assert_eq!(request(&mut plan, &all_of(u32::MAX), is_live), Ok(true));
+        assert_eq!(
+            request(&mut plan, &all_of(u32::MAX), is_live),
+            Ok(false),
+            "chunk 0 was requested already"
+        );
+        assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0), "without credit");
+        assert_eq!(request(&mut plan, &all_of(u32::MAX), is_live), Ok(false), "chunk 0 was begun on lane 0");
+        (0..3).for_each(|_| plan.handle_sent());
+        assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Complete));
+    }
+
+    #[test]
+    fn a_request_ends_the_pushing() {
+        let mut credit = Credit::new(9).unwrap();
+        let mut plan = plan_of(9, false);
+        assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0));
+        assert_eq!(request(&mut plan, &RangeSet::from_range(5..6), |_| true), Ok(true));
+        assert_eq!(plan.poll(&mut credit, LANE), chunk(5, 0));
+        (0..2).for_each(|_| plan.handle_sent());
+        assert_eq!(plan.poll(&mut credit, LANE), None, "seven chunks were not sent");
+        assert_eq!(request(&mut plan, &all_of(9), |_| true), Ok(true));
+        assert_eq!(plan.poll(&mut credit, None), None, "no lane is left");
+        for index in [1, 2, 3, 4, 6, 7, 8] {
+            assert_eq!(plan.poll(&mut credit, LANE), chunk(index, 0));
+            plan.handle_sent();
+        }
+        assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Complete));
+        assert_eq!(request(&mut plan, &all_of(1), |_| false), Ok(true), "its lane was lost");
+        assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0));
+        plan.handle_sent();
+        assert_eq!(plan.poll(&mut credit, LANE), None, "`Complete` is not repeated");
+        assert!(plan.is_complete());
+    }
+
+    #[test]
+    fn too_many_requested_chunks_are_refused() {
+        let mut plan = plan_of(3 * SendPlan::REQUESTED_MAX, false);
+        assert_eq!(request(&mut plan, &all_of(SendPlan::REQUESTED_MAX), |_| true), Ok(true));
+        let one_more = RangeSet::from_range(0..SendPlan::REQUESTED_MAX + 1);
+        assert_eq!(request(&mut plan, &one_more, |_| true), Err(ProtocolViolation::TooManyRequested));
+        let ranges = |count: usize| (0..count as u32).map(|n| 2 * n..2 * n + 1).collect();
+        let mut plan = plan_of(3 * SendPlan::REQUESTED_MAX, false);
+        assert_eq!(request(&mut plan, &ranges(PARTIAL_RANGES_MAX), |_| true), Ok(true));
+        let refused = request(&mut plan, &ranges(PARTIAL_RANGES_MAX + 1), |_| true);
+        assert_eq!(refused, Err(ProtocolViolation::TooManyRequested));
+    }
+
+    #[test]
+    fn a_version_that_was_given_up_sends_nothing() {
+        let mut credit = Credit::new(2).unwrap();
+        let mut plan = plan_of(2, true);
+        assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Manifest));
+        assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0));
+        assert!(!plan.is_given_up());
+        plan.give_up();
+        assert!(plan.is_given_up());
+        assert_eq!(request(&mut plan, &all_of(2), |_| false), Ok(false));
+        assert_eq!(plan.poll(&mut credit, LANE), None);
+        plan.handle_sent();
+        assert_eq!(plan.poll(&mut credit, LANE), None, "not complete either");
+        assert!(!plan.is_complete());
+    }
+
+    /// An event during the transfer of a version.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Grant(u32),
+        Poll(Option<u32>),
+        End,
+        Retire(u32),
+        Request(Vec<(u32, u32)>),
+        GiveUp,
+    }
+
+    fn any_step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (1u32..5).prop_map(Step::Grant),
+            12 => prop::option::weighted(0.9, 0u32..6).prop_map(Step::Poll),
+            6 => Just(Step::End),
+            1 => (0u32..6).prop_map(Step::Retire),
+            2 => prop::collection::vec((0u32..100, 0u32..60), 0..3).prop_map(Step::Request),
+        ]
+    }
+
+    fn any_steps() -> impl Strategy<Value = Vec<Step>> {
+        (
+            prop::collection::vec(any_step(), 0..400),
+            prop::option::weighted(0.2, prop::sample::Index::arbitrary()),
+        )
+            .prop_map(|(mut steps, given_up)| {
+                if let Some(at) = given_up {
+                    steps.insert(at.index(steps.len() + 1), Step::GiveUp);
+                }
+                steps
+            })
+    }
+
+    /// The expected state of one selected chunk.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Model {
+        /// Held by the receiver.
+        Held,
+        /// No longer pushed.
+        Idle,
+        Pushed,
+        Requested,
+        Begun(u32),
+    }
+
+    /// A driver that checks each action against the model.
+    struct Driver {
+        plan: SendPlan,
+        credit: Credit,
+        model: BTreeMap<u32, Model>,
+        retired: BTreeSet<u32>,
+        in_flight: u32,
+        completes: u32,
+        /// The total credit granted.
+        granted: u32,
+        /// The number of chunks that were pushed.
+        pushed: u32,
+        given_up: bool,
+    }
+
+    impl Driver {
+        fn new(selected: &BTreeSet<u32>, held: &BTreeSet<u32>) -> Self {
+            let as_ranges = |set: &BTreeSet<u32>| set.iter().map(|n| *n..n + 1).collect::<RangeSet>();
+            let mut plan = SendPlan::new(false);
+            plan.handle_selected(as_ranges(selected), &as_ranges(held));
+            let state = |n| if held.contains(n) { Model::Held } else { Model::Pushed };
+            Self {
+                plan,
+                credit: Credit::new(0).unwrap(),
+                model: selected.iter().map(|n| (*n, state(n))).collect(),
+                retired: BTreeSet::new(),
+                in_flight: 0,
+                completes: 0,
+                granted: 0,
+                pushed: 0,
+                given_up: false,
+            }
+        }
+
+        fn step(&mut self, step: Step) {
+            match step {
+                Step::Grant(chunks) => {
+                    self.granted += u32::from(self.credit.grant(chunks).is_ok()) * chunks;
+                }
+                Step::Poll(lane) => self.poll(lane.filter(|lane| !self.retired.contains(lane))),
+                Step::End if self.in_flight > 0 => {
+                    self.in_flight -= 1;
+                    self.plan.handle_sent();
+                }
+                Step::End => {}
+                Step::Retire(lane) => drop(self.retired.insert(lane)),
+                Step::Request(ranges) => {
+                    self.request(ranges.into_iter().map(|(start, len)| start..start + len).collect())
+                }
+                Step::GiveUp => {
+                    self.given_up = true;
+                    self.plan.give_up();
+                }
+            }
+        }
+
+        /// The first chunk in this state.
+        fn first(&self, wanted: Model) -> Option<u32> {
+            self.model.iter().find(|(_, state)| **state == wanted).map(|(n, _)| *n)
+        }
+
+        fn poll(&mut self, lane: Option<u32>) {
+            let (requested, pushed) = (self.first(Model::Requested), self.first(Model::Pushed));
+            match self.plan.poll(&mut self.credit, lane.map(LaneId)) {
+                Some(SendAction::Chunk(chunk, on)) => {
+                    assert!(!self.given_up);
+                    assert_eq!(Some(on.0), lane);
+                    assert_eq!(Some(chunk.0), requested.or(pushed), "in order, and what is requested first");
+                    self.pushed += u32::from(requested.is_none());
+                    self.model.insert(chunk.0, Model::Begun(on.0));
+                    self.in_flight += 1;
+                    let unspent = self.granted - self.pushed;
+                    assert_eq!(self.credit.available(), unspent, "only a pushed chunk costs credit");
+                }
+                Some(SendAction::Complete) => {
+                    assert!(!self.given_up && requested.or(pushed).is_none() && self.in_flight == 0);
+                    assert_eq!(self.first(Model::Idle), None, "every chunk was begun");
+                    self.completes += 1;
+                }
+                Some(SendAction::Manifest) => panic!("the receiver has the manifest"),
+                None => {
+                    let has_credit = self.credit.available() > 0;
+                    let can_begin = lane.is_some() && (requested.is_some() || pushed.is_some() && has_credit);
+                    let is_sent = requested.or(pushed).or_else(|| self.first(Model::Idle)).is_none();
+                    let is_done = is_sent && self.in_flight == 0;
+                    let can_complete = is_done && self.completes == 0;
+                    assert!(self.given_up || !(can_begin || can_complete), "an action was possible");
+                }
+            }
+        }
+
+        fn request(&mut self, chunks: RangeSet) {
+            let mut is_any_queued = false;
+            for (n, state) in &mut self.model {
+                match state {
+                    Model::Begun(lane) if !self.retired.contains(lane) => {}
+                    Model::Requested => {}
+                    _ if chunks.contains(*n) => {
+                        *state = Model::Requested;
+                        is_any_queued = true;
+                    }
+                    Model::Pushed => *state = Model::Idle,
+                    Model::Held | Model::Idle | Model::Begun(_) => {}
+                }
+            }
+            let retired = self.retired.clone();
+            let is_queued = request(&mut self.plan, &chunks, |lane| !retired.contains(&lane.0));
+            assert_eq!(is_queued, Ok(is_any_queued && !self.given_up));
+        }
+    }
+
+    proptest! {
+        /// For any order of grants, polls, ended sends, retirements and requests, even of chunks that do not exist:
+        /// every chunk is begun once, and again only if it was requested after its lane was retired; what is pushed is
+        /// in order and costs credit; `Complete` is sent once, when nothing is due.
+        #[test]
+        fn chunks_are_begun_once(
+            selected in prop::collection::btree_set(0u32..100, 0..60),
+            held in prop::collection::btree_set(0u32..100, 0..30),
+            steps in any_steps(),
+        ) {
+            let mut driver = Driver::new(&selected, &held);
+            for step in steps {
+                driver.step(step);
+            }
+            // With credit, a lane and requests for what is not pushed, everything is sent.
+            driver.step(Step::Grant(200));
+            if driver.first(Model::Idle).is_some() {
+                driver.step(Step::Request(vec![(0, 100)]));
+            }
+            for _ in 0..2 * selected.len() + 2 {
+                driver.step(Step::Poll(Some(9)));
+                driver.step(Step::End);
+            }
+            prop_assert!(driver.given_up || driver.completes == 1);
+            let due = [Model::Requested, Model::Pushed].map(|state| driver.first(state));
+            prop_assert!(due == [None, None] || driver.given_up);
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Tests of [`Sender`]: against messages, and against a [`Subscriber`](crate::Subscriber).
+
+mod messages;
+mod pair;
+mod topic;

@@ -1,0 +1,40 @@
+//! Compares what a client claims to hold with a version here.
+
+use crate::retained::Retained;
+use std::sync::Arc;
+use tensor_relay_protocol::{RangeSet, ReadRetry, VersionDigest};
+use tensor_relay_transport::egress::Encoder;
+use tokio::time::Instant;
+
+/// Whether these chunks of `retained` have this digest. If they cannot be compared, they count as the same: a version
+/// that can never be read cannot be sent, and a version that leaves retention is not kept for the comparison.
+///
+/// Reads those chunks that were never hashed, again and again if that may succeed later.
+pub(crate) async fn is_same(
+    encoder: &Encoder,
+    retained: Arc<Retained>,
+    chunks: RangeSet,
+    digest: VersionDigest,
+) -> bool {
+    let count = retained.payload.manifest().chunking().count();
+    if chunks.ranges().last().is_some_and(|last| last.end > count) {
+        return false;
+    }
+    let mut retry = ReadRetry::default();
+    let compare = async {
+        loop {
+            match encoder.digest(&retained.payload, &chunks).await {
+                Ok(found) => return found == digest,
+                Err(error) if error.is_final() => return true,
+                Err(_) => {
+                    let attempt = retry.handle_failed(Instant::now().into_std());
+                    tokio::time::sleep_until(attempt.at.into()).await;
+                }
+            }
+        }
+    };
+    tokio::select! {
+        is_same = compare => is_same,
+        () = retained.left_retention() => true,
+    }
+}

@@ -1,0 +1,111 @@
+//! [`Offer`]: what a topic offers to one subscription.
+
+use crate::{
+    client_base::ClientBase,
+    places::PlaceName,
+    retained::Retained,
+    topic::{Reader, ReaderState, TopicState},
+};
+use std::sync::Arc;
+use tensor_relay_protocol::{
+    Credit, EndReason, Epoch, Mode, ProtocolViolation, Sender, Seq, Start, Subscribe, Version, Versions,
+};
+
+/// A topic with one client's place in it and the base that the client holds.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    pub(crate) topic: Arc<TopicState>,
+    /// The reader, in mode `every`.
+    reader: Option<Reader>,
+    pub(crate) base: ClientBase,
+}
+
+impl Offer {
+    /// The offer of `topic` to a client's `subscribe`, and the state machine of the subscription. Reader names are
+    /// scoped by `owner`.
+    ///
+    /// # Errors
+    /// [`ProtocolViolation`] when the credit is too large.
+    pub(crate) fn new(
+        topic: &Arc<TopicState>,
+        subscribe: &Subscribe,
+        owner: &str,
+    ) -> Result<(Self, Sender<Arc<Retained>>), ProtocolViolation> {
+        Credit::new(subscribe.credit)?; // Before a place is taken over.
+        let have = subscribe.have.map(|have| have.key());
+        let joined = (subscribe.mode == Mode::Every).then(|| {
+            let name = subscribe.reader.clone().map(|name| PlaceName { owner: owner.to_owned(), name });
+            Reader::join(Arc::clone(topic), name, have, subscribe.start)
+        });
+        let (reader, begin, lost_place) = match joined {
+            Some((reader, begin, lost_place)) => (Some(reader), begin, lost_place),
+            None => (None, Seq::FIRST, None),
+        };
+        let base = ClientBase::new(topic, subscribe.base.map(|base| base.key()));
+        let offer = Self { topic: Arc::clone(topic), reader, base };
+        let machine = Sender::new(&offer, subscribe, begin, lost_place)?;
+        Ok((offer, machine))
+    }
+
+    /// Records the reader's acknowledgement of this version and all before it.
+    pub(crate) fn acknowledge(&self, epoch: Epoch, version: Version) {
+        if let Some(reader) = &self.reader {
+            reader.acknowledge(epoch, version);
+        }
+    }
+
+    /// Releases the place and the base of a client that will not come back for them.
+    pub(crate) fn release(&mut self) {
+        if let Some(reader) = &mut self.reader {
+            reader.release_place();
+        }
+        self.base.release();
+    }
+}
+
+impl Versions for Offer {
+    type Version = Arc<Retained>;
+
+    fn newest(&self) -> Option<(Seq, Arc<Retained>)> {
+        self.topic.newest()
+    }
+
+    fn first_from(&self, seq: Seq) -> Option<(Seq, Arc<Retained>)> {
+        self.topic.first_from(seq)
+    }
+
+    fn find(&self, (epoch, version): (Epoch, Version)) -> Option<(Seq, Arc<Retained>)> {
+        self.topic.find(epoch, version)
+    }
+
+    fn base(&self) -> Option<Arc<Retained>> {
+        self.base.retained()
+    }
+
+    fn start(&self, start: Start) -> Seq {
+        self.topic.start_of(None, start)
+    }
+
+    fn is_behind(&self, held: (Epoch, Version)) -> bool {
+        self.topic.is_behind(held)
+    }
+
+    fn ended(&self) -> Option<EndReason> {
+        self.topic.ended()
+    }
+
+    fn unacknowledged(&self, seq: Seq, given_up: &mut Vec<Seq>) -> usize {
+        self.reader.as_ref().map_or(0, |reader| reader.unacknowledged(seq, given_up))
+    }
+
+    fn lost_place(&self) -> Option<EndReason> {
+        match self.reader.as_ref()?.state() {
+            ReaderState::Reading => None,
+            ReaderState::Evicted => Some(EndReason::TooSlow),
+            ReaderState::Replaced => Some(EndReason::Replaced),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,78 @@
+//! [`Retained`]: one published version.
+
+use crate::{base_terms::BaseTerms, consumers::Consumers};
+use std::{
+    ops::Range,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+use tensor_relay_device::{Charge, SourceError};
+use tensor_relay_protocol::{Epoch, ManifestDigest, Metadata, Published, Version, VersionId};
+use tensor_relay_transport::egress::Payload;
+use tokio::{sync::watch, time::Instant};
+
+/// One published version, kept in memory while it is in use.
+#[derive(Debug)]
+pub(crate) struct Retained {
+    pub(crate) id: VersionId,
+    pub(crate) payload: Payload,
+    /// The share of the budget for staged versions that its manifest takes.
+    pub(crate) _charge: Option<Charge>,
+    pub(crate) metadata: Metadata,
+    /// The consumers that committed it.
+    pub(crate) consumers: Consumers,
+    /// The time that its transfers have to finish after it left retention.
+    pub(crate) release_timeout: Duration,
+    /// When remaining transfers are aborted; set when it leaves retention.
+    pub(crate) abort_at: watch::Sender<Option<Instant>>,
+    /// Why it can never be read again, if so. The publisher's `Publication` shares it.
+    pub(crate) failure: Arc<OnceLock<Box<str>>>,
+    /// Whether, and for how long, later versions may be encoded against it.
+    pub(crate) base: BaseTerms,
+}
+
+impl Retained {
+    pub(crate) fn has_id(&self, epoch: Epoch, version: Version) -> bool {
+        (self.id.epoch, self.id.version) == (epoch, version)
+    }
+
+    /// Records that it can never be read again, and returns the reason for its publisher.
+    pub(crate) fn handle_unreadable(&self, error: &SourceError) -> &str {
+        self.failure.get_or_init(|| {
+            let changed = error.changed_range().unwrap_or(0..0);
+            let is_changed = |range: Range<u64>| range.start < changed.end && changed.start < range.end;
+            let tensors = self.payload.manifest().tensors().iter();
+            let mut names = tensors.filter(|tensor| is_changed(tensor.range())).map(|tensor| &tensor.name);
+            let first = names.next().map(|name| format!(" Its first tensor there is {name}."));
+            format!("{error}{}", first.unwrap_or_default()).into()
+        })
+    }
+
+    /// Whether it left retention.
+    pub(crate) fn has_left_retention(&self) -> bool {
+        self.abort_at.borrow().is_some()
+    }
+
+    /// Waits until it leaves retention; never returns if it has left already. Cancel safe.
+    pub(crate) async fn left_retention(&self) {
+        let mut abort_at = self.abort_at.subscribe();
+        if abort_at.borrow_and_update().is_some() || abort_at.changed().await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    /// Starts the deadline of the transfers in progress.
+    pub(crate) fn leave_retention(&self) {
+        self.abort_at.send_replace(Some(Instant::now() + self.release_timeout));
+    }
+}
+
+impl Published for Retained {
+    fn id(&self) -> &VersionId {
+        &self.id
+    }
+
+    fn manifest_digest(&self) -> ManifestDigest {
+        self.payload.manifest().digest()
+    }
+}
