@@ -1,6 +1,6 @@
 //! The bounds on the resources that clients can use of a server, with their reasons and memory.
 
-use crate::{Config, handshakes, inboxes::Inbox, logins, probing::PROBES_MAX};
+use crate::{Config, handshakes, inboxes::Inbox, logins, shared::PROBES_MAX};
 use tensor_relay_device::{AllocError, Reservation, container_memory_bytes};
 use tensor_relay_protocol::{FRAME_MAX_BYTES, WATCHES_MAX};
 use tensor_relay_transport::{LaneKind, Tuning};

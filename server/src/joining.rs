@@ -8,15 +8,9 @@ use crate::{
     shared::{ConnectionMemory, Shared},
     shares::{Eviction, Place},
 };
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 use tensor_relay_device::AllocError;
-use tensor_relay_protocol::{
-    ClientMessage, CloseCode, InstanceId, LaneGrant, LaneId, LaneOffer, ServerMessage,
-};
+use tensor_relay_protocol::{ClientMessage, CloseCode, InstanceId, LaneGrant, LaneId, ServerMessage};
 use tensor_relay_transport::{
     Lane, LaneError,
     control::{self, ControlError},
@@ -27,52 +21,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 /// three seconds after the last packet received on it, while QUIC's idle timeout takes ten. The connection of the
 /// control stream is not checked: if that is silent, the client could not be informed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The sessions that lanes can join.
-#[derive(Debug, Default)]
-pub(crate) struct Joinable {
-    sessions: Mutex<HashMap<u64, (LaneGrant, Arc<Lanes>)>>,
-}
-
-/// A session that lanes can join until this is dropped, which ends its lanes.
-#[derive(Debug)]
-pub(crate) struct JoinableSession {
-    shared: Arc<Shared>,
-    session: u64,
-    lanes: Arc<Lanes>,
-}
-
-impl JoinableSession {
-    /// Registers `session`, so that lanes can join with the returned grant; `None` if sessions have only one lane.
-    pub(crate) fn new(shared: &Arc<Shared>, session: u64, lanes: &Arc<Lanes>) -> (Self, Option<LaneOffer>) {
-        let lanes_max = shared.config.lanes_max;
-        let offer = (lanes_max > 1).then(|| LaneOffer { lanes_max, grant: LaneGrant::new(rand::random()) });
-        if let Some(LaneOffer { grant, .. }) = offer {
-            shared.joinable.sessions().insert(session, (grant, Arc::clone(lanes)));
-        }
-        (Self { shared: Arc::clone(shared), session, lanes: Arc::clone(lanes) }, offer)
-    }
-}
-
-impl Drop for JoinableSession {
-    fn drop(&mut self) {
-        self.shared.joinable.sessions().remove(&self.session);
-        self.lanes.close();
-    }
-}
-
-impl Joinable {
-    /// The lanes of `session`, for a client with its grant.
-    fn find(&self, session: u64, grant: &LaneGrant) -> Option<Arc<Lanes>> {
-        let sessions = self.sessions();
-        let (expected, lanes) = sessions.get(&session)?;
-        (expected == grant).then(|| Arc::clone(lanes))
-    }
-
-    fn sessions(&self) -> MutexGuard<'_, HashMap<u64, (LaneGrant, Arc<Lanes>)>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A client's `Join` message.
 #[derive(Debug, Clone, Copy)]

@@ -66,6 +66,7 @@ mod files;
 mod folder_lock;
 mod handshakes;
 mod inboxes;
+mod joinable;
 mod joining;
 mod lanes;
 mod lend;
@@ -88,6 +89,7 @@ pub mod sidecar;
 mod staged;
 mod stall;
 mod status;
+mod status_reader;
 mod subscribers;
 mod subscription;
 mod topic;
@@ -117,9 +119,8 @@ pub use retention::Keep;
 pub use server::{Server, ServerStats};
 pub use shares::{Eviction, Place};
 pub use staged::{StageError, Staged, Staging};
-pub use status::{
-    LaneStatus, Limit, ServerStatus, StatusReader, SubscriberStatus, TopicStatus, TransferStatus,
-};
+pub use status::{LaneStatus, Limit, ServerStatus, SubscriberStatus, TopicStatus, TransferStatus};
+pub use status_reader::StatusReader;
 pub use tensor_relay_device::{BoxFuture, Device, DeviceBuffer, Source, SourceError};
 pub use tensor_relay_protocol::{
     ChunkHash, Claims, CodecChoice, CodecId, Dtype, Epoch, Glob, GlobError, Grant, GrantError, Limits,

@@ -13,10 +13,6 @@ use tensor_relay_protocol::{ProbeHeader, ProbeReport, ProtocolViolation};
 use tensor_relay_transport::{Lane, LaneKind, send_probe};
 use tokio::{task::JoinSet, time::timeout};
 
-/// The maximum number of concurrent probes over all clients. Further ones would distort the others, so they get an
-/// empty answer.
-pub(crate) const PROBES_MAX: u64 = 4;
-
 /// The maximum duration of a probe; then its stream is reset, and the client may request fewer bytes.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 

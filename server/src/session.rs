@@ -8,7 +8,7 @@ use crate::{
     failures::FailedAt,
     handshakes::pace,
     inboxes::Inboxes,
-    joining::{self, Join, JoinableSession},
+    joining::{self, Join},
     lanes::Lanes,
     logins::Login,
     offer::Offer,
@@ -210,7 +210,7 @@ async fn welcome_and_run(
 ) -> Result<Infallible, SessionError> {
     let share = negotiated.permit.holder().principal().share(lane.peer().ip());
     let (session_id, lanes) = (rand::random(), Arc::new(Lanes::new(lane.clone(), sender.clone(), share)));
-    let (_joinable, offer) = JoinableSession::new(shared, session_id, &lanes);
+    let (_joinable, offer) = shared.joinable.register(session_id, &lanes, shared.config.lanes_max);
     let welcome = Welcome {
         revision: negotiated.revision,
         agent: shared.config.agent.clone(),

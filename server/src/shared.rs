@@ -7,9 +7,8 @@ use crate::{
     effort::EffortMeters,
     failures::Failures,
     handshakes::Handshakes,
-    joining::Joinable,
+    joinable::Joinable,
     logins::Logins,
-    probing::PROBES_MAX,
     refusals::Refusals,
     shares::{Eviction, Place, Shares},
     subscribers::Subscribers,
@@ -60,13 +59,17 @@ pub(crate) struct Shared {
     /// Rate-limits the log of refused clients.
     pub(crate) refusals: Refusals,
     /// The registry of sessions for joining lanes.
-    pub(crate) joinable: Joinable,
+    pub(crate) joinable: Arc<Joinable>,
     pub(crate) lane_threads: LaneThreads,
     /// Whether the server drains: only ended topics and mode `every` start transfers.
     pub(crate) draining: watch::Sender<bool>,
     /// Whether sessions must end.
     pub(crate) ending: watch::Sender<bool>,
 }
+
+/// The maximum number of concurrent probes over all clients. Further ones would distort the others, so they get an
+/// empty answer.
+pub(crate) const PROBES_MAX: u64 = 4;
 
 /// The bounded resources that clients hold, over all sessions: none of them can be filled by one principal.
 #[derive(Debug)]
@@ -130,7 +133,7 @@ impl Shared {
             handshakes: Handshakes::default(),
             logins: Logins::new(config.logins_max),
             effort_meters: EffortMeters::new(config.workers),
-            joinable: Joinable::default(),
+            joinable: Arc::default(),
             places: PlacesForPrincipals::new(&config),
             copies: Copies::new(config.encoded_bytes),
             instance: InstanceId(rand::random()),
