@@ -5,7 +5,7 @@ use crate::{
     catalogue::Catalogue,
     consumers::Consumers,
     retained::Retained,
-    shared::Counters,
+    sending::Counters,
     topic::{PublishBlockers, Pushed, TopicState},
 };
 use std::{

@@ -5,7 +5,7 @@ use crate::{
     effort::EffortMeter,
     lanes::{LaneLoad, Lanes},
     retained::Retained,
-    shared::{ChunkCopy, Shared},
+    sending::{ChunkCopy, Sending},
     stall::Progress,
     subscribers::SubscriberProgress,
 };
@@ -52,7 +52,7 @@ pub(crate) struct SentVersion {
 /// Where sends are counted.
 #[derive(Debug, Clone)]
 pub(crate) struct SendCounters {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) sending: Arc<Sending>,
     /// The status of the subscription, and its topic.
     pub(crate) subscriber: Arc<SubscriberProgress>,
     pub(crate) progress: Progress,
@@ -102,7 +102,7 @@ impl Sends {
 
     /// Whether another send may begin: at most `sends_max` at a time, and one while there is no memory for more copies.
     pub(crate) fn has_room(&self, sends_max: usize) -> bool {
-        let has_memory = || !self.context.is_copied || self.context.counters.shared.copies.has_room();
+        let has_memory = || !self.context.is_copied || self.context.counters.sending.copies.has_room();
         self.running.len() < sends_max && (self.running.is_empty() || has_memory())
     }
 
@@ -150,7 +150,7 @@ impl Context {
         let raw_bytes = self.raw_bytes(chunk);
         Occupied {
             load: self.route.lanes.begin_chunk(lane, raw_bytes),
-            _copy: self.is_copied.then(|| self.counters.shared.copies.count(raw_bytes)),
+            _copy: self.is_copied.then(|| self.counters.sending.copies.count(raw_bytes)),
         }
     }
 
@@ -271,12 +271,12 @@ impl Context {
             let (raw_bytes, wire_bytes) = (self.raw_bytes(chunk), encoded.bytes.len() as u64);
             let is_chosen = self.is_chosen(encoded.codec);
             self.coding.effort.handle_written(encoded, effort, raw_bytes, is_chosen);
-            let SendCounters { shared, subscriber, .. } = &self.counters;
-            for tally in [subscriber.tally(), &shared.tally] {
+            let SendCounters { sending, subscriber, .. } = &self.counters;
+            for tally in [subscriber.tally(), &sending.tally] {
                 tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.worker_time);
             }
             subscriber.note_sent(raw_bytes, wire_bytes);
-            shared.chunk_times.note(began.elapsed());
+            sending.chunk_times.note(began.elapsed());
         }
     }
 
@@ -317,7 +317,7 @@ impl Context {
     }
 
     fn encoder(&self) -> &Encoder {
-        &self.counters.shared.encoder
+        &self.counters.sending.encoder
     }
 }
 

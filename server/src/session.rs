@@ -6,6 +6,7 @@ use crate::{
     access::{Credentials, Holder, Permit},
     consumers::ConsumerId,
     failures::FailedAt,
+    gauge::{Counted, Gauge},
     handshakes::pace,
     inboxes::Inboxes,
     joining::{self, Join},
@@ -16,7 +17,7 @@ use crate::{
     refusals::Reason,
     selector::Selector,
     sends::{Coding, Route},
-    shared::{ConnectionMemory, Counted, Gauge, Shared},
+    shared::{ConnectionMemory, Shared},
     shares::{Eviction, Place},
     subscribers::SubscriberInfo,
     subscription::Subscription,
@@ -498,7 +499,7 @@ impl Session {
             selector: Selector::new(&subscribe, self.shared.config.workers),
             consumer: ConsumerId::of(&self.holder.principal(), subscribe.consumer),
             entry,
-            shared: Arc::clone(&self.shared),
+            sending: Arc::clone(&self.shared.sending),
         };
         tracing::debug!(subscription = %id, topic = subscribe.topic.as_str(), "A client subscribed.");
         let unfinished = [self.shared.unfinished.count(), self.unfinished.count()];

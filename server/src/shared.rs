@@ -3,24 +3,22 @@
 use crate::{
     Access, Config,
     catalogue::Catalogue,
-    chunk_times::ChunkTimes,
     effort::EffortMeters,
     failures::Failures,
+    gauge::Gauge,
     handshakes::Handshakes,
     joinable::Joinable,
     logins::Logins,
     refusals::Refusals,
+    sending::Sending,
     shares::{Eviction, Place, Shares},
     subscribers::Subscribers,
     traffic::Traffic,
 };
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 use tensor_relay_device::{AllocError, Reservation};
 use tensor_relay_protocol::InstanceId;
-use tensor_relay_transport::{LaneKind, LaneThreads, Tally, egress::Encoder};
+use tensor_relay_transport::{LaneKind, LaneThreads, egress::Encoder};
 use tokio::sync::watch;
 
 /// The state shared by all sessions of a server.
@@ -32,23 +30,15 @@ pub(crate) struct Shared {
     /// The id of this server process, made at its start.
     pub(crate) instance: InstanceId,
     pub(crate) catalogue: Arc<Catalogue>,
-    pub(crate) encoder: Encoder,
+    pub(crate) sending: Arc<Sending>,
     /// The choice of encoding efforts, for each client address and kind of lane.
     pub(crate) effort_meters: EffortMeters,
-    pub(crate) counters: Arc<Counters>,
     pub(crate) traffic: Traffic,
     /// The open subscriptions, for status.
     pub(crate) subscribers: Arc<Subscribers>,
-    pub(crate) chunk_times: ChunkTimes,
-    /// The copies of chunks of borrowed versions that are being sent, in bytes.
-    pub(crate) copies: Copies,
-    pub(crate) failures: Failures,
-    /// The chunks sent, of all topics.
-    pub(crate) tally: Tally,
+    pub(crate) failures: Arc<Failures>,
     /// Sessions that are open.
     pub(crate) sessions: Gauge,
-    /// Transfers in progress, each of one version to one subscription.
-    pub(crate) transfers: Gauge,
     /// What principals share.
     pub(crate) places: PlacesForPrincipals,
     /// Subscriptions that a shutdown waits for: each until it has no transfer to finish.
@@ -117,17 +107,9 @@ pub(crate) struct ConnectionMemory {
     _place: Place<Arc<str>>,
 }
 
-/// The counters of a server.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    /// Commits: one for each version and subscriber.
-    pub(crate) committed: AtomicU64,
-    /// Subscribers that accepted no byte within the deadline, or did not keep up with their publisher.
-    pub(crate) evicted: AtomicU64,
-}
-
 impl Shared {
     pub(crate) fn new(config: Config, access: Access, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
+        let (failures, draining) = (Arc::<Failures>::default(), watch::Sender::new(false));
         Self {
             lane_threads: LaneThreads::new(config.lane_threads),
             handshakes: Handshakes::default(),
@@ -135,109 +117,19 @@ impl Shared {
             effort_meters: EffortMeters::new(config.workers),
             joinable: Arc::default(),
             places: PlacesForPrincipals::new(&config),
-            copies: Copies::new(config.encoded_bytes),
+            sending: Arc::new(Sending::new(&config, encoder, Arc::clone(&failures), draining.subscribe())),
             instance: InstanceId(rand::random()),
             config,
             access,
             catalogue,
-            encoder,
-            counters: Arc::default(),
             traffic: Traffic::default(),
             subscribers: Arc::default(),
-            chunk_times: ChunkTimes::default(),
-            failures: Failures::default(),
-            tally: Tally::default(),
+            failures,
             sessions: Gauge::default(),
-            transfers: Gauge::default(),
             unfinished: Gauge::default(),
             refusals: Refusals::default(),
-            draining: watch::Sender::new(false),
+            draining,
             ending: watch::Sender::new(false),
         }
-    }
-}
-
-/// The budget for copies of chunks whose source is not in memory in one piece.
-///
-/// A slow subscriber may hold its copies for long, so nobody waits for the budget: while it is used up, each
-/// subscription sends one such chunk at a time.
-#[derive(Debug)]
-pub(crate) struct Copies {
-    bytes: Arc<AtomicU64>,
-    max_bytes: u64,
-}
-
-/// The copy of one chunk, counted until this is dropped.
-#[derive(Debug)]
-pub(crate) struct ChunkCopy {
-    all: Arc<AtomicU64>,
-    bytes: u64,
-}
-
-impl Copies {
-    fn new(max_bytes: u64) -> Self {
-        Self { bytes: Arc::default(), max_bytes }
-    }
-
-    pub(crate) fn has_room(&self) -> bool {
-        self.bytes.load(Ordering::Relaxed) < self.max_bytes
-    }
-
-    pub(crate) fn count(&self, bytes: u64) -> ChunkCopy {
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        ChunkCopy { all: Arc::clone(&self.bytes), bytes }
-    }
-}
-
-impl Drop for ChunkCopy {
-    fn drop(&mut self) {
-        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-/// A gauge of live objects. Clones share one count.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Gauge(Arc<watch::Sender<u64>>);
-
-/// One unit of a [`Gauge`], until it is dropped.
-#[derive(Debug)]
-#[must_use = "it is counted until this is dropped"]
-pub(crate) struct Counted(Arc<watch::Sender<u64>>);
-
-impl Gauge {
-    pub(crate) fn get(&self) -> u64 {
-        *self.0.borrow()
-    }
-
-    pub(crate) fn count(&self) -> Counted {
-        self.0.send_modify(|count| *count += 1);
-        Counted(Arc::clone(&self.0))
-    }
-
-    /// Waits until the count is zero. Cancel safe.
-    pub(crate) async fn wait_for_zero(&self) {
-        // The sender is borrowed, so it cannot be gone.
-        let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.send_modify(|count| *count -= 1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_gauge_counts_live_units() {
-        let gauge = Gauge::default();
-        let (first, second) = (gauge.count(), gauge.count());
-        assert_eq!(gauge.get(), 2);
-        drop((first, second));
-        gauge.wait_for_zero().await;
-        assert_eq!(gauge.get(), 0);
     }
 }

@@ -4,12 +4,13 @@ use crate::{
     catalogue::Follower,
     comparison,
     consumers::ConsumerId,
+    gauge::Counted,
     inboxes::{Inbox, Input},
     offer::Offer,
     retained::Retained,
     selector::Selector,
+    sending::Sending,
     sends::{Coding, Route, SendCounters, Sends, Sent, SentVersion},
-    shared::{Counted, Shared},
     stall::StallWatch,
     subscribers::SubscriberEntry,
 };
@@ -39,7 +40,7 @@ pub(crate) struct Subscription {
     pub(crate) consumer: ConsumerId,
     /// Its entry in the server's status.
     pub(crate) entry: SubscriberEntry,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) sending: Arc<Sending>,
 }
 
 /// The comparison of a claim: whether the content is the same.
@@ -123,9 +124,9 @@ impl Subscription {
     }
 
     fn note_end(&self, reason: EndReason) {
-        self.shared.failures.note_end(reason);
+        self.sending.failures.note_end(reason);
         if reason == EndReason::Evicted {
-            self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
+            self.sending.counters.evicted.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
                 subscription = %self.route.subscription,
                 "A subscriber accepted no byte within the deadline and was evicted."
@@ -135,7 +136,7 @@ impl Subscription {
 
     async fn drive(&mut self, unfinished: &mut Option<[Counted; 2]>) -> Result<Infallible, Stop> {
         let mut work = Work::default();
-        let (mut draining, mut lane_joined) = (self.shared.draining.subscribe(), self.route.lanes.joined());
+        let (mut draining, mut lane_joined) = (self.sending.draining.clone(), self.route.lanes.joined());
         let mut is_draining = *draining.borrow_and_update();
         if is_draining {
             self.machine.handle_draining();
@@ -155,7 +156,7 @@ impl Subscription {
                 },
                 () = self.follower.changed() => self.machine.handle_changed(&self.offer),
                 _ = lane_joined.changed() => {} // Chunks may wait for it.
-                _ = draining.changed(), if !is_draining => { // `Shared` holds the sender.
+                _ = draining.changed(), if !is_draining => { // The server holds the sender.
                     is_draining = true;
                     self.machine.handle_draining();
                 }
@@ -165,7 +166,7 @@ impl Subscription {
 
     /// Executes the actions that are possible now, with up to `chunks_in_flight` sends for each lane.
     async fn execute_actions(&mut self, work: &mut Work) -> Result<(), Stop> {
-        let sends_max = self.shared.config.chunks_in_flight * self.route.lanes.len().max(1);
+        let sends_max = self.sending.chunks_in_flight * self.route.lanes.len().max(1);
         loop {
             let has_room = work.current.as_ref().is_some_and(|current| current.sends.has_room(sends_max));
             let lane = has_room.then(|| self.route.lanes.least_loaded()).flatten();
@@ -206,7 +207,7 @@ impl Subscription {
                     "A transfer was aborted: {reason}."
                 );
                 self.entry.handle_given_up();
-                self.shared.failures.note_abort(reason);
+                self.sending.failures.note_abort(reason);
             }
             SenderAction::ReleaseBase => self.offer.base.release(),
             SenderAction::End(ended) => return Err(Stop::Ended(ended)),
@@ -220,10 +221,10 @@ impl Subscription {
             Some(chunks) => chunks,
             None => self.selector.selection(&retained).await.chunks().clone(),
         };
-        let (shared, subscription, version) =
-            (Arc::clone(&self.shared), self.route.subscription, retained.id.clone());
+        let (sending, subscription, version) =
+            (Arc::clone(&self.sending), self.route.subscription, retained.id.clone());
         Box::pin(async move {
-            let is_same = comparison::is_same(&shared.encoder, retained, chunks, claim.digest).await;
+            let is_same = comparison::is_same(&sending.encoder, retained, chunks, claim.digest).await;
             if !is_same {
                 tracing::warn!(
                     %subscription, %version,
@@ -253,9 +254,9 @@ impl Subscription {
             true => self.offer.base.begin(&self.offer.topic, &retained),
             false => None,
         };
-        let stall = StallWatch::new(self.shared.config.stall_timeout);
+        let stall = StallWatch::new(self.sending.stall_timeout);
         let counters = SendCounters {
-            shared: Arc::clone(&self.shared),
+            sending: Arc::clone(&self.sending),
             subscriber: self.entry.progress(),
             progress: stall.progress().clone(),
         };
@@ -267,7 +268,7 @@ impl Subscription {
             stall,
             abort_at: Some(retained.abort_at.subscribe()),
             span: tracing::debug_span!("transfer", %subscription, version = %retained.id),
-            _counted: self.shared.transfers.count(),
+            _counted: self.sending.transfers.count(),
             retained,
         })
     }
@@ -300,7 +301,7 @@ impl Subscription {
     /// The codec choice: of the client, else of the topic, else of the server. Raw, if the client cannot decode it.
     fn codec_choice(&self) -> CodecChoice {
         let choice = match self.coding.choice {
-            CodecChoice::Auto => self.offer.topic.codec().unwrap_or(self.shared.config.codec),
+            CodecChoice::Auto => self.offer.topic.codec().unwrap_or(self.sending.codec),
             by_client => by_client,
         };
         match choice {
@@ -363,7 +364,7 @@ impl Subscription {
 
     fn handle_committed(&mut self, retained: &Retained, kept: bool) {
         tracing::debug!(version = %retained.id, "A subscriber committed a version.");
-        self.shared.counters.committed.fetch_add(1, Ordering::Relaxed);
+        self.sending.counters.committed.fetch_add(1, Ordering::Relaxed);
         retained.consumers.count(&self.consumer);
         self.entry.handle_committed(retained);
         self.offer.base.handle_committed(kept);
