@@ -31,6 +31,15 @@ struct Taken<H> {
     /// The holder of each place and its signal of eviction, in the order of arrival.
     by_age: BTreeMap<u64, (H, oneshot::Sender<()>)>,
     by_holder: HashMap<H, usize>,
+    /// Those for whom places were taken away, and who wait for what these free.
+    waiting: Vec<H>,
+}
+
+/// A holder that waits for what an evicted one frees, until this is dropped.
+#[derive(Debug)]
+struct Waiting<H: Clone + Eq + Hash> {
+    shares: Shares<H>,
+    holder: H,
 }
 
 /// A taken place, until this is dropped.
@@ -48,7 +57,8 @@ pub struct Eviction(oneshot::Receiver<()>);
 impl<H: Clone + Eq + Hash> Shares<H> {
     /// `max` places.
     pub(crate) fn new(max: usize) -> Self {
-        let taken = Taken { max, next_number: 0, by_age: BTreeMap::new(), by_holder: HashMap::new() };
+        let (by_age, by_holder, waiting) = (BTreeMap::new(), HashMap::new(), vec![]);
+        let taken = Taken { max, next_number: 0, by_age, by_holder, waiting };
         Self(Arc::new(Mutex::new(taken)))
     }
 
@@ -78,7 +88,8 @@ impl<H: Clone + Eq + Hash> Shares<H> {
 
     /// Gives a place to `holder` with what `reserve` returns, such as memory. If that fails, and another holder would
     /// still have as many places with one fewer, that one loses its newest place, and `reserve` is tried again until
-    /// the evicted one has left, for [`FREED_TIMEOUT`] at most. Cancel safe.
+    /// the evicted one has left, for [`FREED_TIMEOUT`] at most. What it frees is for this holder: others wait meanwhile,
+    /// such as the next connection of the evicted client. Cancel safe.
     ///
     /// # Errors
     /// The last one of `reserve`.
@@ -87,21 +98,32 @@ impl<H: Clone + Eq + Hash> Shares<H> {
         holder: H,
         reserve: impl Fn() -> Result<R, E>,
     ) -> Result<(R, Place<H>, Eviction), E> {
+        let turn = Instant::now() + FREED_TIMEOUT;
+        while self.is_another_waiting(&holder) && Instant::now() < turn {
+            tokio::time::sleep(FREED_INTERVAL).await;
+        }
         let (deadline, mut reserved) = (Instant::now() + FREED_TIMEOUT, reserve());
         // It counts while it waits, so that several at once take no more than their share.
-        let ((place, eviction), has_evicted) = self.enter_evicting(holder, reserved.is_err());
-        while reserved.is_err() && has_evicted && Instant::now() < deadline {
+        let ((place, eviction), waiting) = self.enter_evicting(holder, reserved.is_err());
+        while reserved.is_err() && waiting.is_some() && Instant::now() < deadline {
             tokio::time::sleep(FREED_INTERVAL).await;
             reserved = reserve();
         }
         Ok((reserved?, place, eviction))
     }
 
-    /// Gives a place to `holder`, if `evicts` for one of another holder; returns whether there was one to take.
-    fn enter_evicting(&self, holder: H, evicts: bool) -> ((Place<H>, Eviction), bool) {
+    fn is_another_waiting(&self, holder: &H) -> bool {
+        self.taken().waiting.iter().any(|waiting| waiting != holder)
+    }
+
+    /// Gives a place to `holder`, if `evicts` for one of another holder, for which it then waits.
+    fn enter_evicting(&self, holder: H, evicts: bool) -> ((Place<H>, Eviction), Option<Waiting<H>>) {
         let mut taken = self.taken();
-        let has_evicted = evicts && taken.evict_for(&holder);
-        (self.give(taken, holder), has_evicted)
+        let waiting = (evicts && taken.evict_for(&holder)).then(|| {
+            taken.waiting.push(holder.clone());
+            Waiting { shares: self.clone(), holder: holder.clone() }
+        });
+        (self.give(taken, holder), waiting)
     }
 
     fn give(&self, mut taken: MutexGuard<'_, Taken<H>>, holder: H) -> (Place<H>, Eviction) {
@@ -159,6 +181,15 @@ impl<H: Clone + Eq + Hash> Taken<H> {
 impl<H: Clone + Eq + Hash> Drop for Place<H> {
     fn drop(&mut self) {
         self.shares.taken().remove(self.number);
+    }
+}
+
+impl<H: Clone + Eq + Hash> Drop for Waiting<H> {
+    fn drop(&mut self) {
+        let waiting = &mut self.shares.taken().waiting;
+        if let Some(at) = waiting.iter().position(|holder| *holder == self.holder) {
+            waiting.swap_remove(at);
+        }
     }
 }
 
@@ -256,6 +287,10 @@ mod tests {
         assert_eq!(enter("other").await.unwrap_err(), "no memory", "those that wait count");
         assert_eq!(first.await.unwrap_err(), "no memory", "the evicted one holds it still");
         drop(greedy.pop());
+        // The next connection of the evicted client waits, too.
+        let mut again = Box::pin(enter("greedy"));
+        assert!(tokio::time::timeout(Duration::ZERO, &mut again).await.is_err());
         let _second = second.await.unwrap();
+        assert_eq!(again.await.unwrap_err(), "no memory", "what was freed was for the other");
     }
 }
