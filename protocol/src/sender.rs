@@ -21,13 +21,14 @@ pub use versions::{Published, Seq, Versions};
 
 use crate::{
     AbortReason, Credit, EndReason, LaneId, ManifestDigest, Partial, Place, ProtocolViolation, RangeSet,
-    Start, Subscribe,
+    Selection, Start, Subscribe,
 };
 use claimed::Claimed;
 use course::{Course, Next, Step};
 use plan::SendPlan;
 use std::{
     collections::VecDeque,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -74,6 +75,8 @@ struct Current<V> {
     version: V,
     /// The chunks of it that the client held when it began.
     held: RangeSet,
+    /// What the client selects of it, once that is known.
+    selection: Option<Arc<Selection>>,
     plan: SendPlan,
     retry: ReadRetry,
 }
@@ -189,13 +192,14 @@ impl<V: Published + Clone> Sender<V> {
             lost_place: self.lost_place.take(),
         }));
         let plan = SendPlan::new(self.manifest != Some(version.manifest_digest()));
-        self.current = Some(Current { version, held, plan, retry: ReadRetry::default() });
+        self.current = Some(Current { version, held, selection: None, plan, retry: ReadRetry::default() });
     }
 
-    /// Handles the chunks that the client selects of the version under way.
-    pub fn handle_selected(&mut self, selected: RangeSet) {
-        if let Some(Current { plan, held, .. }) = &mut self.current {
-            plan.handle_selected(selected, held);
+    /// Handles what the client selects of the version under way.
+    pub fn handle_selected(&mut self, selection: Arc<Selection>) {
+        if let Some(current) = &mut self.current {
+            current.plan.handle_selected(selection.chunks().difference(&current.held));
+            current.selection = Some(selection);
         }
     }
 
@@ -370,10 +374,12 @@ impl<V: Published + Clone> Sender<V> {
         chunks: &RangeSet,
         is_live: impl Fn(LaneId) -> bool,
     ) -> Result<bool, ProtocolViolation> {
-        let Some(current) = &mut self.current else { return Ok(false) };
-        if current.plan.end_pushing() {
+        let Some(Current { selection: Some(selection), plan, .. }) = &mut self.current else {
+            return Ok(false); // The client knows no chunks of the version yet.
+        };
+        if plan.end_pushing() {
             self.credit = Credit::default();
         }
-        current.plan.handle_request(chunks, is_live)
+        plan.handle_request(chunks, selection.chunks(), is_live)
     }
 }

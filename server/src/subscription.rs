@@ -249,7 +249,7 @@ impl Subscription {
         self.announce(&announcement).await?;
         self.entry.begin(&retained, announcement.skipped);
         let selection = self.selector.selection(&retained).await;
-        self.machine.handle_selected(selection.chunks().clone());
+        self.machine.handle_selected(Arc::clone(&selection));
         let base = match self.accepts_deltas() {
             true => self.offer.base.begin(&self.offer.topic, &retained),
             false => None,

@@ -14,7 +14,7 @@ pub enum SenderAction<V> {
     Compare(Claim, V),
     /// Record the reader's acknowledgement of this version and all before it.
     Acknowledge(Epoch, Version),
-    /// Announce a version, then call [`Sender::handle_selected`] with the chunks that the client selects of it.
+    /// Announce a version, then call [`Sender::handle_selected`] with what the client selects of it.
     Announce(Announcement<V>),
     /// Announce the version under way again, because it cannot be read at the moment.
     AnnounceAgain(V),
@@ -25,7 +25,7 @@ pub enum SenderAction<V> {
     SendAgain(SendAction, Instant),
     /// Cancel all sends of a version, and send the client an `Abort`. The version ends with the client's answer.
     Abort(V, AbortReason),
-    /// The client committed a version.
+    /// The client committed a version: cancel its remaining sends, of chunks that arrived twice.
     Committed {
         /// The version.
         version: V,

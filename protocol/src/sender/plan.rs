@@ -23,14 +23,12 @@ pub enum SendAction {
 #[derive(Debug)]
 pub(super) struct SendPlan {
     needs_manifest: bool,
-    /// The selected chunks, once they are known.
-    selected: Option<RangeSet>,
-    /// The selected chunks that the receiver held, or that were begun at least once.
-    known: RangeSet,
-    /// The number of selected chunks that are not in `known`.
-    unsent: u32,
+    /// Whether the wanted chunks are known.
+    is_selected: bool,
     /// Whether the receiver requested chunks, which ends the pushing.
     is_requested: bool,
+    /// The wanted chunks that were not begun when the pushing ended, nor since.
+    unsent: RangeSet,
     /// Chunks to be pushed that were never begun, ascending.
     pushed: Peekable<<RangeSet as IntoIterator>::IntoIter>,
     /// Chunks that the receiver requested and that were not begun since.
@@ -48,14 +46,13 @@ impl SendPlan {
     /// The most chunks that a receiver may have requested and that were not begun.
     pub(super) const REQUESTED_MAX: u32 = Credit::MAX;
 
-    /// A plan for a version whose selected chunks are not known yet.
+    /// A plan for a version whose wanted chunks are not known yet.
     pub(super) fn new(needs_manifest: bool) -> Self {
         Self {
             needs_manifest,
-            selected: None,
-            known: RangeSet::new(),
-            unsent: 0,
+            is_selected: false,
             is_requested: false,
+            unsent: RangeSet::new(),
             pushed: RangeSet::new().into_iter().peekable(),
             requested: RangeSet::new(),
             begun: BTreeMap::new(),
@@ -65,13 +62,10 @@ impl SendPlan {
         }
     }
 
-    /// Handles the chunks that the receiver selected, and those of them that it holds, which are not pushed.
-    pub(super) fn handle_selected(&mut self, selected: RangeSet, held: &RangeSet) {
-        let unsent = selected.difference(held);
-        self.known = selected.intersection(held);
-        self.unsent = unsent.len();
-        self.pushed = unsent.into_iter().peekable();
-        self.selected = Some(selected);
+    /// Handles the chunks that the receiver wants: it selected them, and does not hold them.
+    pub(super) fn handle_selected(&mut self, wanted: RangeSet) {
+        self.pushed = wanted.into_iter().peekable();
+        self.is_selected = true;
     }
 
     /// The next send; `None` if none is possible before the next event. `lane` is the lane for the next chunk;
@@ -83,16 +77,17 @@ impl SendPlan {
         if std::mem::take(&mut self.needs_manifest) {
             return Some(SendAction::Manifest);
         }
-        self.selected.as_ref()?;
+        if !self.is_selected {
+            return None;
+        }
         if !self.requested.is_empty() || self.pushed.peek().is_some() {
             let lane = lane?;
             let chunk = self.next_chunk(credit)?;
             self.begun.entry(lane).or_default().insert(chunk.0);
-            self.unsent -= u32::from(self.known.insert(chunk.0));
             self.in_flight += 1;
             return Some(SendAction::Chunk(chunk, lane));
         }
-        let is_complete = self.unsent == 0 && self.in_flight == 0 && !self.complete;
+        let is_complete = self.unsent.is_empty() && self.in_flight == 0 && !self.complete;
         self.complete |= is_complete;
         is_complete.then_some(SendAction::Complete)
     }
@@ -105,14 +100,15 @@ impl SendPlan {
 
     /// Ends the pushing, because the receiver requested chunks. Returns true the first time.
     pub(super) fn end_pushing(&mut self) -> bool {
-        if self.selected.is_none() {
-            return false; // The receiver knows no chunks yet.
+        if std::mem::replace(&mut self.is_requested, true) {
+            return false;
         }
-        self.pushed = RangeSet::new().into_iter().peekable();
-        !std::mem::replace(&mut self.is_requested, true)
+        let pushed = std::mem::replace(&mut self.pushed, RangeSet::new().into_iter().peekable());
+        self.unsent = pushed.map(|chunk| chunk..chunk + 1).collect();
+        true
     }
 
-    /// Handles the receiver's request of `chunks`, which may be any numbers. Selected chunks are queued, except those
+    /// Handles the receiver's request of `chunks`, which may be any numbers. `selected` ones are queued, except those
     /// that were begun on a lane that lives: they will arrive. Returns true if a chunk was queued and the plan was not
     /// given up.
     ///
@@ -121,10 +117,10 @@ impl SendPlan {
     pub(super) fn handle_request(
         &mut self,
         chunks: &RangeSet,
+        selected: &RangeSet,
         is_live: impl Fn(LaneId) -> bool,
     ) -> Result<bool, ProtocolViolation> {
         self.begun.retain(|lane, _| is_live(*lane));
-        let Some(selected) = &self.selected else { return Ok(false) };
         let mut queued = selected.intersection(chunks).difference(&self.requested);
         for begun in self.begun.values() {
             queued = queued.difference(&begun.intersection(&queued));
@@ -156,6 +152,7 @@ impl SendPlan {
         let requested = self.requested.iter().next();
         if let Some(chunk) = requested {
             self.requested.remove(chunk);
+            self.unsent.remove(chunk);
             return Some(ChunkIndex(chunk));
         }
         let has_credit = credit.spend();
@@ -177,17 +174,19 @@ mod tests {
 
     fn plan_of(count: u32, needs_manifest: bool) -> SendPlan {
         let mut plan = SendPlan::new(needs_manifest);
-        plan.handle_selected(all_of(count), &RangeSet::new());
+        plan.handle_selected(all_of(count));
         plan
     }
 
+    /// Requests `chunks` of a version of which the first `selected` ones are selected.
     fn request(
         plan: &mut SendPlan,
+        selected: u32,
         chunks: &RangeSet,
         is_live: impl Fn(LaneId) -> bool,
     ) -> Result<bool, ProtocolViolation> {
         plan.end_pushing();
-        plan.handle_request(chunks, is_live)
+        plan.handle_request(chunks, &all_of(selected), is_live)
     }
 
     fn chunk(chunk: u32, lane: u32) -> Option<SendAction> {
@@ -200,7 +199,7 @@ mod tests {
         let mut plan = SendPlan::new(true);
         assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Manifest));
         assert_eq!(plan.poll(&mut credit, LANE), None, "the selected chunks are unknown");
-        plan.handle_selected(all_of(1), &RangeSet::new());
+        plan.handle_selected(all_of(1));
         assert_eq!(plan.poll(&mut credit, LANE), None);
         credit.grant(1).unwrap();
         assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0));
@@ -231,9 +230,9 @@ mod tests {
     fn held_chunks_are_sent_only_if_they_are_requested() {
         let mut credit = Credit::new(9).unwrap();
         let mut plan = SendPlan::new(false);
-        plan.handle_selected(all_of(3), &all_of(2));
+        plan.handle_selected(RangeSet::from_range(2..3));
         assert_eq!(plan.poll(&mut credit, LANE), chunk(2, 0));
-        assert_eq!(request(&mut plan, &RangeSet::from_range(1..9), |_| true), Ok(true));
+        assert_eq!(request(&mut plan, 3, &RangeSet::from_range(1..9), |_| true), Ok(true));
         assert_eq!(plan.poll(&mut credit, LANE), chunk(1, 0));
         assert_eq!(plan.poll(&mut credit, LANE), None, "chunk 2 is under way, others do not exist");
     }
@@ -244,21 +243,25 @@ mod tests {
         let mut plan = plan_of(2, false);
         assert_eq!(plan.poll(&mut credit, Some(LaneId(1))), chunk(0, 1));
         assert_eq!(plan.poll(&mut credit, LANE), chunk(1, 0));
-        assert_eq!(request(&mut plan, &all_of(2), |_| true), Ok(false), "no lane is retired");
+        assert_eq!(request(&mut plan, 2, &all_of(2), |_| true), Ok(false), "no lane is retired");
         let is_live = |lane| lane != LaneId(1);
         assert_eq!(
-            request(&mut plan, &RangeSet::from_range(1..u32::MAX), is_live),
+            request(&mut plan, 2, &RangeSet::from_range(1..u32::MAX), is_live),
             Ok(false),
             "lane 0 lives"
         );
-        assert_eq!(request(&mut plan, &all_of(u32::MAX), is_live), Ok(true));
+        assert_eq!(request(&mut plan, 2, &all_of(u32::MAX), is_live), Ok(true));
         assert_eq!(
-            request(&mut plan, &all_of(u32::MAX), is_live),
+            request(&mut plan, 2, &all_of(u32::MAX), is_live),
             Ok(false),
             "chunk 0 was requested already"
         );
         assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0), "without credit");
-        assert_eq!(request(&mut plan, &all_of(u32::MAX), is_live), Ok(false), "chunk 0 was begun on lane 0");
+        assert_eq!(
+            request(&mut plan, 2, &all_of(u32::MAX), is_live),
+            Ok(false),
+            "chunk 0 was begun on lane 0"
+        );
         (0..3).for_each(|_| plan.handle_sent());
         assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Complete));
     }
@@ -268,18 +271,18 @@ mod tests {
         let mut credit = Credit::new(9).unwrap();
         let mut plan = plan_of(9, false);
         assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0));
-        assert_eq!(request(&mut plan, &RangeSet::from_range(5..6), |_| true), Ok(true));
+        assert_eq!(request(&mut plan, 9, &RangeSet::from_range(5..6), |_| true), Ok(true));
         assert_eq!(plan.poll(&mut credit, LANE), chunk(5, 0));
         (0..2).for_each(|_| plan.handle_sent());
         assert_eq!(plan.poll(&mut credit, LANE), None, "seven chunks were not sent");
-        assert_eq!(request(&mut plan, &all_of(9), |_| true), Ok(true));
+        assert_eq!(request(&mut plan, 9, &all_of(9), |_| true), Ok(true));
         assert_eq!(plan.poll(&mut credit, None), None, "no lane is left");
         for index in [1, 2, 3, 4, 6, 7, 8] {
             assert_eq!(plan.poll(&mut credit, LANE), chunk(index, 0));
             plan.handle_sent();
         }
         assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Complete));
-        assert_eq!(request(&mut plan, &all_of(1), |_| false), Ok(true), "its lane was lost");
+        assert_eq!(request(&mut plan, 9, &all_of(1), |_| false), Ok(true), "its lane was lost");
         assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0));
         plan.handle_sent();
         assert_eq!(plan.poll(&mut credit, LANE), None, "`Complete` is not repeated");
@@ -289,13 +292,23 @@ mod tests {
     #[test]
     fn too_many_requested_chunks_are_refused() {
         let mut plan = plan_of(3 * SendPlan::REQUESTED_MAX, false);
-        assert_eq!(request(&mut plan, &all_of(SendPlan::REQUESTED_MAX), |_| true), Ok(true));
+        assert_eq!(
+            request(&mut plan, 3 * SendPlan::REQUESTED_MAX, &all_of(SendPlan::REQUESTED_MAX), |_| true),
+            Ok(true)
+        );
         let one_more = RangeSet::from_range(0..SendPlan::REQUESTED_MAX + 1);
-        assert_eq!(request(&mut plan, &one_more, |_| true), Err(ProtocolViolation::TooManyRequested));
+        assert_eq!(
+            request(&mut plan, 3 * SendPlan::REQUESTED_MAX, &one_more, |_| true),
+            Err(ProtocolViolation::TooManyRequested)
+        );
         let ranges = |count: usize| (0..count as u32).map(|n| 2 * n..2 * n + 1).collect();
         let mut plan = plan_of(3 * SendPlan::REQUESTED_MAX, false);
-        assert_eq!(request(&mut plan, &ranges(PARTIAL_RANGES_MAX), |_| true), Ok(true));
-        let refused = request(&mut plan, &ranges(PARTIAL_RANGES_MAX + 1), |_| true);
+        assert_eq!(
+            request(&mut plan, 3 * SendPlan::REQUESTED_MAX, &ranges(PARTIAL_RANGES_MAX), |_| true),
+            Ok(true)
+        );
+        let refused =
+            request(&mut plan, 3 * SendPlan::REQUESTED_MAX, &ranges(PARTIAL_RANGES_MAX + 1), |_| true);
         assert_eq!(refused, Err(ProtocolViolation::TooManyRequested));
     }
 
@@ -308,7 +321,7 @@ mod tests {
         assert!(!plan.is_given_up());
         plan.give_up();
         assert!(plan.is_given_up());
-        assert_eq!(request(&mut plan, &all_of(2), |_| false), Ok(false));
+        assert_eq!(request(&mut plan, 2, &all_of(2), |_| false), Ok(false));
         assert_eq!(plan.poll(&mut credit, LANE), None);
         plan.handle_sent();
         assert_eq!(plan.poll(&mut credit, LANE), None, "not complete either");
@@ -380,7 +393,7 @@ mod tests {
         fn new(selected: &BTreeSet<u32>, held: &BTreeSet<u32>) -> Self {
             let as_ranges = |set: &BTreeSet<u32>| set.iter().map(|n| *n..n + 1).collect::<RangeSet>();
             let mut plan = SendPlan::new(false);
-            plan.handle_selected(as_ranges(selected), &as_ranges(held));
+            plan.handle_selected(as_ranges(selected).difference(&as_ranges(held)));
             let state = |n| if held.contains(n) { Model::Held } else { Model::Pushed };
             Self {
                 plan,
@@ -467,7 +480,9 @@ mod tests {
                 }
             }
             let retired = self.retired.clone();
-            let is_queued = request(&mut self.plan, &chunks, |lane| !retired.contains(&lane.0));
+            let selected = self.model.keys().map(|n| *n..n + 1).collect();
+            self.plan.end_pushing();
+            let is_queued = self.plan.handle_request(&chunks, &selected, |lane| !retired.contains(&lane.0));
             assert_eq!(is_queued, Ok(is_any_queued && !self.given_up));
         }
     }

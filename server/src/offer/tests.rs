@@ -5,8 +5,9 @@ use crate::{Staged, Staging, bases::Bases, consumers::Consumers, retention::Keep
 use std::time::Duration;
 use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::{
-    Announcement, Dtype, Ended, Have, Limits, Partial, RangeSet, ReaderName, SendAction, SenderAction, Shape,
-    SubscriptionId, SubscriptionMessage, TensorName, TensorSpec, Topic, VersionDigest, VersionId,
+    Announcement, Dtype, Ended, Have, Limits, Partial, RangeSet, ReaderName, Selection, SendAction,
+    SenderAction, Shape, SubscriptionId, SubscriptionMessage, TensorName, TensorSpec, Topic, VersionDigest,
+    VersionId,
 };
 use tokio::sync::watch;
 
@@ -73,7 +74,8 @@ impl Case {
             match action {
                 SenderAction::Announce(Announcement { version, skipped, .. }) => {
                     sent.push((version.id.epoch.0, version.id.version.0, skipped));
-                    self.machine.handle_selected(RangeSet::new());
+                    let manifest = Arc::clone(version.payload.manifest());
+                    self.machine.handle_selected(Arc::new(Selection::none(manifest)));
                 }
                 SenderAction::Compare(..) => self.machine.handle_compared(&self.offer, self.is_same),
                 SenderAction::Acknowledge(epoch, version) => self.offer.acknowledge(epoch, version),

@@ -2,7 +2,10 @@
 
 use super::topic::{EPOCH, Numbered, Numbers};
 use crate::*;
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 const SUBSCRIPTION: SubscriptionId = SubscriptionId(1);
 const VERSION: Version = Version(1);
@@ -27,12 +30,17 @@ fn sender(topic: &Numbers, subscribe: &Subscribe) -> Sender<Numbered> {
     Sender::new(topic, subscribe, topic.place(), None).unwrap()
 }
 
+/// The selection of both chunks of a version.
+fn two_chunks() -> Arc<Selection> {
+    Arc::new(Selection::all(subscriber::fixtures::manifest(2)))
+}
+
 /// The next actions, each chunk on `lane`. A version that begins has two chunks.
 fn actions(sender: &mut Sender<Numbered>, topic: &Numbers, lane: u32) -> Vec<SenderAction<Numbered>> {
     let mut actions = vec![];
     while let Some(action) = sender.poll(topic, Some(LaneId(lane))) {
         if matches!(action, SenderAction::Announce(_)) {
-            sender.handle_selected(RangeSet::from_range(0..2));
+            sender.handle_selected(two_chunks());
         }
         actions.push(action);
     }

@@ -290,7 +290,7 @@ impl World {
                     ..fixtures::announce(version.0, &self.manifest)
                 };
                 self.to_client.push_back(ServerMessage::Announce(announce));
-                sender.handle_selected(self.selected.clone());
+                sender.handle_selected(Arc::clone(&self.selection));
             }
             SenderAction::Send(send) => {
                 self.begin(send);
@@ -303,10 +303,10 @@ impl World {
                 self.to_client
                     .push_back(ServerMessage::Abort { subscription, epoch, version, reason });
             }
-            SenderAction::Aborted(..) => self.cancel(),
+            SenderAction::Aborted(..) | SenderAction::Committed { .. } => self.cancel(),
             SenderAction::Compare(..) => sender.handle_compared(&self.topic, true),
             SenderAction::Acknowledge(epoch, version) => self.topic.acknowledge(epoch, version),
-            SenderAction::Committed { .. } | SenderAction::ReleaseBase => {}
+            SenderAction::ReleaseBase => {}
             other => panic!("{other:?}"),
         }
     }
