@@ -12,9 +12,8 @@ from memory_consumer import OVERHEAD_BYTES, is_settled
 import tensor_relay
 
 VERSION_BYTES = 512 << 10
-# Freed memory that allocators keep, and the state of each level of effort that the server tries. A leak of one
-# version in twelve would exceed it.
-SLACK_BYTES = 32 * VERSION_BYTES
+# Freed memory that allocators keep. A leak of one version in twelve would exceed it within 200 versions.
+SLACK_BYTES = 16 * VERSION_BYTES
 
 
 def resident_bytes():
@@ -27,7 +26,8 @@ def resident_bytes():
 def test_five_hundred_versions_reuse_memory(relay, client, hold, how):
     out = {"w": np.zeros(VERSION_BYTES, np.uint8)} if how == "out" else None
     subscription = client.subscribe("t", out=out, strict=False, timeout=TIMEOUT_S)
-    for number in range(500):
+    resident = []
+    for number in range(501):
         tensor = np.full(VERSION_BYTES, number % 251, np.uint8)  # A new tensor each time, so that a leak shows.
         published = relay.publish("t", {"w": tensor, "transposed": tensor.reshape(2, -1).T}, hold=hold)
         if number < 3:
@@ -36,9 +36,10 @@ def test_five_hundred_versions_reuse_memory(relay, client, hold, how):
         got = out["w"] if out else snapshot.numpy()["w"]
         assert got[0] == got[-1] == number % 251
         del snapshot, got, tensor
-        if number == 100:
-            baseline = resident_bytes()
-    assert resident_bytes() - baseline < SLACK_BYTES
+        if number in (100, 300, 500):
+            resident.append(resident_bytes())
+    # Allocators and other libraries' threads in this process may grow once; a leak grows each time.
+    assert min(resident[1] - resident[0], resident[2] - resident[1]) < SLACK_BYTES, resident
 
 
 def test_small_objects_do_not_leak(relay, client):
