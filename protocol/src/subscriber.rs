@@ -17,6 +17,8 @@ pub(crate) mod fixtures;
 mod hostile;
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod tests;
 
 pub use action::{Action, Commit, Released, VersionFault};
 pub use arrivals::StreamToken;
@@ -28,7 +30,7 @@ use crate::{
     Partial, ProtocolViolation, RangeSet, Selection, Start, Subscribe, SubscriptionId, Verified, Version,
     VersionDigest, VersionId,
 };
-use arrivals::{Arrivals, EarlyStream};
+use arrivals::{Arrivals, WaitingStream};
 use history::History;
 use incoming::{Incoming, Phase, key};
 use manifests::Manifests;
@@ -381,7 +383,7 @@ impl Subscriber {
         if !self.requests.handle_header(header.chunk) {
             self.arrivals.spend()?;
         }
-        let early = EarlyStream { stream, header };
+        let early = WaitingStream { stream, header };
         match &self.phase {
             Phase::Running(_) => self.begin_chunk(early),
             _ => {
@@ -392,7 +394,10 @@ impl Subscriber {
     }
 
     /// Starts to receive a chunk of the current version.
-    fn begin_chunk(&mut self, EarlyStream { stream, header }: EarlyStream) -> Result<(), ProtocolViolation> {
+    fn begin_chunk(
+        &mut self,
+        WaitingStream { stream, header }: WaitingStream,
+    ) -> Result<(), ProtocolViolation> {
         let Phase::Running(incoming) = &mut self.phase else { return Ok(()) };
         if !incoming.is((header.epoch, header.version)) {
             return Err(ProtocolViolation::WrongVersion { epoch: header.epoch, version: header.version });
@@ -401,7 +406,7 @@ impl Subscriber {
             // It was requested again, although it had not been lost, or not yet.
             Err(ProtocolViolation::DuplicateChunk(chunk)) if self.requests.is_pushing_ended() => {
                 let is_verified = incoming.assembly.is_verified(chunk);
-                let spare = EarlyStream { stream, header };
+                let spare = WaitingStream { stream, header };
                 let discarded = if is_verified { Some(stream) } else { self.arrivals.push_spare(spare) };
                 self.actions.extend(discarded.map(Action::Discard));
                 return Ok(());
@@ -672,80 +677,5 @@ impl Subscriber {
 
     fn send(&mut self, message: ClientMessage) {
         self.actions.push_back(Action::Send(message));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{
-        fixtures::{announce, codecs, header, id, manifest, now, request, verified},
-        *,
-    };
-    use crate::Mode;
-
-    fn subscriber(request: Subscribe) -> Subscriber {
-        Subscriber::new(request, codecs(), Duration::from_secs(30), now())
-    }
-
-    /// Begins version 1, and returns its selection.
-    fn begin(subscriber: &mut Subscriber) -> Arc<Selection> {
-        subscriber.subscribe(None);
-        subscriber.handle_announce(announce(1, &manifest(2)), now(), 0).unwrap();
-        subscriber.handle_manifest(Manifest::clone(&manifest(2))).unwrap();
-        subscriber.handle_placed(None).unwrap();
-        subscriber.selection().cloned().unwrap()
-    }
-
-    /// PROTOCOL.md §3.12 (3), with a selection that has no effect; and (1).
-    #[test]
-    fn a_description_is_committed_without_chunks_and_then_it_is_done() {
-        let within = RangeSet::from_range(0..1);
-        for once in [true, false] {
-            let wanted =
-                Subscribe { once, describe: true, within: within.clone(), ..request(Mode::Latest, 0) };
-            let mut subscriber = subscriber(wanted);
-            let selection = begin(&mut subscriber);
-            assert!(selection.chunks().is_empty() && selection.tensors().is_empty());
-            let digest = VersionDigest::of(manifest(2).digest(), []);
-            subscriber.handle_complete((fixtures::EPOCH, Version(1)), digest).unwrap();
-            assert!(!subscriber.is_done());
-            assert!(
-                std::iter::from_fn(|| subscriber.poll()).any(|action| matches!(action, Action::Commit(_)))
-            );
-            subscriber.handle_committed(false);
-            assert_eq!(subscriber.is_done(), once);
-        }
-    }
-
-    /// PROTOCOL.md §3.12 (6): the same request, with what was verified.
-    #[test]
-    fn one_version_is_requested_again_after_a_lost_connection() {
-        let start = Start::Exactly(None, Version(1));
-        let wanted = Subscribe { once: true, start, ..request(Mode::Every, 4) };
-        let mut subscriber = subscriber(wanted);
-        begin(&mut subscriber);
-        let stream = StreamToken(1);
-        subscriber.handle_chunk(header(1, 0), stream).unwrap();
-        subscriber.handle_verified(stream, verified(0));
-        subscriber.handle_detached(4);
-        subscriber.subscribe(None);
-        let Some(Action::Send(ClientMessage::Subscribe(again))) = subscriber.poll() else {
-            panic!("it subscribes")
-        };
-        let partial = again.partial.expect("a chunk is verified");
-        assert_eq!((again.once, again.start, again.have), (true, start, None));
-        assert_eq!((partial.version, partial.chunks), (id(1).version, RangeSet::from_range(0..1)));
-    }
-
-    /// PROTOCOL.md §3.12 (8).
-    #[test]
-    fn only_a_request_for_one_version_by_its_number_names_the_only_version() {
-        let only =
-            |once, start| subscriber(Subscribe { once, start, ..request(Mode::Every, 4) }).only_version();
-        let (epoch, version) = (Some(fixtures::EPOCH), Version(3));
-        for start in [Start::At(epoch, version), Start::Exactly(epoch, version)] {
-            assert_eq!((only(true, start), only(false, start)), (Some((epoch, version)), None));
-        }
-        assert_eq!([Start::Newest, Start::Next, Start::Oldest].map(|start| only(true, start)), [None; 3]);
     }
 }

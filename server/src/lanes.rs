@@ -4,23 +4,23 @@
 //! session's first connection; it carries control messages and manifests even after it is retired for chunks. So there
 //! may be no lane for chunks; then they wait for one to join.
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+mod set;
+mod silence;
+
+pub(crate) use set::JoinRefused;
+pub(crate) use silence::Silence;
+
+use set::{LANE_NUMBERS_MAX, LaneSet, Retirement};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering},
 };
 use tensor_relay_protocol::{LaneId, ServerMessage};
-use tensor_relay_transport::{Lane, LaneError, LaneStats, control};
+use tensor_relay_transport::{Lane, LaneError, control};
 use tokio::sync::watch;
 
 /// The lane with the control stream.
 const CONTROL: LaneId = LaneId(0);
-
-/// The bound of lane numbers, which are never used again. A client that loses a lane every 5 s, its longest backoff, has
-/// used all of them after two months.
-const LANE_NUMBERS_MAX: u32 = 1 << 20;
 
 /// The lanes of a session.
 #[derive(Debug)]
@@ -53,19 +53,6 @@ pub(crate) struct LiveLane {
 pub(crate) struct LaneLoad {
     lane: Arc<LiveLane>,
     bytes: u64,
-}
-
-/// Why a lane cannot join a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum JoinRefused {
-    /// The session has the maximum number of lanes.
-    Full,
-    /// The session has ended.
-    Ended,
-    /// The number is in use or invalid.
-    NumberUnavailable,
-    /// The number was retired.
-    Retired,
 }
 
 impl Lanes {
@@ -184,102 +171,6 @@ fn least_loaded(loads: impl Iterator<Item = (LaneId, LaneLoadKey)>) -> Option<La
     loads.min_by_key(|(_, load)| *load).map(|(id, _)| id)
 }
 
-/// The lanes of a session by their numbers. Pure.
-#[derive(Debug)]
-struct LaneSet<L> {
-    live: BTreeMap<LaneId, L>,
-    used: UsedNumbers,
-    ended: bool,
-}
-
-/// The numbers that joined or were retired. Clients count up, but a `Join` may overtake another: of the numbers below
-/// the highest used one, [`RECENT`](Self::RECENT) are told apart, and earlier ones count as used (the anti-replay window
-/// of RFC 4303, §3.4.3).
-#[derive(Debug, Default)]
-struct UsedNumbers {
-    /// The number after the highest used one.
-    next: u32,
-    /// Whether `next - 1 - n` was used, as bit `n`.
-    recent: u64,
-}
-
-/// A newly retired number, with its lane, if one had joined.
-#[derive(Debug, PartialEq, Eq)]
-struct Retirement<L> {
-    lane: Option<L>,
-}
-
-impl<L> Default for LaneSet<L> {
-    fn default() -> Self {
-        Self { live: BTreeMap::new(), used: UsedNumbers::default(), ended: false }
-    }
-}
-
-impl<L> LaneSet<L> {
-    fn check_join(&self, id: LaneId, max: usize) -> Result<(), JoinRefused> {
-        match () {
-            () if self.ended => Err(JoinRefused::Ended),
-            () if id.0 >= LANE_NUMBERS_MAX || self.live.contains_key(&id) => {
-                Err(JoinRefused::NumberUnavailable)
-            }
-            () if self.used.contains(id.0) => Err(JoinRefused::Retired),
-            () if self.live.len() >= max => Err(JoinRefused::Full),
-            () => Ok(()),
-        }
-    }
-
-    fn join(&mut self, id: LaneId, lane: L, max: usize) -> Result<(), JoinRefused> {
-        self.check_join(id, max)?;
-        self.insert(id, lane);
-        Ok(())
-    }
-
-    fn insert(&mut self, id: LaneId, lane: L) {
-        self.used.insert(id.0);
-        self.live.insert(id, lane);
-    }
-
-    /// Retires a number, even without a lane; `None` if it was retired before or is invalid, or the session has ended.
-    fn retire(&mut self, id: LaneId) -> Option<Retirement<L>> {
-        if self.ended || id.0 >= LANE_NUMBERS_MAX {
-            return None;
-        }
-        let lane = self.live.remove(&id);
-        let is_new = self.used.insert(id.0);
-        (lane.is_some() || is_new).then_some(Retirement { lane })
-    }
-
-    fn close(&mut self) -> Vec<L> {
-        self.ended = true;
-        std::mem::take(&mut self.live).into_values().collect()
-    }
-}
-
-impl UsedNumbers {
-    /// The count of numbers up to the highest used one that are told apart.
-    const RECENT: u32 = u64::BITS;
-
-    fn contains(&self, number: u32) -> bool {
-        match self.next.checked_sub(number + 1) {
-            None => false,
-            Some(age) => age >= Self::RECENT || self.recent >> age & 1 == 1,
-        }
-    }
-
-    /// Adds a number; returns whether it was not used before.
-    fn insert(&mut self, number: u32) -> bool {
-        if self.contains(number) {
-            return false;
-        }
-        if number >= self.next {
-            self.recent = self.recent.checked_shl(number + 1 - self.next).unwrap_or(0);
-            self.next = number + 1;
-        }
-        self.recent |= 1 << (self.next - 1 - number);
-        true
-    }
-}
-
 impl LiveLane {
     fn new(lane: Lane) -> Arc<Self> {
         Arc::new(Self {
@@ -318,44 +209,16 @@ impl Drop for LaneLoad {
     }
 }
 
-/// Detects a silent QUIC lane: data sent before the previous check is still unanswered, and not a byte was received
-/// since. A TCP lane is never silent in this sense, because its acknowledgements are not seen.
-///
-/// Data sent just before a check may be answered right after it, so a single check proves nothing. A lane whose client
-/// does not read is not silent: sent data is acknowledged, and no more is sent. Acknowledgements that we send are not
-/// ack-eliciting, so they do not count as data that awaits an answer.
-#[derive(Debug)]
-pub(crate) struct Silence {
-    eliciting_frames: u64,
-    received_bytes: u64,
-    /// Whether data was sent before the last check and nothing was received since.
-    unanswered: bool,
-}
-
-impl Silence {
-    pub(crate) fn new(stats: &LaneStats) -> Self {
-        let LaneStats { eliciting_frames, received_bytes, .. } = *stats;
-        Self { eliciting_frames, received_bytes, unanswered: false }
-    }
-
-    /// Checks the lane's counters since the last check; returns whether it is silent.
-    pub(crate) fn check(&mut self, stats: &LaneStats) -> bool {
-        let has_received = stats.received_bytes > self.received_bytes;
-        let has_sent = stats.eliciting_frames > self.eliciting_frames;
-        let was_unanswered = self.unanswered;
-        *self = Self { unanswered: !has_received && (was_unanswered || has_sent), ..Self::new(stats) };
-        !has_received && was_unanswered
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::{collections::BTreeSet, time::Duration};
+    use std::time::Duration;
     use tensor_relay_protocol::ClientMessage;
     use tensor_relay_transport::{Connector, Identity, Listener, Tuning};
     use tokio::time::timeout;
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
 
     proptest! {
         /// For chunks that begin on the chosen lane and end at any time: no lane has fewer bytes than the chosen one,
@@ -397,89 +260,7 @@ mod tests {
             prop_assert!(given.iter().all(|count| *count == chunks / lanes || *count == chunks.div_ceil(lanes)));
         }
 
-        /// For any order of joins and retirements, also of invalid numbers: a number joins once and is retired once,
-        /// and the session never exceeds its maximum of lanes. Numbers far below the highest one count as used.
-        #[test]
-        fn numbers_are_used_once(
-            steps in prop::collection::vec((any::<bool>(), prop_oneof![
-                8 => 0u32..6,
-                1 => UsedNumbers::RECENT - 2..UsedNumbers::RECENT + 4,
-                1 => LANE_NUMBERS_MAX - 1..LANE_NUMBERS_MAX + 1,
-                1 => Just(u32::MAX),
-            ]), 0..60),
-            max in 1usize..5,
-        ) {
-            let mut set = LaneSet::default();
-            set.insert(CONTROL, 0);
-            let (mut live, mut used) = (BTreeSet::from([0]), BTreeSet::from([0]));
-            for (joins, number) in steps {
-                let id = LaneId(number);
-                let is_old = used.last().is_some_and(|last| *last >= number.saturating_add(UsedNumbers::RECENT));
-                let is_used = used.contains(&number) || is_old;
-                if joins {
-                    let refused = match () {
-                        () if number >= LANE_NUMBERS_MAX || live.contains(&number) => {
-                            Some(JoinRefused::NumberUnavailable)
-                        }
-                        () if is_used => Some(JoinRefused::Retired),
-                        () if live.len() >= max => Some(JoinRefused::Full),
-                        () => None,
-                    };
-                    prop_assert_eq!(set.join(id, number, max).err(), refused);
-                    if refused.is_none() {
-                        live.insert(number);
-                        used.insert(number);
-                    }
-                } else if number < LANE_NUMBERS_MAX {
-                    let lane = live.take(&number);
-                    let is_new = lane.is_some() || !is_used;
-                    used.insert(number);
-                    prop_assert_eq!(set.retire(id), is_new.then_some(Retirement { lane }));
-                } else {
-                    prop_assert_eq!(set.retire(id), None);
-                }
-                prop_assert!(set.live.keys().map(|id| id.0).eq(live.iter().copied()));
-            }
-        }
     }
-
-    #[test]
-    fn a_number_retired_before_its_join_is_refused() {
-        let mut set = LaneSet::default();
-        assert_eq!(set.retire(LaneId(1)), Some(Retirement { lane: None }), "the client gets an answer");
-        assert_eq!(set.join(LaneId(1), "late", 4), Err(JoinRefused::Retired));
-        assert_eq!(set.retire(LaneId(1)), None, "once");
-    }
-
-    #[test]
-    fn a_retirement_is_announced_once() {
-        let mut set = LaneSet::default();
-        set.join(LaneId(1), "lane", 4).unwrap();
-        assert_eq!(set.retire(LaneId(1)), Some(Retirement { lane: Some("lane") }), "the server lost it");
-        assert_eq!(set.retire(LaneId(1)), None, "the client's `Retire` crossed the server's `Retired`");
-    }
-
-    #[test]
-    fn the_last_lane_may_be_retired_and_another_one_join() {
-        let mut set = LaneSet::default();
-        set.live.insert(CONTROL, "control");
-        assert_eq!(set.retire(CONTROL), Some(Retirement { lane: Some("control") }));
-        assert!(set.live.is_empty());
-        assert_eq!(set.join(CONTROL, "again", 4), Err(JoinRefused::Retired));
-        set.join(LaneId(1), "lane", 1).unwrap();
-        assert_eq!(set.join(LaneId(2), "one too many", 1), Err(JoinRefused::Full));
-    }
-
-    #[test]
-    fn no_lane_joins_an_ended_session() {
-        let mut set = LaneSet::default();
-        set.join(LaneId(1), "lane", 4).unwrap();
-        assert_eq!(set.close(), ["lane"]);
-        assert_eq!(set.join(LaneId(2), "late", 4), Err(JoinRefused::Ended));
-        assert_eq!(set.retire(LaneId(1)), None, "the session has ended");
-    }
-
-    const TIMEOUT: Duration = Duration::from_secs(10);
 
     /// The lanes of a session over loopback, of which only the first has joined; and the values that must stay alive.
     async fn session() -> (Lanes, impl Sized) {
@@ -531,28 +312,5 @@ mod tests {
         timeout(TIMEOUT, live.retired()).await.expect("the session has ended");
         assert!(lanes.begin_chunk(LaneId(1), 1).is_none() && lanes.least_loaded().is_none());
         assert_eq!(lanes.check_join(LaneId(2), 3), Err(JoinRefused::Ended));
-    }
-
-    #[test]
-    fn a_lane_is_silent_after_two_checks_with_unanswered_data() {
-        let stats = |eliciting_frames, received_bytes| LaneStats {
-            udp_payload_bytes: 1_200,
-            rtt: Duration::ZERO,
-            sent_bytes: 0,
-            received_bytes,
-            sent_packets: 0,
-            lost_packets: 0,
-            eliciting_frames,
-        };
-        let mut silence = Silence::new(&stats(5, 100));
-        assert!(!silence.check(&stats(9, 180)));
-        assert!(!silence.check(&stats(9, 180)), "nothing new was sent, so no answer is due");
-        assert!(!silence.check(&stats(10, 180)), "data was sent just before the check");
-        assert!(!silence.check(&stats(10, 200)), "and was answered after it");
-        assert!(!silence.check(&stats(12, 200)));
-        assert!(silence.check(&stats(12, 200)));
-        assert!(silence.check(&stats(13, 200)), "until something is received again");
-        assert!(!silence.check(&stats(13, 220)));
-        assert!(!silence.check(&stats(14, 220)), "earlier silence does not count");
     }
 }

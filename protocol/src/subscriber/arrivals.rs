@@ -7,9 +7,10 @@ use std::collections::{HashMap, hash_map::Entry};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamToken(pub u64);
 
-/// A stream whose chunk arrived before its announcement, its manifest or the version's memory.
+/// A stream that is not read yet: its chunk arrived before its announcement, its manifest or the version's memory, or
+/// another stream of the chunk is being received.
 #[derive(Debug)]
-pub(super) struct EarlyStream {
+pub(super) struct WaitingStream {
     pub(super) stream: StreamToken,
     pub(super) header: ChunkHeader,
 }
@@ -19,11 +20,11 @@ pub(super) struct EarlyStream {
 #[derive(Debug)]
 pub(super) struct Arrivals {
     /// The streams that wait for their announcement, their manifest or memory; credit limits their number.
-    early: Vec<EarlyStream>,
+    early: Vec<WaitingStream>,
     /// The streams whose chunks are being received.
     receiving: HashMap<StreamToken, ChunkIndex>,
     /// Second streams of chunks that are being received: the first may be lost with its lane.
-    spare: HashMap<ChunkIndex, EarlyStream>,
+    spare: HashMap<ChunkIndex, WaitingStream>,
     /// The number of further chunks that the server may push.
     credit: u32,
 }
@@ -52,11 +53,11 @@ impl Arrivals {
     }
 
     /// Adds a stream that waits.
-    pub(super) fn push_early(&mut self, early: EarlyStream) {
+    pub(super) fn push_early(&mut self, early: WaitingStream) {
         self.early.push(early);
     }
 
-    pub(super) fn take_early(&mut self) -> Vec<EarlyStream> {
+    pub(super) fn take_early(&mut self) -> Vec<WaitingStream> {
         std::mem::take(&mut self.early)
     }
 
@@ -74,7 +75,7 @@ impl Arrivals {
     }
 
     /// Keeps a second stream of a chunk that is being received. Returns the stream if there is a second one already.
-    pub(super) fn push_spare(&mut self, spare: EarlyStream) -> Option<StreamToken> {
+    pub(super) fn push_spare(&mut self, spare: WaitingStream) -> Option<StreamToken> {
         match self.spare.entry(spare.header.chunk) {
             Entry::Occupied(_) => Some(spare.stream),
             Entry::Vacant(entry) => {
@@ -85,7 +86,7 @@ impl Arrivals {
     }
 
     /// Takes the second stream of a chunk.
-    pub(super) fn take_spare(&mut self, chunk: ChunkIndex) -> Option<EarlyStream> {
+    pub(super) fn take_spare(&mut self, chunk: ChunkIndex) -> Option<WaitingStream> {
         self.spare.remove(&chunk)
     }
 

@@ -57,6 +57,18 @@ fn chunks(sender: &mut Sender<Numbered>, topic: &Numbers, lane: u32) -> Vec<u32>
     sends.filter_map(chunk).collect()
 }
 
+/// The first chunk of a version, as the client claims to hold it.
+fn part(version: Version) -> Partial {
+    let (chunks, digest) = (RangeSet::from_range(0..1), VersionDigest([1; 32]));
+    Partial { epoch: EPOCH, version, chunks, digest }
+}
+
+/// Compares the claim that is due.
+fn compare(sender: &mut Sender<Numbered>, topic: &Numbers, is_same: bool) {
+    assert!(matches!(sender.poll(topic, None), Some(SenderAction::Compare(..))));
+    sender.handle_compared(topic, is_same);
+}
+
 /// A version under way, whose two chunks were begun on lane 1.
 fn begun() -> (Sender<Numbered>, Numbers) {
     let topic = topic();
@@ -348,12 +360,7 @@ fn a_version_that_cannot_be_read_delays_the_next_one_for_readers() {
 fn claims_are_compared_before_the_first_version() {
     for is_same in [true, false] {
         let topic = topic();
-        let partial = Partial {
-            epoch: EPOCH,
-            version: VERSION,
-            chunks: RangeSet::from_range(0..1),
-            digest: VersionDigest([1; 32]),
-        };
+        let partial = part(VERSION);
         let mut sender = sender(&topic, &Subscribe { partial: Some(partial), ..subscribe(2) });
         let compare = sender.poll(&topic, Some(LaneId(1)));
         let Some(SenderAction::Compare(claim, _)) = compare else { panic!("{compare:?}") };
@@ -385,8 +392,7 @@ fn the_base_of_a_part_is_released_with_the_part() {
     let mut topic = Numbers::new(1, false);
     topic.publish(MANIFEST);
     topic.publish(MANIFEST);
-    let (chunks, digest) = (RangeSet::from_range(0..1), VersionDigest([1; 32]));
-    let partial = Partial { epoch: EPOCH, version: VERSION, chunks, digest };
+    let partial = part(VERSION);
     let mut sender = sender(&topic, &Subscribe { partial: Some(partial), ..subscribe(2) });
     let next = actions(&mut sender, &topic, 1);
     assert!(matches!(next[..2], [SenderAction::ReleaseBase, SenderAction::Announce(_)]), "{next:?}");
@@ -447,8 +453,7 @@ fn a_version_by_its_number_has_no_effect_with_have() {
     let exactly = Start::Exactly(None, Version(9));
     let request = Subscribe { have: have(1), start: exactly, once: true, preempt: true, ..subscribe(2) };
     let mut sender = sender(&topic, &request);
-    assert!(matches!(sender.poll(&topic, None), Some(SenderAction::Compare(..))));
-    sender.handle_compared(&topic, true);
+    compare(&mut sender, &topic, true);
     assert_eq!(announcement(&mut sender, &topic).version.key(), (EPOCH, Version(3)));
     topic.publish(MANIFEST);
     sender.handle_changed(&topic);
@@ -508,11 +513,9 @@ fn a_part_with_other_content_is_forgotten() {
     for (is_same, expected) in [(true, 1), (false, 2)] {
         let mut topic = Numbers::new(9, false);
         (0..2).for_each(|_| topic.publish(MANIFEST));
-        let chunks = RangeSet::from_range(0..1);
-        let partial = Partial { epoch: EPOCH, version: VERSION, chunks, digest: VersionDigest([1; 32]) };
+        let partial = part(VERSION);
         let mut sender = sender(&topic, &Subscribe { partial: Some(partial), ..subscribe(2) });
-        assert!(matches!(sender.poll(&topic, None), Some(SenderAction::Compare(..))));
-        sender.handle_compared(&topic, is_same);
+        compare(&mut sender, &topic, is_same);
         assert_eq!(announcement(&mut sender, &topic).version.key(), (EPOCH, Version(expected)));
     }
 }
@@ -524,8 +527,7 @@ fn each_claim_is_compared() {
     topic.publish(MANIFEST);
     topic.base = topic.newest().map(|(_, version)| version);
     topic.publish(MANIFEST);
-    let chunks = RangeSet::from_range(0..1);
-    let partial = Partial { epoch: EPOCH, version: Version(2), chunks, digest: VersionDigest([1; 32]) };
+    let partial = part(Version(2));
     let request = Subscribe { base: have(1), partial: Some(partial), have: have(2), ..subscribe(2) };
     let mut sender = sender(&topic, &request);
     for named in [Named::Base, Named::Partial, Named::Have] {
@@ -562,8 +564,7 @@ fn a_client_that_is_ahead_receives_everything_afresh() {
             let request = Subscribe { have: have(held), mode, window: 9, ..subscribe(2) };
             let mut sender = Sender::new(&topic, &request, Seq(2), None).unwrap();
             if !is_ahead {
-                assert!(matches!(sender.poll(&topic, None), Some(SenderAction::Compare(..))));
-                sender.handle_compared(&topic, true);
+                compare(&mut sender, &topic, true);
                 assert_eq!(sender.poll(&topic, None), None, "{mode:?}: the client has version 2");
                 continue;
             }
@@ -589,8 +590,7 @@ fn versions_that_were_acknowledged_before_are_acknowledged_again() {
             let _ = sender.poll(&topic, None);
         }
         (0..3).for_each(|_| topic.publish(MANIFEST));
-        assert!(matches!(sender.poll(&topic, None), Some(SenderAction::Compare(..))));
-        sender.handle_compared(&topic, true);
+        compare(&mut sender, &topic, true);
         let told = announced(&mut sender, &topic);
         let acknowledged = |version| told.contains(&SenderAction::Acknowledge(EPOCH, Version(version)));
         assert_eq!([1, 2, 3].map(acknowledged), [acknowledges, acknowledges, false]);
@@ -624,8 +624,7 @@ fn what_the_client_has_decides_and_not_the_start() {
     let mut topic = Numbers::new(9, false);
     (0..2).for_each(|_| topic.publish(MANIFEST));
     let mut sender = sender(&topic, &Subscribe { have: have(1), start: Start::Next, ..subscribe(2) });
-    assert!(matches!(sender.poll(&topic, None), Some(SenderAction::Compare(..))));
-    sender.handle_compared(&topic, true);
+    compare(&mut sender, &topic, true);
     assert_eq!(announcement(&mut sender, &topic).version.key(), (EPOCH, Version(2)));
 }
 
@@ -634,11 +633,9 @@ fn with_preempt_a_part_of_an_older_version_is_not_completed() {
     for (preempt, expected) in [(false, 1), (true, 2)] {
         let mut topic = Numbers::new(9, false);
         (0..2).for_each(|_| topic.publish(MANIFEST));
-        let chunks = RangeSet::from_range(0..1);
-        let partial = Partial { epoch: EPOCH, version: VERSION, chunks, digest: VersionDigest([1; 32]) };
+        let partial = part(VERSION);
         let mut sender = sender(&topic, &Subscribe { partial: Some(partial), preempt, ..subscribe(2) });
-        assert!(matches!(sender.poll(&topic, None), Some(SenderAction::Compare(..))));
-        sender.handle_compared(&topic, true);
+        compare(&mut sender, &topic, true);
         assert_eq!(announcement(&mut sender, &topic).version.key(), (EPOCH, Version(expected)));
     }
 }
@@ -648,12 +645,10 @@ fn with_preempt_a_part_of_an_older_version_is_not_completed() {
 fn the_newest_version_follows_one_by_its_number() {
     let mut topic = Numbers::new(9, false);
     topic.publish(MANIFEST);
-    let chunks = RangeSet::from_range(0..1);
-    let partial = Partial { epoch: EPOCH, version: VERSION, chunks, digest: VersionDigest([1; 32]) };
+    let partial = part(VERSION);
     let start = Start::Exactly(None, VERSION);
     let mut sender = sender(&topic, &Subscribe { partial: Some(partial), start, ..subscribe(2) });
-    assert!(matches!(sender.poll(&topic, None), Some(SenderAction::Compare(..))));
-    sender.handle_compared(&topic, true);
+    compare(&mut sender, &topic, true);
     assert_eq!(announcement(&mut sender, &topic).version.key(), (EPOCH, VERSION));
     topic.publish(MANIFEST);
     topic.ended = Some(EndReason::TopicEnded);
