@@ -3,7 +3,7 @@
 //! Chunk hashes detect accidental changes (TLS authenticates the network) and are chosen for speed: XXH3 with 128 bits,
 //! seed 0 (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>). They are hashes of the *raw* bytes, so a
 //! chunk has the same hash in every encoding, and after a resume in another encoding. Manifest and version digests are
-//! identities that outlive a connection; they and chunk digests are BLAKE3.
+//! identities that outlive a connection; they are BLAKE3.
 
 use crate::ChunkIndex;
 use std::fmt;
@@ -98,18 +98,6 @@ impl ManifestDigest {
     }
 }
 
-/// BLAKE3 of a chunk's raw bytes, for chunks that come from other clients: the feature `peers`, which is not built
-/// (PROTOCOL.md §3.15).
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ChunkDigest(pub [u8; 32]);
-
-impl ChunkDigest {
-    /// Hashes `raw` in one step.
-    pub fn of(raw: &[u8]) -> Self {
-        Self(*blake3::hash(raw).as_bytes())
-    }
-}
-
 /// BLAKE3 of a manifest digest followed by chunk hashes in order: the identity of the content of these chunks.
 ///
 /// That of a version covers the chunks that the subscription selects. The sender sends it after these chunks; a
@@ -150,7 +138,7 @@ macro_rules! shown_as_hex {
     )*};
 }
 
-shown_as_hex!(ChunkHash, ChunkDigest, ManifestDigest, VersionDigest);
+shown_as_hex!(ChunkHash, ManifestDigest, VersionDigest);
 
 #[cfg(test)]
 mod tests {

@@ -47,7 +47,7 @@ pub use credit::Credit;
 pub use error::{Blame, CloseCode, MessageError, ProtocolViolation};
 pub use glob::{Glob, GlobError};
 pub use integrity::{
-    ChunkDigest, ChunkHash, ChunkHasher, CorruptChunk, ManifestDigest, Verified, VersionDigest,
+    ChunkHash, ChunkHasher, CorruptChunk, ManifestDigest, Verified, VersionDigest,
 };
 pub use limits::Limits;
 pub use manifest::{LayoutError, Manifest, ManifestError, PAYLOAD_ALIGNMENT, Tensor, TensorSpec};

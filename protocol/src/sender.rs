@@ -246,8 +246,9 @@ impl<V: Published + Clone> Sender<V> {
 
     /// Handles the end of a send: its bytes were passed to the transport, or were lost with its lane.
     pub fn handle_sent(&mut self, sent: SendAction) {
-        if let (Some(current), SendAction::Chunk(..)) = (&mut self.current, sent) {
-            current.plan.handle_sent();
+        let Some(current) = &mut self.current else { return };
+        current.plan.handle_sent(sent);
+        if matches!(sent, SendAction::Chunk(..) | SendAction::Hashes { .. }) {
             current.retry.handle_read();
         }
     }
@@ -326,12 +327,12 @@ impl<V: Published + Clone> Sender<V> {
             Message::Abort(epoch, version, reason) if is_current(epoch, version) => {
                 self.handle_aborted(reason);
             }
-            Message::Request(epoch, version, chunks) if is_current(epoch, version) => {
-                return self.handle_request(&chunks, is_live);
+            Message::Request(epoch, version, chunks, hashes) if is_current(epoch, version) => {
+                return self.handle_request(&chunks, hashes, is_live);
             }
             Message::Committed(epoch, version, _)
             | Message::Abort(epoch, version, _)
-            | Message::Request(epoch, version, _) => {
+            | Message::Request(epoch, version, ..) => {
                 return Err(ProtocolViolation::WrongVersion { epoch, version });
             }
         }
@@ -340,8 +341,8 @@ impl<V: Published + Clone> Sender<V> {
 
     fn handle_committed(&mut self, kept: bool) -> Result<(), ProtocolViolation> {
         let Some(Current { version, plan, .. }) = self.current.take() else { return Ok(()) };
-        if !plan.is_complete() {
-            let expected = "Complete to be sent first";
+        if !plan.may_be_committed() {
+            let expected = "Complete to be sent first, or a Request before it";
             return Err(ProtocolViolation::OutOfTurn { found: "Committed", expected });
         }
         self.course.handle_committed(version.key());
@@ -372,6 +373,7 @@ impl<V: Published + Clone> Sender<V> {
     fn handle_request(
         &mut self,
         chunks: &RangeSet,
+        hashes: bool,
         is_live: impl Fn(LaneId) -> bool,
     ) -> Result<bool, ProtocolViolation> {
         let Some(Current { selection: Some(selection), plan, .. }) = &mut self.current else {
@@ -379,6 +381,9 @@ impl<V: Published + Clone> Sender<V> {
         };
         if plan.end_pushing() {
             self.credit = Credit::default();
+        }
+        if hashes {
+            plan.handle_hashes_requested(selection.chunks().len());
         }
         plan.handle_request(chunks, selection.chunks(), is_live)
     }

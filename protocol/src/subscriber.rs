@@ -9,6 +9,7 @@ mod history;
 mod incoming;
 mod manifests;
 mod requests;
+mod sources;
 mod stall;
 
 #[cfg(test)]
@@ -26,7 +27,7 @@ pub use assembly::{Assembly, Outcome};
 pub use gap::Gap;
 
 use crate::{
-    AbortReason, Announce, ChunkHeader, ClientMessage, CodecSet, Epoch, Manifest, PARTIAL_RANGES_MAX,
+    AbortReason, Announce, ChunkHeader, ChunkIndex, ClientMessage, CodecSet, Epoch, Manifest, PARTIAL_RANGES_MAX,
     Partial, ProtocolViolation, RangeSet, Selection, Start, Subscribe, SubscriptionId, Verified, Version,
     VersionDigest, VersionId,
 };
@@ -34,7 +35,8 @@ use arrivals::{Arrivals, WaitingStream};
 use history::History;
 use incoming::{Incoming, Phase, key};
 use manifests::Manifests;
-use requests::Requests;
+use requests::{Order, Requests};
+use sources::Sources;
 use stall::{Check, Stall};
 use std::{
     collections::VecDeque,
@@ -63,6 +65,7 @@ pub struct Subscriber {
     given_up: Option<(Epoch, Version)>,
     arrivals: Arrivals,
     requests: Requests,
+    sources: Sources,
     history: History,
     stall: Stall,
     actions: VecDeque<Action>,
@@ -81,6 +84,7 @@ impl Subscriber {
             given_up: None,
             arrivals: Arrivals::new(request.credit),
             requests: Requests::default(),
+            sources: Sources::default(),
             history: History::new(&request),
             stall: Stall::new(stall_timeout, now),
             actions: VecDeque::new(),
@@ -125,16 +129,19 @@ impl Subscriber {
     /// Subscribes on a new connection. `base` is the version that the client holds as a base for deltas, if any.
     pub fn subscribe(&mut self, base: Option<(Epoch, Version)>) {
         let partial = match &self.phase {
-            Phase::Detached(incoming) => {
+            // Of the sources of a version, only the origin can be subscribed to again.
+            Phase::Detached(incoming) | Phase::Running(incoming) => {
                 let (epoch, version) = key(incoming.id());
-                let assembly = &incoming.assembly;
-                Some(Partial { epoch, version, chunks: assembly.held(), digest: assembly.held_digest() })
+                let (chunks, digest) = incoming.assembly.claim(PARTIAL_RANGES_MAX);
+                Some(Partial { epoch, version, chunks, digest })
             }
             _ => None,
         };
         let have = self.history.have();
-        // Messages from the time without a connection are dropped: the new session does not know this subscription yet.
-        self.actions.retain(|action| !matches!(action, Action::Send(_)));
+        self.drop_origin_messages();
+        if self.sources.ended_apart.take().is_some() {
+            self.history.handle_detached(); // It ended without this connection.
+        }
         self.send(ClientMessage::Subscribe(Subscribe {
             have,
             // A base is the version that was committed last.
@@ -154,7 +161,18 @@ impl Subscriber {
     /// beyond the first [`PARTIAL_RANGES_MAX`] ranges. `allowance` is the subscription's credit on the next connection.
     /// The caller must have stopped all writers to the current version's memory.
     pub fn handle_detached(&mut self, allowance: u32) {
-        self.actions.clear();
+        if self.has_other_sources() {
+            self.handle_origin_lost(allowance);
+        } else {
+            self.detach(allowance);
+        }
+    }
+
+    /// Drops the state of the connection, and all sources.
+    fn detach(&mut self, allowance: u32) {
+        self.drop_sources();
+        self.actions.retain(|action| matches!(action, Action::Send(_)));
+        self.drop_origin_messages();
         self.allowance = allowance;
         self.reset_arrivals();
         self.requests = Requests::default();
@@ -165,7 +183,8 @@ impl Subscriber {
             Phase::Placing(mut incoming) | Phase::Running(mut incoming) => {
                 incoming.assembly.handle_detached();
                 incoming.assembly.discard_beyond(PARTIAL_RANGES_MAX);
-                incoming.resumed += 1;
+                incoming.resumed += u32::from(!incoming.is_origin_lost);
+                incoming.is_origin_lost = false;
                 Phase::Detached(incoming)
             }
             Phase::Detached(incoming) => Phase::Detached(incoming),
@@ -177,8 +196,11 @@ impl Subscriber {
     /// the version again, as on a new connection, under the number `id`. The caller ends the subscription under its
     /// previous number. `allowance` is the new credit.
     pub fn leave_memory(&mut self, id: SubscriptionId, allowance: u32) {
-        let was_connected = matches!(self.phase, Phase::Placing(_) | Phase::Running(_));
-        self.handle_detached(allowance);
+        let was_connected = match &self.phase {
+            Phase::Placing(incoming) | Phase::Running(incoming) => !incoming.is_origin_lost,
+            _ => false,
+        };
+        self.detach(allowance);
         self.options.subscription = id;
         if let Phase::Detached(incoming) = &mut self.phase {
             incoming.assembly = Assembly::new(Arc::clone(incoming.assembly.selection()));
@@ -209,15 +231,24 @@ impl Subscriber {
         now: Instant,
         received_bytes: u64,
     ) -> Result<(), ProtocolViolation> {
+        if announce.subscription != self.options.subscription {
+            self.handle_source_announce(&announce);
+            return Ok(());
+        }
+        if self.sources.ended_apart.is_some_and(|(version, _)| version == key(&announce.id)) {
+            self.answer_ended_apart(announce.afresh);
+            return Ok(());
+        }
         if self.given_up == Some(key(&announce.id)) {
             return Ok(()); // The repetition crossed this end's `Abort`.
         }
-        if self.current_version() == Some(&announce.id) {
+        let is_origin_lost = self.is_origin_lost();
+        if self.current_version() == Some(&announce.id) && !is_origin_lost {
             self.stall.restart(now, received_bytes);
             self.actions.push_back(Action::Delayed);
             return Ok(());
         }
-        if !matches!(self.phase, Phase::Idle | Phase::Detached(_)) {
+        if !matches!(self.phase, Phase::Idle | Phase::Detached(_)) && !is_origin_lost {
             return Err(ProtocolViolation::OutOfTurn {
                 found: "Announce",
                 expected: "the end of the previous version",
@@ -230,7 +261,7 @@ impl Subscriber {
             });
         }
         let resumable = match &self.phase {
-            Phase::Detached(incoming) => Some(incoming.id()),
+            Phase::Detached(incoming) | Phase::Running(incoming) => Some(incoming.id()),
             _ => None,
         };
         self.history.check_announced(&announce.id, resumable, announce.afresh)?;
@@ -243,7 +274,16 @@ impl Subscriber {
             Phase::Detached(incoming) if *incoming.id() == announce.id && !announce.afresh => {
                 self.resume(*incoming, announce)
             }
-            Phase::Detached(incoming) => {
+            Phase::Running(incoming) if *incoming.id() == announce.id && !announce.afresh => {
+                self.handle_origin_returned(incoming, announce)
+            }
+            Phase::Detached(incoming) | Phase::Running(incoming) => {
+                if incoming.is_origin_lost {
+                    self.drop_sources();
+                    self.requests = Requests::default();
+                    self.reset_arrivals();
+                    self.grant_allowance();
+                }
                 let id = incoming.id().clone();
                 self.actions.push_back(Action::Release { id, reason: Released::Replaced });
                 self.await_manifest(announce);
@@ -283,7 +323,7 @@ impl Subscriber {
             assembly.handle_complete(*digest);
         }
         let announce = announce.clone();
-        self.place(Incoming { announce, assembly, resumed: 0 }, false);
+        self.place(Incoming { announce, assembly, resumed: 0, is_origin_lost: false }, false);
     }
 
     fn place(&mut self, incoming: Incoming, resumes: bool) {
@@ -311,6 +351,7 @@ impl Subscriber {
         for early in self.arrivals.take_early() {
             self.begin_chunk(early)?;
         }
+        self.seek_sources();
         self.finish_if_complete();
         Ok(())
     }
@@ -380,7 +421,7 @@ impl Subscriber {
             self.actions.push_back(Action::Discard(stream));
             return Ok(());
         }
-        if !self.requests.handle_header(header.chunk) {
+        if !self.requests.handle_header(header.subscription, header.chunk) {
             self.arrivals.spend()?;
         }
         let early = WaitingStream { stream, header };
@@ -402,6 +443,11 @@ impl Subscriber {
         if !incoming.is((header.epoch, header.version)) {
             return Err(ProtocolViolation::WrongVersion { epoch: header.epoch, version: header.version });
         }
+        if incoming.assembly.is_listed_otherwise(header.chunk, header.hash) {
+            self.actions.push_back(Action::Discard(stream));
+            self.handle_other_hash(header.chunk, header.subscription);
+            return Ok(());
+        }
         let range = match incoming.assembly.handle_header(&header) {
             // It was requested again, although it had not been lost, or not yet.
             Err(ProtocolViolation::DuplicateChunk(chunk)) if self.requests.is_pushing_ended() => {
@@ -414,21 +460,25 @@ impl Subscriber {
             range => range?,
         };
         let (_, dtype) = incoming.assembly.manifest().chunk(header.chunk);
-        self.arrivals.begin(stream, header.chunk);
+        self.arrivals.begin(stream, &header);
         self.actions.push_back(Action::Receive { stream, header, range, dtype });
         Ok(())
     }
 
     /// Handles a verified chunk, whose bytes are in the version's memory. Grants its credit again.
     pub fn handle_verified(&mut self, stream: StreamToken, verified: Verified) {
-        let Some(chunk) = self.arrivals.end(stream, !self.requests.is_pushing_ended()) else { return };
+        let is_pushed = !self.requests.is_pushing_ended();
+        let Some((chunk, source)) = self.arrivals.end(stream, is_pushed) else { return };
+        self.requests.handle_stream_ended(source);
         let spare = self.arrivals.take_spare(chunk);
         self.actions.extend(spare.map(|spare| Action::Discard(spare.stream)));
         let Phase::Running(incoming) = &mut self.phase else { return };
         debug_assert_eq!(chunk, verified.chunk(), "a stream carries the chunk that its header names");
         incoming.assembly.handle_verified(verified);
-        if !self.requests.is_pushing_ended() {
+        if is_pushed {
             self.send(ClientMessage::Credit { subscription: self.options.subscription, chunks: 1 });
+        } else {
+            self.note_source(&verified, source);
         }
         self.finish_if_complete();
     }
@@ -436,45 +486,59 @@ impl Subscriber {
     /// Handles the early end of a stream, because its lane was lost or the server gave the version up. The caller must
     /// have stopped writing the chunk. A stream whose chunk is not being received is ignored.
     pub fn handle_lost(&mut self, stream: StreamToken) {
-        let Some(chunk) = self.arrivals.end(stream, !self.requests.is_pushing_ended()) else { return };
+        let is_pushed = !self.requests.is_pushing_ended();
+        let Some((chunk, source)) = self.arrivals.end(stream, is_pushed) else { return };
+        self.requests.handle_stream_ended(source);
+        self.lose_chunk(chunk);
+    }
+
+    /// Handles the early end of a chunk's stream: a second stream takes its place, or the chunk is missing again.
+    fn lose_chunk(&mut self, chunk: ChunkIndex) {
         if let Phase::Running(incoming) = &mut self.phase {
             incoming.assembly.handle_lost(chunk);
         }
-        self.requests.handle_stream_lost();
         if let Some(spare) = self.arrivals.take_spare(chunk) {
             let begun = self.begin_chunk(spare);
             debug_assert_eq!(begun, Ok(()), "its header was accepted but for its twin");
         }
+        if let Phase::Running(incoming) = &self.phase {
+            self.requests.handle_lost(chunk, &incoming.assembly);
+        }
     }
 
-    /// Handles `Retired`: the server begins no more chunks on one of its lanes, and chunks may have been lost with it.
+    /// Handles `Retired`: a source begins no more chunks on one of its lanes, and chunks may have been lost with it.
     /// From then on this end requests what it lacks of the current version.
-    pub fn handle_retired(&mut self) {
+    pub fn handle_retired(&mut self, source: SubscriptionId) {
         if self.current_version().is_some() {
-            self.requests.handle_retired();
+            self.requests.handle_retired(source);
         }
     }
 
     /// Requests missing chunks, unless the server pushes them.
     fn request_missing(&mut self) {
-        let Phase::Running(incoming) = &self.phase else { return };
-        let arriving = self.arrivals.receiving();
-        let Some(chunks) = self.requests.next(&incoming.assembly, arriving, self.allowance) else { return };
-        let (subscription, (epoch, version)) = (self.options.subscription, key(incoming.id()));
-        self.send(ClientMessage::Request { subscription, epoch, version, chunks });
+        let Phase::Running(incoming) = &mut self.phase else { return };
+        let (origin, assembly) = (self.options.subscription, &incoming.assembly);
+        let Some(order) = self.requests.next(origin, assembly, &self.arrivals, self.allowance) else { return };
+        let Order { source: subscription, chunks, hashes } = order;
+        if hashes {
+            incoming.assembly.begin_list();
+        }
+        let (epoch, version) = key(incoming.id());
+        self.send(ClientMessage::Request { subscription, epoch, version, chunks, hashes });
     }
 
     /// Handles `Complete`: every selected chunk that this end did not hold was sent, or was lost with its lane.
     ///
     /// # Errors
-    /// [`ProtocolViolation`] for a version that is neither the current one nor the last one that this end gave up.
+    /// [`ProtocolViolation`] for a version that is neither the current one nor the last one that ended.
     pub fn handle_complete(
         &mut self,
         version: (Epoch, Version),
         digest: VersionDigest,
     ) -> Result<(), ProtocolViolation> {
         match &mut self.phase {
-            _ if self.given_up == Some(version) => return Ok(()), // `Complete` crossed this end's `Abort`.
+            // `Complete` crossed this end's `Abort`, or its `Committed` of a version from several sources.
+            _ if self.given_up == Some(version) || self.history.is_last(version) => return Ok(()),
             Phase::Placing(incoming) | Phase::Running(incoming) if incoming.is(version) => {
                 incoming.assembly.handle_complete(digest);
             }
@@ -513,12 +577,16 @@ impl Subscriber {
     /// Handles the commit of the current version. `kept` says whether the client keeps a copy as a base for deltas.
     pub fn handle_committed(&mut self, kept: bool) {
         let Phase::Running(incoming) = &self.phase else { return };
-        let digest = incoming.assembly.held_digest();
+        let (digest, is_origin_lost) = (incoming.assembly.held_digest(), incoming.is_origin_lost);
         let Some(id) = self.end_version() else { return };
         let (epoch, version) = key(&id);
         self.history.handle_committed(id, digest);
-        let subscription = self.options.subscription;
-        self.send(ClientMessage::Committed { subscription, epoch, version, kept });
+        if is_origin_lost {
+            self.sources.ended_apart = Some(((epoch, version), Some(kept)));
+        } else {
+            let subscription = self.options.subscription;
+            self.send(ClientMessage::Committed { subscription, epoch, version, kept });
+        }
         if std::mem::take(&mut self.requests).is_pushing_ended() {
             self.reset_arrivals();
             self.grant_allowance();
@@ -548,7 +616,7 @@ impl Subscriber {
 
     /// Gives up the current version. The subscription continues with the next version.
     pub fn give_up(&mut self, reason: AbortReason) {
-        self.given_up = self.current_version().map(key);
+        self.given_up = self.current_version().map(key).filter(|_| !self.is_origin_lost());
         self.abort(reason, Released::ByClient);
         self.grant_allowance();
     }
@@ -561,13 +629,18 @@ impl Subscriber {
 
     /// Ends the current version, which either end gave up. Both ends reset the credit.
     fn abort(&mut self, reason: AbortReason, released: Released) {
+        let is_origin_lost = self.is_origin_lost();
         let Some(id) = self.end_version() else { return };
         self.requests = Requests::default();
         self.manifests.stale += 2; // A late header and a late end of this version's manifest are excused.
         self.reset_arrivals();
         let (subscription, (epoch, version)) = (self.options.subscription, key(&id));
         self.actions.push_back(Action::Release { id, reason: released });
-        self.send(ClientMessage::Abort { subscription, epoch, version, reason });
+        if is_origin_lost {
+            self.sources.ended_apart = Some(((epoch, version), None));
+        } else {
+            self.send(ClientMessage::Abort { subscription, epoch, version, reason });
+        }
     }
 
     /// Grants the whole credit again: giving up a version, or requesting its chunks, reset it.
@@ -595,10 +668,12 @@ impl Subscriber {
         if self.current_version().is_none() {
             return;
         }
+        if now >= self.stall.check_at() {
+            self.seek_sources();
+            self.close_stalled_source();
+        }
         match self.stall.handle_check(now, received_bytes) {
-            Check::Progress => {
-                self.send(ClientMessage::Credit { subscription: self.options.subscription, chunks: 0 });
-            }
+            Check::Progress => self.report_progress(),
             Check::Stalled => {
                 let fault = VersionFault::Stalled(self.stall.timeout());
                 self.actions.push_back(Action::Fail(fault));
@@ -612,6 +687,7 @@ impl Subscriber {
         match &self.phase {
             Phase::Idle | Phase::Detached(_) => None,
             Phase::Announced { announce, .. } => Some(&announce.id),
+            Phase::Running(incoming) if incoming.is_origin_lost && self.requests.sources() == 0 => None,
             Phase::Placing(incoming) | Phase::Running(incoming) => Some(incoming.id()),
         }
     }
@@ -646,7 +722,7 @@ impl Subscriber {
     /// version.
     pub fn resumable_chunks(&self) -> Option<RangeSet> {
         match &self.phase {
-            Phase::Detached(incoming) => Some(incoming.assembly.held()),
+            Phase::Detached(incoming) | Phase::Running(incoming) => Some(incoming.assembly.held()),
             _ => None,
         }
     }
@@ -658,6 +734,7 @@ impl Subscriber {
 
     fn end_version(&mut self) -> Option<VersionId> {
         let id = self.current_version()?.clone();
+        self.drop_sources();
         self.history.handle_ended(&id);
         self.arrivals.end_version();
         self.phase = Phase::Idle;

@@ -10,7 +10,7 @@ use crate::{
     subscribers::SubscriberProgress,
 };
 use futures_util::{StreamExt, stream::FuturesUnordered};
-use std::{pin::Pin, sync::Arc};
+use std::{ops::Range, pin::Pin, sync::Arc};
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
     ChunkHeader, ChunkIndex, CodecChoice, CodecId, CodecSet, Effort, Selection, SendAction, ServerMessage,
@@ -165,6 +165,7 @@ impl Context {
                     .instrument(tracing::trace_span!("chunk", %chunk))
                     .await
             }
+            SendAction::Hashes { first, end } => self.send_hashes(first..end).await,
             SendAction::Complete => self.send_complete().await,
         };
         sent.map(|()| action).map_err(|error| Unread { action, error })
@@ -299,6 +300,25 @@ impl Context {
     fn raw_bytes(&self, chunk: ChunkIndex) -> u64 {
         let (range, _) = self.version.retained.payload.manifest().chunk(chunk);
         range.end - range.start
+    }
+
+    /// Sends the hashes of the selected chunks at these places among them. Those that were not sent may have to be hashed
+    /// first.
+    async fn send_hashes(&self, places: Range<u32>) -> Result<(), Arc<SourceError>> {
+        let SentVersion { retained, selection, .. } = &self.version;
+        let chunks = selection.chunks().iter().skip(places.start as usize).take(places.len());
+        let hashes = self
+            .encoder()
+            .hashes(&retained.payload, &chunks.map(|chunk| chunk..chunk + 1).collect())
+            .await?;
+        let (subscription, epoch, version) =
+            (self.route.subscription, retained.id.epoch, retained.id.version);
+        // Fails only when the session ends.
+        let _ = self
+            .route
+            .send(ServerMessage::Hashes { subscription, epoch, version, first: places.start, hashes })
+            .await;
+        Ok(())
     }
 
     /// Sends `Complete` with the version's digest. Chunks that were not sent because the client already holds them may

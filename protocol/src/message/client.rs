@@ -93,6 +93,8 @@ pub enum ClientMessage {
         version: Version,
         /// The chunks. The server passes over those that were begun on a lane that was not retired since.
         chunks: RangeSet,
+        /// Whether the server sends the hashes of all selected chunks. Needs [`Feature::Hashes`](super::Feature::Hashes).
+        hashes: bool,
     },
     /// Retires a lane that the client has closed or will close: the server begins no more chunks on it.
     Retire(LaneId),
@@ -105,6 +107,28 @@ pub enum ClientMessage {
         /// The number of bytes.
         bytes: ProbeBytes,
     },
+}
+
+impl ClientMessage {
+    /// The subscription that the message is about; `None` for a message of the session.
+    pub fn subscription(&self) -> Option<SubscriptionId> {
+        match self {
+            Self::Subscribe(subscribe) => Some(subscribe.subscription),
+            Self::Credit { subscription, .. }
+            | Self::Committed { subscription, .. }
+            | Self::Abort { subscription, .. }
+            | Self::Unsubscribe { subscription, .. }
+            | Self::Acknowledge { subscription, .. }
+            | Self::Request { subscription, .. } => Some(*subscription),
+            Self::Hello(_)
+            | Self::List
+            | Self::Join { .. }
+            | Self::Watch { .. }
+            | Self::Unwatch(_)
+            | Self::Retire(_)
+            | Self::Probe { .. } => None,
+        }
+    }
 }
 
 /// A client's identity and capabilities.
@@ -140,7 +164,8 @@ message_kinds! {
     Acknowledge { subscription, epoch, version } => Acknowledge { subscription, epoch, version }
     Watch { watch, glob } => Watch { watch, glob }
     Unwatch(watch) => Unwatch { watch }
-    Request { subscription, epoch, version, chunks } => Request { subscription, epoch, version, chunks }
+    Request { subscription, epoch, version, chunks, hashes } =>
+        Request { subscription, epoch, version, chunks, hashes }
     Retire(lane) => Retire { lane }
     Probe { probe, lane, bytes } => Probe { probe, lane, bytes }
 }

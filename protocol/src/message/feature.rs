@@ -35,12 +35,14 @@ features! {
     Order = 2, "order";
     /// Versions of which several writers publish parts: `Announce.part`.
     Parts = 3, "parts";
-    /// Chunks from other clients: `Sources` and `Hashes`.
+    /// Chunks from other clients: `Sources`.
     Peers = 4, "peers";
     /// Alternatives to a server that will shut down: `Drain`.
     Drain = 5, "drain";
     /// Measurements of a lane's rate: `Probe` and its data streams.
     Probe = 6, "probe";
+    /// The hashes of a version's chunks: `Request.hashes`.
+    Hashes = 7, "hashes";
 }
 
 /// A set of features.
@@ -52,7 +54,7 @@ impl FeatureSet {
     pub const OF_CLIENT: Self = Self(Self::bit(Feature::Drain));
 
     /// The features that a server of this build offers.
-    pub const OF_SERVER: Self = Self(Self::bit(Feature::Get) | Self::bit(Feature::Probe));
+    pub const OF_SERVER: Self = Self(Self::bit(Feature::Get) | Self::bit(Feature::Probe) | Self::bit(Feature::Hashes));
 
     /// The features with these numbers. Unknown numbers are ignored.
     pub fn from_codes(codes: &[u32]) -> Self {
@@ -112,6 +114,7 @@ impl ClientMessage {
                 (subscribe.order != Order::Layout).then_some(("Subscribe.order", Feature::Order)),
             ],
             Self::Probe { .. } => [Some(("Probe", Feature::Probe)), None, None, None],
+            Self::Request { hashes: true, .. } => [Some(("Request.hashes", Feature::Hashes)), None, None, None],
             _ => [None; 4],
         };
         needed
@@ -132,7 +135,6 @@ impl ServerMessage {
                 offered.permit("Announce.part", Feature::Parts)
             }
             Self::Sources { .. } => offered.permit("Sources", Feature::Peers),
-            Self::Hashes { .. } => offered.permit("Hashes", Feature::Peers),
             Self::Drain { .. } => offered.permit("Drain", Feature::Drain),
             _ => Ok(()),
         }
@@ -146,8 +148,8 @@ mod tests {
     /// PROTOCOL.md §3.11: the numbers are part of the wire.
     #[test]
     fn feature_codes_are_frozen() {
-        assert!(Feature::ALL.iter().map(|feature| feature.code()).eq(1..=6));
-        let names = ["get", "order", "parts", "peers", "drain", "probe"];
+        assert!(Feature::ALL.iter().map(|feature| feature.code()).eq(1..=7));
+        let names = ["get", "order", "parts", "peers", "drain", "probe", "hashes"];
         assert!(Feature::ALL.iter().map(|feature| feature.name()).eq(names));
     }
 

@@ -4,7 +4,7 @@
 
 use super::{LaneGrant, LaneId, SubscriptionId, WatchId};
 use crate::{
-    ChunkDigest, Epoch, Glob, ManifestDigest, MessageError, RangeSet, ReaderName, Topic, Version,
+    Epoch, Glob, ManifestDigest, MessageError, RangeSet, ReaderName, Topic, Version,
     VersionDigest, ticket::check_address,
 };
 
@@ -191,7 +191,7 @@ macro_rules! names {
 
 plain! { u32 u64 bool String }
 numbers! { SubscriptionId(u32) WatchId(u32) LaneId(u32) Epoch(u64) Version(u64) }
-bytes! { VersionDigest ManifestDigest ChunkDigest }
+bytes! { VersionDigest ManifestDigest }
 names! { Topic ReaderName Glob }
 
 pub(crate) use bytes;

@@ -83,7 +83,7 @@ mod tests {
     use super::super::*;
     use super::*;
     use crate::{
-        ChunkDigest, CodecId, CodecSet, Epoch, Glob, ManifestDigest, RangeSet, ReaderName, Topic, Version,
+        ChunkHash, CodecId, CodecSet, Epoch, Glob, ManifestDigest, RangeSet, ReaderName, Topic, Version,
         VersionDigest, VersionId,
     };
     use proptest::prelude::*;
@@ -149,6 +149,7 @@ mod tests {
                 epoch,
                 version,
                 chunks: RangeSet::from_ranges([0..7, 9..10].into_iter()).unwrap(),
+                hashes: true,
             },
             ClientMessage::Retire(LaneId(2)),
             ClientMessage::Probe { probe: 3, lane: LaneId(2), bytes: ProbeBytes::new(1 << 20).unwrap() },
@@ -217,7 +218,7 @@ mod tests {
                 epoch,
                 version,
                 first: 7,
-                hashes: vec![ChunkDigest([8; 32]), ChunkDigest([9; 32])],
+                hashes: vec![ChunkHash([8; 16]), ChunkHash([9; 16])],
             },
             ServerMessage::Announce(Announce {
                 subscription,
@@ -394,9 +395,9 @@ mod tests {
             }))
             .map(|_| ())
         };
-        assert_eq!(hashes(HASHES_MAX * 32), Ok(()));
-        assert_eq!(hashes(HASHES_MAX * 32 + 1), too_many("hashes", HASHES_MAX + 1, HASHES_MAX));
-        assert!(matches!(hashes(33), Err(MessageError::WrongLength { .. })));
+        assert_eq!(hashes(HASHES_MAX * 16), Ok(()));
+        assert_eq!(hashes(HASHES_MAX * 16 + 1), too_many("hashes", HASHES_MAX + 1, HASHES_MAX));
+        assert!(matches!(hashes(17), Err(MessageError::WrongLength { .. })));
 
         let drain =
             |alternatives| from_server(wire::ServerKind::Drain(wire::Drain { alternatives })).map(|_| ());
@@ -453,7 +454,7 @@ mod tests {
             epoch: Epoch(u64::MAX),
             version: Version(u64::MAX),
             first: u32::MAX,
-            hashes: vec![ChunkDigest([9; 32]); HASHES_MAX],
+            hashes: vec![ChunkHash([9; 16]); HASHES_MAX],
         };
         let source = Source {
             transport: Transport::Tcp,

@@ -6,10 +6,10 @@ use super::{
     field::{exactly, list, message_fields, message_kinds},
     reasons, wire,
 };
-use crate::{ChunkDigest, Epoch, ManifestDigest, MessageError, Topic, Version, VersionDigest, VersionId};
+use crate::{ChunkHash, Epoch, ManifestDigest, MessageError, Topic, Version, VersionDigest, VersionId};
 
-/// The most chunk digests in one message: so many fit a frame.
-pub const HASHES_MAX: usize = 2000;
+/// The most chunk hashes in one message: so many fit a frame.
+pub const HASHES_MAX: usize = 4000;
 
 /// A control message from a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,8 +80,7 @@ pub enum ServerMessage {
         /// The complete list: earlier sources that are missing here are no longer valid.
         sources: Vec<Source>,
     },
-    /// Sends the digests of a version's chunks, so that the chunks can be received from peers. Needs
-    /// [`Feature::Peers`](super::Feature::Peers).
+    /// Continues the list of the hashes of a version's selected chunks, which a `Request` asked for.
     Hashes {
         /// The subscription.
         subscription: SubscriptionId,
@@ -89,10 +88,10 @@ pub enum ServerMessage {
         epoch: Epoch,
         /// The version.
         version: Version,
-        /// The number of the chunk with the first digest.
+        /// The number of hashes in the messages before.
         first: u32,
-        /// The digests of consecutive chunks, from `first` on.
-        hashes: Vec<ChunkDigest>,
+        /// The hashes of the next selected chunks, in the order of their index.
+        hashes: Vec<ChunkHash>,
     },
 }
 
@@ -328,14 +327,14 @@ impl Field for Vec<Topic> {
     }
 }
 
-impl Field for Vec<ChunkDigest> {
+impl Field for Vec<ChunkHash> {
     type Wire = Vec<u8>;
 
     fn into_wire(self) -> Vec<u8> {
-        self.into_iter().flat_map(|digest| digest.0).collect()
+        self.into_iter().flat_map(|hash| hash.0).collect()
     }
 
     fn from_wire(field: &'static str, wire: Vec<u8>) -> Result<Self, MessageError> {
-        list(field, HASHES_MAX, wire.chunks(32).collect(), |hash| exactly(field, hash).map(ChunkDigest))
+        list(field, HASHES_MAX, wire.chunks(16).collect(), |hash| exactly(field, hash).map(ChunkHash))
     }
 }

@@ -280,6 +280,8 @@ pub(crate) struct Request {
     pub(crate) version: u64,
     #[prost(message, repeated, tag = "4")]
     pub(crate) chunks: Vec<ChunkRange>,
+    #[prost(bool, tag = "5")]
+    pub(crate) hashes: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -14,8 +14,8 @@ pub enum SubscriptionMessage {
     Abort(Epoch, Version, AbortReason),
     /// Acknowledges this version and all before it.
     Acknowledge(Epoch, Version),
-    /// Requests chunks of a version.
-    Request(Epoch, Version, RangeSet),
+    /// Requests chunks of a version, and the hashes of all its chunks if the flag is set.
+    Request(Epoch, Version, RangeSet, bool),
     /// Ends the subscription.
     Unsubscribe {
         /// Whether the client may come back for its place.
@@ -38,8 +38,8 @@ impl SubscriptionMessage {
             ClientMessage::Acknowledge { subscription, epoch, version } => {
                 (subscription, Self::Acknowledge(epoch, version))
             }
-            ClientMessage::Request { subscription, epoch, version, chunks } => {
-                (subscription, Self::Request(epoch, version, chunks))
+            ClientMessage::Request { subscription, epoch, version, chunks, hashes } => {
+                (subscription, Self::Request(epoch, version, chunks, hashes))
             }
             ClientMessage::Unsubscribe { subscription, keep_place } => {
                 (subscription, Self::Unsubscribe { keep_place })

@@ -1,7 +1,11 @@
 //! [`SendPlan`]: the sends of one version to one client (PROTOCOL.md §6.3, §6.8).
 
 use crate::{ChunkIndex, Credit, LaneId, PARTIAL_RANGES_MAX, ProtocolViolation, RangeSet};
-use std::{collections::BTreeMap, iter::Peekable};
+use std::{collections::BTreeMap, iter::Peekable, ops::Range};
+
+/// The number of hashes that are sent in one message. Each costs a read of its chunk, so that a longer message would
+/// keep the receiver waiting.
+const HASHES_PER_MESSAGE: u32 = 64;
 
 /// A send of the version under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,6 +14,13 @@ pub enum SendAction {
     Manifest,
     /// This chunk, on this lane.
     Chunk(ChunkIndex, LaneId),
+    /// The hashes of selected chunks, from the place `first` among them to before the place `end`.
+    Hashes {
+        /// The first place.
+        first: u32,
+        /// The place after the last.
+        end: u32,
+    },
     /// `Complete`: every chunk that the receiver lacks was begun, and passed to the transport or lost with its lane.
     Complete,
 }
@@ -35,6 +46,10 @@ pub(super) struct SendPlan {
     requested: RangeSet,
     /// The begun chunks, by the lane on which they were begun last. Those of retired lanes are dropped at a request.
     begun: BTreeMap<LaneId, RangeSet>,
+    /// The places among the selected chunks whose hashes were not sent and are due.
+    unsent_hashes: Range<u32>,
+    /// Whether hashes are being sent.
+    is_hashing: bool,
     /// The number of chunks that are being sent.
     in_flight: u32,
     /// Whether [`SendAction::Complete`] was returned.
@@ -56,6 +71,8 @@ impl SendPlan {
             pushed: RangeSet::new().into_iter().peekable(),
             requested: RangeSet::new(),
             begun: BTreeMap::new(),
+            unsent_hashes: 0..0,
+            is_hashing: false,
             in_flight: 0,
             complete: false,
             given_up: false,
@@ -80,6 +97,12 @@ impl SendPlan {
         if !self.is_selected {
             return None;
         }
+        if !self.is_hashing && !self.unsent_hashes.is_empty() {
+            self.is_hashing = true;
+            let first = self.unsent_hashes.start;
+            let end = self.unsent_hashes.end.min(first + HASHES_PER_MESSAGE);
+            return Some(SendAction::Hashes { first, end });
+        }
         if !self.requested.is_empty() || self.pushed.peek().is_some() {
             let lane = lane?;
             let chunk = self.next_chunk(credit)?;
@@ -92,10 +115,24 @@ impl SendPlan {
         is_complete.then_some(SendAction::Complete)
     }
 
-    /// Handles the end of a chunk's send. The chunk was passed to the transport completely, or was lost with its lane
-    /// and will be requested by the receiver.
-    pub(super) fn handle_sent(&mut self) {
-        self.in_flight -= 1;
+    /// Handles the end of a send. A chunk was passed to the transport completely, or was lost with its lane and will be
+    /// requested by the receiver.
+    pub(super) fn handle_sent(&mut self, sent: SendAction) {
+        match sent {
+            SendAction::Chunk(..) => self.in_flight -= 1,
+            SendAction::Hashes { end, .. } => {
+                self.unsent_hashes.start = end;
+                self.is_hashing = false;
+            }
+            SendAction::Manifest | SendAction::Complete => {}
+        }
+    }
+
+    /// Handles the receiver's request for the hashes of the `selected` chunks, this many. They are sent once.
+    pub(super) fn handle_hashes_requested(&mut self, selected: u32) {
+        if self.unsent_hashes.end == 0 {
+            self.unsent_hashes.end = selected;
+        }
     }
 
     /// Ends the pushing, because the receiver requested chunks. Returns true the first time.
@@ -142,9 +179,10 @@ impl SendPlan {
         self.given_up
     }
 
-    /// Whether [`SendAction::Complete`] was returned, after which the receiver may commit.
-    pub(super) fn is_complete(&self) -> bool {
-        self.complete
+    /// Whether the receiver may commit: [`SendAction::Complete`] was returned, or the receiver requests chunks and may
+    /// have received the others from another source.
+    pub(super) fn may_be_committed(&self) -> bool {
+        self.complete || self.is_requested
     }
 
     /// The next chunk: a requested one, or the next to be pushed if there is credit for it.
@@ -189,6 +227,11 @@ mod tests {
         plan.handle_request(chunks, &all_of(selected), is_live)
     }
 
+    /// Ends the send of a chunk.
+    fn sent(plan: &mut SendPlan) {
+        plan.handle_sent(SendAction::Chunk(ChunkIndex(0), LaneId(0)));
+    }
+
     fn chunk(chunk: u32, lane: u32) -> Option<SendAction> {
         Some(SendAction::Chunk(ChunkIndex(chunk), LaneId(lane)))
     }
@@ -204,7 +247,7 @@ mod tests {
         credit.grant(1).unwrap();
         assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0));
         assert_eq!(plan.poll(&mut credit, LANE), None, "not complete while a chunk is in flight");
-        plan.handle_sent();
+        sent(&mut plan);
         assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Complete));
         assert_eq!(plan.poll(&mut credit, LANE), None);
     }
@@ -262,7 +305,7 @@ mod tests {
             Ok(false),
             "chunk 0 was begun on lane 0"
         );
-        (0..3).for_each(|_| plan.handle_sent());
+        (0..3).for_each(|_| sent(&mut plan));
         assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Complete));
     }
 
@@ -273,20 +316,40 @@ mod tests {
         assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0));
         assert_eq!(request(&mut plan, 9, &RangeSet::from_range(5..6), |_| true), Ok(true));
         assert_eq!(plan.poll(&mut credit, LANE), chunk(5, 0));
-        (0..2).for_each(|_| plan.handle_sent());
+        (0..2).for_each(|_| sent(&mut plan));
         assert_eq!(plan.poll(&mut credit, LANE), None, "seven chunks were not sent");
         assert_eq!(request(&mut plan, 9, &all_of(9), |_| true), Ok(true));
         assert_eq!(plan.poll(&mut credit, None), None, "no lane is left");
         for index in [1, 2, 3, 4, 6, 7, 8] {
             assert_eq!(plan.poll(&mut credit, LANE), chunk(index, 0));
-            plan.handle_sent();
+            sent(&mut plan);
         }
         assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Complete));
         assert_eq!(request(&mut plan, 9, &all_of(1), |_| false), Ok(true), "its lane was lost");
         assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0));
-        plan.handle_sent();
+        sent(&mut plan);
         assert_eq!(plan.poll(&mut credit, LANE), None, "`Complete` is not repeated");
-        assert!(plan.is_complete());
+        assert!(plan.complete);
+    }
+
+    #[test]
+    fn hashes_are_sent_once_and_one_message_at_a_time() {
+        let mut credit = Credit::new(0).unwrap();
+        let mut plan = plan_of(HASHES_PER_MESSAGE + 1, false);
+        plan.end_pushing();
+        for _ in 0..2 {
+            plan.handle_hashes_requested(HASHES_PER_MESSAGE + 1); // Repeated, it has no effect.
+        }
+        let first = SendAction::Hashes { first: 0, end: HASHES_PER_MESSAGE };
+        assert_eq!(plan.poll(&mut credit, None), Some(first));
+        assert_eq!(plan.poll(&mut credit, None), None);
+        plan.handle_sent(first);
+        let last = SendAction::Hashes { first: HASHES_PER_MESSAGE, end: HASHES_PER_MESSAGE + 1 };
+        assert_eq!(plan.poll(&mut credit, None), Some(last));
+        plan.handle_sent(last);
+        plan.handle_hashes_requested(HASHES_PER_MESSAGE + 1);
+        assert_eq!(plan.poll(&mut credit, LANE), None, "nothing else was requested");
+        assert!(plan.may_be_committed());
     }
 
     #[test]
@@ -323,9 +386,9 @@ mod tests {
         assert!(plan.is_given_up());
         assert_eq!(request(&mut plan, 2, &all_of(2), |_| false), Ok(false));
         assert_eq!(plan.poll(&mut credit, LANE), None);
-        plan.handle_sent();
+        sent(&mut plan);
         assert_eq!(plan.poll(&mut credit, LANE), None, "not complete either");
-        assert!(!plan.is_complete());
+        assert!(!plan.complete);
     }
 
     /// An event during the transfer of a version.
@@ -416,7 +479,7 @@ mod tests {
                 Step::Poll(lane) => self.poll(lane.filter(|lane| !self.retired.contains(lane))),
                 Step::End if self.in_flight > 0 => {
                     self.in_flight -= 1;
-                    self.plan.handle_sent();
+                    sent(&mut self.plan);
                 }
                 Step::End => {}
                 Step::Retire(lane) => drop(self.retired.insert(lane)),
@@ -453,7 +516,7 @@ mod tests {
                     assert_eq!(self.first(Model::Idle), None, "every chunk was begun");
                     self.completes += 1;
                 }
-                Some(SendAction::Manifest) => panic!("the receiver has the manifest"),
+                Some(send) => panic!("nothing asked for {send:?}"),
                 None => {
                     let has_credit = self.credit.available() > 0;
                     let can_begin = lane.is_some() && (requested.is_some() || pushed.is_some() && has_credit);

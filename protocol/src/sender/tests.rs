@@ -2,4 +2,5 @@
 
 mod messages;
 mod pair;
+mod sources;
 mod topic;

@@ -3,7 +3,10 @@
 #[cfg(doc)]
 use super::Subscriber;
 use super::{Gap, StreamToken};
-use crate::{AbortReason, Announce, ChunkHeader, ClientMessage, Dtype, Selection, VersionDigest, VersionId};
+use crate::{
+    AbortReason, Announce, ChunkHeader, ChunkIndex, ClientMessage, Dtype, Selection, SubscriptionId, VersionDigest,
+    VersionId,
+};
 use std::{ops::Range, sync::Arc, time::Duration};
 
 /// The next action for the driver of a [`Subscriber`].
@@ -33,6 +36,13 @@ pub enum Action {
         /// The dtype of the chunk's elements.
         dtype: Dtype,
     },
+    /// The version is large: call [`Subscriber::ask_source`] for each other server with the same content, except those
+    /// that were asked already. This action is repeated while that is of use.
+    Seek,
+    /// Warn that a source has other content than the origin under the same version. It is not used any more.
+    SourceDiffers(SubscriptionId),
+    /// Close the connection to a source that sends nothing, although it owes chunks. Its loss follows.
+    CloseSource(SubscriptionId),
     /// Drop a stream without reading it.
     Discard(StreamToken),
     /// Make a version visible, then call [`Subscriber::handle_committed`]; if it cannot be made visible,
@@ -92,6 +102,8 @@ pub enum VersionFault {
         /// The digest of the chunks.
         found: VersionDigest,
     },
+    /// A chunk's bytes have the hash in its header, but not the one in the list of the same server.
+    OtherHash(ChunkIndex),
     /// No byte was received for at least this long.
     Stalled(Duration),
 }

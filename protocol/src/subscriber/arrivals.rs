@@ -1,6 +1,6 @@
 //! The open chunk streams of one subscription, and their credit.
 
-use crate::{ChunkHeader, ChunkIndex, ProtocolViolation};
+use crate::{ChunkHeader, ChunkIndex, ProtocolViolation, SubscriptionId};
 use std::collections::{HashMap, hash_map::Entry};
 
 /// The number of a chunk's stream. The caller owns the stream and gives each stream another number.
@@ -21,8 +21,8 @@ pub(super) struct WaitingStream {
 pub(super) struct Arrivals {
     /// The streams that wait for their announcement, their manifest or memory; credit limits their number.
     early: Vec<WaitingStream>,
-    /// The streams whose chunks are being received.
-    receiving: HashMap<StreamToken, ChunkIndex>,
+    /// The streams whose chunks are being received, with their sources.
+    receiving: HashMap<StreamToken, (ChunkIndex, SubscriptionId)>,
     /// Second streams of chunks that are being received: the first may be lost with its lane.
     spare: HashMap<ChunkIndex, WaitingStream>,
     /// The number of further chunks that the server may push.
@@ -37,6 +37,11 @@ impl Arrivals {
     /// The number of further chunks that the server may push.
     pub(super) fn credit(&self) -> u32 {
         self.credit
+    }
+
+    /// Takes all credit back: the origin was lost, and pushes nothing more of this version.
+    pub(super) fn void_credit(&mut self) {
+        self.credit = 0;
     }
 
     pub(super) fn grant(&mut self, chunks: u32) {
@@ -61,17 +66,32 @@ impl Arrivals {
         std::mem::take(&mut self.early)
     }
 
-    /// Records that the receipt of `chunk` begins.
-    pub(super) fn begin(&mut self, stream: StreamToken, chunk: ChunkIndex) {
-        self.receiving.insert(stream, chunk);
+    /// Records that the receipt of the chunk of `header` begins.
+    pub(super) fn begin(&mut self, stream: StreamToken, header: &ChunkHeader) {
+        self.receiving.insert(stream, (header.chunk, header.subscription));
     }
 
-    /// Ends a stream and returns its chunk; `None` if no chunk of this stream is being received. Of a version that is
-    /// pushed, its credit is free again.
-    pub(super) fn end(&mut self, stream: StreamToken, is_pushed: bool) -> Option<ChunkIndex> {
-        let chunk = self.receiving.remove(&stream)?;
+    /// Ends a stream and returns its chunk and source; `None` if no chunk of this stream is being received. Of a version
+    /// that is pushed, its credit is free again.
+    pub(super) fn end(
+        &mut self,
+        stream: StreamToken,
+        is_pushed: bool,
+    ) -> Option<(ChunkIndex, SubscriptionId)> {
+        let ended = self.receiving.remove(&stream)?;
         self.credit += u32::from(is_pushed);
-        Some(chunk)
+        Some(ended)
+    }
+
+    /// Ends every stream of a source that was lost: returns the chunks that were being received, and the waiting streams.
+    pub(super) fn end_source(&mut self, source: SubscriptionId) -> (Vec<ChunkIndex>, Vec<StreamToken>) {
+        let lost = self.receiving.extract_if(|_, (_, of)| *of == source);
+        let lost = lost.map(|(_, (chunk, _))| chunk).collect();
+        let is_lost = |waiting: &WaitingStream| waiting.header.subscription == source;
+        let spare = self.spare.extract_if(|_, spare| is_lost(spare)).map(|(_, spare)| spare.stream);
+        let mut waiting: Vec<_> = spare.collect();
+        waiting.extend(self.early.extract_if(.., |early| is_lost(early)).map(|early| early.stream));
+        (lost, waiting)
     }
 
     /// Keeps a second stream of a chunk that is being received. Returns the stream if there is a second one already.
@@ -98,6 +118,16 @@ impl Arrivals {
     /// The number of chunks that are being received.
     pub(super) fn receiving(&self) -> usize {
         self.receiving.len()
+    }
+
+    /// The source of each chunk that is being received.
+    pub(super) fn sources(&self) -> impl Iterator<Item = SubscriptionId> + '_ {
+        self.receiving.values().map(|(_, source)| *source)
+    }
+
+    /// The number of chunks that are being received from a source. Costs a pass over those from all sources.
+    pub(super) fn receiving_of(&self, source: SubscriptionId) -> usize {
+        self.receiving.values().filter(|(_, of)| *of == source).count()
     }
 
     /// Clears every stream, resets the credit to `credit`, and returns the streams that were not being received.

@@ -36,8 +36,19 @@ pub struct Assembly {
     held_bytes: u64,
     /// The digest in the sender's `Complete` on this connection.
     complete: Option<VersionDigest>,
+    /// The sender's list of the hashes of all selected chunks, as far as it has arrived; `None` without one.
+    list: Option<List>,
     /// The version that chunks may be encoded against.
     base: Option<Version>,
+}
+
+/// A sender's list of chunk hashes.
+#[derive(Debug)]
+struct List {
+    /// The hash of each listed chunk.
+    hashes: Vec<Option<ChunkHash>>,
+    /// The number of listed chunks: the first selected ones.
+    listed: u32,
 }
 
 impl Assembly {
@@ -52,6 +63,7 @@ impl Assembly {
             unverified,
             held_bytes: 0,
             complete: None,
+            list: None,
             base: None,
         }
     }
@@ -135,14 +147,73 @@ impl Assembly {
         self.complete = Some(digest);
     }
 
+    /// Begins a list of chunk hashes, in place of an earlier one. Needs 17 bytes of memory per chunk of the manifest.
+    pub(super) fn begin_list(&mut self) {
+        self.list = Some(List { hashes: vec![None; self.hashes.len()], listed: 0 });
+    }
+
+    /// Handles the next `hashes` of the list, after the `first` ones, and returns the verified chunks that have other
+    /// hashes. Without a list they are ignored. Costs a pass over the ranges of selected chunks.
+    ///
+    /// # Errors
+    /// [`ProtocolViolation`] when they do not continue the list, or are more than the selected chunks.
+    pub(super) fn handle_hashes(
+        &mut self,
+        first: u32,
+        hashes: &[ChunkHash],
+    ) -> Result<Vec<ChunkIndex>, ProtocolViolation> {
+        let Some(list) = &mut self.list else { return Ok(vec![]) };
+        let selected = self.selection.chunks();
+        if first != list.listed || hashes.is_empty() || hashes.len() > (selected.len() - list.listed) as usize {
+            let expected = "the next hashes of the list";
+            return Err(ProtocolViolation::OutOfTurn { found: "Hashes", expected });
+        }
+        let mut differing = vec![];
+        for (chunk, hash) in selected.iter().skip(first as usize).zip(hashes) {
+            list.hashes[chunk as usize] = Some(*hash);
+            if self.hashes[chunk as usize].is_some_and(|found| found != *hash) {
+                differing.push(ChunkIndex(chunk));
+            }
+        }
+        list.listed += hashes.len() as u32;
+        Ok(differing)
+    }
+
+    /// Whether the list has another hash than `hash` for a chunk.
+    pub(super) fn is_listed_otherwise(&self, chunk: ChunkIndex, hash: ChunkHash) -> bool {
+        self.listed_hash(chunk).is_some_and(|listed| listed != hash)
+    }
+
+    /// The hash of a chunk in the list, if it has arrived.
+    pub(super) fn listed_hash(&self, chunk: ChunkIndex) -> Option<ChunkHash> {
+        *self.list.as_ref()?.hashes.get(chunk.0 as usize)?
+    }
+
+    /// Whether the list of all selected chunks has arrived.
+    pub(super) fn is_listed(&self) -> bool {
+        self.list.as_ref().is_some_and(|list| list.listed == self.selection.chunks().len())
+    }
+
+    /// Discards a verified chunk, which is missing again.
+    pub(super) fn discard(&mut self, chunk: ChunkIndex) {
+        if self.hashes[chunk.0 as usize].take().is_some() {
+            self.held_bytes -= self.chunk_bytes(chunk);
+            self.unverified += 1;
+        }
+    }
+
     /// Handles the loss of the connection: unfinished chunks are missing again, and the digest must be sent again.
     /// Verified chunks stay.
     ///
     /// The readers of lost streams must have stopped, because other streams may write their chunks' ranges from now on.
     pub fn handle_detached(&mut self) {
         self.arriving = RangeSet::new();
+        (self.complete, self.list, self.base) = (None, None, None);
+    }
+
+    /// Handles the loss of the sender that sent `Complete` or would have sent it, while others send the version.
+    pub(super) fn forget_complete(&mut self) {
         self.complete = None;
-        self.base = None;
     }
 
     /// Discards all verified chunks except those of the first `ranges_max` ranges, to limit the size of
@@ -150,20 +221,20 @@ impl Assembly {
     pub fn discard_beyond(&mut self, ranges_max: usize) -> RangeSet {
         let held = self.held();
         let discarded: RangeSet = held.ranges().iter().skip(ranges_max).cloned().collect();
-        for chunk in discarded.iter() {
-            self.hashes[chunk as usize] = None;
-            self.held_bytes -= self.chunk_bytes(ChunkIndex(chunk));
-        }
-        self.unverified += discarded.len();
+        discarded.iter().for_each(|chunk| self.discard(ChunkIndex(chunk)));
         discarded
     }
 
-    /// The result; `None` until every selected chunk is verified and the sender's digest has arrived.
+    /// The result; `None` until every selected chunk is verified, and the sender's digest or its list of all hashes has
+    /// arrived. Chunks that differ from the list are not verified ([`discard`](Self::discard)).
     pub fn poll(&self) -> Option<Outcome> {
-        let expected = self.complete?;
         if self.unverified > 0 {
             return None;
         }
+        if self.is_listed() {
+            return Some(Outcome::Commit);
+        }
+        let expected = self.complete?;
         let found = self.held_digest();
         Some(if found == expected { Outcome::Commit } else { Outcome::Mismatch { expected, found } })
     }
@@ -202,6 +273,24 @@ impl Assembly {
     pub fn held(&self) -> RangeSet {
         let held = (0u32..).zip(&self.hashes).filter(|(_, hash)| hash.is_some());
         held.map(|(chunk, _)| chunk..chunk + 1).collect()
+    }
+
+    /// The verified chunks in the first `ranges_max` ranges, and their digest.
+    pub(super) fn claim(&self, ranges_max: usize) -> (RangeSet, VersionDigest) {
+        let held: RangeSet = self.held().ranges().iter().take(ranges_max).cloned().collect();
+        let hashes = held.iter().filter_map(|chunk| self.hashes[chunk as usize]);
+        let digest = VersionDigest::of(self.manifest().digest(), hashes);
+        (held, digest)
+    }
+
+    /// The number of selected chunks that are not verified.
+    pub(super) fn unverified(&self) -> u32 {
+        self.unverified
+    }
+
+    /// The version that chunks may be encoded against.
+    pub(super) fn base(&self) -> Option<Version> {
+        self.base
     }
 
     /// The digest of the verified chunks: that of `Subscribe.partial`, and that of the version once it is complete.

@@ -25,6 +25,9 @@ pub(super) struct Incoming {
     pub(super) assembly: Assembly,
     /// The number of reconnections during the version's transfer.
     pub(super) resumed: u32,
+    /// Whether the connection to the origin was lost while other sources send the version, and the origin has not
+    /// announced it again.
+    pub(super) is_origin_lost: bool,
 }
 
 impl Incoming {

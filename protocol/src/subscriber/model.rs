@@ -176,8 +176,8 @@ impl World {
                     assert!(self.placed.is_none_or(|placed| placed == id.version.0));
                     self.release();
                 }
-                Action::Delayed => panic!("no announcement is repeated"),
-                Action::Fail(fault) => panic!("{fault:?}"),
+                Action::Seek => {} // There is one server.
+                other => panic!("{other:?}"),
             }
         }
     }
@@ -255,7 +255,7 @@ impl World {
                 self.retired.insert(lane);
                 self.streams.retain(|stream| stream.arrived || stream.lane != lane);
                 self.outstanding.clear(); // Requested again, if they are missing.
-                self.subscriber.handle_retired();
+                self.subscriber.handle_retired(fixtures::SUBSCRIPTION);
             }
             Step::Join if self.lanes.len() < 4 => {
                 self.lanes.push(LaneId(self.next_lane));

@@ -1,67 +1,295 @@
-//! [`Requests`]: the chunks that the receiver requests of a version that is not pushed any more (PROTOCOL.md §6.8).
+//! [`Requests`]: the chunks that the receiver requests of a version that is not pushed any more, and of which source
+//! (PROTOCOL.md §6.8, §6.10).
 
-use super::Assembly;
-use crate::{ChunkIndex, PARTIAL_RANGES_MAX, RangeSet};
+use super::{Arrivals, Assembly};
+use crate::{ChunkIndex, PARTIAL_RANGES_MAX, RangeSet, SubscriptionId};
+use std::collections::BTreeMap;
 
-/// The requests of the current version. A version begins pushed: the sender begins chunks in order while there is
-/// credit. After a loss, the receiver requests what it lacks, so many chunks at a time that those requested and those
-/// arriving stay within its allowance.
+/// The requests of the current version. A version begins pushed: its origin begins chunks in order while there is
+/// credit. After a loss, or with a second source, the receiver requests what it lacks, so many chunks at a time that
+/// those ordered and those arriving stay within its allowance.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     /// Whether a lane was retired since the version began: until then, a stream that ends early belongs to a version
     /// that the server gave up.
     is_lane_retired: bool,
-    /// Whether chunks may have been lost since `remaining` was determined.
+    /// Whether chunks that were pushed may have been lost.
     is_loss_possible: bool,
-    /// Whether a request was sent, which ended the pushing.
-    is_pushing_ended: bool,
-    /// The chunks that were requested and whose headers have not arrived.
-    outstanding: RangeSet,
-    /// The chunks that were missing at the last loss and were not requested since.
-    remaining: RangeSet,
+    /// The state once chunks are requested.
+    pulled: Option<Pulled>,
+}
+
+/// A version whose chunks are requested. Each wanted chunk is verified, arriving, ordered of at least one source, or in
+/// `unordered`.
+#[derive(Debug, Default)]
+struct Pulled {
+    /// The chunks to order.
+    unordered: RangeSet,
+    /// The chunks that were ordered of a second source, near the end.
+    twice: RangeSet,
+    sources: BTreeMap<SubscriptionId, Source>,
+    list: List,
+}
+
+/// A source of the current version.
+#[derive(Debug, Default)]
+struct Source {
+    /// The chunks that were ordered and whose headers have not arrived.
+    ordered: RangeSet,
+    /// Whether to send an order even if nothing can be added to it, because earlier ones may have been lost with a
+    /// lane, or none was sent yet.
+    is_order_due: bool,
+    /// The number of headers that arrived and streams that ended.
+    events: u64,
+    /// That number at the last check, and the number of checks since it rose.
+    checked: (u64, u32),
+}
+
+/// The list of chunk hashes.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum List {
+    /// The version comes from its origin alone, whose `Complete` has its digest.
+    #[default]
+    Unneeded,
+    /// The next order asks for it.
+    Due,
+    /// It was asked of this source.
+    Asked(SubscriptionId),
+}
+
+/// A request for chunks of the current version.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Order {
+    pub(super) source: SubscriptionId,
+    pub(super) chunks: RangeSet,
+    /// Whether it asks for the list of hashes.
+    pub(super) hashes: bool,
 }
 
 impl Requests {
-    /// Records that a lane was retired, so that chunks of the version may have been lost.
-    pub(super) fn handle_retired(&mut self) {
-        (self.is_lane_retired, self.is_loss_possible) = (true, true);
-    }
-
-    /// Records that a stream ended early.
-    pub(super) fn handle_stream_lost(&mut self) {
-        self.is_loss_possible |= self.is_lane_retired;
-    }
-
-    /// Whether a request was sent, so that the version is not pushed any more.
-    pub(super) fn is_pushing_ended(&self) -> bool {
-        self.is_pushing_ended
-    }
-
-    /// Records that the header of a chunk arrived; returns whether the chunk was requested, so that it costs no credit.
-    pub(super) fn handle_header(&mut self, chunk: ChunkIndex) -> bool {
-        self.outstanding.remove(chunk.0)
-    }
-
-    /// The chunks to request now; `None` if there are none. Of `assembly`, `arriving` chunks are being received; those
-    /// and the requested ones are at most `allowance`. Costs a pass over all chunks after a loss.
-    pub(super) fn next(&mut self, assembly: &Assembly, arriving: usize, allowance: u32) -> Option<RangeSet> {
-        if std::mem::take(&mut self.is_loss_possible) {
-            // The sender passes over those that are under way.
-            (self.outstanding, self.remaining) = (RangeSet::new(), assembly.missing());
-        }
-        // At most as many chunks as ranges, so that any of them may be requested.
-        let max = (allowance as usize).clamp(1, PARTIAL_RANGES_MAX);
-        let mut requested = RangeSet::new();
-        while arriving + (self.outstanding.len() as usize) < max {
-            let next = self.remaining.iter().next();
-            let Some(chunk) = next else { break };
-            self.remaining.remove(chunk);
-            if assembly.is_missing(ChunkIndex(chunk)) {
-                self.outstanding.insert(chunk);
-                requested.insert(chunk);
+    /// Records that a lane of a source was retired, so that chunks of the version may have been lost.
+    pub(super) fn handle_retired(&mut self, source: SubscriptionId) {
+        match &mut self.pulled {
+            None => (self.is_lane_retired, self.is_loss_possible) = (true, true),
+            Some(pulled) => {
+                if let Some(source) = pulled.sources.get_mut(&source) {
+                    source.is_order_due |= !source.ordered.is_empty();
+                }
             }
         }
-        self.is_pushing_ended |= !requested.is_empty();
-        (!requested.is_empty()).then_some(requested)
     }
+
+    /// Whether chunks are requested, so that the version is not pushed any more.
+    pub(super) fn is_pushing_ended(&self) -> bool {
+        self.pulled.is_some()
+    }
+
+    /// The number of sources; none while the version is pushed.
+    pub(super) fn sources(&self) -> usize {
+        self.pulled.as_ref().map_or(0, |pulled| pulled.sources.len())
+    }
+
+    /// Whether chunks are requested of this source.
+    pub(super) fn has_source(&self, source: SubscriptionId) -> bool {
+        self.pulled.as_ref().is_some_and(|pulled| pulled.sources.contains_key(&source))
+    }
+
+    /// The sources except `origin`.
+    pub(super) fn others(&self, origin: SubscriptionId) -> Vec<SubscriptionId> {
+        let sources = self.pulled.iter().flat_map(|pulled| pulled.sources.keys());
+        sources.copied().filter(|source| *source != origin).collect()
+    }
+
+    /// The source that was asked for the list of hashes.
+    pub(super) fn lister(&self) -> Option<SubscriptionId> {
+        match self.pulled.as_ref()?.list {
+            List::Asked(source) => Some(source),
+            List::Unneeded | List::Due => None,
+        }
+    }
+
+    /// Ends the pushing by `origin`. The first `credit` of the missing chunks may be under way already, so they are
+    /// ordered of it.
+    pub(super) fn end_pushing(&mut self, origin: SubscriptionId, missing: &RangeSet, credit: u32) {
+        if self.pulled.is_none() {
+            let mut pulled = Pulled { unordered: missing.clone(), ..Pulled::default() };
+            let ordered = take(&mut pulled.unordered, credit.min(PARTIAL_RANGES_MAX as u32));
+            pulled.sources.insert(origin, Source { ordered, is_order_due: true, ..Source::default() });
+            self.pulled = Some(pulled);
+        }
+    }
+
+    /// Adds a source. From the second on, chunks are compared with a list of hashes.
+    pub(super) fn add_source(&mut self, source: SubscriptionId) {
+        let Some(pulled) = &mut self.pulled else { return };
+        pulled.sources.insert(source, Source { is_order_due: true, ..Source::default() });
+        if pulled.list == List::Unneeded && pulled.sources.len() > 1 {
+            pulled.list = List::Due;
+        }
+    }
+
+    /// Removes a source, none of whose streams is being received any more. Its orders go to others; the list that it
+    /// had not completed is asked of another one.
+    pub(super) fn remove_source(&mut self, source: SubscriptionId, assembly: &Assembly) {
+        let Some(pulled) = &mut self.pulled else { return };
+        let Some(removed) = pulled.sources.remove(&source) else { return };
+        for chunk in removed.ordered.iter() {
+            pulled.put_back(chunk, assembly);
+        }
+        if pulled.list == List::Asked(source) && !assembly.is_listed() {
+            pulled.list = List::Due;
+        }
+    }
+
+    /// Records that the header of a chunk arrived; returns whether the chunk was ordered, so that it costs no credit.
+    pub(super) fn handle_header(&mut self, source: SubscriptionId, chunk: ChunkIndex) -> bool {
+        let pulled = self.pulled.as_mut();
+        let Some(source) = pulled.and_then(|pulled| pulled.sources.get_mut(&source)) else { return false };
+        source.events += 1;
+        source.ordered.remove(chunk.0)
+    }
+
+    /// Records that a stream of a source ended, verified or lost.
+    pub(super) fn handle_stream_ended(&mut self, source: SubscriptionId) {
+        let pulled = self.pulled.as_mut();
+        if let Some(source) = pulled.and_then(|pulled| pulled.sources.get_mut(&source)) {
+            source.events += 1;
+        }
+    }
+
+    /// Records that a chunk may be missing: its stream was lost, or its content was discarded.
+    pub(super) fn handle_lost(&mut self, chunk: ChunkIndex, assembly: &Assembly) {
+        match &mut self.pulled {
+            None => self.is_loss_possible |= self.is_lane_retired,
+            Some(pulled) => pulled.put_back(chunk.0, assembly),
+        }
+    }
+
+    /// Checks, once a second, whether each source that owes chunks made progress. Returns one that made none in
+    /// `checks_max` checks, except `origin`, if there is another source.
+    pub(super) fn check_sources(
+        &mut self,
+        origin: SubscriptionId,
+        arrivals: &Arrivals,
+        checks_max: u32,
+    ) -> Option<SubscriptionId> {
+        let pulled = self.pulled.as_mut()?;
+        let is_only = pulled.sources.len() < 2;
+        for (id, source) in &mut pulled.sources {
+            let owes = !source.ordered.is_empty() || arrivals.receiving_of(*id) > 0;
+            source.checked = match owes && source.events == source.checked.0 {
+                true => (source.events, source.checked.1 + 1),
+                false => (source.events, 0),
+            };
+        }
+        let is_stalled =
+            |(id, source): &(&SubscriptionId, &Source)| **id != origin && source.checked.1 >= checks_max;
+        let stalled = pulled.sources.iter().find(is_stalled).map(|(id, _)| *id);
+        stalled.filter(|_| !is_only)
+    }
+
+    /// The next order; `None` if there is none. Of `assembly`, `arrivals` are being received; those and the ordered ones
+    /// are at most `allowance`, shared equally among the sources. `credit` is what `origin` may push at the moment.
+    pub(super) fn next(
+        &mut self,
+        origin: SubscriptionId,
+        assembly: &Assembly,
+        arrivals: &Arrivals,
+        allowance: u32,
+    ) -> Option<Order> {
+        if std::mem::take(&mut self.is_loss_possible) {
+            let missing = assembly.missing();
+            if !missing.is_empty() {
+                self.end_pushing(origin, &missing, arrivals.credit());
+            }
+        }
+        let order = self.pulled.as_mut()?.next(origin, assembly, arrivals, allowance)?;
+        Some(order)
+    }
+}
+
+impl Pulled {
+    /// Puts a chunk back to those that are to be ordered, unless it is verified, arriving or ordered.
+    fn put_back(&mut self, chunk: u32, assembly: &Assembly) {
+        let is_ordered = self.sources.values().any(|source| source.ordered.contains(chunk));
+        if !is_ordered && assembly.is_missing(ChunkIndex(chunk)) {
+            self.unordered.insert(chunk);
+        }
+    }
+
+    fn next(
+        &mut self,
+        origin: SubscriptionId,
+        assembly: &Assembly,
+        arrivals: &Arrivals,
+        allowance: u32,
+    ) -> Option<Order> {
+        // At most as many chunks as ranges, so that any of them may be ordered.
+        let max = allowance.clamp(1, PARTIAL_RANGES_MAX as u32);
+        let outstanding: u32 = self.sources.values().map(|source| source.ordered.len()).sum();
+        let open = max.saturating_sub(outstanding + arrivals.receiving() as u32);
+        let share = (max / self.sources.len().max(1) as u32).max(1);
+        let lister = match self.sources.contains_key(&origin) {
+            true => Some(origin),
+            false => self.sources.keys().next().copied(),
+        };
+        let ids: Vec<_> = self.sources.keys().copied().collect();
+        for id in ids {
+            let source = &self.sources[&id];
+            let busy = source.ordered.len() + arrivals.receiving_of(id) as u32;
+            let room = share.saturating_sub(busy).min(open);
+            let mut chunks = self.take_missing(room, assembly);
+            if busy == 0 && room > 0 && chunks.is_empty() {
+                chunks = self.order_twice(id, room, assembly);
+            }
+            let hashes = self.list == List::Due && lister == Some(id);
+            if hashes {
+                self.list = List::Asked(id);
+            }
+            let source = self.sources.get_mut(&id)?;
+            let is_due = std::mem::take(&mut source.is_order_due);
+            source.ordered = source.ordered.union(&chunks);
+            if is_due {
+                let missing = source.ordered.iter().filter(|chunk| assembly.is_missing(ChunkIndex(*chunk)));
+                chunks = missing.map(|chunk| chunk..chunk + 1).collect();
+            }
+            if is_due || hashes || !chunks.is_empty() {
+                return Some(Order { source: id, chunks, hashes });
+            }
+        }
+        None
+    }
+
+    /// Takes up to `count` chunks that are to be ordered.
+    fn take_missing(&mut self, count: u32, assembly: &Assembly) -> RangeSet {
+        let mut taken = RangeSet::new();
+        while taken.len() < count {
+            let Some(chunk) = self.unordered.iter().next() else { break };
+            self.unordered.remove(chunk);
+            if assembly.is_missing(ChunkIndex(chunk)) {
+                taken.insert(chunk);
+            }
+        }
+        taken
+    }
+
+    /// Chunks for a source that has nothing to do, when every chunk is ordered: the last half of what another source
+    /// owes and has not begun, each once.
+    fn order_twice(&mut self, idle: SubscriptionId, count: u32, assembly: &Assembly) -> RangeSet {
+        let others = self.sources.iter().filter(|(id, _)| **id != idle);
+        let Some((_, slow)) = others.max_by_key(|(_, source)| source.ordered.len()) else { return RangeSet::new() };
+        let is_owed = |chunk: &u32| !self.twice.contains(*chunk) && assembly.is_missing(ChunkIndex(*chunk));
+        let owed: Vec<u32> = slow.ordered.iter().filter(is_owed).collect();
+        let first = owed.len() - owed.len().div_ceil(2).min(count as usize);
+        let chunks: RangeSet = owed[first..].iter().map(|chunk| *chunk..chunk + 1).collect();
+        self.twice = self.twice.union(&chunks);
+        chunks
+    }
+}
+
+/// Takes the first `count` numbers of `set`.
+fn take(set: &mut RangeSet, count: u32) -> RangeSet {
+    let taken: RangeSet = set.iter().take(count as usize).map(|chunk| chunk..chunk + 1).collect();
+    *set = set.difference(&taken);
+    taken
 }

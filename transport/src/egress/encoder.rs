@@ -248,6 +248,22 @@ impl Encoder {
         Ok(payload.digest_of(chunks).expect("every chunk was hashed, now or before"))
     }
 
+    /// The hashes of `chunks` of `payload`, in the order of their index. Reads those that are not hashed yet.
+    ///
+    /// # Errors
+    /// [`SourceError`] when one of them cannot be read.
+    pub async fn hashes(
+        &self,
+        payload: &Payload,
+        chunks: &RangeSet,
+    ) -> Result<Vec<ChunkHash>, Arc<SourceError>> {
+        for chunk in payload.unhashed(chunks) {
+            self.raw(payload, chunk).await?;
+        }
+        let hashes = chunks.iter().filter_map(|chunk| payload.hash(ChunkIndex(chunk)));
+        Ok(hashes.collect())
+    }
+
     /// The current counters.
     pub fn stats(&self) -> EncoderStats {
         let Counters { host_read_bytes, host_copied_bytes, .. } = &self.counters;

@@ -232,7 +232,8 @@ impl World {
                     self.has_given_up = true;
                     self.release();
                 }
-                Action::Delayed | Action::Fail(_) => panic!("{action:?}"),
+                Action::Seek => {} // There is one server.
+                other => panic!("{other:?}"),
             }
         }
     }
@@ -269,7 +270,7 @@ impl World {
             ServerMessage::Abort { epoch, version, reason, .. } => {
                 self.subscriber.handle_abort((epoch, version), reason).unwrap();
             }
-            ServerMessage::Retired(_) => self.subscriber.handle_retired(),
+            ServerMessage::Retired(_) => self.subscriber.handle_retired(fixtures::SUBSCRIPTION),
             other => panic!("{other:?}"),
         }
     }
@@ -329,6 +330,7 @@ impl World {
                 assert!(last.is_none_or(|last| !self.lanes.contains(&last)), "{chunk} is on a live lane");
                 self.streams.push(Stream { version, chunk: Some(chunk.0), lane, token });
             }
+            SendAction::Hashes { .. } => panic!("they are not asked for"),
             SendAction::Complete => {
                 assert!(self.sending.iter().all(|other| !matches!(other, SendAction::Chunk(..))));
                 let complete = ServerMessage::Complete {

@@ -1,0 +1,272 @@
+//! Several sources of one version (PROTOCOL.md §6.10): the origin, which announced it, and other servers with the same
+//! content, of which chunks are requested.
+//!
+//! A source is named by the number of its subscription, which is unique among all servers of a client. That of the
+//! origin is the user's; that of another server lasts for one version.
+
+use super::{Action, Incoming, Phase, Subscriber, VersionFault, key};
+use crate::{
+    AbortReason, Announce, ChunkHash, ChunkIndex, ClientMessage, Consumer, Epoch, Mode, ProtocolViolation, RangeSet,
+    Start, Subscribe, SubscriptionId, Verified, Version,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The most sources of one version, the origin not counted.
+const SOURCES_AT_ONCE_MAX: usize = 15;
+
+/// What a subscriber knows of sources, beside the [requests](super::Requests).
+#[derive(Debug, Default)]
+pub(super) struct Sources {
+    /// Those that were asked for the current version and have not announced it.
+    asked: BTreeSet<SubscriptionId>,
+    /// The verified chunks of the current version that do not come from the origin, with their sources.
+    received: BTreeMap<ChunkIndex, SubscriptionId>,
+    /// The version that ended while the origin was lost, if the origin may still announce it: committed, and whether it
+    /// is kept as a base, or given up.
+    pub(super) ended_apart: Option<((Epoch, Version), Option<bool>)>,
+}
+
+impl Subscriber {
+    /// Asks another server for the current version, under the number `source`. Its answer is passed to
+    /// [`handle_announce`](Self::handle_announce) or [`handle_source_ended`](Self::handle_source_ended). No effect unless
+    /// [`wants_sources`](Self::wants_sources).
+    pub fn ask_source(&mut self, source: SubscriptionId) {
+        let Phase::Running(incoming) = &self.phase else { return };
+        if !self.wants_sources() {
+            return;
+        }
+        let ((epoch, version), assembly) = (key(incoming.id()), &incoming.assembly);
+        let base = self.history.have().filter(|have| have.epoch == epoch && assembly.base() == Some(have.version));
+        let manifest = Some(assembly.manifest().digest());
+        self.sources.asked.insert(source);
+        self.send(ClientMessage::Subscribe(Subscribe {
+            selection: self.options.selection.clone(),
+            within: self.options.within.clone(),
+            codec: self.options.codec,
+            mode: Mode::Latest,
+            start: Start::Exactly(Some(epoch), version),
+            once: true,
+            consumer: Consumer::Nobody,
+            manifest,
+            base,
+            ..Subscribe::latest(source, self.options.topic.clone(), 0)
+        }));
+    }
+
+    /// Whether another source is of use: so many chunks are missing that the origin cannot push them at once.
+    pub fn wants_sources(&self) -> bool {
+        let Phase::Running(incoming) = &self.phase else { return false };
+        let sources = self.sources.asked.len() + self.requests.sources();
+        incoming.assembly.unverified() > self.allowance && sources <= SOURCES_AT_ONCE_MAX
+    }
+
+    /// Whether this source was asked for chunks of the current version.
+    pub fn has_source(&self, source: SubscriptionId) -> bool {
+        self.sources.asked.contains(&source) || self.requests.has_source(source)
+    }
+
+    /// Handles the end of a source's subscription: it does not have the version, or gave it up. Chunks of it may still
+    /// arrive; each of its streams ends for itself.
+    pub fn handle_source_ended(&mut self, source: SubscriptionId) {
+        self.sources.asked.remove(&source);
+        if let Phase::Running(incoming) = &self.phase {
+            self.requests.remove_source(source, &incoming.assembly);
+        }
+    }
+
+    /// Handles the loss of the connection to a source. The caller must have stopped the writers of its streams.
+    pub fn handle_source_lost(&mut self, source: SubscriptionId) {
+        self.end_streams(source);
+        self.handle_source_ended(source);
+    }
+
+    /// Handles `Hashes` from a source: the list of all chunks' hashes continues.
+    ///
+    /// # Errors
+    /// [`ProtocolViolation`] when the list was not asked for, or is not continued.
+    pub fn handle_hashes(
+        &mut self,
+        source: SubscriptionId,
+        version: (Epoch, Version),
+        first: u32,
+        hashes: &[ChunkHash],
+    ) -> Result<(), ProtocolViolation> {
+        let is_over = self.history.is_past(version) || self.given_up == Some(version);
+        let is_asked = self.requests.lister() == Some(source);
+        let incoming = match &mut self.phase {
+            Phase::Running(incoming) if is_asked && incoming.is(version) => incoming,
+            // The list of a version that has ended, or of a source that is not used any more.
+            _ if is_over || source != self.options.subscription => return Ok(()),
+            _ => {
+                let expected = "no list that was not asked for";
+                return Err(ProtocolViolation::OutOfTurn { found: "Hashes", expected });
+            }
+        };
+        for chunk in incoming.assembly.handle_hashes(first, hashes)? {
+            let origin = self.options.subscription;
+            let from = self.sources.received.get(&chunk).copied().unwrap_or(origin);
+            self.handle_other_hash(chunk, from);
+        }
+        self.finish_if_complete();
+        Ok(())
+    }
+
+    /// Handles a chunk whose hash differs from that in the list: it is requested again. A source that differs is not used
+    /// any more; if the list is its own, the version fails.
+    pub(super) fn handle_other_hash(&mut self, chunk: ChunkIndex, source: SubscriptionId) {
+        let Phase::Running(incoming) = &mut self.phase else { return };
+        if self.requests.lister() == Some(source) {
+            return self.actions.push_back(Action::Fail(VersionFault::OtherHash(chunk)));
+        }
+        incoming.assembly.discard(chunk);
+        self.sources.received.remove(&chunk);
+        self.requests.handle_lost(chunk, &incoming.assembly);
+        self.refuse_source(source);
+    }
+
+    /// Records where a verified chunk comes from, and compares it with the list.
+    pub(super) fn note_source(&mut self, verified: &Verified, source: SubscriptionId) {
+        let Phase::Running(incoming) = &self.phase else { return };
+        let chunk = verified.chunk();
+        if source != self.options.subscription {
+            self.sources.received.insert(chunk, source);
+        }
+        if incoming.assembly.is_listed_otherwise(chunk, verified.hash()) {
+            self.handle_other_hash(chunk, source);
+        }
+    }
+
+    /// Handles the announcement of a source that was asked for the current version. Its content must be the same.
+    pub(super) fn handle_source_announce(&mut self, announce: &Announce) {
+        let source = announce.subscription;
+        let Phase::Running(incoming) = &self.phase else { return };
+        if !self.sources.asked.remove(&source) {
+            return; // It was given up.
+        }
+        if (&announce.id, announce.manifest) != (incoming.id(), incoming.announce.manifest) {
+            return self.refuse_source(source);
+        }
+        let missing = incoming.assembly.missing();
+        self.requests.end_pushing(self.options.subscription, &missing, self.arrivals.credit());
+        self.requests.add_source(source);
+    }
+
+    /// Gives up a source that has other content. The origin cannot be given up: its content is the version.
+    fn refuse_source(&mut self, source: SubscriptionId) {
+        if source != self.options.subscription {
+            self.actions.push_back(Action::SourceDiffers(source));
+            self.send(ClientMessage::Unsubscribe { subscription: source, keep_place: false });
+            self.handle_source_ended(source);
+        }
+    }
+
+    /// Ends the subscriptions to all sources but the origin.
+    pub(super) fn drop_sources(&mut self) {
+        let sources = std::mem::take(&mut self.sources.asked);
+        self.sources.received.clear();
+        for source in sources.into_iter().chain(self.requests.others(self.options.subscription)) {
+            self.send(ClientMessage::Unsubscribe { subscription: source, keep_place: false });
+        }
+    }
+
+    /// Seeks further sources if they are of use.
+    pub(super) fn seek_sources(&mut self) {
+        if self.wants_sources() {
+            self.actions.push_back(Action::Seek);
+        }
+    }
+
+    /// Tells each source that bytes arrive, from whichever source, so that none of them gives the version up.
+    pub(super) fn report_progress(&mut self) {
+        let origin = (!self.is_origin_lost()).then_some(self.options.subscription);
+        let others = self.requests.others(self.options.subscription);
+        for subscription in origin.into_iter().chain(others) {
+            self.send(ClientMessage::Credit { subscription, chunks: 0 });
+        }
+    }
+
+    /// Closes a source that owes chunks and has sent none for half of the timeout. It delays the commit, because what
+    /// arrives is not requested of another source.
+    pub(super) fn close_stalled_source(&mut self) {
+        let checks_max = u32::try_from(self.stall.timeout().as_secs() / 2).unwrap_or(u32::MAX).max(1);
+        let stalled = self.requests.check_sources(self.options.subscription, &self.arrivals, checks_max);
+        self.actions.extend(stalled.map(Action::CloseSource));
+    }
+
+    /// Whether the connection to the origin was lost, and other sources send the current version.
+    pub(super) fn is_origin_lost(&self) -> bool {
+        matches!(&self.phase, Phase::Running(incoming) if incoming.is_origin_lost)
+    }
+
+    /// Whether the current version comes from another source than the origin, too, or chunks of one still arrive.
+    pub(super) fn has_other_sources(&self) -> bool {
+        let origin = self.options.subscription;
+        let is_other = |source: SubscriptionId| source != origin;
+        matches!(self.phase, Phase::Running(_))
+            && (!self.requests.others(origin).is_empty() || self.arrivals.sources().any(is_other))
+    }
+
+    /// Handles the loss of the origin's connection while the version continues from other sources.
+    pub(super) fn handle_origin_lost(&mut self, allowance: u32) {
+        let origin = self.options.subscription;
+        self.drop_origin_messages();
+        self.allowance = allowance;
+        self.end_streams(origin);
+        self.arrivals.void_credit();
+        self.history.handle_detached();
+        (self.manifests, self.given_up) = Default::default();
+        let Phase::Running(incoming) = &mut self.phase else { return };
+        self.requests.remove_source(origin, &incoming.assembly);
+        incoming.assembly.forget_complete();
+        incoming.resumed += u32::from(!incoming.is_origin_lost);
+        incoming.is_origin_lost = true;
+    }
+
+    /// Handles the origin's announcement of the version that continued without it.
+    pub(super) fn handle_origin_returned(
+        &mut self,
+        mut incoming: Box<Incoming>,
+        announce: Announce,
+    ) -> Result<(), ProtocolViolation> {
+        if incoming.announce.manifest != announce.manifest {
+            return Err(ProtocolViolation::WrongManifest);
+        }
+        (incoming.announce, incoming.is_origin_lost) = (announce, false);
+        self.phase = Phase::Running(incoming);
+        self.requests.add_source(self.options.subscription);
+        Ok(())
+    }
+
+    /// Answers the origin's announcement of the version that ended while the origin was lost. If its content differs, what
+    /// was committed is kept.
+    pub(super) fn answer_ended_apart(&mut self, afresh: bool) {
+        let Some(((epoch, version), committed)) = self.sources.ended_apart.take() else { return };
+        let subscription = self.options.subscription;
+        let Some(kept) = committed.filter(|_| !afresh) else {
+            self.manifests.stale += 2; // Its manifest may arrive.
+            let reason = AbortReason::Superseded;
+            self.send(ClientMessage::Abort { subscription, epoch, version, reason });
+            return self.grant_allowance();
+        };
+        let chunks = RangeSet::new(); // The request ends the pushing, so that the commit is permitted.
+        self.send(ClientMessage::Request { subscription, epoch, version, chunks, hashes: false });
+        self.send(ClientMessage::Committed { subscription, epoch, version, kept });
+        self.grant_allowance();
+    }
+
+    /// Drops messages to the origin that were not sent: its next session does not know the subscription yet.
+    pub(super) fn drop_origin_messages(&mut self) {
+        let origin = Some(self.options.subscription);
+        self.actions.retain(|action| match action {
+            Action::Send(message) => message.subscription() != origin,
+            _ => true,
+        });
+    }
+
+    /// Ends all streams of a source whose connection was lost.
+    fn end_streams(&mut self, source: SubscriptionId) {
+        let (lost, waiting) = self.arrivals.end_source(source);
+        self.actions.extend(waiting.into_iter().map(Action::Discard));
+        lost.into_iter().for_each(|chunk| self.lose_chunk(chunk));
+    }
+}
