@@ -6,6 +6,7 @@ use crate::{
     connection::{Connection, Target},
     reconnector::{Reconnector, State},
     session::Session,
+    sources::Sources,
     status,
     subscription::SubscriptionLimits,
 };
@@ -84,19 +85,22 @@ impl Client {
         if let Some(identity) = &config.identity {
             connector = connector.with_identity(Arc::clone(identity));
         }
-        let target = Target {
+        let target_of = |ticket: &Ticket| Target {
             connector: connector.clone(),
             hosts: ticket.addresses().to_vec(),
             keys: ticket.keys().iter().copied().map(Fingerprint).collect(),
             token: ticket.token().cloned(),
             registry: Arc::default(),
         };
+        let target = target_of(ticket);
+        let others: Vec<Target> = config.sources.iter().map(target_of).collect();
+        let registries = std::iter::once(&target).chain(&others).map(|target| Arc::clone(&target.registry)).collect();
         let (commands, inbox) = mpsc::unbounded_channel();
         let session = Session::new(commands.clone(), config.clone()).map_err(ClientError::Memory)?;
         let (connection, server) = Connection::open(&target, &config).await?;
         let state = Arc::new(State {
             lane: watch::Sender::new(connection.control().clone()),
-            registry: Arc::clone(&target.registry),
+            registries,
             ingress: session.ingress().clone(),
             memory: session.memory().clone(),
             bases: session.bases().cloned(),
@@ -105,7 +109,8 @@ impl Client {
             ended: watch::Sender::new(None),
         });
         let answer_timeout = connector.tuning().control_timeout();
-        let reconnector = Reconnector { target, session, commands: inbox, state: Arc::clone(&state) };
+        let sources = Sources::new(others, config.clone());
+        let reconnector = Reconnector { target, sources, session, commands: inbox, state: Arc::clone(&state) };
         let reconnector = tokio::spawn(reconnector.run(connection));
         let limits = SubscriptionLimits {
             topic_timeout: config.topic_timeout,

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 use tensor_relay_device::Device;
-use tensor_relay_protocol::{CodecId, CodecSet, Credit, Limits};
+use tensor_relay_protocol::{CodecId, CodecSet, Credit, Limits, Ticket};
 use tensor_relay_transport::{Identity, Transport, Workers};
 
 /// The maximum number of lanes of a session. Beyond it, a network card or memory is the bottleneck.
@@ -71,6 +71,10 @@ pub struct Config {
     pub transport: Transport,
     /// The client's key, if the server's access control list knows it. Default: none; the ticket's token gives access.
     pub identity: Option<Arc<Identity>>,
+    /// The tickets of other servers with the same content: the same bytes under the same epochs and versions, as of files
+    /// that several servers serve. Chunks of a large version are received from all of them at once, and if one is lost,
+    /// the others send what it had not sent. At most 15. Default: none.
+    pub sources: Vec<Ticket>,
     /// The local addresses that lanes use in turn: one for each network card. Default: the system chooses an address,
     /// and so one card.
     pub lane_addresses: Vec<IpAddr>,
@@ -114,6 +118,7 @@ impl Default for Config {
             lanes: Lanes::Auto,
             transport: Transport::Auto,
             identity: None,
+            sources: vec![],
             lane_addresses: vec![],
             credit_chunks: 8,
             topic_timeout: Duration::from_secs(10),

@@ -72,7 +72,7 @@ pub(crate) enum Event {
     Unreadable(HeaderError),
     /// A manifest was received, or failed.
     Manifest(SubscriptionId, Result<Manifest, ReceiveManifestError>),
-    /// A chunk was received, or failed.
+    /// A chunk of this subscription of the user was received, from whichever source, or failed.
     Chunk(SubscriptionId, StreamToken, Result<Verified, ReceiveError>),
     /// A probe was received, or failed.
     Probe(Result<ProbeResult, LaneError>),
@@ -220,11 +220,11 @@ impl Connection {
     }
 
     /// Starts to receive a chunk in a task on the thread of its lane, and returns the task's handle; `None` if the chunk
-    /// is small, has arrived, and was received in place. A task that is aborted before all bytes are received writes
+    /// is small, has arrived, and was received in place. Its event names the user's subscription `id`. A task that is aborted before all bytes are received writes
     /// nothing more; if it is aborted later, a worker may still write until the chunk is decoded.
     pub(crate) fn receive_chunk(
         &mut self,
-        token: StreamToken,
+        (id, token): (SubscriptionId, StreamToken),
         header: ChunkHeader,
         stream: DataIn,
         target: ChunkTarget,
@@ -247,7 +247,7 @@ impl Connection {
                 verified_bytes.fetch_add(u64::from(header.raw_bytes), Ordering::Relaxed);
             }
             drop(alive);
-            Event::Chunk(header.subscription, token, received)
+            Event::Chunk(id, token, received)
         });
         if lane.number() == 0
             && header.encoded_bytes <= SMALL_CHUNK_BYTES

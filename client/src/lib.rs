@@ -67,6 +67,7 @@ mod save;
 mod session;
 mod snapshot;
 mod snapshot_queue;
+mod sources;
 mod status;
 mod subscription;
 mod temporary;

@@ -5,12 +5,13 @@ use crate::{
     Receipt, Request, Snapshot, SubscriptionError,
     base::Base,
     buffers::Lent,
-    connection::{ChunkTarget, Connection},
+    connection::ChunkTarget,
     destination::{Allocators, Destination},
     error::TransferError,
     holding::HoldCounter,
     progress::Counters,
     snapshot_queue::SnapshotQueue,
+    sources::{Link, Links},
 };
 use std::{
     collections::{HashMap, VecDeque},
@@ -58,7 +59,7 @@ pub(crate) struct Reception {
     /// The counters of the current version, by codec.
     tally: Arc<Tally>,
     /// The chunk streams that are not being read yet.
-    streams: HashMap<StreamToken, DataIn>,
+    streams: HashMap<StreamToken, (Link, DataIn)>,
     /// The tasks that receive chunks of the version in transfer. They are aborted when the version ends, so that none
     /// keeps its memory longer.
     tasks: Vec<AbortOnDrop>,
@@ -69,12 +70,54 @@ pub(crate) struct Reception {
 }
 
 /// The session's state that a reception needs.
-pub(crate) struct Context<'a> {
-    pub(crate) connection: &'a mut Connection,
+pub(crate) struct Context<'a, 'l> {
+    /// The number of the subscription.
+    pub(crate) id: SubscriptionId,
+    pub(crate) links: &'a mut Links<'l>,
     pub(crate) allocators: &'a Allocators,
     pub(crate) ingress: &'a Ingress,
-    /// Messages to the server.
+    /// Messages to the origin.
     pub(crate) outbox: &'a mut VecDeque<ClientMessage>,
+    pub(crate) source_of: &'a mut HashMap<SubscriptionId, SourceOf>,
+    /// The number of the next subscription.
+    pub(crate) next_id: &'a mut u32,
+}
+
+/// A subscription to a further source of the version in transfer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SourceOf {
+    /// The user's subscription.
+    pub(crate) reception: SubscriptionId,
+    /// The connection to the source. It is the origin's once the source has become the origin.
+    pub(crate) link: Link,
+}
+
+impl Context<'_, '_> {
+    /// Sends a message to the server of its subscription.
+    ///
+    /// # Errors
+    /// [`ProtocolViolation`] when the origin does not offer a feature that it needs; and the origin's name.
+    fn send(&mut self, message: ClientMessage) -> Result<(), (ProtocolViolation, String)> {
+        let source = message.subscription().filter(|id| self.source_of.contains_key(id));
+        let link = source.map_or(Link::Origin, |id| self.source_of[&id].link);
+        if let (Some(source), ClientMessage::Unsubscribe { .. }) = (source, &message) {
+            self.source_of.remove(&source);
+        }
+        match link {
+            Link::Other(index) => self.links.send_to_other(index, message),
+            Link::Origin => {
+                self.links.check_features(&message)?;
+                self.outbox.push_back(message);
+            }
+        }
+        Ok(())
+    }
+
+    fn close_source(&mut self, source: SubscriptionId) {
+        if let Some(SourceOf { link: Link::Other(index), .. }) = self.source_of.get(&source) {
+            self.links.sources.close_silent(*index);
+        }
+    }
 }
 
 /// Aborts a task when it is dropped.
@@ -171,7 +214,6 @@ impl Reception {
     /// ended. The version is requested again under the number `id`, with `credit`.
     pub(crate) fn leave_buffers(&mut self, id: SubscriptionId, credit: u32) {
         self.machine.leave_memory(id, credit);
-        while self.machine.poll().is_some() {} // Only `Discard` is left, and all streams are dropped here.
         self.streams.clear();
         self.tasks.clear();
         self.destination = None;
@@ -240,7 +282,7 @@ impl Reception {
         &mut self,
         header: ChunkHeader,
         token: StreamToken,
-        stream: DataIn,
+        stream: (Link, DataIn),
     ) -> Result<(), ProtocolViolation> {
         self.streams.insert(token, stream);
         self.machine.handle_chunk(header, token)
@@ -268,15 +310,22 @@ impl Reception {
         self.machine.handle_timeout(now.into_std(), self.counters.received_bytes());
     }
 
-    /// Handles the end of the connection, once its tasks have ended: keeps verified chunks, and drops the connection's
-    /// state. The next connection begins with `allowance` as credit.
+    /// Handles the end of the connection to the origin, once its tasks have ended: keeps verified chunks, and drops the
+    /// connection's state. The next connection begins with `allowance` as credit.
     pub(crate) fn handle_detached(&mut self, allowance: u32) {
         self.queue.set_subscribe_sent(None);
+        if !self.machine.has_other_sources() {
+            self.streams.clear();
+            self.tasks.clear();
+        }
         self.machine.handle_detached(allowance);
-        while self.machine.poll().is_some() {} // Only `Discard` is left, and all streams are dropped below.
-        self.streams.clear();
-        self.tasks.clear();
         self.counters.set_verified(self.machine.held_bytes());
+    }
+
+    /// Handles `Announce` of a further source of the current version.
+    pub(crate) fn handle_source_announce(&mut self, announce: Announce) -> Result<(), ProtocolViolation> {
+        let (now, received_bytes) = (Instant::now().into_std(), self.counters.received_bytes());
+        self.machine.handle_announce(announce, now, received_bytes)
     }
 
     /// Ends the user's queue.
@@ -288,20 +337,18 @@ impl Reception {
     ///
     /// # Errors
     /// [`ProtocolViolation`] when the server broke a rule: the session ends.
-    pub(crate) fn act(&mut self, context: &mut Context<'_>) -> Result<(), ProtocolViolation> {
+    pub(crate) fn act(&mut self, context: &mut Context<'_, '_>) -> Result<(), ProtocolViolation> {
         while let Some(action) = self.machine.poll() {
             match action {
                 Action::Send(message) => {
-                    let (agent, offered) = context.connection.server();
-                    if let Err(ProtocolViolation::FeatureNotOffered { feature, .. }) =
-                        message.check_features(offered)
+                    if let Err((ProtocolViolation::FeatureNotOffered { feature, .. }, agent)) =
+                        context.send(message)
                     {
-                        let (topic, agent) = (self.topic.clone(), agent.to_owned());
+                        let topic = self.topic.clone();
                         self.is_over = true;
                         self.end(SubscriptionError::NotSupported { topic, feature, agent });
                         return Ok(());
                     }
-                    context.outbox.push_back(message);
                 }
                 Action::Place { announce, selection, resumes } => {
                     match self.place(&announce, &selection, resumes, context.allocators) {
@@ -313,7 +360,10 @@ impl Reception {
                     self.receive(stream, header, (range, dtype), context);
                 }
                 Action::Discard(stream) => drop(self.streams.remove(&stream)),
-                Action::Commit(commit) => self.commit(commit, context.connection.control()),
+                Action::Commit(commit) => self.commit(commit, context.links.control()),
+                Action::Seek => self.ask_sources(context),
+                Action::SourceDiffers(source) => self.warn_of_differing(source, context),
+                Action::CloseSource(source) => context.close_source(source),
                 Action::Release { id, reason } => self.release(id, reason),
                 Action::Delayed => self.handle_delayed(),
                 Action::Fail(fault) => self.fail(&self.transfer_error(fault)),
@@ -345,12 +395,14 @@ impl Reception {
         token: StreamToken,
         header: ChunkHeader,
         (range, dtype): (std::ops::Range<u64>, Dtype),
-        context: &mut Context<'_>,
+        context: &mut Context<'_, '_>,
     ) {
-        let (Some(stream), Some(destination)) = (self.streams.remove(&token), &self.destination) else {
+        let (Some((link, stream)), Some(destination)) = (self.streams.remove(&token), &self.destination) else {
             return;
         };
-        let Some(id) = self.machine.current_version() else { return };
+        let (Some(id), Some(connection)) = (self.machine.current_version(), context.links.get(link)) else {
+            return;
+        };
         let target = ChunkTarget {
             sink: destination.sink(id),
             range,
@@ -362,13 +414,40 @@ impl Reception {
         if self.tasks.len() == self.tasks.capacity() {
             self.tasks.retain(|task| !task.0.is_finished()); // Finished tasks need no abort.
         }
-        let task = context.connection.receive_chunk(token, header, stream, target, context.ingress);
+        let task = connection.receive_chunk((context.id, token), header, stream, target, context.ingress);
         self.tasks.extend(task.map(AbortOnDrop));
     }
 
+    /// Asks each further server that is connected for chunks of the current version, unless it was asked already.
+    fn ask_sources(&mut self, context: &mut Context<'_, '_>) {
+        if !context.links.may_have_sources() {
+            return;
+        }
+        for index in context.links.sources.usable() {
+            let link = Link::Other(index);
+            let is_asked = |of: &SourceOf| of.reception == context.id && of.link == link;
+            if self.machine.wants_sources() && !context.source_of.values().any(is_asked) {
+                let source = SubscriptionId(*context.next_id);
+                *context.next_id += 1;
+                context.source_of.insert(source, SourceOf { reception: context.id, link });
+                self.machine.ask_source(source);
+            }
+        }
+    }
+
+    fn warn_of_differing(&self, source: SubscriptionId, context: &mut Context<'_, '_>) {
+        let link = context.source_of.get(&source).map(|of| of.link);
+        let peer = link.and_then(|link| context.links.get(link)).map(|it| it.control().peer());
+        tracing::warn!(
+            topic = %self.topic, version = ?self.machine.current_version(), ?peer,
+            "Another server has other content under the same epoch and version, so it is not used for this version. \
+             Different bytes were published under one epoch: name only servers with the same content."
+        );
+    }
+
     /// Delivers the version to the user. Its receipt names the transport of `control`.
-    fn commit(&mut self, commit: Commit, control: &Lane) {
-        let Some(destination) = &self.destination else { return };
+    fn commit(&mut self, commit: Commit, control: Option<Lane>) {
+        let (Some(destination), Some(control)) = (&self.destination, control) else { return };
         let payload = match destination.commit() {
             Ok(payload) => payload,
             Err(error) => return self.fail(&error.into()),
@@ -442,6 +521,7 @@ impl Reception {
     fn transfer_error(&self, fault: VersionFault) -> TransferError {
         match fault {
             VersionFault::Mismatch { expected, found } => TransferError::Mismatch { expected, found },
+            VersionFault::OtherHash(chunk) => TransferError::OtherHash(chunk),
             VersionFault::Stalled(timeout) => {
                 // The device is at fault if the version waits for it, otherwise the server.
                 let device: Option<&Device> = self.destination.as_ref().and_then(Destination::awaited_device);

@@ -7,6 +7,7 @@ use crate::{
     error::SessionError,
     recovery::{LostConnection, Recovery},
     session::Session,
+    sources::{Links, Sources},
     transport_trial::TransportTrial,
 };
 use std::{
@@ -29,8 +30,8 @@ use tokio::{
 pub(crate) struct State {
     /// The control lane of the current connection, or of the last one.
     pub(crate) lane: watch::Sender<Lane>,
-    /// The lanes of the current connection.
-    pub(crate) registry: Arc<LaneRegistry>,
+    /// The lanes of the connection to each server, the first origin's first.
+    pub(crate) registries: Vec<Arc<LaneRegistry>>,
     /// The ingress of all chunks.
     pub(crate) ingress: Ingress,
     /// The memory of host snapshots.
@@ -46,9 +47,10 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// The counters of each current lane, the control lane first.
+    /// The counters of each current lane, those of one server after those of another, each control lane first.
     pub(crate) fn lanes(&self) -> Vec<LaneStats> {
-        self.registry.lanes().iter().map(|lane| lane.stats()).collect()
+        let lanes = self.registries.iter().flat_map(|registry| registry.lanes());
+        lanes.map(|lane| lane.stats()).collect()
     }
 }
 
@@ -56,6 +58,8 @@ impl State {
 #[derive(Debug)]
 pub(crate) struct Reconnector {
     pub(crate) target: Target,
+    /// The other servers with the same content.
+    pub(crate) sources: Sources,
     pub(crate) session: Session,
     pub(crate) commands: mpsc::UnboundedReceiver<Command>,
     pub(crate) state: Arc<State>,
@@ -74,12 +78,13 @@ impl Reconnector {
         let error = loop {
             let (path, kind) = (connection.path(), connection.control().kind());
             let usable_trial = trial.as_mut().filter(|_| recovery.way().is_none());
+            let mut links = Links { origin: Some(&mut connection), sources: &mut self.sources };
             let lost = tokio::select! {
-                lost = self.session.run(&mut connection, &mut self.commands) => lost,
+                lost = self.session.run(&mut links, &mut self.commands) => lost,
                 handshake = next_transport(usable_trial, path, kind, &self.target, &config) => {
                     let text = format!("the session continues over {}", handshake.kind());
                     let close_reason = CloseReason { code: CloseCode::Done, text, by_user: false };
-                    self.session.detach(connection.give_up(close_reason).await);
+                    self.session.detach(connection.give_up(close_reason).await, &mut self.sources);
                     connection = Connection::begin(handshake, &self.target, &config);
                     self.state.lane.send_replace(connection.control().clone());
                     continue;
@@ -101,7 +106,12 @@ impl Reconnector {
             self.state.lost.send_replace(Some(Arc::clone(&lost)));
             let (age, was_receiving) = (connection.age(), self.session.is_receiving());
             let verified_bytes = connection.verified_bytes();
-            self.session.detach(connection.give_up(close_reason).await);
+            self.session.detach(connection.give_up(close_reason).await, &mut self.sources);
+            if let Some(promoted) = self.sources.promote(&self.target) {
+                (connection, self.target) = self.session.handle_promoted(promoted);
+                self.handle_connected(&connection);
+                continue;
+            }
             let has_verified = verified_bytes.load(Ordering::Relaxed) > 0;
             let lost_connection = LostConnection { kind, age, has_verified, was_receiving, is_by_path };
             if let Some(failed) = recovery.handle_lost(Instant::now(), lost_connection) {
@@ -117,12 +127,17 @@ impl Reconnector {
             if let Some(trial) = &mut trial {
                 trial.handle_reconnected(connection.control().kind());
             }
-            self.state.lost.send_replace(None);
-            self.state.reconnects.fetch_add(1, Ordering::Relaxed);
-            self.state.lane.send_replace(connection.control().clone());
-            tracing::warn!(peer = %connection.control().peer(), "Connected again; transfers resume.");
+            self.handle_connected(&connection);
         };
         self.end(error, None).await;
+    }
+
+    /// Reports that `connection` replaces a lost one.
+    fn handle_connected(&self, connection: &Connection) {
+        self.state.lost.send_replace(None);
+        self.state.reconnects.fetch_add(1, Ordering::Relaxed);
+        self.state.lane.send_replace(connection.control().clone());
+        tracing::warn!(peer = %connection.control().peer(), "Connected again; transfers resume.");
     }
 
     /// Tries with backoff until it is connected, the timeout has passed, or a retry is useless.
@@ -152,6 +167,13 @@ impl Reconnector {
         tokio::pin!(attempts);
         loop {
             tokio::select! {
+                () = self.sources.opened() => {
+                    if let Some(promoted) = self.sources.promote(&self.target) {
+                        let (connection, target) = self.session.handle_promoted(promoted);
+                        self.target = target;
+                        return Ok(connection);
+                    }
+                }
                 command = self.commands.recv() => {
                     self.session.handle_command_unconnected(command.unwrap_or(Command::Close))?;
                 }
@@ -176,9 +198,11 @@ impl Reconnector {
         self.state.ended.send_replace(Some(Arc::clone(&error)));
         self.session.end(&error);
         drop(self.session);
+        let others = self.sources.close_all();
         if let Some(connection) = connection {
             connection.close(close_reason).await;
         }
+        others.await;
     }
 }
 

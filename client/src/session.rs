@@ -5,16 +5,18 @@
 //! another.
 
 mod commands;
+mod from_sources;
 mod slots;
 
 use crate::{
     ClientError, Config, SubscriptionError,
     command::Command,
-    connection::{Connection, Event},
+    connection::{Connection, Event, Target},
     destination::{Allocators, SnapshotMemory},
     error::SessionError,
     probing::{PROBE_UNREAD_BYTES, Probing},
-    reception::{Context, Reception},
+    reception::{Context, Reception, SourceOf},
+    sources::{Link, LinkEvent, Links, Promoted, Sources},
     watches::Watches,
 };
 use std::{
@@ -58,6 +60,8 @@ pub(crate) struct Session {
     receptions: HashMap<SubscriptionId, Reception>,
     /// The numbers of subscriptions that were renewed, by the number under which they were opened.
     renumbered: HashMap<SubscriptionId, SubscriptionId>,
+    /// The subscriptions to further sources of the versions in transfer.
+    source_of: HashMap<SubscriptionId, SourceOf>,
     /// The token of the next chunk stream.
     next_stream: u64,
     watches: Watches,
@@ -78,8 +82,9 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn new(commands: mpsc::UnboundedSender<Command>, config: Config) -> Result<Self, AllocError> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let lanes_max = config.lanes.max().saturating_mul(1 + config.sources.len() as u32);
         let capacity = Capacity {
-            slots: slots::count(config.credit_chunks, config.lanes.max(), processors),
+            slots: slots::count(config.credit_chunks, lanes_max, processors),
             slot_bytes: config.limits.chunk_bytes as usize, // Address space; memory is used only for received bytes.
         };
         let ingress = Ingress::new(SlotPool::new(capacity)?, config.workers);
@@ -99,6 +104,7 @@ impl Session {
             next_id: 1,
             receptions: HashMap::new(),
             renumbered: HashMap::new(),
+            source_of: HashMap::new(),
             next_stream: 0,
             watches: Watches::default(),
             lists: VecDeque::new(),
@@ -142,36 +148,54 @@ impl Session {
         &self.config
     }
 
-    /// Runs on `connection` until the user closes the session or the connection is lost.
+    /// Runs on the connections `links` until the user closes the session or the connection to the origin is lost.
     pub(crate) async fn run(
         &mut self,
-        connection: &mut Connection,
+        links: &mut Links<'_>,
         commands: &mut mpsc::UnboundedReceiver<Command>,
     ) -> SessionError {
-        if let Err(error) = self.attach(connection) {
+        if let Err(error) = self.attach(links) {
             return error;
         }
         loop {
-            if let Err(error) = self.step(connection, commands).await {
+            if let Err(error) = self.step(links, commands).await {
                 return error;
             }
         }
     }
 
-    /// Requests the user's subscriptions, watches and lists on a new connection.
-    fn attach(&mut self, connection: &mut Connection) -> Result<(), SessionError> {
-        self.outbox.clear(); // The requests below replace unsent messages.
+    /// Requests the user's subscriptions, watches and lists on a new connection to the origin.
+    fn attach(&mut self, links: &mut Links<'_>) -> Result<(), SessionError> {
         (self.is_connected, self.is_draining) = (true, false);
-        self.allow_unread(connection);
+        self.raise_credit(links);
         self.receptions.values_mut().for_each(Reception::subscribe);
-        self.act_all(connection)?;
+        self.act_all(links)?;
         self.outbox.extend(self.watches.messages());
         self.outbox.extend(self.lists.iter().map(|_| ClientMessage::List));
         Ok(())
     }
 
-    /// Handles the last events of a lost connection, and drops its other state.
-    pub(crate) fn detach(&mut self, last: Vec<Event>) {
+    /// Handles the last events of the lost connection to the origin, and drops its other state. Versions that come from
+    /// other sources, too, continue.
+    pub(crate) fn detach(&mut self, last: Vec<Event>, sources: &mut Sources) {
+        self.handle_last(last);
+        self.is_connected = false;
+        self.outbox.clear(); // Requests on the next connection replace unsent messages.
+        self.probing.handle_detached();
+        self.credit = self.config.credit_chunks;
+        self.lists.iter_mut().for_each(|(_, received)| received.clear());
+        let mut links = Links { origin: None, sources };
+        self.handle_link_lost(Link::Origin, &mut links);
+        for reception in self.receptions.values_mut() {
+            reception.handle_detached(self.credit);
+        }
+        if let Err(error) = self.act_all(&mut links) {
+            tracing::debug!(%error, "A server's earlier message broke a rule."); // The lost connection's, or it is found again.
+        }
+    }
+
+    /// Handles the last events of a lost connection.
+    fn handle_last(&mut self, last: Vec<Event>) {
         for event in last {
             if let Event::Chunk(id, token, Ok(verified)) = event
                 && let Some(reception) = self.receptions.get_mut(&id)
@@ -179,13 +203,30 @@ impl Session {
                 reception.handle_verified(token, verified);
             }
         }
-        self.is_connected = false;
-        self.probing.handle_detached();
-        self.credit = self.config.credit_chunks;
-        self.lists.iter_mut().for_each(|(_, received)| received.clear());
-        for reception in self.receptions.values_mut() {
-            reception.handle_detached(self.credit);
+    }
+
+    /// Handles the loss of a connection for the subscriptions to further sources on it.
+    fn handle_link_lost(&mut self, lost: Link, links: &mut Links<'_>) {
+        let ids: Vec<_> = self.source_of.iter().filter(|(_, of)| of.link == lost).map(|(id, _)| *id).collect();
+        for id in ids {
+            let Some(SourceOf { reception, .. }) = self.source_of.remove(&id) else { continue };
+            if let Some(found) = self.receptions.get_mut(&reception) {
+                found.machine.handle_source_lost(id);
+            }
+            if let Err(error) = self.act(reception, links) {
+                tracing::debug!(%error, "A server's earlier message broke a rule.");
+            }
         }
+    }
+
+    /// Handles the change of the origin to another server, which was connected under this index before.
+    pub(crate) fn handle_promoted(&mut self, promoted: Promoted) -> (Connection, Target) {
+        let Promoted { index, connection, target, outbox } = promoted;
+        self.outbox = outbox;
+        for of in self.source_of.values_mut().filter(|of| of.link == Link::Other(index)) {
+            of.link = Link::Origin;
+        }
+        (connection, target)
     }
 
     /// Ends every subscription with `error`.
@@ -198,18 +239,20 @@ impl Session {
     /// Sends the queued messages, then handles one command, event or timeout.
     async fn step(
         &mut self,
-        connection: &mut Connection,
+        links: &mut Links<'_>,
         commands: &mut mpsc::UnboundedReceiver<Command>,
     ) -> Result<(), SessionError> {
-        while let Some(message) = self.outbox.pop_front() {
-            connection.send(message).await?;
+        while let (Some(message), Some(origin)) = (self.outbox.pop_front(), &mut links.origin) {
+            origin.send(message).await?;
         }
         if self.is_closing {
             return Err(SessionError::ClosedLocally);
         }
-        connection
-            .lanes()
-            .note_bulky(|| self.receptions.values().any(Reception::is_bulky));
+        for connection in links.all() {
+            connection
+                .lanes()
+                .note_bulky(|| self.receptions.values().any(Reception::is_bulky));
+        }
         let deadline = self.receptions.values().filter_map(|r| r.machine.timeout_at()).min();
         let timeout = async {
             match deadline {
@@ -220,14 +263,33 @@ impl Session {
         tokio::select! {
             command = commands.recv() => {
                 let subscription = self.handle_command(command.unwrap_or(Command::Close));
-                self.allow_unread(connection);
-                subscription.map_or(Ok(()), |id| self.act(id, connection))
+                self.allow_unread(links);
+                subscription.map_or(Ok(()), |id| self.act(id, links))
             }
-            event = connection.next() => self.handle_event(event?, connection),
+            event = links.next() => match event? {
+                LinkEvent::Event(Link::Origin, event) => self.handle_event(event, Link::Origin, links),
+                LinkEvent::Event(Link::Other(index), event) => {
+                    if let Err(error) = self.handle_event(event, Link::Other(index), links) {
+                        links.sources.close(index, &error);
+                    }
+                    Ok(())
+                }
+                LinkEvent::Opened => {
+                    self.raise_credit(links);
+                    self.receptions.values_mut().for_each(|reception| reception.machine.seek_sources());
+                    self.act_all(links)
+                }
+                LinkEvent::Closed(index, last) => {
+                    self.handle_last(last);
+                    self.handle_link_lost(Link::Other(index), links);
+                    links.sources.handle_closed(index);
+                    self.act_all(links)
+                }
+            },
             () = timeout => {
                 let now = Instant::now();
                 self.receptions.values_mut().for_each(|reception| reception.handle_timeout(now));
-                self.act_all(connection)
+                self.act_all(links)
             }
         }
     }
@@ -243,48 +305,68 @@ impl Session {
 
     /// Sets the flow-control windows to the bytes of the granted credit and of a probe in progress. So chunks that wait
     /// for memory never block the control stream, and no subscription starves another.
-    fn allow_unread(&self, connection: &mut Connection) {
+    fn allow_unread(&self, links: &mut Links<'_>) {
         let credit = u64::from(self.credit);
         let chunk_bytes = |r: &Reception| r.chunk_bytes().unwrap_or(0).max(ASSUMED_CHUNK_BYTES_MIN);
         let bytes: u64 = self.receptions.values().map(|r| credit * u64::from(chunk_bytes(r))).sum();
         let probe_bytes = if self.probing.is_in_progress() { PROBE_UNREAD_BYTES } else { 0 };
-        connection.lanes().allow_unread(bytes + probe_bytes);
+        for connection in links.all() {
+            connection.lanes().allow_unread(bytes + probe_bytes);
+        }
     }
 
     /// Executes the pending actions of a subscription.
-    fn act(&mut self, id: SubscriptionId, connection: &mut Connection) -> Result<(), SessionError> {
+    fn act(&mut self, id: SubscriptionId, links: &mut Links<'_>) -> Result<(), SessionError> {
         let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
-        let (allocators, ingress, outbox) = (&self.allocators, &self.ingress, &mut self.outbox);
-        reception.act(&mut Context { connection, allocators, ingress, outbox })?;
+        let mut context = Context {
+            id,
+            links,
+            allocators: &self.allocators,
+            ingress: &self.ingress,
+            outbox: &mut self.outbox,
+            source_of: &mut self.source_of,
+            next_id: &mut self.next_id,
+        };
+        reception.act(&mut context)?;
         if reception.is_over() {
             self.receptions.remove(&id);
         }
         Ok(())
     }
 
-    fn act_all(&mut self, connection: &mut Connection) -> Result<(), SessionError> {
+    fn act_all(&mut self, links: &mut Links<'_>) -> Result<(), SessionError> {
         let ids: Vec<_> = self.receptions.keys().copied().collect();
-        ids.into_iter().try_for_each(|id| self.act(id, connection))
+        ids.into_iter().try_for_each(|id| self.act(id, links))
     }
 
-    fn handle_event(&mut self, event: Event, connection: &mut Connection) -> Result<(), SessionError> {
+    fn handle_event(
+        &mut self,
+        event: Event,
+        link: Link,
+        links: &mut Links<'_>,
+    ) -> Result<(), SessionError> {
         match event {
-            Event::Message(message) => self.handle_message(message, connection),
-            Event::Opened(lane, StreamHeader::Manifest(header), stream) => {
-                self.handle_manifest_header(lane, header, stream, connection)
-            }
+            Event::Message(message) => self.handle_message(message, link, links),
+            Event::Opened(lane, StreamHeader::Manifest(header), stream) => match links.get(link) {
+                Some(connection) => self.handle_manifest_header(lane, header, stream, connection),
+                None => Ok(()),
+            },
             Event::Opened(lane, StreamHeader::Chunk(header), stream) => {
-                self.handle_chunk(lane, header, stream, connection)
+                self.handle_chunk((link, lane), header, stream, links)
             }
             Event::Unreadable(HeaderError::Lane(error)) => Err(error.into()),
             Event::Unreadable(HeaderError::Message(error)) => Err(ClientError::from(error).into()),
-            Event::Opened(_, StreamHeader::Probe(header), stream) if self.probing.expects(&header) => {
-                connection.receive_probe(stream, header);
+            Event::Opened(_, StreamHeader::Probe(header), stream)
+                if link == Link::Origin && self.probing.expects(&header) =>
+            {
+                if let Some(origin) = &mut links.origin {
+                    origin.receive_probe(stream, header);
+                }
                 Ok(())
             }
             Event::Probe(result) => {
                 self.probing.handle_result(result);
-                self.allow_unread(connection);
+                self.allow_unread(links);
                 Ok(())
             }
             Event::Opened(_, StreamHeader::Probe(_), _) => {
@@ -300,56 +382,88 @@ impl Session {
                     }
                     manifest => reception.machine.handle_manifest(manifest?)?,
                 }
-                self.allow_unread(connection);
-                self.act(id, connection)
+                self.allow_unread(links);
+                self.act(id, links)
             }
-            Event::Chunk(id, token, result) => self.handle_received(id, token, result, connection),
-            Event::Joined => self.handle_joined(connection),
+            Event::Chunk(id, token, result) => self.handle_received(id, token, result, link, links),
+            Event::Joined => {
+                self.raise_credit(links);
+                self.act_all(links)
+            }
             Event::Ended(lane) => {
-                self.outbox.extend(connection.lanes().retire(lane));
+                let retire = links.get(link).and_then(|connection| connection.lanes().retire(lane));
+                match link {
+                    Link::Origin => self.outbox.extend(retire),
+                    Link::Other(index) => {
+                        retire.into_iter().for_each(|retire| links.send_to_other(index, retire));
+                    }
+                }
                 Ok(())
             }
         }
     }
 
-    /// Raises the credit for a new lane, so that it is kept as busy as the other lanes. The credit is not lowered when
-    /// a lane ends: the remaining lanes use it.
-    fn handle_joined(&mut self, connection: &mut Connection) -> Result<(), SessionError> {
-        let credit = self
-            .config
-            .credit_chunks
-            .saturating_mul(connection.lanes().len())
-            .min(Credit::MAX);
+    /// Raises the credit for a new lane of any server, so that it is kept as busy as the other lanes. The credit is not
+    /// lowered when a lane ends: the remaining lanes use it.
+    fn raise_credit(&mut self, links: &mut Links<'_>) {
+        let lanes: u32 = links.all().map(|connection| connection.lanes().len()).sum();
+        let credit = self.config.credit_chunks.saturating_mul(lanes).min(Credit::MAX);
         self.credit = self.credit.max(credit);
-        self.allow_unread(connection);
+        self.allow_unread(links);
         for reception in self.receptions.values_mut() {
             reception.machine.set_allowance(self.credit);
         }
-        self.act_all(connection)
     }
 
     fn handle_message(
         &mut self,
         message: ServerMessage,
-        connection: &mut Connection,
+        link: Link,
+        links: &mut Links<'_>,
     ) -> Result<(), SessionError> {
         message.check_features(FeatureSet::OF_CLIENT)?;
+        match message {
+            ServerMessage::Retired(lane) => {
+                let Some(connection) = links.get(link) else { return Ok(()) };
+                connection.lanes().handle_retired(lane)?;
+                self.handle_retired(link);
+                self.act_all(links)
+            }
+            ServerMessage::Hashes { subscription, epoch, version, first, hashes } => {
+                let id = self.source_of.get(&subscription).map_or(subscription, |of| of.reception);
+                let Some(reception) = self.find(id)? else { return Ok(()) };
+                reception.machine.handle_hashes(subscription, (epoch, version), first, &hashes)?;
+                self.act(id, links)
+            }
+            message => match self.source_of_message(&message, link)? {
+                Some(source) => self.handle_source_message(source, message, links),
+                None => self.handle_origin_message(message, links),
+            },
+        }
+    }
+
+    /// Handles a message of the origin.
+    fn handle_origin_message(
+        &mut self,
+        message: ServerMessage,
+        links: &mut Links<'_>,
+    ) -> Result<(), SessionError> {
         match message {
             ServerMessage::Announce(announce) => {
                 let id = announce.subscription;
                 let Some(reception) = self.find(id)? else { return Ok(()) };
                 reception.handle_announce(announce)?;
-                self.act(id, connection)
+                self.act(id, links)
             }
             ServerMessage::Complete { subscription, epoch, version, digest } => {
                 let Some(reception) = self.find(subscription)? else { return Ok(()) };
                 reception.machine.handle_complete((epoch, version), digest)?;
-                self.act(subscription, connection)
+                self.act(subscription, links)
             }
             ServerMessage::Abort { subscription, epoch, version, reason } => {
                 let Some(reception) = self.find(subscription)? else { return Ok(()) };
                 reception.machine.handle_abort((epoch, version), reason)?;
-                self.act(subscription, connection)
+                self.act(subscription, links)
             }
             ServerMessage::End { subscription, reason } => {
                 self.find(subscription)?;
@@ -360,13 +474,6 @@ impl Session {
                     reception.handle_end(reason);
                 }
                 Ok(())
-            }
-            ServerMessage::Retired(lane) => {
-                connection.lanes().handle_retired(lane)?;
-                for reception in self.receptions.values_mut() {
-                    reception.machine.handle_retired();
-                }
-                self.act_all(connection)
             }
             ServerMessage::Topics { topics, more } => self.handle_topics(topics, more),
             ServerMessage::Found { watch, topics } => Ok(self.watches.handle_found(watch, topics)?),
@@ -431,19 +538,20 @@ impl Session {
 
     fn handle_chunk(
         &mut self,
-        lane: LaneId,
+        (link, lane): (Link, LaneId),
         header: ChunkHeader,
         stream: DataIn,
-        connection: &mut Connection,
+        links: &mut Links<'_>,
     ) -> Result<(), SessionError> {
         let token = StreamToken(self.next_stream);
         self.next_stream += 1;
-        let Some(reception) = self.find(header.subscription)? else { return Ok(()) };
-        if connection.lanes().is_retired(lane) {
+        let id = self.source_of.get(&header.subscription).map_or(header.subscription, |of| of.reception);
+        let Some(reception) = self.find(id)? else { return Ok(()) };
+        if links.get(link).is_none_or(|connection| connection.lanes().is_retired(lane)) {
             return Ok(()); // It was requested again when the lane was retired.
         }
-        reception.handle_chunk(header, token, stream)?;
-        self.act(header.subscription, connection)
+        reception.handle_chunk(header, token, (link, stream))?;
+        self.act(id, links)
     }
 
     fn handle_received(
@@ -451,20 +559,21 @@ impl Session {
         id: SubscriptionId,
         token: StreamToken,
         result: Result<Verified, ReceiveError>,
-        connection: &mut Connection,
+        link: Link,
+        links: &mut Links<'_>,
     ) -> Result<(), SessionError> {
         let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
         match result {
             Ok(verified) => reception.handle_verified(token, verified),
             // The server aborted the version, and its `Abort` will follow; or the lane has ended.
-            Err(ReceiveError::Lane(error)) => match connection.control().ended() {
+            Err(ReceiveError::Lane(error)) => match links.get(link).and_then(|it| it.control().ended()) {
                 // The control stream has ended, and with it the connection: its error is reported, not this lane's.
                 Some(ended) if error != LaneError::StreamAborted => return Err(ended.into()),
                 _ => reception.machine.handle_lost(token),
             },
             Err(error) => reception.handle_failed(token, error),
         }
-        self.act(id, connection)
+        self.act(id, links)
     }
 
     /// The subscription with this `id`; `None` if it has ended, which the server may not know yet.

@@ -108,6 +108,21 @@ impl Sim {
         bound.unwrap()
     }
 
+    /// The host of a second server.
+    pub fn other_host(&self) -> Host {
+        self.net.host(Ipv4Addr::new(10, 0, 0, 2))
+    }
+
+    /// Starts a second server on a host of its own, with the same key and tickets; and a ticket that names it.
+    pub fn other_server(&self, config: tensor_relay_server::Config) -> (Server, Ticket) {
+        let address = SocketAddr::from((Ipv4Addr::new(10, 0, 0, 2), SERVER_PORT));
+        let host = Arc::new(self.other_host());
+        let (identity, tuning) = (self.identity(), self.tuning.clone());
+        let listener = Listener::bind_on(host, transport(), address, &identity, tuning).unwrap();
+        let ticket = Ticket::new(vec![address.to_string()], vec![identity.fingerprint().0], None).unwrap();
+        (Server::start(listener, Access::new(rules()), config), ticket.with_token(token()))
+    }
+
     /// Starts the server.
     pub fn server(&self, config: tensor_relay_server::Config) -> Server {
         self.server_with(Access::new(rules()), config)

@@ -3,7 +3,7 @@
 use super::SubscriptionError;
 use crate::device_snapshot::chain;
 use tensor_relay_device::{AllocError, CopyError, Device, PartsError, SinkError};
-use tensor_relay_protocol::{AbortReason, VersionDigest, VersionId};
+use tensor_relay_protocol::{AbortReason, ChunkIndex, VersionDigest, VersionId};
 use tensor_relay_transport::ingress::ReceiveError;
 
 /// Why the client aborts one version: the internal form of [`SubscriptionError`].
@@ -28,6 +28,8 @@ pub(crate) enum TransferError {
     Chunk(Box<ReceiveError>),
     #[error("its digest is {found}, but the server sent {expected}")]
     Mismatch { expected: VersionDigest, found: VersionDigest },
+    #[error("chunk {0} differs from the server's own list of hashes")]
+    OtherHash(ChunkIndex),
     #[error("no byte was received for {0} ms")]
     Stalled(u128),
     #[error("its memory could not be committed: {0}")]

@@ -155,9 +155,14 @@ impl Subscriber {
     fn refuse_source(&mut self, source: SubscriptionId) {
         if source != self.options.subscription {
             self.actions.push_back(Action::SourceDiffers(source));
-            self.send(ClientMessage::Unsubscribe { subscription: source, keep_place: false });
-            self.handle_source_ended(source);
+            self.leave_source(source);
         }
+    }
+
+    /// Ends the subscription to a source, which is not the origin. Chunks of it may still arrive.
+    pub fn leave_source(&mut self, source: SubscriptionId) {
+        self.send(ClientMessage::Unsubscribe { subscription: source, keep_place: false });
+        self.handle_source_ended(source);
     }
 
     /// Ends the subscriptions to all sources but the origin.
@@ -170,7 +175,7 @@ impl Subscriber {
     }
 
     /// Seeks further sources if they are of use.
-    pub(super) fn seek_sources(&mut self) {
+    pub fn seek_sources(&mut self) {
         if self.wants_sources() {
             self.actions.push_back(Action::Seek);
         }
@@ -199,7 +204,7 @@ impl Subscriber {
     }
 
     /// Whether the current version comes from another source than the origin, too, or chunks of one still arrive.
-    pub(super) fn has_other_sources(&self) -> bool {
+    pub fn has_other_sources(&self) -> bool {
         let origin = self.options.subscription;
         let is_other = |source: SubscriptionId| source != origin;
         matches!(self.phase, Phase::Running(_))

@@ -23,6 +23,7 @@ mod other_content;
 mod read_errors;
 mod resume;
 mod snapshots;
+mod sources;
 mod stalls;
 mod topics;
 mod watching;

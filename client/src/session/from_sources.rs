@@ -1,0 +1,70 @@
+//! Handling of what further sources of a version send.
+
+use super::Session;
+use crate::{error::SessionError, reception::SourceOf, sources::{Link, Links}};
+use tensor_relay_protocol::{ProtocolViolation, ServerMessage, SubscriptionId};
+
+impl Session {
+    /// The further source that a message is from; `None` if it is for the handling of the origin's messages.
+    ///
+    /// # Errors
+    /// [`ProtocolViolation`] when a server that is not the origin sends a message that was not asked for.
+    pub(super) fn source_of_message(
+        &self,
+        message: &ServerMessage,
+        link: Link,
+    ) -> Result<Option<SubscriptionId>, ProtocolViolation> {
+        let subscription = match message {
+            ServerMessage::Announce(announce) => announce.subscription,
+            ServerMessage::Complete { subscription, .. }
+            | ServerMessage::Abort { subscription, .. }
+            | ServerMessage::End { subscription, .. } => *subscription,
+            _ if link == Link::Origin => return Ok(None),
+            // Its subscriptions end before it closes the connection.
+            ServerMessage::Drain { .. } => return Ok(Some(SubscriptionId(0))),
+            _ => {
+                let (found, expected) = ("a message about topics", "an answer to a request for chunks");
+                return Err(ProtocolViolation::OutOfTurn { found, expected });
+            }
+        };
+        match link == Link::Origin && !self.source_of.contains_key(&subscription) {
+            true => Ok(None),
+            false => Ok(Some(subscription)),
+        }
+    }
+
+    /// Handles a message of a further source. One that is not used any more is ignored.
+    pub(super) fn handle_source_message(
+        &mut self,
+        source: SubscriptionId,
+        message: ServerMessage,
+        links: &mut Links<'_>,
+    ) -> Result<(), SessionError> {
+        let Some(SourceOf { reception: id, .. }) = self.source_of.get(&source).copied() else { return Ok(()) };
+        let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
+        match message {
+            ServerMessage::Announce(announce) => reception.handle_source_announce(announce)?,
+            ServerMessage::Abort { .. } => reception.machine.leave_source(source),
+            ServerMessage::End { .. } => {
+                self.source_of.remove(&source);
+                reception.machine.handle_source_ended(source);
+            }
+            _ => {} // `Complete`: the list of hashes says what is complete.
+        }
+        self.act(id, links)
+    }
+
+    /// Handles the retirement of a lane of a connection for all subscriptions on it.
+    pub(super) fn handle_retired(&mut self, link: Link) {
+        if link == Link::Origin {
+            for (id, reception) in &mut self.receptions {
+                reception.machine.handle_retired(*id);
+            }
+        }
+        for (source, of) in self.source_of.iter().filter(|(_, of)| of.link == link) {
+            if let Some(reception) = self.receptions.get_mut(&of.reception) {
+                reception.machine.handle_retired(*source);
+            }
+        }
+    }
+}
