@@ -71,6 +71,8 @@ pub(crate) struct Session {
     /// Messages to the server, sent before the next step. A new connection discards them, since its own requests
     /// replace them.
     outbox: VecDeque<ClientMessage>,
+    /// The unsent messages about the subscriptions to a source that has become the origin.
+    carried: VecDeque<ClientMessage>,
     /// Whether there is a connection, on which subscriptions have been requested.
     is_connected: bool,
     /// Whether the server has sent `Drain` on this connection.
@@ -110,6 +112,7 @@ impl Session {
             lists: VecDeque::new(),
             probing: Probing::default(),
             outbox: VecDeque::new(),
+            carried: VecDeque::new(),
             is_connected: false,
             is_draining: false,
             is_closing: false,
@@ -166,6 +169,7 @@ impl Session {
 
     /// Requests the user's subscriptions, watches and lists on a new connection to the origin.
     fn attach(&mut self, links: &mut Links<'_>) -> Result<(), SessionError> {
+        self.outbox = std::mem::take(&mut self.carried); // The requests below replace other unsent messages.
         (self.is_connected, self.is_draining) = (true, false);
         self.raise_credit(links);
         self.receptions.values_mut().for_each(Reception::subscribe);
@@ -180,7 +184,6 @@ impl Session {
     pub(crate) fn detach(&mut self, last: Vec<Event>, sources: &mut Sources) {
         self.handle_last(last);
         self.is_connected = false;
-        self.outbox.clear(); // Requests on the next connection replace unsent messages.
         self.probing.handle_detached();
         self.credit = self.config.credit_chunks;
         self.lists.iter_mut().for_each(|(_, received)| received.clear());
@@ -222,7 +225,7 @@ impl Session {
     /// Handles the change of the origin to another server, which was connected under this index before.
     pub(crate) fn handle_promoted(&mut self, promoted: Promoted) -> (Connection, Target) {
         let Promoted { index, connection, target, outbox } = promoted;
-        self.outbox = outbox;
+        self.carried = outbox;
         for of in self.source_of.values_mut().filter(|of| of.link == Link::Other(index)) {
             of.link = Link::Origin;
         }

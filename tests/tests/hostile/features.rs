@@ -3,11 +3,11 @@
 
 use crate::{
     raw::{Peer, hello, subscribe},
-    script::{EPOCH, Script, VERSION, expect_closed},
+    script::{Script, expect_closed},
 };
 use std::time::Duration;
 use tensor_relay_protocol::{
-    Announce, ChunkDigest, ClientMessage, CloseCode, Feature, FeatureSet, Glob, Hello, LaneId, Order, Part,
+    Announce, ClientMessage, CloseCode, Feature, FeatureSet, Glob, Hello, LaneId, Order, Part,
     ProbeBytes, ProbeHeader, ServerMessage, StreamHeader, Subscribe,
 };
 use tensor_relay_tests::pair::{client_config, eventually, publish, server_config, simulate, topic};
@@ -38,18 +38,8 @@ fn clients_that_use_unoffered_features_are_refused() {
 #[test]
 fn servers_that_use_unoffered_features_are_refused() {
     type Attack = fn(&Script) -> ServerMessage;
-    let attacks: [(Attack, &str); 3] = [
+    let attacks: [(Attack, &str); 2] = [
         (|script| ServerMessage::Sources { subscription: script.subscription, sources: vec![] }, "peers"),
-        (
-            |script| ServerMessage::Hashes {
-                subscription: script.subscription,
-                epoch: EPOCH,
-                version: VERSION,
-                first: 0,
-                hashes: vec![ChunkDigest([1; 32])],
-            },
-            "peers",
-        ),
         (
             |script| {
                 let part = Some(Part { part: 0, parts: 2, writer: 1 });
