@@ -19,9 +19,9 @@ use std::{
 };
 use tensor_relay_device::{CacheLease, Device};
 use tensor_relay_protocol::{
-    AbortReason, Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, EndReason, ProtocolViolation,
-    Released, Selection, StreamToken, Subscriber, SubscriptionId, Topic, Verified, Version, VersionFault,
-    VersionId,
+    AbortReason, Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, EndReason, Epoch,
+    ProtocolViolation, Released, Selection, StreamToken, Subscriber, SubscriptionId, Topic, Verified,
+    Version, VersionFault, VersionId,
 };
 use tensor_relay_transport::{
     DataIn, Lane, Tally,
@@ -62,8 +62,8 @@ pub(crate) struct Reception {
     /// The tasks that receive chunks of the version in transfer. They are aborted when the version ends, so that none
     /// keeps its memory longer.
     tasks: Vec<AbortOnDrop>,
-    /// Whether the server cannot read the current version at the moment.
-    is_delayed: bool,
+    /// Whether the server waits for the source of the current version.
+    is_waiting: bool,
     /// Whether the subscription is over.
     is_over: bool,
 }
@@ -113,7 +113,7 @@ impl Reception {
             tally: Arc::default(),
             streams: HashMap::new(),
             tasks: vec![],
-            is_delayed: false,
+            is_waiting: false,
             is_over: false,
         }
     }
@@ -189,13 +189,10 @@ impl Reception {
             return Ok(());
         }
         let now = Instant::now();
-        let (is_repeated, resumes) = (self.machine.current_version().is_some(), self.machine.is_receiving());
+        let resumes = self.machine.is_receiving();
         let (version, afresh) = (announce.id.version.0, announce.afresh.then(|| announce.id.clone()));
         self.machine
             .handle_announce(announce, now.into_std(), self.counters.received_bytes())?;
-        if is_repeated || self.machine.current_version().is_none() {
-            return Ok(()); // The server repeats it while it cannot read the version.
-        }
         if !resumes {
             self.began = now;
             self.counters.begin(version, 0); // Until its manifest has arrived.
@@ -204,9 +201,15 @@ impl Reception {
             self.base.handle_given_up(); // The base may hold the earlier, different content: drop it.
             tracing::warn!(%version, "The server's content differs from what was received before under this epoch and number, or it never had a version as new: it sends this one in full. Different bytes were published under one epoch.");
         }
-        self.is_delayed = false;
+        self.is_waiting = false;
         self.queue.announce();
         Ok(())
+    }
+
+    /// Handles `Waiting`.
+    pub(crate) fn handle_waiting(&mut self, epoch: Epoch, version: Version) -> Result<(), ProtocolViolation> {
+        let (now, received_bytes) = (Instant::now().into_std(), self.counters.received_bytes());
+        self.machine.handle_waiting((epoch, version), now, received_bytes)
     }
 
     /// Whether the user wants another version and no other.
@@ -250,7 +253,7 @@ impl Reception {
     pub(crate) fn handle_verified(&mut self, token: StreamToken, verified: Verified) {
         self.machine.handle_verified(token, verified);
         self.counters.set_verified(self.machine.held_bytes());
-        if std::mem::replace(&mut self.is_delayed, false) {
+        if std::mem::replace(&mut self.is_waiting, false) {
             self.queue.announce();
         }
     }
@@ -315,7 +318,7 @@ impl Reception {
                 Action::Discard(stream) => drop(self.streams.remove(&stream)),
                 Action::Commit(commit) => self.commit(commit, context.connection.control()),
                 Action::Release { id, reason } => self.release(id, reason),
-                Action::Delayed => self.handle_delayed(),
+                Action::Waiting => self.report_waiting(),
                 Action::Fail(fault) => self.fail(&self.transfer_error(fault)),
             }
         }
@@ -428,9 +431,9 @@ impl Reception {
 
     /// Reports once that the server cannot read the version at the moment. A user without any version waits for it as
     /// for a topic that does not exist.
-    fn handle_delayed(&mut self) {
+    fn report_waiting(&mut self) {
         let Some(id) = self.machine.current_version().cloned() else { return };
-        if std::mem::replace(&mut self.is_delayed, true) {
+        if std::mem::replace(&mut self.is_waiting, true) {
             return;
         }
         tracing::warn!(%id, "The server cannot read a version at the moment. It tries again, and the transfer continues then.");

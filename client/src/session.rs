@@ -346,6 +346,11 @@ impl Session {
                 reception.machine.handle_complete((epoch, version), digest)?;
                 self.act(subscription, connection)
             }
+            ServerMessage::Waiting { subscription, epoch, version } => {
+                let Some(reception) = self.find(subscription)? else { return Ok(()) };
+                reception.handle_waiting(epoch, version)?;
+                self.act(subscription, connection)
+            }
             ServerMessage::Abort { subscription, epoch, version, reason } => {
                 let Some(reception) = self.find(subscription)? else { return Ok(()) };
                 reception.machine.handle_abort((epoch, version), reason)?;

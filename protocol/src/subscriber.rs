@@ -197,8 +197,7 @@ impl Subscriber {
         }
     }
 
-    /// Handles an `Announce`. `received_bytes` is the number of bytes received for the subscription so far. One that
-    /// repeats that of the current version says that the server cannot read it at the moment.
+    /// Handles an `Announce`. `received_bytes` is the number of bytes received for the subscription so far.
     ///
     /// # Errors
     /// [`ProtocolViolation`] when the previous version has not ended, the topic is another one, the version is not
@@ -209,14 +208,6 @@ impl Subscriber {
         now: Instant,
         received_bytes: u64,
     ) -> Result<(), ProtocolViolation> {
-        if self.given_up == Some(key(&announce.id)) {
-            return Ok(()); // The repetition crossed this end's `Abort`.
-        }
-        if self.current_version() == Some(&announce.id) {
-            self.stall.restart(now, received_bytes);
-            self.actions.push_back(Action::Delayed);
-            return Ok(());
-        }
         if !matches!(self.phase, Phase::Idle | Phase::Detached(_)) {
             return Err(ProtocolViolation::OutOfTurn {
                 found: "Announce",
@@ -525,6 +516,33 @@ impl Subscriber {
         }
     }
 
+    /// Handles `Waiting`: the server waits for the source of a version, so this end's deadline starts again.
+    /// `received_bytes` is the number of bytes received for the subscription so far.
+    ///
+    /// # Errors
+    /// [`ProtocolViolation`] for a version that is neither the current one nor the last one that ended.
+    pub fn handle_waiting(
+        &mut self,
+        version: (Epoch, Version),
+        now: Instant,
+        received_bytes: u64,
+    ) -> Result<(), ProtocolViolation> {
+        if self.is_current(version)? {
+            self.stall.restart(now, received_bytes);
+            self.actions.push_back(Action::Waiting);
+        }
+        Ok(())
+    }
+
+    /// Whether a message is about the current version, and did not cross this end's last word on it.
+    fn is_current(&self, version: (Epoch, Version)) -> Result<bool, ProtocolViolation> {
+        let is_current = self.current_version().map(key) == Some(version);
+        match is_current || self.history.is_last(version) {
+            true => Ok(is_current),
+            false => Err(ProtocolViolation::WrongVersion { epoch: version.0, version: version.1 }),
+        }
+    }
+
     /// Handles the server's `Abort` of a version.
     ///
     /// # Errors
@@ -534,15 +552,10 @@ impl Subscriber {
         version: (Epoch, Version),
         reason: AbortReason,
     ) -> Result<(), ProtocolViolation> {
-        if self.history.is_last(version) {
-            return Ok(()); // `Abort` crossed this end's `Abort` or `Committed`.
+        if self.is_current(version)? {
+            self.abort(reason, Released::ByServer(reason));
+            self.grant_allowance();
         }
-        if self.current_version().map(key) != Some(version) {
-            let (epoch, version) = version;
-            return Err(ProtocolViolation::WrongVersion { epoch, version });
-        }
-        self.abort(reason, Released::ByServer(reason));
-        self.grant_allowance();
         Ok(())
     }
 

@@ -219,6 +219,7 @@ mod tests {
                 first: 7,
                 hashes: vec![ChunkDigest([8; 32]), ChunkDigest([9; 32])],
             },
+            ServerMessage::Waiting { subscription, epoch, version },
             ServerMessage::Announce(Announce {
                 subscription,
                 id: id(),

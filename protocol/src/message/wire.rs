@@ -44,7 +44,7 @@ pub(crate) enum ClientKind {
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromServer {
-    #[prost(oneof = "ServerKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
+    #[prost(oneof = "ServerKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
     pub(crate) kind: Option<ServerKind>,
 }
 
@@ -74,6 +74,8 @@ pub(crate) enum ServerKind {
     Sources(Sources),
     #[prost(message, tag = "12")]
     Hashes(Hashes),
+    #[prost(message, tag = "13")]
+    Waiting(Waiting),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -370,6 +372,16 @@ pub(crate) struct Complete {
     pub(crate) version: u64,
     #[prost(bytes = "vec", tag = "4")]
     pub(crate) digest: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Waiting {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(fixed64, tag = "2")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) version: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

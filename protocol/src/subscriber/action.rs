@@ -45,9 +45,9 @@ pub enum Action {
         /// The reason.
         reason: Released,
     },
-    /// The server cannot read the current version at the moment. It tries again, until that succeeds or a newer version
+    /// The server waits for the source of the current version. It tries again, until that succeeds or a newer version
     /// is published.
-    Delayed,
+    Waiting,
     /// The current version failed: call [`give_up`](Subscriber::give_up) or
     /// [`end_subscription`](Subscriber::end_subscription).
     Fail(VersionFault),

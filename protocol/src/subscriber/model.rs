@@ -176,7 +176,7 @@ impl World {
                     assert!(self.placed.is_none_or(|placed| placed == id.version.0));
                     self.release();
                 }
-                Action::Delayed => panic!("no announcement is repeated"),
+                Action::Waiting => panic!("no source is waited for"),
                 Action::Fail(fault) => panic!("{fault:?}"),
             }
         }

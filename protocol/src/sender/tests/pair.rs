@@ -232,7 +232,7 @@ impl World {
                     self.has_given_up = true;
                     self.release();
                 }
-                Action::Delayed | Action::Fail(_) => panic!("{action:?}"),
+                Action::Waiting | Action::Fail(_) => panic!("{action:?}"),
             }
         }
     }
