@@ -5,10 +5,12 @@ use crate::{
     Receipt, Request, Snapshot, SubscriptionError,
     base::Base,
     buffers::Lent,
+    command::Command,
     connection::{ChunkTarget, Connection},
     destination::{Allocators, Destination},
     error::TransferError,
     holding::HoldCounter,
+    load_report::LoadReport,
     progress::Counters,
     snapshot_queue::SnapshotQueue,
 };
@@ -27,7 +29,7 @@ use tensor_relay_transport::{
     DataIn, Lane, Tally,
     ingress::{Ingress, ReceiveError},
 };
-use tokio::{task::AbortHandle, time::Instant};
+use tokio::{sync::mpsc, task::AbortHandle, time::Instant};
 
 /// The size from which a version takes long enough to measure its rate.
 const BULKY_BYTES: u64 = 64 << 20;
@@ -44,6 +46,11 @@ pub(crate) struct Reception {
     pub(crate) holding: Arc<HoldCounter>,
     topic: Topic,
     keep_place: bool,
+    /// The user's commands, for the reports of its snapshots.
+    commands: mpsc::UnboundedSender<Command>,
+    /// The last report that a version was loaded. Repeated on each connection, because the previous one may have lost
+    /// it.
+    loaded: Option<ClientMessage>,
     /// The user's buffers for the next version that starts.
     lent: Option<Lent>,
     /// The base for deltas.
@@ -97,7 +104,13 @@ impl Drop for Reception {
 
 impl Reception {
     /// A reception for `request`.
-    pub(crate) fn new(request: &Request, machine: Subscriber, base: Base, cache_lease: CacheLease) -> Self {
+    pub(crate) fn new(
+        request: &Request,
+        machine: Subscriber,
+        base: Base,
+        cache_lease: CacheLease,
+        commands: mpsc::UnboundedSender<Command>,
+    ) -> Self {
         Self {
             machine,
             queue: Arc::new(SnapshotQueue::new(request.mode)),
@@ -105,6 +118,8 @@ impl Reception {
             holding: Arc::default(),
             topic: request.topic.clone(),
             keep_place: request.keep_place,
+            commands,
+            loaded: None,
             lent: None,
             base,
             cache_lease,
@@ -116,6 +131,15 @@ impl Reception {
             is_waiting: false,
             is_over: false,
         }
+    }
+
+    /// The last report that a version was loaded.
+    pub(crate) fn loaded(&self) -> Option<&ClientMessage> {
+        self.loaded.as_ref()
+    }
+
+    pub(crate) fn set_loaded(&mut self, loaded: ClientMessage) {
+        self.loaded = Some(loaded);
     }
 
     pub(crate) fn topic(&self) -> &Topic {
@@ -387,7 +411,9 @@ impl Reception {
         tracing::debug!(%version, took_ms, wire_bytes, "A version is complete and verified.");
         let is_base = self.base.handle_committed();
         self.machine.handle_committed(is_base);
+        let (subscription, key) = (commit.announce.subscription, (version.epoch, version.version));
         self.queue.put(Snapshot {
+            load_report: LoadReport::new(self.commands.clone(), subscription, key, commit.digest),
             id: commit.announce.id,
             selection: payload.narrow_selection(&commit.selection),
             payload,

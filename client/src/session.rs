@@ -165,6 +165,8 @@ impl Session {
         self.allow_unread(connection);
         self.receptions.values_mut().for_each(Reception::subscribe);
         self.act_all(connection)?;
+        self.outbox
+            .extend(self.receptions.values().filter_map(Reception::loaded).cloned());
         self.outbox.extend(self.watches.messages());
         self.outbox.extend(self.lists.iter().map(|_| ClientMessage::List));
         Ok(())
@@ -202,7 +204,10 @@ impl Session {
         commands: &mut mpsc::UnboundedReceiver<Command>,
     ) -> Result<(), SessionError> {
         while let Some(message) = self.outbox.pop_front() {
-            connection.send(message).await?;
+            match message.check_features(connection.server().1) {
+                Ok(()) => connection.send(message).await?,
+                Err(error) => tracing::debug!(%error, "A message is not sent: the server does not know it."),
+            }
         }
         if self.is_closing {
             return Err(SessionError::ClosedLocally);

@@ -493,6 +493,7 @@ impl Subscriber {
                 announce: incoming.announce.clone(),
                 selection: Arc::clone(incoming.assembly.selection()),
                 chunks: incoming.assembly.verified_chunks(),
+                digest: incoming.assembly.held_digest(),
                 reconnections: incoming.resumed,
                 gap: self.history.gap_before(incoming.id()),
                 new_epoch: self.history.is_new_epoch(incoming.id()),

@@ -41,6 +41,8 @@ features! {
     Drain = 5, "drain";
     /// Measurements of a lane's rate: `Probe` and its data streams.
     Probe = 6, "probe";
+    /// Reports that versions were loaded: `Loaded`.
+    Loaded = 8, "loaded";
 }
 
 /// A set of features.
@@ -52,7 +54,8 @@ impl FeatureSet {
     pub const OF_CLIENT: Self = Self(Self::bit(Feature::Drain));
 
     /// The features that a server of this build offers.
-    pub const OF_SERVER: Self = Self(Self::bit(Feature::Get) | Self::bit(Feature::Probe));
+    pub const OF_SERVER: Self =
+        Self(Self::bit(Feature::Get) | Self::bit(Feature::Probe) | Self::bit(Feature::Loaded));
 
     /// The features with these numbers. Unknown numbers are ignored.
     pub fn from_codes(codes: &[u32]) -> Self {
@@ -112,6 +115,7 @@ impl ClientMessage {
                 (subscribe.order != Order::Layout).then_some(("Subscribe.order", Feature::Order)),
             ],
             Self::Probe { .. } => [Some(("Probe", Feature::Probe)), None, None, None],
+            Self::Loaded { .. } => [Some(("Loaded", Feature::Loaded)), None, None, None],
             _ => [None; 4],
         };
         needed
@@ -146,8 +150,8 @@ mod tests {
     /// PROTOCOL.md §3.11: the numbers are part of the wire.
     #[test]
     fn feature_codes_are_frozen() {
-        assert!(Feature::ALL.iter().map(|feature| feature.code()).eq(1..=6));
-        let names = ["get", "order", "parts", "peers", "drain", "probe"];
+        assert!(Feature::ALL.iter().map(|feature| feature.code()).eq([1, 2, 3, 4, 5, 6, 8]));
+        let names = ["get", "order", "parts", "peers", "drain", "probe", "loaded"];
         assert!(Feature::ALL.iter().map(|feature| feature.name()).eq(names));
     }
 

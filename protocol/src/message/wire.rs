@@ -5,7 +5,7 @@ use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromClient {
-    #[prost(oneof = "ClientKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
+    #[prost(oneof = "ClientKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
     pub(crate) kind: Option<ClientKind>,
 }
 
@@ -40,6 +40,8 @@ pub(crate) enum ClientKind {
     Retire(Retire),
     #[prost(message, tag = "14")]
     Probe(Probe),
+    #[prost(message, tag = "15")]
+    Loaded(Loaded),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -316,6 +318,18 @@ pub(crate) struct Probe {
     pub(crate) lane: u32,
     #[prost(uint32, tag = "3")]
     pub(crate) bytes: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Loaded {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(fixed64, tag = "2")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) version: u64,
+    #[prost(bytes = "vec", tag = "4")]
+    pub(crate) digest: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]

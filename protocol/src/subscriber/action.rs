@@ -62,6 +62,8 @@ pub struct Commit {
     pub selection: Arc<Selection>,
     /// The number of selected chunks.
     pub chunks: u32,
+    /// Their digest.
+    pub digest: VersionDigest,
     /// The number of reconnections during the version's transfer.
     pub reconnections: u32,
     /// In mode `every`: the missing versions right before this one.
