@@ -5,7 +5,9 @@ use crate::{
     snapshot_queue::SnapshotQueue,
 };
 use std::sync::Arc;
-use tensor_relay_protocol::{Epoch, Glob, ProbeBytes, SubscriptionId, Topic, TopicEntry, Version, WatchId};
+use tensor_relay_protocol::{
+    Epoch, Glob, ProbeBytes, SubscriptionId, Topic, TopicEntry, Version, VersionDigest, WatchId,
+};
 use tokio::sync::{mpsc, oneshot};
 
 /// A command of the user. The session handles it with or without a connection.
@@ -17,6 +19,13 @@ pub(crate) enum Command {
         keep_place: bool,
     },
     Acknowledge(SubscriptionId, Epoch, Version),
+    /// Reports that the user has loaded a version.
+    Loaded {
+        subscription: SubscriptionId,
+        epoch: Epoch,
+        version: Version,
+        digest: VersionDigest,
+    },
     /// Lends buffers for the next version.
     LendBuffers(SubscriptionId, Lent),
     /// Takes lent buffers back, also during a transfer into them, which begins again in other memory. After the answer,

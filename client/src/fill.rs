@@ -3,7 +3,7 @@
 mod on_device;
 
 use crate::{
-    BufferError, Buffers, DeviceError, Gap, Receipt, Snapshot, Subscription, SubscriptionError,
+    BufferError, Buffers, DeviceError, Gap, LoadReport, Receipt, Snapshot, Subscription, SubscriptionError,
     buffers::{Lender, Lent, Writing, copy_yielding, fit},
     command::Command,
     destination::Payload,
@@ -346,6 +346,11 @@ impl<B> Filled<B> {
     /// The statistics of its transfer.
     pub fn receipt(&self) -> Receipt {
         self.summary.receipt()
+    }
+
+    /// The report that the application has loaded it, to be sent ([`LoadReport::send`]).
+    pub fn load_report(&self) -> &LoadReport {
+        self.summary.load_report()
     }
 
     /// Whether it was received in other memory and copied, because its transfer began before the buffers

@@ -5,10 +5,12 @@ use crate::{
     Receipt, Request, Snapshot, SubscriptionError,
     base::Base,
     buffers::Lent,
+    command::Command,
     connection::ChunkTarget,
     destination::{Allocators, Destination},
     error::TransferError,
     holding::HoldCounter,
+    load_report::LoadReport,
     progress::Counters,
     snapshot_queue::SnapshotQueue,
     sources::{Link, Links},
@@ -20,15 +22,15 @@ use std::{
 };
 use tensor_relay_device::{CacheLease, Device};
 use tensor_relay_protocol::{
-    AbortReason, Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, EndReason, ProtocolViolation,
-    Released, Selection, StreamToken, Subscriber, SubscriptionId, Topic, Verified, Version, VersionFault,
-    VersionId,
+    AbortReason, Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, EndReason, Epoch,
+    ProtocolViolation, Released, Selection, StreamToken, Subscriber, SubscriptionId, Topic, Verified,
+    Version, VersionFault, VersionId,
 };
 use tensor_relay_transport::{
     DataIn, Lane, Tally,
     ingress::{Ingress, ReceiveError},
 };
-use tokio::{task::AbortHandle, time::Instant};
+use tokio::{sync::mpsc, task::AbortHandle, time::Instant};
 
 /// The size from which a version takes long enough to measure its rate.
 const BULKY_BYTES: u64 = 64 << 20;
@@ -45,6 +47,11 @@ pub(crate) struct Reception {
     pub(crate) holding: Arc<HoldCounter>,
     topic: Topic,
     keep_place: bool,
+    /// The user's commands, for the reports of its snapshots.
+    commands: mpsc::UnboundedSender<Command>,
+    /// The last report that a version was loaded. Repeated on each connection, because the previous one may have lost
+    /// it.
+    loaded: Option<ClientMessage>,
     /// The user's buffers for the next version that starts.
     lent: Option<Lent>,
     /// The base for deltas.
@@ -63,8 +70,8 @@ pub(crate) struct Reception {
     /// The tasks that receive chunks of the version in transfer. They are aborted when the version ends, so that none
     /// keeps its memory longer.
     tasks: Vec<AbortOnDrop>,
-    /// Whether the server cannot read the current version at the moment.
-    is_delayed: bool,
+    /// Whether the server waits for the source of the current version.
+    is_waiting: bool,
     /// Whether the subscription is over.
     is_over: bool,
 }
@@ -140,7 +147,13 @@ impl Drop for Reception {
 
 impl Reception {
     /// A reception for `request`.
-    pub(crate) fn new(request: &Request, machine: Subscriber, base: Base, cache_lease: CacheLease) -> Self {
+    pub(crate) fn new(
+        request: &Request,
+        machine: Subscriber,
+        base: Base,
+        cache_lease: CacheLease,
+        commands: mpsc::UnboundedSender<Command>,
+    ) -> Self {
         Self {
             machine,
             queue: Arc::new(SnapshotQueue::new(request.mode)),
@@ -148,6 +161,8 @@ impl Reception {
             holding: Arc::default(),
             topic: request.topic.clone(),
             keep_place: request.keep_place,
+            commands,
+            loaded: None,
             lent: None,
             base,
             cache_lease,
@@ -156,9 +171,18 @@ impl Reception {
             tally: Arc::default(),
             streams: HashMap::new(),
             tasks: vec![],
-            is_delayed: false,
+            is_waiting: false,
             is_over: false,
         }
+    }
+
+    /// The last report that a version was loaded.
+    pub(crate) fn loaded(&self) -> Option<&ClientMessage> {
+        self.loaded.as_ref()
+    }
+
+    pub(crate) fn set_loaded(&mut self, loaded: ClientMessage) {
+        self.loaded = Some(loaded);
     }
 
     pub(crate) fn topic(&self) -> &Topic {
@@ -231,13 +255,10 @@ impl Reception {
             return Ok(());
         }
         let now = Instant::now();
-        let (is_repeated, resumes) = (self.machine.current_version().is_some(), self.machine.is_receiving());
+        let resumes = self.machine.is_receiving();
         let (version, afresh) = (announce.id.version.0, announce.afresh.then(|| announce.id.clone()));
         self.machine
             .handle_announce(announce, now.into_std(), self.counters.received_bytes())?;
-        if is_repeated || self.machine.current_version().is_none() {
-            return Ok(()); // The server repeats it while it cannot read the version.
-        }
         if !resumes {
             self.began = now;
             self.counters.begin(version, 0); // Until its manifest has arrived.
@@ -246,9 +267,15 @@ impl Reception {
             self.base.handle_given_up(); // The base may hold the earlier, different content: drop it.
             tracing::warn!(%version, "The server's content differs from what was received before under this epoch and number, or it never had a version as new: it sends this one in full. Different bytes were published under one epoch.");
         }
-        self.is_delayed = false;
+        self.is_waiting = false;
         self.queue.announce();
         Ok(())
+    }
+
+    /// Handles `Waiting`.
+    pub(crate) fn handle_waiting(&mut self, epoch: Epoch, version: Version) -> Result<(), ProtocolViolation> {
+        let (now, received_bytes) = (Instant::now().into_std(), self.counters.received_bytes());
+        self.machine.handle_waiting((epoch, version), now, received_bytes)
     }
 
     /// Whether the user wants another version and no other.
@@ -292,7 +319,7 @@ impl Reception {
     pub(crate) fn handle_verified(&mut self, token: StreamToken, verified: Verified) {
         self.machine.handle_verified(token, verified);
         self.counters.set_verified(self.machine.held_bytes());
-        if std::mem::replace(&mut self.is_delayed, false) {
+        if std::mem::replace(&mut self.is_waiting, false) {
             self.queue.announce();
         }
     }
@@ -365,7 +392,7 @@ impl Reception {
                 Action::SourceDiffers(source) => self.warn_of_differing(source, context),
                 Action::CloseSource(source) => context.close_source(source),
                 Action::Release { id, reason } => self.release(id, reason),
-                Action::Delayed => self.handle_delayed(),
+                Action::Waiting => self.report_waiting(),
                 Action::Fail(fault) => self.fail(&self.transfer_error(fault)),
             }
         }
@@ -463,7 +490,9 @@ impl Reception {
         tracing::debug!(%version, took_ms, wire_bytes, "A version is complete and verified.");
         let is_base = self.base.handle_committed();
         self.machine.handle_committed(is_base);
+        let (subscription, key) = (commit.announce.subscription, (version.epoch, version.version));
         self.queue.put(Snapshot {
+            load_report: LoadReport::new(self.commands.clone(), subscription, key, commit.digest),
             id: commit.announce.id,
             selection: payload.narrow_selection(&commit.selection),
             payload,
@@ -507,9 +536,9 @@ impl Reception {
 
     /// Reports once that the server cannot read the version at the moment. A user without any version waits for it as
     /// for a topic that does not exist.
-    fn handle_delayed(&mut self) {
+    fn report_waiting(&mut self) {
         let Some(id) = self.machine.current_version().cloned() else { return };
-        if std::mem::replace(&mut self.is_delayed, true) {
+        if std::mem::replace(&mut self.is_waiting, true) {
             return;
         }
         tracing::warn!(%id, "The server cannot read a version at the moment. It tries again, and the transfer continues then.");

@@ -174,6 +174,8 @@ impl Session {
         self.raise_credit(links);
         self.receptions.values_mut().for_each(Reception::subscribe);
         self.act_all(links)?;
+        self.outbox
+            .extend(self.receptions.values().filter_map(Reception::loaded).cloned());
         self.outbox.extend(self.watches.messages());
         self.outbox.extend(self.lists.iter().map(|_| ClientMessage::List));
         Ok(())
@@ -246,7 +248,10 @@ impl Session {
         commands: &mut mpsc::UnboundedReceiver<Command>,
     ) -> Result<(), SessionError> {
         while let (Some(message), Some(origin)) = (self.outbox.pop_front(), &mut links.origin) {
-            origin.send(message).await?;
+            match message.check_features(origin.server().1) {
+                Ok(()) => origin.send(message).await?,
+                Err(error) => tracing::debug!(%error, "A message is not sent: the server does not know it."),
+            }
         }
         if self.is_closing {
             return Err(SessionError::ClosedLocally);
@@ -461,6 +466,11 @@ impl Session {
             ServerMessage::Complete { subscription, epoch, version, digest } => {
                 let Some(reception) = self.find(subscription)? else { return Ok(()) };
                 reception.machine.handle_complete((epoch, version), digest)?;
+                self.act(subscription, links)
+            }
+            ServerMessage::Waiting { subscription, epoch, version } => {
+                let Some(reception) = self.find(subscription)? else { return Ok(()) };
+                reception.handle_waiting(epoch, version)?;
                 self.act(subscription, links)
             }
             ServerMessage::Abort { subscription, epoch, version, reason } => {

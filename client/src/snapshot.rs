@@ -1,6 +1,6 @@
 //! Snapshots: the tensors of one complete, verified version.
 
-use crate::destination::Payload;
+use crate::{destination::Payload, load_report::LoadReport};
 use bytes::Bytes;
 use std::{sync::Arc, time::Duration};
 use tensor_relay_device::{HostBytes, VolatileBytes};
@@ -22,6 +22,7 @@ pub struct Snapshot {
     pub(crate) skipped: u64,
     pub(crate) new_epoch: bool,
     pub(crate) receipt: Receipt,
+    pub(crate) load_report: LoadReport,
 }
 
 /// Statistics of receiving a version.
@@ -86,6 +87,16 @@ impl Snapshot {
     /// The statistics of its transfer.
     pub fn receipt(&self) -> Receipt {
         self.receipt
+    }
+
+    /// Reports to the server that the application has loaded it ([`LoadReport`]).
+    pub fn loaded(&self) {
+        self.load_report.send();
+    }
+
+    /// The report that the application has loaded it, to be sent later or with another digest.
+    pub fn load_report(&self) -> &LoadReport {
+        &self.load_report
     }
 
     /// The bytes of the tensor called `name`, without a copy unless [users may write to
@@ -157,6 +168,7 @@ impl Snapshot {
                 transport_reason: LaneKindReason::Forced,
                 codecs: CodecStats::default(),
             },
+            load_report: LoadReport::unsent(),
         }
     }
 }

@@ -254,8 +254,8 @@ impl<V: Published + Clone> Sender<V> {
     }
 
     /// Handles a send that failed at `now`, because the version could not be read; that may succeed later. The version
-    /// stays under way, and is announced again so that the client continues to wait, until it is read or another version
-    /// waits. Returns the attempt; `None` if there is none.
+    /// stays under way, and the client is told to wait, until it is read or another version waits. Returns the attempt;
+    /// `None` if there is none.
     pub fn handle_unread(
         &mut self,
         topic: &impl Versions<Version = V>,
@@ -270,7 +270,7 @@ impl<V: Published + Clone> Sender<V> {
             return None;
         }
         if attempt.begins_wait {
-            self.actions.push_back(SenderAction::AnnounceAgain(current.version.clone()));
+            self.actions.push_back(SenderAction::Waiting(current.version.clone()));
         }
         self.actions.push_back(SenderAction::SendAgain(send, attempt.at));
         Some(attempt)

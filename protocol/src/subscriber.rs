@@ -219,8 +219,7 @@ impl Subscriber {
         }
     }
 
-    /// Handles an `Announce`. `received_bytes` is the number of bytes received for the subscription so far. One that
-    /// repeats that of the current version says that the server cannot read it at the moment.
+    /// Handles an `Announce`. `received_bytes` is the number of bytes received for the subscription so far.
     ///
     /// # Errors
     /// [`ProtocolViolation`] when the previous version has not ended, the topic is another one, the version is not
@@ -239,16 +238,7 @@ impl Subscriber {
             self.answer_ended_apart(announce.afresh);
             return Ok(());
         }
-        if self.given_up == Some(key(&announce.id)) {
-            return Ok(()); // The repetition crossed this end's `Abort`.
-        }
-        let is_origin_lost = self.is_origin_lost();
-        if self.current_version() == Some(&announce.id) && !is_origin_lost {
-            self.stall.restart(now, received_bytes);
-            self.actions.push_back(Action::Delayed);
-            return Ok(());
-        }
-        if !matches!(self.phase, Phase::Idle | Phase::Detached(_)) && !is_origin_lost {
+        if !matches!(self.phase, Phase::Idle | Phase::Detached(_)) && !self.is_origin_lost() {
             return Err(ProtocolViolation::OutOfTurn {
                 found: "Announce",
                 expected: "the end of the previous version",
@@ -469,7 +459,7 @@ impl Subscriber {
     pub fn handle_verified(&mut self, stream: StreamToken, verified: Verified) {
         let is_pushed = !self.requests.is_pushing_ended();
         let Some((chunk, source)) = self.arrivals.end(stream, is_pushed) else { return };
-        self.requests.handle_stream_ended(source);
+        self.requests.note_progress(source);
         let spare = self.arrivals.take_spare(chunk);
         self.actions.extend(spare.map(|spare| Action::Discard(spare.stream)));
         let Phase::Running(incoming) = &mut self.phase else { return };
@@ -488,7 +478,7 @@ impl Subscriber {
     pub fn handle_lost(&mut self, stream: StreamToken) {
         let is_pushed = !self.requests.is_pushing_ended();
         let Some((chunk, source)) = self.arrivals.end(stream, is_pushed) else { return };
-        self.requests.handle_stream_ended(source);
+        self.requests.note_progress(source);
         self.lose_chunk(chunk);
     }
 
@@ -566,6 +556,7 @@ impl Subscriber {
                 announce: incoming.announce.clone(),
                 selection: Arc::clone(incoming.assembly.selection()),
                 chunks: incoming.assembly.verified_chunks(),
+                digest: incoming.assembly.held_digest(),
                 reconnections: incoming.resumed,
                 gap: self.history.gap_before(incoming.id()),
                 new_epoch: self.history.is_new_epoch(incoming.id()),
@@ -593,6 +584,33 @@ impl Subscriber {
         }
     }
 
+    /// Handles `Waiting`: the server waits for the source of a version, so this end's deadline starts again.
+    /// `received_bytes` is the number of bytes received for the subscription so far.
+    ///
+    /// # Errors
+    /// [`ProtocolViolation`] for a version that is neither the current one nor the last one that ended.
+    pub fn handle_waiting(
+        &mut self,
+        version: (Epoch, Version),
+        now: Instant,
+        received_bytes: u64,
+    ) -> Result<(), ProtocolViolation> {
+        if self.is_current(version)? {
+            self.stall.restart(now, received_bytes);
+            self.actions.push_back(Action::Waiting);
+        }
+        Ok(())
+    }
+
+    /// Whether a message is about the current version, and did not cross this end's last word on it.
+    fn is_current(&self, version: (Epoch, Version)) -> Result<bool, ProtocolViolation> {
+        let is_current = self.current_version().map(key) == Some(version);
+        match is_current || self.history.is_last(version) {
+            true => Ok(is_current),
+            false => Err(ProtocolViolation::WrongVersion { epoch: version.0, version: version.1 }),
+        }
+    }
+
     /// Handles the server's `Abort` of a version.
     ///
     /// # Errors
@@ -602,15 +620,10 @@ impl Subscriber {
         version: (Epoch, Version),
         reason: AbortReason,
     ) -> Result<(), ProtocolViolation> {
-        if self.history.is_last(version) {
-            return Ok(()); // `Abort` crossed this end's `Abort` or `Committed`.
+        if self.is_current(version)? {
+            self.abort(reason, Released::ByServer(reason));
+            self.grant_allowance();
         }
-        if self.current_version().map(key) != Some(version) {
-            let (epoch, version) = version;
-            return Err(ProtocolViolation::WrongVersion { epoch, version });
-        }
-        self.abort(reason, Released::ByServer(reason));
-        self.grant_allowance();
         Ok(())
     }
 

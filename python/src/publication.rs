@@ -43,6 +43,20 @@ impl Handle {
         }
     }
 
+    fn loaded_count(&self) -> u64 {
+        match self {
+            Self::InProcess(publication) => publication.loaded_count(),
+            Self::Sidecar(publication) => publication.loaded_count(),
+        }
+    }
+
+    async fn loaded(&mut self, count: u64, timeout: Duration) -> Result<bool, sidecar::ConnectionLost> {
+        match self {
+            Self::InProcess(publication) => Ok(publication.loaded(count, timeout).await),
+            Self::Sidecar(publication) => publication.loaded(count, timeout).await,
+        }
+    }
+
     async fn committed(&mut self, count: u64, timeout: Duration) -> Result<bool, sidecar::ConnectionLost> {
         match self {
             Self::InProcess(publication) => Ok(publication.committed(count, timeout).await),
@@ -88,6 +102,14 @@ impl Publication {
     }
 }
 
+/// The error after a wait for consumers: `timeout` has passed, at `ends`, or no more can follow.
+fn not_reached(py: Python<'_>, progress: &str, timeout: Duration, ends: Option<Instant>, why: &str) -> PyErr {
+    match ends.is_some_and(|ends| Instant::now() >= ends) {
+        true => Kind::Timeout.raise(py, format!("{progress} within {} s", timeout.as_secs_f64())),
+        false => Kind::Publish.raise(py, format!("{progress}, and no more can: {why}")),
+    }
+}
+
 #[pymethods]
 impl Publication {
     /// The topic's name.
@@ -126,6 +148,12 @@ impl Publication {
     #[getter]
     fn committed(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.publication.get(py)?.committed_count())
+    }
+
+    /// The number of consumers that have loaded it, by their own report: see `wait_loaded`.
+    #[getter]
+    fn loaded(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.publication.get(py)?.loaded_count())
     }
 
     /// Whether the tensors may be written again: at once with `hold="stage"`; with `hold="borrow"` once the version was
@@ -167,7 +195,7 @@ impl Publication {
     }
 
     /// Waits until `count` consumers have received and verified the version, each counted once: processes, and named
-    /// readers. Whether they have loaded it is unknown.
+    /// readers. Whether they use it is another question: see `wait_loaded`.
     /// `timeout` is in seconds; None waits without limit.
     ///
     /// Raises RelayTimeoutError after `timeout`; PublishError when the version was replaced or withdrawn before, so
@@ -178,24 +206,33 @@ impl Publication {
         let (mut publication, timeout) = self.to_wait(py, timeout)?;
         let ends = deadline((timeout < Duration::MAX).then_some(timeout));
         let reached = wait(py, publication.committed(count, timeout))?;
-        let reached = reached.map_err(Kind::Unreachable.because(py))?;
-        if reached {
+        if reached.map_err(Kind::Unreachable.because(py))? {
             return Ok(());
         }
-        let (id, committed) = (publication.id(), publication.committed_count());
-        Err(match ends.is_some_and(|ends| Instant::now() >= ends) {
-            true => {
-                let waited = timeout.as_secs_f64();
-                let message = format!("{committed} of {count} consumers received {id} within {waited} s");
-                Kind::Timeout.raise(py, message)
-            }
-            false => {
-                let why = publication.failure().unwrap_or("it was replaced or withdrawn");
-                let message =
-                    format!("{committed} of {count} consumers received {id}, and no more can: {why}");
-                Kind::Publish.raise(py, message)
-            }
-        })
+        let progress =
+            format!("{} of {count} consumers received {}", publication.committed_count(), publication.id());
+        let why = publication.failure().unwrap_or("it was replaced or withdrawn");
+        Err(not_reached(py, &progress, timeout, ends, why))
+    }
+
+    /// Waits until `count` consumers have loaded the version: their programs have called `loaded()` of its snapshot. A
+    /// consumer that reports other content than was sent to it is not counted, and the server logs a warning. Each
+    /// consumer counts once, as in `wait_committed`. `timeout` is in seconds; None waits without limit.
+    ///
+    /// Raises RelayTimeoutError after `timeout`; PublishError when loads are counted no longer: after 16 later versions,
+    /// and of a `Producer`'s version after its release; ServerUnreachableError when a `Producer` has lost its
+    /// connection.
+    #[pyo3(signature = (count = 1, timeout = Some(60.0)), text_signature = "($self, count=1, timeout=60.0)")]
+    fn wait_loaded(&self, py: Python<'_>, count: u64, timeout: Option<f64>) -> PyResult<()> {
+        let (mut publication, timeout) = self.to_wait(py, timeout)?;
+        let ends = deadline((timeout < Duration::MAX).then_some(timeout));
+        let reached = wait(py, publication.loaded(count, timeout))?;
+        if reached.map_err(Kind::Unreachable.because(py))? {
+            return Ok(());
+        }
+        let progress =
+            format!("{} of {count} consumers loaded {}", publication.loaded_count(), publication.id());
+        Err(not_reached(py, &progress, timeout, ends, "the server counts the loads of later versions only"))
     }
 
     /// Waits until the tensors may be written again (`released`). A borrowed version is read as long as it is the

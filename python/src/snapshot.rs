@@ -7,6 +7,7 @@ use crate::{
     memory::{Exported, Readable, Reading, Stream},
     metadata,
     range::within,
+    runtime::ProcessLocal,
     subscription::Arrived,
     tensor::Tensor,
     wait::{seconds, wait, wait_at_most},
@@ -32,6 +33,7 @@ pub(crate) struct Snapshot {
     is_new_epoch: bool,
     gap: Option<String>,
     receipt: client::Receipt,
+    load_report: ProcessLocal<client::LoadReport>,
     /// `None` if the version was received into the user's own tensors.
     tensors: Option<client::Snapshot>,
     /// The memory of tensors on a GPU; `None` on the host, or if they are empty.
@@ -113,6 +115,7 @@ impl Snapshot {
             is_new_epoch: snapshot.is_new_epoch(),
             gap: gap.map(Gap::to_string),
             receipt: snapshot.receipt(),
+            load_report: ProcessLocal::new(snapshot.load_report().clone()),
             tensors: None,
             reading: None,
         }
@@ -128,6 +131,7 @@ impl Snapshot {
             is_new_epoch: filled.is_new_epoch(),
             gap: filled.gap().map(Gap::to_string),
             receipt: filled.receipt(),
+            load_report: ProcessLocal::new(filled.load_report().clone()),
             tensors: None,
             reading: None,
         }
@@ -314,6 +318,14 @@ impl Snapshot {
     #[getter]
     fn payload_bytes(&self) -> u64 {
         self.tensors.as_ref().map_or(0, client::Snapshot::payload_bytes)
+    }
+
+    /// Reports to the server that the program has loaded this version and uses it, for a publisher that waits
+    /// (`Publication.wait_loaded`). Returns at once. It may be called again, after `out=`, and after the subscription's
+    /// end. A server that does not know such reports counts nothing.
+    fn loaded(&self, py: Python<'_>) -> PyResult<()> {
+        self.load_report.get(py)?.send();
+        Ok(())
     }
 
     /// All tensors as NumPy arrays in the snapshot's memory, which must be on the host. See `Tensor.numpy`.

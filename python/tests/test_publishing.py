@@ -356,3 +356,27 @@ def test_a_version_without_tensors_must_be_asked_for(relay, client):
     assert [topic.topic for topic in client.topics()] == ["t"] and client.get("t").version == 1
     relay.publish("t", {"step": 3}, allow_empty=True)
     assert (len(client.get("t")), client.get("t").entries) == (0, {"step": 3})
+
+
+def test_publishers_wait_until_a_version_is_loaded(relay):
+    """Each consumer says once that it uses a version, in its own memory or in `out`, also after its subscription."""
+    published = relay.publish("t", {"x": np.ones(3)})
+    with (
+        tensor_relay.connect(relay.ticket) as one,
+        tensor_relay.connect(relay.ticket, consumer="client") as two,
+    ):
+        got = one.get("t")
+        with two.subscribe("t", out={"x": np.zeros(3)}) as subscription:
+            filled = subscription.next(TIMEOUT_S)
+        published.wait_committed(2, timeout=TIMEOUT_S)
+        with pytest.raises(tensor_relay.RelayTimeoutError, match="0 of 1 consumers loaded"):
+            published.wait_loaded(timeout=0.1)
+        got.loaded(), got.loaded()
+        published.wait_loaded(timeout=TIMEOUT_S)
+        filled.loaded()
+        published.wait_loaded(2, timeout=TIMEOUT_S)
+        assert published.loaded == 2
+        for _ in range(16):
+            relay.publish("t", {"x": np.ones(3)})
+        with pytest.raises(tensor_relay.PublishError, match="later versions only"):
+            published.wait_loaded(3, timeout=TIMEOUT_S)

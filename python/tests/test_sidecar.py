@@ -52,6 +52,9 @@ def test_tensors_are_passed_in_shared_memory(server):
         snapshot = subscription.next(timeout=TIMEOUT_S)
         publication.wait_committed(timeout=TIMEOUT_S)
         assert publication.committed == 1
+        snapshot.loaded()
+        publication.wait_loaded(timeout=TIMEOUT_S)
+        assert publication.loaded == 1
         assert snapshot.metadata["run"] == "a" and snapshot.entries == {"step": 3}
         np.testing.assert_array_equal(snapshot["w"].numpy(), sent["w"] - 1)
         np.testing.assert_array_equal(snapshot["transposed"].numpy(), sent["transposed"])

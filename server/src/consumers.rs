@@ -1,4 +1,4 @@
-//! The consumers that committed a version, each counted once.
+//! The consumers that committed or loaded a version, each counted once.
 
 use crate::access::Principal;
 use std::{
@@ -8,7 +8,7 @@ use std::{
 use tensor_relay_protocol::Consumer;
 use tokio::sync::watch;
 
-/// Counts the consumers that committed one version, for the publisher's `Publication`.
+/// Counts the consumers that committed one version, or loaded it, for the publisher's `Publication`.
 #[derive(Debug, Default)]
 pub(crate) struct Consumers {
     count: watch::Sender<u64>,
@@ -45,7 +45,7 @@ impl Consumers {
         self.count.subscribe()
     }
 
-    /// Counts a commit for `consumer`.
+    /// Counts `consumer`, unless it was before.
     pub(crate) fn count(&self, consumer: &ConsumerId) {
         let is_new = match consumer {
             ConsumerId::Own => true,

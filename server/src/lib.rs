@@ -71,6 +71,7 @@ mod joinable;
 mod joining;
 mod lanes;
 mod lend;
+mod loads;
 mod logins;
 mod offer;
 mod places;

@@ -4,6 +4,7 @@ use crate::{
     Publishable, TopicOptions, WhenFull,
     catalogue::Catalogue,
     consumers::Consumers,
+    loads::Loads,
     retained::Retained,
     sending::Counters,
     topic::{PublishBlockers, Pushed, TopicState},
@@ -158,7 +159,8 @@ impl Publisher {
         let Publishable { payload, returned, charge } = version.into();
         let id = self.next_id();
         let consumers = Consumers::default();
-        let committed = consumers.watch();
+        let loads = Arc::<Loads>::default();
+        let (committed, loaded) = (consumers.watch(), loads.watch());
         let default = if returned.is_some() { LENT_RELEASE_TIMEOUT } else { RELEASE_TIMEOUT };
         let TopicOptions { bases, keep, .. } = &self.options;
         let bytes = payload.manifest().payload_bytes();
@@ -174,6 +176,7 @@ impl Publisher {
             _charge: charge,
             metadata,
             consumers,
+            loads,
             release_timeout: self.options.release_timeout.unwrap_or(default),
             abort_at: watch::Sender::new(None),
             failure: Arc::default(),
@@ -187,7 +190,7 @@ impl Publisher {
             self.catalogue.announce(self.topic.name());
         }
         let topic = Arc::downgrade(&self.topic);
-        Ok(Publication { id, seq, topic, committed, returned, failure })
+        Ok(Publication { id, seq, topic, committed, loaded, returned, failure })
     }
 
     /// Adds a version once no reader blocks it, evicting readers if necessary.
@@ -369,6 +372,7 @@ pub struct Publication {
     seq: Seq,
     topic: Weak<TopicState>,
     committed: watch::Receiver<u64>,
+    loaded: watch::Receiver<u64>,
     returned: Option<Returned>,
     failure: Arc<OnceLock<Box<str>>>,
 }
@@ -400,6 +404,25 @@ impl Publication {
     /// released and can reach no more subscribers.
     pub async fn committed(&mut self, count: u64, timeout: Duration) -> bool {
         let reached = self.committed.wait_for(|committed| *committed >= count);
+        matches!(tokio::time::timeout(timeout, reached).await, Ok(Ok(_)))
+    }
+
+    /// The number of consumers that reported that they have loaded it, with the digest of what was sent to them. Each
+    /// counts once.
+    pub fn loaded_count(&self) -> u64 {
+        *self.loaded.borrow()
+    }
+
+    /// Watches the number of loads. Closes once they are counted no longer.
+    pub(crate) fn loads(&self) -> watch::Receiver<u64> {
+        self.loaded.clone()
+    }
+
+    /// Waits until `count` consumers loaded it, by their own report: `snapshot.loaded()` of a client. Returns false when
+    /// `timeout` passes first, or when the server counts no longer: 16 later versions of the topic were published, or
+    /// the topic is gone. Unlike commits, loads are counted after the version's release.
+    pub async fn loaded(&mut self, count: u64, timeout: Duration) -> bool {
+        let reached = self.loaded.wait_for(|loaded| *loaded >= count);
         matches!(tokio::time::timeout(timeout, reached).await, Ok(Ok(_)))
     }
 

@@ -1,6 +1,6 @@
 //! [`Retained`]: one published version.
 
-use crate::{base_terms::BaseTerms, consumers::Consumers};
+use crate::{base_terms::BaseTerms, consumers::Consumers, loads::Loads};
 use std::{
     ops::Range,
     sync::{Arc, OnceLock},
@@ -21,6 +21,8 @@ pub(crate) struct Retained {
     pub(crate) metadata: Metadata,
     /// The consumers that committed it.
     pub(crate) consumers: Consumers,
+    /// The consumers that loaded it. The topic remembers them for longer.
+    pub(crate) loads: Arc<Loads>,
     /// The time that its transfers have to finish after it left retention.
     pub(crate) release_timeout: Duration,
     /// When remaining transfers are aborted; set when it leaves retention.

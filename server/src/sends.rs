@@ -326,6 +326,7 @@ impl Context {
     async fn send_complete(&self) -> Result<(), Arc<SourceError>> {
         let SentVersion { retained, selection, .. } = &self.version;
         let digest = self.encoder().digest(&retained.payload, selection.chunks()).await?;
+        retained.loads.note_sent(digest);
         let (subscription, epoch, version) =
             (self.route.subscription, retained.id.epoch, retained.id.version);
         // Fails only when the session ends.

@@ -11,6 +11,7 @@ use crate::{
     inboxes::Inboxes,
     joining::{self, Join},
     lanes::Lanes,
+    loads::{LoadReporters, Report},
     logins::Login,
     offer::Offer,
     probing::Probing,
@@ -26,9 +27,9 @@ use crate::{
 use error::SessionError;
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 use tensor_relay_protocol::{
-    ClientMessage, CodecChoice, CodecSet, EndReason, Feature, FeatureSet, Glob, Hello, PROTOCOL_REVISIONS,
-    ProtocolViolation, ServerMessage, Subscribe, SubscriptionId, SubscriptionMessage, Topic, Verb,
-    WATCHES_MAX, WatchId, Welcome,
+    ClientMessage, CodecChoice, CodecSet, EndReason, Epoch, Feature, FeatureSet, Glob, Hello,
+    PROTOCOL_REVISIONS, ProtocolViolation, ServerMessage, Subscribe, SubscriptionId, SubscriptionMessage,
+    Topic, Verb, Version, VersionDigest, WATCHES_MAX, WatchId, Welcome,
 };
 use tensor_relay_transport::{
     Lane,
@@ -232,6 +233,7 @@ async fn welcome_and_run(
         shared: Arc::clone(shared),
         inboxes: Inboxes::default(),
         topics: HashMap::new(),
+        loaders: LoadReporters::default(),
         running: JoinSet::new(),
         unfinished: Gauge::default(),
         watching: HashMap::new(),
@@ -261,6 +263,7 @@ struct Session {
     inboxes: Inboxes,
     /// The topics of the running subscriptions.
     topics: HashMap<SubscriptionId, Topic>,
+    loaders: LoadReporters,
     running: JoinSet<EndedSubscription>,
     /// The subscriptions of this session that a shutdown waits for.
     unfinished: Gauge,
@@ -364,6 +367,7 @@ impl Session {
         let (id, result) = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         self.inboxes.close(id);
         self.topics.remove(&id);
+        self.loaders.handle_ended(id);
         Ok(result?)
     }
 
@@ -425,6 +429,9 @@ impl Session {
                 let holder = self.lanes.holder();
                 self.probing.begin((probe, bytes), self.lanes.get(lane), holder, &self.shared)?;
             }
+            ClientMessage::Loaded { subscription, epoch, version, digest } => {
+                self.handle_loaded(subscription, epoch, version, digest);
+            }
             ClientMessage::Watch { watch, glob } => self.handle_watch(watch, glob)?,
             ClientMessage::Unwatch(watch) => {
                 let task = self.watching.remove(&watch);
@@ -436,6 +443,29 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// Counts a load. One of a subscription or version that is not known any more is passed over: it may be a repetition
+    /// of a report from an earlier session.
+    fn handle_loaded(&self, id: SubscriptionId, epoch: Epoch, version: Version, digest: VersionDigest) {
+        let Some((topic, consumer)) = self.loaders.get(id) else { return };
+        let Some(loads) = topic
+            .loads(epoch, version)
+            .filter(|_| self.holder.may(Verb::Subscribe, topic.name()))
+        else {
+            return;
+        };
+        let topic = topic.name();
+        match loads.handle_report(consumer, digest) {
+            Report::Loaded => tracing::debug!(%topic, %epoch, %version, "A subscriber loaded a version."),
+            Report::Differs(sent) => tracing::warn!(
+                subscription = %id, %topic, %epoch, %version, loaded = %digest, ?sent,
+                "A subscriber loaded other content than was sent to it, so it is not counted. Its memory was changed \
+                 between the commit and the load, or its engine converts the tensors: such an engine must report the \
+                 digest of the commit."
+            ),
+            Report::Ignored => {}
+        }
     }
 
     async fn list(&self) -> Result<(), SessionError> {
@@ -489,6 +519,8 @@ impl Session {
             offered: if subscribe.describe { self.codecs.without_bases() } else { self.codecs },
             effort: self.shared.effort_meters.get(control.peer().ip(), control.kind()),
         };
+        let consumer = ConsumerId::of(&self.holder.principal(), subscribe.consumer);
+        self.loaders.insert(id, follower.topic(), consumer.clone());
         let subscription = Subscription {
             machine,
             offer,
@@ -497,7 +529,7 @@ impl Session {
             route: Route { subscription: id, lanes: Arc::clone(&self.lanes), control: self.sender.clone() },
             coding,
             selector: Selector::new(&subscribe, self.shared.config.workers),
-            consumer: ConsumerId::of(&self.holder.principal(), subscribe.consumer),
+            consumer,
             entry,
             sending: Arc::clone(&self.shared.sending),
         };

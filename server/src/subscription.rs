@@ -182,10 +182,10 @@ impl Subscription {
             }
             SenderAction::Acknowledge(epoch, version) => self.offer.acknowledge(epoch, version),
             SenderAction::Announce(announcement) => work.current = Some(self.begin(announcement).await?),
-            SenderAction::AnnounceAgain(retained) => {
-                let (version, skipped, afresh, is_ahead) = (retained, 0, false, false);
-                self.announce(&Announcement { version, skipped, afresh, is_ahead, lost_place: None })
-                    .await?;
+            SenderAction::Waiting(retained) => {
+                let (subscription, epoch, version) =
+                    (self.route.subscription, retained.id.epoch, retained.id.version);
+                self.route.send(ServerMessage::Waiting { subscription, epoch, version }).await?;
             }
             SenderAction::Send(send) => work.sends(|sends| sends.begin(send)),
             SenderAction::SendAgain(send, at) => work.sends(|sends| sends.begin_again(send, at.into())),

@@ -12,6 +12,7 @@ pub(crate) use reader::{Reader, ReaderState};
 
 use crate::{
     bases::{self, Bases, DeltaTrial, Hold},
+    loads::{Loads, RecentLoads},
     places::Places,
     retained::Retained,
     retention::{Full, Keep, ReaderId, Retention},
@@ -70,6 +71,8 @@ struct State {
     continued: Option<Epoch>,
     /// Why newer content cannot be published, if so.
     problem: Option<String>,
+    /// The loads of the last versions.
+    loads: RecentLoads,
 }
 
 /// A version that was added.
@@ -186,6 +189,7 @@ impl TopicState {
         let manifest = retained.payload.manifest().digest();
         let bytes = retained.payload.manifest().payload_bytes();
         let (id, is_first) = ((retained.id.epoch, retained.id.version), state.retention.newest().is_none());
+        let loads = Arc::clone(&retained.loads);
         match state.retention.push(Arc::new(retained), bytes) {
             Ok((seq, left)) => {
                 let mut gone = vec![];
@@ -196,6 +200,7 @@ impl TopicState {
                 (state.published_at, state.last, state.lost) = (Some(now), Some(id), false);
                 state.problem = None;
                 state.times.note(id.0, id.1, now);
+                state.loads.push(id.0, id.1, loads);
                 for retained in &left {
                     retained.leave_retention();
                     state.check_terms(retained);
@@ -342,6 +347,11 @@ impl TopicState {
         let mut versions = state.retention.iter();
         let (seq, retained) = versions.rfind(|(_, retained)| retained.has_id(epoch, version))?;
         Some((seq, Arc::clone(retained)))
+    }
+
+    /// The loads of one of the last versions, retained or not.
+    pub(crate) fn loads(&self, epoch: Epoch, version: Version) -> Option<Arc<Loads>> {
+        self.state().loads.find(epoch, version)
     }
 
     /// Records that the publisher continues the numbers of `epoch`, and will not publish earlier versions again.

@@ -29,6 +29,13 @@ impl Session {
                 self.receptions.get_mut(&id)?.machine.acknowledge(epoch, version);
                 return Some(id);
             }
+            Command::Loaded { subscription, epoch, version, digest } => {
+                let loaded = ClientMessage::Loaded { subscription, epoch, version, digest };
+                if let Some(reception) = self.receptions.get_mut(&self.current_number(subscription)) {
+                    reception.set_loaded(loaded.clone());
+                }
+                self.outbox.push_back(loaded);
+            }
             Command::LendBuffers(id, lent) => {
                 self.receptions.get_mut(&self.current_number(id))?.handle_lent(lent);
             }
@@ -106,7 +113,8 @@ impl Session {
             machine.set_manifest(Arc::clone(manifest));
         }
         let base = Base::new(self.bases.clone(), self.config.workers);
-        let mut reception = Reception::new(&request, machine, base, self.allocators.memory.memory.demand());
+        let (lease, commands) = (self.allocators.memory.memory.demand(), self.commands.clone());
+        let mut reception = Reception::new(&request, machine, base, lease, commands);
         let opened = Opened {
             handle: SubscriptionHandle {
                 id,

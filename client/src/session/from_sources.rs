@@ -17,6 +17,7 @@ impl Session {
         let subscription = match message {
             ServerMessage::Announce(announce) => announce.subscription,
             ServerMessage::Complete { subscription, .. }
+            | ServerMessage::Waiting { subscription, .. }
             | ServerMessage::Abort { subscription, .. }
             | ServerMessage::End { subscription, .. } => *subscription,
             _ if link == Link::Origin => return Ok(None),
@@ -44,6 +45,7 @@ impl Session {
         let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
         match message {
             ServerMessage::Announce(announce) => reception.handle_source_announce(announce)?,
+            ServerMessage::Waiting { .. } => reception.machine.handle_source_waiting(source),
             ServerMessage::Abort { .. } => reception.machine.leave_source(source),
             ServerMessage::End { .. } => {
                 self.source_of.remove(&source);

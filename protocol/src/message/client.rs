@@ -5,7 +5,7 @@ use super::{
     WatchId,
     field::{message_fields, message_kinds},
 };
-use crate::{CodecSet, Epoch, Glob, MessageError, RangeSet, Token, Version};
+use crate::{CodecSet, Epoch, Glob, MessageError, RangeSet, Token, Version, VersionDigest};
 
 /// A control message from a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,6 +98,18 @@ pub enum ClientMessage {
     },
     /// Retires a lane that the client has closed or will close: the server begins no more chunks on it.
     Retire(LaneId),
+    /// Reports that the program behind a subscription has loaded a version that it committed. Needs
+    /// [`Feature::Loaded`](super::Feature::Loaded).
+    Loaded {
+        /// The subscription, which may have ended.
+        subscription: SubscriptionId,
+        /// The topic's epoch.
+        epoch: Epoch,
+        /// The version.
+        version: Version,
+        /// The digest of the selected chunks as they were loaded.
+        digest: VersionDigest,
+    },
     /// Requests meaningless bytes, to measure the rate of a lane. Needs [`Feature::Probe`](super::Feature::Probe).
     Probe {
         /// The probe's id, repeated in the header of the data stream.
@@ -119,7 +131,8 @@ impl ClientMessage {
             | Self::Abort { subscription, .. }
             | Self::Unsubscribe { subscription, .. }
             | Self::Acknowledge { subscription, .. }
-            | Self::Request { subscription, .. } => Some(*subscription),
+            | Self::Request { subscription, .. }
+            | Self::Loaded { subscription, .. } => Some(*subscription),
             Self::Hello(_)
             | Self::List
             | Self::Join { .. }
@@ -168,6 +181,7 @@ message_kinds! {
         Request { subscription, epoch, version, chunks, hashes }
     Retire(lane) => Retire { lane }
     Probe { probe, lane, bytes } => Probe { probe, lane, bytes }
+    Loaded { subscription, epoch, version, digest } => Loaded { subscription, epoch, version, digest }
 }
 
 impl Field for CodecSet {

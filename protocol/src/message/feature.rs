@@ -43,6 +43,8 @@ features! {
     Probe = 6, "probe";
     /// The hashes of a version's chunks: `Request.hashes`.
     Hashes = 7, "hashes";
+    /// Reports that versions were loaded: `Loaded`.
+    Loaded = 8, "loaded";
 }
 
 /// A set of features.
@@ -54,7 +56,9 @@ impl FeatureSet {
     pub const OF_CLIENT: Self = Self(Self::bit(Feature::Drain));
 
     /// The features that a server of this build offers.
-    pub const OF_SERVER: Self = Self(Self::bit(Feature::Get) | Self::bit(Feature::Probe) | Self::bit(Feature::Hashes));
+    pub const OF_SERVER: Self = Self(
+        Self::bit(Feature::Get) | Self::bit(Feature::Probe) | Self::bit(Feature::Hashes) | Self::bit(Feature::Loaded),
+    );
 
     /// The features with these numbers. Unknown numbers are ignored.
     pub fn from_codes(codes: &[u32]) -> Self {
@@ -115,6 +119,7 @@ impl ClientMessage {
             ],
             Self::Probe { .. } => [Some(("Probe", Feature::Probe)), None, None, None],
             Self::Request { hashes: true, .. } => [Some(("Request.hashes", Feature::Hashes)), None, None, None],
+            Self::Loaded { .. } => [Some(("Loaded", Feature::Loaded)), None, None, None],
             _ => [None; 4],
         };
         needed
@@ -148,8 +153,8 @@ mod tests {
     /// PROTOCOL.md §3.11: the numbers are part of the wire.
     #[test]
     fn feature_codes_are_frozen() {
-        assert!(Feature::ALL.iter().map(|feature| feature.code()).eq(1..=7));
-        let names = ["get", "order", "parts", "peers", "drain", "probe", "hashes"];
+        assert!(Feature::ALL.iter().map(|feature| feature.code()).eq(1..=8));
+        let names = ["get", "order", "parts", "peers", "drain", "probe", "hashes", "loaded"];
         assert!(Feature::ALL.iter().map(|feature| feature.name()).eq(names));
     }
 

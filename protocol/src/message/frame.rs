@@ -153,6 +153,7 @@ mod tests {
             },
             ClientMessage::Retire(LaneId(2)),
             ClientMessage::Probe { probe: 3, lane: LaneId(2), bytes: ProbeBytes::new(1 << 20).unwrap() },
+            ClientMessage::Loaded { subscription, epoch, version, digest: VersionDigest([4; 32]) },
             ClientMessage::Subscribe(Subscribe {
                 consumer: Consumer::Named([7; 16]),
                 within: RangeSet::from_range(2..9),
@@ -220,6 +221,7 @@ mod tests {
                 first: 7,
                 hashes: vec![ChunkHash([8; 16]), ChunkHash([9; 16])],
             },
+            ServerMessage::Waiting { subscription, epoch, version },
             ServerMessage::Announce(Announce {
                 subscription,
                 id: id(),

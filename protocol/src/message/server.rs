@@ -30,6 +30,16 @@ pub enum ServerMessage {
         /// The version's digest.
         digest: VersionDigest,
     },
+    /// Reports that the server waits for the source of the version under way, e.g. a disk. The transfer continues later,
+    /// and both ends' deadlines for the version start again.
+    Waiting {
+        /// The subscription.
+        subscription: SubscriptionId,
+        /// The topic's epoch.
+        epoch: Epoch,
+        /// The version.
+        version: Version,
+    },
     /// Aborts the transfer of a version.
     Abort {
         /// The subscription.
@@ -217,6 +227,7 @@ message_kinds! {
     Sources { subscription, sources } => Sources { subscription, sources }
     Hashes { subscription, epoch, version, first, hashes } =>
         Hashes { subscription, epoch, version, first, hashes }
+    Waiting { subscription, epoch, version } => Waiting { subscription, epoch, version }
 }
 
 message_fields! {

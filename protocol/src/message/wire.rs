@@ -5,7 +5,7 @@ use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromClient {
-    #[prost(oneof = "ClientKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
+    #[prost(oneof = "ClientKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
     pub(crate) kind: Option<ClientKind>,
 }
 
@@ -40,11 +40,13 @@ pub(crate) enum ClientKind {
     Retire(Retire),
     #[prost(message, tag = "14")]
     Probe(Probe),
+    #[prost(message, tag = "15")]
+    Loaded(Loaded),
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromServer {
-    #[prost(oneof = "ServerKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
+    #[prost(oneof = "ServerKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
     pub(crate) kind: Option<ServerKind>,
 }
 
@@ -74,6 +76,8 @@ pub(crate) enum ServerKind {
     Sources(Sources),
     #[prost(message, tag = "12")]
     Hashes(Hashes),
+    #[prost(message, tag = "13")]
+    Waiting(Waiting),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -319,6 +323,18 @@ pub(crate) struct Probe {
 }
 
 #[derive(Clone, PartialEq, Message)]
+pub(crate) struct Loaded {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(fixed64, tag = "2")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) version: u64,
+    #[prost(bytes = "vec", tag = "4")]
+    pub(crate) digest: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
 pub(crate) struct Announce {
     #[prost(uint32, tag = "1")]
     pub(crate) subscription: u32,
@@ -372,6 +388,16 @@ pub(crate) struct Complete {
     pub(crate) version: u64,
     #[prost(bytes = "vec", tag = "4")]
     pub(crate) digest: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Waiting {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(fixed64, tag = "2")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) version: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

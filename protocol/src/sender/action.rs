@@ -16,8 +16,8 @@ pub enum SenderAction<V> {
     Acknowledge(Epoch, Version),
     /// Announce a version, then call [`Sender::handle_selected`] with what the client selects of it.
     Announce(Announcement<V>),
-    /// Announce the version under way again, because it cannot be read at the moment.
-    AnnounceAgain(V),
+    /// Send the client a `Waiting`, because the version under way cannot be read at the moment.
+    Waiting(V),
     /// Begin a send of the version under way. When it ends, call [`Sender::handle_sent`] or
     /// [`handle_unread`](Sender::handle_unread).
     Send(SendAction),

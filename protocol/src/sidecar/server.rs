@@ -62,6 +62,8 @@ pub struct Progress {
     pub publication: PublicationId,
     /// The number of subscribers that committed the version.
     pub committed: u64,
+    /// The number of consumers that loaded it, by their own report.
+    pub loaded: u64,
     /// Whether the version left retention and its transfers ended, so that no more subscribers can commit it.
     pub left_retention: bool,
     /// Whether the server no longer uses the version's memory. No further message about the version follows.
@@ -111,6 +113,7 @@ impl From<ServerMessage> for wire::ToProducer {
             ServerMessage::Progress(progress) => Kind::Progress(wire::Progress {
                 publication: progress.publication.0,
                 committed: progress.committed,
+                loaded: progress.loaded,
                 is_over: progress.left_retention,
                 is_released: progress.is_released,
             }),
@@ -146,6 +149,7 @@ impl TryFrom<wire::ToProducer> for ServerMessage {
             Kind::Progress(progress) => Self::Progress(Progress {
                 publication: PublicationId(progress.publication),
                 committed: progress.committed,
+                loaded: progress.loaded,
                 left_retention: progress.is_over,
                 is_released: progress.is_released,
             }),

@@ -39,6 +39,7 @@ fn every_server_message() -> Vec<ServerMessage> {
         ServerMessage::Progress(Progress {
             publication,
             committed: 2,
+            loaded: 1,
             left_retention: true,
             is_released: true,
         }),

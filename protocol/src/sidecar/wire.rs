@@ -180,6 +180,8 @@ pub(crate) struct Progress {
     pub(crate) is_over: bool,
     #[prost(bool, tag = "4")]
     pub(crate) is_released: bool,
+    #[prost(uint64, tag = "5")]
+    pub(crate) loaded: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

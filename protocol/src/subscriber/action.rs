@@ -55,9 +55,9 @@ pub enum Action {
         /// The reason.
         reason: Released,
     },
-    /// The server cannot read the current version at the moment. It tries again, until that succeeds or a newer version
+    /// The server waits for the source of the current version. It tries again, until that succeeds or a newer version
     /// is published.
-    Delayed,
+    Waiting,
     /// The current version failed: call [`give_up`](Subscriber::give_up) or
     /// [`end_subscription`](Subscriber::end_subscription).
     Fail(VersionFault),
@@ -72,6 +72,8 @@ pub struct Commit {
     pub selection: Arc<Selection>,
     /// The number of selected chunks.
     pub chunks: u32,
+    /// Their digest.
+    pub digest: VersionDigest,
     /// The number of reconnections during the version's transfer.
     pub reconnections: u32,
     /// In mode `every`: the missing versions right before this one.

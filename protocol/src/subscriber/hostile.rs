@@ -65,8 +65,10 @@ fn request_of(chunks: &[Range<u32>]) -> ClientMessage {
 #[test]
 fn invalid_announcements_are_refused() {
     let mut subscriber = running();
-    let second = subscriber.handle_announce(announce(2, &manifest(CHUNKS)), now(), 0);
-    assert!(matches!(second, Err(ProtocolViolation::OutOfTurn { .. })), "{second:?}");
+    for version in [1, 2] {
+        let second = subscriber.handle_announce(announce(version, &manifest(CHUNKS)), now(), 0);
+        assert!(matches!(second, Err(ProtocolViolation::OutOfTurn { .. })), "{second:?}");
+    }
 
     let other_topic = VersionId { topic: Topic::new("u").unwrap(), ..id(1) };
     let announced = Announce { id: other_topic, ..announce(1, &manifest(1)) };
@@ -149,11 +151,14 @@ fn messages_about_other_versions_are_refused() {
     assert!(is_refused(running().handle_complete(key_of(2), version_digest)));
     assert!(is_refused(idle().handle_abort(key_of(1), AbortReason::Withdrawn)));
     assert!(is_refused(running().handle_abort(key_of(2), AbortReason::Withdrawn)));
+    assert!(is_refused(idle().handle_waiting(key_of(1), now(), 0)));
+    assert!(is_refused(running().handle_waiting(key_of(2), now(), 0)));
     // Messages that crossed this end's `Abort` are allowed.
     let mut subscriber = running();
     subscriber.give_up(AbortReason::DeviceFailed);
     assert_eq!(subscriber.handle_complete(key_of(1), version_digest), Ok(()));
     assert_eq!(subscriber.handle_abort(key_of(1), AbortReason::Withdrawn), Ok(()));
+    assert_eq!(subscriber.handle_waiting(key_of(1), now(), 0), Ok(()));
     assert_eq!(chunk(&mut subscriber, 2, 7), Ok(()), "a chunk that was in flight");
     assert!(matches!(actions(&mut subscriber).last(), Some(Action::Discard(StreamToken(7)))));
 }
@@ -405,7 +410,11 @@ fn a_version_without_progress_fails() {
     subscriber.handle_timeout(begun + STALL_TIMEOUT, 101);
     let sent = messages(&mut subscriber);
     assert!(matches!(sent[..], [ClientMessage::Credit { chunks: 0, .. }]), "a byte was received: {sent:?}");
-    subscriber.handle_timeout(begun + 2 * STALL_TIMEOUT, 101);
+    subscriber.handle_waiting(key_of(1), begun + 2 * STALL_TIMEOUT, 101).unwrap();
+    assert!(matches!(actions(&mut subscriber)[..], [Action::Waiting]));
+    subscriber.handle_timeout(begun + 2 * STALL_TIMEOUT + Duration::from_secs(1), 101);
+    assert_eq!(actions(&mut subscriber).len(), 0, "the server waits too");
+    subscriber.handle_timeout(begun + 3 * STALL_TIMEOUT, 101);
     assert!(matches!(subscriber.poll(), Some(Action::Fail(VersionFault::Stalled(STALL_TIMEOUT)))));
     subscriber.end_subscription(AbortReason::Stalled, true);
     let sent = messages(&mut subscriber);

@@ -39,7 +39,7 @@ struct Source {
     /// Whether to send an order even if nothing can be added to it, because earlier ones may have been lost with a
     /// lane, or none was sent yet.
     is_order_due: bool,
-    /// The number of headers that arrived and streams that ended.
+    /// The number of events that show progress.
     events: u64,
     /// That number at the last check, and the number of checks since it rose.
     checked: (u64, u32),
@@ -149,8 +149,8 @@ impl Requests {
         source.ordered.remove(chunk.0)
     }
 
-    /// Records that a stream of a source ended, verified or lost.
-    pub(super) fn handle_stream_ended(&mut self, source: SubscriptionId) {
+    /// Records progress of a source: a stream of it ended, verified or lost, or it waits for its own source.
+    pub(super) fn note_progress(&mut self, source: SubscriptionId) {
         let pulled = self.pulled.as_mut();
         if let Some(source) = pulled.and_then(|pulled| pulled.sources.get_mut(&source)) {
             source.events += 1;

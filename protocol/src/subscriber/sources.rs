@@ -74,6 +74,11 @@ impl Subscriber {
         }
     }
 
+    /// Handles `Waiting` from a source, which waits for its own source: it is not stalled.
+    pub fn handle_source_waiting(&mut self, source: SubscriptionId) {
+        self.requests.note_progress(source);
+    }
+
     /// Handles the loss of the connection to a source. The caller must have stopped the writers of its streams.
     pub fn handle_source_lost(&mut self, source: SubscriptionId) {
         self.end_streams(source);

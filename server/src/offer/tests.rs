@@ -32,6 +32,7 @@ fn retained(epoch: u64, version: u64) -> Retained {
         _charge: None,
         metadata: vec![],
         consumers: Consumers::default(),
+        loads: Arc::default(),
         release_timeout: Duration::ZERO,
         abort_at: watch::Sender::new(None),
         failure: Arc::default(),

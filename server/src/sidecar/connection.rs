@@ -376,15 +376,17 @@ async fn follow(
         }
     };
     let mut all_returned = std::pin::pin!(all_returned);
-    let mut commits = publication.commits();
-    let mut progress = Progress { publication: id, committed: 0, left_retention: false, is_released: false };
+    let (mut commits, mut loads) = (publication.commits(), publication.loads());
+    let mut progress =
+        Progress { publication: id, committed: 0, loaded: 0, left_retention: false, is_released: false };
     while !progress.is_released {
         let has_left = progress.left_retention;
         tokio::select! {
             changed = commits.changed(), if !has_left => progress.left_retention = changed.is_err(),
+            Ok(()) = loads.changed() => {}
             () = &mut all_returned => progress.is_released = true,
         }
-        progress.committed = *commits.borrow_and_update();
+        (progress.committed, progress.loaded) = (*commits.borrow_and_update(), *loads.borrow_and_update());
         progress.left_retention |= progress.is_released;
         if progress.is_released {
             lock(&versions).remove(&id);

@@ -234,8 +234,13 @@ impl Producer {
         publication_id: PublicationId,
     ) -> (watch::Receiver<Progress>, oneshot::Receiver<Answer>) {
         let (answered, answer) = oneshot::channel();
-        let initial =
-            Progress { publication: publication_id, committed: 0, left_retention: false, is_released: false };
+        let initial = Progress {
+            publication: publication_id,
+            committed: 0,
+            loaded: 0,
+            left_retention: false,
+            is_released: false,
+        };
         let (progress, watched) = watch::channel(initial);
         self.requests
             .waiting()

@@ -81,6 +81,23 @@ impl Publication {
         Ok(is_known && self.committed_count() >= count)
     }
 
+    /// The number of consumers that loaded it, as last reported.
+    pub fn loaded_count(&self) -> u64 {
+        self.progress.borrow().loaded
+    }
+
+    /// Waits until `count` consumers loaded it, by their own report. Returns false when `timeout` passes first, or when
+    /// the version was released: then the server reports no more loads.
+    ///
+    /// # Errors
+    /// [`ConnectionLost`] if the connection ends first.
+    pub async fn loaded(&mut self, count: u64, timeout: Duration) -> Result<bool, ConnectionLost> {
+        let is_known = self
+            .wait(timeout, |progress| progress.loaded >= count || progress.is_released)
+            .await?;
+        Ok(is_known && self.loaded_count() >= count)
+    }
+
     /// Whether it left retention and no transfers remain: no more subscribers can commit it.
     pub fn has_ended(&self) -> bool {
         self.progress.borrow().left_retention

@@ -84,6 +84,7 @@ fn random_frame(rng: &mut impl Rng) -> Vec<u8> {
         10 => encode_server(ServerMessage::Progress(Progress {
             publication,
             committed: rng.random(),
+            loaded: 1,
             left_retention: rng.random(),
             is_released: rng.random(),
         })),

@@ -19,6 +19,7 @@ mod files;
 mod getting;
 mod lanes;
 mod lives;
+mod loads;
 mod other_content;
 mod read_errors;
 mod resume;

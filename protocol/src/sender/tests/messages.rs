@@ -322,11 +322,11 @@ fn a_version_that_cannot_be_read_is_tried_again_while_no_other_waits() {
     let (send, began) = (SendAction::Chunk(ChunkIndex(0), LaneId(1)), now());
     let attempt = sender.handle_unread(&topic, send, began).unwrap();
     let version = topic.newest().unwrap().1;
-    let expected = [SenderAction::AnnounceAgain(version), SenderAction::SendAgain(send, attempt.at)];
+    let expected = [SenderAction::Waiting(version), SenderAction::SendAgain(send, attempt.at)];
     assert_eq!(actions(&mut sender, &topic, 1), expected);
     sender.handle_unread(&topic, send, began).unwrap();
     let again = actions(&mut sender, &topic, 1);
-    assert!(matches!(again[..], [SenderAction::SendAgain(..)]), "one announcement for a wait: {again:?}");
+    assert!(matches!(again[..], [SenderAction::SendAgain(..)]), "one message for a wait: {again:?}");
     topic.publish(MANIFEST);
     assert!(sender.handle_unread(&topic, send, attempt.at).is_none());
     let given_up = actions(&mut sender, &topic, 1);
