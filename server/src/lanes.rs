@@ -29,8 +29,6 @@ pub(crate) struct Lanes {
     /// The connection of the control stream.
     control: Lane,
     sender: control::Sender<ServerMessage>,
-    /// The holder whose share of the server the session and its lanes take.
-    holder: Arc<str>,
     /// Notified when a lane joins.
     joined: watch::Sender<()>,
     /// The number of chunks assigned to lanes.
@@ -56,15 +54,14 @@ pub(crate) struct LaneLoad {
 }
 
 impl Lanes {
-    /// The lanes of a session of `holder` with the connection `control`, whose messages are sent by `sender`.
-    pub(crate) fn new(control: Lane, sender: control::Sender<ServerMessage>, holder: Arc<str>) -> Self {
+    /// The lanes of a session with the connection `control`, whose messages are sent by `sender`.
+    pub(crate) fn new(control: Lane, sender: control::Sender<ServerMessage>) -> Self {
         let mut set = LaneSet::default();
         set.insert(CONTROL, LiveLane::new(control.clone()));
         Self {
             set: Mutex::new(set),
             control,
             sender,
-            holder,
             joined: watch::Sender::new(()),
             chunks: AtomicU64::new(0),
         }
@@ -73,11 +70,6 @@ impl Lanes {
     /// The connection of control messages and manifests.
     pub(crate) fn control(&self) -> &Lane {
         &self.control
-    }
-
-    /// The holder whose share of the server the session takes.
-    pub(crate) fn holder(&self) -> Arc<str> {
-        Arc::clone(&self.holder)
     }
 
     /// Checks whether a lane may join as `id` in a session of at most `max` lanes.
@@ -275,7 +267,7 @@ mod tests {
         let at_client = control::open(&client, TIMEOUT).await.unwrap();
         at_client.0.send(ClientMessage::List).await.unwrap(); // The server sees the stream once it carries data.
         let (sender, receiver) = control::accept(&server, TIMEOUT).await.unwrap();
-        (Lanes::new(server, sender, "a".into()), (listener, client, at_client, receiver))
+        (Lanes::new(server, sender), (listener, client, at_client, receiver))
     }
 
     #[tokio::test]

@@ -4,8 +4,8 @@ use crate::{
     Publishable, TopicOptions, WhenFull,
     catalogue::Catalogue,
     consumers::Consumers,
+    counters::Counters,
     retained::Retained,
-    sending::Counters,
     topic::{PublishBlockers, Pushed, TopicState},
 };
 use std::{

@@ -1,6 +1,6 @@
 //! [`Retained`]: one published version.
 
-use crate::{base_terms::BaseTerms, consumers::Consumers};
+use crate::{base_terms::BaseTerms, consumers::Consumers, host::Offered};
 use std::{
     ops::Range,
     sync::{Arc, OnceLock},
@@ -53,14 +53,6 @@ impl Retained {
         self.abort_at.borrow().is_some()
     }
 
-    /// Waits until it leaves retention; never returns if it has left already. Cancel safe.
-    pub(crate) async fn left_retention(&self) {
-        let mut abort_at = self.abort_at.subscribe();
-        if abort_at.borrow_and_update().is_some() || abort_at.changed().await.is_err() {
-            std::future::pending().await
-        }
-    }
-
     /// Starts the deadline of the transfers in progress.
     pub(crate) fn leave_retention(&self) {
         self.abort_at.send_replace(Some(Instant::now() + self.release_timeout));
@@ -74,5 +66,23 @@ impl Published for Retained {
 
     fn manifest_digest(&self) -> ManifestDigest {
         self.payload.manifest().digest()
+    }
+}
+
+impl Offered for Retained {
+    fn payload(&self) -> &Payload {
+        &self.payload
+    }
+
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    fn may_be_base(&self) -> bool {
+        self.base.may_be
+    }
+
+    fn abort_at(&self) -> watch::Receiver<Option<Instant>> {
+        self.abort_at.subscribe()
     }
 }

@@ -1,8 +1,7 @@
 //! [`Selector`]: the chunks that a subscription's client selects of each version.
 
-use crate::retained::Retained;
 use std::sync::Arc;
-use tensor_relay_protocol::{Glob, ManifestDigest, RangeSet, Selection, Subscribe};
+use tensor_relay_protocol::{Glob, Manifest, ManifestDigest, RangeSet, Selection, Subscribe};
 use tensor_relay_transport::Workers;
 
 /// A client's selection.
@@ -24,9 +23,8 @@ impl Selector {
         Self { globs, within, describes: subscribe.describe, workers, latest: None }
     }
 
-    /// The client's selection of `retained`. A worker computes it: matching many globs with many tensors is slow.
-    pub(crate) async fn selection(&mut self, retained: &Retained) -> Arc<Selection> {
-        let manifest = retained.payload.manifest();
+    /// The client's selection of a version. A worker computes it: matching many globs with many tensors is slow.
+    pub(crate) async fn selection(&mut self, manifest: &Arc<Manifest>) -> Arc<Selection> {
         match &self.latest {
             Some((digest, selection)) if *digest == manifest.digest() => Arc::clone(selection),
             _ => {

@@ -1,6 +1,6 @@
-//! [`Sending`]: what all subscriptions of a server use.
+//! [`Egress`]: what all subscriptions of a process share to send.
 
-use crate::{Config, chunk_times::ChunkTimes, failures::Failures, gauge::Gauge};
+use crate::{chunk_times::ChunkTimes, gauge::Gauge};
 use std::{
     sync::{
         Arc,
@@ -8,18 +8,15 @@ use std::{
     },
     time::Duration,
 };
-use tensor_relay_protocol::CodecChoice;
 use tensor_relay_transport::{Tally, egress::Encoder};
-use tokio::sync::watch;
 
-/// What all subscriptions of a server use to send, and where they are counted.
+/// What all subscriptions of a process share to send, and where that is counted.
 #[derive(Debug)]
-pub(crate) struct Sending {
+pub(crate) struct Egress {
     pub(crate) encoder: Encoder,
-    /// The codec of topics that choose none.
-    pub(crate) codec: CodecChoice,
     /// The maximum number of chunks in progress, for each lane of a subscription.
     pub(crate) chunks_in_flight: usize,
+    /// A transfer ends its subscription after one to two times this without progress.
     pub(crate) stall_timeout: Duration,
     /// The copies of chunks of borrowed versions that are being sent, in bytes.
     pub(crate) copies: Copies,
@@ -28,42 +25,26 @@ pub(crate) struct Sending {
     pub(crate) chunk_times: ChunkTimes,
     /// Transfers in progress, each of one version to one subscription.
     pub(crate) transfers: Gauge,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) failures: Arc<Failures>,
-    /// Whether the server drains: only ended topics and mode `every` start transfers.
-    pub(crate) draining: watch::Receiver<bool>,
 }
 
-impl Sending {
+impl Egress {
+    /// Chunks encoded by `encoder`, and at most `copies_bytes` of copies.
     pub(crate) fn new(
-        config: &Config,
         encoder: Encoder,
-        failures: Arc<Failures>,
-        draining: watch::Receiver<bool>,
+        copies_bytes: u64,
+        chunks_in_flight: usize,
+        stall_timeout: Duration,
     ) -> Self {
         Self {
             encoder,
-            codec: config.codec,
-            chunks_in_flight: config.chunks_in_flight,
-            stall_timeout: config.stall_timeout,
-            copies: Copies::new(config.encoded_bytes),
+            chunks_in_flight,
+            stall_timeout,
+            copies: Copies::new(copies_bytes),
             tally: Tally::default(),
             chunk_times: ChunkTimes::default(),
             transfers: Gauge::default(),
-            counters: Arc::default(),
-            failures,
-            draining,
         }
     }
-}
-
-/// The counters of a server.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    /// Commits: one for each version and subscriber.
-    pub(crate) committed: AtomicU64,
-    /// Subscribers that accepted no byte within the deadline, or did not keep up with their publisher.
-    pub(crate) evicted: AtomicU64,
 }
 
 /// The budget for copies of chunks whose source is not in memory in one piece.

@@ -1,13 +1,12 @@
 //! [`Sends`]: the sends of one version to one subscription: its manifest, its chunks (a few at a time) and `Complete`.
 
 use crate::{
-    client_base::DeltaBase,
     effort::EffortMeter,
+    host::{DeltaBase, Offered},
     lanes::{LaneLoad, Lanes},
-    retained::Retained,
-    sending::{ChunkCopy, Sending},
+    sending::{ChunkCopy, Egress},
+    sent_chunks::SentChunks,
     stall::Progress,
-    subscribers::SubscriberProgress,
 };
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use std::{pin::Pin, sync::Arc};
@@ -18,7 +17,7 @@ use tensor_relay_protocol::{
 };
 use tensor_relay_transport::{
     Lane, LaneError, Stage, control,
-    egress::{self, CodecRequest, Encoded, Encoder},
+    egress::{self, CodecRequest, Encoded, Encoder, Payload},
 };
 use tokio::time::Instant;
 use tracing::Instrument;
@@ -43,18 +42,18 @@ pub(crate) struct Coding {
 /// The version that is sent.
 #[derive(Debug)]
 pub(crate) struct SentVersion {
-    pub(crate) retained: Arc<Retained>,
+    pub(crate) version: Arc<dyn Offered>,
     pub(crate) selection: Arc<Selection>,
     /// The client's base, if chunks may be encoded against it.
-    pub(crate) base: Option<DeltaBase>,
+    pub(crate) base: Option<Box<dyn DeltaBase>>,
 }
 
 /// Where sends are counted.
 #[derive(Debug, Clone)]
 pub(crate) struct SendCounters {
-    pub(crate) sending: Arc<Sending>,
-    /// The status of the subscription, and its topic.
-    pub(crate) subscriber: Arc<SubscriberProgress>,
+    pub(crate) egress: Arc<Egress>,
+    /// Those of the subscription.
+    pub(crate) sent: Arc<SentChunks>,
     pub(crate) progress: Progress,
 }
 
@@ -75,7 +74,7 @@ pub(crate) struct Sends {
 struct Context {
     route: Route,
     coding: Coding,
-    version: SentVersion,
+    content: SentVersion,
     counters: SendCounters,
     /// Whether its chunks are copied to be sent: they do not lie in memory in one piece.
     is_copied: bool,
@@ -92,17 +91,17 @@ pub(crate) struct Unread {
 }
 
 impl Sends {
-    pub(crate) fn new(route: Route, coding: Coding, version: SentVersion, counters: SendCounters) -> Self {
+    pub(crate) fn new(route: Route, coding: Coding, content: SentVersion, counters: SendCounters) -> Self {
         coding.effort.handle_version();
-        let source = version.retained.payload.source();
+        let source = content.version.payload().source();
         let is_in_place = source.slots().is_some() || source.is_in_place(&(0..source.len_bytes()));
-        let context = Context { route, coding, version, counters, is_copied: !is_in_place };
+        let context = Context { route, coding, content, counters, is_copied: !is_in_place };
         Self { context: Arc::new(context), running: FuturesUnordered::new() }
     }
 
     /// Whether another send may begin: at most `sends_max` at a time, and one while there is no memory for more copies.
     pub(crate) fn has_room(&self, sends_max: usize) -> bool {
-        let has_memory = || !self.context.is_copied || self.context.counters.sending.copies.has_room();
+        let has_memory = || !self.context.is_copied || self.context.counters.egress.copies.has_room();
         self.running.len() < sends_max && (self.running.is_empty() || has_memory())
     }
 
@@ -150,7 +149,7 @@ impl Context {
         let raw_bytes = self.raw_bytes(chunk);
         Occupied {
             load: self.route.lanes.begin_chunk(lane, raw_bytes),
-            _copy: self.is_copied.then(|| self.counters.sending.copies.count(raw_bytes)),
+            _copy: self.is_copied.then(|| self.counters.egress.copies.count(raw_bytes)),
         }
     }
 
@@ -174,7 +173,7 @@ impl Context {
     /// has the manifest or aborts the version.
     async fn send_manifest(&self) {
         let note = |bytes| self.counters.progress.note(bytes);
-        let (control, manifest) = (self.route.lanes.control(), self.version.retained.payload.manifest());
+        let (control, manifest) = (self.route.lanes.control(), self.payload().manifest());
         let _ = egress::send_manifest(control, self.route.subscription, manifest, &note).await;
     }
 
@@ -199,12 +198,12 @@ impl Context {
         chunk: ChunkIndex,
         lane: &Lane,
     ) -> Result<(), Arc<SourceError>> {
-        let (began, encoding) = (Instant::now(), self.counters.subscriber.begin_encoding());
+        let (began, encoding) = (Instant::now(), self.counters.sent.begin_encoding());
         let effort = self.coding.effort.effort();
         let encoded = self.encode(chunk, effort).await?;
         drop(encoding);
         self.counters.progress.note(1); // From here on, only the subscriber can delay the send.
-        let _sending = (self.encoder().stages().begin(Stage::Send), self.counters.subscriber.begin_writing());
+        let _sending = (self.encoder().stages().begin(Stage::Send), self.counters.sent.begin_writing());
         let (context, target) = (Arc::clone(&self), lane.clone());
         let estimate = self.estimate(chunk, encoded.clone());
         // A lane that fails loses the chunk; a client that stops the stream has aborted the version.
@@ -216,7 +215,7 @@ impl Context {
     /// Estimates what each level of effort would make of a chunk: from an estimate of similar chunks or, if one may be
     /// made now, from a sample of a raw chunk.
     async fn estimate(&self, chunk: ChunkIndex, encoded: Encoded) {
-        let (encoder, payload) = (self.encoder(), &self.version.retained.payload);
+        let (encoder, payload) = (self.encoder(), self.payload());
         if !self.is_chosen(encoded.codec) {
             return;
         }
@@ -240,12 +239,11 @@ impl Context {
 
     /// Encodes a chunk. Holds the base only during the encoding, not while a slow subscriber receives the result.
     async fn encode(&self, chunk: ChunkIndex, effort: Effort) -> Result<Encoded, Arc<SourceError>> {
-        let payload = &self.version.retained.payload;
-        let delta_base = self.version.base.as_ref().and_then(|base| Some((base, base.upgrade()?)));
-        let base = delta_base.as_ref().map(|(_, retained)| &retained.payload);
+        let delta_base = self.content.base.as_ref().and_then(|base| Some((base, base.upgrade()?)));
+        let base = delta_base.as_ref().map(|(_, version)| version.payload());
         let encoded = self
             .encoder()
-            .encode_delta(payload, chunk, base, self.codec_request(effort))
+            .encode_delta(self.payload(), chunk, base, self.codec_request(effort))
             .await?;
         if let Some((base, _)) = &delta_base {
             base.note(self.raw_bytes(chunk), encoded.codec.needs_base());
@@ -271,43 +269,40 @@ impl Context {
             let (raw_bytes, wire_bytes) = (self.raw_bytes(chunk), encoded.bytes.len() as u64);
             let is_chosen = self.is_chosen(encoded.codec);
             self.coding.effort.handle_written(encoded, effort, raw_bytes, is_chosen);
-            let SendCounters { sending, subscriber, .. } = &self.counters;
-            for tally in [subscriber.tally(), &sending.tally] {
-                tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.worker_time);
-            }
-            subscriber.note_sent(raw_bytes, wire_bytes);
-            sending.chunk_times.note(began.elapsed());
+            let SendCounters { egress, sent, .. } = &self.counters;
+            egress.tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.worker_time);
+            sent.count(encoded.codec, raw_bytes, wire_bytes, encoded.worker_time);
+            egress.chunk_times.note(began.elapsed());
         }
     }
 
     fn header(&self, chunk: ChunkIndex, encoded: &Encoded) -> ChunkHeader {
-        let SentVersion { retained, base, .. } = &self.version;
+        let SentVersion { version, base, .. } = &self.content;
+        let (epoch, version) = version.key();
         let base = base.as_ref().filter(|_| encoded.codec.needs_base());
         ChunkHeader {
             subscription: self.route.subscription,
-            epoch: retained.id.epoch,
-            version: retained.id.version,
+            epoch,
+            version,
             chunk,
             codec: encoded.codec,
             raw_bytes: self.raw_bytes(chunk) as u32,
             encoded_bytes: encoded.bytes.len() as u32,
             hash: encoded.hash,
-            base: base.map(|base| base.version),
+            base: base.map(|base| base.version()),
         }
     }
 
     fn raw_bytes(&self, chunk: ChunkIndex) -> u64 {
-        let (range, _) = self.version.retained.payload.manifest().chunk(chunk);
+        let (range, _) = self.payload().manifest().chunk(chunk);
         range.end - range.start
     }
 
     /// Sends `Complete` with the version's digest. Chunks that were not sent because the client already holds them may
     /// have to be hashed first.
     async fn send_complete(&self) -> Result<(), Arc<SourceError>> {
-        let SentVersion { retained, selection, .. } = &self.version;
-        let digest = self.encoder().digest(&retained.payload, selection.chunks()).await?;
-        let (subscription, epoch, version) =
-            (self.route.subscription, retained.id.epoch, retained.id.version);
+        let digest = self.encoder().digest(self.payload(), self.content.selection.chunks()).await?;
+        let (subscription, (epoch, version)) = (self.route.subscription, self.content.version.key());
         // Fails only when the session ends.
         let _ = self
             .route
@@ -316,8 +311,12 @@ impl Context {
         Ok(())
     }
 
+    fn payload(&self) -> &Payload {
+        self.content.version.payload()
+    }
+
     fn encoder(&self) -> &Encoder {
-        &self.counters.sending.encoder
+        &self.counters.egress.encoder
     }
 }
 

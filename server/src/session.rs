@@ -9,6 +9,7 @@ use crate::{
     gauge::{Counted, Gauge},
     handshakes::pace,
     inboxes::Inboxes,
+    joinable::SharedLanes,
     joining::{self, Join},
     lanes::Lanes,
     logins::Login,
@@ -20,7 +21,8 @@ use crate::{
     shared::{ConnectionMemory, Shared},
     shares::{Eviction, Place},
     subscribers::SubscriberInfo,
-    subscription::Subscription,
+    subscription::Delivery,
+    subscription_host::SubscriptionHost,
     watching,
 };
 use error::SessionError;
@@ -210,8 +212,9 @@ async fn welcome_and_run(
     shared: &Arc<Shared>,
 ) -> Result<Infallible, SessionError> {
     let share = negotiated.permit.holder().principal().share(lane.peer().ip());
-    let (session_id, lanes) = (rand::random(), Arc::new(Lanes::new(lane.clone(), sender.clone(), share)));
-    let (_joinable, offer) = shared.joinable.register(session_id, &lanes, shared.config.lanes_max);
+    let lanes = SharedLanes { lanes: Arc::new(Lanes::new(lane.clone(), sender.clone())), holder: share };
+    let session_id = rand::random();
+    let (_joinable, offer) = shared.joinable.register(session_id, lanes.clone(), shared.config.lanes_max);
     let welcome = Welcome {
         revision: negotiated.revision,
         agent: shared.config.agent.clone(),
@@ -224,7 +227,8 @@ async fn welcome_and_run(
     };
     sender.send(ServerMessage::Welcome(welcome)).await?;
     let session = Session {
-        lanes,
+        lanes: lanes.lanes,
+        share: lanes.holder,
         sender: sender.clone(),
         holder: negotiated.permit.holder().clone(),
         codecs: negotiated.codecs,
@@ -253,6 +257,8 @@ fn common_revision(hello: &Hello) -> Result<u32, SessionError> {
 /// The session of an admitted client, with its subscriptions.
 struct Session {
     lanes: Arc<Lanes>,
+    /// The holder whose share of the server it takes.
+    share: Arc<str>,
     sender: control::Sender<ServerMessage>,
     holder: Holder,
     codecs: CodecSet,
@@ -422,7 +428,7 @@ impl Session {
             ClientMessage::Probe { probe, lane, bytes } => {
                 let may_probe = self.holder.principal().may_anywhere(Verb::Subscribe);
                 let bytes = may_probe.then(|| bytes.get());
-                let holder = self.lanes.holder();
+                let holder = Arc::clone(&self.share);
                 self.probing.begin((probe, bytes), self.lanes.get(lane), holder, &self.shared)?;
             }
             ClientMessage::Watch { watch, glob } => self.handle_watch(watch, glob)?,
@@ -466,7 +472,7 @@ impl Session {
             self.log_refused(&subscribe.topic);
             return self.refuse(id, EndReason::Forbidden).await;
         }
-        let place = self.shared.places.subscriptions.enter_fairly(self.lanes.holder());
+        let place = self.shared.places.subscriptions.enter_fairly(Arc::clone(&self.share));
         let Some((place, eviction)) = place else {
             self.inboxes.close(id);
             return self.refuse(id, EndReason::TooManySubscriptions).await;
@@ -482,29 +488,41 @@ impl Session {
             mode: subscribe.mode,
             have: subscribe.have.map(|have| have.key()),
         });
-        let (offer, machine) =
+        let (offer, mut machine) =
             Offer::new(follower.topic(), &subscribe, &self.holder.principal().to_string())?;
         let coding = Coding {
             choice: subscribe.codec.map_or(CodecChoice::Auto, CodecChoice::Fixed),
             offered: if subscribe.describe { self.codecs.without_bases() } else { self.codecs },
             effort: self.shared.effort_meters.get(control.peer().ip(), control.kind()),
         };
-        let subscription = Subscription {
+        let mut draining = self.shared.draining.subscribe();
+        if *draining.borrow_and_update() {
+            machine.handle_draining();
+        }
+        let delivery = Delivery {
             machine,
-            offer,
-            follower,
-            inbox,
+            sent: Arc::clone(entry.sent()),
+            host: SubscriptionHost {
+                subscription: id,
+                offer,
+                follower,
+                inbox,
+                draining,
+                codec: self.shared.config.codec,
+                consumer: ConsumerId::of(&self.holder.principal(), subscribe.consumer),
+                entry,
+                counters: Arc::clone(&self.shared.counters),
+                failures: Arc::clone(&self.shared.failures),
+            },
             route: Route { subscription: id, lanes: Arc::clone(&self.lanes), control: self.sender.clone() },
             coding,
             selector: Selector::new(&subscribe, self.shared.config.workers),
-            consumer: ConsumerId::of(&self.holder.principal(), subscribe.consumer),
-            entry,
-            sending: Arc::clone(&self.shared.sending),
+            egress: Arc::clone(&self.shared.egress),
         };
         tracing::debug!(subscription = %id, topic = subscribe.topic.as_str(), "A client subscribed.");
         let unfinished = [self.shared.unfinished.count(), self.unfinished.count()];
         let run = async move {
-            let ended = subscription.run(unfinished).await;
+            let ended = delivery.run(unfinished).await;
             drop(place);
             (id, ended)
         };

@@ -3,6 +3,7 @@
 use crate::{
     Access, Config,
     catalogue::Catalogue,
+    counters::Counters,
     effort::EffortMeters,
     failures::Failures,
     gauge::Gauge,
@@ -10,7 +11,7 @@ use crate::{
     joinable::Joinable,
     logins::Logins,
     refusals::Refusals,
-    sending::Sending,
+    sending::Egress,
     shares::{Eviction, Place, Shares},
     subscribers::Subscribers,
     traffic::Traffic,
@@ -30,7 +31,8 @@ pub(crate) struct Shared {
     /// The id of this server process, made at its start.
     pub(crate) instance: InstanceId,
     pub(crate) catalogue: Arc<Catalogue>,
-    pub(crate) sending: Arc<Sending>,
+    pub(crate) egress: Arc<Egress>,
+    pub(crate) counters: Arc<Counters>,
     /// The choice of encoding efforts, for each client address and kind of lane.
     pub(crate) effort_meters: EffortMeters,
     pub(crate) traffic: Traffic,
@@ -109,7 +111,8 @@ pub(crate) struct ConnectionMemory {
 
 impl Shared {
     pub(crate) fn new(config: Config, access: Access, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
-        let (failures, draining) = (Arc::<Failures>::default(), watch::Sender::new(false));
+        let egress =
+            Egress::new(encoder, config.encoded_bytes, config.chunks_in_flight, config.stall_timeout);
         Self {
             lane_threads: LaneThreads::new(config.lane_threads),
             handshakes: Handshakes::default(),
@@ -117,18 +120,19 @@ impl Shared {
             effort_meters: EffortMeters::new(config.workers),
             joinable: Arc::default(),
             places: PlacesForPrincipals::new(&config),
-            sending: Arc::new(Sending::new(&config, encoder, Arc::clone(&failures), draining.subscribe())),
+            egress: Arc::new(egress),
+            counters: Arc::default(),
             instance: InstanceId(rand::random()),
             config,
             access,
             catalogue,
             traffic: Traffic::default(),
             subscribers: Arc::default(),
-            failures,
+            failures: Arc::default(),
             sessions: Gauge::default(),
             unfinished: Gauge::default(),
             refusals: Refusals::default(),
-            draining,
+            draining: watch::Sender::new(false),
             ending: watch::Sender::new(false),
         }
     }
