@@ -2,12 +2,12 @@
 
 use crate::{
     bases::{DeltaTrial, Hold, VersionKey, WeakBase},
-    host::{DeltaBase, Offered},
     retained::Retained,
     topic::TopicState,
 };
 use std::sync::{Arc, Mutex, PoisonError};
 use tensor_relay_protocol::Version;
+use tensor_relay_transport::sending::{DeltaBase, Offered};
 
 /// The base of one subscription (PROTOCOL.md §6.9).
 #[derive(Debug, Default)]

@@ -1,8 +1,9 @@
 //! [`Inboxes`]: the message queues from a client to the subscriptions of its session.
 
-use crate::{host::Input, shares::Eviction};
+use crate::shares::Eviction;
 use std::{collections::HashMap, sync::Arc};
 use tensor_relay_protocol::{EndReason, ProtocolViolation, RangeSet, SubscriptionId, SubscriptionMessage};
+use tensor_relay_transport::sending::Input;
 use tokio::sync::{Notify, mpsc};
 
 /// The message queue of one subscription. The bound is small because subscriptions read their inboxes promptly; a

@@ -1,11 +1,11 @@
 //! [`Joinable`]: the sessions that lanes can join.
 
-use crate::lanes::Lanes;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use tensor_relay_protocol::{LaneGrant, LaneOffer};
+use tensor_relay_transport::sending::Lanes;
 
 /// The sessions of a server that lanes can join, by their numbers.
 #[derive(Debug, Default)]

@@ -3,7 +3,6 @@
 use crate::{
     failures::FailedAt,
     joinable::SharedLanes,
-    lanes::{JoinRefused, Lanes, LiveLane, Silence},
     logins::Login,
     refusals::Reason,
     shared::{ConnectionMemory, Shared},
@@ -15,6 +14,7 @@ use tensor_relay_protocol::{ClientMessage, CloseCode, InstanceId, LaneGrant, Lan
 use tensor_relay_transport::{
     Lane, LaneError,
     control::{self, ControlError},
+    sending::{JoinRefused, Lanes, LiveLane, Silence},
 };
 use tokio::time::{Instant, MissedTickBehavior, interval};
 

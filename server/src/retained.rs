@@ -1,6 +1,6 @@
 //! [`Retained`]: one published version.
 
-use crate::{base_terms::BaseTerms, consumers::Consumers, host::Offered};
+use crate::{base_terms::BaseTerms, consumers::Consumers};
 use std::{
     ops::Range,
     sync::{Arc, OnceLock},
@@ -8,7 +8,7 @@ use std::{
 };
 use tensor_relay_device::{Charge, SourceError};
 use tensor_relay_protocol::{Epoch, ManifestDigest, Metadata, Published, Version, VersionId};
-use tensor_relay_transport::egress::Payload;
+use tensor_relay_transport::{egress::Payload, sending::Offered};
 use tokio::{sync::watch, time::Instant};
 
 /// One published version, kept in memory while it is in use.

@@ -6,22 +6,17 @@ use crate::{
     access::{Credentials, Holder, Permit},
     consumers::ConsumerId,
     failures::FailedAt,
-    gauge::{Counted, Gauge},
     handshakes::pace,
     inboxes::Inboxes,
     joinable::SharedLanes,
     joining::{self, Join},
-    lanes::Lanes,
     logins::Login,
     offer::Offer,
     probing::Probing,
     refusals::Reason,
-    selector::Selector,
-    sends::{Coding, Route},
     shared::{ConnectionMemory, Shared},
     shares::{Eviction, Place},
     subscribers::SubscriberInfo,
-    subscription::Delivery,
     subscription_host::SubscriptionHost,
     watching,
 };
@@ -33,8 +28,9 @@ use tensor_relay_protocol::{
     WATCHES_MAX, WatchId, Welcome,
 };
 use tensor_relay_transport::{
-    Lane,
+    Counted, Gauge, Lane,
     control::{self, ControlError},
+    sending::{Coding, Delivery, Lanes, Route, Selector},
 };
 use tokio::{
     sync::watch,

@@ -4,14 +4,11 @@ use crate::{
     Access, Config,
     catalogue::Catalogue,
     counters::Counters,
-    effort::EffortMeters,
     failures::Failures,
-    gauge::Gauge,
     handshakes::Handshakes,
     joinable::Joinable,
     logins::Logins,
     refusals::Refusals,
-    sending::Egress,
     shares::{Eviction, Place, Shares},
     subscribers::Subscribers,
     traffic::Traffic,
@@ -19,7 +16,11 @@ use crate::{
 use std::sync::Arc;
 use tensor_relay_device::{AllocError, Reservation};
 use tensor_relay_protocol::InstanceId;
-use tensor_relay_transport::{LaneKind, LaneThreads, egress::Encoder};
+use tensor_relay_transport::{
+    Gauge, LaneKind, LaneThreads,
+    egress::Encoder,
+    sending::{EffortMeters, Egress},
+};
 use tokio::sync::watch;
 
 /// The state shared by all sessions of a server.

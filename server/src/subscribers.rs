@@ -2,7 +2,6 @@
 
 use crate::{
     retained::Retained,
-    sent_chunks::SentChunks,
     status::{Limit, SubscriberStatus, TransferStatus},
     topic::TopicState,
 };
@@ -16,7 +15,7 @@ use std::{
     },
 };
 use tensor_relay_protocol::{Epoch, Mode, Version, VersionId};
-use tensor_relay_transport::LaneKind;
+use tensor_relay_transport::{LaneKind, sending::SentChunks};
 use tokio::time::Instant;
 
 /// All open subscriptions, bounded by the limits of sessions.

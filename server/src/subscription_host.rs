@@ -1,19 +1,13 @@
 //! [`SubscriptionHost`]: a topic of this server, for one subscription.
 
 use crate::{
-    catalogue::Follower,
-    consumers::ConsumerId,
-    counters::Counters,
-    failures::Failures,
-    host::{DeltaBase, Host, Input},
-    inboxes::Inbox,
-    offer::Offer,
-    retained::Retained,
-    subscribers::SubscriberEntry,
+    catalogue::Follower, consumers::ConsumerId, counters::Counters, failures::Failures, inboxes::Inbox,
+    offer::Offer, retained::Retained, subscribers::SubscriberEntry,
 };
 use std::sync::{Arc, atomic::Ordering};
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{AbortReason, CodecChoice, EndReason, Ended, Epoch, SubscriptionId, Version};
+use tensor_relay_transport::sending::{DeltaBase, Host, Input};
 use tokio::sync::watch;
 
 /// What one subscription needs of this server, and what the server learns from it.

@@ -1,5 +1,6 @@
 //! [`SentChunks`]: counts the chunks that are sent to one subscription.
 
+use crate::Tally;
 use std::{
     sync::{
         Arc,
@@ -8,11 +9,10 @@ use std::{
     time::Duration,
 };
 use tensor_relay_protocol::CodecId;
-use tensor_relay_transport::Tally;
 
 /// Counts the chunks that are sent to one subscription, also in the tally of its topic.
 #[derive(Debug)]
-pub(crate) struct SentChunks {
+pub struct SentChunks {
     topic: Arc<Tally>,
     payload_bytes: AtomicU64,
     wire_bytes: AtomicU64,
@@ -28,7 +28,7 @@ pub(crate) struct StageGuard<'a>(&'a AtomicU32);
 
 impl SentChunks {
     /// Counts in `topic`, too.
-    pub(crate) fn new(topic: Arc<Tally>) -> Self {
+    pub fn new(topic: Arc<Tally>) -> Self {
         Self {
             topic,
             payload_bytes: AtomicU64::new(0),
@@ -39,22 +39,22 @@ impl SentChunks {
     }
 
     /// The payload bytes of the chunks that were written.
-    pub(crate) fn payload_bytes(&self) -> u64 {
+    pub fn payload_bytes(&self) -> u64 {
         self.payload_bytes.load(Ordering::Relaxed)
     }
 
     /// Their encoded bytes.
-    pub(crate) fn wire_bytes(&self) -> u64 {
+    pub fn wire_bytes(&self) -> u64 {
         self.wire_bytes.load(Ordering::Relaxed)
     }
 
     /// The number of chunks being read and encoded.
-    pub(crate) fn encoding(&self) -> u32 {
+    pub fn encoding(&self) -> u32 {
         self.encoding.load(Ordering::Relaxed)
     }
 
     /// The number of chunks being written.
-    pub(crate) fn writing(&self) -> u32 {
+    pub fn writing(&self) -> u32 {
         self.writing.load(Ordering::Relaxed)
     }
 

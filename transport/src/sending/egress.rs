@@ -1,6 +1,6 @@
 //! [`Egress`]: what all subscriptions of a process share to send.
 
-use crate::{chunk_times::ChunkTimes, gauge::Gauge};
+use crate::{ChunkTimes, Gauge, Tally, egress::Encoder};
 use std::{
     sync::{
         Arc,
@@ -8,12 +8,12 @@ use std::{
     },
     time::Duration,
 };
-use tensor_relay_transport::{Tally, egress::Encoder};
 
 /// What all subscriptions of a process share to send, and where that is counted.
 #[derive(Debug)]
-pub(crate) struct Egress {
-    pub(crate) encoder: Encoder,
+pub struct Egress {
+    /// Encodes each chunk once for all of them.
+    pub encoder: Encoder,
     /// The maximum number of chunks in progress, for each lane of a subscription.
     pub(crate) chunks_in_flight: usize,
     /// A transfer ends its subscription after one to two times this without progress.
@@ -21,15 +21,16 @@ pub(crate) struct Egress {
     /// The copies of chunks of borrowed versions that are being sent, in bytes.
     pub(crate) copies: Copies,
     /// The chunks sent, of all topics.
-    pub(crate) tally: Tally,
-    pub(crate) chunk_times: ChunkTimes,
+    pub tally: Tally,
+    /// The times that chunks took.
+    pub chunk_times: ChunkTimes,
     /// Transfers in progress, each of one version to one subscription.
-    pub(crate) transfers: Gauge,
+    pub transfers: Gauge,
 }
 
 impl Egress {
     /// Chunks encoded by `encoder`, and at most `copies_bytes` of copies.
-    pub(crate) fn new(
+    pub fn new(
         encoder: Encoder,
         copies_bytes: u64,
         chunks_in_flight: usize,

@@ -7,16 +7,16 @@
 mod set;
 mod silence;
 
-pub(crate) use set::JoinRefused;
-pub(crate) use silence::Silence;
+pub use set::JoinRefused;
+pub use silence::Silence;
 
+use crate::{Lane, LaneError, control};
 use set::{LANE_NUMBERS_MAX, LaneSet, Retirement};
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicU64, Ordering},
 };
 use tensor_relay_protocol::{LaneId, ServerMessage};
-use tensor_relay_transport::{Lane, LaneError, control};
 use tokio::sync::watch;
 
 /// The lane with the control stream.
@@ -24,7 +24,7 @@ const CONTROL: LaneId = LaneId(0);
 
 /// The lanes of a session.
 #[derive(Debug)]
-pub(crate) struct Lanes {
+pub struct Lanes {
     set: Mutex<LaneSet<Arc<LiveLane>>>,
     /// The connection of the control stream.
     control: Lane,
@@ -37,8 +37,9 @@ pub(crate) struct Lanes {
 
 /// A lane that carries chunks, until it is retired.
 #[derive(Debug)]
-pub(crate) struct LiveLane {
-    pub(crate) lane: Lane,
+pub struct LiveLane {
+    /// Its connection.
+    pub lane: Lane,
     /// Bytes of chunks that are being written to this lane.
     bytes: AtomicU64,
     /// The session-wide number of its last chunk, from 1.
@@ -55,7 +56,7 @@ pub(crate) struct LaneLoad {
 
 impl Lanes {
     /// The lanes of a session with the connection `control`, whose messages are sent by `sender`.
-    pub(crate) fn new(control: Lane, sender: control::Sender<ServerMessage>) -> Self {
+    pub fn new(control: Lane, sender: control::Sender<ServerMessage>) -> Self {
         let mut set = LaneSet::default();
         set.insert(CONTROL, LiveLane::new(control.clone()));
         Self {
@@ -68,17 +69,17 @@ impl Lanes {
     }
 
     /// The connection of control messages and manifests.
-    pub(crate) fn control(&self) -> &Lane {
+    pub fn control(&self) -> &Lane {
         &self.control
     }
 
     /// Checks whether a lane may join as `id` in a session of at most `max` lanes.
-    pub(crate) fn check_join(&self, id: LaneId, max: usize) -> Result<(), JoinRefused> {
+    pub fn check_join(&self, id: LaneId, max: usize) -> Result<(), JoinRefused> {
         self.set().check_join(id, max)
     }
 
     /// Adds `lane` as `id`.
-    pub(crate) fn join(&self, id: LaneId, lane: Lane, max: usize) -> Result<Arc<LiveLane>, JoinRefused> {
+    pub fn join(&self, id: LaneId, lane: Lane, max: usize) -> Result<Arc<LiveLane>, JoinRefused> {
         let live = LiveLane::new(lane);
         self.set().join(id, Arc::clone(&live), max)?;
         self.joined.send_replace(());
@@ -90,7 +91,7 @@ impl Lanes {
     ///
     /// # Errors
     /// [`LaneError`] when the session has ended.
-    pub(crate) async fn retire(&self, id: LaneId) -> Result<(), LaneError> {
+    pub async fn retire(&self, id: LaneId) -> Result<(), LaneError> {
         let retirement = self.set().retire(id);
         let Some(Retirement { lane }) = retirement else { return Ok(()) };
         if let Some(lane) = lane {
@@ -101,7 +102,7 @@ impl Lanes {
     }
 
     /// Retires every lane when the session ends, and admits no more.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         let live = self.set().close();
         for lane in live {
             lane.retired.send_replace(true);
@@ -119,7 +120,7 @@ impl Lanes {
     }
 
     /// The lane `id`, if it carries chunks.
-    pub(crate) fn get(&self, id: LaneId) -> Option<Lane> {
+    pub fn get(&self, id: LaneId) -> Option<Lane> {
         self.set().live.get(&id).map(|live| live.lane.clone())
     }
 
@@ -131,7 +132,7 @@ impl Lanes {
     }
 
     /// Whether a lane may have this number.
-    pub(crate) fn is_number(id: LaneId) -> bool {
+    pub fn is_number(id: LaneId) -> bool {
         id.0 < LANE_NUMBERS_MAX
     }
 
@@ -178,7 +179,7 @@ impl LiveLane {
     }
 
     /// Waits until the lane is retired or its session has ended. Cancel safe.
-    pub(crate) async fn retired(&self) {
+    pub async fn retired(&self) {
         // The sender is borrowed, so it cannot be gone.
         let _ = self.retired.subscribe().wait_for(|retired| *retired).await;
     }
@@ -204,10 +205,10 @@ impl Drop for LaneLoad {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Connector, Identity, Listener, Tuning};
     use proptest::prelude::*;
     use std::time::Duration;
     use tensor_relay_protocol::ClientMessage;
-    use tensor_relay_transport::{Connector, Identity, Listener, Tuning};
     use tokio::time::timeout;
 
     const TIMEOUT: Duration = Duration::from_secs(10);

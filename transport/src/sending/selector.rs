@@ -1,12 +1,12 @@
 //! [`Selector`]: the chunks that a subscription's client selects of each version.
 
+use crate::Workers;
 use std::sync::Arc;
 use tensor_relay_protocol::{Glob, Manifest, ManifestDigest, RangeSet, Selection, Subscribe};
-use tensor_relay_transport::Workers;
 
 /// A client's selection.
 #[derive(Debug)]
-pub(crate) struct Selector {
+pub struct Selector {
     globs: Vec<Glob>,
     /// The wanted chunks, of those with selected tensors; empty for all.
     within: RangeSet,
@@ -18,7 +18,8 @@ pub(crate) struct Selector {
 }
 
 impl Selector {
-    pub(crate) fn new(subscribe: &Subscribe, workers: Workers) -> Self {
+    /// The selection of a `subscribe`.
+    pub fn new(subscribe: &Subscribe, workers: Workers) -> Self {
         let (globs, within) = (subscribe.selection.clone(), subscribe.within.clone());
         Self { globs, within, describes: subscribe.describe, workers, latest: None }
     }

@@ -1,9 +1,9 @@
 //! Compares what a client claims to hold with a version here.
 
-use crate::host::Offered;
+use super::Offered;
+use crate::egress::Encoder;
 use std::sync::Arc;
 use tensor_relay_protocol::{RangeSet, ReadRetry, VersionDigest};
-use tensor_relay_transport::egress::Encoder;
 use tokio::time::Instant;
 
 /// Whether these chunks of `version` have this digest. If they cannot be compared, they count as the same: a version

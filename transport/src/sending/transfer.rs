@@ -1,12 +1,12 @@
 //! [`Sends`]: the sends of one version to one subscription: its manifest, its chunks (a few at a time) and `Complete`.
 
-use crate::{
-    effort::EffortMeter,
-    host::{DeltaBase, Offered},
-    lanes::{LaneLoad, Lanes},
-    sending::{ChunkCopy, Egress},
-    sent_chunks::SentChunks,
+use super::{
+    DeltaBase, EffortMeter, Egress, Lanes, Offered, SentChunks, egress::ChunkCopy, lanes::LaneLoad,
     stall::Progress,
+};
+use crate::{
+    Lane, LaneError, Stage, control,
+    egress::{self, CodecRequest, Encoded, Encoder, Payload},
 };
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use std::{pin::Pin, sync::Arc};
@@ -15,28 +15,29 @@ use tensor_relay_protocol::{
     ChunkHeader, ChunkIndex, CodecChoice, CodecId, CodecSet, Effort, Selection, SendAction, ServerMessage,
     SubscriptionId,
 };
-use tensor_relay_transport::{
-    Lane, LaneError, Stage, control,
-    egress::{self, CodecRequest, Encoded, Encoder, Payload},
-};
 use tokio::time::Instant;
 use tracing::Instrument;
 
 /// The way to one subscription: the lanes of its session, and the control stream.
 #[derive(Debug, Clone)]
-pub(crate) struct Route {
-    pub(crate) subscription: SubscriptionId,
-    pub(crate) lanes: Arc<Lanes>,
-    pub(crate) control: control::Sender<ServerMessage>,
+pub struct Route {
+    /// Its id.
+    pub subscription: SubscriptionId,
+    /// The lanes of its session.
+    pub lanes: Arc<Lanes>,
+    /// The control stream of its session.
+    pub control: control::Sender<ServerMessage>,
 }
 
 /// How the chunks for one subscription are encoded.
 #[derive(Debug, Clone)]
-pub(crate) struct Coding {
-    pub(crate) choice: CodecChoice,
+pub struct Coding {
+    /// The codec that the client asks for.
+    pub choice: CodecChoice,
     /// The codecs that the client can decode.
-    pub(crate) offered: CodecSet,
-    pub(crate) effort: EffortMeter,
+    pub offered: CodecSet,
+    /// Chooses the effort where the codec is free.
+    pub effort: EffortMeter,
 }
 
 /// The version that is sent.

@@ -1,16 +1,16 @@
 //! [`Host`]: what a [`Delivery`](super::Delivery) needs of the program that offers versions.
 
+use crate::egress::Payload;
 use std::{fmt::Debug, sync::Arc};
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
     AbortReason, CodecChoice, EndReason, Ended, Epoch, Metadata, Published, SubscriptionMessage, Version,
     Versions,
 };
-use tensor_relay_transport::egress::Payload;
 use tokio::{sync::watch, time::Instant};
 
 /// A version that is offered: a host's own type.
-pub(crate) trait Offered: Published + Debug + Send + Sync {
+pub trait Offered: Published + Debug + Send + Sync {
     /// Its payload.
     fn payload(&self) -> &Payload;
 
@@ -25,7 +25,7 @@ pub(crate) trait Offered: Published + Debug + Send + Sync {
 }
 
 /// The version that a client holds, against which chunks may be encoded. Its host may release it at any time.
-pub(crate) trait DeltaBase: Debug + Send + Sync {
+pub trait DeltaBase: Debug + Send + Sync {
     /// Its number, in the epoch of the version that is sent.
     fn version(&self) -> Version;
 
@@ -39,7 +39,7 @@ pub(crate) trait DeltaBase: Debug + Send + Sync {
 /// The program that offers versions, as one subscription sees it: the facts of a topic, what arrives for the
 /// subscription, and what follows from its course beyond the sending. Each call returns at once, except
 /// [`next_input`](Self::next_input).
-pub(crate) trait Host: Send {
+pub trait Host: Send {
     /// A version that it offers.
     type Version: Offered + 'static;
     /// The topic, with the client's place in it.
@@ -84,7 +84,7 @@ pub(crate) trait Host: Send {
 
 /// An input of a subscription.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Input {
+pub enum Input {
     /// A message of the client.
     Message(SubscriptionMessage),
     /// The topic changed.

@@ -1,34 +1,35 @@
 //! [`Delivery`]: executes the decisions of one subscription's [`Sender`].
 
-use crate::{
-    comparison,
-    gauge::Counted,
-    host::{Host, Input, Offered},
-    selector::Selector,
-    sending::Egress,
-    sends::{Coding, Route, SendCounters, Sends, Sent, SentVersion},
-    sent_chunks::SentChunks,
+use super::{
+    Coding, Egress, Host, Input, Offered, Route, Selector, SentChunks, comparison,
     stall::StallWatch,
+    transfer::{SendCounters, Sends, Sent, SentVersion},
 };
+use crate::{Counted, LaneError};
 use std::{convert::Infallible, pin::Pin, sync::Arc};
 use tensor_relay_protocol::{
     AbortReason, Announce, Announcement, Claim, CodecChoice, CodecId, EndReason, Ended, ProtocolViolation,
     Published, Sender, SenderAction, ServerMessage,
 };
-use tensor_relay_transport::LaneError;
 use tokio::{sync::watch, time::Instant};
 use tracing::{Instrument, Span, span::EnteredSpan};
 
 /// The sending side of one subscription, for a [`Host`] that offers versions.
-pub(crate) struct Delivery<H: Host> {
-    pub(crate) machine: Sender<Arc<H::Version>>,
-    pub(crate) host: H,
-    pub(crate) route: Route,
-    pub(crate) coding: Coding,
-    pub(crate) selector: Selector,
-    pub(crate) egress: Arc<Egress>,
+pub struct Delivery<H: Host> {
+    /// Decides what is sent.
+    pub machine: Sender<Arc<H::Version>>,
+    /// Offers the versions.
+    pub host: H,
+    /// Where they are sent.
+    pub route: Route,
+    /// How their chunks are encoded.
+    pub coding: Coding,
+    /// What the client selects of them.
+    pub selector: Selector,
+    /// What it shares with other subscriptions.
+    pub egress: Arc<Egress>,
     /// Where its chunks are counted.
-    pub(crate) sent: Arc<SentChunks>,
+    pub sent: Arc<SentChunks>,
 }
 
 /// The comparison of a claim: whether the content is the same.
@@ -91,7 +92,7 @@ impl<H: Host> Delivery<H> {
     ///
     /// # Errors
     /// [`ProtocolViolation`] when the client broke a rule.
-    pub(crate) async fn run(mut self, unfinished: impl Send) -> Result<(), ProtocolViolation> {
+    pub async fn run(mut self, unfinished: impl Send) -> Result<(), ProtocolViolation> {
         let mut unfinished = Some(unfinished); // Until the `End` is sent.
         let Err(stop) = self.drive(&mut unfinished).await;
         let (ended, result) = match stop {
