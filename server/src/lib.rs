@@ -62,6 +62,7 @@ mod device;
 mod failures;
 mod files;
 mod folder_lock;
+mod gauge;
 mod handshakes;
 mod inboxes;
 mod joinable;

@@ -6,6 +6,7 @@ use crate::{
     access::{Credentials, Holder, Permit},
     consumers::ConsumerId,
     failures::FailedAt,
+    gauge::{Counted, Gauge},
     handshakes::pace,
     inboxes::Inboxes,
     joinable::SharedLanes,
@@ -28,7 +29,7 @@ use tensor_relay_protocol::{
     WATCHES_MAX, WatchId, Welcome,
 };
 use tensor_relay_transport::{
-    Counted, Gauge, Lane,
+    Lane,
     control::{self, ControlError},
     sending::{Coding, Delivery, Lanes, Route, Selector},
 };
@@ -510,7 +511,7 @@ impl Session {
                 counters: Arc::clone(&self.shared.counters),
                 failures: Arc::clone(&self.shared.failures),
             },
-            route: Route { subscription: id, lanes: Arc::clone(&self.lanes), control: self.sender.clone() },
+            route: Route { subscription: id, lanes: Arc::clone(&self.lanes) },
             coding,
             selector: Selector::new(&subscribe, self.shared.config.workers),
             egress: Arc::clone(&self.shared.egress),

@@ -5,6 +5,7 @@ use crate::{
     catalogue::Catalogue,
     counters::Counters,
     failures::Failures,
+    gauge::Gauge,
     handshakes::Handshakes,
     joinable::Joinable,
     logins::Logins,
@@ -17,9 +18,9 @@ use std::sync::Arc;
 use tensor_relay_device::{AllocError, Reservation};
 use tensor_relay_protocol::InstanceId;
 use tensor_relay_transport::{
-    Gauge, LaneKind, LaneThreads,
-    egress::Encoder,
-    sending::{EffortMeters, Egress},
+    LaneKind, LaneThreads,
+    egress::{Egress, Encoder},
+    sending::EffortMeters,
 };
 use tokio::sync::watch;
 

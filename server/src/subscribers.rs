@@ -188,7 +188,7 @@ impl SubscriberProgress {
 
     /// The current bottleneck: where most of its chunks are.
     fn limit(&self) -> Limit {
-        match (self.sent.encoding(), self.sent.writing()) {
+        match (self.sent.encoding.get(), self.sent.writing.get()) {
             (0, 0) => Limit::Receiver,
             (encoding, writing) if writing >= encoding => Limit::Network,
             _ => Limit::Encoding,

@@ -1,11 +1,11 @@
 //! [`Delivery`]: executes the decisions of one subscription's [`Sender`].
 
 use super::{
-    Coding, Egress, Host, Input, Offered, Route, Selector, SentChunks, comparison,
+    Coding, Host, Input, Offered, Route, Selector, SentChunks, comparison,
     stall::StallWatch,
-    transfer::{SendCounters, Sends, Sent, SentVersion},
+    transfer::{Content, Counters, Sent, Transfer},
 };
-use crate::{Counted, LaneError};
+use crate::{LaneError, egress::Egress, in_use::Used};
 use std::{convert::Infallible, pin::Pin, sync::Arc};
 use tensor_relay_protocol::{
     AbortReason, Announce, Announcement, Claim, CodecChoice, CodecId, EndReason, Ended, ProtocolViolation,
@@ -43,15 +43,15 @@ struct Work<V> {
     current: Option<Current<V>>,
 }
 
-/// The transfer of the version under way.
+/// The version under way.
 struct Current<V> {
     version: Arc<V>,
-    sends: Sends,
+    transfer: Transfer,
     stall: StallWatch,
     /// When it is aborted, because it left retention; `None` once that was reported.
     abort_at: Option<watch::Receiver<Option<Instant>>>,
     span: Span,
-    _counted: Counted,
+    _counted: Used,
 }
 
 /// What the work reports.
@@ -103,7 +103,7 @@ impl<H: Host> Delivery<H> {
         self.host.handle_ended(ended);
         if let Some(Ended::ByServer(reason)) = ended {
             let subscription = self.route.subscription;
-            let _ = self.route.send(ServerMessage::End { subscription, reason }).await;
+            let _ = self.route.lanes.send(ServerMessage::End { subscription, reason }).await;
         }
         result
     }
@@ -133,7 +133,10 @@ impl<H: Host> Delivery<H> {
     async fn execute_actions(&mut self, work: &mut Work<H::Version>) -> Result<(), Stop> {
         let sends_max = self.egress.chunks_in_flight * self.route.lanes.len().max(1);
         loop {
-            let has_room = work.current.as_ref().is_some_and(|current| current.sends.has_room(sends_max));
+            let has_room = work
+                .current
+                .as_ref()
+                .is_some_and(|current| current.transfer.has_room(sends_max));
             let lane = has_room.then(|| self.route.lanes.least_loaded()).flatten();
             let Some(action) = self.machine.poll(self.host.topic(), lane) else { return Ok(()) };
             self.execute(action, work).await?;
@@ -156,13 +159,15 @@ impl<H: Host> Delivery<H> {
                 self.announce(&Announcement { version, skipped, afresh, is_ahead, lost_place: None })
                     .await?;
             }
-            SenderAction::Send(send) => work.sends(|sends| sends.begin(send)),
-            SenderAction::SendAgain(send, at) => work.sends(|sends| sends.begin_again(send, at.into())),
+            SenderAction::Send(send) => work.transfer(|transfer| transfer.begin(send)),
+            SenderAction::SendAgain(send, at) => {
+                work.transfer(|transfer| transfer.begin_again(send, at.into()))
+            }
             SenderAction::Abort(version, reason) => {
-                work.sends(Sends::give_up);
+                work.transfer(Transfer::give_up);
                 let (subscription, (epoch, version)) = (self.route.subscription, version.key());
                 let abort = ServerMessage::Abort { subscription, epoch, version, reason };
-                self.route.send(abort).await?;
+                self.route.lanes.send(abort).await?;
             }
             SenderAction::Committed { version, kept } => {
                 let _span = work.end_current();
@@ -222,20 +227,20 @@ impl<H: Host> Delivery<H> {
         let selection = self.selector.selection(version.payload().manifest()).await;
         self.machine.handle_selected(Arc::clone(&selection));
         let stall = StallWatch::new(self.egress.stall_timeout);
-        let counters = SendCounters {
+        let counters = Counters {
             egress: Arc::clone(&self.egress),
             sent: Arc::clone(&self.sent),
             progress: stall.progress().clone(),
         };
         let coding = Coding { choice: self.codec_choice(), ..self.coding.clone() };
-        let content = SentVersion { version: Arc::clone(&version) as Arc<dyn Offered>, selection, base };
+        let content = Content { version: Arc::clone(&version) as Arc<dyn Offered>, selection, base };
         let subscription = self.route.subscription;
         Ok(Current {
-            sends: Sends::new(self.route.clone(), coding, content, counters),
+            transfer: Transfer::new(self.route.clone(), coding, content, counters),
             stall,
             abort_at: Some(version.abort_at()),
             span: tracing::debug_span!("transfer", %subscription, version = %version.id()),
-            _counted: self.egress.transfers.count(),
+            _counted: self.egress.transfers.add(1),
             version,
         })
     }
@@ -253,7 +258,7 @@ impl<H: Host> Delivery<H> {
             part: None,
             lost_place: *lost_place,
         };
-        self.route.send(ServerMessage::Announce(announce)).await
+        self.route.lanes.send(ServerMessage::Announce(announce)).await
     }
 
     /// Whether chunks may be sent as deltas: the client can decode them, and no other codec is requested.
@@ -334,9 +339,9 @@ impl<V> Work<V> {
         self.current.take().map(|current| current.span.entered())
     }
 
-    fn sends(&mut self, change: impl FnOnce(&mut Sends)) {
+    fn transfer(&mut self, change: impl FnOnce(&mut Transfer)) {
         if let Some(current) = &mut self.current {
-            change(&mut current.sends);
+            change(&mut current.transfer);
         }
     }
 
@@ -368,7 +373,7 @@ async fn compared(comparing: &mut Option<Comparing>) -> bool {
 async fn transferred<V>(current: &mut Option<Current<V>>) -> Event {
     let Some(current) = current else { return std::future::pending().await };
     tokio::select! {
-        Some(sent) = current.sends.next().instrument(current.span.clone()) => Event::Sent(sent),
+        Some(sent) = current.transfer.next().instrument(current.span.clone()) => Event::Sent(sent),
         () = passed(&mut current.abort_at) => {
             current.abort_at = None;
             Event::AbortDue

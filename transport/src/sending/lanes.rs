@@ -10,7 +10,7 @@ mod silence;
 pub use set::JoinRefused;
 pub use silence::Silence;
 
-use crate::{Lane, LaneError, control};
+use crate::{InUse, Lane, LaneError, control, in_use::Used};
 use set::{LANE_NUMBERS_MAX, LaneSet, Retirement};
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -41,7 +41,7 @@ pub struct LiveLane {
     /// Its connection.
     pub lane: Lane,
     /// Bytes of chunks that are being written to this lane.
-    bytes: AtomicU64,
+    bytes: InUse,
     /// The session-wide number of its last chunk, from 1.
     last_chunk: AtomicU64,
     retired: watch::Sender<bool>,
@@ -51,7 +51,7 @@ pub struct LiveLane {
 #[derive(Debug)]
 pub(crate) struct LaneLoad {
     lane: Arc<LiveLane>,
-    bytes: u64,
+    _bytes: Used,
 }
 
 impl Lanes {
@@ -98,7 +98,15 @@ impl Lanes {
             lane.retired.send_replace(true);
         }
         // Queued after the lane left the set: no chunk starts on it after `Retired`.
-        self.sender.send(ServerMessage::Retired(id)).await
+        self.send(ServerMessage::Retired(id)).await
+    }
+
+    /// Sends a message on the control stream.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the session has ended.
+    pub(crate) async fn send(&self, message: ServerMessage) -> Result<(), LaneError> {
+        self.sender.send(message).await
     }
 
     /// Retires every lane when the session ends, and admits no more.
@@ -168,14 +176,14 @@ impl LiveLane {
     fn new(lane: Lane) -> Arc<Self> {
         Arc::new(Self {
             lane,
-            bytes: AtomicU64::new(0),
+            bytes: InUse::default(),
             last_chunk: AtomicU64::new(0),
             retired: watch::Sender::new(false),
         })
     }
 
     fn load_key(&self) -> LaneLoadKey {
-        (self.bytes.load(Ordering::Relaxed), self.last_chunk.load(Ordering::Relaxed))
+        (self.bytes.get(), self.last_chunk.load(Ordering::Relaxed))
     }
 
     /// Waits until the lane is retired or its session has ended. Cancel safe.
@@ -187,18 +195,11 @@ impl LiveLane {
 
 impl LaneLoad {
     fn new(lane: &Arc<LiveLane>, bytes: u64) -> Self {
-        lane.bytes.fetch_add(bytes, Ordering::Relaxed);
-        Self { lane: Arc::clone(lane), bytes }
+        Self { lane: Arc::clone(lane), _bytes: lane.bytes.add(bytes) }
     }
 
     pub(crate) fn lane(&self) -> &LiveLane {
         &self.lane
-    }
-}
-
-impl Drop for LaneLoad {
-    fn drop(&mut self) {
-        self.lane.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 

@@ -1,12 +1,10 @@
-//! [`Sends`]: the sends of one version to one subscription: its manifest, its chunks (a few at a time) and `Complete`.
+//! [`Transfer`]: the sends of one version to one subscription: its manifest, its chunks (a few at a time) and `Complete`.
 
-use super::{
-    DeltaBase, EffortMeter, Egress, Lanes, Offered, SentChunks, egress::ChunkCopy, lanes::LaneLoad,
-    stall::Progress,
-};
+use super::{DeltaBase, EffortMeter, Lanes, Offered, SentChunks, lanes::LaneLoad, stall::ProgressCounter};
 use crate::{
-    Lane, LaneError, Stage, control,
-    egress::{self, CodecRequest, Encoded, Encoder, Payload},
+    Lane, Stage,
+    egress::{self, CodecRequest, Egress, Encoded, Encoder, Payload},
+    in_use::Used,
 };
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use std::{pin::Pin, sync::Arc};
@@ -18,15 +16,13 @@ use tensor_relay_protocol::{
 use tokio::time::Instant;
 use tracing::Instrument;
 
-/// The way to one subscription: the lanes of its session, and the control stream.
+/// The way to one subscription.
 #[derive(Debug, Clone)]
 pub struct Route {
     /// Its id.
     pub subscription: SubscriptionId,
     /// The lanes of its session.
     pub lanes: Arc<Lanes>,
-    /// The control stream of its session.
-    pub control: control::Sender<ServerMessage>,
 }
 
 /// How the chunks for one subscription are encoded.
@@ -42,7 +38,7 @@ pub struct Coding {
 
 /// The version that is sent.
 #[derive(Debug)]
-pub(crate) struct SentVersion {
+pub(crate) struct Content {
     pub(crate) version: Arc<dyn Offered>,
     pub(crate) selection: Arc<Selection>,
     /// The client's base, if chunks may be encoded against it.
@@ -51,11 +47,11 @@ pub(crate) struct SentVersion {
 
 /// Where sends are counted.
 #[derive(Debug, Clone)]
-pub(crate) struct SendCounters {
+pub(crate) struct Counters {
     pub(crate) egress: Arc<Egress>,
     /// Those of the subscription.
     pub(crate) sent: Arc<SentChunks>,
-    pub(crate) progress: Progress,
+    pub(crate) progress: ProgressCounter,
 }
 
 /// Sends one version: its chunks, each read, encoded and written on one lane, its manifest and `Complete`. Sends run
@@ -65,7 +61,7 @@ pub(crate) struct SendCounters {
 ///
 /// If a lane is lost or retired before its chunk is written, the chunk is lost, and the client requests it again.
 #[derive(Debug)]
-pub(crate) struct Sends {
+pub(crate) struct Transfer {
     context: Arc<Context>,
     running: FuturesUnordered<Pin<Box<dyn Future<Output = Sent> + Send>>>,
 }
@@ -75,8 +71,8 @@ pub(crate) struct Sends {
 struct Context {
     route: Route,
     coding: Coding,
-    content: SentVersion,
-    counters: SendCounters,
+    content: Content,
+    counters: Counters,
     /// Whether its chunks are copied to be sent: they do not lie in memory in one piece.
     is_copied: bool,
 }
@@ -91,8 +87,8 @@ pub(crate) struct Unread {
     pub(crate) error: Arc<SourceError>,
 }
 
-impl Sends {
-    pub(crate) fn new(route: Route, coding: Coding, content: SentVersion, counters: SendCounters) -> Self {
+impl Transfer {
+    pub(crate) fn new(route: Route, coding: Coding, content: Content, counters: Counters) -> Self {
         coding.effort.handle_version();
         let source = content.version.payload().source();
         let is_in_place = source.slots().is_some() || source.is_in_place(&(0..source.len_bytes()));
@@ -102,7 +98,7 @@ impl Sends {
 
     /// Whether another send may begin: at most `sends_max` at a time, and one while there is no memory for more copies.
     pub(crate) fn has_room(&self, sends_max: usize) -> bool {
-        let has_memory = || !self.context.is_copied || self.context.counters.egress.copies.has_room();
+        let has_memory = || !self.context.is_copied || self.context.counters.egress.has_room_for_copies();
         self.running.len() < sends_max && (self.running.is_empty() || has_memory())
     }
 
@@ -140,7 +136,7 @@ struct Occupied {
     /// The load of its lane; `None` for no chunk, or if the lane is retired.
     load: Option<LaneLoad>,
     /// Its part of the budget for copies.
-    _copy: Option<ChunkCopy>,
+    _copy: Option<Used>,
 }
 
 impl Context {
@@ -150,7 +146,7 @@ impl Context {
         let raw_bytes = self.raw_bytes(chunk);
         Occupied {
             load: self.route.lanes.begin_chunk(lane, raw_bytes),
-            _copy: self.is_copied.then(|| self.counters.egress.copies.count(raw_bytes)),
+            _copy: self.is_copied.then(|| self.counters.egress.count_copy(raw_bytes)),
         }
     }
 
@@ -199,12 +195,12 @@ impl Context {
         chunk: ChunkIndex,
         lane: &Lane,
     ) -> Result<(), Arc<SourceError>> {
-        let (began, encoding) = (Instant::now(), self.counters.sent.begin_encoding());
+        let (began, encoding) = (Instant::now(), self.counters.sent.encoding.add(1));
         let effort = self.coding.effort.effort();
         let encoded = self.encode(chunk, effort).await?;
         drop(encoding);
         self.counters.progress.note(1); // From here on, only the subscriber can delay the send.
-        let _sending = (self.encoder().stages().begin(Stage::Send), self.counters.sent.begin_writing());
+        let _sending = (self.encoder().stages().begin(Stage::Send), self.counters.sent.writing.add(1));
         let (context, target) = (Arc::clone(&self), lane.clone());
         let estimate = self.estimate(chunk, encoded.clone());
         // A lane that fails loses the chunk; a client that stops the stream has aborted the version.
@@ -270,15 +266,15 @@ impl Context {
             let (raw_bytes, wire_bytes) = (self.raw_bytes(chunk), encoded.bytes.len() as u64);
             let is_chosen = self.is_chosen(encoded.codec);
             self.coding.effort.handle_written(encoded, effort, raw_bytes, is_chosen);
-            let SendCounters { egress, sent, .. } = &self.counters;
+            let Counters { egress, sent, .. } = &self.counters;
             egress.tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.worker_time);
-            sent.count(encoded.codec, raw_bytes, wire_bytes, encoded.worker_time);
+            sent.count(encoded, raw_bytes);
             egress.chunk_times.note(began.elapsed());
         }
     }
 
     fn header(&self, chunk: ChunkIndex, encoded: &Encoded) -> ChunkHeader {
-        let SentVersion { version, base, .. } = &self.content;
+        let Content { version, base, .. } = &self.content;
         let (epoch, version) = version.key();
         let base = base.as_ref().filter(|_| encoded.codec.needs_base());
         ChunkHeader {
@@ -305,10 +301,8 @@ impl Context {
         let digest = self.encoder().digest(self.payload(), self.content.selection.chunks()).await?;
         let (subscription, (epoch, version)) = (self.route.subscription, self.content.version.key());
         // Fails only when the session ends.
-        let _ = self
-            .route
-            .send(ServerMessage::Complete { subscription, epoch, version, digest })
-            .await;
+        let complete = ServerMessage::Complete { subscription, epoch, version, digest };
+        let _ = self.route.lanes.send(complete).await;
         Ok(())
     }
 
@@ -318,15 +312,5 @@ impl Context {
 
     fn encoder(&self) -> &Encoder {
         &self.counters.egress.encoder
-    }
-}
-
-impl Route {
-    /// Sends a message.
-    ///
-    /// # Errors
-    /// [`LaneError`] when the session ends.
-    pub(crate) async fn send(&self, message: ServerMessage) -> Result<(), LaneError> {
-        self.control.send(message).await
     }
 }

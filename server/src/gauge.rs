@@ -5,27 +5,25 @@ use tokio::sync::watch;
 
 /// A gauge of live objects. Clones share one count.
 #[derive(Debug, Clone, Default)]
-pub struct Gauge(Arc<watch::Sender<u64>>);
+pub(crate) struct Gauge(Arc<watch::Sender<u64>>);
 
 /// One unit of a [`Gauge`], until it is dropped.
 #[derive(Debug)]
 #[must_use = "it is counted until this is dropped"]
-pub struct Counted(Arc<watch::Sender<u64>>);
+pub(crate) struct Counted(Arc<watch::Sender<u64>>);
 
 impl Gauge {
-    /// The count.
-    pub fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         *self.0.borrow()
     }
 
-    /// Counts one more.
-    pub fn count(&self) -> Counted {
+    pub(crate) fn count(&self) -> Counted {
         self.0.send_modify(|count| *count += 1);
         Counted(Arc::clone(&self.0))
     }
 
     /// Waits until the count is zero. Cancel safe.
-    pub async fn wait_for_zero(&self) {
+    pub(crate) async fn wait_for_zero(&self) {
         // The sender is borrowed, so it cannot be gone.
         let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
     }
