@@ -7,6 +7,7 @@ use crate::{
 };
 use std::sync::{Arc, Mutex, PoisonError};
 use tensor_relay_protocol::Version;
+use tensor_relay_transport::sending::{DeltaBase, Offered};
 
 /// The base of one subscription (PROTOCOL.md §6.9).
 #[derive(Debug, Default)]
@@ -17,26 +18,28 @@ pub(crate) struct ClientBase {
     next: Option<Hold>,
 }
 
-/// A version that chunks may be encoded against. It may be released at any time.
-#[derive(Debug, Clone)]
-pub(crate) struct DeltaBase {
-    pub(crate) version: Version,
+/// The base of a version's chunks.
+#[derive(Debug)]
+struct BaseOfVersion {
+    version: Version,
     base: WeakBase,
     delta_trial: Arc<Mutex<DeltaTrial>>,
 }
 
-impl DeltaBase {
-    /// Records that a chunk of `bytes` was compared with it, and whether it is sent as a delta.
-    pub(crate) fn note(&self, bytes: u64, is_delta: bool) {
+impl DeltaBase for BaseOfVersion {
+    fn version(&self) -> Version {
+        self.version
+    }
+
+    fn note(&self, bytes: u64, is_delta: bool) {
         self.delta_trial
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .note(bytes, is_delta);
     }
 
-    /// The version, while it may be read ([`WeakBase::upgrade`]).
-    pub(crate) fn upgrade(&self) -> Option<Arc<Retained>> {
-        self.base.upgrade()
+    fn upgrade(&self) -> Option<Arc<dyn Offered>> {
+        Some(self.base.upgrade()?)
     }
 }
 
@@ -52,7 +55,11 @@ impl ClientBase {
     }
 
     /// Starts a version; returns the base for its chunks.
-    pub(crate) fn begin(&mut self, topic: &TopicState, retained: &Arc<Retained>) -> Option<DeltaBase> {
+    pub(crate) fn begin(
+        &mut self,
+        topic: &TopicState,
+        retained: &Arc<Retained>,
+    ) -> Option<Box<dyn DeltaBase>> {
         self.next = retained.base.may_be.then(|| topic.hold(retained));
         let base = self.base.as_ref()?;
         let (epoch, version) = base.version_key();
@@ -60,11 +67,11 @@ impl ClientBase {
         let is_usable = epoch == retained.id.epoch
             && version < retained.id.version
             && base.retained().is_some_and(|base| digest(&base) == digest(retained));
-        is_usable.then(|| DeltaBase {
-            version,
-            base: base.weak(),
-            delta_trial: Arc::clone(topic.delta_trial()),
-        })
+        if !is_usable {
+            return None;
+        }
+        let delta_trial = Arc::clone(topic.delta_trial());
+        Some(Box::new(BaseOfVersion { version, base: base.weak(), delta_trial }))
     }
 
     /// Handles the client's `Committed` of the current version; `kept` is whether the client keeps a copy.

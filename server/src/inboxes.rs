@@ -3,18 +3,8 @@
 use crate::shares::Eviction;
 use std::{collections::HashMap, sync::Arc};
 use tensor_relay_protocol::{EndReason, ProtocolViolation, RangeSet, SubscriptionId, SubscriptionMessage};
+use tensor_relay_transport::sending::Input;
 use tokio::sync::{Notify, mpsc};
-
-/// An input of a subscription.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Input {
-    /// A message of the client.
-    Message(SubscriptionMessage),
-    /// The server ends the subscription.
-    End(EndReason),
-    /// The session has ended; the client may reconnect.
-    SessionEnded,
-}
 
 /// The message queue of one subscription. The bound is small because subscriptions read their inboxes promptly; a
 /// client that sends faster is slowed by flow control on its own control stream.

@@ -1,16 +1,24 @@
 //! [`Joinable`]: the sessions that lanes can join.
 
-use crate::lanes::Lanes;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use tensor_relay_protocol::{LaneGrant, LaneOffer};
+use tensor_relay_transport::sending::Lanes;
 
 /// The sessions of a server that lanes can join, by their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Joinable {
-    sessions: Mutex<HashMap<u64, (LaneGrant, Arc<Lanes>)>>,
+    sessions: Mutex<HashMap<u64, (LaneGrant, SharedLanes)>>,
+}
+
+/// The lanes of a session.
+#[derive(Debug, Clone)]
+pub(crate) struct SharedLanes {
+    pub(crate) lanes: Arc<Lanes>,
+    /// The holder whose share of the server the session and its lanes take.
+    pub(crate) holder: Arc<str>,
 }
 
 /// A session that lanes can join until this is dropped, which ends its lanes.
@@ -27,24 +35,24 @@ impl Joinable {
     pub(crate) fn register(
         self: &Arc<Self>,
         session: u64,
-        lanes: &Arc<Lanes>,
+        lanes: SharedLanes,
         lanes_max: u32,
     ) -> (JoinableSession, Option<LaneOffer>) {
         let offer = (lanes_max > 1).then(|| LaneOffer { lanes_max, grant: LaneGrant::new(rand::random()) });
         if let Some(LaneOffer { grant, .. }) = offer {
-            self.sessions().insert(session, (grant, Arc::clone(lanes)));
+            self.sessions().insert(session, (grant, lanes.clone()));
         }
-        (JoinableSession { joinable: Arc::clone(self), session, lanes: Arc::clone(lanes) }, offer)
+        (JoinableSession { joinable: Arc::clone(self), session, lanes: lanes.lanes }, offer)
     }
 
     /// The lanes of `session`, for a client with its grant.
-    pub(crate) fn find(&self, session: u64, grant: &LaneGrant) -> Option<Arc<Lanes>> {
+    pub(crate) fn find(&self, session: u64, grant: &LaneGrant) -> Option<SharedLanes> {
         let sessions = self.sessions();
         let (expected, lanes) = sessions.get(&session)?;
-        (expected == grant).then(|| Arc::clone(lanes))
+        (expected == grant).then(|| lanes.clone())
     }
 
-    fn sessions(&self) -> MutexGuard<'_, HashMap<u64, (LaneGrant, Arc<Lanes>)>> {
+    fn sessions(&self) -> MutexGuard<'_, HashMap<u64, (LaneGrant, SharedLanes)>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

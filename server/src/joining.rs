@@ -2,7 +2,7 @@
 
 use crate::{
     failures::FailedAt,
-    lanes::{JoinRefused, Lanes, LiveLane, Silence},
+    joinable::SharedLanes,
     logins::Login,
     refusals::Reason,
     shared::{ConnectionMemory, Shared},
@@ -14,6 +14,7 @@ use tensor_relay_protocol::{ClientMessage, CloseCode, InstanceId, LaneGrant, Lan
 use tensor_relay_transport::{
     Lane, LaneError,
     control::{self, ControlError},
+    sending::{JoinRefused, Lanes, LiveLane, Silence},
 };
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -154,12 +155,13 @@ async fn admit(
     if join.instance != shared.instance {
         return Err(LaneEnd::WrongInstance(join.instance));
     }
-    let lanes = shared.joinable.find(join.session, &join.grant).ok_or(LaneEnd::NoSuchSession)?;
+    let found = shared.joinable.find(join.session, &join.grant);
+    let SharedLanes { lanes, holder } = found.ok_or(LaneEnd::NoSuchSession)?;
     let max = shared.config.lanes_max as usize;
     lanes.check_join(join.lane, max)?;
-    let reserved = shared.places.reserve(lanes.holder(), lane.kind()).await;
+    let reserved = shared.places.reserve(Arc::clone(&holder), lane.kind()).await;
     let (memory, memory_eviction) = reserved.map_err(LaneEnd::NoMemory)?;
-    let (place, eviction) = shared.places.lanes.enter_fairly(lanes.holder()).ok_or(LaneEnd::TooMany)?;
+    let (place, eviction) = shared.places.lanes.enter_fairly(holder).ok_or(LaneEnd::TooMany)?;
     let lane = lane.clone().spread(&shared.lane_threads);
     sender.send(ServerMessage::Joined).await?;
     let live = lanes.join(join.lane, lane, max)?;

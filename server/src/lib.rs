@@ -42,8 +42,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`Config`] bounds the cost of a session. The modules `session` and `subscription` serve each client from the topics
-//! in `catalogue`.
+//! [`Config`] bounds the cost of a session. The modules `session` and `subscription_host` serve each client from the
+//! topics in `catalogue`.
 
 #![forbid(unsafe_code)]
 
@@ -54,13 +54,11 @@ mod bases;
 mod borrowed;
 mod bounds;
 mod catalogue;
-mod chunk_times;
 mod client_base;
-mod comparison;
 mod config;
 mod consumers;
+mod counters;
 mod device;
-mod effort;
 mod failures;
 mod files;
 mod folder_lock;
@@ -69,7 +67,6 @@ mod handshakes;
 mod inboxes;
 mod joinable;
 mod joining;
-mod lanes;
 mod lend;
 mod loads;
 mod logins;
@@ -81,20 +78,16 @@ mod publisher;
 mod refusals;
 mod retained;
 mod retention;
-mod selector;
-mod sending;
-mod sends;
 mod server;
 mod session;
 mod shared;
 mod shares;
 pub mod sidecar;
 mod staged;
-mod stall;
 mod status;
 mod status_reader;
 mod subscribers;
-mod subscription;
+mod subscription_host;
 mod topic;
 mod traffic;
 mod watching;
@@ -107,7 +100,6 @@ pub use address::{AddressError, Advertised, reachable};
 pub use bases::BaseStats;
 pub use borrowed::Borrowed;
 pub use bounds::{Amount, Bound, ContainerTooSmall};
-pub use chunk_times::ChunkTimeStats;
 pub use config::Config;
 pub use device::DeviceError;
 pub use failures::{FailedAt, FailureCount};
@@ -133,8 +125,8 @@ pub use tensor_relay_protocol::{
 };
 pub use tensor_relay_transport::egress::READ_TIMEOUT;
 pub use tensor_relay_transport::{
-    BindError, CodecCount, CodecStats, Exposure, Fingerprint, Identity, IdentityError, LaneKind, LaneStats,
-    Listener, Stage, StageStats, Transport, Tuning, egress::EncoderStats,
+    BindError, ChunkTimeStats, CodecCount, CodecStats, Exposure, Fingerprint, Identity, IdentityError,
+    LaneKind, LaneStats, Listener, Stage, StageStats, Transport, Tuning, egress::EncoderStats,
 };
 pub use topic::{TopicOptions, WhenFull};
 pub use traffic::TrafficStats;

@@ -4,9 +4,9 @@ use crate::{
     Publishable, TopicOptions, WhenFull,
     catalogue::Catalogue,
     consumers::Consumers,
+    counters::Counters,
     loads::Loads,
     retained::Retained,
-    sending::Counters,
     topic::{PublishBlockers, Pushed, TopicState},
 };
 use std::{

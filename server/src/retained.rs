@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 use tensor_relay_device::{Charge, SourceError};
-use tensor_relay_protocol::{Epoch, ManifestDigest, Metadata, Published, Version, VersionId};
-use tensor_relay_transport::egress::Payload;
+use tensor_relay_protocol::{Epoch, ManifestDigest, Metadata, Published, Version, VersionDigest, VersionId};
+use tensor_relay_transport::{egress::Payload, sending::Offered};
 use tokio::{sync::watch, time::Instant};
 
 /// One published version, kept in memory while it is in use.
@@ -55,14 +55,6 @@ impl Retained {
         self.abort_at.borrow().is_some()
     }
 
-    /// Waits until it leaves retention; never returns if it has left already. Cancel safe.
-    pub(crate) async fn left_retention(&self) {
-        let mut abort_at = self.abort_at.subscribe();
-        if abort_at.borrow_and_update().is_some() || abort_at.changed().await.is_err() {
-            std::future::pending().await
-        }
-    }
-
     /// Starts the deadline of the transfers in progress.
     pub(crate) fn leave_retention(&self) {
         self.abort_at.send_replace(Some(Instant::now() + self.release_timeout));
@@ -76,5 +68,27 @@ impl Published for Retained {
 
     fn manifest_digest(&self) -> ManifestDigest {
         self.payload.manifest().digest()
+    }
+}
+
+impl Offered for Retained {
+    fn payload(&self) -> &Payload {
+        &self.payload
+    }
+
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    fn may_be_base(&self) -> bool {
+        self.base.may_be
+    }
+
+    fn note_digest(&self, digest: VersionDigest) {
+        self.loads.note_sent(digest);
+    }
+
+    fn abort_at(&self) -> watch::Receiver<Option<Instant>> {
+        self.abort_at.subscribe()
     }
 }

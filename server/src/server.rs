@@ -182,19 +182,19 @@ impl Drop for Server {
 
 /// The counters of a server that stages versions in `memory`.
 pub(crate) fn stats(shared: &Shared, memory: &HostMemory) -> ServerStats {
-    let (counters, staged) = (&shared.sending.counters, memory.stats());
+    let (counters, staged) = (&shared.counters, memory.stats());
     ServerStats {
         sessions: shared.sessions.get(),
-        transfers: shared.sending.transfers.get(),
+        transfers: shared.egress.transfers.get(),
         committed: counters.committed.load(Ordering::Relaxed),
         evicted: counters.evicted.load(Ordering::Relaxed),
         staged_bytes: staged.in_use_bytes,
         reusable_bytes: staged.cached_bytes,
         bases: shared.catalogue.bases().stats(),
         traffic: shared.traffic.stats(),
-        codecs: shared.sending.tally.stats(),
-        encoder: shared.sending.encoder.stats(),
-        stages: shared.sending.encoder.stages().stats(),
+        codecs: shared.egress.tally.stats(),
+        encoder: shared.egress.encoder.stats(),
+        stages: shared.egress.encoder.stages().stats(),
     }
 }
 
@@ -209,7 +209,7 @@ pub(crate) fn open_publisher(
         return Err(TopicTaken { topic });
     };
     let epoch = epoch.unwrap_or_else(|| Epoch(rand::random()));
-    let (catalogue, counters) = (Arc::clone(&shared.catalogue), Arc::clone(&shared.sending.counters));
+    let (catalogue, counters) = (Arc::clone(&shared.catalogue), Arc::clone(&shared.counters));
     Ok(Publisher::new(state, catalogue, counters, options, epoch))
 }
 

@@ -9,19 +9,17 @@ use crate::{
     gauge::{Counted, Gauge},
     handshakes::pace,
     inboxes::Inboxes,
+    joinable::SharedLanes,
     joining::{self, Join},
-    lanes::Lanes,
     loads::{LoadReporters, Report},
     logins::Login,
     offer::Offer,
     probing::Probing,
     refusals::Reason,
-    selector::Selector,
-    sends::{Coding, Route},
     shared::{ConnectionMemory, Shared},
     shares::{Eviction, Place},
     subscribers::SubscriberInfo,
-    subscription::Subscription,
+    subscription_host::SubscriptionHost,
     watching,
 };
 use error::SessionError;
@@ -34,6 +32,7 @@ use tensor_relay_protocol::{
 use tensor_relay_transport::{
     Lane,
     control::{self, ControlError},
+    sending::{Coding, Delivery, Lanes, Route, Selector},
 };
 use tokio::{
     sync::watch,
@@ -211,8 +210,9 @@ async fn welcome_and_run(
     shared: &Arc<Shared>,
 ) -> Result<Infallible, SessionError> {
     let share = negotiated.permit.holder().principal().share(lane.peer().ip());
-    let (session_id, lanes) = (rand::random(), Arc::new(Lanes::new(lane.clone(), sender.clone(), share)));
-    let (_joinable, offer) = shared.joinable.register(session_id, &lanes, shared.config.lanes_max);
+    let lanes = SharedLanes { lanes: Arc::new(Lanes::new(lane.clone(), sender.clone())), holder: share };
+    let session_id = rand::random();
+    let (_joinable, offer) = shared.joinable.register(session_id, lanes.clone(), shared.config.lanes_max);
     let welcome = Welcome {
         revision: negotiated.revision,
         agent: shared.config.agent.clone(),
@@ -225,7 +225,8 @@ async fn welcome_and_run(
     };
     sender.send(ServerMessage::Welcome(welcome)).await?;
     let session = Session {
-        lanes,
+        lanes: lanes.lanes,
+        share: lanes.holder,
         sender: sender.clone(),
         holder: negotiated.permit.holder().clone(),
         codecs: negotiated.codecs,
@@ -255,6 +256,8 @@ fn common_revision(hello: &Hello) -> Result<u32, SessionError> {
 /// The session of an admitted client, with its subscriptions.
 struct Session {
     lanes: Arc<Lanes>,
+    /// The holder whose share of the server it takes.
+    share: Arc<str>,
     sender: control::Sender<ServerMessage>,
     holder: Holder,
     codecs: CodecSet,
@@ -426,7 +429,7 @@ impl Session {
             ClientMessage::Probe { probe, lane, bytes } => {
                 let may_probe = self.holder.principal().may_anywhere(Verb::Subscribe);
                 let bytes = may_probe.then(|| bytes.get());
-                let holder = self.lanes.holder();
+                let holder = Arc::clone(&self.share);
                 self.probing.begin((probe, bytes), self.lanes.get(lane), holder, &self.shared)?;
             }
             ClientMessage::Loaded { subscription, epoch, version, digest } => {
@@ -496,7 +499,7 @@ impl Session {
             self.log_refused(&subscribe.topic);
             return self.refuse(id, EndReason::Forbidden).await;
         }
-        let place = self.shared.places.subscriptions.enter_fairly(self.lanes.holder());
+        let place = self.shared.places.subscriptions.enter_fairly(Arc::clone(&self.share));
         let Some((place, eviction)) = place else {
             self.inboxes.close(id);
             return self.refuse(id, EndReason::TooManySubscriptions).await;
@@ -512,7 +515,7 @@ impl Session {
             mode: subscribe.mode,
             have: subscribe.have.map(|have| have.key()),
         });
-        let (offer, machine) =
+        let (offer, mut machine) =
             Offer::new(follower.topic(), &subscribe, &self.holder.principal().to_string())?;
         let coding = Coding {
             choice: subscribe.codec.map_or(CodecChoice::Auto, CodecChoice::Fixed),
@@ -521,22 +524,34 @@ impl Session {
         };
         let consumer = ConsumerId::of(&self.holder.principal(), subscribe.consumer);
         self.loaders.insert(id, follower.topic(), consumer.clone());
-        let subscription = Subscription {
+        let mut draining = self.shared.draining.subscribe();
+        if *draining.borrow_and_update() {
+            machine.handle_draining();
+        }
+        let delivery = Delivery {
             machine,
-            offer,
-            follower,
-            inbox,
-            route: Route { subscription: id, lanes: Arc::clone(&self.lanes), control: self.sender.clone() },
+            sent: Arc::clone(entry.sent()),
+            host: SubscriptionHost {
+                subscription: id,
+                offer,
+                follower,
+                inbox,
+                draining,
+                codec: self.shared.config.codec,
+                consumer,
+                entry,
+                counters: Arc::clone(&self.shared.counters),
+                failures: Arc::clone(&self.shared.failures),
+            },
+            route: Route { subscription: id, lanes: Arc::clone(&self.lanes) },
             coding,
             selector: Selector::new(&subscribe, self.shared.config.workers),
-            consumer,
-            entry,
-            sending: Arc::clone(&self.shared.sending),
+            egress: Arc::clone(&self.shared.egress),
         };
         tracing::debug!(subscription = %id, topic = subscribe.topic.as_str(), "A client subscribed.");
         let unfinished = [self.shared.unfinished.count(), self.unfinished.count()];
         let run = async move {
-            let ended = subscription.run(unfinished).await;
+            let ended = delivery.run(unfinished).await;
             drop(place);
             (id, ended)
         };

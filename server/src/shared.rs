@@ -3,14 +3,13 @@
 use crate::{
     Access, Config,
     catalogue::Catalogue,
-    effort::EffortMeters,
+    counters::Counters,
     failures::Failures,
     gauge::Gauge,
     handshakes::Handshakes,
     joinable::Joinable,
     logins::Logins,
     refusals::Refusals,
-    sending::Sending,
     shares::{Eviction, Place, Shares},
     subscribers::Subscribers,
     traffic::Traffic,
@@ -18,7 +17,11 @@ use crate::{
 use std::sync::Arc;
 use tensor_relay_device::{AllocError, Reservation};
 use tensor_relay_protocol::InstanceId;
-use tensor_relay_transport::{LaneKind, LaneThreads, egress::Encoder};
+use tensor_relay_transport::{
+    LaneKind, LaneThreads,
+    egress::{Egress, Encoder},
+    sending::EffortMeters,
+};
 use tokio::sync::watch;
 
 /// The state shared by all sessions of a server.
@@ -30,7 +33,8 @@ pub(crate) struct Shared {
     /// The id of this server process, made at its start.
     pub(crate) instance: InstanceId,
     pub(crate) catalogue: Arc<Catalogue>,
-    pub(crate) sending: Arc<Sending>,
+    pub(crate) egress: Arc<Egress>,
+    pub(crate) counters: Arc<Counters>,
     /// The choice of encoding efforts, for each client address and kind of lane.
     pub(crate) effort_meters: EffortMeters,
     pub(crate) traffic: Traffic,
@@ -109,7 +113,8 @@ pub(crate) struct ConnectionMemory {
 
 impl Shared {
     pub(crate) fn new(config: Config, access: Access, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
-        let (failures, draining) = (Arc::<Failures>::default(), watch::Sender::new(false));
+        let egress =
+            Egress::new(encoder, config.encoded_bytes, config.chunks_in_flight, config.stall_timeout);
         Self {
             lane_threads: LaneThreads::new(config.lane_threads),
             handshakes: Handshakes::default(),
@@ -117,18 +122,19 @@ impl Shared {
             effort_meters: EffortMeters::new(config.workers),
             joinable: Arc::default(),
             places: PlacesForPrincipals::new(&config),
-            sending: Arc::new(Sending::new(&config, encoder, Arc::clone(&failures), draining.subscribe())),
+            egress: Arc::new(egress),
+            counters: Arc::default(),
             instance: InstanceId(rand::random()),
             config,
             access,
             catalogue,
             traffic: Traffic::default(),
             subscribers: Arc::default(),
-            failures,
+            failures: Arc::default(),
             sessions: Gauge::default(),
             unfinished: Gauge::default(),
             refusals: Refusals::default(),
-            draining,
+            draining: watch::Sender::new(false),
             ending: watch::Sender::new(false),
         }
     }

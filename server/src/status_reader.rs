@@ -46,7 +46,7 @@ impl StatusReader {
             traffic: shared.traffic.by_kind(),
             published: shared.catalogue.published(),
             failures: shared.failures.counts(),
-            chunk_times: shared.sending.chunk_times.stats(),
+            chunk_times: shared.egress.chunk_times.stats(),
         })
     }
 

@@ -11,11 +11,11 @@ use std::{
     ops::Deref,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 use tensor_relay_protocol::{Epoch, Mode, Version, VersionId};
-use tensor_relay_transport::{LaneKind, Tally};
+use tensor_relay_transport::{LaneKind, sending::SentChunks};
 use tokio::time::Instant;
 
 /// All open subscriptions, bounded by the limits of sessions.
@@ -44,8 +44,8 @@ pub(crate) struct SubscriberInfo {
     pub(crate) have: Option<(Epoch, Version)>,
 }
 
-/// The status of one subscription. Sends change the counters of bytes and chunks; the other fields change only when a
-/// version begins or ends.
+/// The status of one subscription. Sends change the counters of chunks; the other fields change only when a version
+/// begins or ends.
 #[derive(Debug)]
 pub(crate) struct SubscriberProgress {
     info: SubscriberInfo,
@@ -53,11 +53,7 @@ pub(crate) struct SubscriberProgress {
     state: Mutex<TransferState>,
     committed: AtomicU64,
     skipped: AtomicU64,
-    sent_payload_bytes: AtomicU64,
-    sent_wire_bytes: AtomicU64,
-    /// The numbers of its chunks being read and encoded, and being written.
-    encoding: AtomicU32,
-    writing: AtomicU32,
+    sent: Arc<SentChunks>,
 }
 
 #[derive(Debug, Default)]
@@ -75,11 +71,6 @@ struct StartedTransfer {
     /// The payload bytes sent to the subscription before this transfer.
     sent_before_bytes: u64,
 }
-
-/// A chunk at one stage, until this is dropped.
-#[derive(Debug)]
-#[must_use = "the stage ends when this is dropped"]
-pub(crate) struct StageGuard<'a>(&'a AtomicU32);
 
 impl Subscribers {
     /// Adds a subscription.
@@ -104,13 +95,6 @@ impl Subscribers {
     }
 }
 
-impl SubscriberEntry {
-    /// A reference for its sends, which may outlive the entry.
-    pub(crate) fn progress(&self) -> Arc<SubscriberProgress> {
-        Arc::clone(&self.progress)
-    }
-}
-
 impl Deref for SubscriberEntry {
     type Target = SubscriberProgress;
 
@@ -130,20 +114,17 @@ impl SubscriberProgress {
     fn new(info: SubscriberInfo) -> Self {
         Self {
             state: Mutex::new(TransferState { held: info.have, transfer: None }),
+            sent: Arc::new(SentChunks::new(Arc::clone(info.topic.tally()))),
             info,
             began: Instant::now(),
             committed: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
-            sent_payload_bytes: AtomicU64::new(0),
-            sent_wire_bytes: AtomicU64::new(0),
-            encoding: AtomicU32::new(0),
-            writing: AtomicU32::new(0),
         }
     }
 
-    /// The counters of its topic.
-    pub(crate) fn tally(&self) -> &Tally {
-        self.info.topic.tally()
+    /// The counters of its chunks.
+    pub(crate) fn sent(&self) -> &Arc<SentChunks> {
+        &self.sent
     }
 
     /// Records the start of a version.
@@ -153,7 +134,7 @@ impl SubscriberProgress {
             version: retained.id.clone(),
             payload_bytes: retained.payload.manifest().payload_bytes(),
             started: Instant::now(),
-            sent_before_bytes: self.sent_payload_bytes.load(Ordering::Relaxed),
+            sent_before_bytes: self.sent.payload_bytes(),
         });
     }
 
@@ -169,24 +150,8 @@ impl SubscriberProgress {
         self.state().transfer = None;
     }
 
-    /// Records that a chunk is being read and encoded.
-    pub(crate) fn begin_encoding(&self) -> StageGuard<'_> {
-        StageGuard::new(&self.encoding)
-    }
-
-    /// Records that a chunk is being written.
-    pub(crate) fn begin_writing(&self) -> StageGuard<'_> {
-        StageGuard::new(&self.writing)
-    }
-
-    /// Records that a chunk was written.
-    pub(crate) fn note_sent(&self, payload_bytes: u64, wire_bytes: u64) {
-        self.sent_payload_bytes.fetch_add(payload_bytes, Ordering::Relaxed);
-        self.sent_wire_bytes.fetch_add(wire_bytes, Ordering::Relaxed);
-    }
-
     fn status(&self) -> SubscriberStatus {
-        let sent_payload_bytes = self.sent_payload_bytes.load(Ordering::Relaxed);
+        let sent_payload_bytes = self.sent.payload_bytes();
         let (held, transfer) = {
             let state = self.state();
             let transfer = state.transfer.as_ref().map(|started| TransferStatus {
@@ -217,15 +182,13 @@ impl SubscriberProgress {
             committed: self.committed.load(Ordering::Relaxed),
             skipped: self.skipped.load(Ordering::Relaxed),
             sent_payload_bytes,
-            sent_wire_bytes: self.sent_wire_bytes.load(Ordering::Relaxed),
+            sent_wire_bytes: self.sent.wire_bytes(),
         }
     }
 
     /// The current bottleneck: where most of its chunks are.
     fn limit(&self) -> Limit {
-        let (encoding, writing) =
-            (self.encoding.load(Ordering::Relaxed), self.writing.load(Ordering::Relaxed));
-        match (encoding, writing) {
+        match (self.sent.encoding.get(), self.sent.writing.get()) {
             (0, 0) => Limit::Receiver,
             (encoding, writing) if writing >= encoding => Limit::Network,
             _ => Limit::Encoding,
@@ -234,18 +197,5 @@ impl SubscriberProgress {
 
     fn state(&self) -> MutexGuard<'_, TransferState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<'a> StageGuard<'a> {
-    fn new(count: &'a AtomicU32) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
-    }
-}
-
-impl Drop for StageGuard<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

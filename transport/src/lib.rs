@@ -2,18 +2,20 @@
 //!
 //! This crate owns quinn, rustls and tokio's sockets. A [`Listener`] accepts lanes and a [`Connector`] opens them. A
 //! lane has one [control stream](control) and any number of one-way data streams; the [`egress`] writes manifests and
-//! chunks to data streams, the [`ingress`] reads them. [`LaneKind`] identifies a lane's transport.
+//! chunks to data streams, the [`ingress`] reads them; [`sending`] sends the versions of a subscription. [`LaneKind`] identifies a lane's transport.
 //!
 //! [`Tuning`] has the deadlines for connecting, for the exchange of `Hello` and `Welcome`, and for writing control
 //! messages. The progress of a payload transfer is monitored by the session that owns it.
 
 #![forbid(unsafe_code)]
 
+mod chunk_times;
 mod client_certificate;
 mod connector;
 pub mod control;
 pub mod egress;
 mod identity;
+mod in_use;
 pub mod ingress;
 mod kind;
 mod lane;
@@ -21,6 +23,7 @@ mod listener;
 mod network;
 mod probe;
 mod receive_buffer;
+pub mod sending;
 mod stages;
 mod stops;
 mod tally;
@@ -29,9 +32,11 @@ mod tuning;
 mod window;
 mod workers;
 
+pub use chunk_times::{ChunkTimeStats, ChunkTimes};
 pub use client_certificate::{AuthoritiesError, ClientAuthorities, ClientCertificate};
 pub use connector::{ConnectError, Connector};
 pub use identity::{Exposure, Fingerprint, FingerprintError, Identity, IdentityError};
+pub use in_use::InUse;
 pub use kind::{LaneKind, LaneKindReason, Transport, UnknownTransport, Way};
 pub use lane::{DataIn, DataOut, HeaderError, Lane, LaneError, LaneStats};
 pub use listener::{Arrival, BindError, HANDSHAKES_PER_SECOND, Listener};

@@ -44,11 +44,10 @@ pub(crate) struct LaneRegistry(Mutex<BTreeMap<LaneId, Lane>>);
 pub(crate) struct LaneSet {
     registry: Arc<LaneRegistry>,
     live: BTreeMap<LaneId, Lane>,
-    /// The lanes that the server was asked to retire.
-    retiring: RangeSet,
-    /// The lanes that the server has retired.
-    retired: RangeSet,
-    /// The id of the next lane.
+    /// The lanes below `counted_to` that the server has not retired, whether they joined, are joining or have ended.
+    unretired: RangeSet,
+    counted_to: u32,
+    /// The id of the next lane. Ids only rise.
     next_lane: Arc<AtomicU32>,
     /// Accepts the streams of lane 0, within [`next`](Self::next): no task is woken between the lane's driver and the
     /// session.
@@ -123,8 +122,8 @@ impl LaneSet {
         let mut lanes = Self {
             registry: Arc::clone(&target.registry),
             live,
-            retiring: RangeSet::new(),
-            retired: RangeSet::new(),
+            unretired: RangeSet::from_range(0..1),
+            counted_to: 1,
             next_lane: Arc::new(AtomicU32::new(1)),
             acceptor: StreamAcceptor::new(LaneId(0), control.clone()),
             events,
@@ -218,11 +217,10 @@ impl LaneSet {
         self.live.values().for_each(|lane| lane.allow_unread(bytes));
     }
 
-    /// The `Retire` message for a lane that ended at the client; `None` for lane 0, if it was sent, or if the server
-    /// retired the lane.
+    /// The `Retire` message for a lane that ended at the client, as each further lane does once; `None` if the server
+    /// retired it before.
     pub(crate) fn retire(&mut self, lane: LaneId) -> Option<ClientMessage> {
-        let is_new = lane != LaneId(0) && !self.is_retired(lane) && self.retiring.insert(lane.0);
-        is_new.then_some(ClientMessage::Retire(lane))
+        (!self.is_retired(lane)).then_some(ClientMessage::Retire(lane))
     }
 
     /// Handles `Retired`: the server begins no more chunks on the lane, which is closed here.
@@ -230,8 +228,7 @@ impl LaneSet {
     /// # Errors
     /// [`ProtocolViolation`] for an unknown lane, lane 0, or a lane that was retired before.
     pub(crate) fn handle_retired(&mut self, lane: LaneId) -> Result<(), ProtocolViolation> {
-        let was_used = (1..self.next_lane.load(Ordering::Acquire)).contains(&lane.0);
-        if !was_used || !self.retired.insert(lane.0) {
+        if lane == LaneId(0) || !self.unretired().remove(lane.0) {
             return Err(ProtocolViolation::OutOfTurn { found: "Retired", expected: "one for each lane" });
         }
         if let Some(lane) = self.remove(lane) {
@@ -240,9 +237,18 @@ impl LaneSet {
         Ok(())
     }
 
-    /// Whether the server has retired a lane, so that its further data is ignored.
-    pub(crate) fn is_retired(&self, lane: LaneId) -> bool {
-        self.retired.contains(lane.0)
+    /// Whether the server has retired a lane of this connection, so that its further data is ignored.
+    pub(crate) fn is_retired(&mut self, lane: LaneId) -> bool {
+        !self.unretired().contains(lane.0)
+    }
+
+    /// The lanes that the server has not retired, with those that were numbered since the last call.
+    fn unretired(&mut self) -> &mut RangeSet {
+        let next = self.next_lane.load(Ordering::Acquire);
+        for lane in std::mem::replace(&mut self.counted_to, next)..next {
+            self.unretired.insert(lane);
+        }
+        &mut self.unretired
     }
 
     /// Records whether a large version is being received, if anything samples the rate.

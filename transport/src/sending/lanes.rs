@@ -7,16 +7,16 @@
 mod set;
 mod silence;
 
-pub(crate) use set::JoinRefused;
-pub(crate) use silence::Silence;
+pub use set::JoinRefused;
+pub use silence::Silence;
 
+use crate::{InUse, Lane, LaneError, control, in_use::Used};
 use set::{LANE_NUMBERS_MAX, LaneSet, Retirement};
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicU64, Ordering},
 };
 use tensor_relay_protocol::{LaneId, ServerMessage};
-use tensor_relay_transport::{Lane, LaneError, control};
 use tokio::sync::watch;
 
 /// The lane with the control stream.
@@ -24,13 +24,11 @@ const CONTROL: LaneId = LaneId(0);
 
 /// The lanes of a session.
 #[derive(Debug)]
-pub(crate) struct Lanes {
+pub struct Lanes {
     set: Mutex<LaneSet<Arc<LiveLane>>>,
     /// The connection of the control stream.
     control: Lane,
     sender: control::Sender<ServerMessage>,
-    /// The holder whose share of the server the session and its lanes take.
-    holder: Arc<str>,
     /// Notified when a lane joins.
     joined: watch::Sender<()>,
     /// The number of chunks assigned to lanes.
@@ -39,10 +37,11 @@ pub(crate) struct Lanes {
 
 /// A lane that carries chunks, until it is retired.
 #[derive(Debug)]
-pub(crate) struct LiveLane {
-    pub(crate) lane: Lane,
+pub struct LiveLane {
+    /// Its connection.
+    pub lane: Lane,
     /// Bytes of chunks that are being written to this lane.
-    bytes: AtomicU64,
+    bytes: InUse,
     /// The session-wide number of its last chunk, from 1.
     last_chunk: AtomicU64,
     retired: watch::Sender<bool>,
@@ -52,41 +51,35 @@ pub(crate) struct LiveLane {
 #[derive(Debug)]
 pub(crate) struct LaneLoad {
     lane: Arc<LiveLane>,
-    bytes: u64,
+    _bytes: Used,
 }
 
 impl Lanes {
-    /// The lanes of a session of `holder` with the connection `control`, whose messages are sent by `sender`.
-    pub(crate) fn new(control: Lane, sender: control::Sender<ServerMessage>, holder: Arc<str>) -> Self {
+    /// The lanes of a session with the connection `control`, whose messages are sent by `sender`.
+    pub fn new(control: Lane, sender: control::Sender<ServerMessage>) -> Self {
         let mut set = LaneSet::default();
         set.insert(CONTROL, LiveLane::new(control.clone()));
         Self {
             set: Mutex::new(set),
             control,
             sender,
-            holder,
             joined: watch::Sender::new(()),
             chunks: AtomicU64::new(0),
         }
     }
 
     /// The connection of control messages and manifests.
-    pub(crate) fn control(&self) -> &Lane {
+    pub fn control(&self) -> &Lane {
         &self.control
     }
 
-    /// The holder whose share of the server the session takes.
-    pub(crate) fn holder(&self) -> Arc<str> {
-        Arc::clone(&self.holder)
-    }
-
     /// Checks whether a lane may join as `id` in a session of at most `max` lanes.
-    pub(crate) fn check_join(&self, id: LaneId, max: usize) -> Result<(), JoinRefused> {
+    pub fn check_join(&self, id: LaneId, max: usize) -> Result<(), JoinRefused> {
         self.set().check_join(id, max)
     }
 
     /// Adds `lane` as `id`.
-    pub(crate) fn join(&self, id: LaneId, lane: Lane, max: usize) -> Result<Arc<LiveLane>, JoinRefused> {
+    pub fn join(&self, id: LaneId, lane: Lane, max: usize) -> Result<Arc<LiveLane>, JoinRefused> {
         let live = LiveLane::new(lane);
         self.set().join(id, Arc::clone(&live), max)?;
         self.joined.send_replace(());
@@ -98,18 +91,26 @@ impl Lanes {
     ///
     /// # Errors
     /// [`LaneError`] when the session has ended.
-    pub(crate) async fn retire(&self, id: LaneId) -> Result<(), LaneError> {
+    pub async fn retire(&self, id: LaneId) -> Result<(), LaneError> {
         let retirement = self.set().retire(id);
         let Some(Retirement { lane }) = retirement else { return Ok(()) };
         if let Some(lane) = lane {
             lane.retired.send_replace(true);
         }
         // Queued after the lane left the set: no chunk starts on it after `Retired`.
-        self.sender.send(ServerMessage::Retired(id)).await
+        self.send(ServerMessage::Retired(id)).await
+    }
+
+    /// Sends a message on the control stream.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the session has ended.
+    pub(crate) async fn send(&self, message: ServerMessage) -> Result<(), LaneError> {
+        self.sender.send(message).await
     }
 
     /// Retires every lane when the session ends, and admits no more.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         let live = self.set().close();
         for lane in live {
             lane.retired.send_replace(true);
@@ -127,7 +128,7 @@ impl Lanes {
     }
 
     /// The lane `id`, if it carries chunks.
-    pub(crate) fn get(&self, id: LaneId) -> Option<Lane> {
+    pub fn get(&self, id: LaneId) -> Option<Lane> {
         self.set().live.get(&id).map(|live| live.lane.clone())
     }
 
@@ -139,7 +140,7 @@ impl Lanes {
     }
 
     /// Whether a lane may have this number.
-    pub(crate) fn is_number(id: LaneId) -> bool {
+    pub fn is_number(id: LaneId) -> bool {
         id.0 < LANE_NUMBERS_MAX
     }
 
@@ -175,18 +176,18 @@ impl LiveLane {
     fn new(lane: Lane) -> Arc<Self> {
         Arc::new(Self {
             lane,
-            bytes: AtomicU64::new(0),
+            bytes: InUse::default(),
             last_chunk: AtomicU64::new(0),
             retired: watch::Sender::new(false),
         })
     }
 
     fn load_key(&self) -> LaneLoadKey {
-        (self.bytes.load(Ordering::Relaxed), self.last_chunk.load(Ordering::Relaxed))
+        (self.bytes.get(), self.last_chunk.load(Ordering::Relaxed))
     }
 
     /// Waits until the lane is retired or its session has ended. Cancel safe.
-    pub(crate) async fn retired(&self) {
+    pub async fn retired(&self) {
         // The sender is borrowed, so it cannot be gone.
         let _ = self.retired.subscribe().wait_for(|retired| *retired).await;
     }
@@ -194,8 +195,7 @@ impl LiveLane {
 
 impl LaneLoad {
     fn new(lane: &Arc<LiveLane>, bytes: u64) -> Self {
-        lane.bytes.fetch_add(bytes, Ordering::Relaxed);
-        Self { lane: Arc::clone(lane), bytes }
+        Self { lane: Arc::clone(lane), _bytes: lane.bytes.add(bytes) }
     }
 
     pub(crate) fn lane(&self) -> &LiveLane {
@@ -203,19 +203,13 @@ impl LaneLoad {
     }
 }
 
-impl Drop for LaneLoad {
-    fn drop(&mut self) {
-        self.lane.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Connector, Identity, Listener, Tuning};
     use proptest::prelude::*;
     use std::time::Duration;
     use tensor_relay_protocol::ClientMessage;
-    use tensor_relay_transport::{Connector, Identity, Listener, Tuning};
     use tokio::time::timeout;
 
     const TIMEOUT: Duration = Duration::from_secs(10);
@@ -275,7 +269,7 @@ mod tests {
         let at_client = control::open(&client, TIMEOUT).await.unwrap();
         at_client.0.send(ClientMessage::List).await.unwrap(); // The server sees the stream once it carries data.
         let (sender, receiver) = control::accept(&server, TIMEOUT).await.unwrap();
-        (Lanes::new(server, sender, "a".into()), (listener, client, at_client, receiver))
+        (Lanes::new(server, sender), (listener, client, at_client, receiver))
     }
 
     #[tokio::test]

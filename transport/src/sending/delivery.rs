@@ -1,69 +1,57 @@
-//! [`Subscription`]: executes the decisions of one subscription's [`Sender`].
+//! [`Delivery`]: executes the decisions of one subscription's [`Sender`].
 
-use crate::{
-    catalogue::Follower,
-    comparison,
-    consumers::ConsumerId,
-    gauge::Counted,
-    inboxes::{Inbox, Input},
-    offer::Offer,
-    retained::Retained,
-    selector::Selector,
-    sending::Sending,
-    sends::{Coding, Route, SendCounters, Sends, Sent, SentVersion},
+use super::{
+    Coding, Host, Input, Offered, Route, Selector, SentChunks, comparison,
     stall::StallWatch,
-    subscribers::SubscriberEntry,
+    transfer::{Content, Counters, Sent, Transfer},
 };
-use std::{
-    convert::Infallible,
-    pin::Pin,
-    sync::{Arc, atomic::Ordering},
-};
+use crate::{LaneError, egress::Egress, in_use::Used};
+use std::{convert::Infallible, pin::Pin, sync::Arc};
 use tensor_relay_protocol::{
     AbortReason, Announce, Announcement, Claim, CodecChoice, CodecId, EndReason, Ended, ProtocolViolation,
-    Sender, SenderAction, ServerMessage,
+    Published, Sender, SenderAction, ServerMessage,
 };
-use tensor_relay_transport::LaneError;
 use tokio::{sync::watch, time::Instant};
 use tracing::{Instrument, Span, span::EnteredSpan};
 
-/// The server's side of one subscription.
-pub(crate) struct Subscription {
-    pub(crate) machine: Sender<Arc<Retained>>,
-    pub(crate) offer: Offer,
-    pub(crate) follower: Follower,
-    pub(crate) inbox: Inbox,
-    pub(crate) route: Route,
-    pub(crate) coding: Coding,
-    pub(crate) selector: Selector,
-    /// For whom commits are counted.
-    pub(crate) consumer: ConsumerId,
-    /// Its entry in the server's status.
-    pub(crate) entry: SubscriberEntry,
-    pub(crate) sending: Arc<Sending>,
+/// The sending side of one subscription, for a [`Host`] that offers versions.
+pub struct Delivery<H: Host> {
+    /// Decides what is sent.
+    pub machine: Sender<Arc<H::Version>>,
+    /// Offers the versions.
+    pub host: H,
+    /// Where they are sent.
+    pub route: Route,
+    /// How their chunks are encoded.
+    pub coding: Coding,
+    /// What the client selects of them.
+    pub selector: Selector,
+    /// What it shares with other subscriptions.
+    pub egress: Arc<Egress>,
+    /// Where its chunks are counted.
+    pub sent: Arc<SentChunks>,
 }
 
 /// The comparison of a claim: whether the content is the same.
 type Comparing = Pin<Box<dyn Future<Output = bool> + Send>>;
 
 /// What runs beside the machine, until it reports back.
-#[derive(Default)]
-struct Work {
+struct Work<V> {
     /// The comparison of a claim.
     comparing: Option<Comparing>,
     /// The version under way.
-    current: Option<Current>,
+    current: Option<Current<V>>,
 }
 
-/// The transfer of the version under way.
-struct Current {
-    retained: Arc<Retained>,
-    sends: Sends,
+/// The version under way.
+struct Current<V> {
+    version: Arc<V>,
+    transfer: Transfer,
     stall: StallWatch,
     /// When it is aborted, because it left retention; `None` once that was reported.
     abort_at: Option<watch::Receiver<Option<Instant>>>,
     span: Span,
-    _counted: Counted,
+    _counted: Used,
 }
 
 /// What the work reports.
@@ -99,132 +87,117 @@ impl From<ProtocolViolation> for Stop {
     }
 }
 
-impl Subscription {
+impl<H: Host> Delivery<H> {
     /// Runs until the subscription ends. `unfinished` is held until a shutdown need not wait for it.
     ///
     /// # Errors
     /// [`ProtocolViolation`] when the client broke a rule.
-    pub(crate) async fn run(mut self, unfinished: [Counted; 2]) -> Result<(), ProtocolViolation> {
+    pub async fn run(mut self, unfinished: impl Send) -> Result<(), ProtocolViolation> {
         let mut unfinished = Some(unfinished); // Until the `End` is sent.
         let Err(stop) = self.drive(&mut unfinished).await;
-        let is_kept = matches!(stop, Stop::Lost | Stop::Ended(Ended::ByClient { keep_place: true }));
-        if !is_kept {
-            self.offer.release();
+        let (ended, result) = match stop {
+            Stop::Lost => (None, Ok(())),
+            Stop::Ended(ended) => (Some(ended), Ok(())),
+            Stop::Violation(violation) => (Some(Ended::ByClient { keep_place: false }), Err(violation)),
+        };
+        self.host.handle_ended(ended);
+        if let Some(Ended::ByServer(reason)) = ended {
+            let subscription = self.route.subscription;
+            let _ = self.route.lanes.send(ServerMessage::End { subscription, reason }).await;
         }
-        match stop {
-            Stop::Lost | Stop::Ended(Ended::ByClient { .. }) => Ok(()),
-            Stop::Violation(violation) => Err(violation),
-            Stop::Ended(Ended::ByServer(reason)) => {
-                self.note_end(reason);
-                let subscription = self.route.subscription;
-                let _ = self.route.send(ServerMessage::End { subscription, reason }).await;
-                Ok(())
-            }
-        }
+        result
     }
 
-    fn note_end(&self, reason: EndReason) {
-        self.sending.failures.note_end(reason);
-        if reason == EndReason::Evicted {
-            self.sending.counters.evicted.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(
-                subscription = %self.route.subscription,
-                "A subscriber accepted no byte within the deadline and was evicted."
-            );
-        }
-    }
-
-    async fn drive(&mut self, unfinished: &mut Option<[Counted; 2]>) -> Result<Infallible, Stop> {
-        let mut work = Work::default();
-        let (mut draining, mut lane_joined) = (self.sending.draining.clone(), self.route.lanes.joined());
-        let mut is_draining = *draining.borrow_and_update();
-        if is_draining {
-            self.machine.handle_draining();
-        }
+    async fn drive(&mut self, unfinished: &mut Option<impl Send>) -> Result<Infallible, Stop> {
+        let mut work = Work { comparing: None, current: None };
+        let mut lane_joined = self.route.lanes.joined();
         loop {
             self.execute_actions(&mut work).await?;
-            if self.machine.is_settled(&self.offer) {
+            if self.machine.is_settled(self.host.topic()) {
                 drop(unfinished.take());
             }
             tokio::select! {
-                input = self.inbox.next() => self.handle_input(input, &work)?,
+                input = self.host.next_input() => self.handle_input(input, &work)?,
                 event = work.next() => match event {
                     Event::Sent(sent) => self.handle_sent(sent, &work),
-                    Event::Compared(is_same) => self.machine.handle_compared(&self.offer, is_same),
+                    Event::Compared(is_same) => self.machine.handle_compared(self.host.topic(), is_same),
                     Event::AbortDue => self.machine.give_up(AbortReason::Withdrawn),
                     Event::Stalled => self.machine.end(EndReason::Evicted),
                 },
-                () = self.follower.changed() => self.machine.handle_changed(&self.offer),
                 _ = lane_joined.changed() => {} // Chunks may wait for it.
-                _ = draining.changed(), if !is_draining => { // The server holds the sender.
-                    is_draining = true;
-                    self.machine.handle_draining();
-                }
             }
         }
     }
 
     /// Executes the actions that are possible now, with up to `chunks_in_flight` sends for each lane.
-    async fn execute_actions(&mut self, work: &mut Work) -> Result<(), Stop> {
-        let sends_max = self.sending.chunks_in_flight * self.route.lanes.len().max(1);
+    async fn execute_actions(&mut self, work: &mut Work<H::Version>) -> Result<(), Stop> {
+        let sends_max = self.egress.chunks_in_flight * self.route.lanes.len().max(1);
         loop {
-            let has_room = work.current.as_ref().is_some_and(|current| current.sends.has_room(sends_max));
+            let has_room = work
+                .current
+                .as_ref()
+                .is_some_and(|current| current.transfer.has_room(sends_max));
             let lane = has_room.then(|| self.route.lanes.least_loaded()).flatten();
-            let Some(action) = self.machine.poll(&self.offer, lane) else { return Ok(()) };
+            let Some(action) = self.machine.poll(self.host.topic(), lane) else { return Ok(()) };
             self.execute(action, work).await?;
         }
     }
 
-    async fn execute(&mut self, action: SenderAction<Arc<Retained>>, work: &mut Work) -> Result<(), Stop> {
+    async fn execute(
+        &mut self,
+        action: SenderAction<Arc<H::Version>>,
+        work: &mut Work<H::Version>,
+    ) -> Result<(), Stop> {
         match action {
-            SenderAction::Compare(claim, retained) => {
-                work.comparing = Some(self.compare(claim, retained).await);
+            SenderAction::Compare(claim, version) => {
+                work.comparing = Some(self.compare(claim, version).await);
             }
-            SenderAction::Acknowledge(epoch, version) => self.offer.acknowledge(epoch, version),
+            SenderAction::Acknowledge(epoch, version) => self.host.acknowledge(epoch, version),
             SenderAction::Announce(announcement) => work.current = Some(self.begin(announcement).await?),
-            SenderAction::Waiting(retained) => {
-                let (subscription, epoch, version) =
-                    (self.route.subscription, retained.id.epoch, retained.id.version);
-                self.route.send(ServerMessage::Waiting { subscription, epoch, version }).await?;
+            SenderAction::Waiting(version) => {
+                let (subscription, (epoch, version)) = (self.route.subscription, version.key());
+                let waiting = ServerMessage::Waiting { subscription, epoch, version };
+                self.route.lanes.send(waiting).await?;
             }
-            SenderAction::Send(send) => work.sends(|sends| sends.begin(send)),
-            SenderAction::SendAgain(send, at) => work.sends(|sends| sends.begin_again(send, at.into())),
-            SenderAction::Abort(retained, reason) => {
-                work.sends(Sends::give_up);
-                let (subscription, epoch, version) =
-                    (self.route.subscription, retained.id.epoch, retained.id.version);
+            SenderAction::Send(send) => work.transfer(|transfer| transfer.begin(send)),
+            SenderAction::SendAgain(send, at) => {
+                work.transfer(|transfer| transfer.begin_again(send, at.into()))
+            }
+            SenderAction::Abort(version, reason) => {
+                work.transfer(Transfer::give_up);
+                let (subscription, (epoch, version)) = (self.route.subscription, version.key());
                 let abort = ServerMessage::Abort { subscription, epoch, version, reason };
-                self.route.send(abort).await?;
+                self.route.lanes.send(abort).await?;
             }
             SenderAction::Committed { version, kept } => {
                 let _span = work.end_current();
-                self.handle_committed(&version, kept);
+                tracing::debug!(version = %version.id(), "A subscriber committed a version.");
+                self.host.handle_committed(&version, kept);
             }
-            SenderAction::Aborted(retained, reason) => {
+            SenderAction::Aborted(version, reason) => {
                 let _span = work.end_current();
                 tracing::warn!(
-                    subscription = %self.route.subscription, version = %retained.id,
+                    subscription = %self.route.subscription, version = %version.id(),
                     "A transfer was aborted: {reason}."
                 );
-                self.entry.handle_given_up();
-                self.sending.failures.note_abort(reason);
+                self.host.handle_aborted(reason);
             }
-            SenderAction::ReleaseBase => self.offer.base.release(),
+            SenderAction::ReleaseBase => self.host.release_base(),
             SenderAction::End(ended) => return Err(Stop::Ended(ended)),
         }
         Ok(())
     }
 
     /// Starts to compare a claim of the client.
-    async fn compare(&mut self, claim: Claim, retained: Arc<Retained>) -> Comparing {
+    async fn compare(&mut self, claim: Claim, offered: Arc<H::Version>) -> Comparing {
         let chunks = match claim.chunks {
             Some(chunks) => chunks,
-            None => self.selector.selection(&retained).await.chunks().clone(),
+            None => self.selector.selection(offered.payload().manifest()).await.chunks().clone(),
         };
-        let (sending, subscription, version) =
-            (Arc::clone(&self.sending), self.route.subscription, retained.id.clone());
+        let (egress, subscription, version) =
+            (Arc::clone(&self.egress), self.route.subscription, offered.id().clone());
         Box::pin(async move {
-            let is_same = comparison::is_same(&sending.encoder, retained, chunks, claim.digest).await;
+            let is_same = comparison::is_same(&egress.encoder, offered, chunks, claim.digest).await;
             if !is_same {
                 tracing::warn!(
                     %subscription, %version,
@@ -237,56 +210,55 @@ impl Subscription {
     }
 
     /// Announces a version, and prepares its sends.
-    async fn begin(&mut self, announcement: Announcement<Arc<Retained>>) -> Result<Current, Stop> {
-        let retained = Arc::clone(&announcement.version);
+    async fn begin(
+        &mut self,
+        announcement: Announcement<Arc<H::Version>>,
+    ) -> Result<Current<H::Version>, Stop> {
+        let version = Arc::clone(&announcement.version);
         if announcement.is_ahead {
             tracing::warn!(
-                subscription = %self.route.subscription, version = %retained.id,
+                subscription = %self.route.subscription, version = %version.id(),
                 "A subscriber holds a newer version of this epoch than was ever published here, so its copy is other \
                  content and this version is sent in full. Was the state directory restored from an older copy?"
             );
         }
         self.announce(&announcement).await?;
-        self.entry.begin(&retained, announcement.skipped);
-        let selection = self.selector.selection(&retained).await;
+        let base = self.host.begin(&version, announcement.skipped, self.accepts_deltas());
+        let selection = self.selector.selection(version.payload().manifest()).await;
         self.machine.handle_selected(Arc::clone(&selection));
-        let base = match self.accepts_deltas() {
-            true => self.offer.base.begin(&self.offer.topic, &retained),
-            false => None,
-        };
-        let stall = StallWatch::new(self.sending.stall_timeout);
-        let counters = SendCounters {
-            sending: Arc::clone(&self.sending),
-            subscriber: self.entry.progress(),
+        let stall = StallWatch::new(self.egress.stall_timeout);
+        let counters = Counters {
+            egress: Arc::clone(&self.egress),
+            sent: Arc::clone(&self.sent),
             progress: stall.progress().clone(),
         };
         let coding = Coding { choice: self.codec_choice(), ..self.coding.clone() };
-        let version = SentVersion { retained: Arc::clone(&retained), selection, base };
+        let content = Content { version: Arc::clone(&version) as Arc<dyn Offered>, selection, base };
         let subscription = self.route.subscription;
         Ok(Current {
-            sends: Sends::new(self.route.clone(), coding, version, counters),
+            transfer: Transfer::new(self.route.clone(), coding, content, counters),
             stall,
-            abort_at: Some(retained.abort_at.subscribe()),
-            span: tracing::debug_span!("transfer", %subscription, version = %retained.id),
-            _counted: self.sending.transfers.count(),
-            retained,
+            abort_at: Some(version.abort_at()),
+            span: tracing::debug_span!("transfer", %subscription, version = %version.id()),
+            _counted: self.egress.transfers.add(1),
+            version,
         })
     }
 
-    async fn announce(&self, announcement: &Announcement<Arc<Retained>>) -> Result<(), LaneError> {
-        let Announcement { version: retained, skipped, afresh, lost_place, .. } = announcement;
+    async fn announce(&self, announcement: &Announcement<Arc<H::Version>>) -> Result<(), LaneError> {
+        let Announcement { version, skipped, afresh, lost_place, .. } = announcement;
         let announce = Announce {
             subscription: self.route.subscription,
-            id: retained.id.clone(),
-            manifest: retained.payload.manifest().digest(),
+            id: version.id().clone(),
+            manifest: version.manifest_digest(),
             skipped: *skipped,
-            metadata: retained.metadata.clone(),
-            may_be_base: retained.base.may_be && self.accepts_deltas(),
+            metadata: version.metadata().clone(),
+            may_be_base: version.may_be_base() && self.accepts_deltas(),
             afresh: *afresh,
             part: None,
             lost_place: *lost_place,
         };
-        self.route.send(ServerMessage::Announce(announce)).await
+        self.route.lanes.send(ServerMessage::Announce(announce)).await
     }
 
     /// Whether chunks may be sent as deltas: the client can decode them, and no other codec is requested.
@@ -298,10 +270,10 @@ impl Subscription {
         is_wanted && self.coding.offered.iter().any(CodecId::needs_base)
     }
 
-    /// The codec choice: of the client, else of the topic, else of the server. Raw, if the client cannot decode it.
+    /// The codec choice: of the client, else of the host. Raw, if the client cannot decode it.
     fn codec_choice(&self) -> CodecChoice {
         let choice = match self.coding.choice {
-            CodecChoice::Auto => self.offer.topic.codec().unwrap_or(self.sending.codec),
+            CodecChoice::Auto => self.host.codec(),
             by_client => by_client,
         };
         match choice {
@@ -312,7 +284,7 @@ impl Subscription {
         }
     }
 
-    fn handle_input(&mut self, input: Input, work: &Work) -> Result<(), Stop> {
+    fn handle_input(&mut self, input: Input, work: &Work<H::Version>) -> Result<(), Stop> {
         match input {
             Input::Message(message) => {
                 let lanes = &self.route.lanes;
@@ -320,26 +292,24 @@ impl Subscription {
                     work.note_progress();
                 }
             }
+            Input::Changed => self.machine.handle_changed(self.host.topic()),
+            Input::Draining => self.machine.handle_draining(),
             Input::End(reason) => self.machine.end(reason),
             Input::SessionEnded => return Err(Stop::Lost),
         }
         Ok(())
     }
 
-    fn handle_sent(&mut self, sent: Sent, work: &Work) {
+    fn handle_sent(&mut self, sent: Sent, work: &Work<H::Version>) {
         let Some(current) = &work.current else { return };
         let unread = match sent {
             Ok(send) => return self.machine.handle_sent(send),
             Err(unread) => unread,
         };
-        let (retained, error) = (&current.retained, unread.error);
-        let (subscription, version) = (&self.route.subscription, &retained.id);
+        let error = unread.error;
+        let (subscription, version) = (&self.route.subscription, current.version.id());
         if error.is_final() {
-            tracing::error!(
-                %version, error = retained.handle_unreadable(&error),
-                "A version cannot be read any more. It is withdrawn, and its subscribers are informed."
-            );
-            self.offer.topic.withdraw_unreadable(version);
+            self.host.handle_unreadable(&current.version, &error);
             return self.machine.give_up(match error.is_changed() {
                 true => AbortReason::SourceChanged,
                 false => AbortReason::SourceLost,
@@ -348,7 +318,7 @@ impl Subscription {
         work.note_progress();
         match self
             .machine
-            .handle_unread(&self.offer, unread.action, Instant::now().into_std())
+            .handle_unread(self.host.topic(), unread.action, Instant::now().into_std())
         {
             None => tracing::error!(
                 %subscription, %version, %error,
@@ -361,25 +331,17 @@ impl Subscription {
             Some(_) => {}
         }
     }
-
-    fn handle_committed(&mut self, retained: &Retained, kept: bool) {
-        tracing::debug!(version = %retained.id, "A subscriber committed a version.");
-        self.sending.counters.committed.fetch_add(1, Ordering::Relaxed);
-        retained.consumers.count(&self.consumer);
-        self.entry.handle_committed(retained);
-        self.offer.base.handle_committed(kept);
-    }
 }
 
-impl Work {
+impl<V> Work<V> {
     /// Ends the transfer; returns its span, which was entered.
     fn end_current(&mut self) -> Option<EnteredSpan> {
         self.current.take().map(|current| current.span.entered())
     }
 
-    fn sends(&mut self, change: impl FnOnce(&mut Sends)) {
+    fn transfer(&mut self, change: impl FnOnce(&mut Transfer)) {
         if let Some(current) = &mut self.current {
-            change(&mut current.sends);
+            change(&mut current.transfer);
         }
     }
 
@@ -408,10 +370,10 @@ async fn compared(comparing: &mut Option<Comparing>) -> bool {
     }
 }
 
-async fn transferred(current: &mut Option<Current>) -> Event {
+async fn transferred<V>(current: &mut Option<Current<V>>) -> Event {
     let Some(current) = current else { return std::future::pending().await };
     tokio::select! {
-        Some(sent) = current.sends.next().instrument(current.span.clone()) => Event::Sent(sent),
+        Some(sent) = current.transfer.next().instrument(current.span.clone()) => Event::Sent(sent),
         () = passed(&mut current.abort_at) => {
             current.abort_at = None;
             Event::AbortDue

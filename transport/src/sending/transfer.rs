@@ -1,13 +1,10 @@
-//! [`Sends`]: the sends of one version to one subscription: its manifest, its chunks (a few at a time) and `Complete`.
+//! [`Transfer`]: the sends of one version to one subscription: its manifest, its chunks (a few at a time) and `Complete`.
 
+use super::{DeltaBase, EffortMeter, Lanes, Offered, SentChunks, lanes::LaneLoad, stall::ProgressCounter};
 use crate::{
-    client_base::DeltaBase,
-    effort::EffortMeter,
-    lanes::{LaneLoad, Lanes},
-    retained::Retained,
-    sending::{ChunkCopy, Sending},
-    stall::Progress,
-    subscribers::SubscriberProgress,
+    Lane, Stage,
+    egress::{self, CodecRequest, Egress, Encoded, Encoder, Payload},
+    in_use::Used,
 };
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use std::{ops::Range, pin::Pin, sync::Arc};
@@ -16,46 +13,45 @@ use tensor_relay_protocol::{
     ChunkHeader, ChunkIndex, CodecChoice, CodecId, CodecSet, Effort, Selection, SendAction, ServerMessage,
     SubscriptionId,
 };
-use tensor_relay_transport::{
-    Lane, LaneError, Stage, control,
-    egress::{self, CodecRequest, Encoded, Encoder},
-};
 use tokio::time::Instant;
 use tracing::Instrument;
 
-/// The way to one subscription: the lanes of its session, and the control stream.
+/// The way to one subscription.
 #[derive(Debug, Clone)]
-pub(crate) struct Route {
-    pub(crate) subscription: SubscriptionId,
-    pub(crate) lanes: Arc<Lanes>,
-    pub(crate) control: control::Sender<ServerMessage>,
+pub struct Route {
+    /// Its id.
+    pub subscription: SubscriptionId,
+    /// The lanes of its session.
+    pub lanes: Arc<Lanes>,
 }
 
 /// How the chunks for one subscription are encoded.
 #[derive(Debug, Clone)]
-pub(crate) struct Coding {
-    pub(crate) choice: CodecChoice,
+pub struct Coding {
+    /// The codec that the client asks for.
+    pub choice: CodecChoice,
     /// The codecs that the client can decode.
-    pub(crate) offered: CodecSet,
-    pub(crate) effort: EffortMeter,
+    pub offered: CodecSet,
+    /// Chooses the effort where the codec is free.
+    pub effort: EffortMeter,
 }
 
 /// The version that is sent.
 #[derive(Debug)]
-pub(crate) struct SentVersion {
-    pub(crate) retained: Arc<Retained>,
+pub(crate) struct Content {
+    pub(crate) version: Arc<dyn Offered>,
     pub(crate) selection: Arc<Selection>,
     /// The client's base, if chunks may be encoded against it.
-    pub(crate) base: Option<DeltaBase>,
+    pub(crate) base: Option<Box<dyn DeltaBase>>,
 }
 
 /// Where sends are counted.
 #[derive(Debug, Clone)]
-pub(crate) struct SendCounters {
-    pub(crate) sending: Arc<Sending>,
-    /// The status of the subscription, and its topic.
-    pub(crate) subscriber: Arc<SubscriberProgress>,
-    pub(crate) progress: Progress,
+pub(crate) struct Counters {
+    pub(crate) egress: Arc<Egress>,
+    /// Those of the subscription.
+    pub(crate) sent: Arc<SentChunks>,
+    pub(crate) progress: ProgressCounter,
 }
 
 /// Sends one version: its chunks, each read, encoded and written on one lane, its manifest and `Complete`. Sends run
@@ -65,7 +61,7 @@ pub(crate) struct SendCounters {
 ///
 /// If a lane is lost or retired before its chunk is written, the chunk is lost, and the client requests it again.
 #[derive(Debug)]
-pub(crate) struct Sends {
+pub(crate) struct Transfer {
     context: Arc<Context>,
     running: FuturesUnordered<Pin<Box<dyn Future<Output = Sent> + Send>>>,
 }
@@ -75,8 +71,8 @@ pub(crate) struct Sends {
 struct Context {
     route: Route,
     coding: Coding,
-    version: SentVersion,
-    counters: SendCounters,
+    content: Content,
+    counters: Counters,
     /// Whether its chunks are copied to be sent: they do not lie in memory in one piece.
     is_copied: bool,
 }
@@ -91,18 +87,18 @@ pub(crate) struct Unread {
     pub(crate) error: Arc<SourceError>,
 }
 
-impl Sends {
-    pub(crate) fn new(route: Route, coding: Coding, version: SentVersion, counters: SendCounters) -> Self {
+impl Transfer {
+    pub(crate) fn new(route: Route, coding: Coding, content: Content, counters: Counters) -> Self {
         coding.effort.handle_version();
-        let source = version.retained.payload.source();
+        let source = content.version.payload().source();
         let is_in_place = source.slots().is_some() || source.is_in_place(&(0..source.len_bytes()));
-        let context = Context { route, coding, version, counters, is_copied: !is_in_place };
+        let context = Context { route, coding, content, counters, is_copied: !is_in_place };
         Self { context: Arc::new(context), running: FuturesUnordered::new() }
     }
 
     /// Whether another send may begin: at most `sends_max` at a time, and one while there is no memory for more copies.
     pub(crate) fn has_room(&self, sends_max: usize) -> bool {
-        let has_memory = || !self.context.is_copied || self.context.counters.sending.copies.has_room();
+        let has_memory = || !self.context.is_copied || self.context.counters.egress.has_room_for_copies();
         self.running.len() < sends_max && (self.running.is_empty() || has_memory())
     }
 
@@ -140,7 +136,7 @@ struct Occupied {
     /// The load of its lane; `None` for no chunk, or if the lane is retired.
     load: Option<LaneLoad>,
     /// Its part of the budget for copies.
-    _copy: Option<ChunkCopy>,
+    _copy: Option<Used>,
 }
 
 impl Context {
@@ -150,7 +146,7 @@ impl Context {
         let raw_bytes = self.raw_bytes(chunk);
         Occupied {
             load: self.route.lanes.begin_chunk(lane, raw_bytes),
-            _copy: self.is_copied.then(|| self.counters.sending.copies.count(raw_bytes)),
+            _copy: self.is_copied.then(|| self.counters.egress.count_copy(raw_bytes)),
         }
     }
 
@@ -175,7 +171,7 @@ impl Context {
     /// has the manifest or aborts the version.
     async fn send_manifest(&self) {
         let note = |bytes| self.counters.progress.note(bytes);
-        let (control, manifest) = (self.route.lanes.control(), self.version.retained.payload.manifest());
+        let (control, manifest) = (self.route.lanes.control(), self.payload().manifest());
         let _ = egress::send_manifest(control, self.route.subscription, manifest, &note).await;
     }
 
@@ -200,12 +196,12 @@ impl Context {
         chunk: ChunkIndex,
         lane: &Lane,
     ) -> Result<(), Arc<SourceError>> {
-        let (began, encoding) = (Instant::now(), self.counters.subscriber.begin_encoding());
+        let (began, encoding) = (Instant::now(), self.counters.sent.encoding.add(1));
         let effort = self.coding.effort.effort();
         let encoded = self.encode(chunk, effort).await?;
         drop(encoding);
         self.counters.progress.note(1); // From here on, only the subscriber can delay the send.
-        let _sending = (self.encoder().stages().begin(Stage::Send), self.counters.subscriber.begin_writing());
+        let _sending = (self.encoder().stages().begin(Stage::Send), self.counters.sent.writing.add(1));
         let (context, target) = (Arc::clone(&self), lane.clone());
         let estimate = self.estimate(chunk, encoded.clone());
         // A lane that fails loses the chunk; a client that stops the stream has aborted the version.
@@ -217,7 +213,7 @@ impl Context {
     /// Estimates what each level of effort would make of a chunk: from an estimate of similar chunks or, if one may be
     /// made now, from a sample of a raw chunk.
     async fn estimate(&self, chunk: ChunkIndex, encoded: Encoded) {
-        let (encoder, payload) = (self.encoder(), &self.version.retained.payload);
+        let (encoder, payload) = (self.encoder(), self.payload());
         if !self.is_chosen(encoded.codec) {
             return;
         }
@@ -241,12 +237,11 @@ impl Context {
 
     /// Encodes a chunk. Holds the base only during the encoding, not while a slow subscriber receives the result.
     async fn encode(&self, chunk: ChunkIndex, effort: Effort) -> Result<Encoded, Arc<SourceError>> {
-        let payload = &self.version.retained.payload;
-        let delta_base = self.version.base.as_ref().and_then(|base| Some((base, base.upgrade()?)));
-        let base = delta_base.as_ref().map(|(_, retained)| &retained.payload);
+        let delta_base = self.content.base.as_ref().and_then(|base| Some((base, base.upgrade()?)));
+        let base = delta_base.as_ref().map(|(_, version)| version.payload());
         let encoded = self
             .encoder()
-            .encode_delta(payload, chunk, base, self.codec_request(effort))
+            .encode_delta(self.payload(), chunk, base, self.codec_request(effort))
             .await?;
         if let Some((base, _)) = &delta_base {
             base.note(self.raw_bytes(chunk), encoded.codec.needs_base());
@@ -272,82 +267,70 @@ impl Context {
             let (raw_bytes, wire_bytes) = (self.raw_bytes(chunk), encoded.bytes.len() as u64);
             let is_chosen = self.is_chosen(encoded.codec);
             self.coding.effort.handle_written(encoded, effort, raw_bytes, is_chosen);
-            let SendCounters { sending, subscriber, .. } = &self.counters;
-            for tally in [subscriber.tally(), &sending.tally] {
-                tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.worker_time);
-            }
-            subscriber.note_sent(raw_bytes, wire_bytes);
-            sending.chunk_times.note(began.elapsed());
+            let Counters { egress, sent, .. } = &self.counters;
+            egress.tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.worker_time);
+            sent.count(encoded, raw_bytes);
+            egress.chunk_times.note(began.elapsed());
         }
     }
 
     fn header(&self, chunk: ChunkIndex, encoded: &Encoded) -> ChunkHeader {
-        let SentVersion { retained, base, .. } = &self.version;
+        let Content { version, base, .. } = &self.content;
+        let (epoch, version) = version.key();
         let base = base.as_ref().filter(|_| encoded.codec.needs_base());
         ChunkHeader {
             subscription: self.route.subscription,
-            epoch: retained.id.epoch,
-            version: retained.id.version,
+            epoch,
+            version,
             chunk,
             codec: encoded.codec,
             raw_bytes: self.raw_bytes(chunk) as u32,
             encoded_bytes: encoded.bytes.len() as u32,
             hash: encoded.hash,
-            base: base.map(|base| base.version),
+            base: base.map(|base| base.version()),
         }
     }
 
     fn raw_bytes(&self, chunk: ChunkIndex) -> u64 {
-        let (range, _) = self.version.retained.payload.manifest().chunk(chunk);
+        let (range, _) = self.payload().manifest().chunk(chunk);
         range.end - range.start
     }
 
     /// Sends the hashes of the selected chunks at these places among them. Those that were not sent may have to be hashed
     /// first.
     async fn send_hashes(&self, places: Range<u32>) -> Result<(), Arc<SourceError>> {
-        let SentVersion { retained, selection, .. } = &self.version;
-        let chunks = selection.chunks().iter().skip(places.start as usize).take(places.len());
-        let hashes = self
-            .encoder()
-            .hashes(&retained.payload, &chunks.map(|chunk| chunk..chunk + 1).collect())
-            .await?;
-        let (subscription, epoch, version) =
-            (self.route.subscription, retained.id.epoch, retained.id.version);
+        let Content { version, selection, .. } = &self.content;
+        let (first, end) = (places.start, places.end);
+        let chunks = selection.chunks().iter().skip(first as usize).take(places.len());
+        let chunks = chunks.map(|chunk| chunk..chunk + 1).collect();
+        let hashes = self.encoder().hashes(self.payload(), &chunks).await?;
+        if end == selection.chunks().len() {
+            version.note_digest(self.encoder().digest(self.payload(), selection.chunks()).await?);
+        }
+        let (subscription, (epoch, version)) = (self.route.subscription, version.key());
         // Fails only when the session ends.
-        let _ = self
-            .route
-            .send(ServerMessage::Hashes { subscription, epoch, version, first: places.start, hashes })
-            .await;
+        let _ = self.route.lanes.send(ServerMessage::Hashes { subscription, epoch, version, first, hashes }).await;
         Ok(())
     }
 
     /// Sends `Complete` with the version's digest. Chunks that were not sent because the client already holds them may
     /// have to be hashed first.
     async fn send_complete(&self) -> Result<(), Arc<SourceError>> {
-        let SentVersion { retained, selection, .. } = &self.version;
-        let digest = self.encoder().digest(&retained.payload, selection.chunks()).await?;
-        retained.loads.note_sent(digest);
-        let (subscription, epoch, version) =
-            (self.route.subscription, retained.id.epoch, retained.id.version);
+        let Content { version, selection, .. } = &self.content;
+        let digest = self.encoder().digest(self.payload(), selection.chunks()).await?;
+        version.note_digest(digest);
+        let (subscription, (epoch, version)) = (self.route.subscription, version.key());
         // Fails only when the session ends.
-        let _ = self
-            .route
-            .send(ServerMessage::Complete { subscription, epoch, version, digest })
-            .await;
+        let complete = ServerMessage::Complete { subscription, epoch, version, digest };
+        let _ = self.route.lanes.send(complete).await;
         Ok(())
     }
 
-    fn encoder(&self) -> &Encoder {
-        &self.counters.sending.encoder
+    fn payload(&self) -> &Payload {
+        self.content.version.payload()
     }
-}
 
-impl Route {
-    /// Sends a message.
-    ///
-    /// # Errors
-    /// [`LaneError`] when the session ends.
-    pub(crate) async fn send(&self, message: ServerMessage) -> Result<(), LaneError> {
-        self.control.send(message).await
+    fn encoder(&self) -> &Encoder {
+        &self.counters.egress.encoder
     }
 }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 /// after one to two timeouts, and progress costs an addition and no timer.
 #[derive(Debug)]
 pub(crate) struct StallWatch {
-    progress: Progress,
+    progress: ProgressCounter,
     seen: u64,
     timeout: Duration,
     check_at: Instant,
@@ -21,9 +21,9 @@ pub(crate) struct StallWatch {
 
 /// The progress counter. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Progress(Arc<AtomicU64>);
+pub(crate) struct ProgressCounter(Arc<AtomicU64>);
 
-impl Progress {
+impl ProgressCounter {
     /// Records progress, in bytes or other steps.
     pub(crate) fn note(&self, steps: u64) {
         self.0.fetch_add(steps, Ordering::Relaxed);
@@ -32,10 +32,10 @@ impl Progress {
 
 impl StallWatch {
     pub(crate) fn new(timeout: Duration) -> Self {
-        Self { progress: Progress::default(), seen: 0, timeout, check_at: Instant::now() + timeout }
+        Self { progress: ProgressCounter::default(), seen: 0, timeout, check_at: Instant::now() + timeout }
     }
 
-    pub(crate) fn progress(&self) -> &Progress {
+    pub(crate) fn progress(&self) -> &ProgressCounter {
         &self.progress
     }
 

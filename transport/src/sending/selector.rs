@@ -1,13 +1,12 @@
 //! [`Selector`]: the chunks that a subscription's client selects of each version.
 
-use crate::retained::Retained;
+use crate::Workers;
 use std::sync::Arc;
-use tensor_relay_protocol::{Glob, ManifestDigest, RangeSet, Selection, Subscribe};
-use tensor_relay_transport::Workers;
+use tensor_relay_protocol::{Glob, Manifest, ManifestDigest, RangeSet, Selection, Subscribe};
 
 /// A client's selection.
 #[derive(Debug)]
-pub(crate) struct Selector {
+pub struct Selector {
     globs: Vec<Glob>,
     /// The wanted chunks, of those with selected tensors; empty for all.
     within: RangeSet,
@@ -19,14 +18,14 @@ pub(crate) struct Selector {
 }
 
 impl Selector {
-    pub(crate) fn new(subscribe: &Subscribe, workers: Workers) -> Self {
+    /// The selection of a `subscribe`.
+    pub fn new(subscribe: &Subscribe, workers: Workers) -> Self {
         let (globs, within) = (subscribe.selection.clone(), subscribe.within.clone());
         Self { globs, within, describes: subscribe.describe, workers, latest: None }
     }
 
-    /// The client's selection of `retained`. A worker computes it: matching many globs with many tensors is slow.
-    pub(crate) async fn selection(&mut self, retained: &Retained) -> Arc<Selection> {
-        let manifest = retained.payload.manifest();
+    /// The client's selection of a version. A worker computes it: matching many globs with many tensors is slow.
+    pub(crate) async fn selection(&mut self, manifest: &Arc<Manifest>) -> Arc<Selection> {
         match &self.latest {
             Some((digest, selection)) if *digest == manifest.digest() => Arc::clone(selection),
             _ => {

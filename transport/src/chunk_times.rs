@@ -11,13 +11,13 @@ const BOUNDS_US: [u64; 10] =
 
 /// A histogram shared by all threads. One chunk costs two additions.
 #[derive(Debug, Default)]
-pub(crate) struct ChunkTimes {
+pub struct ChunkTimes {
     /// One for each bound, and one for longer times.
     buckets: [AtomicU64; BOUNDS_US.len() + 1],
     sum_ns: AtomicU64,
 }
 
-/// The histogram of [`ServerStatus::chunk_times`](crate::ServerStatus::chunk_times).
+/// A snapshot of [`ChunkTimes`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChunkTimeStats {
     /// The upper bound of each bucket in seconds, `f64::MAX` for the last, and the number of chunks in that bucket.
@@ -28,7 +28,7 @@ pub struct ChunkTimeStats {
 
 impl ChunkTimes {
     /// Adds a chunk.
-    pub(crate) fn note(&self, took: Duration) {
+    pub fn note(&self, took: Duration) {
         let took_us = took.as_micros();
         let bucket = BOUNDS_US.partition_point(|bound| u128::from(*bound) < took_us);
         self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
@@ -37,7 +37,7 @@ impl ChunkTimes {
     }
 
     /// The counts so far.
-    pub(crate) fn stats(&self) -> ChunkTimeStats {
+    pub fn stats(&self) -> ChunkTimeStats {
         let bounds = BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::MAX]);
         let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
         let sum_s = self.sum_ns.load(Ordering::Relaxed) as f64 / 1e9;

@@ -3,6 +3,7 @@
 mod choice;
 mod meter;
 
+use crate::{LaneKind, Workers, egress::Encoded};
 use choice::Level;
 use meter::{Meter, Moment, Written};
 use quick_cache::sync::Cache;
@@ -15,13 +16,12 @@ use std::{
     time::Duration,
 };
 use tensor_relay_protocol::{CodecSet, Effort, SMALL_BYTES, SizeEstimate};
-use tensor_relay_transport::{LaneKind, Workers, egress::Encoded};
 use tokio::time::Instant;
 
-/// The meters of a server: one for each recent client address and kind of lane, so that a new subscription benefits
+/// The meters of a process: one for each recent client address and kind of lane, so that a new subscription benefits
 /// from earlier ones. A bounded cache, which drops meters that were not used recently.
 #[derive(Debug)]
-pub(crate) struct EffortMeters {
+pub struct EffortMeters {
     meters: Cache<(IpAddr, LaneKind), EffortMeter>,
     workers: Workers,
     processors: f64,
@@ -31,13 +31,14 @@ pub(crate) struct EffortMeters {
 const METERS_MAX: usize = 4096;
 
 impl EffortMeters {
-    pub(crate) fn new(workers: Workers) -> Self {
+    /// No meters; they measure the work of `workers`.
+    pub fn new(workers: Workers) -> Self {
         let processors = thread::available_parallelism().map_or(1, usize::from) as f64;
         Self { meters: Cache::new(METERS_MAX), workers, processors }
     }
 
     /// The meter for `peer` over lanes of this kind.
-    pub(crate) fn get(&self, peer: IpAddr, kind: LaneKind) -> EffortMeter {
+    pub fn get(&self, peer: IpAddr, kind: LaneKind) -> EffortMeter {
         let Ok(meter) = self.meters.get_or_insert_with(&(peer, kind), || {
             let meter = Meter::new(first_effort(kind), self.processors);
             Ok::<_, Infallible>(EffortMeter { meter: Arc::new(Mutex::new(meter)), workers: self.workers })
@@ -57,7 +58,7 @@ fn first_effort(kind: LaneKind) -> Effort {
 
 /// A handle to one meter, shared by all sends that it measures. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct EffortMeter {
+pub struct EffortMeter {
     meter: Arc<Mutex<Meter>>,
     workers: Workers,
 }

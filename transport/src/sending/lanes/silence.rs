@@ -1,6 +1,6 @@
 //! [`Silence`]: detects lanes on which nothing arrives any more.
 
-use tensor_relay_transport::LaneStats;
+use crate::LaneStats;
 
 /// Detects a silent QUIC lane: data sent before the previous check is still unanswered, and not a byte was received
 /// since. A TCP lane is never silent in this sense, because its acknowledgements are not seen.
@@ -9,7 +9,7 @@ use tensor_relay_transport::LaneStats;
 /// does not read is not silent: sent data is acknowledged, and no more is sent. Acknowledgements that we send are not
 /// ack-eliciting, so they do not count as data that awaits an answer.
 #[derive(Debug)]
-pub(crate) struct Silence {
+pub struct Silence {
     eliciting_frames: u64,
     received_bytes: u64,
     /// Whether data was sent before the last check and nothing was received since.
@@ -17,13 +17,14 @@ pub(crate) struct Silence {
 }
 
 impl Silence {
-    pub(crate) fn new(stats: &LaneStats) -> Self {
+    /// Begins with the counters of a lane.
+    pub fn new(stats: &LaneStats) -> Self {
         let LaneStats { eliciting_frames, received_bytes, .. } = *stats;
         Self { eliciting_frames, received_bytes, unanswered: false }
     }
 
     /// Checks the lane's counters since the last check; returns whether it is silent.
-    pub(crate) fn check(&mut self, stats: &LaneStats) -> bool {
+    pub fn check(&mut self, stats: &LaneStats) -> bool {
         let has_received = stats.received_bytes > self.received_bytes;
         let has_sent = stats.eliciting_frames > self.eliciting_frames;
         let was_unanswered = self.unanswered;

@@ -9,7 +9,7 @@ pub(super) const LANE_NUMBERS_MAX: u32 = 1 << 20;
 
 /// Why a lane cannot join a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum JoinRefused {
+pub enum JoinRefused {
     /// The session has the maximum number of lanes.
     Full,
     /// The session has ended.
