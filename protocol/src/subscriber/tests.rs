@@ -6,6 +6,8 @@ use super::{
 };
 use crate::Mode;
 
+mod again;
+
 fn subscriber(request: Subscribe) -> Subscriber {
     Subscriber::new(request, codecs(), Duration::from_secs(30), now())
 }
