@@ -1,5 +1,6 @@
 //! Tests of [`Sender`]: against messages, and against a [`Subscriber`](crate::Subscriber).
 
+mod ends;
 mod messages;
 mod pair;
 mod topic;

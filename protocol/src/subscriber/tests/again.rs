@@ -61,6 +61,7 @@ fn memory_that_is_left_is_received_again_in_full() {
     begin(&mut subscriber);
     receive(&mut subscriber, &[0]);
     let id = SubscriptionId(9);
+    assert_eq!(subscriber.held_bytes(), u64::from(fixtures::CHUNK_BYTES));
     subscriber.leave_memory(id, 5);
     assert_eq!(subscriber.held_bytes(), 0);
     let again = subscribe(&mut subscriber);
@@ -77,6 +78,7 @@ fn memory_that_is_left_without_a_connection_counts_the_lost_one() {
     begin(&mut subscriber);
     receive(&mut subscriber, &[0]);
     subscriber.handle_detached(4);
+    assert_eq!(subscriber.held_bytes(), u64::from(fixtures::CHUNK_BYTES));
     subscriber.leave_memory(SubscriptionId(9), 4);
     subscribe(&mut subscriber);
     assert_eq!(finish(&mut subscriber, &[0, 1], true).reconnections, 1);
