@@ -3,4 +3,5 @@
 mod ends;
 mod messages;
 mod pair;
+mod starts;
 mod topic;
