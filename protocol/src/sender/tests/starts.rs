@@ -29,7 +29,7 @@ fn first(sender: &mut Sender<Numbered>, topic: &Numbers) -> Option<Result<u64, E
     }
 }
 
-/// PROTOCOL.md §3.3: versions of another epoch are not before the start.
+/// PROTOCOL.md §3.3 (10): versions of another epoch are not before the start.
 #[test]
 fn a_subscription_begins_at_its_start() {
     let topic = topic(3);
