@@ -2,7 +2,9 @@
 
 use crate::shares::Eviction;
 use std::{collections::HashMap, sync::Arc};
-use tensor_relay_protocol::{EndReason, ProtocolViolation, RangeSet, SubscriptionId, SubscriptionMessage};
+use tensor_relay_protocol::{
+    EndReason, ProtocolViolation, RangeSet, SubscriptionId, SubscriptionMessage, Topic,
+};
 use tensor_relay_transport::sending::Input;
 use tokio::sync::{Notify, mpsc};
 
@@ -19,6 +21,7 @@ pub(crate) struct Inbox {
 /// The sending half of an inbox.
 #[derive(Debug)]
 struct Outbox {
+    topic: Topic,
     messages: mpsc::Sender<SubscriptionMessage>,
     forbidden: Arc<Notify>,
 }
@@ -60,13 +63,14 @@ async fn evicted(eviction: &mut Option<Eviction>) {
 }
 
 impl Inboxes {
-    /// Opens the inbox of a new subscription; `None` at `max` open subscriptions.
+    /// Opens the inbox of a new subscription to `topic`; `None` at `max` open subscriptions.
     ///
     /// # Errors
     /// [`ProtocolViolation`] when the client used the id before, or ids in too many runs, or the id is `u32::MAX`.
     pub(crate) fn open(
         &mut self,
         id: SubscriptionId,
+        topic: &Topic,
         max: usize,
     ) -> Result<Option<Inbox>, ProtocolViolation> {
         if id.0 == u32::MAX
@@ -80,8 +84,8 @@ impl Inboxes {
         }
         let (sender, receiver) = mpsc::channel(Inbox::CAPACITY);
         let forbidden = Arc::<Notify>::default();
-        self.open
-            .insert(id, Outbox { messages: sender, forbidden: Arc::clone(&forbidden) });
+        let outbox = Outbox { topic: topic.clone(), messages: sender, forbidden: Arc::clone(&forbidden) };
+        self.open.insert(id, outbox);
         Ok(Some(Inbox { messages: receiver, forbidden, eviction: None }))
     }
 
@@ -103,11 +107,15 @@ impl Inboxes {
         Ok(())
     }
 
-    /// Ends a subscription that is no longer permitted, without waiting for it.
-    pub(crate) fn forbid(&self, id: SubscriptionId) {
-        if let Some(inbox) = self.open.get(&id) {
-            inbox.forbidden.notify_one();
-        }
+    /// Ends the subscriptions to topics that are no longer permitted, without waiting for them; returns their topics.
+    pub(crate) fn forbid(&self, is_permitted: impl Fn(&Topic) -> bool) -> Vec<&Topic> {
+        let ended = self.open.values().filter(|outbox| !is_permitted(&outbox.topic));
+        ended
+            .map(|outbox| {
+                outbox.forbidden.notify_one();
+                &outbox.topic
+            })
+            .collect()
     }
 
     pub(crate) fn is_open(&self, id: SubscriptionId) -> bool {
@@ -129,6 +137,10 @@ impl Inboxes {
 mod tests {
     use super::*;
 
+    fn topic(name: &str) -> Topic {
+        Topic::new(name).unwrap()
+    }
+
     fn message() -> SubscriptionMessage {
         SubscriptionMessage::Credit(1)
     }
@@ -136,7 +148,7 @@ mod tests {
     #[tokio::test]
     async fn messages_reach_only_their_subscription() {
         let mut inboxes = Inboxes::default();
-        let mut inbox = inboxes.open(SubscriptionId(1), 2).unwrap().unwrap();
+        let mut inbox = inboxes.open(SubscriptionId(1), &topic("a"), 2).unwrap().unwrap();
         inboxes.deliver(SubscriptionId(1), message()).await.unwrap();
         let unknown = SubscriptionId(2);
         let error = inboxes.deliver(unknown, message()).await.unwrap_err();
@@ -154,30 +166,44 @@ mod tests {
     #[tokio::test]
     async fn forbid_precedes_queued_messages() {
         let mut inboxes = Inboxes::default();
-        let mut inbox = inboxes.open(SubscriptionId(1), 1).unwrap().unwrap();
+        let mut inbox = inboxes.open(SubscriptionId(1), &topic("a"), 1).unwrap().unwrap();
         for _ in 0..Inbox::CAPACITY {
             inboxes.deliver(SubscriptionId(1), message()).await.unwrap();
         }
-        inboxes.forbid(SubscriptionId(1));
-        inboxes.forbid(SubscriptionId(2)); // It has ended.
+        assert_eq!(inboxes.forbid(|_| false), [&topic("a")]);
         assert_eq!(inbox.next().await, Input::End(EndReason::Forbidden));
         assert_eq!(inbox.next().await, Input::Message(message()));
+    }
+
+    #[tokio::test]
+    async fn only_subscriptions_to_forbidden_topics_end() {
+        let mut inboxes = Inboxes::default();
+        let mut open = |id, name| inboxes.open(SubscriptionId(id), &topic(name), 3).unwrap().unwrap();
+        let (mut kept, mut ended, _closed) = (open(1, "a"), open(2, "b"), open(3, "b"));
+        inboxes.close(SubscriptionId(3));
+        assert_eq!(inboxes.forbid(|name| *name == topic("a")), [&topic("b")], "the third has ended");
+        inboxes.deliver(SubscriptionId(1), message()).await.unwrap();
+        assert_eq!(kept.next().await, Input::Message(message()));
+        assert_eq!(ended.next().await, Input::End(EndReason::Forbidden));
     }
 
     #[test]
     fn ids_are_used_once_and_subscriptions_are_bounded() {
         let mut inboxes = Inboxes::default();
-        let _inbox = inboxes.open(SubscriptionId(1), 1).unwrap().unwrap();
-        assert!(inboxes.open(SubscriptionId(2), 1).unwrap().is_none());
+        let _inbox = inboxes.open(SubscriptionId(1), &topic("a"), 1).unwrap().unwrap();
+        assert!(inboxes.open(SubscriptionId(2), &topic("a"), 1).unwrap().is_none());
         for id in [SubscriptionId(1), SubscriptionId(2)] {
-            assert_eq!(inboxes.open(id, 9).unwrap_err(), ProtocolViolation::DuplicateSubscription(id));
+            assert_eq!(
+                inboxes.open(id, &topic("a"), 9).unwrap_err(),
+                ProtocolViolation::DuplicateSubscription(id)
+            );
         }
     }
 
     #[test]
     fn scattered_ids_end_the_session() {
         let mut inboxes = Inboxes::default();
-        let mut open = |id| inboxes.open(SubscriptionId(id), 10);
+        let mut open = |id| inboxes.open(SubscriptionId(id), &topic("a"), 10);
         assert!((0..100_000).all(|id| open(id).is_ok()), "ids that count up take no memory");
         let mut scattered = (1..).map(|id| 100_000 + 2 * id);
         assert!(scattered.by_ref().take(SPARE_RUNS + 9).all(|id| open(id).is_ok()));

@@ -1,5 +1,7 @@
 //! Additional lanes: joining a session, and the task that serves each lane until it is retired.
 
+mod end;
+
 use crate::{
     failures::FailedAt,
     joinable::SharedLanes,
@@ -8,13 +10,12 @@ use crate::{
     shared::{ConnectionMemory, Shared},
     shares::{Eviction, Place},
 };
+use end::LaneEnd;
 use std::{sync::Arc, time::Duration};
-use tensor_relay_device::AllocError;
-use tensor_relay_protocol::{ClientMessage, CloseCode, InstanceId, LaneGrant, LaneId, ServerMessage};
+use tensor_relay_protocol::{ClientMessage, InstanceId, LaneGrant, LaneId, ServerMessage};
 use tensor_relay_transport::{
-    Lane, LaneError,
-    control::{self, ControlError},
-    sending::{JoinRefused, Lanes, LiveLane, Silence},
+    Lane, control,
+    sending::{Lanes, LiveLane, Silence},
 };
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -31,76 +32,6 @@ pub(crate) struct Join {
     pub(crate) grant: LaneGrant,
     /// The instance of the session's server process.
     pub(crate) instance: InstanceId,
-}
-
-/// Why a lane ended, for the log and the client.
-#[derive(Debug, thiserror::Error)]
-enum LaneEnd {
-    /// There is no such session, or the grant is wrong: the client is not told which.
-    #[error("it has no valid grant for a session of this server")]
-    NoSuchSession,
-    #[error(
-        "it belongs to a session of server process {0}; a load balancer or similar device distributes the lanes of one \
-         session over several servers"
-    )]
-    WrongInstance(InstanceId),
-    #[error(
-        "its session has, or all sessions together have, the maximum number of lanes, or others need its share"
-    )]
-    TooMany,
-    #[error("there is no memory for another lane: {0}")]
-    NoMemory(AllocError),
-    #[error("its number is in use in its session, or too large")]
-    NumberUnavailable,
-    #[error(
-        "it sent a message after it had joined; only the control stream of the session's first connection carries \
-         messages"
-    )]
-    SentMessage,
-    #[error("it is silent")]
-    Silent,
-    #[error("its client retired it, or its session ended")]
-    Retired,
-    #[error(transparent)]
-    Control(#[from] ControlError),
-    #[error(transparent)]
-    Lane(#[from] LaneError),
-}
-
-impl From<JoinRefused> for LaneEnd {
-    fn from(refused: JoinRefused) -> Self {
-        match refused {
-            JoinRefused::Full => Self::TooMany,
-            JoinRefused::Ended => Self::NoSuchSession,
-            JoinRefused::NumberUnavailable => Self::NumberUnavailable,
-            JoinRefused::Retired => Self::Retired,
-        }
-    }
-}
-
-impl LaneEnd {
-    fn close_code(&self) -> CloseCode {
-        match self {
-            Self::NoSuchSession => CloseCode::Unauthorised,
-            Self::WrongInstance(_) => CloseCode::WrongInstance,
-            Self::TooMany | Self::NoMemory(_) => CloseCode::TooBusy,
-            Self::NumberUnavailable | Self::SentMessage => CloseCode::ProtocolViolation,
-            Self::Control(ControlError::Message(error)) => error.into(),
-            Self::Silent | Self::Retired | Self::Control(ControlError::Lane(_)) | Self::Lane(_) => {
-                CloseCode::Done
-            }
-        }
-    }
-
-    /// The text for the client: the rule that it broke. Empty otherwise.
-    fn close_text(&self) -> String {
-        match self {
-            Self::NumberUnavailable | Self::SentMessage | Self::Control(ControlError::Message(_)) => {
-                self.to_string()
-            }
-            _ => String::new(),
-        }
-    }
 }
 
 /// Joins `lane` to the session named in `join`, and serves it until either ends.
@@ -177,11 +108,7 @@ async fn watch(live: &LiveLane, receiver: &mut control::Receiver<ClientMessage>)
         tokio::select! {
             () = live.retired() => return LaneEnd::Retired,
             error = live.lane.closed() => return error.into(),
-            message = receiver.next() => return match message {
-                Ok(_) => LaneEnd::SentMessage,
-                Err(ControlError::Lane(LaneError::StreamAborted)) => LaneEnd::Retired,
-                Err(error) => error.into(),
-            },
+            message = receiver.next() => return LaneEnd::from_message(message),
             _ = ticks.tick() => {
                 if silence.check(&live.lane.stats()) {
                     return LaneEnd::Silent;

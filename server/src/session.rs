@@ -1,6 +1,8 @@
 //! A session: one client, from its handshake to its end.
 
 mod error;
+mod opening;
+mod watches;
 
 use crate::{
     access::{Credentials, Holder, Permit},
@@ -10,7 +12,7 @@ use crate::{
     handshakes::pace,
     inboxes::Inboxes,
     joinable::SharedLanes,
-    joining::{self, Join},
+    joining,
     loads::{LoadReporters, Report},
     logins::Login,
     offer::Offer,
@@ -23,23 +25,25 @@ use crate::{
     watching,
 };
 use error::SessionError;
-use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
+use opening::Opening;
+use std::{convert::Infallible, sync::Arc, time::Duration};
 use tensor_relay_protocol::{
-    ClientMessage, CodecChoice, CodecSet, EndReason, Epoch, Feature, FeatureSet, Glob, Hello,
-    PROTOCOL_REVISIONS, ProtocolViolation, ServerMessage, Subscribe, SubscriptionId, SubscriptionMessage,
-    Topic, Verb, Version, VersionDigest, WATCHES_MAX, WatchId, Welcome,
+    ClientMessage, CodecChoice, CodecSet, EndReason, Epoch, Feature, FeatureSet, Glob, Hello, ProtocolViolation,
+    ServerMessage, Subscribe, SubscriptionId, SubscriptionMessage, Topic, Verb, Version, VersionDigest, WatchId,
+    Welcome,
 };
 use tensor_relay_transport::{
-    Lane,
-    control::{self, ControlError},
+    Lane, control,
     sending::{Coding, Delivery, Lanes, Route, Selector},
 };
+
 use tokio::{
     sync::watch,
     task::{AbortHandle, JoinError, JoinSet},
     time::Instant,
 };
 use tracing::Instrument;
+use watches::Watches;
 
 /// Serves one connection until it ends: a session that begins with `Hello`, or a lane that joins one with `Join`.
 #[tracing::instrument(name = "session", skip_all, fields(peer = %lane.peer()))]
@@ -51,12 +55,12 @@ pub(crate) async fn serve(lane: Lane, login: Login, control_timeout: Duration, s
         Ok(Err(error)) => return refuse(&lane, None, login, &error.into(), &shared).await,
         Err(_) => return refuse(&lane, None, login, &SessionError::NoHello, &shared).await,
     };
-    let admitted = match first_message(&mut receiver, control_timeout).await {
-        Ok(ClientMessage::Join { session, lane: lane_id, grant, instance }) => {
-            let join = Join { session, lane: lane_id, grant, instance };
+    let first = first_message(&mut receiver, control_timeout).await;
+    let admitted = match first.and_then(Opening::new) {
+        Ok(Opening::Lane(join)) => {
             return joining::serve(lane, login, sender, receiver, join, &shared).await;
         }
-        Ok(first) => AdmittedClient::new(first, &lane, &shared).await,
+        Ok(Opening::Session(hello, revision)) => AdmittedClient::new(hello, revision, &lane, &shared).await,
         Err(error) => Err(error),
     };
     let AdmittedClient { hello, revision, permit, mut evictions, admission } = match admitted {
@@ -102,14 +106,13 @@ struct Admission {
 }
 
 impl AdmittedClient {
-    /// Admits the client that sent `first`, if it may connect.
-    async fn new(first: ClientMessage, lane: &Lane, shared: &Arc<Shared>) -> Result<Self, SessionError> {
-        let ClientMessage::Hello(hello) = first else {
-            return Err(
-                ProtocolViolation::OutOfTurn { found: "another message", expected: "Hello or Join" }.into()
-            );
-        };
-        let revision = common_revision(&hello)?;
+    /// Admits the client that sent `hello`, if it may connect.
+    async fn new(
+        hello: Hello,
+        revision: u32,
+        lane: &Lane,
+        shared: &Arc<Shared>,
+    ) -> Result<Self, SessionError> {
         let credentials =
             Credentials { token: hello.token.clone(), certificate: lane.client_certificate().cloned() };
         let permit = shared.access.admit(credentials)?;
@@ -186,19 +189,7 @@ async fn close(lane: &Lane, sender: Option<&control::Sender<ServerMessage>>, err
             Some(sender) => sender.flush().await,
             None => lane.flush().await,
         }
-        lane.close(code, &close_text(error));
-    }
-}
-
-/// The text sent with the close, for the client's author: the rule that the client broke, or the protocol revisions of
-/// client and server. Empty otherwise.
-fn close_text(error: &SessionError) -> String {
-    match error {
-        SessionError::ProtocolViolation(_) | SessionError::Control(ControlError::Message(_)) => {
-            error.to_string()
-        }
-        SessionError::Incompatible(..) => error.to_string(),
-        _ => String::new(),
+        lane.close(code, &error.close_text());
     }
 }
 
@@ -233,24 +224,14 @@ async fn welcome_and_run(
         features: negotiated.features,
         shared: Arc::clone(shared),
         inboxes: Inboxes::default(),
-        topics: HashMap::new(),
         loaders: LoadReporters::default(),
         running: JoinSet::new(),
         unfinished: Gauge::default(),
-        watching: HashMap::new(),
+        watching: Watches::default(),
         watches: JoinSet::new(),
         probing: Probing::default(),
     };
     session.run(receiver, negotiated.permit).await
-}
-
-/// The newest protocol revision that client and server support.
-fn common_revision(hello: &Hello) -> Result<u32, SessionError> {
-    let newest = hello.revision_max.min(*PROTOCOL_REVISIONS.end());
-    match newest >= hello.revision_min && PROTOCOL_REVISIONS.contains(&newest) {
-        true => Ok(newest),
-        false => Err(SessionError::Incompatible(hello.revision_min, hello.revision_max)),
-    }
 }
 
 /// The session of an admitted client, with its subscriptions.
@@ -264,14 +245,12 @@ struct Session {
     features: FeatureSet,
     shared: Arc<Shared>,
     inboxes: Inboxes,
-    /// The topics of the running subscriptions.
-    topics: HashMap<SubscriptionId, Topic>,
     loaders: LoadReporters,
     running: JoinSet<EndedSubscription>,
     /// The subscriptions of this session that a shutdown waits for.
     unfinished: Gauge,
     /// The active watches; their tasks end with the session.
-    watching: HashMap<WatchId, AbortHandle>,
+    watching: Watches<AbortHandle>,
     watches: JoinSet<()>,
     probing: Probing,
 }
@@ -369,7 +348,6 @@ impl Session {
     fn handle_ended(&mut self, ended: EndedTask) -> Result<(), SessionError> {
         let (id, result) = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         self.inboxes.close(id);
-        self.topics.remove(&id);
         self.loaders.handle_ended(id);
         Ok(result?)
     }
@@ -377,11 +355,8 @@ impl Session {
     /// Ends the subscriptions for which the client has lost its permission.
     fn handle_rights_changed(&self) {
         tracing::info!("The client's rights were changed.");
-        for (id, topic) in &self.topics {
-            if !self.holder.may(Verb::Subscribe, topic) {
-                tracing::warn!(%topic, "A subscription is ended: the client lost its permission.");
-                self.inboxes.forbid(*id);
-            }
+        for topic in self.inboxes.forbid(|topic| self.holder.may(Verb::Subscribe, topic)) {
+            tracing::warn!(%topic, "A subscription is ended: the client lost its permission.");
         }
     }
 
@@ -436,10 +411,7 @@ impl Session {
                 self.handle_loaded(subscription, epoch, version, digest);
             }
             ClientMessage::Watch { watch, glob } => self.handle_watch(watch, glob)?,
-            ClientMessage::Unwatch(watch) => {
-                let task = self.watching.remove(&watch);
-                task.ok_or(ProtocolViolation::UnknownWatch(watch))?.abort();
-            }
+            ClientMessage::Unwatch(watch) => self.watching.end(watch)?.abort(),
             ClientMessage::Hello(_) | ClientMessage::Join { .. } | _ => {
                 let found = "a second Hello or Join";
                 return Err(ProtocolViolation::OutOfTurn { found, expected: "a request" }.into());
@@ -490,7 +462,8 @@ impl Session {
 
     async fn handle_subscribe(&mut self, subscribe: Subscribe) -> Result<(), SessionError> {
         let id = subscribe.subscription;
-        let Some(mut inbox) = self.inboxes.open(id, self.shared.config.subscriptions_max as usize)? else {
+        let max = self.shared.config.subscriptions_max as usize;
+        let Some(mut inbox) = self.inboxes.open(id, &subscribe.topic, max)? else {
             return self.refuse(id, EndReason::TooManySubscriptions).await;
         };
         // Before any lookup: the refusal must not show whether the topic exists.
@@ -505,7 +478,6 @@ impl Session {
             return self.refuse(id, EndReason::TooManySubscriptions).await;
         };
         inbox.eviction = Some(eviction);
-        self.topics.insert(id, subscribe.topic.clone());
         let follower = self.shared.catalogue.follow(&subscribe.topic);
         let control = self.lanes.control();
         let entry = self.shared.subscribers.insert(SubscriberInfo {
@@ -570,19 +542,13 @@ impl Session {
         }
     }
 
-    fn handle_watch(&mut self, watch: WatchId, glob: Glob) -> Result<(), SessionError> {
-        if self.watching.len() >= WATCHES_MAX {
-            return Err(ProtocolViolation::TooManyWatches(WATCHES_MAX).into());
-        }
-        if self.watching.contains_key(&watch) {
-            return Err(ProtocolViolation::DuplicateWatch(watch).into());
-        }
+    fn handle_watch(&mut self, watch: WatchId, glob: Glob) -> Result<(), ProtocolViolation> {
         while self.watches.try_join_next().is_some() {} // Reaps tasks that ended.
-        let catalogue = Arc::clone(&self.shared.catalogue);
-        let task = watching::run(catalogue, self.holder.clone(), watch, glob, self.sender.clone());
-        // Its only error is the end of the control stream's lane, which also ends the session.
-        let task = self.watches.spawn(async { drop(task.await) });
-        self.watching.insert(watch, task);
-        Ok(())
+        self.watching.begin(watch, || {
+            let catalogue = Arc::clone(&self.shared.catalogue);
+            let task = watching::run(catalogue, self.holder.clone(), watch, glob, self.sender.clone());
+            // Its only error is the end of the control stream's lane, which also ends the session.
+            self.watches.spawn(async { drop(task.await) })
+        })
     }
 }

@@ -144,6 +144,14 @@ mod tests {
         assert!(!claims.is_afresh((Epoch(2), Version(3))), "another epoch");
     }
 
+    #[test]
+    fn a_client_is_ahead_of_earlier_versions_of_its_epoch() {
+        let claims = new_claims(3, 3);
+        let is_ahead = |epoch, version| claims.is_ahead_of((Epoch(epoch), Version(version)));
+        assert_eq!([2, 3, 4].map(|version| is_ahead(1, version)), [true, false, false]);
+        assert!(!is_ahead(2, 2), "another epoch");
+    }
+
     /// A client that lost its connection while it received a version afresh holds a part of the new content, and
     /// committed the old.
     #[test]

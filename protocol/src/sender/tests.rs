@@ -1,6 +1,8 @@
 //! Tests of [`Sender`]: against messages, and against a [`Subscriber`](crate::Subscriber).
 
+mod ends;
 mod messages;
 mod pair;
 mod sources;
+mod starts;
 mod topic;

@@ -302,6 +302,7 @@ impl Assembly {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CodecId;
     use crate::subscriber::fixtures::{self, CHUNK_BYTES, hash, manifest, select, verified};
     use proptest::prelude::*;
 
@@ -337,6 +338,23 @@ mod tests {
         assert!(matches!(assembly.handle_header(&based), Err(ProtocolViolation::UnknownBase { .. })));
         assert_eq!(assembly.handle_header(&header(1)), Ok(256..512));
         assert_eq!(assembly.handle_header(&header(1)), Err(ProtocolViolation::DuplicateChunk(ChunkIndex(1))));
+    }
+
+    /// PROTOCOL.md §6.9: a chunk is encoded against the version that this connection has as its base, or against none.
+    #[test]
+    fn only_the_base_of_the_connection_is_allowed() {
+        let mut assembly = all(2);
+        assembly.set_base(Some(Version(3)));
+        let against = |version| ChunkHeader { codec: CodecId::Sparse, base: version, ..header(0) };
+        let refused = assembly.handle_header(&against(Some(Version(4))));
+        assert!(matches!(refused, Err(ProtocolViolation::UnknownBase { .. })), "{refused:?}");
+        let refused = assembly.handle_header(&against(None));
+        assert!(matches!(refused, Err(ProtocolViolation::CodecAndBase { .. })), "{refused:?}");
+        assert_eq!(assembly.handle_header(&against(Some(Version(3)))), Ok(0..256));
+        assert_eq!(assembly.handle_header(&header(1)), Ok(256..512), "it needs none");
+        assembly.handle_detached();
+        let refused = assembly.handle_header(&against(Some(Version(3))));
+        assert!(matches!(refused, Err(ProtocolViolation::UnknownBase { .. })), "{refused:?}");
     }
 
     /// PROTOCOL.md §5.4 and §6.5: unselected chunks are refused, and selected ones lie end to end.

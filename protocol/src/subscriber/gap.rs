@@ -49,3 +49,32 @@ impl fmt::Display for Gap {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Epoch, Topic, Version};
+
+    /// The text of the gap between two versions, each with its epoch.
+    fn text((after_epoch, after): (u64, u64), (epoch, found): (u64, u64)) -> String {
+        let id = |epoch, version| VersionId {
+            topic: Topic::new("policy").unwrap(),
+            epoch: Epoch(epoch),
+            version: Version(version),
+        };
+        Gap { after: Some(id(after_epoch, after)), found: id(epoch, found) }.to_string()
+    }
+
+    #[test]
+    fn a_gap_names_what_is_missing_and_why() {
+        for (after, found, expected) in [
+            ((1, 3), (1, 5), "1 version is missing of policy: 4 was expected, 5 was received;"),
+            ((1, 3), (1, 6), "2 versions are missing of policy: 4 was expected, 6 was received;"),
+            ((1, 3), (1, 2), "policy went back to version 2 after version 3:"),
+            ((1, 3), (2, 9), "policy has begun a new epoch, "),
+        ] {
+            let found = text(after, found);
+            assert!(found.starts_with(expected), "{found}");
+        }
+    }
+}

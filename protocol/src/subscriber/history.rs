@@ -214,7 +214,7 @@ mod tests {
 
     fn new_history(start: Start) -> History {
         let latest = Subscribe::latest(SubscriptionId(1), Topic::new("t").unwrap(), 0);
-        History::new(&Subscribe { mode: Mode::Every, start, window: 2, ..latest })
+        History::new(&Subscribe { mode: Mode::Every, start, window: 3, ..latest })
     }
 
     const DIGEST: VersionDigest = VersionDigest([7; 32]);
@@ -235,6 +235,7 @@ mod tests {
         assert_eq!(history.gap_before(&id(1, 6)), None);
         assert_eq!(history.gap_before(&id(1, 9)).unwrap().missing(), Some(3));
         assert_eq!(history.gap_before(&id(2, 6)).unwrap().missing(), None, "another epoch");
+        assert_eq!([id(1, 6), id(2, 6)].map(|id| history.is_new_epoch(&id)), [false, true]);
         assert!(commit(&mut history, id(2, 1)));
     }
 
@@ -294,30 +295,42 @@ mod tests {
         }
     }
 
+    /// The part of a version has other content. The versions before it have not, as far as both ends know.
+    #[test]
+    fn versions_before_a_part_of_other_content_are_acknowledged() {
+        let mut history = new_history(Start::Oldest);
+        commit(&mut history, id(1, 3));
+        history.handle_detached();
+        assert_eq!(history.check_announced(&id(1, 4), Some(&id(1, 4)), true), Ok(()));
+        history.handle_announced(&id(1, 4), true);
+        assert!(history.handle_acknowledged(Epoch(1), Version(3)));
+        assert_eq!(history.acknowledged(), Some((Epoch(1), Version(3))));
+    }
+
     #[test]
     fn versions_rise_and_at_most_twice_the_window_is_unacknowledged() {
         let mut history = new_history(Start::Oldest);
-        for version in 1..=4 {
+        for version in 1..=6 {
             commit(&mut history, id(1, version));
         }
         assert_eq!(
-            history.check_announced(&id(1, 4), None, false),
-            Err(ProtocolViolation::VersionNotRising { found: Version(4), after: Version(4) })
+            history.check_announced(&id(1, 6), None, false),
+            Err(ProtocolViolation::VersionNotRising { found: Version(6), after: Version(6) })
         );
         assert_eq!(
-            history.check_announced(&id(1, 5), None, false),
-            Err(ProtocolViolation::WindowExceeded(2))
+            history.check_announced(&id(1, 7), None, false),
+            Err(ProtocolViolation::WindowExceeded(3))
         );
-        history.handle_acknowledged(Epoch(1), Version(3));
-        assert_eq!(history.check_announced(&id(1, 5), None, false), Ok(()));
+        history.handle_acknowledged(Epoch(1), Version(5));
+        assert_eq!(history.check_announced(&id(1, 7), None, false), Ok(()));
         history.handle_detached();
         assert_eq!(
             (history.have().map(|have| have.key()), history.acknowledged()),
-            (Some((Epoch(1), Version(4))), Some((Epoch(1), Version(3))))
+            (Some((Epoch(1), Version(6))), Some((Epoch(1), Version(5))))
         );
-        assert!(history.check_announced(&id(1, 4), None, false).is_err(), "version 4 is held");
-        assert_eq!(history.check_announced(&id(1, 4), None, true), Ok(()), "other content is not held");
-        assert!(history.is_new_epoch(&id(1, 4)));
+        assert!(history.check_announced(&id(1, 6), None, false).is_err(), "version 6 is held");
+        assert_eq!(history.check_announced(&id(1, 6), None, true), Ok(()), "other content is not held");
+        assert!(history.is_new_epoch(&id(1, 6)));
     }
 
     #[test]

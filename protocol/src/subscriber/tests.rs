@@ -6,6 +6,9 @@ use super::{
 };
 use crate::Mode;
 
+mod again;
+mod streams;
+
 fn subscriber(request: Subscribe) -> Subscriber {
     Subscriber::new(request, codecs(), Duration::from_secs(30), now())
 }

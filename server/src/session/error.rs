@@ -60,6 +60,17 @@ impl SessionError {
         }
     }
 
+    /// The text sent with the close, for the client's author: the rule that the client broke, or the protocol revisions
+    /// of client and server. Empty otherwise.
+    pub(super) fn close_text(&self) -> String {
+        match self {
+            Self::ProtocolViolation(_) | Self::Control(ControlError::Message(_)) | Self::Incompatible(..) => {
+                self.to_string()
+            }
+            _ => String::new(),
+        }
+    }
+
     /// Why a client that broke no rule was refused: it has no right, or the server no room.
     pub(super) fn refusal(&self) -> Option<Reason> {
         match self {
@@ -96,5 +107,101 @@ fn lane_failure(error: &LaneError) -> Option<&'static str> {
         LaneError::ClosedByPeer { .. } => Some("closed_by_peer"),
         LaneError::StreamAborted | LaneError::ClosedLocally => None,
         _ => Some("connection_lost"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor_relay_protocol::MessageError;
+
+    fn no_memory() -> SessionError {
+        SessionError::NoMemory(AllocError::OverBudget { asked_bytes: 2, in_use_bytes: 0, budget_bytes: 1 })
+    }
+
+    fn malformed() -> SessionError {
+        ControlError::Message(MessageError::MissingField("topic")).into()
+    }
+
+    fn violation() -> SessionError {
+        ProtocolViolation::CreditExceeded.into()
+    }
+
+    fn at_control(error: LaneError) -> SessionError {
+        ControlError::Lane(error).into()
+    }
+
+    fn closed_by_peer(code: Option<CloseCode>) -> LaneError {
+        LaneError::ClosedByPeer { peer: ([10, 0, 0, 1], 4747).into(), code, text: String::new() }
+    }
+
+    /// PROTOCOL.md §9.1.
+    #[test]
+    fn a_close_has_the_code_of_its_cause_and_explains_broken_rules() {
+        for (end, code, is_explained) in [
+            (malformed(), CloseCode::Malformed, true),
+            (violation(), CloseCode::ProtocolViolation, true),
+            (SessionError::Incompatible(2, 3), CloseCode::Incompatible, true),
+            (SessionError::NoHello, CloseCode::TimedOut, false),
+            (SessionError::ShuttingDown, CloseCode::ShuttingDown, false),
+            (SessionError::TooBusy, CloseCode::TooBusy, false),
+            (SessionError::Evicted, CloseCode::TooBusy, false),
+            (no_memory(), CloseCode::TooBusy, false),
+            (Denied::Expired.into(), CloseCode::Unauthorised, false),
+            (SessionError::AccessLost(Denied::Expired), CloseCode::Unauthorised, false),
+            (at_control(LaneError::StreamAborted), CloseCode::Done, false),
+        ] {
+            assert_eq!((end.close_code(), !end.close_text().is_empty()), (Some(code), is_explained), "{end}");
+        }
+        for end in [at_control(LaneError::ClosedLocally), LaneError::ClosedLocally.into()] {
+            assert_eq!((end.close_code(), end.close_text().as_str()), (None, ""), "the lane is closed");
+        }
+    }
+
+    #[test]
+    fn failures_are_counted_and_clients_that_broke_no_rule_are_refused() {
+        let peer = ([10, 0, 0, 1], 4747).into();
+        for (end, counter) in [
+            (malformed(), "protocol_violation"),
+            (violation(), "protocol_violation"),
+            (SessionError::Incompatible(2, 3), "incompatible"),
+            (SessionError::NoHello, "no_hello"),
+            (SessionError::AccessLost(Denied::Expired), "access_lost"),
+            (LaneError::TimedOut { peer }.into(), "timed_out"),
+            (at_control(closed_by_peer(Some(CloseCode::Malformed))), "closed_by_peer"),
+            (closed_by_peer(None).into(), "closed_by_peer"),
+            (at_control(LaneError::Reset { peer }), "connection_lost"),
+        ] {
+            assert_eq!((end.failure(), end.refusal()), (Some(counter), None), "{end}");
+            assert!(!end.is_close_by_client(), "{end}");
+        }
+        for (end, counter) in [
+            (SessionError::TooBusy, "too_busy"),
+            (SessionError::Evicted, "evicted"),
+            (no_memory(), "no_memory"),
+        ] {
+            assert_eq!(
+                (end.failure(), end.refusal()),
+                (Some(counter), Some(Reason::Named(counter))),
+                "{end}"
+            );
+        }
+        let denied = SessionError::from(Denied::Expired);
+        let refusal = Some(Reason::from(&Denied::Expired));
+        assert_eq!((denied.failure(), denied.refusal()), (Some("unauthorised"), refusal));
+    }
+
+    #[test]
+    fn an_ordinary_end_is_no_failure() {
+        for (end, is_close_by_client) in [
+            (at_control(LaneError::StreamAborted), true),
+            (at_control(closed_by_peer(Some(CloseCode::Done))), true),
+            (closed_by_peer(Some(CloseCode::Done)).into(), true),
+            (LaneError::ClosedLocally.into(), false),
+            (SessionError::ShuttingDown, false),
+        ] {
+            let found = (end.is_close_by_client(), end.failure(), end.refusal());
+            assert_eq!(found, (is_close_by_client, None, None), "{end}");
+        }
     }
 }

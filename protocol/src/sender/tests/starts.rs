@@ -1,0 +1,81 @@
+//! The first version of a subscription.
+
+use super::topic::{EPOCH, Numbered, Numbers};
+use crate::*;
+
+const OTHER_EPOCH: Epoch = Epoch(9);
+
+/// A topic that retains `versions` versions, also for a reader.
+fn topic(versions: usize) -> Numbers {
+    let mut topic = Numbers::new(9, true);
+    (0..versions).for_each(|_| topic.publish(ManifestDigest([7; 32])));
+    topic
+}
+
+fn new_sender(topic: &Numbers, mode: Mode, start: Start) -> Sender<Numbered> {
+    let latest = Subscribe::latest(SubscriptionId(1), Topic::new("t").unwrap(), 1);
+    Sender::new(topic, &Subscribe { mode, start, window: 9, ..latest }, topic.place(), None).unwrap()
+}
+
+/// The first version, or why there is none; `None` while it is awaited.
+fn first(sender: &mut Sender<Numbered>, topic: &Numbers) -> Option<Result<u64, Ended>> {
+    loop {
+        match sender.poll(topic, None)? {
+            SenderAction::Announce(announcement) => return Some(Ok(announcement.version.key().1.0)),
+            SenderAction::End(ended) => return Some(Err(ended)),
+            SenderAction::Acknowledge(..) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// PROTOCOL.md §3.3 (10): versions of another epoch are not before the start.
+#[test]
+fn a_subscription_begins_at_its_start() {
+    let topic = topic(3);
+    for (start, every, latest) in [
+        (Start::At(None, Version(2)), Some(2), Some(3)),
+        (Start::At(Some(EPOCH), Version(3)), Some(3), Some(3)),
+        (Start::At(None, Version(4)), None, None),
+        (Start::At(Some(OTHER_EPOCH), Version(4)), Some(1), Some(3)),
+    ] {
+        for (mode, expected) in [(Mode::Every, every), (Mode::Latest, latest)] {
+            let mut sender = new_sender(&topic, mode, start);
+            assert_eq!(first(&mut sender, &topic), expected.map(Ok), "{start:?} {mode:?}");
+        }
+    }
+}
+
+#[test]
+fn a_start_that_is_not_published_yet_is_awaited() {
+    for mode in [Mode::Every, Mode::Latest] {
+        let mut topic = topic(2);
+        let mut sender = new_sender(&topic, mode, Start::At(None, Version(4)));
+        assert_eq!(first(&mut sender, &topic), None);
+        topic.publish(ManifestDigest([7; 32]));
+        assert_eq!(first(&mut sender, &topic), None, "version 3 precedes it");
+        topic.publish(ManifestDigest([7; 32]));
+        assert_eq!(first(&mut sender, &topic), Some(Ok(4)), "{mode:?}");
+    }
+}
+
+/// PROTOCOL.md §3.12 (5).
+#[test]
+fn no_other_version_replaces_one_by_its_number() {
+    let topic = topic(3);
+    let not_found = Some(Err(Ended::ByServer(EndReason::NotFound)));
+    for (epoch, version, latest) in [
+        (None, 2, Some(Ok(2))),
+        (Some(EPOCH), 2, Some(Ok(2))),
+        (None, 3, Some(Ok(3))),
+        (None, 4, not_found),
+        (Some(OTHER_EPOCH), 2, not_found),
+    ] {
+        let start = Start::Exactly(epoch, Version(version));
+        assert_eq!(first(&mut new_sender(&topic, Mode::Latest, start), &topic), latest, "{start:?}");
+        let every = first(&mut new_sender(&topic, Mode::Every, start), &topic);
+        assert_eq!(every, not_found, "its place is version 1");
+    }
+    let start = Start::Exactly(None, Version(1));
+    assert_eq!(first(&mut new_sender(&topic, Mode::Every, start), &topic), Some(Ok(1)));
+}
