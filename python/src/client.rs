@@ -65,7 +65,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 #[pyfunction]
 #[pyo3(signature = (ticket, *, timeout, memory_bytes, base_bytes, lanes, topic_timeout, stall_timeout, reconnect_timeout,
                     versions_held_max, hold_timeout, transport, identity, certificate, device, gpu_memory_bytes, pinned_bytes,
-                    admin, admin_token_file, ready_within, consumer))]
+                    admin, admin_token_file, ready_within, consumer, sources))]
 #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
 pub(crate) fn connect(
     py: Python<'_>,
@@ -89,8 +89,10 @@ pub(crate) fn connect(
     admin_token_file: Option<PathBuf>,
     ready_within: Option<f64>,
     consumer: &str,
+    sources: Vec<String>,
 ) -> PyResult<Client> {
     let ticket: Ticket = ticket.parse().map_err(Kind::Ticket.because(py))?;
+    let sources: Result<Vec<Ticket>, _> = sources.iter().map(|source| source.parse()).collect();
     let options = GpuOptions { memory_bytes: gpu_memory_bytes, pinned_bytes, chunk_bytes: CHUNK_BYTES };
     let gpus = Gpus::new(py, options)?;
     let open = |ordinal| gpus.device(py, ordinal).map_err(|error| error.raise(py));
@@ -110,6 +112,7 @@ pub(crate) fn connect(
         memory_bytes: memory_bytes.unwrap_or(u64::MAX),
         base_bytes,
         consumer: counted_as,
+        sources: sources.map_err(Kind::Ticket.because(py))?,
         lanes: parse_lanes(py, lanes)?,
         transport: parse_transport(py, transport)?,
         identity: identity_of(py, identity.as_deref(), certificate.as_deref())?,

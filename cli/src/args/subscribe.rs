@@ -72,6 +72,11 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, value_name = "auto|auto:N|N", default_value = "auto", value_parser = parse_lanes, help_heading = "Connection")]
     pub(crate) lanes: Lanes,
 
+    /// The ticket of another server with the same files, a file that holds it, or `-` for stdin; repeat the option for
+    /// several. Large versions are received from all servers at once, and from the others when one is lost.
+    #[arg(long, value_name = "TICKET", help_heading = "Connection")]
+    pub(crate) source: Vec<String>,
+
     /// A local address for lanes, one for each network card to use; repeat the option for several, or separate them by
     /// `,`. Lanes use the addresses in turn. Default: chosen by the system.
     #[arg(long, value_name = "IP", value_delimiter = ',', help_heading = "Connection")]

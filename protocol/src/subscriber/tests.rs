@@ -7,6 +7,7 @@ use super::{
 use crate::Mode;
 
 mod again;
+mod sources;
 mod streams;
 
 fn subscriber(request: Subscribe) -> Subscriber {
@@ -16,10 +17,15 @@ fn subscriber(request: Subscribe) -> Subscriber {
 /// Begins version 1, and returns its selection.
 fn begin(subscriber: &mut Subscriber) -> Arc<Selection> {
     subscriber.subscribe(None);
-    subscriber.handle_announce(announce(1, &manifest(2)), now(), 0).unwrap();
-    subscriber.handle_manifest(Manifest::clone(&manifest(2))).unwrap();
-    subscriber.handle_placed(None).unwrap();
+    begin_of(subscriber, 2);
     subscriber.selection().cloned().unwrap()
+}
+
+/// Begins version 1, of this many chunks.
+fn begin_of(subscriber: &mut Subscriber, chunks: u32) {
+    subscriber.handle_announce(announce(1, &manifest(chunks)), now(), 0).unwrap();
+    subscriber.handle_manifest(Manifest::clone(&manifest(chunks))).unwrap();
+    subscriber.handle_placed(None).unwrap();
 }
 
 /// PROTOCOL.md §3.12 (3), with a selection that has no effect; and (1).

@@ -23,7 +23,7 @@ import logging
 import os
 import re
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from . import _native, _released, tree
 from ._native import (
@@ -222,6 +222,7 @@ def connect(
     admin_token_file: str | os.PathLike[str] | None = None,
     ready_within: float | None = None,
     consumer: str = "process",
+    sources: Sequence[str | os.PathLike[str]] = (),
 ) -> Client:
     """Connects to a server. Use it as a context manager, or `close()` it.
 
@@ -257,6 +258,9 @@ def connect(
         age does not matter.
     consumer: what a publisher counts in `Publication.wait_committed`: "process", this process once with all its
         clients, or "client", this client by itself.
+    sources: the tickets, or the paths of files that hold them, of other servers with the same content: the same bytes
+        under the same epochs and versions, as of one folder that several servers serve. Large versions are received from
+        all of them at once, and from the others when one is lost.
 
     Raises TicketError for an invalid ticket, RequestError for a value out of its range, ServerUnreachableError,
     ServerRefusedError when a server other than the ticket's answers or the server refuses this client, TensorRelayError
@@ -283,6 +287,7 @@ def connect(
         admin_token_file=admin_token_file,
         ready_within=ready_within,
         consumer=consumer,
+        sources=[_read_ticket(source) for source in sources],
     )
     _open_objects.add(client)
     return client

@@ -484,6 +484,7 @@ def connect(
     admin_token_file: str | os.PathLike[str] | None,
     ready_within: float | None,
     consumer: str,
+    sources: list[str],
 ) -> Client: ...
 
 @final

@@ -35,7 +35,7 @@ fn actions(subscriber: &mut Subscriber) -> Vec<Action> {
 fn a_second_stream_of_a_verified_chunk_is_discarded() {
     let mut subscriber = subscriber(request(Mode::Latest, 4));
     begin(&mut subscriber);
-    subscriber.handle_retired();
+    subscriber.handle_retired(fixtures::SUBSCRIPTION);
     let _ = actions(&mut subscriber);
     subscriber.handle_chunk(header(1, 0), StreamToken(1)).unwrap();
     subscriber.handle_verified(StreamToken(1), verified(0));
@@ -50,7 +50,7 @@ fn a_second_stream_of_a_verified_chunk_is_discarded() {
 fn what_arrived_since_the_loss_is_not_requested() {
     let mut subscriber = subscriber(request(Mode::Latest, 1));
     begin(&mut subscriber);
-    subscriber.handle_retired();
+    subscriber.handle_retired(fixtures::SUBSCRIPTION);
     let requested = |actions: Vec<Action>| {
         let chunks = actions.into_iter().filter_map(|action| match action {
             Action::Send(ClientMessage::Request { chunks, .. }) => Some(chunks),
