@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tensor_relay_device::{AllocError, Reservation};
 use tensor_relay_protocol::InstanceId;
 use tensor_relay_transport::{
-    LaneKind, LaneThreads,
+    ChunkTimes, InUse, LaneKind, LaneThreads, Tally,
     egress::{Egress, Encoder},
     sending::EffortMeters,
 };
@@ -113,8 +113,16 @@ pub(crate) struct ConnectionMemory {
 
 impl Shared {
     pub(crate) fn new(config: Config, access: Access, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
-        let egress =
-            Egress::new(encoder, config.encoded_bytes, config.chunks_in_flight, config.stall_timeout);
+        let egress = Egress {
+            encoder,
+            chunks_in_flight: config.chunks_in_flight,
+            stall_timeout: config.stall_timeout,
+            copies: InUse::default(),
+            copies_max_bytes: config.encoded_bytes,
+            tally: Tally::default(),
+            chunk_times: ChunkTimes::default(),
+            transfers: InUse::default(),
+        };
         Self {
             lane_threads: LaneThreads::new(config.lane_threads),
             handshakes: Handshakes::default(),

@@ -114,7 +114,7 @@ impl SubscriberProgress {
     fn new(info: SubscriberInfo) -> Self {
         Self {
             state: Mutex::new(TransferState { held: info.have, transfer: None }),
-            sent: Arc::new(SentChunks::new(Arc::clone(info.topic.tally()))),
+            sent: Arc::new(SentChunks { topic: Arc::clone(info.topic.tally()), ..Default::default() }),
             info,
             began: Instant::now(),
             committed: AtomicU64::new(0),
@@ -134,7 +134,7 @@ impl SubscriberProgress {
             version: retained.id.clone(),
             payload_bytes: retained.payload.manifest().payload_bytes(),
             started: Instant::now(),
-            sent_before_bytes: self.sent.payload_bytes(),
+            sent_before_bytes: self.sent.payload_bytes.load(Ordering::Relaxed),
         });
     }
 
@@ -151,7 +151,7 @@ impl SubscriberProgress {
     }
 
     fn status(&self) -> SubscriberStatus {
-        let sent_payload_bytes = self.sent.payload_bytes();
+        let sent_payload_bytes = self.sent.payload_bytes.load(Ordering::Relaxed);
         let (held, transfer) = {
             let state = self.state();
             let transfer = state.transfer.as_ref().map(|started| TransferStatus {
@@ -182,7 +182,7 @@ impl SubscriberProgress {
             committed: self.committed.load(Ordering::Relaxed),
             skipped: self.skipped.load(Ordering::Relaxed),
             sent_payload_bytes,
-            sent_wire_bytes: self.sent.wire_bytes(),
+            sent_wire_bytes: self.sent.wire_bytes.load(Ordering::Relaxed),
         }
     }
 

@@ -16,7 +16,7 @@ pub use encoder::{Encoded, Encoder, EncoderStats};
 pub use payload::Payload;
 pub use read::{READ_TIMEOUT, read};
 
-use crate::{ChunkTimes, InUse, Lane, LaneError, Tally, in_use::Used};
+use crate::{ChunkTimes, InUse, Lane, LaneError, Tally};
 use std::time::Duration;
 use tensor_relay_protocol::{ChunkHeader, Manifest, ManifestHeader, StreamHeader, SubscriptionId};
 
@@ -32,52 +32,20 @@ pub struct Egress {
     /// Encodes each chunk once for all of them.
     pub encoder: Encoder,
     /// The maximum number of chunks in progress, for each lane of a subscription.
-    pub(crate) chunks_in_flight: usize,
+    pub chunks_in_flight: usize,
     /// The time without progress after which a transfer has stalled.
-    pub(crate) stall_timeout: Duration,
+    pub stall_timeout: Duration,
     /// The bytes of copies of chunks that are being sent, of sources that are not in memory in one piece.
-    copies: InUse,
-    copies_max_bytes: u64,
+    pub copies: InUse,
+    /// The budget for them. A slow subscriber may hold its copies for long, so nobody waits for it: while it is used up,
+    /// each subscription sends one such chunk at a time.
+    pub copies_max_bytes: u64,
     /// The chunks sent, of all topics.
     pub tally: Tally,
     /// The times that chunks took.
     pub chunk_times: ChunkTimes,
     /// Transfers in progress, each of one version to one subscription.
     pub transfers: InUse,
-}
-
-impl Egress {
-    /// Sends chunks that `encoder` encodes, up to `chunks_in_flight` at a time for each lane of a subscription, of which
-    /// up to `copies_max_bytes` are copied.
-    pub fn new(
-        encoder: Encoder,
-        copies_max_bytes: u64,
-        chunks_in_flight: usize,
-        stall_timeout: Duration,
-    ) -> Self {
-        let (copies, tally, chunk_times, transfers) = Default::default();
-        Self {
-            encoder,
-            chunks_in_flight,
-            stall_timeout,
-            copies,
-            copies_max_bytes,
-            tally,
-            chunk_times,
-            transfers,
-        }
-    }
-
-    /// Whether there is memory for another copy of a chunk. A slow subscriber may hold its copies for long, so nobody
-    /// waits for that: while there is none, each subscription sends one such chunk at a time.
-    pub(crate) fn has_room_for_copies(&self) -> bool {
-        self.copies.get() < self.copies_max_bytes
-    }
-
-    /// Counts a copy of `bytes`.
-    pub(crate) fn count_copy(&self, bytes: u64) -> Used {
-        self.copies.add(bytes)
-    }
 }
 
 /// Sends `manifest` for `subscription` on a new stream. `progress` is called with the length of each piece that the

@@ -45,7 +45,7 @@ pub(crate) struct LaneSet {
     registry: Arc<LaneRegistry>,
     live: BTreeMap<LaneId, Lane>,
     /// The lanes below `counted_to` that the server has not retired, whether they joined, are joining or have ended.
-    unretired: RangeSet,
+    remaining: RangeSet,
     counted_to: u32,
     /// The id of the next lane. Ids only rise.
     next_lane: Arc<AtomicU32>,
@@ -122,7 +122,7 @@ impl LaneSet {
         let mut lanes = Self {
             registry: Arc::clone(&target.registry),
             live,
-            unretired: RangeSet::from_range(0..1),
+            remaining: RangeSet::from_range(0..1),
             counted_to: 1,
             next_lane: Arc::new(AtomicU32::new(1)),
             acceptor: StreamAcceptor::new(LaneId(0), control.clone()),
@@ -228,7 +228,7 @@ impl LaneSet {
     /// # Errors
     /// [`ProtocolViolation`] for an unknown lane, lane 0, or a lane that was retired before.
     pub(crate) fn handle_retired(&mut self, lane: LaneId) -> Result<(), ProtocolViolation> {
-        if lane == LaneId(0) || !self.unretired().remove(lane.0) {
+        if lane == LaneId(0) || !self.remaining().remove(lane.0) {
             return Err(ProtocolViolation::OutOfTurn { found: "Retired", expected: "one for each lane" });
         }
         if let Some(lane) = self.remove(lane) {
@@ -239,16 +239,16 @@ impl LaneSet {
 
     /// Whether the server has retired a lane of this connection, so that its further data is ignored.
     pub(crate) fn is_retired(&mut self, lane: LaneId) -> bool {
-        !self.unretired().contains(lane.0)
+        !self.remaining().contains(lane.0)
     }
 
     /// The lanes that the server has not retired, with those that were numbered since the last call.
-    fn unretired(&mut self) -> &mut RangeSet {
+    fn remaining(&mut self) -> &mut RangeSet {
         let next = self.next_lane.load(Ordering::Acquire);
         for lane in std::mem::replace(&mut self.counted_to, next)..next {
-            self.unretired.insert(lane);
+            self.remaining.insert(lane);
         }
-        &mut self.unretired
+        &mut self.remaining
     }
 
     /// Records whether a large version is being received, if anything samples the rate.

@@ -147,6 +147,29 @@ fn retiring_an_invalid_lane_ends_the_session() {
     }
 }
 
+/// Goal: a lane that the client gave up is retired, once, and another one joins. Method: the server closes a lane and
+/// answers the client's `Retire`; after a version, it answers again.
+#[test]
+fn a_lane_that_was_given_up_is_retired_once() {
+    with_lane_offer(
+        2,
+        2,
+        async |script| {
+            let (lane, number) = accept_numbered_lane(script).await;
+            lane.connection.close(0);
+            let (_next, next) = accept_numbered_lane(script).await;
+            assert_eq!((number, next), (LaneId(1), LaneId(2)));
+            while script.peer.receive_from_client().await != ClientMessage::Retire(number) {}
+            script.peer.send_to_client(ServerMessage::Retired(number)).await;
+            script.send_version().await;
+            script.wait_for_committed().await;
+            script.peer.send_to_client(ServerMessage::Retired(number)).await;
+            assert_eq!(script.peer.wait_for_close().await.0, Some(CloseCode::ProtocolViolation));
+        },
+        async |received, _, ()| received.unwrap(),
+    );
+}
+
 /// Goal: a server cannot make a client open more lanes than the client wants, or than the fixed maximum. Method: an
 /// offer of 2³² - 1; a client that wants two, and one that wants all.
 #[test]

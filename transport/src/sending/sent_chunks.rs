@@ -7,11 +7,14 @@ use std::sync::{
 };
 
 /// Counts the chunks that are sent to one subscription, also in the tally of its topic.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SentChunks {
-    topic: Arc<Tally>,
-    payload_bytes: AtomicU64,
-    wire_bytes: AtomicU64,
+    /// The tally of its topic.
+    pub topic: Arc<Tally>,
+    /// The payload bytes of the chunks that were written.
+    pub payload_bytes: AtomicU64,
+    /// Their encoded bytes.
+    pub wire_bytes: AtomicU64,
     /// The number of chunks being read and encoded.
     pub encoding: InUse,
     /// The number of chunks being written.
@@ -19,22 +22,6 @@ pub struct SentChunks {
 }
 
 impl SentChunks {
-    /// Counts in `topic`, too.
-    pub fn new(topic: Arc<Tally>) -> Self {
-        let (payload_bytes, wire_bytes, encoding, writing) = Default::default();
-        Self { topic, payload_bytes, wire_bytes, encoding, writing }
-    }
-
-    /// The payload bytes of the chunks that were written.
-    pub fn payload_bytes(&self) -> u64 {
-        self.payload_bytes.load(Ordering::Relaxed)
-    }
-
-    /// Their encoded bytes.
-    pub fn wire_bytes(&self) -> u64 {
-        self.wire_bytes.load(Ordering::Relaxed)
-    }
-
     /// Counts a chunk of `payload_bytes` that was written.
     pub(crate) fn count(&self, encoded: &Encoded, payload_bytes: u64) {
         let wire_bytes = encoded.bytes.len() as u64;

@@ -98,7 +98,8 @@ impl Transfer {
 
     /// Whether another send may begin: at most `sends_max` at a time, and one while there is no memory for more copies.
     pub(crate) fn has_room(&self, sends_max: usize) -> bool {
-        let has_memory = || !self.context.is_copied || self.context.counters.egress.has_room_for_copies();
+        let egress = &self.context.counters.egress;
+        let has_memory = || !self.context.is_copied || egress.copies.get() < egress.copies_max_bytes;
         self.running.len() < sends_max && (self.running.is_empty() || has_memory())
     }
 
@@ -146,7 +147,7 @@ impl Context {
         let raw_bytes = self.raw_bytes(chunk);
         Occupied {
             load: self.route.lanes.begin_chunk(lane, raw_bytes),
-            _copy: self.is_copied.then(|| self.counters.egress.count_copy(raw_bytes)),
+            _copy: self.is_copied.then(|| self.counters.egress.copies.add(raw_bytes)),
         }
     }
 
