@@ -50,8 +50,9 @@ mod tests {
     #[test]
     fn ids_are_unique_and_watches_are_bounded() {
         let mut watches = Watches::default();
-        let all = (0..WATCHES_MAX as u32).map(WatchId);
-        assert!(all.clone().all(|watch| watches.begin(watch, || watch).is_ok()));
+        for watch in (0..WATCHES_MAX as u32).map(WatchId) {
+            assert_eq!(watches.begin(watch, || watch), Ok(()));
+        }
         let begin = |watches: &mut Watches<_>, watch| {
             let mut is_started = false;
             let begun = watches.begin(watch, || {
