@@ -283,7 +283,7 @@ impl Subscription {
             metadata: retained.metadata.clone(),
             may_be_base: retained.base.may_be && self.accepts_deltas(),
             afresh: *afresh,
-            part: None,
+            shared: false,
             lost_place: *lost_place,
         };
         self.route.send(ServerMessage::Announce(announce)).await
