@@ -243,7 +243,7 @@ mod tests {
             metadata: vec![],
             may_be_base,
             afresh: false,
-            part: None,
+            shared: false,
             lost_place: None,
         }
     }

@@ -52,12 +52,13 @@ pub use integrity::{
 pub use limits::Limits;
 pub use manifest::{LayoutError, Manifest, ManifestError, PAYLOAD_ALIGNMENT, Tensor, TensorSpec};
 pub use message::{
-    ADDRESSES_MAX, AbortReason, Announce, ClientMessage, Consumer, EndReason, FRAME_MAX_BYTES, Feature,
-    FeatureSet, GLOBS_MAX, HASHES_MAX, Have, Hello, InstanceId, LAYERS_MAX, LaneAddress, LaneGrant, LaneId,
-    LaneOffer, Metadata, Mode, Order, PARTIAL_RANGES_MAX, PROBE_REPORT_BYTES, Part, Partial, Place,
-    ProbeBytes, ProbeReport, SELECTION_MAX_BYTES, SOURCES_MAX, ServerMessage, Source, Start, Subscribe,
-    SubscriptionId, TopicEntry, Transport, WATCHES_MAX, WatchId, Welcome, check_metadata,
-    decode_frame_length, encode_client, encode_server,
+    ADDRESSES_MAX, AbortReason, Announce, BOXES_MAX, ClientMessage, Consumer, EndReason, FRAME_MAX_BYTES,
+    Feature, FeatureSet, GLOBS_MAX, HASHES_MAX, Have, Held, Hello, Indices, InstanceId, LAYERS_MAX,
+    LaneAddress, LaneGrant, LaneId, LaneOffer, Metadata, Mode, Order, PARTIAL_RANGES_MAX, PEER_ADDRESSES_MAX,
+    PROBE_REPORT_BYTES, Partial, PeerAddress, Place, ProbeBytes, ProbeReport, SELECTION_MAX_BYTES,
+    SOURCE_RANGES_MAX, SOURCES_MAX, ServerMessage, Share, Slice, Source, Start, Subscribe, SubscriptionId,
+    TensorBox, TopicEntry, Transport, WATCHES_MAX, WatchId, Welcome, check_metadata, decode_frame_length,
+    encode_client, encode_server,
 };
 pub use name::{NameError, ReaderName, TensorName, Topic};
 pub use ranges::RangeSet;

@@ -4,6 +4,7 @@
 //! every field that a peer sends.
 
 mod address;
+mod boxes;
 mod client;
 mod feature;
 pub(crate) mod field;
@@ -11,10 +12,12 @@ mod frame;
 mod lane;
 mod probe;
 mod server;
+mod sharing;
 mod subscribe;
 pub(crate) mod wire;
 
-pub use address::{ADDRESSES_MAX, LaneAddress, SOURCES_MAX, Source, Transport};
+pub use address::{ADDRESSES_MAX, LaneAddress, Transport};
+pub use boxes::{BOXES_MAX, Indices, Slice, TensorBox};
 pub use client::{ClientMessage, Hello};
 pub use feature::{Feature, FeatureSet};
 pub use field::PARTIAL_RANGES_MAX;
@@ -23,7 +26,8 @@ pub(crate) use frame::frame;
 pub use frame::{FRAME_MAX_BYTES, decode_frame_length, encode_client, encode_server};
 pub use lane::{InstanceId, LaneGrant, LaneId, LaneOffer};
 pub use probe::{PROBE_REPORT_BYTES, ProbeBytes, ProbeReport};
-pub use server::{Announce, EndReason, HASHES_MAX, Part, Place, ServerMessage, TopicEntry, Welcome};
+pub use server::{Announce, EndReason, HASHES_MAX, Place, ServerMessage, TopicEntry, Welcome};
+pub use sharing::{Held, PEER_ADDRESSES_MAX, PeerAddress, SOURCE_RANGES_MAX, SOURCES_MAX, Share, Source};
 pub use subscribe::{
     Consumer, GLOBS_MAX, Have, LAYERS_MAX, Mode, Order, Partial, SELECTION_MAX_BYTES, Start, Subscribe,
 };

@@ -1,17 +1,14 @@
-//! Addresses of further lanes, of other servers, and of peers that serve chunks.
+//! Addresses of further lanes and of other servers.
 
 use super::{
-    Field, LaneGrant,
-    field::{address, exactly, list},
+    Field,
+    field::{address, list},
     wire,
 };
 use crate::MessageError;
 
 /// The most addresses in one message. Hosts have only a few addresses, and an attempt to connect may take seconds.
 pub const ADDRESSES_MAX: usize = 16;
-
-/// The most sources in one message. A client uses a few at once, and receives others when they fail.
-pub const SOURCES_MAX: usize = 64;
 
 /// The transport of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,21 +29,8 @@ pub struct LaneAddress {
     pub address: Option<String>,
 }
 
-/// A peer that serves chunks of a subscription.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
-    /// The transport by which the peer is reached.
-    pub transport: Transport,
-    /// `host:port`.
-    pub address: String,
-    /// The SHA-256 of the peer's public key.
-    pub key: [u8; 32],
-    /// The grant that the client presents to the peer.
-    pub grant: LaneGrant,
-}
-
 impl Transport {
-    fn code(self) -> u32 {
+    pub(super) fn code(self) -> u32 {
         match self {
             Self::Quic => 1,
             Self::Tcp => 2,
@@ -54,7 +38,7 @@ impl Transport {
     }
 
     /// `None` for a transport that this build does not know.
-    fn from_code(code: u32) -> Option<Self> {
+    pub(super) fn from_code(code: u32) -> Option<Self> {
         [Self::Quic, Self::Tcp].into_iter().find(|transport| transport.code() == code)
     }
 }
@@ -77,35 +61,6 @@ impl Field for Vec<LaneAddress> {
             Ok(Transport::from_code(wire.transport).map(|transport| LaneAddress { transport, address }))
         });
         Ok(addresses?.into_iter().flatten().collect())
-    }
-}
-
-/// Sources with unknown transports are validated and then ignored.
-impl Field for Vec<Source> {
-    type Wire = Vec<wire::Source>;
-
-    fn into_wire(self) -> Self::Wire {
-        let wire = |Source { transport, address, key, grant }: Source| wire::Source {
-            transport: transport.code(),
-            address,
-            key: key.to_vec(),
-            grant: grant.into_wire(),
-        };
-        self.into_iter().map(wire).collect()
-    }
-
-    fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError> {
-        let sources = list(field, SOURCES_MAX, wire, |wire| {
-            let (address, key) = (address(wire.address)?, exactly("key", &wire.key)?);
-            let grant = LaneGrant::from_wire("grant", wire.grant)?;
-            Ok(Transport::from_code(wire.transport).map(|transport| Source {
-                transport,
-                address,
-                key,
-                grant,
-            }))
-        });
-        Ok(sources?.into_iter().flatten().collect())
     }
 }
 

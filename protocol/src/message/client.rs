@@ -1,11 +1,11 @@
 //! Control messages from a client.
 
 use super::{
-    AbortReason, FeatureSet, Field, InstanceId, LaneGrant, LaneId, ProbeBytes, Subscribe, SubscriptionId,
-    WatchId,
+    AbortReason, FeatureSet, Field, Held, InstanceId, LaneGrant, LaneId, ProbeBytes, Share, Subscribe,
+    SubscriptionId, WatchId,
     field::{message_fields, message_kinds},
 };
-use crate::{CodecSet, Epoch, Glob, MessageError, RangeSet, Token, Version, VersionDigest};
+use crate::{CodecSet, Epoch, Glob, MessageError, RangeSet, Token, Version, VersionDigest, VersionId};
 
 /// A control message from a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,6 +110,26 @@ pub enum ClientMessage {
         /// The digest of the selected chunks as they were loaded.
         digest: VersionDigest,
     },
+    /// Says where this client listens for peers. Needs [`Feature::Peers`](super::Feature::Peers).
+    Share(Share),
+    /// Names chunks that this client can send to peers. Needs [`Feature::Peers`](super::Feature::Peers).
+    Held(Held),
+    /// Asks a peer for a version, as the first message to its port.
+    Take {
+        /// The id of the take on this connection, chosen by the taker.
+        subscription: SubscriptionId,
+        /// The version.
+        id: VersionId,
+        /// The server's grant for this peer.
+        grant: LaneGrant,
+    },
+    /// A server's question to a client's port, before it names the port to peers.
+    Check {
+        /// The number of the client's session.
+        session: u64,
+        /// Random bytes.
+        nonce: [u8; 32],
+    },
     /// Requests meaningless bytes, to measure the rate of a lane. Needs [`Feature::Probe`](super::Feature::Probe).
     Probe {
         /// The probe's id, repeated in the header of the data stream.
@@ -132,14 +152,18 @@ impl ClientMessage {
             | Self::Unsubscribe { subscription, .. }
             | Self::Acknowledge { subscription, .. }
             | Self::Request { subscription, .. }
-            | Self::Loaded { subscription, .. } => Some(*subscription),
+            | Self::Loaded { subscription, .. }
+            | Self::Take { subscription, .. } => Some(*subscription),
+            Self::Held(held) => Some(held.subscription),
             Self::Hello(_)
             | Self::List
             | Self::Join { .. }
             | Self::Watch { .. }
             | Self::Unwatch(_)
             | Self::Retire(_)
-            | Self::Probe { .. } => None,
+            | Self::Probe { .. }
+            | Self::Share(_)
+            | Self::Check { .. } => None,
         }
     }
 }
@@ -167,7 +191,7 @@ message_fields! {
 }
 
 message_kinds! {
-    ClientMessage as FromClient, ClientKind: Hello Subscribe;
+    ClientMessage as FromClient, ClientKind: Hello Subscribe Share Held;
     Credit { subscription, chunks } => Credit { subscription, chunks }
     Committed { subscription, epoch, version, kept } => Committed { subscription, epoch, version, kept }
     Abort { subscription, epoch, version, reason } => Abort { subscription, epoch, version, reason }
@@ -182,6 +206,9 @@ message_kinds! {
     Retire(lane) => Retire { lane }
     Probe { probe, lane, bytes } => Probe { probe, lane, bytes }
     Loaded { subscription, epoch, version, digest } => Loaded { subscription, epoch, version, digest }
+    Take { subscription, id: VersionId { topic, epoch, version }, grant } =>
+        Take { subscription, topic, epoch, version, grant }
+    Check { session, nonce } => Check { session, nonce }
 }
 
 impl Field for CodecSet {

@@ -33,9 +33,9 @@ features! {
     Get = 1, "get";
     /// Chunks in another order than that of the payload: `Subscribe.order`.
     Order = 2, "order";
-    /// Versions of which several writers publish parts: `Announce.part`.
-    Parts = 3, "parts";
-    /// Chunks from other clients: `Sources`.
+    /// Manifests whose tensors are in pieces of several writers.
+    Layout2 = 3, "layout2";
+    /// Chunks from other clients: `Share`, `Held`, `Sources`, `Revoke` and `Announce.shared`.
     Peers = 4, "peers";
     /// Alternatives to a server that will shut down: `Drain`.
     Drain = 5, "drain";
@@ -45,6 +45,8 @@ features! {
     Hashes = 7, "hashes";
     /// Reports that versions were loaded: `Loaded`.
     Loaded = 8, "loaded";
+    /// Parts of tensors: `Subscribe.boxes`.
+    Boxes = 9, "boxes";
 }
 
 /// A set of features.
@@ -110,17 +112,23 @@ impl ClientMessage {
     /// # Errors
     /// [`ProtocolViolation::FeatureNotOffered`] names the first missing feature.
     pub fn check_features(&self, offered: FeatureSet) -> Result<(), ProtocolViolation> {
+        let only = |found, feature| [Some((found, feature)), None, None, None, None];
         let needed = match self {
             Self::Subscribe(subscribe) => [
                 subscribe.once.then_some(("Subscribe.once", Feature::Get)),
                 subscribe.describe.then_some(("Subscribe.describe", Feature::Get)),
                 matches!(subscribe.start, Start::Exactly(..)).then_some(("Subscribe.start 5", Feature::Get)),
                 (subscribe.order != Order::Layout).then_some(("Subscribe.order", Feature::Order)),
+                (!subscribe.boxes.is_empty()).then_some(("Subscribe.boxes", Feature::Boxes)),
             ],
-            Self::Probe { .. } => [Some(("Probe", Feature::Probe)), None, None, None],
-            Self::Request { hashes: true, .. } => [Some(("Request.hashes", Feature::Hashes)), None, None, None],
-            Self::Loaded { .. } => [Some(("Loaded", Feature::Loaded)), None, None, None],
-            _ => [None; 4],
+            Self::Probe { .. } => only("Probe", Feature::Probe),
+            Self::Request { hashes: true, .. } => only("Request.hashes", Feature::Hashes),
+            Self::Loaded { .. } => only("Loaded", Feature::Loaded),
+            Self::Share(_) => only("Share", Feature::Peers),
+            Self::Held(_) => only("Held", Feature::Peers),
+            Self::Take { .. } => only("Take", Feature::Peers),
+            Self::Check { .. } => only("Check", Feature::Peers),
+            _ => [None; 5],
         };
         needed
             .into_iter()
@@ -136,10 +144,11 @@ impl ServerMessage {
     /// [`ProtocolViolation::FeatureNotOffered`] otherwise.
     pub fn check_features(&self, offered: FeatureSet) -> Result<(), ProtocolViolation> {
         match self {
-            Self::Announce(announce) if announce.part.is_some() => {
-                offered.permit("Announce.part", Feature::Parts)
-            }
+            Self::Announce(announce) if announce.shared => offered.permit("Announce.shared", Feature::Peers),
             Self::Sources { .. } => offered.permit("Sources", Feature::Peers),
+            Self::Held(_) => offered.permit("Held", Feature::Peers),
+            Self::Revoke { .. } => offered.permit("Revoke", Feature::Peers),
+            Self::Checked { .. } => offered.permit("Checked", Feature::Peers),
             Self::Drain { .. } => offered.permit("Drain", Feature::Drain),
             _ => Ok(()),
         }
@@ -153,8 +162,8 @@ mod tests {
     /// PROTOCOL.md §3.11: the numbers are part of the wire.
     #[test]
     fn feature_codes_are_frozen() {
-        assert!(Feature::ALL.iter().map(|feature| feature.code()).eq(1..=8));
-        let names = ["get", "order", "parts", "peers", "drain", "probe", "hashes", "loaded"];
+        assert!(Feature::ALL.iter().map(|feature| feature.code()).eq(1..=9));
+        let names = ["get", "order", "layout2", "peers", "drain", "probe", "hashes", "loaded", "boxes"];
         assert!(Feature::ALL.iter().map(|feature| feature.name()).eq(names));
     }
 

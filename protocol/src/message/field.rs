@@ -196,6 +196,18 @@ names! { Topic ReaderName Glob }
 
 pub(crate) use bytes;
 
+impl<const N: usize> Field for [u8; N] {
+    type Wire = Vec<u8>;
+
+    fn into_wire(self) -> Vec<u8> {
+        self.to_vec()
+    }
+
+    fn from_wire(field: &'static str, wire: Vec<u8>) -> Result<Self, MessageError> {
+        exactly(field, &wire)
+    }
+}
+
 impl<T: Field> Field for Option<T> {
     type Wire = Option<T::Wire>;
 

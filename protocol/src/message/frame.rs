@@ -96,6 +96,20 @@ mod tests {
         VersionId { topic: topic("kv/req-17"), epoch: Epoch(0x0102), version: Version(3) }
     }
 
+    fn peer(address: &str) -> PeerAddress {
+        PeerAddress { transport: Transport::Tcp, address: address.parse().unwrap() }
+    }
+
+    fn held() -> Held {
+        Held {
+            subscription: SubscriptionId(5),
+            epoch: Epoch(9),
+            version: Version(8),
+            added: RangeSet::from_ranges([0..7, 9..10]).unwrap(),
+            withdrawn: RangeSet::from_range(7..9),
+        }
+    }
+
     pub(crate) fn every_client_message() -> Vec<ClientMessage> {
         let subscription = SubscriptionId(5);
         let (epoch, version) = (Epoch(9), Version(8));
@@ -154,6 +168,10 @@ mod tests {
             ClientMessage::Retire(LaneId(2)),
             ClientMessage::Probe { probe: 3, lane: LaneId(2), bytes: ProbeBytes::new(1 << 20).unwrap() },
             ClientMessage::Loaded { subscription, epoch, version, digest: VersionDigest([4; 32]) },
+            ClientMessage::Share(Share { addresses: vec![peer("[::]:4848")], key: Some([7; 32]) }),
+            ClientMessage::Held(held()),
+            ClientMessage::Take { subscription, id: id(), grant: LaneGrant::new([3; 32]) },
+            ClientMessage::Check { session: 7, nonce: [9; 32] },
             ClientMessage::Subscribe(Subscribe {
                 consumer: Consumer::Named([7; 16]),
                 within: RangeSet::from_range(2..9),
@@ -161,6 +179,16 @@ mod tests {
             }),
             ClientMessage::Subscribe(Subscribe {
                 consumer: Consumer::Nobody,
+                ..Subscribe::latest(subscription, topic("policy"), 4)
+            }),
+            ClientMessage::Subscribe(Subscribe {
+                boxes: vec![TensorBox {
+                    tensors: Glob::new("**.weight").unwrap(),
+                    slices: vec![
+                        Slice { dimension: 0, indices: Indices::Part { part: 1, parts: 8 } },
+                        Slice { dimension: 1, indices: Indices::Range { start: 64, length: 32 } },
+                    ],
+                }],
                 ..Subscribe::latest(subscription, topic("policy"), 4)
             }),
         ]
@@ -191,7 +219,7 @@ mod tests {
                 metadata: vec![("step".into(), "1200".into())],
                 may_be_base: true,
                 afresh: true,
-                part: Some(Part { part: 1, parts: 8, writer: 6 }),
+                shared: true,
                 lost_place: None,
             }),
             ServerMessage::Complete { subscription, epoch, version, digest: VersionDigest([4; 32]) },
@@ -207,11 +235,13 @@ mod tests {
             ServerMessage::Retired(LaneId(2)),
             ServerMessage::Sources {
                 subscription,
+                epoch,
+                version,
                 sources: vec![Source {
-                    transport: Transport::Tcp,
-                    address: "10.0.0.7:4747".into(),
+                    addresses: vec![peer("10.0.0.7:4747")],
                     key: [7; 32],
                     grant: LaneGrant::new([3; 32]),
+                    chunks: RangeSet::from_range(2..9),
                 }],
             },
             ServerMessage::Hashes {
@@ -222,6 +252,9 @@ mod tests {
                 hashes: vec![ChunkHash([8; 16]), ChunkHash([9; 16])],
             },
             ServerMessage::Waiting { subscription, epoch, version },
+            ServerMessage::Held(held()),
+            ServerMessage::Revoke { subscription, epoch, version, taker: Some([7; 32]) },
+            ServerMessage::Checked { proof: [8; 32] },
             ServerMessage::Announce(Announce {
                 subscription,
                 id: id(),
@@ -230,7 +263,7 @@ mod tests {
                 metadata: vec![],
                 may_be_base: false,
                 afresh: false,
-                part: None,
+                shared: false,
                 lost_place: Some(Place { epoch, version }),
             }),
         ]
@@ -409,32 +442,90 @@ mod tests {
             "an alternative needs an address"
         );
 
-        let source =
-            wire::Source { transport: 1, address: "h:1".into(), key: vec![1; 32], grant: vec![2; 32] };
-        let sources = |sources| {
-            from_server(wire::ServerKind::Sources(wire::Sources { subscription: 1, sources })).map(|_| ())
+        let probe = |bytes| from_client(wire::ClientKind::Probe(wire::Probe { bytes, ..Default::default() }));
+        assert!(probe(ProbeBytes::MAX).is_ok() && probe(ProbeBytes::MAX + 1).is_err());
+    }
+
+    /// PROTOCOL.md §3.15: peers are named by addresses, not by names, and a message is bounded.
+    #[test]
+    fn invalid_messages_about_peers_are_refused() {
+        let address = |text: &str| wire::LaneAddress { transport: 1, address: text.into() };
+        let share =
+            |addresses, key| from_client(wire::ClientKind::Share(wire::Share { addresses, key })).map(|_| ());
+        let key = || Some(vec![1; 32]);
+        assert_eq!(share(vec![address("10.0.0.5:4848"); PEER_ADDRESSES_MAX], key()), Ok(()));
+        assert!(share(vec![address("10.0.0.5:4848"); PEER_ADDRESSES_MAX + 1], key()).is_err());
+        for wrong in ["localhost:4848", "10.0.0.5", "10.0.0.5:0", "[fe80::1%1]:4848", ""] {
+            assert!(share(vec![address(wrong)], key()).is_err(), "{wrong}");
+        }
+        assert_eq!(share(vec![], None), Ok(()));
+        assert_eq!(share(vec![address("10.0.0.5:4848")], None), Err(MessageError::MissingField("key")));
+        assert!(share(vec![], Some(vec![1; 31])).is_err());
+
+        let source = wire::Source {
+            addresses: vec![address("10.0.0.5:4848")],
+            key: vec![1; 32],
+            grant: vec![2; 32],
+            chunks: vec![],
         };
-        assert_eq!(sources(vec![source.clone(); SOURCES_MAX]), Ok(()));
-        assert_eq!(sources(vec![source.clone(); SOURCES_MAX + 1]), too_many("sources", 65, 64));
+        let sources = |sources| {
+            let sources = wire::Sources { sources, ..wire::Sources::default() };
+            from_server(wire::ServerKind::Sources(sources))
+        };
+        assert!(sources(vec![source.clone(); SOURCES_MAX]).is_ok());
+        assert!(sources(vec![source.clone(); SOURCES_MAX + 1]).is_err());
+        let range = |start| wire::ChunkRange { start, end: start + 1 };
         for wrong in [
             wire::Source { key: vec![1; 31], ..source.clone() },
             wire::Source { grant: vec![2; 33], ..source.clone() },
-            wire::Source { address: String::new(), ..source },
+            wire::Source { addresses: vec![], ..source.clone() },
+            wire::Source { chunks: (0..17).map(|i| range(2 * i)).collect(), ..source.clone() },
         ] {
             assert!(sources(vec![wrong]).is_err());
         }
-
-        let probe = |bytes| from_client(wire::ClientKind::Probe(wire::Probe { bytes, ..Default::default() }));
-        assert!(probe(ProbeBytes::MAX).is_ok() && probe(ProbeBytes::MAX + 1).is_err());
-        let part = |part, parts| wire::Part { part, parts, writer: 1 };
-        let announce = |part| wire::Announce {
-            topic: "t".into(),
-            manifest_digest: vec![1; 32],
-            part: Some(part),
-            ..Default::default()
+        let unknown = wire::LaneAddress { transport: 3, address: "10.0.0.5:4848".into() };
+        let ServerMessage::Sources { sources: known, .. } =
+            sources(vec![wire::Source { addresses: vec![unknown], ..source.clone() }, source]).unwrap()
+        else {
+            panic!("not sources")
         };
-        assert!(from_server(wire::ServerKind::Announce(announce(part(1, 2)))).is_ok());
-        assert!(from_server(wire::ServerKind::Announce(announce(part(2, 2)))).is_err());
+        assert_eq!(known.len(), 1, "a source without a known transport is ignored");
+
+        let held = |added, withdrawn| {
+            let held = wire::Held { added, withdrawn, ..wire::Held::default() };
+            from_client(wire::ClientKind::Held(held))
+        };
+        assert!(held(vec![range(1)], vec![range(3)]).is_ok());
+        assert!(held(vec![range(1)], vec![range(1)]).is_err());
+    }
+
+    /// PROTOCOL.md §5.5.
+    #[test]
+    fn invalid_boxes_are_refused() {
+        let slice =
+            |dimension, start, length, part, parts| wire::Slice { dimension, start, length, part, parts };
+        let boxes = |boxes| {
+            let subscribe =
+                wire::Subscribe { topic: "t".into(), mode: 1, boxes, ..wire::Subscribe::default() };
+            from_client(wire::ClientKind::Subscribe(subscribe)).map(|_| ())
+        };
+        let sliced = |slices| vec![wire::TensorBox { tensors: "a".into(), slices }];
+        assert_eq!(boxes(sliced(vec![slice(0, 5, 1, 0, 0), slice(15, 0, 0, 7, 8)])), Ok(()));
+        for wrong in [
+            slice(16, 0, 1, 0, 0),
+            slice(0, 1, 0, 0, 0),
+            slice(0, 0, 0, 8, 8),
+            slice(0, 1, 0, 0, 8),
+            slice(0, 0, 1, 0, 8),
+        ] {
+            assert!(boxes(sliced(vec![wrong.clone()])).is_err(), "{wrong:?}");
+        }
+        let twice = slice(1, 0, 1, 0, 0);
+        assert!(boxes(sliced(vec![twice.clone(), twice])).is_err(), "a dimension is cut once");
+        let many = |count, name: &str| vec![wire::TensorBox { tensors: name.into(), slices: vec![] }; count];
+        assert_eq!(boxes(many(BOXES_MAX, "a")), Ok(()));
+        assert!(boxes(many(BOXES_MAX + 1, "a")).is_err());
+        assert!(boxes(many(BOXES_MAX, &"a".repeat(33))).is_err(), "their globs are too long together");
     }
 
     /// A later build may name transports that this build does not know.
@@ -458,14 +549,20 @@ mod tests {
             first: u32::MAX,
             hashes: vec![ChunkHash([9; 16]); HASHES_MAX],
         };
+        let longest = format!("[{}:255.255.255.255]:65535", ["ffff"; 6].join(":"));
+        let ranges = (0..SOURCE_RANGES_MAX as u32)
+            .map(|i| u32::MAX - 2 * i - 1..u32::MAX - 2 * i)
+            .rev();
         let source = Source {
-            transport: Transport::Tcp,
-            address: format!("{}:65535", "h".repeat(255)),
+            addresses: vec![peer(&longest); PEER_ADDRESSES_MAX],
             key: [7; 32],
             grant: LaneGrant::new([3; 32]),
+            chunks: RangeSet::from_ranges(ranges).unwrap(),
         };
         let sources = ServerMessage::Sources {
             subscription: SubscriptionId(u32::MAX),
+            epoch: Epoch(u64::MAX),
+            version: Version(u64::MAX),
             sources: vec![source; SOURCES_MAX],
         };
         for message in [hashes, sources] {

@@ -1,7 +1,7 @@
 //! Control messages from a server.
 
 use super::{
-    AbortReason, FeatureSet, Field, InstanceId, LaneAddress, LaneId, LaneOffer, Metadata, Source,
+    AbortReason, FeatureSet, Field, Held, InstanceId, LaneAddress, LaneId, LaneOffer, Metadata, Source,
     SubscriptionId, WatchId, check_metadata,
     field::{exactly, list, message_fields, message_kinds},
     reasons, wire,
@@ -83,12 +83,34 @@ pub enum ServerMessage {
         /// `host:port` of servers that have the same content and one of the ticket's keys.
         alternatives: Vec<String>,
     },
-    /// Names peers that serve chunks of a subscription. Needs [`Feature::Peers`](super::Feature::Peers).
+    /// Names peers that hold chunks of a version. Needs [`Feature::Peers`](super::Feature::Peers).
     Sources {
         /// The subscription.
         subscription: SubscriptionId,
+        /// The topic's epoch.
+        epoch: Epoch,
+        /// The version.
+        version: Version,
         /// The complete list: earlier sources that are missing here are no longer valid.
         sources: Vec<Source>,
+    },
+    /// Names chunks that this end can send, if not all. Needs [`Feature::Peers`](super::Feature::Peers).
+    Held(Held),
+    /// Ends the right of a peer to take a version from the client. Needs [`Feature::Peers`](super::Feature::Peers).
+    Revoke {
+        /// The subscription.
+        subscription: SubscriptionId,
+        /// The topic's epoch.
+        epoch: Epoch,
+        /// The version.
+        version: Version,
+        /// The SHA-256 of the peer's public key; `None` for all peers.
+        taker: Option<[u8; 32]>,
+    },
+    /// Answers `Check`, from a client's port for peers.
+    Checked {
+        /// The proof that the port belongs to the session, from the nonce and the session's lane grant.
+        proof: [u8; 32],
     },
     /// Continues the list of the hashes of a version's selected chunks, which a `Request` asked for.
     Hashes {
@@ -146,8 +168,8 @@ pub struct Announce {
     /// Whether the client named other content under this epoch and number, in `have` or `partial`. The client discards
     /// that content and receives the whole version.
     pub afresh: bool,
-    /// The announced part, if several writers publish the version. Needs [`Feature::Parts`](super::Feature::Parts).
-    pub part: Option<Part>,
+    /// Whether clients take most chunks from each other, on request. Needs [`Feature::Peers`](super::Feature::Peers).
+    pub shared: bool,
     /// In mode `every`, on the first version of a named reader: the place that it had before it was given up. The
     /// reader misses the versions from there on that precede this one.
     pub lost_place: Option<Place>,
@@ -160,17 +182,6 @@ pub struct Place {
     pub epoch: Epoch,
     /// The version.
     pub version: Version,
-}
-
-/// One part of a version that several writers publish.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
-    /// The part's number, from 0.
-    pub part: u32,
-    /// The number of parts.
-    pub parts: u32,
-    /// The writer of the part.
-    pub writer: u64,
 }
 
 reasons! {
@@ -215,7 +226,7 @@ pub struct TopicEntry {
 }
 
 message_kinds! {
-    ServerMessage as FromServer, ServerKind: Welcome Announce;
+    ServerMessage as FromServer, ServerKind: Welcome Announce Held;
     Complete { subscription, epoch, version, digest } => Complete { subscription, epoch, version, digest }
     Abort { subscription, epoch, version, reason } => Abort { subscription, epoch, version, reason }
     End { subscription, reason } => End { subscription, reason }
@@ -224,7 +235,9 @@ message_kinds! {
     Joined {} => Joined {}
     Retired(lane) => Retire { lane }
     Drain { alternatives } => Drain { alternatives }
-    Sources { subscription, sources } => Sources { subscription, sources }
+    Sources { subscription, epoch, version, sources } => Sources { subscription, epoch, version, sources }
+    Revoke { subscription, epoch, version, taker } => Revoke { subscription, epoch, version, taker }
+    Checked { proof } => Checked { proof }
     Hashes { subscription, epoch, version, first, hashes } =>
         Hashes { subscription, epoch, version, first, hashes }
     Waiting { subscription, epoch, version } => Waiting { subscription, epoch, version }
@@ -239,31 +252,20 @@ message_fields! {
         metadata,
         may_be_base,
         afresh,
-        part,
+        shared,
         lost_place,
     } =>
     Announce {
-        subscription, topic, epoch, version, manifest_digest, skipped, metadata, may_be_base, afresh, part,
+        subscription, topic, epoch, version, manifest_digest, skipped, metadata, may_be_base, afresh, shared,
         lost_place,
     }
 }
 
 message_fields! { Place { epoch, version } => Place { epoch, version } }
 
-message_fields! { Part { part, parts, writer } => Part { part, parts, writer }, Part::check }
-
 message_fields! {
     TopicEntry { id: VersionId { topic, epoch, version }, tensors, payload_bytes, subscribers } =>
     TopicEntry { topic, epoch, version, tensors, payload_bytes, subscribers }
-}
-
-impl Part {
-    fn check(&self) -> Result<(), MessageError> {
-        match self.part < self.parts {
-            true => Ok(()),
-            false => Err(MessageError::Malformed(format!("part {} of {}", self.part, self.parts))),
-        }
-    }
 }
 
 impl Field for Welcome {

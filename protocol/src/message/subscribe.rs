@@ -1,7 +1,7 @@
 //! Subscription requests and their options.
 
 use super::{
-    Field, SubscriptionId,
+    Field, SubscriptionId, TensorBox,
     field::{exactly, list, message_fields},
     wire,
 };
@@ -62,6 +62,8 @@ pub struct Subscribe {
     pub consumer: Consumer,
     /// The wanted chunks, of those that `selection` selects; empty for all.
     pub within: RangeSet,
+    /// The wanted parts of tensors; empty for whole tensors. Needs [`Feature::Boxes`](super::Feature::Boxes).
+    pub boxes: Vec<TensorBox>,
 }
 
 /// For whom the commits of a subscription are counted
@@ -106,6 +108,7 @@ impl Subscribe {
             order: Order::Layout,
             consumer: Consumer::Own,
             within: RangeSet::new(),
+            boxes: vec![],
         }
     }
 }
@@ -208,6 +211,7 @@ impl Field for Subscribe {
             layers,
             consumer: self.consumer.into_wire(),
             within: self.within.into_wire(),
+            boxes: self.boxes.into_wire(),
         }
     }
 
@@ -238,6 +242,7 @@ impl Field for Subscribe {
             },
             consumer: Field::from_wire("consumer", wire.consumer)?,
             within: Field::from_wire("within", wire.within)?,
+            boxes: Field::from_wire("boxes", wire.boxes)?,
         })
     }
 }

@@ -5,7 +5,10 @@ use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromClient {
-    #[prost(oneof = "ClientKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
+    #[prost(
+        oneof = "ClientKind",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19"
+    )]
     pub(crate) kind: Option<ClientKind>,
 }
 
@@ -42,11 +45,19 @@ pub(crate) enum ClientKind {
     Probe(Probe),
     #[prost(message, tag = "15")]
     Loaded(Loaded),
+    #[prost(message, tag = "16")]
+    Share(Share),
+    #[prost(message, tag = "17")]
+    Held(Held),
+    #[prost(message, tag = "18")]
+    Take(Take),
+    #[prost(message, tag = "19")]
+    Check(Check),
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromServer {
-    #[prost(oneof = "ServerKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
+    #[prost(oneof = "ServerKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16")]
     pub(crate) kind: Option<ServerKind>,
 }
 
@@ -78,6 +89,12 @@ pub(crate) enum ServerKind {
     Hashes(Hashes),
     #[prost(message, tag = "13")]
     Waiting(Waiting),
+    #[prost(message, tag = "14")]
+    Held(Held),
+    #[prost(message, tag = "15")]
+    Revoke(Revoke),
+    #[prost(message, tag = "16")]
+    Checked(Checked),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -168,6 +185,30 @@ pub(crate) struct Subscribe {
     pub(crate) consumer: Option<Vec<u8>>,
     #[prost(message, repeated, tag = "20")]
     pub(crate) within: Vec<ChunkRange>,
+    #[prost(message, repeated, tag = "21")]
+    pub(crate) boxes: Vec<TensorBox>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct TensorBox {
+    #[prost(string, tag = "1")]
+    pub(crate) tensors: String,
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) slices: Vec<Slice>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Slice {
+    #[prost(uint32, tag = "1")]
+    pub(crate) dimension: u32,
+    #[prost(uint64, tag = "2")]
+    pub(crate) start: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) length: u64,
+    #[prost(uint32, tag = "4")]
+    pub(crate) part: u32,
+    #[prost(uint32, tag = "5")]
+    pub(crate) parts: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -354,10 +395,10 @@ pub(crate) struct Announce {
     pub(crate) may_be_base: bool,
     #[prost(bool, tag = "9")]
     pub(crate) afresh: bool,
-    #[prost(message, optional, tag = "10")]
-    pub(crate) part: Option<Part>,
     #[prost(message, optional, tag = "11")]
     pub(crate) lost_place: Option<Place>,
+    #[prost(bool, tag = "12")]
+    pub(crate) shared: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -366,16 +407,6 @@ pub(crate) struct Place {
     pub(crate) epoch: u64,
     #[prost(uint64, tag = "2")]
     pub(crate) version: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Part {
-    #[prost(uint32, tag = "1")]
-    pub(crate) part: u32,
-    #[prost(uint32, tag = "2")]
-    pub(crate) parts: u32,
-    #[prost(fixed64, tag = "3")]
-    pub(crate) writer: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -450,20 +481,86 @@ pub(crate) struct Drain {
 pub(crate) struct Sources {
     #[prost(uint32, tag = "1")]
     pub(crate) subscription: u32,
-    #[prost(message, repeated, tag = "2")]
+    #[prost(fixed64, tag = "2")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) version: u64,
+    #[prost(message, repeated, tag = "4")]
     pub(crate) sources: Vec<Source>,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Source {
-    #[prost(uint32, tag = "1")]
-    pub(crate) transport: u32,
-    #[prost(string, tag = "2")]
-    pub(crate) address: String,
-    #[prost(bytes = "vec", tag = "3")]
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) addresses: Vec<LaneAddress>,
+    #[prost(bytes = "vec", tag = "2")]
     pub(crate) key: Vec<u8>,
-    #[prost(bytes = "vec", tag = "4")]
+    #[prost(bytes = "vec", tag = "3")]
     pub(crate) grant: Vec<u8>,
+    #[prost(message, repeated, tag = "4")]
+    pub(crate) chunks: Vec<ChunkRange>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Share {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) addresses: Vec<LaneAddress>,
+    #[prost(bytes = "vec", optional, tag = "2")]
+    pub(crate) key: Option<Vec<u8>>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Held {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(fixed64, tag = "2")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) version: u64,
+    #[prost(message, repeated, tag = "4")]
+    pub(crate) added: Vec<ChunkRange>,
+    #[prost(message, repeated, tag = "5")]
+    pub(crate) withdrawn: Vec<ChunkRange>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Take {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(string, tag = "2")]
+    pub(crate) topic: String,
+    #[prost(fixed64, tag = "3")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "4")]
+    pub(crate) version: u64,
+    #[prost(bytes = "vec", tag = "5")]
+    pub(crate) grant: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Revoke {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(fixed64, tag = "2")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) version: u64,
+    #[prost(bytes = "vec", optional, tag = "4")]
+    pub(crate) taker: Option<Vec<u8>>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Check {
+    #[prost(fixed64, tag = "1")]
+    pub(crate) session: u64,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) nonce: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Checked {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) proof: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]

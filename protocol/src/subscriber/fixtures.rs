@@ -52,7 +52,7 @@ pub(crate) fn announce(version: u64, manifest: &Manifest) -> Announce {
         metadata: vec![],
         may_be_base: false,
         afresh: false,
-        part: None,
+        shared: false,
         lost_place: None,
     }
 }

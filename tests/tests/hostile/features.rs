@@ -3,12 +3,13 @@
 
 use crate::{
     raw::{Peer, hello, subscribe},
-    script::{Script, expect_closed},
+    script::{EPOCH, Script, VERSION, expect_closed},
 };
 use std::time::Duration;
 use tensor_relay_protocol::{
-    Announce, ClientMessage, CloseCode, Feature, FeatureSet, Glob, Hello, LaneId, Order, Part,
-    ProbeBytes, ProbeHeader, ServerMessage, StreamHeader, Subscribe,
+    Announce, ClientMessage, CloseCode, Feature, FeatureSet, Glob, Held, Hello, LaneGrant, LaneId, Order,
+    ProbeBytes, ProbeHeader, RangeSet, ServerMessage, Share, StreamHeader, Subscribe, SubscriptionId, TensorBox,
+    VersionId,
 };
 use tensor_relay_tests::pair::{client_config, eventually, publish, server_config, simulate, topic};
 
@@ -16,21 +17,34 @@ fn expected_text(feature: &str) -> String {
     format!("needs the feature \"{feature}\", which this end did not offer")
 }
 
-/// Goal: a server refuses features that it did not offer, and names them. Method: the field of such a feature, from a
-/// client after `Welcome`.
+/// Goal: a server refuses features that it did not offer, and names them. Method: each message and field of such a
+/// feature, from a client after `Welcome`.
 #[test]
 fn clients_that_use_unoffered_features_are_refused() {
     let ClientMessage::Subscribe(wanted) = subscribe(1, 4) else { panic!("it subscribes") };
-    let order = Order::Layers(vec![Glob::new("a.**").unwrap()]);
-    simulate(1, async |sim| {
-        let _server = sim.server(server_config());
-        let mut peer = Peer::welcomed_client(&sim, 2).await;
-        peer.send_to_server(ClientMessage::Subscribe(Subscribe { order, ..wanted }))
-            .await;
-        let (code, text) = peer.wait_for_close().await;
-        assert_eq!(code, Some(CloseCode::ProtocolViolation));
-        assert!(text.contains(&expected_text("order")), "{text}");
-    });
+    let glob = || Glob::new("a.**").unwrap();
+    let order = Order::Layers(vec![glob()]);
+    let boxes = vec![TensorBox { tensors: glob(), slices: vec![] }];
+    let (subscription, none) = (SubscriptionId(1), RangeSet::new());
+    let held = Held { subscription, epoch: EPOCH, version: VERSION, added: none.clone(), withdrawn: none };
+    let id = VersionId { topic: topic("t"), epoch: EPOCH, version: VERSION };
+    for (message, feature) in [
+        (ClientMessage::Subscribe(Subscribe { order, ..wanted.clone() }), "order"),
+        (ClientMessage::Subscribe(Subscribe { boxes, ..wanted }), "boxes"),
+        (ClientMessage::Share(Share { addresses: vec![], key: None }), "peers"),
+        (ClientMessage::Held(held), "peers"),
+        (ClientMessage::Take { subscription, id, grant: LaneGrant::new([1; 32]) }, "peers"),
+        (ClientMessage::Check { session: 1, nonce: [1; 32] }, "peers"),
+    ] {
+        simulate(1, async |sim| {
+            let _server = sim.server(server_config());
+            let mut peer = Peer::welcomed_client(&sim, 2).await;
+            peer.send_to_server(message).await;
+            let (code, text) = peer.wait_for_close().await;
+            assert_eq!(code, Some(CloseCode::ProtocolViolation));
+            assert!(text.contains(&expected_text(feature)), "{text}");
+        });
+    }
 }
 
 /// Goal: a client refuses features that it did not offer, and names them. Method: each message and field of a feature,
@@ -38,15 +52,27 @@ fn clients_that_use_unoffered_features_are_refused() {
 #[test]
 fn servers_that_use_unoffered_features_are_refused() {
     type Attack = fn(&Script) -> ServerMessage;
-    let attacks: [(Attack, &str); 2] = [
-        (|script| ServerMessage::Sources { subscription: script.subscription, sources: vec![] }, "peers"),
+    let attacks: [(Attack, &str); 4] = [
         (
-            |script| {
-                let part = Some(Part { part: 0, parts: 2, writer: 1 });
-                ServerMessage::Announce(Announce { part, ..script.announcement() })
+            |script| ServerMessage::Sources {
+                subscription: script.subscription,
+                epoch: EPOCH,
+                version: VERSION,
+                sources: vec![],
             },
-            "parts",
+            "peers",
         ),
+        (
+            |script| ServerMessage::Revoke {
+                subscription: script.subscription,
+                epoch: EPOCH,
+                version: VERSION,
+                taker: None,
+            },
+            "peers",
+        ),
+        (|_| ServerMessage::Checked { proof: [1; 32] }, "peers"),
+        (|script| ServerMessage::Announce(Announce { shared: true, ..script.announcement() }), "peers"),
     ];
     for (message, feature) in attacks {
         expect_refused(feature, async |script| script.peer.send_to_client(message(script)).await);

@@ -10,6 +10,7 @@ mod features;
 mod forged;
 mod get;
 mod lanes;
+mod loaded;
 mod raw;
 mod resumed;
 mod script;

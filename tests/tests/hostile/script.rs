@@ -62,7 +62,7 @@ impl Script {
             metadata: tensors::metadata(VERSION.0),
             may_be_base: false,
             afresh: false,
-            part: None,
+            shared: false,
             lost_place: None,
         }
     }

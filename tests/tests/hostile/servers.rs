@@ -432,7 +432,7 @@ fn malformed_stream_headers_end_the_session() {
 }
 
 /// Goal: malformed or unexpected control messages end the session. Method: noise, an excessive length, an unrequested
-/// answer, a Complete without a version.
+/// answer, a Complete and a Waiting without a version, an Announce of the version under way.
 #[test]
 fn invalid_control_messages_end_the_session() {
     expect_closed(CloseCode::Malformed, "malformed", async |script| {
@@ -445,6 +445,16 @@ fn invalid_control_messages_end_the_session() {
     });
     expect_closed(CloseCode::ProtocolViolation, "version 3", async |script| {
         script.send_complete(script.digest()).await
+    });
+    expect_closed(CloseCode::ProtocolViolation, "version 3", async |script| {
+        let (subscription, epoch, version) = (script.subscription, EPOCH, VERSION);
+        let waiting = ServerMessage::Waiting { subscription, epoch, version };
+        script.peer.send_to_client(waiting).await;
+    });
+    expect_closed(CloseCode::ProtocolViolation, "Announce", async |script| {
+        for _ in 0..2 {
+            script.announce(script.announcement()).await;
+        }
     });
 }
 

@@ -255,7 +255,7 @@ impl<H: Host> Delivery<H> {
             metadata: version.metadata().clone(),
             may_be_base: version.may_be_base() && self.accepts_deltas(),
             afresh: *afresh,
-            part: None,
+            shared: false,
             lost_place: *lost_place,
         };
         self.route.lanes.send(ServerMessage::Announce(announce)).await

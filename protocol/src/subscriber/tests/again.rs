@@ -31,7 +31,8 @@ fn receive(subscriber: &mut Subscriber, chunks: &[u32]) {
 /// Receives these chunks of version 1, announced again, and returns the commit; `resumes` is whether it continues in
 /// its memory.
 fn finish(subscriber: &mut Subscriber, chunks: &[u32], resumes: bool) -> Commit {
-    subscriber.handle_announce(announce(1, &manifest(2)), now(), 0).unwrap();
+    let announced = Announce { subscription: subscriber.options.subscription, ..announce(1, &manifest(2)) };
+    subscriber.handle_announce(announced, now(), 0).unwrap();
     let placed = actions(subscriber);
     assert!(matches!(placed[..], [Action::Place { resumes: again, .. }] if again == resumes), "{placed:?}");
     subscriber.handle_placed(None).unwrap();

@@ -1,0 +1,148 @@
+//! Messages by which clients take chunks from each other: the draft of PROTOCOL.md §3.15, which no build offers. They
+//! are parsed and bounded, and not used.
+
+use super::{
+    Field, LaneGrant, SubscriptionId, Transport,
+    field::{address, exactly, list, message_fields},
+    wire,
+};
+use crate::{Epoch, MessageError, RangeSet, Version};
+use std::net::SocketAddr;
+
+/// The most sources in one message. A client uses a few at once, and receives others when they fail.
+pub const SOURCES_MAX: usize = 64;
+
+/// The most addresses of a peer: one for each transport.
+pub const PEER_ADDRESSES_MAX: usize = 2;
+
+/// The most ranges of chunks of a source. The peer itself names the chunks that it holds; these help to choose peers.
+pub const SOURCE_RANGES_MAX: usize = 16;
+
+/// An address at which a client listens for peers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerAddress {
+    /// The transport.
+    pub transport: Transport,
+    /// The address, without a name to look up. An unspecified one stands for the address of the client's session.
+    pub address: SocketAddr,
+}
+
+/// Where a client listens for peers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Share {
+    /// The addresses; none from a client that only takes.
+    pub addresses: Vec<PeerAddress>,
+    /// The SHA-256 of its public key; `None` from a client that neither serves nor takes any more.
+    pub key: Option<[u8; 32]>,
+}
+
+/// A peer that holds chunks of a version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// Its addresses: at least one.
+    pub addresses: Vec<PeerAddress>,
+    /// The SHA-256 of its public key.
+    pub key: [u8; 32],
+    /// The grant that the client presents to it.
+    pub grant: LaneGrant,
+    /// The chunks that it holds, as far as the server knows.
+    pub chunks: RangeSet,
+}
+
+/// A change of the chunks that the sender of this message can send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// The subscription.
+    pub subscription: SubscriptionId,
+    /// The topic's epoch.
+    pub epoch: Epoch,
+    /// The version.
+    pub version: Version,
+    /// Further chunks that it can send.
+    pub added: RangeSet,
+    /// Chunks that it can send no longer.
+    pub withdrawn: RangeSet,
+}
+
+message_fields! { Share { addresses, key } => Share { addresses, key }, Share::check }
+
+message_fields! {
+    Held { subscription, epoch, version, added, withdrawn } =>
+    Held { subscription, epoch, version, added, withdrawn },
+    Held::check
+}
+
+impl Share {
+    fn check(&self) -> Result<(), MessageError> {
+        match self.key.is_some() || self.addresses.is_empty() {
+            true => Ok(()),
+            false => Err(MessageError::MissingField("key")),
+        }
+    }
+}
+
+impl Held {
+    fn check(&self) -> Result<(), MessageError> {
+        match self.added.intersection(&self.withdrawn).is_empty() {
+            true => Ok(()),
+            false => Err(MessageError::Malformed("chunks that are both added and withdrawn".into())),
+        }
+    }
+}
+
+/// Addresses with unknown transports are validated and then ignored.
+impl Field for Vec<PeerAddress> {
+    type Wire = Vec<wire::LaneAddress>;
+
+    fn into_wire(self) -> Self::Wire {
+        let wire = |PeerAddress { transport, address }: PeerAddress| wire::LaneAddress {
+            transport: transport.code(),
+            address: address.to_string(),
+        };
+        self.into_iter().map(wire).collect()
+    }
+
+    fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError> {
+        let addresses = list(field, PEER_ADDRESSES_MAX, wire, |wire| {
+            let address = address(wire.address)?
+                .parse()
+                .map_err(|_| MessageError::Malformed("a peer's address that is not an IP address".into()))?;
+            Ok(Transport::from_code(wire.transport).map(|transport| PeerAddress { transport, address }))
+        });
+        Ok(addresses?.into_iter().flatten().collect())
+    }
+}
+
+/// Sources with unknown transports alone are validated and then ignored.
+impl Field for Vec<Source> {
+    type Wire = Vec<wire::Source>;
+
+    fn into_wire(self) -> Self::Wire {
+        let wire = |Source { addresses, key, grant, chunks }: Source| wire::Source {
+            addresses: addresses.into_wire(),
+            key: key.to_vec(),
+            grant: grant.into_wire(),
+            chunks: chunks.into_wire(),
+        };
+        self.into_iter().map(wire).collect()
+    }
+
+    fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError> {
+        let sources = list(field, SOURCES_MAX, wire, |wire| {
+            if wire.addresses.is_empty() {
+                return Err(MessageError::MissingField("addresses"));
+            }
+            let (what, found, max) = ("chunks", wire.chunks.len(), SOURCE_RANGES_MAX);
+            if found > max {
+                return Err(MessageError::TooMany { what, found, max });
+            }
+            Ok(Source {
+                addresses: Field::from_wire("addresses", wire.addresses)?,
+                key: exactly("key", &wire.key)?,
+                grant: Field::from_wire("grant", wire.grant)?,
+                chunks: Field::from_wire(what, wire.chunks)?,
+            })
+        });
+        Ok(sources?.into_iter().filter(|source| !source.addresses.is_empty()).collect())
+    }
+}
