@@ -313,7 +313,7 @@ impl World {
         let Some(sending) = &mut self.sending else { return };
         let is_requested = !sending.requested.is_empty();
         let due = if is_requested { &mut sending.requested } else { &mut sending.pushed };
-        let Some(chunk) = due.iter().copied().nth(which % due.len().max(1)) else { return };
+        let Some(chunk) = due.first().copied() else { return };
         if !is_requested && self.credit == 0 {
             return;
         }
