@@ -1,7 +1,10 @@
 //! The first version of a subscription.
 
 use super::topic::{EPOCH, Numbered, Numbers};
-use crate::*;
+use crate::{
+    sender::course::{Course, Step},
+    *,
+};
 
 const OTHER_EPOCH: Epoch = Epoch(9);
 
@@ -78,4 +81,21 @@ fn no_other_version_replaces_one_by_its_number() {
     }
     let start = Start::Exactly(None, Version(1));
     assert_eq!(first(&mut new_sender(&topic, Mode::Every, start), &topic), Some(Ok(1)));
+}
+
+/// It may be published after the sender looked for claims that can be compared.
+#[test]
+fn the_version_that_the_client_has_is_not_sent_before_it_is_compared() {
+    for is_same in [true, false] {
+        let mut topic = topic(2);
+        let have = Some(Have { epoch: EPOCH, version: Version(2), digest: VersionDigest([1; 32]) });
+        let latest = Subscribe::latest(SubscriptionId(1), Topic::new("t").unwrap(), 1);
+        let request = Subscribe { mode: Mode::Every, window: 9, have, ..latest };
+        let mut course = Course::new(&topic, &request, topic.place());
+        assert!(matches!(course.next(&topic), Step::Wait));
+        course.handle_compared(&topic, is_same);
+        topic.publish(ManifestDigest([7; 32]));
+        let Step::Send(next) = course.next(&topic) else { panic!("version 3 is published") };
+        assert_eq!(next.version.key(), (EPOCH, Version(if is_same { 3 } else { 2 })));
+    }
 }
