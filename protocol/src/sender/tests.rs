@@ -3,5 +3,6 @@
 mod ends;
 mod messages;
 mod pair;
+mod skips;
 mod starts;
 mod topic;
