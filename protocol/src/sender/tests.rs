@@ -3,6 +3,7 @@
 mod ends;
 mod messages;
 mod pair;
+mod skips;
 mod sources;
 mod starts;
 mod topic;

@@ -1,7 +1,10 @@
 //! The first version of a subscription.
 
 use super::topic::{EPOCH, Numbered, Numbers};
-use crate::*;
+use crate::{
+    sender::course::{Course, Step},
+    *,
+};
 
 const OTHER_EPOCH: Epoch = Epoch(9);
 
@@ -78,4 +81,47 @@ fn no_other_version_replaces_one_by_its_number() {
     }
     let start = Start::Exactly(None, Version(1));
     assert_eq!(first(&mut new_sender(&topic, Mode::Every, start), &topic), Some(Ok(1)));
+}
+
+/// It may be published after the sender looked for claims that can be compared.
+#[test]
+fn the_version_that_the_client_has_waits_for_its_comparison() {
+    for is_same in [true, false] {
+        let mut topic = topic(2);
+        let have = Some(Have { epoch: EPOCH, version: Version(2), digest: VersionDigest([1; 32]) });
+        let latest = Subscribe::latest(SubscriptionId(1), Topic::new("t").unwrap(), 1);
+        let request = Subscribe { mode: Mode::Every, window: 9, have, ..latest };
+        let mut course = Course::new(&topic, &request, topic.place());
+        course.handle_acknowledged((EPOCH, Version(2)));
+        let acknowledged = |step| match step {
+            Step::Acknowledge(_, version) => Some(version.0),
+            _ => None,
+        };
+        assert_eq!(acknowledged(course.next(&topic)), Some(1));
+        assert!(matches!(course.next(&topic), Step::Wait), "version 2 may be other content");
+        course.handle_compared(&topic, is_same);
+        topic.publish(ManifestDigest([7; 32]));
+        if is_same {
+            assert_eq!(acknowledged(course.next(&topic)), Some(2));
+        }
+        let Step::Send(next) = course.next(&topic) else { panic!("version 3 is published") };
+        assert_eq!(next.version.key(), (EPOCH, Version(if is_same { 3 } else { 2 })));
+    }
+}
+
+/// PROTOCOL.md §6.6 (8): of other content, the client counts as having the version before.
+#[test]
+fn the_newest_version_is_sent_if_the_client_has_other_content_of_its_number() {
+    for (is_same, expected) in [(true, None), (false, Some(2))] {
+        let topic = topic(2);
+        let have = Some(Have { epoch: EPOCH, version: Version(2), digest: VersionDigest([1; 32]) });
+        let latest = Subscribe::latest(SubscriptionId(1), Topic::new("t").unwrap(), 1);
+        let mut course = Course::new(&topic, &Subscribe { have, ..latest }, topic.place());
+        course.handle_compared(&topic, is_same);
+        let sent = match course.next(&topic) {
+            Step::Send(next) => Some(next.version.key().1.0),
+            _ => None,
+        };
+        assert_eq!(sent, expected, "the same content: {is_same}");
+    }
 }
