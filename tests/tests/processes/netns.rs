@@ -127,6 +127,29 @@ fn a_transfer_resumes_after_an_outage() {
     assert_eq!(served.finish(subscriber, 1)["resumed"], 1);
 }
 
+/// Goal: one of two servers with the same file may die; the version is complete, and nothing verified travels again.
+/// Method: two servers on one slow link; kill the origin, or the other one, in the middle.
+#[test]
+fn one_of_two_servers_is_killed() {
+    for kills_origin in [true, false] {
+        let Some(mut served) = ServedModel::try_new() else { return };
+        let listen = format!("--listen={}:4748", Lan::SERVER);
+        let args = ["serve", "--json", "--topic=m=m", "--state-dir=other-keys", "--chunk-size=1MiB", &listen];
+        let other = Serving::wait_for_report(served.lan.start(Host::Server, &served.home, &args));
+        let source = format!("--source={}", other.ticket("m"));
+        let ticket = served.server.as_ref().unwrap().ticket("m").to_owned();
+        let args = ["subscribe", &ticket, &source, "--once", "--out=out", "--json", "--lanes=1"];
+        let subscriber = served.lan.start(Host::Client, &served.home, &args);
+        thread::sleep(TRANSFER_TIME / 2);
+        match kills_origin {
+            true => served.kill_server(),
+            false => drop(other.process.signal_and_wait(Signal::KILL)),
+        }
+        let event = served.finish(subscriber, 1);
+        assert_eq!(event["resumed"], u64::from(kills_origin), "{event}");
+    }
+}
+
 /// Goal: a connection survives an outage shorter than the idle timeout. Method: take the link down for 3 s during a
 /// transfer.
 #[test]
