@@ -109,7 +109,7 @@ impl Reconnector {
             self.session.detach(connection.give_up(close_reason).await, &mut self.sources);
             if let Some(promoted) = self.sources.promote(&self.target) {
                 (connection, self.target) = self.session.handle_promoted(promoted);
-                self.handle_connected(&connection);
+                self.handle_connected(&connection, "Another server with the same content takes its place; transfers continue.");
                 continue;
             }
             let has_verified = verified_bytes.load(Ordering::Relaxed) > 0;
@@ -127,17 +127,17 @@ impl Reconnector {
             if let Some(trial) = &mut trial {
                 trial.handle_reconnected(connection.control().kind());
             }
-            self.handle_connected(&connection);
+            self.handle_connected(&connection, "Connected again; transfers resume.");
         };
         self.end(error, None).await;
     }
 
-    /// Reports that `connection` replaces a lost one.
-    fn handle_connected(&self, connection: &Connection) {
+    /// Reports that `connection` replaces a lost one, and `how`.
+    fn handle_connected(&self, connection: &Connection, how: &str) {
         self.state.lost.send_replace(None);
         self.state.reconnects.fetch_add(1, Ordering::Relaxed);
         self.state.lane.send_replace(connection.control().clone());
-        tracing::warn!(peer = %connection.control().peer(), "Connected again; transfers resume.");
+        tracing::warn!(peer = %connection.control().peer(), "{how}");
     }
 
     /// Tries with backoff until it is connected, the timeout has passed, or a retry is useless.

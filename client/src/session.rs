@@ -52,6 +52,9 @@ pub(crate) struct Session {
     /// The credit of each subscription, in chunks: `credit_chunks` times the largest number of lanes that this
     /// connection has had, at most [`Credit::MAX`].
     credit: u32,
+    /// The chunks that may be outstanding beyond the credit while a version comes from several servers: as many for each
+    /// of their lanes.
+    further_credit: u32,
     allocators: Allocators,
     /// The memory for the bases of all subscriptions; `None` without bases.
     bases: Option<HostMemory>,
@@ -101,6 +104,7 @@ impl Session {
             bases: config.keeps_bases().then(|| HostMemory::new(config.base_bytes)),
             commands,
             credit: config.credit_chunks,
+            further_credit: 0,
             config,
             ingress,
             next_id: 1,
@@ -314,7 +318,7 @@ impl Session {
     /// Sets the flow-control windows to the bytes of the granted credit and of a probe in progress. So chunks that wait
     /// for memory never block the control stream, and no subscription starves another.
     fn allow_unread(&self, links: &mut Links<'_>) {
-        let credit = u64::from(self.credit);
+        let credit = u64::from(self.credit) + u64::from(self.further_credit);
         let chunk_bytes = |r: &Reception| r.chunk_bytes().unwrap_or(0).max(ASSUMED_CHUNK_BYTES_MIN);
         let bytes: u64 = self.receptions.values().map(|r| credit * u64::from(chunk_bytes(r))).sum();
         let probe_bytes = if self.probing.is_in_progress() { PROBE_UNREAD_BYTES } else { 0 };
@@ -411,15 +415,18 @@ impl Session {
         }
     }
 
-    /// Raises the credit for a new lane of any server, so that it is kept as busy as the other lanes. The credit is not
-    /// lowered when a lane ends: the remaining lanes use it.
+    /// Raises the credit for a new lane, so that it is kept as busy as the other lanes. The credit is not lowered when a
+    /// lane ends: the remaining lanes use it.
     fn raise_credit(&mut self, links: &mut Links<'_>) {
-        let lanes: u32 = links.all().map(|connection| connection.lanes().len()).sum();
-        let credit = self.config.credit_chunks.saturating_mul(lanes).min(Credit::MAX);
-        self.credit = self.credit.max(credit);
+        let credit = |lanes: u32| self.config.credit_chunks.saturating_mul(lanes).min(Credit::MAX);
+        let lanes: Vec<u32> = links.all().map(|connection| connection.lanes().len()).collect();
+        let of_origin = if links.origin.is_some() { lanes[0] } else { 0 };
+        self.further_credit = credit(lanes.iter().sum::<u32>() - of_origin);
+        self.credit = self.credit.max(credit(of_origin));
         self.allow_unread(links);
         for reception in self.receptions.values_mut() {
             reception.machine.set_allowance(self.credit);
+            reception.machine.set_further_allowance(self.further_credit);
         }
     }
 

@@ -57,6 +57,8 @@ pub struct Subscriber {
     codecs: CodecSet,
     /// The credit of the subscription on this connection when no chunk is in flight.
     allowance: u32,
+    /// How many further chunks may be outstanding while there are several sources.
+    further_allowance: u32,
     /// The selection from the latest manifest; the server sends another manifest only when it changes.
     selection: Option<Arc<Selection>>,
     manifests: Manifests,
@@ -78,6 +80,7 @@ impl Subscriber {
         Self {
             codecs,
             allowance: request.credit,
+            further_allowance: 0,
             selection: None,
             manifests: Manifests::default(),
             phase: Phase::Idle,
@@ -217,6 +220,11 @@ impl Subscriber {
                 self.grant(chunks);
             }
         }
+    }
+
+    /// Sets how many chunks beyond the credit may be outstanding while there are several sources.
+    pub fn set_further_allowance(&mut self, chunks: u32) {
+        self.further_allowance = chunks;
     }
 
     /// Handles an `Announce`. `received_bytes` is the number of bytes received for the subscription so far.
@@ -508,7 +516,9 @@ impl Subscriber {
     fn request_missing(&mut self) {
         let Phase::Running(incoming) = &mut self.phase else { return };
         let (origin, assembly) = (self.options.subscription, &incoming.assembly);
-        let Some(order) = self.requests.next(origin, assembly, &self.arrivals, self.allowance) else { return };
+        let has_several = self.requests.sources() > 1;
+        let allowance = self.allowance + if has_several { self.further_allowance } else { 0 };
+        let Some(order) = self.requests.next(origin, assembly, &self.arrivals, allowance) else { return };
         let Order { source: subscription, chunks, hashes } = order;
         if hashes {
             incoming.assembly.begin_list();

@@ -10,7 +10,7 @@ mod lanes;
 mod selector;
 mod sent_chunks;
 mod stall;
-mod transfer;
+mod version_sends;
 
 pub use delivery::Delivery;
 pub use effort::{EffortMeter, EffortMeters};
@@ -18,4 +18,4 @@ pub use host::{DeltaBase, Host, Input, Offered};
 pub use lanes::{JoinRefused, Lanes, LiveLane, Silence};
 pub use selector::Selector;
 pub use sent_chunks::SentChunks;
-pub use transfer::{Coding, Route};
+pub use version_sends::{Coding, Route};

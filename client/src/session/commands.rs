@@ -109,6 +109,7 @@ impl Session {
         let subscribe = request.message(id, self.credit, self.config.consumer);
         let (stall_timeout, now) = (self.config.stall_timeout, Instant::now().into_std());
         let mut machine = Subscriber::new(subscribe, self.config.codecs, stall_timeout, now);
+        machine.set_further_allowance(self.further_credit);
         if let Some((manifest, _)) = &request.part {
             machine.set_manifest(Arc::clone(manifest));
         }

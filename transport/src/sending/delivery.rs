@@ -3,7 +3,7 @@
 use super::{
     Coding, Host, Input, Offered, Route, Selector, SentChunks, comparison,
     stall::StallWatch,
-    transfer::{Content, Counters, Sent, Transfer},
+    version_sends::{Content, Counters, Sent, VersionSends},
 };
 use crate::{LaneError, egress::Egress, in_use::Used};
 use std::{convert::Infallible, pin::Pin, sync::Arc};
@@ -46,7 +46,7 @@ struct Work<V> {
 /// The version under way.
 struct Current<V> {
     version: Arc<V>,
-    transfer: Transfer,
+    sends: VersionSends,
     stall: StallWatch,
     /// When it is aborted, because it left retention; `None` once that was reported.
     abort_at: Option<watch::Receiver<Option<Instant>>>,
@@ -136,7 +136,7 @@ impl<H: Host> Delivery<H> {
             let has_room = work
                 .current
                 .as_ref()
-                .is_some_and(|current| current.transfer.has_room(sends_max));
+                .is_some_and(|current| current.sends.has_room(sends_max));
             let lane = has_room.then(|| self.route.lanes.least_loaded()).flatten();
             let Some(action) = self.machine.poll(self.host.topic(), lane) else { return Ok(()) };
             self.execute(action, work).await?;
@@ -159,12 +159,12 @@ impl<H: Host> Delivery<H> {
                 let waiting = ServerMessage::Waiting { subscription, epoch, version };
                 self.route.lanes.send(waiting).await?;
             }
-            SenderAction::Send(send) => work.transfer(|transfer| transfer.begin(send)),
+            SenderAction::Send(send) => work.sends(|sends| sends.begin(send)),
             SenderAction::SendAgain(send, at) => {
-                work.transfer(|transfer| transfer.begin_again(send, at.into()))
+                work.sends(|sends| sends.begin_again(send, at.into()))
             }
             SenderAction::Abort(version, reason) => {
-                work.transfer(Transfer::give_up);
+                work.sends(VersionSends::give_up);
                 let (subscription, (epoch, version)) = (self.route.subscription, version.key());
                 let abort = ServerMessage::Abort { subscription, epoch, version, reason };
                 self.route.lanes.send(abort).await?;
@@ -236,7 +236,7 @@ impl<H: Host> Delivery<H> {
         let content = Content { version: Arc::clone(&version) as Arc<dyn Offered>, selection, base };
         let subscription = self.route.subscription;
         Ok(Current {
-            transfer: Transfer::new(self.route.clone(), coding, content, counters),
+            sends: VersionSends::new(self.route.clone(), coding, content, counters),
             stall,
             abort_at: Some(version.abort_at()),
             span: tracing::debug_span!("transfer", %subscription, version = %version.id()),
@@ -339,9 +339,9 @@ impl<V> Work<V> {
         self.current.take().map(|current| current.span.entered())
     }
 
-    fn transfer(&mut self, change: impl FnOnce(&mut Transfer)) {
+    fn sends(&mut self, change: impl FnOnce(&mut VersionSends)) {
         if let Some(current) = &mut self.current {
-            change(&mut current.transfer);
+            change(&mut current.sends);
         }
     }
 
@@ -373,7 +373,7 @@ async fn compared(comparing: &mut Option<Comparing>) -> bool {
 async fn transferred<V>(current: &mut Option<Current<V>>) -> Event {
     let Some(current) = current else { return std::future::pending().await };
     tokio::select! {
-        Some(sent) = current.transfer.next().instrument(current.span.clone()) => Event::Sent(sent),
+        Some(sent) = current.sends.next().instrument(current.span.clone()) => Event::Sent(sent),
         () = passed(&mut current.abort_at) => {
             current.abort_at = None;
             Event::AbortDue

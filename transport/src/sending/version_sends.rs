@@ -1,4 +1,4 @@
-//! [`Transfer`]: the sends of one version to one subscription: its manifest, its chunks (a few at a time) and `Complete`.
+//! [`VersionSends`]: the sends of one version to one subscription: its manifest, its chunks (a few at a time) and `Complete`.
 
 use super::{DeltaBase, EffortMeter, Lanes, Offered, SentChunks, lanes::LaneLoad, stall::ProgressCounter};
 use crate::{
@@ -61,7 +61,7 @@ pub(crate) struct Counters {
 ///
 /// If a lane is lost or retired before its chunk is written, the chunk is lost, and the client requests it again.
 #[derive(Debug)]
-pub(crate) struct Transfer {
+pub(crate) struct VersionSends {
     context: Arc<Context>,
     running: FuturesUnordered<Pin<Box<dyn Future<Output = Sent> + Send>>>,
 }
@@ -87,7 +87,7 @@ pub(crate) struct Unread {
     pub(crate) error: Arc<SourceError>,
 }
 
-impl Transfer {
+impl VersionSends {
     pub(crate) fn new(route: Route, coding: Coding, content: Content, counters: Counters) -> Self {
         coding.effort.handle_version();
         let source = content.version.payload().source();
