@@ -8,6 +8,9 @@ use tensor_relay_transport::{Identity, Transport, Workers};
 /// The maximum number of lanes of a session. Beyond it, a network card or memory is the bottleneck.
 pub const LANES_MAX: u32 = 16;
 
+/// The most further servers of a session.
+const SOURCES_MAX: usize = 15;
+
 /// The number of lanes of a session: connections to the server, each with its own socket and thread. A server may
 /// allow fewer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -73,7 +76,7 @@ pub struct Config {
     pub identity: Option<Arc<Identity>>,
     /// The tickets of other servers with the same content: the same bytes under the same epochs and versions, as of files
     /// that several servers serve. Chunks of a large version are received from all of them at once, and if one is lost,
-    /// the others send what it had not sent. At most 15. Default: none.
+    /// the others send what it had not sent. Those beyond the 15th are not used. Default: none.
     pub sources: Vec<Ticket>,
     /// The local addresses that lanes use in turn: one for each network card. Default: the system chooses an address,
     /// and so one card.
@@ -145,7 +148,10 @@ impl Config {
 
     /// The configuration clamped to valid values: credit within servers' limits, and deadlines that a clock can hold.
     pub(crate) fn clamped(self) -> Self {
+        let mut sources = self.sources;
+        sources.truncate(SOURCES_MAX);
         Self {
+            sources,
             // Deltas are not offered if they cannot be applied.
             codecs: if self.base_bytes == 0 { self.codecs.without_bases() } else { self.codecs },
             credit_chunks: self.credit_chunks.clamp(1, Credit::MAX),

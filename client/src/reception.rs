@@ -16,7 +16,7 @@ use crate::{
     sources::{Link, Links},
 };
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -72,6 +72,8 @@ pub(crate) struct Reception {
     tasks: Vec<AbortOnDrop>,
     /// Whether the server waits for the source of the current version.
     is_waiting: bool,
+    /// The servers that have other content than the current version, or sent corrupt chunks of it.
+    refused: HashSet<Link>,
     /// Whether the subscription is over.
     is_over: bool,
 }
@@ -86,8 +88,6 @@ pub(crate) struct Context<'a, 'l> {
     /// Messages to the origin.
     pub(crate) outbox: &'a mut VecDeque<ClientMessage>,
     pub(crate) source_of: &'a mut HashMap<SubscriptionId, SourceOf>,
-    /// The number of the next subscription.
-    pub(crate) next_id: &'a mut u32,
 }
 
 /// A subscription to a further source of the version in transfer.
@@ -105,11 +105,16 @@ impl Context<'_, '_> {
     /// # Errors
     /// [`ProtocolViolation`] when the origin does not offer a feature that it needs; and the origin's name.
     fn send(&mut self, message: ClientMessage) -> Result<(), (ProtocolViolation, String)> {
-        let source = message.subscription().filter(|id| self.source_of.contains_key(id));
-        let link = source.map_or(Link::Origin, |id| self.source_of[&id].link);
-        if let (Some(source), ClientMessage::Unsubscribe { .. }) = (source, &message) {
-            self.source_of.remove(&source);
-        }
+        let number = message.subscription().unwrap_or(self.id);
+        let of = match &message {
+            ClientMessage::Unsubscribe { .. } => self.source_of.remove(&number),
+            _ => self.source_of.get(&number).copied(),
+        };
+        let link = match of {
+            Some(of) => of.link,
+            None if number == self.id => Link::Origin,
+            None => return Ok(()), // A source that was lost.
+        };
         match link {
             Link::Other(index) => self.links.send_to_other(index, message),
             Link::Origin => {
@@ -121,8 +126,9 @@ impl Context<'_, '_> {
     }
 
     fn close_source(&mut self, source: SubscriptionId) {
-        if let Some(SourceOf { link: Link::Other(index), .. }) = self.source_of.get(&source) {
-            self.links.sources.close_silent(*index);
+        match self.source_of.get(&source).map(|of| of.link) {
+            Some(Link::Other(index)) => self.links.sources.close_silent(index),
+            _ => drop(self.send(ClientMessage::Unsubscribe { subscription: source, keep_place: false })),
         }
     }
 }
@@ -172,6 +178,7 @@ impl Reception {
             streams: HashMap::new(),
             tasks: vec![],
             is_waiting: false,
+            refused: HashSet::new(),
             is_over: false,
         }
     }
@@ -260,6 +267,7 @@ impl Reception {
         self.machine
             .handle_announce(announce, now.into_std(), self.counters.received_bytes())?;
         if !resumes {
+            self.refused.clear();
             self.began = now;
             self.counters.begin(version, 0); // Until its manifest has arrived.
         }
@@ -324,8 +332,17 @@ impl Reception {
         }
     }
 
-    /// Handles a stream whose chunk is invalid or cannot be placed.
+    /// Forgets which servers were refused, since their links change.
+    pub(crate) fn forget_refused(&mut self) {
+        self.refused.clear();
+    }
+
+    /// Handles a stream whose chunk is invalid or cannot be placed. An invalid one of a further source costs that source.
     pub(crate) fn handle_failed(&mut self, token: StreamToken, error: ReceiveError) {
+        if error.is_invalid() && self.machine.handle_corrupt(token) {
+            tracing::warn!(topic = %self.topic, %error, "A chunk of another server is invalid. It is requested again.");
+            return;
+        }
         if self.machine.is_receiving_chunk(token) {
             let device = self.destination.as_ref().and_then(Destination::device);
             self.fail(&TransferError::chunk(error, device));
@@ -389,7 +406,7 @@ impl Reception {
                 Action::Discard(stream) => drop(self.streams.remove(&stream)),
                 Action::Commit(commit) => self.commit(commit, context.links.control()),
                 Action::Seek => self.ask_sources(context),
-                Action::SourceDiffers(source) => self.warn_of_differing(source, context),
+                Action::SourceDiffers(source) => self.refuse_source(source, context),
                 Action::CloseSource(source) => context.close_source(source),
                 Action::Release { id, reason } => self.release(id, reason),
                 Action::Waiting => self.report_waiting(),
@@ -427,8 +444,9 @@ impl Reception {
         let (Some((link, stream)), Some(destination)) = (self.streams.remove(&token), &self.destination) else {
             return;
         };
+        let link = context.source_of.get(&header.subscription).map_or(link, |of| of.link);
         let (Some(id), Some(connection)) = (self.machine.current_version(), context.links.get(link)) else {
-            return;
+            return self.machine.handle_lost(token); // Its connection was lost.
         };
         let target = ChunkTarget {
             sink: destination.sink(id),
@@ -453,22 +471,23 @@ impl Reception {
         for index in context.links.sources.usable() {
             let link = Link::Other(index);
             let is_asked = |of: &SourceOf| of.reception == context.id && of.link == link;
-            if self.machine.wants_sources() && !context.source_of.values().any(is_asked) {
-                let source = SubscriptionId(*context.next_id);
-                *context.next_id += 1;
+            let is_known = self.refused.contains(&link) || context.source_of.values().any(is_asked);
+            if self.machine.wants_sources() && !is_known {
+                let source = context.links.sources.take_number(index);
                 context.source_of.insert(source, SourceOf { reception: context.id, link });
                 self.machine.ask_source(source);
             }
         }
     }
 
-    fn warn_of_differing(&self, source: SubscriptionId, context: &mut Context<'_, '_>) {
+    fn refuse_source(&mut self, source: SubscriptionId, context: &mut Context<'_, '_>) {
         let link = context.source_of.get(&source).map(|of| of.link);
+        self.refused.extend(link);
         let peer = link.and_then(|link| context.links.get(link)).map(|it| it.control().peer());
         tracing::warn!(
             topic = %self.topic, version = ?self.machine.current_version(), ?peer,
-            "Another server has other content under the same epoch and version, so it is not used for this version. \
-             Different bytes were published under one epoch: name only servers with the same content."
+            "Another server has other content than the origin under the same epoch and version, or sent an invalid chunk: it \
+             is not used for this version. Name only servers with the same content."
         );
     }
 

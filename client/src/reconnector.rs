@@ -7,7 +7,7 @@ use crate::{
     error::SessionError,
     recovery::{LostConnection, Recovery},
     session::Session,
-    sources::{Links, Sources},
+    sources::{LinkEvent, Links, Sources},
     transport_trial::TransportTrial,
 };
 use std::{
@@ -90,7 +90,9 @@ impl Reconnector {
                     continue;
                 }
             };
-            if !lost.is_retryable() || self.session.config().reconnect_timeout.is_zero() {
+            let may_reconnect = lost.is_retryable() && !config.reconnect_timeout.is_zero();
+            let may_change = !matches!(lost, SessionError::ClosedLocally) && !self.sources.usable().is_empty();
+            if !may_reconnect && !may_change {
                 self.end(lost, Some(connection)).await;
                 return;
             }
@@ -107,11 +109,6 @@ impl Reconnector {
             let (age, was_receiving) = (connection.age(), self.session.is_receiving());
             let verified_bytes = connection.verified_bytes();
             self.session.detach(connection.give_up(close_reason).await, &mut self.sources);
-            if let Some(promoted) = self.sources.promote(&self.target) {
-                (connection, self.target) = self.session.handle_promoted(promoted);
-                self.handle_connected(&connection, "Another server with the same content takes its place; transfers continue.");
-                continue;
-            }
             let has_verified = verified_bytes.load(Ordering::Relaxed) > 0;
             let lost_connection = LostConnection { kind, age, has_verified, was_receiving, is_by_path };
             if let Some(failed) = recovery.handle_lost(Instant::now(), lost_connection) {
@@ -119,6 +116,11 @@ impl Reconnector {
             }
             if let Some(connections) = recovery.fruitless(Instant::now()) {
                 break ClientError::NoProgress { lost, connections }.into();
+            }
+            if let Some(promoted) = self.sources.promote(&self.target, &self.session.sending()) {
+                (connection, self.target) = self.session.handle_promoted(promoted);
+                self.handle_connected(&connection, "Another server with the same content takes its place; transfers continue.");
+                continue;
             }
             match self.reconnect(lost, &mut recovery).await {
                 Ok(next) => connection = next,
@@ -167,8 +169,10 @@ impl Reconnector {
         tokio::pin!(attempts);
         loop {
             tokio::select! {
-                () = self.sources.opened() => {
-                    if let Some(promoted) = self.sources.promote(&self.target) {
+                event = next_of_others(&mut self.sources) => {
+                    let mut links = Links { origin: None, sources: &mut self.sources };
+                    self.session.handle_link_event(event?, &mut links)?;
+                    if let Some(promoted) = self.sources.promote(&self.target, &self.session.sending()) {
                         let (connection, target) = self.session.handle_promoted(promoted);
                         self.target = target;
                         return Ok(connection);
@@ -204,6 +208,11 @@ impl Reconnector {
         }
         others.await;
     }
+}
+
+/// The next event of the other servers, while the origin is lost. Cancel safe.
+async fn next_of_others(sources: &mut Sources) -> Result<LinkEvent, SessionError> {
+    Links { origin: None, sources }.next().await
 }
 
 /// Reports that connections over `failed` opened but carried no chunk to its end.

@@ -228,10 +228,20 @@ impl Session {
         }
     }
 
+    /// The other servers that send a version at the moment.
+    pub(crate) fn sending(&self) -> Vec<usize> {
+        let links = self.source_of.values().filter_map(|of| match of.link {
+            Link::Other(index) => Some(index),
+            Link::Origin => None,
+        });
+        links.collect()
+    }
+
     /// Handles the change of the origin to another server, which was connected under this index before.
     pub(crate) fn handle_promoted(&mut self, promoted: Promoted) -> (Connection, Target) {
         let Promoted { index, connection, target, outbox } = promoted;
         self.carried = outbox;
+        self.receptions.values_mut().for_each(Reception::forget_refused);
         for of in self.source_of.values_mut().filter(|of| of.link == Link::Other(index)) {
             of.link = Link::Origin;
         }
@@ -251,6 +261,7 @@ impl Session {
         links: &mut Links<'_>,
         commands: &mut mpsc::UnboundedReceiver<Command>,
     ) -> Result<(), SessionError> {
+        self.leave_orphans(links);
         while let (Some(message), Some(origin)) = (self.outbox.pop_front(), &mut links.origin) {
             match message.check_features(origin.server().1) {
                 Ok(()) => origin.send(message).await?,
@@ -278,29 +289,41 @@ impl Session {
                 self.allow_unread(links);
                 subscription.map_or(Ok(()), |id| self.act(id, links))
             }
-            event = links.next() => match event? {
-                LinkEvent::Event(Link::Origin, event) => self.handle_event(event, Link::Origin, links),
-                LinkEvent::Event(Link::Other(index), event) => {
-                    if let Err(error) = self.handle_event(event, Link::Other(index), links) {
-                        links.sources.close(index, &error);
-                    }
-                    Ok(())
-                }
-                LinkEvent::Opened => {
-                    self.raise_credit(links);
-                    self.receptions.values_mut().for_each(|reception| reception.machine.seek_sources());
-                    self.act_all(links)
-                }
-                LinkEvent::Closed(index, last) => {
-                    self.handle_last(last);
-                    self.handle_link_lost(Link::Other(index), links);
-                    links.sources.handle_closed(index);
-                    self.act_all(links)
-                }
-            },
+            event = links.next() => self.handle_link_event(event?, links),
             () = timeout => {
                 let now = Instant::now();
                 self.receptions.values_mut().for_each(|reception| reception.handle_timeout(now));
+                self.act_all(links)
+            }
+        }
+    }
+
+    /// Handles an event of one of the connections.
+    ///
+    /// # Errors
+    /// [`SessionError`] when the connection to the origin must end.
+    pub(crate) fn handle_link_event(
+        &mut self,
+        event: LinkEvent,
+        links: &mut Links<'_>,
+    ) -> Result<(), SessionError> {
+        match event {
+            LinkEvent::Event(Link::Origin, event) => self.handle_event(event, Link::Origin, links),
+            LinkEvent::Event(Link::Other(index), event) => {
+                if let Err(error) = self.handle_event(event, Link::Other(index), links) {
+                    links.sources.close(index, &error);
+                }
+                Ok(())
+            }
+            LinkEvent::Opened => {
+                self.raise_credit(links);
+                self.receptions.values_mut().for_each(|reception| reception.machine.seek_sources());
+                self.act_all(links)
+            }
+            LinkEvent::Closed(index, last) => {
+                self.handle_last(last);
+                self.handle_link_lost(Link::Other(index), links);
+                links.sources.handle_closed(index);
                 self.act_all(links)
             }
         }
@@ -337,7 +360,6 @@ impl Session {
             ingress: &self.ingress,
             outbox: &mut self.outbox,
             source_of: &mut self.source_of,
-            next_id: &mut self.next_id,
         };
         reception.act(&mut context)?;
         if reception.is_over() {
@@ -359,9 +381,11 @@ impl Session {
     ) -> Result<(), SessionError> {
         match event {
             Event::Message(message) => self.handle_message(message, link, links),
-            Event::Opened(lane, StreamHeader::Manifest(header), stream) => match links.get(link) {
-                Some(connection) => self.handle_manifest_header(lane, header, stream, connection),
-                None => Ok(()),
+            Event::Opened(lane, StreamHeader::Manifest(header), stream) => match &mut links.origin {
+                Some(origin) if link == Link::Origin => {
+                    self.handle_manifest_header(lane, header, stream, origin)
+                }
+                _ => Ok(()), // Of a further source, whose manifest is known.
             },
             Event::Opened(lane, StreamHeader::Chunk(header), stream) => {
                 self.handle_chunk((link, lane), header, stream, links)
@@ -445,7 +469,7 @@ impl Session {
                 self.act_all(links)
             }
             ServerMessage::Hashes { subscription, epoch, version, first, hashes } => {
-                let id = self.source_of.get(&subscription).map_or(subscription, |of| of.reception);
+                let Some(id) = self.owner(subscription, link) else { return Ok(()) };
                 let Some(reception) = self.find(id)? else { return Ok(()) };
                 reception.machine.handle_hashes(subscription, (epoch, version), first, &hashes)?;
                 self.act(id, links)
@@ -565,7 +589,7 @@ impl Session {
     ) -> Result<(), SessionError> {
         let token = StreamToken(self.next_stream);
         self.next_stream += 1;
-        let id = self.source_of.get(&header.subscription).map_or(header.subscription, |of| of.reception);
+        let Some(id) = self.owner(header.subscription, link) else { return Ok(()) };
         let Some(reception) = self.find(id)? else { return Ok(()) };
         if links.get(link).is_none_or(|connection| connection.lanes().is_retired(lane)) {
             return Ok(()); // It was requested again when the lane was retired.

@@ -7,9 +7,9 @@ use crate::{
     connection::{CloseReason, Connection, Event, Target},
     error::SessionError,
 };
-use futures_util::future::{pending, select_all};
+use futures_util::future::{join_all, pending, select_all};
 use std::{collections::VecDeque, time::Duration};
-use tensor_relay_protocol::{ClientMessage, CloseCode, Feature, FeatureSet, ProtocolViolation};
+use tensor_relay_protocol::{ClientMessage, CloseCode, Feature, FeatureSet, ProtocolViolation, SubscriptionId};
 use tensor_relay_transport::Lane;
 use tokio::task::JoinSet;
 
@@ -40,6 +40,17 @@ struct Server {
     backoff: Backoff,
     /// Whether a failure was reported, until it is connected.
     has_failed: bool,
+    /// The number of the next subscription to it.
+    next_number: u32,
+}
+
+/// The subscription numbers of one server: those of the user's subscriptions are below. So a server sees consecutive
+/// numbers.
+const NUMBERS: u32 = 1 << 27;
+
+/// Whether a subscription with this number is to a further source, now or earlier.
+pub(crate) fn is_to_source(number: SubscriptionId) -> bool {
+    number.0 >= NUMBERS
 }
 
 /// The end of a background task for a server.
@@ -82,15 +93,16 @@ pub(crate) struct Links<'a> {
 impl Sources {
     /// Begins to connect to `targets`.
     pub(crate) fn new(targets: Vec<Target>, config: Config) -> Self {
-        let server = |target| Server {
+        let server = |(index, target)| Server {
             target,
             connection: None,
             outbox: VecDeque::new(),
             backoff: Backoff::new(),
             has_failed: false,
+            next_number: NUMBERS * (index + 1),
         };
         let mut sources =
-            Self { config, servers: targets.into_iter().map(server).collect(), tasks: JoinSet::new() };
+            Self { config, servers: (0u32..).zip(targets).map(server).collect(), tasks: JoinSet::new() };
         for index in 0..sources.servers.len() {
             sources.open(index, Duration::ZERO);
         }
@@ -177,9 +189,11 @@ impl Sources {
         self.open(index, wait);
     }
 
-    /// Makes a connected server the origin. The server `lost`, so far the origin, takes its place and is connected again.
-    pub(crate) fn promote(&mut self, lost: &Target) -> Option<Promoted> {
-        let index = self.servers.iter().position(|server| server.connection.is_some())?;
+    /// Makes a connected server the origin, if possible one that is `sending` a version. The server `lost`, so far the
+    /// origin, takes its place and is connected again.
+    pub(crate) fn promote(&mut self, lost: &Target, sending: &[usize]) -> Option<Promoted> {
+        let usable = self.usable();
+        let index = *usable.iter().find(|index| sending.contains(index)).or(usable.first())?;
         let server = &mut self.servers[index];
         let connection = server.connection.take()?;
         let target = std::mem::replace(&mut server.target, lost.clone());
@@ -190,20 +204,11 @@ impl Sources {
         Some(Promoted { index, connection, target, outbox })
     }
 
-    /// Waits until a server is connected. Cancel safe.
-    pub(crate) async fn opened(&mut self) {
-        loop {
-            match self.tasks.join_next().await {
-                Some(Ok(Outcome::Opened(index, opened))) => {
-                    if self.handle_opened(index, *opened) {
-                        return;
-                    }
-                }
-                Some(Ok(Outcome::Closed(index, _))) => self.handle_closed(index),
-                Some(_) => {}
-                None => pending().await,
-            }
-        }
+    /// Takes the number of a new subscription to a server.
+    pub(crate) fn take_number(&mut self, index: usize) -> SubscriptionId {
+        let number = &mut self.servers[index].next_number;
+        *number += 1;
+        SubscriptionId(*number)
     }
 
     /// The servers that are connected and offer what several sources of a version need.
@@ -219,11 +224,9 @@ impl Sources {
     /// Closes all connections.
     pub(crate) async fn close_all(mut self) {
         self.tasks.abort_all();
-        for server in &mut self.servers {
-            if let Some(connection) = server.connection.take() {
-                connection.close(CloseReason { code: CloseCode::Done, text: String::new(), by_user: true }).await;
-            }
-        }
+        let connections = self.servers.iter_mut().filter_map(|server| server.connection.take());
+        let reason = || CloseReason { code: CloseCode::Done, text: String::new(), by_user: true };
+        join_all(connections.map(|connection| connection.close(reason()))).await;
     }
 }
 

@@ -65,7 +65,7 @@ pub use ranges::RangeSet;
 pub use selection::Selection;
 pub use sender::{
     Announcement, Attempt, Claim, Ended, Named, Published, ReadRetry, SendAction, Sender, SenderAction, Seq,
-    SubscriptionMessage, Versions,
+    ChunkRequest, SubscriptionMessage, Versions,
 };
 pub use subscriber::{
     Action, Assembly, Commit, Gap, Outcome, Released, StreamToken, Subscriber, VersionFault,

@@ -14,7 +14,7 @@ mod tests;
 
 pub use action::{Announcement, Ended, SenderAction};
 pub use claimed::{Claim, Named};
-pub use message::SubscriptionMessage;
+pub use message::{ChunkRequest, SubscriptionMessage};
 pub use plan::SendAction;
 pub use read_retry::{Attempt, ReadRetry};
 pub use versions::{Published, Seq, Versions};
@@ -248,7 +248,7 @@ impl<V: Published + Clone> Sender<V> {
     pub fn handle_sent(&mut self, sent: SendAction) {
         let Some(current) = &mut self.current else { return };
         current.plan.handle_sent(sent);
-        if matches!(sent, SendAction::Chunk(..) | SendAction::Hashes { .. }) {
+        if matches!(sent, SendAction::Chunk(..) | SendAction::Again(..) | SendAction::Hashes { .. }) {
             current.retry.handle_read();
         }
     }
@@ -327,12 +327,12 @@ impl<V: Published + Clone> Sender<V> {
             Message::Abort(epoch, version, reason) if is_current(epoch, version) => {
                 self.handle_aborted(reason);
             }
-            Message::Request(epoch, version, chunks, hashes) if is_current(epoch, version) => {
-                return self.handle_request(&chunks, hashes, is_live);
+            Message::Request(epoch, version, request) if is_current(epoch, version) => {
+                return self.handle_request(&request, is_live);
             }
             Message::Committed(epoch, version, _)
             | Message::Abort(epoch, version, _)
-            | Message::Request(epoch, version, ..) => {
+            | Message::Request(epoch, version, _) => {
                 return Err(ProtocolViolation::WrongVersion { epoch, version });
             }
         }
@@ -372,8 +372,7 @@ impl<V: Published + Clone> Sender<V> {
     /// grants it again when the version has ended.
     fn handle_request(
         &mut self,
-        chunks: &RangeSet,
-        hashes: bool,
+        request: &ChunkRequest,
         is_live: impl Fn(LaneId) -> bool,
     ) -> Result<bool, ProtocolViolation> {
         let Some(Current { selection: Some(selection), plan, .. }) = &mut self.current else {
@@ -382,9 +381,9 @@ impl<V: Published + Clone> Sender<V> {
         if plan.end_pushing() {
             self.credit = Credit::default();
         }
-        if hashes {
+        if request.hashes {
             plan.handle_hashes_requested(selection.chunks().len());
         }
-        plan.handle_request(chunks, selection.chunks(), is_live)
+        plan.handle_request(request, selection.chunks(), is_live)
     }
 }

@@ -246,6 +246,11 @@ impl Subscriber {
             self.answer_ended_apart(announce.afresh);
             return Ok(());
         }
+        if self.is_behind(&announce.id) {
+            let VersionId { epoch, version, .. } = announce.id;
+            self.refuse_version(epoch, version);
+            return Ok(());
+        }
         if !matches!(self.phase, Phase::Idle | Phase::Detached(_)) && !self.is_origin_lost() {
             return Err(ProtocolViolation::OutOfTurn {
                 found: "Announce",
@@ -443,7 +448,8 @@ impl Subscriber {
         }
         if incoming.assembly.is_listed_otherwise(header.chunk, header.hash) {
             self.actions.push_back(Action::Discard(stream));
-            self.handle_other_hash(header.chunk, header.subscription);
+            let is_missing = incoming.assembly.is_missing(header.chunk);
+            self.handle_other_hash(header.chunk, header.subscription, is_missing);
             return Ok(());
         }
         let range = match incoming.assembly.handle_header(&header) {
@@ -508,7 +514,7 @@ impl Subscriber {
     /// From then on this end requests what it lacks of the current version.
     pub fn handle_retired(&mut self, source: SubscriptionId) {
         if self.current_version().is_some() {
-            self.requests.handle_retired(source);
+            self.requests.handle_retired(source, self.options.subscription);
         }
     }
 
@@ -519,12 +525,12 @@ impl Subscriber {
         let has_several = self.requests.sources() > 1;
         let allowance = self.allowance + if has_several { self.further_allowance } else { 0 };
         let Some(order) = self.requests.next(origin, assembly, &self.arrivals, allowance) else { return };
-        let Order { source: subscription, chunks, hashes } = order;
+        let Order { source: subscription, chunks, hashes, again } = order;
         if hashes {
             incoming.assembly.begin_list();
         }
         let (epoch, version) = key(incoming.id());
-        self.send(ClientMessage::Request { subscription, epoch, version, chunks, hashes });
+        self.send(ClientMessage::Request { subscription, epoch, version, chunks, hashes, again });
     }
 
     /// Handles `Complete`: every selected chunk that this end did not hold was sent, or was lost with its lane.
@@ -582,7 +588,9 @@ impl Subscriber {
         let Some(id) = self.end_version() else { return };
         let (epoch, version) = key(&id);
         self.history.handle_committed(id, digest);
-        if is_origin_lost {
+        if is_origin_lost && self.options.once {
+            self.send(ClientMessage::Unsubscribe { subscription: self.options.subscription, keep_place: false });
+        } else if is_origin_lost {
             self.sources.ended_apart = Some(((epoch, version), Some(kept)));
         } else {
             let subscription = self.options.subscription;
@@ -681,14 +689,15 @@ impl Subscriber {
 
     /// The time at which to call [`handle_timeout`](Self::handle_timeout); `None` without a current version.
     pub fn timeout_at(&self) -> Option<Instant> {
-        self.current_version().map(|_| self.stall.check_at())
+        let is_awaited = self.current_version().is_some() && !self.is_without_source();
+        is_awaited.then(|| self.stall.check_at())
     }
 
     /// Checks the progress of the current version, if that is due: reports it to the server, which does not see what
     /// arrives of a chunk that takes long; or fails the version if no byte was received for the timeout.
     /// `received_bytes` is the number of bytes received for the subscription so far.
     pub fn handle_timeout(&mut self, now: Instant, received_bytes: u64) {
-        if self.current_version().is_none() {
+        if self.current_version().is_none() || self.is_without_source() {
             return;
         }
         if now >= self.stall.check_at() {
@@ -710,7 +719,6 @@ impl Subscriber {
         match &self.phase {
             Phase::Idle | Phase::Detached(_) => None,
             Phase::Announced { announce, .. } => Some(&announce.id),
-            Phase::Running(incoming) if incoming.is_origin_lost && self.requests.sources() == 0 => None,
             Phase::Placing(incoming) | Phase::Running(incoming) => Some(incoming.id()),
         }
     }

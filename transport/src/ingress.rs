@@ -51,6 +51,13 @@ pub enum ReceiveError {
     Sink(#[from] SinkError),
 }
 
+impl ReceiveError {
+    /// Whether the chunk itself is wrong, by its sender's fault.
+    pub fn is_invalid(&self) -> bool {
+        matches!(self, Self::WrongLength { .. } | Self::Corrupt(_) | Self::Decode(_))
+    }
+}
+
 /// A chunk whose bytes were received completely: a raw chunk is verified, an encoded one not decoded yet.
 #[derive(Debug)]
 pub struct Gathered<'a> {

@@ -1,8 +1,8 @@
 //! Handling of what further sources of a version send.
 
 use super::Session;
-use crate::{error::SessionError, reception::SourceOf, sources::{Link, Links}};
-use tensor_relay_protocol::{ProtocolViolation, ServerMessage, SubscriptionId};
+use crate::{error::SessionError, reception::SourceOf, sources::{Link, Links, is_to_source}};
+use tensor_relay_protocol::{ClientMessage, ProtocolViolation, ServerMessage, SubscriptionId};
 
 impl Session {
     /// The further source that a message is from; `None` if it is for the handling of the origin's messages.
@@ -28,7 +28,7 @@ impl Session {
                 return Err(ProtocolViolation::OutOfTurn { found, expected });
             }
         };
-        match link == Link::Origin && !self.source_of.contains_key(&subscription) {
+        match link == Link::Origin && !is_to_source(subscription) {
             true => Ok(None),
             false => Ok(Some(subscription)),
         }
@@ -41,19 +41,43 @@ impl Session {
         message: ServerMessage,
         links: &mut Links<'_>,
     ) -> Result<(), SessionError> {
-        let Some(SourceOf { reception: id, .. }) = self.source_of.get(&source).copied() else { return Ok(()) };
+        let is_last = matches!(message, ServerMessage::End { .. });
+        let of = if is_last { self.source_of.remove(&source) } else { self.source_of.get(&source).copied() };
+        let Some(SourceOf { reception: id, .. }) = of else { return Ok(()) };
         let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
         match message {
             ServerMessage::Announce(announce) => reception.handle_source_announce(announce)?,
             ServerMessage::Waiting { .. } => reception.machine.handle_source_waiting(source),
             ServerMessage::Abort { .. } => reception.machine.leave_source(source),
-            ServerMessage::End { .. } => {
-                self.source_of.remove(&source);
-                reception.machine.handle_source_ended(source);
-            }
+            ServerMessage::End { .. } => reception.machine.handle_source_ended(source),
             _ => {} // `Complete`: the list of hashes says what is complete.
         }
         self.act(id, links)
+    }
+
+    /// The user's subscription that what arrived under this number on `link` belongs to; `None` if a server uses a number
+    /// of another one, or of a subscription that has ended.
+    pub(super) fn owner(&self, number: SubscriptionId, link: Link) -> Option<SubscriptionId> {
+        match self.source_of.get(&number) {
+            Some(of) => (of.link == link).then_some(of.reception),
+            None => (link == Link::Origin && !is_to_source(number)).then_some(number),
+        }
+    }
+
+    /// Ends the subscriptions to further sources whose user's subscription has ended.
+    pub(super) fn leave_orphans(&mut self, links: &mut Links<'_>) {
+        if self.source_of.is_empty() {
+            return;
+        }
+        let is_orphan = |of: &SourceOf| !self.receptions.contains_key(&of.reception);
+        let orphans: Vec<_> = self.source_of.extract_if(|_, of| is_orphan(of)).collect();
+        for (subscription, of) in orphans {
+            let leave = ClientMessage::Unsubscribe { subscription, keep_place: false };
+            match of.link {
+                Link::Origin => self.outbox.push_back(leave),
+                Link::Other(index) => links.send_to_other(index, leave),
+            }
+        }
     }
 
     /// Handles the retirement of a lane of a connection for all subscriptions on it.

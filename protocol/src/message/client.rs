@@ -95,6 +95,9 @@ pub enum ClientMessage {
         chunks: RangeSet,
         /// Whether the server sends the hashes of all selected chunks. Needs [`Feature::Hashes`](super::Feature::Hashes).
         hashes: bool,
+        /// Whether the server begins the chunks even if it began them on lanes that live, and without a base: the client
+        /// has discarded what it received of them. Needs [`Feature::Hashes`](super::Feature::Hashes).
+        again: bool,
     },
     /// Retires a lane that the client has closed or will close: the server begins no more chunks on it.
     Retire(LaneId),
@@ -201,8 +204,8 @@ message_kinds! {
     Acknowledge { subscription, epoch, version } => Acknowledge { subscription, epoch, version }
     Watch { watch, glob } => Watch { watch, glob }
     Unwatch(watch) => Unwatch { watch }
-    Request { subscription, epoch, version, chunks, hashes } =>
-        Request { subscription, epoch, version, chunks, hashes }
+    Request { subscription, epoch, version, chunks, hashes, again } =>
+        Request { subscription, epoch, version, chunks, hashes, again }
     Retire(lane) => Retire { lane }
     Probe { probe, lane, bytes } => Probe { probe, lane, bytes }
     Loaded { subscription, epoch, version, digest } => Loaded { subscription, epoch, version, digest }

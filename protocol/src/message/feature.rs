@@ -41,7 +41,7 @@ features! {
     Drain = 5, "drain";
     /// Measurements of a lane's rate: `Probe` and its data streams.
     Probe = 6, "probe";
-    /// The hashes of a version's chunks: `Request.hashes`.
+    /// The hashes of a version's chunks, for several sources: `Request.hashes` and `Request.again`.
     Hashes = 7, "hashes";
     /// Reports that versions were loaded: `Loaded`.
     Loaded = 8, "loaded";
@@ -123,6 +123,7 @@ impl ClientMessage {
             ],
             Self::Probe { .. } => only("Probe", Feature::Probe),
             Self::Request { hashes: true, .. } => only("Request.hashes", Feature::Hashes),
+            Self::Request { again: true, .. } => only("Request.again", Feature::Hashes),
             Self::Loaded { .. } => only("Loaded", Feature::Loaded),
             Self::Share(_) => only("Share", Feature::Peers),
             Self::Held(_) => only("Held", Feature::Peers),

@@ -164,6 +164,7 @@ mod tests {
                 version,
                 chunks: RangeSet::from_ranges([0..7, 9..10].into_iter()).unwrap(),
                 hashes: true,
+                again: true,
             },
             ClientMessage::Retire(LaneId(2)),
             ClientMessage::Probe { probe: 3, lane: LaneId(2), bytes: ProbeBytes::new(1 << 20).unwrap() },

@@ -327,6 +327,8 @@ pub(crate) struct Request {
     pub(crate) chunks: Vec<ChunkRange>,
     #[prost(bool, tag = "5")]
     pub(crate) hashes: bool,
+    #[prost(bool, tag = "6")]
+    pub(crate) again: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -14,13 +14,24 @@ pub enum SubscriptionMessage {
     Abort(Epoch, Version, AbortReason),
     /// Acknowledges this version and all before it.
     Acknowledge(Epoch, Version),
-    /// Requests chunks of a version, and the hashes of all its chunks if the flag is set.
-    Request(Epoch, Version, RangeSet, bool),
+    /// Requests chunks of a version.
+    Request(Epoch, Version, ChunkRequest),
     /// Ends the subscription.
     Unsubscribe {
         /// Whether the client may come back for its place.
         keep_place: bool,
     },
+}
+
+/// A request for chunks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ChunkRequest {
+    /// The chunks, by any numbers.
+    pub chunks: RangeSet,
+    /// Whether the hashes of all selected chunks are wanted, too.
+    pub hashes: bool,
+    /// Whether the chunks are wanted again, and without a base.
+    pub again: bool,
 }
 
 impl SubscriptionMessage {
@@ -38,8 +49,9 @@ impl SubscriptionMessage {
             ClientMessage::Acknowledge { subscription, epoch, version } => {
                 (subscription, Self::Acknowledge(epoch, version))
             }
-            ClientMessage::Request { subscription, epoch, version, chunks, hashes } => {
-                (subscription, Self::Request(epoch, version, chunks, hashes))
+            ClientMessage::Request { subscription, epoch, version, chunks, hashes, again } => {
+                let request = ChunkRequest { chunks, hashes, again };
+                (subscription, Self::Request(epoch, version, request))
             }
             ClientMessage::Unsubscribe { subscription, keep_place } => {
                 (subscription, Self::Unsubscribe { keep_place })

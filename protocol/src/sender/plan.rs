@@ -1,5 +1,6 @@
 //! [`SendPlan`]: the sends of one version to one client (PROTOCOL.md §6.3, §6.8).
 
+use super::ChunkRequest;
 use crate::{ChunkIndex, Credit, LaneId, PARTIAL_RANGES_MAX, ProtocolViolation, RangeSet};
 use std::{collections::BTreeMap, iter::Peekable, ops::Range};
 
@@ -14,6 +15,8 @@ pub enum SendAction {
     Manifest,
     /// This chunk, on this lane.
     Chunk(ChunkIndex, LaneId),
+    /// This chunk, on this lane, without a base, because the receiver has discarded what it received of it.
+    Again(ChunkIndex, LaneId),
     /// The hashes of selected chunks, from the place `first` among them to before the place `end`.
     Hashes {
         /// The first place.
@@ -44,6 +47,8 @@ pub(super) struct SendPlan {
     pushed: Peekable<<RangeSet as IntoIterator>::IntoIter>,
     /// Chunks that the receiver requested and that were not begun since.
     requested: RangeSet,
+    /// Chunks that the receiver has discarded: they are sent without a base.
+    discarded: RangeSet,
     /// The begun chunks, by the lane on which they were begun last. Those of retired lanes are dropped at a request.
     begun: BTreeMap<LaneId, RangeSet>,
     /// The places among the selected chunks whose hashes were not sent and are due.
@@ -70,6 +75,7 @@ impl SendPlan {
             unsent: RangeSet::new(),
             pushed: RangeSet::new().into_iter().peekable(),
             requested: RangeSet::new(),
+            discarded: RangeSet::new(),
             begun: BTreeMap::new(),
             unsent_hashes: 0..0,
             is_hashing: false,
@@ -108,7 +114,10 @@ impl SendPlan {
             let chunk = self.next_chunk(credit)?;
             self.begun.entry(lane).or_default().insert(chunk.0);
             self.in_flight += 1;
-            return Some(SendAction::Chunk(chunk, lane));
+            return Some(match self.discarded.contains(chunk.0) {
+                true => SendAction::Again(chunk, lane),
+                false => SendAction::Chunk(chunk, lane),
+            });
         }
         let is_complete = self.unsent.is_empty() && self.in_flight == 0 && !self.complete;
         self.complete |= is_complete;
@@ -119,7 +128,7 @@ impl SendPlan {
     /// requested by the receiver.
     pub(super) fn handle_sent(&mut self, sent: SendAction) {
         match sent {
-            SendAction::Chunk(..) => self.in_flight -= 1,
+            SendAction::Chunk(..) | SendAction::Again(..) => self.in_flight -= 1,
             SendAction::Hashes { end, .. } => {
                 self.unsent_hashes.start = end;
                 self.is_hashing = false;
@@ -145,19 +154,23 @@ impl SendPlan {
         true
     }
 
-    /// Handles the receiver's request of `chunks`, which may be any numbers. `selected` ones are queued, except those
-    /// that were begun on a lane that lives: they will arrive. Returns true if a chunk was queued and the plan was not
-    /// given up.
+    /// Handles the receiver's request for chunks. `selected` ones are queued, except those that were begun on a lane that
+    /// lives, unless they are requested again: they will arrive. Returns true if a chunk was queued that was not requested
+    /// again, and the plan was not given up.
     ///
     /// # Errors
     /// [`ProtocolViolation::TooManyRequested`] when too many chunks would be queued, or in too many ranges.
     pub(super) fn handle_request(
         &mut self,
-        chunks: &RangeSet,
+        ChunkRequest { chunks, again, .. }: &ChunkRequest,
         selected: &RangeSet,
         is_live: impl Fn(LaneId) -> bool,
     ) -> Result<bool, ProtocolViolation> {
         self.begun.retain(|lane, _| is_live(*lane));
+        if *again {
+            self.begun.values_mut().for_each(|begun| *begun = begun.difference(chunks));
+            self.discarded = self.discarded.union(&selected.intersection(chunks));
+        }
         let mut queued = selected.intersection(chunks).difference(&self.requested);
         for begun in self.begun.values() {
             queued = queued.difference(&begun.intersection(&queued));
@@ -166,7 +179,7 @@ impl SendPlan {
         if self.requested.len() > Self::REQUESTED_MAX || self.requested.ranges().len() > PARTIAL_RANGES_MAX {
             return Err(ProtocolViolation::TooManyRequested);
         }
-        Ok(!queued.is_empty() && !self.given_up)
+        Ok(!queued.is_empty() && !again && !self.given_up)
     }
 
     /// Ends the plan: [`poll`](Self::poll) returns no more sends. The driver cancels chunks in flight.
@@ -224,7 +237,8 @@ mod tests {
         is_live: impl Fn(LaneId) -> bool,
     ) -> Result<bool, ProtocolViolation> {
         plan.end_pushing();
-        plan.handle_request(chunks, &all_of(selected), is_live)
+        let wanted = ChunkRequest { chunks: chunks.clone(), ..ChunkRequest::default() };
+        plan.handle_request(&wanted, &all_of(selected), is_live)
     }
 
     /// Ends the send of a chunk.
@@ -350,6 +364,21 @@ mod tests {
         plan.handle_hashes_requested(HASHES_PER_MESSAGE + 1);
         assert_eq!(plan.poll(&mut credit, LANE), None, "nothing else was requested");
         assert!(plan.may_be_committed());
+    }
+
+    #[test]
+    fn a_discarded_chunk_is_begun_again_on_live_lanes_without_a_base() {
+        let mut credit = Credit::new(2).unwrap();
+        let mut plan = plan_of(2, false);
+        (0..2).for_each(|index| assert_eq!(plan.poll(&mut credit, LANE), chunk(index, 0)));
+        plan.end_pushing();
+        let again = ChunkRequest { chunks: RangeSet::from_range(1..9), again: true, ..ChunkRequest::default() };
+        assert_eq!(plan.handle_request(&again, &all_of(2), |_| true), Ok(false), "it is no progress");
+        let action = SendAction::Again(ChunkIndex(1), LaneId(0));
+        assert_eq!(plan.poll(&mut credit, LANE), Some(action));
+        plan.handle_sent(action);
+        (0..2).for_each(|_| sent(&mut plan));
+        assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Complete));
     }
 
     #[test]
@@ -545,7 +574,8 @@ mod tests {
             let retired = self.retired.clone();
             let selected = self.model.keys().map(|n| *n..n + 1).collect();
             self.plan.end_pushing();
-            let is_queued = self.plan.handle_request(&chunks, &selected, |lane| !retired.contains(&lane.0));
+            let wanted = ChunkRequest { chunks, ..ChunkRequest::default() };
+            let is_queued = self.plan.handle_request(&wanted, &selected, |lane| !retired.contains(&lane.0));
             assert_eq!(is_queued, Ok(is_any_queued && !self.given_up));
         }
     }

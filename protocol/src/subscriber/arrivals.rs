@@ -110,6 +110,11 @@ impl Arrivals {
         self.spare.remove(&chunk)
     }
 
+    /// The chunk that is being received on `stream`, and its source.
+    pub(super) fn receiving_at(&self, stream: StreamToken) -> Option<(ChunkIndex, SubscriptionId)> {
+        self.receiving.get(&stream).copied()
+    }
+
     /// Whether the chunk of `stream` is being received.
     pub(super) fn is_receiving(&self, stream: StreamToken) -> bool {
         self.receiving.contains_key(&stream)

@@ -231,8 +231,8 @@ impl Assembly {
         if self.unverified > 0 {
             return None;
         }
-        if self.is_listed() {
-            return Some(Outcome::Commit);
+        if self.list.is_some() {
+            return self.is_listed().then_some(Outcome::Commit);
         }
         let expected = self.complete?;
         let found = self.held_digest();

@@ -90,6 +90,14 @@ pub(crate) fn verified(chunk: u32) -> Verified {
     hasher.verify(ChunkIndex(chunk), hash(chunk)).unwrap()
 }
 
+/// Other content of a chunk than [`hash`] and [`verified`] have.
+pub(crate) fn other_verified(chunk: u32) -> Verified {
+    let other = chunk + 1000;
+    let mut hasher = ChunkHasher::new();
+    hasher.update(&other.to_le_bytes());
+    hasher.verify(ChunkIndex(chunk), hash(other)).unwrap()
+}
+
 /// The digest that the server sends in `Complete` to a subscription with this selection.
 pub(crate) fn digest(selection: &Selection) -> VersionDigest {
     VersionDigest::of(selection.manifest().digest(), selection.chunks().iter().map(hash))

@@ -59,7 +59,7 @@ fn request_of(chunks: &[Range<u32>]) -> ClientMessage {
     let (epoch, version) = key_of(1);
     let subscription = fixtures::SUBSCRIPTION;
     let chunks = RangeSet::from_ranges(chunks.iter().cloned()).unwrap();
-    ClientMessage::Request { subscription, epoch, version, chunks, hashes: false }
+    ClientMessage::Request { subscription, epoch, version, chunks, hashes: false, again: false }
 }
 
 #[test]

@@ -27,6 +27,8 @@ struct Pulled {
     unordered: RangeSet,
     /// The chunks that were ordered of a second source, near the end.
     twice: RangeSet,
+    /// The chunks that were discarded, to order again.
+    discarded: RangeSet,
     sources: BTreeMap<SubscriptionId, Source>,
     list: List,
 }
@@ -64,12 +66,15 @@ pub(super) struct Order {
     pub(super) chunks: RangeSet,
     /// Whether it asks for the list of hashes.
     pub(super) hashes: bool,
+    /// Whether the chunks were discarded, so that they are sent again, and without a base.
+    pub(super) again: bool,
 }
 
 impl Requests {
     /// Records that a lane of a source was retired, so that chunks of the version may have been lost.
-    pub(super) fn handle_retired(&mut self, source: SubscriptionId) {
+    pub(super) fn handle_retired(&mut self, source: SubscriptionId, origin: SubscriptionId) {
         match &mut self.pulled {
+            None if source != origin => {} // It sends nothing yet.
             None => (self.is_lane_retired, self.is_loss_possible) = (true, true),
             Some(pulled) => {
                 if let Some(source) = pulled.sources.get_mut(&source) {
@@ -157,7 +162,14 @@ impl Requests {
         }
     }
 
-    /// Records that a chunk may be missing: its stream was lost, or its content was discarded.
+    /// Records that what was received of a chunk was discarded.
+    pub(super) fn handle_discarded(&mut self, chunk: ChunkIndex) {
+        if let Some(pulled) = &mut self.pulled {
+            pulled.discarded.insert(chunk.0);
+        }
+    }
+
+    /// Records that a chunk's stream was lost, so that the chunk may be missing.
     pub(super) fn handle_lost(&mut self, chunk: ChunkIndex, assembly: &Assembly) {
         match &mut self.pulled {
             None => self.is_loss_possible |= self.is_lane_retired,
@@ -212,7 +224,8 @@ impl Pulled {
     /// Puts a chunk back to those that are to be ordered, unless it is verified, arriving or ordered.
     fn put_back(&mut self, chunk: u32, assembly: &Assembly) {
         let is_ordered = self.sources.values().any(|source| source.ordered.contains(chunk));
-        if !is_ordered && assembly.is_missing(ChunkIndex(chunk)) {
+        let is_due = is_ordered || self.discarded.contains(chunk);
+        if !is_due && assembly.is_missing(ChunkIndex(chunk)) {
             self.unordered.insert(chunk);
         }
     }
@@ -238,6 +251,9 @@ impl Pulled {
             let source = &self.sources[&id];
             let busy = source.ordered.len() + arrivals.receiving_of(id) as u32;
             let room = share.saturating_sub(busy).min(open);
+            if lister == Some(id) && room > 0 && !self.discarded.is_empty() {
+                return Some(self.order_again(id, room));
+            }
             let mut chunks = self.take_missing(room, assembly);
             if busy == 0 && room > 0 && chunks.is_empty() {
                 chunks = self.order_twice(id, room, assembly);
@@ -254,10 +270,19 @@ impl Pulled {
                 chunks = missing.map(|chunk| chunk..chunk + 1).collect();
             }
             if is_due || hashes || !chunks.is_empty() {
-                return Some(Order { source: id, chunks, hashes });
+                return Some(Order { source: id, chunks, hashes, again: false });
             }
         }
         None
+    }
+
+    /// The order of up to `count` chunks that were discarded.
+    fn order_again(&mut self, id: SubscriptionId, count: u32) -> Order {
+        let chunks = take(&mut self.discarded, count);
+        if let Some(source) = self.sources.get_mut(&id) {
+            source.ordered = source.ordered.union(&chunks);
+        }
+        Order { source: id, chunks, hashes: false, again: true }
     }
 
     /// Takes up to `count` chunks that are to be ordered.

@@ -7,7 +7,7 @@
 use super::{Action, Incoming, Phase, Subscriber, VersionFault, key};
 use crate::{
     AbortReason, Announce, ChunkHash, ChunkIndex, ClientMessage, Consumer, Epoch, Mode, ProtocolViolation, RangeSet,
-    Start, Subscribe, SubscriptionId, Verified, Version,
+    Start, StreamToken, Subscribe, SubscriptionId, Verified, Version, VersionId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -56,8 +56,8 @@ impl Subscriber {
     /// Whether another source is of use: so many chunks are missing that the origin cannot push them at once.
     pub fn wants_sources(&self) -> bool {
         let Phase::Running(incoming) = &self.phase else { return false };
-        let sources = self.sources.asked.len() + self.requests.sources();
-        incoming.assembly.unverified() > self.allowance && sources <= SOURCES_AT_ONCE_MAX
+        let others = self.sources.asked.len() + self.requests.others(self.options.subscription).len();
+        incoming.assembly.unverified() > self.allowance && others < SOURCES_AT_ONCE_MAX
     }
 
     /// Whether this source was asked for chunks of the current version.
@@ -110,23 +110,50 @@ impl Subscriber {
         for chunk in incoming.assembly.handle_hashes(first, hashes)? {
             let origin = self.options.subscription;
             let from = self.sources.received.get(&chunk).copied().unwrap_or(origin);
-            self.handle_other_hash(chunk, from);
+            self.handle_other_hash(chunk, from, true);
         }
         self.finish_if_complete();
         Ok(())
     }
 
-    /// Handles a chunk whose hash differs from that in the list: it is requested again. A source that differs is not used
-    /// any more; if the list is its own, the version fails.
-    pub(super) fn handle_other_hash(&mut self, chunk: ChunkIndex, source: SubscriptionId) {
-        let Phase::Running(incoming) = &mut self.phase else { return };
+    /// Handles content of a chunk whose hash differs from that in the list, and which is the only content of it unless
+    /// `is_wanted` is false: the chunk is requested again. A source that differs is not used any more; if the list is its
+    /// own, the version fails.
+    pub(super) fn handle_other_hash(&mut self, chunk: ChunkIndex, source: SubscriptionId, is_wanted: bool) {
         if self.requests.lister() == Some(source) {
             return self.actions.push_back(Action::Fail(VersionFault::OtherHash(chunk)));
         }
+        if is_wanted {
+            self.discard_content(chunk);
+        }
+        self.refuse_source(source);
+    }
+
+    /// Discards the content of a chunk, which is requested again without a base, because the client's base may have become
+    /// that content.
+    fn discard_content(&mut self, chunk: ChunkIndex) {
+        let Phase::Running(incoming) = &mut self.phase else { return };
         incoming.assembly.discard(chunk);
         self.sources.received.remove(&chunk);
-        self.requests.handle_lost(chunk, &incoming.assembly);
+        self.requests.handle_discarded(chunk);
+    }
+
+    /// Handles a chunk that cannot be decoded or does not have the hash in its header. If it comes from another source than
+    /// the origin, that source is not used any more, and true is returned; otherwise the version cannot be received.
+    pub fn handle_corrupt(&mut self, stream: StreamToken) -> bool {
+        let Some((_, source)) = self.arrivals.receiving_at(stream) else { return false };
+        if source == self.options.subscription {
+            return false;
+        }
+        let Some((chunk, _)) = self.arrivals.end(stream, false) else { return false };
+        if let Phase::Running(incoming) = &mut self.phase {
+            incoming.assembly.handle_lost(chunk);
+        }
+        let spare = self.arrivals.take_spare(chunk);
+        self.actions.extend(spare.map(|spare| Action::Discard(spare.stream)));
+        self.discard_content(chunk);
         self.refuse_source(source);
+        true
     }
 
     /// Records where a verified chunk comes from, and compares it with the list.
@@ -137,7 +164,7 @@ impl Subscriber {
             self.sources.received.insert(chunk, source);
         }
         if incoming.assembly.is_listed_otherwise(chunk, verified.hash()) {
-            self.handle_other_hash(chunk, source);
+            self.handle_other_hash(chunk, source, true);
         }
     }
 
@@ -145,12 +172,14 @@ impl Subscriber {
     pub(super) fn handle_source_announce(&mut self, announce: &Announce) {
         let source = announce.subscription;
         let Phase::Running(incoming) = &self.phase else { return };
-        if !self.sources.asked.remove(&source) {
+        if !self.sources.asked.contains(&source) {
             return; // It was given up.
         }
-        if (&announce.id, announce.manifest) != (incoming.id(), incoming.announce.manifest) {
+        let is_same = (&announce.id, announce.manifest) == (incoming.id(), incoming.announce.manifest);
+        if !is_same || announce.afresh {
             return self.refuse_source(source);
         }
+        self.sources.asked.remove(&source);
         let missing = incoming.assembly.missing();
         self.requests.end_pushing(self.options.subscription, &missing, self.arrivals.credit());
         self.requests.add_source(source);
@@ -158,7 +187,7 @@ impl Subscriber {
 
     /// Gives up a source that has other content. The origin cannot be given up: its content is the version.
     fn refuse_source(&mut self, source: SubscriptionId) {
-        if source != self.options.subscription {
+        if source != self.options.subscription && self.has_source(source) {
             self.actions.push_back(Action::SourceDiffers(source));
             self.leave_source(source);
         }
@@ -171,7 +200,7 @@ impl Subscriber {
     }
 
     /// Ends the subscriptions to all sources but the origin.
-    pub(super) fn drop_sources(&mut self) {
+    pub fn drop_sources(&mut self) {
         let sources = std::mem::take(&mut self.sources.asked);
         self.sources.received.clear();
         for source in sources.into_iter().chain(self.requests.others(self.options.subscription)) {
@@ -206,6 +235,26 @@ impl Subscriber {
     /// Whether the connection to the origin was lost, and other sources send the current version.
     pub(super) fn is_origin_lost(&self) -> bool {
         matches!(&self.phase, Phase::Running(incoming) if incoming.is_origin_lost)
+    }
+
+    /// Whether the origin was lost and no other source is left: nothing arrives before the origin is connected again.
+    pub(super) fn is_without_source(&self) -> bool {
+        self.is_origin_lost() && self.requests.sources() == 0
+    }
+
+    /// Whether the new origin announces an older version than the one that continues without it.
+    pub(super) fn is_behind(&self, announced: &VersionId) -> bool {
+        let Phase::Running(incoming) = &self.phase else { return false };
+        let VersionId { epoch, version, .. } = incoming.id();
+        incoming.is_origin_lost && announced.epoch == *epoch && announced.version < *version
+    }
+
+    /// Refuses a version that the origin announced: the client receives a newer one, or has given this one up. That voids
+    /// the credit.
+    pub(super) fn refuse_version(&mut self, epoch: Epoch, version: Version) {
+        let (subscription, reason) = (self.options.subscription, AbortReason::Superseded);
+        self.manifests.stale += 2; // Its manifest may arrive.
+        self.send(ClientMessage::Abort { subscription, epoch, version, reason });
     }
 
     /// Whether the current version comes from another source than the origin, too, or chunks of one still arrive.
@@ -253,13 +302,11 @@ impl Subscriber {
         let Some(((epoch, version), committed)) = self.sources.ended_apart.take() else { return };
         let subscription = self.options.subscription;
         let Some(kept) = committed.filter(|_| !afresh) else {
-            self.manifests.stale += 2; // Its manifest may arrive.
-            let reason = AbortReason::Superseded;
-            self.send(ClientMessage::Abort { subscription, epoch, version, reason });
+            self.refuse_version(epoch, version);
             return self.grant_allowance();
         };
         let chunks = RangeSet::new(); // The request ends the pushing, so that the commit is permitted.
-        self.send(ClientMessage::Request { subscription, epoch, version, chunks, hashes: false });
+        self.send(ClientMessage::Request { subscription, epoch, version, chunks, hashes: false, again: false });
         self.send(ClientMessage::Committed { subscription, epoch, version, kept });
         self.grant_allowance();
     }

@@ -77,7 +77,7 @@ impl GrantHolder {
     async fn request(&mut self, announce: &Announce, chunks: std::ops::Range<u32>) {
         let (epoch, version) = (announce.id.epoch, announce.id.version);
         let (subscription, chunks) = (announce.subscription, RangeSet::from_range(chunks));
-        self.send(ClientMessage::Request { subscription, epoch, version, chunks, hashes: false }).await;
+        self.send(ClientMessage::Request { subscription, epoch, version, chunks, hashes: false, again: false }).await;
     }
 }
 
@@ -408,6 +408,7 @@ fn requests_for_unsent_chunks_are_refused() {
         version: Version(77),
         chunks: RangeSet::from_range(0..u32::MAX),
         hashes: false,
+        again: false,
     };
     for (id, expected) in [(2, "subscription 2"), (1, "not being sent")] {
         with_good_client(server_config(), async |sim, _| {

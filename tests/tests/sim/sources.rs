@@ -137,7 +137,77 @@ fn a_server_with_other_content_is_not_used() {
         let staged = tensors::stage(second, vec![tensors::noise("noise", BYTES)], 77);
         other.publish(staged, tensors::metadata(77)).await.unwrap();
         publish(first, publisher, 1, BYTES).await;
-        next(&mut subscription, 1).await;
+        let receipt = next(&mut subscription, 1).await.receipt();
+        assert_eq!(receipt.resumed, 0, "the session stays");
+        let before = sent(&sim)[1];
+        pair.publish(2).await;
+        next(&mut subscription, 2).await;
+        assert!(sent(&sim)[1] - before > BYTES / 4, "it is used for the next version, which is the same");
+    });
+}
+
+/// Goal: when both servers are lost at once, the version continues once one of them is back. Method: cut both paths in the
+/// middle, and mend one of them.
+#[test]
+fn both_servers_are_lost_at_once() {
+    for back in 0..2 {
+        simulate(1, async |sim| {
+            let mut pair = Pair::new(&sim);
+            let client = pair.connect(&sim).await;
+            let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+            pair.publish(1).await;
+            eventually("a half is there", || subscription.progress().verified_bytes >= BYTES / 2).await;
+            let hosts = [sim.server_host(), sim.other_host()];
+            for host in &hosts {
+                sim.net.partition(host, &sim.client_host(1));
+                sim.net.reset_streams(host, &sim.client_host(1));
+            }
+            sleep(OUTAGE_DURATION).await;
+            sim.net.repair(&hosts[back], &sim.client_host(1));
+            let receipt = next(&mut subscription, 1).await.receipt();
+            assert!(receipt.wire_bytes < BYTES + 2 * AGAIN_BYTES, "{receipt:?}");
+        });
+    }
+}
+
+/// Goal: a subscription that ends in the middle ends at both servers. Method: drop it when a quarter is verified.
+#[test]
+fn a_subscription_ends_at_both_servers() {
+    simulate(1, async |sim| {
+        let mut pair = Pair::new(&sim);
+        let client = pair.connect(&sim).await;
+        let subscription = client.subscribe(&topic("t")).await.unwrap();
+        pair.publish(1).await;
+        eventually("a quarter is there", || subscription.progress().verified_bytes >= BYTES / 4).await;
+        drop(subscription);
+        let is_over = || pair.servers.iter().all(|(server, _)| server.stats().transfers == 0);
+        eventually("no transfer is left", is_over).await;
+        assert!(sent(&sim).iter().sum::<u64>() < BYTES, "{:?}", sent(&sim));
+        let mut again = client.subscribe(&topic("t")).await.unwrap();
+        next(&mut again, 1).await;
+    });
+}
+
+/// Goal: what a server with other content sent is discarded, and received from the origin although the client's base has
+/// become that content. Method: versions that differ a little, so that deltas are sent; the second server's second version
+/// is another one.
+#[test]
+fn other_content_with_deltas_is_received_from_the_origin() {
+    simulate(1, async |sim| {
+        let mut pair = Pair::new(&sim);
+        let client = pair.connect(&sim).await;
+        let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+        for version in 1..=2 {
+            pair.publish(version).await;
+            next(&mut subscription, version).await;
+        }
+        let [(first, publisher), (second, other)] = &mut pair.servers;
+        let staged = tensors::stage(second, vec![tensors::noise("noise", BYTES)], 78);
+        other.publish(staged, tensors::metadata(78)).await.unwrap();
+        publish(first, publisher, 3, BYTES).await;
+        next(&mut subscription, 3).await;
+        pair.publish(4).await;
+        next(&mut subscription, 4).await;
     });
 }
 

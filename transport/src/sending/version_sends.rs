@@ -143,7 +143,9 @@ struct Occupied {
 impl Context {
     /// What the send of an action occupies from now on.
     fn occupy(&self, action: SendAction) -> Occupied {
-        let SendAction::Chunk(chunk, lane) = action else { return Occupied { load: None, _copy: None } };
+        let (SendAction::Chunk(chunk, lane) | SendAction::Again(chunk, lane)) = action else {
+            return Occupied { load: None, _copy: None };
+        };
         let raw_bytes = self.raw_bytes(chunk);
         Occupied {
             load: self.route.lanes.begin_chunk(lane, raw_bytes),
@@ -157,8 +159,9 @@ impl Context {
                 self.send_manifest().await;
                 Ok(())
             }
-            SendAction::Chunk(chunk, _) => {
-                self.send_chunk(chunk, load)
+            SendAction::Chunk(chunk, _) | SendAction::Again(chunk, _) => {
+                let may_be_delta = matches!(action, SendAction::Chunk(..));
+                self.send_chunk(chunk, may_be_delta, load)
                     .instrument(tracing::trace_span!("chunk", %chunk))
                     .await
             }
@@ -180,11 +183,12 @@ impl Context {
     async fn send_chunk(
         self: Arc<Self>,
         chunk: ChunkIndex,
+        may_be_delta: bool,
         load: Option<LaneLoad>,
     ) -> Result<(), Arc<SourceError>> {
         let Some(load) = load else { return Ok(()) };
         tokio::select! {
-            sent = self.encode_and_write(chunk, &load.lane().lane) => sent?,
+            sent = self.encode_and_write(chunk, may_be_delta, &load.lane().lane) => sent?,
             () = load.lane().retired() => {
                 tracing::debug!(%chunk, "A chunk was lost with its lane.");
             }
@@ -195,11 +199,12 @@ impl Context {
     async fn encode_and_write(
         self: Arc<Self>,
         chunk: ChunkIndex,
+        may_be_delta: bool,
         lane: &Lane,
     ) -> Result<(), Arc<SourceError>> {
         let (began, encoding) = (Instant::now(), self.counters.sent.encoding.add(1));
         let effort = self.coding.effort.effort();
-        let encoded = self.encode(chunk, effort).await?;
+        let encoded = self.encode(chunk, may_be_delta, effort).await?;
         drop(encoding);
         self.counters.progress.note(1); // From here on, only the subscriber can delay the send.
         let _sending = (self.encoder().stages().begin(Stage::Send), self.counters.sent.writing.add(1));
@@ -237,8 +242,14 @@ impl Context {
     }
 
     /// Encodes a chunk. Holds the base only during the encoding, not while a slow subscriber receives the result.
-    async fn encode(&self, chunk: ChunkIndex, effort: Effort) -> Result<Encoded, Arc<SourceError>> {
-        let delta_base = self.content.base.as_ref().and_then(|base| Some((base, base.upgrade()?)));
+    async fn encode(
+        &self,
+        chunk: ChunkIndex,
+        may_be_delta: bool,
+        effort: Effort,
+    ) -> Result<Encoded, Arc<SourceError>> {
+        let base = self.content.base.as_ref().filter(|_| may_be_delta);
+        let delta_base = base.and_then(|base| Some((base, base.upgrade()?)));
         let base = delta_base.as_ref().map(|(_, version)| version.payload());
         let encoded = self
             .encoder()

@@ -330,7 +330,7 @@ impl World {
                 assert!(last.is_none_or(|last| !self.lanes.contains(&last)), "{chunk} is on a live lane");
                 self.streams.push(Stream { version, chunk: Some(chunk.0), lane, token });
             }
-            SendAction::Hashes { .. } => panic!("they are not asked for"),
+            SendAction::Again(..) | SendAction::Hashes { .. } => panic!("there is one source"),
             SendAction::Complete => {
                 assert!(self.sending.iter().all(|other| !matches!(other, SendAction::Chunk(..))));
                 let complete = ServerMessage::Complete {

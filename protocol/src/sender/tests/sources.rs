@@ -71,6 +71,8 @@ struct Stream {
     chunk: Option<u32>,
     lane: LaneId,
     token: StreamToken,
+    /// Whether its content is not the origin's.
+    is_other: bool,
 }
 
 /// A subscription at a server.
@@ -146,8 +148,10 @@ impl Server {
 #[derive(Debug, Default)]
 struct Memory {
     version: Option<Version>,
-    held: BTreeSet<u32>,
-    writing: BTreeMap<StreamToken, u32>,
+    /// The verified chunks, and whether their content is not the origin's.
+    held: BTreeMap<u32, bool>,
+    /// The chunk that each stream writes, and whether its content is not the origin's.
+    writing: BTreeMap<StreamToken, (u32, bool)>,
 }
 
 struct World {
@@ -170,13 +174,17 @@ struct World {
     begun: BTreeMap<(Version, u32), u32>,
     /// Whether anything was lost or given up, after which chunks travel again.
     has_lost: bool,
+    /// The chunks of which the second server has other content. Then it never becomes the origin.
+    other: BTreeSet<u32>,
+    /// The source that was refused for the version under way.
+    refused: Option<SubscriptionId>,
     /// The number of chunks that came from the server that was not the origin.
     from_others: u32,
     now: std::time::Instant,
 }
 
 impl World {
-    fn new(wanted: &[u32]) -> Self {
+    fn new(wanted: &[u32], other: BTreeSet<u32>) -> Self {
         let manifest = fixtures::manifest(CHUNKS);
         let selection = fixtures::select(Arc::clone(&manifest), wanted);
         let request =
@@ -196,7 +204,9 @@ impl World {
             committed: vec![],
             ordered: BTreeSet::new(),
             begun: BTreeMap::new(),
-            has_lost: false,
+            has_lost: !other.is_empty(),
+            other,
+            refused: None,
             from_others: 0,
             now,
         };
@@ -265,9 +275,11 @@ impl World {
                 Action::Receive { stream, header, .. } => {
                     let chunk = header.chunk.0;
                     assert_eq!(self.memory.version, Some(header.version));
-                    assert!(!self.memory.held.contains(&chunk), "chunk {chunk} is verified");
-                    assert!(self.memory.writing.values().all(|other| *other != chunk), "two writers at {chunk}");
-                    self.memory.writing.insert(stream, chunk);
+                    assert!(self.memory.held.get(&chunk) != Some(&false), "chunk {chunk} is verified");
+                    assert!(self.memory.writing.values().all(|(other, _)| *other != chunk), "two writers at {chunk}");
+                    let is_other = header.hash != fixtures::hash(chunk);
+                    self.memory.held.remove(&chunk);
+                    self.memory.writing.insert(stream, (chunk, is_other));
                     self.from_others += u32::from(header.subscription != ORIGIN);
                 }
                 Action::Discard(stream) => {
@@ -276,16 +288,23 @@ impl World {
                     }
                 }
                 Action::Seek => self.seek(),
+                Action::SourceDiffers(source) => {
+                    assert!(!self.other.is_empty());
+                    self.refused = Some(source);
+                }
                 Action::Commit(commit) => {
-                    assert!(self.selected.iter().eq(self.memory.held.iter().copied()), "it is whole");
+                    let expected = self.selected.iter().map(|chunk| (chunk, false));
+                    assert!(self.memory.held.iter().map(|(chunk, other)| (*chunk, *other)).eq(expected), "it is whole");
                     let version = commit.announce.id.version;
                     assert!(self.committed.last().is_none_or(|last| *last < version), "{version} after {:?}", self.committed);
                     self.committed.push(version);
                     self.memory = Memory::default();
+                    self.refused = None;
                     self.subscriber.handle_committed(false);
                     self.ordered.clear();
                 }
                 Action::Release { .. } => {
+                    self.refused = None;
                     self.memory = Memory::default();
                     self.ordered.clear();
                 }
@@ -310,7 +329,7 @@ impl World {
     fn seek(&mut self) {
         let at = 1 - self.origin;
         let is_asked = |(id, home): (&SubscriptionId, &usize)| *home == at && self.subscriber.has_source(*id);
-        if !self.homes.iter().any(is_asked) {
+        if self.refused.is_none() && !self.homes.iter().any(is_asked) {
             let id = SubscriptionId(self.next_id);
             self.next_id += 1;
             self.homes.insert(id, at);
@@ -403,14 +422,15 @@ impl World {
     fn begin(&mut self, at: usize, subscription: SubscriptionId, version: Version, send: SendAction) {
         let server = &mut self.servers[at];
         let token = StreamToken(self.next_token);
-        let stream = Stream { subscription, version, chunk: None, lane: LaneId(0), token };
+        let stream = Stream { subscription, version, chunk: None, lane: LaneId(0), token, is_other: false };
         match send {
             SendAction::Manifest => server.streams.push(stream),
-            SendAction::Chunk(chunk, lane) => {
+            SendAction::Chunk(chunk, lane) | SendAction::Again(chunk, lane) => {
                 let times = self.begun.entry((version, chunk.0)).or_default();
                 *times += 1;
                 assert!(*times <= 2 || self.has_lost, "{chunk} of {version} is sent {times} times");
-                server.streams.push(Stream { chunk: Some(chunk.0), lane, ..stream });
+                let is_other = at == 1 && self.other.contains(&chunk.0);
+                server.streams.push(Stream { chunk: Some(chunk.0), lane, is_other, ..stream });
             }
             SendAction::Hashes { first, end } => {
                 let chunks = self.selected.iter().skip(first as usize).take((end - first) as usize);
@@ -455,8 +475,10 @@ impl World {
                 }
                 server.arrived.push(stream);
                 self.ordered.remove(&(stream.subscription, chunk));
+                let other = fixtures::other_verified(chunk).hash();
                 let header = ChunkHeader {
                     subscription: stream.subscription,
+                    hash: if stream.is_other { other } else { fixtures::hash(chunk) },
                     ..fixtures::header(stream.version.0, chunk)
                 };
                 self.subscriber.handle_chunk(header, stream.token).unwrap();
@@ -466,13 +488,14 @@ impl World {
 
     fn verify(&mut self, which: usize) {
         let written = self.memory.writing.iter().nth(which % self.memory.writing.len().max(1));
-        let Some((token, chunk)) = written.map(|(token, chunk)| (*token, *chunk)) else { return };
+        let Some((token, (chunk, is_other))) = written.map(|(token, chunk)| (*token, *chunk)) else { return };
         self.memory.writing.remove(&token);
         for server in &mut self.servers {
             server.arrived.retain(|stream| stream.token != token);
         }
-        self.memory.held.insert(chunk);
-        self.subscriber.handle_verified(token, fixtures::verified(chunk));
+        self.memory.held.insert(chunk, is_other);
+        let verified = if is_other { fixtures::other_verified(chunk) } else { fixtures::verified(chunk) };
+        self.subscriber.handle_verified(token, verified);
     }
 
     fn lose(&mut self, at: usize, which: usize) {
@@ -516,7 +539,7 @@ impl World {
             self.act();
             // A server that is behind is no origin for a client that is ahead: a version comes back under its number.
             let is_ahead = self.servers[1 - at].topic.last() >= self.servers[at].topic.last();
-            if moves && is_ahead {
+            if moves && is_ahead && self.other.is_empty() {
                 self.origin = 1 - at;
             }
             self.homes.insert(ORIGIN, self.origin);
@@ -548,14 +571,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
 
     /// For any order of events: each committed version is whole, no chunk has two writers, what is outstanding at both
-    /// servers stays within the allowance, each chunk is sent at most twice unless something was lost, and once
+    /// servers stays within the allowance, content of the second server that differs is not committed, each chunk is sent at most twice unless something was lost, and once
     /// everything is delivered, the client has the newest version of its origin, unless it gave it up.
     #[test]
     fn a_version_from_two_servers_is_whole(
         wanted in prop::collection::btree_set(0u32..CHUNKS, 0..10),
+        other in prop_oneof![2 => Just(BTreeSet::new()), 1 => prop::collection::btree_set(0u32..CHUNKS, 1..4)],
         steps in prop::collection::vec(any_step(), 0..400),
     ) {
-        let mut world = World::new(&Vec::from_iter(wanted));
+        let mut world = World::new(&Vec::from_iter(wanted), other);
         for step in steps {
             world.step(step);
         }
@@ -573,7 +597,7 @@ proptest! {
 /// The second server sends a part of a large version, and the origin's loss costs only what was under way.
 #[test]
 fn a_lost_origin_costs_only_its_chunks_under_way() {
-    let mut world = World::new(&Vec::from_iter(0..CHUNKS));
+    let mut world = World::new(&Vec::from_iter(0..CHUNKS), BTreeSet::new());
     world.publish(0);
     world.publish(0);
     for round in 0..200 {
@@ -596,7 +620,7 @@ fn a_lost_origin_costs_only_its_chunks_under_way() {
     world.act();
     world.drain();
     assert_eq!(world.committed, [Version(1)]);
-    let again = world.begun.iter().filter(|((_, chunk), times)| held.contains(chunk) && **times > 1).count();
+    let again = world.begun.iter().filter(|((_, chunk), times)| held.contains_key(chunk) && **times > 1).count();
     assert_eq!(again, 0, "what was verified does not travel again");
     let total: u32 = world.begun.values().sum();
     let twice_max = CREDIT; // Near the end, orders may be given twice.
