@@ -568,9 +568,9 @@ impl Subscriber {
     /// Handles the commit of the current version. `kept` says whether the client keeps a copy as a base for deltas.
     pub fn handle_committed(&mut self, kept: bool) {
         let Phase::Running(incoming) = &self.phase else { return };
-        let (digest, is_origin_lost) = (incoming.assembly.held_digest(), incoming.is_origin_lost);
-        let Some(id) = self.end_version() else { return };
-        let (epoch, version) = key(&id);
+        let (id, digest) = (incoming.id().clone(), incoming.assembly.held_digest());
+        let ((epoch, version), is_origin_lost) = (key(&id), incoming.is_origin_lost);
+        self.end_version(&id);
         self.history.handle_committed(id, digest);
         if is_origin_lost {
             self.sources.ended_apart = Some(((epoch, version), Some(kept)));
@@ -643,7 +643,8 @@ impl Subscriber {
     /// Ends the current version, which either end gave up. Both ends reset the credit.
     fn abort(&mut self, reason: AbortReason, released: Released) {
         let is_origin_lost = self.is_origin_lost();
-        let Some(id) = self.end_version() else { return };
+        let Some(id) = self.current_version().cloned() else { return };
+        self.end_version(&id);
         self.requests = Requests::default();
         self.manifests.stale += 2; // A late header and a late end of this version's manifest are excused.
         self.reset_arrivals();
@@ -745,13 +746,11 @@ impl Subscriber {
         self.history.has_committed()
     }
 
-    fn end_version(&mut self) -> Option<VersionId> {
-        let id = self.current_version()?.clone();
+    fn end_version(&mut self, id: &VersionId) {
         self.drop_sources();
-        self.history.handle_ended(&id);
+        self.history.handle_ended(id);
         self.arrivals.end_version();
         self.phase = Phase::Idle;
-        Some(id)
     }
 
     /// Discards the streams that arrived early, forgets those being received, and resets the credit.

@@ -61,6 +61,8 @@ struct World {
     sources: BTreeSet<SubscriptionId>,
     /// The chunks that each source will send: it was asked for them, and has not lost them with a lane.
     owed: BTreeSet<(SubscriptionId, u32)>,
+    /// The chunks that were pushed. None is pushed twice.
+    pushed: BTreeSet<u32>,
     streams: BTreeMap<StreamToken, (SubscriptionId, u32)>,
     next_stream: u64,
     /// The sources that have lost a lane.
@@ -81,6 +83,7 @@ impl World {
             allowance,
             sources: BTreeSet::new(),
             owed: BTreeSet::new(),
+            pushed: BTreeSet::new(),
             streams: BTreeMap::new(),
             next_stream: 0,
             retired: BTreeSet::new(),
@@ -168,15 +171,11 @@ impl World {
         let is_pushed = !self.requests.is_pushing_ended();
         let sent: Vec<u32> = match is_pushed {
             true if source == ORIGIN => {
-                self.assembly.missing().iter().take(self.arrivals.credit() as usize).collect()
+                let unsent = self.wanted.iter().filter(|chunk| !self.pushed.contains(chunk));
+                unsent.take(self.arrivals.credit() as usize).collect()
             }
             true => vec![],
-            false => self
-                .owed
-                .iter()
-                .filter(|(owes, _)| *owes == source)
-                .map(|(_, chunk)| *chunk)
-                .collect(),
+            false => self.owed.iter().filter(|(owes, _)| *owes == source).map(|(_, chunk)| *chunk).collect(),
         };
         let Some(chunk) = sent.get(which % sent.len().max(1)).copied() else { return };
         self.owed.remove(&(source, chunk));
@@ -187,6 +186,7 @@ impl World {
         );
         if is_pushed {
             self.arrivals.spend().unwrap();
+            self.pushed.insert(chunk);
         }
         let header = ChunkHeader { subscription: source, ..header(1, chunk) };
         // A chunk that is verified or arriving is not received.

@@ -267,3 +267,53 @@ fn what_a_lost_source_owed_is_requested_of_the_origin() {
     assert_eq!(requests(&messages(&mut subscriber)), [(SUBSCRIPTION, vec![2], false)]);
     assert!(!subscriber.has_other_sources());
 }
+
+/// PROTOCOL.md §6.10 (5).
+#[test]
+fn a_lost_origin_is_subscribed_to_again_without_credit() {
+    let mut subscriber = two_sources();
+    receive(&mut subscriber, SUBSCRIPTION, 0);
+    let _ = messages(&mut subscriber);
+    subscriber.handle_detached(CREDIT);
+    let _ = messages(&mut subscriber);
+    subscriber.subscribe(None);
+    let sent = messages(&mut subscriber);
+    let [ClientMessage::Subscribe(again)] = &sent[..] else { panic!("{sent:?}") };
+    let partial = again.partial.as_ref().map(|partial| (partial.version, partial.chunks.clone()));
+    assert_eq!((again.credit, partial), (0, Some((Version(1), RangeSet::from_range(0..1)))));
+}
+
+/// A version whose other source has ended still has one while a stream of it is received: if the origin is lost, the
+/// version continues.
+#[test]
+fn chunks_of_a_source_that_ended_still_arrive() {
+    let mut subscriber = two_sources();
+    receive(&mut subscriber, SUBSCRIPTION, 0);
+    let _ = messages(&mut subscriber);
+    let stream = StreamToken(77);
+    subscriber.handle_chunk(ChunkHeader { subscription: SOURCE, ..header(1, 2) }, stream).unwrap();
+    subscriber.handle_source_ended(SOURCE);
+    assert!(subscriber.has_other_sources() && !subscriber.has_source(SOURCE));
+    subscriber.handle_verified(stream, verified(2));
+    assert!(!subscriber.has_other_sources());
+}
+
+/// The last chunk arrives from a source that has ended, after the origin was lost, too.
+#[test]
+fn the_last_chunk_of_a_source_that_ended_completes_the_version() {
+    let mut subscriber = two_sources();
+    list(&mut subscriber, 0, &hashes(0..CHUNKS)).unwrap();
+    for (source, chunk) in [(SUBSCRIPTION, 0), (SUBSCRIPTION, 1), (SOURCE, 2), (SOURCE, 3), (SOURCE, 4)] {
+        receive(&mut subscriber, source, chunk);
+        let _ = messages(&mut subscriber);
+    }
+    let stream = StreamToken(77);
+    subscriber.handle_chunk(ChunkHeader { subscription: SOURCE, ..header(1, 5) }, stream).unwrap();
+    subscriber.handle_source_ended(SOURCE);
+    subscriber.handle_detached(CREDIT);
+    subscriber.handle_verified(stream, verified(5));
+    let pending = actions(&mut subscriber);
+    assert!(matches!(pending.last(), Some(Action::Commit(_))), "{pending:?}");
+    subscriber.handle_committed(false);
+    assert!(subscriber.has_committed() && !subscriber.is_receiving());
+}
