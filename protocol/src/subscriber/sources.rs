@@ -56,8 +56,8 @@ impl Subscriber {
     /// Whether another source is of use: so many chunks are missing that the origin cannot push them at once.
     pub fn wants_sources(&self) -> bool {
         let Phase::Running(incoming) = &self.phase else { return false };
-        let sources = self.sources.asked.len() + self.requests.sources();
-        incoming.assembly.unverified() > self.allowance && sources <= SOURCES_AT_ONCE_MAX
+        let sources = self.sources.asked.len() + self.requests.others(self.options.subscription).len();
+        incoming.assembly.unverified() > self.allowance && sources < SOURCES_AT_ONCE_MAX
     }
 
     /// Whether this source was asked for chunks of the current version.

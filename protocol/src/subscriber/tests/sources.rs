@@ -317,3 +317,139 @@ fn the_last_chunk_of_a_source_that_ended_completes_the_version() {
     subscriber.handle_committed(false);
     assert!(subscriber.has_committed() && !subscriber.is_receiving());
 }
+
+/// PROTOCOL.md §6.10 (7).
+#[test]
+fn up_to_15_sources_are_sought_for_more_chunks_than_the_allowance() {
+    for (credit, is_sought) in [(CHUNKS, false), (CHUNKS - 1, true)] {
+        let mut subscriber = subscriber(request(Mode::Latest, credit));
+        begin_of(&mut subscriber, CHUNKS);
+        let is_seek = |action: &Action| matches!(action, Action::Seek);
+        assert_eq!(actions(&mut subscriber).iter().any(is_seek), is_sought, "with credit for {credit}");
+        subscriber.ask_source(SOURCE);
+        assert_eq!(subscriber.has_source(SOURCE), is_sought);
+        assert_eq!(messages(&mut subscriber).len(), usize::from(is_sought));
+    }
+    for mut subscriber in [asked(), two_sources()] {
+        let _ = messages(&mut subscriber);
+        (100..200).for_each(|source| subscriber.ask_source(SubscriptionId(source)));
+        assert_eq!(messages(&mut subscriber).len(), 14, "there was one already");
+        assert!(!subscriber.wants_sources());
+    }
+}
+
+/// PROTOCOL.md §6.10 (1): the base is the client's for this version.
+#[test]
+fn a_source_is_told_the_base_of_the_version() {
+    for base in [None, Some(Version(1))] {
+        let mut subscriber = subscriber(request(Mode::Latest, CREDIT));
+        begin_of(&mut subscriber, CHUNKS);
+        (0..CHUNKS).for_each(|chunk| receive(&mut subscriber, SUBSCRIPTION, chunk));
+        let digest = fixtures::digest(subscriber.selection().unwrap());
+        subscriber.handle_complete(VERSION, digest).unwrap();
+        subscriber.handle_committed(true);
+        subscriber.handle_announce(announce(2, &manifest(CHUNKS)), now(), 0).unwrap();
+        subscriber.handle_placed(base).unwrap();
+        let _ = messages(&mut subscriber);
+        subscriber.ask_source(SOURCE);
+        let sent = messages(&mut subscriber);
+        let [ClientMessage::Subscribe(asked)] = &sent[..] else { panic!("{sent:?}") };
+        assert_eq!((asked.base.map(|have| have.version), asked.have), (base, None));
+    }
+}
+
+/// An announcement of a source that is not asked any more has no effect, and the end of the version ends what was asked.
+#[test]
+fn sources_end_with_the_version() {
+    let mut subscriber = asked();
+    let _ = messages(&mut subscriber);
+    subscriber.give_up(AbortReason::DeviceFailed);
+    let is_left = |message: &ClientMessage| matches!(message, ClientMessage::Unsubscribe { subscription: SOURCE, .. });
+    assert!(messages(&mut subscriber).iter().any(is_left));
+    assert!(!subscriber.has_source(SOURCE));
+    let mut subscriber = asked();
+    let _ = messages(&mut subscriber);
+    subscriber.handle_source_ended(SOURCE);
+    answer(&mut subscriber, announce(1, &manifest(CHUNKS)));
+    assert!(messages(&mut subscriber).is_empty() && !subscriber.has_other_sources());
+}
+
+/// A list may cross the end of its version; that of another version is an error.
+#[test]
+fn the_list_of_a_version_that_ended_is_passed_over() {
+    let mut subscriber = two_sources();
+    let other = (EPOCH, Version(2));
+    assert!(subscriber.handle_hashes(SUBSCRIPTION, other, 0, &hashes(0..1)).is_err());
+    subscriber.give_up(AbortReason::DeviceFailed);
+    assert_eq!(list(&mut subscriber, 0, &hashes(0..1)), Ok(()));
+    assert!(subscriber.handle_hashes(SUBSCRIPTION, other, 0, &hashes(0..1)).is_err());
+}
+
+/// PROTOCOL.md §6.10 (6): the sources that remain are told that bytes arrive; a lost origin gets no message.
+#[test]
+fn progress_is_reported_to_every_source() {
+    let reported = |subscriber: &mut Subscriber| -> Vec<SubscriptionId> {
+        let reports = messages(subscriber).into_iter().filter_map(|message| match message {
+            ClientMessage::Credit { subscription, chunks: 0 } => Some(subscription),
+            _ => None,
+        });
+        reports.collect()
+    };
+    let mut subscriber = two_sources();
+    let began = now();
+    subscriber.handle_timeout(began + Duration::from_secs(1), 1);
+    assert_eq!(reported(&mut subscriber), [SUBSCRIPTION, SOURCE]);
+    subscriber.handle_timeout(began + Duration::from_secs(2), 2);
+    subscriber.handle_detached(CREDIT);
+    assert_eq!(reported(&mut subscriber), [SOURCE], "the origin's message was not sent");
+    subscriber.handle_timeout(began + Duration::from_secs(3), 3);
+    assert_eq!(reported(&mut subscriber), [SOURCE]);
+}
+
+/// The origin that returns is one source more, if its content is the same. Each of its losses counts once.
+#[test]
+fn an_origin_that_returns_sends_again() {
+    let mut other = two_sources();
+    other.handle_detached(CREDIT);
+    let announced = announce(1, &manifest(CHUNKS + 1));
+    assert_eq!(other.handle_announce(announced, now(), 0), Err(ProtocolViolation::WrongManifest));
+
+    let mut subscriber = two_sources();
+    subscriber.handle_detached(CREDIT);
+    subscriber.handle_detached(CREDIT); // The next connection is lost before the announcement.
+    subscriber.subscribe(None);
+    assert_eq!(requests(&messages(&mut subscriber)), [(SOURCE, vec![0, 1], true)]);
+    subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
+    assert_eq!(requests(&messages(&mut subscriber)), [(SUBSCRIPTION, vec![], false)]);
+    subscriber.handle_hashes(SOURCE, VERSION, 0, &hashes(0..CHUNKS)).unwrap();
+    let mut commit = None;
+    for chunk in 0..CHUNKS {
+        let from = if chunk < 2 { SOURCE } else { SUBSCRIPTION };
+        receive(&mut subscriber, from, chunk);
+        commit = std::iter::from_fn(|| subscriber.poll()).find_map(|action| match action {
+            Action::Commit(commit) => Some(commit),
+            _ => None,
+        });
+    }
+    assert_eq!(commit.map(|commit| commit.reconnections), Some(1));
+}
+
+/// Of a chunk that arrives from both sources, the stream of the one that is not lost is received.
+#[test]
+fn a_lost_source_ends_its_streams() {
+    let (first, second) = (StreamToken(50), StreamToken(51));
+    for (sources, begins) in [([SOURCE, SUBSCRIPTION], true), ([SUBSCRIPTION, SOURCE], false)] {
+        let mut subscriber = two_sources();
+        for (source, stream) in sources.into_iter().zip([first, second]) {
+            subscriber.handle_chunk(ChunkHeader { subscription: source, ..header(1, 0) }, stream).unwrap();
+        }
+        let _ = messages(&mut subscriber);
+        subscriber.handle_source_lost(SOURCE);
+        let pending = actions(&mut subscriber);
+        match begins {
+            true => assert!(matches!(pending[..], [Action::Receive { stream, .. }] if stream == second), "{pending:?}"),
+            false => assert!(matches!(pending[..], [Action::Discard(stream)] if stream == second), "{pending:?}"),
+        }
+        assert_eq!([first, second].map(|stream| subscriber.is_receiving_chunk(stream)), [!begins, begins]);
+    }
+}
