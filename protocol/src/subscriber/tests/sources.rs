@@ -461,3 +461,96 @@ fn a_lost_source_ends_its_streams() {
         assert_eq!([first, second].map(|stream| subscriber.is_receiving_chunk(stream)), [!begins, begins]);
     }
 }
+
+/// Receives all chunks of the version from its origin, which announces it again, and returns the commit.
+fn receive_again(subscriber: &mut Subscriber) -> Commit {
+    let subscription = subscriber.options.subscription;
+    subscriber.subscribe(None);
+    let announced = Announce { subscription, ..announce(1, &manifest(CHUNKS)) };
+    subscriber.handle_announce(announced, now(), 0).unwrap();
+    subscriber.handle_placed(None).unwrap();
+    (0..CHUNKS).for_each(|chunk| {
+        let stream = StreamToken(1000 + u64::from(chunk));
+        subscriber.handle_chunk(ChunkHeader { subscription, ..header(1, chunk) }, stream).unwrap();
+        subscriber.handle_verified(stream, verified(chunk));
+    });
+    let digest = fixtures::digest(subscriber.selection().unwrap());
+    subscriber.handle_complete(VERSION, digest).unwrap();
+    match actions(subscriber).pop() {
+        Some(Action::Commit(commit)) => commit,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The origin is lost, and then the other source, too: what was received is resumed like after one lost connection.
+#[test]
+fn a_version_without_sources_waits_for_its_origin() {
+    let mut subscriber = two_sources();
+    subscriber.handle_detached(CREDIT);
+    assert!(subscriber.current_version().is_some() && subscriber.timeout_at().is_some());
+    subscriber.handle_source_lost(SOURCE);
+    assert!(subscriber.current_version().is_none() && subscriber.timeout_at().is_none());
+    assert_eq!(subscriber.resumable_chunks(), Some(RangeSet::new()));
+    subscriber.handle_detached(CREDIT);
+    assert_eq!(receive_again(&mut subscriber).reconnections, 1);
+}
+
+/// The loss of the origin counts, and leaving the memory does not.
+#[test]
+fn memory_that_is_left_without_an_origin_counts_the_lost_one() {
+    for (is_lost, reconnections) in [(false, 0), (true, 1)] {
+        let mut subscriber = two_sources();
+        if is_lost {
+            subscriber.handle_detached(CREDIT);
+        }
+        subscriber.leave_memory(SubscriptionId(5), CREDIT);
+        let is_left = |message: &ClientMessage| matches!(message, ClientMessage::Unsubscribe { subscription: SOURCE, .. });
+        assert!(messages(&mut subscriber).iter().any(is_left));
+        assert_eq!(receive_again(&mut subscriber).reconnections, reconnections);
+    }
+}
+
+/// PROTOCOL.md §6.10 (5): a new origin with another version, or with other content of this one.
+#[test]
+fn an_origin_that_returns_with_other_content_replaces_the_version() {
+    for (version, afresh) in [(1, true), (2, false)] {
+        let mut subscriber = two_sources();
+        receive(&mut subscriber, SUBSCRIPTION, 0);
+        subscriber.handle_detached(CREDIT);
+        subscriber.subscribe(None);
+        let _ = messages(&mut subscriber);
+        let announced = Announce { afresh, ..announce(version, &manifest(CHUNKS)) };
+        subscriber.handle_announce(announced, now(), 0).unwrap();
+        assert!(!subscriber.has_source(SOURCE) && !subscriber.has_other_sources());
+        assert_eq!(subscriber.held_bytes(), 0);
+        let pending: Vec<_> = std::iter::from_fn(|| subscriber.poll()).collect();
+        assert!(
+            matches!(
+                &pending[..],
+                [
+                    Action::Send(ClientMessage::Unsubscribe { subscription: SOURCE, .. }),
+                    Action::Send(ClientMessage::Credit { subscription: SUBSCRIPTION, chunks: CREDIT }),
+                    Action::Release { reason: Released::Replaced, .. },
+                    Action::Place { resumes: false, .. },
+                ]
+            ),
+            "{pending:?}"
+        );
+    }
+}
+
+/// A lost origin's `Complete` says nothing of what others send.
+#[test]
+fn the_digest_of_a_lost_origin_is_void() {
+    let mut subscriber = two_sources();
+    let digest = fixtures::digest(subscriber.selection().unwrap());
+    subscriber.handle_complete(VERSION, digest).unwrap();
+    subscriber.handle_detached(CREDIT);
+    for chunk in 0..CHUNKS {
+        let _ = messages(&mut subscriber);
+        receive(&mut subscriber, SOURCE, chunk);
+    }
+    assert!(!actions(&mut subscriber).iter().any(|action| matches!(action, Action::Commit(_))));
+    subscriber.handle_hashes(SOURCE, VERSION, 0, &hashes(0..CHUNKS)).unwrap();
+    assert!(matches!(actions(&mut subscriber)[..], [Action::Commit(_)]));
+}
