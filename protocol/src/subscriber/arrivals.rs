@@ -222,7 +222,7 @@ mod tests {
                     Step::VoidCredit => { arrivals.void_credit(); credit = 0; }
                     Step::PushEarly(chunk, of) => {
                         let header = header(chunk, of);
-                        early.push((stream, header.clone()));
+                        early.push((stream, header));
                         arrivals.push_early(WaitingStream { stream, header });
                     }
                     Step::TakeEarly => {
@@ -250,13 +250,14 @@ mod tests {
                         early.retain(|(_, header)| !is_of(header));
                         spare.retain(|_, (_, header)| !is_of(header));
                         let (mut found, ended) = arrivals.end_source(source);
-                        (lost.sort(), found.sort());
+                        lost.sort();
+                        found.sort();
                         prop_assert_eq!((found, tokens(ended)), (lost, tokens(waiting)));
                     }
                     Step::PushSpare(chunk, of) => {
                         let header = header(chunk, of);
                         let returned = spare.contains_key(&header.chunk).then_some(stream);
-                        spare.entry(header.chunk).or_insert((stream, header.clone()));
+                        spare.entry(header.chunk).or_insert((stream, header));
                         prop_assert_eq!(arrivals.push_spare(WaitingStream { stream, header }), returned);
                     }
                     Step::TakeSpare(chunk) => {

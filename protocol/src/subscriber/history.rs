@@ -121,7 +121,8 @@ impl History {
     pub(super) fn handle_announced(&mut self, id: &VersionId, afresh: bool) {
         let committed = self.committed.as_ref().filter(|(last, _)| last.epoch == id.epoch);
         if afresh && committed.is_some_and(|(last, _)| last.version >= id.version) {
-            self.unacknowledged.retain(|(epoch, version)| *epoch != id.epoch || *version < id.version);
+            self.unacknowledged
+                .retain(|(epoch, version)| *epoch != id.epoch || *version < id.version);
             (self.carried, self.has_fallen) = (self.unacknowledged.len(), true);
         }
     }
@@ -308,7 +309,10 @@ mod tests {
         assert!(!history.handle_acknowledged(Epoch(1), Version(3)), "the user has processed the old content");
         assert_eq!((history.unacknowledged.len(), history.carried), (2, 2));
         for (epoch, version) in [(7, 4), (1, 2)] {
-            assert!(history.handle_acknowledged(Epoch(epoch), Version(version)), "its content is the server's");
+            assert!(
+                history.handle_acknowledged(Epoch(epoch), Version(version)),
+                "its content is the server's"
+            );
         }
         history.handle_ended(&id(1, 3));
         history.handle_committed(id(1, 3), DIGEST);

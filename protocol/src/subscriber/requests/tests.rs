@@ -175,7 +175,12 @@ impl World {
                 unsent.take(self.arrivals.credit() as usize).collect()
             }
             true => vec![],
-            false => self.owed.iter().filter(|(owes, _)| *owes == source).map(|(_, chunk)| *chunk).collect(),
+            false => self
+                .owed
+                .iter()
+                .filter(|(owes, _)| *owes == source)
+                .map(|(_, chunk)| *chunk)
+                .collect(),
         };
         let Some(chunk) = sent.get(which % sent.len().max(1)).copied() else { return };
         self.owed.remove(&(source, chunk));

@@ -2,7 +2,7 @@
 
 use super::{begin_of, subscriber};
 use crate::{
-    ChunkHash, ChunkHeader, Mode,
+    ChunkHash, ChunkHeader, CodecId, Consumer, Mode,
     subscriber::{
         fixtures::{self, EPOCH, SUBSCRIPTION, announce, hash, header, manifest, now, request, verified},
         *,
@@ -81,6 +81,33 @@ fn a_source_is_asked_for_this_version_without_credit() {
     assert_eq!((subscribe.subscription, subscribe.credit, subscribe.once), (SOURCE, 0, true));
     assert_eq!(subscribe.manifest, Some(manifest(CHUNKS).digest()));
     assert!(subscriber.has_source(SOURCE));
+}
+
+/// The rest of the user's request holds for each source; what it says of later versions does not.
+#[test]
+fn a_source_is_asked_for_the_same_part_of_the_version() {
+    let wanted = Subscribe {
+        selection: fixtures::globs(&[0, 1, 2, 4, 5]),
+        within: RangeSet::from_range(1..CHUNKS),
+        codec: Some(CodecId::Sparse),
+        consumer: Consumer::Named([3; 16]),
+        ..request(Mode::Every, CREDIT)
+    };
+    let mut subscriber = subscriber(wanted.clone());
+    begin_of(&mut subscriber, CHUNKS);
+    let _ = messages(&mut subscriber);
+    subscriber.ask_source(SOURCE);
+    let expected = Subscribe {
+        selection: wanted.selection,
+        within: wanted.within,
+        codec: wanted.codec,
+        start: Start::Exactly(Some(EPOCH), Version(1)),
+        once: true,
+        consumer: Consumer::Nobody,
+        manifest: Some(manifest(CHUNKS).digest()),
+        ..Subscribe::latest(SOURCE, wanted.topic, 0)
+    };
+    assert_eq!(messages(&mut subscriber), [ClientMessage::Subscribe(expected)]);
 }
 
 /// PROTOCOL.md §6.10 (2), (3): what the origin may have begun is ordered of it; nothing else is, until there is room.
