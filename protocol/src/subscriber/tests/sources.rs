@@ -281,6 +281,9 @@ fn a_version_that_was_committed_meanwhile_is_answered() {
             ),
         }
         assert!(subscriber.current_version().is_none() && subscriber.has_committed());
+        assert_eq!(subscriber.handle_manifest_header(), Ok(()));
+        let second = subscriber.handle_manifest_header();
+        assert_eq!(second.is_ok(), afresh, "the manifest of a version that was refused may end early");
     }
 }
 
