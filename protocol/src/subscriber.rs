@@ -61,8 +61,6 @@ pub struct Subscriber {
     selection: Option<Arc<Selection>>,
     manifests: Manifests,
     phase: Phase,
-    /// The last version that this end gave up while it stayed subscribed, since this connection began.
-    given_up: Option<(Epoch, Version)>,
     arrivals: Arrivals,
     requests: Requests,
     sources: Sources,
@@ -81,7 +79,6 @@ impl Subscriber {
             selection: None,
             manifests: Manifests::default(),
             phase: Phase::Idle,
-            given_up: None,
             arrivals: Arrivals::new(request.credit),
             requests: Requests::default(),
             sources: Sources::default(),
@@ -177,7 +174,6 @@ impl Subscriber {
         self.reset_arrivals();
         self.requests = Requests::default();
         self.manifests = Manifests::default();
-        self.given_up = None;
         self.history.handle_detached();
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Placing(mut incoming) | Phase::Running(mut incoming) => {
@@ -528,7 +524,7 @@ impl Subscriber {
     ) -> Result<(), ProtocolViolation> {
         match &mut self.phase {
             // `Complete` crossed this end's `Abort`, or its `Committed` of a version from several sources.
-            _ if self.given_up == Some(version) || self.history.is_last(version) => return Ok(()),
+            _ if self.history.is_last(version) => return Ok(()),
             Phase::Placing(incoming) | Phase::Running(incoming) if incoming.is(version) => {
                 incoming.assembly.handle_complete(digest);
             }
@@ -629,7 +625,6 @@ impl Subscriber {
 
     /// Gives up the current version. The subscription continues with the next version.
     pub fn give_up(&mut self, reason: AbortReason) {
-        self.given_up = self.current_version().map(key).filter(|_| !self.is_origin_lost());
         self.abort(reason, Released::ByClient);
         self.grant_allowance();
     }
