@@ -63,8 +63,6 @@ pub struct Subscriber {
     selection: Option<Arc<Selection>>,
     manifests: Manifests,
     phase: Phase,
-    /// The last version that this end gave up while it stayed subscribed, since this connection began.
-    given_up: Option<(Epoch, Version)>,
     arrivals: Arrivals,
     requests: Requests,
     sources: Sources,
@@ -84,7 +82,6 @@ impl Subscriber {
             selection: None,
             manifests: Manifests::default(),
             phase: Phase::Idle,
-            given_up: None,
             arrivals: Arrivals::new(request.credit),
             requests: Requests::default(),
             sources: Sources::default(),
@@ -180,7 +177,6 @@ impl Subscriber {
         self.reset_arrivals();
         self.requests = Requests::default();
         self.manifests = Manifests::default();
-        self.given_up = None;
         self.history.handle_detached();
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Placing(mut incoming) | Phase::Running(mut incoming) => {
@@ -544,7 +540,7 @@ impl Subscriber {
     ) -> Result<(), ProtocolViolation> {
         match &mut self.phase {
             // `Complete` crossed this end's `Abort`, or its `Committed` of a version from several sources.
-            _ if self.given_up == Some(version) || self.history.is_last(version) => return Ok(()),
+            _ if self.history.is_last(version) => return Ok(()),
             Phase::Placing(incoming) | Phase::Running(incoming) if incoming.is(version) => {
                 incoming.assembly.handle_complete(digest);
             }
@@ -584,9 +580,9 @@ impl Subscriber {
     /// Handles the commit of the current version. `kept` says whether the client keeps a copy as a base for deltas.
     pub fn handle_committed(&mut self, kept: bool) {
         let Phase::Running(incoming) = &self.phase else { return };
-        let (digest, is_origin_lost) = (incoming.assembly.held_digest(), incoming.is_origin_lost);
-        let Some(id) = self.end_version() else { return };
-        let (epoch, version) = key(&id);
+        let (id, digest) = (incoming.id().clone(), incoming.assembly.held_digest());
+        let ((epoch, version), is_origin_lost) = (key(&id), incoming.is_origin_lost);
+        self.end_version(&id);
         self.history.handle_committed(id, digest);
         if is_origin_lost && self.options.once {
             self.send(ClientMessage::Unsubscribe { subscription: self.options.subscription, keep_place: false });
@@ -647,7 +643,6 @@ impl Subscriber {
 
     /// Gives up the current version. The subscription continues with the next version.
     pub fn give_up(&mut self, reason: AbortReason) {
-        self.given_up = self.current_version().map(key).filter(|_| !self.is_origin_lost());
         self.abort(reason, Released::ByClient);
         self.grant_allowance();
     }
@@ -661,7 +656,8 @@ impl Subscriber {
     /// Ends the current version, which either end gave up. Both ends reset the credit.
     fn abort(&mut self, reason: AbortReason, released: Released) {
         let is_origin_lost = self.is_origin_lost();
-        let Some(id) = self.end_version() else { return };
+        let Some(id) = self.current_version().cloned() else { return };
+        self.end_version(&id);
         self.requests = Requests::default();
         self.manifests.stale += 2; // A late header and a late end of this version's manifest are excused.
         self.reset_arrivals();
@@ -763,13 +759,11 @@ impl Subscriber {
         self.history.has_committed()
     }
 
-    fn end_version(&mut self) -> Option<VersionId> {
-        let id = self.current_version()?.clone();
+    fn end_version(&mut self, id: &VersionId) {
         self.drop_sources();
-        self.history.handle_ended(&id);
+        self.history.handle_ended(id);
         self.arrivals.end_version();
         self.phase = Phase::Idle;
-        Some(id)
     }
 
     /// Discards the streams that arrived early, forgets those being received, and resets the credit.

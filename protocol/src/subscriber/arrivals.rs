@@ -150,3 +150,142 @@ impl Arrivals {
         self.receiving.clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subscriber::fixtures::{self, SUBSCRIPTION};
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    /// The header of a chunk from one of two sources.
+    fn header(chunk: u32, is_second: bool) -> ChunkHeader {
+        let subscription = SubscriptionId(SUBSCRIPTION.0 + u32::from(is_second));
+        ChunkHeader { subscription, ..fixtures::header(1, chunk) }
+    }
+
+    /// One call. A stream has the number of the call that passes it.
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Grant(u32),
+        Spend,
+        VoidCredit,
+        PushEarly(u32, bool),
+        TakeEarly,
+        Begin(u32, bool),
+        /// Ends the stream of an earlier call. The flag says whether the version is pushed.
+        End(usize, bool),
+        EndSource(bool),
+        PushSpare(u32, bool),
+        TakeSpare(u32),
+        EndVersion,
+        Reset(u32),
+    }
+
+    fn any_step() -> impl Strategy<Value = Step> {
+        let (chunk, flag) = (0u32..3, any::<bool>());
+        let of = (chunk.clone(), flag);
+        prop_oneof![
+            2 => (0u32..3).prop_map(Step::Grant),
+            2 => Just(Step::Spend),
+            1 => Just(Step::VoidCredit),
+            3 => of.clone().prop_map(|(chunk, of)| Step::PushEarly(chunk, of)),
+            1 => Just(Step::TakeEarly),
+            4 => of.clone().prop_map(|(chunk, of)| Step::Begin(chunk, of)),
+            3 => (0usize..40, any::<bool>()).prop_map(|(at, is_pushed)| Step::End(at, is_pushed)),
+            1 => any::<bool>().prop_map(Step::EndSource),
+            3 => of.prop_map(|(chunk, of)| Step::PushSpare(chunk, of)),
+            2 => chunk.prop_map(Step::TakeSpare),
+            1 => Just(Step::EndVersion),
+            1 => (0u32..3).prop_map(Step::Reset),
+        ]
+    }
+
+    fn tokens(mut streams: Vec<StreamToken>) -> Vec<StreamToken> {
+        streams.sort();
+        streams
+    }
+
+    proptest! {
+        /// Any calls, compared with lists of streams: each stream is early, being received or a second one, until it is
+        /// taken, ended or returned.
+        #[test]
+        fn streams_are_returned_once(steps in prop::collection::vec(any_step(), 0..40)) {
+            let mut arrivals = Arrivals::new(1);
+            let mut credit = 1;
+            let mut early: Vec<(StreamToken, ChunkHeader)> = vec![];
+            let mut receiving: BTreeMap<StreamToken, ChunkHeader> = BTreeMap::new();
+            let mut spare: BTreeMap<ChunkIndex, (StreamToken, ChunkHeader)> = BTreeMap::new();
+            for (at, step) in (0u64..).zip(steps) {
+                let stream = StreamToken(at);
+                match step {
+                    Step::Grant(chunks) => { arrivals.grant(chunks); credit += chunks; }
+                    Step::Spend => {
+                        prop_assert_eq!(arrivals.spend().is_ok(), credit > 0);
+                        credit = credit.saturating_sub(1);
+                    }
+                    Step::VoidCredit => { arrivals.void_credit(); credit = 0; }
+                    Step::PushEarly(chunk, of) => {
+                        let header = header(chunk, of);
+                        early.push((stream, header));
+                        arrivals.push_early(WaitingStream { stream, header });
+                    }
+                    Step::TakeEarly => {
+                        let taken: Vec<_> = arrivals.take_early().into_iter().map(|early| early.stream).collect();
+                        prop_assert_eq!(taken, std::mem::take(&mut early).into_iter().map(|(stream, _)| stream).collect::<Vec<_>>());
+                    }
+                    Step::Begin(chunk, of) => {
+                        let header = header(chunk, of);
+                        arrivals.begin(stream, &header);
+                        receiving.insert(stream, header);
+                    }
+                    Step::End(which, is_pushed) => {
+                        let ended = receiving.remove(&StreamToken(which as u64));
+                        credit += u32::from(ended.is_some() && is_pushed);
+                        let ended = ended.map(|header| (header.chunk, header.subscription));
+                        prop_assert_eq!(arrivals.end(StreamToken(which as u64), is_pushed), ended);
+                    }
+                    Step::EndSource(of) => {
+                        let source = header(0, of).subscription;
+                        let is_of = |header: &ChunkHeader| header.subscription == source;
+                        let mut lost: Vec<_> = receiving.values().filter(|header| is_of(header)).map(|header| header.chunk).collect();
+                        let waiting = early.iter().chain(spare.values()).filter(|(_, header)| is_of(header));
+                        let waiting: Vec<_> = waiting.map(|(stream, _)| *stream).collect();
+                        receiving.retain(|_, header| !is_of(header));
+                        early.retain(|(_, header)| !is_of(header));
+                        spare.retain(|_, (_, header)| !is_of(header));
+                        let (mut found, ended) = arrivals.end_source(source);
+                        lost.sort();
+                        found.sort();
+                        prop_assert_eq!((found, tokens(ended)), (lost, tokens(waiting)));
+                    }
+                    Step::PushSpare(chunk, of) => {
+                        let header = header(chunk, of);
+                        let returned = spare.contains_key(&header.chunk).then_some(stream);
+                        spare.entry(header.chunk).or_insert((stream, header));
+                        prop_assert_eq!(arrivals.push_spare(WaitingStream { stream, header }), returned);
+                    }
+                    Step::TakeSpare(chunk) => {
+                        let taken = arrivals.take_spare(ChunkIndex(chunk)).map(|spare| spare.stream);
+                        prop_assert_eq!(taken, spare.remove(&ChunkIndex(chunk)).map(|(stream, _)| stream));
+                    }
+                    Step::EndVersion => { arrivals.end_version(); receiving.clear(); }
+                    Step::Reset(to) => {
+                        let waiting = early.drain(..).chain(std::mem::take(&mut spare).into_values());
+                        let waiting: Vec<_> = waiting.map(|(stream, _)| stream).collect();
+                        receiving.clear();
+                        credit = to;
+                        prop_assert_eq!(tokens(arrivals.reset(to)), tokens(waiting));
+                    }
+                }
+                prop_assert_eq!((arrivals.credit(), arrivals.receiving()), (credit, receiving.len()));
+                prop_assert_eq!(arrivals.is_receiving(stream), receiving.contains_key(&stream));
+                for source in [header(0, false), header(0, true)].map(|header| header.subscription) {
+                    let expected = receiving.values().filter(|header| header.subscription == source).count();
+                    prop_assert_eq!(arrivals.receiving_of(source), expected);
+                    prop_assert_eq!(arrivals.sources().filter(|of| *of == source).count(), expected);
+                }
+            }
+        }
+    }
+}

@@ -35,7 +35,7 @@ pub(super) struct History {
     /// The length of `unacknowledged` when the last connection was lost: a restarted server does not count these
     /// versions in its window.
     carried: usize,
-    /// Whether the server went on from an older record: numbers of other content come again.
+    /// Whether a committed number came again, of other content.
     has_fallen: bool,
 }
 
@@ -115,14 +115,15 @@ impl History {
         }
     }
 
-    /// Handles an announcement that passed [`check_announced`](Self::check_announced). If the number has fallen, earlier
-    /// versions are other content than the server's of these numbers: they are not acknowledged any more, because the
-    /// server would count that for its own.
+    /// Handles an announcement that passed [`check_announced`](Self::check_announced). If the number has not risen,
+    /// what was committed from there on is other content than the server's of these numbers: it is not acknowledged any
+    /// more, because the server would count that for its own.
     pub(super) fn handle_announced(&mut self, id: &VersionId, afresh: bool) {
         let committed = self.committed.as_ref().filter(|(last, _)| last.epoch == id.epoch);
-        if afresh && committed.is_some_and(|(last, _)| last.version > id.version) {
-            self.unacknowledged.clear();
-            (self.carried, self.has_fallen) = (0, true);
+        if afresh && committed.is_some_and(|(last, _)| last.version >= id.version) {
+            self.unacknowledged
+                .retain(|(epoch, version)| *epoch != id.epoch || *version < id.version);
+            (self.carried, self.has_fallen) = (self.unacknowledged.len(), true);
         }
     }
 
@@ -293,6 +294,29 @@ mod tests {
                 assert!(history.handle_acknowledged(Epoch(1), Version(version)));
             }
         }
+    }
+
+    /// The server has other content under the number that was committed last, and counts an acknowledgement for its own.
+    #[test]
+    fn a_number_of_other_content_is_acknowledged_once_that_is_committed() {
+        let mut history = new_history(Start::Oldest);
+        for earlier in [id(7, 4), id(1, 2), id(1, 3)] {
+            commit(&mut history, earlier);
+        }
+        history.handle_detached();
+        assert_eq!(history.check_announced(&id(1, 3), None, true), Ok(()));
+        history.handle_announced(&id(1, 3), true);
+        assert!(!history.handle_acknowledged(Epoch(1), Version(3)), "the user has processed the old content");
+        assert_eq!((history.unacknowledged.len(), history.carried), (2, 2));
+        for (epoch, version) in [(7, 4), (1, 2)] {
+            assert!(
+                history.handle_acknowledged(Epoch(epoch), Version(version)),
+                "its content is the server's"
+            );
+        }
+        history.handle_ended(&id(1, 3));
+        history.handle_committed(id(1, 3), DIGEST);
+        assert!(history.handle_acknowledged(Epoch(1), Version(3)));
     }
 
     /// The part of a version has other content. The versions before it have not, as far as both ends know.

@@ -5,6 +5,9 @@ use super::{Arrivals, Assembly};
 use crate::{ChunkIndex, PARTIAL_RANGES_MAX, RangeSet, SubscriptionId};
 use std::collections::BTreeMap;
 
+#[cfg(test)]
+mod tests;
+
 /// The requests of the current version. A version begins pushed: its origin begins chunks in order while there is
 /// credit. After a loss, or with a second source, the receiver requests what it lacks, so many chunks at a time that
 /// those ordered and those arriving stay within its allowance.
@@ -119,7 +122,9 @@ impl Requests {
         if self.pulled.is_none() {
             let mut pulled = Pulled { unordered: missing.clone(), ..Pulled::default() };
             let ordered = take(&mut pulled.unordered, credit.min(PARTIAL_RANGES_MAX as u32));
-            pulled.sources.insert(origin, Source { ordered, is_order_due: true, ..Source::default() });
+            pulled
+                .sources
+                .insert(origin, Source { ordered, is_order_due: true, ..Source::default() });
             self.pulled = Some(pulled);
         }
     }
@@ -127,14 +132,15 @@ impl Requests {
     /// Adds a source. From the second on, chunks are compared with a list of hashes.
     pub(super) fn add_source(&mut self, source: SubscriptionId) {
         let Some(pulled) = &mut self.pulled else { return };
-        pulled.sources.insert(source, Source { is_order_due: true, ..Source::default() });
+        pulled
+            .sources
+            .insert(source, Source { is_order_due: true, ..Source::default() });
         if pulled.list == List::Unneeded && pulled.sources.len() > 1 {
             pulled.list = List::Due;
         }
     }
 
-    /// Removes a source, none of whose streams is being received any more. Its orders go to others; the list that it
-    /// had not completed is asked of another one.
+    /// Removes a source. What it owed goes to others; the list that it had not completed is asked of another one.
     pub(super) fn remove_source(&mut self, source: SubscriptionId, assembly: &Assembly) {
         let Some(pulled) = &mut self.pulled else { return };
         let Some(removed) = pulled.sources.remove(&source) else { return };
@@ -201,7 +207,7 @@ impl Requests {
     }
 
     /// The next order; `None` if there is none. Of `assembly`, `arrivals` are being received; those and the ordered ones
-    /// are at most `allowance`, shared equally among the sources. `credit` is what `origin` may push at the moment.
+    /// are at most `allowance`, shared equally among the sources.
     pub(super) fn next(
         &mut self,
         origin: SubscriptionId,
@@ -215,17 +221,22 @@ impl Requests {
                 self.end_pushing(origin, &missing, arrivals.credit());
             }
         }
-        let order = self.pulled.as_mut()?.next(origin, assembly, arrivals, allowance)?;
-        Some(order)
+        self.pulled.as_mut()?.next(origin, assembly, arrivals, allowance)
     }
 }
 
 impl Pulled {
-    /// Puts a chunk back to those that are to be ordered, unless it is verified, arriving or ordered.
+    /// Puts a missing chunk back to those that are to be ordered. Of a source that was asked for it, it is ordered again:
+    /// that source may have lost it with a lane while it was not missing.
     fn put_back(&mut self, chunk: u32, assembly: &Assembly) {
-        let is_ordered = self.sources.values().any(|source| source.ordered.contains(chunk));
-        let is_due = is_ordered || self.discarded.contains(chunk);
-        if !is_due && assembly.is_missing(ChunkIndex(chunk)) {
+        if !assembly.is_missing(ChunkIndex(chunk)) || self.discarded.contains(chunk) {
+            return;
+        }
+        let mut is_ordered = false;
+        for source in self.sources.values_mut().filter(|source| source.ordered.contains(chunk)) {
+            (source.is_order_due, is_ordered) = (true, true);
+        }
+        if !is_ordered {
             self.unordered.insert(chunk);
         }
     }
@@ -302,7 +313,9 @@ impl Pulled {
     /// owes and has not begun, each once.
     fn order_twice(&mut self, idle: SubscriptionId, count: u32, assembly: &Assembly) -> RangeSet {
         let others = self.sources.iter().filter(|(id, _)| **id != idle);
-        let Some((_, slow)) = others.max_by_key(|(_, source)| source.ordered.len()) else { return RangeSet::new() };
+        let Some((_, slow)) = others.max_by_key(|(_, source)| source.ordered.len()) else {
+            return RangeSet::new();
+        };
         let is_owed = |chunk: &u32| !self.twice.contains(*chunk) && assembly.is_missing(ChunkIndex(*chunk));
         let owed: Vec<u32> = slow.ordered.iter().filter(is_owed).collect();
         let first = owed.len() - owed.len().div_ceil(2).min(count as usize);

@@ -4,7 +4,7 @@
 //! A source is named by the number of its subscription, which is unique among all servers of a client. That of the
 //! origin is the user's; that of another server lasts for one version.
 
-use super::{Action, Incoming, Phase, Subscriber, VersionFault, key};
+use super::{Action, Incoming, Manifests, Phase, Subscriber, VersionFault, key};
 use crate::{
     AbortReason, Announce, ChunkHash, ChunkIndex, ClientMessage, Consumer, Epoch, Mode, ProtocolViolation, RangeSet,
     Start, StreamToken, Subscribe, SubscriptionId, Verified, Version, VersionId,
@@ -96,7 +96,7 @@ impl Subscriber {
         first: u32,
         hashes: &[ChunkHash],
     ) -> Result<(), ProtocolViolation> {
-        let is_over = self.history.is_past(version) || self.given_up == Some(version);
+        let is_over = self.history.is_past(version);
         let is_asked = self.requests.lister() == Some(source);
         let incoming = match &mut self.phase {
             Phase::Running(incoming) if is_asked && incoming.is(version) => incoming,
@@ -273,7 +273,7 @@ impl Subscriber {
         self.end_streams(origin);
         self.arrivals.void_credit();
         self.history.handle_detached();
-        (self.manifests, self.given_up) = Default::default();
+        self.manifests = Manifests::default();
         let Phase::Running(incoming) = &mut self.phase else { return };
         self.requests.remove_source(origin, &incoming.assembly);
         incoming.assembly.forget_complete();

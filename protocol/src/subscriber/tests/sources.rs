@@ -2,7 +2,7 @@
 
 use super::{begin_of, subscriber};
 use crate::{
-    ChunkHash, ChunkHeader, Mode,
+    ChunkHash, ChunkHeader, CodecId, Consumer, Mode,
     subscriber::{
         fixtures::{self, EPOCH, SUBSCRIPTION, announce, hash, header, manifest, now, request, verified},
         *,
@@ -81,6 +81,33 @@ fn a_source_is_asked_for_this_version_without_credit() {
     assert_eq!((subscribe.subscription, subscribe.credit, subscribe.once), (SOURCE, 0, true));
     assert_eq!(subscribe.manifest, Some(manifest(CHUNKS).digest()));
     assert!(subscriber.has_source(SOURCE));
+}
+
+/// The rest of the user's request holds for each source; what it says of later versions does not.
+#[test]
+fn a_source_is_asked_for_the_same_part_of_the_version() {
+    let wanted = Subscribe {
+        selection: fixtures::globs(&[0, 1, 2, 4, 5]),
+        within: RangeSet::from_range(1..CHUNKS),
+        codec: Some(CodecId::Sparse),
+        consumer: Consumer::Named([3; 16]),
+        ..request(Mode::Every, CREDIT)
+    };
+    let mut subscriber = subscriber(wanted.clone());
+    begin_of(&mut subscriber, CHUNKS);
+    let _ = messages(&mut subscriber);
+    subscriber.ask_source(SOURCE);
+    let expected = Subscribe {
+        selection: wanted.selection,
+        within: wanted.within,
+        codec: wanted.codec,
+        start: Start::Exactly(Some(EPOCH), Version(1)),
+        once: true,
+        consumer: Consumer::Nobody,
+        manifest: Some(manifest(CHUNKS).digest()),
+        ..Subscribe::latest(SOURCE, wanted.topic, 0)
+    };
+    assert_eq!(messages(&mut subscriber), [ClientMessage::Subscribe(expected)]);
 }
 
 /// PROTOCOL.md §6.10 (2), (3): what the origin may have begun is ordered of it; nothing else is, until there is room.
@@ -254,6 +281,9 @@ fn a_version_that_was_committed_meanwhile_is_answered() {
             ),
         }
         assert!(subscriber.current_version().is_none() && subscriber.has_committed());
+        assert_eq!(subscriber.handle_manifest_header(), Ok(()));
+        let second = subscriber.handle_manifest_header();
+        assert_eq!(second.is_ok(), afresh, "the manifest of a version that was refused may end early");
     }
 }
 
@@ -266,4 +296,291 @@ fn what_a_lost_source_owed_is_requested_of_the_origin() {
     subscriber.handle_source_lost(SOURCE);
     assert_eq!(requests(&messages(&mut subscriber)), [(SUBSCRIPTION, vec![2], false)]);
     assert!(!subscriber.has_other_sources());
+}
+
+/// PROTOCOL.md §6.10 (5).
+#[test]
+fn a_lost_origin_is_subscribed_to_again_without_credit() {
+    let mut subscriber = two_sources();
+    receive(&mut subscriber, SUBSCRIPTION, 0);
+    let _ = messages(&mut subscriber);
+    subscriber.handle_detached(CREDIT);
+    let _ = messages(&mut subscriber);
+    subscriber.subscribe(None);
+    let sent = messages(&mut subscriber);
+    let [ClientMessage::Subscribe(again)] = &sent[..] else { panic!("{sent:?}") };
+    let partial = again.partial.as_ref().map(|partial| (partial.version, partial.chunks.clone()));
+    assert_eq!((again.credit, partial), (0, Some((Version(1), RangeSet::from_range(0..1)))));
+}
+
+/// A version whose other source has ended still has one while a stream of it is received: if the origin is lost, the
+/// version continues.
+#[test]
+fn chunks_of_a_source_that_ended_still_arrive() {
+    let mut subscriber = two_sources();
+    receive(&mut subscriber, SUBSCRIPTION, 0);
+    let _ = messages(&mut subscriber);
+    let stream = StreamToken(77);
+    subscriber.handle_chunk(ChunkHeader { subscription: SOURCE, ..header(1, 2) }, stream).unwrap();
+    subscriber.handle_source_ended(SOURCE);
+    assert!(subscriber.has_other_sources() && !subscriber.has_source(SOURCE));
+    subscriber.handle_verified(stream, verified(2));
+    assert!(!subscriber.has_other_sources());
+}
+
+/// The last chunk arrives from a source that has ended, after the origin was lost, too.
+#[test]
+fn the_last_chunk_of_a_source_that_ended_completes_the_version() {
+    let mut subscriber = two_sources();
+    list(&mut subscriber, 0, &hashes(0..CHUNKS)).unwrap();
+    for (source, chunk) in [(SUBSCRIPTION, 0), (SUBSCRIPTION, 1), (SOURCE, 2), (SOURCE, 3), (SOURCE, 4)] {
+        receive(&mut subscriber, source, chunk);
+        let _ = messages(&mut subscriber);
+    }
+    let stream = StreamToken(77);
+    subscriber.handle_chunk(ChunkHeader { subscription: SOURCE, ..header(1, 5) }, stream).unwrap();
+    subscriber.handle_source_ended(SOURCE);
+    subscriber.handle_detached(CREDIT);
+    subscriber.handle_verified(stream, verified(5));
+    let pending = actions(&mut subscriber);
+    assert!(matches!(pending.last(), Some(Action::Commit(_))), "{pending:?}");
+    subscriber.handle_committed(false);
+    assert!(subscriber.has_committed() && !subscriber.is_receiving());
+}
+
+/// PROTOCOL.md §6.10 (7).
+#[test]
+fn up_to_15_sources_are_sought_for_more_chunks_than_the_allowance() {
+    for (credit, is_sought) in [(CHUNKS, false), (CHUNKS - 1, true)] {
+        let mut subscriber = subscriber(request(Mode::Latest, credit));
+        begin_of(&mut subscriber, CHUNKS);
+        let is_seek = |action: &Action| matches!(action, Action::Seek);
+        assert_eq!(actions(&mut subscriber).iter().any(is_seek), is_sought, "with credit for {credit}");
+        subscriber.ask_source(SOURCE);
+        assert_eq!(subscriber.has_source(SOURCE), is_sought);
+        assert_eq!(messages(&mut subscriber).len(), usize::from(is_sought));
+    }
+    for mut subscriber in [asked(), two_sources()] {
+        let _ = messages(&mut subscriber);
+        (100..200).for_each(|source| subscriber.ask_source(SubscriptionId(source)));
+        assert_eq!(messages(&mut subscriber).len(), 14, "there was one already");
+        assert!(!subscriber.wants_sources());
+    }
+}
+
+/// PROTOCOL.md §6.10 (1): the base is the client's for this version.
+#[test]
+fn a_source_is_told_the_base_of_the_version() {
+    for base in [None, Some(Version(1))] {
+        let mut subscriber = subscriber(request(Mode::Latest, CREDIT));
+        begin_of(&mut subscriber, CHUNKS);
+        (0..CHUNKS).for_each(|chunk| receive(&mut subscriber, SUBSCRIPTION, chunk));
+        let digest = fixtures::digest(subscriber.selection().unwrap());
+        subscriber.handle_complete(VERSION, digest).unwrap();
+        subscriber.handle_committed(true);
+        subscriber.handle_announce(announce(2, &manifest(CHUNKS)), now(), 0).unwrap();
+        subscriber.handle_placed(base).unwrap();
+        let _ = messages(&mut subscriber);
+        subscriber.ask_source(SOURCE);
+        let sent = messages(&mut subscriber);
+        let [ClientMessage::Subscribe(asked)] = &sent[..] else { panic!("{sent:?}") };
+        assert_eq!((asked.base.map(|have| have.version), asked.have), (base, None));
+    }
+}
+
+/// An announcement of a source that is not asked any more has no effect, and the end of the version ends what was asked.
+#[test]
+fn sources_end_with_the_version() {
+    let mut subscriber = asked();
+    let _ = messages(&mut subscriber);
+    subscriber.give_up(AbortReason::DeviceFailed);
+    let is_left = |message: &ClientMessage| matches!(message, ClientMessage::Unsubscribe { subscription: SOURCE, .. });
+    assert!(messages(&mut subscriber).iter().any(is_left));
+    assert!(!subscriber.has_source(SOURCE));
+    let mut subscriber = asked();
+    let _ = messages(&mut subscriber);
+    subscriber.handle_source_ended(SOURCE);
+    answer(&mut subscriber, announce(1, &manifest(CHUNKS)));
+    assert!(messages(&mut subscriber).is_empty() && !subscriber.has_other_sources());
+}
+
+/// A list may cross the end of its version; that of another version is an error.
+#[test]
+fn the_list_of_a_version_that_ended_is_passed_over() {
+    let mut subscriber = two_sources();
+    let other = (EPOCH, Version(2));
+    assert!(subscriber.handle_hashes(SUBSCRIPTION, other, 0, &hashes(0..1)).is_err());
+    subscriber.give_up(AbortReason::DeviceFailed);
+    assert_eq!(list(&mut subscriber, 0, &hashes(0..1)), Ok(()));
+    assert!(subscriber.handle_hashes(SUBSCRIPTION, other, 0, &hashes(0..1)).is_err());
+}
+
+/// PROTOCOL.md §6.10 (6): the sources that remain are told that bytes arrive; a lost origin gets no message.
+#[test]
+fn progress_is_reported_to_every_source() {
+    let reported = |subscriber: &mut Subscriber| -> Vec<SubscriptionId> {
+        let reports = messages(subscriber).into_iter().filter_map(|message| match message {
+            ClientMessage::Credit { subscription, chunks: 0 } => Some(subscription),
+            _ => None,
+        });
+        reports.collect()
+    };
+    let mut subscriber = two_sources();
+    let began = now();
+    subscriber.handle_timeout(began + Duration::from_secs(1), 1);
+    assert_eq!(reported(&mut subscriber), [SUBSCRIPTION, SOURCE]);
+    subscriber.handle_timeout(began + Duration::from_secs(2), 2);
+    subscriber.handle_detached(CREDIT);
+    assert_eq!(reported(&mut subscriber), [SOURCE], "the origin's message was not sent");
+    subscriber.handle_timeout(began + Duration::from_secs(3), 3);
+    assert_eq!(reported(&mut subscriber), [SOURCE]);
+}
+
+/// The origin that returns is one source more, if its content is the same. Each of its losses counts once.
+#[test]
+fn an_origin_that_returns_sends_again() {
+    let mut other = two_sources();
+    other.handle_detached(CREDIT);
+    let announced = announce(1, &manifest(CHUNKS + 1));
+    assert_eq!(other.handle_announce(announced, now(), 0), Err(ProtocolViolation::WrongManifest));
+
+    let mut subscriber = two_sources();
+    subscriber.handle_detached(CREDIT);
+    subscriber.handle_detached(CREDIT); // The next connection is lost before the announcement.
+    subscriber.subscribe(None);
+    assert_eq!(requests(&messages(&mut subscriber)), [(SOURCE, vec![0, 1], true)]);
+    subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
+    subscriber.handle_hashes(SOURCE, VERSION, 0, &hashes(0..CHUNKS)).unwrap();
+    let mut owed = VecDeque::from([(SOURCE, 0), (SOURCE, 1)]);
+    let (mut commit, mut is_asked) = (None, false);
+    while let Some((source, chunk)) = owed.pop_front() {
+        receive(&mut subscriber, source, chunk);
+        while let Some(action) = subscriber.poll() {
+            match action {
+                Action::Commit(done) => commit = Some(done),
+                Action::Send(message) => {
+                    for (source, chunks, _) in requests(&[message]) {
+                        is_asked |= source == SUBSCRIPTION && !chunks.is_empty();
+                        owed.extend(chunks.into_iter().map(|chunk| (source, chunk)));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(is_asked, "chunks are requested of the origin");
+    assert_eq!(commit.map(|commit| commit.reconnections), Some(1));
+}
+
+/// Of a chunk that arrives from both sources, the stream of the one that is not lost is received.
+#[test]
+fn a_lost_source_ends_its_streams() {
+    let (first, second) = (StreamToken(50), StreamToken(51));
+    for (sources, begins) in [([SOURCE, SUBSCRIPTION], true), ([SUBSCRIPTION, SOURCE], false)] {
+        let mut subscriber = two_sources();
+        for (source, stream) in sources.into_iter().zip([first, second]) {
+            subscriber.handle_chunk(ChunkHeader { subscription: source, ..header(1, 0) }, stream).unwrap();
+        }
+        let _ = messages(&mut subscriber);
+        subscriber.handle_source_lost(SOURCE);
+        let pending = actions(&mut subscriber);
+        match begins {
+            true => assert!(matches!(pending[..], [Action::Receive { stream, .. }] if stream == second), "{pending:?}"),
+            false => assert!(matches!(pending[..], [Action::Discard(stream)] if stream == second), "{pending:?}"),
+        }
+        assert_eq!([first, second].map(|stream| subscriber.is_receiving_chunk(stream)), [!begins, begins]);
+    }
+}
+
+/// Receives all chunks of the version from its origin, which announces it again, and returns the commit.
+fn receive_again(subscriber: &mut Subscriber) -> Commit {
+    let subscription = subscriber.options.subscription;
+    subscriber.subscribe(None);
+    let announced = Announce { subscription, ..announce(1, &manifest(CHUNKS)) };
+    subscriber.handle_announce(announced, now(), 0).unwrap();
+    subscriber.handle_placed(None).unwrap();
+    (0..CHUNKS).for_each(|chunk| {
+        let stream = StreamToken(1000 + u64::from(chunk));
+        subscriber.handle_chunk(ChunkHeader { subscription, ..header(1, chunk) }, stream).unwrap();
+        subscriber.handle_verified(stream, verified(chunk));
+    });
+    let digest = fixtures::digest(subscriber.selection().unwrap());
+    subscriber.handle_complete(VERSION, digest).unwrap();
+    match actions(subscriber).pop() {
+        Some(Action::Commit(commit)) => commit,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The origin is lost, and then the other source, too: what was received is resumed like after one lost connection.
+#[test]
+fn a_version_without_sources_waits_for_its_origin() {
+    let mut subscriber = two_sources();
+    subscriber.handle_detached(CREDIT);
+    assert!(subscriber.current_version().is_some() && subscriber.timeout_at().is_some());
+    subscriber.handle_source_lost(SOURCE);
+    assert!(subscriber.current_version().is_none() && subscriber.timeout_at().is_none());
+    assert_eq!(subscriber.resumable_chunks(), Some(RangeSet::new()));
+    subscriber.handle_detached(CREDIT);
+    assert_eq!(receive_again(&mut subscriber).reconnections, 1);
+}
+
+/// The loss of the origin counts, and leaving the memory does not.
+#[test]
+fn memory_that_is_left_without_an_origin_counts_the_lost_one() {
+    for (is_lost, reconnections) in [(false, 0), (true, 1)] {
+        let mut subscriber = two_sources();
+        if is_lost {
+            subscriber.handle_detached(CREDIT);
+        }
+        subscriber.leave_memory(SubscriptionId(5), CREDIT);
+        let is_left = |message: &ClientMessage| matches!(message, ClientMessage::Unsubscribe { subscription: SOURCE, .. });
+        assert!(messages(&mut subscriber).iter().any(is_left));
+        assert_eq!(receive_again(&mut subscriber).reconnections, reconnections);
+    }
+}
+
+/// PROTOCOL.md §6.10 (5): a new origin with another version, or with other content of this one.
+#[test]
+fn an_origin_that_returns_with_other_content_replaces_the_version() {
+    for (version, afresh) in [(1, true), (2, false)] {
+        let mut subscriber = two_sources();
+        receive(&mut subscriber, SUBSCRIPTION, 0);
+        subscriber.handle_detached(CREDIT);
+        subscriber.subscribe(None);
+        let _ = messages(&mut subscriber);
+        let announced = Announce { afresh, ..announce(version, &manifest(CHUNKS)) };
+        subscriber.handle_announce(announced, now(), 0).unwrap();
+        assert!(!subscriber.has_source(SOURCE) && !subscriber.has_other_sources());
+        assert_eq!(subscriber.held_bytes(), 0);
+        let pending: Vec<_> = std::iter::from_fn(|| subscriber.poll()).collect();
+        assert!(
+            matches!(
+                &pending[..],
+                [
+                    Action::Send(ClientMessage::Unsubscribe { subscription: SOURCE, .. }),
+                    Action::Send(ClientMessage::Credit { subscription: SUBSCRIPTION, chunks: CREDIT }),
+                    Action::Release { reason: Released::Replaced, .. },
+                    Action::Place { resumes: false, .. },
+                ]
+            ),
+            "{pending:?}"
+        );
+    }
+}
+
+/// A lost origin's `Complete` says nothing of what others send.
+#[test]
+fn the_digest_of_a_lost_origin_is_void() {
+    let mut subscriber = two_sources();
+    let digest = fixtures::digest(subscriber.selection().unwrap());
+    subscriber.handle_complete(VERSION, digest).unwrap();
+    subscriber.handle_detached(CREDIT);
+    for chunk in 0..CHUNKS {
+        let _ = messages(&mut subscriber);
+        receive(&mut subscriber, SOURCE, chunk);
+    }
+    assert!(!actions(&mut subscriber).iter().any(|action| matches!(action, Action::Commit(_))));
+    subscriber.handle_hashes(SOURCE, VERSION, 0, &hashes(0..CHUNKS)).unwrap();
+    assert!(matches!(actions(&mut subscriber)[..], [Action::Commit(_)]));
 }
