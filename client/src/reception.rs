@@ -97,6 +97,8 @@ pub(crate) struct SourceOf {
     pub(crate) reception: SubscriptionId,
     /// The connection to the source. It is the origin's once the source has become the origin.
     pub(crate) link: Link,
+    /// Whether it was left or has ended. It is not asked again for this version, and chunks that it had begun may arrive.
+    pub(crate) is_left: bool,
 }
 
 impl Context<'_, '_> {
@@ -105,11 +107,11 @@ impl Context<'_, '_> {
     /// # Errors
     /// [`ProtocolViolation`] when the origin does not offer a feature that it needs; and the origin's name.
     fn send(&mut self, message: ClientMessage) -> Result<(), (ProtocolViolation, String)> {
-        let source = message.subscription().filter(|id| self.source_of.contains_key(id));
-        let link = source.map_or(Link::Origin, |id| self.source_of[&id].link);
-        if let (Some(source), ClientMessage::Unsubscribe { .. }) = (source, &message) {
-            self.source_of.remove(&source);
-        }
+        let source = message.subscription().and_then(|id| self.source_of.get_mut(&id));
+        let link = source.map_or(Link::Origin, |of| {
+            of.is_left |= matches!(message, ClientMessage::Unsubscribe { .. });
+            of.link
+        });
         match link {
             Link::Other(index) => self.links.send_to_other(index, message),
             Link::Origin => {
@@ -312,7 +314,7 @@ impl Reception {
         stream: (Link, DataIn),
     ) -> Result<(), ProtocolViolation> {
         self.streams.insert(token, stream);
-        self.machine.handle_chunk(header, token)
+        self.machine.handle_chunk(header, token).inspect_err(|_| drop(self.streams.remove(&token)))
     }
 
     /// Handles a chunk that is verified and in its place.
@@ -324,12 +326,21 @@ impl Reception {
         }
     }
 
-    /// Handles a stream whose chunk is invalid or cannot be placed.
-    pub(crate) fn handle_failed(&mut self, token: StreamToken, error: ReceiveError) {
+    /// Handles a stream whose chunk is invalid or cannot be placed. An invalid one of a further source is requested of
+    /// others, the source is left, and the error is returned; any other one fails the version.
+    pub(crate) fn handle_failed(
+        &mut self,
+        token: StreamToken,
+        error: ReceiveError,
+    ) -> Option<ReceiveError> {
+        if !matches!(error, ReceiveError::Sink(_)) && self.machine.handle_corrupt(token).is_some() {
+            return Some(error);
+        }
         if self.machine.is_receiving_chunk(token) {
             let device = self.destination.as_ref().and_then(Destination::device);
             self.fail(&TransferError::chunk(error, device));
         }
+        None
     }
 
     /// Checks whether there was progress since the last check.
@@ -378,6 +389,7 @@ impl Reception {
                     }
                 }
                 Action::Place { announce, selection, resumes } => {
+                    context.source_of.retain(|_, of| of.reception != context.id); // Those of an earlier version.
                     match self.place(&announce, &selection, resumes, context.allocators) {
                         Ok(base) => self.machine.handle_placed(base)?,
                         Err(error) => self.fail(&error),
@@ -456,7 +468,7 @@ impl Reception {
             if self.machine.wants_sources() && !context.source_of.values().any(is_asked) {
                 let source = SubscriptionId(*context.next_id);
                 *context.next_id += 1;
-                context.source_of.insert(source, SourceOf { reception: context.id, link });
+                context.source_of.insert(source, SourceOf { reception: context.id, link, is_left: false });
                 self.machine.ask_source(source);
             }
         }

@@ -6,6 +6,7 @@
 
 mod commands;
 mod from_sources;
+mod owner;
 mod slots;
 
 use crate::{
@@ -19,6 +20,7 @@ use crate::{
     sources::{Link, LinkEvent, Links, Promoted, Sources},
     watches::Watches,
 };
+use owner::Owner;
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
@@ -338,6 +340,7 @@ impl Session {
         reception.act(&mut context)?;
         if reception.is_over() {
             self.receptions.remove(&id);
+            self.forget_sources();
         }
         Ok(())
     }
@@ -355,10 +358,14 @@ impl Session {
     ) -> Result<(), SessionError> {
         match event {
             Event::Message(message) => self.handle_message(message, link, links),
-            Event::Opened(lane, StreamHeader::Manifest(header), stream) => match links.get(link) {
-                Some(connection) => self.handle_manifest_header(lane, header, stream, connection),
-                None => Ok(()),
-            },
+            Event::Opened(lane, StreamHeader::Manifest(header), stream) => {
+                match (self.owner(header.subscription, link)?, links.get(link)) {
+                    (Owner::User, Some(connection)) => {
+                        self.handle_manifest_header(lane, header, stream, connection)
+                    }
+                    _ => Ok(()), // A further source has another manifest, which its `Announce` names.
+                }
+            }
             Event::Opened(lane, StreamHeader::Chunk(header), stream) => {
                 self.handle_chunk((link, lane), header, stream, links)
             }
@@ -430,23 +437,18 @@ impl Session {
         links: &mut Links<'_>,
     ) -> Result<(), SessionError> {
         message.check_features(FeatureSet::OF_CLIENT)?;
-        match message {
-            ServerMessage::Retired(lane) => {
-                let Some(connection) = links.get(link) else { return Ok(()) };
-                connection.lanes().handle_retired(lane)?;
-                self.handle_retired(link);
-                self.act_all(links)
+        if let ServerMessage::Retired(lane) = message {
+            let Some(connection) = links.get(link) else { return Ok(()) };
+            connection.lanes().handle_retired(lane)?;
+            self.handle_retired(link);
+            return self.act_all(links);
+        }
+        match self.owner_of_message(&message, link)? {
+            Owner::User => self.handle_origin_message(message, links),
+            Owner::Source { source, reception } => {
+                self.handle_source_message((source, reception), message, links)
             }
-            ServerMessage::Hashes { subscription, epoch, version, first, hashes } => {
-                let id = self.source_of.get(&subscription).map_or(subscription, |of| of.reception);
-                let Some(reception) = self.find(id)? else { return Ok(()) };
-                reception.machine.handle_hashes(subscription, (epoch, version), first, &hashes)?;
-                self.act(id, links)
-            }
-            message => match self.source_of_message(&message, link)? {
-                Some(source) => self.handle_source_message(source, message, links),
-                None => self.handle_origin_message(message, links),
-            },
+            Owner::Nobody => Ok(()),
         }
     }
 
@@ -478,6 +480,11 @@ impl Session {
                 reception.machine.handle_abort((epoch, version), reason)?;
                 self.act(subscription, links)
             }
+            ServerMessage::Hashes { subscription, epoch, version, first, hashes } => {
+                let Some(reception) = self.find(subscription)? else { return Ok(()) };
+                reception.machine.handle_hashes(subscription, (epoch, version), first, &hashes)?;
+                self.act(subscription, links)
+            }
             ServerMessage::End { subscription, reason } => {
                 self.find(subscription)?;
                 if let Some(reception) = self.receptions.remove(&subscription) {
@@ -486,6 +493,7 @@ impl Session {
                     }
                     reception.handle_end(reason);
                 }
+                self.forget_sources();
                 Ok(())
             }
             ServerMessage::Topics { topics, more } => self.handle_topics(topics, more),
@@ -558,7 +566,11 @@ impl Session {
     ) -> Result<(), SessionError> {
         let token = StreamToken(self.next_stream);
         self.next_stream += 1;
-        let id = self.source_of.get(&header.subscription).map_or(header.subscription, |of| of.reception);
+        let id = match self.owner(header.subscription, link)? {
+            Owner::User => header.subscription,
+            Owner::Source { reception, .. } => reception,
+            Owner::Nobody => return Ok(()),
+        };
         let Some(reception) = self.find(id)? else { return Ok(()) };
         if links.get(link).is_none_or(|connection| connection.lanes().is_retired(lane)) {
             return Ok(()); // It was requested again when the lane was retired.
@@ -584,7 +596,12 @@ impl Session {
                 Some(ended) if error != LaneError::StreamAborted => return Err(ended.into()),
                 _ => reception.machine.handle_lost(token),
             },
-            Err(error) => reception.handle_failed(token, error),
+            Err(error) => {
+                if let Some(error) = reception.handle_failed(token, error) {
+                    let peer = links.get(link).map(|connection| connection.control().peer());
+                    tracing::warn!(?peer, %error, "Another server sent an invalid chunk, so it is not used for this version.");
+                }
+            }
         }
         self.act(id, links)
     }

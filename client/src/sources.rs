@@ -8,7 +8,7 @@ use crate::{
     error::SessionError,
 };
 use futures_util::future::{pending, select_all};
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, sync::atomic::Ordering, time::Duration};
 use tensor_relay_protocol::{ClientMessage, CloseCode, Feature, FeatureSet, ProtocolViolation};
 use tensor_relay_transport::Lane;
 use tokio::task::JoinSet;
@@ -37,6 +37,8 @@ struct Server {
     connection: Option<Connection>,
     /// Messages to it, which are sent before its next event.
     outbox: VecDeque<ClientMessage>,
+    /// The waits grow until a connection carries a chunk to its end: a server that opens connections and breaks rules on
+    /// them costs little.
     backoff: Backoff,
     /// Whether a failure was reported, until it is connected.
     has_failed: bool,
@@ -125,7 +127,7 @@ impl Sources {
         let error = match opened {
             Ok(connection) => {
                 tracing::info!(peer = %connection.control().peer(), "Another server with the same content is connected.");
-                (server.connection, server.backoff, server.has_failed) = (Some(connection), Backoff::new(), false);
+                (server.connection, server.has_failed) = (Some(connection), false);
                 return true;
             }
             Err(error) => error,
@@ -156,6 +158,9 @@ impl Sources {
         let server = &mut self.servers[index];
         server.outbox.clear();
         let Some(connection) = server.connection.take() else { return };
+        if connection.verified_bytes().load(Ordering::Relaxed) > 0 {
+            server.backoff = Backoff::new();
+        }
         tracing::warn!(peer = %connection.control().peer(), %error, "The connection to another server was lost; reconnecting.");
         self.tasks.spawn(give_up(index, connection, error.close_reason()));
     }

@@ -411,17 +411,25 @@ impl Subscriber {
             self.actions.push_back(Action::Discard(stream));
             return Ok(());
         }
-        if !self.requests.handle_header(header.subscription, header.chunk) {
+        let (chunk, source) = (header.chunk, header.subscription);
+        if source != self.options.subscription && !self.requests.has_source(source) {
+            // Credit is the origin's; other servers send what was requested of them.
+            return Err(ProtocolViolation::UnknownSubscription(source));
+        }
+        let is_ordered = self.requests.handle_header(source, chunk);
+        if !is_ordered {
             self.arrivals.spend()?;
         }
         let early = WaitingStream { stream, header };
-        match &self.phase {
-            Phase::Running(_) => self.begin_chunk(early),
-            _ => {
-                self.arrivals.push_early(early);
-                Ok(())
-            }
+        if !matches!(self.phase, Phase::Running(_)) {
+            self.arrivals.push_early(early);
+            return Ok(());
         }
+        let begun = self.begin_chunk(early);
+        if let (true, true, Phase::Running(incoming)) = (begun.is_err(), is_ordered, &self.phase) {
+            self.requests.handle_lost(chunk, &incoming.assembly); // Its source is closed; others send it.
+        }
+        begun
     }
 
     /// Starts to receive a chunk of the current version.
@@ -480,6 +488,17 @@ impl Subscriber {
         let Some((chunk, source)) = self.arrivals.end(stream, is_pushed) else { return };
         self.requests.note_progress(source);
         self.lose_chunk(chunk);
+    }
+
+    /// Handles a stream whose bytes are not those that its header promised. A source other than the origin is not used
+    /// any more for this version, and the chunk is requested again; returns that source. `None` for a chunk of the
+    /// origin, which fails the version, and for a stream whose chunk is not being received. The caller must have stopped
+    /// writing the chunk.
+    pub fn handle_corrupt(&mut self, stream: StreamToken) -> Option<SubscriptionId> {
+        let source = self.arrivals.source(stream).filter(|source| *source != self.options.subscription)?;
+        self.leave_source(source);
+        self.handle_lost(stream);
+        Some(source)
     }
 
     /// Handles the early end of a chunk's stream: a second stream takes its place, or the chunk is missing again.

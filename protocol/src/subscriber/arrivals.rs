@@ -115,6 +115,11 @@ impl Arrivals {
         self.receiving.contains_key(&stream)
     }
 
+    /// The source of the chunk that is being received on `stream`.
+    pub(super) fn source(&self, stream: StreamToken) -> Option<SubscriptionId> {
+        self.receiving.get(&stream).map(|(_, source)| *source)
+    }
+
     /// The number of chunks that are being received.
     pub(super) fn receiving(&self) -> usize {
         self.receiving.len()

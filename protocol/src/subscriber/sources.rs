@@ -65,6 +65,11 @@ impl Subscriber {
         self.sources.asked.contains(&source) || self.requests.has_source(source)
     }
 
+    /// Whether a chunk of this source is being received.
+    pub fn is_receiving_of(&self, source: SubscriptionId) -> bool {
+        self.arrivals.receiving_of(source) > 0
+    }
+
     /// Handles the end of a source's subscription: it does not have the version, or gave it up. Chunks of it may still
     /// arrive; each of its streams ends for itself.
     pub fn handle_source_ended(&mut self, source: SubscriptionId) {

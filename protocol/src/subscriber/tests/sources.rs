@@ -267,3 +267,64 @@ fn what_a_lost_source_owed_is_requested_of_the_origin() {
     assert_eq!(requests(&messages(&mut subscriber)), [(SUBSCRIPTION, vec![2], false)]);
     assert!(!subscriber.has_other_sources());
 }
+
+/// A chunk that is not what its header promised is requested again, of the origin; a corrupt one of the origin is not.
+#[test]
+fn a_source_that_sends_a_corrupt_chunk_is_left() {
+    let mut subscriber = two_sources();
+    receive(&mut subscriber, SUBSCRIPTION, 0);
+    let _ = messages(&mut subscriber);
+    let (of_source, of_origin) = (StreamToken(1), StreamToken(2));
+    subscriber.handle_chunk(ChunkHeader { subscription: SOURCE, ..header(1, 2) }, of_source).unwrap();
+    subscriber.handle_chunk(header(1, 1), of_origin).unwrap();
+    assert_eq!(subscriber.handle_corrupt(of_origin), None);
+    assert_eq!(subscriber.handle_corrupt(of_source), Some(SOURCE));
+    assert_eq!(subscriber.handle_corrupt(of_source), None, "it is not received any more");
+    let last = messages(&mut subscriber);
+    let is_left = |message: &ClientMessage| matches!(message, ClientMessage::Unsubscribe { subscription: SOURCE, .. });
+    assert!(last.iter().any(is_left) && !subscriber.has_source(SOURCE), "{last:?}");
+    assert_eq!(requests(&last), [(SUBSCRIPTION, vec![2], false)]);
+}
+
+/// The credit is the origin's: a source cannot use it before it has announced the version.
+#[test]
+fn chunks_of_a_source_that_were_not_requested_are_refused() {
+    let mut subscriber = asked();
+    let unrequested = ChunkHeader { subscription: SOURCE, ..header(1, 5) };
+    let refused = subscriber.handle_chunk(unrequested, StreamToken(1));
+    assert_eq!(refused, Err(ProtocolViolation::UnknownSubscription(SOURCE)));
+    for chunk in 0..CREDIT {
+        receive(&mut subscriber, SUBSCRIPTION, chunk);
+    }
+}
+
+/// A chunk whose header breaks a rule is requested again once its source is lost.
+#[test]
+fn an_invalid_header_of_a_source_loses_no_chunk() {
+    let mut subscriber = two_sources();
+    receive(&mut subscriber, SUBSCRIPTION, 0);
+    assert_eq!(requests(&messages(&mut subscriber)), [(SOURCE, vec![2], false)]);
+    let invalid = ChunkHeader { subscription: SOURCE, raw_bytes: 1, ..header(1, 2) };
+    assert!(subscriber.handle_chunk(invalid, StreamToken(1)).is_err());
+    subscriber.handle_source_lost(SOURCE);
+    assert_eq!(requests(&messages(&mut subscriber)), [(SUBSCRIPTION, vec![2], false)]);
+}
+
+/// A source that was left is closed if it does not end the chunks that it had begun.
+#[test]
+fn a_source_that_was_left_is_closed_if_it_ends_no_chunk() {
+    let mut subscriber = two_sources();
+    receive(&mut subscriber, SUBSCRIPTION, 0);
+    let _ = messages(&mut subscriber);
+    subscriber.handle_chunk(ChunkHeader { subscription: SOURCE, ..header(1, 2) }, StreamToken(1)).unwrap();
+    subscriber.handle_source_ended(SOURCE);
+    let (mut at, mut received) = (now(), 0);
+    let closed = (1..20).find(|_| {
+        (at, received) = (at + Duration::from_secs(1), received + 1);
+        subscriber.handle_timeout(at, received);
+        actions(&mut subscriber).iter().any(|action| matches!(action, Action::CloseSource(SOURCE)))
+    });
+    assert_eq!(closed, Some(16), "half of the timeout after the check that sees the chunk's begin");
+    subscriber.handle_source_lost(SOURCE);
+    assert!(requests(&messages(&mut subscriber)).iter().any(|(_, chunks, _)| chunks.contains(&2)));
+}
