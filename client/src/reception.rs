@@ -314,7 +314,9 @@ impl Reception {
         stream: (Link, DataIn),
     ) -> Result<(), ProtocolViolation> {
         self.streams.insert(token, stream);
-        self.machine.handle_chunk(header, token).inspect_err(|_| drop(self.streams.remove(&token)))
+        self.machine
+            .handle_chunk(header, token)
+            .inspect_err(|_| drop(self.streams.remove(&token)))
     }
 
     /// Handles a chunk that is verified and in its place.
@@ -328,11 +330,7 @@ impl Reception {
 
     /// Handles a stream whose chunk is invalid or cannot be placed. An invalid one of a further source is requested of
     /// others, the source is left, and the error is returned; any other one fails the version.
-    pub(crate) fn handle_failed(
-        &mut self,
-        token: StreamToken,
-        error: ReceiveError,
-    ) -> Option<ReceiveError> {
+    pub(crate) fn handle_failed(&mut self, token: StreamToken, error: ReceiveError) -> Option<ReceiveError> {
         if !matches!(error, ReceiveError::Sink(_)) && self.machine.handle_corrupt(token).is_some() {
             return Some(error);
         }
@@ -436,7 +434,8 @@ impl Reception {
         (range, dtype): (std::ops::Range<u64>, Dtype),
         context: &mut Context<'_, '_>,
     ) {
-        let (Some((link, stream)), Some(destination)) = (self.streams.remove(&token), &self.destination) else {
+        let (Some((link, stream)), Some(destination)) = (self.streams.remove(&token), &self.destination)
+        else {
             return;
         };
         let (Some(id), Some(connection)) = (self.machine.current_version(), context.links.get(link)) else {
@@ -468,7 +467,9 @@ impl Reception {
             if self.machine.wants_sources() && !context.source_of.values().any(is_asked) {
                 let source = SubscriptionId(*context.next_id);
                 *context.next_id += 1;
-                context.source_of.insert(source, SourceOf { reception: context.id, link, is_left: false });
+                context
+                    .source_of
+                    .insert(source, SourceOf { reception: context.id, link, is_left: false });
                 self.machine.ask_source(source);
             }
         }

@@ -214,7 +214,12 @@ impl Session {
 
     /// Handles the loss of a connection for the subscriptions to further sources on it.
     fn handle_link_lost(&mut self, lost: Link, links: &mut Links<'_>) {
-        let ids: Vec<_> = self.source_of.iter().filter(|(_, of)| of.link == lost).map(|(id, _)| *id).collect();
+        let ids: Vec<_> = self
+            .source_of
+            .iter()
+            .filter(|(_, of)| of.link == lost)
+            .map(|(id, _)| *id)
+            .collect();
         for id in ids {
             let Some(SourceOf { reception, .. }) = self.source_of.remove(&id) else { continue };
             if let Some(found) = self.receptions.get_mut(&reception) {
@@ -350,12 +355,7 @@ impl Session {
         ids.into_iter().try_for_each(|id| self.act(id, links))
     }
 
-    fn handle_event(
-        &mut self,
-        event: Event,
-        link: Link,
-        links: &mut Links<'_>,
-    ) -> Result<(), SessionError> {
+    fn handle_event(&mut self, event: Event, link: Link, links: &mut Links<'_>) -> Result<(), SessionError> {
         match event {
             Event::Message(message) => self.handle_message(message, link, links),
             Event::Opened(lane, StreamHeader::Manifest(header), stream) => {
@@ -482,7 +482,9 @@ impl Session {
             }
             ServerMessage::Hashes { subscription, epoch, version, first, hashes } => {
                 let Some(reception) = self.find(subscription)? else { return Ok(()) };
-                reception.machine.handle_hashes(subscription, (epoch, version), first, &hashes)?;
+                reception
+                    .machine
+                    .handle_hashes(subscription, (epoch, version), first, &hashes)?;
                 self.act(subscription, links)
             }
             ServerMessage::End { subscription, reason } => {

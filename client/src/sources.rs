@@ -213,8 +213,11 @@ impl Sources {
 
     /// The servers that are connected and offer what several sources of a version need.
     pub(crate) fn usable(&self) -> Vec<usize> {
-        let is_usable = |server: &Server| server.connection.as_ref().is_some_and(|it| offers_sources(it.server().1));
-        (0..self.servers.len()).filter(|index| is_usable(&self.servers[*index])).collect()
+        let is_usable =
+            |server: &Server| server.connection.as_ref().is_some_and(|it| offers_sources(it.server().1));
+        (0..self.servers.len())
+            .filter(|index| is_usable(&self.servers[*index]))
+            .collect()
     }
 
     fn connections(&mut self) -> impl Iterator<Item = &mut Connection> {
@@ -226,7 +229,9 @@ impl Sources {
         self.tasks.abort_all();
         for server in &mut self.servers {
             if let Some(connection) = server.connection.take() {
-                connection.close(CloseReason { code: CloseCode::Done, text: String::new(), by_user: true }).await;
+                connection
+                    .close(CloseReason { code: CloseCode::Done, text: String::new(), by_user: true })
+                    .await;
             }
         }
     }
@@ -285,7 +290,9 @@ impl Links<'_> {
     pub(crate) fn check_features(&self, message: &ClientMessage) -> Result<(), (ProtocolViolation, String)> {
         let Some(origin) = &self.origin else { return Ok(()) };
         let (agent, offered) = origin.server();
-        message.check_features(offered).map_err(|violation| (violation, agent.to_owned()))
+        message
+            .check_features(offered)
+            .map_err(|violation| (violation, agent.to_owned()))
     }
 }
 

@@ -27,9 +27,9 @@ pub use assembly::{Assembly, Outcome};
 pub use gap::Gap;
 
 use crate::{
-    AbortReason, Announce, ChunkHeader, ChunkIndex, ClientMessage, CodecSet, Epoch, Manifest, PARTIAL_RANGES_MAX,
-    Partial, ProtocolViolation, RangeSet, Selection, Start, Subscribe, SubscriptionId, Verified, Version,
-    VersionDigest, VersionId,
+    AbortReason, Announce, ChunkHeader, ChunkIndex, ClientMessage, CodecSet, Epoch, Manifest,
+    PARTIAL_RANGES_MAX, Partial, ProtocolViolation, RangeSet, Selection, Start, Subscribe, SubscriptionId,
+    Verified, Version, VersionDigest, VersionId,
 };
 use arrivals::{Arrivals, WaitingStream};
 use history::History;
@@ -234,7 +234,11 @@ impl Subscriber {
             self.handle_source_announce(&announce);
             return Ok(());
         }
-        if self.sources.ended_apart.is_some_and(|(version, _)| version == key(&announce.id)) {
+        if self
+            .sources
+            .ended_apart
+            .is_some_and(|(version, _)| version == key(&announce.id))
+        {
             self.answer_ended_apart(announce.afresh);
             return Ok(());
         }
@@ -495,7 +499,10 @@ impl Subscriber {
     /// origin, which fails the version, and for a stream whose chunk is not being received. The caller must have stopped
     /// writing the chunk.
     pub fn handle_corrupt(&mut self, stream: StreamToken) -> Option<SubscriptionId> {
-        let source = self.arrivals.source(stream).filter(|source| *source != self.options.subscription)?;
+        let source = self
+            .arrivals
+            .source(stream)
+            .filter(|source| *source != self.options.subscription)?;
         self.leave_source(source);
         self.handle_lost(stream);
         Some(source)
@@ -527,7 +534,9 @@ impl Subscriber {
     fn request_missing(&mut self) {
         let Phase::Running(incoming) = &mut self.phase else { return };
         let (origin, assembly) = (self.options.subscription, &incoming.assembly);
-        let Some(order) = self.requests.next(origin, assembly, &self.arrivals, self.allowance) else { return };
+        let Some(order) = self.requests.next(origin, assembly, &self.arrivals, self.allowance) else {
+            return;
+        };
         let Order { source: subscription, chunks, hashes } = order;
         if hashes {
             incoming.assembly.begin_list();

@@ -37,7 +37,9 @@ impl Session {
         let is_issued = subscription.0 != 0 && subscription.0 < self.next_id;
         let of = self.source_of.get(&subscription);
         let owner = Owner::of(subscription, link, of, self.receptions.contains_key(&subscription));
-        owner.filter(|_| is_issued).ok_or(ProtocolViolation::UnknownSubscription(subscription))
+        owner
+            .filter(|_| is_issued)
+            .ok_or(ProtocolViolation::UnknownSubscription(subscription))
     }
 
     /// Handles a message of a further source.

@@ -122,7 +122,9 @@ impl Requests {
         if self.pulled.is_none() {
             let mut pulled = Pulled { unordered: missing.clone(), ..Pulled::default() };
             let ordered = take(&mut pulled.unordered, credit.min(PARTIAL_RANGES_MAX as u32));
-            pulled.sources.insert(origin, Source { ordered, is_order_due: true, ..Source::default() });
+            pulled
+                .sources
+                .insert(origin, Source { ordered, is_order_due: true, ..Source::default() });
             self.pulled = Some(pulled);
         }
     }
@@ -130,7 +132,9 @@ impl Requests {
     /// Adds a source. From the second on, chunks are compared with a list of hashes.
     pub(super) fn add_source(&mut self, source: SubscriptionId) {
         let Some(pulled) = &mut self.pulled else { return };
-        pulled.sources.insert(source, Source { is_order_due: true, ..Source::default() });
+        pulled
+            .sources
+            .insert(source, Source { is_order_due: true, ..Source::default() });
         if pulled.list == List::Unneeded && pulled.sources.len() > 1 {
             pulled.list = List::Due;
         }
@@ -187,8 +191,11 @@ impl Requests {
     ) -> Option<SubscriptionId> {
         let Pulled { sources, left, .. } = self.pulled.as_mut()?;
         let mut stalled = vec![];
-        let owing = sources.iter_mut().map(|(id, source)| (*id, !source.ordered.is_empty(), &mut source.progress));
-        for (id, owes, progress) in owing.chain(left.iter_mut().map(|(id, progress)| (*id, false, progress))) {
+        let owing = sources
+            .iter_mut()
+            .map(|(id, source)| (*id, !source.ordered.is_empty(), &mut source.progress));
+        for (id, owes, progress) in owing.chain(left.iter_mut().map(|(id, progress)| (*id, false, progress)))
+        {
             let is_still = progress.check(owes || arrivals.receiving_of(id) > 0, checks_max);
             stalled.extend(Some(id).filter(|_| is_still && id != origin));
         }
@@ -293,7 +300,9 @@ impl Pulled {
     /// owes and has not begun, each once.
     fn order_twice(&mut self, idle: SubscriptionId, count: u32, assembly: &Assembly) -> RangeSet {
         let others = self.sources.iter().filter(|(id, _)| **id != idle);
-        let Some((_, slow)) = others.max_by_key(|(_, source)| source.ordered.len()) else { return RangeSet::new() };
+        let Some((_, slow)) = others.max_by_key(|(_, source)| source.ordered.len()) else {
+            return RangeSet::new();
+        };
         let is_owed = |chunk: &u32| !self.twice.contains(*chunk) && assembly.is_missing(ChunkIndex(*chunk));
         let owed: Vec<u32> = slow.ordered.iter().filter(is_owed).collect();
         let first = owed.len() - owed.len().div_ceil(2).min(count as usize);

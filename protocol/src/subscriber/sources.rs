@@ -6,8 +6,8 @@
 
 use super::{Action, Incoming, Phase, Subscriber, VersionFault, key};
 use crate::{
-    AbortReason, Announce, ChunkHash, ChunkIndex, ClientMessage, Consumer, Epoch, Mode, ProtocolViolation, RangeSet,
-    Start, Subscribe, SubscriptionId, Verified, Version,
+    AbortReason, Announce, ChunkHash, ChunkIndex, ClientMessage, Consumer, Epoch, Mode, ProtocolViolation,
+    RangeSet, Start, Subscribe, SubscriptionId, Verified, Version,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,7 +36,10 @@ impl Subscriber {
             return;
         }
         let ((epoch, version), assembly) = (key(incoming.id()), &incoming.assembly);
-        let base = self.history.have().filter(|have| have.epoch == epoch && assembly.base() == Some(have.version));
+        let base = self
+            .history
+            .have()
+            .filter(|have| have.epoch == epoch && assembly.base() == Some(have.version));
         let manifest = Some(assembly.manifest().digest());
         self.sources.asked.insert(source);
         self.send(ClientMessage::Subscribe(Subscribe {
@@ -157,7 +160,8 @@ impl Subscriber {
             return self.refuse_source(source);
         }
         let missing = incoming.assembly.missing();
-        self.requests.end_pushing(self.options.subscription, &missing, self.arrivals.credit());
+        self.requests
+            .end_pushing(self.options.subscription, &missing, self.arrivals.credit());
         self.requests.add_source(source);
     }
 
@@ -204,7 +208,9 @@ impl Subscriber {
     /// arrives is not requested of another source.
     pub(super) fn close_stalled_source(&mut self) {
         let checks_max = u32::try_from(self.stall.timeout().as_secs() / 2).unwrap_or(u32::MAX).max(1);
-        let stalled = self.requests.check_sources(self.options.subscription, &self.arrivals, checks_max);
+        let stalled = self
+            .requests
+            .check_sources(self.options.subscription, &self.arrivals, checks_max);
         self.actions.extend(stalled.map(Action::CloseSource));
     }
 

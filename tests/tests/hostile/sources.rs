@@ -14,7 +14,7 @@ use tensor_relay_tests::{
     simnet::Path,
     tensors,
 };
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 const EPOCH: Epoch = Epoch(3);
 const VERSION: Version = Version(1);
@@ -241,7 +241,9 @@ fn corrupt_and_other_chunks_come_from_the_origin() {
     });
     run_attack(Expected::Left, async |second| {
         let chunk = second.announce().await;
-        second.send_chunk(ChunkHeader { hash: ChunkHash::of(&other), ..second.header(chunk) }, &other).await;
+        second
+            .send_chunk(ChunkHeader { hash: ChunkHash::of(&other), ..second.header(chunk) }, &other)
+            .await;
     });
 }
 
@@ -282,11 +284,16 @@ fn invalid_chunks_close_the_second_server_alone() {
 fn a_second_server_cannot_speak_for_the_origin() {
     run_attack(REFUSED, async |second| {
         let chunk = second.announce().await;
-        second.send_chunk(ChunkHeader { subscription: USERS, ..second.header(chunk) }, second.raw(chunk)).await;
+        second
+            .send_chunk(ChunkHeader { subscription: USERS, ..second.header(chunk) }, second.raw(chunk))
+            .await;
     });
     run_attack(REFUSED, async |second| {
         let header = ManifestHeader { subscription: USERS, bytes: 100, digest: second.digest() };
-        second.peer.send_stream(&[&StreamHeader::Manifest(header).encode(), &[0; 100]]).await;
+        second
+            .peer
+            .send_stream(&[&StreamHeader::Manifest(header).encode(), &[0; 100]])
+            .await;
     });
     let (subscription, epoch, version) = (USERS, EPOCH, VERSION);
     let hashes = vec![ChunkHash([7; 16]); 4];
@@ -318,10 +325,14 @@ fn lists_that_were_not_asked_for_are_ignored() {
         second.announce().await;
         let (subscription, epoch, version) = (second.source(), EPOCH, VERSION);
         for hashes in [4, 2 * CHUNKS].map(|count| vec![ChunkHash([7; 16]); count as usize]) {
-            second.send(ServerMessage::Hashes { subscription, epoch, version, first: 0, hashes }).await;
+            second
+                .send(ServerMessage::Hashes { subscription, epoch, version, first: 0, hashes })
+                .await;
         }
         let digest = VersionDigest::of(ManifestDigest([7; 32]), []);
-        second.send(ServerMessage::Complete { subscription, epoch, version, digest }).await;
+        second
+            .send(ServerMessage::Complete { subscription, epoch, version, digest })
+            .await;
     });
 }
 
@@ -332,11 +343,14 @@ fn a_second_server_may_give_up_in_the_middle() {
     run_attack(Expected::Left, async |second| {
         second.announce().await;
         let (subscription, reason) = (second.source(), AbortReason::SourceLost);
-        second.send(ServerMessage::Abort { subscription, epoch: EPOCH, version: VERSION, reason }).await;
+        second
+            .send(ServerMessage::Abort { subscription, epoch: EPOCH, version: VERSION, reason })
+            .await;
     });
     run_attack(Expected::Closed(CloseCode::TimedOut), async |second| {
         let chunk = second.announce().await;
         second.begin_chunk(chunk).await;
+        sleep(Duration::from_millis(500)).await; // `End` does not overtake it.
         let (subscription, reason) = (second.source(), EndReason::Done);
         second.send(ServerMessage::End { subscription, reason }).await;
     });

@@ -129,7 +129,10 @@ impl Server {
         let lanes = &self.lanes;
         let (id, message) = SubscriptionMessage::of(message).unwrap();
         if let Some(subscription) = self.subscriptions.get_mut(&id) {
-            subscription.sender.handle_message(message, |lane| lanes.contains(&lane)).unwrap();
+            subscription
+                .sender
+                .handle_message(message, |lane| lanes.contains(&lane))
+                .unwrap();
         }
     }
 
@@ -266,7 +269,10 @@ impl World {
                     let chunk = header.chunk.0;
                     assert_eq!(self.memory.version, Some(header.version));
                     assert!(!self.memory.held.contains(&chunk), "chunk {chunk} is verified");
-                    assert!(self.memory.writing.values().all(|other| *other != chunk), "two writers at {chunk}");
+                    assert!(
+                        self.memory.writing.values().all(|other| *other != chunk),
+                        "two writers at {chunk}"
+                    );
                     self.memory.writing.insert(stream, chunk);
                     self.from_others += u32::from(header.subscription != ORIGIN);
                 }
@@ -279,7 +285,11 @@ impl World {
                 Action::Commit(commit) => {
                     assert!(self.selected.iter().eq(self.memory.held.iter().copied()), "it is whole");
                     let version = commit.announce.id.version;
-                    assert!(self.committed.last().is_none_or(|last| *last < version), "{version} after {:?}", self.committed);
+                    assert!(
+                        self.committed.last().is_none_or(|last| *last < version),
+                        "{version} after {:?}",
+                        self.committed
+                    );
                     self.committed.push(version);
                     self.memory = Memory::default();
                     self.subscriber.handle_committed(false);
@@ -337,7 +347,9 @@ impl World {
                 subscriber.handle_abort((epoch, version), reason).unwrap();
             }
             ServerMessage::Hashes { subscription, epoch, version, first, hashes } => {
-                subscriber.handle_hashes(subscription, (epoch, version), first, &hashes).unwrap();
+                subscriber
+                    .handle_hashes(subscription, (epoch, version), first, &hashes)
+                    .unwrap();
             }
             ServerMessage::End { subscription, .. } => subscriber.handle_source_ended(subscription),
             ServerMessage::Retired(_) => {
@@ -361,7 +373,9 @@ impl World {
     fn work_for(&mut self, at: usize, which: usize, id: SubscriptionId) {
         let server = &mut self.servers[at];
         let lane = server.lanes[which % server.lanes.len()];
-        let Some(Subscription { sender, current, sending }) = server.subscriptions.get_mut(&id) else { return };
+        let Some(Subscription { sender, current, sending }) = server.subscriptions.get_mut(&id) else {
+            return;
+        };
         let Some(action) = sender.poll(&server.topic, Some(lane)) else { return };
         match action {
             SenderAction::Announce(announcement) => {
@@ -383,7 +397,9 @@ impl World {
             }
             SenderAction::Abort(version, reason) => {
                 let (epoch, version) = version.key();
-                server.to_client.push_back(ServerMessage::Abort { subscription: id, epoch, version, reason });
+                server
+                    .to_client
+                    .push_back(ServerMessage::Abort { subscription: id, epoch, version, reason });
                 server.cancel(id);
             }
             SenderAction::Aborted(..) | SenderAction::Committed { .. } => server.cancel(id),
@@ -596,7 +612,11 @@ fn a_lost_origin_costs_only_its_chunks_under_way() {
     world.act();
     world.drain();
     assert_eq!(world.committed, [Version(1)]);
-    let again = world.begun.iter().filter(|((_, chunk), times)| held.contains(chunk) && **times > 1).count();
+    let again = world
+        .begun
+        .iter()
+        .filter(|((_, chunk), times)| held.contains(chunk) && **times > 1)
+        .count();
     assert_eq!(again, 0, "what was verified does not travel again");
     let total: u32 = world.begun.values().sum();
     let twice_max = CREDIT; // Near the end, orders may be given twice.
