@@ -52,6 +52,7 @@ enum Outcome {
 }
 
 /// An event of a session's connections.
+#[expect(clippy::large_enum_variant, reason = "one exists at a time, and almost all are the large one")]
 #[derive(Debug)]
 pub(crate) enum LinkEvent {
     /// An event of one connection.
