@@ -98,10 +98,18 @@ fn refuse_start(args: &SubscribeArgs) -> anyhow::Result<()> {
 
 /// Opens the device, and connects.
 async fn open_client(args: &SubscribeArgs, ticket: &Ticket, consumer: &Consumer) -> anyhow::Result<Client> {
-    let sources = args.source.iter().map(|source| ticket::read_any(source)).collect::<Result<_, _>>()?;
+    let sources = args
+        .source
+        .iter()
+        .map(|source| ticket::read_any(source))
+        .collect::<Result<_, _>>()?;
     let device = device::open(&args.device, SLOT_BYTES).await?;
-    let config =
-        Config { device: device.clone(), identity: args.ticket.identity.load()?, sources, ..client_config(args) };
+    let config = Config {
+        device: device.clone(),
+        identity: args.ticket.identity.load()?,
+        sources,
+        ..client_config(args)
+    };
     let client = connect(ticket, args.ticket.connect_timeout, config).await?;
     consumer.connected(client.status_reader(), device.as_ref());
     Ok(client)

@@ -94,7 +94,10 @@ impl Client {
         };
         let target = target_of(ticket);
         let others: Vec<Target> = config.sources.iter().map(target_of).collect();
-        let registries = std::iter::once(&target).chain(&others).map(|target| Arc::clone(&target.registry)).collect();
+        let registries = std::iter::once(&target)
+            .chain(&others)
+            .map(|target| Arc::clone(&target.registry))
+            .collect();
         let (commands, inbox) = mpsc::unbounded_channel();
         let session = Session::new(commands.clone(), config.clone()).map_err(ClientError::Memory)?;
         let (connection, server) = Connection::open(&target, &config).await?;
@@ -110,7 +113,8 @@ impl Client {
         });
         let answer_timeout = connector.tuning().control_timeout();
         let sources = Sources::new(others, config.clone());
-        let reconnector = Reconnector { target, sources, session, commands: inbox, state: Arc::clone(&state) };
+        let reconnector =
+            Reconnector { target, sources, session, commands: inbox, state: Arc::clone(&state) };
         let reconnector = tokio::spawn(reconnector.run(connection));
         let limits = SubscriptionLimits {
             topic_timeout: config.topic_timeout,

@@ -16,7 +16,7 @@ use crate::{
     sources::{Link, Links},
 };
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -72,8 +72,6 @@ pub(crate) struct Reception {
     tasks: Vec<AbortOnDrop>,
     /// Whether the server waits for the source of the current version.
     is_waiting: bool,
-    /// The servers that have other content than the current version, or sent corrupt chunks of it.
-    refused: HashSet<Link>,
     /// Whether the subscription is over.
     is_over: bool,
 }
@@ -97,6 +95,8 @@ pub(crate) struct SourceOf {
     pub(crate) reception: SubscriptionId,
     /// The connection to the source. It is the origin's once the source has become the origin.
     pub(crate) link: Link,
+    /// Whether it was left or has ended. It is not asked again for this version, and chunks that it had begun may arrive.
+    pub(crate) is_left: bool,
 }
 
 impl Context<'_, '_> {
@@ -106,12 +106,11 @@ impl Context<'_, '_> {
     /// [`ProtocolViolation`] when the origin does not offer a feature that it needs; and the origin's name.
     fn send(&mut self, message: ClientMessage) -> Result<(), (ProtocolViolation, String)> {
         let number = message.subscription().unwrap_or(self.id);
-        let of = match &message {
-            ClientMessage::Unsubscribe { .. } => self.source_of.remove(&number),
-            _ => self.source_of.get(&number).copied(),
-        };
-        let link = match of {
-            Some(of) => of.link,
+        let link = match self.source_of.get_mut(&number) {
+            Some(of) => {
+                of.is_left |= matches!(message, ClientMessage::Unsubscribe { .. });
+                of.link
+            }
             None if number == self.id => Link::Origin,
             None => return Ok(()), // A source that was lost.
         };
@@ -178,7 +177,6 @@ impl Reception {
             streams: HashMap::new(),
             tasks: vec![],
             is_waiting: false,
-            refused: HashSet::new(),
             is_over: false,
         }
     }
@@ -267,7 +265,6 @@ impl Reception {
         self.machine
             .handle_announce(announce, now.into_std(), self.counters.received_bytes())?;
         if !resumes {
-            self.refused.clear();
             self.began = now;
             self.counters.begin(version, 0); // Until its manifest has arrived.
         }
@@ -320,7 +317,9 @@ impl Reception {
         stream: (Link, DataIn),
     ) -> Result<(), ProtocolViolation> {
         self.streams.insert(token, stream);
-        self.machine.handle_chunk(header, token)
+        self.machine
+            .handle_chunk(header, token)
+            .inspect_err(|_| drop(self.streams.remove(&token)))
     }
 
     /// Handles a chunk that is verified and in its place.
@@ -332,21 +331,17 @@ impl Reception {
         }
     }
 
-    /// Forgets which servers were refused, since their links change.
-    pub(crate) fn forget_refused(&mut self) {
-        self.refused.clear();
-    }
-
-    /// Handles a stream whose chunk is invalid or cannot be placed. An invalid one of a further source costs that source.
-    pub(crate) fn handle_failed(&mut self, token: StreamToken, error: ReceiveError) {
+    /// Handles a stream whose chunk is invalid or cannot be placed. An invalid one of a further source is requested of
+    /// others, the source is left, and the error is returned; any other one fails the version.
+    pub(crate) fn handle_failed(&mut self, token: StreamToken, error: ReceiveError) -> Option<ReceiveError> {
         if error.is_invalid() && self.machine.handle_corrupt(token) {
-            tracing::warn!(topic = %self.topic, %error, "A chunk of another server is invalid. It is requested again.");
-            return;
+            return Some(error);
         }
         if self.machine.is_receiving_chunk(token) {
             let device = self.destination.as_ref().and_then(Destination::device);
             self.fail(&TransferError::chunk(error, device));
         }
+        None
     }
 
     /// Checks whether there was progress since the last check.
@@ -395,6 +390,7 @@ impl Reception {
                     }
                 }
                 Action::Place { announce, selection, resumes } => {
+                    context.source_of.retain(|_, of| of.reception != context.id); // Those of an earlier version.
                     match self.place(&announce, &selection, resumes, context.allocators) {
                         Ok(base) => self.machine.handle_placed(base)?,
                         Err(error) => self.fail(&error),
@@ -406,7 +402,7 @@ impl Reception {
                 Action::Discard(stream) => drop(self.streams.remove(&stream)),
                 Action::Commit(commit) => self.commit(commit, context.links.control()),
                 Action::Seek => self.ask_sources(context),
-                Action::SourceDiffers(source) => self.refuse_source(source, context),
+                Action::SourceDiffers(source) => self.warn_of_differing(source, context),
                 Action::CloseSource(source) => context.close_source(source),
                 Action::Release { id, reason } => self.release(id, reason),
                 Action::Waiting => self.report_waiting(),
@@ -441,7 +437,8 @@ impl Reception {
         (range, dtype): (std::ops::Range<u64>, Dtype),
         context: &mut Context<'_, '_>,
     ) {
-        let (Some((link, stream)), Some(destination)) = (self.streams.remove(&token), &self.destination) else {
+        let (Some((link, stream)), Some(destination)) = (self.streams.remove(&token), &self.destination)
+        else {
             return;
         };
         let link = context.source_of.get(&header.subscription).map_or(link, |of| of.link);
@@ -471,18 +468,18 @@ impl Reception {
         for index in context.links.sources.usable() {
             let link = Link::Other(index);
             let is_asked = |of: &SourceOf| of.reception == context.id && of.link == link;
-            let is_known = self.refused.contains(&link) || context.source_of.values().any(is_asked);
-            if self.machine.wants_sources() && !is_known {
+            if self.machine.wants_sources() && !context.source_of.values().any(is_asked) {
                 let source = context.links.sources.take_number(index);
-                context.source_of.insert(source, SourceOf { reception: context.id, link });
+                context
+                    .source_of
+                    .insert(source, SourceOf { reception: context.id, link, is_left: false });
                 self.machine.ask_source(source);
             }
         }
     }
 
-    fn refuse_source(&mut self, source: SubscriptionId, context: &mut Context<'_, '_>) {
+    fn warn_of_differing(&self, source: SubscriptionId, context: &mut Context<'_, '_>) {
         let link = context.source_of.get(&source).map(|of| of.link);
-        self.refused.extend(link);
         let peer = link.and_then(|link| context.links.get(link)).map(|it| it.control().peer());
         tracing::warn!(
             topic = %self.topic, version = ?self.machine.current_version(), ?peer,

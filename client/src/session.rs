@@ -6,6 +6,7 @@
 
 mod commands;
 mod from_sources;
+mod owner;
 mod slots;
 
 use crate::{
@@ -19,6 +20,7 @@ use crate::{
     sources::{Link, LinkEvent, Links, Promoted, Sources},
     watches::Watches,
 };
+use owner::Owner;
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
@@ -216,7 +218,12 @@ impl Session {
 
     /// Handles the loss of a connection for the subscriptions to further sources on it.
     fn handle_link_lost(&mut self, lost: Link, links: &mut Links<'_>) {
-        let ids: Vec<_> = self.source_of.iter().filter(|(_, of)| of.link == lost).map(|(id, _)| *id).collect();
+        let ids: Vec<_> = self
+            .source_of
+            .iter()
+            .filter(|(_, of)| of.link == lost)
+            .map(|(id, _)| *id)
+            .collect();
         for id in ids {
             let Some(SourceOf { reception, .. }) = self.source_of.remove(&id) else { continue };
             if let Some(found) = self.receptions.get_mut(&reception) {
@@ -241,7 +248,6 @@ impl Session {
     pub(crate) fn handle_promoted(&mut self, promoted: Promoted) -> (Connection, Target) {
         let Promoted { index, connection, target, outbox } = promoted;
         self.carried = outbox;
-        self.receptions.values_mut().for_each(Reception::forget_refused);
         for of in self.source_of.values_mut().filter(|of| of.link == Link::Other(index)) {
             of.link = Link::Origin;
         }
@@ -373,20 +379,17 @@ impl Session {
         ids.into_iter().try_for_each(|id| self.act(id, links))
     }
 
-    fn handle_event(
-        &mut self,
-        event: Event,
-        link: Link,
-        links: &mut Links<'_>,
-    ) -> Result<(), SessionError> {
+    fn handle_event(&mut self, event: Event, link: Link, links: &mut Links<'_>) -> Result<(), SessionError> {
         match event {
             Event::Message(message) => self.handle_message(message, link, links),
-            Event::Opened(lane, StreamHeader::Manifest(header), stream) => match &mut links.origin {
-                Some(origin) if link == Link::Origin => {
-                    self.handle_manifest_header(lane, header, stream, origin)
+            Event::Opened(lane, StreamHeader::Manifest(header), stream) => {
+                match (self.owner(header.subscription, link)?, links.get(link)) {
+                    (Owner::User, Some(connection)) => {
+                        self.handle_manifest_header(lane, header, stream, connection)
+                    }
+                    _ => Ok(()), // A further source has another manifest, which its `Announce` names.
                 }
-                _ => Ok(()), // Of a further source, whose manifest is known.
-            },
+            }
             Event::Opened(lane, StreamHeader::Chunk(header), stream) => {
                 self.handle_chunk((link, lane), header, stream, links)
             }
@@ -461,23 +464,18 @@ impl Session {
         links: &mut Links<'_>,
     ) -> Result<(), SessionError> {
         message.check_features(FeatureSet::OF_CLIENT)?;
-        match message {
-            ServerMessage::Retired(lane) => {
-                let Some(connection) = links.get(link) else { return Ok(()) };
-                connection.lanes().handle_retired(lane)?;
-                self.handle_retired(link);
-                self.act_all(links)
+        if let ServerMessage::Retired(lane) = message {
+            let Some(connection) = links.get(link) else { return Ok(()) };
+            connection.lanes().handle_retired(lane)?;
+            self.handle_retired(link);
+            return self.act_all(links);
+        }
+        match self.owner_of_message(&message, link)? {
+            Owner::User => self.handle_origin_message(message, links),
+            Owner::Source { source, reception } => {
+                self.handle_source_message((source, reception), message, links)
             }
-            ServerMessage::Hashes { subscription, epoch, version, first, hashes } => {
-                let Some(id) = self.owner(subscription, link) else { return Ok(()) };
-                let Some(reception) = self.find(id)? else { return Ok(()) };
-                reception.machine.handle_hashes(subscription, (epoch, version), first, &hashes)?;
-                self.act(id, links)
-            }
-            message => match self.source_of_message(&message, link)? {
-                Some(source) => self.handle_source_message(source, message, links),
-                None => self.handle_origin_message(message, links),
-            },
+            Owner::Nobody => Ok(()),
         }
     }
 
@@ -509,6 +507,13 @@ impl Session {
                 reception.machine.handle_abort((epoch, version), reason)?;
                 self.act(subscription, links)
             }
+            ServerMessage::Hashes { subscription, epoch, version, first, hashes } => {
+                let Some(reception) = self.find(subscription)? else { return Ok(()) };
+                reception
+                    .machine
+                    .handle_hashes(subscription, (epoch, version), first, &hashes)?;
+                self.act(subscription, links)
+            }
             ServerMessage::End { subscription, reason } => {
                 self.find(subscription)?;
                 if let Some(reception) = self.receptions.remove(&subscription) {
@@ -517,7 +522,7 @@ impl Session {
                     }
                     reception.handle_end(reason);
                 }
-                Ok(())
+                    Ok(())
             }
             ServerMessage::Topics { topics, more } => self.handle_topics(topics, more),
             ServerMessage::Found { watch, topics } => Ok(self.watches.handle_found(watch, topics)?),
@@ -589,7 +594,11 @@ impl Session {
     ) -> Result<(), SessionError> {
         let token = StreamToken(self.next_stream);
         self.next_stream += 1;
-        let Some(id) = self.owner(header.subscription, link) else { return Ok(()) };
+        let id = match self.owner(header.subscription, link)? {
+            Owner::User => header.subscription,
+            Owner::Source { reception, .. } => reception,
+            Owner::Nobody => return Ok(()),
+        };
         let Some(reception) = self.find(id)? else { return Ok(()) };
         if links.get(link).is_none_or(|connection| connection.lanes().is_retired(lane)) {
             return Ok(()); // It was requested again when the lane was retired.
@@ -615,7 +624,12 @@ impl Session {
                 Some(ended) if error != LaneError::StreamAborted => return Err(ended.into()),
                 _ => reception.machine.handle_lost(token),
             },
-            Err(error) => reception.handle_failed(token, error),
+            Err(error) => {
+                if let Some(error) = reception.handle_failed(token, error) {
+                    let peer = links.get(link).map(|connection| connection.control().peer());
+                    tracing::warn!(?peer, %error, "Another server sent an invalid chunk, so it is not used for this version.");
+                }
+            }
         }
         self.act(id, links)
     }

@@ -8,8 +8,10 @@ use crate::{
     error::SessionError,
 };
 use futures_util::future::{join_all, pending, select_all};
-use std::{collections::VecDeque, time::Duration};
-use tensor_relay_protocol::{ClientMessage, CloseCode, Feature, FeatureSet, ProtocolViolation, SubscriptionId};
+use std::{collections::VecDeque, sync::atomic::Ordering, time::Duration};
+use tensor_relay_protocol::{
+    ClientMessage, CloseCode, Feature, FeatureSet, ProtocolViolation, SubscriptionId,
+};
 use tensor_relay_transport::Lane;
 use tokio::task::JoinSet;
 
@@ -37,6 +39,8 @@ struct Server {
     connection: Option<Connection>,
     /// Messages to it, which are sent before its next event.
     outbox: VecDeque<ClientMessage>,
+    /// The waits grow until a connection carries a chunk to its end: a server that opens connections and breaks rules on
+    /// them costs little.
     backoff: Backoff,
     /// Whether a failure was reported, until it is connected.
     has_failed: bool,
@@ -61,6 +65,7 @@ enum Outcome {
 }
 
 /// An event of a session's connections.
+#[expect(clippy::large_enum_variant, reason = "one exists at a time, and almost all are the large one")]
 #[derive(Debug)]
 pub(crate) enum LinkEvent {
     /// An event of one connection.
@@ -137,7 +142,7 @@ impl Sources {
         let error = match opened {
             Ok(connection) => {
                 tracing::info!(peer = %connection.control().peer(), "Another server with the same content is connected.");
-                (server.connection, server.backoff, server.has_failed) = (Some(connection), Backoff::new(), false);
+                (server.connection, server.has_failed) = (Some(connection), false);
                 return true;
             }
             Err(error) => error,
@@ -168,6 +173,9 @@ impl Sources {
         let server = &mut self.servers[index];
         server.outbox.clear();
         let Some(connection) = server.connection.take() else { return };
+        if connection.verified_bytes().load(Ordering::Relaxed) > 0 {
+            server.backoff = Backoff::new();
+        }
         tracing::warn!(peer = %connection.control().peer(), %error, "The connection to another server was lost; reconnecting.");
         self.tasks.spawn(give_up(index, connection, error.close_reason()));
     }
@@ -213,8 +221,11 @@ impl Sources {
 
     /// The servers that are connected and offer what several sources of a version need.
     pub(crate) fn usable(&self) -> Vec<usize> {
-        let is_usable = |server: &Server| server.connection.as_ref().is_some_and(|it| offers_sources(it.server().1));
-        (0..self.servers.len()).filter(|index| is_usable(&self.servers[*index])).collect()
+        let is_usable =
+            |server: &Server| server.connection.as_ref().is_some_and(|it| offers_sources(it.server().1));
+        (0..self.servers.len())
+            .filter(|index| is_usable(&self.servers[*index]))
+            .collect()
     }
 
     fn connections(&mut self) -> impl Iterator<Item = &mut Connection> {
@@ -283,7 +294,9 @@ impl Links<'_> {
     pub(crate) fn check_features(&self, message: &ClientMessage) -> Result<(), (ProtocolViolation, String)> {
         let Some(origin) = &self.origin else { return Ok(()) };
         let (agent, offered) = origin.server();
-        message.check_features(offered).map_err(|violation| (violation, agent.to_owned()))
+        message
+            .check_features(offered)
+            .map_err(|violation| (violation, agent.to_owned()))
     }
 }
 

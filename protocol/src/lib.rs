@@ -46,9 +46,7 @@ pub use codec::{BitPlanesOn, CodecPath};
 pub use credit::Credit;
 pub use error::{Blame, CloseCode, MessageError, ProtocolViolation};
 pub use glob::{Glob, GlobError};
-pub use integrity::{
-    ChunkHash, ChunkHasher, CorruptChunk, ManifestDigest, Verified, VersionDigest,
-};
+pub use integrity::{ChunkHash, ChunkHasher, CorruptChunk, ManifestDigest, Verified, VersionDigest};
 pub use limits::Limits;
 pub use manifest::{LayoutError, Manifest, ManifestError, PAYLOAD_ALIGNMENT, Tensor, TensorSpec};
 pub use message::{

@@ -27,9 +27,9 @@ pub use assembly::{Assembly, Outcome};
 pub use gap::Gap;
 
 use crate::{
-    AbortReason, Announce, ChunkHeader, ChunkIndex, ClientMessage, CodecSet, Epoch, Manifest, PARTIAL_RANGES_MAX,
-    Partial, ProtocolViolation, RangeSet, Selection, Start, Subscribe, SubscriptionId, Verified, Version,
-    VersionDigest, VersionId,
+    AbortReason, Announce, ChunkHeader, ChunkIndex, ClientMessage, CodecSet, Epoch, Manifest,
+    PARTIAL_RANGES_MAX, Partial, ProtocolViolation, RangeSet, Selection, Start, Subscribe, SubscriptionId,
+    Verified, Version, VersionDigest, VersionId,
 };
 use arrivals::{Arrivals, WaitingStream};
 use history::History;
@@ -238,7 +238,11 @@ impl Subscriber {
             self.handle_source_announce(&announce);
             return Ok(());
         }
-        if self.sources.ended_apart.is_some_and(|(version, _)| version == key(&announce.id)) {
+        if self
+            .sources
+            .ended_apart
+            .is_some_and(|(version, _)| version == key(&announce.id))
+        {
             self.answer_ended_apart(announce.afresh);
             return Ok(());
         }
@@ -420,17 +424,25 @@ impl Subscriber {
             self.actions.push_back(Action::Discard(stream));
             return Ok(());
         }
-        if !self.requests.handle_header(header.subscription, header.chunk) {
+        let (chunk, source) = (header.chunk, header.subscription);
+        if source != self.options.subscription && !self.requests.has_source(source) {
+            // Credit is the origin's; other servers send what was requested of them.
+            return Err(ProtocolViolation::UnknownSubscription(source));
+        }
+        let is_ordered = self.requests.handle_header(source, chunk);
+        if !is_ordered {
             self.arrivals.spend()?;
         }
         let early = WaitingStream { stream, header };
-        match &self.phase {
-            Phase::Running(_) => self.begin_chunk(early),
-            _ => {
-                self.arrivals.push_early(early);
-                Ok(())
-            }
+        if !matches!(self.phase, Phase::Running(_)) {
+            self.arrivals.push_early(early);
+            return Ok(());
         }
+        let begun = self.begin_chunk(early);
+        if let (true, true, Phase::Running(incoming)) = (begun.is_err(), is_ordered, &self.phase) {
+            self.requests.handle_lost(chunk, &incoming.assembly); // Its source is closed; others send it.
+        }
+        begun
     }
 
     /// Starts to receive a chunk of the current version.

@@ -28,9 +28,9 @@ use error::SessionError;
 use opening::Opening;
 use std::{convert::Infallible, sync::Arc, time::Duration};
 use tensor_relay_protocol::{
-    ClientMessage, CodecChoice, CodecSet, EndReason, Epoch, Feature, FeatureSet, Glob, Hello, ProtocolViolation,
-    ServerMessage, Subscribe, SubscriptionId, SubscriptionMessage, Topic, Verb, Version, VersionDigest, WatchId,
-    Welcome,
+    ClientMessage, CodecChoice, CodecSet, EndReason, Epoch, Feature, FeatureSet, Glob, Hello,
+    ProtocolViolation, ServerMessage, Subscribe, SubscriptionId, SubscriptionMessage, Topic, Verb, Version,
+    VersionDigest, WatchId, Welcome,
 };
 use tensor_relay_transport::{
     Lane, control,

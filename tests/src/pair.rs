@@ -115,12 +115,21 @@ impl Sim {
 
     /// Starts a second server on a host of its own, with the same key and tickets; and a ticket that names it.
     pub fn other_server(&self, config: tensor_relay_server::Config) -> (Server, Ticket) {
-        let address = SocketAddr::from((Ipv4Addr::new(10, 0, 0, 2), SERVER_PORT));
-        let host = Arc::new(self.other_host());
+        let (host, address) = (Arc::new(self.other_host()), self.other_address());
         let (identity, tuning) = (self.identity(), self.tuning.clone());
         let listener = Listener::bind_on(host, transport(), address, &identity, tuning).unwrap();
-        let ticket = Ticket::new(vec![address.to_string()], vec![identity.fingerprint().0], None).unwrap();
-        (Server::start(listener, Access::new(rules()), config), ticket.with_token(token()))
+        (Server::start(listener, Access::new(rules()), config), self.other_ticket())
+    }
+
+    /// The address of the second server.
+    pub fn other_address(&self) -> SocketAddr {
+        (Ipv4Addr::new(10, 0, 0, 2), SERVER_PORT).into()
+    }
+
+    /// The ticket of the second server.
+    pub fn other_ticket(&self) -> Ticket {
+        let (address, key) = (self.other_address().to_string(), self.identity().fingerprint().0);
+        Ticket::new(vec![address], vec![key], None).unwrap().with_token(token())
     }
 
     /// Starts the server.

@@ -59,7 +59,10 @@ impl FeatureSet {
 
     /// The features that a server of this build offers.
     pub const OF_SERVER: Self = Self(
-        Self::bit(Feature::Get) | Self::bit(Feature::Probe) | Self::bit(Feature::Hashes) | Self::bit(Feature::Loaded),
+        Self::bit(Feature::Get)
+            | Self::bit(Feature::Probe)
+            | Self::bit(Feature::Hashes)
+            | Self::bit(Feature::Loaded),
     );
 
     /// The features with these numbers. Unknown numbers are ignored.

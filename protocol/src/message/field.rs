@@ -4,8 +4,8 @@
 
 use super::{LaneGrant, LaneId, SubscriptionId, WatchId};
 use crate::{
-    Epoch, Glob, ManifestDigest, MessageError, RangeSet, ReaderName, Topic, Version,
-    VersionDigest, ticket::check_address,
+    Epoch, Glob, ManifestDigest, MessageError, RangeSet, ReaderName, Topic, Version, VersionDigest,
+    ticket::check_address,
 };
 
 /// A field of a message. [`from_wire`](Self::from_wire) validates the peer's value.

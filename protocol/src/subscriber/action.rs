@@ -4,8 +4,8 @@
 use super::Subscriber;
 use super::{Gap, StreamToken};
 use crate::{
-    AbortReason, Announce, ChunkHeader, ChunkIndex, ClientMessage, Dtype, Selection, SubscriptionId, VersionDigest,
-    VersionId,
+    AbortReason, Announce, ChunkHeader, ChunkIndex, ClientMessage, Dtype, Selection, SubscriptionId,
+    VersionDigest, VersionId,
 };
 use std::{ops::Range, sync::Arc, time::Duration};
 

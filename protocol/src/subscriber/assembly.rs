@@ -164,7 +164,8 @@ impl Assembly {
     ) -> Result<Vec<ChunkIndex>, ProtocolViolation> {
         let Some(list) = &mut self.list else { return Ok(vec![]) };
         let selected = self.selection.chunks();
-        if first != list.listed || hashes.is_empty() || hashes.len() > (selected.len() - list.listed) as usize {
+        if first != list.listed || hashes.is_empty() || hashes.len() > (selected.len() - list.listed) as usize
+        {
             let expected = "the next hashes of the list";
             return Err(ProtocolViolation::OutOfTurn { found: "Hashes", expected });
         }
@@ -191,7 +192,9 @@ impl Assembly {
 
     /// Whether the list of all selected chunks has arrived.
     pub(super) fn is_listed(&self) -> bool {
-        self.list.as_ref().is_some_and(|list| list.listed == self.selection.chunks().len())
+        self.list
+            .as_ref()
+            .is_some_and(|list| list.listed == self.selection.chunks().len())
     }
 
     /// Discards a verified chunk, which is missing again.

@@ -41,7 +41,9 @@ fn chunk(subscriber: &mut Subscriber, index: u32, stream: u64) -> Result<(), Pro
 
 /// The pending actions. There is no other server that could be asked.
 fn actions(subscriber: &mut Subscriber) -> Vec<Action> {
-    std::iter::from_fn(|| subscriber.poll()).filter(|action| !matches!(action, Action::Seek)).collect()
+    std::iter::from_fn(|| subscriber.poll())
+        .filter(|action| !matches!(action, Action::Seek))
+        .collect()
 }
 
 /// The messages among the pending actions, all of which are removed.

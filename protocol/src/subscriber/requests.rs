@@ -33,6 +33,8 @@ struct Pulled {
     /// The chunks that were discarded, to order again.
     discarded: RangeSet,
     sources: BTreeMap<SubscriptionId, Source>,
+    /// The sources that were left. Chunks that they had begun may still arrive.
+    left: BTreeMap<SubscriptionId, Progress>,
     list: List,
 }
 
@@ -44,6 +46,12 @@ struct Source {
     /// Whether to send an order even if nothing can be added to it, because earlier ones may have been lost with a
     /// lane, or none was sent yet.
     is_order_due: bool,
+    progress: Progress,
+}
+
+/// The progress of a source.
+#[derive(Debug, Default)]
+struct Progress {
     /// The number of events that show progress.
     events: u64,
     /// That number at the last check, and the number of checks since it rose.
@@ -140,13 +148,15 @@ impl Requests {
         }
     }
 
-    /// Removes a source. What it owed goes to others; the list that it had not completed is asked of another one.
+    /// Removes a source, whose streams may still arrive. Its orders go to others; the list that it had not completed is
+    /// asked of another one.
     pub(super) fn remove_source(&mut self, source: SubscriptionId, assembly: &Assembly) {
         let Some(pulled) = &mut self.pulled else { return };
         let Some(removed) = pulled.sources.remove(&source) else { return };
         for chunk in removed.ordered.iter() {
             pulled.put_back(chunk, assembly);
         }
+        pulled.left.insert(source, removed.progress);
         if pulled.list == List::Asked(source) && !assembly.is_listed() {
             pulled.list = List::Due;
         }
@@ -156,15 +166,18 @@ impl Requests {
     pub(super) fn handle_header(&mut self, source: SubscriptionId, chunk: ChunkIndex) -> bool {
         let pulled = self.pulled.as_mut();
         let Some(source) = pulled.and_then(|pulled| pulled.sources.get_mut(&source)) else { return false };
-        source.events += 1;
+        source.progress.events += 1;
         source.ordered.remove(chunk.0)
     }
 
     /// Records progress of a source: a stream of it ended, verified or lost, or it waits for its own source.
     pub(super) fn note_progress(&mut self, source: SubscriptionId) {
-        let pulled = self.pulled.as_mut();
-        if let Some(source) = pulled.and_then(|pulled| pulled.sources.get_mut(&source)) {
-            source.events += 1;
+        let progress = self.pulled.as_mut().and_then(|pulled| {
+            let used = pulled.sources.get_mut(&source).map(|used| &mut used.progress);
+            used.or_else(|| pulled.left.get_mut(&source))
+        });
+        if let Some(progress) = progress {
+            progress.events += 1;
         }
     }
 
@@ -183,27 +196,25 @@ impl Requests {
         }
     }
 
-    /// Checks, once a second, whether each source that owes chunks made progress. Returns one that made none in
-    /// `checks_max` checks, except `origin`, if there is another source.
+    /// Checks, once a second, whether each source that owes chunks, or was left while it sent some, made progress. Returns
+    /// one that made none in `checks_max` checks, except `origin`, if there is another source.
     pub(super) fn check_sources(
         &mut self,
         origin: SubscriptionId,
         arrivals: &Arrivals,
         checks_max: u32,
     ) -> Option<SubscriptionId> {
-        let pulled = self.pulled.as_mut()?;
-        let is_only = pulled.sources.len() < 2;
-        for (id, source) in &mut pulled.sources {
-            let owes = !source.ordered.is_empty() || arrivals.receiving_of(*id) > 0;
-            source.checked = match owes && source.events == source.checked.0 {
-                true => (source.events, source.checked.1 + 1),
-                false => (source.events, 0),
-            };
+        let Pulled { sources, left, .. } = self.pulled.as_mut()?;
+        let mut stalled = vec![];
+        let owing = sources
+            .iter_mut()
+            .map(|(id, source)| (*id, !source.ordered.is_empty(), &mut source.progress));
+        for (id, owes, progress) in owing.chain(left.iter_mut().map(|(id, progress)| (*id, false, progress)))
+        {
+            let is_still = progress.check(owes || arrivals.receiving_of(id) > 0, checks_max);
+            stalled.extend(Some(id).filter(|_| is_still && id != origin));
         }
-        let is_stalled =
-            |(id, source): &(&SubscriptionId, &Source)| **id != origin && source.checked.1 >= checks_max;
-        let stalled = pulled.sources.iter().find(is_stalled).map(|(id, _)| *id);
-        stalled.filter(|_| !is_only)
+        stalled.into_iter().find(|id| sources.keys().any(|other| other != id))
     }
 
     /// The next order; `None` if there is none. Of `assembly`, `arrivals` are being received; those and the ordered ones
@@ -222,6 +233,15 @@ impl Requests {
             }
         }
         self.pulled.as_mut()?.next(origin, assembly, arrivals, allowance)
+    }
+}
+
+impl Progress {
+    /// Checks a source, which `owes` chunks or not; returns whether it made no progress in `checks_max` checks.
+    fn check(&mut self, owes: bool, checks_max: u32) -> bool {
+        let is_still = owes && self.events == self.checked.0;
+        self.checked = (self.events, if is_still { self.checked.1 + 1 } else { 0 });
+        self.checked.1 >= checks_max
     }
 }
 

@@ -6,8 +6,8 @@
 
 use super::{Action, Incoming, Manifests, Phase, Subscriber, VersionFault, key};
 use crate::{
-    AbortReason, Announce, ChunkHash, ChunkIndex, ClientMessage, Consumer, Epoch, Mode, ProtocolViolation, RangeSet,
-    Start, StreamToken, Subscribe, SubscriptionId, Verified, Version, VersionId,
+    AbortReason, Announce, ChunkHash, ChunkIndex, ClientMessage, Consumer, Epoch, Mode, ProtocolViolation,
+    RangeSet, Start, StreamToken, Subscribe, SubscriptionId, Verified, Version, VersionId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,7 +36,10 @@ impl Subscriber {
             return;
         }
         let ((epoch, version), assembly) = (key(incoming.id()), &incoming.assembly);
-        let base = self.history.have().filter(|have| have.epoch == epoch && assembly.base() == Some(have.version));
+        let base = self
+            .history
+            .have()
+            .filter(|have| have.epoch == epoch && assembly.base() == Some(have.version));
         let manifest = Some(assembly.manifest().digest());
         self.sources.asked.insert(source);
         self.send(ClientMessage::Subscribe(Subscribe {
@@ -63,6 +66,11 @@ impl Subscriber {
     /// Whether this source was asked for chunks of the current version.
     pub fn has_source(&self, source: SubscriptionId) -> bool {
         self.sources.asked.contains(&source) || self.requests.has_source(source)
+    }
+
+    /// Whether a chunk of this source is being received.
+    pub fn is_receiving_of(&self, source: SubscriptionId) -> bool {
+        self.arrivals.receiving_of(source) > 0
     }
 
     /// Handles the end of a source's subscription: it does not have the version, or gave it up. Chunks of it may still
@@ -152,7 +160,9 @@ impl Subscriber {
         let spare = self.arrivals.take_spare(chunk);
         self.actions.extend(spare.map(|spare| Action::Discard(spare.stream)));
         self.discard_content(chunk);
-        self.refuse_source(source);
+        if self.has_source(source) {
+            self.leave_source(source);
+        }
         true
     }
 
@@ -181,7 +191,8 @@ impl Subscriber {
         }
         self.sources.asked.remove(&source);
         let missing = incoming.assembly.missing();
-        self.requests.end_pushing(self.options.subscription, &missing, self.arrivals.credit());
+        self.requests
+            .end_pushing(self.options.subscription, &missing, self.arrivals.credit());
         self.requests.add_source(source);
     }
 
@@ -228,7 +239,9 @@ impl Subscriber {
     /// arrives is not requested of another source.
     pub(super) fn close_stalled_source(&mut self) {
         let checks_max = u32::try_from(self.stall.timeout().as_secs() / 2).unwrap_or(u32::MAX).max(1);
-        let stalled = self.requests.check_sources(self.options.subscription, &self.arrivals, checks_max);
+        let stalled = self
+            .requests
+            .check_sources(self.options.subscription, &self.arrivals, checks_max);
         self.actions.extend(stalled.map(Action::CloseSource));
     }
 

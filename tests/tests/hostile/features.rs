@@ -8,8 +8,8 @@ use crate::{
 use std::time::Duration;
 use tensor_relay_protocol::{
     Announce, ClientMessage, CloseCode, Feature, FeatureSet, Glob, Held, Hello, LaneGrant, LaneId, Order,
-    ProbeBytes, ProbeHeader, RangeSet, ServerMessage, Share, StreamHeader, Subscribe, SubscriptionId, TensorBox,
-    VersionId,
+    ProbeBytes, ProbeHeader, RangeSet, ServerMessage, Share, StreamHeader, Subscribe, SubscriptionId,
+    TensorBox, VersionId,
 };
 use tensor_relay_tests::pair::{client_config, eventually, publish, server_config, simulate, topic};
 

@@ -17,3 +17,4 @@ mod script;
 mod server_lanes;
 mod servers;
 mod shares;
+mod sources;

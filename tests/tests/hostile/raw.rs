@@ -5,11 +5,15 @@ mod tcp;
 mod tls;
 
 use rustls::crypto::aws_lc_rs;
+use std::net::SocketAddr;
 use tensor_relay_protocol::{
     ClientMessage, CloseCode, CodecSet, FeatureSet, Hello, InstanceId, LaneOffer, ServerMessage, Subscribe,
     SubscriptionId, Welcome, decode_frame_length, encode_client, encode_server,
 };
-use tensor_relay_tests::pair::{Sim, token, topic, transport};
+use tensor_relay_tests::{
+    pair::{Sim, token, topic, transport},
+    simnet::Host,
+};
 use tensor_relay_transport::Transport;
 use tokio::sync::mpsc;
 
@@ -250,11 +254,16 @@ async fn read_quic(stream: &mut quinn::RecvStream) -> Option<Vec<u8>> {
 }
 
 impl Listener {
+    /// Listens as the server of `sim`.
     fn new(sim: &Sim) -> Self {
+        Self::bind(sim, &sim.server_host(), sim.server_address())
+    }
+
+    fn bind(sim: &Sim, host: &Host, address: SocketAddr) -> Self {
         let tls = tls::server_tls(sim);
         match transport() {
-            Transport::Tcp => Self::Tcp(tcp::Listener::new(sim, tls)),
-            _ => Self::Quic(quic::listen(sim, tls)),
+            Transport::Tcp => Self::Tcp(tcp::Listener::new(host, address, tls)),
+            _ => Self::Quic(quic::listen(host, address, tls)),
         }
     }
 
@@ -288,6 +297,12 @@ impl Peer {
     /// A server whose first client was sent `Welcome` and has subscribed.
     pub(crate) async fn server(sim: &Sim) -> (Self, Subscribe) {
         Self::server_offering(sim, None).await
+    }
+
+    /// A server like [`Peer::server`] that is the second one of `sim`.
+    pub(crate) async fn other_server(sim: &Sim) -> (Self, Subscribe) {
+        let listener = Listener::bind(sim, &sim.other_host(), sim.other_address());
+        subscriber(Self::accept_client(listener, None, FeatureSet::OF_SERVER).await)
     }
 
     /// A server like [`Peer::server`] that offers no features.

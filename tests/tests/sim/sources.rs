@@ -49,7 +49,10 @@ impl Pair {
     /// Connects a client to both servers, and waits until it is.
     async fn connect(&self, sim: &Sim) -> Client {
         let client = sim.client(1, self.config()).await.unwrap();
-        eventually("both are connected", || self.servers.iter().all(|(server, _)| server.stats().sessions == 1)).await;
+        eventually("both are connected", || {
+            self.servers.iter().all(|(server, _)| server.stats().sessions == 1)
+        })
+        .await;
         client
     }
 }
@@ -90,7 +93,10 @@ fn both_servers_send_a_part_of_each_version() {
                 publish(server, publisher, 4, u64::from(CHUNK_BYTES)).await;
             }
             next(&mut subscription, 4).await;
-            assert!(sent(&sim)[1] - before < u64::from(CHUNK_BYTES) / 2, "the second server sends none of it");
+            assert!(
+                sent(&sim)[1] - before < u64::from(CHUNK_BYTES) / 2,
+                "the second server sends none of it"
+            );
         });
     }
 }
@@ -120,7 +126,10 @@ fn a_lost_server_costs_only_its_chunks_under_way() {
             pair.publish(3).await;
             next(&mut subscription, 3).await;
             let after = sent(&sim);
-            assert!((0..2).all(|at| after[at] - before[at] > BYTES / 8), "both send again: {before:?}, {after:?}");
+            assert!(
+                (0..2).all(|at| after[at] - before[at] > BYTES / 8),
+                "both send again: {before:?}, {after:?}"
+            );
         });
     }
 }

@@ -321,7 +321,11 @@ impl Context {
         }
         let (subscription, (epoch, version)) = (self.route.subscription, version.key());
         // Fails only when the session ends.
-        let _ = self.route.lanes.send(ServerMessage::Hashes { subscription, epoch, version, first, hashes }).await;
+        let _ = self
+            .route
+            .lanes
+            .send(ServerMessage::Hashes { subscription, epoch, version, first, hashes })
+            .await;
         Ok(())
     }
 

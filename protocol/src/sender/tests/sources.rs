@@ -131,7 +131,10 @@ impl Server {
         let lanes = &self.lanes;
         let (id, message) = SubscriptionMessage::of(message).unwrap();
         if let Some(subscription) = self.subscriptions.get_mut(&id) {
-            subscription.sender.handle_message(message, |lane| lanes.contains(&lane)).unwrap();
+            subscription
+                .sender
+                .handle_message(message, |lane| lanes.contains(&lane))
+                .unwrap();
         }
     }
 
@@ -297,7 +300,11 @@ impl World {
                     let expected = self.selected.iter().map(|chunk| (chunk, false));
                     assert!(self.memory.held.iter().map(|(chunk, other)| (*chunk, *other)).eq(expected), "it is whole");
                     let version = commit.announce.id.version;
-                    assert!(self.committed.last().is_none_or(|last| *last < version), "{version} after {:?}", self.committed);
+                    assert!(
+                        self.committed.last().is_none_or(|last| *last < version),
+                        "{version} after {:?}",
+                        self.committed
+                    );
                     self.committed.push(version);
                     self.memory = Memory::default();
                     self.refused = None;
@@ -357,7 +364,9 @@ impl World {
                 subscriber.handle_abort((epoch, version), reason).unwrap();
             }
             ServerMessage::Hashes { subscription, epoch, version, first, hashes } => {
-                subscriber.handle_hashes(subscription, (epoch, version), first, &hashes).unwrap();
+                subscriber
+                    .handle_hashes(subscription, (epoch, version), first, &hashes)
+                    .unwrap();
             }
             ServerMessage::End { subscription, .. } => subscriber.handle_source_ended(subscription),
             ServerMessage::Retired(_) => {
@@ -381,7 +390,9 @@ impl World {
     fn work_for(&mut self, at: usize, which: usize, id: SubscriptionId) {
         let server = &mut self.servers[at];
         let lane = server.lanes[which % server.lanes.len()];
-        let Some(Subscription { sender, current, sending }) = server.subscriptions.get_mut(&id) else { return };
+        let Some(Subscription { sender, current, sending }) = server.subscriptions.get_mut(&id) else {
+            return;
+        };
         let Some(action) = sender.poll(&server.topic, Some(lane)) else { return };
         match action {
             SenderAction::Announce(announcement) => {
@@ -403,7 +414,9 @@ impl World {
             }
             SenderAction::Abort(version, reason) => {
                 let (epoch, version) = version.key();
-                server.to_client.push_back(ServerMessage::Abort { subscription: id, epoch, version, reason });
+                server
+                    .to_client
+                    .push_back(ServerMessage::Abort { subscription: id, epoch, version, reason });
                 server.cancel(id);
             }
             SenderAction::Aborted(..) | SenderAction::Committed { .. } => server.cancel(id),

@@ -23,7 +23,8 @@ fn subscribe(subscriber: &mut Subscriber) -> Subscribe {
 fn receive(subscriber: &mut Subscriber, chunks: &[u32]) {
     for chunk in chunks {
         let stream = StreamToken((*chunk).into());
-        subscriber.handle_chunk(header(1, *chunk), stream).unwrap();
+        let header = ChunkHeader { subscription: subscriber.options.subscription, ..header(1, *chunk) };
+        subscriber.handle_chunk(header, stream).unwrap();
         subscriber.handle_verified(stream, verified(*chunk));
     }
 }

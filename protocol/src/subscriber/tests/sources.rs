@@ -16,11 +16,15 @@ const VERSION: (Epoch, Version) = (EPOCH, Version(1));
 
 fn messages(subscriber: &mut Subscriber) -> Vec<ClientMessage> {
     let actions = std::iter::from_fn(|| subscriber.poll());
-    actions.filter_map(|action| if let Action::Send(message) = action { Some(message) } else { None }).collect()
+    actions
+        .filter_map(|action| if let Action::Send(message) = action { Some(message) } else { None })
+        .collect()
 }
 
 fn actions(subscriber: &mut Subscriber) -> Vec<Action> {
-    std::iter::from_fn(|| subscriber.poll()).filter(|action| !matches!(action, Action::Send(_))).collect()
+    std::iter::from_fn(|| subscriber.poll())
+        .filter(|action| !matches!(action, Action::Send(_)))
+        .collect()
 }
 
 /// A subscriber of version 1 that has asked a second source for it.
@@ -59,7 +63,9 @@ fn requests(messages: &[ClientMessage]) -> Vec<(SubscriptionId, Vec<u32>, bool)>
 /// A chunk arrives from a source and is verified.
 fn receive(subscriber: &mut Subscriber, source: SubscriptionId, chunk: u32) {
     let stream = StreamToken(u64::from(source.0) << 32 | u64::from(chunk));
-    subscriber.handle_chunk(ChunkHeader { subscription: source, ..header(1, chunk) }, stream).unwrap();
+    subscriber
+        .handle_chunk(ChunkHeader { subscription: source, ..header(1, chunk) }, stream)
+        .unwrap();
     subscriber.handle_verified(stream, verified(chunk));
 }
 
@@ -130,7 +136,9 @@ fn the_first_requests_end_the_pushing_and_ask_the_origin_for_hashes() {
 fn a_version_is_committed_by_the_list() {
     let mut subscriber = two_sources();
     list(&mut subscriber, 0, &hashes(0..3)).unwrap();
-    for (source, chunk) in [(SUBSCRIPTION, 0), (SUBSCRIPTION, 1), (SOURCE, 2), (SOURCE, 3), (SOURCE, 4), (SOURCE, 5)] {
+    for (source, chunk) in
+        [(SUBSCRIPTION, 0), (SUBSCRIPTION, 1), (SOURCE, 2), (SOURCE, 3), (SOURCE, 4), (SOURCE, 5)]
+    {
         receive(&mut subscriber, source, chunk);
         let _ = messages(&mut subscriber);
     }
@@ -139,7 +147,8 @@ fn a_version_is_committed_by_the_list() {
     assert!(matches!(actions(&mut subscriber)[..], [Action::Commit(_)]));
     subscriber.handle_committed(false);
     let last = messages(&mut subscriber);
-    let is_left = |message: &ClientMessage| matches!(message, ClientMessage::Unsubscribe { subscription: SOURCE, .. });
+    let is_left =
+        |message: &ClientMessage| matches!(message, ClientMessage::Unsubscribe { subscription: SOURCE, .. });
     assert!(last.iter().any(is_left), "{last:?}");
 }
 
@@ -176,7 +185,11 @@ fn a_server_that_differs_from_its_own_list_fails_the_version() {
     let _ = messages(&mut subscriber);
     list(&mut subscriber, 0, &[ChunkHash([7; 16])]).unwrap();
     let fault = VersionFault::OtherHash(ChunkIndex(0));
-    assert!(actions(&mut subscriber).iter().any(|action| matches!(action, Action::Fail(found) if *found == fault)));
+    assert!(
+        actions(&mut subscriber)
+            .iter()
+            .any(|action| matches!(action, Action::Fail(found) if *found == fault))
+    );
 }
 
 /// PROTOCOL.md §6.10 (3).
@@ -191,7 +204,11 @@ fn a_list_must_be_asked_for_and_continued() {
     }
     list(&mut subscriber, 0, &hashes(0..CHUNKS)).unwrap();
     assert!(list(&mut subscriber, CHUNKS, &hashes(0..1)).is_err(), "it is complete");
-    assert_eq!(subscriber.handle_hashes(SOURCE, VERSION, 0, &hashes(0..1)), Ok(()), "it is ignored: another one was asked");
+    assert_eq!(
+        subscriber.handle_hashes(SOURCE, VERSION, 0, &hashes(0..1)),
+        Ok(()),
+        "it is ignored: another one was asked"
+    );
 }
 
 /// PROTOCOL.md §6.10 (1): the version of another manifest is other content.
@@ -583,4 +600,74 @@ fn the_digest_of_a_lost_origin_is_void() {
     assert!(!actions(&mut subscriber).iter().any(|action| matches!(action, Action::Commit(_))));
     subscriber.handle_hashes(SOURCE, VERSION, 0, &hashes(0..CHUNKS)).unwrap();
     assert!(matches!(actions(&mut subscriber)[..], [Action::Commit(_)]));
+/// A chunk that is not what its header promised is requested again, of the origin; a corrupt one of the origin is not.
+#[test]
+fn a_source_that_sends_a_corrupt_chunk_is_left() {
+    let mut subscriber = two_sources();
+    receive(&mut subscriber, SUBSCRIPTION, 0);
+    let _ = messages(&mut subscriber);
+    let (of_source, of_origin) = (StreamToken(1), StreamToken(2));
+    subscriber
+        .handle_chunk(ChunkHeader { subscription: SOURCE, ..header(1, 2) }, of_source)
+        .unwrap();
+    subscriber.handle_chunk(header(1, 1), of_origin).unwrap();
+    assert!(!subscriber.handle_corrupt(of_origin));
+    assert!(subscriber.handle_corrupt(of_source));
+    assert!(!subscriber.handle_corrupt(of_source), "it is not received any more");
+    let last = messages(&mut subscriber);
+    let is_left =
+        |message: &ClientMessage| matches!(message, ClientMessage::Unsubscribe { subscription: SOURCE, .. });
+    assert!(last.iter().any(is_left) && !subscriber.has_source(SOURCE), "{last:?}");
+    assert_eq!(requests(&last), [(SUBSCRIPTION, vec![2], false)]);
+}
+
+/// The credit is the origin's: a source cannot use it before it has announced the version.
+#[test]
+fn chunks_of_a_source_that_were_not_requested_are_refused() {
+    let mut subscriber = asked();
+    let unrequested = ChunkHeader { subscription: SOURCE, ..header(1, 5) };
+    let refused = subscriber.handle_chunk(unrequested, StreamToken(1));
+    assert_eq!(refused, Err(ProtocolViolation::UnknownSubscription(SOURCE)));
+    for chunk in 0..CREDIT {
+        receive(&mut subscriber, SUBSCRIPTION, chunk);
+    }
+}
+
+/// A chunk whose header breaks a rule is requested again once its source is lost.
+#[test]
+fn an_invalid_header_of_a_source_loses_no_chunk() {
+    let mut subscriber = two_sources();
+    receive(&mut subscriber, SUBSCRIPTION, 0);
+    assert_eq!(requests(&messages(&mut subscriber)), [(SOURCE, vec![2], false)]);
+    let invalid = ChunkHeader { subscription: SOURCE, raw_bytes: 1, ..header(1, 2) };
+    assert!(subscriber.handle_chunk(invalid, StreamToken(1)).is_err());
+    subscriber.handle_source_lost(SOURCE);
+    assert_eq!(requests(&messages(&mut subscriber)), [(SUBSCRIPTION, vec![2], false)]);
+}
+
+/// A source that was left is closed if it does not end the chunks that it had begun.
+#[test]
+fn a_source_that_was_left_is_closed_if_it_ends_no_chunk() {
+    let mut subscriber = two_sources();
+    receive(&mut subscriber, SUBSCRIPTION, 0);
+    let _ = messages(&mut subscriber);
+    subscriber
+        .handle_chunk(ChunkHeader { subscription: SOURCE, ..header(1, 2) }, StreamToken(1))
+        .unwrap();
+    subscriber.handle_source_ended(SOURCE);
+    let (mut at, mut received) = (now(), 0);
+    let closed = (1..20).find(|_| {
+        (at, received) = (at + Duration::from_secs(1), received + 1);
+        subscriber.handle_timeout(at, received);
+        actions(&mut subscriber)
+            .iter()
+            .any(|action| matches!(action, Action::CloseSource(SOURCE)))
+    });
+    assert_eq!(closed, Some(16), "half of the timeout after the check that sees the chunk's begin");
+    subscriber.handle_source_lost(SOURCE);
+    assert!(
+        requests(&messages(&mut subscriber))
+            .iter()
+            .any(|(_, chunks, _)| chunks.contains(&2))
+    );
 }

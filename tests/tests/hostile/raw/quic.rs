@@ -23,9 +23,9 @@ pub(crate) async fn connect_with_tls(
     (endpoint, connection)
 }
 
-pub(super) fn listen(sim: &Sim, tls: rustls::ServerConfig) -> quinn::Endpoint {
+pub(super) fn listen(host: &Host, address: SocketAddr, tls: rustls::ServerConfig) -> quinn::Endpoint {
     let config = quinn::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls).unwrap()));
-    endpoint(&sim.server_host(), sim.server_address().port(), Some(config))
+    endpoint(host, address.port(), Some(config))
 }
 
 fn endpoint(host: &Host, port: u16, server: Option<quinn::ServerConfig>) -> quinn::Endpoint {

@@ -4,12 +4,12 @@ use super::End;
 use std::{
     future::poll_fn,
     io,
-    net::Ipv4Addr,
+    net::{Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex},
     time::Duration,
 };
 use tensor_relay_protocol::CloseCode;
-use tensor_relay_tests::pair::Sim;
+use tensor_relay_tests::{pair::Sim, simnet::Host};
 use tensor_relay_transport::{ByteStream, Network, StreamListener};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -60,8 +60,8 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    pub(super) fn new(sim: &Sim, tls: rustls::ServerConfig) -> Self {
-        let streams = sim.server_host().listen(sim.server_address()).unwrap();
+    pub(super) fn new(host: &Host, address: SocketAddr, tls: rustls::ServerConfig) -> Self {
+        let streams = host.listen(address).unwrap();
         Self { streams: streams.into(), tls: Arc::new(tls).into() }
     }
 
