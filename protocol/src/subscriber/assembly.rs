@@ -229,7 +229,7 @@ impl Assembly {
     }
 
     /// The result; `None` until every selected chunk is verified, and the sender's digest or its list of all hashes has
-    /// arrived. Chunks that differ from the list are not verified ([`discard`](Self::discard)).
+    /// arrived. Chunks that differ from the list are not verified (`discard`).
     pub fn poll(&self) -> Option<Outcome> {
         if self.unverified > 0 {
             return None;
