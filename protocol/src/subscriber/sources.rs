@@ -6,7 +6,7 @@
 
 use super::{Action, Incoming, Manifests, Phase, Subscriber, VersionFault, key};
 use crate::{
-    AbortReason, Announce, ChunkHash, ChunkIndex, ClientMessage, Consumer, Epoch, Mode, ProtocolViolation, RangeSet,
+    AbortReason, Announce, ChunkHash, ChunkIndex, ClientMessage, Consumer, Epoch, ProtocolViolation, RangeSet,
     Start, Subscribe, SubscriptionId, Verified, Version,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,7 +43,6 @@ impl Subscriber {
             selection: self.options.selection.clone(),
             within: self.options.within.clone(),
             codec: self.options.codec,
-            mode: Mode::Latest,
             start: Start::Exactly(Some(epoch), version),
             once: true,
             consumer: Consumer::Nobody,
