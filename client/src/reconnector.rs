@@ -91,7 +91,8 @@ impl Reconnector {
                 }
             };
             let may_reconnect = lost.is_retryable() && !config.reconnect_timeout.is_zero();
-            let may_change = !matches!(lost, SessionError::ClosedLocally) && !self.sources.usable().is_empty();
+            let may_change =
+                !matches!(lost, SessionError::ClosedLocally) && !self.sources.usable().is_empty();
             if !may_reconnect && !may_change {
                 self.end(lost, Some(connection)).await;
                 return;
@@ -119,7 +120,10 @@ impl Reconnector {
             }
             if let Some(promoted) = self.sources.promote(&self.target, &self.session.sending()) {
                 (connection, self.target) = self.session.handle_promoted(promoted);
-                self.handle_connected(&connection, "Another server with the same content takes its place; transfers continue.");
+                self.handle_connected(
+                    &connection,
+                    "Another server with the same content takes its place; transfers continue.",
+                );
                 continue;
             }
             match self.reconnect(lost, &mut recovery).await {

@@ -323,7 +323,9 @@ impl Session {
             }
             LinkEvent::Opened => {
                 self.raise_credit(links);
-                self.receptions.values_mut().for_each(|reception| reception.machine.seek_sources());
+                self.receptions
+                    .values_mut()
+                    .for_each(|reception| reception.machine.seek_sources());
                 self.act_all(links)
             }
             LinkEvent::Closed(index, last) => {
@@ -522,7 +524,7 @@ impl Session {
                     }
                     reception.handle_end(reason);
                 }
-                    Ok(())
+                Ok(())
             }
             ServerMessage::Topics { topics, more } => self.handle_topics(topics, more),
             ServerMessage::Found { watch, topics } => Ok(self.watches.handle_found(watch, topics)?),

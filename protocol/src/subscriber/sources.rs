@@ -6,7 +6,7 @@
 
 use super::{Action, Incoming, Manifests, Phase, Subscriber, VersionFault, key};
 use crate::{
-    AbortReason, Announce, ChunkHash, ChunkIndex, ClientMessage, Consumer, Epoch, Mode, ProtocolViolation,
+    AbortReason, Announce, ChunkHash, ChunkIndex, ClientMessage, Consumer, Epoch, ProtocolViolation,
     RangeSet, Start, StreamToken, Subscribe, SubscriptionId, Verified, Version, VersionId,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,7 +46,6 @@ impl Subscriber {
             selection: self.options.selection.clone(),
             within: self.options.within.clone(),
             codec: self.options.codec,
-            mode: Mode::Latest,
             start: Start::Exactly(Some(epoch), version),
             once: true,
             consumer: Consumer::Nobody,

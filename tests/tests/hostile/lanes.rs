@@ -77,7 +77,15 @@ impl GrantHolder {
     async fn request(&mut self, announce: &Announce, chunks: std::ops::Range<u32>) {
         let (epoch, version) = (announce.id.epoch, announce.id.version);
         let (subscription, chunks) = (announce.subscription, RangeSet::from_range(chunks));
-        self.send(ClientMessage::Request { subscription, epoch, version, chunks, hashes: false, again: false }).await;
+        self.send(ClientMessage::Request {
+            subscription,
+            epoch,
+            version,
+            chunks,
+            hashes: false,
+            again: false,
+        })
+        .await;
     }
 }
 

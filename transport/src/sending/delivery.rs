@@ -133,10 +133,7 @@ impl<H: Host> Delivery<H> {
     async fn execute_actions(&mut self, work: &mut Work<H::Version>) -> Result<(), Stop> {
         let sends_max = self.egress.chunks_in_flight * self.route.lanes.len().max(1);
         loop {
-            let has_room = work
-                .current
-                .as_ref()
-                .is_some_and(|current| current.sends.has_room(sends_max));
+            let has_room = work.current.as_ref().is_some_and(|current| current.sends.has_room(sends_max));
             let lane = has_room.then(|| self.route.lanes.least_loaded()).flatten();
             let Some(action) = self.machine.poll(self.host.topic(), lane) else { return Ok(()) };
             self.execute(action, work).await?;
@@ -160,9 +157,7 @@ impl<H: Host> Delivery<H> {
                 self.route.lanes.send(waiting).await?;
             }
             SenderAction::Send(send) => work.sends(|sends| sends.begin(send)),
-            SenderAction::SendAgain(send, at) => {
-                work.sends(|sends| sends.begin_again(send, at.into()))
-            }
+            SenderAction::SendAgain(send, at) => work.sends(|sends| sends.begin_again(send, at.into())),
             SenderAction::Abort(version, reason) => {
                 work.sends(VersionSends::give_up);
                 let (subscription, (epoch, version)) = (self.route.subscription, version.key());

@@ -481,3 +481,26 @@ fn the_list_is_asked_for_until_it_is_complete() {
     requests.remove_source(SECOND, &assembly);
     assert_eq!(orders(&mut requests, &assembly, &arrivals), [(3, vec![0, 1], false)]);
 }
+
+/// Without a retired lane, a stream that ends early belongs to a version that the server gave up.
+#[test]
+fn a_loss_ends_the_pushing_only_after_a_lane_is_retired() {
+    for is_retired in [false, true] {
+        let mut assembly = Assembly::new(select(manifest(2), &[0, 1]));
+        let (mut requests, mut arrivals) = (Requests::default(), Arrivals::new(0));
+        for chunk in 0..2 {
+            assert!(!requests.handle_header(ORIGIN, ChunkIndex(chunk)), "it was pushed");
+            assembly.handle_header(&header(1, chunk)).unwrap();
+            arrivals.begin(StreamToken(chunk.into()), &header(1, chunk));
+        }
+        if is_retired {
+            requests.handle_retired(ORIGIN);
+        }
+        assert_eq!(orders(&mut requests, &assembly, &arrivals), [], "each chunk is arriving");
+        arrivals.end(StreamToken(1), true);
+        assembly.handle_lost(ChunkIndex(1));
+        requests.handle_lost(ChunkIndex(1), &assembly);
+        let ordered = orders(&mut requests, &assembly, &arrivals);
+        assert_eq!(ordered, if is_retired { vec![(1, vec![1], false)] } else { vec![] });
+    }
+}
