@@ -62,8 +62,8 @@ pub use name::{NameError, ReaderName, TensorName, Topic};
 pub use ranges::RangeSet;
 pub use selection::Selection;
 pub use sender::{
-    Announcement, Attempt, Claim, Ended, Named, Published, ReadRetry, SendAction, Sender, SenderAction, Seq,
-    ChunkRequest, SubscriptionMessage, Versions,
+    Announcement, Attempt, ChunkRequest, Claim, Ended, Named, Published, ReadRetry, SendAction, Sender,
+    SenderAction, Seq, SubscriptionMessage, Versions,
 };
 pub use subscriber::{
     Action, Assembly, Commit, Gap, Outcome, Released, StreamToken, Subscriber, VersionFault,

@@ -597,7 +597,10 @@ impl Subscriber {
         self.end_version(&id);
         self.history.handle_committed(id, digest);
         if is_origin_lost && self.options.once {
-            self.send(ClientMessage::Unsubscribe { subscription: self.options.subscription, keep_place: false });
+            self.send(ClientMessage::Unsubscribe {
+                subscription: self.options.subscription,
+                keep_place: false,
+            });
         } else if is_origin_lost {
             self.sources.ended_apart = Some(((epoch, version), Some(kept)));
         } else {

@@ -372,7 +372,8 @@ mod tests {
         let mut plan = plan_of(2, false);
         (0..2).for_each(|index| assert_eq!(plan.poll(&mut credit, LANE), chunk(index, 0)));
         plan.end_pushing();
-        let again = ChunkRequest { chunks: RangeSet::from_range(1..9), again: true, ..ChunkRequest::default() };
+        let again =
+            ChunkRequest { chunks: RangeSet::from_range(1..9), again: true, ..ChunkRequest::default() };
         assert_eq!(plan.handle_request(&again, &all_of(2), |_| true), Ok(false), "it is no progress");
         let action = SendAction::Again(ChunkIndex(1), LaneId(0));
         assert_eq!(plan.poll(&mut credit, LANE), Some(action));

@@ -318,7 +318,14 @@ impl Subscriber {
             return self.grant_allowance();
         };
         let chunks = RangeSet::new(); // The request ends the pushing, so that the commit is permitted.
-        self.send(ClientMessage::Request { subscription, epoch, version, chunks, hashes: false, again: false });
+        self.send(ClientMessage::Request {
+            subscription,
+            epoch,
+            version,
+            chunks,
+            hashes: false,
+            again: false,
+        });
         self.send(ClientMessage::Committed { subscription, epoch, version, kept });
         self.grant_allowance();
     }

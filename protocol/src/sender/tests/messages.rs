@@ -100,7 +100,14 @@ fn credit(chunks: u32) -> ClientMessage {
 }
 
 fn request(version: Version, chunks: RangeSet) -> ClientMessage {
-    ClientMessage::Request { subscription: SUBSCRIPTION, epoch: EPOCH, version, chunks, hashes: false, again: false }
+    ClientMessage::Request {
+        subscription: SUBSCRIPTION,
+        epoch: EPOCH,
+        version,
+        chunks,
+        hashes: false,
+        again: false,
+    }
 }
 
 fn committed(version: Version) -> ClientMessage {

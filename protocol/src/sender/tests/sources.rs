@@ -280,7 +280,10 @@ impl World {
                     let chunk = header.chunk.0;
                     assert_eq!(self.memory.version, Some(header.version));
                     assert!(self.memory.held.get(&chunk) != Some(&false), "chunk {chunk} is verified");
-                    assert!(self.memory.writing.values().all(|(other, _)| *other != chunk), "two writers at {chunk}");
+                    assert!(
+                        self.memory.writing.values().all(|(other, _)| *other != chunk),
+                        "two writers at {chunk}"
+                    );
                     let is_other = header.hash != fixtures::hash(chunk);
                     self.memory.held.remove(&chunk);
                     self.memory.writing.insert(stream, (chunk, is_other));
@@ -298,7 +301,10 @@ impl World {
                 }
                 Action::Commit(commit) => {
                     let expected = self.selected.iter().map(|chunk| (chunk, false));
-                    assert!(self.memory.held.iter().map(|(chunk, other)| (*chunk, *other)).eq(expected), "it is whole");
+                    assert!(
+                        self.memory.held.iter().map(|(chunk, other)| (*chunk, *other)).eq(expected),
+                        "it is whole"
+                    );
                     let version = commit.announce.id.version;
                     assert!(
                         self.committed.last().is_none_or(|last| *last < version),
@@ -634,7 +640,11 @@ fn a_lost_origin_costs_only_its_chunks_under_way() {
     world.act();
     world.drain();
     assert_eq!(world.committed, [Version(1)]);
-    let again = world.begun.iter().filter(|((_, chunk), times)| held.contains_key(chunk) && **times > 1).count();
+    let again = world
+        .begun
+        .iter()
+        .filter(|((_, chunk), times)| held.contains_key(chunk) && **times > 1)
+        .count();
     assert_eq!(again, 0, "what was verified does not travel again");
     let total: u32 = world.begun.values().sum();
     let twice_max = CREDIT; // Near the end, orders may be given twice.

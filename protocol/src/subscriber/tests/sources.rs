@@ -338,7 +338,9 @@ fn chunks_of_a_source_that_ended_still_arrive() {
     receive(&mut subscriber, SUBSCRIPTION, 0);
     let _ = messages(&mut subscriber);
     let stream = StreamToken(77);
-    subscriber.handle_chunk(ChunkHeader { subscription: SOURCE, ..header(1, 2) }, stream).unwrap();
+    subscriber
+        .handle_chunk(ChunkHeader { subscription: SOURCE, ..header(1, 2) }, stream)
+        .unwrap();
     subscriber.handle_source_ended(SOURCE);
     assert!(subscriber.has_other_sources() && !subscriber.has_source(SOURCE));
     subscriber.handle_verified(stream, verified(2));
@@ -355,7 +357,9 @@ fn the_last_chunk_of_a_source_that_ended_completes_the_version() {
         let _ = messages(&mut subscriber);
     }
     let stream = StreamToken(77);
-    subscriber.handle_chunk(ChunkHeader { subscription: SOURCE, ..header(1, 5) }, stream).unwrap();
+    subscriber
+        .handle_chunk(ChunkHeader { subscription: SOURCE, ..header(1, 5) }, stream)
+        .unwrap();
     subscriber.handle_source_ended(SOURCE);
     subscriber.handle_detached(CREDIT);
     subscriber.handle_verified(stream, verified(5));
@@ -411,7 +415,8 @@ fn sources_end_with_the_version() {
     let mut subscriber = asked();
     let _ = messages(&mut subscriber);
     subscriber.give_up(AbortReason::DeviceFailed);
-    let is_left = |message: &ClientMessage| matches!(message, ClientMessage::Unsubscribe { subscription: SOURCE, .. });
+    let is_left =
+        |message: &ClientMessage| matches!(message, ClientMessage::Unsubscribe { subscription: SOURCE, .. });
     assert!(messages(&mut subscriber).iter().any(is_left));
     assert!(!subscriber.has_source(SOURCE));
     let mut subscriber = asked();
@@ -496,14 +501,21 @@ fn a_lost_source_ends_its_streams() {
     for (sources, begins) in [([SOURCE, SUBSCRIPTION], true), ([SUBSCRIPTION, SOURCE], false)] {
         let mut subscriber = two_sources();
         for (source, stream) in sources.into_iter().zip([first, second]) {
-            subscriber.handle_chunk(ChunkHeader { subscription: source, ..header(1, 0) }, stream).unwrap();
+            subscriber
+                .handle_chunk(ChunkHeader { subscription: source, ..header(1, 0) }, stream)
+                .unwrap();
         }
         let _ = messages(&mut subscriber);
         subscriber.handle_source_lost(SOURCE);
         let pending = actions(&mut subscriber);
         match begins {
-            true => assert!(matches!(pending[..], [Action::Receive { stream, .. }] if stream == second), "{pending:?}"),
-            false => assert!(matches!(pending[..], [Action::Discard(stream)] if stream == second), "{pending:?}"),
+            true => assert!(
+                matches!(pending[..], [Action::Receive { stream, .. }] if stream == second),
+                "{pending:?}"
+            ),
+            false => {
+                assert!(matches!(pending[..], [Action::Discard(stream)] if stream == second), "{pending:?}")
+            }
         }
         assert_eq!([first, second].map(|stream| subscriber.is_receiving_chunk(stream)), [!begins, begins]);
     }
@@ -518,7 +530,9 @@ fn receive_again(subscriber: &mut Subscriber) -> Commit {
     subscriber.handle_placed(None).unwrap();
     (0..CHUNKS).for_each(|chunk| {
         let stream = StreamToken(1000 + u64::from(chunk));
-        subscriber.handle_chunk(ChunkHeader { subscription, ..header(1, chunk) }, stream).unwrap();
+        subscriber
+            .handle_chunk(ChunkHeader { subscription, ..header(1, chunk) }, stream)
+            .unwrap();
         subscriber.handle_verified(stream, verified(chunk));
     });
     let digest = fixtures::digest(subscriber.selection().unwrap());
@@ -551,7 +565,9 @@ fn memory_that_is_left_without_an_origin_counts_the_lost_one() {
             subscriber.handle_detached(CREDIT);
         }
         subscriber.leave_memory(SubscriptionId(5), CREDIT);
-        let is_left = |message: &ClientMessage| matches!(message, ClientMessage::Unsubscribe { subscription: SOURCE, .. });
+        let is_left = |message: &ClientMessage| {
+            matches!(message, ClientMessage::Unsubscribe { subscription: SOURCE, .. })
+        };
         assert!(messages(&mut subscriber).iter().any(is_left));
         assert_eq!(receive_again(&mut subscriber).reconnections, reconnections);
     }
@@ -597,9 +613,15 @@ fn the_digest_of_a_lost_origin_is_void() {
         let _ = messages(&mut subscriber);
         receive(&mut subscriber, SOURCE, chunk);
     }
-    assert!(!actions(&mut subscriber).iter().any(|action| matches!(action, Action::Commit(_))));
+    assert!(
+        !actions(&mut subscriber)
+            .iter()
+            .any(|action| matches!(action, Action::Commit(_)))
+    );
     subscriber.handle_hashes(SOURCE, VERSION, 0, &hashes(0..CHUNKS)).unwrap();
     assert!(matches!(actions(&mut subscriber)[..], [Action::Commit(_)]));
+}
+
 /// A chunk that is not what its header promised is requested again, of the origin; a corrupt one of the origin is not.
 #[test]
 fn a_source_that_sends_a_corrupt_chunk_is_left() {
