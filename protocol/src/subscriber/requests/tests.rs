@@ -114,7 +114,7 @@ impl World {
                 self.owed.retain(|(owes, chunk)| *owes != source || lost & (1 << chunk) == 0);
                 if source == ORIGIN || self.sources.contains(&source) {
                     self.retired.insert(source);
-                    self.requests.handle_retired(source);
+                    self.requests.handle_retired(source, ORIGIN);
                 }
             }
             Step::Discarded(which) => {
@@ -225,7 +225,7 @@ impl World {
 
     /// Executes and checks all orders.
     fn order(&mut self) {
-        while let Some(Order { source, chunks, hashes }) =
+        while let Some(Order { source, chunks, hashes, again: false }) =
             self.requests.next(ORIGIN, &self.assembly, &self.arrivals, self.allowance)
         {
             if self.sources.is_empty() {
@@ -403,7 +403,7 @@ fn a_chunk_that_both_sources_lose_is_ordered_again() {
     requests.add_source(SECOND);
     assert_eq!(orders(&mut requests, &assembly, &arrivals), [(1, vec![0, 1], true), (2, vec![1], false)]);
     begin(&mut requests, &mut assembly, &mut arrivals, (SECOND, 1));
-    requests.handle_retired(ORIGIN);
+    requests.handle_retired(ORIGIN, ORIGIN);
     assert_eq!(orders(&mut requests, &assembly, &arrivals), [(1, vec![0], false)], "chunk 1 is arriving");
     arrivals.end(StreamToken(1), false);
     assembly.handle_lost(ChunkIndex(1));
@@ -494,7 +494,7 @@ fn a_loss_ends_the_pushing_only_after_a_lane_is_retired() {
             arrivals.begin(StreamToken(chunk.into()), &header(1, chunk));
         }
         if is_retired {
-            requests.handle_retired(ORIGIN);
+            requests.handle_retired(ORIGIN, ORIGIN);
         }
         assert_eq!(orders(&mut requests, &assembly, &arrivals), [], "each chunk is arriving");
         arrivals.end(StreamToken(1), true);
