@@ -201,7 +201,7 @@ impl Sources {
     /// origin, takes its place and is connected again.
     pub(crate) fn promote(&mut self, lost: &Target, sending: &[usize]) -> Option<Promoted> {
         let usable = self.usable();
-        let index = *usable.iter().find(|index| sending.contains(index)).or(usable.first())?;
+        let index = *usable.iter().find(|index| sending.contains(index)).or_else(|| usable.first())?;
         let server = &mut self.servers[index];
         let connection = server.connection.take()?;
         let target = std::mem::replace(&mut server.target, lost.clone());

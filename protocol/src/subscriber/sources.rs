@@ -83,7 +83,9 @@ impl Subscriber {
 
     /// Handles `Waiting` from a source, which waits for its own source: it is not stalled.
     pub fn handle_source_waiting(&mut self, source: SubscriptionId) {
-        self.requests.note_progress(source);
+        if self.arrivals.receiving_of(source) == 0 {
+            self.requests.note_progress(source); // It has all of a chunk that it begins.
+        }
     }
 
     /// Handles the loss of the connection to a source. The caller must have stopped the writers of its streams.
