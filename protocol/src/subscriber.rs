@@ -4,6 +4,7 @@
 mod action;
 mod arrivals;
 mod assembly;
+mod chunks;
 mod gap;
 mod history;
 mod incoming;
@@ -27,15 +28,15 @@ pub use assembly::{Assembly, Outcome};
 pub use gap::Gap;
 
 use crate::{
-    AbortReason, Announce, ChunkHeader, ChunkIndex, ClientMessage, CodecSet, Epoch, Manifest,
-    PARTIAL_RANGES_MAX, Partial, ProtocolViolation, RangeSet, Selection, Start, Subscribe, SubscriptionId,
-    Verified, Version, VersionDigest, VersionId,
+    AbortReason, Announce, ClientMessage, CodecSet, Epoch, Manifest, PARTIAL_RANGES_MAX, Partial,
+    ProtocolViolation, RangeSet, Selection, Start, Subscribe, SubscriptionId, Version, VersionDigest,
+    VersionId,
 };
-use arrivals::{Arrivals, WaitingStream};
+use arrivals::Arrivals;
 use history::History;
 use incoming::{Incoming, Phase, key};
 use manifests::Manifests;
-use requests::{Order, Requests};
+use requests::Requests;
 use sources::Sources;
 use stall::{Check, Stall};
 use std::{
@@ -405,140 +406,6 @@ impl Subscriber {
         self.set_manifest(Arc::new(manifest));
         self.begin_if_possible();
         Ok(())
-    }
-
-    /// Handles the header of a chunk on `stream`. The chunk is received now, waits for its announcement, its
-    /// manifest or the version's memory, or is discarded if its version has ended.
-    ///
-    /// # Errors
-    /// [`ProtocolViolation`] when the chunk breaks a rule of PROTOCOL.md §6.5 or exceeds the credit.
-    pub fn handle_chunk(
-        &mut self,
-        header: ChunkHeader,
-        stream: StreamToken,
-    ) -> Result<(), ProtocolViolation> {
-        if !self.codecs.contains(header.codec) {
-            return Err(ProtocolViolation::CodecNotOffered(header.codec.name()));
-        }
-        if self.history.is_past((header.epoch, header.version)) {
-            self.actions.push_back(Action::Discard(stream));
-            return Ok(());
-        }
-        let (chunk, source) = (header.chunk, header.subscription);
-        if source != self.options.subscription && !self.requests.has_source(source) {
-            // Credit is the origin's; other servers send what was requested of them.
-            return Err(ProtocolViolation::UnknownSubscription(source));
-        }
-        let is_ordered = self.requests.handle_header(source, chunk);
-        if !is_ordered {
-            self.arrivals.spend()?;
-        }
-        let early = WaitingStream { stream, header };
-        if !matches!(self.phase, Phase::Running(_)) {
-            self.arrivals.push_early(early);
-            return Ok(());
-        }
-        let begun = self.begin_chunk(early);
-        if let (true, true, Phase::Running(incoming)) = (begun.is_err(), is_ordered, &self.phase) {
-            self.requests.handle_lost(chunk, &incoming.assembly); // Its source is closed; others send it.
-        }
-        begun
-    }
-
-    /// Starts to receive a chunk of the current version.
-    fn begin_chunk(
-        &mut self,
-        WaitingStream { stream, header }: WaitingStream,
-    ) -> Result<(), ProtocolViolation> {
-        let Phase::Running(incoming) = &mut self.phase else { return Ok(()) };
-        if !incoming.is((header.epoch, header.version)) {
-            return Err(ProtocolViolation::WrongVersion { epoch: header.epoch, version: header.version });
-        }
-        if incoming.assembly.is_listed_otherwise(header.chunk, header.hash) {
-            self.actions.push_back(Action::Discard(stream));
-            let is_missing = incoming.assembly.is_missing(header.chunk);
-            self.handle_other_hash(header.chunk, header.subscription, is_missing);
-            return Ok(());
-        }
-        let range = match incoming.assembly.handle_header(&header) {
-            // It was requested again, although it had not been lost, or not yet.
-            Err(ProtocolViolation::DuplicateChunk(chunk)) if self.requests.is_pushing_ended() => {
-                let is_verified = incoming.assembly.is_verified(chunk);
-                let spare = WaitingStream { stream, header };
-                let discarded = if is_verified { Some(stream) } else { self.arrivals.push_spare(spare) };
-                self.actions.extend(discarded.map(Action::Discard));
-                return Ok(());
-            }
-            range => range?,
-        };
-        let (_, dtype) = incoming.assembly.manifest().chunk(header.chunk);
-        self.arrivals.begin(stream, &header);
-        self.actions.push_back(Action::Receive { stream, header, range, dtype });
-        Ok(())
-    }
-
-    /// Handles a verified chunk, whose bytes are in the version's memory. Grants its credit again.
-    pub fn handle_verified(&mut self, stream: StreamToken, verified: Verified) {
-        let is_pushed = !self.requests.is_pushing_ended();
-        let Some((chunk, source)) = self.arrivals.end(stream, is_pushed) else { return };
-        self.requests.note_progress(source);
-        let spare = self.arrivals.take_spare(chunk);
-        self.actions.extend(spare.map(|spare| Action::Discard(spare.stream)));
-        let Phase::Running(incoming) = &mut self.phase else { return };
-        debug_assert_eq!(chunk, verified.chunk(), "a stream carries the chunk that its header names");
-        incoming.assembly.handle_verified(verified);
-        if is_pushed {
-            self.send(ClientMessage::Credit { subscription: self.options.subscription, chunks: 1 });
-        } else {
-            self.note_source(&verified, source);
-        }
-        self.finish_if_complete();
-    }
-
-    /// Handles the early end of a stream, because its lane was lost or the server gave the version up. The caller must
-    /// have stopped writing the chunk. A stream whose chunk is not being received is ignored.
-    pub fn handle_lost(&mut self, stream: StreamToken) {
-        let is_pushed = !self.requests.is_pushing_ended();
-        let Some((chunk, source)) = self.arrivals.end(stream, is_pushed) else { return };
-        self.requests.note_progress(source);
-        self.lose_chunk(chunk);
-    }
-
-    /// Handles the early end of a chunk's stream: a second stream takes its place, or the chunk is missing again.
-    fn lose_chunk(&mut self, chunk: ChunkIndex) {
-        if let Phase::Running(incoming) = &mut self.phase {
-            incoming.assembly.handle_lost(chunk);
-        }
-        if let Some(spare) = self.arrivals.take_spare(chunk) {
-            let begun = self.begin_chunk(spare);
-            debug_assert_eq!(begun, Ok(()), "its header was accepted but for its twin");
-        }
-        if let Phase::Running(incoming) = &self.phase {
-            self.requests.handle_lost(chunk, &incoming.assembly);
-        }
-    }
-
-    /// Handles `Retired`: a source begins no more chunks on one of its lanes, and chunks may have been lost with it.
-    /// From then on this end requests what it lacks of the current version.
-    pub fn handle_retired(&mut self, source: SubscriptionId) {
-        if self.current_version().is_some() {
-            self.requests.handle_retired(source, self.options.subscription);
-        }
-    }
-
-    /// Requests missing chunks, unless the server pushes them.
-    fn request_missing(&mut self) {
-        let Phase::Running(incoming) = &mut self.phase else { return };
-        let (origin, assembly) = (self.options.subscription, &incoming.assembly);
-        let has_several = self.requests.sources() > 1;
-        let allowance = self.allowance + if has_several { self.further_allowance } else { 0 };
-        let Some(order) = self.requests.next(origin, assembly, &self.arrivals, allowance) else { return };
-        let Order { source: subscription, chunks, hashes, again } = order;
-        if hashes {
-            incoming.assembly.begin_list();
-        }
-        let (epoch, version) = key(incoming.id());
-        self.send(ClientMessage::Request { subscription, epoch, version, chunks, hashes, again });
     }
 
     /// Handles `Complete`: every selected chunk that this end did not hold was sent, or was lost with its lane.

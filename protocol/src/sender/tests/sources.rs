@@ -298,6 +298,7 @@ impl World {
                 Action::SourceDiffers(source) => {
                     assert!(!self.other.is_empty());
                     self.refused = Some(source);
+                    self.ordered.retain(|(of, _)| *of != source); // What it owed goes to the other one.
                 }
                 Action::Commit(commit) => {
                     let expected = self.selected.iter().map(|chunk| (chunk, false));
@@ -501,7 +502,15 @@ impl World {
                     hash: if stream.is_other { other } else { fixtures::hash(chunk) },
                     ..fixtures::header(stream.version.0, chunk)
                 };
-                self.subscriber.handle_chunk(header, stream.token).unwrap();
+                match self.subscriber.handle_chunk(header, stream.token) {
+                    // A chunk that comes again after a loss may cost credit: the client closes that connection alone.
+                    Err(ProtocolViolation::CreditExceeded)
+                        if stream.subscription != ORIGIN && self.has_lost =>
+                    {
+                        self.disconnect(at, false);
+                    }
+                    handled => handled.unwrap(),
+                }
             }
         }
     }

@@ -1,11 +1,11 @@
 //! Tests of a version that is requested again: on another connection, or into other memory.
 
 use super::{begin, subscriber};
-use crate::Mode;
 use crate::subscriber::{
     fixtures::{announce, digest, header, manifest, now, request, verified},
     *,
 };
+use crate::{ChunkHeader, Mode};
 
 fn actions(subscriber: &mut Subscriber) -> Vec<Action> {
     std::iter::from_fn(|| subscriber.poll()).collect()
