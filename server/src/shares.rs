@@ -1,15 +1,15 @@
 //! [`Shares`]: a bounded number of places, of which no holder can take those of the others.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::Hash,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use tokio::{sync::oneshot, time::Instant};
 
-/// The time for a connection that lost its place to free its memory: it is told why before it is closed.
-const FREED_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time for connections that lost their places to free their memory: they are told why before they are closed.
+const FREED_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The interval at which that memory is looked for.
 const FREED_INTERVAL: Duration = Duration::from_millis(20);
@@ -31,15 +31,19 @@ struct Taken<H> {
     /// The holder of each place and its signal of eviction, in the order of arrival.
     by_age: BTreeMap<u64, (H, oneshot::Sender<()>)>,
     by_holder: HashMap<H, usize>,
+    /// Evicted ones that have not left.
+    leaving: BTreeSet<u64>,
     /// Those for whom places were taken away, and who wait for what these free.
     waiting: Vec<H>,
 }
 
-/// A holder that waits for what an evicted one frees, until this is dropped.
+/// A holder that waits for what evicted ones free, until this is dropped.
 #[derive(Debug)]
 struct Waiting<H: Clone + Eq + Hash> {
     shares: Shares<H>,
     holder: H,
+    /// The last one that was evicted for it.
+    evicted: u64,
 }
 
 /// A taken place, until this is dropped.
@@ -57,8 +61,9 @@ pub struct Eviction(oneshot::Receiver<()>);
 impl<H: Clone + Eq + Hash> Shares<H> {
     /// `max` places.
     pub(crate) fn new(max: usize) -> Self {
-        let (by_age, by_holder, waiting) = (BTreeMap::new(), HashMap::new(), vec![]);
-        let taken = Taken { max, next_number: 0, by_age, by_holder, waiting };
+        let (by_age, by_holder) = (BTreeMap::new(), HashMap::new());
+        let (leaving, waiting) = (BTreeSet::new(), vec![]);
+        let taken = Taken { max, next_number: 0, by_age, by_holder, leaving, waiting };
         Self(Arc::new(Mutex::new(taken)))
     }
 
@@ -80,16 +85,17 @@ impl<H: Clone + Eq + Hash> Shares<H> {
     /// that one loses its newest place.
     pub(crate) fn enter_fairly(&self, holder: H) -> Option<(Place<H>, Eviction)> {
         let mut taken = self.taken();
-        if taken.by_age.len() >= taken.max && !taken.evict_for(&holder) {
-            return None;
+        if taken.by_age.len() >= taken.max {
+            let with_this = taken.count(&holder) + 1;
+            taken.evict_for(with_this)?;
         }
         Some(self.give(taken, holder))
     }
 
     /// Gives a place to `holder` with what `reserve` returns, such as memory. If that fails, and another holder would
-    /// still have as many places with one fewer, that one loses its newest place, and `reserve` is tried again until
-    /// the evicted one has left, for [`FREED_TIMEOUT`] at most. What it frees is for this holder: others wait meanwhile,
-    /// such as the next connection of the evicted client. Cancel safe.
+    /// still have as many places with one fewer, that one loses its newest place, and `reserve` is tried again, for
+    /// [`FREED_TIMEOUT`] at most. If it still fails when the evicted one has left, the next one is evicted. What they free
+    /// is for this holder: others wait meanwhile, such as the next connection of the evicted client. Cancel safe.
     ///
     /// # Errors
     /// The last one of `reserve`.
@@ -104,10 +110,17 @@ impl<H: Clone + Eq + Hash> Shares<H> {
         }
         let (deadline, mut reserved) = (Instant::now() + FREED_TIMEOUT, reserve());
         // It counts while it waits, so that several at once take no more than their share.
-        let ((place, eviction), waiting) = self.enter_evicting(holder, reserved.is_err());
-        while reserved.is_err() && waiting.is_some() && Instant::now() < deadline {
+        let (place, eviction) = self.give(self.taken(), holder.clone());
+        let mut waiting = reserved.is_err().then(|| self.evict_and_wait(holder)).flatten();
+        while let (Err(_), Some(waited)) = (&reserved, &mut waiting)
+            && Instant::now() < deadline
+        {
             tokio::time::sleep(FREED_INTERVAL).await;
+            let has_left = waited.has_evicted_left();
             reserved = reserve();
+            if reserved.is_err() && has_left && !waited.evict_next() {
+                break;
+            }
         }
         Ok((reserved?, place, eviction))
     }
@@ -116,14 +129,13 @@ impl<H: Clone + Eq + Hash> Shares<H> {
         self.taken().waiting.iter().any(|waiting| waiting != holder)
     }
 
-    /// Gives a place to `holder`, if `evicts` for one of another holder, for which it then waits.
-    fn enter_evicting(&self, holder: H, evicts: bool) -> ((Place<H>, Eviction), Option<Waiting<H>>) {
+    /// Evicts another holder's newest place for `holder`, which then waits; `None` if it has its share.
+    fn evict_and_wait(&self, holder: H) -> Option<Waiting<H>> {
         let mut taken = self.taken();
-        let waiting = (evicts && taken.evict_for(&holder)).then(|| {
-            taken.waiting.push(holder.clone());
-            Waiting { shares: self.clone(), holder: holder.clone() }
-        });
-        (self.give(taken, holder), waiting)
+        let with_this = taken.count(&holder);
+        let evicted = taken.evict_for(with_this)?;
+        taken.waiting.push(holder.clone());
+        Some(Waiting { shares: self.clone(), holder, evicted })
     }
 
     fn give(&self, mut taken: MutexGuard<'_, Taken<H>>, holder: H) -> (Place<H>, Eviction) {
@@ -150,20 +162,22 @@ impl<H: Clone + Eq + Hash> Taken<H> {
         most.map(|(holder, count)| (*count, holder.clone()))
     }
 
-    /// Evicts the newest place of the holder with the most, if that one will still have as many as `holder`; returns
-    /// whether it did.
-    fn evict_for(&mut self, holder: &H) -> bool {
-        let own = self.by_holder.get(holder).copied().unwrap_or_default();
-        let Some((_, greedy)) = self.most().filter(|(most, _)| *most > own + 1) else { return false };
-        self.evict(|taken| taken.by_age.iter().rev().find(|(_, (holder, _))| *holder == greedy));
-        true
+    fn count(&self, holder: &H) -> usize {
+        self.by_holder.get(holder).copied().unwrap_or_default()
     }
 
-    fn evict(&mut self, choose: impl FnOnce(&Self) -> Option<Entry<'_, H>>) {
-        let chosen = choose(self).map(|(number, _)| *number);
-        if let Some(signal) = chosen.and_then(|number| self.remove(number)) {
-            let _ = signal.send(()); // Its holder may have left.
-        }
+    /// Evicts the newest place of the holder with the most, if that one will still have as many as a holder
+    /// `with_this`; returns its number.
+    fn evict_for(&mut self, with_this: usize) -> Option<u64> {
+        let (_, greedy) = self.most().filter(|(most, _)| *most > with_this)?;
+        self.evict(|taken| taken.by_age.iter().rev().find(|(_, (holder, _))| *holder == greedy))
+    }
+
+    fn evict(&mut self, choose: impl FnOnce(&Self) -> Option<Entry<'_, H>>) -> Option<u64> {
+        let number = *choose(self)?.0;
+        let _ = self.remove(number)?.send(()); // Its holder may have left.
+        self.leaving.insert(number);
+        Some(number)
     }
 
     fn remove(&mut self, number: u64) -> Option<oneshot::Sender<()>> {
@@ -180,7 +194,24 @@ impl<H: Clone + Eq + Hash> Taken<H> {
 
 impl<H: Clone + Eq + Hash> Drop for Place<H> {
     fn drop(&mut self) {
-        self.shares.taken().remove(self.number);
+        let mut taken = self.shares.taken();
+        taken.remove(self.number);
+        taken.leaving.remove(&self.number);
+    }
+}
+
+impl<H: Clone + Eq + Hash> Waiting<H> {
+    fn has_evicted_left(&self) -> bool {
+        !self.shares.taken().leaving.contains(&self.evicted)
+    }
+
+    /// Evicts one more; returns false if its holder has its share.
+    fn evict_next(&mut self) -> bool {
+        let mut taken = self.shares.taken();
+        let with_this = taken.count(&self.holder);
+        let evicted = taken.evict_for(with_this);
+        self.evicted = evicted.unwrap_or(self.evicted);
+        evicted.is_some()
     }
 }
 
@@ -292,5 +323,31 @@ mod tests {
         assert!(tokio::time::timeout(Duration::ZERO, &mut again).await.is_err());
         let _second = second.await.unwrap();
         assert_eq!(again.await.unwrap_err(), "no memory", "what was freed was for the other");
+    }
+
+    /// Goal: a connection that frees less than the next one needs is followed by another; one that stays is not. Method:
+    /// memory for eight halves; each connection of the greedy holder has one half, and another one needs two.
+    #[tokio::test(start_paused = true)]
+    async fn as_many_are_evicted_as_the_memory_takes() {
+        let (shares, memory) = (Shares::new(MAX), Arc::new(tokio::sync::Semaphore::new(8)));
+        let enter = |holder, halves| {
+            let memory = Arc::clone(&memory);
+            shares.enter_reserving(holder, move || Arc::clone(&memory).try_acquire_many_owned(halves))
+        };
+        let mut greedy = vec![];
+        for _ in 0..8 {
+            greedy.push(enter("greedy", 1).await.unwrap());
+        }
+        let mut other = Box::pin(enter("other", 2));
+        for evicted in [1, 2, 3] {
+            let waited = tokio::time::timeout(2 * FREED_INTERVAL, &mut other).await;
+            assert_eq!(waited.is_ok(), evicted == 3);
+            let are_evicted = greedy
+                .iter_mut()
+                .filter_map(|(_, _, eviction)| is_evicted(eviction).then_some(()));
+            assert_eq!(are_evicted.count(), usize::from(evicted < 3), "{evicted}");
+            greedy.pop();
+        }
+        assert!(shares.taken().leaving.is_empty() && shares.taken().waiting.is_empty());
     }
 }

@@ -64,6 +64,12 @@ impl Home {
         Self { transport: Some("quic".into()), ..self }
     }
 
+    /// Makes subscribers use one transport, TCP unless `TENSOR_RELAY_TEST_TRANSPORT` is set: for tests that count
+    /// connections. A client that chooses measures both, and a loaded machine may make it change between them.
+    pub fn over_one_transport(self) -> Self {
+        Self { transport: self.transport.or_else(|| Some("tcp".into())), ..self }
+    }
+
     /// The path of `name` in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
@@ -102,10 +108,14 @@ impl Home {
     pub fn start(&self, args: &[&str]) -> Process {
         let mut command = self.program();
         command.args(args);
+        self.choose_transport(&mut command, args);
+        Process::start(command)
+    }
+
+    fn choose_transport(&self, command: &mut Command, args: &[&str]) {
         if args.first() == Some(&"subscribe") {
             command.envs(self.transport.iter().map(|transport| ("TENSOR_RELAY_TRANSPORT", transport)));
         }
-        Process::start(command)
     }
 
     /// Runs the program with `args` to its end.

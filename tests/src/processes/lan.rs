@@ -144,6 +144,7 @@ impl Lan {
             .args(["netns", "exec", self.name(host)])
             .arg(home.program().get_program())
             .args(args);
+        home.choose_transport(&mut command, args);
         Process::start(command)
     }
 

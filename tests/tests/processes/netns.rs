@@ -36,6 +36,12 @@ struct ServedModel {
 }
 
 impl ServedModel {
+    /// As [`try_new`](Self::try_new), with subscribers that choose no other transport in the middle.
+    fn try_over_one_transport() -> Option<Self> {
+        let served = Self::try_new()?;
+        Some(Self { home: served.home.over_one_transport(), ..served })
+    }
+
     /// Starts a server on a link of [`LINK_MBIT_PER_S`]; `None` if this system does not permit it.
     fn try_new() -> Option<Self> {
         let lan = Lan::new().and_then(|lan| lan.limit_rate(LINK_MBIT_PER_S).map(|()| lan));
@@ -86,7 +92,7 @@ impl ServedModel {
 /// Goal: a model arrives over a slow Ethernet at about line rate, each byte once. Method: 64 MiB at 100 Mbit/s.
 #[test]
 fn a_slow_link_carries_each_byte_once() {
-    let Some(served) = ServedModel::try_new() else { return };
+    let Some(served) = ServedModel::try_over_one_transport() else { return };
     let started = Instant::now();
     let event = served.finish(served.subscribe(), 0);
     assert_eq!(event["resumed"], 0);
@@ -101,7 +107,7 @@ fn a_slow_link_carries_each_byte_once() {
 /// them encoded from the first chunk. Method: 32 MiB of bf16 at 100 Mbit/s, twice.
 #[test]
 fn weights_are_encoded_on_a_slow_link() {
-    let Some(mut served) = ServedModel::try_new() else { return };
+    let Some(mut served) = ServedModel::try_over_one_transport() else { return };
     served.kill_server();
     files::write_weights(&served.home.path("m"), 16 << 20, 1);
     served.serve();
@@ -118,7 +124,7 @@ fn weights_are_encoded_on_a_slow_link() {
 /// during a transfer.
 #[test]
 fn a_transfer_resumes_after_an_outage() {
-    let Some(served) = ServedModel::try_new() else { return };
+    let Some(served) = ServedModel::try_over_one_transport() else { return };
     let subscriber = served.subscribe();
     thread::sleep(TRANSFER_TIME / 2);
     served.lan.set_link_up(Host::Server, false);
@@ -132,7 +138,7 @@ fn a_transfer_resumes_after_an_outage() {
 #[test]
 fn one_of_two_servers_is_killed() {
     for kills_origin in [true, false] {
-        let Some(mut served) = ServedModel::try_new() else { return };
+        let Some(mut served) = ServedModel::try_over_one_transport() else { return };
         let listen = format!("--listen={}:4748", Lan::SERVER);
         let args = ["serve", "--json", "--topic=m=m", "--state-dir=other-keys", "--chunk-size=1MiB", &listen];
         let other = Serving::wait_for_report(served.lan.start(Host::Server, &served.home, &args));
@@ -154,7 +160,7 @@ fn one_of_two_servers_is_killed() {
 /// transfer.
 #[test]
 fn a_connection_survives_a_short_outage() {
-    let Some(served) = ServedModel::try_new() else { return };
+    let Some(served) = ServedModel::try_over_one_transport() else { return };
     let subscriber = served.subscribe();
     thread::sleep(TRANSFER_TIME / 2);
     served.lan.set_link_up(Host::Client, false);
