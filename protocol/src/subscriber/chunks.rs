@@ -8,7 +8,7 @@ impl Subscriber {
     /// manifest or the version's memory, or is discarded if its version has ended.
     ///
     /// # Errors
-    /// [`ProtocolViolation`] when the chunk breaks a rule of PROTOCOL.md §6.5 or exceeds the credit.
+    /// [`ProtocolViolation`] when the chunk breaks a rule of PROTOCOL.md §6.5, or is pushed and exceeds the credit.
     pub fn handle_chunk(
         &mut self,
         header: ChunkHeader,
@@ -27,7 +27,8 @@ impl Subscriber {
             return Err(ProtocolViolation::UnknownSubscription(source));
         }
         let is_ordered = self.requests.handle_header(source, chunk);
-        if !is_ordered {
+        // Once chunks are requested, one may come twice: on a lane that was retired, and on request.
+        if !self.requests.is_pushing_ended() {
             self.arrivals.spend()?;
         }
         let early = WaitingStream { stream, header };

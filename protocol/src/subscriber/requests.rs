@@ -162,7 +162,7 @@ impl Requests {
         }
     }
 
-    /// Records that the header of a chunk arrived; returns whether the chunk was ordered, so that it costs no credit.
+    /// Records that the header of a chunk arrived; returns whether the chunk was ordered.
     pub(super) fn handle_header(&mut self, source: SubscriptionId, chunk: ChunkIndex) -> bool {
         let pulled = self.pulled.as_mut();
         let Some(source) = pulled.and_then(|pulled| pulled.sources.get_mut(&source)) else { return false };
