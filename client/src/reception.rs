@@ -11,9 +11,10 @@ use crate::{
     error::TransferError,
     holding::HoldCounter,
     load_report::LoadReport,
+    other_servers::{Link, Links},
     progress::Counters,
     snapshot_queue::SnapshotQueue,
-    sources::{Link, Links},
+    source_table::SourceTable,
 };
 use std::{
     collections::{HashMap, VecDeque},
@@ -85,18 +86,7 @@ pub(crate) struct Context<'a, 'l> {
     pub(crate) ingress: &'a Ingress,
     /// Messages to the origin.
     pub(crate) outbox: &'a mut VecDeque<ClientMessage>,
-    pub(crate) source_of: &'a mut HashMap<SubscriptionId, SourceOf>,
-}
-
-/// A subscription to a further source of the version in transfer.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct SourceOf {
-    /// The user's subscription.
-    pub(crate) reception: SubscriptionId,
-    /// The connection to the source. It is the origin's once the source has become the origin.
-    pub(crate) link: Link,
-    /// Whether it was left or has ended. It is not asked again for this version, and chunks that it had begun may arrive.
-    pub(crate) is_left: bool,
+    pub(crate) sources: &'a mut SourceTable,
 }
 
 impl Context<'_, '_> {
@@ -106,14 +96,11 @@ impl Context<'_, '_> {
     /// [`ProtocolViolation`] when the origin does not offer a feature that it needs; and the origin's name.
     fn send(&mut self, message: ClientMessage) -> Result<(), (ProtocolViolation, String)> {
         let number = message.subscription().unwrap_or(self.id);
-        let link = match self.source_of.get_mut(&number) {
-            Some(of) => {
-                of.is_left |= matches!(message, ClientMessage::Unsubscribe { .. });
-                of.link
-            }
-            None if number == self.id => Link::Origin,
-            None => return Ok(()), // A source that was lost.
-        };
+        let origin = (number == self.id).then_some(Link::Origin);
+        let Some(link) = self.sources.link(number).or(origin) else { return Ok(()) }; // A source that was lost.
+        if matches!(message, ClientMessage::Unsubscribe { .. }) {
+            self.sources.leave(number);
+        }
         match link {
             Link::Other(index) => self.links.send_to_other(index, message),
             Link::Origin => {
@@ -125,8 +112,8 @@ impl Context<'_, '_> {
     }
 
     fn close_source(&mut self, source: SubscriptionId) {
-        match self.source_of.get(&source).map(|of| of.link) {
-            Some(Link::Other(index)) => self.links.sources.close_silent(index),
+        match self.sources.link(source) {
+            Some(Link::Other(index)) => self.links.others.close_silent(index),
             _ => drop(self.send(ClientMessage::Unsubscribe { subscription: source, keep_place: false })),
         }
     }
@@ -390,7 +377,7 @@ impl Reception {
                     }
                 }
                 Action::Place { announce, selection, resumes } => {
-                    context.source_of.retain(|_, of| of.reception != context.id); // Those of an earlier version.
+                    context.sources.end_version(context.id);
                     match self.place(&announce, &selection, resumes, context.allocators) {
                         Ok(base) => self.machine.handle_placed(base)?,
                         Err(error) => self.fail(&error),
@@ -441,7 +428,7 @@ impl Reception {
         else {
             return;
         };
-        let link = context.source_of.get(&header.subscription).map_or(link, |of| of.link);
+        let link = context.sources.link(header.subscription).unwrap_or(link);
         let (Some(id), Some(connection)) = (self.machine.current_version(), context.links.get(link)) else {
             return self.machine.handle_lost(token); // Its connection was lost.
         };
@@ -465,21 +452,18 @@ impl Reception {
         if !context.links.may_have_sources() {
             return;
         }
-        for index in context.links.sources.usable() {
+        for index in context.links.others.usable() {
             let link = Link::Other(index);
-            let is_asked = |of: &SourceOf| of.reception == context.id && of.link == link;
-            if self.machine.wants_sources() && !context.source_of.values().any(is_asked) {
-                let source = context.links.sources.take_number(index);
-                context
-                    .source_of
-                    .insert(source, SourceOf { reception: context.id, link, is_left: false });
+            if self.machine.wants_sources() && !context.sources.is_asked(context.id, link) {
+                let source = context.links.others.take_number(index);
+                context.sources.insert(source, context.id, link);
                 self.machine.ask_source(source);
             }
         }
     }
 
     fn warn_of_differing(&self, source: SubscriptionId, context: &mut Context<'_, '_>) {
-        let link = context.source_of.get(&source).map(|of| of.link);
+        let link = context.sources.link(source);
         let peer = link.and_then(|link| context.links.get(link)).map(|it| it.control().peer());
         tracing::warn!(
             topic = %self.topic, version = ?self.machine.current_version(), ?peer,
