@@ -575,3 +575,6 @@ impl Reception {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
