@@ -12,7 +12,6 @@ use std::{collections::VecDeque, sync::atomic::Ordering, time::Duration};
 use tensor_relay_protocol::{
     ClientMessage, CloseCode, Feature, FeatureSet, ProtocolViolation, SubscriptionId,
 };
-use tensor_relay_transport::Lane;
 use tokio::task::JoinSet;
 
 /// A connection of a session.
@@ -277,11 +276,6 @@ impl Links<'_> {
     pub(crate) fn all(&mut self) -> impl Iterator<Item = &mut Connection> {
         let origin = self.origin.as_deref_mut();
         origin.into_iter().chain(self.others.connections())
-    }
-
-    /// The control lane of the origin or, while that is lost, of another server.
-    pub(crate) fn control(&mut self) -> Option<Lane> {
-        self.all().next().map(|connection| connection.control().clone())
     }
 
     /// Whether the origin offers what several sources of a version need.

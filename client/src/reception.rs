@@ -28,7 +28,7 @@ use tensor_relay_protocol::{
     Version, VersionFault, VersionId,
 };
 use tensor_relay_transport::{
-    DataIn, Lane, Tally,
+    DataIn, LaneKind, LaneKindReason, Tally,
     ingress::{Ingress, ReceiveError},
 };
 use tokio::{sync::mpsc, task::AbortHandle, time::Instant};
@@ -64,6 +64,8 @@ pub(crate) struct Reception {
     began: Instant,
     /// The destination of the current version.
     destination: Option<Destination>,
+    /// The transport to the server that announced the current version last, and why it was chosen.
+    transport: Option<(LaneKind, LaneKindReason)>,
     /// The counters of the current version, by codec.
     tally: Arc<Tally>,
     /// The chunk streams that are not being read yet.
@@ -160,6 +162,7 @@ impl Reception {
             cache_lease,
             began: Instant::now(),
             destination: None,
+            transport: None,
             tally: Arc::default(),
             streams: HashMap::new(),
             tasks: vec![],
@@ -378,6 +381,9 @@ impl Reception {
                 }
                 Action::Place { announce, selection, resumes } => {
                     context.sources.end_version(context.id);
+                    if let Some(origin) = context.links.get(Link::Origin) {
+                        self.transport = Some((origin.control().kind(), origin.control().reason()));
+                    }
                     match self.place(&announce, &selection, resumes, context.allocators) {
                         Ok(base) => self.machine.handle_placed(base)?,
                         Err(error) => self.fail(&error),
@@ -387,7 +393,7 @@ impl Reception {
                     self.receive(stream, header, (range, dtype), context);
                 }
                 Action::Discard(stream) => drop(self.streams.remove(&stream)),
-                Action::Commit(commit) => self.commit(commit, context.links.control()),
+                Action::Commit(commit) => self.commit(commit),
                 Action::Seek => self.ask_sources(context),
                 Action::SourceDiffers(source) => self.warn_of_differing(source, context),
                 Action::CloseSource(source) => context.close_source(source),
@@ -472,9 +478,12 @@ impl Reception {
         );
     }
 
-    /// Delivers the version to the user. Its receipt names the transport of `control`.
-    fn commit(&mut self, commit: Commit, control: Option<Lane>) {
-        let (Some(destination), Some(control)) = (&self.destination, control) else { return };
+    /// Delivers the version to the user.
+    fn commit(&mut self, commit: Commit) {
+        let (Some(destination), Some((transport, transport_reason))) = (&self.destination, self.transport)
+        else {
+            return;
+        };
         let payload = match destination.commit() {
             Ok(payload) => payload,
             Err(error) => return self.fail(&error.into()),
@@ -504,8 +513,8 @@ impl Reception {
                 wire_bytes,
                 chunks: commit.chunks,
                 resumed: commit.reconnections,
-                transport: control.kind(),
-                transport_reason: control.reason(),
+                transport,
+                transport_reason,
                 codecs: self.tally.stats(),
             },
         });

@@ -22,6 +22,7 @@ use crate::{
     watches::Watches,
 };
 use allowance::Allowance;
+use from_sources::subscription;
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
@@ -460,49 +461,39 @@ impl Session {
         message: ServerMessage,
         links: &mut Links<'_>,
     ) -> Result<(), SessionError> {
+        let Some(id) = subscription(&message) else { return self.handle_session_message(message) };
+        let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) }; // The origin may not know its end yet.
         match message {
-            ServerMessage::Announce(announce) => {
-                let id = announce.subscription;
-                let Some(reception) = self.find(id)? else { return Ok(()) };
-                reception.handle_announce(announce)?;
-                self.act(id, links)
-            }
-            ServerMessage::Complete { subscription, epoch, version, digest } => {
-                let Some(reception) = self.find(subscription)? else { return Ok(()) };
+            ServerMessage::Announce(announce) => reception.handle_announce(announce)?,
+            ServerMessage::Complete { epoch, version, digest, .. } => {
                 reception.machine.handle_complete((epoch, version), digest)?;
-                self.act(subscription, links)
             }
-            ServerMessage::Waiting { subscription, epoch, version } => {
-                let Some(reception) = self.find(subscription)? else { return Ok(()) };
-                reception.handle_waiting(epoch, version)?;
-                self.act(subscription, links)
-            }
-            ServerMessage::Abort { subscription, epoch, version, reason } => {
-                let Some(reception) = self.find(subscription)? else { return Ok(()) };
+            ServerMessage::Waiting { epoch, version, .. } => reception.handle_waiting(epoch, version)?,
+            ServerMessage::Abort { epoch, version, reason, .. } => {
                 reception.machine.handle_abort((epoch, version), reason)?;
-                self.act(subscription, links)
             }
-            ServerMessage::Hashes { subscription, epoch, version, first, hashes } => {
-                let Some(reception) = self.find(subscription)? else { return Ok(()) };
-                reception
-                    .machine
-                    .handle_hashes(subscription, (epoch, version), first, &hashes)?;
-                self.act(subscription, links)
+            ServerMessage::Hashes { epoch, version, first, hashes, .. } => {
+                reception.machine.handle_hashes(id, (epoch, version), first, &hashes)?;
             }
-            ServerMessage::End { subscription, reason } => {
-                self.find(subscription)?;
-                if let Some(reception) = self.receptions.remove(&subscription) {
-                    if matches!(reason, EndReason::Withdrawn | EndReason::Expired) {
-                        self.watches.handle_topic_ended(reception.topic());
-                    }
-                    reception.handle_end(reason);
+            ServerMessage::End { reason, .. } => {
+                if matches!(reason, EndReason::Withdrawn | EndReason::Expired) {
+                    self.watches.handle_topic_ended(reception.topic());
                 }
-                Ok(())
+                reception.handle_end(reason);
+                self.receptions.remove(&id);
             }
+            _ => {} // No other message is about a subscription.
+        }
+        self.act(id, links)
+    }
+
+    /// Handles a message of the origin about the session.
+    fn handle_session_message(&mut self, message: ServerMessage) -> Result<(), SessionError> {
+        match message {
             ServerMessage::Topics { topics, more } => self.handle_topics(topics, more),
             ServerMessage::Found { watch, topics } => Ok(self.watches.handle_found(watch, topics)?),
             ServerMessage::Drain { alternatives } => self.handle_drain(&alternatives),
-            ServerMessage::Welcome(_) | _ => {
+            _ => {
                 Err(ProtocolViolation::OutOfTurn { found: "Welcome or Joined", expected: "an answer" }.into())
             }
         }
@@ -554,7 +545,7 @@ impl Session {
             return Err(ProtocolViolation::OutOfTurn { found, expected: "a manifest on lane 0" }.into());
         }
         let limits = self.config.limits;
-        let Some(reception) = self.find(header.subscription)? else { return Ok(()) };
+        let Some(reception) = self.receptions.get_mut(&header.subscription) else { return Ok(()) };
         reception.machine.handle_manifest_header()?;
         connection.receive_manifest(header, stream, limits, Arc::clone(&reception.counters));
         Ok(())
@@ -574,7 +565,7 @@ impl Session {
             Owner::Source { reception, .. } => reception,
             Owner::Nobody => return Ok(()),
         };
-        let Some(reception) = self.find(id)? else { return Ok(()) };
+        let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
         if links.get(link).is_none_or(|connection| connection.lanes().is_retired(lane)) {
             return Ok(()); // It was requested again when the lane was retired.
         }
@@ -607,13 +598,5 @@ impl Session {
             }
         }
         self.act(id, links)
-    }
-
-    /// The subscription with this `id`; `None` if it has ended, which the server may not know yet.
-    fn find(&mut self, id: SubscriptionId) -> Result<Option<&mut Reception>, ProtocolViolation> {
-        match id.0 != 0 && id.0 < self.next_id {
-            true => Ok(self.receptions.get_mut(&id)),
-            false => Err(ProtocolViolation::UnknownSubscription(id)),
-        }
     }
 }

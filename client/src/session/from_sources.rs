@@ -97,7 +97,7 @@ impl Session {
 }
 
 /// The subscription that a message is about; `None` for a message of the session.
-fn subscription(message: &ServerMessage) -> Option<SubscriptionId> {
+pub(super) fn subscription(message: &ServerMessage) -> Option<SubscriptionId> {
     match message {
         ServerMessage::Announce(announce) => Some(announce.subscription),
         ServerMessage::Complete { subscription, .. }
