@@ -31,6 +31,7 @@ mod secret_file;
 mod serve;
 mod signals;
 mod subscribe;
+mod table;
 mod ticket;
 mod tickets;
 mod units;

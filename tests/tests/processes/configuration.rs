@@ -148,7 +148,7 @@ fn mistakes_are_reported_with_their_location() {
     for (text, causes) in [
         ("[serve]\n\nlistne = 1\n", ["c.toml:3: ", "listne", "do you mean listen?"]),
         ("[serve]\nlisten = 'nowhere'\n", ["c.toml:2: ", "listen cannot be \"nowhere\"", "socket address"]),
-        ("[sevre]\n", ["c.toml:1: ", "[sevre]", "do you mean [serve]?"]),
+        ("[sevre]\n", ["c.toml:1: ", "[sevre]", "do you mean serve?"]),
         ("[serve]\nlisten\n", ["c.toml:2: ", "", ""]),
     ] {
         fs::write(&file, text).unwrap();
