@@ -9,11 +9,11 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, MutexGuard, OnceLock},
     time::{Duration, Instant},
 };
 use tensor_relay_client::{ClientStatus, Receipt, StatusReader, Topic, VersionId};
-use tensor_relay_device::Device;
+use tensor_relay_device::{Device, Lock};
 
 /// The maximum number of topics whose metrics are retained after their last follower left. Beyond it, the topic
 /// whose newest version was received longest ago is removed.
@@ -25,7 +25,7 @@ pub struct Consumer(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    topics: Mutex<Topics>,
+    topics: Lock<Topics>,
     client: OnceLock<StatusReader>,
     device: OnceLock<DeviceMemory>,
     ready_within: Option<Duration>,
@@ -71,7 +71,7 @@ impl Consumer {
     /// version; with `ready_within`, while the newest version of each was received within that time.
     pub fn new(ready_within: Option<Duration>) -> Self {
         Self(Arc::new(Inner {
-            topics: Mutex::default(),
+            topics: Lock::default(),
             client: OnceLock::new(),
             device: OnceLock::new(),
             ready_within,
@@ -91,7 +91,7 @@ impl Consumer {
     }
 
     fn topics(&self) -> MutexGuard<'_, Topics> {
-        self.0.topics.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.topics.lock()
     }
 }
 

@@ -1,12 +1,8 @@
 //! The most recent log events, for `/status`.
 
 use serde_json::{Map, Value, json};
-use std::{
-    collections::VecDeque,
-    fmt::Debug,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::SystemTime,
-};
+use std::{collections::VecDeque, fmt::Debug, time::SystemTime};
+use tensor_relay_device::Lock;
 use tracing::{
     Level, Subscriber,
     field::{Field, Visit},
@@ -20,7 +16,7 @@ const EVENTS_MAX: usize = 64;
 const TEXT_MAX_CHARS: usize = 300;
 
 /// The most recent events of this process, oldest first. A static, because a process has one log.
-static RECENT: Mutex<VecDeque<Value>> = Mutex::new(VecDeque::new());
+static RECENT: Lock<VecDeque<Value>> = Lock::new(VecDeque::new());
 
 /// A log event, as `/status` shows it: a few microseconds of work, a few times for each session and version.
 struct Event {
@@ -39,11 +35,7 @@ pub(crate) fn recorder<S: Subscriber + for<'s> LookupSpan<'s>>() -> impl Layer<S
 
 /// The most recent events, newest first.
 pub(super) fn recent() -> Vec<Value> {
-    events().iter().rev().cloned().collect()
-}
-
-fn events() -> MutexGuard<'static, VecDeque<Value>> {
-    RECENT.lock().unwrap_or_else(PoisonError::into_inner)
+    RECENT.lock().iter().rev().cloned().collect()
 }
 
 struct Recorder;
@@ -59,7 +51,7 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Recorder {
             "message": recorded.message,
             "fields": recorded.fields,
         });
-        let mut recent = events();
+        let mut recent = RECENT.lock();
         if recent.len() == EVENTS_MAX {
             recent.pop_front();
         }

@@ -1,9 +1,10 @@
 //! [`Heartbeat`]: detects that the network thread hangs.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
+use tensor_relay_device::Lock;
 
 /// The interval of beats.
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
@@ -14,16 +15,16 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The last time at which a runtime ran its tasks.
 #[derive(Debug, Clone)]
-pub(super) struct Heartbeat(Arc<Mutex<Instant>>);
+pub(super) struct Heartbeat(Arc<Lock<Instant>>);
 
 impl Heartbeat {
     /// Spawns a task on the caller's runtime that beats until the runtime ends or every clone of the result is dropped.
     pub(super) fn start() -> Self {
-        let last = Arc::new(Mutex::new(Instant::now()));
+        let last = Arc::new(Lock::new(Instant::now()));
         let beats = Arc::downgrade(&last);
         tokio::spawn(async move {
             while let Some(last) = beats.upgrade() {
-                *last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                *last.lock() = Instant::now();
                 drop(last);
                 tokio::time::sleep(BEAT_INTERVAL).await;
             }
@@ -33,7 +34,7 @@ impl Heartbeat {
 
     /// The time from the last beat until `now`, if it exceeds [`SILENCE_TIMEOUT`].
     pub(super) fn silence(&self, now: Instant) -> Option<Duration> {
-        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *self.0.lock();
         Some(now.duration_since(last)).filter(|silence| *silence > SILENCE_TIMEOUT)
     }
 }
@@ -45,7 +46,7 @@ mod tests {
     #[test]
     fn a_thread_without_beats_counts_as_hung() {
         let last = Instant::now();
-        let heartbeat = Heartbeat(Arc::new(Mutex::new(last)));
+        let heartbeat = Heartbeat(Arc::new(Lock::new(last)));
         assert_eq!(heartbeat.silence(last + SILENCE_TIMEOUT), None);
         let late = SILENCE_TIMEOUT + Duration::from_secs(1);
         assert_eq!(heartbeat.silence(last + late), Some(late));
