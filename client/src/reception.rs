@@ -28,10 +28,10 @@ use tensor_relay_protocol::{
     Version, VersionFault, VersionId,
 };
 use tensor_relay_transport::{
-    DataIn, LaneKind, LaneKindReason, Tally,
+    AbortOnDrop, DataIn, LaneKind, LaneKindReason, Tally,
     ingress::{Ingress, ReceiveError},
 };
-use tokio::{sync::mpsc, task::AbortHandle, time::Instant};
+use tokio::{sync::mpsc, time::Instant};
 
 /// The size from which a version takes long enough to measure its rate.
 const BULKY_BYTES: u64 = 64 << 20;
@@ -118,16 +118,6 @@ impl Context<'_, '_> {
             Some(Link::Other(index)) => self.links.others.close_silent(index),
             _ => drop(self.send(ClientMessage::Unsubscribe { subscription: source, keep_place: false })),
         }
-    }
-}
-
-/// Aborts a task when it is dropped.
-#[derive(Debug)]
-struct AbortOnDrop(AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 

@@ -13,11 +13,11 @@ use crate::{
 use std::{
     future::pending,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
-use tensor_relay_device::HostMemory;
+use tensor_relay_device::{HostMemory, Lock};
 use tensor_relay_protocol::CloseCode;
 use tensor_relay_transport::{Lane, LaneKind, LaneStats, Transport, Way, ingress::Ingress};
 use tokio::{
@@ -154,7 +154,7 @@ impl Reconnector {
         let config = self.session.config().clone();
         let timeout_ms = config.reconnect_timeout.as_millis();
         let deadline = Instant::now() + config.reconnect_timeout;
-        let (target, last) = (self.target.clone(), Mutex::new(None));
+        let (target, last) = (self.target.clone(), Lock::new(None));
         let attempts = async {
             loop {
                 tokio::time::sleep(recovery.next_wait(rand::random())).await;
@@ -163,7 +163,7 @@ impl Reconnector {
                     Err(error) if error.is_retryable() => {
                         tracing::debug!(%error, "Not connected yet.");
                         recovery.handle_unreachable();
-                        *last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(error));
+                        *last.lock() = Some(Arc::new(error));
                     }
                     Err(error) => return Err(error),
                 }
@@ -188,7 +188,7 @@ impl Reconnector {
                     Ok(Ok(connection)) => Ok(connection),
                     Ok(Err(error)) => Err(error.into()),
                     Err(_) => {
-                        let last = last.lock().unwrap_or_else(PoisonError::into_inner).take();
+                        let last = last.lock().take();
                         Err(ClientError::NotReconnected { lost, last, timeout_ms }.into())
                     }
                 },
