@@ -5,7 +5,7 @@
 //! same seed, so a failure can be repeated; it simulates minutes in milliseconds. [`tensors`] makes snapshots whose
 //! content follows from tensor names and the version. [`engine`] is a copy engine that a test controls, [`read_switch`]
 //! makes reads fail for a while. [`processes`] runs the program itself, on this machine, in real time. [`fake_cuda`] loads
-//! and controls a fake CUDA driver.
+//! and controls a fake CUDA driver. [`skip()`] counts tests that this system cannot run.
 
 #![deny(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
@@ -16,4 +16,7 @@ pub mod pair;
 pub mod processes;
 pub mod read_switch;
 pub mod simnet;
+mod skip;
 pub mod tensors;
+
+pub use skip::skip;

@@ -14,7 +14,10 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tensor_relay_tests::processes::{Ended, Home, Process, Serving, Signal};
+use tensor_relay_tests::{
+    processes::{Ended, Home, Process, Serving, Signal},
+    skip,
+};
 
 /// The documented time for which a session may continue after its permission is revoked.
 const CLOSED_WITHIN: Duration = Duration::from_secs(10);
@@ -554,7 +557,7 @@ fn silent_connections_block_no_client() {
     if setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_err()
         || limit.maximum.is_some_and(|max| max < 4_096)
     {
-        return println!("skipped: this process may not have 4096 files open");
+        return skip("this process may not have 4096 files open");
     }
     let home = files::home_with_model();
     let server = home.serve(&[

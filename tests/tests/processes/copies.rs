@@ -2,7 +2,10 @@
 
 use crate::files;
 use std::{fs, process::Command};
-use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, replace_function};
+use tensor_relay_tests::{
+    processes::{ANY_PORT, Home, ON_HOST, Process, Serving, replace_function},
+    skip,
+};
 
 const MODEL_BYTES: usize = 64 << 20;
 
@@ -64,7 +67,7 @@ fn no_chunk_is_copied_once_more() {
     let serve = ["serve", "--json", ANY_PORT, ON_HOST, "--topic=m=m", "--chunk-size=1MiB"];
     let server = match start_counted(&home, "server", &serve) {
         Ok(server) => Serving::wait_for_report(server),
-        Err(reason) => return println!("skipped: the test cannot replace functions here: {reason}"),
+        Err(reason) => return skip(format_args!("the test cannot replace functions here: {reason}")),
     };
     for (transport, of_server, of_client) in [("tcp", 0.0, 0.0), ("quic", 1.0, 2.0)] {
         let before = copied(&home, "server");

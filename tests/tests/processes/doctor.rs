@@ -3,7 +3,10 @@
 use crate::{files, host::start_after};
 use serde_json::Value;
 use std::fs;
-use tensor_relay_tests::processes::{Ended, Home, Host, Lan, Serving};
+use tensor_relay_tests::{
+    processes::{Ended, Home, Host, Lan, Serving},
+    skip,
+};
 
 /// The finding called `name`. Checks that it has a fix if and only if it is not ok.
 #[track_caller]
@@ -79,7 +82,7 @@ fn too_few_descriptors_are_found() {
     if cured.try_wait_for_stdout("findings") {
         assert_state(&cured.wait(), "files and sockets", "ok");
     } else {
-        println!("skipped: this system does not allow 65536 descriptors");
+        skip("this process may not have 65536 files open");
     }
 }
 
@@ -165,7 +168,7 @@ fn serve_on(lan: &Lan, home: &Home) -> Serving {
 fn the_limit_of_the_rate_is_found() {
     let lan = match Lan::new().and_then(|lan| lan.limit_rate(50).map(|()| lan)) {
         Ok(lan) => lan,
-        Err(reason) => return println!("skipped: the test cannot create two hosts here: {reason}"),
+        Err(reason) => return skip(format_args!("the test cannot create two hosts here: {reason}")),
     };
     let home = Home::new();
     let server = serve_on(&lan, &home);
@@ -181,7 +184,7 @@ fn the_limit_of_the_rate_is_found() {
     }
     assert_state(&clean, "packet size", "ok");
     if let Err(reason) = lan.drop_percentage("udp", 5) {
-        return println!("skipped: {reason}");
+        return skip(reason);
     }
     let lossy = doctor();
     let found = assert_state(&lossy, "rate over UDP", "warn");
@@ -208,13 +211,13 @@ fn the_limit_of_the_rate_is_found() {
 fn blocked_udp_is_found() {
     let lan = match Lan::new() {
         Ok(lan) => lan,
-        Err(reason) => return println!("skipped: the test cannot create two hosts here: {reason}"),
+        Err(reason) => return skip(format_args!("the test cannot create two hosts here: {reason}")),
     };
     let home = Home::new();
     let server = serve_on(&lan, &home);
     let doctor = || lan.start(Host::Client, &home, &["doctor", server.ticket("m"), "--json"]).wait();
     if let Err(reason) = lan.drop_protocols(&["udp"]) {
-        return println!("skipped: {reason}");
+        return skip(reason);
     }
     let blocked = doctor().expect_code(0);
     assert_state(&blocked, "server over UDP", "warn");

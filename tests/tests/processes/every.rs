@@ -6,7 +6,10 @@ use std::{
     process::Command,
     time::Instant,
 };
-use tensor_relay_tests::processes::{Ended, Home, Process, Serving, Signal, is_soak};
+use tensor_relay_tests::{
+    processes::{Ended, Home, Process, Serving, Signal, is_soak},
+    skip,
+};
 
 /// The number of restarts of one reader.
 const RESTARTS: u64 = 10;
@@ -24,7 +27,7 @@ fn every_version_arrives_once_and_in_order() {
 fn every_version_arrives_in_a_soak() {
     match is_soak() {
         true => run(100_000, 2),
-        false => println!("skipped: it takes minutes; TENSOR_RELAY_SOAK=1 runs it"),
+        false => skip("it takes minutes; TENSOR_RELAY_SOAK=1 runs it"),
     }
 }
 

@@ -10,7 +10,10 @@ use std::{
     process::Command,
     time::Duration,
 };
-use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Signal};
+use tensor_relay_tests::{
+    processes::{ANY_PORT, Home, Process, Signal},
+    skip,
+};
 
 /// A ticket for a key that no server has.
 pub(crate) fn unknown_ticket(address: &str) -> String {
@@ -340,8 +343,7 @@ fn the_error_names_an_unwritable_path() {
     home.run(&[&serve[..], &["--state-dir=broken"]].concat())
         .expect_error(1, &["broken/identity.key is not a private key"]);
     if rustix::process::geteuid().is_root() {
-        println!("skipped: root can write to any folder");
-        return;
+        return skip("root can write to any folder");
     }
     fs::create_dir(home.path("closed")).unwrap();
     fs::set_permissions(home.path("closed"), fs::Permissions::from_mode(0o500)).unwrap();
@@ -360,8 +362,7 @@ fn a_full_disk_leaves_no_partial_file() {
     files::write_noise(&home.path("w"), 4 << 20, 1);
     fs::create_dir(home.path("out")).unwrap();
     if let Err(reason) = try_small_disk(&home) {
-        println!("skipped: the test cannot mount a small disk here: {reason}");
-        return;
+        return skip(format_args!("the test cannot mount a small disk here: {reason}"));
     }
     let server = home.serve(&["--topic=w=w"]);
     let program = home.program().get_program().to_owned();

@@ -2,7 +2,10 @@
 
 use crate::files;
 use std::{fs, process::Command, thread, time::Duration};
-use tensor_relay_tests::processes::{Home, Process, Serving, Signal, wait_until};
+use tensor_relay_tests::{
+    processes::{Home, Process, Serving, Signal, wait_until},
+    skip,
+};
 
 /// A server of the topic `w`.
 fn server(home: &Home) -> Serving {
@@ -125,7 +128,7 @@ fn the_first_process_reaps_orphans() {
         .status()
         .is_ok_and(|s| s.success())
     {
-        return println!("skipped: this process may not create a namespace of processes");
+        return skip("this process may not create a namespace of processes");
     }
     let command = "(sleep 0.1 & echo $! > orphan); tries=0; \
                    while [ -e /proc/$(cat orphan) ] && [ $tries -lt 200 ]; do sleep 0.05; tries=$((tries+1)); done; \

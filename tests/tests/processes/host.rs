@@ -10,7 +10,10 @@ use std::{
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
 };
-use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal, replace_function};
+use tensor_relay_tests::{
+    processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal, replace_function},
+    skip,
+};
 
 /// Starts the program with `args` from a shell that first runs the command `setup`, such as a limit. If `setup` fails,
 /// the program is not started.
@@ -174,7 +177,7 @@ impl Drop for Cgroup {
 fn a_full_container_refuses_clients() {
     let cgroup = match Cgroup::new(128 << 20) {
         Ok(cgroup) => cgroup,
-        Err(reason) => return println!("skipped: the test cannot create a cgroup here: {reason}"),
+        Err(reason) => return skip(format_args!("the test cannot create a cgroup here: {reason}")),
     };
     let home = files::home_with_model();
     let serve = ["serve", ANY_PORT, ON_HOST, "--topic=w=w", "--watch", "--json"];
@@ -220,7 +223,7 @@ fn a_full_container_refuses_clients() {
 fn too_large_models_are_refused() {
     let cgroup = match Cgroup::new(128 << 20) {
         Ok(cgroup) => cgroup,
-        Err(reason) => return println!("skipped: the test cannot create a cgroup here: {reason}"),
+        Err(reason) => return skip(format_args!("the test cannot create a cgroup here: {reason}")),
     };
     let home = files::home_with_model();
     files::write_zeros(&home.path("m"), 192 << 20);
@@ -258,7 +261,7 @@ fn a_clock_before_1970_is_survived() {
     };
     let server = match shimmed(&["serve", "--json", ANY_PORT, "--topic=w=w"]) {
         Ok(server) => Serving::wait_for_report(server),
-        Err(reason) => return println!("skipped: {reason}"),
+        Err(reason) => return skip(reason),
     };
     for transport in ["--transport=quic", "--transport=tcp"] {
         let received = shimmed(&["subscribe", server.ticket("w"), "--once", "--json", transport]).unwrap();

@@ -7,7 +7,10 @@ use crate::{
 };
 use serde_json::Value;
 use std::{fs, path::Path};
-use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal};
+use tensor_relay_tests::{
+    processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal},
+    skip,
+};
 use zip::CompressionMethod;
 
 const HOLD_OPTIONS: [&str; 2] = ["--hold=stage", "--hold=borrow"];
@@ -305,8 +308,7 @@ fn a_full_disk_keeps_complete_versions() {
     let home = Home::new();
     fs::create_dir(home.path("out")).unwrap();
     if let Err(reason) = try_small_disk(&home) {
-        println!("skipped: the test cannot mount a small disk here: {reason}");
-        return;
+        return skip(format_args!("the test cannot mount a small disk here: {reason}"));
     }
     files::write_noise(&home.path("w"), 1000, 1);
     let mut server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--keep-versions=3"]);

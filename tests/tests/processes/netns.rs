@@ -10,7 +10,10 @@ use std::{
     fs, thread,
     time::{Duration, Instant},
 };
-use tensor_relay_tests::processes::{Home, Host, Lan, Process, Serving, Signal, device, is_soak};
+use tensor_relay_tests::{
+    processes::{Home, Host, Lan, Process, Serving, Signal, device, is_soak},
+    skip,
+};
 
 const MODEL_BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -46,7 +49,7 @@ impl ServedModel {
     fn try_new() -> Option<Self> {
         let lan = Lan::new().and_then(|lan| lan.limit_rate(LINK_MBIT_PER_S).map(|()| lan));
         let lan = lan
-            .inspect_err(|reason| println!("skipped: the test cannot create two hosts here: {reason}"))
+            .inspect_err(|reason| skip(format_args!("the test cannot create two hosts here: {reason}")))
             .ok()?;
         let home = Home::new();
         files::write_noise(&home.path("m"), MODEL_BYTES as usize, 1);

@@ -5,7 +5,10 @@
 use crate::files;
 use serde_json::Value;
 use std::thread;
-use tensor_relay_tests::processes::{Home, Host, Lan, Process, Serving, TcpPath, TcpProxy, wait_until};
+use tensor_relay_tests::{
+    processes::{Home, Host, Lan, Process, Serving, TcpPath, TcpProxy, wait_until},
+    skip,
+};
 
 /// A model that is served on one host, for clients on the other.
 struct ServedModel {
@@ -20,7 +23,7 @@ impl ServedModel {
     fn try_new(bytes: usize, megabits: u32, options: &[&str]) -> Option<Self> {
         let lan = Lan::new().and_then(|lan| lan.limit_rate(megabits).map(|()| lan));
         let lan = lan
-            .inspect_err(|reason| println!("skipped: the test cannot create two hosts here: {reason}"))
+            .inspect_err(|reason| skip(format_args!("the test cannot create two hosts here: {reason}")))
             .ok()?;
         let home = Home::new();
         files::write_noise(&home.path("m"), bytes, 1);
@@ -59,7 +62,7 @@ fn large_packets_that_vanish_are_avoided() {
     let case = |allowed: &str, dropped_above, arrives_over: &str| {
         let Some(served) = ServedModel::try_new(1 << 20, 50, &[]) else { return };
         if let Err(reason) = served.lan.lose_larger(dropped_above) {
-            return println!("skipped: {reason}");
+            return skip(reason);
         }
         let mut subscriber = served.subscribe("out", allowed);
         subscriber.wait_for_stderr("Connections over TCP open, but carry no chunk to its end");

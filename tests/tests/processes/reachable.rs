@@ -2,7 +2,10 @@
 
 use crate::files;
 use std::process::Command;
-use tensor_relay_tests::processes::{Home, Process, Serving, replace_function};
+use tensor_relay_tests::{
+    processes::{Home, Process, Serving, replace_function},
+    skip,
+};
 
 /// The port of an address.
 fn port(server: &Serving) -> &str {
@@ -57,7 +60,7 @@ fn without_a_route_the_ticket_is_explained() {
         .status()
         .is_ok_and(|s| s.success())
     {
-        return println!("skipped: this process may not create a network namespace");
+        return skip("this process may not create a network namespace");
     }
     namespace.arg(home.program().get_program());
     namespace.args(["serve", "--json", "--listen=[::]:0", "--topic=w=w", "--admin=none"]);
@@ -83,7 +86,7 @@ fn a_server_starts_without_ipv6() {
     files::write_noise(&home.path("w"), 1000, 1);
     let mut command = home.program();
     if let Err(reason) = replace_function(&mut command, &home.path(""), SOCKET) {
-        return println!("skipped: {reason}");
+        return skip(reason);
     }
     command.args(["serve", "--json", "--listen=[::]:0", "--topic=w=w", "--admin=none"]);
     let server = Serving::wait_for_report(Process::start(command));

@@ -28,7 +28,10 @@ use tensor_relay_protocol::{
     },
 };
 use tensor_relay_server::sidecar::{ConnectError, Producer};
-use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Serving, Signal, wait_until};
+use tensor_relay_tests::{
+    processes::{ANY_PORT, Home, Process, Serving, Signal, wait_until},
+    skip,
+};
 
 /// The read timeout of raw producers.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -160,8 +163,7 @@ fn connect_as(uid: u32, path: &Path) -> Result<(), ConnectError> {
 #[test]
 fn only_permitted_users_publish() {
     if !geteuid().is_root() {
-        println!("skipped: only root can run as other users");
-        return;
+        return skip("only root can run as other users");
     }
     let (home, trainer_uid, other_uid) = (Home::new(), 12_344, 12_345);
     fs::set_permissions(home.path("."), fs::Permissions::from_mode(0o755)).unwrap();
@@ -184,8 +186,7 @@ fn only_permitted_users_publish() {
 #[test]
 fn connections_are_limited_per_user() {
     if !geteuid().is_root() {
-        println!("skipped: only root can run as other users");
-        return;
+        return skip("only root can run as other users");
     }
     let home = Home::new();
     fs::set_permissions(home.path("."), fs::Permissions::from_mode(0o755)).unwrap();

@@ -5,7 +5,10 @@
 use crate::files;
 use serde_json::Value;
 use std::{thread, time::Duration};
-use tensor_relay_tests::processes::{Home, Host, Lan, Process, Serving};
+use tensor_relay_tests::{
+    processes::{Home, Host, Lan, Process, Serving},
+    skip,
+};
 
 const MODEL_BYTES: usize = 32 << 20;
 
@@ -34,7 +37,7 @@ impl ServedModel {
         let lan = Lan::new().and_then(|lan| lan.limit_rate(LINK_MBIT_PER_S).map(|()| lan));
         let lan = lan.and_then(|lan| lan.drop_protocols(dropped).map(|()| lan));
         let lan = lan
-            .inspect_err(|reason| println!("skipped: the test cannot create two hosts here: {reason}"))
+            .inspect_err(|reason| skip(format_args!("the test cannot create two hosts here: {reason}")))
             .ok()?;
         let home = Home::new();
         files::write_noise(&home.path("m"), bytes, 1);
@@ -139,7 +142,7 @@ fn a_lossy_transport_is_replaced() {
 fn a_session_stays_with_one_of_two_servers() {
     let Some(served) = ServedModel::try_new_with(&[], 2 * MODEL_BYTES) else { return };
     if let Err(reason) = served.lan.redirect("tcp", 4747, 4748) {
-        return println!("skipped: this system cannot translate addresses: {reason}");
+        return skip(format_args!("this system cannot translate addresses: {reason}"));
     }
     let listen = format!("--listen={}:4748", Lan::SERVER);
     let args = [

@@ -1,7 +1,15 @@
 //! Each file of the store: created, changed, broken, and followed.
 
+#[path = "../../../../tests/src/skip.rs"]
+#[expect(
+    unreachable_pub,
+    reason = "the crate of the tests exports it; it cannot be a dependency of this one"
+)]
+mod skip;
+
 use super::*;
 use crate::access::{Credentials, Decision, Denied, reload::CHECK_INTERVAL};
+use skip::skip;
 use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt},
@@ -123,7 +131,7 @@ fn too_large_files_are_refused() {
     // Without data on the disk. No system reserves memory for 8 TiB.
     let huge = fs::File::create(store.path("acl")).unwrap();
     if let Err(error) = huge.set_len(1 << 43) {
-        return println!("skipped: the file system has no such large files: {error}");
+        return skip(format_args!("the file system has no such large files: {error}"));
     }
     let error = store.rules().unwrap_err().to_string();
     assert!(error.contains("has more than"), "{error}");
@@ -247,7 +255,7 @@ fn a_lost_secret_is_replaced_by_a_server_only() {
 #[test]
 fn changes_by_root_stay_readable() {
     if !rustix::process::geteuid().is_root() {
-        return println!("skipped: only root can give files away");
+        return skip("only root can give files away");
     }
     let dir = tempfile::tempdir().unwrap();
     let store = AccessStore::open(dir.path()).unwrap();
