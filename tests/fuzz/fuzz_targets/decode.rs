@@ -1,5 +1,5 @@
 //! Decodes arbitrary bytes with the codec that the first byte selects. To fuzz a single codec:
-//! `TENSOR_RELAY_FUZZ_CODEC=sparse cargo +nightly fuzz run decode`.
+//! `TENSOR_RELAY_FUZZ_CODEC=sparse tests/fuzz/run decode`.
 
 #![no_main]
 

@@ -7,8 +7,7 @@
 //!
 //! Runs are short by default: `TENSOR_RELAY_FUZZ_SECONDS=600` spends that time on each decoder, with new cases if
 //! `TENSOR_RELAY_FUZZ_SEED` is new. A failure prints the seed and the case; `TENSOR_RELAY_FUZZ_CASE` starts at that
-//! case. `tests/fuzz` makes the checks of [`decoder`] with `cargo fuzz`, which is guided by coverage and needs nightly
-//! Rust.
+//! case. `tests/fuzz/run` makes the checks of [`decoder`] guided by coverage.
 
 mod chunk;
 mod decoder;
