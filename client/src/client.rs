@@ -98,6 +98,11 @@ impl Client {
             .chain(&others)
             .map(|target| Arc::clone(&target.registry))
             .collect();
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "a handle's drop cannot wait; each command is a call or a drop of this process, which the session \
+                      handles with or without a connection"
+        )]
         let (commands, inbox) = mpsc::unbounded_channel();
         let session = Session::new(commands.clone(), config.clone()).map_err(ClientError::Memory)?;
         let (connection, server) = Connection::open(&target, &config).await?;

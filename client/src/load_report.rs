@@ -49,6 +49,7 @@ impl LoadReport {
 
     /// A report that reaches nobody, for tests.
     #[cfg(test)]
+    #[expect(clippy::disallowed_methods, reason = "a test sends few messages")]
     pub(crate) fn unsent() -> Self {
         let key = (Epoch(1), Version(1));
         Self::new(mpsc::unbounded_channel().0, SubscriptionId(1), key, VersionDigest([0; 32]))

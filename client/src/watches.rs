@@ -35,7 +35,8 @@ pub(crate) struct Watches {
 #[derive(Debug)]
 struct Watch {
     glob: Glob,
-    /// The names delivered to the user. They bound the queue: each name is in it at most once.
+    /// The names delivered to the user. They bound the queue: each name is in it at most once, and once more for each
+    /// subscription of this client that ended with its topic.
     delivered: HashSet<Topic>,
     /// Delivered names that the server repeated: such a topic may have returned when its end is reported.
     repeated: HashSet<Topic>,
@@ -60,6 +61,7 @@ impl Watches {
             return None;
         }
         self.last_id += 1;
+        #[expect(clippy::disallowed_methods, reason = "`delivered` bounds the queue")]
         let (user, found) = mpsc::unbounded_channel();
         let watch = WatchId(self.last_id);
         self.by_id.insert(
@@ -124,6 +126,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
+    #[expect(clippy::disallowed_methods, reason = "a test sends few messages")]
     async fn a_name_is_delivered_once_until_its_topic_ends() {
         let (commands, _inbox) = mpsc::unbounded_channel();
         let (reply, mut answer) = oneshot::channel();

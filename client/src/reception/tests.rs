@@ -16,6 +16,7 @@ fn id(version: u64) -> VersionId {
     VersionId { topic: topic(), epoch: Epoch(1), version: Version(version) }
 }
 
+#[expect(clippy::disallowed_methods, reason = "nobody sends into it")]
 fn reception(request: &Request) -> Reception {
     let subscribe = request.message(ID, 4, [0; 16]);
     let machine =

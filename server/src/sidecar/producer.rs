@@ -103,6 +103,11 @@ impl Producer {
             lost: watch::Sender::new(None),
             path: path.into(),
         });
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "a drop cannot wait; each batch is a call or a drop of this process, and a server that reads none \
+                      within MESSAGE_TIMEOUT ends the connection and the queue"
+        )]
         let (outgoing, unsent) = mpsc::unbounded_channel();
         let task = tokio::spawn(run(reader, writer, unsent, Arc::clone(&requests)));
         Ok(Self {

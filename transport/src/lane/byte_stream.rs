@@ -84,7 +84,7 @@ struct Handle {
     mover: Lock<Option<TaskMover>>,
     /// The halves of the control stream, until they are taken.
     control: Lock<Option<(mpsc::Sender<sending::ControlPart>, receiving::ControlPipe)>>,
-    /// Data streams not yet accepted. The unread limit bounds their number, since each has a first segment.
+    /// Data streams not yet accepted.
     arrived: AsyncMutex<mpsc::UnboundedReceiver<Incoming>>,
 }
 
@@ -133,6 +133,10 @@ impl Connection {
         let (outbox, data_queue) = Outbox::new();
         let (control_out, control_queue) = mpsc::channel(sending::CONTROL_QUEUE_MAX);
         let (control_pipe, control_in) = receiving::control_pipe();
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the limit of unread bytes bounds the queue: each stream in it has an unread first segment"
+        )]
         let (begun, arrived) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared {
             peer,

@@ -178,6 +178,7 @@ mod tests {
 
     /// A moved task continues on the other thread with its timer, and loses no message.
     #[tokio::test]
+    #[expect(clippy::disallowed_methods, reason = "a test sends few messages")]
     async fn a_task_moves_with_its_timer() {
         let runtime = Arc::new(MovingRuntime::over(Arc::new(quinn::TokioRuntime)));
         let thread = LaneThread::start("there").unwrap();
