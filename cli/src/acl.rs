@@ -3,7 +3,7 @@
 use crate::{
     args::{AclCommand, CheckAclArgs},
     exit::{Exit, UsageError},
-    subscribe::print_line,
+    output::{print_json, print_line},
     tickets,
 };
 use anyhow::bail;
@@ -39,7 +39,7 @@ fn check(args: &CheckAclArgs) -> anyhow::Result<Exit> {
         ))),
     };
     match args.state.json {
-        true => print_line(&json!({ "allowed": allowed, "why": reason }).to_string()),
+        true => print_json(&json!({ "allowed": allowed, "why": reason })),
         false => print_line(&format!("{}: {reason}", if allowed { "allowed" } else { "denied" })),
     }
     tickets::warn_of_refused(&store);

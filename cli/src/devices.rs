@@ -1,6 +1,6 @@
 //! `tensor-relay devices`: the GPUs of this machine.
 
-use crate::{args::DevicesArgs, exit::Exit, subscribe::print_line, table, units};
+use crate::{args::DevicesArgs, exit::Exit, output::print_json, table, units};
 use serde_json::{Value, json};
 use tensor_relay_device::cuda::{self, CudaError, DeviceProcess, Survey, SurveyedGpu};
 
@@ -12,7 +12,7 @@ pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<Exit> {
     match args.json {
         true => {
             let gpus: Vec<Value> = gpus.iter().map(as_json).collect();
-            print_line(&json!({ "gpus": gpus, "reason": reason }).to_string());
+            print_json(&json!({ "gpus": gpus, "reason": reason }));
         }
         false if gpus.is_empty() => {}
         false => table::print(TITLES, &gpus.iter().map(row).collect::<Vec<_>>()),

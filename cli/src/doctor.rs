@@ -13,7 +13,12 @@ mod rate;
 mod server;
 mod system;
 
-use crate::{args::DoctorArgs, exit::Exit, subscribe::print_line, ticket};
+use crate::{
+    args::DoctorArgs,
+    exit::Exit,
+    output::{print_json, print_line},
+    ticket,
+};
 use cgroup::Cgroup;
 use finding::{Finding, Fix, State};
 use serde_json::json;
@@ -29,15 +34,12 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<Exit> {
     let count = |state| findings.iter().filter(|finding| finding.state == state).count();
     let failures = count(State::Fail);
     match args.json {
-        true => print_line(
-            &json!({
-                "findings": findings,
-                "ok": count(State::Ok),
-                "warnings": count(State::Warn),
-                "failures": failures,
-            })
-            .to_string(),
-        ),
+        true => print_json(&json!({
+            "findings": findings,
+            "ok": count(State::Ok),
+            "warnings": count(State::Warn),
+            "failures": failures,
+        })),
         false => findings.iter().flat_map(as_text).for_each(|line| print_line(&line)),
     }
     Ok(if failures > 0 { Exit::Failed } else { Exit::Done })

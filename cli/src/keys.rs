@@ -3,9 +3,8 @@
 use crate::{
     args::{KeysArgs, KeysCommand, RevokeKeyArgs, TrustKeyArgs},
     exit::Exit,
-    serve,
-    subscribe::print_line,
-    tickets,
+    output::{print_json, print_line},
+    serve, tickets,
 };
 use anyhow::{Context, bail};
 use serde_json::json;
@@ -91,7 +90,7 @@ fn list(args: &KeysArgs) -> anyhow::Result<Exit> {
     match args.json {
         true => {
             let keys = keys.iter().map(|(key, name)| json!({ "key": key.to_string(), "name": name }));
-            print_line(&json!({ "keys": keys.collect::<Vec<_>>() }).to_string());
+            print_json(&json!({ "keys": keys.collect::<Vec<_>>() }));
         }
         false => keys.iter().for_each(|(key, name)| print_line(&format!("{key} {name}"))),
     }
@@ -108,7 +107,7 @@ pub(crate) fn has_key(dir: &Path) -> anyhow::Result<bool> {
 fn report(args: &KeysArgs, dir: &Path, identity: &Identity) -> anyhow::Result<Exit> {
     let (key, path) = (identity.fingerprint().to_string(), dir.join(KEY_FILE));
     match args.json {
-        true => print_line(&json!({ "key": key, "path": path }).to_string()),
+        true => print_json(&json!({ "key": key, "path": path })),
         false => print_line(&format!("{key}  {}", path.display())),
     }
     Ok(Exit::Done)

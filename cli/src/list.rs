@@ -3,7 +3,8 @@
 use crate::{
     args::ListArgs,
     exit::Exit,
-    subscribe::{connect, print_line},
+    output::{print_json, print_line},
+    subscribe::connect,
     ticket, units,
 };
 use serde_json::json;
@@ -26,13 +27,12 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
             let topics: Vec<_> = topics.iter().map(as_json).collect();
             let (transport, transport_reason) = (kind.name(), reason.text());
             let unreachable_over = unreachable.map(LaneKind::name);
-            let answer = json!({
+            print_json(&json!({
                 "topics": topics,
                 "transport": transport,
                 "transport_reason": transport_reason,
                 "unreachable_over": unreachable_over,
-            });
-            print_line(&answer.to_string());
+            }));
             return Ok(Exit::Done);
         }
         false if topics.is_empty() => crate::log::message!("the server offers no topic yet"),

@@ -6,7 +6,7 @@
 
 use crate::log;
 use rustix::io::Errno;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{
     collections::VecDeque,
     io::{self, ErrorKind, IsTerminal, Write},
@@ -76,6 +76,22 @@ pub(crate) fn queue_from_now_on(as_json: bool) -> io::Result<()> {
 /// [`StdoutClosed`] when this write failed, or an earlier queued one.
 pub(crate) fn line(text: &str) -> Result<(), StdoutClosed> {
     line_within(text, QUEUE_MAX_BYTES)
+}
+
+/// Prints a line to stdout; ends the process if that fails.
+pub(crate) fn print_line(text: &str) {
+    if let Err(closed) = line(text) {
+        if !closed.is_expected() {
+            log::message!("error: {closed}");
+        }
+        flush();
+        std::process::exit(crate::exit::Exit::Failed as i32);
+    }
+}
+
+/// Prints an object as [`print_line`] does.
+pub(crate) fn print_json(object: &Value) {
+    print_line(&object.to_string());
 }
 
 /// Writes a line to stdout, or queues it however many wait. For callers that wait until it is [`written`].
@@ -335,7 +351,7 @@ mod tests {
                     (Stream::Out, text) if text.starts_with('x') => written += 1,
                     (Stream::Out, text) => {
                         assert!(as_json);
-                        let event: serde_json::Value = serde_json::from_str(&text).unwrap();
+                        let event: Value = serde_json::from_str(&text).unwrap();
                         assert_eq!(event["event"], "dropped");
                         dropped += event["lines"].as_u64().unwrap();
                     }

@@ -1,6 +1,12 @@
 //! `tensor-relay publish`: publishes files as a version through a server on the same machine.
 
-use crate::{args::PublishArgs, exit::Exit, offered, subscribe::print_line, units};
+use crate::{
+    args::PublishArgs,
+    exit::Exit,
+    offered,
+    output::{print_json, print_line},
+    units,
+};
 use anyhow::Context;
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -70,21 +76,18 @@ fn report(args: &PublishArgs, publication: &Publication, tensors: usize, took: D
         units::bytes(copied_bytes),
     );
     match args.json {
-        true => print_line(
-            &json!({
-                "event": "published",
-                "topic": id.topic.as_str(),
-                "epoch": id.epoch.to_string(),
-                "version": id.version.0,
-                "tensors": tensors,
-                "payload_bytes": payload_bytes,
-                "copied_bytes": copied_bytes,
-                "path": path.name(),
-                "reason": reason,
-                "duration_s": took.as_secs_f64(),
-            })
-            .to_string(),
-        ),
+        true => print_json(&json!({
+            "event": "published",
+            "topic": id.topic.as_str(),
+            "epoch": id.epoch.to_string(),
+            "version": id.version.0,
+            "tensors": tensors,
+            "payload_bytes": payload_bytes,
+            "copied_bytes": copied_bytes,
+            "path": path.name(),
+            "reason": reason,
+            "duration_s": took.as_secs_f64(),
+        })),
         false => print_line(&id.to_string()),
     }
 }
@@ -122,13 +125,12 @@ fn report_event(args: &PublishArgs, publication: &Publication, event: &str) {
     let (id, committed) = (publication.id(), publication.committed_count());
     crate::log::message!("{id}: {event}; received by {}", units::count(committed as usize, "subscriber"));
     if args.json {
-        let line = json!({
+        print_json(&json!({
             "event": event,
             "topic": id.topic.as_str(),
             "epoch": id.epoch.to_string(),
             "version": id.version.0,
             "committed": committed,
-        });
-        print_line(&line.to_string());
+        }));
     }
 }

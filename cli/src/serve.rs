@@ -21,8 +21,7 @@ use ledger::Ledger;
 use load::Loader;
 use maintenance::{all_lost, maintain};
 use offer::{Offer, Published};
-use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{
     collections::HashSet,
     io::IsTerminal,
@@ -33,67 +32,9 @@ use std::{
 };
 use tensor_relay_client::check_replaceable;
 use tensor_relay_server::{
-    BaseStats, BindError, CodecStats, Config, Fingerprint, Identity, Listener, Server, ServerStats, Topic,
-    Transport, Tuning, reachable,
+    BaseStats, BindError, CodecStats, Config, Identity, Listener, Server, ServerStats, Topic, Transport,
+    Tuning, VersionId, reachable,
 };
-
-/// The event `serving`: the first line of `--json`.
-#[derive(Debug, Serialize)]
-struct Serving<'a> {
-    event: &'static str,
-    listen: SocketAddr,
-    key: String,
-    device: String,
-    /// The file with the tickets. These are secrets, so they are not in the output, which may be a log.
-    ticket_file: &'a Path,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    publish_socket: Option<&'a Path>,
-    /// The address of the admin port.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    admin: Option<SocketAddr>,
-    /// The maximum host memory that the server uses in addition to its versions.
-    memory_bytes_max: u64,
-    topics: &'a [ServedTopic],
-}
-
-/// A topic and its first version, in the event `serving`.
-#[derive(Debug, Serialize)]
-struct ServedTopic {
-    topic: String,
-    epoch: String,
-    version: u64,
-    tensors: usize,
-    payload_bytes: u64,
-    file: PathBuf,
-    /// The names of the served files: several in a folder.
-    files: Vec<String>,
-}
-
-/// The event `published`: a line of `--json` for each version published after the start.
-#[derive(Debug, Serialize)]
-struct PublishedLine {
-    event: &'static str,
-    topic: String,
-    epoch: String,
-    version: u64,
-    tensors: usize,
-    payload_bytes: u64,
-    /// For a version from files: their names.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    files: Option<Vec<String>>,
-    /// For a version from files: the number of their generations that were detected before it but never published.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    missed_generations: Option<u64>,
-    /// For a version from the publish socket: the kind of memory that the publisher lent.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    path: Option<&'static str>,
-    /// For a version from the publish socket: why that kind was chosen.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<String>,
-    /// For a version from the publish socket: the publishing process.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    from: Option<String>,
-}
 
 pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     output::queue_from_now_on(args.json)?;
@@ -142,7 +83,9 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     for ((topic, path), (offer, published)) in args.topics.iter().zip(begun) {
         tickets
             .push(admission::ticket(&access, &addresses, identity.fingerprint(), Some(topic))?.to_string());
-        topics.push(served_topic(&published, path));
+        let mut served = version_object(&published.id, published.tensors, published.payload_bytes);
+        (served["file"], served["files"]) = (json!(path), json!(published.files));
+        topics.push(served);
         offers.push(offer);
     }
     if args.publish_socket.is_some() || topics.len() > 1 {
@@ -154,9 +97,28 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     admission::write_tickets(&ticket_file, &tickets)?;
     admission::keep_addresses(&args, &state_dir, &tickets);
     let publish_socket = publish_socket::open(&server, &args, loader.device.as_ref())?;
-    let server_tickets = ServerTickets { tickets: &tickets, file: &ticket_file, are_secret: !args.open };
-    let started = Started { listen: listening, admin: admin_address, memory_bytes_max };
-    report_start(&args, &started, identity.fingerprint(), &topics, &server_tickets);
+    let started = Started {
+        listen: listening,
+        admin: admin_address,
+        memory_bytes_max,
+        tickets: &tickets,
+        ticket_file: &ticket_file,
+    };
+    match args.json {
+        true => print_object(json!({
+            "event": "serving",
+            "listen": listening,
+            "key": identity.fingerprint().to_string(),
+            "device": args.device.device.to_string(),
+            // The tickets are secrets, so they are not in the output, which may be a log.
+            "ticket_file": ticket_file,
+            "publish_socket": args.publish_socket,
+            "admin": admin_address,
+            "memory_bytes_max": memory_bytes_max,
+            "topics": topics,
+        })),
+        false => report_start(&args, &started),
+    }
     let mut maintaining = maintain(offers, args.watch_interval, args.json);
     let ended = tokio::select! {
         exit = signals.next() => Ok(exit),
@@ -208,16 +170,15 @@ pub(crate) fn server_config(args: &ServeArgs) -> Config {
     .for_container(args.encoded_mem)
 }
 
-fn served_topic(published: &Published, path: &Path) -> ServedTopic {
-    ServedTopic {
-        topic: published.id.topic.to_string(),
-        epoch: published.id.epoch.to_string(),
-        version: published.id.version.0,
-        tensors: published.tensors,
-        payload_bytes: published.payload_bytes,
-        file: path.to_owned(),
-        files: published.files.clone(),
-    }
+/// A version in the events of `--json`.
+fn version_object(id: &VersionId, tensors: usize, payload_bytes: u64) -> Value {
+    json!({
+        "topic": id.topic.as_str(),
+        "epoch": id.epoch.to_string(),
+        "version": id.version.0,
+        "tensors": tensors,
+        "payload_bytes": payload_bytes,
+    })
 }
 
 fn report_published(Published { id, tensors, payload_bytes, files, missed }: &Published, as_json: bool) {
@@ -231,20 +192,10 @@ fn report_published(Published { id, tensors, payload_bytes, files, missed }: &Pu
         units::bytes(*payload_bytes)
     );
     if as_json {
-        let line = PublishedLine {
-            event: "published",
-            topic: id.topic.to_string(),
-            epoch: id.epoch.to_string(),
-            version: id.version.0,
-            tensors: *tensors,
-            payload_bytes: *payload_bytes,
-            files: Some(files.clone()),
-            missed_generations: Some(*missed),
-            path: None,
-            reason: None,
-            from: None,
-        };
-        print_object(&line);
+        let mut line = version_object(id, *tensors, *payload_bytes);
+        (line["event"], line["files"], line["missed_generations"]) =
+            ("published".into(), json!(files), (*missed).into());
+        print_object(line);
     }
 }
 
@@ -256,11 +207,13 @@ async fn report_closed_stdout() {
     }
 }
 
-/// Prints an object on stdout. The server continues if stdout is closed.
-fn print_object(object: &impl Serialize) {
-    if let Ok(line) = serde_json::to_string(object) {
-        let _ = output::line(&line);
-    }
+/// Prints an object on stdout, without fields that are null. The server continues if stdout is closed.
+fn print_object(mut object: Value) {
+    object
+        .as_object_mut()
+        .into_iter()
+        .for_each(|fields| fields.retain(|_, value| !value.is_null()));
+    let _ = output::line(&object.to_string());
 }
 
 /// Reports the host memory for versions before the server drained, by use.
@@ -278,16 +231,14 @@ fn report_memory(stats: &ServerStats, as_json: bool) {
         units::bytes(encoded_bytes)
     );
     if as_json {
-        let bases = json!({ "event": "bases", "versions": versions, "bytes": bytes });
-        let memory = json!({
+        print_object(json!({ "event": "bases", "versions": versions, "bytes": bytes }));
+        print_object(json!({
             "event": "memory",
             "staged_bytes": staged_bytes,
             "base_bytes": bytes,
             "reusable_bytes": reusable_bytes,
             "encoded_bytes": encoded_bytes,
-        });
-        print_object(&bases);
-        print_object(&memory);
+        }));
     }
 }
 
@@ -303,15 +254,14 @@ fn report_sent(topics: Vec<(Topic, CodecStats)>, as_json: bool) {
             .unwrap_or_default();
         crate::log::message!("sent {topic}: {}{encoded}", units::bytes(total.raw_bytes));
         if as_json {
-            let line = json!({
+            print_object(json!({
                 "event": "sent",
                 "topic": topic.as_str(),
                 "chunks": total.chunks,
                 "payload_bytes": total.raw_bytes,
                 "wire_bytes": total.wire_bytes,
                 "codecs": codecs::as_object(&codecs, "encode_s"),
-            });
-            print_object(&line);
+            }));
         }
     }
 }
@@ -402,81 +352,50 @@ fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
     named
 }
 
-/// The tickets of this server.
-struct ServerTickets<'a> {
-    tickets: &'a [String],
-    /// The file to which they were written.
-    file: &'a Path,
-    /// Whether the tickets contain tokens, which must not be printed where others can read them.
-    are_secret: bool,
-}
-
-/// The addresses and the memory bound of a server that has started.
-struct Started {
+/// What a started server reports.
+struct Started<'a> {
     listen: SocketAddr,
     admin: Option<SocketAddr>,
     /// The maximum host memory that the server uses in addition to its versions.
     memory_bytes_max: u64,
+    tickets: &'a [String],
+    /// The file to which the tickets were written.
+    ticket_file: &'a Path,
 }
 
-/// Reports that the server has started.
+/// Reports as text that the server has started.
 fn report_start(
     args: &ServeArgs,
-    &Started { listen, admin, memory_bytes_max }: &Started,
-    key: Fingerprint,
-    topics: &[ServedTopic],
-    tickets: &ServerTickets<'_>,
+    &Started { listen, admin, memory_bytes_max, tickets, ticket_file }: &Started<'_>,
 ) {
-    match args.json {
-        true => {
-            let (key, device) = (key.to_string(), args.device.device.to_string());
-            let publish_socket = args.publish_socket.as_deref();
-            let ticket_file = tickets.file;
-            let event = "serving";
-            let serving = Serving {
-                event,
-                listen,
-                key,
-                device,
-                ticket_file,
-                publish_socket,
-                admin,
-                memory_bytes_max,
-                topics,
-            };
-            print_object(&serving);
-        }
-        false => {
-            let from = match args.device.device {
-                DeviceName::Cpu => String::new(),
-                cuda => format!(" from {cuda}"),
-            };
-            crate::log::message!(
-                "serving{from} on {listen}; give a ticket to each consumer, and run there: tensor-relay subscribe \
-                 TICKET_FILE --out DIR"
-            );
-            crate::log::message!("the tickets are in {}", tickets.file.display());
-            if let Some(socket) = &args.publish_socket {
-                crate::log::message!(
-                    "to publish, run here: tensor-relay publish {} TOPIC FILE; consumers name the topic with --topic",
-                    socket.display()
-                );
-            }
-            crate::log::message!(
-                "memory: at most {} in addition to versions; `tensor-relay config serve` lists the bounds",
-                units::bytes(memory_bytes_max)
-            );
-            if let Some(admin) = admin {
-                crate::log::message!("status page: {}", page_url(admin));
-            }
-            // If stdout is not a terminal, it may be a log that others can read.
-            let shown = match tickets.are_secret && !std::io::stdout().is_terminal() {
-                true => tickets.file.display().to_string(),
-                false => tickets.tickets.join("\n"),
-            };
-            let _ = output::line(&shown); // The server continues if stdout is closed.
-        }
+    let from = match args.device.device {
+        DeviceName::Cpu => String::new(),
+        cuda => format!(" from {cuda}"),
+    };
+    crate::log::message!(
+        "serving{from} on {listen}; give a ticket to each consumer, and run there: tensor-relay subscribe TICKET_FILE \
+         --out DIR"
+    );
+    crate::log::message!("the tickets are in {}", ticket_file.display());
+    if let Some(socket) = &args.publish_socket {
+        crate::log::message!(
+            "to publish, run here: tensor-relay publish {} TOPIC FILE; consumers name the topic with --topic",
+            socket.display()
+        );
     }
+    crate::log::message!(
+        "memory: at most {} in addition to versions; `tensor-relay config serve` lists the bounds",
+        units::bytes(memory_bytes_max)
+    );
+    if let Some(admin) = admin {
+        crate::log::message!("status page: {}", page_url(admin));
+    }
+    // The tickets contain tokens, except with --open. If stdout is not a terminal, it may be a log that others can read.
+    let shown = match args.open || std::io::stdout().is_terminal() {
+        true => tickets.join("\n"),
+        false => ticket_file.display().to_string(),
+    };
+    let _ = output::line(&shown); // The server continues if stdout is closed.
 }
 
 /// Finishes the transfers in progress, within `grace`. Returns `None` if a second signal interrupts it.

@@ -316,14 +316,3 @@ pub(crate) struct NothingSelected {
     pub(crate) globs: String,
     pub(crate) examples: String,
 }
-
-/// Prints a line to stdout; ends the process if that fails.
-pub(crate) fn print_line(line: &str) {
-    if let Err(closed) = output::line(line) {
-        if !closed.is_expected() {
-            crate::log::message!("error: {closed}");
-        }
-        output::flush();
-        std::process::exit(Exit::Failed as i32);
-    }
-}

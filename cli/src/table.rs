@@ -1,6 +1,6 @@
 //! Tables on stdout.
 
-use crate::subscribe::print_line;
+use crate::output::print_line;
 
 /// Prints `title` and `rows`, with two spaces between columns.
 pub(crate) fn print<const N: usize>(title: [&str; N], rows: &[[String; N]]) {

@@ -4,11 +4,11 @@ use crate::{
     args::{CreateTicketArgs, KeysArgs, RevokeTicketArgs, ShowTicketArgs, TicketsCommand},
     exit::{Exit, UsageError},
     keys::{self, KEY_FILE},
+    output::{print_json, print_line},
     serve::{
         self,
         admission::{TICKETS_FILE, write_tickets},
     },
-    subscribe::print_line,
     ticket, units,
 };
 use anyhow::{Context, bail};
@@ -89,7 +89,7 @@ fn create(args: &CreateTicketArgs) -> anyhow::Result<Exit> {
     match (&args.ticket_file, args.state.json) {
         (Some(path), _) => write_tickets(path, &[ticket.to_string()])?,
         (None, true) => {
-            print_line(&json!({ "id": claims.id.to_string(), "ticket": ticket.to_string() }).to_string());
+            print_json(&json!({ "id": claims.id.to_string(), "ticket": ticket.to_string() }));
         }
         (None, false) => print_line(&ticket.to_string()),
     }
@@ -133,13 +133,12 @@ fn show(args: &ShowTicketArgs) -> anyhow::Result<Exit> {
     };
     if args.state.json {
         let claims = claims.as_ref().map(|claims| as_object(claims, None, None));
-        let object = json!({
+        print_json(&json!({
             "addresses": ticket.addresses(),
             "topic": ticket.topic().map(Topic::as_str),
             "claims": claims,
             "standing": standing,
-        });
-        print_line(&object.to_string());
+        }));
         return Ok(Exit::Done);
     }
     print_line(&ticket.redacted());
@@ -178,7 +177,7 @@ fn list(args: &KeysArgs) -> anyhow::Result<Exit> {
         print_line(&format!("{}  {standing}, {last_use}: {}", claims.id, describe(&claims)));
     }
     if args.json {
-        print_line(&json!({ "tickets": listed }).to_string());
+        print_json(&json!({ "tickets": listed }));
     }
     Ok(Exit::Done)
 }

@@ -5,8 +5,8 @@ use pyo3::{panic::PanicException, prelude::*, types::PyCFunction};
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Mutex, PoisonError},
 };
+use tensor_relay_device::Lock;
 use tokio::task::JoinError;
 
 /// An asyncio future of the running event loop. Its result is that of `work`, converted by `convert` on the loop's
@@ -50,9 +50,9 @@ fn call_soon(
     event_loop: &Py<PyAny>,
     action: impl FnOnce(Python<'_>) -> PyResult<()> + Send + 'static,
 ) -> PyResult<()> {
-    let action = Mutex::new(Some(action));
+    let action = Lock::new(Some(action));
     let callback = PyCFunction::new_closure(py, None, None, move |args, _| -> PyResult<()> {
-        let action = action.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let action = action.lock().take();
         action.map_or(Ok(()), |action| action(args.py()))
     })?;
     event_loop.call_method1(py, "call_soon_threadsafe", (callback,)).map(drop)

@@ -27,7 +27,7 @@ use pyo3::prelude::*;
 use std::{
     collections::BTreeSet,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 use target::{ByPlace, Target, Targets, check_dense, sort_by_place};
@@ -35,7 +35,7 @@ use tensor_relay_client::{
     self as client, BufferError, Buffers, FillCause, FillError, Filled, Glob, Manifest, NameMatch,
     TensorName, VersionId,
 };
-use tensor_relay_device::DeviceBuffer;
+use tensor_relay_device::{DeviceBuffer, Lock};
 use tokio::sync::oneshot;
 
 /// The tensors of `out=`, with their options.
@@ -49,9 +49,9 @@ pub(crate) struct Out {
     left_out: Arc<LeftOut>,
     gpus: Arc<Gpus>,
     /// The version of which the tensors hold a part, since a call received it directly and failed.
-    torn: Arc<Mutex<Option<VersionId>>>,
+    torn: Arc<Lock<Option<VersionId>>>,
     /// The version that the tensors hold whole, if the call that received it directly was interrupted.
-    undelivered: Arc<Mutex<Option<Snapshot>>>,
+    undelivered: Arc<Lock<Option<Snapshot>>>,
 }
 
 /// A version that is being received directly into the tensors.
@@ -213,7 +213,7 @@ impl Out {
         timeout: Option<Duration>,
     ) -> PyResult<Delivered> {
         if !inner.open.is_closed()
-            && let Some(snapshot) = self.undelivered().take()
+            && let Some(snapshot) = self.undelivered.lock().take()
         {
             return Ok(Ok(snapshot));
         }
@@ -236,7 +236,7 @@ impl Out {
             Ok(arrival) => {
                 let delivered = self.deliver(py, inner, arrival, &names, &extra);
                 if !matches!(delivered, Ok(Err(_))) {
-                    *self.torn() = None;
+                    *self.torn.lock() = None;
                 }
                 return match (interrupt, delivered) {
                     (None, delivered) => delivered,
@@ -244,7 +244,7 @@ impl Out {
                         match delivered {
                             Ok(Ok(snapshot)) => {
                                 let note = format!("tensor_relay: `out` has {}, whole", snapshot.id());
-                                *self.undelivered() = Some(snapshot);
+                                *self.undelivered.lock() = Some(snapshot);
                                 interrupt.value(py).call_method1("add_note", (note,))?;
                             }
                             Ok(Err(_)) => {}
@@ -303,7 +303,7 @@ impl Out {
 
     /// Records a version of which the tensors hold a part. Returns the last one, if they are torn.
     fn add_torn(&self, new: Option<VersionId>) -> Option<VersionId> {
-        let mut torn = self.torn();
+        let mut torn = self.torn.lock();
         if new.is_some() {
             *torn = new;
         }
@@ -345,15 +345,7 @@ impl Out {
 
     /// Whether the next call delivers a version that the tensors hold already.
     pub(crate) fn has_undelivered(&self) -> bool {
-        self.undelivered().is_some()
-    }
-
-    fn undelivered(&self) -> MutexGuard<'_, Option<Snapshot>> {
-        self.undelivered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn torn(&self) -> MutexGuard<'_, Option<VersionId>> {
-        self.torn.lock().unwrap_or_else(PoisonError::into_inner)
+        self.undelivered.lock().is_some()
     }
 }
 

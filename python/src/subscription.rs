@@ -16,12 +16,10 @@ use pyo3::{
     prelude::*,
     types::PyCFunction,
 };
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 use tensor_relay_cli::FollowedTopic;
 use tensor_relay_client::{self as client, EndReason, Gap, SubscriptionError};
+use tensor_relay_device::Lock;
 
 /// Delivers the versions of one topic, each complete and verified.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
@@ -43,7 +41,7 @@ pub(crate) struct Inner {
     holding_limit_check: HoldingLimitCheck,
     pub(crate) select: Select,
     /// The topic as the client's admin port shows it, if there is a port, until the subscription is closed.
-    followed: Mutex<Option<FollowedTopic>>,
+    followed: Lock<Option<FollowedTopic>>,
 }
 
 /// The open subscription, until it is closed. A caller that waits for the next version holds the turn.
@@ -165,13 +163,9 @@ impl Progress {
 impl Inner {
     /// Records a delivered version for the admin port.
     fn record_delivered(&self, snapshot: &Snapshot) {
-        if let Some(followed) = &*self.followed() {
+        if let Some(followed) = &*self.followed.lock() {
             snapshot.record(followed);
         }
-    }
-
-    fn followed(&self) -> MutexGuard<'_, Option<FollowedTopic>> {
-        self.followed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for the next version. No version is lost when this future is dropped, nor when its result is.
@@ -343,7 +337,7 @@ impl Subscription {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner.get(py)?;
         inner.open.close();
-        drop(inner.followed().take());
+        drop(inner.followed.lock().take());
         Ok(())
     }
 
@@ -414,7 +408,7 @@ impl Subscription {
         let (topic, progress) = (subscription.topic().to_string(), Box::new(subscription.progress_reader()));
         let holding_limit_check = Box::new(subscription.holding_limit_check());
         let open = Arc::new(Closable::new(Open { subscription, undelivered: None }));
-        let followed = Mutex::new(followed);
+        let followed = Lock::new(followed);
         let inner = Inner { open, on_gap, holding_limit_check, select, followed };
         Self { inner: ProcessLocal::new(Arc::new(inner)), topic, client, timeout, out, progress }
     }
@@ -490,9 +484,9 @@ impl Subscription {
         let out = self.out.as_ref().filter(|_| landing == Landing::Out);
         let out = out.map(|out| out.clone_ref(py));
         awaitable(py, next, move |py, next| {
-            let (unclaimed, inner) = (Mutex::new(Some((next, out))), Arc::clone(&inner));
+            let (unclaimed, inner) = (Lock::new(Some((next, out))), Arc::clone(&inner));
             let claim = PyCFunction::new_closure(py, None, None, move |args, _| {
-                let claimed = unclaimed.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let claimed = unclaimed.lock().take();
                 let closed = NotArrived::Closed;
                 let (next, out) = claimed.unwrap_or((Err(closed), None));
                 claim_next(args.py(), next, out.as_ref(), raise, Arc::clone(&inner))

@@ -4,9 +4,8 @@
 use super::Layers;
 use crate::{
     args::{Args, Command},
-    serve,
-    subscribe::print_line,
-    table, units,
+    output::print_line,
+    serve, table, units,
 };
 use clap::FromArgMatches;
 use serde_json::{Value, json};

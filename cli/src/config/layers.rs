@@ -76,12 +76,7 @@ impl Layers {
     /// The command with the file's values as defaults. `off` has the ids of the switches that flags turn off: the file
     /// and variables do not apply to them.
     pub(super) fn command(&self, off: &[String]) -> Command {
-        let command = self.command.clone().mut_args(|arg| self.layered_arg(arg, "", off));
-        let command = command.mut_subcommands(|command| {
-            let table = command.get_name().to_owned();
-            self.layered(command, &table, off)
-        });
-        switch::with_opposites(command)
+        switch::with_opposites(self.layered(self.command.clone(), None, off))
     }
 
     /// Replaces clap's error about the value of a variable, which names a flag that the user never typed, by one that
@@ -99,10 +94,14 @@ impl Layers {
         invalid.map_or_else(|| error.into(), Into::into)
     }
 
-    /// `command` and its subcommands, with the values of the layers for their arguments.
-    fn layered(&self, command: Command, table: &str, off: &[String]) -> Command {
-        let command = command.mut_args(|arg| self.layered_arg(arg, table, off));
-        command.mut_subcommands(|command| self.layered(command, table, off))
+    /// `command` and its subcommands, with the values of the layers for their arguments. `table` is its own table, which
+    /// its subcommands share; `None` for the program itself.
+    fn layered(&self, command: Command, table: Option<&str>, off: &[String]) -> Command {
+        let command = command.mut_args(|arg| self.layered_arg(arg, table.unwrap_or_default(), off));
+        command.mut_subcommands(|command| {
+            let name = command.get_name().to_owned();
+            self.layered(command, table.or(Some(&name)), off)
+        })
     }
 
     fn layered_arg(&self, arg: Arg, table: &str, off: &[String]) -> Arg {

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     args::ConfigArgs,
     exit::{Exit, UsageError},
-    subscribe::print_line,
+    output::{print_json, print_line},
     table,
 };
 use serde_json::{Map, Value, json};
@@ -36,8 +36,7 @@ pub(crate) fn run(args: &ConfigArgs, layers: &Layers) -> anyhow::Result<Exit> {
                 .for_each(|all| all.push(as_json(setting, effective)));
         }
         let bounds = config.as_ref().map(bounds::as_json);
-        let shown = json!({ "file": layers.file(), "commands": commands, "serve": bounds });
-        print_line(&shown.to_string());
+        print_json(&json!({ "file": layers.file(), "commands": commands, "serve": bounds }));
         return Ok(Exit::Done);
     }
     match layers.file() {

@@ -3,7 +3,7 @@
 use super::consumer::{SmallVersions, Verified};
 use crate::{
     args::{DemoArgs, DeviceName},
-    subscribe::print_line,
+    output::{print_json, print_line},
     units,
 };
 use anyhow::Context;
@@ -85,13 +85,12 @@ impl Report {
 
     pub(super) fn end(self, small: &SmallVersions) -> anyhow::Result<()> {
         if self.json {
-            let summary = json!({
+            print_json(&json!({
                 "device": self.device.to_string(),
                 "versions": self.verified,
                 "small": small,
                 "all_bytes_equal": true,
-            });
-            print_line(&summary.to_string());
+            }));
             return Ok(());
         }
         let fastest = self.verified.iter().min_by(|a, b| a.duration_s.total_cmp(&b.duration_s));

@@ -1,6 +1,6 @@
 //! The publish socket of `serve`, and reports of the versions that local processes publish through it.
 
-use super::PublishedLine;
+use super::{print_object, version_object};
 use crate::{args::ServeArgs, units};
 use anyhow::Context;
 use tensor_relay_server::{
@@ -28,21 +28,11 @@ fn report(published: &Published, as_json: bool) {
     let Published { id, tensors, payload_bytes, path, reason, peer } = published;
     let (count, bytes) = (units::count(*tensors, "tensor"), units::bytes(*payload_bytes));
     crate::log::message!("{id}: {count}, {bytes}, from {peer} through {path} ({reason:?})");
-    if !as_json {
-        return;
+    if as_json {
+        let mut line = version_object(id, *tensors, *payload_bytes);
+        line["event"] = "published".into();
+        (line["path"], line["reason"], line["from"]) =
+            (path.name().into(), reason.as_str().into(), peer.as_str().into());
+        print_object(line);
     }
-    let line = PublishedLine {
-        event: "published",
-        topic: id.topic.to_string(),
-        epoch: id.epoch.to_string(),
-        version: id.version.0,
-        tensors: *tensors,
-        payload_bytes: *payload_bytes,
-        files: None,
-        missed_generations: None,
-        path: Some(path.name()),
-        reason: Some(reason.clone()),
-        from: Some(peer.clone()),
-    };
-    super::print_object(&line);
 }

@@ -3,17 +3,15 @@
 use super::foreign::Foreign;
 use pyo3::prelude::*;
 use std::{
-    sync::{
-        Mutex, PoisonError,
-        mpsc::{self, Receiver, RecvTimeoutError, Sender},
-    },
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
     time::{Duration, Instant},
 };
+use tensor_relay_device::Lock;
 
 /// Receives the tensors that were lent for one call, so that they are released before the call returns: then JAX may
 /// donate them, and PyTorch may resize them. Without a receiver, the interpreter thread releases them a little later.
 #[derive(Debug)]
-pub(crate) struct Returning(Mutex<Receiver<Foreign>>);
+pub(crate) struct Returning(Lock<Receiver<Foreign>>);
 
 /// The time for the last tensor to return once all copies have ended: the engine releases a copy's memory right after
 /// it reports the end. Tensors that return later are released by the interpreter thread.
@@ -23,7 +21,7 @@ impl Returning {
     /// A sender, which is cloned for each lent tensor, and its receiver.
     pub(crate) fn new() -> (ToReturn, Self) {
         let (sender, receiver) = mpsc::channel();
-        (ToReturn(sender), Self(Mutex::new(receiver)))
+        (ToReturn(sender), Self(Lock::new(receiver)))
     }
 
     /// Releases all tensors. To be called when all copies have ended.
@@ -33,7 +31,7 @@ impl Returning {
     }
 
     fn all(self) -> Vec<Foreign> {
-        let receiver = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let receiver = self.0.into_inner();
         let (mut returned, until) = (vec![], Instant::now() + RETURN_TIMEOUT);
         loop {
             match receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {

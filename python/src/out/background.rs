@@ -3,7 +3,8 @@
 use super::copy::{Copied, Copying};
 use crate::{awaitable::awaitable, runtime, snapshot::Snapshot};
 use pyo3::{prelude::*, types::PyCFunction};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::mpsc;
+use tensor_relay_device::Lock;
 use tokio::sync::oneshot;
 
 /// Begins the copy on a thread of the runtime. Returns a pair for `_coroutines.finish_copy`: an asyncio future of the
@@ -24,10 +25,10 @@ pub(crate) fn copying_in_background(
         let _ = sender.send((copying, copied));
         drop(end);
     });
-    let unfinished = Mutex::new(Some((result, deliver)));
+    let unfinished = Lock::new(Some((result, deliver)));
     let finish = PyCFunction::new_closure(py, None, None, move |args, _| -> PyResult<Snapshot> {
         let (py, is_delivered): (_, bool) = (args.py(), args.get_item(0)?.extract()?);
-        let unfinished = unfinished.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let unfinished = unfinished.lock().take();
         let (result, deliver) = unfinished.expect("`finish_copy` calls it once");
         let (copying, copied) = py.detach(move || result.recv()).expect("the copy sends its result");
         deliver(is_delivered, copying.finish(py, copied))

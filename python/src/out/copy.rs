@@ -17,14 +17,9 @@ use crate::{
     wait::wait,
 };
 use pyo3::{exceptions::PyException, prelude::*};
-use std::{
-    collections::BTreeMap,
-    fmt::Display,
-    sync::{Mutex, PoisonError},
-    thread,
-};
+use std::{collections::BTreeMap, fmt::Display, thread};
 use tensor_relay_client::{self as client, BufferError, Buffers, FillCause, NameMatch};
-use tensor_relay_device::DeviceBuffer;
+use tensor_relay_device::{DeviceBuffer, Lock};
 use tokio::runtime::Handle;
 
 /// A copy of a complete version to the tensors: all of them or none.
@@ -220,8 +215,8 @@ fn copy_to_host(snapshot: &client::Snapshot, targets: &mut [Target<Foreign>]) {
     let bytes: usize = targets.iter().map(|target| target.memory.len()).sum();
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let threads = if bytes < PARALLEL_BYTES { 1 } else { processors.min(COPY_THREADS_MAX) };
-    let queue = Mutex::new(targets.iter_mut());
-    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let queue = Lock::new(targets.iter_mut());
+    let next = || queue.lock().next();
     let copy = || {
         while let Some(Target { name, memory, .. }) = next() {
             if let Some(bytes) = snapshot.volatile_tensor(name.as_str()) {

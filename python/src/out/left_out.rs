@@ -2,20 +2,18 @@
 
 use super::extra_state::Matched;
 use crate::select::Select;
-use std::{
-    collections::{BTreeSet, HashSet},
-    sync::{Mutex, PoisonError},
-};
+use std::collections::{BTreeSet, HashSet};
 use tensor_relay_client::{BufferError, Manifest, VersionId};
+use tensor_relay_device::Lock;
 
 /// The names that were last logged for a subscription.
 #[derive(Default)]
-pub(super) struct LeftOut(Mutex<Option<BufferError>>);
+pub(super) struct LeftOut(Lock<Option<BufferError>>);
 
 impl LeftOut {
     /// Logs `left_out` of a version, unless it was the same in the last one.
     pub(super) fn log(&self, id: &VersionId, left_out: Option<BufferError>) {
-        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.0.lock();
         if *logged != left_out {
             if let Some(left_out) = &left_out {
                 tracing::warn!("strict=False receives a part of {id}: {left_out}.");

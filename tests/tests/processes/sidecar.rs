@@ -96,10 +96,11 @@ fn a_published_version_is_received_without_a_copy() {
     wait_until("the first version is unmapped", || mappings(&server.process) == 1);
     subscriber.wait_for_stdout(r#""version":2"#); // The line is printed after the file is written.
     files::assert_same(&home.path("two"), &home.path("out/policy.safetensors"));
-    server.process.wait_for_stdout(r#""event":"published","topic":"policy""#);
-    server
-        .process
-        .wait_for_stdout(r#""path":"memfd","reason":"the tensors are in host memory","from":"process "#);
+    let line = server.process.wait_for_stdout(r#""event":"published""#);
+    let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!((&event["topic"], &event["path"]), (&"policy".into(), &"memfd".into()), "{event}");
+    assert_eq!(event["reason"], "the tensors are in host memory", "{event}");
+    assert!(event["from"].as_str().unwrap().starts_with("process "), "{event}");
     subscriber.signal_and_wait(Signal::TERM).expect_code(143);
     server.process.signal_and_wait(Signal::TERM).expect_code(0);
     assert!(!home.path("s").exists(), "the server removes its socket");
