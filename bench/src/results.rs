@@ -27,7 +27,7 @@ pub(crate) struct Results<Details> {
 }
 
 /// The version of the file format. Adding fields does not change it.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 impl<Details: Serialize> Results<Details> {
     /// Results with `details` and without tables yet, of this machine and today's date.

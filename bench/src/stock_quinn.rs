@@ -21,6 +21,7 @@ use anyhow::Result;
 use client::Client;
 use server::Server;
 use settings::Settings;
+use std::net::SocketAddr;
 
 /// Serves clients until the process is killed.
 ///
@@ -30,7 +31,7 @@ pub async fn serve(args: ServeArgs, congestion: Congestion) -> Result<()> {
     let settings = Settings::new(args.mtu, congestion);
     let server = Server::bind(args.listen, noise::bytes(args.bytes), settings)?;
     let port = server.local_addr()?.port();
-    contender::print(&Ready { ready: true, port })?;
+    contender::print(&Ready::at(port))?;
     while let Some(incoming) = server.next().await {
         if let Err(error) = server.serve(incoming, |sent| contender::print(&sent)).await {
             eprintln!("A connection ended with an error: {error:#}");
@@ -39,13 +40,13 @@ pub async fn serve(args: ServeArgs, congestion: Congestion) -> Result<()> {
     Ok(())
 }
 
-/// Receives `args.small` small messages, then the payload `args.rounds` times.
+/// Receives `args.small` small messages from the server at `connect`, then the payload `args.rounds` times.
 ///
 /// # Errors
 /// When the connection cannot be made or breaks, or when standard output is closed.
-pub async fn receive(args: ReceiveArgs) -> Result<()> {
+pub async fn receive(connect: SocketAddr, args: ReceiveArgs) -> Result<()> {
     let settings = Settings::new(args.mtu, Congestion::default());
-    let mut client = Client::connect(args.connect, args.bytes, settings).await?;
+    let mut client = Client::connect(connect, args.bytes, settings).await?;
     if args.small > 0 {
         contender::print(&client.receive_small(args.small).await?)?;
     }

@@ -1,5 +1,5 @@
 //! Tables of measurements: a row for each setting, with medians, ranges and ratios. Commands print them and write them
-//! to result files; `report` draws them.
+//! to result files.
 
 use crate::{
     cells::Cells,
@@ -28,18 +28,6 @@ pub(crate) struct Row {
     /// The ratios of numbers of this row to those of another row, measured in pairs.
     #[serde(default)]
     pub(crate) ratios: Cells<PairedRatio>,
-    #[serde(default)]
-    pub(crate) kind: Kind,
-}
-
-/// The kind of contender that a row measures: it decides the colour in a report.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Kind {
-    #[default]
-    Ours,
-    Encrypted,
-    Plain,
 }
 
 impl Table {
@@ -49,7 +37,6 @@ impl Table {
     }
 
     /// Adds a sample to the row of its setting; a new setting is appended as a row.
-    #[cfg(feature = "gpu")]
     pub(crate) fn add(&mut self, setting: &Cells<String>, measured: &Cells<f64>) {
         let at = self.rows.iter().position(|row| row.setting == *setting).unwrap_or_else(|| {
             self.rows.push(Row::of(setting.clone(), []));

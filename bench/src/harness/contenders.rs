@@ -1,6 +1,11 @@
 //! The contenders, and the choice of those to compare.
 
-use crate::program::Program;
+use super::place::Role;
+use crate::{
+    node::{FOLLOW, PUBLISH},
+    program::Program,
+    relay::Job,
+};
 use anyhow::{Result, bail, ensure};
 use std::{
     ffi::OsString,
@@ -10,11 +15,15 @@ use std::{
 /// A program, or a variant of one, that can be compared.
 #[derive(Debug, Clone)]
 pub(crate) struct Contender {
-    pub(super) name: String,
+    pub(crate) name: String,
     /// The working directory of its processes, if not the current one.
     pub(super) folder: Option<PathBuf>,
     pub(super) serve: SideCommand,
     pub(super) receive: SideCommand,
+    /// The number of receiving processes.
+    pub(super) receivers: u32,
+    /// One more receiving process, which is slow and not measured.
+    pub(super) slow: Option<SideCommand>,
     /// Whether the payload is encrypted.
     pub(super) encrypted: bool,
     /// `reused` if the receiving side reuses its memory in each round, `fresh` if it allocates new memory.
@@ -31,32 +40,66 @@ pub(crate) struct Contender {
 
 /// The command of one side: its program, and the arguments before the options of [`contender`](crate::contender).
 #[derive(Debug, Clone)]
-pub(super) struct SideCommand {
+pub(crate) struct SideCommand {
     pub(super) program: Program,
     pub(super) arguments: Vec<OsString>,
 }
 
 /// All contenders, from which [`pick`](Self::pick) chooses.
 #[derive(Debug)]
-pub(super) struct Contenders {
+pub(crate) struct Contenders {
     contenders: Vec<Contender>,
 }
 
 impl Contender {
-    /// A contender that is tensor-relay, where `serve` and `receive` are the sides' arguments after `relay`.
-    pub(crate) fn relay(name: &str, this: &Program, serve: Vec<OsString>, receive: Vec<OsString>) -> Self {
-        let side = |arguments: Vec<OsString>| SideCommand {
+    /// tensor-relay with a job that `receivers` processes follow. A slow one has the option `--slow` in addition.
+    pub(crate) fn of_job(name: &str, this: &Program, job: &Job, follow_options: &[&str]) -> Result<Self> {
+        let job_option = format!("--job={}", serde_json::to_string(job)?);
+        let side = |subcommand: [&str; 2], options: &[&str]| SideCommand {
             program: this.clone(),
-            arguments: std::iter::once(RELAY_SUBCOMMAND.into()).chain(arguments).collect(),
+            arguments: subcommand
+                .iter()
+                .chain(&[job_option.as_str()])
+                .chain(options)
+                .map(OsString::from)
+                .collect(),
         };
-        let (serve, receive) = (side(serve), side(receive));
-        Self { serve, receive, ..contender(name, this, RELAY_SUBCOMMAND, &[], &[], true) }
+        let slow = || side(FOLLOW, &[follow_options, &["--slow"]].concat());
+        Ok(Self {
+            serve: side(PUBLISH, &[]),
+            receive: side(FOLLOW, follow_options),
+            receivers: job.receivers,
+            slow: job.has_slow.then(slow),
+            ..contender(name, this, RELAY_SUBCOMMAND, &[], &[], true)
+        })
+    }
+
+    /// The name of one of its processes, for messages and tables.
+    pub(super) fn process_name(&self, role: Role) -> String {
+        match (role, self.serves_jobs()) {
+            (Role::Server, false) => format!("{} serve", self.name),
+            (Role::Receiver(_), false) => format!("{} receive", self.name),
+            (Role::Server, true) => "producer".into(),
+            (Role::Receiver(number), true) => format!("consumer {}", number + 1),
+        }
+    }
+
+    fn serves_jobs(&self) -> bool {
+        self.receive.arguments.get(1).is_some_and(|side| side == FOLLOW[1])
+    }
+
+    /// Environment variables added for all processes. tensor-relay and its variants get none: they run as users run
+    /// them. The other contenders get the settings that make them fastest.
+    pub(super) fn environment(&self) -> Vec<(&'static str, &'static str)> {
+        let copies = (!self.is_ours).then_some(NO_REP_MOVSB);
+        let memory = self.is_external.then_some(KEEP_FREED_MEMORY);
+        copies.into_iter().chain(memory).collect()
     }
 }
 
 impl Contenders {
     /// The contenders that `this` program implements, and the tensor-relay of `other_build`, if given.
-    pub(super) fn of_this(this: &Program, other_build: Option<&Path>) -> Self {
+    pub(crate) fn of_this(this: &Program, other_build: Option<&Path>) -> Self {
         let own = |name: &str, subcommand: &str, serve: &[&str], receive: &[&str], encrypted: bool| {
             contender(name, this, subcommand, serve, receive, encrypted)
         };
@@ -78,7 +121,7 @@ impl Contenders {
     }
 
     /// Adds `borrowed` with one or both sides in Python. `python` is an interpreter with the package tensor_relay.
-    pub(super) fn extend_with_python(&mut self, this: &Program, python: &Path) {
+    pub(crate) fn extend_with_python(&mut self, this: &Program, python: &Path) {
         let borrowed = contender(BORROWED, this, RELAY_SUBCOMMAND, &[BORROW], &[], true);
         let in_python = |arguments: &[&str]| SideCommand {
             program: Program::new(python, &["-P", "-c", PYTHON_PROGRAM]),
@@ -107,7 +150,7 @@ impl Contenders {
     ///
     /// # Errors
     /// When `peers/NAME` is taken, too.
-    pub(super) fn extend(&mut self, peers: Vec<Contender>) -> Result<()> {
+    pub(crate) fn extend(&mut self, peers: Vec<Contender>) -> Result<()> {
         for mut peer in peers {
             if self.has(&peer.name) || peer.name == ALL {
                 peer.name = format!("peers/{}", peer.name);
@@ -127,7 +170,7 @@ impl Contenders {
     ///
     /// # Errors
     /// When one of the names belongs to no contender.
-    pub(super) fn pick(&self, names: &[String]) -> Result<Vec<Contender>> {
+    pub(crate) fn pick(&self, names: &[String]) -> Result<Vec<Contender>> {
         let mut picked: Vec<Contender> = vec![];
         for name in names {
             let matches = |contender: &&Contender| match name.as_str() {
@@ -171,6 +214,8 @@ fn contender(
         folder: None,
         serve: side("serve", serve),
         receive: side("receive", receive),
+        receivers: 1,
+        slow: None,
         encrypted,
         receives_into: "reused".into(),
         note: String::new(),
@@ -180,8 +225,8 @@ fn contender(
     }
 }
 
-pub(super) const RELAY: &str = "tensor-relay";
-pub(super) const STOCK_QUINN: &str = "stock-quinn";
+pub(crate) const RELAY: &str = "tensor-relay";
+pub(crate) const STOCK_QUINN: &str = "stock-quinn";
 /// The subcommand of this program that runs tensor-relay.
 const RELAY_SUBCOMMAND: &str = "relay";
 const MANY_TENSORS: &str = "10000-tensors";
@@ -211,6 +256,16 @@ const CODECS: [(&str, &str); 4] = [
     ("planes", "--codec=planes"),
     ("zstd", "--codec=zstd"),
 ];
+
+/// Keeps glibc from copying with `rep movsb`. On AMD processors that is several times slower if source and destination
+/// have the same offset in their pages; this nearly doubled the CPU time of a receiver over TLS. Other C libraries
+/// ignore it.
+const NO_REP_MOVSB: (&str, &str) = ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824");
+
+/// Makes glibc keep free memory, up to 64 MiB. Returning memory to the system after each piece and allocating it again
+/// more than doubled the CPU time of a sender over TLS. The contenders of this program do not need it: they
+/// allocate with mimalloc.
+const KEEP_FREED_MEMORY: (&str, &str) = ("MALLOC_TRIM_THRESHOLD_", "67108864");
 
 #[cfg(test)]
 mod tests {
@@ -305,5 +360,17 @@ mod tests {
         let tls = contenders().pick(&["tcp-tls".into()]).unwrap().remove(0);
         assert_eq!(tls.serve.arguments, ["tcp", "serve", "--tls"]);
         assert_eq!(tls.receive.arguments, ["tcp", "receive", "--tls"]);
+    }
+
+    #[test]
+    fn tensor_relay_gets_no_environment_variables() {
+        let names = ["tensor-relay", "2-lanes", "stock-quinn", "tcp-tls"].map(str::to_owned);
+        let mut contenders = contenders().pick(&names).unwrap();
+        contenders.push(Contender { is_external: true, ..contenders[3].clone() });
+        let environments: Vec<_> = contenders.iter().map(Contender::environment).collect();
+        assert_eq!(
+            environments,
+            [vec![], vec![], vec![NO_REP_MOVSB], vec![NO_REP_MOVSB], vec![NO_REP_MOVSB, KEEP_FREED_MEMORY]]
+        );
     }
 }

@@ -36,7 +36,7 @@ fn default_small() -> bool {
 ///
 /// # Errors
 /// When the file cannot be read, or does not list peers.
-pub(super) fn read(path: &Path) -> Result<Vec<Contender>> {
+pub(crate) fn read(path: &Path) -> Result<Vec<Contender>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     // Absolute, because both sides run in the folder of the list.
     let path = std::path::absolute(path)?;
@@ -62,6 +62,8 @@ impl Peer {
             name: self.name,
             serve: side("serve"),
             receive: side("receive"),
+            receivers: 1,
+            slow: None,
             encrypted: self.encrypted,
             receives_into: self.receives_into,
             note: self.note,
