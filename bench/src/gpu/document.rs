@@ -2,7 +2,7 @@
 
 use super::{
     line::{Cells, Check, Line, Sample},
-    parts::Part,
+    parts::{Facts, Part},
 };
 use crate::{
     size,
@@ -41,7 +41,7 @@ pub(super) struct Findings {
     pub(super) notes: Vec<String>,
     pub(super) tables: Vec<Table>,
     #[serde(skip)]
-    about: Part,
+    about: Facts,
 }
 
 impl Findings {
@@ -67,7 +67,16 @@ impl Findings {
                 }
             }
         }
-        Self { part: part.name(), seconds, payload_bytes, failure, checks, notes, tables, about: part }
+        Self {
+            part: part.name(),
+            seconds,
+            payload_bytes,
+            failure,
+            checks,
+            notes,
+            tables,
+            about: part.facts(),
+        }
     }
 
     /// The failure of the part, and its failed checks.
@@ -79,7 +88,7 @@ impl Findings {
     }
 
     fn markdown(&self) -> String {
-        let mut text = format!("\n## {}\n\n{}\n", self.about.title(), self.about.about());
+        let mut text = format!("\n## {}\n\n{}\n", self.about.title, self.about.about);
         if let Some(failure) = &self.failure {
             let _ = writeln!(text, "\n**This part failed.** Its results until then are below. {failure}");
         }
@@ -97,7 +106,7 @@ impl Findings {
         for note in &self.notes {
             let _ = writeln!(text, "\n{note}");
         }
-        let payload = match self.about.bytes() {
+        let payload = match self.about.bytes {
             0 => String::new(),
             _ => format!(", payloads of {}", size::text(self.payload_bytes)),
         };
