@@ -10,7 +10,6 @@ use crate::{
     process::{Failure, Lifetime},
     program::Program,
     relay::{self, FollowArgs, Job},
-    report::{self, ReportArgs},
     run::{self as running, RunArgs},
     stock_quinn::{self, Congestion},
     tcp::{self, Encryption},
@@ -40,8 +39,6 @@ pub enum Command {
     Compare(CompareArgs),
     /// Measures successive versions that differ a little: as deltas against the version before, and whole.
     Deltas(DeltasArgs),
-    /// Prints the tables of result files of `run`, `compare` and `deltas`.
-    Report(ReportArgs),
     /// Measures the compression ratio and the speed of each codec on your own tensors.
     #[command(after_help = codecs::EXAMPLES)]
     Codecs(CodecsArgs),
@@ -174,7 +171,6 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
         Command::StockQuinn(StockQuinn::Receive { connect, args }) => {
             stock_quinn::receive(connect, args).await
         }
-        Command::Report(args) => report::run(&args),
         Command::Codecs(args) => codecs::run(&args),
         Command::DelayBridge(args) => delay::run(args).await,
         Command::Tcp(Tcp::Serve { args, encryption }) => tcp::serve(args, encryption).await,

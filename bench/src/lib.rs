@@ -3,7 +3,7 @@
 //! - [`contender`] is the interface of all programs that are measured; [`relay`], [`stock_quinn`] and [`tcp`] implement
 //!   it.
 //! - `harness` runs contenders in processes of their own, on this machine or on [nodes](node), and compares them.
-//! - [`run`], [`compare`] and [`deltas`] choose its contenders; [`report`] prints the tables of its result files.
+//! - [`run`], [`compare`] and [`deltas`] choose its contenders.
 //! - [`codecs`] measures codecs on a user's own tensors.
 //! - [`command`] has the subcommands of `tensor-relay-bench`, which are also those of `tensor-relay bench`.
 //! - [`workload`] generates a model's tensors from a seed, for `tensor-relay demo` and for benchmarks.
@@ -35,7 +35,6 @@ pub mod origin;
 pub mod process;
 pub mod program;
 pub mod relay;
-pub mod report;
 mod results;
 pub mod run;
 mod server;

@@ -173,16 +173,6 @@ fn every_scene_has_its_own_consumers() {
     assert!(table.contains("ratio of GB/s"), "{table}");
 }
 
-/// Goal: `report` reads the files that `run` writes.
-#[test]
-fn a_result_file_becomes_tables() {
-    let json = Scratch::new("reported.json");
-    let words = format!("run --workload latency --count 10 --rounds 1 --json {}", json.0.display());
-    let printed = succeeded(bench(&words).output().unwrap());
-    let reported = succeeded(bench(&format!("report {}", json.0.display())).output().unwrap());
-    assert_eq!(printed, reported);
-}
-
 /// A node on loopback, with its address and its token.
 struct Node {
     process: Child,
