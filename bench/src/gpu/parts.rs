@@ -7,7 +7,6 @@ mod device;
 mod exact;
 mod fan_out;
 mod fault;
-mod null_network;
 mod program;
 mod quic;
 mod sharing;
@@ -33,8 +32,6 @@ pub enum Part {
     Cases,
     /// The copy rates of the engine and of plain copies.
     Bandwidth,
-    /// The pipeline without a network.
-    NullNetwork,
     /// The pipeline over loopback. The name is older than sessions over TCP.
     Quic,
     /// Many small tensors.
@@ -74,9 +71,6 @@ impl Part {
             Self::Device => ("device", "The device", device::ABOUT, 0, 0),
             Self::Cases => ("cases", "Engine cases", cases::ABOUT, 0, 0),
             Self::Bandwidth => ("bandwidth", "Bandwidth of copies", bandwidth::ABOUT, 50, 1 << 30),
-            Self::NullNetwork => {
-                ("null-network", "Pipeline over a null network", null_network::ABOUT, 80, 2 << 30)
-            }
             Self::Quic => ("quic", "Pipeline over loopback", quic::ABOUT, 120, 512 << 20),
             Self::Small => ("small", "Many small tensors", small::ABOUT, 30, 0),
             Self::FanOut => ("fan-out", "Fan-out", fan_out::ABOUT, 15, 512 << 20),
@@ -99,7 +93,6 @@ impl Part {
             Self::Device => device::run(job),
             Self::Cases => cases::run(job).await,
             Self::Bandwidth => bandwidth::run(job).await,
-            Self::NullNetwork => null_network::run(job).await,
             Self::Quic => quic::run(job).await,
             Self::Small => small::run(job).await,
             Self::FanOut => fan_out::run(job).await,

@@ -57,11 +57,10 @@ fn chunk_sizes(job: &Job) -> Vec<u64> {
 fn measure_plain(job: &Job) -> Result<Option<Plain>> {
     let Some(plain) = plain::measure(job.device, job.bytes)? else { return Ok(None) };
     for direction in Direction::BOTH {
-        for (memory, gb_per_s) in
-            [("page-locked", plain.locked(direction)), ("pageable", plain.pageable(direction))]
-        {
+        for (memory, gb_per_s) in [("page-locked", plain.locked), ("pageable", plain.pageable)] {
             let setting = Cells::of([("direction", direction.name().into()), ("memory", memory.into())]);
-            job.printer().sample("plain", setting, Cells::of([("gb_per_s", gb_per_s)]));
+            job.printer()
+                .sample("plain", setting, Cells::of([("gb_per_s", gb_per_s[direction as usize])]));
         }
     }
     Ok(Some(plain))
@@ -102,7 +101,7 @@ async fn measure(
             ("in flight", settings.in_flight.to_string()),
             ("engines", engines.len().to_string()),
         ]);
-        let of_plain = plain.map(|plain| gb_per_s / plain.locked(direction));
+        let of_plain = plain.map(|plain| gb_per_s / plain.locked[direction as usize]);
         job.printer().sample(
             "engine",
             setting,
