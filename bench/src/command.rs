@@ -11,7 +11,7 @@ use crate::{
     program::Program,
     relay::{self, FollowArgs, Job},
     run::{self as running, RunArgs},
-    stock_quinn::{self, Congestion},
+    stock_quinn,
     tcp::{self, Encryption},
 };
 use anyhow::{Context, Result, bail};
@@ -103,14 +103,7 @@ pub enum Relay {
 #[derive(Debug, Subcommand)]
 pub enum StockQuinn {
     /// Holds the payload and sends it once a round.
-    Serve {
-        /// The options of every server.
-        #[command(flatten)]
-        args: ServeArgs,
-        /// The congestion controller of the sender.
-        #[arg(long, value_enum, default_value_t)]
-        congestion: Congestion,
-    },
+    Serve(ServeArgs),
     /// Receives the payload once a round.
     Receive {
         /// The address of the server.
@@ -165,9 +158,7 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
         Command::Relay(Relay::Receive { ticket, args, lanes }) => relay::receive(ticket, args, lanes).await,
         Command::Relay(Relay::Publish { args, job }) => reported(relay::publish(args, job).await),
         Command::Relay(Relay::Follow(args)) => reported(relay::follow(args).await),
-        Command::StockQuinn(StockQuinn::Serve { args, congestion }) => {
-            stock_quinn::serve(args, congestion).await
-        }
+        Command::StockQuinn(StockQuinn::Serve(args)) => stock_quinn::serve(args).await,
         Command::StockQuinn(StockQuinn::Receive { connect, args }) => {
             stock_quinn::receive(connect, args).await
         }

@@ -52,9 +52,6 @@ pub struct CompareArgs {
     /// such as `tcp`, is called `peers/tcp`.
     #[arg(long, value_name = "FILE")]
     pub peers: Option<PathBuf>,
-    /// Runs this contender alone.
-    #[arg(long, value_name = "NAME")]
-    pub only: Option<String>,
     /// Also writes everything that was measured to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -122,8 +119,5 @@ fn picked_contenders(args: &CompareArgs, this: &Program) -> Result<Vec<Contender
     if let Some(path) = &args.peers {
         contenders.extend(harness::read_peers(path)?)?;
     }
-    match &args.only {
-        Some(only) => contenders.pick(std::slice::from_ref(only)),
-        None => contenders.pick(&args.names),
-    }
+    contenders.pick(&args.names)
 }

@@ -23,10 +23,14 @@ pub(crate) fn kernel() -> Option<String> {
 pub(crate) fn with_peak_memory(cells: Cells<f64>, bytes: u64) -> Cells<f64> {
     let peak = fs::read_to_string("/proc/self/status").ok();
     let peak = peak.and_then(|status| kib(&field(&status, "VmHWM")?));
-    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     cells
         .and("peak_resident_mib", peak.map(mib))
         .and("beyond_a_version_mib", peak.map(|peak| mib(peak.saturating_sub(bytes))))
+}
+
+/// `bytes` in MiB.
+pub(crate) fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }
 
 /// The number of bytes in `value`, such as `12 kB`.

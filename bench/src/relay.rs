@@ -16,6 +16,7 @@ mod small;
 mod snapshot_hash;
 mod steps;
 mod stream_content;
+mod versions;
 
 pub use follow::{FollowArgs, follow};
 pub use job::{Hold, Job};

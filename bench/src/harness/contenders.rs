@@ -51,26 +51,54 @@ pub(crate) struct Contenders {
     contenders: Vec<Contender>,
 }
 
+impl SideCommand {
+    /// The command of `program` with the arguments `words`.
+    pub(super) fn new(program: &Program, words: &[&str]) -> Self {
+        Self { program: program.clone(), arguments: words.iter().map(OsString::from).collect() }
+    }
+}
+
 impl Contender {
-    /// tensor-relay with a job that `receivers` processes follow. A slow one has the option `--slow` in addition.
+    /// tensor-relay, or a variant of it, with these commands.
+    pub(super) fn new(name: &str, serve: SideCommand, receive: SideCommand) -> Self {
+        Self {
+            name: name.into(),
+            folder: None,
+            serve,
+            receive,
+            receivers: 1,
+            slow: None,
+            encrypted: true,
+            receives_into: "reused".into(),
+            note: String::new(),
+            has_small: true,
+            is_ours: true,
+            is_external: false,
+        }
+    }
+
+    /// The contender that `program` implements as `subcommand`, with further options for either side.
+    fn of(name: &str, program: &Program, subcommand: &str, options: Options<'_>) -> Self {
+        let side =
+            |side, options: &[&str]| SideCommand::new(program, &[&[subcommand, side], options].concat());
+        Self {
+            encrypted: name != TCP,
+            is_ours: subcommand == RELAY_SUBCOMMAND,
+            ..Self::new(name, side("serve", options.serve), side("receive", options.receive))
+        }
+    }
+
+    /// tensor-relay with a job. A slow receiver has the option `--slow` in addition.
     pub(crate) fn of_job(name: &str, this: &Program, job: &Job, follow_options: &[&str]) -> Result<Self> {
         let job_option = format!("--job={}", serde_json::to_string(job)?);
-        let side = |subcommand: [&str; 2], options: &[&str]| SideCommand {
-            program: this.clone(),
-            arguments: subcommand
-                .iter()
-                .chain(&[job_option.as_str()])
-                .chain(options)
-                .map(OsString::from)
-                .collect(),
+        let side = |subcommand: [&str; 2], options: &[&str]| {
+            SideCommand::new(this, &[&subcommand, &[job_option.as_str()][..], options].concat())
         };
         let slow = || side(FOLLOW, &[follow_options, &["--slow"]].concat());
         Ok(Self {
-            serve: side(PUBLISH, &[]),
-            receive: side(FOLLOW, follow_options),
             receivers: job.receivers,
             slow: job.has_slow.then(slow),
-            ..contender(name, this, RELAY_SUBCOMMAND, &[], &[], true)
+            ..Self::new(name, side(PUBLISH, &[]), side(FOLLOW, follow_options))
         })
     }
 
@@ -100,49 +128,27 @@ impl Contender {
 impl Contenders {
     /// The contenders that `this` program implements, and the tensor-relay of `other_build`, if given.
     pub(crate) fn of_this(this: &Program, other_build: Option<&Path>) -> Self {
-        let own = |name: &str, subcommand: &str, serve: &[&str], receive: &[&str], encrypted: bool| {
-            contender(name, this, subcommand, serve, receive, encrypted)
-        };
-        let mut contenders = vec![
-            own(RELAY, RELAY_SUBCOMMAND, &[], &[], true),
-            own(STOCK_QUINN, "stock-quinn", &[], &[], true),
-            own("tcp", "tcp", &[], &[], false),
-            own("tcp-tls", "tcp", &["--tls"], &["--tls"], true),
-            own(MANY_TENSORS, RELAY_SUBCOMMAND, &["--tensors=10000"], &[], true),
-            own(BORROWED, RELAY_SUBCOMMAND, &[BORROW], &[], true),
-        ];
-        contenders.extend(LANES.map(|(name, option)| own(name, RELAY_SUBCOMMAND, &[], &[option], true)));
-        contenders.extend(CODECS.map(|(name, option)| own(name, RELAY_SUBCOMMAND, &[option], &[], true)));
-        if let Some(executable) = other_build {
+        let own = OWN.map(|(name, subcommand, serve, receive)| {
+            Contender::of(name, this, subcommand, Options { serve, receive })
+        });
+        let other = other_build.map(|executable| {
             let program = Program::new(executable, &[]);
-            contenders.push(contender(OTHER_BUILD, &program, RELAY_SUBCOMMAND, &[], &[], true));
-        }
-        Self { contenders }
+            Contender::of(OTHER_BUILD, &program, RELAY_SUBCOMMAND, Options { serve: &[], receive: &[] })
+        });
+        Self { contenders: own.into_iter().chain(other).collect() }
     }
 
     /// Adds `borrowed` with one or both sides in Python. `python` is an interpreter with the package tensor_relay.
     pub(crate) fn extend_with_python(&mut self, this: &Program, python: &Path) {
-        let borrowed = contender(BORROWED, this, RELAY_SUBCOMMAND, &[BORROW], &[], true);
-        let in_python = |arguments: &[&str]| SideCommand {
-            program: Program::new(python, &["-P", "-c", PYTHON_PROGRAM]),
-            arguments: arguments.iter().copied().map(Into::into).collect(),
-        };
-        let (serve, receive) = (in_python(&["serve"]), in_python(&["receive"]));
+        let python = Program::new(python, &["-P", "-c", PYTHON_PROGRAM]);
+        let in_python = |words: &[&str]| SideCommand::new(&python, words);
+        let in_rust = |words: &[&str]| SideCommand::new(this, &[&[RELAY_SUBCOMMAND], words].concat());
+        let (serve, receive) = (&["serve"], &["receive"]);
         self.contenders.extend([
-            Contender {
-                name: "python".into(),
-                serve: serve.clone(),
-                receive: receive.clone(),
-                ..borrowed.clone()
-            },
-            Contender {
-                name: "python-auto-lanes".into(),
-                serve: serve.clone(),
-                receive: in_python(&["receive", AUTO_LANES]),
-                ..borrowed.clone()
-            },
-            Contender { name: "python-producer".into(), serve, ..borrowed.clone() },
-            Contender { name: "python-consumer".into(), receive, ..borrowed },
+            Contender::new("python", in_python(serve), in_python(receive)),
+            Contender::new("python-auto-lanes", in_python(serve), in_python(&["receive", AUTO_LANES])),
+            Contender::new("python-producer", in_python(serve), in_rust(receive)),
+            Contender::new("python-consumer", in_rust(&["serve", BORROW]), in_python(receive)),
         ]);
     }
 
@@ -196,66 +202,49 @@ impl Contenders {
     }
 }
 
-/// The contender that `program` implements as its subcommand `subcommand`, with additional options for either side.
-fn contender(
-    name: &str,
-    program: &Program,
-    subcommand: &str,
-    serve: &[&str],
-    receive: &[&str],
-    encrypted: bool,
-) -> Contender {
-    let side = |side: &str, options: &[&str]| SideCommand {
-        program: program.clone(),
-        arguments: [subcommand, side].iter().chain(options).map(OsString::from).collect(),
-    };
-    Contender {
-        name: name.into(),
-        folder: None,
-        serve: side("serve", serve),
-        receive: side("receive", receive),
-        receivers: 1,
-        slow: None,
-        encrypted,
-        receives_into: "reused".into(),
-        note: String::new(),
-        has_small: true,
-        is_ours: subcommand == RELAY_SUBCOMMAND,
-        is_external: false,
-    }
+/// Options of the two sides, in addition to those of every contender.
+#[derive(Debug, Clone, Copy)]
+struct Options<'a> {
+    serve: &'a [&'a str],
+    receive: &'a [&'a str],
 }
 
 pub(crate) const RELAY: &str = "tensor-relay";
 pub(crate) const STOCK_QUINN: &str = "stock-quinn";
+const TCP: &str = "tcp";
+const OTHER_BUILD: &str = "other-build";
+const ALL: &str = "all";
+
 /// The subcommand of this program that runs tensor-relay.
 const RELAY_SUBCOMMAND: &str = "relay";
-const MANY_TENSORS: &str = "10000-tensors";
-const OTHER_BUILD: &str = "other-build";
-/// The name of tensor-relay with tensors that are lent for each round, and hashed when they are sent.
-const BORROWED: &str = "borrowed";
+
+/// The serving side's option for tensors that are lent for each round, and hashed when they are sent.
 const BORROW: &str = "--hold=borrow";
-/// The program of the sides in Python of `python`, `python-auto-lanes`, `python-producer` and `python-consumer`.
-const PYTHON_PROGRAM: &str = include_str!("../relay/contender.py");
-const ALL: &str = "all";
 
 /// The receiving side's option for an automatic number of lanes.
 const AUTO_LANES: &str = "--lanes=0";
 
-/// Variants with several lanes, or with as many as a client chooses by default.
-const LANES: [(&str, &str); 4] = [
-    ("auto-lanes", AUTO_LANES),
-    ("2-lanes", "--lanes=2"),
-    ("4-lanes", "--lanes=4"),
-    ("8-lanes", "--lanes=8"),
+/// The contenders of this program: the name, the subcommand, and the options of the serving and the receiving side.
+/// Plain `tensor-relay` has one lane, and chooses a codec for each chunk.
+const OWN: [(&str, &str, &[&str], &[&str]); 14] = [
+    (RELAY, RELAY_SUBCOMMAND, &[], &[]),
+    (STOCK_QUINN, "stock-quinn", &[], &[]),
+    (TCP, "tcp", &[], &[]),
+    ("tcp-tls", "tcp", &["--tls"], &["--tls"]),
+    ("10000-tensors", RELAY_SUBCOMMAND, &["--tensors=10000"], &[]),
+    ("borrowed", RELAY_SUBCOMMAND, &[BORROW], &[]),
+    ("auto-lanes", RELAY_SUBCOMMAND, &[], &[AUTO_LANES]),
+    ("2-lanes", RELAY_SUBCOMMAND, &[], &["--lanes=2"]),
+    ("4-lanes", RELAY_SUBCOMMAND, &[], &["--lanes=4"]),
+    ("8-lanes", RELAY_SUBCOMMAND, &[], &["--lanes=8"]),
+    ("raw", RELAY_SUBCOMMAND, &["--codec=raw"], &[]),
+    ("bitplanes", RELAY_SUBCOMMAND, &["--codec=bitplanes"], &[]),
+    ("planes", RELAY_SUBCOMMAND, &["--codec=planes"], &[]),
+    ("zstd", RELAY_SUBCOMMAND, &["--codec=zstd"], &[]),
 ];
 
-/// Variants with one codec for all chunks; plain `tensor-relay` chooses one for each chunk.
-const CODECS: [(&str, &str); 4] = [
-    ("raw", "--codec=raw"),
-    ("bitplanes", "--codec=bitplanes"),
-    ("planes", "--codec=planes"),
-    ("zstd", "--codec=zstd"),
-];
+/// The program of the sides in Python.
+const PYTHON_PROGRAM: &str = include_str!("../relay/contender.py");
 
 /// Keeps glibc from copying with `rep movsb`. On AMD processors that is several times slower if source and destination
 /// have the same offset in their pages; this nearly doubled the CPU time of a receiver over TLS. Other C libraries
@@ -274,9 +263,8 @@ mod tests {
     fn contenders() -> Contenders {
         let this = Program::new("bench", &[]);
         let mut contenders = Contenders::of_this(&this, Some(Path::new("old")));
-        let mut peer = contender("zeromq", &this, "x", &[], &[], false);
-        peer.is_external = true;
-        contenders.extend(vec![peer]).unwrap();
+        let zeromq = Contender::of("zeromq", &this, "x", Options { serve: &[], receive: &[] });
+        contenders.extend(vec![Contender { is_external: true, ..zeromq }]).unwrap();
         contenders
     }
 

@@ -56,20 +56,16 @@ impl Peer {
             words.split_first().with_context(|| format!("{:?} has no program", self.name))?;
         let lead: Vec<&str> = lead.iter().map(String::as_str).collect();
         let program = Program::new(executable, &lead);
-        let side = |side: &str| SideCommand { program: program.clone(), arguments: vec![side.into()] };
+        let side = |side: &str| SideCommand::new(&program, &[side]);
         Ok(Contender {
             folder: Some(folder.into()),
-            name: self.name,
-            serve: side("serve"),
-            receive: side("receive"),
-            receivers: 1,
-            slow: None,
             encrypted: self.encrypted,
             receives_into: self.receives_into,
             note: self.note,
             has_small: self.small,
             is_ours: false,
             is_external: true,
+            ..Contender::new(&self.name, side("serve"), side("receive"))
         })
     }
 }

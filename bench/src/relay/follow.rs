@@ -3,9 +3,10 @@
 use super::{
     connect,
     job::{Job, Work},
-    publish::{PUBLISHED_NS, STREAM_TENSOR},
+    publish::PUBLISHED_NS,
     snapshot_hash::SnapshotHasher,
     stream_content::StreamContent,
+    versions::STREAM_TENSOR,
 };
 use crate::{
     cells::Cells,

@@ -1,12 +1,10 @@
 //! The publishing side of a job.
 
 use super::{
-    job::{Hold, Job, Pace, Work},
-    load::OpenLoad,
+    job::{Job, Pace},
     ready,
-    snapshot_hash::SnapshotHasher,
-    steps::Steps,
-    stream_content::{Stamp, StreamContent},
+    stream_content::Stamp,
+    versions::{Prepared, Stream, Versions},
 };
 use crate::{
     cells::Cells,
@@ -18,20 +16,12 @@ use crate::{
     server,
 };
 use anyhow::{Context, Result, ensure};
-use bytes::Bytes;
-use std::{
-    convert::Infallible,
-    io,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 use tensor_relay_server::{
-    Borrowed, Config, Dtype, Keep, Publication, Publishable, Publisher, Server, Shape, Stage, Staged,
-    Staging, TensorName, TensorSpec, Topic, TopicOptions, WhenFull,
+    Config, Keep, Publication, Publisher, Server, ServerStats, Stage, Topic, TopicOptions, TrafficStats,
+    WhenFull,
 };
 use tokio::{task::spawn_blocking, time::timeout};
-
-/// The name of the only tensor in the versions of a stream.
-pub(super) const STREAM_TENSOR: &str = "stream.weight";
 
 /// The metadata key of the time at which one of successive versions was published.
 pub(super) const PUBLISHED_NS: &str = "published_ns";
@@ -57,7 +47,7 @@ pub async fn publish(args: ServeArgs, job: Job) -> Result<()> {
     let bases = if job.has_one_topic() { u64::MAX } else { Config::default().base_bytes };
     let config = Config { base_bytes: bases, ..Config::default() };
     let (server, ticket) = server::start(args.listen, Some(args.mtu), config, None)?;
-    let mut content = Content::open(&job.work)?;
+    let mut versions = Versions::open(&job.work)?;
     print(&Ready { clock: clock::identifier(), ..ready(&server, &ticket) })?;
     let mut publisher: Option<Publisher> = None;
     for round in 0.. {
@@ -74,14 +64,14 @@ pub async fn publish(args: ServeArgs, job: Job) -> Result<()> {
         }
         let (staging, hold, staging_begun) = (server.staging(), job.hold, Instant::now());
         // Off the executor: generating gigabytes takes seconds, and the keep-alive of connections must continue.
-        let prepare = move || content.prepare(&staging, hold, round).map(|prepared| (content, prepared));
+        let prepare = move || versions.prepare(&staging, hold, round).map(|prepared| (versions, prepared));
         let (given_back, prepared) = spawn_blocking(prepare).await??;
-        content = given_back;
+        versions = given_back;
         let Some(prepared) = prepared else { break };
         let staging_ms = staging_begun.elapsed().as_secs_f64() * 1e3;
         wait_for_receivers(&server, &topic, job.receivers + u32::from(job.has_slow)).await?;
         let mut sent = RoundPublisher { server: &server, publisher, job: &job }
-            .publish(&content, prepared, round)
+            .publish(&versions, prepared, round)
             .await?;
         if job.has_one_topic() {
             sent.more = sent.more.and("staging_ms", Some(staging_ms));
@@ -126,86 +116,6 @@ async fn wait_for_receivers(server: &Server, topic: &Topic, count: u32) -> Resul
     }
 }
 
-/// The source of the versions.
-enum Content {
-    Version(OpenLoad),
-    Stream { content: StreamContent, spec: TensorSpec, pace: Pace },
-    Steps(Steps),
-}
-
-/// What is published in a round.
-struct Prepared {
-    /// `None` for a stream, whose versions are generated when they are published.
-    version: Option<Publishable>,
-    tensors: u64,
-    /// The payload of one version, with the padding between its tensors; of a stream's version, without padding.
-    bytes: u64,
-    hash: Option<String>,
-}
-
-impl Content {
-    fn open(work: &Work) -> Result<Self> {
-        Ok(match work {
-            Work::Version(load) => Self::Version(load.open()?),
-            Work::Stream { bytes, pace, .. } => Self::Stream {
-                content: StreamContent::new(*bytes)?,
-                spec: TensorSpec::new(TensorName::new(STREAM_TENSOR)?, Dtype::U8, Shape::new(&[*bytes])?),
-                pace: *pace,
-            },
-            Work::Steps(steps) => Self::Steps(steps.open()?),
-        })
-    }
-
-    /// Generates or reads the version of `round`; `None` if there are no more.
-    fn prepare(&mut self, staging: &Staging, hold: Hold, round: u32) -> Result<Option<Prepared>> {
-        let (version, hash) = match self {
-            Self::Stream { spec, .. } => {
-                let bytes = spec.shape.byte_len(spec.dtype)?;
-                return Ok(Some(Prepared { version: None, tensors: 1, bytes, hash: None }));
-            }
-            Self::Version(load) => {
-                let (version, hash) = match hold {
-                    Hold::Stage => stage(load, staging, round)?,
-                    Hold::Borrow => borrow(load, staging, round)?,
-                };
-                (version, Some(hash))
-            }
-            Self::Steps(steps) => match steps.next(staging)? {
-                Some(staged) => (staged.into(), None),
-                None => return Ok(None),
-            },
-        };
-        let manifest = version.manifest();
-        let (tensors, bytes) = (manifest.tensors().len() as u64, manifest.payload_bytes());
-        Ok(Some(Prepared { version: Some(version), tensors, bytes, hash }))
-    }
-}
-
-/// Generates the tensors in the server's memory.
-fn stage(load: &OpenLoad, staging: &Staging, round: u32) -> Result<(Publishable, String)> {
-    let mut hasher = SnapshotHasher::default();
-    let staged = Staged::new::<io::Error>(staging, load.specs().to_vec(), vec![], |index, out| {
-        load.fill(round, index, out)?;
-        let spec = &load.specs()[index];
-        hasher.add(&spec.name, spec.dtype, &spec.shape, out);
-        Ok(())
-    })?;
-    Ok((staged.into(), hasher.finish()))
-}
-
-/// Generates each tensor in memory of its own, which the server borrows.
-fn borrow(load: &OpenLoad, staging: &Staging, round: u32) -> Result<(Publishable, String)> {
-    let mut hasher = SnapshotHasher::default();
-    let mut tensors = Vec::with_capacity(load.specs().len());
-    for (index, spec) in load.specs().iter().enumerate() {
-        let mut bytes = vec![0; usize::try_from(spec.shape.byte_len(spec.dtype)?)?];
-        load.fill(round, index, &mut bytes)?;
-        hasher.add(&spec.name, spec.dtype, &spec.shape, &bytes);
-        tensors.push((spec.clone(), Bytes::from(bytes)));
-    }
-    Ok((Borrowed::from_tensors(staging, tensors, vec![])?.into(), hasher.finish()))
-}
-
 /// Publishes the versions of one round.
 struct RoundPublisher<'a> {
     server: &'a Server,
@@ -215,15 +125,12 @@ struct RoundPublisher<'a> {
 
 impl RoundPublisher<'_> {
     /// Publishes what was `prepared`, and waits until all receivers have committed the last version.
-    async fn publish(&mut self, content: &Content, prepared: Prepared, round: u32) -> Result<Sent> {
+    async fn publish(&mut self, source: &Versions, prepared: Prepared, round: u32) -> Result<Sent> {
         let Prepared { version, tensors, bytes, hash } = prepared;
         let (before, begun, versions) = (self.server.stats(), Begun::now(), self.job.versions(round));
         let mut round_trips = Latencies::without_warm_up();
-        match (content, version) {
-            (Content::Stream { content, spec, pace }, _) => {
-                let stream = Stream { content, spec, staging: self.server.staging() };
-                self.publish_stream(stream, *pace, versions, &mut round_trips).await?;
-            }
+        match (source, version) {
+            (Versions::Stream(stream), _) => self.publish_stream(stream, versions, &mut round_trips).await?,
             (_, Some(version)) => {
                 let metadata = vec![(PUBLISHED_NS.to_owned(), clock::monotonic_ns().to_string())];
                 let publication = self.publisher.publish(version, metadata).await?;
@@ -234,26 +141,27 @@ impl RoundPublisher<'_> {
         let seconds = begun.seconds();
         let mut sent = Sent::since(begun, bytes * versions);
         let after = self.server.stats();
-        sent.more = match content {
-            Content::Steps(_) => {
-                let worker_time = |stats: &tensor_relay_server::ServerStats| stats.codecs.total().worker_time;
+        sent.more = match source {
+            Versions::Steps(_) => {
+                let worker_time = |stats: &ServerStats| stats.codecs.total().worker_time;
                 let encoding = worker_time(&after).saturating_sub(worker_time(&before));
                 return Ok(Sent { more: Cells::of([("encoding_ms", encoding.as_secs_f64() * 1e3)]), ..sent });
             }
-            Content::Version(_) => Cells::of([("tensors", tensors as f64), ("version_mib", mib(bytes))]),
-            Content::Stream { .. } => Cells::of([("versions_per_s", versions as f64 / seconds)])
+            Versions::Version(_) => {
+                Cells::of([("tensors", tensors as f64), ("version_mib", machine::mib(bytes))])
+            }
+            Versions::Stream(_) => Cells::of([("versions_per_s", versions as f64 / seconds)])
                 .and("committed_p50_us", round_trips.percentile_us(50.0))
                 .and("committed_p99_us", round_trips.percentile_us(99.0)),
         };
-        let (traffic, earlier) = (after.traffic, before.traffic);
-        let since = |counter: fn(&tensor_relay_server::TrafficStats) -> u64| {
-            counter(&traffic).saturating_sub(counter(&earlier)) as f64
+        let since = |counter: fn(&TrafficStats) -> u64| {
+            counter(&after.traffic).saturating_sub(counter(&before.traffic))
         };
         let chunks = after.stages.begun(Stage::Encode) - before.stages.begun(Stage::Encode);
         let process = Cells::of([
-            ("sent_packets", since(|traffic| traffic.sent_packets)),
-            ("lost_packets", since(|traffic| traffic.lost_packets)),
-            ("sent_mib", mib(traffic.sent_bytes.saturating_sub(earlier.sent_bytes))),
+            ("sent_packets", since(|traffic| traffic.sent_packets) as f64),
+            ("lost_packets", since(|traffic| traffic.lost_packets) as f64),
+            ("sent_mib", machine::mib(since(|traffic| traffic.sent_bytes))),
             ("chunks_hashed", chunks as f64),
         ]);
         let process = Some(machine::with_peak_memory(process, bytes));
@@ -263,22 +171,21 @@ impl RoundPublisher<'_> {
 
     async fn publish_stream(
         &mut self,
-        stream: Stream<'_>,
-        pace: Pace,
+        stream: &Stream,
         versions: u64,
         round_trips: &mut Latencies,
     ) -> Result<()> {
-        let begun = tokio::time::Instant::now();
+        let (begun, staging) = (tokio::time::Instant::now(), self.server.staging());
         for index in 0..versions {
-            if let Pace::PerSecond(rate) = pace {
+            if let Pace::PerSecond(rate) = stream.pace {
                 // A fixed timetable: a producer that is late publishes without a pause until it is on time again.
                 let due = begun + Duration::from_secs_f64(index as f64 / f64::from(rate.max(1)));
                 tokio::time::sleep_until(due).await;
             }
             let published_ns = clock::monotonic_ns();
-            let staged = stream.stage(Stamp { index, published_ns })?;
+            let staged = stream.stage(&staging, Stamp { index, published_ns })?;
             let publication = self.publisher.publish(staged, vec![]).await?;
-            if pace == Pace::AfterCommit {
+            if stream.pace == Pace::AfterCommit {
                 self.wait_for_commits(publication).await?;
                 round_trips.record(clock::monotonic_ns() - published_ns);
             } else if index + 1 == versions {
@@ -299,24 +206,4 @@ impl RoundPublisher<'_> {
         );
         Ok(())
     }
-}
-
-/// Generates the versions of a stream.
-struct Stream<'a> {
-    content: &'a StreamContent,
-    spec: &'a TensorSpec,
-    staging: Staging,
-}
-
-impl Stream<'_> {
-    fn stage(&self, stamp: Stamp) -> Result<Staged> {
-        Ok(Staged::new::<Infallible>(&self.staging, vec![self.spec.clone()], vec![], |_, out| {
-            self.content.write(stamp, out);
-            Ok(())
-        })?)
-    }
-}
-
-fn mib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
 }
