@@ -14,7 +14,6 @@ mod own_runtime;
 mod parts;
 mod passes;
 mod payload;
-mod plain;
 mod stream;
 
 pub use engine::DeviceArg;

@@ -1,7 +1,6 @@
 //! The parts of the suite. Each runs in its own process, so that a poisoned context, a hang or a crash does not affect
 //! the others.
 
-mod bandwidth;
 mod cases;
 mod device;
 mod exact;
@@ -30,8 +29,6 @@ pub enum Part {
     Device,
     /// The test cases of every copy engine.
     Cases,
-    /// The copy rates of the engine and of plain copies.
-    Bandwidth,
     /// The pipeline over loopback. The name is older than sessions over TCP.
     Quic,
     /// Many small tensors.
@@ -68,9 +65,8 @@ impl Part {
     /// The properties of the part.
     pub(super) fn facts(self) -> Facts {
         let (name, title, about, budget_s, bytes) = match self {
-            Self::Device => ("device", "The device", device::ABOUT, 0, 0),
+            Self::Device => ("device", "The device", device::ABOUT, 0, 256 << 20),
             Self::Cases => ("cases", "Engine cases", cases::ABOUT, 0, 0),
-            Self::Bandwidth => ("bandwidth", "Bandwidth of copies", bandwidth::ABOUT, 50, 1 << 30),
             Self::Quic => ("quic", "Pipeline over loopback", quic::ABOUT, 120, 512 << 20),
             Self::Small => ("small", "Many small tensors", small::ABOUT, 30, 0),
             Self::FanOut => ("fan-out", "Fan-out", fan_out::ABOUT, 15, 512 << 20),
@@ -92,7 +88,6 @@ impl Part {
         match self {
             Self::Device => device::run(job),
             Self::Cases => cases::run(job).await,
-            Self::Bandwidth => bandwidth::run(job).await,
             Self::Quic => quic::run(job).await,
             Self::Small => small::run(job).await,
             Self::FanOut => fan_out::run(job).await,

@@ -133,9 +133,10 @@ impl fmt::Display for Over {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Local(network) => network.fmt(f),
-            Self::Nodes(nodes) => {
-                write!(f, "the network between a node and {} consumers", nodes.consumers.len())
-            }
+            Self::Nodes(nodes) => match nodes.consumers.len() {
+                1 => write!(f, "the network between two nodes"),
+                consumers => write!(f, "the network between a node and {consumers} consumers"),
+            },
         }
     }
 }
