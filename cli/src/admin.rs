@@ -6,17 +6,14 @@
 
 mod access;
 mod address;
-mod classic;
 mod connections;
 mod consumer;
 mod events;
-mod families;
 mod heartbeat;
 mod memory;
+mod metrics;
 mod routes;
 mod server;
-mod server_families;
-mod server_status;
 
 pub(crate) use address::{AdminArgs, ReadyArgs};
 pub use consumer::{Consumer, FollowedTopic};
@@ -27,10 +24,10 @@ pub(crate) use server::ServerSubject;
 use crate::exit::UsageError;
 use access::Access;
 use address::{Admin, DEFAULT};
-use anyhow::Context;
-use families::Family;
+use anyhow::{Context, bail};
 use heartbeat::Heartbeat;
-use serde_json::Value;
+use metrics::Part;
+use serde_json::{Value, json};
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
     path::Path,
@@ -38,7 +35,7 @@ use std::{
     thread::JoinHandle,
 };
 use tensor_relay_device::Device;
-use tensor_relay_server::StatusReader;
+use tensor_relay_server::{LaneKind, LaneStats, StatusReader};
 use tokio::sync::oneshot;
 
 /// The URL of the status page on `address`, for a browser on this machine.
@@ -59,15 +56,27 @@ pub(crate) trait Subject: Send + Sync + 'static {
     /// The reason why not, as a clause.
     fn readiness(&self) -> Result<(), String>;
 
-    /// The status as JSON.
+    /// The status as a JSON object.
     fn status(&self) -> Value;
 
-    /// The metrics.
-    fn families(&self) -> Vec<Family>;
+    /// What of the status are metrics.
+    fn metrics(&self) -> &'static [Part];
+}
+
+/// The status of a lane.
+fn lane(transport: LaneKind, stats: &LaneStats) -> Value {
+    json!({
+        "transport": transport.name(),
+        "rtt_s": stats.rtt.as_secs_f64(),
+        "udp_payload_bytes": stats.udp_payload_bytes,
+        "sent_bytes": stats.sent_bytes,
+        "received_bytes": stats.received_bytes,
+        "sent_packets": stats.sent_packets,
+        "lost_packets": stats.lost_packets,
+    })
 }
 
 /// A bound admin port. Requests wait until [`serve`](Self::serve) is called.
-#[derive(Debug)]
 pub(crate) struct BoundPort {
     listener: TcpListener,
     access: Access,
@@ -82,31 +91,23 @@ impl BoundPort {
     /// When the requested port cannot be bound, would be open to other machines without a token, or has an invalid
     /// token file; and for a token file without a port.
     pub(crate) fn new(args: &AdminArgs, has_default: bool) -> anyhow::Result<Option<Self>> {
-        match args.admin {
-            Some(Admin::None) => Ok(None),
-            Some(Admin::At(address)) => {
-                let access = Access::new(address.ip(), args.admin_token_file.as_deref())?;
-                let listener = TcpListener::bind(address).with_context(|| {
-                    format!("cannot listen on {address}: choose another address with --admin")
-                })?;
-                Ok(Some(Self { listener, access }))
+        let (address, is_requested) = match args.admin {
+            Some(Admin::At(address)) => (address, true),
+            None if has_default => (DEFAULT, false),
+            None if args.admin_token_file.is_some() => {
+                bail!(UsageError("--admin-token-file requires --admin ADDR:PORT".into()))
             }
-            None if args.admin_token_file.is_some() && !has_default => {
-                Err(UsageError("--admin-token-file requires --admin ADDR:PORT".into()).into())
-            }
-            None if has_default => Self::bind_default(args),
-            None => Ok(None),
-        }
-    }
-
-    fn bind_default(args: &AdminArgs) -> anyhow::Result<Option<Self>> {
-        let access = Access::new(DEFAULT.ip(), args.admin_token_file.as_deref())?;
-        match TcpListener::bind(DEFAULT) {
+            Some(Admin::None) | None => return Ok(None),
+        };
+        let access = Access::new(address.ip(), args.admin_token_file.as_deref())?;
+        match TcpListener::bind(address) {
             Ok(listener) => Ok(Some(Self { listener, access })),
+            Err(error) if is_requested => Err(error)
+                .with_context(|| format!("cannot listen on {address}: choose another address with --admin")),
             Err(error) => {
                 tracing::info!(
                     %error,
-                    "No admin port is open, because {DEFAULT} cannot be bound. Choose another port with --admin \
+                    "No admin port is open, because {address} cannot be bound. Choose another port with --admin \
                      127.0.0.1:PORT."
                 );
                 Ok(None)

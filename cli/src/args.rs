@@ -109,7 +109,7 @@ pub(crate) enum Command {
     Subscribe(SubscribeArgs),
     /// List the topics of a server.
     List(ListArgs),
-    /// Move a generated model between two processes on this machine and verify every byte.
+    /// Move a generated model from a server to a subscriber on this machine and verify every byte.
     Demo(DemoArgs),
     /// List the GPUs of this machine.
     #[command(after_help = DEVICES)]
@@ -135,10 +135,6 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     /// Print the manual page, or write one for every command.
     Man(ManArgs),
-    #[command(hide = true)]
-    DemoProducer(DemoProducerArgs),
-    #[command(hide = true)]
-    DemoConsumer(DemoConsumerArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -297,33 +293,6 @@ pub(crate) struct ManArgs {
     pub(crate) out: Option<PathBuf>,
 }
 
-/// The options of the demo's producer process, which reads commands from stdin.
-#[derive(Debug, clap::Args)]
-pub(crate) struct DemoProducerArgs {
-    #[arg(long)]
-    pub(crate) size: u64,
-    #[arg(long)]
-    pub(crate) state_dir: PathBuf,
-    #[arg(long, value_enum)]
-    pub(crate) codec: Codec,
-    #[command(flatten)]
-    pub(crate) device: DeviceArgs,
-}
-
-/// The options of the demo's consumer process.
-#[derive(Debug, clap::Args)]
-pub(crate) struct DemoConsumerArgs {
-    pub(crate) ticket: String,
-    #[arg(long)]
-    pub(crate) size: u64,
-    #[arg(long)]
-    pub(crate) versions: u64,
-    #[arg(long)]
-    pub(crate) small: u64,
-    #[command(flatten)]
-    pub(crate) device: DeviceArgs,
-}
-
 /// The values of `--codec`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Codec {
@@ -354,11 +323,6 @@ impl Codec {
             Self::Sparse => Some(CodecId::Sparse),
         }
     }
-
-    /// The name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        self.fixed().map_or("auto", CodecId::name)
-    }
 }
 
 impl From<Codec> for CodecChoice {
@@ -376,7 +340,7 @@ mod tests {
     fn values_of_codec_are_the_names_of_codecs() {
         for codec in Codec::value_variants() {
             let value = codec.to_possible_value().unwrap();
-            assert_eq!(value.get_name(), codec.name());
+            assert_eq!(value.get_name(), codec.fixed().map_or("auto", CodecId::name));
         }
         assert_eq!(Codec::value_variants().len(), CodecId::ALL.len() + 1, "every codec and `auto`");
     }

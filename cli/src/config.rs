@@ -46,7 +46,7 @@ pub(crate) fn read(argv: &[OsString]) -> anyhow::Result<(Args, Layers)> {
         false => Layers::without_file(command),
     };
     let matches = layers.command(&early.off).try_get_matches_from(argv);
-    let matches = matches.map_err(|error| layers.explain(error, early.command.as_deref(), argv))?;
+    let matches = matches.map_err(|error| layers.explain(error, early.command.as_deref()))?;
     Ok((Args::from_arg_matches(&matches)?, layers))
 }
 

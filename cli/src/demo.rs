@@ -1,111 +1,78 @@
-//! `tensor-relay demo`: a complete transfer on one machine, without preparation.
+//! `tensor-relay demo`: a complete transfer on this machine, without preparation.
 //!
-//! This process starts two child processes of the same program and reports their progress: a [`producer`] that serves a
-//! generated model, and a [`consumer`] that subscribes to it and verifies every byte. The children share only the
-//! loopback network.
+//! A [`producer`] serves a generated model, and a [`consumer`] subscribes to it and verifies every byte. Each has a
+//! runtime with one thread for the network, as `serve` and `subscribe` have, and they share only the loopback network.
 
-mod child;
-pub(crate) mod consumer;
-mod events;
-pub(crate) mod producer;
+mod consumer;
+mod producer;
 mod report;
 
-use crate::{args::DemoArgs, exit::Exit, output, signals::Signals};
-use child::Child;
-use events::{ConsumerEvent, ProducerEvent, SmallVersions, Verified};
-use report::DemoReport;
+use crate::{args::DemoArgs, bar::Bar, exit::Exit, exit::UsageError, output, signals::Signals};
+use anyhow::{Context, bail};
+use consumer::Consumer;
+use producer::Producer;
+use report::Report;
 use std::time::Duration;
-use tensor_relay_bench::program::Program;
+use tensor_relay_bench::cpu::Usage;
 
 /// The minimum size of the model, so that its small tensors fit.
 const SIZE_MIN_BYTES: u64 = 1 << 20;
 
-pub(crate) async fn run(args: DemoArgs, program: &Program) -> anyhow::Result<Exit> {
+/// The topic of the model.
+const WEIGHTS: &str = "weights";
+
+/// The topic of the small tensor whose latency is measured.
+const SMALL: &str = "small";
+
+/// The size of the small tensor.
+const SMALL_BYTES: u64 = 4 << 10;
+
+/// The metadata key of the time of publishing, in nanoseconds since 1970.
+const PUBLISHED_NS: &str = "published_unix_ns";
+
+/// The metadata key of the seed of a version's bytes.
+const SEED: &str = "seed";
+
+pub(crate) async fn run(args: DemoArgs) -> anyhow::Result<Exit> {
     if args.size < SIZE_MIN_BYTES {
-        anyhow::bail!(crate::exit::UsageError("--size must be at least 1MiB".into()));
+        bail!(UsageError("--size must be at least 1MiB".into()));
     }
     let mut signals = Signals::listen()?;
     output::queue_from_now_on(args.json)?;
     tokio::select! {
-        result = run_demo(&args, program) => result.map(|()| Exit::Done),
+        result = run_demo(&args) => result.map(|()| Exit::Done),
         exit = signals.next() => Ok(exit),
     }
 }
 
-async fn run_demo(args: &DemoArgs, program: &Program) -> anyhow::Result<()> {
-    let state_dir = tempfile::tempdir()?;
-    let timeout = step_timeout(args.size);
-    let mut report = DemoReport::begin(args);
-    let mut producer = Child::start("producer", program, producer_args(args, state_dir.path()), timeout)?;
-    let ProducerEvent::Serving(serving) = producer.next().await? else {
-        anyhow::bail!("the producer sent a version before it served one");
-    };
-    report.serving(&serving, producer.id());
-    let mut consumer = Child::start("consumer", program, consumer_args(args, &serving.ticket), timeout)?;
-    expect_connected(&mut consumer).await?;
-    report.connected(consumer.id());
-    for version in 1..=args.versions {
-        report.publishing(version);
-        producer.send("weights").await?;
-        let mut verified = next_verified(&mut consumer, &mut report).await?;
-        let ProducerEvent::Sent(sent) = producer.next().await? else {
-            anyhow::bail!("the producer served twice");
-        };
-        verified.cpu_s += sent.cpu_s;
-        report.verified(verified);
+async fn run_demo(args: &DemoArgs) -> anyhow::Result<()> {
+    let mut report = Report::begin(args);
+    let mut bar = Bar::new(!args.json);
+    let (mut producer, ticket) = Producer::start(args).await?;
+    report.serving(args.size, &ticket);
+    let mut consumer = Consumer::connect(args, &ticket).await?;
+    report.connected();
+    for seed in 1..=args.versions {
+        let version = within(args, producer.generate(seed)).await?;
+        let before = Usage::now();
+        let transfer =
+            async { tokio::try_join!(consumer.receive(&mut bar), producer.publish(version, seed)) };
+        let (snapshot, ()) = within(args, transfer).await?;
+        let cpu_s = Usage::now().since(before).total_s();
+        report.verified(within(args, consumer.verify(snapshot, args.size, cpu_s)).await?);
     }
-    producer.send(&format!("small {}", args.small)).await?;
-    report.small_versions(next_small_versions(&mut consumer).await?);
-    consumer.end().await?;
-    producer.end().await?;
-    report.end()
+    let small =
+        async { tokio::try_join!(consumer.receive_small(args.small), producer.publish_small(args.small)) };
+    let (small, ()) = within(args, small).await?;
+    report.small_versions(&small);
+    consumer.close().await;
+    producer.close().await;
+    report.end(&small)
 }
 
-fn producer_args(args: &DemoArgs, state_dir: &std::path::Path) -> Vec<String> {
-    let state_dir = state_dir.to_string_lossy().into_owned();
-    let arguments = [
-        "demo-producer",
-        "--size",
-        &args.size.to_string(),
-        "--state-dir",
-        &state_dir,
-        "--codec",
-        args.codec.name(),
-    ];
-    arguments.map(Into::into).into_iter().chain(args.device.arguments()).collect()
-}
-
-fn consumer_args(args: &DemoArgs, ticket: &str) -> Vec<String> {
-    let (size, versions, small) = (args.size.to_string(), args.versions.to_string(), args.small.to_string());
-    let arguments = ["demo-consumer", ticket, "--size", &size, "--versions", &versions, "--small", &small];
-    arguments.map(Into::into).into_iter().chain(args.device.arguments()).collect()
-}
-
-/// The deadline of one step: a minute, and time in proportion to the size for slow machines.
-fn step_timeout(size_bytes: u64) -> Duration {
-    Duration::from_secs(60 + size_bytes / 20_000_000)
-}
-
-async fn expect_connected(consumer: &mut Child) -> anyhow::Result<()> {
-    match consumer.next().await? {
-        ConsumerEvent::Connected => Ok(()),
-        other => anyhow::bail!("the consumer sent {other:?} before it connected"),
-    }
-}
-
-async fn next_verified(consumer: &mut Child, report: &mut DemoReport) -> anyhow::Result<Verified> {
-    loop {
-        match consumer.next().await? {
-            ConsumerEvent::Progress(progress) => report.progress(progress),
-            ConsumerEvent::Verified(verified) => return Ok(verified),
-            other => anyhow::bail!("the consumer sent {other:?} during the transfer of a version"),
-        }
-    }
-}
-
-async fn next_small_versions(consumer: &mut Child) -> anyhow::Result<SmallVersions> {
-    match consumer.next().await? {
-        ConsumerEvent::SmallVersions(small) => Ok(small),
-        other => anyhow::bail!("the consumer sent {other:?} during the transfer of small versions"),
-    }
+/// The result of one step. Its deadline is a minute, and time in proportion to the size for slow machines.
+async fn within<T>(args: &DemoArgs, step: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let timeout = Duration::from_secs(60 + args.size / 20_000_000);
+    let result = tokio::time::timeout(timeout, step).await;
+    result.with_context(|| format!("nothing happened for {} s", timeout.as_secs()))?
 }

@@ -1,6 +1,6 @@
 //! `tensor-relay devices`: the GPUs of this machine.
 
-use crate::{args::DevicesArgs, exit::Exit, subscribe::print_line, units};
+use crate::{args::DevicesArgs, exit::Exit, subscribe::print_line, table, units};
 use serde_json::{Value, json};
 use tensor_relay_device::cuda::{self, CudaError, DeviceProcess, Survey, SurveyedGpu};
 
@@ -15,7 +15,7 @@ pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<Exit> {
             print_line(&json!({ "gpus": gpus, "reason": reason }).to_string());
         }
         false if gpus.is_empty() => {}
-        false => as_table(&gpus).iter().for_each(|line| print_line(line)),
+        false => table::print(TITLES, &gpus.iter().map(row).collect::<Vec<_>>()),
     }
     if let Some(reason) = reason {
         crate::log::message!("no GPU can be used here: {reason} --device cpu works without a GPU.");
@@ -57,18 +57,6 @@ fn as_json(gpu: &SurveyedGpu) -> Value {
 }
 
 const TITLES: [&str; 9] = ["DEVICE", "NAME", "PCI", "COMPUTE", "CUDA", "DRIVER", "MEMORY", "FREE", "USED BY"];
-
-fn as_table(gpus: &[SurveyedGpu]) -> Vec<String> {
-    let rows: Vec<_> = std::iter::once(TITLES.map(String::from)).chain(gpus.iter().map(row)).collect();
-    let widths: Vec<usize> = (0..TITLES.len())
-        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
-        .collect();
-    let line = |row: &[String; 9]| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    rows.iter().map(line).collect()
-}
 
 fn row(gpu: &SurveyedGpu) -> [String; 9] {
     [

@@ -15,7 +15,7 @@ mod system;
 
 use crate::{args::DoctorArgs, exit::Exit, subscribe::print_line, ticket};
 use cgroup::Cgroup;
-use finding::{Finding, State};
+use finding::{Finding, Fix, State};
 use serde_json::json;
 
 pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<Exit> {
@@ -26,52 +26,44 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<Exit> {
     if let Some(ticket) = &ticket {
         findings.extend(server::check(ticket, args.identity.load()?).await);
     }
+    let count = |state| findings.iter().filter(|finding| finding.state == state).count();
+    let failures = count(State::Fail);
     match args.json {
-        true => print_line(&as_json(&findings)),
+        true => print_line(
+            &json!({
+                "findings": findings,
+                "ok": count(State::Ok),
+                "warnings": count(State::Warn),
+                "failures": failures,
+            })
+            .to_string(),
+        ),
         false => findings.iter().flat_map(as_text).for_each(|line| print_line(&line)),
     }
-    Ok(exit_code(&findings))
+    Ok(if failures > 0 { Exit::Failed } else { Exit::Done })
 }
 
 /// All findings about this machine and this container.
 fn local_findings(state_dir: Option<&std::path::Path>) -> Vec<Finding> {
     let cgroup = Cgroup::own();
     let mut findings = gpu::check();
-    findings.extend(memory::check(&cgroup));
+    findings.push(memory::check(&cgroup));
     findings.extend(network::check());
     findings.extend(system::check());
-    findings.extend(processor::check());
-    findings.extend(disk::check(state_dir));
+    findings.extend(processor::check(&cgroup));
+    findings.push(disk::check(state_dir));
     findings
-}
-
-fn exit_code(findings: &[Finding]) -> Exit {
-    match findings.iter().any(|finding| finding.state == State::Fail) {
-        true => Exit::Failed,
-        false => Exit::Done,
-    }
-}
-
-fn as_json(findings: &[Finding]) -> String {
-    let count = |state| findings.iter().filter(|finding| finding.state == state).count();
-    let all: Vec<_> = findings.iter().map(Finding::as_json).collect();
-    let answer = json!({
-        "findings": all,
-        "ok": count(State::Ok),
-        "warnings": count(State::Warn),
-        "failures": count(State::Fail),
-    });
-    answer.to_string()
 }
 
 /// The lines of one finding: the measured value and, unless the state is `Ok`, the expected value and the fixes.
 fn as_text(finding: &Finding) -> Vec<String> {
     let Finding { name, state, measured, wanted, fix } = finding;
-    let mut lines = vec![format!("{:4}  {name:20}  {measured}", state.name())];
-    if *state != State::Ok {
-        lines.push(format!("{:28}wanted: {wanted}", ""));
-        let fixes = fix.iter().flat_map(|fix| fix.by_environment());
-        lines.extend(fixes.map(|(environment, fix)| format!("{:28}{environment}: {fix}", "")));
+    let state = format!("{state:?}").to_lowercase();
+    let mut lines = vec![format!("{state:4}  {name:20}  {measured}")];
+    if let Some(Fix { host, docker, kubernetes }) = fix {
+        let hints =
+            [("wanted", wanted.as_str()), ("host", host), ("Docker", docker), ("Kubernetes", kubernetes)];
+        lines.extend(hints.map(|(what, hint)| format!("{:28}{what}: {hint}", "")));
     }
     lines
 }
@@ -79,17 +71,17 @@ fn as_text(finding: &Finding) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use finding::Fix;
 
     #[test]
     fn a_failure_is_printed_with_its_fixes() {
         let good = Finding::ok("clock", "2026", "a date");
         assert_eq!(as_text(&good), ["ok    clock                 2026"]);
         let fix = Fix { host: "a", docker: "b", kubernetes: "c" };
-        let bad = Finding::fail("clock", "1970", "a date", fix);
+        let bad = Finding::new("clock", State::Fail, "1970", "a date", fix);
         let lines = as_text(&bad);
         assert!(lines[0].starts_with("fail  clock") && lines[1].ends_with("wanted: a date"), "{lines:?}");
         assert!(lines[2].ends_with("host: a") && lines[3].ends_with("Docker: b"), "{lines:?}");
-        assert!(as_json(&[good, bad]).contains("\"failures\":1"));
+        assert_eq!((&json!(bad)["state"], &json!(bad)["fix"]["host"]), (&json!("fail"), &json!("a")));
+        assert_eq!(json!(good)["fix"], json!(null));
     }
 }

@@ -31,6 +31,7 @@ mod secret_file;
 mod serve;
 mod signals;
 mod subscribe;
+mod table;
 mod ticket;
 mod tickets;
 mod units;
@@ -47,8 +48,8 @@ use tensor_relay_server::Token;
 /// Runs a command line, whose first argument is the program's name, and returns the exit code.
 ///
 /// Requires a dedicated process: commands handle signals, write to stdout and stderr, and may end the process if
-/// stdout cannot be written. `program` is the command that starts this program again, for the child processes of `demo`
-/// and `bench`; with `None`, the executable of this process is started.
+/// stdout cannot be written. `program` is the command that starts this program again, for the child processes of
+/// `bench`; with `None`, the executable of this process is started.
 pub fn run(argv: &[OsString], program: Option<&[OsString]>) -> u8 {
     let result = config::read(argv).and_then(|(args, layers)| {
         log::to_stderr(args.verbose, args.log_format)?;
@@ -98,7 +99,7 @@ fn run_command(command: Command, layers: &Layers, program: Option<&[OsString]>) 
             Command::Publish(args) => publish::run(args).await,
             Command::Subscribe(args) => subscribe::run(args).await,
             Command::List(args) => list::run(args).await,
-            Command::Demo(args) => demo::run(args, &child_program(program)?).await,
+            Command::Demo(args) => demo::run(args).await,
             Command::Devices(args) => devices::run(&args).await,
             Command::Doctor(args) => doctor::run(args).await,
             Command::Bench(args) => bench::run(args, child_program(program)?).await,
@@ -108,8 +109,6 @@ fn run_command(command: Command, layers: &Layers, program: Option<&[OsString]>) 
             Command::Acl(command) => acl::run(command),
             Command::Completions(args) => completions::run(&args),
             Command::Man(args) => man::run(&args),
-            Command::DemoProducer(args) => demo::producer::run(args).await,
-            Command::DemoConsumer(args) => demo::consumer::run(args).await,
         }
     });
     // A blocking thread may still wait for a disk or for stdin; the process does not wait for that thread.

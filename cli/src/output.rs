@@ -10,10 +10,11 @@ use serde_json::json;
 use std::{
     collections::VecDeque,
     io::{self, ErrorKind, IsTerminal, Write},
-    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Condvar, OnceLock, PoisonError},
     thread,
     time::{Duration, Instant},
 };
+use tensor_relay_device::Lock;
 use tokio::sync::Notify;
 
 /// The maximum size of the lines that wait in a queue: a minute of `-vv` on a busy server, or the reports of a thousand
@@ -88,7 +89,7 @@ pub(crate) fn kept_line(text: &str) -> Result<(), StdoutClosed> {
 fn line_within(text: &str, queue_max_bytes: usize) -> Result<(), StdoutClosed> {
     if let Some(queues) = QUEUES.get() {
         queues.out.push(Stream::Out, format!("{text}\n").into_bytes(), queue_max_bytes);
-        return queues.out.state().failure.clone().map_or(Ok(()), Err);
+        return queues.out.state.lock().failure.clone().map_or(Ok(()), Err);
     }
     let mut out = io::stdout().lock();
     let written = writeln!(out, "{text}").and_then(|()| out.flush());
@@ -101,7 +102,7 @@ fn line_within(text: &str, queue_max_bytes: usize) -> Result<(), StdoutClosed> {
 /// [`StdoutClosed`] when one of them could not be written.
 pub(crate) async fn written() -> Result<(), StdoutClosed> {
     let Some(Queues { out, .. }) = QUEUES.get() else { return Ok(()) };
-    let last = out.state().pushed;
+    let last = out.state.lock().pushed;
     out.wait_for(|state| match &state.failure {
         Some(closed) => Some(Err(closed.clone())),
         None => (state.written >= last).then_some(Ok(())),
@@ -121,7 +122,7 @@ pub(crate) async fn failed() -> StdoutClosed {
 /// [`queue_from_now_on`].
 pub(crate) fn show_status(text: String) {
     if let Some(Queues { err, .. }) = QUEUES.get() {
-        err.state().status = text;
+        err.state.lock().status = text;
         err.changed.notify_all();
     }
 }
@@ -138,7 +139,7 @@ pub(crate) fn flush() {
         drop(
             queue
                 .changed
-                .wait_timeout_while(queue.state(), timeout, |state| !state.is_idle()),
+                .wait_timeout_while(queue.state.lock(), timeout, |state| !state.is_idle()),
         );
     }
 }
@@ -162,7 +163,7 @@ impl Write for Stderr {
 
 /// Lines that wait for a thread to write them.
 struct Queue {
-    state: Mutex<State>,
+    state: Lock<State>,
     /// Notified when there is work for the thread, and when work is done.
     changed: Condvar,
     /// The same notification for tasks: work is done.
@@ -198,7 +199,7 @@ impl Queue {
         as_json: bool,
         write: impl FnMut(Stream, &[u8]) -> io::Result<()> + Send + 'static,
     ) -> io::Result<Arc<Self>> {
-        let queue = Arc::new(Self { state: Mutex::default(), changed: Condvar::new(), done: Notify::new() });
+        let queue = Arc::new(Self { state: Lock::default(), changed: Condvar::new(), done: Notify::new() });
         let writing = Arc::clone(&queue);
         thread::Builder::new()
             .name("relay-output".into())
@@ -208,7 +209,7 @@ impl Queue {
 
     /// Adds a line, unless more than `max_bytes` would wait then. A line for an empty queue is always added.
     fn push(&self, stream: Stream, line: Vec<u8>, max_bytes: usize) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.bytes > 0 && state.bytes + line.len() > max_bytes {
             state.dropped += 1;
             return;
@@ -220,7 +221,7 @@ impl Queue {
     }
 
     fn run(&self, as_json: bool, mut write: impl FnMut(Stream, &[u8]) -> io::Result<()>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         loop {
             state = self
                 .changed
@@ -246,7 +247,7 @@ impl Queue {
                 missing.iter().for_each(|(stream, line)| write(*stream, line.as_bytes()));
             }
             write(Stream::Err, (next + &status).as_bytes()); // In one step, so that it does not flicker.
-            state = self.state();
+            state = self.state.lock();
             (state.drawn, state.written, state.is_writing) = (status, pushed, false);
             if let (None, Some(error)) = (&state.failure, failure) {
                 state.failure = Some(StdoutClosed(Arc::new(error)));
@@ -260,15 +261,11 @@ impl Queue {
     async fn wait_for<T>(&self, find: impl Fn(&State) -> Option<T>) -> T {
         loop {
             let done = self.done.notified();
-            if let Some(found) = find(&self.state()) {
+            if let Some(found) = find(&self.state.lock()) {
                 return found;
             }
             done.await;
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -356,7 +353,7 @@ mod tests {
     fn lines_replace_the_status_and_it_is_drawn_again() {
         let (queue, permit, lines) = stuck_queue(false);
         drop(permit);
-        queue.state().status = "50 %".into();
+        queue.state.lock().status = "50 %".into();
         queue.changed.notify_all();
         assert_eq!(lines.recv().unwrap(), (Stream::Err, "50 %".into()));
         queue.push(Stream::Out, b"a line\n".to_vec(), QUEUE_MAX_BYTES);

@@ -7,8 +7,8 @@ mod copy;
 
 pub(crate) use copy::VersionCopy;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tensor_relay_device::{HostMemory, Region};
+use std::sync::Arc;
+use tensor_relay_device::{HostMemory, Lock, Region};
 use tensor_relay_protocol::{Announce, ChunkIndex, Epoch, ManifestDigest, RangeSet, Selection, Version};
 use tensor_relay_transport::{Workers, ingress};
 
@@ -53,13 +53,7 @@ struct PendingBase {
 }
 
 #[derive(Debug, Default)]
-struct SharedCopy(Mutex<VersionCopy<Region>>);
-
-impl SharedCopy {
-    fn copy(&self) -> MutexGuard<'_, VersionCopy<Region>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+struct SharedCopy(Lock<VersionCopy<Region>>);
 
 /// A chunk of the base, for the worker that decodes the same chunk of the version in transfer.
 #[derive(Debug)]
@@ -90,7 +84,7 @@ impl Base {
     pub(crate) fn offer(&mut self, held: Option<&RangeSet>) -> Option<VersionKey> {
         let none = RangeSet::new();
         let (_, shared) = self.copy.as_ref()?;
-        self.offered = shared.copy().common_version_except(held.unwrap_or(&none));
+        self.offered = shared.0.lock().common_version_except(held.unwrap_or(&none));
         self.offered
     }
 
@@ -141,7 +135,7 @@ impl Base {
         self.committed = pending.as_ref().map(|now| now.manifest);
         let version = pending.as_ref().map(|now| now.version);
         let keep = pending.is_some_and(|now| now.keep);
-        let common = self.copy.as_ref().and_then(|(_, shared)| shared.copy().common_version());
+        let common = self.copy.as_ref().and_then(|(_, shared)| shared.0.lock().common_version());
         self.offered = common.filter(|common| Some(*common) == version);
         match (self.offered, keep) {
             (Some(_), _) => return true,
@@ -176,7 +170,7 @@ impl Base {
                     let range = selection.place(ChunkIndex(chunk))?;
                     Some((chunk, region.split_to((range.end - range.start) as usize)?))
                 });
-                Some(Arc::new(SharedCopy(Mutex::new(chunks.collect()))))
+                Some(Arc::new(SharedCopy(Lock::new(chunks.collect()))))
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.is_shortage_logged, true) {
@@ -202,14 +196,14 @@ impl Chunk {
         if !is_delta && !self.keep {
             return None;
         }
-        let (version, memory) = self.shared.copy().take(self.chunk)?;
+        let (version, memory) = self.shared.0.lock().take(self.chunk)?;
         (!is_delta || version == self.against).then_some(ingress::Base { memory, keep: self.keep })
     }
 
     /// Puts the memory back. If the current version becomes the base, the memory now holds that version.
     pub(crate) fn put(&self, base: ingress::Base) {
         let version = if base.keep { Some(self.becomes) } else { self.against };
-        self.shared.copy().put(self.chunk, version, base.memory);
+        self.shared.0.lock().put(self.chunk, version, base.memory);
     }
 }
 

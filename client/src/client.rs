@@ -4,9 +4,9 @@ use crate::{
     ClientError, Config, GetError, Request, Snapshot, StatusReader, Subscription, TopicWatch,
     command::Command,
     connection::{Connection, Target},
+    other_servers::OtherServers,
     reconnector::{Reconnector, State},
     session::Session,
-    sources::Sources,
     status,
     subscription::SubscriptionLimits,
 };
@@ -112,9 +112,8 @@ impl Client {
             ended: watch::Sender::new(None),
         });
         let answer_timeout = connector.tuning().control_timeout();
-        let sources = Sources::new(others, config.clone());
-        let reconnector =
-            Reconnector { target, sources, session, commands: inbox, state: Arc::clone(&state) };
+        let others = OtherServers::new(others, config.clone());
+        let reconnector = Reconnector { target, others, session, commands: inbox, state: Arc::clone(&state) };
         let reconnector = tokio::spawn(reconnector.run(connection));
         let limits = SubscriptionLimits {
             topic_timeout: config.topic_timeout,

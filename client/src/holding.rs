@@ -1,18 +1,15 @@
 //! Snapshots held by the user: their number and its bound.
 
 use bytes::Bytes;
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
-use tensor_relay_device::HostBytes;
+use std::{collections::BTreeMap, sync::Arc};
+use tensor_relay_device::{HostBytes, Lock};
 use tensor_relay_protocol::VersionId;
 use tokio::sync::Notify;
 
 /// Counts the snapshots of one subscription that the user holds.
 #[derive(Debug, Default)]
 pub(crate) struct HoldCounter {
-    state: Mutex<State>,
+    state: Lock<State>,
     dropped: Notify,
 }
 
@@ -26,11 +23,11 @@ struct State {
 impl HoldCounter {
     /// The versions that the user holds, in the order in which they were taken.
     pub(crate) fn versions(&self) -> Vec<VersionId> {
-        self.state().versions_by_key.values().cloned().collect()
+        self.state.lock().versions_by_key.values().cloned().collect()
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.state().versions_by_key.len()
+        self.state.lock().versions_by_key.len()
     }
 
     /// Waits until the user drops a snapshot, or has dropped one since the last wait. Cancel safe.
@@ -49,15 +46,11 @@ impl HoldCounter {
 
     /// Counts one more held version until the result is dropped.
     pub(crate) fn hold(self: &Arc<Self>, id: VersionId) -> HeldVersion {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let key = state.next_key;
         state.next_key += 1;
         state.versions_by_key.insert(key, id);
         HeldVersion { key, holding: Arc::clone(self) }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -82,7 +75,7 @@ pub(crate) struct HeldVersion {
 
 impl Drop for HeldVersion {
     fn drop(&mut self) {
-        self.holding.state().versions_by_key.remove(&self.key);
+        self.holding.state.lock().versions_by_key.remove(&self.key);
         self.holding.dropped.notify_one();
     }
 }

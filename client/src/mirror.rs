@@ -14,8 +14,9 @@ use contents::Contents;
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{Topic, VersionId};
 use versions::KeptVersion;
 
@@ -42,7 +43,7 @@ pub struct Mirror {
     dir: PathBuf,
     keep: Option<u32>,
     /// Without `keep`: the path of each topic's last save.
-    saved: Arc<Mutex<HashMap<Topic, PathBuf>>>,
+    saved: Arc<Lock<HashMap<Topic, PathBuf>>>,
 }
 
 impl Mirror {
@@ -82,7 +83,7 @@ impl Mirror {
 
     /// Notes where a topic was saved; returns where it was saved before.
     fn note_saved(&self, topic: &Topic, path: &Path) -> Option<PathBuf> {
-        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut saved = self.saved.lock();
         saved.insert(topic.clone(), path.to_owned())
     }
 

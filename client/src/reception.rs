@@ -11,9 +11,10 @@ use crate::{
     error::TransferError,
     holding::HoldCounter,
     load_report::LoadReport,
+    other_servers::{Link, Links},
     progress::Counters,
     snapshot_queue::SnapshotQueue,
-    sources::{Link, Links},
+    source_table::SourceTable,
 };
 use std::{
     collections::{HashMap, VecDeque},
@@ -27,10 +28,10 @@ use tensor_relay_protocol::{
     Version, VersionFault, VersionId,
 };
 use tensor_relay_transport::{
-    DataIn, Lane, Tally,
+    AbortOnDrop, DataIn, LaneKind, LaneKindReason, Tally,
     ingress::{Ingress, ReceiveError},
 };
-use tokio::{sync::mpsc, task::AbortHandle, time::Instant};
+use tokio::{sync::mpsc, time::Instant};
 
 /// The size from which a version takes long enough to measure its rate.
 const BULKY_BYTES: u64 = 64 << 20;
@@ -63,6 +64,8 @@ pub(crate) struct Reception {
     began: Instant,
     /// The destination of the current version.
     destination: Option<Destination>,
+    /// The transport to the server that announced the current version last, and why it was chosen.
+    transport: Option<(LaneKind, LaneKindReason)>,
     /// The counters of the current version, by codec.
     tally: Arc<Tally>,
     /// The chunk streams that are not being read yet.
@@ -85,18 +88,7 @@ pub(crate) struct Context<'a, 'l> {
     pub(crate) ingress: &'a Ingress,
     /// Messages to the origin.
     pub(crate) outbox: &'a mut VecDeque<ClientMessage>,
-    pub(crate) source_of: &'a mut HashMap<SubscriptionId, SourceOf>,
-}
-
-/// A subscription to a further source of the version in transfer.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct SourceOf {
-    /// The user's subscription.
-    pub(crate) reception: SubscriptionId,
-    /// The connection to the source. It is the origin's once the source has become the origin.
-    pub(crate) link: Link,
-    /// Whether it was left or has ended. It is not asked again for this version, and chunks that it had begun may arrive.
-    pub(crate) is_left: bool,
+    pub(crate) sources: &'a mut SourceTable,
 }
 
 impl Context<'_, '_> {
@@ -106,14 +98,11 @@ impl Context<'_, '_> {
     /// [`ProtocolViolation`] when the origin does not offer a feature that it needs; and the origin's name.
     fn send(&mut self, message: ClientMessage) -> Result<(), (ProtocolViolation, String)> {
         let number = message.subscription().unwrap_or(self.id);
-        let link = match self.source_of.get_mut(&number) {
-            Some(of) => {
-                of.is_left |= matches!(message, ClientMessage::Unsubscribe { .. });
-                of.link
-            }
-            None if number == self.id => Link::Origin,
-            None => return Ok(()), // A source that was lost.
-        };
+        let origin = (number == self.id).then_some(Link::Origin);
+        let Some(link) = self.sources.link(number).or(origin) else { return Ok(()) }; // A source that was lost.
+        if matches!(message, ClientMessage::Unsubscribe { .. }) {
+            self.sources.leave(number);
+        }
         match link {
             Link::Other(index) => self.links.send_to_other(index, message),
             Link::Origin => {
@@ -125,20 +114,10 @@ impl Context<'_, '_> {
     }
 
     fn close_source(&mut self, source: SubscriptionId) {
-        match self.source_of.get(&source).map(|of| of.link) {
-            Some(Link::Other(index)) => self.links.sources.close_silent(index),
+        match self.sources.link(source) {
+            Some(Link::Other(index)) => self.links.others.close_silent(index),
             _ => drop(self.send(ClientMessage::Unsubscribe { subscription: source, keep_place: false })),
         }
-    }
-}
-
-/// Aborts a task when it is dropped.
-#[derive(Debug)]
-struct AbortOnDrop(AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 
@@ -173,6 +152,7 @@ impl Reception {
             cache_lease,
             began: Instant::now(),
             destination: None,
+            transport: None,
             tally: Arc::default(),
             streams: HashMap::new(),
             tasks: vec![],
@@ -390,7 +370,10 @@ impl Reception {
                     }
                 }
                 Action::Place { announce, selection, resumes } => {
-                    context.source_of.retain(|_, of| of.reception != context.id); // Those of an earlier version.
+                    context.sources.end_version(context.id);
+                    if let Some(origin) = context.links.get(Link::Origin) {
+                        self.transport = Some((origin.control().kind(), origin.control().reason()));
+                    }
                     match self.place(&announce, &selection, resumes, context.allocators) {
                         Ok(base) => self.machine.handle_placed(base)?,
                         Err(error) => self.fail(&error),
@@ -400,7 +383,7 @@ impl Reception {
                     self.receive(stream, header, (range, dtype), context);
                 }
                 Action::Discard(stream) => drop(self.streams.remove(&stream)),
-                Action::Commit(commit) => self.commit(commit, context.links.control()),
+                Action::Commit(commit) => self.commit(commit),
                 Action::Seek => self.ask_sources(context),
                 Action::SourceDiffers(source) => self.warn_of_differing(source, context),
                 Action::CloseSource(source) => context.close_source(source),
@@ -441,7 +424,7 @@ impl Reception {
         else {
             return;
         };
-        let link = context.source_of.get(&header.subscription).map_or(link, |of| of.link);
+        let link = context.sources.link(header.subscription).unwrap_or(link);
         let (Some(id), Some(connection)) = (self.machine.current_version(), context.links.get(link)) else {
             return self.machine.handle_lost(token); // Its connection was lost.
         };
@@ -465,21 +448,18 @@ impl Reception {
         if !context.links.may_have_sources() {
             return;
         }
-        for index in context.links.sources.usable() {
+        for index in context.links.others.usable() {
             let link = Link::Other(index);
-            let is_asked = |of: &SourceOf| of.reception == context.id && of.link == link;
-            if self.machine.wants_sources() && !context.source_of.values().any(is_asked) {
-                let source = context.links.sources.take_number(index);
-                context
-                    .source_of
-                    .insert(source, SourceOf { reception: context.id, link, is_left: false });
+            if self.machine.wants_sources() && !context.sources.is_asked(context.id, link) {
+                let source = context.links.others.take_number(index);
+                context.sources.insert(source, context.id, link);
                 self.machine.ask_source(source);
             }
         }
     }
 
     fn warn_of_differing(&self, source: SubscriptionId, context: &mut Context<'_, '_>) {
-        let link = context.source_of.get(&source).map(|of| of.link);
+        let link = context.sources.link(source);
         let peer = link.and_then(|link| context.links.get(link)).map(|it| it.control().peer());
         tracing::warn!(
             topic = %self.topic, version = ?self.machine.current_version(), ?peer,
@@ -488,9 +468,12 @@ impl Reception {
         );
     }
 
-    /// Delivers the version to the user. Its receipt names the transport of `control`.
-    fn commit(&mut self, commit: Commit, control: Option<Lane>) {
-        let (Some(destination), Some(control)) = (&self.destination, control) else { return };
+    /// Delivers the version to the user.
+    fn commit(&mut self, commit: Commit) {
+        let (Some(destination), Some((transport, transport_reason))) = (&self.destination, self.transport)
+        else {
+            return;
+        };
         let payload = match destination.commit() {
             Ok(payload) => payload,
             Err(error) => return self.fail(&error.into()),
@@ -520,8 +503,8 @@ impl Reception {
                 wire_bytes,
                 chunks: commit.chunks,
                 resumed: commit.reconnections,
-                transport: control.kind(),
-                transport_reason: control.reason(),
+                transport,
+                transport_reason,
                 codecs: self.tally.stats(),
             },
         });
@@ -591,3 +574,6 @@ impl Reception {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,19 +5,19 @@ use crate::{
     command::Command,
     connection::{CloseReason, Connection, Handshake, LaneRegistry, Path, Target},
     error::SessionError,
+    other_servers::{LinkEvent, Links, OtherServers},
     recovery::{LostConnection, Recovery},
     session::Session,
-    sources::{LinkEvent, Links, Sources},
     transport_trial::TransportTrial,
 };
 use std::{
     future::pending,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
-use tensor_relay_device::HostMemory;
+use tensor_relay_device::{HostMemory, Lock};
 use tensor_relay_protocol::CloseCode;
 use tensor_relay_transport::{Lane, LaneKind, LaneStats, Transport, Way, ingress::Ingress};
 use tokio::{
@@ -59,7 +59,7 @@ impl State {
 pub(crate) struct Reconnector {
     pub(crate) target: Target,
     /// The other servers with the same content.
-    pub(crate) sources: Sources,
+    pub(crate) others: OtherServers,
     pub(crate) session: Session,
     pub(crate) commands: mpsc::UnboundedReceiver<Command>,
     pub(crate) state: Arc<State>,
@@ -78,21 +78,20 @@ impl Reconnector {
         let error = loop {
             let (path, kind) = (connection.path(), connection.control().kind());
             let usable_trial = trial.as_mut().filter(|_| recovery.way().is_none());
-            let mut links = Links { origin: Some(&mut connection), sources: &mut self.sources };
+            let mut links = Links { origin: Some(&mut connection), others: &mut self.others };
             let lost = tokio::select! {
                 lost = self.session.run(&mut links, &mut self.commands) => lost,
                 handshake = next_transport(usable_trial, path, kind, &self.target, &config) => {
                     let text = format!("the session continues over {}", handshake.kind());
                     let close_reason = CloseReason { code: CloseCode::Done, text, by_user: false };
-                    self.session.detach(connection.give_up(close_reason).await, &mut self.sources);
+                    self.session.detach(connection.give_up(close_reason).await, &mut self.others);
                     connection = Connection::begin(handshake, &self.target, &config);
                     self.state.lane.send_replace(connection.control().clone());
                     continue;
                 }
             };
             let may_reconnect = lost.is_retryable() && !config.reconnect_timeout.is_zero();
-            let may_change =
-                !matches!(lost, SessionError::ClosedLocally) && !self.sources.usable().is_empty();
+            let may_change = !matches!(lost, SessionError::ClosedLocally) && !self.others.usable().is_empty();
             if !may_reconnect && !may_change {
                 self.end(lost, Some(connection)).await;
                 return;
@@ -109,7 +108,7 @@ impl Reconnector {
             self.state.lost.send_replace(Some(Arc::clone(&lost)));
             let (age, was_receiving) = (connection.age(), self.session.is_receiving());
             let verified_bytes = connection.verified_bytes();
-            self.session.detach(connection.give_up(close_reason).await, &mut self.sources);
+            self.session.detach(connection.give_up(close_reason).await, &mut self.others);
             let has_verified = verified_bytes.load(Ordering::Relaxed) > 0;
             let lost_connection = LostConnection { kind, age, has_verified, was_receiving, is_by_path };
             if let Some(failed) = recovery.handle_lost(Instant::now(), lost_connection) {
@@ -118,7 +117,7 @@ impl Reconnector {
             if let Some(connections) = recovery.fruitless(Instant::now()) {
                 break ClientError::NoProgress { lost, connections }.into();
             }
-            if let Some(promoted) = self.sources.promote(&self.target, &self.session.sending()) {
+            if let Some(promoted) = self.others.promote(&self.target, &self.session.sending()) {
                 (connection, self.target) = self.session.handle_promoted(promoted);
                 self.handle_connected(
                     &connection,
@@ -155,7 +154,7 @@ impl Reconnector {
         let config = self.session.config().clone();
         let timeout_ms = config.reconnect_timeout.as_millis();
         let deadline = Instant::now() + config.reconnect_timeout;
-        let (target, last) = (self.target.clone(), Mutex::new(None));
+        let (target, last) = (self.target.clone(), Lock::new(None));
         let attempts = async {
             loop {
                 tokio::time::sleep(recovery.next_wait(rand::random())).await;
@@ -164,7 +163,7 @@ impl Reconnector {
                     Err(error) if error.is_retryable() => {
                         tracing::debug!(%error, "Not connected yet.");
                         recovery.handle_unreachable();
-                        *last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(error));
+                        *last.lock() = Some(Arc::new(error));
                     }
                     Err(error) => return Err(error),
                 }
@@ -173,10 +172,10 @@ impl Reconnector {
         tokio::pin!(attempts);
         loop {
             tokio::select! {
-                event = next_of_others(&mut self.sources) => {
-                    let mut links = Links { origin: None, sources: &mut self.sources };
+                event = next_of_others(&mut self.others) => {
+                    let mut links = Links { origin: None, others: &mut self.others };
                     self.session.handle_link_event(event?, &mut links)?;
-                    if let Some(promoted) = self.sources.promote(&self.target, &self.session.sending()) {
+                    if let Some(promoted) = self.others.promote(&self.target, &self.session.sending()) {
                         let (connection, target) = self.session.handle_promoted(promoted);
                         self.target = target;
                         return Ok(connection);
@@ -189,7 +188,7 @@ impl Reconnector {
                     Ok(Ok(connection)) => Ok(connection),
                     Ok(Err(error)) => Err(error.into()),
                     Err(_) => {
-                        let last = last.lock().unwrap_or_else(PoisonError::into_inner).take();
+                        let last = last.lock().take();
                         Err(ClientError::NotReconnected { lost, last, timeout_ms }.into())
                     }
                 },
@@ -206,7 +205,7 @@ impl Reconnector {
         self.state.ended.send_replace(Some(Arc::clone(&error)));
         self.session.end(&error);
         drop(self.session);
-        let others = self.sources.close_all();
+        let others = self.others.close_all();
         if let Some(connection) = connection {
             connection.close(close_reason).await;
         }
@@ -215,8 +214,8 @@ impl Reconnector {
 }
 
 /// The next event of the other servers, while the origin is lost. Cancel safe.
-async fn next_of_others(sources: &mut Sources) -> Result<LinkEvent, SessionError> {
-    Links { origin: None, sources }.next().await
+async fn next_of_others(others: &mut OtherServers) -> Result<LinkEvent, SessionError> {
+    Links { origin: None, others }.next().await
 }
 
 /// Reports that connections over `failed` opened but carried no chunk to its end.

@@ -4,9 +4,9 @@
 //! A session outlives its connections: the [`reconnector`](crate::reconnector) gives it one [`Connection`] after
 //! another.
 
+mod allowance;
 mod commands;
 mod from_sources;
-mod owner;
 mod slots;
 
 use crate::{
@@ -15,20 +15,22 @@ use crate::{
     connection::{Connection, Event, Target},
     destination::{Allocators, SnapshotMemory},
     error::SessionError,
+    other_servers::{Link, LinkEvent, Links, OtherServers, Promoted},
     probing::{PROBE_UNREAD_BYTES, Probing},
-    reception::{Context, Reception, SourceOf},
-    sources::{Link, LinkEvent, Links, Promoted, Sources},
+    reception::{Context, Reception},
+    source_table::{Owner, SourceTable},
     watches::Watches,
 };
-use owner::Owner;
+use allowance::Allowance;
+use from_sources::subscription;
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
 };
 use tensor_relay_device::{AllocError, Capacity, HostMemory, SlotPool};
 use tensor_relay_protocol::{
-    ChunkHeader, ClientMessage, Credit, EndReason, Feature, FeatureSet, LaneId, ManifestHeader,
-    ProtocolViolation, ServerMessage, StreamHeader, StreamToken, SubscriptionId, TopicEntry, Verified,
+    ChunkHeader, ClientMessage, EndReason, Feature, FeatureSet, LaneId, ManifestHeader, ProtocolViolation,
+    ServerMessage, StreamHeader, StreamToken, SubscriptionId, TopicEntry, Verified,
 };
 use tensor_relay_transport::{
     DataIn, HeaderError, LaneError,
@@ -39,10 +41,6 @@ use tokio::{
     time::Instant,
 };
 
-/// The smallest chunk size for which flow-control windows are set, also before the first manifest: the default of
-/// servers.
-const ASSUMED_CHUNK_BYTES_MIN: u32 = 4 << 20;
-
 /// The maximum number of topics in one answer to `List`. A server that sends more is broken or hostile.
 const TOPICS_MAX: usize = 1 << 20;
 
@@ -51,12 +49,7 @@ pub(crate) struct Session {
     /// Cloned into each subscription's handle, whose destructor sends a command too.
     commands: mpsc::UnboundedSender<Command>,
     config: Config,
-    /// The credit of each subscription, in chunks: `credit_chunks` times the largest number of lanes that this
-    /// connection has had, at most [`Credit::MAX`].
-    credit: u32,
-    /// The chunks that may be outstanding beyond the credit while a version comes from several servers: as many for each
-    /// of their lanes.
-    further_credit: u32,
+    allowance: Allowance,
     allocators: Allocators,
     /// The memory for the bases of all subscriptions; `None` without bases.
     bases: Option<HostMemory>,
@@ -65,8 +58,7 @@ pub(crate) struct Session {
     receptions: HashMap<SubscriptionId, Reception>,
     /// The numbers of subscriptions that were renewed, by the number under which they were opened.
     renumbered: HashMap<SubscriptionId, SubscriptionId>,
-    /// The subscriptions to further sources of the versions in transfer.
-    source_of: HashMap<SubscriptionId, SourceOf>,
+    sources: SourceTable,
     /// The token of the next chunk stream.
     next_stream: u64,
     watches: Watches,
@@ -105,14 +97,13 @@ impl Session {
             },
             bases: config.keeps_bases().then(|| HostMemory::new(config.base_bytes)),
             commands,
-            credit: config.credit_chunks,
-            further_credit: 0,
+            allowance: Allowance::new(config.credit_chunks),
             config,
             ingress,
             next_id: 1,
             receptions: HashMap::new(),
             renumbered: HashMap::new(),
-            source_of: HashMap::new(),
+            sources: SourceTable::default(),
             next_stream: 0,
             watches: Watches::default(),
             lists: VecDeque::new(),
@@ -189,16 +180,16 @@ impl Session {
 
     /// Handles the last events of the lost connection to the origin, and drops its other state. Versions that come from
     /// other sources, too, continue.
-    pub(crate) fn detach(&mut self, last: Vec<Event>, sources: &mut Sources) {
+    pub(crate) fn detach(&mut self, last: Vec<Event>, others: &mut OtherServers) {
         self.handle_last(last);
         self.is_connected = false;
         self.probing.handle_detached();
-        self.credit = self.config.credit_chunks;
+        self.allowance.handle_detached();
         self.lists.iter_mut().for_each(|(_, received)| received.clear());
-        let mut links = Links { origin: None, sources };
+        let mut links = Links { origin: None, others };
         self.handle_link_lost(Link::Origin, &mut links);
         for reception in self.receptions.values_mut() {
-            reception.handle_detached(self.credit);
+            reception.handle_detached(self.allowance.credit());
         }
         if let Err(error) = self.act_all(&mut links) {
             tracing::debug!(%error, "A server's earlier message broke a rule."); // The lost connection's, or it is found again.
@@ -218,16 +209,9 @@ impl Session {
 
     /// Handles the loss of a connection for the subscriptions to further sources on it.
     fn handle_link_lost(&mut self, lost: Link, links: &mut Links<'_>) {
-        let ids: Vec<_> = self
-            .source_of
-            .iter()
-            .filter(|(_, of)| of.link == lost)
-            .map(|(id, _)| *id)
-            .collect();
-        for id in ids {
-            let Some(SourceOf { reception, .. }) = self.source_of.remove(&id) else { continue };
+        for (source, reception) in self.sources.take_lost(lost) {
             if let Some(found) = self.receptions.get_mut(&reception) {
-                found.machine.handle_source_lost(id);
+                found.machine.handle_source_lost(source);
             }
             if let Err(error) = self.act(reception, links) {
                 tracing::debug!(%error, "A server's earlier message broke a rule.");
@@ -237,20 +221,14 @@ impl Session {
 
     /// The other servers that send a version at the moment.
     pub(crate) fn sending(&self) -> Vec<usize> {
-        let links = self.source_of.values().filter_map(|of| match of.link {
-            Link::Other(index) => Some(index),
-            Link::Origin => None,
-        });
-        links.collect()
+        self.sources.servers()
     }
 
     /// Handles the change of the origin to another server, which was connected under this index before.
     pub(crate) fn handle_promoted(&mut self, promoted: Promoted) -> (Connection, Target) {
         let Promoted { index, connection, target, outbox } = promoted;
         self.carried = outbox;
-        for of in self.source_of.values_mut().filter(|of| of.link == Link::Other(index)) {
-            of.link = Link::Origin;
-        }
+        self.sources.handle_promoted(index);
         (connection, target)
     }
 
@@ -317,7 +295,7 @@ impl Session {
             LinkEvent::Event(Link::Origin, event) => self.handle_event(event, Link::Origin, links),
             LinkEvent::Event(Link::Other(index), event) => {
                 if let Err(error) = self.handle_event(event, Link::Other(index), links) {
-                    links.sources.close(index, &error);
+                    links.others.close(index, &error);
                 }
                 Ok(())
             }
@@ -331,7 +309,7 @@ impl Session {
             LinkEvent::Closed(index, last) => {
                 self.handle_last(last);
                 self.handle_link_lost(Link::Other(index), links);
-                links.sources.handle_closed(index);
+                links.others.handle_closed(index);
                 self.act_all(links)
             }
         }
@@ -346,12 +324,11 @@ impl Session {
         if self.is_closing { Err(SessionError::ClosedLocally) } else { Ok(()) }
     }
 
-    /// Sets the flow-control windows to the bytes of the granted credit and of a probe in progress. So chunks that wait
-    /// for memory never block the control stream, and no subscription starves another.
+    /// Sets the flow-control windows to the bytes of the outstanding chunks and of a probe in progress.
     fn allow_unread(&self, links: &mut Links<'_>) {
-        let credit = u64::from(self.credit) + u64::from(self.further_credit);
-        let chunk_bytes = |r: &Reception| r.chunk_bytes().unwrap_or(0).max(ASSUMED_CHUNK_BYTES_MIN);
-        let bytes: u64 = self.receptions.values().map(|r| credit * u64::from(chunk_bytes(r))).sum();
+        let bytes = self
+            .allowance
+            .unread_bytes(self.receptions.values().map(Reception::chunk_bytes));
         let probe_bytes = if self.probing.is_in_progress() { PROBE_UNREAD_BYTES } else { 0 };
         for connection in links.all() {
             connection.lanes().allow_unread(bytes + probe_bytes);
@@ -367,7 +344,7 @@ impl Session {
             allocators: &self.allocators,
             ingress: &self.ingress,
             outbox: &mut self.outbox,
-            source_of: &mut self.source_of,
+            sources: &mut self.sources,
         };
         reception.act(&mut context)?;
         if reception.is_over() {
@@ -444,18 +421,15 @@ impl Session {
         }
     }
 
-    /// Raises the credit for a new lane, so that it is kept as busy as the other lanes. The credit is not lowered when a
-    /// lane ends: the remaining lanes use it.
+    /// Raises the credit for a new lane, so that it is kept as busy as the other lanes.
     fn raise_credit(&mut self, links: &mut Links<'_>) {
-        let credit = |lanes: u32| self.config.credit_chunks.saturating_mul(lanes).min(Credit::MAX);
-        let lanes: Vec<u32> = links.all().map(|connection| connection.lanes().len()).collect();
-        let of_origin = if links.origin.is_some() { lanes[0] } else { 0 };
-        self.further_credit = credit(lanes.iter().sum::<u32>() - of_origin);
-        self.credit = self.credit.max(credit(of_origin));
+        let of_origin = links.origin.as_mut().map_or(0, |origin| origin.lanes().len());
+        let of_all: u32 = links.all().map(|connection| connection.lanes().len()).sum();
+        self.allowance.handle_lanes(of_origin, of_all - of_origin);
         self.allow_unread(links);
         for reception in self.receptions.values_mut() {
-            reception.machine.set_allowance(self.credit);
-            reception.machine.set_further_allowance(self.further_credit);
+            reception.machine.set_allowance(self.allowance.credit());
+            reception.machine.set_further_allowance(self.allowance.further());
         }
     }
 
@@ -487,49 +461,39 @@ impl Session {
         message: ServerMessage,
         links: &mut Links<'_>,
     ) -> Result<(), SessionError> {
+        let Some(id) = subscription(&message) else { return self.handle_session_message(message) };
+        let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) }; // The origin may not know its end yet.
         match message {
-            ServerMessage::Announce(announce) => {
-                let id = announce.subscription;
-                let Some(reception) = self.find(id)? else { return Ok(()) };
-                reception.handle_announce(announce)?;
-                self.act(id, links)
-            }
-            ServerMessage::Complete { subscription, epoch, version, digest } => {
-                let Some(reception) = self.find(subscription)? else { return Ok(()) };
+            ServerMessage::Announce(announce) => reception.handle_announce(announce)?,
+            ServerMessage::Complete { epoch, version, digest, .. } => {
                 reception.machine.handle_complete((epoch, version), digest)?;
-                self.act(subscription, links)
             }
-            ServerMessage::Waiting { subscription, epoch, version } => {
-                let Some(reception) = self.find(subscription)? else { return Ok(()) };
-                reception.handle_waiting(epoch, version)?;
-                self.act(subscription, links)
-            }
-            ServerMessage::Abort { subscription, epoch, version, reason } => {
-                let Some(reception) = self.find(subscription)? else { return Ok(()) };
+            ServerMessage::Waiting { epoch, version, .. } => reception.handle_waiting(epoch, version)?,
+            ServerMessage::Abort { epoch, version, reason, .. } => {
                 reception.machine.handle_abort((epoch, version), reason)?;
-                self.act(subscription, links)
             }
-            ServerMessage::Hashes { subscription, epoch, version, first, hashes } => {
-                let Some(reception) = self.find(subscription)? else { return Ok(()) };
-                reception
-                    .machine
-                    .handle_hashes(subscription, (epoch, version), first, &hashes)?;
-                self.act(subscription, links)
+            ServerMessage::Hashes { epoch, version, first, hashes, .. } => {
+                reception.machine.handle_hashes(id, (epoch, version), first, &hashes)?;
             }
-            ServerMessage::End { subscription, reason } => {
-                self.find(subscription)?;
-                if let Some(reception) = self.receptions.remove(&subscription) {
-                    if matches!(reason, EndReason::Withdrawn | EndReason::Expired) {
-                        self.watches.handle_topic_ended(reception.topic());
-                    }
-                    reception.handle_end(reason);
+            ServerMessage::End { reason, .. } => {
+                if matches!(reason, EndReason::Withdrawn | EndReason::Expired) {
+                    self.watches.handle_topic_ended(reception.topic());
                 }
-                Ok(())
+                reception.handle_end(reason);
+                self.receptions.remove(&id);
             }
+            _ => {} // No other message is about a subscription.
+        }
+        self.act(id, links)
+    }
+
+    /// Handles a message of the origin about the session.
+    fn handle_session_message(&mut self, message: ServerMessage) -> Result<(), SessionError> {
+        match message {
             ServerMessage::Topics { topics, more } => self.handle_topics(topics, more),
             ServerMessage::Found { watch, topics } => Ok(self.watches.handle_found(watch, topics)?),
             ServerMessage::Drain { alternatives } => self.handle_drain(&alternatives),
-            ServerMessage::Welcome(_) | _ => {
+            _ => {
                 Err(ProtocolViolation::OutOfTurn { found: "Welcome or Joined", expected: "an answer" }.into())
             }
         }
@@ -581,7 +545,7 @@ impl Session {
             return Err(ProtocolViolation::OutOfTurn { found, expected: "a manifest on lane 0" }.into());
         }
         let limits = self.config.limits;
-        let Some(reception) = self.find(header.subscription)? else { return Ok(()) };
+        let Some(reception) = self.receptions.get_mut(&header.subscription) else { return Ok(()) };
         reception.machine.handle_manifest_header()?;
         connection.receive_manifest(header, stream, limits, Arc::clone(&reception.counters));
         Ok(())
@@ -601,7 +565,7 @@ impl Session {
             Owner::Source { reception, .. } => reception,
             Owner::Nobody => return Ok(()),
         };
-        let Some(reception) = self.find(id)? else { return Ok(()) };
+        let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
         if links.get(link).is_none_or(|connection| connection.lanes().is_retired(lane)) {
             return Ok(()); // It was requested again when the lane was retired.
         }
@@ -634,13 +598,5 @@ impl Session {
             }
         }
         self.act(id, links)
-    }
-
-    /// The subscription with this `id`; `None` if it has ended, which the server may not know yet.
-    fn find(&mut self, id: SubscriptionId) -> Result<Option<&mut Reception>, ProtocolViolation> {
-        match id.0 != 0 && id.0 < self.next_id {
-            true => Ok(self.receptions.get_mut(&id)),
-            false => Err(ProtocolViolation::UnknownSubscription(id)),
-        }
     }
 }

@@ -1,10 +1,8 @@
 //! The queue of received snapshots, from a session to a subscription.
 
 use crate::{Gap, Snapshot, SubscriptionError};
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::VecDeque;
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{AbortReason, Mode, VersionId};
 use tokio::{sync::Notify, time::Instant};
 
@@ -15,7 +13,7 @@ use tokio::{sync::Notify, time::Instant};
 #[derive(Debug)]
 pub(crate) struct SnapshotQueue {
     mode: Mode,
-    state: Mutex<State>,
+    state: Lock<State>,
     changed: Notify,
 }
 
@@ -78,25 +76,25 @@ impl State {
 
 impl SnapshotQueue {
     pub(crate) fn new(mode: Mode) -> Self {
-        Self { mode, state: Mutex::default(), changed: Notify::new() }
+        Self { mode, state: Lock::default(), changed: Notify::new() }
     }
 
     /// Records that the topic exists.
     pub(crate) fn announce(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         (state.announced, state.given_up) = (true, None);
         self.changed.notify_one();
     }
 
     /// Records that the topic may not exist any more.
     pub(crate) fn forget_topic(&self) {
-        self.state().announced = false;
+        self.state.lock().announced = false;
     }
 
     /// Records that the server aborted an announced version while the user has none yet, and restarts the wait for the
     /// topic.
     pub(crate) fn handle_given_up(&self, id: VersionId, reason: AbortReason) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         (state.announced, state.given_up) = (false, Some((id, reason)));
         state.waiting_since = Some(Instant::now());
         self.changed.notify_one();
@@ -104,19 +102,19 @@ impl SnapshotQueue {
 
     /// The aborted version, if no other was announced since.
     pub(crate) fn given_up(&self) -> Option<(VersionId, AbortReason)> {
-        self.state().given_up.clone()
+        self.state.lock().given_up.clone()
     }
 
     /// Records when the subscription was sent to the server, or that there is no connection.
     pub(crate) fn set_subscribe_sent(&self, at: Option<Instant>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         (state.waiting_since, state.given_up) = (at, None);
         self.changed.notify_one();
     }
 
     /// Queues a snapshot for the user, unless the end was queued.
     pub(crate) fn put(&self, mut snapshot: Snapshot) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.ended.is_some() {
             return; // The user gets nothing after the end.
         }
@@ -133,7 +131,7 @@ impl SnapshotQueue {
     /// Puts back an undelivered snapshot, and the gap before it. In mode `latest` a newer snapshot received meanwhile
     /// replaces it.
     pub(crate) fn put_back(&self, snapshot: Option<Box<Snapshot>>, gap: Option<Box<Gap>>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match (snapshot, state.snapshot_mut()) {
             (Some(snapshot), Some(newer)) if self.mode == Mode::Latest => {
                 newer.skipped = newer.skipped.saturating_add(snapshot.skipped).saturating_add(1);
@@ -161,7 +159,7 @@ impl SnapshotQueue {
         &self,
         is_wanted: impl Fn(&Snapshot) -> bool,
     ) -> Option<(Box<Snapshot>, Option<Box<Gap>>)> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let is_wanted = |item: &Item| matches!(item, Item::Snapshot(snapshot) if is_wanted(snapshot));
         let index = state.ready.iter().position(is_wanted)?;
         let Some(Item::Snapshot(snapshot)) = state.ready.remove(index) else { return None };
@@ -176,17 +174,17 @@ impl SnapshotQueue {
 
     /// Whether the queue is empty.
     pub(crate) fn is_empty(&self) -> bool {
-        self.state().ready.is_empty()
+        self.state.lock().ready.is_empty()
     }
 
     /// Whether the next item is a snapshot.
     pub(crate) fn has_snapshot(&self) -> bool {
-        matches!(self.state().ready.front(), Some(Item::Snapshot(_)))
+        matches!(self.state.lock().ready.front(), Some(Item::Snapshot(_)))
     }
 
     /// Queues a gap, unless the end was queued: versions are missing before the next snapshot.
     pub(crate) fn put_gap(&self, gap: Gap) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.ended.is_none() {
             state.ready.push_back(Item::Gap(Box::new(gap)));
             self.changed.notify_one();
@@ -195,7 +193,7 @@ impl SnapshotQueue {
 
     /// Queues the error of an aborted version that others will follow. In mode `latest` only the last one is kept.
     pub(crate) fn put_failure(&self, error: SubscriptionError) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if self.mode == Mode::Latest {
             state.ready.retain(|item| !matches!(item, Item::Failure(_)));
         }
@@ -205,13 +203,13 @@ impl SnapshotQueue {
 
     /// Queues the end; only the first reason is kept.
     pub(crate) fn end(&self, error: SubscriptionError) {
-        self.state().ended.get_or_insert(error);
+        self.state.lock().ended.get_or_insert(error);
         self.changed.notify_one();
     }
 
     /// Takes the next item; a snapshot only if `may_take_snapshot`.
     pub(crate) fn take(&self, may_take_snapshot: bool) -> Found {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if !may_take_snapshot && matches!(state.ready.front(), Some(Item::Snapshot(_))) {
             return Found::NotYet;
         }
@@ -228,10 +226,6 @@ impl SnapshotQueue {
     /// Waits until the queue has changed since the last wait. Cancel safe.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

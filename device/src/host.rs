@@ -1,6 +1,7 @@
+use crate::Lock;
 use std::{
     fmt, io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{Arc, mpsc},
     thread,
 };
 
@@ -71,7 +72,7 @@ impl CopyEngine for HostEngine {
     }
 
     fn allocate(&self, len: usize) -> Result<Arc<HostEngineMemory>, AllocError> {
-        let bytes = Mutex::new(self.memory.allocate(len)?);
+        let bytes = Lock::new(self.memory.allocate(len)?);
         Ok(Arc::new(HostEngineMemory { len, bytes }))
     }
 
@@ -103,13 +104,7 @@ impl fmt::Debug for HostEngine {
 /// Tensor memory of the [`HostEngine`]. As with device memory, only copies access its bytes.
 pub struct HostEngineMemory {
     len: usize,
-    bytes: Mutex<Region>,
-}
-
-impl HostEngineMemory {
-    fn bytes(&self) -> MutexGuard<'_, Region> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    bytes: Lock<Region>,
 }
 
 impl fmt::Debug for HostEngineMemory {
@@ -140,7 +135,7 @@ impl Job {
         for CopySegment { memory, offset, len, at } in segments {
             let part = &mut slot[at..at + len];
             let begin = offset as usize; // Within the memory, whose length is a `usize`.
-            let mut bytes = memory.bytes();
+            let mut bytes = memory.bytes.lock();
             match direction {
                 Direction::Out => part.copy_from_slice(&bytes[begin..begin + len]),
                 Direction::In => bytes[begin..begin + len].copy_from_slice(part),
@@ -179,7 +174,7 @@ mod tests {
         let slots = engine.slots(Capacity { slots: 1, slot_bytes: 100 }).unwrap();
 
         {
-            let _copies_blocked_guard = memory.bytes();
+            let _copies_blocked_guard = memory.bytes.lock();
             drop(engine.copy_in(slots.try_acquire().unwrap(), vec![CopySegment::new(&memory, 0, 100)]));
             // The copy cannot end while its bytes are locked, however long this waits.
             for _ in 0..20 {
@@ -197,7 +192,7 @@ mod tests {
         let memory = engine.allocate(100).unwrap();
         let slots = engine.slots(Capacity { slots: 2, slot_bytes: 100 }).unwrap();
 
-        let copies_blocked_guard = memory.bytes();
+        let copies_blocked_guard = memory.bytes.lock();
         let copy = |offset| {
             engine.copy_in(slots.try_acquire().unwrap(), vec![CopySegment::new(&memory, offset, 50)])
         };
@@ -217,7 +212,7 @@ mod tests {
         let memory = engine.allocate(100).unwrap();
         let slots = engine.slots(Capacity { slots: 8, slot_bytes: 100 }).unwrap();
 
-        let copies_blocked_guard = memory.bytes();
+        let copies_blocked_guard = memory.bytes.lock();
         let copy = |_| engine.copy_in(slots.try_acquire().unwrap(), vec![CopySegment::new(&memory, 0, 100)]);
         let copies = [0; 8].map(copy);
         drop(engine);

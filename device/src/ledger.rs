@@ -1,9 +1,5 @@
-use std::{
-    any::Any,
-    collections::BTreeMap,
-    ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use crate::Lock;
+use std::{any::Any, collections::BTreeMap, ops::Range, sync::Arc};
 
 use tokio::sync::Notify;
 
@@ -17,7 +13,7 @@ use crate::sink::SinkError;
 /// releases the slot, since the end of the copy is unknown, the entry never ends.
 #[derive(Default)]
 pub(crate) struct Ledger {
-    state: Mutex<State>,
+    state: Lock<State>,
     ended: Notify,
 }
 
@@ -45,7 +41,7 @@ impl Ledger {
     pub(crate) async fn enter(self: &Arc<Self>, range: &Range<u64>) -> Result<Entry, SinkError> {
         loop {
             let ended = self.ended.notified();
-            if let Some(id) = self.state().enter(range)? {
+            if let Some(id) = self.state.lock().enter(range)? {
                 return Ok(Entry { id, ledger: Arc::clone(self), kept: None });
             }
             ended.await;
@@ -54,7 +50,7 @@ impl Ledger {
 
     /// Ends the writing. Fails while there is an entry of a non-empty range, and after the commit.
     pub(crate) fn commit(&self, len_bytes: u64) -> Result<(), SinkError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let lent_bytes = state.entries.values().map(|(range, _)| range.end - range.start).sum();
         match lent_bytes {
             _ if state.is_committed => Err(SinkError::Committed),
@@ -68,11 +64,7 @@ impl Ledger {
 
     /// Whether a range waits for a slot, or a copy has not ended.
     pub(crate) fn waits(&self) -> bool {
-        self.state().entries.values().any(|(_, phase)| *phase != Phase::Lent)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().entries.values().any(|(_, phase)| *phase != Phase::Lent)
     }
 }
 
@@ -118,7 +110,7 @@ impl Entry {
     }
 
     fn set(&mut self, to: Phase) {
-        if let Some((_, phase)) = self.ledger.state().entries.get_mut(&self.id) {
+        if let Some((_, phase)) = self.ledger.state.lock().entries.get_mut(&self.id) {
             *phase = to;
         }
     }
@@ -126,7 +118,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.ledger.state().entries.remove(&self.id);
+        self.ledger.state.lock().entries.remove(&self.id);
         self.ledger.ended.notify_waiters();
     }
 }

@@ -14,6 +14,7 @@
 //! - a [`Reservation`] keeps part of the container's memory limit free for memory that is not allocated here;
 //! - a [`Loan`] reports to the owner of lent bytes that nobody uses them any more; with [`Region::lent_by`] the lender
 //!   gets the owner itself back;
+//! - a [`Lock`] is a mutex that a panic of its holder does not poison;
 //! - [`VolatileBytes`] are bytes of our memory that others may write while this process reads them, and [`ForeignBytes`]
 //!   are bytes of others' memory, which may also be freed meanwhile.
 //!
@@ -41,6 +42,7 @@ mod host_sink;
 mod id;
 mod ledger;
 mod loan;
+mod lock;
 mod mapping;
 mod memfd;
 mod owner;
@@ -68,6 +70,7 @@ pub use host::{HostEngine, HostEngineMemory};
 pub use host_memory::{AllocError, CacheLease, Charge, HostMemory, HostMemoryStats};
 pub use host_sink::HostSink;
 pub use loan::{Loan, Returned};
+pub use lock::Lock;
 pub use memfd::{Memfd, SealedFd};
 pub use owner::GiveBack;
 pub use parts::PartsError;

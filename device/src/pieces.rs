@@ -1,8 +1,5 @@
-use std::{
-    collections::BTreeMap,
-    ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use crate::Lock;
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use crate::{parts::Parts, region::Region, sink::SinkError};
 
@@ -12,7 +9,7 @@ use crate::{parts::Parts, region::Region, sink::SinkError};
 /// and memory is never returned while it is being written.
 pub(crate) struct SinkMemory {
     parts: Parts<()>,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 impl SinkMemory {
@@ -22,7 +19,7 @@ impl SinkMemory {
         for (range, region) in parts.ranges().zip(regions) {
             free.put_back(range.start, region);
         }
-        Self { parts, state: Mutex::new(State { is_committed: false, free }) }
+        Self { parts, state: Lock::new(State { is_committed: false, free }) }
     }
 
     pub(crate) fn parts(&self) -> &Parts<()> {
@@ -32,7 +29,7 @@ impl SinkMemory {
     /// Lends `range`, which lies in one part.
     pub(crate) fn lend(self: &Arc<Self>, range: &Range<u64>) -> Result<Piece, SinkError> {
         let Range { start, end } = *range;
-        let cut = self.state().uncommitted()?.cut(range);
+        let cut = self.state.lock().uncommitted()?.cut(range);
         let region = cut.ok_or(SinkError::Busy { start, end })?;
         Ok(Piece { start, region, memory: Arc::clone(self) })
     }
@@ -41,7 +38,7 @@ impl SinkMemory {
     pub(crate) fn lend_common(self: &Arc<Self>, range: &Range<u64>) -> Result<Vec<Piece>, SinkError> {
         let Range { start, end } = *range;
         let common: Vec<_> = self.parts.common_with(range).map(|(common, ..)| common).collect();
-        let cut = self.state().uncommitted()?.cut_all(&common);
+        let cut = self.state.lock().uncommitted()?.cut_all(&common);
         let regions = cut.ok_or(SinkError::Busy { start, end })?;
         let piece = |(start, region)| Piece { start, region, memory: Arc::clone(self) };
         Ok(regions.into_iter().map(piece).collect())
@@ -49,7 +46,7 @@ impl SinkMemory {
 
     /// Ends the lending and returns the memory of each part, unless some of it is lent.
     pub(crate) fn commit(&self) -> Result<Vec<Region>, SinkError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let free = state.uncommitted()?;
         let len_bytes = self.parts.placed_bytes();
         let lent_bytes = len_bytes - free.len_bytes();
@@ -64,17 +61,13 @@ impl SinkMemory {
 
     fn take_back(&self, start: u64, region: Region) {
         // Only an empty piece can still be lent after the commit, and returning it changes nothing.
-        self.state().free.put_back(start, region);
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().free.put_back(start, region);
     }
 
     /// Checks that the free pieces and `lent_bytes` add up to the parts, and that no two free pieces of one part touch.
     #[cfg(test)]
     pub(crate) fn check(&self, lent_bytes: u64) {
-        let state = self.state();
+        let state = self.state.lock();
         assert_eq!(state.free.len_bytes() + lent_bytes, self.parts.placed_bytes());
         let ends = state.free.by_start.iter().map(|(start, region)| start + region.len() as u64);
         for (end, next) in ends.zip(state.free.by_start.keys().skip(1)) {

@@ -1,7 +1,5 @@
-use std::{
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-};
+use crate::Lock;
+use std::{fmt, sync::Arc};
 
 use tokio::sync::Semaphore;
 
@@ -101,7 +99,7 @@ impl SlotPool {
             drop(region.split_off(slot_bytes)); // The end of the slot's last page stays unused.
             region
         };
-        let free = Mutex::new((0..slots).map(|_| cut_slot()).collect());
+        let free = Lock::new((0..slots).map(|_| cut_slot()).collect());
         let permits = Semaphore::new(slots);
         Self { shared: Arc::new(Shared { free, permits, capacity, engine }) }
     }
@@ -129,7 +127,7 @@ impl fmt::Debug for SlotPool {
 /// The state shared by a pool and its slots. Slots hold it, so the memory may outlive the last `SlotPool`.
 pub(crate) struct Shared {
     /// The memory of free slots: at least one region for each permit that is free or just taken.
-    free: Mutex<Vec<Region>>,
+    free: Lock<Vec<Region>>,
     /// One permit per free slot. The semaphore keeps waiters in order.
     permits: Semaphore,
     capacity: Capacity,
@@ -144,13 +142,13 @@ impl Shared {
     /// Returns the memory of a slot to the pool. The memory is added before the permit, so that a permit always finds
     /// memory.
     pub(crate) fn put_back(&self, region: Region) {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(region);
+        self.free.lock().push(region);
         self.permits.add_permits(1);
     }
 
     /// Makes the slot for a permit that the caller has taken and forgotten.
     fn hand_out(self: &Arc<Self>) -> Slot {
-        let region = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let region = self.free.lock().pop();
         Slot::new(region.expect("put_back adds a region before its permit"), Arc::clone(self))
     }
 }

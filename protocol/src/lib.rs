@@ -23,6 +23,7 @@ mod manifest;
 mod message;
 mod name;
 pub mod npy;
+mod protobuf;
 mod ranges;
 pub mod safetensors;
 mod selection;

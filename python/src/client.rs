@@ -228,8 +228,13 @@ impl Client {
         let topic = this.topic_or_default(py, topic)?;
         let timeout = seconds("timeout", timeout)?;
         let on_gap = OnGap::parse(py, on_gap)?;
-        let out = out.map(|mapping| this.out(py, mapping, atomic, strict, rename)).transpose()?;
+        let out = this.optional_out(py, out, atomic, strict, rename)?;
         let mut request = match mode {
+            "latest" if window.is_some() || reader.is_some() => {
+                return Err(
+                    Kind::Request.raise(py, "window and reader have an effect in mode \"every\" only")
+                );
+            }
             "latest" => Request::latest(topic),
             "every" => Request::every(topic),
             other => {
@@ -265,7 +270,7 @@ impl Client {
     ) -> PyResult<Subscription> {
         let (py, this) = (slf.py(), slf.get());
         let wanted = this.version_selector(py, topic, version, epoch)?;
-        let out = out.map(|mapping| this.out(py, mapping, atomic, strict, rename)).transpose()?;
+        let out = this.optional_out(py, out, atomic, strict, rename)?;
         Self::subscribe_for(&slf, wanted.request(), None, OnGap::Raise, select, out)
     }
 
@@ -557,6 +562,24 @@ impl Client {
         rename: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Out> {
         Ok(Out::new(mapping, atomic, strict, rename, Arc::clone(self.gpus.get(py)?)))
+    }
+
+    /// [`out`](Self::out) of a call in which it may be missing.
+    fn optional_out(
+        &self,
+        py: Python<'_>,
+        mapping: Option<Bound<'_, PyAny>>,
+        atomic: bool,
+        strict: bool,
+        rename: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Out>> {
+        match (mapping, rename) {
+            (Some(mapping), rename) => self.out(py, mapping, atomic, strict, rename).map(Some),
+            (None, Some(_)) => {
+                Err(Kind::Request.raise(py, "rename has no effect without out: it names the tensors of out"))
+            }
+            (None, None) => Ok(None),
+        }
     }
 
     /// Subscribes to a part of a version. The admin port shows the topic if it `is_shown`.

@@ -27,7 +27,12 @@ pub(crate) fn within<T: PartialOrd + Display>(
 ///
 /// # Errors
 /// As [`within`].
-pub(crate) fn at_least(py: Python<'_>, name: &str, value: usize, least: usize) -> PyResult<usize> {
+pub(crate) fn at_least<T: PartialOrd + Display>(
+    py: Python<'_>,
+    name: &str,
+    value: T,
+    least: T,
+) -> PyResult<T> {
     match value >= least {
         true => Ok(value),
         false => Err(Kind::Request.raise(py, format!("{name} is {value}, but must be {least} or more"))),

@@ -2,6 +2,7 @@
 
 use crate::{
     errors::Kind,
+    range::at_least,
     wait::{finite_seconds, seconds},
 };
 use pyo3::prelude::*;
@@ -28,7 +29,10 @@ impl TopicArguments<'_> {
             }
         };
         Ok(TopicOptions {
-            keep: Keep { versions: self.keep_versions, bytes: self.keep_bytes.unwrap_or(u64::MAX) },
+            keep: Keep {
+                versions: at_least(py, "keep_versions", self.keep_versions, 1)?,
+                bytes: self.keep_bytes.unwrap_or(u64::MAX),
+            },
             when_full,
             publish_timeout: finite_seconds("publish_timeout", self.publish_timeout)?,
             release_timeout: seconds("release_timeout", self.release_timeout)?,

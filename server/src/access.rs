@@ -22,9 +22,10 @@ pub use store::AccessStore;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{TicketId, Topic, Verb};
 use tokio::{sync::watch, time::Instant};
 
@@ -37,7 +38,7 @@ const CLOCK_INTERVAL: Duration = Duration::from_secs(2);
 pub struct Access {
     rules: watch::Receiver<Arc<Rules>>,
     uses: Arc<reload::Uses>,
-    problem: Arc<Mutex<Option<String>>>,
+    problem: Arc<Lock<Option<String>>>,
     clock: Clock,
 }
 
@@ -79,12 +80,12 @@ impl Access {
 
     /// Why the current rules are older than their files; `None` if they are current.
     pub fn problem(&self) -> Option<String> {
-        self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.problem.lock().clone()
     }
 
     /// When each ticket was last used in this process, in seconds since 1970.
     pub fn uses(&self) -> HashMap<TicketId, u64> {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.uses.lock().clone()
     }
 
     /// Admits a client, if its credentials suffice.
@@ -95,13 +96,13 @@ impl Access {
         if let Some(ticket) = principal.ticket() {
             self.note_use(ticket, now);
         }
-        let holder = Holder(Arc::new(Mutex::new(Arc::new(principal))));
+        let holder = Holder(Arc::new(Lock::new(Arc::new(principal))));
         let clock_check_at = Instant::now() + CLOCK_INTERVAL;
         Ok(Permit { rules, credentials, holder, clock_check_at, clock: self.clock })
     }
 
     fn note_use(&self, ticket: TicketId, now: u64) {
-        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uses = self.uses.lock();
         uses.insert(ticket, now);
         if uses.len() > store::USES_MAX
             && let Some(oldest) = uses.iter().min_by_key(|(_, used)| **used).map(|(ticket, _)| *ticket)
@@ -165,11 +166,11 @@ impl Permit {
 
 /// The current principal of a session. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Holder(Arc<Mutex<Arc<Principal>>>);
+pub(crate) struct Holder(Arc<Lock<Arc<Principal>>>);
 
 impl Holder {
     pub(crate) fn principal(&self) -> Arc<Principal> {
-        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.0.lock())
     }
 
     pub(crate) fn may(&self, verb: Verb, topic: &Topic) -> bool {
@@ -177,7 +178,7 @@ impl Holder {
     }
 
     fn replace(&self, principal: Principal) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(principal);
+        *self.0.lock() = Arc::new(principal);
     }
 }
 

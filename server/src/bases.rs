@@ -12,9 +12,10 @@ pub(crate) use delta_trial::DeltaTrial;
 use crate::{base_terms::BaseTerms, retained::Retained, retention::Keep};
 use base_cache::{BaseCache, Key};
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, Weak,
+    Arc, Weak,
     atomic::{AtomicU64, Ordering},
 };
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{Epoch, ManifestDigest, Version};
 
 /// Identifies a version of a topic.
@@ -33,7 +34,7 @@ pub struct BaseStats {
 #[derive(Debug, Default)]
 pub(crate) struct Bases {
     budget_bytes: u64,
-    cache: Mutex<BaseCache<Arc<Retained>>>,
+    cache: Lock<BaseCache<Arc<Retained>>>,
     topics_ever: AtomicU64,
 }
 
@@ -64,7 +65,7 @@ pub(crate) struct WeakBase {
 impl Bases {
     /// Bases of at most `budget_bytes` of payloads.
     pub(crate) fn new(budget_bytes: u64) -> Self {
-        Self { budget_bytes, cache: Mutex::new(BaseCache::new(budget_bytes)), topics_ever: AtomicU64::new(0) }
+        Self { budget_bytes, cache: Lock::new(BaseCache::new(budget_bytes)), topics_ever: AtomicU64::new(0) }
     }
 
     /// A number for a new topic.
@@ -92,7 +93,7 @@ impl Bases {
     pub(crate) fn hold(self: &Arc<Self>, topic: u64, retained: &Arc<Retained>, is_retained: bool) -> Hold {
         let key = Key::new(topic, &retained.id);
         let left = {
-            let mut cache = self.cache();
+            let mut cache = self.cache.lock();
             cache.hold(key, is_retained);
             match !is_retained && cache.get(key).is_none() {
                 true => leave_retention(&mut cache, key, retained),
@@ -105,37 +106,37 @@ impl Bases {
 
     /// Records that a client reconnected and holds its version.
     pub(crate) fn handle_reconnected(&self, topic: u64, (epoch, version): VersionKey) {
-        self.cache().handle_reconnected(Key { topic, epoch, version });
+        self.cache.lock().handle_reconnected(Key { topic, epoch, version });
     }
 
     /// A cached version that left retention.
     pub(crate) fn find(&self, topic: u64, (epoch, version): VersionKey) -> Option<Arc<Retained>> {
-        self.cache().get(Key { topic, epoch, version }).cloned()
+        self.cache.lock().get(Key { topic, epoch, version }).cloned()
     }
 
     /// Whether a version that left retention is cached.
     fn is_cached(&self, key: Key) -> bool {
-        self.cache().get(key).is_some()
+        self.cache.lock().get(key).is_some()
     }
 
     /// Handles a version that leaves retention: caches it if it is in use. Returns the versions evicted for it.
     pub(crate) fn handle_left_retention(&self, topic: u64, retained: &Arc<Retained>) -> ReleasedVersions {
-        ReleasedVersions(leave_retention(&mut self.cache(), Key::new(topic, &retained.id), retained))
+        ReleasedVersions(leave_retention(&mut self.cache.lock(), Key::new(topic, &retained.id), retained))
     }
 
     /// Releases all cached versions of a topic: no chunk will be encoded against them.
     pub(crate) fn forget(&self, topic: u64) -> ReleasedVersions {
-        ReleasedVersions(self.cache().forget(topic))
+        ReleasedVersions(self.cache.lock().forget(topic))
     }
 
     /// Whether a version of this topic is in use, or may be needed by a reconnecting client.
     pub(crate) fn has_any(&self, topic: u64) -> bool {
-        self.cache().has_any(topic)
+        self.cache.lock().has_any(topic)
     }
 
     /// Withdraws a version that left retention, if it is cached.
     pub(crate) fn reclaim(&self, topic: u64, (epoch, version): VersionKey) -> ReleasedVersions {
-        let taken = self.cache().evict(Key { topic, epoch, version });
+        let taken = self.cache.lock().evict(Key { topic, epoch, version });
         taken.iter().for_each(|retained| retained.base.withdraw());
         ReleasedVersions(Vec::from_iter(taken))
     }
@@ -144,23 +145,19 @@ impl Bases {
     /// clients that reconnect.
     pub(crate) fn handle_published(&self, topic: u64, manifest: ManifestDigest) -> ReleasedVersions {
         let is_useful = |base: &Arc<Retained>| base.payload.manifest().digest() == manifest;
-        ReleasedVersions(self.cache().remove_useless(topic, is_useful))
+        ReleasedVersions(self.cache.lock().remove_useless(topic, is_useful))
     }
 
     /// Releases all cached versions, for a new one that needs memory. Returns whether there were any.
     pub(crate) fn release_all(&self) -> bool {
-        let left = self.cache().clear();
+        let left = self.cache.lock().clear();
         !left.is_empty()
     }
 
     /// The counters of cached versions.
     pub(crate) fn stats(&self) -> BaseStats {
-        let (versions, bytes) = self.cache().totals();
+        let (versions, bytes) = self.cache.lock().totals();
         BaseStats { versions, bytes }
-    }
-
-    fn cache(&self) -> MutexGuard<'_, BaseCache<Arc<Retained>>> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -215,7 +212,7 @@ impl WeakBase {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        let left = self.bases.cache().release(self.key, self.lingers);
+        let left = self.bases.cache.lock().release(self.key, self.lingers);
         drop(left);
     }
 }

@@ -10,11 +10,12 @@ use crate::{
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{EndReason, Topic, TopicEntry};
 use tensor_relay_transport::CodecStats;
 use tokio::sync::{broadcast, watch};
@@ -25,7 +26,7 @@ const APPEARANCES_MAX: usize = 1024;
 /// All topics of a server.
 #[derive(Debug)]
 pub(crate) struct Catalogue {
-    topics: Mutex<BTreeMap<Topic, Arc<TopicState>>>,
+    topics: Lock<BTreeMap<Topic, Arc<TopicState>>>,
     appeared: broadcast::Sender<Topic>,
     linger: Duration,
     bases: Arc<Bases>,
@@ -37,7 +38,7 @@ impl Catalogue {
     /// An empty catalogue. For `linger`, named readers keep their places, and topics without followers their bases.
     pub(crate) fn new(linger: Duration, bases: Arc<Bases>) -> Self {
         Self {
-            topics: Mutex::default(),
+            topics: Lock::default(),
             appeared: broadcast::Sender::new(APPEARANCES_MAX),
             linger,
             bases,
@@ -48,14 +49,14 @@ impl Catalogue {
     /// Registers a publisher of the topic called `name`; `None` if the topic already has one, or was withdrawn but is
     /// still in the catalogue.
     pub(crate) fn open(&self, name: &Topic) -> Option<Arc<TopicState>> {
-        let mut topics = self.topics(); // Locked until the topic is open, so that it is not removed meanwhile.
+        let mut topics = self.topics.lock(); // Locked until the topic is open, so that it is not removed meanwhile.
         let topic = self.entry(&mut topics, name);
         topic.open().then_some(topic)
     }
 
     /// Follows the topic called `name`, which need not exist yet.
     pub(crate) fn follow(self: &Arc<Self>, name: &Topic) -> Follower {
-        let mut topics = self.topics();
+        let mut topics = self.topics.lock();
         let topic = self.entry(&mut topics, name);
         topic.add_follower();
         let changes = topic.changes();
@@ -79,7 +80,7 @@ impl Catalogue {
 
     /// Ends `topic` and removes it. Its name is free immediately; its followers receive the reason.
     pub(crate) fn remove(&self, topic: &Arc<TopicState>, reason: EndReason) {
-        let mut topics = self.topics();
+        let mut topics = self.topics.lock();
         topic.end(reason);
         if topics.get(topic.name()).is_some_and(|current| Arc::ptr_eq(current, topic)) {
             topics.remove(topic.name());
@@ -89,7 +90,7 @@ impl Catalogue {
 
     /// Removes `topic` if it is no longer needed.
     pub(crate) fn remove_unneeded(&self, topic: &Arc<TopicState>) {
-        let mut topics = self.topics();
+        let mut topics = self.topics.lock();
         let is_current = topics.get(topic.name()).is_some_and(|current| Arc::ptr_eq(current, topic));
         if is_current && !topic.is_needed() {
             topics.remove(topic.name());
@@ -122,7 +123,7 @@ impl Catalogue {
         is_wanted: impl Fn(&Topic) -> bool,
         describe: impl Fn(&TopicState, &Retained) -> R,
     ) -> Vec<R> {
-        let topics = self.topics();
+        let topics = self.topics.lock();
         let wanted = topics.values().filter(|topic| is_wanted(topic.name()));
         let described = wanted.filter_map(|topic| Some(describe(topic, &topic.newest()?.1)));
         described.collect()
@@ -130,7 +131,7 @@ impl Catalogue {
 
     /// The number of versions ever published.
     pub(crate) fn published(&self) -> u64 {
-        let topics = self.topics();
+        let topics = self.topics.lock();
         let current: u64 = topics.values().map(|topic| topic.published_count()).sum();
         current + self.published_before.load(Ordering::Relaxed)
     }
@@ -143,10 +144,6 @@ impl Catalogue {
     fn entry(&self, topics: &mut BTreeMap<Topic, Arc<TopicState>>, name: &Topic) -> Arc<TopicState> {
         let new = || Arc::new(TopicState::new(name.clone(), self.linger, Arc::clone(&self.bases)));
         Arc::clone(topics.entry(name.clone()).or_insert_with(new))
-    }
-
-    fn topics(&self) -> MutexGuard<'_, BTreeMap<Topic, Arc<TopicState>>> {
-        self.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -209,9 +206,9 @@ mod tests {
         let catalogue = new_catalogue();
         let (one, two) = (catalogue.follow(&topic("a")), catalogue.follow(&topic("a")));
         drop(one);
-        assert_eq!(catalogue.topics().len(), 1);
+        assert_eq!(catalogue.topics.lock().len(), 1);
         drop(two);
-        assert_eq!(catalogue.topics().len(), 0);
+        assert_eq!(catalogue.topics.lock().len(), 0);
         assert!(catalogue.list(|_| true).is_empty());
     }
 
@@ -226,6 +223,6 @@ mod tests {
         assert_eq!(follower.topic().ended(), Some(EndReason::Withdrawn));
         assert!(catalogue.open(&topic("a")).is_some(), "the name is free");
         drop(follower);
-        assert_eq!(catalogue.topics().len(), 1, "the new topic stays");
+        assert_eq!(catalogue.topics.lock().len(), 1, "the new topic stays");
     }
 }

@@ -5,7 +5,8 @@ use crate::{
     retained::Retained,
     topic::TopicState,
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::Version;
 use tensor_relay_transport::sending::{DeltaBase, Offered};
 
@@ -23,7 +24,7 @@ pub(crate) struct ClientBase {
 struct BaseOfVersion {
     version: Version,
     base: WeakBase,
-    delta_trial: Arc<Mutex<DeltaTrial>>,
+    delta_trial: Arc<Lock<DeltaTrial>>,
 }
 
 impl DeltaBase for BaseOfVersion {
@@ -32,10 +33,7 @@ impl DeltaBase for BaseOfVersion {
     }
 
     fn note(&self, bytes: u64, is_delta: bool) {
-        self.delta_trial
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .note(bytes, is_delta);
+        self.delta_trial.lock().note(bytes, is_delta);
     }
 
     fn upgrade(&self) -> Option<Arc<dyn Offered>> {

@@ -1,10 +1,8 @@
 //! The consumers that committed or loaded a version, each counted once.
 
 use crate::access::Principal;
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::HashSet, sync::Arc};
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::Consumer;
 use tokio::sync::watch;
 
@@ -13,7 +11,7 @@ use tokio::sync::watch;
 pub(crate) struct Consumers {
     count: watch::Sender<u64>,
     /// The named ones, at most [`NAMED_MAX`].
-    named: Mutex<HashSet<(Arc<str>, [u8; 16])>>,
+    named: Lock<HashSet<(Arc<str>, [u8; 16])>>,
 }
 
 /// The most named consumers of a version that are told apart; more are not counted. So a client that invents ids needs
@@ -51,7 +49,7 @@ impl Consumers {
             ConsumerId::Own => true,
             ConsumerId::Nobody => false,
             ConsumerId::Named(principal, id) => {
-                let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut named = self.named.lock();
                 named.len() < NAMED_MAX && named.insert((Arc::clone(principal), *id))
             }
         };

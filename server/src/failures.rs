@@ -1,9 +1,7 @@
 //! Failure counters by place and reason.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::BTreeMap;
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{AbortReason, EndReason};
 
 /// The place of a failure.
@@ -33,7 +31,7 @@ pub struct FailureCount {
 /// The failure counters. Failures are rare and reasons are constants of this program, so a locked map suffices and
 /// stays small.
 #[derive(Debug, Default)]
-pub(crate) struct Failures(Mutex<BTreeMap<(FailedAt, &'static str), u64>>);
+pub(crate) struct Failures(Lock<BTreeMap<(FailedAt, &'static str), u64>>);
 
 impl FailedAt {
     /// Its identifier for programs.
@@ -50,7 +48,7 @@ impl FailedAt {
 impl Failures {
     /// Counts one failure.
     pub(crate) fn note(&self, at: FailedAt, reason: &'static str) {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.0.lock();
         *counts.entry((at, reason)).or_default() += 1;
     }
 
@@ -85,7 +83,7 @@ impl Failures {
 
     /// The current counts.
     pub(crate) fn counts(&self) -> Vec<FailureCount> {
-        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = self.0.lock();
         let failure =
             |(&(at, reason), &count): (&(FailedAt, &'static str), &u64)| FailureCount { at, reason, count };
         counts.iter().map(failure).collect()

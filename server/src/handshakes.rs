@@ -2,12 +2,8 @@
 //! thread.
 
 use crate::logins::network_of;
-use std::{
-    collections::HashMap,
-    net::IpAddr,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, net::IpAddr, time::Duration};
+use tensor_relay_device::Lock;
 use tokio::time::Instant;
 
 /// The handshakes that a network may begin at once: the consumers of a cluster behind one address that start together.
@@ -25,13 +21,13 @@ const NETWORKS_MAX: usize = 4_096;
 /// When each network's next handshake may begin without using its burst; `None` for the networks beyond
 /// [`NETWORKS_MAX`].
 #[derive(Debug, Default)]
-pub(crate) struct Handshakes(Mutex<HashMap<Option<IpAddr>, Instant>>);
+pub(crate) struct Handshakes(Lock<HashMap<Option<IpAddr>, Instant>>);
 
 impl Handshakes {
     /// When a handshake with `address` that arrives `now` may begin; `None` if it must be refused.
     pub(crate) fn admit(&self, address: IpAddr, now: Instant) -> Option<Instant> {
         let interval = Duration::from_secs(1) / PER_SECOND;
-        let mut due = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut due = self.0.lock();
         let network = Some(network_of(address));
         if !due.contains_key(&network) && due.len() >= NETWORKS_MAX {
             due.retain(|_, due| *due > now);
@@ -97,9 +93,9 @@ mod tests {
         }
         let further = (0..10_000).filter(|number| handshakes.admit(network(1 << 20 | number), now).is_some());
         assert_eq!(further.count() as u32, BURST + DELAY_MAX.as_secs() as u32 * PER_SECOND);
-        assert_eq!(handshakes.0.lock().unwrap().len(), NETWORKS_MAX + 1);
+        assert_eq!(handshakes.0.lock().len(), NETWORKS_MAX + 1);
         let later = now + Duration::from_secs(60);
         assert_eq!(handshakes.admit(network(1 << 30), later), Some(later));
-        assert_eq!(handshakes.0.lock().unwrap().len(), 1, "quiet ones are forgotten");
+        assert_eq!(handshakes.0.lock().len(), 1, "quiet ones are forgotten");
     }
 }

@@ -1,16 +1,14 @@
 //! [`Joinable`]: the sessions that lanes can join.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{LaneGrant, LaneOffer};
 use tensor_relay_transport::sending::Lanes;
 
 /// The sessions of a server that lanes can join, by their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Joinable {
-    sessions: Mutex<HashMap<u64, (LaneGrant, SharedLanes)>>,
+    sessions: Lock<HashMap<u64, (LaneGrant, SharedLanes)>>,
 }
 
 /// The lanes of a session.
@@ -40,26 +38,22 @@ impl Joinable {
     ) -> (JoinableSession, Option<LaneOffer>) {
         let offer = (lanes_max > 1).then(|| LaneOffer { lanes_max, grant: LaneGrant::new(rand::random()) });
         if let Some(LaneOffer { grant, .. }) = offer {
-            self.sessions().insert(session, (grant, lanes.clone()));
+            self.sessions.lock().insert(session, (grant, lanes.clone()));
         }
         (JoinableSession { joinable: Arc::clone(self), session, lanes: lanes.lanes }, offer)
     }
 
     /// The lanes of `session`, for a client with its grant.
     pub(crate) fn find(&self, session: u64, grant: &LaneGrant) -> Option<SharedLanes> {
-        let sessions = self.sessions();
+        let sessions = self.sessions.lock();
         let (expected, lanes) = sessions.get(&session)?;
         (expected == grant).then(|| lanes.clone())
-    }
-
-    fn sessions(&self) -> MutexGuard<'_, HashMap<u64, (LaneGrant, SharedLanes)>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for JoinableSession {
     fn drop(&mut self) {
-        self.joinable.sessions().remove(&self.session);
+        self.joinable.sessions.lock().remove(&self.session);
         self.lanes.close();
     }
 }

@@ -7,10 +7,11 @@ use crate::{
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
 };
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{Epoch, SubscriptionId, Version, VersionDigest};
 use tokio::sync::watch;
 
@@ -20,7 +21,7 @@ pub(crate) struct Loads {
     /// Those that loaded what was sent to them.
     consumers: Consumers,
     /// The digests that were sent, at most [`DIGESTS_MAX`].
-    sent: Mutex<HashSet<VersionDigest>>,
+    sent: Lock<HashSet<VersionDigest>>,
     /// The number of reports with another digest.
     differing: AtomicU64,
 }
@@ -51,7 +52,7 @@ impl Loads {
 
     /// Records the digest in a `Complete` that is sent.
     pub(crate) fn note_sent(&self, digest: VersionDigest) {
-        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sent = self.sent.lock();
         if sent.len() < DIGESTS_MAX {
             sent.insert(digest);
         }
@@ -59,7 +60,7 @@ impl Loads {
 
     /// Handles the report that `consumer` loaded content with this digest.
     pub(crate) fn handle_report(&self, consumer: &ConsumerId, digest: VersionDigest) -> Report {
-        let sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = self.sent.lock();
         if sent.contains(&digest) {
             drop(sent);
             self.consumers.count(consumer);

@@ -29,7 +29,7 @@ impl Publishable {
 
 impl From<Staged> for Publishable {
     fn from(staged: Staged) -> Self {
-        Self { payload: staged.into_payload(), returned: None, charge: None }
+        Self { payload: staged.payload, returned: None, charge: None }
     }
 }
 

@@ -6,9 +6,9 @@ use std::{
     collections::HashMap,
     mem::{Discriminant, discriminant},
     net::IpAddr,
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
+use tensor_relay_device::Lock;
 use tokio::time::Instant;
 
 /// The time for which further refusals of one network for one reason are counted but not logged.
@@ -41,12 +41,12 @@ type Kind = Option<(IpAddr, Reason)>;
 
 /// When each kind of refusal was last logged, and the number of unlogged ones since.
 #[derive(Debug, Default)]
-pub(crate) struct Refusals(Mutex<HashMap<Kind, (Instant, u64)>>);
+pub(crate) struct Refusals(Lock<HashMap<Kind, (Instant, u64)>>);
 
 impl Refusals {
     /// Counts a refusal. If it should be logged, returns the number of unlogged ones before it.
     pub(crate) fn note(&self, address: IpAddr, reason: impl Into<Reason>, now: Instant) -> Option<u64> {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.0.lock();
         let is_quiet = |since: Instant| now.duration_since(since) < LOG_INTERVAL;
         let kind = Some((network_of(address), reason.into()));
         if !counts.contains_key(&kind) && counts.len() >= KINDS_MAX {
@@ -98,6 +98,6 @@ mod tests {
         let counts =
             (0_u64..10_000).filter(|number| refusals.note(network(*number), &Denied::Expired, now).is_some());
         assert_eq!(counts.count(), KINDS_MAX + 1);
-        assert!(refusals.0.lock().unwrap().len() <= KINDS_MAX + 1);
+        assert!(refusals.0.lock().len() <= KINDS_MAX + 1);
     }
 }

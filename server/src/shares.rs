@@ -3,9 +3,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     hash::Hash,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
     time::Duration,
 };
+use tensor_relay_device::Lock;
 use tokio::{sync::oneshot, time::Instant};
 
 /// The time for connections that lost their places to free their memory: they are told why before they are closed.
@@ -16,7 +17,7 @@ const FREED_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Places of one kind, by holder: a network, or a principal. Cheap to clone.
 #[derive(Debug)]
-pub(crate) struct Shares<H>(Arc<Mutex<Taken<H>>>);
+pub(crate) struct Shares<H>(Arc<Lock<Taken<H>>>);
 
 impl<H> Clone for Shares<H> {
     fn clone(&self) -> Self {
@@ -64,12 +65,12 @@ impl<H: Clone + Eq + Hash> Shares<H> {
         let (by_age, by_holder) = (BTreeMap::new(), HashMap::new());
         let (leaving, waiting) = (BTreeSet::new(), vec![]);
         let taken = Taken { max, next_number: 0, by_age, by_holder, leaving, waiting };
-        Self(Arc::new(Mutex::new(taken)))
+        Self(Arc::new(Lock::new(taken)))
     }
 
     /// Gives a place to `holder`. If all are taken, that is the oldest of the holder with the most.
     pub(crate) fn enter(&self, holder: H) -> (Place<H>, Eviction) {
-        let mut taken = self.taken();
+        let mut taken = self.0.lock();
         if taken.by_age.len() >= taken.max
             && let Some((most, _)) = taken.most()
         {
@@ -84,7 +85,7 @@ impl<H: Clone + Eq + Hash> Shares<H> {
     /// Gives a place to `holder`, if one is free, or if another holder would still have as many with one fewer: then
     /// that one loses its newest place.
     pub(crate) fn enter_fairly(&self, holder: H) -> Option<(Place<H>, Eviction)> {
-        let mut taken = self.taken();
+        let mut taken = self.0.lock();
         if taken.by_age.len() >= taken.max {
             let with_this = taken.count(&holder) + 1;
             taken.evict_for(with_this)?;
@@ -110,7 +111,7 @@ impl<H: Clone + Eq + Hash> Shares<H> {
         }
         let (deadline, mut reserved) = (Instant::now() + FREED_TIMEOUT, reserve());
         // It counts while it waits, so that several at once take no more than their share.
-        let (place, eviction) = self.give(self.taken(), holder.clone());
+        let (place, eviction) = self.give(self.0.lock(), holder.clone());
         let mut waiting = reserved.is_err().then(|| self.evict_and_wait(holder)).flatten();
         while let (Err(_), Some(waited)) = (&reserved, &mut waiting)
             && Instant::now() < deadline
@@ -126,12 +127,12 @@ impl<H: Clone + Eq + Hash> Shares<H> {
     }
 
     fn is_another_waiting(&self, holder: &H) -> bool {
-        self.taken().waiting.iter().any(|waiting| waiting != holder)
+        self.0.lock().waiting.iter().any(|waiting| waiting != holder)
     }
 
     /// Evicts another holder's newest place for `holder`, which then waits; `None` if it has its share.
     fn evict_and_wait(&self, holder: H) -> Option<Waiting<H>> {
-        let mut taken = self.taken();
+        let mut taken = self.0.lock();
         let with_this = taken.count(&holder);
         let evicted = taken.evict_for(with_this)?;
         taken.waiting.push(holder.clone());
@@ -145,10 +146,6 @@ impl<H: Clone + Eq + Hash> Shares<H> {
         *taken.by_holder.entry(holder.clone()).or_default() += 1;
         taken.by_age.insert(number, (holder, signal));
         (Place { shares: self.clone(), number }, Eviction(signalled))
-    }
-
-    fn taken(&self) -> MutexGuard<'_, Taken<H>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -194,7 +191,7 @@ impl<H: Clone + Eq + Hash> Taken<H> {
 
 impl<H: Clone + Eq + Hash> Drop for Place<H> {
     fn drop(&mut self) {
-        let mut taken = self.shares.taken();
+        let mut taken = self.shares.0.lock();
         taken.remove(self.number);
         taken.leaving.remove(&self.number);
     }
@@ -202,12 +199,12 @@ impl<H: Clone + Eq + Hash> Drop for Place<H> {
 
 impl<H: Clone + Eq + Hash> Waiting<H> {
     fn has_evicted_left(&self) -> bool {
-        !self.shares.taken().leaving.contains(&self.evicted)
+        !self.shares.0.lock().leaving.contains(&self.evicted)
     }
 
     /// Evicts one more; returns false if its holder has its share.
     fn evict_next(&mut self) -> bool {
-        let mut taken = self.shares.taken();
+        let mut taken = self.shares.0.lock();
         let with_this = taken.count(&self.holder);
         let evicted = taken.evict_for(with_this);
         self.evicted = evicted.unwrap_or(self.evicted);
@@ -217,7 +214,7 @@ impl<H: Clone + Eq + Hash> Waiting<H> {
 
 impl<H: Clone + Eq + Hash> Drop for Waiting<H> {
     fn drop(&mut self) {
-        let waiting = &mut self.shares.taken().waiting;
+        let waiting = &mut self.shares.0.lock().waiting;
         if let Some(at) = waiting.iter().position(|holder| *holder == self.holder) {
             waiting.swap_remove(at);
         }
@@ -263,7 +260,7 @@ mod tests {
         bad.push(shares.enter(2));
         assert!(is_evicted(&mut bad[1].1) && !is_evicted(&mut good_eviction), "also for its own new one");
         drop((good, bad, other));
-        let taken = shares.taken();
+        let taken = shares.0.lock();
         assert!(taken.by_age.is_empty() && taken.by_holder.is_empty());
     }
 
@@ -348,6 +345,6 @@ mod tests {
             assert_eq!(are_evicted.count(), usize::from(evicted < 3), "{evicted}");
             greedy.pop();
         }
-        assert!(shares.taken().leaving.is_empty() && shares.taken().waiting.is_empty());
+        assert!(shares.0.lock().leaving.is_empty() && shares.0.lock().waiting.is_empty());
     }
 }

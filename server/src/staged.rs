@@ -147,10 +147,6 @@ impl Staged {
     pub fn digest(&self) -> VersionDigest {
         self.digest
     }
-
-    pub(crate) fn into_payload(self) -> Payload {
-        self.payload
-    }
 }
 
 #[cfg(test)]

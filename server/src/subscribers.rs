@@ -10,10 +10,11 @@ use std::{
     net::SocketAddr,
     ops::Deref,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{Epoch, Mode, Version, VersionId};
 use tensor_relay_transport::{LaneKind, sending::SentChunks};
 use tokio::time::Instant;
@@ -21,7 +22,7 @@ use tokio::time::Instant;
 /// All open subscriptions, bounded by the limits of sessions.
 #[derive(Debug, Default)]
 pub(crate) struct Subscribers {
-    open: Mutex<BTreeMap<u64, Arc<SubscriberProgress>>>,
+    open: Lock<BTreeMap<u64, Arc<SubscriberProgress>>>,
     ever: AtomicU64,
 }
 
@@ -50,7 +51,7 @@ pub(crate) struct SubscriberInfo {
 pub(crate) struct SubscriberProgress {
     info: SubscriberInfo,
     began: Instant,
-    state: Mutex<TransferState>,
+    state: Lock<TransferState>,
     committed: AtomicU64,
     skipped: AtomicU64,
     sent: Arc<SentChunks>,
@@ -77,21 +78,17 @@ impl Subscribers {
     pub(crate) fn insert(self: &Arc<Self>, info: SubscriberInfo) -> SubscriberEntry {
         let number = self.ever.fetch_add(1, Ordering::Relaxed);
         let progress = Arc::new(SubscriberProgress::new(info));
-        self.open().insert(number, Arc::clone(&progress));
+        self.open.lock().insert(number, Arc::clone(&progress));
         SubscriberEntry { subscribers: Arc::clone(self), number, progress }
     }
 
     /// The number of subscriptions, and the status of the `max` oldest ones.
     pub(crate) fn status(&self, max: usize) -> (usize, Vec<SubscriberStatus>) {
         let (count, first): (usize, Vec<Arc<SubscriberProgress>>) = {
-            let open = self.open();
+            let open = self.open.lock();
             (open.len(), open.values().take(max).cloned().collect())
         };
         (count, first.iter().map(|progress| progress.status()).collect())
-    }
-
-    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<SubscriberProgress>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -105,7 +102,7 @@ impl Deref for SubscriberEntry {
 
 impl Drop for SubscriberEntry {
     fn drop(&mut self) {
-        let removed = self.subscribers.open().remove(&self.number);
+        let removed = self.subscribers.open.lock().remove(&self.number);
         drop(removed); // Outside the lock: it may be the last reference to its topic.
     }
 }
@@ -113,7 +110,7 @@ impl Drop for SubscriberEntry {
 impl SubscriberProgress {
     fn new(info: SubscriberInfo) -> Self {
         Self {
-            state: Mutex::new(TransferState { held: info.have, transfer: None }),
+            state: Lock::new(TransferState { held: info.have, transfer: None }),
             sent: Arc::new(SentChunks { topic: Arc::clone(info.topic.tally()), ..Default::default() }),
             info,
             began: Instant::now(),
@@ -130,7 +127,7 @@ impl SubscriberProgress {
     /// Records the start of a version.
     pub(crate) fn begin(&self, retained: &Retained, skipped: u64) {
         self.skipped.fetch_add(skipped, Ordering::Relaxed);
-        self.state().transfer = Some(StartedTransfer {
+        self.state.lock().transfer = Some(StartedTransfer {
             version: retained.id.clone(),
             payload_bytes: retained.payload.manifest().payload_bytes(),
             started: Instant::now(),
@@ -141,19 +138,19 @@ impl SubscriberProgress {
     /// Records the commit of the version.
     pub(crate) fn handle_committed(&self, retained: &Retained) {
         self.committed.fetch_add(1, Ordering::Relaxed);
-        *self.state() =
+        *self.state.lock() =
             TransferState { held: Some((retained.id.epoch, retained.id.version)), transfer: None };
     }
 
     /// Records that the transfer was aborted.
     pub(crate) fn handle_given_up(&self) {
-        self.state().transfer = None;
+        self.state.lock().transfer = None;
     }
 
     fn status(&self) -> SubscriberStatus {
         let sent_payload_bytes = self.sent.payload_bytes.load(Ordering::Relaxed);
         let (held, transfer) = {
-            let state = self.state();
+            let state = self.state.lock();
             let transfer = state.transfer.as_ref().map(|started| TransferStatus {
                 version: started.version.clone(),
                 payload_bytes: started.payload_bytes,
@@ -193,9 +190,5 @@ impl SubscriberProgress {
             (encoding, writing) if writing >= encoding => Limit::Network,
             _ => Limit::Encoding,
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, TransferState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -18,9 +18,10 @@ use crate::{
     retention::{Full, Keep, ReaderId, Retention},
 };
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{CodecChoice, EndReason, Epoch, Seq, Start, Topic, Version, VersionId};
 use tensor_relay_transport::Tally;
 use times::PublishTimes;
@@ -37,8 +38,8 @@ pub(crate) struct TopicState {
     bases: Arc<Bases>,
     number: u64,
     /// The trial of deltas.
-    delta_trial: Arc<Mutex<DeltaTrial>>,
-    state: Mutex<State>,
+    delta_trial: Arc<Lock<DeltaTrial>>,
+    state: Lock<State>,
     /// The chunks sent, to all subscribers.
     tally: Arc<Tally>,
     /// Signals subscriptions that there may be something to send.
@@ -102,7 +103,7 @@ impl TopicState {
             number: bases.number_topic(),
             bases,
             delta_trial: Arc::default(),
-            state: Mutex::default(),
+            state: Lock::default(),
             tally: Arc::default(),
             changed: watch::Sender::default(),
             room: watch::Sender::default(),
@@ -119,29 +120,26 @@ impl TopicState {
     }
 
     /// The trial of deltas.
-    pub(crate) fn delta_trial(&self) -> &Arc<Mutex<DeltaTrial>> {
+    pub(crate) fn delta_trial(&self) -> &Arc<Lock<DeltaTrial>> {
         &self.delta_trial
     }
 
     /// Decides whether the next version may be a base. Call once for each version.
     pub(crate) fn decide_next_base(&self) -> bool {
-        self.delta_trial
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .decide_next_base()
+        self.delta_trial.lock().decide_next_base()
     }
 
     /// The publisher's codec choice, if any.
     pub(crate) fn codec(&self) -> Option<CodecChoice> {
-        self.state().codec
+        self.state.lock().codec
     }
 
     pub(crate) fn set_codec(&self, codec: Option<CodecChoice>) {
-        self.state().codec = codec;
+        self.state.lock().codec = codec;
     }
 
     pub(crate) fn set_problem(&self, problem: Option<String>) {
-        self.state().problem = problem;
+        self.state.lock().problem = problem;
     }
 
     /// Subscribes to changes of the versions that can be sent.
@@ -157,7 +155,7 @@ impl TopicState {
     /// Registers a publisher; returns false if there is one, or if the topic was withdrawn or has expired. Reopens a
     /// topic that its publisher ended.
     pub(crate) fn open(&self) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let is_free = !state.has_publisher && matches!(state.ended, None | Some(EndReason::TopicEnded));
         if is_free {
             state.has_publisher = true;
@@ -169,18 +167,18 @@ impl TopicState {
 
     /// The number of publishers so far, the current one included.
     pub(crate) fn publishers_ever(&self) -> u64 {
-        self.state().publishers_ever
+        self.state.lock().publishers_ever
     }
 
     /// Removes the publisher, so that another may follow. Retained versions stay.
     pub(crate) fn close(&self) {
-        self.state().has_publisher = false;
+        self.state.lock().has_publisher = false;
     }
 
     /// Adds a version, unless readers block it.
     pub(crate) fn push(&self, retained: Retained, keep: Keep) -> Result<Pushed, Box<PublishBlockers>> {
         let now = Instant::now();
-        let mut guard = self.state();
+        let mut guard = self.state.lock();
         let state = &mut *guard;
         for reader in state.places.expired(now, self.linger) {
             state.give_up(reader);
@@ -221,7 +219,7 @@ impl TopicState {
 
     /// Whether a retained version will stay when one of `bytes` is added.
     pub(crate) fn will_stay(&self, seq: Seq, keep: Keep, bytes: u64) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.retention.set_keep(keep);
         state.retention.will_stay(seq, bytes)
     }
@@ -229,7 +227,7 @@ impl TopicState {
     /// Evicts readers; returns how many had a place.
     pub(crate) fn evict(&self, readers: &[ReaderId]) -> u64 {
         let evicted = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             readers.iter().filter(|reader| state.give_up(**reader)).count()
         };
         self.changed.send_replace(());
@@ -239,7 +237,7 @@ impl TopicState {
     /// Withdraws one version, from retention or from the cached bases.
     pub(crate) fn withdraw(&self, seq: Seq, key: bases::VersionKey) {
         let gone = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             let retained = state.retention.withdraw(seq);
             let left = match &retained {
                 Some(retained) => self.reclaim(retained),
@@ -257,7 +255,7 @@ impl TopicState {
         let key = (id.epoch, id.version);
         match self.find(id.epoch, id.version) {
             Some((seq, _)) => {
-                self.state().lost = true;
+                self.state.lock().lost = true;
                 self.withdraw(seq, key);
             }
             None => drop(self.bases.reclaim(self.number, key)),
@@ -266,14 +264,14 @@ impl TopicState {
 
     /// Whether a version became unreadable and no other is retained.
     pub(crate) fn is_lost(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.lost && state.retention.newest().is_none()
     }
 
     /// Ends the topic. A withdrawn or expired one releases its versions as well.
     pub(crate) fn end(&self, reason: EndReason) {
         let gone = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.ended.get_or_insert(reason);
             let taken = if reason == EndReason::TopicEnded { vec![] } else { state.retention.clear() };
             let left: Vec<bases::ReleasedVersions> =
@@ -294,7 +292,7 @@ impl TopicState {
 
     /// Holds a version as the base of a subscription, so that it may stay in memory after it leaves retention.
     pub(crate) fn hold(&self, retained: &Arc<Retained>) -> Hold {
-        let state = self.state();
+        let state = self.state.lock();
         state.check_terms(retained);
         let is_retained = state.retention.iter().any(|(_, other)| Arc::ptr_eq(other, retained));
         self.bases.hold(self.number, retained, is_retained)
@@ -311,23 +309,24 @@ impl TopicState {
 
     /// Why the topic ended, if it has.
     pub(crate) fn ended(&self) -> Option<EndReason> {
-        self.state().ended
+        self.state.lock().ended
     }
 
     /// The time of the last publish.
     pub(crate) fn published_at(&self) -> Option<Instant> {
-        self.state().published_at
+        self.state.lock().published_at
     }
 
     /// The number of the next version in `epoch`: the one after the last version if that is of `epoch`, else the first.
     pub(crate) fn number_after(&self, epoch: Epoch) -> Version {
-        let last = self.state().last.filter(|(last_epoch, _)| *last_epoch == epoch);
+        let last = self.state.lock().last.filter(|(last_epoch, _)| *last_epoch == epoch);
         last.map_or(Version::FIRST, |(_, last)| last.next())
     }
 
     /// The newest version.
     pub(crate) fn newest(&self) -> Option<(Seq, Arc<Retained>)> {
-        self.state()
+        self.state
+            .lock()
             .retention
             .newest()
             .map(|(seq, retained)| (seq, Arc::clone(retained)))
@@ -335,7 +334,8 @@ impl TopicState {
 
     /// The oldest version from `seq` on.
     pub(crate) fn first_from(&self, seq: Seq) -> Option<(Seq, Arc<Retained>)> {
-        self.state()
+        self.state
+            .lock()
             .retention
             .first_from(seq)
             .map(|(seq, retained)| (seq, Arc::clone(retained)))
@@ -343,7 +343,7 @@ impl TopicState {
 
     /// A version by its epoch and number, if it is retained.
     pub(crate) fn find(&self, epoch: Epoch, version: Version) -> Option<(Seq, Arc<Retained>)> {
-        let state = self.state();
+        let state = self.state.lock();
         let mut versions = state.retention.iter();
         let (seq, retained) = versions.rfind(|(_, retained)| retained.has_id(epoch, version))?;
         Some((seq, Arc::clone(retained)))
@@ -351,28 +351,28 @@ impl TopicState {
 
     /// The loads of one of the last versions, retained or not.
     pub(crate) fn loads(&self, epoch: Epoch, version: Version) -> Option<Arc<Loads>> {
-        self.state().loads.find(epoch, version)
+        self.state.lock().loads.find(epoch, version)
     }
 
     /// Records that the publisher continues the numbers of `epoch`, and will not publish earlier versions again.
     pub(crate) fn continue_epoch(&self, epoch: Epoch) {
-        self.state().continued = Some(epoch);
+        self.state.lock().continued = Some(epoch);
     }
 
     /// Whether `held`, which a client has, is newer than any version of an epoch that its publisher continued: from an
     /// older record than the client knows, such as a restored backup. Other publishers may publish the client's version
     /// again.
     pub(crate) fn is_behind(&self, held: (Epoch, Version)) -> bool {
-        self.state().is_behind(held)
+        self.state.lock().is_behind(held)
     }
 
     /// The position of the first version for a subscription whose client has `have`.
     pub(crate) fn start_of(&self, have: Option<(Epoch, Version)>, start: Start) -> Seq {
-        start_of(&self.state().retention, have, start)
+        start_of(&self.state.lock().retention, have, start)
     }
 
     pub(crate) fn add_follower(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.followers += 1;
         state.last_follower_left = None;
     }
@@ -380,7 +380,7 @@ impl TopicState {
     /// Removes a follower. Returns whether to run [`release_abandoned_bases`]: it was the last one, the topic has
     /// bases, and that task does not run yet.
     pub(crate) fn remove_follower(&self) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.followers -= 1;
         state.last_follower_left = (state.followers == 0).then(Instant::now);
         let begins = state.last_follower_left.is_some()
@@ -393,7 +393,7 @@ impl TopicState {
     /// Releases the bases if no follower returned before the timeout. Returns when to check again; `None` if that is
     /// not necessary.
     fn release_if_abandoned(&self) -> Option<Instant> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let recheck_at = state.last_follower_left.map(|left| left + self.linger);
         if recheck_at.is_some_and(|recheck_at| Instant::now() <= recheck_at) {
             return recheck_at;
@@ -406,18 +406,14 @@ impl TopicState {
     }
 
     pub(crate) fn followers(&self) -> u64 {
-        self.state().followers
+        self.state.lock().followers
     }
 
     /// Whether the catalogue must keep the topic. A topic with neither a publisher nor a version is removed with its
     /// last subscriber, so that requests for unknown names leave no state.
     pub(crate) fn is_needed(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.has_publisher || state.followers > 0 || state.retention.newest().is_some()
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

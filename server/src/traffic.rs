@@ -1,7 +1,7 @@
 //! [`Traffic`]: counts the traffic of a server's lanes, open and ended.
 
 use crate::LaneStatus;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use tensor_relay_device::Lock;
 use tensor_relay_transport::{Lane, LaneKind, LaneStats};
 
 /// The total traffic of lanes. Monotonic.
@@ -19,7 +19,7 @@ pub struct TrafficStats {
 
 /// The counters. One lock, taken when a lane opens, when it ends, and when they are read.
 #[derive(Debug, Default)]
-pub(crate) struct Traffic(Mutex<TrafficTotals>);
+pub(crate) struct Traffic(Lock<TrafficTotals>);
 
 #[derive(Debug, Default)]
 struct TrafficTotals {
@@ -40,7 +40,7 @@ pub(crate) struct CountedLane<'a> {
 impl Traffic {
     /// Counts the traffic of `lane` from now on.
     pub(crate) fn count(&self, lane: &Lane) -> CountedLane<'_> {
-        let mut totals = self.totals();
+        let mut totals = self.0.lock();
         let number = totals.opened;
         totals.opened += 1;
         totals.open.push((number, lane.clone()));
@@ -49,14 +49,14 @@ impl Traffic {
 
     /// The total traffic.
     pub(crate) fn stats(&self) -> TrafficStats {
-        let totals = self.totals();
+        let totals = self.0.lock();
         let ended = totals.ended[0].plus(totals.ended[1]);
         totals.open.iter().fold(ended, |sum, (_, lane)| sum.plus_lane(lane.stats()))
     }
 
     /// For each kind of lane, the number of open ones, and the total traffic of open and ended ones.
     pub(crate) fn by_kind(&self) -> Vec<(LaneKind, u64, TrafficStats)> {
-        let totals = self.totals();
+        let totals = self.0.lock();
         let totals_of = |kind: LaneKind| {
             let open = totals.open.iter().filter(|(_, lane)| lane.kind() == kind);
             let none = (kind, 0, totals.ended[index_of(kind)]);
@@ -67,7 +67,7 @@ impl Traffic {
 
     /// The number of open lanes, and the status of at most `lanes_max` of them.
     pub(crate) fn lanes(&self, lanes_max: usize) -> (usize, Vec<LaneStatus>) {
-        let totals = self.totals();
+        let totals = self.0.lock();
         let status = |(_, lane): &(u64, Lane)| LaneStatus {
             peer: lane.peer(),
             transport: lane.kind(),
@@ -75,16 +75,11 @@ impl Traffic {
         };
         (totals.open.len(), totals.open.iter().take(lanes_max).map(status).collect())
     }
-
-    fn totals(&self) -> MutexGuard<'_, TrafficTotals> {
-        // A panic cannot leave the numbers inconsistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for CountedLane<'_> {
     fn drop(&mut self) {
-        let mut totals = self.traffic.totals();
+        let mut totals = self.traffic.0.lock();
         if let Some(index) = totals.open.iter().position(|(number, _)| *number == self.number) {
             let (_, lane) = totals.open.swap_remove(index);
             let ended = &mut totals.ended[index_of(lane.kind())];

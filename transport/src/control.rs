@@ -1,7 +1,7 @@
 //! The control stream: length-prefixed messages in order.
 
 use crate::{
-    Lane, LaneError,
+    AbortOnDrop, Lane, LaneError,
     lane::{ControlIn, ControlOut},
 };
 use bytes::{Buf, BytesMut};
@@ -94,7 +94,8 @@ fn start<Out: Message, In: Message>(
         stream: incoming,
         buffer: BytesMut::new(),
         message: PhantomData,
-        writer: AbortOnDrop(task),
+        _abort: AbortOnDrop(task.abort_handle()),
+        writer: task,
     };
     (sender, receiver)
 }
@@ -197,7 +198,8 @@ pub struct Receiver<In> {
     stream: ControlIn,
     buffer: BytesMut,
     message: PhantomData<fn() -> In>,
-    writer: AbortOnDrop,
+    writer: JoinHandle<()>,
+    _abort: AbortOnDrop,
 }
 
 /// Why no message was received.
@@ -232,7 +234,7 @@ impl<In: Message> Receiver<In> {
     /// the socket has accepted them). The write timeout bounds each write, and the wait after the last one. Closing a
     /// lane without this may lose its last messages.
     pub async fn flush(mut self) {
-        let _ = (&mut self.writer.0).await;
+        let _ = (&mut self.writer).await;
     }
 
     fn take_message(&mut self) -> Result<Option<In>, MessageError> {
@@ -246,15 +248,5 @@ impl<In: Message> Receiver<In> {
         }
         self.buffer.advance(4);
         In::from_body(&self.buffer.split_to(bytes)).map(Some)
-    }
-}
-
-/// Aborts its task on drop.
-#[derive(Debug)]
-struct AbortOnDrop(JoinHandle<()>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }

@@ -7,10 +7,10 @@ mod quic;
 use bytes::Bytes;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tensor_relay_protocol::{CloseCode, HEADER_BYTES, StreamHeader};
-use tokio::task::{AbortHandle, JoinHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::{
-    ClientCertificate, LaneKind, LaneKindReason, LaneThread, LaneThreads,
+    AbortOnDrop, ClientCertificate, LaneKind, LaneKindReason, LaneThread, LaneThreads,
     listener::canonical,
     network::lane_threads::{self, ThreadSlot},
     receive_buffer::ReceiveBuffer,
@@ -145,8 +145,9 @@ impl Lane {
         let Some(thread) = &self.thread else {
             return Ok(work.await);
         };
-        let mut running = AbortOnDrop(thread.handle().spawn(work));
-        (&mut running.0).await.map_err(|ended| match ended.try_into_panic() {
+        let running = thread.handle().spawn(work);
+        let _abort = AbortOnDrop(running.abort_handle());
+        running.await.map_err(|ended| match ended.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(_) => LaneError::ClosedLocally,
         })
@@ -298,15 +299,6 @@ impl Lane {
             Connection::Quic(connection) => connection.stats(),
             Connection::Tcp(connection) => connection.stats(),
         }
-    }
-}
-
-/// Aborts its task on drop.
-struct AbortOnDrop<T>(JoinHandle<T>);
-
-impl<T> Drop for AbortOnDrop<T> {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 

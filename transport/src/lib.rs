@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod abort_on_drop;
 mod chunk_times;
 mod client_certificate;
 mod connector;
@@ -32,6 +33,7 @@ mod tuning;
 mod window;
 mod workers;
 
+pub use abort_on_drop::AbortOnDrop;
 pub use chunk_times::{ChunkTimeStats, ChunkTimes};
 pub use client_certificate::{AuthoritiesError, ClientAuthorities, ClientCertificate};
 pub use connector::{ConnectError, Connector};

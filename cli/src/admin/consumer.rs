@@ -1,34 +1,35 @@
 //! The admin status of a consumer.
 
 use super::{
-    Subject, events,
-    families::{Family, Labels},
-    memory::DeviceMemory,
+    Subject, lane,
+    memory::{self, DeviceMemory},
+    metrics::{OF_CONSUMER, Part},
 };
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, MutexGuard, OnceLock},
     time::{Duration, Instant},
 };
 use tensor_relay_client::{ClientStatus, Receipt, StatusReader, Topic, VersionId};
-use tensor_relay_device::Device;
+use tensor_relay_device::{Device, Lock};
 
 /// The maximum number of topics whose metrics are retained after their last follower left. Beyond it, the topic
 /// whose newest version was received longest ago is removed.
 const UNFOLLOWED_MAX: usize = 1_000;
 
 /// The state of a consumer that its admin port shows. Cheap to clone.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Consumer(Arc<Inner>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inner {
-    topics: Mutex<Topics>,
+    topics: Lock<Topics>,
     client: OnceLock<StatusReader>,
     device: OnceLock<DeviceMemory>,
     ready_within: Option<Duration>,
-    began: OnceLock<Instant>,
+    began: Instant,
 }
 
 /// The followed topics, bounded by the number of subscriptions, and at most [`UNFOLLOWED_MAX`] formerly followed ones.
@@ -42,14 +43,22 @@ struct TopicState {
     metrics: Option<TopicMetrics>,
 }
 
-/// The newest received version of a topic, and counters over all its versions.
-#[derive(Debug, Clone)]
+/// The newest received version of a topic.
+#[derive(Debug, Clone, Serialize)]
 struct TopicMetrics {
     version: u64,
     epoch: String,
     payload_bytes: u64,
+    #[serde(rename = "age_s", serialize_with = "age_s")]
     received_at: Instant,
-    took: Duration,
+    took_s: f64,
+    #[serde(flatten)]
+    totals: TopicTotals,
+}
+
+/// Counters over all versions of a topic.
+#[derive(Debug, Clone, Default, Serialize)]
+struct TopicTotals {
     committed: u64,
     skipped: u64,
     resumed: u64,
@@ -61,8 +70,13 @@ impl Consumer {
     /// A consumer without topics, which is not ready. With topics, it is ready while every followed topic has a
     /// version; with `ready_within`, while the newest version of each was received within that time.
     pub fn new(ready_within: Option<Duration>) -> Self {
-        let began = OnceLock::from(Instant::now());
-        Self(Arc::new(Inner { ready_within, began, ..Inner::default() }))
+        Self(Arc::new(Inner {
+            topics: Lock::default(),
+            client: OnceLock::new(),
+            device: OnceLock::new(),
+            ready_within,
+            began: Instant::now(),
+        }))
     }
 
     /// Records that a client is connected, with snapshots on `device`. Only the first call has an effect.
@@ -76,23 +90,8 @@ impl Consumer {
         FollowedTopic { consumer: self.clone(), topic: topic.clone() }
     }
 
-    fn client(&self) -> Option<ClientStatus> {
-        self.0.client.get().and_then(StatusReader::read)
-    }
-
-    fn memory(&self, client: Option<&ClientStatus>) -> Vec<(&'static str, u64)> {
-        let memory = client.map(|client| client.memory).unwrap_or_default();
-        let mut kinds = vec![
-            ("snapshot", memory.snapshot_bytes),
-            ("reusable", memory.reusable_bytes),
-            ("base", memory.base_bytes),
-        ];
-        kinds.extend(self.0.device.get().map(DeviceMemory::bytes).unwrap_or_default());
-        kinds
-    }
-
     fn topics(&self) -> MutexGuard<'_, Topics> {
-        self.0.topics.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.topics.lock()
     }
 }
 
@@ -109,19 +108,19 @@ impl FollowedTopic {
     pub fn committed(&self, id: &VersionId, payload_bytes: u64, skipped: u64, receipt: &Receipt) {
         let mut topics = self.consumer.topics();
         let state = topics.entry(self.topic.clone()).or_default();
-        let previous = state.metrics.take();
-        let sum = |counter: fn(&TopicMetrics) -> u64, more: u64| previous.as_ref().map_or(0, counter) + more;
+        let mut totals = state.metrics.take().map(|metrics| metrics.totals).unwrap_or_default();
+        totals.committed += 1;
+        totals.skipped += skipped;
+        totals.resumed += u64::from(receipt.resumed > 0);
+        totals.received_payload_bytes += payload_bytes;
+        totals.received_wire_bytes += receipt.wire_bytes;
         state.metrics = Some(TopicMetrics {
             version: id.version.0,
             epoch: id.epoch.to_string(),
             payload_bytes,
             received_at: Instant::now(),
-            took: receipt.duration,
-            committed: sum(|metrics| metrics.committed, 1),
-            skipped: sum(|metrics| metrics.skipped, skipped),
-            resumed: sum(|metrics| metrics.resumed, u64::from(receipt.resumed > 0)),
-            received_payload_bytes: sum(|metrics| metrics.received_payload_bytes, payload_bytes),
-            received_wire_bytes: sum(|metrics| metrics.received_wire_bytes, receipt.wire_bytes),
+            took_s: receipt.duration.as_secs_f64(),
+            totals,
         });
     }
 }
@@ -181,159 +180,52 @@ impl Subject for Consumer {
     }
 
     fn status(&self) -> Value {
-        let (readiness, client) = (self.readiness(), self.client());
-        let memory = self.memory(client.as_ref()).into_iter();
-        let memory: Map<String, Value> =
-            memory.map(|(kind, bytes)| (format!("{kind}_bytes"), bytes.into())).collect();
-        let topics: Vec<Value> = self.topics().iter().map(|(name, state)| topic(name, state)).collect();
+        let client = self.0.client.get().and_then(StatusReader::read);
+        let topics = self.topics();
         json!({
             "role": "consumer",
-            "version": env!("CARGO_PKG_VERSION"),
-            "uptime_s": self.0.began.get().map(|began| began.elapsed().as_secs_f64()),
-            "ready": readiness.is_ok(),
-            "not_ready": readiness.err(),
+            "uptime_s": self.0.began.elapsed().as_secs_f64(),
             "connected": client.as_ref().is_some_and(|client| client.lost.is_none()),
             "lost": client.as_ref().and_then(|client| client.lost.clone()),
             "reconnects": client.as_ref().map(|client| client.reconnects),
-            "topics": topics,
+            "followed_count": topics.values().filter(|state| state.followers > 0).count(),
+            "topics": topics.iter().map(|(name, state)| topic(name, state)).collect::<Vec<_>>(),
             "lanes": client.as_ref().map_or_else(Vec::new, lanes),
-            "memory": memory,
-            "events": events::recent(),
+            "memory": memory(client.as_ref(), &self.0.device.get().cloned().unwrap_or_default()),
         })
     }
 
-    fn families(&self) -> Vec<Family> {
-        let client = self.client();
-        let memory = self.memory(client.as_ref()).into_iter();
-        let memory = memory.map(|(kind, bytes)| (vec![("kind", kind.to_owned())], bytes as f64));
-        let build = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
-        let is_ready = f64::from(u8::from(self.readiness().is_ok()));
-        let mut families = vec![
-            Family::gauges("build_info", "The version of the program", vec![(build, 1.0)]),
-            Family::gauge("ready", "Whether every followed topic has a recent enough version", is_ready),
-            Family::gauges("memory", "Memory of versions, by use", memory.collect()).in_bytes(),
-        ];
-        families.extend(by_topic(&self.topics()));
-        families.extend(client.iter().flat_map(of_client));
-        families
+    fn metrics(&self) -> &'static [Part] {
+        OF_CONSUMER
     }
 }
 
 fn topic(name: &Topic, state: &TopicState) -> Value {
-    let is_followed = state.followers > 0;
-    let Some(metrics) = &state.metrics else {
-        return json!({ "topic": name.as_str(), "followed": is_followed, "version": null });
-    };
-    json!({
-        "topic": name.as_str(),
-        "followed": is_followed,
-        "version": metrics.version,
-        "epoch": metrics.epoch,
-        "payload_bytes": metrics.payload_bytes,
-        "age_s": metrics.received_at.elapsed().as_secs_f64(),
-        "took_s": metrics.took.as_secs_f64(),
-        "committed": metrics.committed,
-        "skipped": metrics.skipped,
-        "resumed": metrics.resumed,
-        "received_payload_bytes": metrics.received_payload_bytes,
-        "received_wire_bytes": metrics.received_wire_bytes,
-    })
+    let mut entry = state
+        .metrics
+        .as_ref()
+        .map_or_else(|| json!({ "version": null }), |metrics| json!(metrics));
+    entry["topic"] = name.as_str().into();
+    entry["followed"] = (state.followers > 0).into();
+    entry
+}
+
+fn age_s<S: Serializer>(received_at: &Instant, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(received_at.elapsed().as_secs_f64())
 }
 
 fn lanes(client: &ClientStatus) -> Vec<Value> {
-    let lane = |lane: &tensor_relay_client::LaneStats| {
-        json!({
-            "transport": client.transport.name(),
-            "rtt_s": lane.rtt.as_secs_f64(),
-            "udp_payload_bytes": lane.udp_payload_bytes,
-            "sent_bytes": lane.sent_bytes,
-            "received_bytes": lane.received_bytes,
-            "sent_packets": lane.sent_packets,
-            "lost_packets": lane.lost_packets,
-        })
-    };
-    client.lanes.iter().map(lane).collect()
+    client.lanes.iter().map(|stats| lane(client.transport, stats)).collect()
 }
 
-/// The families with one sample for each topic, limited to as many topics as a server labels.
-fn by_topic(topics: &Topics) -> Vec<Family> {
-    let followed = topics.values().filter(|state| state.followers > 0).count();
-    let metrics = topics
-        .iter()
-        .filter_map(|(topic, state)| Some((topic, state.metrics.as_ref()?)));
-    let metrics: Vec<_> = metrics.take(super::server_families::LABELLED_MAX).collect();
-    let each = |value: fn(&TopicMetrics) -> f64| {
-        let label = |topic: &Topic| -> Labels { vec![("topic", topic.to_string())] };
-        metrics
-            .iter()
-            .map(|(topic, metrics)| (label(topic), value(metrics)))
-            .collect::<Vec<_>>()
-    };
-    vec![
-        Family::gauge("followed_topics", "Topics that are followed", followed as f64),
-        Family::gauges(
-            "held_version",
-            "The number of the newest received version",
-            each(|metrics| metrics.version as f64),
-        ),
-        Family::gauges(
-            "held_age",
-            "Time since the newest version was received",
-            each(|metrics| metrics.received_at.elapsed().as_secs_f64()),
-        )
-        .in_seconds(),
-        Family::gauges(
-            "transfer",
-            "Duration of the transfer of the newest version",
-            each(|metrics| metrics.took.as_secs_f64()),
-        )
-        .in_seconds(),
-        Family::counters("received_versions", "Versions received", each(|metrics| metrics.committed as f64)),
-        Family::counters(
-            "skipped_versions",
-            "Versions skipped for newer ones",
-            each(|metrics| metrics.skipped as f64),
-        ),
-        Family::counters(
-            "resumed_versions",
-            "Versions whose transfer was resumed after a lost connection",
-            each(|metrics| metrics.resumed as f64),
-        ),
-        Family::counters(
-            "received_payload",
-            "Payload of the received versions",
-            each(|metrics| metrics.received_payload_bytes as f64),
-        )
-        .in_bytes(),
-        Family::counters(
-            "received_wire",
-            "Payload of the received versions, as encoded",
-            each(|metrics| metrics.received_wire_bytes as f64),
-        )
-        .in_bytes(),
-    ]
-}
-
-fn of_client(client: &ClientStatus) -> Vec<Family> {
-    let transport = |value: f64| vec![(vec![("transport", client.transport.name().to_owned())], value)];
-    let longest = client.lanes.iter().map(|lane| lane.rtt.as_secs_f64()).fold(0.0, f64::max);
-    let lost: u64 = client.lanes.iter().map(|lane| lane.lost_packets).sum();
-    vec![
-        Family::gauge(
-            "connected",
-            "Whether there is a connection",
-            f64::from(u8::from(client.lost.is_none())),
-        ),
-        Family::counter("reconnects", "Connections re-established after a loss", client.reconnects as f64),
-        Family::gauges("lanes", "Connections that carry chunks", transport(client.lanes.len() as f64)),
-        Family::gauges("lane_rtt_max", "The longest round-trip time of a lane", transport(longest))
-            .in_seconds(),
-        Family::counters(
-            "transport_lost_packets",
-            "Packets of this connection that were lost; their content was retransmitted",
-            transport(lost as f64),
-        ),
-    ]
+fn memory(client: Option<&ClientStatus>, device: &DeviceMemory) -> Map<String, Value> {
+    let memory = client.map(|client| client.memory).unwrap_or_default();
+    let host = [
+        ("snapshot", memory.snapshot_bytes),
+        ("reusable", memory.reusable_bytes),
+        ("base", memory.base_bytes),
+    ];
+    memory::as_object(&host, device)
 }
 
 #[cfg(test)]
@@ -341,18 +233,8 @@ mod tests {
     use super::*;
 
     fn metrics(version: u64, received_at: Instant) -> TopicMetrics {
-        TopicMetrics {
-            version,
-            epoch: "0".into(),
-            payload_bytes: 0,
-            received_at,
-            took: Duration::ZERO,
-            committed: 1,
-            skipped: 0,
-            resumed: 0,
-            received_payload_bytes: 0,
-            received_wire_bytes: 0,
-        }
+        let totals = TopicTotals { committed: 1, ..TopicTotals::default() };
+        TopicMetrics { version, epoch: "0".into(), payload_bytes: 0, received_at, took_s: 0.0, totals }
     }
 
     fn state(followers: usize, metrics: Option<TopicMetrics>) -> TopicState {

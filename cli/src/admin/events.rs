@@ -1,12 +1,8 @@
 //! The most recent log events, for `/status`.
 
 use serde_json::{Map, Value, json};
-use std::{
-    collections::VecDeque,
-    fmt::{Debug, Write},
-    sync::{Mutex, PoisonError},
-    time::SystemTime,
-};
+use std::{collections::VecDeque, fmt::Debug, time::SystemTime};
+use tensor_relay_device::Lock;
 use tracing::{
     Level, Subscriber,
     field::{Field, Visit},
@@ -20,14 +16,12 @@ const EVENTS_MAX: usize = 64;
 const TEXT_MAX_CHARS: usize = 300;
 
 /// The most recent events of this process, oldest first. A static, because a process has one log.
-static RECENT: Mutex<VecDeque<Event>> = Mutex::new(VecDeque::new());
+static RECENT: Lock<VecDeque<Value>> = Lock::new(VecDeque::new());
 
-/// A log event. It is converted to JSON only for a request, so that recording delays the publish of a version little.
+/// A log event, as `/status` shows it: a few microseconds of work, a few times for each session and version.
 struct Event {
-    at: SystemTime,
-    level: Level,
     message: String,
-    fields: Vec<(&'static str, String)>,
+    fields: Map<String, Value>,
 }
 
 /// A tracing layer that retains this program's events of level `info` and above: a few for each session and version,
@@ -41,56 +35,39 @@ pub(crate) fn recorder<S: Subscriber + for<'s> LookupSpan<'s>>() -> impl Layer<S
 
 /// The most recent events, newest first.
 pub(super) fn recent() -> Vec<Value> {
-    RECENT
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .iter()
-        .rev()
-        .map(Event::to_json)
-        .collect()
-}
-
-impl Event {
-    fn to_json(&self) -> Value {
-        let since_1970 = self.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let fields = self
-            .fields
-            .iter()
-            .map(|(name, text)| ((*name).to_owned(), text.as_str().into()));
-        json!({
-            "unix_s": since_1970.as_secs_f64(),
-            "level": self.level.as_str().to_ascii_lowercase(),
-            "message": self.message,
-            "fields": fields.collect::<Map<_, _>>(),
-        })
-    }
+    RECENT.lock().iter().rev().cloned().collect()
 }
 
 struct Recorder;
 
 impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Recorder {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-        let (at, level) = (SystemTime::now(), *event.metadata().level());
-        let mut recorded = Event { at, level, message: String::new(), fields: vec![] };
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let mut recorded = Event { message: String::new(), fields: Map::new() };
         event.record(&mut recorded);
-        let mut recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown = json!({
+            "unix_s": since_1970.as_secs_f64(),
+            "level": event.metadata().level().as_str().to_ascii_lowercase(),
+            "message": recorded.message,
+            "fields": recorded.fields,
+        });
+        let mut recent = RECENT.lock();
         if recent.len() == EVENTS_MAX {
             recent.pop_front();
         }
-        recent.push_back(recorded);
+        recent.push_back(shown);
     }
 }
 
 impl Visit for Event {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        let mut text = String::new();
-        let _ = write!(text, "{value:?}"); // Writing to a string cannot fail.
+        let mut text = format!("{value:?}");
         if let Some((end, _)) = text.char_indices().nth(TEXT_MAX_CHARS) {
             text.truncate(end);
         }
         match field.name() {
             "message" => self.message = text,
-            name => self.fields.push((name, text)),
+            name => drop(self.fields.insert(name.into(), text.into())),
         }
     }
 

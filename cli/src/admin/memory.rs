@@ -1,5 +1,6 @@
 //! The memory that this process uses for a GPU, there and on the host.
 
+use serde_json::{Map, Value};
 use std::sync::{Arc, Weak};
 use tensor_relay_device::{
     Device,
@@ -23,4 +24,10 @@ impl DeviceMemory {
         let CudaStats { pinned_bytes, device_bytes, cached_bytes, .. } = engine.stats();
         vec![("pinned", pinned_bytes), ("device", device_bytes), ("device_reusable", cached_bytes)]
     }
+}
+
+/// The memory of versions as a JSON object: of the host by kind, then that of `device`.
+pub(super) fn as_object(host: &[(&str, u64)], device: &DeviceMemory) -> Map<String, Value> {
+    let all = host.iter().copied().chain(device.bytes());
+    all.map(|(kind, bytes)| (format!("{kind}_bytes"), bytes.into())).collect()
 }

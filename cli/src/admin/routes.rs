@@ -1,6 +1,12 @@
 //! The routes of the admin port.
 
-use super::{Subject, access::Access, classic, families, heartbeat::Heartbeat};
+use super::{
+    Subject,
+    access::Access,
+    events,
+    heartbeat::Heartbeat,
+    metrics::{self, Format},
+};
 use axum::{
     Router,
     extract::{Request, State},
@@ -9,6 +15,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use serde_json::Value;
 use std::{sync::Arc, time::Instant};
 
 /// The status page. It contains no data, and requests `/status` every two seconds.
@@ -21,8 +28,8 @@ const WITHOUT_TOKEN: [&str; 2] = ["/livez", "/readyz"];
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
                       frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// The type of OpenMetrics. Requests that do not accept it get the older format.
+const OPEN_METRICS: &str = "application/openmetrics-text";
 
 /// The state of all handlers.
 #[derive(Clone)]
@@ -104,22 +111,28 @@ async fn readyz(State(state): State<AdminState>, headers: HeaderMap) -> Response
 }
 
 async fn metrics(State(state): State<AdminState>, headers: HeaderMap) -> Response {
-    let Ok(text) = families::encode(state.subject.families()) else {
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
-    };
-    match wants_open_metrics(&headers) {
-        true => with_content_type(OPEN_METRICS, text),
-        false => with_content_type(CLASSIC, classic::from_open_metrics(&text)),
-    }
-}
-
-fn wants_open_metrics(headers: &HeaderMap) -> bool {
     let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-    accepted.is_some_and(|accept| accept.contains("application/openmetrics-text"))
+    let (content_type, format) = match accepted.is_some_and(|accept| accept.contains(OPEN_METRICS)) {
+        true => ("application/openmetrics-text; version=1.0.0; charset=utf-8", Format::Open),
+        false => ("text/plain; version=0.0.4; charset=utf-8", Format::Classic),
+    };
+    let text = metrics::encode(&status_of(&*state.subject), state.subject.metrics(), format);
+    with_content_type(content_type, text)
 }
 
 async fn status(State(state): State<AdminState>) -> Response {
-    with_content_type("application/json", format!("{}\n", state.subject.status()))
+    let mut status = status_of(&*state.subject);
+    status["events"] = events::recent().into();
+    with_content_type("application/json", format!("{status}\n"))
+}
+
+/// The status, with what both ends have in common.
+fn status_of(subject: &dyn Subject) -> Value {
+    let (mut status, readiness) = (subject.status(), subject.readiness());
+    status["version"] = env!("CARGO_PKG_VERSION").into();
+    status["ready"] = readiness.is_ok().into();
+    status["not_ready"] = readiness.err().into();
+    status
 }
 
 async fn page() -> Response {
@@ -134,8 +147,7 @@ fn with_content_type(content_type: &'static str, text: String) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::{connections, families::Family};
-    use serde_json::Value;
+    use crate::admin::{connections, metrics::Part};
     use std::net::{Ipv4Addr, SocketAddr};
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
@@ -155,8 +167,8 @@ mod tests {
             Value::Null
         }
 
-        fn families(&self) -> Vec<Family> {
-            vec![]
+        fn metrics(&self) -> &'static [Part] {
+            &[]
         }
     }
 

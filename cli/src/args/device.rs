@@ -27,13 +27,6 @@ impl DeviceArgs {
         let hint = |bytes| format!(" (--gpu-mem-limit is {bytes} bytes)");
         self.gpu_mem_limit.map_or_else(String::new, hint)
     }
-
-    /// These options as command line arguments, for a child process.
-    pub(crate) fn arguments(&self) -> Vec<String> {
-        let limit = self.gpu_mem_limit.map(|bytes| format!("--gpu-mem-limit={bytes}"));
-        let arguments = [format!("--device={}", self.device), format!("--pinned-mem={}", self.pinned_mem)];
-        arguments.into_iter().chain(limit).collect()
-    }
 }
 
 /// A value of `--device`.
@@ -70,7 +63,6 @@ impl fmt::Display for DeviceName {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
 
     #[test]
     fn device_names_parse_and_print_alike() {
@@ -90,20 +82,6 @@ mod tests {
             "cuda:18446744073709551616",
         ] {
             assert!(wrong.parse::<DeviceName>().is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn a_child_process_parses_the_same_options() {
-        #[derive(Debug, Parser)]
-        struct Parsed {
-            #[command(flatten)]
-            device: DeviceArgs,
-        }
-        for words in [&["x"][..], &["x", "--device=cuda:1", "--gpu-mem-limit=1.5GiB", "--pinned-mem=64MiB"]] {
-            let parsed = Parsed::parse_from(words).device;
-            let reparsed = Parsed::parse_from([vec!["x".into()], parsed.arguments()].concat()).device;
-            assert_eq!(format!("{reparsed:?}"), format!("{parsed:?}"));
         }
     }
 }

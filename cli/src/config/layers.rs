@@ -1,7 +1,7 @@
 //! The layers below the flags: variables, the file and the defaults.
 
 use super::{
-    file::File,
+    file::{self, DEFAULT},
     setting::{self, Setting},
     switch, variable,
 };
@@ -24,27 +24,12 @@ const SYSTEM_FILE: &str = "/etc/tensor-relay/config.toml";
 /// The maximum size of the file, far above that of a file with every option.
 const FILE_MAX_BYTES: u64 = 1 << 20;
 
-/// The commands, their settings, and the layers below the flags.
+/// The commands, and their settings with the values of the file.
 #[derive(Debug)]
 pub(crate) struct Layers {
     command: Command,
     settings: Vec<Setting>,
-    file: Option<File>,
-}
-
-/// The value of a setting without flags.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct EffectiveSetting {
-    pub(crate) values: Vec<String>,
-    pub(crate) origin: Origin,
-}
-
-/// The layer that set a value.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
-    Variable,
-    File { line: usize },
-    Default,
+    file: Option<PathBuf>,
 }
 
 impl Layers {
@@ -55,7 +40,7 @@ impl Layers {
     pub(crate) fn find(command: Command, given: Option<&Path>) -> anyhow::Result<Self> {
         let mut layers = Self::without_file(command);
         if let Some((path, text)) = find_file(given)? {
-            layers.file = Some(File::parse(&path, &text, &layers.settings)?);
+            layers.add(path, &text)?;
         }
         Ok(layers)
     }
@@ -66,14 +51,26 @@ impl Layers {
         Self { command, settings, file: None }
     }
 
+    fn add(&mut self, path: PathBuf, text: &str) -> Result<(), UsageError> {
+        let entries = file::parse(&path, text, &self.settings)?;
+        for setting in &mut self.settings {
+            let entry = |table: &str| entries.iter().find(|e| e.table == table && e.key == setting.key());
+            if let Some(entry) = entry(setting.command()).or_else(|| entry(DEFAULT)) {
+                setting.set(&entry.values, entry.line);
+            }
+        }
+        self.file = Some(path);
+        Ok(())
+    }
+
     /// All settings, command by command.
     pub(crate) fn settings(&self) -> &[Setting] {
         &self.settings
     }
 
-    /// The file, if there is one.
-    pub(crate) fn file(&self) -> Option<&File> {
-        self.file.as_ref()
+    /// The path of the file, if there is one.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
     }
 
     /// The command with the file's values as defaults. `off` has the ids of the switches that flags turn off: the file
@@ -87,61 +84,19 @@ impl Layers {
         switch::with_opposites(command)
     }
 
-    /// The effective value of `setting`.
-    ///
-    /// # Errors
-    /// When its variable has an invalid value.
-    pub(crate) fn effective(&self, setting: &Setting) -> Result<EffectiveSetting, UsageError> {
-        if let Some(value) = variable::value_of(setting.variable()) {
-            let value = value.to_string_lossy().into_owned();
-            setting.check(&value).map_err(|reason| invalid_variable(setting, &reason))?;
-            return Ok(EffectiveSetting { values: vec![value], origin: Origin::Variable });
-        }
-        let entry = self.file.as_ref().and_then(|file| file.entry(setting));
-        Ok(match entry {
-            Some(entry) => {
-                EffectiveSetting { values: entry.values.clone(), origin: Origin::File { line: entry.line } }
-            }
-            None => EffectiveSetting { values: setting.defaults(), origin: Origin::Default },
-        })
-    }
-
     /// Replaces clap's error about the value of a variable, which names a flag that the user never typed, by one that
     /// names the variable.
-    pub(super) fn explain(
-        &self,
-        error: clap::Error,
-        command: Option<&str>,
-        argv: &[OsString],
-    ) -> anyhow::Error {
-        let error = self.without_hidden_commands(error);
-        let (Some(ContextValue::String(arg)), Some(ContextValue::String(value))) =
-            (error.get(ContextKind::InvalidArg), error.get(ContextKind::InvalidValue))
-        else {
+    pub(super) fn explain(&self, error: clap::Error, command: Option<&str>) -> anyhow::Error {
+        let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else {
             return error.into();
         };
-        let is_typed = |setting: &&Setting| argv.iter().any(|word| may_contain(word, setting, value));
-        let mut settings = self.settings.iter().filter(|setting| Some(setting.command()) == command);
-        let setting = settings
-            .find(|setting| setting.is_shown_as(arg))
-            .filter(|setting| !is_typed(setting));
-        match setting.map(|setting| self.effective(setting)) {
-            Some(Err(invalid)) => invalid.into(),
-            _ => error.into(),
-        }
-    }
-
-    /// Removes hidden commands from clap's suggestions.
-    fn without_hidden_commands(&self, mut error: clap::Error) -> clap::Error {
-        const KIND: ContextKind = ContextKind::SuggestedSubcommand;
-        let hidden = |name: &String| self.command.find_subcommand(name).is_some_and(Command::is_hide_set);
-        if let Some(ContextValue::Strings(mut names)) = error.remove(KIND) {
-            names.retain(|name| !hidden(name));
-            if !names.is_empty() {
-                error.insert(KIND, ContextValue::Strings(names));
-            }
-        }
-        error
+        let holds = |setting: &&Setting| {
+            let variable = variable::value_of(setting.variable());
+            variable.is_some_and(|variable| variable.to_string_lossy().contains(value))
+        };
+        let settings = self.settings.iter().filter(|setting| Some(setting.command()) == command);
+        let invalid = settings.filter(holds).find_map(|setting| setting.effective().err());
+        invalid.map_or_else(|| error.into(), Into::into)
     }
 
     /// `command` and its subcommands, with the values of the layers for their arguments.
@@ -156,28 +111,11 @@ impl Layers {
             Some(name) if is_off || variable::value_of(name).is_none() => arg.env(Resettable::Reset),
             _ => arg,
         };
-        let setting = self.settings.iter().find(|setting| !is_off && setting.is(table, &arg));
-        let entry = setting.and_then(|setting| self.file.as_ref()?.entry(setting));
-        match entry {
-            Some(entry) => arg.default_values(entry.values.clone()).required(false),
+        match self.settings.iter().find(|setting| !is_off && setting.is(table, &arg)) {
+            Some(setting) => setting.layered(arg),
             None => arg,
         }
     }
-}
-
-/// Whether the command line word `word` may be the source of `value` for `setting`.
-fn may_contain(word: &OsStr, setting: &Setting, value: &str) -> bool {
-    let word = word.to_string_lossy();
-    word == value || word.starts_with(&format!("{}=", setting.name()))
-}
-
-fn invalid_variable(setting: &Setting, reason: &str) -> UsageError {
-    let variable = setting.variable();
-    let shown = match variable::value_of(variable) {
-        Some(value) if !setting.is_secret() => format!("{:?}", value.to_string_lossy()),
-        _ => "its value".into(),
-    };
-    UsageError(format!("the environment variable {variable} cannot be {shown}: {reason}"))
 }
 
 /// The path and content of the file at `given`, or else of the first file of [`search_paths`].
@@ -224,25 +162,16 @@ fn read(path: &Path) -> Result<String, UsageError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    fn layers_with_file(text: &str) -> Layers {
-        let mut layers = Layers::without_file(variable::command());
-        layers.file = Some(File::parse(Path::new("c.toml"), text, &layers.settings).unwrap());
-        layers
-    }
+    use super::{super::setting::Origin, *};
 
     #[test]
     fn effective_values_are_the_defaults_that_clap_uses() {
-        let layers = layers_with_file(
-            "[default]\nconnect-timeout = 3\n[serve]\ntopic = ['a=b', 'c=d']\njson = true\n[list]\nticket = 't'",
-        );
+        let mut layers = Layers::without_file(variable::command());
+        let text = "[default]\nconnect-timeout = 3\n[serve]\ntopic = ['a=b', 'c=d']\njson = true\n[list]\nticket = 't'";
+        layers.add("c.toml".into(), text).unwrap();
         let mut set_count = 0;
         for setting in layers.settings() {
-            let effective = layers.effective(setting).unwrap();
-            if effective.origin == Origin::Default {
-                assert_eq!(effective.values, setting.defaults());
-            }
+            let effective = setting.effective().unwrap();
             let command = layers.command(&[]);
             let command = command.find_subcommand(setting.command()).unwrap();
             let Some(arg) = command.get_arguments().find(|arg| setting.is(setting.command(), arg)) else {
@@ -253,6 +182,20 @@ mod tests {
             set_count += usize::from(effective.origin != Origin::Default);
         }
         assert_eq!(set_count, 6, "connect-timeout three times, topic, json, ticket");
+    }
+
+    #[test]
+    fn a_commands_own_table_overrides_the_default_table() {
+        let mut layers = Layers::without_file(variable::command());
+        layers
+            .add("c.toml".into(), "[default]\njson = true\n[serve]\njson = false")
+            .unwrap();
+        let json = |command: &str| {
+            let mut settings = layers.settings().iter();
+            let setting = settings.find(|s| s.command() == command && s.key() == "json").unwrap();
+            setting.effective().unwrap().origin
+        };
+        assert_eq!((json("serve"), json("list")), (Origin::File { line: 4 }, Origin::File { line: 2 }));
     }
 
     #[test]

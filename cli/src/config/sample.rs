@@ -14,58 +14,41 @@ const HEAD: &str = "\
 /// The sample for `settings`. Settings that several commands share are in `[default]`, once.
 pub(super) fn render(settings: &[&Setting]) -> String {
     let mut text = String::from(HEAD);
-    let shared: Vec<&Setting> = shared_settings(settings);
-    write_table(&mut text, DEFAULT, &shared, settings);
-    let mut commands: Vec<&str> = settings.iter().map(|setting| setting.command()).collect();
-    commands.dedup();
-    for command in commands {
-        let own = settings.iter().filter(|setting| setting.command() == command);
-        let own: Vec<&Setting> = own
-            .filter(|setting| commands_with(setting, settings).len() == 1)
-            .copied()
-            .collect();
-        write_table(&mut text, command, &own, settings);
+    let mut tables = vec![(DEFAULT, vec![])];
+    for setting in settings {
+        let same = settings.iter().filter(|other| other.means_the_same_as(setting));
+        let commands: Vec<&str> = same.map(|other| other.command()).collect();
+        match commands.len() {
+            1 if tables.last().is_some_and(|(name, _)| *name == setting.command()) => {}
+            1 => tables.push((setting.command(), vec![])),
+            _ if commands[0] != setting.command() => continue,
+            _ => {}
+        }
+        let index = if commands.len() == 1 { tables.len() - 1 } else { 0 };
+        tables[index].1.push((*setting, commands));
+    }
+    for (name, options) in tables.iter().filter(|(_, options)| !options.is_empty()) {
+        text += &format!("\n[{name}]\n");
+        options
+            .iter()
+            .for_each(|(setting, commands)| write_option(&mut text, name, setting, commands));
     }
     text
 }
 
-/// The settings that several commands share, each once, from the first of these commands.
-fn shared_settings<'s>(settings: &[&'s Setting]) -> Vec<&'s Setting> {
-    let mut shared: Vec<&Setting> = vec![];
-    for setting in settings.iter().filter(|setting| commands_with(setting, settings).len() > 1) {
-        if !shared.iter().any(|first| first.means_the_same_as(setting)) {
-            shared.push(setting);
-        }
-    }
-    shared
-}
-
-/// The commands that have `setting`.
-fn commands_with<'s>(setting: &Setting, settings: &[&'s Setting]) -> Vec<&'s str> {
-    let same = settings.iter().filter(|other| other.means_the_same_as(setting));
-    same.map(|other| other.command()).collect()
-}
-
-fn write_table(text: &mut String, name: &str, options: &[&Setting], all: &[&Setting]) {
-    if options.is_empty() {
-        return;
-    }
-    text.push_str(&format!("\n[{name}]\n"));
-    for setting in options {
-        let commands = commands_with(setting, all);
-        let used_by =
-            if commands.len() > 1 { format!(" For {}.", commands.join(", ")) } else { String::new() };
-        let choices = setting.choices();
-        let one_of =
-            if choices.len() > 1 { format!(" One of {}.", choices.join(", ")) } else { String::new() };
-        write_comment(text, &format!("{}{one_of}{used_by} {}", sentence(setting.help()), setting.variable()));
-        text.push_str(&format!("#{} = {}\n", setting.key(), value(setting)));
-        if setting.accepts_pairs() {
-            write_comment(
-                text,
-                &format!("Or as a table: [{name}.{}s], and a line NAME = \"…\" for each.", setting.key()),
-            );
-        }
+/// Writes one option, which `commands` have.
+fn write_option(text: &mut String, table: &str, setting: &Setting, commands: &[&str]) {
+    let listed = |before: &str, names: &[String]| match names.len() {
+        0 | 1 => String::new(),
+        _ => format!(" {before} {}.", names.join(", ")),
+    };
+    let one_of = listed("One of", &setting.choices());
+    let used_by = listed("For", &commands.iter().map(ToString::to_string).collect::<Vec<_>>());
+    write_comment(text, &format!("{}{one_of}{used_by} {}", sentence(setting.help()), setting.variable()));
+    *text += &format!("#{} = {}\n", setting.key(), value(setting));
+    if setting.accepts_pairs() {
+        let key = setting.key();
+        write_comment(text, &format!("Or as a table: [{table}.{key}s], and a line NAME = \"…\" for each."));
     }
 }
 
@@ -81,13 +64,11 @@ fn write_comment(text: &mut String, paragraph: &str) {
     let mut line = String::from("#");
     for word in paragraph.split_whitespace() {
         if line.chars().count() + 1 + word.chars().count() > LINE_MAX_CHARS {
-            text.push_str(&format!("{line}\n"));
-            line = String::from("#");
+            *text += &(std::mem::replace(&mut line, "#".into()) + "\n");
         }
-        line.push(' ');
-        line.push_str(word);
+        line += &format!(" {word}");
     }
-    text.push_str(&format!("{line}\n"));
+    *text += &(line + "\n");
 }
 
 fn value(setting: &Setting) -> String {
@@ -108,17 +89,18 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{file::File, setting, variable};
-    use super::*;
+    use super::{
+        super::{file, setting, variable},
+        *,
+    };
     use std::path::Path;
 
     #[test]
     fn the_sample_sets_nothing_and_is_valid_when_uncommented() {
         let settings = setting::all(&variable::command());
         let sample = render(&settings.iter().collect::<Vec<_>>());
-        let parse = |text: &str| File::parse(Path::new("sample"), text, &settings).map_err(|e| e.0).unwrap();
-        let unset = parse(&sample);
-        assert!(settings.iter().all(|setting| unset.entry(setting).is_none()));
+        let parse = |text: &str| file::parse(Path::new("sample"), text, &settings).map_err(|e| e.0).unwrap();
+        assert_eq!(parse(&sample), []);
         let uncomment = |line: &str| match line.strip_prefix('#') {
             Some(entry) if !entry.starts_with(' ') && !entry.contains('<') => entry.to_owned(),
             _ => line.to_owned(),
@@ -129,12 +111,8 @@ mod tests {
             let key = format!("\n#{} = ", setting.key());
             assert!(sample.contains(&key), "{} {}", setting.command(), setting.key());
             if !setting.defaults().is_empty() {
-                assert_eq!(
-                    uncommented.entry(setting).unwrap().values,
-                    setting.defaults(),
-                    "{}",
-                    setting.key()
-                );
+                let entry = uncommented.iter().find(|entry| entry.key == setting.key());
+                assert_eq!(entry.unwrap().values, setting.defaults(), "{}", setting.key());
             }
         }
     }

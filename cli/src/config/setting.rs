@@ -1,5 +1,7 @@
 //! [`Setting`]: an option that variables or the file can set.
 
+use super::variable;
+use crate::exit::UsageError;
 use clap::{
     Arg, ArgAction, ArgMatches, Command,
     builder::PossibleValue,
@@ -8,7 +10,7 @@ use clap::{
 use std::error::Error;
 
 /// The commands without a table in the file: the benchmark, and those about the program itself.
-const WITHOUT_FILE: [&str; 5] = [super::variable::BENCH, "config", "completions", "man", "help"];
+const WITHOUT_FILE: [&str; 5] = [variable::BENCH, "config", "completions", "man", "help"];
 
 /// The name of the only option of the temporary command with which [`Setting::parse`] parses a value.
 const PROBE: &str = "value";
@@ -18,14 +20,31 @@ const PROBE: &str = "value";
 pub(crate) struct Setting {
     command: String,
     key: String,
+    /// The argument, whose defaults are the values of the file, if it has any.
     arg: Arg,
+    /// The line of the file with its values.
+    line: Option<usize>,
+}
+
+/// The value of a setting without flags, by the one rule of precedence below them: variable, file, default.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Effective {
+    pub(crate) values: Vec<String>,
+    pub(crate) origin: Origin,
+}
+
+/// The layer that set a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Variable,
+    File { line: usize },
+    Default,
 }
 
 /// All settings of all commands, in the order of the help text. The options of subcommands, such as `keys show`, are
 /// those of `keys`.
 pub(crate) fn all(command: &Command) -> Vec<Setting> {
-    let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
-    let commands = commands.filter(|command| is_configurable(command.get_name()));
+    let commands = command.get_subcommands().filter(|command| is_configurable(command.get_name()));
     commands.flat_map(of_command).collect()
 }
 
@@ -44,7 +63,7 @@ fn of_command(command: &Command) -> Vec<Setting> {
     for arg in arguments(command) {
         let (command, key) = (command.get_name().to_owned(), key_of(arg));
         if !settings.iter().any(|setting| setting.key == key) {
-            settings.push(Setting { command, key, arg: arg.clone() });
+            settings.push(Setting { command, key, arg: arg.clone(), line: None });
         }
     }
     settings
@@ -52,13 +71,42 @@ fn of_command(command: &Command) -> Vec<Setting> {
 
 /// The configurable arguments of a command and its subcommands: those with a variable.
 fn arguments(command: &Command) -> Vec<&Arg> {
-    let own = command
-        .get_arguments()
-        .filter(|arg| arg.get_env().is_some() && !arg.is_hide_set());
+    let own = command.get_arguments().filter(|arg| arg.get_env().is_some());
     own.chain(command.get_subcommands().flat_map(arguments)).collect()
 }
 
 impl Setting {
+    /// Replaces the defaults by the values in `line` of the file.
+    pub(super) fn set(&mut self, values: &[String], line: usize) {
+        self.arg = self.arg.clone().default_values(values.to_vec()).required(false);
+        self.line = Some(line);
+    }
+
+    /// The value without flags.
+    ///
+    /// # Errors
+    /// When its variable has an invalid value.
+    pub(crate) fn effective(&self) -> Result<Effective, UsageError> {
+        let Some(value) = variable::value_of(self.variable()) else {
+            let origin = self.line.map_or(Origin::Default, |line| Origin::File { line });
+            return Ok(Effective { values: self.defaults(), origin });
+        };
+        let value = value.to_string_lossy().into_owned();
+        self.check(&value).map_err(|reason| {
+            let shown = if self.is_secret() { "its value".into() } else { format!("{value:?}") };
+            UsageError(format!("the environment variable {} cannot be {shown}: {reason}", self.variable()))
+        })?;
+        Ok(Effective { values: vec![value], origin: Origin::Variable })
+    }
+
+    /// `arg` of clap with the values of the file.
+    pub(super) fn layered(&self, arg: Arg) -> Arg {
+        match self.line {
+            Some(_) => arg.default_values(self.defaults()).required(false),
+            None => arg,
+        }
+    }
+
     /// The name of the command and of its table.
     pub(crate) fn command(&self) -> &str {
         &self.command
@@ -142,12 +190,6 @@ impl Setting {
         self.command == command && self.key == key_of(arg)
     }
 
-    /// Whether `shown` is the name of this setting in clap's errors, such as `--listen <ADDR:PORT>` or `<TICKET>`.
-    pub(crate) fn is_shown_as(&self, shown: &str) -> bool {
-        let first = shown.split_whitespace().next().unwrap_or_default();
-        first.trim_matches(['<', '>', '[', ']', '.']) == self.name()
-    }
-
     /// Validates `value` with the option's own parser.
     ///
     /// # Errors
@@ -197,7 +239,6 @@ fn reason(error: &clap::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::variable;
     use super::*;
 
     fn setting(command: &str, key: &str) -> Setting {
@@ -216,14 +257,6 @@ mod tests {
         assert!(setting("serve", "topics").accepts_pairs());
         assert!(!setting("subscribe", "topic").is_called("topics"));
         assert!(setting("list", "ticket").is_secret());
-    }
-
-    #[test]
-    fn options_are_recognised_in_errors_of_clap() {
-        assert!(setting("serve", "listen").is_shown_as("--listen <ADDR:PORT>"));
-        assert!(setting("serve", "json").is_shown_as("--json"));
-        assert!(setting("list", "ticket").is_shown_as("<TICKET>"));
-        assert!(!setting("serve", "topic").is_shown_as("--listen <ADDR:PORT>"));
     }
 
     #[test]

@@ -1,17 +1,15 @@
 //! `tensor-relay config`: prints the effective value of every option and its source, and the bounds of `serve`.
 
 use super::{
-    Layers,
-    bounds::ServeBounds,
-    layers::{self, EffectiveSetting, Origin},
-    sample,
-    setting::Setting,
+    Layers, bounds, layers, sample,
+    setting::{Effective, Origin, Setting},
     variable,
 };
 use crate::{
     args::ConfigArgs,
     exit::{Exit, UsageError},
     subscribe::print_line,
+    table,
 };
 use serde_json::{Map, Value, json};
 
@@ -24,17 +22,38 @@ pub(crate) fn run(args: &ConfigArgs, layers: &Layers) -> anyhow::Result<Exit> {
         print_line(sample::render(&settings).trim_end());
         return Ok(Exit::Done);
     }
-    let effective = settings.iter().map(|setting| Ok((*setting, layers.effective(setting)?)));
+    let effective = settings.iter().map(|setting| Ok((*setting, setting.effective()?)));
     let effective = effective.collect::<Result<Vec<_>, UsageError>>()?;
     let includes_serve = args.command.as_deref().is_none_or(|command| command == "serve");
-    let bounds = includes_serve.then(|| ServeBounds::of(layers)).transpose()?;
-    match args.json {
-        true => print_line(&as_json(layers, &effective, bounds.as_ref()).to_string()),
-        false => {
-            print_table(layers, &effective);
-            bounds.iter().for_each(ServeBounds::print);
+    let config = includes_serve.then(|| bounds::server_config(layers)).transpose()?;
+    if args.json {
+        let mut commands: Map<String, Value> = Map::new();
+        for (setting, effective) in &effective {
+            let options = commands.entry(setting.command()).or_insert_with(|| json!([]));
+            options
+                .as_array_mut()
+                .into_iter()
+                .for_each(|all| all.push(as_json(setting, effective)));
+        }
+        let bounds = config.as_ref().map(bounds::as_json);
+        let shown = json!({ "file": layers.file(), "commands": commands, "serve": bounds });
+        print_line(&shown.to_string());
+        return Ok(Exit::Done);
+    }
+    match layers.file() {
+        Some(file) => crate::log::message!("configuration file: {}", file.display()),
+        None => {
+            let paths = layers::search_paths(variable::value_of);
+            let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+            crate::log::message!("no configuration file found at {}", paths.join(" or "));
         }
     }
+    let rows: Vec<_> = effective
+        .iter()
+        .map(|(setting, effective)| row(layers, setting, effective))
+        .collect();
+    table::print(["COMMAND", "OPTION", "VALUE", "FROM"], &rows);
+    config.iter().for_each(bounds::print);
     Ok(Exit::Done)
 }
 
@@ -55,26 +74,7 @@ fn select<'s>(command: Option<&str>, settings: &'s [Setting]) -> Result<Vec<&'s 
     }
 }
 
-fn as_json(
-    layers: &Layers,
-    effective: &[(&Setting, EffectiveSetting)],
-    bounds: Option<&ServeBounds>,
-) -> Value {
-    let mut commands: Map<String, Value> = Map::new();
-    for (setting, effective) in effective {
-        let options = commands.entry(setting.command()).or_insert_with(|| json!([]));
-        if let Value::Array(options) = options {
-            options.push(option_as_json(setting, effective));
-        }
-    }
-    json!({
-        "file": layers.file().map(super::file::File::path),
-        "commands": commands,
-        "serve": bounds.map(ServeBounds::as_json),
-    })
-}
-
-fn option_as_json(setting: &Setting, effective: &EffectiveSetting) -> Value {
+fn as_json(setting: &Setting, effective: &Effective) -> Value {
     let (source, line) = match effective.origin {
         Origin::Variable => ("environment", None),
         Origin::File { line } => ("file", Some(line)),
@@ -89,40 +89,11 @@ fn option_as_json(setting: &Setting, effective: &EffectiveSetting) -> Value {
     })
 }
 
-fn print_table(layers: &Layers, effective: &[(&Setting, EffectiveSetting)]) {
-    match layers.file() {
-        Some(file) => crate::log::message!("configuration file: {}", file.path().display()),
-        None => {
-            let paths = layers::search_paths(variable::value_of);
-            let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
-            crate::log::message!("no configuration file found at {}", paths.join(" or "));
-        }
-    }
-    let rows: Vec<[String; 4]> = effective
-        .iter()
-        .map(|(setting, effective)| row(layers, setting, effective))
-        .collect();
-    let title = ["COMMAND", "OPTION", "VALUE", "FROM"].map(String::from);
-    let width = |column: usize| {
-        rows.iter()
-            .chain([&title])
-            .map(|row| row[column].chars().count())
-            .max()
-            .unwrap_or(0)
-    };
-    let (command, option, value) = (width(0), width(1), width(2));
-    for [a, b, c, from] in std::iter::once(&title).chain(&rows) {
-        print_line(&format!("{a:command$}  {b:option$}  {c:value$}  {from}"));
-    }
-}
-
-fn row(layers: &Layers, setting: &Setting, effective: &EffectiveSetting) -> [String; 4] {
-    let from = match effective.origin {
-        Origin::Variable => setting.variable().into(),
-        Origin::File { line } => layers
-            .file()
-            .map_or_else(String::new, |file| format!("{}:{line}", file.path().display())),
-        Origin::Default => "default".into(),
+fn row(layers: &Layers, setting: &Setting, effective: &Effective) -> [String; 4] {
+    let from = match (effective.origin, layers.file()) {
+        (Origin::Variable, _) => setting.variable().into(),
+        (Origin::File { line }, Some(file)) => format!("{}:{line}", file.display()),
+        _ => "default".into(),
     };
     let values = match shown_values(setting, effective) {
         values if values.is_empty() => "(not set)".into(),
@@ -132,7 +103,7 @@ fn row(layers: &Layers, setting: &Setting, effective: &EffectiveSetting) -> [Str
 }
 
 /// The values of `setting` as they are printed.
-fn shown_values(setting: &Setting, effective: &EffectiveSetting) -> Vec<String> {
+fn shown_values(setting: &Setting, effective: &Effective) -> Vec<String> {
     match setting.is_secret() && !effective.values.is_empty() {
         true => vec![HIDDEN.into()],
         // A switch has no default in clap; an unset one is off.

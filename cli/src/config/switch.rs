@@ -7,9 +7,6 @@ const NO: &str = "no-";
 
 /// Adds a hidden `--no-NAME` for each switch `--NAME` of `command`. If both are given, the last one counts.
 pub(super) fn with_opposites(command: Command) -> Command {
-    if command.is_hide_set() {
-        return command;
-    }
     let opposites: Vec<Arg> = command.get_arguments().filter_map(opposite).collect();
     command.args(opposites).mut_subcommands(with_opposites)
 }

@@ -17,7 +17,7 @@ const WITHOUT_VARIABLE: [&str; 3] = ["help", "version", "verbose"];
 pub(crate) const BENCH: &str = "bench";
 
 /// The command line of `args.rs`, with `--config` for all commands and a variable for each flag, except flags of
-/// [`BENCH`] and of hidden commands, which only this program runs.
+/// [`BENCH`].
 pub(crate) fn command() -> Command {
     with_variables(Args::command().arg(file_flag()))
 }
@@ -42,9 +42,9 @@ fn file_flag() -> Arg {
 }
 
 fn with_variables(command: Command) -> Command {
-    match command.is_hide_set() || command.get_name() == BENCH {
-        true => command,
-        false => command.mut_args(with_variable).mut_subcommands(with_variables),
+    match command.get_name() {
+        BENCH => command,
+        _ => command.mut_args(with_variable).mut_subcommands(with_variables),
     }
 }
 
@@ -54,14 +54,13 @@ fn with_variable(arg: Arg) -> Arg {
         true => arg.value_parser(BoolishValueParser::new()),
         false => arg,
     };
+    let has_none = |long: &&str| arg.get_env().is_none() && !WITHOUT_VARIABLE.contains(long);
     match arg
         .get_long()
-        .filter(|long| arg.get_env().is_none() && !WITHOUT_VARIABLE.contains(long))
+        .filter(has_none)
+        .map(|long| long.replace('-', "_").to_uppercase())
     {
-        Some(long) => {
-            let name = format!("{PREFIX}{}", long.replace('-', "_").to_uppercase());
-            arg.env(name)
-        }
+        Some(name) => arg.env(format!("{PREFIX}{name}")),
         None => arg,
     }
 }
@@ -71,11 +70,10 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// Every argument of every visible command except [`BENCH`], with the command's name.
+    /// Every argument of every command except [`BENCH`], with the command's name.
     fn all(command: &Command) -> Vec<(String, Arg)> {
         let own = command.get_arguments().map(|arg| (command.get_name().to_owned(), arg.clone()));
-        let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
-        let commands = commands.filter(|command| command.get_name() != BENCH);
+        let commands = command.get_subcommands().filter(|command| command.get_name() != BENCH);
         own.chain(commands.flat_map(all)).collect()
     }
 

@@ -1,100 +1,58 @@
-//! The demo's producer: serves a generated model, and publishes a new version on request.
+//! The demo's producer: serves a generated model, and publishes its versions.
 
-use super::events::{self, ProducerEvent, Sent, Serving};
-use crate::{args::DemoProducerArgs, device, exit::Exit};
-use anyhow::{Context, bail};
+use super::{PUBLISHED_NS, SEED, SMALL, SMALL_BYTES, WEIGHTS};
+use crate::{args::DemoArgs, device};
+use anyhow::Context;
 use std::{
     convert::Infallible,
     time::{Duration, SystemTime},
 };
-use tensor_relay_bench::{cpu::Usage, workload::StateDict};
+use tensor_relay_bench::workload::StateDict;
 use tensor_relay_device::Device;
 use tensor_relay_server::{
     Access, Config, Dtype, Identity, Listener, Metadata, Publishable, Publisher, Server, Shape, Staged,
-    Staging, TensorName, TensorSpec, Ticket, Topic, Tuning,
+    TensorName, TensorSpec, Ticket, Topic, Tuning,
 };
-use tokio::io::{AsyncBufReadExt, BufReader};
-
-/// The topic of the model.
-pub(super) const WEIGHTS: &str = "weights";
-
-/// The topic of the small tensor whose latency is measured.
-pub(super) const SMALL: &str = "small";
-
-/// The size of the small tensor.
-pub(super) const SMALL_BYTES: u64 = 4 << 10;
-
-/// The metadata key of the time of publishing, in nanoseconds since 1970. Both processes use the clock of this machine.
-pub(super) const PUBLISHED_NS: &str = "published_unix_ns";
-
-/// The metadata key of the seed of a version's bytes.
-pub(super) const SEED: &str = "seed";
+use tokio::runtime::{Builder, Runtime};
 
 /// The pause between two small versions, long enough that the transfers do not overlap.
 const SMALL_VERSION_DELAY: Duration = Duration::from_millis(3);
 
-/// The minimum size of a tensor that counts as large.
-const LARGE_BYTES: u64 = 64 << 10;
-
 /// The deadline for transfers to finish at the end of the demo.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-pub(crate) async fn run(args: DemoProducerArgs) -> anyhow::Result<Exit> {
-    let config = Config { codec: args.codec.into(), ..Config::default() };
-    let device = device::open(&args.device, config.chunk_bytes).await?;
-    let identity = Identity::load_or_create(&args.state_dir)?;
-    let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &identity, Tuning::default())?;
-    let server = Server::start(listener, Access::open(), config);
-    let address = server.local_address().to_string();
-    let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(Topic::new(WEIGHTS)?))?;
-    let mut producer = Producer {
-        size_bytes: args.size,
-        device,
-        staging: server.staging(),
-        weights: server.publisher(Topic::new(WEIGHTS)?)?,
-        small: server.publisher(Topic::new(SMALL)?)?,
-        versions: 0,
-    };
-    events::write(&ProducerEvent::Serving(producer.describe(&ticket)))?;
-    let mut commands = BufReader::new(tokio::io::stdin()).lines();
-    while let Some(command) = commands.next_line().await? {
-        match command.split_once(' ') {
-            None if command == "weights" => producer.publish_weights().await?,
-            Some(("small", count)) => producer.publish_small_versions(count.parse()?).await?,
-            _ => bail!("the demo sent the unknown command {command:?}"),
-        }
-    }
-    server.shutdown(SHUTDOWN_TIMEOUT).await;
-    Ok(Exit::Done)
-}
-
-struct Producer {
+pub(super) struct Producer {
     size_bytes: u64,
     device: Option<Device>,
-    staging: Staging,
+    server: Server,
     weights: Publisher,
     small: Publisher,
-    versions: u64,
+    _runtime: OwnRuntime,
 }
 
 impl Producer {
-    fn describe(&self, ticket: &Ticket) -> Serving {
-        let dict = StateDict::new(self.size_bytes, 0);
-        let large = (0..dict.tensors().len())
-            .filter(|index| dict.byte_len(*index) >= LARGE_BYTES)
-            .count();
-        Serving {
-            ticket: ticket.to_string(),
-            large_tensors: large,
-            small_tensors: dict.tensors().len() - large,
-            tensor_bytes: dict.total_bytes(),
-        }
+    /// Starts a server on a thread of its own, and makes a ticket for its model.
+    pub(super) async fn start(args: &DemoArgs) -> anyhow::Result<(Self, Ticket)> {
+        let config = Config { codec: args.codec.into(), ..Config::default() };
+        let device = device::open(&args.device, config.chunk_bytes).await?;
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let identity = Identity::ephemeral()?;
+        let server = {
+            let _entered = runtime.enter();
+            let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &identity, Tuning::default())?;
+            Server::start(listener, Access::open(), config)
+        };
+        let address = server.local_address().to_string();
+        let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(Topic::new(WEIGHTS)?))?;
+        let (weights, small) =
+            (server.publisher(Topic::new(WEIGHTS)?)?, server.publisher(Topic::new(SMALL)?)?);
+        let _runtime = OwnRuntime(Some(runtime));
+        Ok((Self { size_bytes: args.size, device, server, weights, small, _runtime }, ticket))
     }
 
-    /// Generates the next version of the model on a blocking thread, publishes it, and reports its commit.
-    async fn publish_weights(&mut self) -> anyhow::Result<()> {
-        self.versions += 1;
-        let (dict, staging) = (StateDict::new(self.size_bytes, self.versions), self.staging.clone());
+    /// Generates a version of the model, on a blocking thread.
+    pub(super) async fn generate(&self, seed: u64) -> anyhow::Result<Publishable> {
+        let (dict, staging) = (StateDict::new(self.size_bytes, seed), self.server.staging());
         let staged = tokio::task::spawn_blocking(move || {
             let specs = dict.tensors().to_vec();
             Staged::new::<Infallible>(&staging, specs, vec![], |index, out| {
@@ -102,12 +60,26 @@ impl Producer {
                 Ok(())
             })
         });
-        let staged = staged.await?.context("cannot stage the model; try a smaller --size")?;
-        let (version, metadata) = (self.upload(staged).await?, metadata_now(self.versions)?);
-        let before = Usage::now();
-        let mut publication = self.weights.publish(version, metadata).await?;
-        if publication.committed(1, super::step_timeout(self.size_bytes)).await {
-            events::write(&ProducerEvent::Sent(Sent { cpu_s: Usage::now().since(before).total_s() }))?;
+        self.upload(staged.await?.context("cannot stage the model; try a smaller --size")?)
+            .await
+    }
+
+    pub(super) async fn publish(&mut self, version: Publishable, seed: u64) -> anyhow::Result<()> {
+        self.weights.publish(version, metadata_now(seed)?).await?;
+        Ok(())
+    }
+
+    pub(super) async fn publish_small(&mut self, count: u64) -> anyhow::Result<()> {
+        for seed in 1..=count {
+            let spec = TensorSpec::new(TensorName::new(SMALL)?, Dtype::U8, Shape::new(&[SMALL_BYTES])?);
+            let metadata = metadata_now(seed)?;
+            let staged = Staged::new::<Infallible>(&self.server.staging(), vec![spec], vec![], |_, out| {
+                out.fill(seed as u8);
+                Ok(())
+            })?;
+            let version = self.upload(staged).await?;
+            self.small.publish(version, metadata).await?;
+            tokio::time::sleep(SMALL_VERSION_DELAY).await;
         }
         Ok(())
     }
@@ -120,18 +92,8 @@ impl Producer {
         }
     }
 
-    async fn publish_small_versions(&mut self, count: u64) -> anyhow::Result<()> {
-        for seed in 1..=count {
-            let spec = TensorSpec::new(TensorName::new(SMALL)?, Dtype::U8, Shape::new(&[SMALL_BYTES])?);
-            let metadata = metadata_now(seed)?;
-            let staged = Staged::new::<Infallible>(&self.staging, vec![spec], vec![], |_, out| {
-                out.fill(seed as u8);
-                Ok(())
-            })?;
-            self.small.publish(self.upload(staged).await?, metadata).await?;
-            tokio::time::sleep(SMALL_VERSION_DELAY).await;
-        }
-        Ok(())
+    pub(super) async fn close(self) {
+        self.server.shutdown(SHUTDOWN_TIMEOUT).await;
     }
 }
 
@@ -139,4 +101,13 @@ impl Producer {
 fn metadata_now(seed: u64) -> anyhow::Result<Metadata> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     Ok(vec![(SEED.into(), seed.to_string()), (PUBLISHED_NS.into(), now.as_nanos().to_string())])
+}
+
+/// The runtime of the server. It is dropped without waiting for its tasks, since that is impossible in another runtime.
+struct OwnRuntime(Option<Runtime>);
+
+impl Drop for OwnRuntime {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(Runtime::shutdown_background);
+    }
 }

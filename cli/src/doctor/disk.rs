@@ -1,4 +1,4 @@
-//! Checks of disk space: the state directory, and `/dev/shm`.
+//! The check of the state directory.
 
 use super::finding::{Finding, Fix, State};
 use crate::{serve, units};
@@ -11,16 +11,16 @@ use std::{
 /// The required free space in the state directory: many times the size of keys and ledgers.
 const FREE_MIN_BYTES: u64 = 1 << 20;
 
-pub(super) fn check(state_dir: Option<&Path>) -> Vec<Finding> {
-    let mut findings = vec![match serve::state_dir_or_default(state_dir) {
+pub(super) fn check(state_dir: Option<&Path>) -> Finding {
+    match serve::state_dir_or_default(state_dir) {
         Ok(folder) => state_folder(&folder),
-        Err(error) => {
-            Finding::fail("state folder", error.to_string(), "a folder for the server's key", STATE_FIX)
-        }
-    }];
-    findings.extend(shared_memory());
-    findings
+        Err(error) => Finding::new(NAME, State::Fail, error.to_string(), WANTED, STATE_FIX),
+    }
 }
+
+const NAME: &str = "state folder";
+
+const WANTED: &str = "a writable folder, because `serve` stores its key there";
 
 const STATE_FIX: Fix = Fix {
     host: "set --state-dir to a folder that this user may write to, on a disk with free space",
@@ -30,15 +30,15 @@ const STATE_FIX: Fix = Fix {
 
 /// Checks that `serve` can store its key; other commands do not write there.
 fn state_folder(folder: &Path) -> Finding {
-    const NAME: &str = "state folder";
-    let wanted = "a writable folder, because `serve` stores its key there";
     let path = folder.display();
     match try_write(folder) {
         Ok(free) => {
             let measured = format!("{path} is writable, {} free", units::bytes(free));
-            Finding::judge(NAME, (free >= FREE_MIN_BYTES, State::Fail), measured, wanted, STATE_FIX)
+            Finding::new(NAME, State::Fail.unless(free >= FREE_MIN_BYTES), measured, WANTED, STATE_FIX)
         }
-        Err(error) => Finding::fail(NAME, format!("{path} is not writable: {error}"), wanted, STATE_FIX),
+        Err(error) => {
+            Finding::new(NAME, State::Fail, format!("{path} is not writable: {error}"), WANTED, STATE_FIX)
+        }
     }
 }
 
@@ -47,7 +47,8 @@ fn state_folder(folder: &Path) -> Finding {
 fn try_write(folder: &Path) -> io::Result<u64> {
     let existing = nearest_existing(folder).ok_or(io::ErrorKind::NotFound)?;
     tempfile::Builder::new().prefix(".tensor-relay-doctor").tempfile_in(&existing)?;
-    free_bytes(&existing)
+    let stats = statvfs(&existing)?;
+    Ok(stats.f_bavail * stats.f_frsize)
 }
 
 /// The folder itself, or its nearest parent that exists.
@@ -56,19 +57,6 @@ fn nearest_existing(folder: &Path) -> Option<PathBuf> {
     let non_empty =
         |folder: &Path| if folder.as_os_str().is_empty() { ".".into() } else { folder.to_owned() };
     folder.ancestors().map(non_empty).find(|folder| folder.exists())
-}
-
-fn free_bytes(folder: &Path) -> io::Result<u64> {
-    let stats = statvfs(folder)?;
-    Ok(stats.f_bavail * stats.f_frsize)
-}
-
-/// The size of shared memory, which data loaders of frameworks use.
-fn shared_memory() -> Option<Finding> {
-    let stats = statvfs("/dev/shm").ok()?;
-    let (size, free) = (stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize);
-    let measured = format!("{} free of {}", units::bytes(free), units::bytes(size));
-    Some(Finding::ok("/dev/shm", measured, "any: tensor-relay does not use it, but data loaders may"))
 }
 
 #[cfg(test)]

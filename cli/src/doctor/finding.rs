@@ -1,9 +1,9 @@
 //! Findings: the results of checks.
 
-use serde_json::{Value, json};
+use serde::Serialize;
 
 /// The result of one check.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     /// The name of the check. It is stable, because programs search for it.
     pub(super) name: &'static str,
@@ -17,7 +17,8 @@ pub(crate) struct Finding {
 }
 
 /// The severity of a finding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum State {
     Ok,
     /// The checked feature works, but could be faster or safer.
@@ -27,7 +28,7 @@ pub(crate) enum State {
 }
 
 /// A fix, by environment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct Fix {
     pub(super) host: &'static str,
     pub(super) docker: &'static str,
@@ -39,65 +40,21 @@ impl Finding {
         Self { name, state: State::Ok, measured: measured.into(), wanted: wanted.into(), fix: None }
     }
 
-    pub(super) fn warn(
+    /// A finding with `state`, and with `fix` if that is not `Ok`.
+    pub(super) fn new(
         name: &'static str,
+        state: State,
         measured: impl Into<String>,
         wanted: impl Into<String>,
         fix: Fix,
     ) -> Self {
-        Self { state: State::Warn, fix: Some(fix), ..Self::ok(name, measured, wanted) }
-    }
-
-    pub(super) fn fail(
-        name: &'static str,
-        measured: impl Into<String>,
-        wanted: impl Into<String>,
-        fix: Fix,
-    ) -> Self {
-        Self { state: State::Fail, fix: Some(fix), ..Self::ok(name, measured, wanted) }
-    }
-
-    /// A finding with state `Ok` if `is_good`, and with state `otherwise` if not.
-    pub(super) fn judge(
-        name: &'static str,
-        (is_good, otherwise): (bool, State),
-        measured: impl Into<String>,
-        wanted: impl Into<String>,
-        fix: Fix,
-    ) -> Self {
-        match is_good {
-            true => Self::ok(name, measured, wanted),
-            false => Self { state: otherwise, ..Self::warn(name, measured, wanted, fix) },
-        }
-    }
-
-    pub(super) fn as_json(&self) -> Value {
-        let fix = self
-            .fix
-            .map(|fix| json!({ "host": fix.host, "docker": fix.docker, "kubernetes": fix.kubernetes }));
-        json!({
-            "name": self.name,
-            "state": self.state.name(),
-            "measured": self.measured,
-            "wanted": self.wanted,
-            "fix": fix,
-        })
+        Self { state, fix: (state != State::Ok).then_some(fix), ..Self::ok(name, measured, wanted) }
     }
 }
 
 impl State {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Warn => "warn",
-            Self::Fail => "fail",
-        }
-    }
-}
-
-impl Fix {
-    /// The fixes with the names of their environments.
-    pub(super) fn by_environment(&self) -> [(&'static str, &'static str); 3] {
-        [("host", self.host), ("Docker", self.docker), ("Kubernetes", self.kubernetes)]
+    /// `Ok` if `is_good`, else `self`.
+    pub(super) fn unless(self, is_good: bool) -> Self {
+        if is_good { Self::Ok } else { self }
     }
 }

@@ -54,7 +54,7 @@ fn judge(survey: &Survey, nodes: &[String], visible: Option<&str>) -> Vec<Findin
             };
             let hidden = hidden
                 .map_or_else(String::new, |value| format!("; NVIDIA_VISIBLE_DEVICES={value} hides all GPUs"));
-            vec![Finding::fail(NAME, format!("{reason} ({nodes}{hidden})"), wanted, FIX)]
+            vec![Finding::new(NAME, State::Fail, format!("{reason} ({nodes}{hidden})"), wanted, FIX)]
         }
     }
 }
@@ -71,7 +71,7 @@ fn free_memory(gpu: &SurveyedGpu) -> Finding {
     let is_good = memory.free_bytes as f64 >= memory.total_bytes as f64 * FREE_FRACTION_MIN;
     let measured =
         format!("{about}, {} free of {}", units::bytes(memory.free_bytes), units::bytes(memory.total_bytes));
-    Finding::judge(NAME, (is_good, State::Warn), measured, "memory for the versions to hold there", fix)
+    Finding::new(NAME, State::Warn.unless(is_good), measured, "memory for the versions to hold there", fix)
 }
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
-//! Checks of memory: of the container or the machine, and the limit on locked memory.
+//! The check of memory: of the container or the machine.
 
 use super::{
     cgroup::Cgroup,
     finding::{Finding, Fix, State},
 };
 use crate::units;
-use rustix::process::{Resource, getrlimit};
 use std::fs;
 
 /// The free memory below which the finding is a warning.
@@ -14,8 +13,8 @@ const WARN_BELOW_BYTES: u64 = 1 << 30;
 /// The free memory below which the finding is a failure: even small tensors need this much.
 const FAIL_BELOW_BYTES: u64 = 128 << 20;
 
-pub(super) fn check(cgroup: &Cgroup) -> Vec<Finding> {
-    vec![free(cgroup.memory(), available()), locked()]
+pub(super) fn check(cgroup: &Cgroup) -> Finding {
+    free(cgroup.memory(), available())
 }
 
 /// Judges the free memory: the minimum of what is free below the container's limit, and of the memory `available` on
@@ -39,7 +38,7 @@ fn free(limit: Option<(u64, u64)>, available: Option<u64>) -> Finding {
     };
     let otherwise = if free < FAIL_BELOW_BYTES { State::Fail } else { State::Warn };
     let wanted = format!("{}, and the size of the versions", units::bytes(WARN_BELOW_BYTES));
-    Finding::judge(NAME, (free >= WARN_BELOW_BYTES, otherwise), measured, wanted, FIX)
+    Finding::new(NAME, otherwise.unless(free >= WARN_BELOW_BYTES), measured, wanted, FIX)
 }
 
 fn available() -> Option<u64> {
@@ -47,17 +46,6 @@ fn available() -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
     Some(kib << 10)
-}
-
-/// Reports the limit on locked memory. A low limit is not a failure, because on most systems memory locked by a GPU
-/// driver is exempt.
-fn locked() -> Finding {
-    let limit = getrlimit(Resource::Memlock).current;
-    let measured = limit.map_or_else(
-        || "any amount may be locked".into(),
-        |bytes| format!("{} may be locked", units::bytes(bytes)),
-    );
-    Finding::ok("locked memory", measured, "any: on most systems, memory locked by a GPU driver is exempt")
 }
 
 #[cfg(test)]

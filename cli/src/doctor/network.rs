@@ -24,13 +24,10 @@ const BATCH_FIX: Fix = Fix {
 };
 
 pub(super) fn check() -> Vec<Finding> {
-    let mut findings = vec![];
-    match granted_buffer(Tuning::default().socket_buffer_bytes as usize) {
-        Ok(granted) => findings.push(judge_buffers(granted, Tuning::default().socket_buffer_bytes as usize)),
-        Err(error) => findings.push(no_socket(&error)),
-    }
-    findings.extend(batches());
-    findings
+    let wanted = Tuning::default().socket_buffer_bytes as usize;
+    let buffers = granted_buffer(wanted)
+        .map_or_else(|error| no_socket(&error), |granted| judge_buffers(granted, wanted));
+    [vec![buffers], batches()].concat()
 }
 
 fn no_socket(error: &io::Error) -> Finding {
@@ -39,7 +36,7 @@ fn no_socket(error: &io::Error) -> Finding {
         docker: "the default seccomp profile allows UDP; or use --transport tcp",
         kubernetes: "seccompProfile: RuntimeDefault allows UDP; or use --transport tcp",
     };
-    Finding::fail("UDP buffers", format!("cannot open a UDP socket: {error}"), "UDP sockets", fix)
+    Finding::new("UDP buffers", State::Fail, format!("cannot open a UDP socket: {error}"), "UDP sockets", fix)
 }
 
 /// The receive buffer, in bytes, that the system grants for a request of `wanted` bytes. Servers and consumers request
@@ -63,7 +60,7 @@ fn judge_buffers(granted: usize, wanted: usize) -> Finding {
     let measured =
         format!("{} granted of {} requested", units::bytes(granted as u64), units::bytes(wanted as u64));
     let wanted_text = format!("{}; with less, QUIC loses packets in bursts", units::bytes(wanted as u64));
-    Finding::judge("UDP buffers", (granted >= wanted, State::Warn), measured, wanted_text, fix)
+    Finding::new("UDP buffers", State::Warn.unless(granted >= wanted), measured, wanted_text, fix)
 }
 
 /// Sends a batch over loopback in one system call, and checks whether it is received in one.
@@ -74,7 +71,7 @@ fn batches() -> Vec<Finding> {
     match try_batch() {
         Err(error) => {
             let measured = format!("a batch could not be sent over loopback (UDP_SEGMENT): {error}");
-            vec![Finding::warn(SEND, measured, wanted, BATCH_FIX)]
+            vec![Finding::new(SEND, State::Warn, measured, wanted, BATCH_FIX)]
         }
         Ok(Batch { received_bytes, is_gro_allowed }) => {
             let sent = Finding::ok(SEND, format!("{SEGMENTS} packets in one system call"), wanted);
@@ -83,7 +80,7 @@ fn batches() -> Vec<Finding> {
                 false => "the system rejects UDP_GRO".into(),
             };
             let is_good = is_gro_allowed && received_bytes > SEGMENT_BYTES;
-            vec![sent, Finding::judge(RECEIVE, (is_good, State::Warn), measured, wanted, BATCH_FIX)]
+            vec![sent, Finding::new(RECEIVE, State::Warn.unless(is_good), measured, wanted, BATCH_FIX)]
         }
     }
 }

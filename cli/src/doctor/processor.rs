@@ -11,9 +11,10 @@ const PROCESSOR_FIX: Fix = Fix {
     kubernetes: "nodes of another type (nodeSelector)",
 };
 
-pub(super) fn check() -> Vec<Finding> {
-    let count = std::thread::available_parallelism().map_or(1, |count| count.get());
-    vec![processors(count, Cgroup::own().processors()), encryption(has_aes()), vectors(has_vectors())]
+pub(super) fn check(cgroup: &Cgroup) -> Vec<Finding> {
+    let count = std::thread::available_parallelism().map_or(1, usize::from);
+    let (has_aes, has_vectors) = features();
+    vec![processors(count, cgroup.processors()), encryption(has_aes), vectors(has_vectors)]
 }
 
 fn processors(count: usize, quota: Option<f64>) -> Finding {
@@ -27,44 +28,32 @@ fn processors(count: usize, quota: Option<f64>) -> Finding {
         Some(quota) => format!("{count}, within a quota of {quota:.1}"),
         None => format!("{count}, without a quota"),
     };
-    Finding::judge("processors", (processors >= 2.0, State::Warn), measured, "2 or more", fix)
+    Finding::new("processors", State::Warn.unless(processors >= 2.0), measured, "2 or more", fix)
 }
 
 fn encryption(has_aes: bool) -> Finding {
     let measured = if has_aes { "AES instructions" } else { "no AES instructions" };
     let wanted = "AES instructions: without them, encryption is many times slower";
-    Finding::judge("encryption", (has_aes, State::Warn), measured, wanted, PROCESSOR_FIX)
+    Finding::new("encryption", State::Warn.unless(has_aes), measured, wanted, PROCESSOR_FIX)
 }
 
 fn vectors(has_vectors: bool) -> Finding {
     let measured = if has_vectors { "vector instructions" } else { "no AVX2" };
     let wanted = "AVX2 (x86) or NEON (Arm): without them, codecs are several times slower";
-    Finding::judge("codecs", (has_vectors, State::Warn), measured, wanted, PROCESSOR_FIX)
+    Finding::new("codecs", State::Warn.unless(has_vectors), measured, wanted, PROCESSOR_FIX)
 }
 
-#[cfg(target_arch = "x86_64")]
-fn has_aes() -> bool {
-    std::is_x86_feature_detected!("aes") && std::is_x86_feature_detected!("pclmulqdq")
-}
-
-#[cfg(target_arch = "x86_64")]
-fn has_vectors() -> bool {
-    std::is_x86_feature_detected!("avx2")
-}
-
-#[cfg(target_arch = "aarch64")]
-fn has_aes() -> bool {
-    std::arch::is_aarch64_feature_detected!("aes")
-}
-
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn has_aes() -> bool {
-    true // Not detectable.
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn has_vectors() -> bool {
-    true
+/// Whether the processor has instructions for AES, and those that codecs use. True where it cannot be detected.
+fn features() -> (bool, bool) {
+    #[cfg(target_arch = "x86_64")]
+    return (
+        std::is_x86_feature_detected!("aes") && std::is_x86_feature_detected!("pclmulqdq"),
+        std::is_x86_feature_detected!("avx2"),
+    );
+    #[cfg(target_arch = "aarch64")]
+    return (std::arch::is_aarch64_feature_detected!("aes"), true);
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    (true, true)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::{
     cgroup::Cgroup,
-    finding::{Finding, Fix},
+    finding::{Finding, Fix, State},
 };
 use crate::units;
 use rustix::time::{ClockId, clock_gettime};
@@ -44,15 +44,9 @@ pub(super) struct Rate {
     server: ProbeReport,
 }
 
-/// The bottleneck of a rate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Limit {
-    LocalProcessor,
-    ServerProcessor,
-    Loss,
-    Window,
-    Line,
-}
+const LIMITED_BY_LOSS: &str = "limited by loss";
+
+const LIMITED_BY_THIS_MACHINE: &str = "limited by the processors of this machine";
 
 /// Measures the rate at which the server sends to `client`. `None` if the server does not answer probes: it is too old,
 /// answers too many other probes, or grants this client no topic.
@@ -92,31 +86,29 @@ impl Rate {
         self.bytes as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 
-    fn limit(&self) -> Limit {
+    /// The bottleneck.
+    fn limit(&self) -> &'static str {
         let local =
             self.cpu_time.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9) / self.processors.min(1.0);
         let server = self.server.processors();
-        if local.max(server) >= UTILISATION_MIN {
-            return if local >= server { Limit::LocalProcessor } else { Limit::ServerProcessor };
-        }
         match () {
-            () if self.server.loss() >= LOSS_MIN => Limit::Loss,
-            () if self.bytes_per_s() * self.round_trip.as_secs_f64() >= WINDOW_BYTES / 2.0 => Limit::Window,
-            () if self.is_local => Limit::LocalProcessor,
-            () => Limit::Line,
+            () if local.max(server) >= UTILISATION_MIN && local < server => {
+                "limited by the processors of the server"
+            }
+            () if local >= UTILISATION_MIN => LIMITED_BY_THIS_MACHINE,
+            () if self.server.loss() >= LOSS_MIN => LIMITED_BY_LOSS,
+            () if self.bytes_per_s() * self.round_trip.as_secs_f64() >= WINDOW_BYTES / 2.0 => {
+                "limited by the flow-control window on this long path: use more lanes (--lanes)"
+            }
+            () if self.is_local => LIMITED_BY_THIS_MACHINE,
+            () => "limited by the line, or by other traffic on it",
         }
     }
 }
 
 /// Judges the rate over one transport. Only loss is a warning, because it can be fixed.
 pub(super) fn judge(name: &'static str, rate: &Rate) -> Finding {
-    let limit = match rate.limit() {
-        Limit::LocalProcessor => "limited by the processors of this machine",
-        Limit::ServerProcessor => "limited by the processors of the server",
-        Limit::Loss => "limited by loss",
-        Limit::Window => "limited by the flow-control window on this long path: use more lanes (--lanes)",
-        Limit::Line => "limited by the line, or by other traffic on it",
-    };
+    let limit = rate.limit();
     let loss = match rate.server.sent_packets {
         0 => String::new(),
         sent => format!(", {} of {sent} packets lost", rate.server.lost_packets),
@@ -129,16 +121,12 @@ pub(super) fn judge(name: &'static str, rate: &Rate) -> Finding {
         docker: "the same on both hosts",
         kubernetes: "the same on both nodes; a CNI that encapsulates packets needs a smaller MTU for the pods",
     };
-    match rate.limit() {
-        Limit::Loss => Finding::warn(name, measured, wanted, fix),
-        _ => Finding::ok(name, measured, wanted),
-    }
+    Finding::new(name, State::Warn.unless(limit != LIMITED_BY_LOSS), measured, wanted, fix)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::finding::State;
 
     /// One second at 1 Gbit/s over a round trip of 1 ms, limited by the line alone.
     const LIMITED_BY_LINE: Rate = Rate {
@@ -160,30 +148,30 @@ mod tests {
     fn the_bottleneck_of_a_rate_is_named() {
         let busy = Duration::from_millis(950);
         let cases = [
-            (LIMITED_BY_LINE, Limit::Line),
-            (Rate { is_local: true, ..LIMITED_BY_LINE }, Limit::LocalProcessor),
-            (Rate { cpu_time: busy, ..LIMITED_BY_LINE }, Limit::LocalProcessor),
-            (Rate { cpu_time: busy / 2, processors: 0.5, ..LIMITED_BY_LINE }, Limit::LocalProcessor),
+            (LIMITED_BY_LINE, "the line"),
+            (Rate { is_local: true, ..LIMITED_BY_LINE }, "of this machine"),
+            (Rate { cpu_time: busy, ..LIMITED_BY_LINE }, "of this machine"),
+            (Rate { cpu_time: busy / 2, processors: 0.5, ..LIMITED_BY_LINE }, "of this machine"),
             (
                 Rate {
                     server: ProbeReport { processor_us: 950_000, ..LIMITED_BY_LINE.server },
                     ..LIMITED_BY_LINE
                 },
-                Limit::ServerProcessor,
+                "of the server",
             ),
             (
                 Rate {
                     server: ProbeReport { lost_packets: 2_000, ..LIMITED_BY_LINE.server },
                     ..LIMITED_BY_LINE
                 },
-                Limit::Loss,
+                "loss",
             ),
-            (Rate { round_trip: Duration::from_millis(200), ..LIMITED_BY_LINE }, Limit::Window),
+            (Rate { round_trip: Duration::from_millis(200), ..LIMITED_BY_LINE }, "window"),
         ];
         for (rate, limit) in cases {
-            assert_eq!(rate.limit(), limit, "{rate:?}");
+            assert!(rate.limit().contains(limit), "{rate:?}");
             let finding = judge("rate over UDP", &rate);
-            assert_eq!(finding.state == State::Warn, limit == Limit::Loss, "{finding:?}");
+            assert_eq!(finding.state == State::Warn, limit == "loss", "{finding:?}");
         }
         let measured = judge("rate over UDP", &LIMITED_BY_LINE).measured;
         assert!(measured.contains("3 of 90000 packets lost") && measured.contains("the line"), "{measured}");

@@ -31,34 +31,29 @@ const RECONNECTIONS_MAX: usize = 2;
 /// The interval at which a lost connection is checked for.
 const RECONNECT_POLL: Duration = Duration::from_millis(100);
 
-/// The result for one transport.
-enum TransportCheck {
-    Connected { client: Client, round_trip: Duration, topics: Vec<TopicEntry> },
-    Failed(ClientError),
+/// A session over one transport.
+struct Connected {
+    client: Client,
+    round_trip: Duration,
+    topics: Vec<TopicEntry>,
 }
 
 /// Tries both transports concurrently and checks the ticket's topic; then measures the rates, one after the other.
 pub(super) async fn check(ticket: &Ticket, identity: Option<Arc<Identity>>) -> Vec<Finding> {
     let config = |transport| Config { transport, identity: identity.clone(), ..Config::default() };
-    let (quic, tcp) = tokio::join!(
-        try_transport(ticket, config(Transport::Quic)),
-        try_transport(ticket, config(Transport::Tcp))
-    );
-    let is_any_connected =
-        matches!(quic, TransportCheck::Connected { .. }) || matches!(tcp, TransportCheck::Connected { .. });
+    let (quic, tcp) =
+        tokio::join!(connect(ticket, config(Transport::Quic)), connect(ticket, config(Transport::Tcp)));
+    let otherwise = if quic.is_ok() || tcp.is_ok() { State::Warn } else { State::Fail };
     let mut findings = vec![
         rights(ticket, seconds_now()),
-        judge("server over UDP", &quic, is_any_connected, UDP_FIX),
-        judge("server over TCP", &tcp, is_any_connected, TCP_FIX),
+        judge("server over UDP", &quic, otherwise, UDP_FIX),
+        judge("server over TCP", &tcp, otherwise, TCP_FIX),
     ];
-    let topics = [&quic, &tcp].into_iter().find_map(|check| match check {
-        TransportCheck::Connected { topics, .. } => Some(topics),
-        TransportCheck::Failed(_) => None,
-    });
-    findings.extend(topics.and_then(|topics| topic(ticket, topics)));
-    for (name, check) in [("rate over UDP", quic), ("rate over TCP", tcp)] {
-        if let TransportCheck::Connected { client, round_trip, .. } = check {
-            findings.extend(check_rate(name, &client, round_trip).await);
+    let connected = quic.as_ref().or(tcp.as_ref()).ok();
+    findings.extend(connected.and_then(|connected| topic(ticket, &connected.topics)));
+    for (name, connected) in [("rate over UDP", quic), ("rate over TCP", tcp)] {
+        if let Ok(Connected { client, round_trip, .. }) = connected {
+            findings.push(check_rate(name, &client, round_trip).await);
             findings.extend(packet_size(&client));
             findings.extend(segment_size(client.transport()));
             client.close().await;
@@ -67,27 +62,20 @@ pub(super) async fn check(ticket: &Ticket, identity: Option<Arc<Identity>>) -> V
     findings
 }
 
-async fn try_transport(ticket: &Ticket, config: Config) -> TransportCheck {
+async fn connect(ticket: &Ticket, config: Config) -> Result<Connected, ClientError> {
     let connector = Connector::new(Tuning { connect_timeout_ms: CONNECT_TIMEOUT_MS, ..Tuning::default() });
-    let client = match Client::connect_with(&connector, ticket, config).await {
-        Ok(client) => client,
-        Err(error) => return TransportCheck::Failed(error),
-    };
+    let client = Client::connect_with(&connector, ticket, config).await?;
     let (mut round_trip, mut topics) = (Duration::MAX, vec![]);
     for _ in 0..REQUESTS {
         let began = Instant::now();
-        match client.list().await {
-            Ok(list) => topics = list,
-            Err(error) => return TransportCheck::Failed(error),
-        }
+        topics = client.list().await?;
         round_trip = round_trip.min(began.elapsed());
     }
-    TransportCheck::Connected { client, round_trip, topics }
+    Ok(Connected { client, round_trip, topics })
 }
 
 /// The finding about the rate of the path, or why it was not measured.
-async fn check_rate(name: &'static str, client: &Client, round_trip: Duration) -> Option<Finding> {
-    let wanted = "about two seconds of probes";
+async fn check_rate(name: &'static str, client: &Client, round_trip: Duration) -> Finding {
     let mut rate = rate::measure(client, round_trip).await;
     for _ in 0..RECONNECTIONS_MAX {
         // After a loss, the client connects again, with smaller packets if large ones do not get through.
@@ -96,23 +84,21 @@ async fn check_rate(name: &'static str, client: &Client, round_trip: Duration) -
         }
         rate = rate::measure(client, round_trip).await;
     }
-    match rate {
-        Ok(Some(rate)) => Some(rate::judge(name, &rate)),
-        Ok(None) => Some(Finding::ok(
-            name,
-            "not measured: the server is too old, is answering several other probes, or this ticket allows no \
-             subscription",
-            wanted,
-        )),
-        Err(error) => {
-            let fix = Fix {
-                host: "run the command again; if the error persists, read the server's log",
-                docker: "the same",
-                kubernetes: "the same",
-            };
-            Some(Finding::warn(name, format!("not measured: {error}"), wanted, fix))
-        }
-    }
+    let (state, why) = match rate {
+        Ok(Some(rate)) => return rate::judge(name, &rate),
+        Ok(None) => (
+            State::Ok,
+            "the server is too old, is answering several other probes, or this ticket allows no subscription"
+                .into(),
+        ),
+        Err(error) => (State::Warn, error.to_string()),
+    };
+    let fix = Fix {
+        host: "run the command again; if the error persists, read the server's log",
+        docker: "the same",
+        kubernetes: "the same",
+    };
+    Finding::new(name, state, format!("not measured: {why}"), "about two seconds of probes", fix)
 }
 
 /// Waits until a lost connection of `client` is replaced, at most for the time of one attempt and its wait.
@@ -131,7 +117,7 @@ fn segment_size((kind, reason): (LaneKind, LaneKindReason)) -> Option<Finding> {
     (kind == LaneKind::Tcp && reason == LaneKindReason::OthersFailed).then(|| {
         let measured = "connections in full segments open and then carry nothing; smaller segments get through: larger \
                         packets are lost on the path without a notice";
-        Finding::warn("packet size over TCP", measured, "a path that carries what this host's route allows", MTU_FIX)
+        Finding::new("packet size over TCP", State::Warn, measured, "a path that carries what this host's route allows", MTU_FIX)
     })
 }
 
@@ -159,7 +145,7 @@ fn judge_packet_size(used: u16, route_mtu: u16) -> Finding {
     let wanted = "packets as large as the route allows: smaller ones cost processor time";
     // 5 % are tolerated: about the size of the headers of an encapsulation.
     let is_good = u32::from(used) * 20 >= u32::from(possible) * 19;
-    Finding::judge("packet size", (is_good, State::Warn), measured, wanted, MTU_FIX)
+    Finding::new("packet size", State::Warn.unless(is_good), measured, wanted, MTU_FIX)
 }
 
 /// The remaining validity of a ticket below which the finding is a warning.
@@ -181,14 +167,15 @@ fn rights(ticket: &Ticket, now_s: u64) -> Finding {
         );
     };
     match token.decode_unverified() {
-        Err(error) => Finding::fail("ticket", error.to_string(), wanted, fix),
+        Err(error) => Finding::new("ticket", State::Fail, error.to_string(), wanted, fix),
         Ok(claims) => {
             let measured = format!("ticket {}: {}", claims.id, describe(&claims));
-            match claims.expires_s.map(|expires_s| expires_s.saturating_sub(now_s)) {
-                Some(0) => Finding::fail("ticket", measured, wanted, fix),
-                Some(1..EXPIRES_SOON_S) => Finding::warn("ticket", measured, wanted, fix),
-                _ => Finding::ok("ticket", measured, wanted),
-            }
+            let state = match claims.expires_s.map(|expires_s| expires_s.saturating_sub(now_s)) {
+                Some(0) => State::Fail,
+                Some(1..EXPIRES_SOON_S) => State::Warn,
+                _ => State::Ok,
+            };
+            Finding::new("ticket", state, measured, wanted, fix)
         }
     }
 }
@@ -214,17 +201,18 @@ const TCP_FIX: Fix = Fix {
 };
 
 /// Judges one transport. A failure is only a warning if the other transport works, although that may be slower.
-fn judge(name: &'static str, check: &TransportCheck, is_any_connected: bool, fix: Fix) -> Finding {
+fn judge(
+    name: &'static str,
+    connected: &Result<Connected, ClientError>,
+    otherwise: State,
+    fix: Fix,
+) -> Finding {
+    let measured = match connected {
+        Ok(connected) => format!("answers within {}", units::time(connected.round_trip)),
+        Err(error) => error.to_string(),
+    };
     let wanted = "an answer over UDP and over TCP: each is faster than the other on some paths";
-    match check {
-        TransportCheck::Connected { round_trip, .. } => {
-            Finding::ok(name, format!("answers within {}", units::time(*round_trip)), wanted)
-        }
-        TransportCheck::Failed(error) if is_any_connected => {
-            Finding::warn(name, error.to_string(), wanted, fix)
-        }
-        TransportCheck::Failed(error) => Finding::fail(name, error.to_string(), wanted, fix),
-    }
+    Finding::new(name, otherwise.unless(connected.is_ok()), measured, wanted, fix)
 }
 
 /// Checks that the topic of the ticket has a version; `None` for a ticket without a topic.
@@ -241,7 +229,7 @@ fn topic(ticket: &Ticket, topics: &[TopicEntry]) -> Option<Finding> {
             let size = units::bytes(entry.payload_bytes);
             Finding::ok("topic", format!("{name} has version {}, {size}", entry.id.version), wanted)
         }
-        None => Finding::warn("topic", format!("{name} has no version"), wanted, fix),
+        None => Finding::new("topic", State::Warn, format!("{name} has no version"), wanted, fix),
     })
 }
 

@@ -29,8 +29,8 @@ fn open_files(hard: Option<u64>, needed: u64) -> Finding {
     let measured = hard.map_or_else(|| "no limit".into(), |hard| format!("{hard} may be open"));
     let hard = hard.unwrap_or(u64::MAX);
     let wanted = format!("{RECOMMENDED_DESCRIPTORS}; at least {needed} to start");
-    let otherwise = if hard < needed { State::Fail } else { State::Warn };
-    Finding::judge("files and sockets", (hard >= RECOMMENDED_DESCRIPTORS, otherwise), measured, wanted, fix)
+    let state = if hard < needed { State::Fail } else { State::Warn.unless(hard >= RECOMMENDED_DESCRIPTORS) };
+    Finding::new("files and sockets", state, measured, wanted, fix)
 }
 
 /// Checks that the clock is not before the date of this program's file.
@@ -49,8 +49,8 @@ fn judge_clock(now: SystemTime, built: SystemTime) -> Finding {
         Ok(behind) => format!("{} before the date of this program's file", units::time(behind)),
         Err(_) => "after the date of this program's file".into(),
     };
-    let is_good = now + CLOCK_TOLERANCE >= built;
-    Finding::judge("clock", (is_good, State::Warn), measured, "the correct time, for logs and metrics", fix)
+    let state = State::Warn.unless(now + CLOCK_TOLERANCE >= built);
+    Finding::new("clock", state, measured, "the correct time, for logs and metrics", fix)
 }
 
 #[cfg(test)]

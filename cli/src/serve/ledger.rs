@@ -10,9 +10,10 @@ use std::{
     io::{self, Write},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 use tensor_relay_client::replace_file;
+use tensor_relay_device::Lock;
 use tensor_relay_server::{Epoch, Topic, Version, VersionDigest, VersionId};
 
 /// The newest version of each topic that was served from watched files.
@@ -24,7 +25,7 @@ use tensor_relay_server::{Epoch, Topic, Version, VersionDigest, VersionId};
 /// subscriber that holds one of the two versions would not receive the other.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    content: Arc<Mutex<Content>>,
+    content: Arc<Lock<Content>>,
     writer: Arc<tokio::sync::Mutex<Writer>>,
 }
 
@@ -115,13 +116,13 @@ impl Ledger {
 
     fn new(storage: Option<Storage>, content: Content) -> Self {
         let writer = Writer { storage, written: 0 };
-        Self { content: Arc::new(Mutex::new(content)), writer: Arc::new(tokio::sync::Mutex::new(writer)) }
+        Self { content: Arc::new(Lock::new(content)), writer: Arc::new(tokio::sync::Mutex::new(writer)) }
     }
 
     /// The epoch and version number for content with `digest`: those of the recorded version if it has the same digest,
     /// else its epoch and the next number. `None` for an unknown topic.
     pub(crate) fn epoch_and_version(&self, topic: &Topic, digest: VersionDigest) -> Option<(Epoch, Version)> {
-        let content = locked(&self.content);
+        let content = self.content.lock();
         let entry = content.topics.get(topic.as_str())?;
         let epoch = Epoch(u64::from_str_radix(&entry.epoch, 16).ok()?);
         let version = Version(entry.version);
@@ -137,7 +138,7 @@ impl Ledger {
     /// When the file cannot be removed either, or the lock is lost. The version must not be published then.
     pub(crate) async fn record(&self, id: VersionId, digest: VersionDigest) -> anyhow::Result<()> {
         let entry = Entry { epoch: id.epoch.to_string(), version: id.version.0, digest: digest.to_string() };
-        let record = locked(&self.content).record(id.topic.as_str(), entry);
+        let record = self.content.lock().record(id.topic.as_str(), entry);
         let mut writer = Arc::clone(&self.writer).lock_owned().await;
         if writer.written >= record {
             return Ok(());
@@ -158,7 +159,7 @@ impl Content {
 
 impl Writer {
     /// Writes all records so far, that of `id` among them.
-    fn write(&mut self, id: &VersionId, content: &Mutex<Content>) -> anyhow::Result<()> {
+    fn write(&mut self, id: &VersionId, content: &Lock<Content>) -> anyhow::Result<()> {
         let Some(storage) = &self.storage else { return Ok(()) };
         if !storage.is_locked() {
             bail!(
@@ -167,7 +168,7 @@ impl Writer {
                 storage.lock_path.display()
             );
         }
-        let content = locked(content).clone();
+        let content = content.lock().clone();
         let written = write(&storage.path, &content);
         if let Err(error) = written {
             let path = storage.path.display();
@@ -185,11 +186,6 @@ impl Writer {
         self.written = content.records;
         Ok(())
     }
-}
-
-fn locked(content: &Mutex<Content>) -> MutexGuard<'_, Content> {
-    // A panic cannot leave it inconsistent.
-    content.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Opens and locks the file at `path`, which is created if it is missing. The folder itself is not locked, because NFS

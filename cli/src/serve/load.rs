@@ -4,10 +4,10 @@ use crate::{args::HoldArg, offered, units};
 use anyhow::Context;
 use std::{
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
-use tensor_relay_device::Device;
+use tensor_relay_device::{Device, Lock};
 use tensor_relay_server::{
     Borrowed, FileError, FileWatch, FolderRules, Publishable, Staged, Staging, TensorFiles, VersionDigest,
 };
@@ -51,7 +51,7 @@ impl Loader {
     pub(super) async fn load(
         &self,
         path: &Path,
-        watch: Option<&Arc<Mutex<FileWatch>>>,
+        watch: Option<&Arc<Lock<FileWatch>>>,
     ) -> anyhow::Result<Loaded> {
         let began = Instant::now();
         let ReadFiles { tensors, names, messages } = self.read(path, watch.cloned()).await?;
@@ -70,12 +70,12 @@ impl Loader {
         Ok(Loaded { version, digest, names })
     }
 
-    async fn read(&self, path: &Path, watch: Option<Arc<Mutex<FileWatch>>>) -> anyhow::Result<ReadFiles> {
+    async fn read(&self, path: &Path, watch: Option<Arc<Lock<FileWatch>>>) -> anyhow::Result<ReadFiles> {
         let (path, staging, hold, rules) = (path.to_owned(), self.staging.clone(), self.hold, self.rules);
         let read = move || -> Result<ReadFiles, FileError> {
             let files = TensorFiles::open_with(&path, rules)?;
             if let Some(watch) = watch {
-                watch.lock().unwrap_or_else(PoisonError::into_inner).handle_opened(&files);
+                watch.lock().handle_opened(&files);
             }
             let tensors = match hold {
                 HoldArg::Stage => ReadTensors::Staged(files.stage(&staging)?),

@@ -12,9 +12,10 @@ use std::{
     convert::Infallible,
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
+use tensor_relay_device::Lock;
 use tensor_relay_server::{
     Epoch, FileError, FileWatch, FolderRules, MISSED_GENERATIONS_KEY, Observation, Publisher, Server, Topic,
     VersionDigest, VersionId, epoch_of,
@@ -49,7 +50,7 @@ pub(crate) struct LoadedOffer {
 /// Detects when the files of a topic are replaced, and logs each problem with them once.
 struct Watch {
     topic: Topic,
-    files: Arc<Mutex<FileWatch>>,
+    files: Arc<Lock<FileWatch>>,
     /// Why there is nothing to serve, so that each reason is logged once.
     missing: Option<String>,
     /// The last logged error of publishing the files.
@@ -178,7 +179,7 @@ impl Offer {
 
 /// The files of a topic, to be polled.
 pub(crate) struct WatchedFiles {
-    files: Arc<Mutex<FileWatch>>,
+    files: Arc<Lock<FileWatch>>,
     /// Whether changes are only counted: the time to publish the files again has not come.
     is_silent: bool,
 }
@@ -198,7 +199,7 @@ pub(crate) struct Polled {
 impl WatchedFiles {
     /// Polls the files once. Blocks on the file system.
     pub(crate) fn poll(&self) -> Polled {
-        let mut files = locked(&self.files);
+        let mut files = self.files.lock();
         let (observation, is_changed) = match self.is_silent {
             true => (None, files.poll_silently()),
             false => (Some(files.poll()), false),
@@ -235,7 +236,7 @@ impl Source {
     /// Loads and publishes the files, unless their content is unchanged.
     async fn republish(
         &mut self,
-        watch: &Arc<Mutex<FileWatch>>,
+        watch: &Arc<Lock<FileWatch>>,
         missed: u64,
     ) -> anyhow::Result<Option<Published>> {
         let loaded = self.loader.load(&self.path, Some(watch)).await?;
@@ -273,7 +274,7 @@ impl Watch {
         let files = tokio::task::spawn_blocking(move || FileWatch::new(&watched, rules)).await?;
         Ok(Self {
             topic: topic.clone(),
-            files: Arc::new(Mutex::new(files)),
+            files: Arc::new(Lock::new(files)),
             missing: None,
             last_error: None,
             retry: None,
@@ -360,10 +361,6 @@ impl Watch {
         act: impl FnOnce(&mut FileWatch) -> T + Send + 'static,
     ) -> Option<T> {
         let files = Arc::clone(&self.files);
-        tokio::task::spawn_blocking(move || act(&mut locked(&files))).await.ok()
+        tokio::task::spawn_blocking(move || act(&mut files.lock())).await.ok()
     }
-}
-
-fn locked<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,10 +7,10 @@ use std::{
     os::fd::AsFd,
     path::Path,
     process::{ExitStatus, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use tensor_relay_client::VersionId;
+use tensor_relay_device::Lock;
 use tokio::process::Command;
 
 /// The time between SIGTERM and SIGKILL: shorter than the ten seconds after which Docker kills a container.
@@ -20,7 +20,7 @@ const KILL_DELAY: Duration = Duration::from_secs(5);
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The process groups of all running commands, for [`terminate_all`].
-static RUNNING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+static RUNNING: Lock<Vec<Pid>> = Lock::new(Vec::new());
 
 /// A failure of the command of `--exec`.
 #[derive(Debug, thiserror::Error)]
@@ -64,21 +64,21 @@ pub(crate) async fn run(
 async fn status(mut shell: Command) -> io::Result<ExitStatus> {
     let mut shell = shell.spawn()?;
     let group = shell.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-    running().extend(group);
+    RUNNING.lock().extend(group);
     let status = shell.wait().await;
-    running().retain(|running| Some(*running) != group);
+    RUNNING.lock().retain(|running| Some(*running) != group);
     status
 }
 
 /// Whether `process` is the shell of a running command, whose exit status is awaited.
 pub(crate) fn is_running(process: Pid) -> bool {
-    running().contains(&process)
+    RUNNING.lock().contains(&process)
 }
 
 /// Terminates all running commands and their children: SIGTERM first, SIGKILL after [`KILL_DELAY`]. Processes that left
 /// their group (`setsid`) are not terminated.
 pub(crate) async fn terminate_all() {
-    let groups = std::mem::take(&mut *running());
+    let groups = std::mem::take(&mut *RUNNING.lock());
     signal_all(&groups, Signal::TERM);
     let all_gone = async {
         while groups.iter().any(|group| exists(*group)) {
@@ -102,8 +102,4 @@ fn exists(group: Pid) -> bool {
     // reap zombies.
     while let Ok(Some(_)) = waitpgid(group, WaitOptions::NOHANG) {}
     test_kill_process_group(group).is_ok()
-}
-
-fn running() -> MutexGuard<'static, Vec<Pid>> {
-    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }

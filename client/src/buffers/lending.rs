@@ -2,12 +2,8 @@
 
 use super::{Buffers, Expected};
 use crate::destination::LentBuffer;
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
-use tensor_relay_device::{DeviceBuffer, GiveBack, Region};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use tensor_relay_device::{DeviceBuffer, GiveBack, Lock, Region};
 use tensor_relay_protocol::{Selection, TensorName, VersionId};
 use tokio::{
     sync::oneshot,
@@ -154,21 +150,17 @@ impl<B> Lender<B> {
 
 /// The record of the first version written to lent buffers. Unless it was committed, the buffers count as torn.
 #[derive(Debug, Default)]
-pub(crate) struct Writing(Mutex<Option<VersionId>>);
+pub(crate) struct Writing(Lock<Option<VersionId>>);
 
 impl Writing {
     /// Records that bytes of `id` may be in the buffers from now on.
     pub(crate) fn begin(&self, id: &VersionId) {
-        self.state().get_or_insert_with(|| id.clone());
+        self.0.lock().get_or_insert_with(|| id.clone());
     }
 
     /// The first version whose bytes may be in the buffers; `None` if nothing was written to them.
     pub(crate) fn version(&self) -> Option<VersionId> {
-        self.state().clone()
-    }
-
-    fn state(&self) -> MutexGuard<'_, Option<VersionId>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().clone()
     }
 }
 

@@ -13,11 +13,12 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{
     ClientMessage, CloseCode, InstanceId, LaneId, ProtocolViolation, RangeSet, Welcome,
 };
@@ -37,7 +38,7 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The lanes of a client's current connection, for statistics.
 #[derive(Debug, Default)]
-pub(crate) struct LaneRegistry(Mutex<BTreeMap<LaneId, Lane>>);
+pub(crate) struct LaneRegistry(Lock<BTreeMap<LaneId, Lane>>);
 
 /// The lanes of one connection. Their tasks end when this is dropped.
 #[derive(Debug)]
@@ -92,7 +93,7 @@ impl Path {
         let period = self.sampled_period.or(current);
         self.sampled_period = current;
         let (lanes, verified_bytes) =
-            (self.lanes.get().len() as u32, self.verified_bytes.load(Ordering::Relaxed));
+            (self.lanes.0.lock().len() as u32, self.verified_bytes.load(Ordering::Relaxed));
         Some(Sample { period, lanes, verified_bytes })
     }
 
@@ -104,11 +105,7 @@ impl Path {
 
 impl LaneRegistry {
     pub(crate) fn lanes(&self) -> Vec<Lane> {
-        self.get().values().cloned().collect()
-    }
-
-    fn get(&self) -> MutexGuard<'_, BTreeMap<LaneId, Lane>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().values().cloned().collect()
     }
 }
 
@@ -118,7 +115,7 @@ impl LaneSet {
     pub(super) fn begin(target: &Target, config: &Config, welcome: &Welcome, control: &Lane) -> Self {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let live = BTreeMap::from([(LaneId(0), control.clone())]);
-        *target.registry.get() = live.clone();
+        *target.registry.0.lock() = live.clone();
         let mut lanes = Self {
             registry: Arc::clone(&target.registry),
             live,
@@ -176,7 +173,7 @@ impl LaneSet {
         match event {
             LaneEvent::Joined(id, lane) => {
                 tracing::info!(lane = %id, peer = %lane.peer(), "A lane joined the session.");
-                self.registry.get().insert(id, lane.clone());
+                self.registry.0.lock().insert(id, lane.clone());
                 self.live.insert(id, lane);
                 Event::Joined
             }
@@ -266,7 +263,7 @@ impl LaneSet {
     /// Stops joining lanes, and closes all lanes.
     pub(super) fn close(&mut self, code: CloseCode, text: &str) {
         self.tasks.abort_all();
-        self.registry.get().retain(|id, _| *id == LaneId(0)); // Lane 0's statistics are read after the close.
+        self.registry.0.lock().retain(|id, _| *id == LaneId(0)); // Lane 0's statistics are read after the close.
         self.live.values().for_each(|lane| lane.close(code, text));
     }
 
@@ -278,7 +275,7 @@ impl LaneSet {
     }
 
     fn remove(&mut self, lane: LaneId) -> Option<Lane> {
-        self.registry.get().remove(&lane);
+        self.registry.0.lock().remove(&lane);
         self.live.remove(&lane)
     }
 }

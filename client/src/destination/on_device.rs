@@ -2,12 +2,8 @@
 
 use super::SnapshotMemory;
 use crate::{buffers::Writing, holding::HeldVersion};
-use std::{
-    collections::BTreeMap,
-    ops::Range,
-    sync::{Arc, Mutex, PoisonError},
-};
-use tensor_relay_device::{AllocError, Device, DeviceBuffer, EngineSink, PartsError, Source};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use tensor_relay_device::{AllocError, Device, DeviceBuffer, EngineSink, Lock, PartsError, Source};
 use tokio::sync::oneshot;
 
 /// A payload on one device: in one piece of memory, or with tensors in the user's buffers.
@@ -107,12 +103,12 @@ impl OnDevice {
 #[derive(Debug)]
 pub(crate) struct LentBuffer {
     buffer: DeviceBuffer,
-    owner: Mutex<Option<oneshot::Sender<DeviceBuffer>>>,
+    owner: Lock<Option<oneshot::Sender<DeviceBuffer>>>,
 }
 
 impl LentBuffer {
     fn new(buffer: DeviceBuffer, owner: Option<oneshot::Sender<DeviceBuffer>>) -> Self {
-        Self { buffer, owner: Mutex::new(owner) }
+        Self { buffer, owner: Lock::new(owner) }
     }
 
     /// Wraps the user's memory, which comes back through the channel.
@@ -132,7 +128,7 @@ impl LentBuffer {
     }
 
     fn take_owner(&self) -> Option<oneshot::Sender<DeviceBuffer>> {
-        self.owner.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.owner.lock().take()
     }
 }
 

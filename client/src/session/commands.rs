@@ -80,7 +80,7 @@ impl Session {
         self.outbox
             .push_back(ClientMessage::Unsubscribe { subscription: id, keep_place: true });
         let next = self.take_number();
-        reception.leave_buffers(next, self.credit);
+        reception.leave_buffers(next, self.allowance.credit());
         if self.is_connected {
             reception.subscribe();
         }
@@ -106,10 +106,10 @@ impl Session {
 
     fn subscribe(&mut self, request: Request, reply: oneshot::Sender<Opened>) -> SubscriptionId {
         let id = self.take_number();
-        let subscribe = request.message(id, self.credit, self.config.consumer);
+        let subscribe = request.message(id, self.allowance.credit(), self.config.consumer);
         let (stall_timeout, now) = (self.config.stall_timeout, Instant::now().into_std());
         let mut machine = Subscriber::new(subscribe, self.config.codecs, stall_timeout, now);
-        machine.set_further_allowance(self.further_credit);
+        machine.set_further_allowance(self.allowance.further());
         if let Some((manifest, _)) = &request.part {
             machine.set_manifest(Arc::clone(manifest));
         }

@@ -1,10 +1,10 @@
 //! Handling of what further sources of a version send.
 
-use super::{Owner, Session};
+use super::Session;
 use crate::{
     error::SessionError,
-    reception::SourceOf,
-    sources::{Link, Links, is_to_source},
+    other_servers::{Link, Links},
+    source_table::Owner,
 };
 use tensor_relay_protocol::{ClientMessage, ProtocolViolation, ServerMessage, SubscriptionId};
 
@@ -35,15 +35,8 @@ impl Session {
     /// # Errors
     /// [`ProtocolViolation`] when the subscription is not one to the server at `link`.
     pub(super) fn owner(&self, subscription: SubscriptionId, link: Link) -> Result<Owner, ProtocolViolation> {
-        let of = self.source_of.get(&subscription);
-        if of.is_none() && is_to_source(subscription) {
-            return Ok(Owner::Nobody); // It has ended, which the source may not know yet.
-        }
-        let is_issued = of.is_some() || (1..self.next_id).contains(&subscription.0);
-        let owner = Owner::of(subscription, link, of, self.receptions.contains_key(&subscription));
-        owner
-            .filter(|_| is_issued)
-            .ok_or(ProtocolViolation::UnknownSubscription(subscription))
+        let is_user = self.receptions.contains_key(&subscription);
+        self.sources.owner(subscription, link, self.next_id, is_user)
     }
 
     /// Handles a message of a further source.
@@ -63,9 +56,9 @@ impl Session {
             ServerMessage::Abort { .. } => reception.machine.leave_source(source),
             ServerMessage::End { .. } => {
                 reception.machine.handle_source_ended(source);
-                match (reception.machine.is_receiving_of(source), self.source_of.get_mut(&source)) {
-                    (true, Some(of)) => of.is_left = true,
-                    _ => drop(self.source_of.remove(&source)), // It may have the version later.
+                match reception.machine.is_receiving_of(source) {
+                    true => self.sources.leave(source),
+                    false => self.sources.remove(source), // It may have the version later.
                 }
             }
             _ => {} // `Complete`: the list of hashes says what is complete.
@@ -75,14 +68,13 @@ impl Session {
 
     /// Ends the subscriptions to further sources whose user's subscription has ended.
     pub(super) fn leave_orphans(&mut self, links: &mut Links<'_>) {
-        if self.source_of.is_empty() {
+        if self.sources.is_empty() {
             return;
         }
-        let is_orphan = |of: &SourceOf| !self.receptions.contains_key(&of.reception);
-        let orphans: Vec<_> = self.source_of.extract_if(|_, of| is_orphan(of)).collect();
-        for (subscription, of) in orphans {
+        let orphans = self.sources.take_orphans(|reception| !self.receptions.contains_key(&reception));
+        for (subscription, link) in orphans {
             let leave = ClientMessage::Unsubscribe { subscription, keep_place: false };
-            match of.link {
+            match link {
                 Link::Origin => self.outbox.push_back(leave),
                 Link::Other(index) => links.send_to_other(index, leave),
             }
@@ -96,16 +88,16 @@ impl Session {
                 reception.machine.handle_retired(*id);
             }
         }
-        for (source, of) in self.source_of.iter().filter(|(_, of)| of.link == link && !of.is_left) {
-            if let Some(reception) = self.receptions.get_mut(&of.reception) {
-                reception.machine.handle_retired(*source);
+        for (source, reception) in self.sources.used(link) {
+            if let Some(reception) = self.receptions.get_mut(&reception) {
+                reception.machine.handle_retired(source);
             }
         }
     }
 }
 
 /// The subscription that a message is about; `None` for a message of the session.
-fn subscription(message: &ServerMessage) -> Option<SubscriptionId> {
+pub(super) fn subscription(message: &ServerMessage) -> Option<SubscriptionId> {
     match message {
         ServerMessage::Announce(announce) => Some(announce.subscription),
         ServerMessage::Complete { subscription, .. }

@@ -1,8 +1,9 @@
+use crate::Lock;
 use std::{
     fmt,
     mem::{self, ManuallyDrop},
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use super::{
@@ -27,13 +28,13 @@ pub struct CudaMemory {
     owner: MemoryOwner,
     /// The fences that must be passed before a copy begins or the memory goes back to its owner. Passed fences are
     /// dropped at the next check.
-    fences: Mutex<Vec<Fence>>,
+    fences: Lock<Vec<Fence>>,
     inbox: Inbox,
 }
 
 impl CudaMemory {
     pub(super) fn new(engine: Id, address: u64, len: usize, owner: MemoryOwner, inbox: Inbox) -> Arc<Self> {
-        let (id, fences) = (Id::unique(), Mutex::default());
+        let (id, fences) = (Id::unique(), Lock::default());
         Arc::new(Self { id, engine, address, len, owner, fences, inbox })
     }
 
@@ -60,7 +61,7 @@ impl CudaMemory {
         let owner = MemoryOwner::Caller(Box::new(Arc::clone(self)), len);
         let address = self.address + range.start;
         let part = Self::new(self.engine, address, len as usize, owner, self.inbox.clone());
-        self.fences().iter().for_each(|fence| part.add_fence(fence.clone()));
+        self.fences.lock().iter().for_each(|fence| part.add_fence(fence.clone()));
         Some(part)
     }
 
@@ -96,12 +97,12 @@ impl CudaMemory {
 
     /// Adds a fence that must be passed before a copy begins or the memory goes back to its owner.
     pub(super) fn add_fence(&self, fence: Fence) {
-        self.fences().push(fence);
+        self.fences.lock().push(fence);
     }
 
     /// Drops the passed fences. Returns an error if one failed, otherwise `None` while any is not passed.
     pub(super) fn poll_fences(&self) -> Option<Result<(), CudaError>> {
-        poll_fences(&mut self.fences())
+        poll_fences(&mut self.fences.lock())
     }
 
     pub(super) fn id(&self) -> Id {
@@ -110,10 +111,6 @@ impl CudaMemory {
 
     pub(super) fn engine(&self) -> Id {
         self.engine
-    }
-
-    fn fences(&self) -> MutexGuard<'_, Vec<Fence>> {
-        self.fences.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -146,7 +143,7 @@ impl fmt::Debug for CudaMemory {
 impl Drop for CudaMemory {
     fn drop(&mut self) {
         let owner = mem::replace(&mut self.owner, MemoryOwner::Nothing);
-        let mut fences = mem::take(&mut *self.fences());
+        let mut fences = mem::take(&mut *self.fences.lock());
         let is_free = matches!(poll_fences(&mut fences), Some(Ok(())));
         match owner {
             MemoryOwner::Nothing => {}

@@ -1,8 +1,9 @@
+use crate::Lock;
 use std::{
     error::Error,
     mem,
     sync::{
-        Mutex, OnceLock, PoisonError,
+        OnceLock,
         mpsc::{self, RecvTimeoutError},
     },
     thread,
@@ -34,8 +35,8 @@ static FOUND: OnceLock<Driver> = OnceLock::new();
 
 /// Finds the driver, on one thread at a time: later threads share the result.
 fn find() -> Result<Driver, CudaError> {
-    static SEARCH: Mutex<()> = Mutex::new(());
-    let _lock = SEARCH.lock().unwrap_or_else(PoisonError::into_inner);
+    static SEARCH: Lock<()> = Lock::new(());
+    let _lock = SEARCH.lock();
     if let Some(driver) = FOUND.get() {
         return Ok(*driver);
     }

@@ -3,10 +3,11 @@
 //! Why one thread: a context is bound to threads, some driver calls block others, and destructors must not call a
 //! driver. So this thread owns the driver's objects, and all other threads send it commands through an inbox.
 
+use crate::Lock;
 use std::{
     io,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, MutexGuard, PoisonError,
         mpsc::{self, Receiver, RecvTimeoutError},
     },
     thread,
@@ -311,7 +312,7 @@ pub fn all_closed(timeout: Duration) -> bool {
 /// Counts an engine's thread from its start to its end.
 struct RunningThread;
 
-static RUNNING: Mutex<usize> = Mutex::new(0);
+static RUNNING: Lock<usize> = Lock::new(0);
 static ENDED: Condvar = Condvar::new();
 
 impl RunningThread {
@@ -321,7 +322,7 @@ impl RunningThread {
     }
 
     fn lock_count() -> MutexGuard<'static, usize> {
-        RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+        RUNNING.lock()
     }
 }
 

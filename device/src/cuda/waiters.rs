@@ -1,7 +1,8 @@
+use crate::Lock;
 use std::{
     collections::BTreeMap,
     fmt, io,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -24,7 +25,7 @@ pub(super) struct Waiters {
 struct Shared {
     device: Arc<str>,
     timeout: Duration,
-    state: Mutex<State>,
+    state: Lock<State>,
     woken: Condvar,
 }
 
@@ -47,7 +48,7 @@ struct Waiter {
 impl Waiters {
     /// Starts the watching thread, which reports a copy as timed out after `timeout`.
     pub(super) fn watch(device: Arc<str>, timeout: Duration) -> io::Result<Self> {
-        let shared = Shared { device, timeout, state: Mutex::default(), woken: Condvar::new() };
+        let shared = Shared { device, timeout, state: Lock::default(), woken: Condvar::new() };
         let shared = Arc::new(shared);
         let watcher = Arc::clone(&shared);
         thread::Builder::new()
@@ -58,7 +59,7 @@ impl Waiters {
 
     /// Registers a waiter, and returns the handle for the report to it.
     pub(super) fn add(&self, completion: Completion) -> WaiterHandle {
-        let mut state = self.shared.state();
+        let mut state = self.shared.state.lock();
         let id = state.next_id;
         state.next_id += 1;
         state
@@ -74,7 +75,7 @@ impl Waiters {
 
 impl Drop for Waiters {
     fn drop(&mut self) {
-        self.shared.state().closed = true;
+        self.shared.state.lock().closed = true;
         self.shared.woken.notify_one();
     }
 }
@@ -103,12 +104,8 @@ impl Drop for WaiterHandle {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn take(&self, id: u64) -> Option<Waiter> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let waiter = state.waiting.remove(&id);
         if state.closed && state.waiting.is_empty() {
             self.woken.notify_one();
@@ -117,7 +114,7 @@ impl Shared {
     }
 
     fn watch(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         while !(state.closed && state.waiting.is_empty()) {
             let now = Instant::now();
             let oldest = state.waiting.first_key_value().map(|(_, waiter)| waiter.until);
@@ -130,7 +127,7 @@ impl Shared {
                     let late = state.waiting.pop_first();
                     drop(state); // Reporting runs the waiter's code, which must not find the lock held.
                     late.into_iter().for_each(|(_, waiter)| self.report_late(waiter));
-                    self.state()
+                    self.state.lock()
                 }
                 Some(until) => {
                     let woken = self.woken.wait_timeout(state, until - now);

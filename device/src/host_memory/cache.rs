@@ -1,7 +1,8 @@
+use crate::Lock;
 use std::{
     io,
     ptr::NonNull,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, MutexGuard, Weak},
 };
 
 use super::{AllocError, linger::Linger, populated::Populated};
@@ -12,7 +13,7 @@ pub(super) struct Cache {
     pub(super) budget_bytes: u64,
     /// Whether large mappings are populated in advance.
     pub(super) prefault: bool,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 #[derive(Default)]
@@ -51,11 +52,11 @@ pub(super) enum Taken {
 
 impl Cache {
     pub(super) fn new(budget_bytes: u64, prefault: bool, keep: Keep) -> Self {
-        Self { budget_bytes, prefault, state: Mutex::new(State { keep, ..State::default() }) }
+        Self { budget_bytes, prefault, state: Lock::new(State { keep, ..State::default() }) }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(super) fn take(&self, len: usize) -> Result<Taken, AllocError> {

@@ -1,7 +1,5 @@
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use crate::Lock;
+use std::time::Duration;
 
 use crate::mapping::PageSize;
 
@@ -31,11 +29,11 @@ enum Cost {
 const HUGE_COST_FACTOR_MAX: u32 = 2;
 
 /// The process-wide instance: all memory comes from the same kernel.
-pub(super) static PAGE_COSTS: Mutex<PageCosts> = Mutex::new(PageCosts::new());
+pub(super) static PAGE_COSTS: Lock<PageCosts> = Lock::new(PageCosts::new());
 
 /// The preferred page size of this process.
 pub(super) fn preferred() -> PageSize {
-    PAGE_COSTS.lock().unwrap_or_else(PoisonError::into_inner).preferred()
+    PAGE_COSTS.lock().preferred()
 }
 
 impl PageCosts {

@@ -1,13 +1,14 @@
+use crate::Lock;
 use std::{
     ops::{Deref, Range},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     thread,
     time::Duration,
 };
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::page_costs::{PAGE_COSTS, PageCosts};
+use super::page_costs::PAGE_COSTS;
 use crate::mapping::{HUGE_PAGE_BYTES, Mapping, PIECE_BYTES, PageSize};
 
 /// A mapping whose pages are populated ahead of its first writer, on background threads.
@@ -20,7 +21,7 @@ use crate::mapping::{HUGE_PAGE_BYTES, Mapping, PIECE_BYTES, PageSize};
 #[derive(Debug)]
 pub(super) struct Populated {
     mapping: Mapping,
-    progress: Mutex<Progress>,
+    progress: Lock<Progress>,
 }
 
 #[derive(Debug)]
@@ -43,12 +44,12 @@ impl Populated {
     /// Wraps a mapping whose pages are not populated. `size` is its page size.
     pub(super) fn new(mapping: Mapping, size: PageSize) -> Self {
         let progress = Progress { next: 0, size, threads: 0, is_wanted: false };
-        Self { mapping, progress: Mutex::new(progress) }
+        Self { mapping, progress: Lock::new(progress) }
     }
 
     /// Populates the missing pages in the background.
     pub(super) fn begin(self: &Arc<Self>) {
-        let mut progress = self.progress();
+        let mut progress = self.progress.lock();
         progress.is_wanted = true;
         let pieces = self.mapping.len().saturating_sub(progress.next).div_ceil(PIECE_BYTES);
         let processors = thread::available_parallelism().map_or(1, usize::from);
@@ -66,7 +67,7 @@ impl Populated {
 
     /// Stops populating: the memory will not be written soon.
     pub(super) fn stop(&self) {
-        self.progress().is_wanted = false;
+        self.progress.lock().is_wanted = false;
     }
 
     /// Populates the next piece; after a failure, no further ones are populated. Returns false if there is none, or the
@@ -76,9 +77,9 @@ impl Populated {
         let before = processor_time();
         let populated = self.mapping.populate(piece.clone());
         let time = processor_time().saturating_sub(before);
-        page_costs().record(size, piece.len(), populated.is_ok().then_some(time));
+        PAGE_COSTS.lock().record(size, piece.len(), populated.is_ok().then_some(time));
         if populated.is_err() {
-            let mut progress = self.progress();
+            let mut progress = self.progress.lock();
             (progress.next, progress.size) = (self.mapping.len(), PageSize::Huge);
             self.mapping.prefer(PageSize::Huge, 0..self.mapping.len());
         }
@@ -87,12 +88,12 @@ impl Populated {
 
     /// Takes the next piece, and advises the chosen page size from its start on. `None` ends the calling thread.
     fn take_piece(&self) -> Option<(Range<usize>, PageSize)> {
-        let mut progress = self.progress();
+        let mut progress = self.progress.lock();
         if !progress.is_wanted || progress.next >= self.mapping.len() {
             progress.threads -= 1; // Under the lock, so that `begin` never counts a thread that ends.
             return None;
         }
-        let size = page_costs().choose();
+        let size = PAGE_COSTS.lock().choose();
         let start = progress.next;
         if size != progress.size {
             self.mapping.prefer(size, start..self.mapping.len());
@@ -103,10 +104,6 @@ impl Populated {
         let end = (address + start + PIECE_BYTES) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES - address;
         progress.next = end.min(self.mapping.len());
         Some((start..progress.next, size))
-    }
-
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -121,10 +118,6 @@ impl Deref for Populated {
 /// Populates piece after piece, until there is none or the mapping is no longer wanted.
 fn work(populated: Weak<Populated>) {
     while populated.upgrade().is_some_and(|populated| populated.advance()) {}
-}
-
-fn page_costs() -> MutexGuard<'static, PageCosts> {
-    PAGE_COSTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The processor time of this thread: unlike elapsed time, it excludes other processes.
@@ -142,7 +135,7 @@ mod tests {
     }
 
     fn wait_for_threads(populated: &Populated) {
-        while populated.progress().threads > 0 {
+        while populated.progress.lock().threads > 0 {
             thread::yield_now();
         }
     }
@@ -151,8 +144,8 @@ mod tests {
     fn pieces_follow_each_other_to_the_end() {
         let populated = new_mapping(5);
         let pretend_thread = |is_wanted| {
-            populated.progress().threads += 1;
-            populated.progress().is_wanted = is_wanted;
+            populated.progress.lock().threads += 1;
+            populated.progress.lock().is_wanted = is_wanted;
         };
         pretend_thread(false);
         assert!(populated.take_piece().is_none(), "the memory is not wanted yet");
@@ -172,22 +165,22 @@ mod tests {
         let populated = new_mapping(9);
         populated.begin();
         wait_for_threads(&populated);
-        assert_eq!(populated.progress().next, populated.len());
+        assert_eq!(populated.progress.lock().next, populated.len());
     }
 
     #[test]
     fn populating_resumes_after_a_stop() {
         let populated = new_mapping(3);
-        populated.progress().is_wanted = true;
-        populated.progress().threads = 1;
+        populated.progress.lock().is_wanted = true;
+        populated.progress.lock().threads = 1;
         assert!(populated.advance());
         populated.stop();
-        let next = populated.progress().next;
-        assert!(!populated.advance() && populated.progress().next == next);
-        assert_eq!(populated.progress().threads, 0);
+        let next = populated.progress.lock().next;
+        assert!(!populated.advance() && populated.progress.lock().next == next);
+        assert_eq!(populated.progress.lock().threads, 0);
         populated.begin();
         wait_for_threads(&populated);
-        assert_eq!(populated.progress().next, populated.len());
+        assert_eq!(populated.progress.lock().next, populated.len());
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! Manifests as bytes (PROTOCOL.md §5.1): the protobuf message `Manifest`, read one tensor at a time.
 
 use super::{Manifest, Tensor, layout};
-use crate::{Chunking, Dtype, Limits, ManifestDigest, NameError, Shape, ShapeError, Shard, TensorName};
+use crate::{
+    Chunking, Dtype, Limits, ManifestDigest, NameError, Shape, ShapeError, Shard, TensorName,
+    message::wire::Entry, protobuf::messages,
+};
 use bytes::{Buf, Bytes};
 use prost::{
     Message,
@@ -69,38 +72,26 @@ const TAG_CHUNK_BYTES: u32 = 2;
 const TAG_TENSOR: u32 = 3;
 const TAG_METADATA: u32 = 4;
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct WireManifest {
-    #[prost(uint64, tag = "1")]
-    pub(crate) payload_bytes: u64,
-    #[prost(uint32, tag = "2")]
-    pub(crate) chunk_bytes: u32,
-    #[prost(message, repeated, tag = "3")]
-    pub(crate) tensors: Vec<WireTensor>,
-    #[prost(message, repeated, tag = "4")]
-    pub(crate) metadata: Vec<crate::message::wire::Entry>,
-}
+messages! {
+    WireManifest {
+        1 [uint64] payload_bytes: u64,
+        2 [uint32] chunk_bytes: u32,
+        3 [message, repeated] tensors: Vec<WireTensor>,
+        4 [message, repeated] metadata: Vec<Entry>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct WireTensor {
-    #[prost(string, tag = "1")]
-    pub(crate) name: String,
-    #[prost(uint32, tag = "2")]
-    pub(crate) dtype: u32,
-    #[prost(uint64, repeated, tag = "3")]
-    pub(crate) shape: Vec<u64>,
-    #[prost(uint64, tag = "4")]
-    pub(crate) offset: u64,
-    #[prost(message, optional, tag = "5")]
-    pub(crate) shard: Option<WireShard>,
-}
+    WireTensor {
+        1 [string] name: String,
+        2 [uint32] dtype: u32,
+        3 [uint64, repeated] shape: Vec<u64>,
+        4 [uint64] offset: u64,
+        5 [message, optional] shard: Option<WireShard>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct WireShard {
-    #[prost(uint64, repeated, tag = "1")]
-    pub(crate) global_shape: Vec<u64>,
-    #[prost(uint64, repeated, tag = "2")]
-    pub(crate) start: Vec<u64>,
+    WireShard {
+        1 [uint64, repeated] global_shape: Vec<u64>,
+        2 [uint64, repeated] start: Vec<u64>,
+    }
 }
 
 pub(super) fn encode(
@@ -212,7 +203,7 @@ fn read_fields(mut buf: Bytes, limits: &Limits) -> Result<Fields, ManifestError>
                     fields.metadata.len() as u64 + 1,
                     limits.tensors as u64,
                 )?;
-                let entry = crate::message::wire::Entry::decode(take_field(&mut buf)?).map_err(malformed)?;
+                let entry = Entry::decode(take_field(&mut buf)?).map_err(malformed)?;
                 fields.metadata.push((entry.key, entry.value));
             }
             _ => skip_field(wire_type, tag, &mut buf, DecodeContext::default()).map_err(malformed)?,

@@ -1,7 +1,8 @@
 //! Control messages as protobuf. `tensor_relay.proto` defines the same messages for other languages; the test
 //! `proto_file` compares the two field by field.
 
-use prost::{Message, Oneof};
+use crate::protobuf::{messages, oneof};
+use prost::Message;
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromClient {
@@ -12,47 +13,29 @@ pub(crate) struct FromClient {
     pub(crate) kind: Option<ClientKind>,
 }
 
-#[derive(Clone, PartialEq, Oneof)]
-#[expect(clippy::large_enum_variant, reason = "one exists at a time, briefly")]
-pub(crate) enum ClientKind {
-    #[prost(message, tag = "1")]
-    Hello(Hello),
-    #[prost(message, tag = "2")]
-    Subscribe(Subscribe),
-    #[prost(message, tag = "3")]
-    Credit(Credit),
-    #[prost(message, tag = "4")]
-    Committed(Committed),
-    #[prost(message, tag = "5")]
-    Abort(Abort),
-    #[prost(message, tag = "6")]
-    Unsubscribe(Unsubscribe),
-    #[prost(message, tag = "7")]
-    List(List),
-    #[prost(message, tag = "8")]
-    Join(Join),
-    #[prost(message, tag = "9")]
-    Acknowledge(Acknowledge),
-    #[prost(message, tag = "10")]
-    Watch(Watch),
-    #[prost(message, tag = "11")]
-    Unwatch(Unwatch),
-    #[prost(message, tag = "12")]
-    Request(Request),
-    #[prost(message, tag = "13")]
-    Retire(Retire),
-    #[prost(message, tag = "14")]
-    Probe(Probe),
-    #[prost(message, tag = "15")]
-    Loaded(Loaded),
-    #[prost(message, tag = "16")]
-    Share(Share),
-    #[prost(message, tag = "17")]
-    Held(Held),
-    #[prost(message, tag = "18")]
-    Take(Take),
-    #[prost(message, tag = "19")]
-    Check(Check),
+oneof! {
+    #[expect(clippy::large_enum_variant, reason = "one exists at a time, briefly")]
+    ClientKind {
+        1 Hello(Hello),
+        2 Subscribe(Subscribe),
+        3 Credit(Credit),
+        4 Committed(Committed),
+        5 Abort(Abort),
+        6 Unsubscribe(Unsubscribe),
+        7 List(List),
+        8 Join(Join),
+        9 Acknowledge(Acknowledge),
+        10 Watch(Watch),
+        11 Unwatch(Unwatch),
+        12 Request(Request),
+        13 Retire(Retire),
+        14 Probe(Probe),
+        15 Loaded(Loaded),
+        16 Share(Share),
+        17 Held(Held),
+        18 Take(Take),
+        19 Check(Check),
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -61,530 +44,314 @@ pub(crate) struct FromServer {
     pub(crate) kind: Option<ServerKind>,
 }
 
-#[derive(Clone, PartialEq, Oneof)]
-pub(crate) enum ServerKind {
-    #[prost(message, tag = "1")]
-    Welcome(Welcome),
-    #[prost(message, tag = "2")]
-    Announce(Announce),
-    #[prost(message, tag = "3")]
-    Complete(Complete),
-    #[prost(message, tag = "4")]
-    Abort(Abort),
-    #[prost(message, tag = "5")]
-    End(End),
-    #[prost(message, tag = "6")]
-    Topics(Topics),
-    #[prost(message, tag = "7")]
-    Drain(Drain),
-    #[prost(message, tag = "8")]
-    Found(Found),
-    #[prost(message, tag = "9")]
-    Joined(Joined),
-    #[prost(message, tag = "10")]
-    Retired(Retire),
-    #[prost(message, tag = "11")]
-    Sources(Sources),
-    #[prost(message, tag = "12")]
-    Hashes(Hashes),
-    #[prost(message, tag = "13")]
-    Waiting(Waiting),
-    #[prost(message, tag = "14")]
-    Held(Held),
-    #[prost(message, tag = "15")]
-    Revoke(Revoke),
-    #[prost(message, tag = "16")]
-    Checked(Checked),
+oneof! {
+    ServerKind {
+        1 Welcome(Welcome),
+        2 Announce(Announce),
+        3 Complete(Complete),
+        4 Abort(Abort),
+        5 End(End),
+        6 Topics(Topics),
+        7 Drain(Drain),
+        8 Found(Found),
+        9 Joined(Joined),
+        10 Retired(Retire),
+        11 Sources(Sources),
+        12 Hashes(Hashes),
+        13 Waiting(Waiting),
+        14 Held(Held),
+        15 Revoke(Revoke),
+        16 Checked(Checked),
+    }
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Hello {
-    #[prost(uint32, tag = "1")]
-    pub(crate) revision_min: u32,
-    #[prost(uint32, tag = "2")]
-    pub(crate) revision_max: u32,
-    #[prost(string, tag = "3")]
-    pub(crate) agent: String,
-    #[prost(uint32, repeated, tag = "4")]
-    pub(crate) codecs: Vec<u32>,
-    #[prost(string, optional, tag = "5")]
-    pub(crate) token: Option<String>,
-    #[prost(uint32, repeated, tag = "6")]
-    pub(crate) features: Vec<u32>,
-}
+messages! {
+    Hello {
+        1 [uint32] revision_min: u32,
+        2 [uint32] revision_max: u32,
+        3 [string] agent: String,
+        4 [uint32, repeated] codecs: Vec<u32>,
+        5 [string, optional] token: Option<String>,
+        6 [uint32, repeated] features: Vec<u32>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Welcome {
-    #[prost(uint32, tag = "1")]
-    pub(crate) revision: u32,
-    #[prost(string, tag = "2")]
-    pub(crate) agent: String,
-    #[prost(fixed64, tag = "3")]
-    pub(crate) session: u64,
-    #[prost(uint32, tag = "4")]
-    pub(crate) subscriptions_max: u32,
-    #[prost(bytes = "vec", optional, tag = "5")]
-    pub(crate) lane_grant: Option<Vec<u8>>,
-    #[prost(uint32, tag = "6")]
-    pub(crate) lanes_max: u32,
-    #[prost(bytes = "vec", tag = "7")]
-    pub(crate) instance: Vec<u8>,
-    #[prost(message, repeated, tag = "8")]
-    pub(crate) lane_addresses: Vec<LaneAddress>,
-    #[prost(uint32, repeated, tag = "9")]
-    pub(crate) features: Vec<u32>,
-}
+    Welcome {
+        1 [uint32] revision: u32,
+        2 [string] agent: String,
+        3 [fixed64] session: u64,
+        4 [uint32] subscriptions_max: u32,
+        5 [bytes = "vec", optional] lane_grant: Option<Vec<u8>>,
+        6 [uint32] lanes_max: u32,
+        7 [bytes = "vec"] instance: Vec<u8>,
+        8 [message, repeated] lane_addresses: Vec<LaneAddress>,
+        9 [uint32, repeated] features: Vec<u32>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct LaneAddress {
-    #[prost(uint32, tag = "1")]
-    pub(crate) transport: u32,
-    #[prost(string, tag = "2")]
-    pub(crate) address: String,
-}
+    LaneAddress {
+        1 [uint32] transport: u32,
+        2 [string] address: String,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Subscribe {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(string, tag = "2")]
-    pub(crate) topic: String,
-    #[prost(uint32, tag = "3")]
-    pub(crate) mode: u32,
-    #[prost(uint32, tag = "4")]
-    pub(crate) credit: u32,
-    #[prost(message, optional, tag = "5")]
-    pub(crate) have: Option<Have>,
-    #[prost(string, repeated, tag = "6")]
-    pub(crate) selection: Vec<String>,
-    #[prost(message, optional, tag = "7")]
-    pub(crate) start: Option<Start>,
-    #[prost(uint32, tag = "8")]
-    pub(crate) window: u32,
-    #[prost(string, optional, tag = "9")]
-    pub(crate) reader: Option<String>,
-    #[prost(bool, tag = "10")]
-    pub(crate) preempt: bool,
-    #[prost(message, optional, tag = "11")]
-    pub(crate) partial: Option<Partial>,
-    #[prost(bytes = "vec", optional, tag = "12")]
-    pub(crate) manifest: Option<Vec<u8>>,
-    #[prost(message, optional, tag = "13")]
-    pub(crate) base: Option<Have>,
-    #[prost(uint32, optional, tag = "14")]
-    pub(crate) codec: Option<u32>,
-    #[prost(bool, tag = "15")]
-    pub(crate) once: bool,
-    #[prost(bool, tag = "16")]
-    pub(crate) describe: bool,
-    #[prost(uint32, tag = "17")]
-    pub(crate) order: u32,
-    #[prost(string, repeated, tag = "18")]
-    pub(crate) layers: Vec<String>,
-    #[prost(bytes = "vec", optional, tag = "19")]
-    pub(crate) consumer: Option<Vec<u8>>,
-    #[prost(message, repeated, tag = "20")]
-    pub(crate) within: Vec<ChunkRange>,
-    #[prost(message, repeated, tag = "21")]
-    pub(crate) boxes: Vec<TensorBox>,
-}
+    Subscribe {
+        1 [uint32] subscription: u32,
+        2 [string] topic: String,
+        3 [uint32] mode: u32,
+        4 [uint32] credit: u32,
+        5 [message, optional] have: Option<Have>,
+        6 [string, repeated] selection: Vec<String>,
+        7 [message, optional] start: Option<Start>,
+        8 [uint32] window: u32,
+        9 [string, optional] reader: Option<String>,
+        10 [bool] preempt: bool,
+        11 [message, optional] partial: Option<Partial>,
+        12 [bytes = "vec", optional] manifest: Option<Vec<u8>>,
+        13 [message, optional] base: Option<Have>,
+        14 [uint32, optional] codec: Option<u32>,
+        15 [bool] once: bool,
+        16 [bool] describe: bool,
+        17 [uint32] order: u32,
+        18 [string, repeated] layers: Vec<String>,
+        19 [bytes = "vec", optional] consumer: Option<Vec<u8>>,
+        20 [message, repeated] within: Vec<ChunkRange>,
+        21 [message, repeated] boxes: Vec<TensorBox>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct TensorBox {
-    #[prost(string, tag = "1")]
-    pub(crate) tensors: String,
-    #[prost(message, repeated, tag = "2")]
-    pub(crate) slices: Vec<Slice>,
-}
+    TensorBox {
+        1 [string] tensors: String,
+        2 [message, repeated] slices: Vec<Slice>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Slice {
-    #[prost(uint32, tag = "1")]
-    pub(crate) dimension: u32,
-    #[prost(uint64, tag = "2")]
-    pub(crate) start: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) length: u64,
-    #[prost(uint32, tag = "4")]
-    pub(crate) part: u32,
-    #[prost(uint32, tag = "5")]
-    pub(crate) parts: u32,
-}
+    Slice {
+        1 [uint32] dimension: u32,
+        2 [uint64] start: u64,
+        3 [uint64] length: u64,
+        4 [uint32] part: u32,
+        5 [uint32] parts: u32,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Have {
-    #[prost(fixed64, tag = "1")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "2")]
-    pub(crate) version: u64,
-    #[prost(bytes = "vec", tag = "3")]
-    pub(crate) digest: Vec<u8>,
-}
+    Have {
+        1 [fixed64] epoch: u64,
+        2 [uint64] version: u64,
+        3 [bytes = "vec"] digest: Vec<u8>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Start {
-    #[prost(uint32, tag = "1")]
-    pub(crate) kind: u32,
-    #[prost(fixed64, optional, tag = "2")]
-    pub(crate) epoch: Option<u64>,
-    #[prost(uint64, tag = "3")]
-    pub(crate) version: u64,
-}
+    Start {
+        1 [uint32] kind: u32,
+        2 [fixed64, optional] epoch: Option<u64>,
+        3 [uint64] version: u64,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Partial {
-    #[prost(fixed64, tag = "1")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "2")]
-    pub(crate) version: u64,
-    #[prost(message, repeated, tag = "3")]
-    pub(crate) chunks: Vec<ChunkRange>,
-    #[prost(bytes = "vec", tag = "4")]
-    pub(crate) digest: Vec<u8>,
-}
+    Partial {
+        1 [fixed64] epoch: u64,
+        2 [uint64] version: u64,
+        3 [message, repeated] chunks: Vec<ChunkRange>,
+        4 [bytes = "vec"] digest: Vec<u8>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct ChunkRange {
-    #[prost(uint32, tag = "1")]
-    pub(crate) start: u32,
-    #[prost(uint32, tag = "2")]
-    pub(crate) end: u32,
-}
+    ChunkRange {
+        1 [uint32] start: u32,
+        2 [uint32] end: u32,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Credit {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(uint32, tag = "2")]
-    pub(crate) chunks: u32,
-}
+    Credit {
+        1 [uint32] subscription: u32,
+        2 [uint32] chunks: u32,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Committed {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(fixed64, tag = "2")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) version: u64,
-    #[prost(bool, tag = "4")]
-    pub(crate) kept: bool,
-}
+    Committed {
+        1 [uint32] subscription: u32,
+        2 [fixed64] epoch: u64,
+        3 [uint64] version: u64,
+        4 [bool] kept: bool,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Abort {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(fixed64, tag = "2")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) version: u64,
-    #[prost(uint32, tag = "4")]
-    pub(crate) reason: u32,
-}
+    Abort {
+        1 [uint32] subscription: u32,
+        2 [fixed64] epoch: u64,
+        3 [uint64] version: u64,
+        4 [uint32] reason: u32,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Unsubscribe {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(bool, tag = "2")]
-    pub(crate) keep_place: bool,
-}
+    Unsubscribe {
+        1 [uint32] subscription: u32,
+        2 [bool] keep_place: bool,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct List {}
+    List {}
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Join {
-    #[prost(fixed64, tag = "1")]
-    pub(crate) session: u64,
-    #[prost(bytes = "vec", tag = "2")]
-    pub(crate) lane_grant: Vec<u8>,
-    #[prost(uint32, tag = "3")]
-    pub(crate) lane: u32,
-    #[prost(bytes = "vec", tag = "4")]
-    pub(crate) instance: Vec<u8>,
-}
+    Join {
+        1 [fixed64] session: u64,
+        2 [bytes = "vec"] lane_grant: Vec<u8>,
+        3 [uint32] lane: u32,
+        4 [bytes = "vec"] instance: Vec<u8>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Joined {}
+    Joined {}
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Retire {
-    #[prost(uint32, tag = "1")]
-    pub(crate) lane: u32,
-}
+    Retire {
+        1 [uint32] lane: u32,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Request {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(fixed64, tag = "2")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) version: u64,
-    #[prost(message, repeated, tag = "4")]
-    pub(crate) chunks: Vec<ChunkRange>,
-    #[prost(bool, tag = "5")]
-    pub(crate) hashes: bool,
-    #[prost(bool, tag = "6")]
-    pub(crate) again: bool,
-}
+    Request {
+        1 [uint32] subscription: u32,
+        2 [fixed64] epoch: u64,
+        3 [uint64] version: u64,
+        4 [message, repeated] chunks: Vec<ChunkRange>,
+        5 [bool] hashes: bool,
+        6 [bool] again: bool,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Acknowledge {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(fixed64, tag = "2")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) version: u64,
-}
+    Acknowledge {
+        1 [uint32] subscription: u32,
+        2 [fixed64] epoch: u64,
+        3 [uint64] version: u64,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Watch {
-    #[prost(uint32, tag = "1")]
-    pub(crate) watch: u32,
-    #[prost(string, tag = "2")]
-    pub(crate) glob: String,
-}
+    Watch {
+        1 [uint32] watch: u32,
+        2 [string] glob: String,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Unwatch {
-    #[prost(uint32, tag = "1")]
-    pub(crate) watch: u32,
-}
+    Unwatch {
+        1 [uint32] watch: u32,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Probe {
-    #[prost(uint32, tag = "1")]
-    pub(crate) probe: u32,
-    #[prost(uint32, tag = "2")]
-    pub(crate) lane: u32,
-    #[prost(uint32, tag = "3")]
-    pub(crate) bytes: u32,
-}
+    Probe {
+        1 [uint32] probe: u32,
+        2 [uint32] lane: u32,
+        3 [uint32] bytes: u32,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Loaded {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(fixed64, tag = "2")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) version: u64,
-    #[prost(bytes = "vec", tag = "4")]
-    pub(crate) digest: Vec<u8>,
-}
+    Loaded {
+        1 [uint32] subscription: u32,
+        2 [fixed64] epoch: u64,
+        3 [uint64] version: u64,
+        4 [bytes = "vec"] digest: Vec<u8>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Announce {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(string, tag = "2")]
-    pub(crate) topic: String,
-    #[prost(fixed64, tag = "3")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "4")]
-    pub(crate) version: u64,
-    #[prost(bytes = "vec", tag = "5")]
-    pub(crate) manifest_digest: Vec<u8>,
-    #[prost(uint64, tag = "6")]
-    pub(crate) skipped: u64,
-    #[prost(message, repeated, tag = "7")]
-    pub(crate) metadata: Vec<Entry>,
-    #[prost(bool, tag = "8")]
-    pub(crate) may_be_base: bool,
-    #[prost(bool, tag = "9")]
-    pub(crate) afresh: bool,
-    #[prost(message, optional, tag = "11")]
-    pub(crate) lost_place: Option<Place>,
-    #[prost(bool, tag = "12")]
-    pub(crate) shared: bool,
-}
+    Announce {
+        1 [uint32] subscription: u32,
+        2 [string] topic: String,
+        3 [fixed64] epoch: u64,
+        4 [uint64] version: u64,
+        5 [bytes = "vec"] manifest_digest: Vec<u8>,
+        6 [uint64] skipped: u64,
+        7 [message, repeated] metadata: Vec<Entry>,
+        8 [bool] may_be_base: bool,
+        9 [bool] afresh: bool,
+        11 [message, optional] lost_place: Option<Place>,
+        12 [bool] shared: bool,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Place {
-    #[prost(fixed64, tag = "1")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "2")]
-    pub(crate) version: u64,
-}
+    Place {
+        1 [fixed64] epoch: u64,
+        2 [uint64] version: u64,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Complete {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(fixed64, tag = "2")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) version: u64,
-    #[prost(bytes = "vec", tag = "4")]
-    pub(crate) digest: Vec<u8>,
-}
+    Complete {
+        1 [uint32] subscription: u32,
+        2 [fixed64] epoch: u64,
+        3 [uint64] version: u64,
+        4 [bytes = "vec"] digest: Vec<u8>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Waiting {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(fixed64, tag = "2")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) version: u64,
-}
+    Waiting {
+        1 [uint32] subscription: u32,
+        2 [fixed64] epoch: u64,
+        3 [uint64] version: u64,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct End {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(uint32, tag = "2")]
-    pub(crate) reason: u32,
-}
+    End {
+        1 [uint32] subscription: u32,
+        2 [uint32] reason: u32,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Topics {
-    #[prost(message, repeated, tag = "1")]
-    pub(crate) topics: Vec<TopicEntry>,
-    #[prost(bool, tag = "2")]
-    pub(crate) more: bool,
-}
+    Topics {
+        1 [message, repeated] topics: Vec<TopicEntry>,
+        2 [bool] more: bool,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Found {
-    #[prost(uint32, tag = "1")]
-    pub(crate) watch: u32,
-    #[prost(string, repeated, tag = "2")]
-    pub(crate) topics: Vec<String>,
-}
+    Found {
+        1 [uint32] watch: u32,
+        2 [string, repeated] topics: Vec<String>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct TopicEntry {
-    #[prost(string, tag = "1")]
-    pub(crate) topic: String,
-    #[prost(fixed64, tag = "2")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) version: u64,
-    #[prost(uint64, tag = "4")]
-    pub(crate) tensors: u64,
-    #[prost(uint64, tag = "5")]
-    pub(crate) payload_bytes: u64,
-    #[prost(uint64, tag = "6")]
-    pub(crate) subscribers: u64,
-}
+    TopicEntry {
+        1 [string] topic: String,
+        2 [fixed64] epoch: u64,
+        3 [uint64] version: u64,
+        4 [uint64] tensors: u64,
+        5 [uint64] payload_bytes: u64,
+        6 [uint64] subscribers: u64,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Drain {
-    #[prost(string, repeated, tag = "1")]
-    pub(crate) alternatives: Vec<String>,
-}
+    Drain {
+        1 [string, repeated] alternatives: Vec<String>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Sources {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(fixed64, tag = "2")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) version: u64,
-    #[prost(message, repeated, tag = "4")]
-    pub(crate) sources: Vec<Source>,
-}
+    Sources {
+        1 [uint32] subscription: u32,
+        2 [fixed64] epoch: u64,
+        3 [uint64] version: u64,
+        4 [message, repeated] sources: Vec<Source>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Source {
-    #[prost(message, repeated, tag = "1")]
-    pub(crate) addresses: Vec<LaneAddress>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub(crate) key: Vec<u8>,
-    #[prost(bytes = "vec", tag = "3")]
-    pub(crate) grant: Vec<u8>,
-    #[prost(message, repeated, tag = "4")]
-    pub(crate) chunks: Vec<ChunkRange>,
-}
+    Source {
+        1 [message, repeated] addresses: Vec<LaneAddress>,
+        2 [bytes = "vec"] key: Vec<u8>,
+        3 [bytes = "vec"] grant: Vec<u8>,
+        4 [message, repeated] chunks: Vec<ChunkRange>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Share {
-    #[prost(message, repeated, tag = "1")]
-    pub(crate) addresses: Vec<LaneAddress>,
-    #[prost(bytes = "vec", optional, tag = "2")]
-    pub(crate) key: Option<Vec<u8>>,
-}
+    Share {
+        1 [message, repeated] addresses: Vec<LaneAddress>,
+        2 [bytes = "vec", optional] key: Option<Vec<u8>>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Held {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(fixed64, tag = "2")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) version: u64,
-    #[prost(message, repeated, tag = "4")]
-    pub(crate) added: Vec<ChunkRange>,
-    #[prost(message, repeated, tag = "5")]
-    pub(crate) withdrawn: Vec<ChunkRange>,
-}
+    Held {
+        1 [uint32] subscription: u32,
+        2 [fixed64] epoch: u64,
+        3 [uint64] version: u64,
+        4 [message, repeated] added: Vec<ChunkRange>,
+        5 [message, repeated] withdrawn: Vec<ChunkRange>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Take {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(string, tag = "2")]
-    pub(crate) topic: String,
-    #[prost(fixed64, tag = "3")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "4")]
-    pub(crate) version: u64,
-    #[prost(bytes = "vec", tag = "5")]
-    pub(crate) grant: Vec<u8>,
-}
+    Take {
+        1 [uint32] subscription: u32,
+        2 [string] topic: String,
+        3 [fixed64] epoch: u64,
+        4 [uint64] version: u64,
+        5 [bytes = "vec"] grant: Vec<u8>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Revoke {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(fixed64, tag = "2")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) version: u64,
-    #[prost(bytes = "vec", optional, tag = "4")]
-    pub(crate) taker: Option<Vec<u8>>,
-}
+    Revoke {
+        1 [uint32] subscription: u32,
+        2 [fixed64] epoch: u64,
+        3 [uint64] version: u64,
+        4 [bytes = "vec", optional] taker: Option<Vec<u8>>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Check {
-    #[prost(fixed64, tag = "1")]
-    pub(crate) session: u64,
-    #[prost(bytes = "vec", tag = "2")]
-    pub(crate) nonce: Vec<u8>,
-}
+    Check {
+        1 [fixed64] session: u64,
+        2 [bytes = "vec"] nonce: Vec<u8>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Checked {
-    #[prost(bytes = "vec", tag = "1")]
-    pub(crate) proof: Vec<u8>,
-}
+    Checked {
+        1 [bytes = "vec"] proof: Vec<u8>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Hashes {
-    #[prost(uint32, tag = "1")]
-    pub(crate) subscription: u32,
-    #[prost(fixed64, tag = "2")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) version: u64,
-    #[prost(uint32, tag = "4")]
-    pub(crate) first: u32,
-    #[prost(bytes = "vec", tag = "5")]
-    pub(crate) hashes: Vec<u8>,
-}
+    Hashes {
+        1 [uint32] subscription: u32,
+        2 [fixed64] epoch: u64,
+        3 [uint64] version: u64,
+        4 [uint32] first: u32,
+        5 [bytes = "vec"] hashes: Vec<u8>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Entry {
-    #[prost(string, tag = "1")]
-    pub(crate) key: String,
-    #[prost(string, tag = "2")]
-    pub(crate) value: String,
+    Entry {
+        1 [string] key: String,
+        2 [string] value: String,
+    }
 }
 
 impl From<&(String, String)> for Entry {

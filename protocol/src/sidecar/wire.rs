@@ -1,8 +1,11 @@
 //! Sidecar messages as protobuf. `sidecar.proto` defines the same messages for other languages; the test `proto_file`
 //! compares the two field by field.
 
-use crate::message::wire::Entry;
-use prost::{Message, Oneof};
+use crate::{
+    message::wire::Entry,
+    protobuf::{messages, oneof},
+};
+use prost::Message;
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromProducer {
@@ -10,20 +13,15 @@ pub(crate) struct FromProducer {
     pub(crate) kind: Option<ProducerKind>,
 }
 
-#[derive(Clone, PartialEq, Oneof)]
-pub(crate) enum ProducerKind {
-    #[prost(message, tag = "1")]
-    Hello(Hello),
-    #[prost(message, tag = "2")]
-    Manifest(ManifestPart),
-    #[prost(message, tag = "3")]
-    Lend(Lend),
-    #[prost(message, tag = "4")]
-    Publish(Publish),
-    #[prost(message, tag = "5")]
-    Withdraw(Withdraw),
-    #[prost(message, tag = "6")]
-    End(End),
+oneof! {
+    ProducerKind {
+        1 Hello(Hello),
+        2 Manifest(ManifestPart),
+        3 Lend(Lend),
+        4 Publish(Publish),
+        5 Withdraw(Withdraw),
+        6 End(End),
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -32,36 +30,27 @@ pub(crate) struct ToProducer {
     pub(crate) kind: Option<ServerKind>,
 }
 
-#[derive(Clone, PartialEq, Oneof)]
-pub(crate) enum ServerKind {
-    #[prost(message, tag = "1")]
-    Welcome(Welcome),
-    #[prost(message, tag = "2")]
-    Published(Published),
-    #[prost(message, tag = "3")]
-    Refused(Refused),
-    #[prost(message, tag = "4")]
-    Progress(Progress),
-    #[prost(message, tag = "5")]
-    Ended(Ended),
-    #[prost(message, tag = "6")]
-    Close(Close),
+oneof! {
+    ServerKind {
+        1 Welcome(Welcome),
+        2 Published(Published),
+        3 Refused(Refused),
+        4 Progress(Progress),
+        5 Ended(Ended),
+        6 Close(Close),
+    }
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Hello {
-    #[prost(uint32, tag = "1")]
-    pub(crate) revision_min: u32,
-    #[prost(uint32, tag = "2")]
-    pub(crate) revision_max: u32,
-    #[prost(string, tag = "3")]
-    pub(crate) agent: String,
-}
+messages! {
+    Hello {
+        1 [uint32] revision_min: u32,
+        2 [uint32] revision_max: u32,
+        3 [string] agent: String,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct ManifestPart {
-    #[prost(bytes = "vec", tag = "1")]
-    pub(crate) part: Vec<u8>,
+    ManifestPart {
+        1 [bytes = "vec"] part: Vec<u8>,
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -74,124 +63,80 @@ pub(crate) struct Lend {
     pub(crate) memory: Option<Memory>,
 }
 
-#[derive(Clone, PartialEq, Oneof)]
-pub(crate) enum Memory {
-    #[prost(message, tag = "3")]
-    Memfd(Memfd),
-    #[prost(message, tag = "4")]
-    CudaIpc(CudaIpc),
-    #[prost(message, tag = "5")]
-    CudaFd(CudaFd),
+oneof! {
+    Memory {
+        3 Memfd(Memfd),
+        4 CudaIpc(CudaIpc),
+        5 CudaFd(CudaFd),
+    }
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Memfd {
-    #[prost(uint64, tag = "1")]
-    pub(crate) offset: u64,
-}
+messages! {
+    Memfd {
+        1 [uint64] offset: u64,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct CudaIpc {
-    #[prost(bytes = "vec", tag = "1")]
-    pub(crate) device: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub(crate) handle: Vec<u8>,
-    #[prost(uint64, tag = "3")]
-    pub(crate) offset: u64,
-}
+    CudaIpc {
+        1 [bytes = "vec"] device: Vec<u8>,
+        2 [bytes = "vec"] handle: Vec<u8>,
+        3 [uint64] offset: u64,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct CudaFd {
-    #[prost(bytes = "vec", tag = "1")]
-    pub(crate) device: Vec<u8>,
-    #[prost(uint64, tag = "2")]
-    pub(crate) buffer_bytes: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) offset: u64,
-}
+    CudaFd {
+        1 [bytes = "vec"] device: Vec<u8>,
+        2 [uint64] buffer_bytes: u64,
+        3 [uint64] offset: u64,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Publish {
-    #[prost(uint64, tag = "1")]
-    pub(crate) publication: u64,
-    #[prost(string, tag = "2")]
-    pub(crate) topic: String,
-    #[prost(message, repeated, tag = "3")]
-    pub(crate) metadata: Vec<Entry>,
-    #[prost(string, tag = "4")]
-    pub(crate) reason: String,
-}
+    Publish {
+        1 [uint64] publication: u64,
+        2 [string] topic: String,
+        3 [message, repeated] metadata: Vec<Entry>,
+        4 [string] reason: String,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Withdraw {
-    #[prost(uint64, tag = "1")]
-    pub(crate) publication: u64,
-}
+    Withdraw {
+        1 [uint64] publication: u64,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct End {
-    #[prost(uint64, tag = "1")]
-    pub(crate) request: u64,
-    #[prost(string, tag = "2")]
-    pub(crate) topic: String,
-    #[prost(bool, tag = "3")]
-    pub(crate) withdraw: bool,
-}
+    End {
+        1 [uint64] request: u64,
+        2 [string] topic: String,
+        3 [bool] withdraw: bool,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Welcome {
-    #[prost(uint32, tag = "1")]
-    pub(crate) revision: u32,
-    #[prost(string, tag = "2")]
-    pub(crate) agent: String,
-    #[prost(uint32, tag = "3")]
-    pub(crate) chunk_bytes: u32,
-    #[prost(uint32, repeated, tag = "4")]
-    pub(crate) memories: Vec<u32>,
-}
+    Welcome {
+        1 [uint32] revision: u32,
+        2 [string] agent: String,
+        3 [uint32] chunk_bytes: u32,
+        4 [uint32, repeated] memories: Vec<u32>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Published {
-    #[prost(uint64, tag = "1")]
-    pub(crate) publication: u64,
-    #[prost(fixed64, tag = "2")]
-    pub(crate) epoch: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) version: u64,
-}
+    Published {
+        1 [uint64] publication: u64,
+        2 [fixed64] epoch: u64,
+        3 [uint64] version: u64,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Refused {
-    #[prost(uint64, tag = "1")]
-    pub(crate) publication: u64,
-    #[prost(uint32, tag = "2")]
-    pub(crate) reason: u32,
-    #[prost(string, tag = "3")]
-    pub(crate) text: String,
-}
+    Refused {
+        1 [uint64] publication: u64,
+        2 [uint32] reason: u32,
+        3 [string] text: String,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Progress {
-    #[prost(uint64, tag = "1")]
-    pub(crate) publication: u64,
-    #[prost(uint64, tag = "2")]
-    pub(crate) committed: u64,
-    #[prost(bool, tag = "3")]
-    pub(crate) is_over: bool,
-    #[prost(bool, tag = "4")]
-    pub(crate) is_released: bool,
-    #[prost(uint64, tag = "5")]
-    pub(crate) loaded: u64,
-}
+    Progress {
+        1 [uint64] publication: u64,
+        2 [uint64] committed: u64,
+        3 [bool] is_over: bool,
+        4 [bool] is_released: bool,
+        5 [uint64] loaded: u64,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Ended {
-    #[prost(uint64, tag = "1")]
-    pub(crate) request: u64,
-}
+    Ended {
+        1 [uint64] request: u64,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Close {
-    #[prost(string, tag = "1")]
-    pub(crate) text: String,
+    Close {
+        1 [string] text: String,
+    }
 }

@@ -3,9 +3,10 @@
 use super::{AccessStoreError, Rules, texts::Texts};
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::TicketId;
 use tokio::sync::watch;
 
@@ -17,7 +18,7 @@ pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// When each ticket was last used, in seconds since 1970.
-pub(super) type Uses = Mutex<HashMap<TicketId, u64>>;
+pub(super) type Uses = Lock<HashMap<TicketId, u64>>;
 
 /// The result of reading the files once.
 pub(super) struct Reading {
@@ -38,7 +39,7 @@ pub(super) async fn follow_files(
     mut texts: Texts,
     sender: watch::Sender<Arc<Rules>>,
     uses: Weak<Uses>,
-    problem: Arc<Mutex<Option<String>>>,
+    problem: Arc<Lock<Option<String>>>,
 ) {
     let (mut last_save_error, mut written) = (LastError::default(), HashMap::new());
     loop {
@@ -46,9 +47,7 @@ pub(super) async fn follow_files(
             () = sender.closed() => return,
             () = tokio::time::sleep(CHECK_INTERVAL) => {}
         }
-        let used = uses
-            .upgrade()
-            .map(|uses| uses.lock().map(|uses| uses.clone()).unwrap_or_default());
+        let used = uses.upgrade().map(|uses| uses.lock().clone());
         let used = used.filter(|used| *used != written);
         let (read, before, new_uses) = (read.clone(), texts.clone(), used.clone());
         let mut reading = tokio::task::spawn_blocking(move || read(before, new_uses.as_ref()));
@@ -91,8 +90,8 @@ pub(super) async fn follow_files(
 }
 
 /// Stores the current problem with the files, and logs it when it changes.
-fn report(problem: &Mutex<Option<String>>, now: Option<String>) {
-    let mut before = problem.lock().unwrap_or_else(PoisonError::into_inner);
+fn report(problem: &Lock<Option<String>>, now: Option<String>) {
+    let mut before = problem.lock();
     match &now {
         Some(error) if now != *before => {
             tracing::warn!(
@@ -144,16 +143,16 @@ mod tests {
     #[tokio::test]
     async fn a_failed_check_keeps_the_rules() {
         let (gate, opened) = std::sync::mpsc::channel::<bool>();
-        let opened = Arc::new(Mutex::new(opened));
+        let opened = Arc::new(Lock::new(opened));
         let look = move |texts: Texts, _: Option<&HashMap<TicketId, u64>>| {
-            let is_good = opened.lock().unwrap_or_else(PoisonError::into_inner).recv().unwrap();
+            let is_good = opened.lock().recv().unwrap();
             assert!(is_good, "this look fails");
             let rules = Rules { open: true, ..Rules::default() };
             Reading { texts, rules: Ok(rules), refused: vec![], saved: Ok(()) }
         };
         let sender = watch::Sender::new(Arc::new(Rules::default()));
-        let (mut rules, problem) = (sender.subscribe(), Arc::<Mutex<Option<String>>>::default());
-        let reported = || problem.lock().unwrap().clone();
+        let (mut rules, problem) = (sender.subscribe(), Arc::<Lock<Option<String>>>::default());
+        let reported = || problem.lock().clone();
         let becomes = async |what: &str| {
             let deadline = tokio::time::Instant::now() + 2 * CHECK_TIMEOUT;
             while !reported().is_some_and(|problem| problem.contains(what)) {

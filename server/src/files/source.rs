@@ -5,12 +5,12 @@ use bytes::Bytes;
 use std::{
     ops::Range,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
 };
-use tensor_relay_device::{BoxFuture, Source, SourceError};
+use tensor_relay_device::{BoxFuture, Lock, Source, SourceError};
 use tensor_relay_protocol::{ChunkHash, Manifest};
 
 /// A range of the payload, and the origin of its bytes.
@@ -69,14 +69,14 @@ impl FilePayload {
     /// Reads and hashes every chunk of `manifest`, with at most one thread per processor.
     pub(super) fn hash(&self, manifest: &Manifest) -> Result<Vec<ChunkHash>, ReadError> {
         let chunks: Vec<Range<u64>> = manifest.chunking().iter().map(|(_, range)| range).collect();
-        let hashes = Mutex::new(vec![ChunkHash([0; 16]); chunks.len()]);
+        let hashes = Lock::new(vec![ChunkHash([0; 16]); chunks.len()]);
         let next = AtomicUsize::new(0);
         let work = || {
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 let Some(range) = chunks.get(index) else { return Ok(()) };
                 let hash = ChunkHash::of(&self.read(range)?);
-                hashes.lock().unwrap_or_else(PoisonError::into_inner)[index] = hash;
+                hashes.lock()[index] = hash;
             }
         };
         let threads = thread::available_parallelism().map_or(2, usize::from).min(chunks.len());
@@ -87,7 +87,7 @@ impl FilePayload {
             };
             running.into_iter().try_for_each(join)
         })?;
-        Ok(hashes.into_inner().unwrap_or_else(PoisonError::into_inner))
+        Ok(hashes.into_inner())
     }
 }
 

@@ -8,11 +8,8 @@ use super::{
     topics::Topics,
 };
 use crate::{Device, Publication, PublishError, Staging};
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
-use tensor_relay_device::Returned;
+use std::{collections::HashMap, sync::Arc};
+use tensor_relay_device::{Lock, Returned};
 use tensor_relay_protocol::{
     Metadata, Topic,
     sidecar::{
@@ -62,7 +59,7 @@ enum VersionState {
 }
 
 /// The versions of one producer that wait to be published, or whose memory is in use.
-type Versions = Arc<Mutex<HashMap<PublicationId, VersionState>>>;
+type Versions = Arc<Lock<HashMap<PublicationId, VersionState>>>;
 
 /// Serves a producer until it closes the connection or breaks a rule. Dropping the future ends the connection.
 /// Published versions stay, except those in the producer's own GPU memory.
@@ -121,7 +118,7 @@ struct ReclaimOnDrop(Versions);
 
 impl Drop for ReclaimOnDrop {
     fn drop(&mut self) {
-        for state in lock(&self.0).values() {
+        for state in self.0.lock().values() {
             if let VersionState::Published(publication, true) = state {
                 publication.withdraw();
             }
@@ -185,13 +182,13 @@ async fn read_messages(
             }
             ProducerMessage::Publish(publish) => {
                 let waiting = VersionState::Waiting(Arc::default());
-                if lock(versions).insert(publish.publication, waiting).is_some() {
+                if versions.lock().insert(publish.publication, waiting).is_some() {
                     return Err(out_of_turn("two versions under one number"));
                 }
                 Task::Publish(publish, Box::new(std::mem::take(&mut draft)))
             }
             ProducerMessage::Withdraw(publication) => {
-                match lock(versions).get(&publication) {
+                match versions.lock().get(&publication) {
                     Some(VersionState::Published(publication, _)) => publication.withdraw(),
                     Some(VersionState::Waiting(withdrawn)) => withdrawn.notify_one(),
                     None => {} // It was released already.
@@ -206,7 +203,7 @@ async fn read_messages(
             Ok(()) => continue,
             Err(TrySendError::Closed(_)) => return Ok(()),
             Err(TrySendError::Full(Task::Publish(Publish { publication, .. }, _))) => {
-                lock(versions).remove(&publication);
+                versions.lock().remove(&publication);
                 publication
             }
             Err(TrySendError::Full(Task::End { request, .. })) => request,
@@ -234,10 +231,6 @@ async fn write_messages(
         }
     }
     Ok(())
-}
-
-fn lock(versions: &Versions) -> MutexGuard<'_, HashMap<PublicationId, VersionState>> {
-    versions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A published version, with the handles that track its memory.
@@ -272,7 +265,7 @@ impl Worker {
                     match self.publish(publish, *draft, &mut followers).await {
                         Ok(published) => published,
                         Err((reason, text)) => {
-                            lock(&self.versions).remove(&id);
+                            self.versions.lock().remove(&id);
                             ServerMessage::Refused { publication: id, reason, text: text_that_fits(text) }
                         }
                     }
@@ -295,7 +288,7 @@ impl Worker {
         followers: &mut JoinSet<()>,
     ) -> Result<ServerMessage, Refused> {
         let Publish { publication: id, topic, metadata, reason } = publish;
-        let withdrawn = match lock(&self.versions).get(&id) {
+        let withdrawn = match self.versions.lock().get(&id) {
             Some(VersionState::Waiting(withdrawn)) => Arc::clone(withdrawn),
             _ => Arc::default(),
         };
@@ -317,7 +310,7 @@ impl Worker {
         };
         let version = publication.id().clone();
         let state = VersionState::Published(publication.clone(), path == MemoryKind::CudaIpc);
-        lock(&self.versions).insert(id, state);
+        self.versions.lock().insert(id, state);
         let answer =
             ServerMessage::Published { publication: id, epoch: version.epoch, version: version.version };
         followers.spawn(follow(id, publication, returned, Arc::clone(&self.versions), self.outgoing.clone()));
@@ -389,7 +382,7 @@ async fn follow(
         (progress.committed, progress.loaded) = (*commits.borrow_and_update(), *loads.borrow_and_update());
         progress.left_retention |= progress.is_released;
         if progress.is_released {
-            lock(&versions).remove(&id);
+            versions.lock().remove(&id);
         }
         if outgoing.send(ServerMessage::Progress(progress)).await.is_err() {
             return;

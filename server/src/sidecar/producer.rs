@@ -17,11 +17,12 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{
     Manifest, MessageError, Metadata, Topic, VersionId, check_metadata,
     sidecar::{
@@ -98,7 +99,7 @@ impl Producer {
         let (reader, writer, terms) = connected?;
         let _shutdown_guard = writer.shutdown_guard();
         let requests = Arc::new(PendingRequests {
-            waiting: Mutex::default(),
+            waiting: Lock::default(),
             lost: watch::Sender::new(None),
             path: path.into(),
         });

@@ -2,12 +2,8 @@
 
 use super::draft::Refused;
 use crate::{Publisher, TopicOptions, refusals::Reason, server::open_publisher, shared::Shared};
-use std::{
-    collections::HashMap,
-    net::Ipv4Addr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, net::Ipv4Addr, sync::Arc, time::Duration};
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{Topic, sidecar::Refusal};
 use tokio::{sync::OwnedMutexGuard, time::Instant};
 
@@ -30,12 +26,12 @@ pub(super) struct Topics {
     shared: Arc<Shared>,
     options: TopicOptions,
     /// Each with the user that opened it.
-    publishers: Mutex<HashMap<Topic, (u32, PublisherLock)>>,
+    publishers: Lock<HashMap<Topic, (u32, PublisherLock)>>,
 }
 
 impl Topics {
     pub(super) fn new(shared: Arc<Shared>, options: TopicOptions) -> Self {
-        Self { shared, options, publishers: Mutex::default() }
+        Self { shared, options, publishers: Lock::default() }
     }
 
     /// Leases `topic`'s publisher to user `uid` for one publish, in the order of requests; it is `None` if the topic is
@@ -46,7 +42,7 @@ impl Topics {
     /// If earlier leases take too long, or the user has too many topics.
     pub(super) async fn lease(&self, uid: u32, topic: &Topic) -> Result<Lease, Refused> {
         let lock = {
-            let mut locks = self.locks();
+            let mut locks = self.publishers.lock();
             let is_full = |locks: &HashMap<_, (u32, PublisherLock)>| {
                 locks.values().filter(|(user, _)| *user == uid).count() >= TOPICS_MAX
             };
@@ -122,7 +118,7 @@ impl Topics {
     /// # Errors
     /// If earlier leases take too long, or user `uid` lost its permission meanwhile.
     pub(super) async fn end(&self, uid: u32, topic: &Topic, withdraw: bool) -> Result<bool, Refused> {
-        let lock = self.locks().get(topic).map(|(_, lock)| Arc::clone(lock));
+        let lock = self.publishers.lock().get(topic).map(|(_, lock)| Arc::clone(lock));
         let Some(lock) = lock else { return Ok(false) };
         let mut lease = self.acquire(topic, lock).await?;
         self.check_may_publish(uid, topic)?;
@@ -152,14 +148,10 @@ impl Topics {
 
     /// Removes a topic without publisher and without waiting tasks.
     pub(super) fn remove_unneeded(&self, topic: &Topic) {
-        let mut locks = self.locks();
+        let mut locks = self.publishers.lock();
         if locks.get(topic).is_some_and(|(_, lock)| is_idle(lock)) {
             locks.remove(topic);
         }
-    }
-
-    fn locks(&self) -> MutexGuard<'_, HashMap<Topic, (u32, PublisherLock)>> {
-        self.publishers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

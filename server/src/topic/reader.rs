@@ -42,7 +42,7 @@ impl Reader {
         let starts_at = matches!(start, Start::At(..) | Start::Exactly(..));
         let names_first = have.is_some() || starts_at;
         let (id, place, begin, lost) = {
-            let mut guard = topic.state();
+            let mut guard = topic.state.lock();
             let has_other_content = have.is_some_and(|held| guard.is_behind(held));
             let State { retention, places, .. } = &mut *guard;
             let wanted = match has_other_content {
@@ -76,7 +76,7 @@ impl Reader {
 
     /// The state of its place.
     pub(crate) fn state(&self) -> ReaderState {
-        let state = self.topic.state();
+        let state = self.topic.state.lock();
         let is_held = |(name, holder): &(PlaceName, HolderId)| state.places.is_held_by(name, *holder);
         match state.retention.place(self.id) {
             None => ReaderState::Evicted,
@@ -89,7 +89,7 @@ impl Reader {
     /// no version of this server.
     pub(crate) fn acknowledge(&self, epoch: Epoch, version: Version) {
         {
-            let mut state = self.topic.state();
+            let mut state = self.topic.state.lock();
             if state.is_behind((epoch, version)) {
                 return;
             }
@@ -106,7 +106,7 @@ impl Reader {
 
     /// The number of unacknowledged versions before `seq`, without those in `given_up`.
     pub(crate) fn unacknowledged(&self, seq: Seq, given_up: &mut Vec<Seq>) -> usize {
-        self.topic.state().retention.unacknowledged(self.id, seq, given_up)
+        self.topic.state.lock().retention.unacknowledged(self.id, seq, given_up)
     }
 
     /// Marks the place for release on drop: the reader will not reconnect.
@@ -118,7 +118,7 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         {
-            let mut guard = self.topic.state();
+            let mut guard = self.topic.state.lock();
             let state = &mut *guard;
             let leaving = match &self.place {
                 Some((name, holder)) if self.keep_place => {

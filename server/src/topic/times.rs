@@ -60,18 +60,18 @@ impl PublishTimes {
 impl TopicState {
     /// The number of versions ever published.
     pub(crate) fn published_count(&self) -> u64 {
-        self.state().times.count()
+        self.state.lock().times.count()
     }
 
     /// The lag of a subscriber whose newest version is `held`.
     pub(crate) fn lag(&self, held: Option<(Epoch, Version)>) -> Lag {
-        self.state().times.lag(held)
+        self.state.lock().times.lag(held)
     }
 
     /// The topic's current status, with `newest` as its newest version.
     pub(crate) fn status(&self, newest: &Retained) -> TopicStatus {
         let manifest = newest.payload.manifest();
-        let state = self.state();
+        let state = self.state.lock();
         TopicStatus {
             newest: newest.id.clone(),
             tensors: manifest.tensors().len() as u64,

@@ -14,13 +14,10 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tensor_relay_tests::processes::{Home, Process, Serving, Signal};
+use tensor_relay_tests::processes::{Ended, Home, Process, Serving, Signal};
 
 /// The documented time for which a session may continue after its permission is revoked.
 const CLOSED_WITHIN: Duration = Duration::from_secs(10);
-
-/// The time within which a server reloads its files.
-const RELOADED_WITHIN: Duration = Duration::from_secs(4);
 
 /// Both transports, which must obey the same rules.
 const TRANSPORTS: [&str; 2] = ["--transport=quic", "--transport=tcp"];
@@ -49,6 +46,20 @@ fn follow(home: &Home, ticket: &str, transport: &str) -> Process {
     follower
 }
 
+/// Runs the program until it ends with exit code `code` and `text` in its output, because the server has reloaded its
+/// access files.
+fn run_until(home: &Home, args: &[&str], code: i32, text: &str) -> Ended {
+    let deadline = Instant::now() + CLOSED_WITHIN;
+    loop {
+        let ended = home.run(args);
+        if ended.code == Some(code) && (ended.out.contains(text) || ended.err.contains(text)) {
+            return ended;
+        }
+        assert!(Instant::now() < deadline, "expected exit code {code} and {text:?}\n{ended:#?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Checks that the server closes a follower's session within the documented time.
 fn assert_closed(follower: Process, reason: &str) {
     let since = Instant::now();
@@ -73,7 +84,9 @@ fn invalid_tickets_are_refused() {
     let expired = CreatedTicket::new(&home, &server, "expired", &["--topic=**", "--expires=1s"]);
     let revoked = CreatedTicket::new(&home, &server, "revoked", &["--topic=**"]);
     home.run(&["tickets", "revoke", &revoked.id]).expect_code(0);
-    thread::sleep(Duration::from_secs(5)); // Until the ticket `expired` has expired, and the server has reread its files.
+    for ticket in [&expired, &revoked] {
+        run_until(&home, &["list", &ticket.file], 4, "refused access");
+    }
     for transport in TRANSPORTS {
         let none = "the ticket carries no token";
         let invalid = "the ticket's token is not valid there";
@@ -137,7 +150,7 @@ fn secrets_are_rotated_without_a_restart() {
     server.process.wait_for_stderr("the previous rules stay in force");
     home.run(&["list", &old.file]).expect_code(0);
     fs::remove_file(home.path("state/tensor-relay/access/acl")).unwrap();
-    thread::sleep(RELOADED_WITHIN); // With the broken list, the server did not load the new secret.
+    run_until(&home, &["list", &new.file], 0, ""); // With the broken list, the server did not load the new secret.
     home.run(&["list", &old.file]).expect_code(0);
     let new_follower = follow(&home, &new.file, TRANSPORTS[1]);
     home.run(&["tickets", "rotate"]).expect_code(0);
@@ -161,23 +174,23 @@ fn clients_are_identified_by_keys() {
     let acl = home.path("state/tensor-relay/access/acl");
     for transport in TRANSPORTS {
         let follow_args = ["subscribe", &without_token, "--json", identity, transport];
+        let once_args = [&follow_args[..], &["--once"]].concat();
         home.run(&follow_args).expect_error(4, &["refused access"]);
         home.run(&["keys", "trust", key, "gpu-1"]).expect_code(0);
         server.process.wait_for_stderr("access was refused");
-        thread::sleep(RELOADED_WITHIN);
-        home.run(&follow_args).expect_error(4, &["does not allow to subscribe"]);
+        run_until(&home, &follow_args, 4, "does not allow to subscribe");
         let check = ["acl", "check", "key:gpu-1", "w", "subscribe"];
         assert_eq!(home.run(&check).expect_code(4).out, "denied: no line of the list allows it\n");
         fs::write(&acl, "# workers\nkey:gpu-* list,subscribe w\n").unwrap();
         let allowed = "allowed: line 2 of the list allows it: key:gpu-* list,subscribe w\n";
         assert_eq!(home.run(&check).expect_code(0).out, allowed);
-        thread::sleep(RELOADED_WITHIN);
+        run_until(&home, &once_args, 0, "");
         let mut follower = home.start(&follow_args);
         follower.wait_for_stdout("committed");
         fs::write(&acl, "# nobody\n").unwrap();
         assert_closed(follower, "does not allow to subscribe");
         fs::write(&acl, "key:gpu-1 subscribe **\n").unwrap();
-        thread::sleep(RELOADED_WITHIN);
+        run_until(&home, &once_args, 0, "");
         let mut follower = home.start(&follow_args);
         follower.wait_for_stdout("committed");
         let listed = home
@@ -192,7 +205,6 @@ fn clients_are_identified_by_keys() {
         home.run(&["keys", "revoke", "gpu-1"]).expect_code(0);
         assert_closed(follower, "access was refused");
         fs::write(&acl, "# nobody\n").unwrap();
-        thread::sleep(RELOADED_WITHIN);
     }
 }
 
@@ -216,9 +228,9 @@ fn revocations_take_effect_whatever_other_files_hold() {
         assert!(home.path(&identity).exists());
     }
     fs::write(access.join("acl"), "key:gpu-1 subscribe w\nkey:gpu-2 subscribe w\n").unwrap();
-    thread::sleep(RELOADED_WITHIN);
     let follow_with = |key: &str| {
         let identity = format!("--identity={key}/identity.key");
+        run_until(&home, &["subscribe", &without_token, "--once", &identity], 0, "");
         let mut follower = home.start(&["subscribe", &without_token, "--json", &identity]);
         follower.wait_for_stdout("committed");
         follower
@@ -266,11 +278,11 @@ fn a_revoked_key_is_refused_despite_a_token() {
     let (key, identity) = (created["key"].as_str().unwrap(), "--identity=client/identity.key");
     home.run(&["keys", "trust", key, "gpu-1"]).expect_code(0);
     fs::write(home.path("state/tensor-relay/access/acl"), "key:gpu-1 list,subscribe **\n").unwrap();
-    thread::sleep(RELOADED_WITHIN);
     let ticket = server.ticket("w").to_owned();
+    let without_token = ticket.split_once("&token=").unwrap().0;
+    run_until(&home, &["subscribe", without_token, "--once", identity], 0, "");
     let mut follower = home.start(&["subscribe", &ticket, "--json", identity]);
     follower.wait_for_stdout("committed");
-    let without_token = ticket.split_once("&token=").unwrap().0;
     let listed = home.run(&["list", without_token, "--json", identity]).expect_code(0).json();
     assert!(listed["unreachable_over"].is_null(), "the key is used over both transports: {listed}");
     let diagnosis = home.run(&["doctor", without_token, "--json", identity]).json();
@@ -315,7 +327,6 @@ fn clients_are_identified_by_certificates() {
     fs::write(access.join("acl"), format!("uri:{uri} list,subscribe **\n")).unwrap();
     for transport in TRANSPORTS {
         fs::write(access.join("ca.pem"), theirs.pem()).unwrap();
-        thread::sleep(RELOADED_WITHIN);
         let follow_args = [
             "subscribe",
             &without_token,
@@ -326,7 +337,7 @@ fn clients_are_identified_by_certificates() {
         ];
         home.run(&follow_args).expect_error(4, &["refused access"]);
         fs::write(access.join("ca.pem"), ours.pem()).unwrap();
-        thread::sleep(RELOADED_WITHIN);
+        run_until(&home, &[&follow_args[..], &["--once"]].concat(), 0, "");
         let mut follower = home.start(&follow_args);
         follower.wait_for_stdout("committed");
         fs::write(access.join("ca.pem"), theirs.pem()).unwrap();
@@ -456,11 +467,10 @@ fn the_publish_socket_obeys_the_acl() {
         .map(|found| std::os::unix::fs::MetadataExt::uid(&found))
         .unwrap();
     fs::write(&acl, "uid:4242 publish kv/*\n").unwrap();
-    thread::sleep(RELOADED_WITHIN);
-    home.run(&publish).expect_error(4, &["does not let user", "publish kv/a"]);
+    let refused = run_until(&home, &publish, 4, "does not let user");
+    refused.expect_error(4, &["publish kv/a"]);
     fs::write(&acl, format!("uid:{uid} publish kv/*\n")).unwrap();
-    thread::sleep(RELOADED_WITHIN);
-    home.run(&publish).expect_code(0);
+    run_until(&home, &publish, 0, "");
     home.run(&["publish", "socket", "other", "w"])
         .expect_error(4, &["does not let user"]);
     drop(server);

@@ -11,6 +11,7 @@ mod changed_files;
 mod codecs;
 mod commands;
 mod configuration;
+mod copies;
 mod devices;
 mod doctor;
 mod every;

@@ -12,12 +12,12 @@ use crate::{
 use std::{
     ops::Range,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
-use tensor_relay_device::{Capacity, CopyError, SlotPool, Source, SourceError};
+use tensor_relay_device::{Capacity, CopyError, Lock, SlotPool, Source, SourceError};
 use tensor_relay_protocol::{ChunkHash, ChunkIndex, CodecId};
 use tokio::sync::watch;
 
@@ -47,7 +47,7 @@ pub(super) struct Reads {
     workers: Workers,
     stages: Arc<Stages>,
     counters: Counters,
-    devices: Mutex<Vec<DeviceCache>>,
+    devices: Lock<Vec<DeviceCache>>,
 }
 
 /// The cache of one device. The device is identified by its slots.
@@ -96,7 +96,7 @@ struct Entry {
 impl Reads {
     /// Caches at most `limit_bytes` for each device; `None` for half of its slots.
     pub(super) fn new(limit_bytes: Option<u64>, workers: Workers, stages: Arc<Stages>) -> Self {
-        Self { limit_bytes, workers, stages, counters: Counters::default(), devices: Mutex::default() }
+        Self { limit_bytes, workers, stages, counters: Counters::default(), devices: Lock::default() }
     }
 
     /// The raw bytes of `chunk`, whose source has `slots`, and their hash. Cancel safe: the read continues.
@@ -119,7 +119,7 @@ impl Reads {
 
     /// Drops the cached chunks of a dropped payload.
     pub(super) fn drop_payload(&self, payload: u64) {
-        let mut devices = self.devices();
+        let mut devices = self.devices.lock();
         devices.iter_mut().for_each(|device| device.cache.drop_payload(payload));
         devices.retain(|device| !device.cache.is_empty());
     }
@@ -130,7 +130,7 @@ impl Reads {
             requested: requested.load(Ordering::Relaxed),
             begun: begun.load(Ordering::Relaxed),
             repeated: repeated.load(Ordering::Relaxed),
-            cached_bytes: self.devices().iter().map(|device| device.cache.bytes()).sum(),
+            cached_bytes: self.devices.lock().iter().map(|device| device.cache.bytes()).sum(),
         }
     }
 
@@ -142,7 +142,7 @@ impl Reads {
     ) -> SharedOutcome {
         let key = ChunkKey { payload: payload.key(), chunk };
         let (reading, waiting) = {
-            let mut devices = self.devices();
+            let mut devices = self.devices.lock();
             let cache = self.cache(&mut devices, slots);
             if let Some(answer) = cache.get(key) {
                 return answer.clone();
@@ -209,10 +209,6 @@ impl Reads {
         });
         &mut devices[index].cache
     }
-
-    fn devices(&self) -> MutexGuard<'_, Vec<DeviceCache>> {
-        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Entry {
@@ -223,7 +219,7 @@ impl Entry {
     fn handle_end(&mut self, outcome: Outcome) {
         self.has_ended = true;
         {
-            let mut devices = self.reads.devices();
+            let mut devices = self.reads.devices.lock();
             if let Some(device) = devices.iter_mut().find(|device| device.slots.is(&self.slots)) {
                 match &outcome {
                     Ok(_) => device.cache.handle_read(self.key, self.order),

@@ -20,11 +20,12 @@ use rustls::AlertDescription;
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::CloseCode;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -80,9 +81,9 @@ pub(crate) struct Connection(Arc<Handle>);
 struct Handle {
     shared: Arc<Shared>,
     /// Moves the driver to another thread; taken at the first move.
-    mover: Mutex<Option<TaskMover>>,
+    mover: Lock<Option<TaskMover>>,
     /// The halves of the control stream, until they are taken.
-    control: Mutex<Option<(mpsc::Sender<sending::ControlPart>, receiving::ControlPipe)>>,
+    control: Lock<Option<(mpsc::Sender<sending::ControlPart>, receiving::ControlPipe)>>,
     /// Data streams not yet accepted. The unread limit bounds their number, since each has a first segment.
     arrived: AsyncMutex<mpsc::UnboundedReceiver<Incoming>>,
 }
@@ -153,13 +154,13 @@ impl Connection {
             begun,
             closing,
         };
-        let mover = Mutex::new(Some(TaskMover::spawn(driver.run(secured))));
-        let control = Mutex::new(Some((control_out, control_in)));
+        let mover = Lock::new(Some(TaskMover::spawn(driver.run(secured))));
+        let control = Lock::new(Some((control_out, control_in)));
         Self(Arc::new(Handle { shared, mover, control, arrived: AsyncMutex::new(arrived) }))
     }
 
     pub(crate) fn take_mover(&self) -> Option<TaskMover> {
-        self.0.mover.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.mover.lock().take()
     }
 
     pub(super) fn peer(&self) -> SocketAddr {
@@ -168,7 +169,7 @@ impl Connection {
 
     /// Takes the control stream, which is open from the start; fails if it was taken before.
     pub(super) fn control(&self) -> Result<(ControlOut, ControlIn), LaneError> {
-        let taken = self.0.control.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let taken = self.0.control.lock().take();
         let Some((queue, pipe)) = taken else {
             let detail = "its control stream was opened before".to_owned();
             return Err(LaneError::Protocol { peer: self.peer(), detail });

@@ -4,9 +4,10 @@ use bytes::Bytes;
 use quinn::{ConnectionError, ReadError, VarInt, WriteError};
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::CloseCode;
 
 use super::{LaneError, LaneStats};
@@ -47,7 +48,7 @@ struct Shared {
     /// Why this process closed the lane, if the peer does not read its control stream.
     control_unread: OnceLock<&'static str>,
     /// Moves quinn's task for this connection to another thread; taken at the first move.
-    mover: Mutex<Option<TaskMover>>,
+    mover: Lock<Option<TaskMover>>,
 }
 
 impl Connection {
@@ -57,12 +58,12 @@ impl Connection {
         window: SendWindow,
         mover: Option<TaskMover>,
     ) -> Self {
-        let (control_unread, mover) = (OnceLock::new(), Mutex::new(mover));
+        let (control_unread, mover) = (OnceLock::new(), Lock::new(mover));
         Self(Arc::new(Shared { connection, endpoint, window, control_unread, mover }))
     }
 
     pub(super) fn take_mover(&self) -> Option<TaskMover> {
-        self.0.mover.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.mover.lock().take()
     }
 
     pub(super) fn peer(&self) -> SocketAddr {

@@ -1,11 +1,7 @@
 //! [`QuicAcceptor`]: accepts a listener's QUIC connections, on a UDP socket.
 
-use std::{
-    io,
-    net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use tensor_relay_device::Lock;
 
 use quinn::{ConnectionId, ConnectionIdGenerator, EndpointConfig, crypto::rustls::QuicServerConfig};
 use rustls::pki_types::CertificateDer;
@@ -36,7 +32,7 @@ pub(super) struct QuicAcceptor {
     /// The runtime on which lanes start, if they can move to other threads.
     moving: Option<Arc<MovingRuntime>>,
     tuning: Tuning,
-    retry: Mutex<RetryPolicy>,
+    retry: Lock<RetryPolicy>,
 }
 
 impl QuicAcceptor {
@@ -69,7 +65,7 @@ impl QuicAcceptor {
             runtime,
         );
         let endpoint = endpoint.map_err(failed)?;
-        Ok(Self { endpoint, crypto, network, moving, tuning, retry: Mutex::default() })
+        Ok(Self { endpoint, crypto, network, moving, tuning, retry: Lock::default() })
     }
 
     pub(super) fn local_address(&self) -> io::Result<SocketAddr> {
@@ -100,7 +96,7 @@ impl QuicAcceptor {
     /// first.
     fn handle_unvalidated(&self) -> bool {
         let now = self.network.runtime().now();
-        let mut policy = self.retry.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut policy = self.retry.lock();
         policy.handle_unvalidated(now, self.endpoint.open_connections())
     }
 

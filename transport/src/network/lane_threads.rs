@@ -4,11 +4,12 @@ use crate::network::moving::TaskMover;
 use std::{
     fmt, io,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
 };
+use tensor_relay_device::Lock;
 use tokio::{
     runtime::{Builder, Handle},
     sync::oneshot,
@@ -83,19 +84,19 @@ impl fmt::Debug for LaneThread {
 #[derive(Debug)]
 pub struct LaneThreads {
     max: usize,
-    threads: Mutex<Vec<Arc<LaneThread>>>,
+    threads: Lock<Vec<Arc<LaneThread>>>,
 }
 
 impl LaneThreads {
     /// A pool of at most `max` threads. If `max` is 0, lanes stay on the runtime that accepted them.
     pub fn new(max: usize) -> Self {
-        Self { max, threads: Mutex::default() }
+        Self { max, threads: Lock::default() }
     }
 
     /// Takes a slot on the thread with the fewest lanes, or on a new one if all have lanes and more threads are
     /// allowed. `None` if there is no thread, and none is allowed or can be started.
     pub(crate) fn take_slot(&self) -> Option<ThreadSlot> {
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut threads = self.threads.lock();
         let lanes: Vec<usize> = threads.iter().map(|thread| thread.lanes.load(Ordering::Relaxed)).collect();
         let thread = match place(&lanes, self.max) {
             Placement::None => None,

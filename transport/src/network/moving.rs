@@ -9,10 +9,11 @@ use quinn::{AsyncTimer, AsyncUdpSocket, Runtime};
 use std::{
     fmt, io,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, Waker},
     time::Instant,
 };
+use tensor_relay_device::Lock;
 use tokio::{
     runtime::{self, Handle},
     time::Sleep,
@@ -25,22 +26,22 @@ type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub(crate) struct MovingRuntime {
     inner: Arc<dyn Runtime>,
     /// Locked while a connection is accepted, so that the task spawned meanwhile is the connection's.
-    accepting: Mutex<()>,
+    accepting: Lock<()>,
     /// The mover of the last spawned task, until it is taken.
-    spawned: Mutex<Option<TaskMover>>,
+    spawned: Lock<Option<TaskMover>>,
 }
 
 impl MovingRuntime {
     pub(crate) fn over(inner: Arc<dyn Runtime>) -> Self {
-        Self { inner, accepting: Mutex::default(), spawned: Mutex::default() }
+        Self { inner, accepting: Lock::default(), spawned: Lock::default() }
     }
 
     /// Runs `accept`, which accepts one connection; returns the mover of the task that it spawned.
     pub(crate) fn accepting<T>(&self, accept: impl FnOnce() -> T) -> (T, Option<TaskMover>) {
-        let _one_at_a_time = lock(&self.accepting);
-        lock(&self.spawned).take(); // The endpoint's task, which is not moved.
+        let _one_at_a_time = self.accepting.lock();
+        self.spawned.lock().take(); // The endpoint's task, which is not moved.
         let accepted = accept();
-        (accepted, lock(&self.spawned).take())
+        (accepted, self.spawned.lock().take())
     }
 }
 
@@ -51,7 +52,7 @@ impl Runtime for MovingRuntime {
 
     fn spawn(&self, task: Task) {
         let mover = TaskMover::default();
-        *lock(&self.spawned) = Some(mover.clone());
+        *self.spawned.lock() = Some(mover.clone());
         self.inner.spawn(Box::pin(MovingTask { task: Some(task), mover }));
     }
 
@@ -66,7 +67,7 @@ impl Runtime for MovingRuntime {
 
 /// Moves one task to another runtime. Cheap to clone.
 #[derive(Clone, Default)]
-pub(crate) struct TaskMover(Arc<Mutex<MoveRequest>>);
+pub(crate) struct TaskMover(Arc<Lock<MoveRequest>>);
 
 #[derive(Default)]
 struct MoveRequest {
@@ -85,7 +86,7 @@ impl TaskMover {
     /// Moves the task to the runtime `target`. A task moves once: after that, calls have no effect.
     pub(crate) fn move_to(&self, target: Handle) {
         let waker = {
-            let mut request = lock(&self.0);
+            let mut request = self.0.lock();
             request.target = Some(target);
             request.waker.take()
         };
@@ -96,7 +97,7 @@ impl TaskMover {
 
     /// Takes the requested runtime. If there is no request, registers `waker` for it.
     fn poll(&self, waker: &Waker) -> Option<Handle> {
-        let mut request = lock(&self.0);
+        let mut request = self.0.lock();
         if request.target.is_none()
             && !request.waker.as_ref().is_some_and(|registered| registered.will_wake(waker))
         {
@@ -166,10 +167,6 @@ impl fmt::Debug for MovingTimer {
 
 fn sleep(at: Instant) -> Pin<Box<Sleep>> {
     Box::pin(tokio::time::sleep_until(at.into()))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

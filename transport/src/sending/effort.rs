@@ -8,13 +8,8 @@ use choice::Level;
 use meter::{Meter, Moment, Written};
 use quick_cache::sync::Cache;
 use rustix::time::{ClockId, clock_gettime};
-use std::{
-    convert::Infallible,
-    net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    thread,
-    time::Duration,
-};
+use std::{convert::Infallible, net::IpAddr, sync::Arc, thread, time::Duration};
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{CodecSet, Effort, SMALL_BYTES, SizeEstimate};
 use tokio::time::Instant;
 
@@ -41,7 +36,7 @@ impl EffortMeters {
     pub fn get(&self, peer: IpAddr, kind: LaneKind) -> EffortMeter {
         let Ok(meter) = self.meters.get_or_insert_with(&(peer, kind), || {
             let meter = Meter::new(first_effort(kind), self.processors);
-            Ok::<_, Infallible>(EffortMeter { meter: Arc::new(Mutex::new(meter)), workers: self.workers })
+            Ok::<_, Infallible>(EffortMeter { meter: Arc::new(Lock::new(meter)), workers: self.workers })
         });
         meter
     }
@@ -59,29 +54,29 @@ fn first_effort(kind: LaneKind) -> Effort {
 /// A handle to one meter, shared by all sends that it measures. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct EffortMeter {
-    meter: Arc<Mutex<Meter>>,
+    meter: Arc<Lock<Meter>>,
     workers: Workers,
 }
 
 impl EffortMeter {
     /// The level for the next chunk.
     pub(crate) fn effort(&self) -> Effort {
-        self.lock().effort
+        self.meter.lock().effort
     }
 
     /// Handles the beginning of a version.
     pub(crate) fn handle_version(&self) {
-        self.lock().handle_pause();
+        self.meter.lock().handle_pause();
     }
 
     /// Whether the payload may be sampled now.
     pub(crate) fn may_sample(&self) -> bool {
-        self.lock().may_sample()
+        self.meter.lock().may_sample()
     }
 
     /// Handles the time that a sample took.
     pub(crate) fn handle_sampled(&self, took: Duration) {
-        self.lock().handle_sampled(self.real(took));
+        self.meter.lock().handle_sampled(self.real(took));
     }
 
     /// Handles the estimate of a chunk of `raw_bytes`, for a subscriber that can decode the codecs `offered`.
@@ -93,7 +88,7 @@ impl EffortMeter {
                 encode_s: self.real(f64::from(estimate.seconds_per_byte(codec))),
             }
         };
-        self.lock().handle_estimate(Effort::ALL.map(level), raw_bytes);
+        self.meter.lock().handle_estimate(Effort::ALL.map(level), raw_bytes);
     }
 
     /// Handles a written chunk, which was encoded with `effort`. `is_chosen` is whether its encoding follows from that.
@@ -107,7 +102,7 @@ impl EffortMeter {
         let (wire_bytes, encode_time) = (encoded.bytes.len() as u64, self.real(encoded.worker_time));
         let now = Moment { at: Instant::now(), processor_time: self.real(processor_time) };
         let chunk = Written { effort, raw_bytes, wire_bytes, encode_time, is_chosen };
-        self.lock().handle_written(chunk, now);
+        self.meter.lock().handle_written(chunk, now);
     }
 
     /// A measured time; zero in simulations, whose events follow from the seed alone.
@@ -116,11 +111,6 @@ impl EffortMeter {
             Workers::Threads => time,
             Workers::Inline => T::default(),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Meter> {
-        // A panic cannot leave the numbers inconsistent.
-        self.meter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

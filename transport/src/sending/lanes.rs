@@ -13,9 +13,10 @@ pub use silence::Silence;
 use crate::{InUse, Lane, LaneError, control, in_use::Used};
 use set::{LANE_NUMBERS_MAX, LaneSet, Retirement};
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc,
     atomic::{AtomicU64, Ordering},
 };
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{LaneId, ServerMessage};
 use tokio::sync::watch;
 
@@ -25,7 +26,7 @@ const CONTROL: LaneId = LaneId(0);
 /// The lanes of a session.
 #[derive(Debug)]
 pub struct Lanes {
-    set: Mutex<LaneSet<Arc<LiveLane>>>,
+    set: Lock<LaneSet<Arc<LiveLane>>>,
     /// The connection of the control stream.
     control: Lane,
     sender: control::Sender<ServerMessage>,
@@ -60,7 +61,7 @@ impl Lanes {
         let mut set = LaneSet::default();
         set.insert(CONTROL, LiveLane::new(control.clone()));
         Self {
-            set: Mutex::new(set),
+            set: Lock::new(set),
             control,
             sender,
             joined: watch::Sender::new(()),
@@ -75,13 +76,13 @@ impl Lanes {
 
     /// Checks whether a lane may join as `id` in a session of at most `max` lanes.
     pub fn check_join(&self, id: LaneId, max: usize) -> Result<(), JoinRefused> {
-        self.set().check_join(id, max)
+        self.set.lock().check_join(id, max)
     }
 
     /// Adds `lane` as `id`.
     pub fn join(&self, id: LaneId, lane: Lane, max: usize) -> Result<Arc<LiveLane>, JoinRefused> {
         let live = LiveLane::new(lane);
-        self.set().join(id, Arc::clone(&live), max)?;
+        self.set.lock().join(id, Arc::clone(&live), max)?;
         self.joined.send_replace(());
         Ok(live)
     }
@@ -92,7 +93,7 @@ impl Lanes {
     /// # Errors
     /// [`LaneError`] when the session has ended.
     pub async fn retire(&self, id: LaneId) -> Result<(), LaneError> {
-        let retirement = self.set().retire(id);
+        let retirement = self.set.lock().retire(id);
         let Some(Retirement { lane }) = retirement else { return Ok(()) };
         if let Some(lane) = lane {
             lane.retired.send_replace(true);
@@ -111,7 +112,7 @@ impl Lanes {
 
     /// Retires every lane when the session ends, and admits no more.
     pub fn close(&self) {
-        let live = self.set().close();
+        let live = self.set.lock().close();
         for lane in live {
             lane.retired.send_replace(true);
         }
@@ -119,23 +120,23 @@ impl Lanes {
 
     /// The number of lanes that carry chunks.
     pub(crate) fn len(&self) -> usize {
-        self.set().live.len()
+        self.set.lock().live.len()
     }
 
     /// Whether a lane carries chunks.
     pub(crate) fn is_live(&self, id: LaneId) -> bool {
-        self.set().live.contains_key(&id)
+        self.set.lock().live.contains_key(&id)
     }
 
     /// The lane `id`, if it carries chunks.
     pub fn get(&self, id: LaneId) -> Option<Lane> {
-        self.set().live.get(&id).map(|live| live.lane.clone())
+        self.set.lock().live.get(&id).map(|live| live.lane.clone())
     }
 
     /// The lane for the next chunk: with the fewest bytes being written. Of equals, the one with the oldest last
     /// chunk, so that lanes take turns while send buffers have room. `None` if there is no lane.
     pub(crate) fn least_loaded(&self) -> Option<LaneId> {
-        let set = self.set();
+        let set = self.set.lock();
         least_loaded(set.live.iter().map(|(id, lane)| (*id, lane.load_key())))
     }
 
@@ -146,7 +147,7 @@ impl Lanes {
 
     /// Counts a chunk of `bytes` on a lane; `None` if the lane was retired meanwhile.
     pub(crate) fn begin_chunk(&self, id: LaneId, bytes: u64) -> Option<LaneLoad> {
-        let set = self.set();
+        let set = self.set.lock();
         let lane = set.live.get(&id)?;
         lane.last_chunk
             .store(1 + self.chunks.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
@@ -156,11 +157,6 @@ impl Lanes {
     /// Subscribes to the signal that a lane joined.
     pub(crate) fn joined(&self) -> watch::Receiver<()> {
         self.joined.subscribe()
-    }
-
-    /// Ignores poison: no panic under this lock can leave an inconsistent state.
-    fn set(&self) -> MutexGuard<'_, LaneSet<Arc<LiveLane>>> {
-        self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -253,7 +249,6 @@ mod tests {
             }
             prop_assert!(given.iter().all(|count| *count == chunks / lanes || *count == chunks.div_ceil(lanes)));
         }
-
     }
 
     /// The lanes of a session over loopback, of which only the first has joined; and the values that must stay alive.

@@ -3,8 +3,9 @@
 use std::{
     collections::HashMap,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
 };
+use tensor_relay_device::Lock;
 use tensor_relay_protocol::{
     Epoch, Version,
     sidecar::{Progress, PublicationId, Refusal, ServerMessage},
@@ -15,7 +16,7 @@ use tokio::sync::{oneshot, watch};
 #[derive(Debug)]
 pub(super) struct PendingRequests {
     /// These requests by id.
-    pub(super) waiting: Mutex<HashMap<PublicationId, Waiting>>,
+    pub(super) waiting: Lock<HashMap<PublicationId, Waiting>>,
     pub(super) lost: watch::Sender<Option<Arc<str>>>,
     pub(super) path: PathBuf,
 }
@@ -35,7 +36,7 @@ pub(super) enum Answer {
 
 impl PendingRequests {
     pub(super) fn waiting(&self) -> MutexGuard<'_, HashMap<PublicationId, Waiting>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 
     pub(super) fn handle(&self, message: ServerMessage) {

@@ -38,12 +38,12 @@ impl Encoder {
     ) -> Result<Encoded, Arc<SourceError>> {
         let wanted = wanted.into();
         let Some(base) = base.filter(|_| is_worth_comparing(payload, chunk, wanted)) else {
-            return self.encode(payload, chunk, wanted).await;
+            return self.encode_without_base(payload, chunk, wanted, None).await;
         };
         let key = EncodingKey { payload: payload.key(), chunk, codec: CODEC, base: Some(base.key()) };
         match self.cache.get(&key) {
             Some(Some(delta)) => Ok(delta),
-            Some(None) => self.encode(payload, chunk, wanted).await,
+            Some(None) => self.encode_without_base(payload, chunk, wanted, None).await,
             None => {
                 // Read before `get_or_encode`: all callers share the failure of a device's read, whereas those that
                 // wait for a failed comparison would retry in turn.

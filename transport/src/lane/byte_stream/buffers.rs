@@ -2,8 +2,9 @@
 
 use std::{
     ops::{Deref, DerefMut},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
+use tensor_relay_device::Lock;
 
 use super::segment::SEGMENT_BYTES_MAX;
 
@@ -15,7 +16,7 @@ const SPARE_MAX: usize = 16;
 
 /// The free buffers of one connection. Zeroing a new buffer costs a tenth of decrypting into it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Pool(Arc<Mutex<Vec<Box<[u8]>>>>);
+pub(super) struct Pool(Arc<Lock<Vec<Box<[u8]>>>>);
 
 /// A buffer that returns to its pool when it is dropped, if it is long. Its initial content is unspecified.
 #[derive(Debug)]
@@ -36,11 +37,11 @@ impl Pool {
     }
 
     fn take_spare(&self) -> Option<Box<[u8]>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+        self.0.lock().pop()
     }
 
     fn put_back(&self, bytes: Box<[u8]>) {
-        let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = self.0.lock();
         if bytes.len() == BUFFER_BYTES && spare.len() < SPARE_MAX {
             spare.push(bytes);
         }
@@ -83,8 +84,8 @@ mod tests {
         let long: Vec<Buffer> = (0..SPARE_MAX + 3).map(|_| pool.take(BUFFER_BYTES)).collect();
         assert!(long.iter().all(|buffer| buffer.len() == BUFFER_BYTES));
         drop((long, pool.take(BUFFER_BYTES / 2), pool.take(0)));
-        assert_eq!(pool.0.lock().unwrap().len(), SPARE_MAX);
+        assert_eq!(pool.0.lock().len(), SPARE_MAX);
         let first = pool.take(BUFFER_BYTES / 2 + 1);
-        assert_eq!((first.len(), pool.0.lock().unwrap().len()), (BUFFER_BYTES, SPARE_MAX - 1));
+        assert_eq!((first.len(), pool.0.lock().len()), (BUFFER_BYTES, SPARE_MAX - 1));
     }
 }

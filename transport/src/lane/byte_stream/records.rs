@@ -12,9 +12,10 @@ use aws_lc_rs::{
 };
 use rustls::{AlertDescription, ConnectionTrafficSecrets, ExtractedSecrets, kernel::KernelConnection};
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc,
     atomic::{AtomicBool, Ordering},
 };
+use tensor_relay_device::Lock;
 
 /// The maximum number of content bytes in a record.
 pub(crate) const CONTENT_BYTES_MAX: usize = 16 << 10;
@@ -111,14 +112,14 @@ pub(crate) fn records(
     next: impl NextSecrets + 'static,
     records_per_key: u64,
 ) -> Result<(Sealer, Opener), RecordError> {
-    let shared = Arc::new(Shared { next: Mutex::new(Box::new(next)), must_update: AtomicBool::new(false) });
+    let shared = Arc::new(Shared { next: Lock::new(Box::new(next)), must_update: AtomicBool::new(false) });
     let sealer = Sealer { key: Key::new(secrets.tx)?, shared: Arc::clone(&shared), records_per_key };
     Ok((sealer, Opener { key: Key::new(secrets.rx)?, shared, empty_records: 0 }))
 }
 
 /// The state shared by both directions.
 struct Shared {
-    next: Mutex<Box<dyn NextSecrets>>,
+    next: Lock<Box<dyn NextSecrets>>,
     /// Whether the peer requested a key update that was not sent yet. It is sent before the next record; one update
     /// answers several requests.
     must_update: AtomicBool,
@@ -295,7 +296,7 @@ impl Shared {
         &self,
         next: impl FnOnce(&mut dyn NextSecrets) -> Result<ConnectionTrafficSecrets, rustls::Error>,
     ) -> Result<Key, RecordError> {
-        let secrets = next(&mut **self.next.lock().unwrap_or_else(PoisonError::into_inner));
+        let secrets = next(&mut **self.next.lock());
         Key::new((0, secrets.map_err(RecordError::Keys)?))
     }
 }

@@ -2,9 +2,10 @@
 
 use bytes::Bytes;
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc,
     atomic::{AtomicU64, Ordering},
 };
+use tensor_relay_device::Lock;
 use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard, mpsc, watch};
 
 use super::{
@@ -39,7 +40,7 @@ pub(super) struct Outbox {
     begun: AtomicU64,
     /// One more than the number of the last stream that the peer has stopped. Earlier streams have ended.
     stopped: AtomicU64,
-    answers: Mutex<Answers>,
+    answers: Lock<Answers>,
     answers_changed: Notify,
     /// Whether the end of the control stream was written.
     control_written: watch::Sender<bool>,
@@ -68,7 +69,7 @@ impl Outbox {
             stream_lock: Arc::default(),
             begun: AtomicU64::new(0),
             stopped: AtomicU64::new(0),
-            answers: Mutex::default(),
+            answers: Lock::default(),
             answers_changed: Notify::new(),
             control_written: watch::Sender::new(false),
         };
@@ -84,7 +85,7 @@ impl Outbox {
     }
 
     fn answer(&self, change: impl FnOnce(&mut Answers)) {
-        change(&mut self.answers.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.answers.lock());
         self.answers_changed.notify_one();
     }
 
@@ -99,7 +100,7 @@ impl Outbox {
     }
 
     pub(super) fn take_answer(&self) -> Option<Segment> {
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answers = self.answers.lock();
         let stop = answers.stop.take().map(|stream| Segment::Stop { stream });
         stop.or_else(|| answers.pong.take().map(|number| Segment::Pong { number }))
     }

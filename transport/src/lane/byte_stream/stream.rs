@@ -4,10 +4,8 @@
 //! and without waking the reader before the end. Bytes received before the loan are queued in pieces.
 
 use bytes::Bytes;
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::VecDeque, sync::Arc};
+use tensor_relay_device::Lock;
 use tokio::sync::Notify;
 
 use crate::receive_buffer::ReceiveBuffer;
@@ -15,7 +13,7 @@ use crate::receive_buffer::ReceiveBuffer;
 /// One data stream. Its lock is held at most while one record is decrypted or one segment is copied.
 #[derive(Debug, Default)]
 pub(super) struct Stream {
-    state: Mutex<State>,
+    state: Lock<State>,
     /// Signals the reader.
     changed: Notify,
 }
@@ -51,14 +49,14 @@ impl Stream {
     }
 
     fn take_piece(&self) -> Option<Result<Bytes, StreamEnd>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let piece = state.pieces.pop_front().map(Ok);
         piece.or_else(|| state.end.map(Err))
     }
 
     /// Lends `buffer` to the driver. If pieces are queued, returns the buffer and the next piece instead.
     pub(super) fn lend(&self, buffer: ReceiveBuffer) -> Option<(ReceiveBuffer, Bytes)> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match state.pieces.pop_front() {
             Some(piece) => Some((buffer, piece)),
             None => {
@@ -73,7 +71,7 @@ impl Stream {
     pub(super) async fn filled(&self) -> (Option<ReceiveBuffer>, Option<StreamEnd>) {
         loop {
             {
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 let is_overfull = state.buffer.as_ref().is_none_or(ReceiveBuffer::is_overfull);
                 if is_overfull || state.end.is_some() {
                     return (state.buffer.take(), state.end);
@@ -85,7 +83,7 @@ impl Stream {
 
     /// Stops receiving and drops the lent buffer. Returns whether more bytes may arrive, and the unread pieces.
     pub(super) fn discard(&self) -> (bool, VecDeque<Bytes>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.is_discarded = true;
         state.buffer = None;
         (state.end.is_none(), std::mem::take(&mut state.pieces))
@@ -93,14 +91,14 @@ impl Stream {
 
     /// Whether a buffer is lent that has room for `bytes` more bytes.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.buffer.as_mut().is_some_and(|buffer| buffer.room().len() >= bytes)
     }
 
     /// Calls `decrypt` with the next `bytes` bytes of the lent buffer, if it has room for them. `decrypt` returns how
     /// many of them are data.
     pub(super) fn fill(&self, bytes: usize, decrypt: impl FnOnce(&mut [u8]) -> usize) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if let Some(buffer) = &mut state.buffer
             && let Some(room) = buffer.room().get_mut(..bytes)
         {
@@ -111,13 +109,13 @@ impl Stream {
 
     /// Copies `bytes` into the lent buffer; returns false if there is none.
     pub(super) fn put(&self, bytes: &[u8]) -> bool {
-        self.put_locked(&mut self.state(), bytes)
+        self.put_locked(&mut self.state.lock(), bytes)
     }
 
     /// Queues a piece for the reader. Returns false if the piece was copied into a lent buffer instead, or the reader
     /// was dropped.
     pub(super) fn push(&self, bytes: &Bytes) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.is_discarded || self.put_locked(&mut state, bytes) {
             return false;
         }
@@ -136,12 +134,8 @@ impl Stream {
     }
 
     fn end(&self, end: StreamEnd) {
-        self.state().end.get_or_insert(end);
+        self.state.lock().end.get_or_insert(end);
         self.changed.notify_one();
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -12,7 +12,6 @@ use std::{collections::VecDeque, sync::atomic::Ordering, time::Duration};
 use tensor_relay_protocol::{
     ClientMessage, CloseCode, Feature, FeatureSet, ProtocolViolation, SubscriptionId,
 };
-use tensor_relay_transport::Lane;
 use tokio::task::JoinSet;
 
 /// A connection of a session.
@@ -26,7 +25,7 @@ pub(crate) enum Link {
 
 /// The servers with the same content, except the origin. Each is connected in the background, and again after a loss.
 #[derive(Debug)]
-pub(crate) struct Sources {
+pub(crate) struct OtherServers {
     config: Config,
     servers: Vec<Server>,
     tasks: JoinSet<Outcome>,
@@ -92,10 +91,10 @@ pub(crate) struct Promoted {
 pub(crate) struct Links<'a> {
     /// `None` while the origin is lost.
     pub(crate) origin: Option<&'a mut Connection>,
-    pub(crate) sources: &'a mut Sources,
+    pub(crate) others: &'a mut OtherServers,
 }
 
-impl Sources {
+impl OtherServers {
     /// Begins to connect to `targets`.
     pub(crate) fn new(targets: Vec<Target>, config: Config) -> Self {
         let server = |(index, target)| Server {
@@ -106,12 +105,12 @@ impl Sources {
             has_failed: false,
             next_number: NUMBERS * (index + 1),
         };
-        let mut sources =
+        let mut others =
             Self { config, servers: (0u32..).zip(targets).map(server).collect(), tasks: JoinSet::new() };
-        for index in 0..sources.servers.len() {
-            sources.open(index, Duration::ZERO);
+        for index in 0..others.servers.len() {
+            others.open(index, Duration::ZERO);
         }
-        sources
+        others
     }
 
     /// The next event; none without other servers. Cancel safe.
@@ -247,13 +246,13 @@ impl Links<'_> {
     /// # Errors
     /// [`SessionError`] when the connection to the origin is lost.
     pub(crate) async fn next(&mut self) -> Result<LinkEvent, SessionError> {
-        let Some(origin) = &mut self.origin else { return Ok(self.sources.next().await) };
-        if self.sources.servers.is_empty() {
+        let Some(origin) = &mut self.origin else { return Ok(self.others.next().await) };
+        if self.others.servers.is_empty() {
             return Ok(LinkEvent::Event(Link::Origin, origin.next().await?));
         }
         tokio::select! {
             event = origin.next() => Ok(LinkEvent::Event(Link::Origin, event?)),
-            event = self.sources.next() => Ok(event),
+            event = self.others.next() => Ok(event),
         }
     }
 
@@ -261,13 +260,13 @@ impl Links<'_> {
     pub(crate) fn get(&mut self, link: Link) -> Option<&mut Connection> {
         match link {
             Link::Origin => self.origin.as_deref_mut(),
-            Link::Other(index) => self.sources.servers[index].connection.as_mut(),
+            Link::Other(index) => self.others.servers[index].connection.as_mut(),
         }
     }
 
     /// Sends a message to another server, unless that is lost.
     pub(crate) fn send_to_other(&mut self, index: usize, message: ClientMessage) {
-        let server = &mut self.sources.servers[index];
+        let server = &mut self.others.servers[index];
         if server.connection.is_some() {
             server.outbox.push_back(message);
         }
@@ -276,17 +275,12 @@ impl Links<'_> {
     /// Every connection, the origin's first.
     pub(crate) fn all(&mut self) -> impl Iterator<Item = &mut Connection> {
         let origin = self.origin.as_deref_mut();
-        origin.into_iter().chain(self.sources.connections())
-    }
-
-    /// The control lane of the origin or, while that is lost, of another server.
-    pub(crate) fn control(&mut self) -> Option<Lane> {
-        self.all().next().map(|connection| connection.control().clone())
+        origin.into_iter().chain(self.others.connections())
     }
 
     /// Whether the origin offers what several sources of a version need.
     pub(crate) fn may_have_sources(&self) -> bool {
-        !self.sources.servers.is_empty()
+        !self.others.servers.is_empty()
             && self.origin.as_ref().is_none_or(|origin| offers_sources(origin.server().1))
     }
 
