@@ -35,16 +35,21 @@ pub(crate) struct Details<'a, Options> {
 
 /// A comparison of contenders that do the same work, in alternating pairs of runs.
 pub(crate) struct Comparison<'a, Options> {
-    /// The command, the title before the network, and the explanation of the numbers.
+    /// The name of the command.
     pub(crate) kind: &'static str,
+    /// The title of the results, without the network.
     pub(crate) title: String,
+    /// The explanation of the numbers.
     pub(crate) about: String,
+    /// The contenders; the others are compared with the first.
     pub(crate) contenders: Vec<Contender>,
     pub(crate) settings: RunSettings,
+    /// The number of pairs.
     pub(crate) pairs: u32,
     pub(crate) over: Over,
     /// The options in the result file.
     pub(crate) options: Options,
+    /// The result file.
     pub(crate) json: Option<&'a Path>,
 }
 

@@ -112,8 +112,9 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
         kind: "run",
         title: format!("Workload {name}"),
         about: format!(
-            "tensor-relay alone; medians over {} rounds (minimum to maximum). {RATIOS}",
-            args.rounds
+            "tensor-relay alone; medians over {} rounds (minimum to maximum).{}",
+            args.rounds,
+            if scenes.len() > 1 { RATIOS } else { "" }
         ),
         contenders: scenes.iter().map(contender).collect::<Result<_>>()?,
         settings: RunSettings {
@@ -147,7 +148,7 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
     comparison.run(this, |_| vec![]).await
 }
 
-const RATIOS: &str = "\
+const RATIOS: &str = " \
 A ratio divides the first scene by the row's, for neighbouring rounds; the table shows the median ratio and its confidence \
 interval.";
 
