@@ -3,20 +3,21 @@
 use crate::{
     codecs::{self, CodecsArgs},
     compare::{self, CompareArgs},
-    contender::{ReceiveArgs, ServeArgs},
-    deltas::{self, DeltasArgs, StepsArgs},
+    contender::{ReceiveArgs, ServeArgs, print},
+    deltas::{self, DeltasArgs},
     network::delay::{self, DELAY_BRIDGE, DelayArgs},
-    node::{self, NodeArgs, WorkerArgs},
-    process::Lifetime,
+    node::{self, NodeArgs},
+    process::{Failure, Lifetime},
     program::Program,
-    relay,
-    report::{self, ReportArgs},
+    relay::{self, FollowArgs, Job},
     run::{self as running, RunArgs},
-    stock_quinn::{self, Congestion},
+    stock_quinn,
     tcp::{self, Encryption},
 };
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
+use std::net::SocketAddr;
+use tensor_relay_client::Ticket;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// A subcommand, and the options of all subcommands.
@@ -38,8 +39,6 @@ pub enum Command {
     Compare(CompareArgs),
     /// Measures successive versions that differ a little: as deltas against the version before, and whole.
     Deltas(DeltasArgs),
-    /// Turns the result files of `run`, `compare` and `deltas` into a page with plots, or into tables.
-    Report(ReportArgs),
     /// Measures the compression ratio and the speed of each codec on your own tensors.
     #[command(after_help = codecs::EXAMPLES)]
     Codecs(CodecsArgs),
@@ -49,9 +48,6 @@ pub enum Command {
     /// Waits for a `run` on another host, as its producer or a consumer. A token authenticates the driver, but orders
     /// are not encrypted: for trusted networks only.
     Node(NodeArgs),
-    /// Runs the producer or a consumer of a `run`, as ordered on standard input.
-    #[command(hide = true)]
-    Worker(WorkerArgs),
     /// One side of tensor-relay.
     #[command(subcommand, hide = true)]
     Relay(Relay),
@@ -80,6 +76,9 @@ pub enum Relay {
     },
     /// Receives the payload once a round.
     Receive {
+        /// The ticket that the server printed.
+        #[arg(long)]
+        ticket: Ticket,
         /// The options of every receiver.
         #[command(flatten)]
         args: ReceiveArgs,
@@ -87,40 +86,33 @@ pub enum Relay {
         #[arg(long, default_value_t = 1)]
         lanes: u32,
     },
-    /// Publishes one version after the other.
+    /// Publishes the versions of a job, each round when its receivers have subscribed.
     Publish {
         /// The options of every server.
         #[command(flatten)]
         args: ServeArgs,
-        /// The versions to publish.
-        #[command(flatten)]
-        steps: StepsArgs,
-    },
-    /// Receives every version.
-    Follow {
-        /// The options of every receiver.
-        #[command(flatten)]
-        args: ReceiveArgs,
-        /// Keeps no base, so that versions are sent whole.
+        /// The job.
         #[arg(long)]
-        whole: bool,
+        job: Job,
     },
+    /// Receives the versions of a job.
+    Follow(FollowArgs),
 }
 
 /// The sides of bare quinn.
 #[derive(Debug, Subcommand)]
 pub enum StockQuinn {
     /// Holds the payload and sends it once a round.
-    Serve {
-        /// The options of every server.
-        #[command(flatten)]
-        args: ServeArgs,
-        /// The congestion controller of the sender.
-        #[arg(long, value_enum, default_value_t)]
-        congestion: Congestion,
-    },
+    Serve(ServeArgs),
     /// Receives the payload once a round.
-    Receive(ReceiveArgs),
+    Receive {
+        /// The address of the server.
+        #[arg(long)]
+        connect: SocketAddr,
+        /// The options of every receiver.
+        #[command(flatten)]
+        args: ReceiveArgs,
+    },
 }
 
 /// The sides of TCP.
@@ -137,6 +129,9 @@ pub enum Tcp {
     },
     /// Receives the payload once a round.
     Receive {
+        /// The address of the server.
+        #[arg(long)]
+        connect: SocketAddr,
         /// The options of every receiver.
         #[command(flatten)]
         args: ReceiveArgs,
@@ -157,23 +152,31 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
         Command::Deltas(args) => until_interrupted(deltas::run(args, &this)).await,
         Command::Run(args) => until_interrupted(running::run(*args, &this)).await,
         Command::Node(args) => until_interrupted(node::run(args, &this)).await,
-        Command::Worker(args) => node::worker::run(args).await,
         Command::Relay(Relay::Serve { args, payload }) => {
             until_interrupted(relay::serve(args, payload)).await
         }
-        Command::Relay(Relay::Receive { args, lanes }) => relay::receive(args, lanes).await,
-        Command::Relay(Relay::Publish { args, steps }) => deltas::publish(args, steps).await,
-        Command::Relay(Relay::Follow { args, whole }) => deltas::follow(args, whole).await,
-        Command::StockQuinn(StockQuinn::Serve { args, congestion }) => {
-            stock_quinn::serve(args, congestion).await
+        Command::Relay(Relay::Receive { ticket, args, lanes }) => relay::receive(ticket, args, lanes).await,
+        Command::Relay(Relay::Publish { args, job }) => reported(relay::publish(args, job).await),
+        Command::Relay(Relay::Follow(args)) => reported(relay::follow(args).await),
+        Command::StockQuinn(StockQuinn::Serve(args)) => stock_quinn::serve(args).await,
+        Command::StockQuinn(StockQuinn::Receive { connect, args }) => {
+            stock_quinn::receive(connect, args).await
         }
-        Command::StockQuinn(StockQuinn::Receive(args)) => stock_quinn::receive(args).await,
-        Command::Report(args) => report::run(&args),
         Command::Codecs(args) => codecs::run(&args),
         Command::DelayBridge(args) => delay::run(args).await,
         Command::Tcp(Tcp::Serve { args, encryption }) => tcp::serve(args, encryption).await,
-        Command::Tcp(Tcp::Receive { args, encryption }) => tcp::receive(args, encryption).await,
+        Command::Tcp(Tcp::Receive { connect, args, encryption }) => {
+            tcp::receive(connect, args, encryption).await
+        }
     }
+}
+
+/// Prints a failure for the harness, which may be on another machine.
+fn reported(outcome: Result<()>) -> Result<()> {
+    if let Err(error) = &outcome {
+        print(&Failure { failed: format!("{error:#}") })?;
+    }
+    outcome
 }
 
 /// Runs `work` until it ends. SIGINT and SIGTERM drop it, which ends the processes that it started.

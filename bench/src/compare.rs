@@ -1,32 +1,15 @@
-//! `bench compare`: moves the same bytes with tensor-relay and with other programs, in alternating runs.
-//!
-//! Each contender runs as two processes of its own, a serving and a receiving one, on one machine. Runs alternate, A B
-//! A C and then B A C A, because a machine's speed drifts over minutes by more than the differences to be measured:
-//! ratios are those of neighbouring runs of the first contender and another.
-
-mod contenders;
-mod measure;
-mod outcome;
-mod peers;
-mod schedule;
+//! `bench compare`: moves the same bytes with tensor-relay and with other programs.
 
 use crate::{
-    network::{Network, NetworkArgs},
+    harness::{self, Comparison, Contender, Contenders, Over, RunSettings},
+    network::NetworkArgs,
     program::Program,
-    relay::Data,
-    results::Results,
+    relay::Content,
     size,
-    table::Table,
 };
-use anyhow::{Result, bail};
-pub(crate) use contenders::Contender;
-use contenders::Contenders;
-pub(crate) use measure::RunSettings;
-use outcome::Run;
-pub(crate) use outcome::Runs;
-use schedule::{ScheduledRun, schedule};
+use anyhow::Result;
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// The options of `compare`.
 #[derive(Debug, Clone, clap::Args)]
@@ -36,7 +19,7 @@ pub struct CompareArgs {
     /// tcp-tls and all peers. Variants of tensor-relay: `10000-tensors`, with the payload in many tensors; `2-lanes`,
     /// `4-lanes`, `8-lanes` instead of one, and `auto-lanes`; `raw`, `bitplanes`, `planes` and `zstd`, with a fixed
     /// codec; `borrowed`, which lends its tensors for each round and hashes them as they are sent; and `other-build`.
-    #[arg(value_name = "NAME", default_values = [contenders::RELAY, contenders::STOCK_QUINN])]
+    #[arg(value_name = "NAME", default_values = [harness::RELAY, harness::STOCK_QUINN])]
     pub names: Vec<String>,
     /// The number of bytes moved in a round.
     #[arg(long, default_value = "1GiB", value_parser = size::parse)]
@@ -53,7 +36,7 @@ pub struct CompareArgs {
     pub small: u32,
     /// The content that tensor-relay moves. The other contenders do not encode, and always move noise.
     #[arg(long, value_enum, default_value_t)]
-    pub data: Data,
+    pub data: Content,
     /// The network between both ends.
     #[command(flatten)]
     pub network: NetworkArgs,
@@ -69,9 +52,6 @@ pub struct CompareArgs {
     /// such as `tcp`, is called `peers/tcp`.
     #[arg(long, value_name = "FILE")]
     pub peers: Option<PathBuf>,
-    /// Runs this contender alone.
-    #[arg(long, value_name = "NAME")]
-    pub only: Option<String>,
     /// Also writes everything that was measured to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -86,29 +66,12 @@ Examples:
   compare borrowed python python-consumer --python .venv/bin/python --pairs 20
   compare all --peers bench/peers/peers.json --small 1000 --json all.json";
 
-/// The details of the result file, besides its tables.
-#[derive(Serialize)]
-pub(crate) struct Details<'a, Options> {
-    network: &'a NetworkArgs,
-    #[serde(flatten)]
-    options: Options,
-    #[serde(flatten)]
-    runs: Runs,
-}
-
-impl<'a, Options> Details<'a, Options> {
-    /// The details of `runs` with these options.
-    pub(crate) fn new(network: &'a NetworkArgs, options: Options, runs: Runs) -> Self {
-        Self { network, options, runs }
-    }
-}
-
 /// The options in the result file.
 #[derive(Serialize)]
 struct Options {
     size_bytes: u64,
     /// The content that tensor-relay moved.
-    data: Data,
+    data: Content,
 }
 
 /// Compares the contenders and prints a table. `this` is the running program, which is started again for each side.
@@ -125,70 +88,27 @@ pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
         size::text(args.size),
         args.rounds
     );
-    let title = format!("{first} beside others, over {}", args.network);
-    let options = Options { size_bytes: args.size, data: args.data };
-    let settings = RunSettings::new(&args);
-    let (pairs, network, json) = (args.pairs, &args.network, args.json.as_deref());
-    let comparison = Comparison { contenders, settings, pairs, network, json };
-    comparison
-        .run(
-            this,
-            |runs| Results::new("compare", title, about, Details::new(network, options, runs)),
-            |_| vec![],
-        )
-        .await
-}
-
-/// A comparison of contenders that move the same bytes, in alternating pairs of runs.
-pub(crate) struct Comparison<'a> {
-    pub(crate) contenders: Vec<Contender>,
-    pub(crate) settings: RunSettings,
-    pub(crate) pairs: u32,
-    pub(crate) network: &'a NetworkArgs,
-    pub(crate) json: Option<&'a Path>,
-}
-
-impl Comparison<'_> {
-    /// Measures all pairs and prints the results. `begin` creates the results with empty runs; `tables` adds tables to
-    /// the table of all runs. A contender that fails does not run again, and its failure is printed below the tables.
-    ///
-    /// # Errors
-    /// When the network cannot be created, the file cannot be written, or a contender that is no peer failed. The
-    /// failure of a peer is a result, not an error.
-    pub(crate) async fn run<'d, Options: Serialize>(
-        self,
-        this: &Program,
-        begin: impl FnOnce(Runs) -> Results<Details<'d, Options>>,
-        tables: impl Fn(&Runs) -> Vec<Table>,
-    ) -> Result<()> {
-        let Self { contenders, settings, pairs, network, json } = self;
-        eprintln!("{network}");
-        let network = Network::new(network, this).await?;
-        let mut results = begin(Runs::new(&contenders));
-        for pair in 0..pairs {
-            let runs = schedule(pair, &contenders, |name| results.details.runs.has_failed(name));
-            for ScheduledRun { contender, beside } in runs {
-                if !results.details.runs.has_failed(&contender.name) {
-                    let run = measure::run(contender, settings, &network).await;
-                    print_outcome(pair, pairs, &contender.name, &run);
-                    results.details.runs.add(&contender.name, pair, beside, run);
-                }
-            }
-            let runs = &results.details.runs;
-            results.tables = [vec![runs.table()], tables(runs)].concat();
-            results.notes = runs.notes();
-            // Written after each pair: a comparison of many contenders takes hours, and may be interrupted.
-            results.write(json)?;
-        }
-        print!("{results}");
-        let failed = contenders
-            .iter()
-            .find(|c| !c.is_external && results.details.runs.has_failed(&c.name));
-        match failed {
-            Some(contender) => bail!("{} failed: see above", contender.name),
-            None => Ok(()),
-        }
-    }
+    let settings = RunSettings {
+        bytes: Some(args.size),
+        warm_up: 1,
+        mtu: args.network.mtu,
+        data: args.data,
+        rounds: args.rounds,
+        small: args.small,
+        round_timeout: harness::round_timeout(args.size, args.small, &args.network),
+    };
+    let comparison = Comparison {
+        kind: "compare",
+        title: format!("{first} beside others"),
+        about,
+        contenders,
+        settings,
+        pairs: args.pairs,
+        over: Over::Local(args.network),
+        options: Options { size_bytes: args.size, data: args.data },
+        json: args.json.as_deref(),
+    };
+    comparison.run(this, |_| vec![]).await
 }
 
 fn picked_contenders(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {
@@ -197,18 +117,7 @@ fn picked_contenders(args: &CompareArgs, this: &Program) -> Result<Vec<Contender
         contenders.extend_with_python(this, python);
     }
     if let Some(path) = &args.peers {
-        contenders.extend(peers::read(path)?)?;
+        contenders.extend(harness::read_peers(path)?)?;
     }
-    match &args.only {
-        Some(only) => contenders.pick(std::slice::from_ref(only)),
-        None => contenders.pick(&args.names),
-    }
-}
-
-fn print_outcome(pair: u32, pairs: u32, name: &str, run: &Result<Run>) {
-    let number = pair + 1;
-    match run {
-        Ok(run) => eprintln!("{number} of {pairs}: {name:<16} {run}"),
-        Err(error) => eprintln!("{number} of {pairs}: {name:<16} failed: {error:#}"),
-    }
+    contenders.pick(&args.names)
 }

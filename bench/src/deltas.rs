@@ -4,26 +4,18 @@
 //! Runs with and without deltas alternate, in processes of their own. The first two versions of each run are always
 //! sent whole, since a client copies its base from the second one, and are not counted.
 
-mod ends;
-mod steps;
-
-pub use ends::{follow, publish};
-pub use steps::StepsArgs;
-
 use crate::{
     cells::Cells,
-    compare::{Comparison, Contender, Details, RunSettings, Runs},
+    harness::{Comparison, Contender, Over, RunSettings, Runs},
     network::NetworkArgs,
     program::Program,
-    relay::Data,
-    results::Results,
+    relay::{Content, Hold, Job, StepsArgs, Work},
     stats::PairedRatio,
     table::{Row, Table},
 };
 use anyhow::Result;
-use ends::VERSION_TIMEOUT;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 /// The options of `deltas`.
 #[derive(Debug, Clone, clap::Args)]
@@ -56,9 +48,12 @@ effect of memory budgets is not measured.";
 
 /// The options in the result file.
 #[derive(Serialize)]
-struct Options<'a> {
-    steps: &'a StepsArgs,
+struct Options {
+    steps: StepsArgs,
 }
+
+/// The deadline of a version.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The number of versions at the beginning of a run that are always sent whole, and not counted.
 const WHOLE_VERSIONS: u32 = 2;
@@ -73,31 +68,30 @@ const DELTA: &str = "delta";
 /// # Errors
 /// When the network cannot be created, files cannot be read or written, or an end fails.
 pub async fn run(args: DeltasArgs, this: &Program) -> Result<()> {
-    let DeltasArgs { steps, pairs, network, json } = &args;
-    let publisher = [vec!["publish".into()], steps.arguments()].concat();
-    let contender = |name, follower: &[&str]| {
-        Contender::relay(name, this, publisher.clone(), follower.iter().map(Into::into).collect())
-    };
-    let settings = RunSettings {
-        bytes: None,
-        mtu: network.mtu,
-        data: Data::Noise,
-        warm_up: WHOLE_VERSIONS,
-        rounds: steps.count()?.saturating_sub(WHOLE_VERSIONS),
-        small: 0,
-        round_timeout: VERSION_TIMEOUT,
-    };
+    let DeltasArgs { steps, pairs, network, json } = args;
+    let work = Work::Steps(steps.clone());
+    let job = Job { work, hold: Hold::Stage, every: true, receivers: 1, has_slow: false };
+    let contender = |name, options: &[&str]| Contender::of_job(name, this, &job, options);
     let comparison = Comparison {
-        contenders: vec![contender(WHOLE, &["follow", "--whole"]), contender(DELTA, &["follow"])],
-        settings,
-        pairs: *pairs,
-        network,
+        kind: "deltas",
+        title: "Versions that differ a little".into(),
+        about: ABOUT.into(),
+        contenders: vec![contender(WHOLE, &["--whole"])?, contender(DELTA, &[])?],
+        settings: RunSettings {
+            bytes: None,
+            mtu: network.mtu,
+            data: Content::Noise,
+            warm_up: WHOLE_VERSIONS,
+            rounds: steps.count()?.saturating_sub(WHOLE_VERSIONS),
+            small: 0,
+            round_timeout: VERSION_TIMEOUT,
+        },
+        pairs,
+        over: Over::Local(network),
+        options: Options { steps },
         json: json.as_deref(),
     };
-    let title = format!("Versions that differ a little, over {network}");
-    let begin =
-        |runs| Results::new("deltas", title, ABOUT.into(), Details::new(network, Options { steps }, runs));
-    comparison.run(this, begin, |runs| vec![versions_table(runs)]).await
+    comparison.run(this, |runs| vec![versions_table(runs)]).await
 }
 
 /// A table with two rows for each version, whole and as a delta, of the medians over all runs.

@@ -14,7 +14,6 @@ mod own_runtime;
 mod parts;
 mod passes;
 mod payload;
-mod plain;
 mod stream;
 
 pub use engine::DeviceArg;
@@ -152,8 +151,9 @@ impl Suite {
         let output = if remaining < PART_DURATION_MIN {
             child::PartOutput { lines: vec![], failure: Some("no time remained for it".into()) }
         } else {
-            eprintln!("{} …", part.title());
-            child::run(part.name(), self.arguments(part, remaining), part.deadline().min(remaining)).await
+            eprintln!("{} …", part.facts().title);
+            child::run(part.name(), self.arguments(part, remaining), part.facts().deadline().min(remaining))
+                .await
         };
         let seconds = begun.elapsed().as_secs_f64();
         let findings = Findings::new(part, seconds, self.payload_bytes(part), &output.lines, output.failure);
@@ -166,14 +166,14 @@ impl Suite {
     }
 
     fn payload_bytes(&self, part: Part) -> u64 {
-        let bytes = if self.args.quick { 0 } else { part.bytes().min(self.payload_max_bytes) };
+        let bytes = if self.args.quick { 0 } else { part.facts().bytes.min(self.payload_max_bytes) };
         (bytes - bytes % QUICK_BYTES).max(QUICK_BYTES)
     }
 
     fn arguments(&self, part: Part, remaining: Duration) -> Vec<OsString> {
         let quick = self.args.quick;
         let bytes = self.payload_bytes(part);
-        let budget = if quick { Duration::ZERO } else { part.budget().min(remaining / 2) };
+        let budget = if quick { Duration::ZERO } else { part.facts().budget().min(remaining / 2) };
         let mut arguments = vec![
             "--end-with-stdin".into(),
             "gpu-part".into(),
@@ -214,9 +214,9 @@ fn settings(args: &GpuArgs) -> Cells<String> {
         .and("only these parts", (!parts.is_empty()).then(|| parts.join(", ")))
 }
 
-/// The maximum number of payloads that a part holds at one time: eight sessions with two versions each, and their
-/// sources.
-const PAYLOADS_MAX: u64 = 24;
+/// The maximum number of payloads that a part holds at one time: two services, each with two versions at every reader, and
+/// their sources.
+const PAYLOADS_MAX: u64 = 16;
 
 /// The payload of a quick run, a few chunks. Other payloads are a multiple of it.
 const QUICK_BYTES: u64 = 4 << 20;

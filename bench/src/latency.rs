@@ -55,6 +55,11 @@ impl Latencies {
         Self { warm_up_left: warm_up(counted), ns: Vec::with_capacity(counted as usize) }
     }
 
+    /// An empty list of messages that all count.
+    pub(crate) fn without_warm_up() -> Self {
+        Self::new(0)
+    }
+
     /// Adds the latency of a message that has just arrived; those of warm-up messages are ignored.
     ///
     /// # Errors
@@ -71,29 +76,31 @@ impl Latencies {
         let ns = now_ns
             .checked_sub(begun_ns)
             .context("a message was sent in the future: its sender is on another machine")?;
+        self.record(ns);
+        Ok(())
+    }
+
+    /// Adds a latency.
+    pub(crate) fn record(&mut self, ns: u64) {
         match self.warm_up_left {
             0 => self.ns.push(ns),
             _ => self.warm_up_left -= 1,
         }
-        Ok(())
+    }
+
+    /// The latency in microseconds that at least `percent` % do not exceed, by nearest rank as in
+    /// `bench/peers/contender.py`; `None` if there are none.
+    pub(crate) fn percentile_us(&mut self, percent: f64) -> Option<f64> {
+        self.ns.sort_unstable(); // Fast when it is in order already.
+        let rank = (percent * self.ns.len() as f64 / 100.0).ceil() as usize;
+        self.ns.get(rank.max(1) - 1).map(|ns| *ns as f64 / 1e3)
     }
 
     /// The percentiles; zeros if there are no messages.
     pub(crate) fn summary(mut self) -> SmallMessages {
-        self.ns.sort_unstable();
-        let percentile = |percent: usize| {
-            // The nearest rank, as in `bench/peers/contender.py`: the smallest value that at least `percent` % do not
-            // exceed.
-            let rank = (percent * self.ns.len()).div_ceil(100);
-            self.ns.get(rank.max(1) - 1).map_or(0.0, |ns| *ns as f64 / 1e3)
-        };
-        SmallMessages {
-            small: self.ns.len() as u32,
-            p50_us: percentile(50),
-            p99_us: percentile(99),
-            min_us: percentile(0),
-            max_us: percentile(100),
-        }
+        let mut percentile = |percent| self.percentile_us(percent).unwrap_or(0.0);
+        let [min_us, p50_us, p99_us, max_us] = [0.0, 50.0, 99.0, 100.0].map(&mut percentile);
+        SmallMessages { small: self.ns.len() as u32, p50_us, p99_us, min_us, max_us }
     }
 }
 

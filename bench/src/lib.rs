@@ -1,15 +1,13 @@
 //! Workloads and measurement for tensor-relay.
 //!
-//! - [`workload`] generates a model's tensors from a seed, for `tensor-relay demo` and for benchmarks.
-//! - [`cpu`] measures CPU time, and [`stats`] summarises samples.
-//! - [`contender`] is the interface of all programs that are compared; [`relay`], [`stock_quinn`] and [`tcp`] implement
+//! - [`contender`] is the interface of all programs that are measured; [`relay`], [`stock_quinn`] and [`tcp`] implement
 //!   it.
-//! - [`compare`] is the harness that compares contenders, each in two processes of its own.
-//! - [`deltas`] measures versions that differ a little, as deltas and whole.
-//! - [`report`] turns result files into a page or tables.
-//! - [`run`] measures users' workloads, on one machine or across several; [`node`] is its agent on another machine.
+//! - `harness` runs contenders in processes of their own, on this machine or on [nodes](node), and compares them.
+//! - [`run`], [`compare`] and [`deltas`] choose its contenders.
 //! - [`codecs`] measures codecs on a user's own tensors.
 //! - [`command`] has the subcommands of `tensor-relay-bench`, which are also those of `tensor-relay bench`.
+//! - [`workload`] generates a model's tensors from a seed, for `tensor-relay demo` and for benchmarks.
+//! - [`cpu`] measures CPU time, and [`stats`] summarises samples.
 //!
 //! The tokio runtime of each process has one thread, except in the GPU suite: bare quinn is fastest on one thread, and
 //! CPU seconds stay comparable.
@@ -27,6 +25,7 @@ mod date;
 pub mod deltas;
 #[cfg(feature = "gpu")]
 pub mod gpu;
+mod harness;
 mod latency;
 mod machine;
 pub mod network;
@@ -36,7 +35,6 @@ pub mod origin;
 pub mod process;
 pub mod program;
 pub mod relay;
-pub mod report;
 mod results;
 pub mod run;
 mod server;

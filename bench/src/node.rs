@@ -1,31 +1,23 @@
-//! The agent of `bench run` on another host: `bench node` waits for connections of a driver and starts workers for
-//! them.
+//! The agent of `bench run` on another host: `bench node` waits for connections of a driver and starts the processes
+//! that it orders.
 //!
-//! A node only authenticates: it accepts drivers that know its token, and passes each connection to a worker, a process
-//! of its own (module `worker`). On its own machine the driver starts the same workers without a node. In both cases
-//! the driver and the worker exchange lines of JSON (module `order`).
+//! A node accepts drivers that know its token. A connection starts one process, a side of a job
+//! ([`relay`](crate::relay)), of which it is the standard input and output: the driver reads the same lines as from a
+//! process on its own machine.
 
-mod consumer;
-mod driver_link;
-mod generator;
-pub(crate) mod greeting;
-pub(crate) mod latency;
-pub(crate) mod load;
-mod memory;
-pub(crate) mod order;
-mod producer;
-mod snapshot_hash;
-mod stream_content;
-pub(crate) mod token;
-pub(crate) mod worker;
+mod address;
+mod greeting;
+mod token;
 
-pub use load::Model;
-pub use order::Hold;
+pub use address::{NodeAddress, NodeAddressError};
 pub use token::{Token, TokenError};
-pub use worker::WorkerArgs;
 
-use crate::program::Program;
-use anyhow::{Context, Result};
+use crate::{
+    process::EXIT_ON_STDIN_EOF,
+    program::Program,
+    wire::{self, LINE_MAX_BYTES, Lines},
+};
+use anyhow::{Context, Result, ensure};
 use socket2::{SockRef, TcpKeepalive};
 use std::{
     io::Write,
@@ -35,8 +27,10 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    net::{TcpListener, TcpStream},
+    io::AsyncRead,
+    net::{TcpListener, TcpStream, tcp::OwnedWriteHalf},
     task::JoinSet,
+    time::timeout,
 };
 
 /// The options of a node.
@@ -59,7 +53,7 @@ pub const PORT: u16 = 4748;
 /// The environment variable of the token. All users of a machine can read command lines, but not the environment.
 pub const TOKEN_VARIABLE: &str = "TENSOR_RELAY_BENCH_TOKEN";
 
-/// The maximum number of open connections of a node, including those that workers use. Further connections are closed
+/// The maximum number of open connections of a node, including those that processes use. Further connections are closed
 /// at once.
 const CONNECTIONS_MAX: usize = 64;
 
@@ -70,7 +64,7 @@ const KEEPALIVE_RETRIES: u32 = 3;
 /// The pause after a failure to accept a connection, e.g. for lack of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// Accepts drivers and starts a worker for each connection, until a signal ends the node.
+/// Accepts drivers and starts a process for each connection, until a signal ends the node.
 ///
 /// Prints a line once it listens, with the token if it was generated.
 ///
@@ -106,7 +100,7 @@ pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
         connections.spawn(async move {
             match node.serve(stream).await {
                 Ok(status) if status.success() => eprintln!("{peer}: done"),
-                Ok(status) => eprintln!("{peer}: the worker ended with {status}; its message is above"),
+                Ok(status) => eprintln!("{peer}: the process ended with {status}; its message is above"),
                 Err(error) => eprintln!("{peer}: {error:#}"),
             }
         });
@@ -117,14 +111,14 @@ pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
 #[derive(Clone)]
 struct Node {
     token: Token,
-    /// This program, which is started again for each worker.
+    /// This program, which is started again for each connection.
     program: Program,
     /// The address on which a producer serves.
     data_address: SocketAddr,
 }
 
 impl Node {
-    /// Authenticates the driver, starts a worker for it, and waits until the worker exits.
+    /// Authenticates the driver, starts the process that it orders, and waits until that exits.
     async fn serve(&self, mut stream: TcpStream) -> Result<ExitStatus> {
         stream.set_nodelay(true)?;
         let keepalive = TcpKeepalive::new()
@@ -133,21 +127,55 @@ impl Node {
         SockRef::from(&stream).set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_RETRIES))?;
         let (mut reader, mut writer) = stream.split();
         greeting::authenticate(&mut reader, &mut writer, &self.token).await?;
-        let mut worker = self.start_worker(stream).context("cannot start a worker")?;
-        Ok(worker.wait().await?)
+        // The driver sends nothing after the order, so dropping the buffer loses nothing.
+        let order = timeout(STEP_TIMEOUT, Lines::new(reader, LINE_MAX_BYTES).next::<Vec<String>>()).await;
+        let order = order.context("it ordered nothing")??.context("it closed the connection")?;
+        let mut process = self.start(stream, &order).context("cannot start a process")?;
+        Ok(process.wait().await?)
     }
 
-    /// Starts a worker whose standard input and output are the connection to the driver.
-    fn start_worker(&self, stream: TcpStream) -> Result<tokio::process::Child> {
+    /// Starts this program with the arguments in `order`. Its standard input and output are the connection to the driver.
+    fn start(&self, stream: TcpStream, order: &[String]) -> Result<tokio::process::Child> {
+        let side = order.get(..2).unwrap_or_default();
+        let (publishes, follows) = (side == PUBLISH, side == FOLLOW);
+        ensure!(publishes || follows, "{side:?} is no side of a job");
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
         let (input, output) = (OwnedFd::from(stream.try_clone()?), OwnedFd::from(stream));
         let mut command = self.program.command();
-        command.arg(WORKER).arg(format!("--data={}", self.data_address));
+        command.arg(EXIT_ON_STDIN_EOF).args(order);
+        command.args(publishes.then(|| format!("--listen={}", self.data_address)));
         command.stdin(Stdio::from(input)).stdout(Stdio::from(output)).kill_on_drop(true);
         Ok(command.spawn()?)
     }
 }
 
-/// The subcommand of a worker.
-pub(crate) const WORKER: &str = "worker";
+/// Makes the node at `address` start this program with `arguments`, which begin with [`PUBLISH`] or [`FOLLOW`]. Returns
+/// the lines of the process; dropping the other end ends it.
+///
+/// # Errors
+/// When no node listens there, or the greeting fails, e.g. because the node refuses `token`.
+pub(crate) async fn order(
+    address: &NodeAddress,
+    token: &Token,
+    arguments: &[String],
+) -> Result<(Lines<Box<dyn AsyncRead + Send + Unpin>>, OwnedWriteHalf)> {
+    let connected = timeout(STEP_TIMEOUT, TcpStream::connect(address.to_string())).await;
+    let stream = connected
+        .with_context(|| format!("no answer over TCP within {} s", STEP_TIMEOUT.as_secs()))?
+        .context("is `bench node` running there, and its TCP port published?")?;
+    stream.set_nodelay(true)?;
+    let (reader, mut writer) = stream.into_split();
+    let lines = greeting::prove_token(Box::new(reader) as _, &mut writer, token).await?;
+    timeout(STEP_TIMEOUT, wire::send(&mut writer, &arguments))
+        .await
+        .context("it accepts no order")??;
+    Ok((lines, writer))
+}
+
+/// The subcommands of the two sides of a job.
+pub(crate) const PUBLISH: [&str; 2] = ["relay", "publish"];
+pub(crate) const FOLLOW: [&str; 2] = ["relay", "follow"];
+
+/// The deadline of connecting, and of an order.
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);

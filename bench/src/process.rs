@@ -1,30 +1,49 @@
 //! A process that the harness starts: this program again, or a peer's program.
 
-use crate::wire::{LINE_MAX_BYTES, Lines, WireError};
+use crate::{
+    node::{self, NodeAddress, Token},
+    wire::{LINE_MAX_BYTES, Lines, WireError, parse_line},
+};
 use anyhow::{Context, Result, bail};
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     collections::VecDeque,
     process::{ExitStatus, Stdio},
     time::Duration,
 };
 use tokio::{
-    io::{AsyncBufReadExt, BufReader},
-    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
+    io::{AsyncBufReadExt, AsyncRead, BufReader},
+    net::tcp::OwnedWriteHalf,
+    process::{Child, ChildStderr, Command},
     task::JoinHandle,
     time::timeout,
 };
 
-/// A running process whose standard output is lines of JSON. Its standard error is forwarded to that of the harness.
+/// A running process whose standard output is lines of JSON: a child, whose standard error is forwarded to that of the
+/// harness, or a process that a node started.
 ///
-/// Dropping it kills the process. If the harness itself is killed, nothing is dropped, but the process's standard input
+/// Dropping it ends the process. If the harness itself is killed, nothing is dropped, but the process's standard input
 /// closes, at which the programs that the harness starts exit by themselves ([`Lifetime`]).
 pub(crate) struct Process {
     name: String,
-    child: Child,
-    lines: Option<Lines<ChildStdout>>,
-    /// Returns the last lines of standard error; `None` once an error has quoted them.
-    stderr_tail: Option<JoinHandle<String>>,
+    source: Source,
+    lines: Lines<Box<dyn AsyncRead + Send + Unpin>>,
+}
+
+enum Source {
+    Child {
+        child: Child,
+        /// Returns the last lines of standard error; `None` once an error has quoted them.
+        stderr_tail: Option<JoinHandle<String>>,
+    },
+    /// The process at the other end of a connection, which is its standard input.
+    Node { _input: OwnedWriteHalf },
+}
+
+/// The line that a side of a job prints instead of its next one when it fails.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Failure {
+    pub(crate) failed: String,
 }
 
 impl Process {
@@ -42,59 +61,93 @@ impl Process {
         let stdout = child.stdout.take().expect("its standard output was piped above");
         let stderr = child.stderr.take().expect("its standard error was piped above");
         let stderr_tail = Some(tokio::spawn(forward_stderr(name.clone(), stderr)));
-        Ok(Self { name, child, lines: Some(Lines::new(stdout, LINE_MAX_BYTES)), stderr_tail })
+        let lines = Lines::new(Box::new(stdout) as _, LINE_MAX_BYTES);
+        Ok(Self { name, source: Source::Child { child, stderr_tail }, lines })
     }
 
-    /// Moves the standard input and output of the process out, so that both can be used at once.
+    /// Makes the node at `address` start this program with `arguments`. `name` is for messages.
     ///
     /// # Errors
-    /// When they were moved out before.
-    pub(crate) fn split(&mut self) -> Result<(ChildStdin, Lines<ChildStdout>)> {
-        let both = self.child.stdin.take().zip(self.lines.take());
-        both.with_context(|| format!("the input and output of {} are already in use", self.name))
+    /// When no node listens there, or it refuses `token`.
+    pub(crate) async fn start_at(
+        name: &str,
+        address: &NodeAddress,
+        token: &Token,
+        arguments: &[String],
+    ) -> Result<Self> {
+        let name = format!("{name} ({address})");
+        let (lines, input) = node::order(address, token, arguments)
+            .await
+            .with_context(|| format!("cannot work with {name}"))?;
+        Ok(Self { name, source: Source::Node { _input: input }, lines })
     }
 
     /// Reads the next line; kills the process if it prints none before the deadline.
     ///
     /// # Errors
-    /// When the process exits, misses the deadline, or prints a line that is no `T`.
+    /// When the process exits, fails, misses the deadline, or prints a line that is no `T`.
     pub(crate) async fn line<T: DeserializeOwned>(&mut self, deadline: Duration) -> Result<T> {
         let name = self.name.clone();
-        let lines = self.lines.as_mut().context("its output is already in use")?;
-        match timeout(deadline, lines.next()).await {
-            Ok(Ok(Some(line))) => Ok(line),
+        match timeout(deadline, self.lines.next_line()).await {
+            Ok(Ok(Some(line))) => match serde_json::from_slice::<Failure>(&line) {
+                Ok(Failure { failed }) => bail!("{name} failed: {}", printable(&failed)),
+                Err(_) => parse_line(&line).with_context(|| format!("cannot read the output of {name}")),
+            },
             Ok(Ok(None) | Err(WireError::CutOff)) => bail!("{name} {}", self.end_reason().await),
             Ok(Err(error)) => Err(error).with_context(|| format!("cannot read the output of {name}")),
             Err(_) => bail!("{name} printed nothing for {deadline:?} and was killed{}", self.kill().await),
         }
     }
 
+    /// The next line as it is; `None` at the end of the output.
+    ///
+    /// # Errors
+    /// When the output cannot be read.
+    #[cfg(feature = "gpu")]
+    pub(crate) async fn next_line(&mut self) -> Result<Option<Vec<u8>>> {
+        Ok(self.lines.next_line().await?)
+    }
+
+    /// The exit status of a child whose output has ended, and whose standard input stays open until then; `None` if it
+    /// has not exited at the deadline.
+    #[cfg(feature = "gpu")]
+    pub(crate) async fn exit_status(&mut self) -> Option<ExitStatus> {
+        let Source::Child { child, .. } = &mut self.source else { return None };
+        let _input = child.stdin.take();
+        timeout(EXIT_TIMEOUT, child.wait()).await.ok()?.ok()
+    }
+
     /// The reason why the output of the process ended, as the end of a sentence for an error. Kills a process that does
     /// not exit.
     pub(crate) async fn end_reason(&mut self) -> String {
+        if let Source::Node { .. } = self.source {
+            return "is gone: its node closed the connection; see the standard error of that node".into();
+        }
         match self.wait().await {
             Some(status) => format!("ended early, with {status}{}", self.stderr_tail().await),
             None => format!("closed its output and was killed{}", self.kill().await),
         }
     }
 
-    /// Closes its standard input, unless [`split`](Self::split) has moved it out, and waits for its exit; `None` if it
-    /// has not exited at the deadline.
-    pub(crate) async fn wait(&mut self) -> Option<ExitStatus> {
-        timeout(EXIT_TIMEOUT, self.child.wait()).await.ok()?.ok()
+    /// Closes its standard input and waits for its exit; `None` if it has not exited at the deadline, or is no child.
+    async fn wait(&mut self) -> Option<ExitStatus> {
+        let Source::Child { child, .. } = &mut self.source else { return None };
+        timeout(EXIT_TIMEOUT, child.wait()).await.ok()?.ok()
     }
 
-    /// Kills it, and returns the end of its standard error. A process inside a call of a hung GPU driver may survive
-    /// even SIGKILL; it is then left behind.
+    /// Kills a child, and returns the end of its standard error. A process inside a call of a hung GPU driver may
+    /// survive even SIGKILL; it is then left behind.
     pub(crate) async fn kill(&mut self) -> String {
-        if timeout(EXIT_TIMEOUT, self.child.kill()).await.is_err() {
+        if let Source::Child { child, .. } = &mut self.source
+            && timeout(EXIT_TIMEOUT, child.kill()).await.is_err()
+        {
             eprintln!("{} could not be ended", self.name);
         }
         self.stderr_tail().await
     }
 
-    /// Ends the process, whose work is done, and waits until its memory is free for the next process. Closing its
-    /// standard input lets it end its own children first; if it does not exit in time, it is killed.
+    /// Ends the process, whose work is done, and waits until the memory of a child is free for the next process. Closing
+    /// its standard input lets it end its own children first; if it does not exit in time, it is killed.
     pub(crate) async fn end(mut self) {
         if self.wait().await.is_none() {
             self.kill().await;
@@ -103,7 +156,8 @@ impl Process {
 
     /// The end of its standard error, as part of a sentence; empty if nothing was printed there.
     async fn stderr_tail(&mut self) -> String {
-        let Some(tail) = self.stderr_tail.take() else { return String::new() };
+        let Source::Child { stderr_tail, .. } = &mut self.source else { return String::new() };
+        let Some(tail) = stderr_tail.take() else { return String::new() };
         // A grandchild could keep the pipe open.
         match timeout(EXIT_TIMEOUT, tail).await {
             Ok(Ok(tail)) if !tail.is_empty() => format!("; its standard error ended with: {tail}"),
@@ -111,6 +165,15 @@ impl Process {
         }
     }
 }
+
+/// `text` from another host, truncated and without control characters, so that it is safe to print on a terminal.
+fn printable(text: &str) -> String {
+    let shown = text.chars().take(REASON_MAX_CHARS);
+    shown.map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// The length to which the reason of another process's failure is truncated.
+const REASON_MAX_CHARS: usize = 2_000;
 
 /// The option that ends a process together with the process that started it.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -194,6 +257,10 @@ mod tests {
         );
         let garbage = failure("echo hello; exec sleep 60", TIMEOUT).await;
         assert!(garbage.contains("it sent \"hello\""), "{garbage}");
+        let endless = failure("yes | tr -d '\\n'", TIMEOUT).await;
+        assert!(endless.contains("a line of more than"), "{endless}");
+        let failed = failure(r#"echo '{"failed":"no\u001b[2Jmemory"}'; exec sleep 60"#, TIMEOUT).await;
+        assert_eq!(failed, "test failed: no [2Jmemory", "without the control character");
     }
 
     const TIMEOUT: Duration = Duration::from_secs(30);

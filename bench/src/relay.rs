@@ -1,28 +1,42 @@
 //! tensor-relay as a contender.
 //!
-//! A round is a subscription, measured from the request to the verified commit of the complete payload, in memory that
-//! earlier rounds have used. Encryption and hashes are on. Each round has a version of its own, so that the costs of
-//! choosing codecs and of encoding recur in each, as in production.
+//! - [`serve`] and [`receive`] move the same bytes in each round, as all contenders do. A round is a subscription,
+//!   measured from the request to the verified commit of the complete payload, in memory that earlier rounds have used.
+//!   Each round has a version of its own, so that the costs of choosing codecs and of encoding recur in each, as in
+//!   production.
+//! - [`publish`] and [`follow`] carry out a [`Job`], a use of tensor-relay by any number of receivers: each round is
+//!   published when all of them have subscribed, and has other bytes, which are compared.
 
-mod data;
+mod follow;
+mod job;
+mod load;
+mod publish;
 mod round_publisher;
 mod small;
-mod ticket_file;
+mod snapshot_hash;
+mod steps;
+mod stream_content;
+mod versions;
+
+pub use follow::{FollowArgs, follow};
+pub use job::{Hold, Job};
+pub(crate) use job::{Pace, Work};
+pub use load::Content;
+pub(crate) use load::{Form, Load};
+pub use publish::publish;
+pub use steps::StepsArgs;
 
 use crate::{
     cells::Cells,
     contender::{Begun, Ready, ReceiveArgs, Received, Sent, ServeArgs, print},
-    node::Hold,
     server,
 };
 use anyhow::{Result, ensure};
-pub use data::Data;
 use round_publisher::{PublishedRound, RoundPublisher};
 use small::SmallPublisher;
 use std::time::Duration;
 use tensor_relay_client::{Client, Connector, Lanes, Ticket, Tuning};
 use tensor_relay_server::{CodecChoice, CodecId, Config, Server};
-use ticket_file::TicketFile;
 
 /// The deadline of a round, after which the server fails.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(600);
@@ -35,7 +49,7 @@ pub struct PayloadArgs {
     pub tensors: u32,
     /// The content.
     #[arg(long, value_enum, default_value_t)]
-    pub data: Data,
+    pub data: Content,
     /// The codec of chunks.
     #[arg(long, default_value = "auto", value_parser = parse_codec)]
     pub codec: CodecChoice,
@@ -45,41 +59,26 @@ pub struct PayloadArgs {
     pub hold: Hold,
 }
 
-/// Publishes the payload described by `payload` for each round, and small tensors on request.
+/// Publishes the payload described by `payload` for each round, and small tensors one after the other.
 ///
 /// # Errors
 /// When the address is taken, memory is exhausted, or a receiver does not finish a round in time.
 pub async fn serve(args: ServeArgs, payload: PayloadArgs) -> Result<()> {
     let config = Config { codec: payload.codec, encoded_bytes: 64 << 20, ..Config::default() };
-    let (server, ticket) = start(&args, config)?;
+    let (server, ticket) = server::start(args.listen, Some(args.mtu), config, None)?;
     let publisher = RoundPublisher::new(server.staging(), args.bytes, &payload)?;
     let first = publisher.publish(&server, 0).await?;
     let small_publisher = SmallPublisher::new(&server)?;
-    let _ticket = announce_ready(&server, &ticket)?;
+    print(&ready(&server, &ticket))?;
     tokio::select! {
         ended = publish_rounds(&server, &publisher, first, args.bytes) => ended,
         ended = small_publisher.run() => ended,
     }
 }
 
-/// Starts the server that `args` describe, and returns it with its ticket.
-pub(crate) fn start(args: &ServeArgs, config: Config) -> Result<(Server, Ticket)> {
-    server::start(args.listen, Some(args.mtu), config, None)
-}
-
-/// Writes the ticket file for the receiving side, and prints that `server` is ready.
-pub(crate) fn announce_ready(server: &Server, ticket: &Ticket) -> Result<TicketFile> {
-    let port = server.local_address().port();
-    let file = TicketFile::create(port, ticket)?;
-    print(&Ready { ready: true, port })?;
-    Ok(file)
-}
-
-/// Connects to the server that `args` name, with the ticket from its file.
-pub(crate) async fn connect(args: &ReceiveArgs, config: tensor_relay_client::Config) -> Result<Client> {
-    let ticket = ticket_file::take(args.connect.port())?;
-    let tuning = Tuning { udp_payload_max: Some(args.mtu), ..Tuning::default() };
-    Ok(Client::connect_with(&Connector::new(tuning), &ticket, config).await?)
+/// The line of `server`, with its ticket.
+fn ready(server: &Server, ticket: &Ticket) -> Ready {
+    Ready { ticket: Some(ticket.to_string()), ..Ready::at(server.local_address().port()) }
 }
 
 /// Publishes a version and prints a line for each round, without end. The version of the next round is published before
@@ -103,18 +102,17 @@ async fn publish_rounds(
     Ok(())
 }
 
-/// Requests `args.small` small tensors, then subscribes once a round, all in one session with this number of `lanes`, or
-/// an automatic one for 0.
+/// Receives small tensors, if `args` say so, then subscribes once a round to the server of `ticket`, all in one session
+/// with this number of `lanes`, or an automatic one for 0.
 ///
 /// # Errors
 /// When the server cannot be reached, or sends another number of bytes than expected.
-pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
+pub async fn receive(ticket: Ticket, args: ReceiveArgs, lanes: u32) -> Result<()> {
     let lanes = if lanes == 0 { Lanes::Auto } else { Lanes::Fixed(lanes) };
     let config = tensor_relay_client::Config { lanes, ..Default::default() };
-    let client = connect(&args, config).await?;
-    let requests = small::connect(args.connect.port()).await?; // Also removes the socket's path.
+    let client = connect(&ticket, args.mtu, config).await?;
     if args.small > 0 {
-        print(&small::receive(&client, requests, args.small).await?)?;
+        print(&small::receive(&client, args.small).await?)?;
     }
     for round in 0..args.rounds {
         let begun = Begun::now();
@@ -128,6 +126,11 @@ pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
     }
     client.close().await;
     Ok(())
+}
+
+async fn connect(ticket: &Ticket, mtu: u16, config: tensor_relay_client::Config) -> Result<Client> {
+    let tuning = Tuning { udp_payload_max: Some(mtu), ..Tuning::default() };
+    Ok(Client::connect_with(&Connector::new(tuning), ticket, config).await?)
 }
 
 fn parse_codec(text: &str) -> Result<CodecChoice, String> {

@@ -1,16 +1,16 @@
-//! The result file of a command: printed, written with `--json`, and read by `report`.
+//! The result of a command: printed, and written with `--json`.
 
 use crate::{origin::Origin, table::Table};
 use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::{fmt, path::Path};
 
 /// The tables of a command with their explanation, and in `details` the data that only this command has, e.g. every
 /// round.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct Results<Details> {
     /// The command's name.
-    pub(crate) kind: String,
+    kind: &'static str,
     /// [`VERSION`] when the file was written.
     version: u32,
     #[serde(flatten)]
@@ -27,22 +27,13 @@ pub(crate) struct Results<Details> {
 }
 
 /// The version of the file format. Adding fields does not change it.
-pub(crate) const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 impl<Details: Serialize> Results<Details> {
     /// Results with `details` and without tables yet, of this machine and today's date.
-    pub(crate) fn new(kind: &str, title: String, about: String, details: Details) -> Self {
+    pub(crate) fn new(kind: &'static str, title: String, about: String, details: Details) -> Self {
         let (tables, notes) = (vec![], vec![]);
-        Self {
-            kind: kind.into(),
-            version: VERSION,
-            origin: Origin::here(),
-            title,
-            about,
-            tables,
-            notes,
-            details,
-        }
+        Self { kind, version: VERSION, origin: Origin::here(), title, about, tables, notes, details }
     }
 
     /// Writes the file to `path`, if given.
@@ -70,5 +61,27 @@ impl<Details> fmt::Display for Results<Details> {
             // The reason of a failure may have several lines.
             writeln!(f, "- {}", note.split_whitespace().collect::<Vec<_>>().join(" "))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{cells::Cells, table::Row};
+
+    #[test]
+    fn results_are_formatted_in_markdown() {
+        let mut results = Results::new("compare", "a & b".into(), "Medians.".into(), ());
+        let setting = Cells::of([("contender", "tcp|tls".to_owned())]);
+        let row = Row::of(setting, [&Cells::of([("gb_per_s", 1.0)])]);
+        results.tables = vec![Table::new("All runs", [row]), Table::new("Empty", [])];
+        results.notes = vec!["tcp failed:\nit ended early".into()];
+        let text = results.to_string();
+        assert!(text.starts_with("## a & b\n\nMedians.\n\n"), "{text}");
+        assert!(
+            text.contains("| tcp\\|tls ") && text.ends_with("\n- tcp failed: it ended early\n"),
+            "{text}"
+        );
+        assert!(!text.contains("Empty"), "{text}");
     }
 }

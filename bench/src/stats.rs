@@ -1,9 +1,9 @@
 //! Summaries of samples: median and range, and ratios of pairs with a confidence interval.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// The median and the range of samples.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Summary {
     /// The middle value; of an even number of values, the mean of the two middle ones.
     pub median: f64,
@@ -37,7 +37,7 @@ impl std::fmt::Display for Summary {
 /// interval is that of the sign test, for any distribution: the median lies between the k-th smallest and the k-th
 /// largest ratio with a probability that follows from the binomial distribution. The narrowest interval of at least
 /// 95 % is chosen. Fewer than six pairs have none: the fields then contain the range of all ratios and its confidence.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct PairedRatio {
     /// The median of A / B.
     pub median: f64,

@@ -11,8 +11,6 @@ mod server;
 mod settings;
 mod socket;
 
-pub use settings::Congestion;
-
 use crate::{
     contender::{self, Ready, ReceiveArgs, ServeArgs},
     noise,
@@ -21,16 +19,17 @@ use anyhow::Result;
 use client::Client;
 use server::Server;
 use settings::Settings;
+use std::net::SocketAddr;
 
 /// Serves clients until the process is killed.
 ///
 /// # Errors
 /// When it cannot listen, or when standard output is closed. The error of a connection is printed to standard error.
-pub async fn serve(args: ServeArgs, congestion: Congestion) -> Result<()> {
-    let settings = Settings::new(args.mtu, congestion);
+pub async fn serve(args: ServeArgs) -> Result<()> {
+    let settings = Settings { mtu: args.mtu };
     let server = Server::bind(args.listen, noise::bytes(args.bytes), settings)?;
     let port = server.local_addr()?.port();
-    contender::print(&Ready { ready: true, port })?;
+    contender::print(&Ready::at(port))?;
     while let Some(incoming) = server.next().await {
         if let Err(error) = server.serve(incoming, |sent| contender::print(&sent)).await {
             eprintln!("A connection ended with an error: {error:#}");
@@ -39,13 +38,13 @@ pub async fn serve(args: ServeArgs, congestion: Congestion) -> Result<()> {
     Ok(())
 }
 
-/// Receives `args.small` small messages, then the payload `args.rounds` times.
+/// Receives `args.small` small messages from the server at `connect`, then the payload `args.rounds` times.
 ///
 /// # Errors
 /// When the connection cannot be made or breaks, or when standard output is closed.
-pub async fn receive(args: ReceiveArgs) -> Result<()> {
-    let settings = Settings::new(args.mtu, Congestion::default());
-    let mut client = Client::connect(args.connect, args.bytes, settings).await?;
+pub async fn receive(connect: SocketAddr, args: ReceiveArgs) -> Result<()> {
+    let settings = Settings { mtu: args.mtu };
+    let mut client = Client::connect(connect, args.bytes, settings).await?;
     if args.small > 0 {
         contender::print(&client.receive_small(args.small).await?)?;
     }
@@ -71,12 +70,9 @@ mod tests {
     /// loopback, sizes around multiples of a chunk, two rounds, and memory compared.
     #[tokio::test]
     async fn the_sent_bytes_arrive() {
-        for (mtu, congestion) in
-            [(1472, Congestion::Cubic), (8972, Congestion::Bbr), (65_000, Congestion::Cubic)]
-        {
+        for mtu in [1472, 8972, 65_000] {
             for bytes in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 5 * CHUNK_BYTES + 1] {
-                let settings = Settings::new(mtu, congestion);
-                transfer(noise::bytes(bytes), settings).await;
+                transfer(noise::bytes(bytes), Settings { mtu }).await;
             }
         }
     }

@@ -1,22 +1,22 @@
 //! Tables of measurements: a row for each setting, with medians, ranges and ratios. Commands print them and write them
-//! to result files; `report` draws them.
+//! to result files.
 
 use crate::{
     cells::Cells,
     stats::{PairedRatio, Summary},
 };
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::fmt;
 
 /// A named table of measurements.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Table {
     pub(crate) name: String,
     pub(crate) rows: Vec<Row>,
 }
 
 /// The samples of one setting.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Row {
     pub(crate) setting: Cells<String>,
     /// The number of samples.
@@ -26,20 +26,7 @@ pub(crate) struct Row {
     /// The values of each number, in the order of measuring, for programs that compute other statistics.
     values: Cells<Vec<f64>>,
     /// The ratios of numbers of this row to those of another row, measured in pairs.
-    #[serde(default)]
     pub(crate) ratios: Cells<PairedRatio>,
-    #[serde(default)]
-    pub(crate) kind: Kind,
-}
-
-/// The kind of contender that a row measures: it decides the colour in a report.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Kind {
-    #[default]
-    Ours,
-    Encrypted,
-    Plain,
 }
 
 impl Table {
@@ -49,7 +36,6 @@ impl Table {
     }
 
     /// Adds a sample to the row of its setting; a new setting is appended as a row.
-    #[cfg(feature = "gpu")]
     pub(crate) fn add(&mut self, setting: &Cells<String>, measured: &Cells<f64>) {
         let at = self.rows.iter().position(|row| row.setting == *setting).unwrap_or_else(|| {
             self.rows.push(Row::of(setting.clone(), []));
@@ -59,7 +45,7 @@ impl Table {
     }
 
     /// The formatted cells, the header row first. All rows have the same columns, and no cell is empty.
-    pub(crate) fn cells(&self) -> Vec<Vec<String>> {
+    fn cells(&self) -> Vec<Vec<String>> {
         let settings = names(self.rows.iter().map(|row| &row.setting));
         let measured = names(self.rows.iter().map(|row| &row.measured));
         let ratios = names(self.rows.iter().map(|row| &row.ratios));
@@ -95,19 +81,26 @@ fn text(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "–".into(), |value| value.to_string())
 }
 
-/// The column header for the setting or number called `name`.
+/// The column header for the setting or number called `name`, whose last words are the unit.
 fn header(name: &str) -> String {
-    match name {
-        "gb_per_s" => "GB/s".into(),
-        "cpu_s_per_gib" => "CPU s/GiB".into(),
-        name => match name.rsplit_once('_') {
-            Some((what, unit @ ("us" | "ms" | "mib"))) => {
-                let unit = unit.replace('u', "µ").replace("mib", "MiB");
-                format!("{}, {unit}", what.replace('_', " "))
-            }
-            _ => name.replace('_', " "),
-        },
+    let units = [
+        ("gb_per_s", "GB/s"),
+        ("cpu_s_per_gib", "CPU s/GiB"),
+        ("us", ", µs"),
+        ("ms", ", ms"),
+        ("mib", ", MiB"),
+    ];
+    for (suffix, unit) in units {
+        if let Some(what) = name.strip_suffix(suffix)
+            && (what.is_empty() || what.ends_with('_'))
+        {
+            let space = if unit.starts_with(',') { "" } else { " " };
+            return format!("{}{space}{unit}", what.replace('_', " ").trim_end())
+                .trim_start()
+                .into();
+        }
     }
+    name.replace('_', " ")
 }
 
 /// Formats a Markdown table, with each column as wide as its widest cell.
@@ -174,6 +167,20 @@ mod tests {
     }
 
     #[test]
+    fn headers_have_units() {
+        for (name, text) in [
+            ("gb_per_s", "GB/s"),
+            ("first_gb_per_s", "first GB/s"),
+            ("network_cpu_s_per_gib", "network CPU s/GiB"),
+            ("small_p50_us", "small p50, µs"),
+            ("peak_resident_mib", "peak resident, MiB"),
+            ("status", "status"),
+        ] {
+            assert_eq!(header(name), text);
+        }
+    }
+
+    #[test]
     fn missing_values_are_dashes() {
         let other = Row::of(Cells::of([("slots", "3".to_owned())]), [&Cells::of([("small_p50_us", 0.5)])]);
         let mut first = row("2", &[1.0]);
@@ -182,12 +189,5 @@ mod tests {
         assert_eq!(cells[0], ["slots", "GB/s", "small p50, µs", "ratio of GB/s", "samples"]);
         assert_eq!(cells[1][3], "2.000 (–, pairs: 1)");
         assert_eq!(cells[2], ["3", "–", "0.500", "–", "1"]);
-    }
-
-    #[test]
-    fn a_table_survives_serialisation() {
-        let table = Table::new("t", [row("2", &[1.0, 3.0])]);
-        let text = serde_json::to_string(&table).unwrap();
-        assert_eq!(serde_json::from_str::<Table>(&text).unwrap(), table);
     }
 }

@@ -18,6 +18,7 @@ use crate::{
 use anyhow::Result;
 use client::Client;
 use server::Server;
+use std::net::SocketAddr;
 use tokio::task::spawn_blocking;
 
 /// Whether bytes are encrypted on the way.
@@ -36,7 +37,7 @@ pub struct Encryption {
 pub async fn serve(args: ServeArgs, encryption: Encryption) -> Result<()> {
     let serving = spawn_blocking(move || {
         let server = Server::bind(args.listen, noise::bytes(args.bytes), encryption)?;
-        contender::print(&Ready { ready: true, port: server.local_addr()?.port() })?;
+        contender::print(&Ready::at(server.local_addr()?.port()))?;
         loop {
             let accepted = server.accept()?;
             if let Err(error) = server.serve(accepted, |sent| contender::print(&sent)) {
@@ -47,13 +48,13 @@ pub async fn serve(args: ServeArgs, encryption: Encryption) -> Result<()> {
     serving.await?
 }
 
-/// Receives `args.small` small messages, then the payload `args.rounds` times.
+/// Receives `args.small` small messages from the server at `connect`, then the payload `args.rounds` times.
 ///
 /// # Errors
 /// When the connection cannot be made or breaks, or when standard output is closed.
-pub async fn receive(args: ReceiveArgs, encryption: Encryption) -> Result<()> {
+pub async fn receive(connect: SocketAddr, args: ReceiveArgs, encryption: Encryption) -> Result<()> {
     let receiving = spawn_blocking(move || {
-        let mut client = Client::connect(args.connect, args.bytes, encryption)?;
+        let mut client = Client::connect(connect, args.bytes, encryption)?;
         if args.small > 0 {
             contender::print(&client.receive_small(args.small)?)?;
         }

@@ -4,8 +4,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// The maximum length of a line, except in the greeting of a node and its driver. The longest line, a report that has a
-/// histogram with every bucket in use, is shorter.
+/// The maximum length of a line, except in the greeting of a node and its driver: longer than that of any side.
 pub(crate) const LINE_MAX_BYTES: usize = 256 << 10;
 
 /// The maximum length of a line of the greeting, whose sender is not yet trusted.
@@ -60,9 +59,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
     /// [`WireError`], after which no more may be read.
     pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, WireError> {
         let Some(line) = self.next_line().await? else { return Ok(None) };
-        serde_json::from_slice(&line)
-            .map(Some)
-            .map_err(|source| invalid_line(&line, source))
+        parse_line(&line).map(Some)
     }
 
     /// The next line as bytes, without its line end.
@@ -109,9 +106,15 @@ pub(crate) async fn send(to: &mut (impl AsyncWrite + Unpin), value: &impl Serial
     to.flush().await
 }
 
-fn invalid_line(line: &[u8], source: serde_json::Error) -> WireError {
-    let line = String::from_utf8_lossy(line).chars().take(SHOWN_MAX_CHARS).collect();
-    WireError::InvalidLine { line, source }
+/// The value in `line`.
+///
+/// # Errors
+/// [`WireError::InvalidLine`].
+pub(crate) fn parse_line<T: DeserializeOwned>(line: &[u8]) -> Result<T, WireError> {
+    serde_json::from_slice(line).map_err(|source| {
+        let line = String::from_utf8_lossy(line).chars().take(SHOWN_MAX_CHARS).collect();
+        WireError::InvalidLine { line, source }
+    })
 }
 
 #[cfg(test)]

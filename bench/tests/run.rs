@@ -7,7 +7,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     path::PathBuf,
-    process::{Child, ChildStderr, Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     time::Duration,
 };
 
@@ -38,7 +38,7 @@ fn run(name: &str, words: &str) -> (String, Value) {
     let output = bench(&format!("run {words} --json {}", json.0.display())).output().unwrap();
     let table = succeeded(output);
     let document: Value = serde_json::from_slice(&std::fs::read(&json.0).unwrap()).unwrap();
-    assert_eq!((&document["kind"], &document["version"]), (&"run".into(), &2.into()));
+    assert_eq!((&document["kind"], &document["version"]), (&"run".into(), &3.into()));
     (table, document)
 }
 
@@ -65,45 +65,44 @@ fn row<'a>(document: &'a Value, table: &str, name: &str) -> &'a Value {
         .unwrap_or_else(|| panic!("{name}: {table}"))
 }
 
+/// The rounds of the only run in `document`, as all processes together measured them.
+fn rounds(document: &Value) -> &Vec<Value> {
+    let [run] = &document["runs"].as_array().unwrap()[..] else { panic!("one run: {document}") };
+    run["rounds"].as_array().unwrap()
+}
+
 /// Goal: the numbers of a round are complete and consistent. Method: one tensor, staged and borrowed.
 #[test]
 fn the_numbers_of_a_round_are_consistent() {
     for hold in ["stage", "borrow"] {
         let (table, document) = run(hold, &format!("--size 9MiB --rounds 2 --hold {hold}"));
-        assert!(table.contains("| bulk  | 1       | 9 MiB   |"), "{table}");
-        let scene = row(&document, "All together", "bulk");
-        assert_eq!(scene["samples"], 2, "the warm-up does not count");
+        assert!(table.contains("Workload bulk, over loopback"), "{table}");
+        let scene = row(&document, "All runs", "bulk");
+        assert_eq!(
+            (&scene["samples"], rounds(&document).len()),
+            (&2.into(), 2),
+            "the warm-up does not count"
+        );
         let rate = &scene["measured"]["gb_per_s"];
         assert!(number(&rate["min"]) > 0.0 && number(&rate["min"]) <= number(&rate["median"]));
-        let consumer = row(&document, "Each worker", "consumer 1");
-        let udp_payload_bytes = number(&consumer["measured"]["udp_payload_bytes"]["median"]);
+        assert_eq!(scene["measured"]["version_mib"]["median"], 9.0);
+        let (consumer, producer) =
+            (row(&document, "Each process", "consumer 1"), row(&document, "Each process", "producer"));
+        let of = |row: &Value, name: &str| number(&row["measured"][name]["median"]);
+        let udp_payload_bytes = of(consumer, "udp_payload_bytes");
         assert!([0.0, 65_000.0].contains(&udp_payload_bytes), "over TCP, or QUIC on the loopback");
-        for round in document["rounds"].as_array().unwrap() {
-            assert_eq!(round["prepared"]["payload_bytes"], 9 << 20);
-            assert!(number(&round["sent"]["traffic"]["sent_bytes"]) > 9e6, "{round}");
-            // Three chunks of 4 MiB or less, hashed in the round only if they were not staged.
-            assert_eq!(round["sent"]["chunks_hashed"], if hold == "borrow" { 3 } else { 0 });
-            assert_eq!(
-                (&round["received"][0]["chunks"], &round["received"][0]["path"]["lanes"]),
-                (&3.into(), &1.into())
-            );
-        }
-        assert_eq!(
-            (&document["workload"]["lanes"], document["rounds"].as_array().unwrap().len()),
-            (&1.into(), 2)
-        );
-        for worker in ["producer", "consumer 1"] {
-            let memory = &row(&document, "Memory", worker)["measured"]["peak_resident_mib"]["median"];
-            assert!(number(memory) > 9.0);
-        }
+        assert!(of(producer, "sent_mib") > 8.5, "{producer}");
+        // Three chunks of 4 MiB or less, hashed in the round only if they were not staged.
+        assert_eq!(of(producer, "chunks_hashed"), if hold == "borrow" { 3.0 } else { 0.0 });
+        assert_eq!((of(consumer, "chunks"), of(consumer, "lanes")), (3.0, 1.0));
+        assert_eq!((&document["lanes"], &document["hold"]), (&1.into(), &hold.into()));
+        assert!(of(producer, "peak_resident_mib") > 9.0 && of(consumer, "peak_resident_mib") > 9.0);
     }
 }
 
 #[test]
 fn models_have_their_number_of_tensors() {
-    let tensors = |document: &Value| number(&document["rounds"][0]["prepared"]["tensors"]);
-    let (_, published) = run("published", "--workload state-dict --model resnet-50 --scale 0.01 --rounds 1");
-    assert_eq!(tensors(&published), 320.0);
+    let tensors = |document: &Value| number(&rounds(document)[0]["tensors"]);
     let (_, generated) = run("generated", "--workload state-dict --size 1MiB --rounds 1");
     assert!(tensors(&generated) > 100.0);
     let (_, small) = run("small", "--workload many-small --count 300 --rounds 1");
@@ -117,78 +116,61 @@ fn a_file_is_published_without_its_folder() {
     let header = br#"{"a":{"dtype":"U8","shape":[5],"data_offsets":[0,5]}}"#;
     std::fs::write(&file.0, [&(header.len() as u64).to_le_bytes(), &header[..], b"12345"].concat()).unwrap();
     let (_, document) = run("file", &format!("--content {} --rounds 1", file.0.display()));
-    assert_eq!(document["rounds"][0]["prepared"]["tensors"], 1);
-    let work = document["workload"]["work"].to_string();
+    assert_eq!(rounds(&document)[0]["tensors"], 1.0);
+    let work = document["work"].to_string();
     assert!(work.contains("model.safetensors") && !work.contains('/'), "{work}");
 }
 
-/// Goal: each version of a stream is timed. Method: the histograms have as many entries as versions arrived.
+/// Goal: each version of a stream is counted and timed.
 #[test]
 fn every_version_of_a_stream_is_timed() {
-    let sum = |document: &Value, value_of: fn(&Value) -> &Value| -> f64 {
-        document["rounds"].as_array().unwrap().iter().map(value_of).map(number).sum()
+    let sum = |document: &Value, name: &str| -> f64 {
+        rounds(document).iter().map(|round| number(&round[name])).sum()
     };
-    let missed = |document: &Value| sum(document, |round| &round["received"][0]["missed"]);
     let (table, latency) = run("latency", "--workload latency --count 50 --rounds 2");
     // On a busy machine, a version may be replaced by the next one before it is received.
-    for (name, buckets, missed) in [
-        ("latency, publish to commit", "/received/0/one_way", missed(&latency)),
-        ("latency, publish until the producer knows of the commit", "/sent/round_trips", 0.0),
-    ] {
-        let summary = &row(&latency, "Latency", name)["measured"];
-        let count = number(&summary["count"]["median"]);
-        assert!(count > 0.0 && count + missed == 100.0, "two rounds of 50: {latency}");
-        assert!(number(&summary["p50_us"]["median"]) <= number(&summary["max_us"]["median"]));
-        let rounds = latency["rounds"].as_array().unwrap().iter();
-        let buckets = rounds.flat_map(|round| round.pointer(buckets).unwrap().as_array().unwrap());
-        assert_eq!(buckets.map(|bucket| number(&bucket[1])).sum::<f64>(), count);
+    assert_eq!(sum(&latency, "versions") + sum(&latency, "missed"), 100.0, "two rounds of 50: {latency}");
+    for round in rounds(&latency) {
+        let at = |name: &str| number(&round[name]);
+        assert!(
+            0.0 < at("p50_us") && at("p50_us") <= at("p99_us") && at("p99_us") <= at("max_us"),
+            "{round}"
+        );
+        assert!(0.0 < at("committed_p50_us") && at("committed_p50_us") <= at("committed_p99_us"), "{round}");
     }
-    assert!(table.contains("| latency, publish to commit "), "both ends have one clock: {table}");
+    assert!(table.contains("| p50, µs "), "both ends have one clock: {table}");
 
     // A size that the payload pads.
     let words = "--workload versions --size 1000B --per-second 200 --seconds 1 --rounds 1";
     let (_, latest) = run("latest", words);
-    let versions = |document: &Value| sum(document, |round| &round["received"][0]["versions"]);
-    assert_eq!(versions(&latest) + missed(&latest), 200.0);
-    let rate = number(&row(&latest, "All together", "versions")["measured"]["versions_per_s"]["median"]);
+    assert_eq!(sum(&latest, "versions") + sum(&latest, "missed"), 200.0);
+    let rate = sum(&latest, "versions_per_s");
     assert!(rate <= 201.0, "{rate} a second are more than requested");
 
     let (_, every) = run("every", &format!("{words} --every"));
-    assert_eq!((missed(&every), versions(&every)), (0.0, 200.0));
+    assert_eq!((sum(&every, "missed"), sum(&every, "versions")), (0.0, 200.0));
 }
 
 #[test]
 fn every_scene_has_its_own_consumers() {
     let (_, fan_out) = run("fan-out", "--workload fan-out --consumers 3 --size 5MiB --rounds 2");
-    let rounds = fan_out["rounds"].as_array().unwrap();
-    let consumers: Vec<usize> =
-        rounds.iter().map(|round| round["received"].as_array().unwrap().len()).collect();
-    assert_eq!(consumers, [1, 1, 3, 3]);
-    let ratio = &row(&fan_out, "All together", "3 consumers")["ratios"]["gb_per_s"];
+    let processes = |run: &Value| run["processes"].as_array().unwrap().len();
+    let of_scenes = |document: &Value| -> Vec<(String, usize)> {
+        let runs = document["runs"].as_array().unwrap();
+        runs.iter()
+            .map(|run| (run["contender"].as_str().unwrap().to_owned(), processes(run)))
+            .collect()
+    };
+    let [three, one] = [("3 consumers".to_owned(), 4), ("one consumer".to_owned(), 2)];
+    assert_eq!(of_scenes(&fan_out), [three.clone(), one.clone(), one, three], "with the producer");
+    let ratio = &row(&fan_out, "All runs", "one consumer")["ratios"]["gb_per_s"];
     assert_eq!(ratio["pairs"], 2);
 
     // The slow consumer is neither waited for nor measured.
     let (table, slow) = run("slow", "--workload slow-reader --size 5MiB --rounds 1");
-    let names: Vec<&Value> = slow["rounds"].as_array().unwrap().iter().map(|round| &round["scene"]).collect();
-    assert_eq!(names, ["without the slow one", "beside a slow one"]);
-    assert_eq!(slow["rounds"][1]["received"].as_array().unwrap().len(), 1, "it is not measured");
+    let [beside, without] = ["beside a slow one", "without the slow one"].map(|name| (name.to_owned(), 2));
+    assert_eq!(of_scenes(&slow), [beside, without]);
     assert!(table.contains("ratio of GB/s"), "{table}");
-}
-
-/// Goal: `report` reads the files that `run` writes.
-#[test]
-fn a_result_file_becomes_a_report() {
-    let json = Scratch::new("reported.json");
-    let words = format!("run --workload latency --count 10 --rounds 1 --json {}", json.0.display());
-    succeeded(bench(&words).output().unwrap());
-    let page = Scratch::new("reported.md");
-    succeeded(
-        bench(&format!("report {} --markdown {}", json.0.display(), page.0.display()))
-            .output()
-            .unwrap(),
-    );
-    let text = std::fs::read_to_string(&page.0).unwrap();
-    assert!(text.contains("Workload latency, over loopback"), "{text}");
 }
 
 /// A node on loopback, with its address and its token.
@@ -248,10 +230,13 @@ fn nodes_run_the_workers_of_another_machine() {
     let at = format!("--producer {} --consumer {} {}", a.address, b.address, b.address);
     let (table, document) = run("nodes", &format!("{at} --token {} --size 5MiB --rounds 1", a.token));
     assert!(table.contains("between a node and 2 consumers"), "{table}");
-    assert_eq!(document["network"]["nodes"]["consumers"], 2);
-    assert_eq!(document["machines"][2]["worker"], format!("consumer 2 ({})", b.address));
+    assert_eq!(document["network"]["nodes"], 2);
+    let processes = document["runs"][0]["processes"].as_array().unwrap();
+    let names: Vec<&str> = processes.iter().map(|process| process["process"].as_str().unwrap()).collect();
+    assert_eq!(names, ["consumer 1", "consumer 2", "producer"]);
+    assert!(processes[0]["machine"]["cores"].as_u64().unwrap() > 0, "{document}");
 
-    let wrong = failure(&mut bench(&format!("run {at} --token wrong-token")));
+    let wrong = failure(&mut bench(&format!("run {at} --token wrong-token --rounds 1")));
     assert!(wrong.contains(&format!("producer ({})", a.address)) && wrong.contains("wrong token"), "{wrong}");
     let without = failure(&mut bench(&format!("run {at}")));
     assert!(without.contains("--token"), "{without}");
@@ -264,18 +249,24 @@ fn an_error_names_the_node_that_died() {
     let a = Node::start(None);
     let mut b = Node::start(Some(&a.token));
     let words = format!(
-        "run --workload latency --count 100000000 --producer {} --consumer {} --token {}",
+        "run --workload latency --count 10000000 --producer {} --consumer {} --token {}",
         a.address, b.address, a.token
     );
-    let mut driver = bench(&words).stderr(Stdio::piped()).spawn().unwrap();
-    let mut stderr: BufReader<ChildStderr> = BufReader::new(driver.stderr.take().unwrap());
-    let mut line = String::new();
-    stderr.read_line(&mut line).unwrap();
-    assert!(line.starts_with("warm-up, latency: consumer 1"), "it prints progress: {line}");
+    let driver = bench(&words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    while children(&b.process) == 0 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
     b.terminate();
-    let mut errors = String::new();
-    stderr.read_to_string(&mut errors).unwrap();
-    assert!(errors.contains(&format!("consumer 1 ({})", b.address)), "{errors}");
-    assert!(errors.contains("is gone"), "{errors}");
-    assert!(!driver.wait().unwrap().success());
+    let output = driver.wait_with_output().unwrap();
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(table.contains(&format!("consumer 1 ({})", b.address)), "{table}");
+    assert!(table.contains("is gone"), "{table}");
+    assert!(!output.status.success());
+}
+
+/// The number of child processes of `process`.
+fn children(process: &Child) -> usize {
+    let id = process.id();
+    let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+    children.split_whitespace().count()
 }

@@ -91,8 +91,8 @@ impl Display for Choice {
             write!(f, "{comma} with {} effort {choice}", choice.effort)?;
         }
         match self.estimate_us {
-            Some(estimate_us) => writeln!(f, "; the estimate of a chunk takes {estimate_us:.0} µs."),
-            None => writeln!(f, "; no chunk is long enough to be estimated."),
+            Some(estimate_us) => write!(f, "; the estimate of a chunk takes {estimate_us:.0} µs."),
+            None => write!(f, "; no chunk is long enough to be estimated."),
         }
     }
 }
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(full.chunks["raw"], 3, "noise, and the small chunk");
         let text = choice.to_string();
         assert!(text.starts_with("auto chooses with light effort raw 75 % + "), "{text}");
-        assert!(text.ends_with(" µs.\n"), "{text}");
+        assert!(text.ends_with(" µs."), "{text}");
     }
 
     #[test]

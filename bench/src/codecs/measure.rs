@@ -1,8 +1,8 @@
 //! Measures every codec on every chunk, in turn.
 
 use super::content::Content;
+use crate::{cells::Cells, table::Row};
 use anyhow::{Result, ensure};
-use serde::Serialize;
 use std::time::{Duration, Instant};
 use tensor_relay_protocol::{
     BitPlanesOn, Codec, CodecId, CodecPath, Context, DecodeError, Dtype, codec, worthwhile_bytes,
@@ -23,23 +23,6 @@ pub(super) struct Subject {
 
 /// The size of the zeros of [`Subject::applies`]: large compared with a codec's tables.
 const ZEROS_BYTES: usize = 4096;
-
-/// The result of a codec for all chunks of a job.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct CodecResult {
-    pub(super) codec: String,
-    pub(super) encoded_bytes: u64,
-    /// The number of chunks that the codec did not make at least 3 % smaller, which are sent raw.
-    pub(super) chunks_raw: usize,
-    /// `None`, like the rates, if the codec does not support the dtype or lacks a base, or if there are no bytes.
-    pub(super) ratio: Option<f64>,
-    pub(super) encode_gb_per_s: Option<f64>,
-    pub(super) decode_gb_per_s: Option<f64>,
-    /// The encoding rate divided by the rate of copying in the same measurement.
-    pub(super) encode_of_memcpy: Option<f64>,
-    /// The same for decoding.
-    pub(super) decode_of_memcpy: Option<f64>,
-}
 
 impl<'a> Job<'a> {
     pub(super) fn new(content: &'a Content, base: Option<&'a Content>, dtype: Dtype) -> Self {
@@ -113,11 +96,12 @@ impl Codec for LibraryCodec {
     }
 }
 
-/// Measures all `subjects` in turn, `rounds` times. The rates are compared with those of the first.
+/// Measures all `subjects` in turn, `rounds` times, and returns a row for each. The rates are compared with those of the
+/// first. A codec that does not support the dtype or lacks a base has no numbers.
 ///
 /// # Errors
 /// When a codec does not restore the bytes that it encoded.
-pub(super) fn measure(job: &Job<'_>, subjects: &[Subject], rounds: u32) -> Result<Vec<CodecResult>> {
+pub(super) fn measure(job: &Job<'_>, subjects: &[Subject], rounds: u32) -> Result<Vec<Row>> {
     let mut buffers = Buffers::new(job);
     let mut times: Vec<CodecTimes> = subjects.iter().map(|_| CodecTimes::new(job.chunk_count())).collect();
     for _ in 0..rounds {
@@ -129,7 +113,7 @@ pub(super) fn measure(job: &Job<'_>, subjects: &[Subject], rounds: u32) -> Resul
     let results = subjects
         .iter()
         .zip(&times)
-        .map(|(subject, times)| times.result(subject, job, memcpy_s));
+        .map(|(subject, times)| times.row(subject, job, memcpy_s));
     Ok(results.collect())
 }
 
@@ -221,24 +205,26 @@ impl CodecTimes {
         (sum(|chunk| chunk.encode), sum(|chunk| chunk.decode))
     }
 
-    fn result(&self, subject: &Subject, job: &Job<'_>, memcpy_s: Option<(f64, f64)>) -> CodecResult {
+    fn row(&self, subject: &Subject, job: &Job<'_>, memcpy_s: Option<(f64, f64)>) -> Row {
         let (encode, decode) = self.total_seconds();
         let (memcpy_encode, memcpy_decode) = memcpy_s.unwrap_or_default();
         let gigabytes = job.bytes() as f64 / 1e9;
         let sizes = self.chunks.iter().zip(&job.chunks);
         let encoded_bytes: usize = sizes.map(|(chunk, raw)| chunk.encoded_bytes.unwrap_or(raw.len())).sum();
+        let chunks_raw = self.chunks.iter().filter(|chunk| chunk.encoded_bytes.is_none()).count();
         let applies = subject.applies(job);
         let quotient = |a: f64, b: f64| (applies && b > 0.0).then(|| a / b);
-        CodecResult {
-            codec: subject.name.clone(),
-            encoded_bytes: encoded_bytes as u64,
-            chunks_raw: self.chunks.iter().filter(|chunk| chunk.encoded_bytes.is_none()).count(),
-            ratio: quotient(job.bytes() as f64, encoded_bytes as f64),
-            encode_gb_per_s: quotient(gigabytes, encode),
-            decode_gb_per_s: quotient(gigabytes, decode),
-            encode_of_memcpy: quotient(memcpy_encode, encode),
-            decode_of_memcpy: quotient(memcpy_decode, decode),
-        }
+        // Exact, so it is text with four digits, and no rounded number.
+        let ratio = quotient(job.bytes() as f64, encoded_bytes as f64).map(|ratio| format!("{ratio:.4}"));
+        let setting = Cells::of([("codec", subject.name.clone())]).and("ratio", ratio);
+        let measured = Cells::default()
+            .and("encoded_bytes", applies.then_some(encoded_bytes as f64))
+            .and("chunks_raw", applies.then_some(chunks_raw as f64))
+            .and("encode_gb_per_s", quotient(gigabytes, encode))
+            .and("encode_of_memcpy", quotient(memcpy_encode, encode))
+            .and("decode_gb_per_s", quotient(gigabytes, decode))
+            .and("decode_of_memcpy", quotient(memcpy_decode, decode));
+        Row::of(setting, [&measured])
     }
 }
 
@@ -272,20 +258,23 @@ mod tests {
         let job = Job::of(Dtype::Bf16, vec![&zeros, &noise]);
         let mut subjects = Subject::codecs();
         subjects.extend(Subject::paths());
-        let results = measure(&job, &subjects, 2).unwrap();
-        assert_eq!(results.len(), CodecId::ALL.len() + CodecPath::all().count());
-        assert_eq!((results[0].codec.as_str(), results[0].encoded_bytes), ("raw", 5032));
-        assert_eq!((results[0].ratio, results[0].encode_of_memcpy), (Some(1.0), Some(1.0)));
-        let zstd = results.iter().find(|result| result.codec == "zstd").unwrap();
-        assert_eq!(zstd.chunks_raw, 1, "noise stays raw");
-        assert!((32..100).contains(&zstd.encoded_bytes));
-        for result in results {
-            let rates = result.encode_gb_per_s.zip(result.decode_gb_per_s);
-            match result.codec.as_str() {
-                "sparse" => assert_eq!((rates, result.ratio), (None, None), "there is no base"),
-                _ => {
-                    assert!(rates.is_some_and(|(encode, decode)| encode > 0.0 && decode > 0.0), "{result:?}")
-                }
+        let rows = measure(&job, &subjects, 2).unwrap();
+        assert_eq!(rows.len(), CodecId::ALL.len() + CodecPath::all().count());
+        let number = |row: &Row, name| row.measured.get(name).map(|summary| summary.median);
+        let codec = |row: &Row| row.setting.get("codec").unwrap().clone();
+        assert_eq!((codec(&rows[0]).as_str(), number(&rows[0], "encoded_bytes")), ("raw", Some(5032.0)));
+        assert_eq!(
+            (rows[0].setting.get("ratio").unwrap().as_str(), number(&rows[0], "encode_of_memcpy")),
+            ("1.0000", Some(1.0))
+        );
+        let zstd = rows.iter().find(|row| codec(row) == "zstd").unwrap();
+        assert_eq!(number(zstd, "chunks_raw"), Some(1.0), "noise stays raw");
+        assert!((32.0..100.0).contains(&number(zstd, "encoded_bytes").unwrap()));
+        for row in rows {
+            let rates = number(&row, "encode_gb_per_s").zip(number(&row, "decode_gb_per_s"));
+            match codec(&row).as_str() {
+                "sparse" => assert_eq!((rates, row.setting.get("ratio")), (None, None), "there is no base"),
+                _ => assert!(rates.is_some_and(|(encode, decode)| encode > 0.0 && decode > 0.0), "{row:?}"),
             }
         }
     }
@@ -294,9 +283,9 @@ mod tests {
     fn codecs_that_do_not_apply_have_no_numbers() {
         let noise = blake3::hash(b"noise");
         let codecs_with_numbers = |job: &Job<'_>| -> Vec<String> {
-            let results = measure(job, &Subject::codecs(), 1).unwrap();
-            let numbered = results.into_iter().filter(|result| result.ratio.is_some());
-            numbered.map(|result| result.codec).collect()
+            let rows = measure(job, &Subject::codecs(), 1).unwrap();
+            let numbered = rows.into_iter().filter(|row| row.setting.get("ratio").is_some());
+            numbered.map(|row| row.setting.0[0].1.clone()).collect()
         };
         let integers = Job::of(Dtype::I8, vec![noise.as_bytes()]);
         assert_eq!(

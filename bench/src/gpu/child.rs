@@ -32,10 +32,8 @@ async fn read_output(
     let mut command = Program::current(&[])?.command();
     command.args(arguments);
     let mut process = Process::start(name.into(), command)?;
-    // The child exits when its standard input is closed.
-    let (_stdin, mut lines) = process.split()?;
     let all = async {
-        while let Some(line) = lines.next_line().await? {
+        while let Some(line) = process.next_line().await? {
             // Lines that are not JSON, e.g. output of a library, become notes.
             let note = || Line::Note(String::from_utf8_lossy(&line).into_owned());
             output.push(serde_json::from_slice(&line).unwrap_or_else(|_| note()));
@@ -46,7 +44,7 @@ async fn read_output(
         bail!("it had not ended after {} s and was killed{}", deadline.as_secs(), process.kill().await)
     };
     read?;
-    match process.wait().await {
+    match process.exit_status().await {
         Some(status) if status.success() => Ok(()),
         _ => bail!("it {}", process.end_reason().await),
     }

@@ -26,18 +26,19 @@ pub(super) struct Setup {
     pub(super) lanes: Lanes,
 }
 
-/// One topic of a running server, and the runtime of the server. Several topics can share both.
+/// A running server with one topic, on a runtime of its own.
 pub(super) struct Serving {
-    runtime: Arc<OwnRuntime>,
-    server: Arc<Server>,
+    runtime: OwnRuntime,
+    server: Server,
     publisher: Option<Publisher>,
     topic: Topic,
     ticket: Ticket,
 }
 
 impl Serving {
-    /// Starts a server on `runtime`.
-    pub(super) async fn start(runtime: Arc<OwnRuntime>, setup: &Setup) -> Result<Self> {
+    /// Starts a server.
+    pub(super) async fn start(setup: &Setup) -> Result<Self> {
+        let runtime = OwnRuntime::new("serving", 1)?;
         let config = tensor_relay_server::Config {
             chunk_bytes: u32::try_from(setup.chunk_bytes)?,
             chunks_in_flight: setup.chunks_in_flight,
@@ -47,27 +48,7 @@ impl Serving {
         let listen = ([127, 0, 0, 1], 0).into();
         let started = runtime.run(async move { server::start(listen, Some(LOOPBACK_MTU), config, None) });
         let (server, ticket) = started.await??;
-        let server = Arc::new(server);
-        Self::with_topic(runtime, server, ticket, 0)
-    }
-
-    /// The same server with another of its topics. The topic of [`start`](Self::start) has the number 0.
-    pub(super) fn another_topic(&self, topic_number: u32) -> Result<Self> {
-        Self::with_topic(
-            Arc::clone(&self.runtime),
-            Arc::clone(&self.server),
-            self.ticket.clone(),
-            topic_number,
-        )
-    }
-
-    fn with_topic(
-        runtime: Arc<OwnRuntime>,
-        server: Arc<Server>,
-        ticket: Ticket,
-        topic_number: u32,
-    ) -> Result<Self> {
-        let topic = Topic::new(&format!("gpu/{topic_number}"))?;
+        let topic = Topic::new("gpu")?;
         let publisher = Some(server.publisher(topic.clone())?);
         Ok(Self { runtime, server, publisher, topic, ticket })
     }
@@ -163,7 +144,7 @@ pub(super) struct Round {
 impl Loopback {
     /// Starts a server and `reader_count` clients, each on a runtime of its own with one thread.
     pub(super) async fn start(setup: &Setup, reader_count: u32) -> Result<Self> {
-        let serving = Serving::start(Arc::new(OwnRuntime::new("serving", 1)?), setup).await?;
+        let serving = Serving::start(setup).await?;
         let mut readers = Vec::new();
         for _ in 0..reader_count {
             readers.push(Receiving::start(&serving, setup).await?);

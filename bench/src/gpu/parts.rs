@@ -1,16 +1,13 @@
 //! The parts of the suite. Each runs in its own process, so that a poisoned context, a hang or a crash does not affect
 //! the others.
 
-mod bandwidth;
 mod cases;
 mod device;
 mod exact;
 mod fan_out;
 mod fault;
-mod null_network;
 mod program;
 mod quic;
-mod sessions;
 mod sharing;
 mod small;
 
@@ -32,14 +29,8 @@ pub enum Part {
     Device,
     /// The test cases of every copy engine.
     Cases,
-    /// The copy rates of the engine and of plain copies.
-    Bandwidth,
-    /// The pipeline without a network.
-    NullNetwork,
     /// The pipeline over loopback. The name is older than sessions over TCP.
     Quic,
-    /// Several sessions at once.
-    Sessions,
     /// Many small tensors.
     Small,
     /// One source, many readers.
@@ -54,91 +45,42 @@ pub enum Part {
     Program,
 }
 
+/// The properties of a part.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Facts {
+    /// The name on the command line and in documents.
+    pub(super) name: &'static str,
+    /// The title of the part's section in the document.
+    pub(super) title: &'static str,
+    /// The explanation of the part's numbers.
+    pub(super) about: &'static str,
+    /// The seconds in which the part measures. The suite takes less than nine minutes in all.
+    budget_s: u64,
+    /// The largest payload that the part moves: large enough that the beginning and the end of a transfer do not
+    /// matter, and small enough for several passes. 0 if the part moves no payload or chooses its own.
+    pub(super) bytes: u64,
+}
+
 impl Part {
+    /// The properties of the part.
+    pub(super) fn facts(self) -> Facts {
+        let (name, title, about, budget_s, bytes) = match self {
+            Self::Device => ("device", "The device", device::ABOUT, 0, 256 << 20),
+            Self::Cases => ("cases", "Engine cases", cases::ABOUT, 0, 0),
+            Self::Quic => ("quic", "Pipeline over loopback", quic::ABOUT, 120, 512 << 20),
+            Self::Small => ("small", "Many small tensors", small::ABOUT, 30, 0),
+            Self::FanOut => ("fan-out", "Fan-out", fan_out::ABOUT, 15, 512 << 20),
+            Self::Exact => ("exact", "Byte for byte", exact::ABOUT, 0, 0),
+            Self::Sharing => ("sharing", "Shared with another process", sharing::ABOUT, 20, 256 << 20),
+            Self::Fault => ("fault", "A device that fails", fault::ABOUT, 60, 1 << 30),
+            Self::Program => ("program", "The program", program::ABOUT, 0, 512 << 20),
+        };
+        Facts { name, title, about, budget_s, bytes }
+    }
+
     /// The name of the part on the command line and in documents.
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Device => "device",
-            Self::Cases => "cases",
-            Self::Bandwidth => "bandwidth",
-            Self::NullNetwork => "null-network",
-            Self::Quic => "quic",
-            Self::Sessions => "sessions",
-            Self::Small => "small",
-            Self::FanOut => "fan-out",
-            Self::Exact => "exact",
-            Self::Sharing => "sharing",
-            Self::Fault => "fault",
-            Self::Program => "program",
-        }
-    }
-
-    /// The title of the part's section in the document.
-    pub(super) fn title(self) -> &'static str {
-        match self {
-            Self::Device => "The device",
-            Self::Cases => "Engine cases",
-            Self::Bandwidth => "Bandwidth of copies",
-            Self::NullNetwork => "Pipeline over a null network",
-            Self::Quic => "Pipeline over loopback",
-            Self::Sessions => "Several sessions",
-            Self::Small => "Many small tensors",
-            Self::FanOut => "Fan-out",
-            Self::Exact => "Byte for byte",
-            Self::Sharing => "Shared with another process",
-            Self::Fault => "A device that fails",
-            Self::Program => "The program",
-        }
-    }
-
-    /// The explanation of the part's numbers.
-    pub(super) fn about(self) -> &'static str {
-        match self {
-            Self::Device => device::ABOUT,
-            Self::Cases => cases::ABOUT,
-            Self::Bandwidth => bandwidth::ABOUT,
-            Self::NullNetwork => null_network::ABOUT,
-            Self::Quic => quic::ABOUT,
-            Self::Sessions => sessions::ABOUT,
-            Self::Small => small::ABOUT,
-            Self::FanOut => fan_out::ABOUT,
-            Self::Exact => exact::ABOUT,
-            Self::Sharing => sharing::ABOUT,
-            Self::Fault => fault::ABOUT,
-            Self::Program => program::ABOUT,
-        }
-    }
-
-    /// The time in which the part measures. The suite takes less than nine minutes in all.
-    pub(super) fn budget(self) -> Duration {
-        Duration::from_secs(match self {
-            Self::Device | Self::Cases | Self::Exact | Self::Program => 0,
-            Self::Fault => 60,
-            Self::Bandwidth => 50,
-            Self::NullNetwork => 80,
-            Self::Quic => 120,
-            Self::Sessions => 40,
-            Self::Small => 30,
-            Self::FanOut => 15,
-            Self::Sharing => 20,
-        })
-    }
-
-    /// The deadline after which the part is killed.
-    pub(super) fn deadline(self) -> Duration {
-        self.budget() + Duration::from_secs(45)
-    }
-
-    /// The largest payload that the part moves: large enough that the beginning and the end of a transfer do not matter,
-    /// and small enough for several passes. 0 if the part moves no payload or chooses its own.
-    pub(super) fn bytes(self) -> u64 {
-        match self {
-            Self::Device | Self::Cases | Self::Small | Self::Exact => 0,
-            Self::Quic | Self::Sessions | Self::FanOut | Self::Program => 512 << 20,
-            Self::Sharing => 256 << 20,
-            Self::Bandwidth | Self::Fault => 1 << 30,
-            Self::NullNetwork => 2 << 30,
-        }
+        self.facts().name
     }
 
     /// Runs the part in this process.
@@ -146,10 +88,7 @@ impl Part {
         match self {
             Self::Device => device::run(job),
             Self::Cases => cases::run(job).await,
-            Self::Bandwidth => bandwidth::run(job).await,
-            Self::NullNetwork => null_network::run(job).await,
             Self::Quic => quic::run(job).await,
-            Self::Sessions => sessions::run(job).await,
             Self::Small => small::run(job).await,
             Self::FanOut => fan_out::run(job).await,
             Self::Exact => exact::run(job).await,
@@ -157,6 +96,18 @@ impl Part {
             Self::Fault => fault::run(job).await,
             Self::Program => program::run(job).await,
         }
+    }
+}
+
+impl Facts {
+    /// The time in which the part measures.
+    pub(super) fn budget(self) -> Duration {
+        Duration::from_secs(self.budget_s)
+    }
+
+    /// The deadline after which the part is killed.
+    pub(super) fn deadline(self) -> Duration {
+        self.budget() + Duration::from_secs(45)
     }
 }
 

@@ -48,7 +48,7 @@ pub(crate) async fn run(args: DelayArgs) -> Result<()> {
     let near = device(&args.near)?;
     let far = device(&args.far)?;
     let delay = Duration::from_millis(args.delay_ms.into());
-    print(&Ready { ready: true, port: 0 })?;
+    print(&Ready::at(0))?;
     let near_to_far = {
         let (near, far) = (near.clone(), far.clone());
         spawn_blocking(move || forward_between(&near, &far, delay))

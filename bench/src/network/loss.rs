@@ -1,10 +1,10 @@
 //! The loss rate of a link.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::{fmt, str::FromStr};
 
 /// The share of lost packets, in percent: above 0, below 100.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Loss(f64);
 

@@ -1,10 +1,10 @@
 //! The rate of a link.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::{fmt, str::FromStr};
 
 /// The rate of a link in bits per second, counting Ethernet frames without their checksum.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Rate(u64);
 

@@ -9,7 +9,7 @@ use tokio::{
 };
 
 /// The revision of this protocol. Another revision is refused: both ends of a benchmark should be the same build.
-const REVISION: u32 = 1;
+const REVISION: u32 = 2;
 
 /// The deadline of the complete greeting.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -80,8 +80,8 @@ pub(crate) async fn authenticate(
     outcome.await.unwrap_or(Err(GreetingError::TimedOut))
 }
 
-/// The driver's part: proves to a node that it knows `token`. Returns the lines of the worker, whose first line may
-/// already have been read together with the last line of the greeting.
+/// The driver's part: proves to a node that it knows `token`. Returns the lines of the process that it then
+/// starts, whose first line may already have been read together with the last line of the greeting.
 ///
 /// # Errors
 /// [`GreetingError`], at the latest at the deadline.
@@ -145,7 +145,7 @@ mod tests {
         assert!(node.is_ok() && driver.is_ok(), "{node:?} {driver:?}");
     }
 
-    /// Goal: lines of the worker that arrive together with the verdict are kept. Method: all lines are sent at once.
+    /// Goal: lines of the process that arrive together with the verdict are kept. Method: all lines are sent at once.
     #[tokio::test]
     async fn lines_after_the_verdict_are_kept() {
         let (driver, mut node) = duplex(4 * GREETING_MAX_BYTES);

@@ -1,19 +1,16 @@
 """tensor-relay's Python package as a contender: bench/src/relay.rs in Python.
 
 The harness runs it as `PYTHON -c …`, in an interpreter that has tensor_relay and NumPy. Each side also works with the
-Rust version of the other side: the protocol (bench/src/contender.rs), ticket files and requests of small tensors are
-the same.
+Rust version of the other side: the protocol (bench/src/contender.rs) and the topics are the same.
 """
 
 import argparse
 import json
 import os
 import resource
-import socket
 import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,15 +34,9 @@ def main() -> None:
 def _serve(options: argparse.Namespace) -> None:
     tensor = _content(options.bytes, options.data)
     with tempfile.TemporaryDirectory() as state, tensor_relay.serve(options.listen, state_dir=state) as relay:
-        port = int(relay.address.rpartition(":")[2])
-        _requests_path(port).unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(_requests_path(port)))
-        listener.listen()
-        threading.Thread(target=_publish_small, args=(relay, listener), daemon=True).start()
+        threading.Thread(target=_publish_small, args=(relay,), daemon=True).start()
         current = relay.publish("bulk/0", {"data": tensor}, hold="borrow")
-        _write_ticket(port, relay.ticket)
-        _emit(ready=True, port=port)
+        _emit(ready=True, port=int(relay.address.rpartition(":")[2]), ticket=relay.ticket)
         round_number = 0
         while True:
             # The next round's version is published before it can be requested.
@@ -58,15 +49,9 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _receive(options: argparse.Namespace) -> None:
-    port = int(options.connect.rpartition(":")[2])
-    with (
-        tensor_relay.connect(_take_ticket(port), lanes=options.lanes or None) as client,
-        socket.socket(socket.AF_UNIX) as requests,
-    ):
-        requests.connect(str(_requests_path(port)))
-        _requests_path(port).unlink()
+    with tensor_relay.connect(options.ticket, lanes=options.lanes or None) as client:
         if options.small:
-            _emit(small=options.small, **_small(client, requests, options.small))
+            _emit(small=options.small, **_small(client, options.small))
         for round_number in range(options.rounds):
             begun, begun_cpu_s = time.perf_counter(), _cpu_s()
             snapshot = client.subscribe(f"bulk/{round_number}").next(timeout=TIMEOUT_S)
@@ -80,33 +65,31 @@ def _receive(options: argparse.Namespace) -> None:
             del snapshot, arrays  # Frees their memory for the next round.
 
 
-def _requests_path(port: int) -> Path:
-    """The Unix socket for requests of small tensors; the receiving side removes it once it is connected."""
-    return Path(tempfile.gettempdir()) / f"tensor-relay-bench-{port}.requests"
-
-
-def _publish_small(relay: tensor_relay.Relay, listener: socket.socket) -> None:
-    """Publishes a small tensor for each received byte."""
+def _publish_small(relay: tensor_relay.Relay) -> None:
+    """Publishes a small tensor whenever the one before was committed, as in small.rs."""
     message = np.full(MESSAGE_BYTES, 0x5A, np.uint8)
     while True:
-        connection, _ = listener.accept()
-        with connection:
-            last = None
-            while connection.recv(1):
-                if last is not None:
-                    # As in small.rs: the acknowledgement of a message is not part of the next one's latency.
-                    last.wait_committed(timeout=TIMEOUT_S)
-                message[:8].view("<u8")[0] = time.monotonic_ns()
-                last = relay.publish("small", {"message": message})
+        message[:8].view("<u8")[0] = time.monotonic_ns()
+        publication = relay.publish("small", {"message": message})
+        while not _is_committed(publication):
+            pass
 
 
-def _small(client: tensor_relay.Client, requests: socket.socket, count: int) -> dict[str, float]:
-    """Requests small tensors one by one: a tenth of `count` to warm up, then `count`. Returns percentiles of their
+def _is_committed(publication: Any) -> bool:
+    """Waits for a commit. The first one takes until a receiver asks for small tensors."""
+    try:
+        publication.wait_committed(timeout=TIMEOUT_S)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _small(client: tensor_relay.Client, count: int) -> dict[str, float]:
+    """Receives small tensors one by one: a tenth of `count` to warm up, then `count`. Returns percentiles of their
     latency."""
     took_us = []
     with client.subscribe("small") as subscription:
         for _ in range(count + -(-count // 10)):
-            requests.sendall(b"\x01")
             message = subscription.next(timeout=10)["message"].numpy()
             took_us.append((time.monotonic_ns() - int(message[:8].view("<u8")[0])) / 1e3)
     took_us = sorted(took_us[-count:])
@@ -129,24 +112,6 @@ def _content(size: int, data: str) -> np.ndarray[Any, np.dtype[Any]]:
     for part in np.array_split(weights, -(-size // (64 << 20))):
         part[:] = random.standard_normal(len(part), np.float32) * np.float32(0.02)
     return weights
-
-
-def _ticket_file(port: int) -> Path:
-    return Path(tempfile.gettempdir()) / f"tensor-relay-bench-{port}.ticket"
-
-
-def _write_ticket(port: int, ticket: str) -> None:
-    path = _ticket_file(port)
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(ticket)
-
-
-def _take_ticket(port: int) -> str:
-    path = _ticket_file(port)
-    ticket = path.read_text()
-    path.unlink()
-    return ticket
 
 
 def _cpu_s() -> float:
@@ -174,7 +139,7 @@ def _parse() -> argparse.Namespace:
         side.add_argument("--mtu", type=int)  # Ignored: the package probes the path's MTU.
     serve.add_argument("--listen", default="127.0.0.1:0")
     serve.add_argument("--data", choices=["noise", "weights", "weights-f32"], default="noise")
-    receive.add_argument("--connect", required=True)
+    receive.add_argument("--ticket", required=True)
     receive.add_argument("--rounds", type=int, default=5)
     receive.add_argument("--small", type=int, default=0)
     receive.add_argument("--lanes", type=int, default=1, help="the number of lanes, or 0 for an automatic one")

@@ -1,11 +1,10 @@
 //! The publisher of the payload, which is a new version in each round, from one copy in memory.
 
-use super::PayloadArgs;
-use crate::node::Hold;
+use super::{Form, Hold, Load, PayloadArgs, load::OpenLoad};
 use anyhow::Result;
 use bytes::Bytes;
-use std::{convert::Infallible, sync::Arc};
-use tensor_relay_device::{AllocError, HostMemory, HostSource, Source};
+use std::{convert::Infallible, io, sync::Arc};
+use tensor_relay_device::{HostMemory, HostSource, Source};
 use tensor_relay_protocol::{ChunkHash, Manifest};
 use tensor_relay_server::{
     Borrowed, Publication, Publishable, Publisher, Server, Staging, TensorSpec, Topic, TopicOptions,
@@ -41,12 +40,13 @@ impl RoundPublisher {
     /// # Errors
     /// When memory is exhausted, or `bytes` is no multiple of the element size.
     pub(super) fn new(staging: Staging, bytes: u64, args: &PayloadArgs) -> Result<Self> {
-        let specs = args.data.specs(bytes, args.tensors)?;
+        let load = Load { form: Form::Equal { bytes, count: args.tensors }, content: args.data }.open()?;
+        let specs = load.specs().to_vec();
         let mut filled = None;
         Borrowed::from_hashed_source(&staging, specs.clone(), vec![], |manifest| {
-            let payload = fill(manifest, args)?;
+            let payload = fill(manifest, &load)?;
             filled = Some(payload.clone());
-            Ok::<_, AllocError>((payload.source, payload.hashes))
+            Ok::<_, io::Error>((payload.source, payload.hashes))
         })?;
         let payload = filled.expect("the closure above has filled it");
         Ok(Self { staging, specs, payload, hold: args.hold })
@@ -97,12 +97,13 @@ pub(super) fn topic(round: u32) -> Result<Topic> {
 }
 
 /// Generates the payload in the layout of `manifest`, and hashes its chunks.
-fn fill(manifest: &Manifest, args: &PayloadArgs) -> Result<Payload, AllocError> {
+fn fill(manifest: &Manifest, load: &OpenLoad) -> io::Result<Payload> {
     let to_usize = |range: std::ops::Range<u64>| range.start as usize..range.end as usize;
-    let mut region = HostMemory::new(u64::MAX).allocate(manifest.payload_bytes() as usize)?;
+    let region = HostMemory::new(u64::MAX).allocate(manifest.payload_bytes() as usize);
+    let mut region = region.map_err(io::Error::other)?;
     region.fill(0);
     for (index, tensor) in manifest.tensors().iter().enumerate() {
-        args.data.fill(index, &mut region[to_usize(tensor.range())]);
+        load.fill(0, index, &mut region[to_usize(tensor.range())])?;
     }
     let bytes = region.freeze();
     let chunks = manifest.chunking().iter();

@@ -1,11 +1,8 @@
-//! The workloads, their options, and the plan of a run with these options.
+//! The workloads, their options, and the scenes of a run with these options.
 
-use crate::node::{
-    Model,
-    load::{Content, Form, Load},
-    order::{Pace, Work},
-};
-use anyhow::{Result, bail, ensure};
+use crate::relay::{Content, Form, Hold, Job, Load, Pace, Work};
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::{convert::Infallible, path::PathBuf, str::FromStr};
 
@@ -32,10 +29,8 @@ pub enum Workload {
 /// The content of the tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ContentArg {
-    /// Noise.
-    Random,
-    /// Values with the statistics of weights.
-    Weights,
+    /// Generated values.
+    Generated(Content),
     /// The tensors of a safetensors file on the producer's machine.
     File(PathBuf),
 }
@@ -50,17 +45,10 @@ pub struct WorkloadArgs {
     /// `latency`, 64KiB for `versions`.
     #[arg(long, value_parser = crate::size::parse)]
     pub size: Option<u64>,
-    /// The content of the tensors: `random`, `weights`, or a safetensors FILE of the producer's machine. Default:
-    /// `weights` for `state-dict`, else `random`.
-    #[arg(long, value_name = "random|weights|FILE")]
+    /// The content of the tensors: `noise`, `weights`, or a safetensors FILE of the producer's machine. Default:
+    /// `weights` for `state-dict`, else `noise`.
+    #[arg(long, value_name = "noise|weights|FILE")]
     pub content: Option<ContentArg>,
-    /// For `state-dict`: the tensor names and shapes of this model, instead of those of a generated transformer of
-    /// --size.
-    #[arg(long, value_enum)]
-    pub model: Option<Model>,
-    /// For --model: the factor by which the number of rows of each tensor is multiplied.
-    #[arg(long, requires = "model")]
-    pub scale: Option<f64>,
     /// The number of tensors of `many-small`, or of versions of `latency`. Default 10000.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub count: Option<u32>,
@@ -75,26 +63,11 @@ pub struct WorkloadArgs {
     pub every: bool,
 }
 
-/// The plan of a run.
+/// A named job: one of the contenders of a run.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Plan {
-    pub(crate) work: Work,
-    /// The number of versions of a counted round.
-    pub(crate) versions: u64,
-    /// Whether consumers subscribe in mode `every`.
-    pub(crate) every: bool,
-    /// The scenes, which alternate round by round.
-    pub(crate) scenes: Vec<Scene>,
-}
-
-/// A named set of consumers that take part in a round. Consumers are numbered from 0.
-#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Scene {
     pub(crate) name: String,
-    /// The measured consumers, for whose commits the producer waits.
-    pub(crate) readers: Vec<usize>,
-    /// A consumer that reads slowly and is not measured.
-    pub(crate) slow: Option<usize>,
+    pub(crate) job: Job,
 }
 
 const DEFAULT_BYTES: u64 = 1 << 30;
@@ -104,15 +77,15 @@ const DEFAULT_COUNT: u32 = 10_000;
 const DEFAULT_PER_SECOND: u32 = 1_000;
 const DEFAULT_SECONDS: u32 = 5;
 
-/// The number of versions in a counted round for each version in a warm-up round.
-const WARM_UP_DIVISOR: u64 = 10;
+/// The maximum number of versions in a round, whose latencies are kept in memory.
+const VERSIONS_MAX: u64 = 10_000_000;
 
-/// The maximum number of versions in a round.
-const VERSIONS_MAX: u64 = 100_000_000;
+/// The rate of the slowest network for which the default deadline of a round suffices.
+const SLOWEST_BYTES_PER_S: u64 = 10_000_000;
 
 impl Workload {
     /// The default number of consumers.
-    pub(crate) fn default_consumers(self) -> usize {
+    pub(crate) fn default_consumers(self) -> u32 {
         match self {
             Self::FanOut => 4,
             Self::SlowReader => 2,
@@ -133,66 +106,85 @@ impl Workload {
         }
     }
 
-    /// Whether its tensors can be published from the producer's memory; otherwise each version is new and staged.
-    pub(crate) fn can_borrow(self) -> bool {
-        !matches!(self, Self::Versions | Self::Latency)
-    }
-
-    fn scenes(self, consumers: usize) -> Result<Vec<Scene>> {
-        let scene = |name: &str, readers| Scene { name: name.into(), readers, slow: None };
-        let all = || (0..consumers).collect();
+    /// The scenes for this number of consumers: their names, the numbers of measured consumers, and whether a slow one is
+    /// beside them. The ratio of the first to the second is the result.
+    fn scenes(self, consumers: u32) -> Result<Vec<(String, u32, bool)>> {
+        let name = self.name();
         match self {
             Self::FanOut => {
-                ensure!(consumers >= 2, "`fan-out` compares one consumer with several: it needs two or more");
-                Ok(vec![scene("one consumer", vec![0]), scene(&format!("{consumers} consumers"), all())])
+                ensure!(consumers >= 2, "`{name}` compares several consumers with one: it needs two or more");
+                Ok(vec![
+                    (format!("{consumers} consumers"), consumers, false),
+                    ("one consumer".into(), 1, false),
+                ])
             }
             Self::SlowReader => {
-                ensure!(consumers >= 2, "`slow-reader` needs two consumers or more: the last one is slow");
-                let fast: Vec<usize> = (0..consumers - 1).collect();
-                let beside = Scene { slow: Some(consumers - 1), ..scene("beside a slow one", fast.clone()) };
-                Ok(vec![scene("without the slow one", fast), beside])
+                ensure!(consumers >= 2, "`{name}` needs two consumers or more: the last one is slow");
+                let fast = consumers - 1;
+                Ok(vec![
+                    ("beside a slow one".into(), fast, true),
+                    ("without the slow one".into(), fast, false),
+                ])
             }
-            _ => Ok(vec![scene(self.name(), all())]),
+            _ => Ok(vec![(name.into(), consumers, false)]),
         }
     }
 }
 
 impl WorkloadArgs {
-    /// The plan for this number of consumers.
+    /// The scenes for this number of consumers.
     ///
     /// # Errors
     /// When options contradict each other.
-    pub(crate) fn plan(&self, consumers: usize) -> Result<Plan> {
+    pub(crate) fn scenes(&self, consumers: u32, hold: Hold) -> Result<Vec<Scene>> {
         ensure!(consumers > 0, "at least one consumer is needed");
-        self.check()?;
-        let (work, versions) = match self.workload {
+        self.check(hold)?;
+        let work = match self.workload {
             Workload::Versions => {
-                let versions =
-                    u64::from(self.per_second()) * u64::from(self.seconds.unwrap_or(DEFAULT_SECONDS));
-                (self.stream(VERSION_BYTES, Pace::PerSecond(self.per_second())), versions)
+                let versions = u64::from(self.per_second()) * u64::from(self.seconds());
+                self.stream(VERSION_BYTES, Pace::PerSecond(self.per_second()), versions)?
             }
-            Workload::Latency => (self.stream(SMALL_BYTES, Pace::AfterCommit), self.count().into()),
-            _ => (Work::Version(self.load()), 1),
+            Workload::Latency => self.stream(SMALL_BYTES, Pace::AfterCommit, self.count().into())?,
+            _ => Work::Version(self.load()?),
         };
-        ensure!(versions <= VERSIONS_MAX, "{versions} versions in a round are more than {VERSIONS_MAX}");
-        Ok(Plan { work, versions, every: self.every, scenes: self.workload.scenes(consumers)? })
+        let scene = |(name, receivers, has_slow)| Scene {
+            name,
+            job: Job { work: work.clone(), hold, every: self.every, receivers, has_slow },
+        };
+        Ok(self.workload.scenes(consumers)?.into_iter().map(scene).collect())
+    }
+
+    /// The default deadline of a round in seconds: ten minutes to prepare it, and the time that all consumers take at
+    /// 10 MB/s and twice that of a timetable. For a file, an hour.
+    pub(crate) fn deadline_s(&self, consumers: u32) -> u64 {
+        const PREPARE_S: u64 = 660;
+        let bytes = match (&self.content, self.workload) {
+            (Some(ContentArg::File(_)), _) => return 3_600,
+            (_, Workload::ManySmall | Workload::Latency) => {
+                self.size.unwrap_or(SMALL_BYTES).saturating_mul(self.count().into())
+            }
+            (_, Workload::Versions) => 0,
+            _ => self.size.unwrap_or(DEFAULT_BYTES),
+        };
+        let timetable_s = if self.workload == Workload::Versions { self.seconds().into() } else { 0 };
+        PREPARE_S + 2 * timetable_s + bytes.saturating_mul(consumers.into()) / SLOWEST_BYTES_PER_S
     }
 
     /// Refuses options without effect: a result must not suggest that they had one.
-    fn check(&self) -> Result<()> {
+    fn check(&self, hold: Hold) -> Result<()> {
         use Workload::{Bulk, FanOut, Latency, ManySmall, SlowReader, StateDict, Versions};
         let is = |workloads: &[Workload]| workloads.contains(&self.workload);
         let has_file = matches!(self.content, Some(ContentArg::File(_)));
         let name = self.workload.name();
         for (given, has_effect, option) in [
-            (self.model.is_some(), is(&[StateDict]) && !has_file, "--model"),
-            (self.size.is_some(), self.model.is_none() && !has_file, "--size"),
+            (self.size.is_some(), !has_file, "--size"),
             (self.count.is_some(), is(&[ManySmall, Latency]), "--count"),
             (self.per_second.is_some(), is(&[Versions]), "--per-second"),
             (self.seconds.is_some(), is(&[Versions]), "--seconds"),
             (self.every, is(&[Versions]), "--every"),
             (has_file, is(&[Bulk, StateDict, FanOut, SlowReader]), "a file as --content"),
-            (self.content == Some(ContentArg::Weights), !is(&[Versions, Latency]), "--content weights"),
+            (self.content.is_some() && !has_file, !is(&[Versions, Latency]), "--content"),
+            (hold == Hold::Borrow, !is(&[Versions, Latency]), "--hold borrow"),
         ] {
             if given && !has_effect {
                 bail!("{option} has no effect for `{name}` with these other options");
@@ -201,28 +193,30 @@ impl WorkloadArgs {
         Ok(())
     }
 
-    fn load(&self) -> Load {
-        let bytes = self.size.unwrap_or(DEFAULT_BYTES);
+    fn load(&self) -> Result<Load> {
+        let (bytes, count) = match self.workload {
+            Workload::ManySmall => (self.size.unwrap_or(SMALL_BYTES), self.count()),
+            _ => (self.size.unwrap_or(DEFAULT_BYTES), 1),
+        };
         let form = match (&self.content, self.workload) {
             (Some(ContentArg::File(path)), _) => Form::File { path: path.clone() },
-            (_, Workload::ManySmall) => {
-                Form::Equal { count: self.count(), bytes: self.size.unwrap_or(SMALL_BYTES) }
+            (_, Workload::StateDict) => Form::Generated { bytes },
+            _ => {
+                let bytes = bytes.checked_mul(count.into()).context("--size times --count is too large")?;
+                Form::Equal { bytes, count }
             }
-            (_, Workload::StateDict) => match self.model {
-                Some(model) => Form::Model { model, scale: self.scale.unwrap_or(1.0) },
-                None => Form::Generated { bytes },
-            },
-            _ => Form::Bulk { bytes },
         };
         let content = match (&self.content, self.workload) {
-            (Some(ContentArg::Weights), _) | (None, Workload::StateDict) => Content::Weights,
-            _ => Content::Random,
+            (Some(ContentArg::Generated(content)), _) => *content,
+            (None, Workload::StateDict) => Content::Weights,
+            _ => Content::Noise,
         };
-        Load { form, content }
+        Ok(Load { form, content })
     }
 
-    fn stream(&self, default_bytes: u64, pace: Pace) -> Work {
-        Work::Stream { bytes: self.size.unwrap_or(default_bytes), pace }
+    fn stream(&self, default_bytes: u64, pace: Pace, versions: u64) -> Result<Work> {
+        ensure!(versions <= VERSIONS_MAX, "{versions} versions in a round are more than {VERSIONS_MAX}");
+        Ok(Work::Stream { bytes: self.size.unwrap_or(default_bytes), pace, versions })
     }
 
     fn count(&self) -> u32 {
@@ -232,22 +226,9 @@ impl WorkloadArgs {
     fn per_second(&self) -> u32 {
         self.per_second.unwrap_or(DEFAULT_PER_SECOND)
     }
-}
 
-impl Plan {
-    /// The number of versions of the warm-up round.
-    pub(crate) fn warm_up_versions(&self) -> u64 {
-        (self.versions / WARM_UP_DIVISOR).max(1)
-    }
-
-    /// The duration of a counted round whose versions have a fixed rate, in whole seconds; 0 for other rounds.
-    pub(crate) fn timetable_s(&self) -> u64 {
-        match self.work {
-            Work::Stream { pace: Pace::PerSecond(rate), .. } => {
-                self.versions.div_ceil(u64::from(rate.max(1)))
-            }
-            _ => 0,
-        }
+    fn seconds(&self) -> u32 {
+        self.seconds.unwrap_or(DEFAULT_SECONDS)
     }
 }
 
@@ -255,10 +236,9 @@ impl FromStr for ContentArg {
     type Err = Infallible;
 
     fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(match text {
-            "random" => Self::Random,
-            "weights" => Self::Weights,
-            path => Self::File(path.into()),
+        Ok(match Content::from_str(text, false) {
+            Ok(content) => Self::Generated(content),
+            Err(_) => Self::File(text.into()),
         })
     }
 }
@@ -266,7 +246,7 @@ impl FromStr for ContentArg {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::{Parser, ValueEnum};
+    use clap::Parser;
 
     #[derive(Parser)]
     struct Cli {
@@ -274,52 +254,54 @@ mod tests {
         args: WorkloadArgs,
     }
 
-    fn plan(words: &str, consumers: usize) -> Result<Plan> {
-        Cli::try_parse_from(["run"].into_iter().chain(words.split_whitespace()))?
-            .args
-            .plan(consumers)
+    fn args(words: &str) -> Result<WorkloadArgs> {
+        Ok(Cli::try_parse_from(["run"].into_iter().chain(words.split_whitespace()))?.args)
+    }
+
+    fn scenes(words: &str, consumers: u32) -> Result<Vec<Scene>> {
+        args(words)?.scenes(consumers, Hold::Stage)
+    }
+
+    fn work(words: &str) -> Work {
+        scenes(words, 1).unwrap().remove(0).job.work
     }
 
     fn load(words: &str) -> Load {
-        match plan(words, 1).unwrap().work {
+        match work(words) {
             Work::Version(load) => load,
-            stream => panic!("{stream:?}"),
+            other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn defaults_are_those_of_the_help() {
-        let bulk = Load { form: Form::Bulk { bytes: 1 << 30 }, content: Content::Random };
+        let bulk = Load { form: Form::Equal { bytes: 1 << 30, count: 1 }, content: Content::Noise };
         assert_eq!(load(""), bulk);
-        let small = Form::Equal { count: 10_000, bytes: 4096 };
+        let small = Form::Equal { bytes: 10_000 * 4096, count: 10_000 };
         assert_eq!(load("--workload many-small").form, small);
         let dict = load("--workload state-dict --size 1MiB");
         assert_eq!(dict, Load { form: Form::Generated { bytes: 1 << 20 }, content: Content::Weights });
-        let versions = plan("--workload versions", 1).unwrap();
-        assert_eq!(versions.work, Work::Stream { bytes: 65_536, pace: Pace::PerSecond(1000) });
-        assert_eq!((versions.versions, versions.timetable_s(), versions.warm_up_versions()), (5000, 5, 500));
-        let latency = plan("--workload latency", 1).unwrap();
-        assert_eq!(latency.work, Work::Stream { bytes: 4096, pace: Pace::AfterCommit });
-        assert_eq!((latency.versions, latency.timetable_s()), (10_000, 0));
+        let versions = Work::Stream { bytes: 65_536, pace: Pace::PerSecond(1000), versions: 5000 };
+        assert_eq!(work("--workload versions"), versions);
+        let latency = Work::Stream { bytes: 4096, pace: Pace::AfterCommit, versions: 10_000 };
+        assert_eq!(work("--workload latency"), latency);
+        assert_eq!(args("").unwrap().deadline_s(1), 660 + 107);
+        assert_eq!(args("--workload versions").unwrap().deadline_s(1), 660 + 10);
     }
 
     #[test]
-    fn options_change_the_plan() {
-        let model = load("--workload state-dict --model gpt2 --scale 0.5 --content random");
-        assert_eq!(model.form, Form::Model { model: Model::Gpt2, scale: 0.5 });
-        assert_eq!(model.content, Content::Random);
+    fn options_change_the_job() {
+        let model = load("--workload state-dict --size 1MiB --content random");
+        assert_eq!(model, Load { form: Form::Generated { bytes: 1 << 20 }, content: Content::Noise });
         assert_eq!(load("--content a.safetensors").form, Form::File { path: "a.safetensors".into() });
-        let versions = plan("--workload versions --per-second 3 --seconds 7 --every", 1).unwrap();
-        assert_eq!((versions.versions, versions.every), (21, true));
+        let versions = scenes("--workload versions --per-second 3 --seconds 7 --every", 1).unwrap();
+        assert!(versions[0].job.every);
+        assert!(matches!(versions[0].job.work, Work::Stream { versions: 21, .. }));
     }
 
     #[test]
     fn options_without_effect_are_refused() {
         for words in [
-            "--model gpt2",
-            "--workload state-dict --scale 1",
-            "--workload state-dict --model gpt2 --size 1MiB",
-            "--workload state-dict --model gpt2 --content a.safetensors",
             "--content a.safetensors --size 1MiB",
             "--workload latency --content a.safetensors",
             "--workload latency --content weights",
@@ -328,31 +310,28 @@ mod tests {
             "--workload bulk --seconds 3",
             "--workload latency --every",
         ] {
-            assert!(plan(words, 1).is_err(), "{words}");
+            assert!(scenes(words, 1).is_err(), "{words}");
         }
-        assert!(plan("", 0).is_err());
-        assert!(plan("--workload versions --per-second 1000000 --seconds 3600", 1).is_err());
+        assert!(scenes("", 0).is_err());
+        assert!(scenes("--workload versions --per-second 1000000 --seconds 3600", 1).is_err());
+        assert!(args("--workload latency").unwrap().scenes(1, Hold::Borrow).is_err());
     }
 
     #[test]
-    fn every_consumer_takes_part_in_a_scene() {
+    fn every_workload_has_a_scene_for_its_consumers() {
         for workload in Workload::value_variants() {
-            let plan =
-                plan(&format!("--workload {}", workload.name()), workload.default_consumers()).unwrap();
-            let mut taking_part: Vec<usize> = plan
-                .scenes
-                .iter()
-                .flat_map(|s| s.readers.iter().chain(&s.slow))
-                .copied()
-                .collect();
-            taking_part.sort_unstable();
-            taking_part.dedup();
-            assert_eq!(taking_part, (0..workload.default_consumers()).collect::<Vec<_>>(), "{workload:?}");
+            let all =
+                scenes(&format!("--workload {}", workload.name()), workload.default_consumers()).unwrap();
+            let consumers = all[0].job.receivers + u32::from(all[0].job.has_slow);
+            assert_eq!(consumers, workload.default_consumers(), "{workload:?}");
             assert_eq!(workload.to_possible_value().unwrap().get_name(), workload.name());
         }
-        let scenes = |words, consumers| plan(words, consumers).map(|plan| plan.scenes);
-        let slow = scenes("--workload slow-reader", 3).unwrap();
-        assert_eq!((slow[0].slow, slow[1].slow, slow[1].readers.len()), (None, Some(2), 2));
+        let of = |words, consumers| -> Vec<(u32, bool)> {
+            let scenes = scenes(words, consumers).unwrap();
+            scenes.iter().map(|scene| (scene.job.receivers, scene.job.has_slow)).collect()
+        };
+        assert_eq!(of("--workload slow-reader", 3), [(2, true), (2, false)]);
+        assert_eq!(of("--workload fan-out", 3), [(3, false), (1, false)]);
         assert!(scenes("--workload slow-reader", 1).is_err());
         assert!(scenes("--workload fan-out", 1).is_err());
     }

@@ -5,34 +5,18 @@ use crate::tls;
 use anyhow::Result;
 use quinn::{
     ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
-    congestion::{BbrConfig, ControllerFactory, CubicConfig},
+    congestion::CubicConfig,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
 use std::{net::SocketAddr, sync::Arc};
 
-/// The settings of bare quinn, the same at both ends.
+/// The settings of bare quinn, the same at both ends: those of a link that carries UDP payloads of `mtu` bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Settings {
-    mtu: u16,
-    congestion: Congestion,
-}
-
-/// The congestion control of a sender.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Congestion {
-    /// CUBIC, quinn's default, which reduces its window at a loss. On links without loss no controller was faster.
-    #[default]
-    Cubic,
-    /// BBR, which models the path. It was 2.4 times as fast when 1 % of the batches were lost.
-    Bbr,
+    pub(super) mtu: u16,
 }
 
 impl Settings {
-    /// Settings for a link that carries UDP payloads of `mtu` bytes.
-    pub(super) fn new(mtu: u16, congestion: Congestion) -> Self {
-        Self { mtu, congestion }
-    }
-
     /// An endpoint that listens on `address`.
     pub(super) fn server(self, address: SocketAddr) -> Result<Endpoint> {
         let mut config = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls::server()?)?));
@@ -61,6 +45,9 @@ impl Settings {
 
     fn transport(self) -> TransportConfig {
         let window = VarInt::from_u32(WINDOW_BYTES);
+        // quinn's default, which reduces its window at a loss. On links without loss no controller was faster.
+        let mut congestion = CubicConfig::default();
+        congestion.initial_window(INITIAL_WINDOW_BYTES);
         let mut config = TransportConfig::default();
         config
             .stream_receive_window(window)
@@ -69,25 +56,8 @@ impl Settings {
             .initial_mtu(self.mtu)
             // The link's MTU is known; a lost probe could only reduce it.
             .mtu_discovery_config(None)
-            .congestion_controller_factory(self.congestion.factory());
+            .congestion_controller_factory(Arc::new(congestion));
         config
-    }
-}
-
-impl Congestion {
-    fn factory(self) -> Arc<dyn ControllerFactory + Send + Sync> {
-        match self {
-            Self::Cubic => {
-                let mut config = CubicConfig::default();
-                config.initial_window(INITIAL_WINDOW_BYTES);
-                Arc::new(config)
-            }
-            Self::Bbr => {
-                let mut config = BbrConfig::default();
-                config.initial_window(INITIAL_WINDOW_BYTES);
-                Arc::new(config)
-            }
-        }
     }
 }
 

@@ -1,6 +1,9 @@
 //! The receiving side of TCP.
 
-use super::{Encryption, PIECE_BYTES, request, socket, stream::Stream};
+use super::{
+    Encryption, PIECE_BYTES, request, socket,
+    stream::{self, Stream},
+};
 use crate::{
     contender::{Begun, Received, SmallMessages},
     latency::{self, Latencies},
@@ -12,9 +15,8 @@ use std::{
 };
 
 /// A client that receives the same bytes into the same memory, round after round.
-#[derive(Debug)]
 pub(super) struct Client {
-    stream: Stream,
+    stream: Box<dyn Stream>,
     /// Untouched until the first round, whose time includes its page faults, as with tensor-relay.
     memory: Vec<u8>,
 }
@@ -26,7 +28,7 @@ impl Client {
     /// When the server does not answer, or the kernel lacks CUBIC.
     pub(super) fn connect(remote: SocketAddr, bytes: u64, encryption: Encryption) -> Result<Self> {
         let memory = vec![0; bytes as usize];
-        Ok(Self { stream: Stream::client(socket::connect(remote)?, encryption)?, memory })
+        Ok(Self { stream: stream::client(socket::connect(remote)?, encryption)?, memory })
     }
 
     /// Requests the payload and receives it into memory.

@@ -1,6 +1,9 @@
 //! The serving side of TCP.
 
-use super::{Encryption, PIECE_BYTES, request, socket, stream::Stream};
+use super::{
+    Encryption, PIECE_BYTES, request, socket,
+    stream::{self, Stream},
+};
 use crate::{
     contender::{Begun, Sent},
     latency,
@@ -8,7 +11,7 @@ use crate::{
 use anyhow::{Result, bail, ensure};
 use bytes::Bytes;
 use std::{
-    io::{ErrorKind, Read, Write},
+    io::{ErrorKind, Write},
     net::{SocketAddr, TcpListener, TcpStream},
 };
 
@@ -50,10 +53,10 @@ impl Server {
     /// # Errors
     /// When the connection breaks, or when `report` fails.
     pub(super) fn serve(&self, client: TcpStream, mut report: impl FnMut(Sent) -> Result<()>) -> Result<()> {
-        let mut stream = Stream::server(client, self.encryption)?;
-        while let Some(byte) = next_request(&mut stream)? {
+        let mut stream = stream::server(client, self.encryption)?;
+        while let Some(byte) = next_request(&mut *stream)? {
             match byte {
-                request::ALL => report(self.serve_round(&mut stream)?)?,
+                request::ALL => report(self.serve_round(&mut *stream)?)?,
                 request::SMALL => stream.write_all(&latency::stamped())?,
                 other => bail!("the client sent the unknown request {other:#04x}"),
             }
@@ -63,7 +66,7 @@ impl Server {
 
     /// Sends the payload, and waits until the client has received it, so that no work of a round is measured in the
     /// next.
-    fn serve_round(&self, stream: &mut Stream) -> Result<Sent> {
+    fn serve_round(&self, stream: &mut dyn Stream) -> Result<Sent> {
         let begun = Begun::now();
         for piece in self.memory.chunks(PIECE_BYTES) {
             stream.write_all(piece)?;
@@ -76,7 +79,7 @@ impl Server {
 }
 
 /// The next request of the client, a byte of [`request`]; `None` if the client has disconnected.
-fn next_request(stream: &mut Stream) -> Result<Option<u8>> {
+fn next_request(stream: &mut dyn Stream) -> Result<Option<u8>> {
     let mut byte = [0];
     match stream.read_exact(&mut byte) {
         Ok(()) => Ok(Some(byte[0])),

@@ -1,18 +1,24 @@
 //! The description of the device.
 
-use super::Job;
+use super::{Job, rate};
 use crate::{
     gpu::{
         engine::{DeviceArg, Engine},
         line::Printer,
     },
     machine::trimmed_file,
+    stats::format_number,
 };
 use anyhow::{Context, Result};
-use tensor_relay_device::cuda;
+use tensor_relay_device::cuda::{
+    self,
+    measure::{Pages, PlainCopies, plain_copies},
+};
 
 pub(super) const ABOUT: &str = "\
-The properties that the driver and the system report are listed above. The part fails if no engine opens on the device.";
+The properties that the driver and the system report are listed above, and the rates of one large synchronous copy by the \
+driver, in 10^9 bytes per second: from or to page-locked memory it is the limit of the bus. The part fails if no engine opens on \
+the device.";
 
 /// The name of the fact with the kind of device.
 pub(in crate::gpu) const KIND: &str = "kind";
@@ -26,7 +32,10 @@ pub(super) fn run(job: Job) -> Result<()> {
             job.printer().fact(KIND, "host");
             job.printer().fact("name", "the reference engine in host memory");
         }
-        DeviceArg::Cuda(ordinal) => describe(job.printer(), ordinal)?,
+        DeviceArg::Cuda(ordinal) => {
+            describe(job.printer(), ordinal)?;
+            measure_plain_copies(&job, ordinal)?;
+        }
     }
     Engine::open(job.device)?;
     Ok(())
@@ -45,6 +54,20 @@ fn describe(printer: Printer, ordinal: usize) -> Result<()> {
     describe_bus(printer, &device.pci_bus_id);
     let memory = cuda::device_memory(ordinal)?;
     printer.fact(FREE_BYTES, memory.free_bytes.to_string());
+    Ok(())
+}
+
+/// Measures plain copies, and prints their rates.
+fn measure_plain_copies(job: &Job, ordinal: usize) -> Result<()> {
+    let len = usize::try_from(job.bytes)?;
+    for (name, pages) in [("page-locked", Pages::Locked), ("pageable", Pages::Pageable)] {
+        let PlainCopies { to_host_s, to_device_s } = plain_copies(ordinal, len, pages)?;
+        for (direction, seconds) in [("D2H", to_host_s), ("H2D", to_device_s)] {
+            let gb_per_s = format_number(rate(job.bytes, seconds));
+            job.printer()
+                .fact(&format!("plain {direction}, {name}"), format!("{gb_per_s} GB/s"));
+        }
+    }
     Ok(())
 }
 

@@ -6,13 +6,11 @@ use crate::{
         engine::Engine,
         line::Printer,
         loopback::{Receiving, Serving, Setup},
-        own_runtime::OwnRuntime,
         payload::{self, OnDevice, noise_of},
     },
     size,
 };
 use anyhow::Result;
-use std::sync::Arc;
 use tensor_relay_client::{Lanes, Snapshot};
 use tensor_relay_device::Capacity;
 use tensor_relay_protocol::{Dtype, Manifest, Shape, TensorName, TensorSpec};
@@ -39,7 +37,7 @@ async fn compare(job: &Job, engine: &Engine, chunk_bytes: u64) -> Result<()> {
     let bytes = noise_of(manifest.payload_bytes(), chunk_bytes)?;
     from.upload(&bytes).await?;
     let setup = Setup { chunk_bytes, chunks_in_flight: 4, landing: Some(landing), lanes: Lanes::Auto };
-    let mut serving = Serving::start(Arc::new(OwnRuntime::new("serving", 1)?), &setup).await?;
+    let mut serving = Serving::start(&setup).await?;
     let mut receiving = Receiving::start(&serving, &setup).await?;
     serving.publish(specs, from.source()?).await?;
     let landed = receiving.next().await?;

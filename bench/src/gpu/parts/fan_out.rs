@@ -8,7 +8,7 @@ use crate::{
         loopback::{Loopback, Setup},
         passes::Passes,
         payload::{self, OnDevice},
-        stream::Depth,
+        stream::chunks_in_flight,
     },
 };
 use anyhow::Result;
@@ -28,12 +28,8 @@ pub(super) async fn run(job: Job) -> Result<()> {
     let from = OnDevice::whole(&device, job.bytes)?;
     from.upload(&payload::noise_of(job.bytes, 2)?).await?;
     let source = from.source()?;
-    let setup = Setup {
-        chunk_bytes,
-        chunks_in_flight: Depth::of_slots(slots).sending.max(2),
-        landing: None,
-        lanes: Lanes::Auto,
-    };
+    let setup =
+        Setup { chunk_bytes, chunks_in_flight: chunks_in_flight(slots), landing: None, lanes: Lanes::Auto };
     let mut services = Vec::new();
     for readers in [1, 4] {
         let mut service = Loopback::start(&setup, readers).await?;

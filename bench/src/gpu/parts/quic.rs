@@ -10,7 +10,7 @@ use crate::{
         loopback::{Loopback, Round, Setup},
         passes::Passes,
         payload::{self, OnDevice},
-        stream::{Depth, pieces, read_all, write_all},
+        stream::{chunks_in_flight, pieces, read_all, write_all},
     },
 };
 use anyhow::Result;
@@ -85,9 +85,7 @@ impl Pair {
         // Slots of their own for the copies alone, because a server keeps chunks in its slots for further readers.
         let alone = engine.device(capacity)?;
         // At most the program's default.
-        let in_flight = Depth::of_slots(slots)
-            .sending
-            .clamp(2, tensor_relay_server::Config::default().chunks_in_flight);
+        let in_flight = chunks_in_flight(slots).min(tensor_relay_server::Config::default().chunks_in_flight);
         let lanes = Lanes::Fixed(lanes);
         let on_host = Setup { chunk_bytes, chunks_in_flight: in_flight, landing: None, lanes };
         let on_gpu = Setup { landing: Some(ends[1].clone()), ..on_host.clone() };

@@ -9,19 +9,18 @@ use crate::{
         loopback::{Loopback, Setup},
         passes::Passes,
         payload::{self, OnDevice},
-        stream::{Depth, LastStage, transfer},
+        stream::chunks_in_flight,
     },
 };
 use anyhow::Result;
-use std::time::Instant;
 use tensor_relay_client::Lanes;
 use tensor_relay_device::Capacity;
 use tensor_relay_protocol::TensorSpec;
 
 pub(super) const ABOUT: &str = "\
 The same bytes in three layouts: tensors of 4 KiB, each in an allocation of its own on the GPU (a chunk then needs a thousand \
-copies by the driver); the same tensors in one allocation (a chunk needs one copy); and one tensor. The receiving end has the \
-same layout over the `null network`; over `quic` a snapshot lands in one allocation.";
+copies by the driver); the same tensors in one allocation (a chunk needs one copy); and one tensor. The snapshot lands in one \
+allocation.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engine = job.engine()?;
@@ -68,15 +67,12 @@ impl Layout {
 
 const TENSOR_BYTES: u64 = payload::UNPADDED_BYTES;
 
-/// The bytes in one layout on both devices, and the service that moves them.
+/// The bytes in one layout, and the service that moves them.
 struct Payload {
     layout: Layout,
     count: u64,
     from: OnDevice,
-    to: OnDevice,
     service: Loopback,
-    chunk_bytes: u64,
-    depth: Depth,
 }
 
 impl Payload {
@@ -85,38 +81,31 @@ impl Payload {
         let capacity = Capacity { slots, slot_bytes: chunk_bytes as usize };
         let [sending, landing] = [engine.device(capacity)?, engine.device(capacity)?];
         let manifest = payload::manifest(layout.specs(count)?, chunk_bytes)?;
-        let allocate = |device| match layout {
-            Layout::OwnAllocations => OnDevice::scattered(device, &manifest),
-            _ => OnDevice::whole(device, manifest.payload_bytes()),
+        let from = match layout {
+            Layout::OwnAllocations => OnDevice::scattered(&sending, &manifest)?,
+            _ => OnDevice::whole(&sending, manifest.payload_bytes())?,
         };
-        let (from, to) = (allocate(&sending)?, allocate(&landing)?);
-        let depth = Depth::of_slots(slots);
         let setup = Setup {
             chunk_bytes,
-            chunks_in_flight: depth.sending.max(2),
+            chunks_in_flight: chunks_in_flight(slots),
             landing: Some(landing),
             lanes: Lanes::Auto,
         };
         let mut service = Loopback::start(&setup, 1).await?;
         from.upload(&payload::noise_of(manifest.payload_bytes(), 1)?).await?;
         service.round_of(layout.specs(count)?, &from.source()?).await?;
-        Ok(Self { layout, count, from, to, service, chunk_bytes, depth })
+        Ok(Self { layout, count, from, service })
     }
 
     async fn measure(&mut self, job: &Job) -> Result<()> {
         let specs = self.layout.specs(self.count)?;
-        let manifest = payload::manifest(specs.clone(), self.chunk_bytes)?;
-        let (source, sink) = (self.from.source()?, self.to.sink()?);
+        let source = self.from.source()?;
         let bytes = source.len_bytes();
-        let begun = Instant::now();
-        transfer(&manifest, &source, &sink, self.depth, LastStage::Written).await?;
-        let null_network_s = begun.elapsed().as_secs_f64();
         let quic = self.service.round_of(specs, &source).await?;
         let tensors = if self.layout == Layout::OneTensor { 1 } else { self.count };
         let setting =
             Cells::of([("layout", self.layout.name().to_owned()), ("tensors", tensors.to_string())]);
         let measured = Cells::of([
-            ("null_network_gb_per_s", rate(bytes, null_network_s)),
             ("quic_gb_per_s", rate(bytes, quic.seconds)),
             ("quic_ms", quic.seconds * 1e3),
             ("quic_cpu_s_per_gib", cpu::per_gib(quic.cpu_s, bytes)),

@@ -36,7 +36,7 @@ fn default_small() -> bool {
 ///
 /// # Errors
 /// When the file cannot be read, or does not list peers.
-pub(super) fn read(path: &Path) -> Result<Vec<Contender>> {
+pub(crate) fn read(path: &Path) -> Result<Vec<Contender>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     // Absolute, because both sides run in the folder of the list.
     let path = std::path::absolute(path)?;
@@ -56,18 +56,16 @@ impl Peer {
             words.split_first().with_context(|| format!("{:?} has no program", self.name))?;
         let lead: Vec<&str> = lead.iter().map(String::as_str).collect();
         let program = Program::new(executable, &lead);
-        let side = |side: &str| SideCommand { program: program.clone(), arguments: vec![side.into()] };
+        let side = |side: &str| SideCommand::new(&program, &[side]);
         Ok(Contender {
             folder: Some(folder.into()),
-            name: self.name,
-            serve: side("serve"),
-            receive: side("receive"),
             encrypted: self.encrypted,
             receives_into: self.receives_into,
             note: self.note,
             has_small: self.small,
             is_ours: false,
             is_external: true,
+            ..Contender::new(&self.name, side("serve"), side("receive"))
         })
     }
 }

@@ -4,8 +4,9 @@ use super::contenders::Contender;
 use crate::{
     cells::Cells,
     contender::SmallMessages,
+    origin::Origin,
     stats::{PairedRatio, Summary},
-    table::{Kind, Row, Table},
+    table::{Row, Table},
 };
 use anyhow::Result;
 use serde::Serialize;
@@ -38,6 +39,19 @@ pub(crate) struct Run {
     pub(super) first_gb_per_s: Option<f64>,
     /// The counted rounds.
     pub(crate) rounds: Vec<Cells<f64>>,
+    /// The same rounds as each process measured them, of contenders whose processes do.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) processes: Vec<ProcessRounds>,
+}
+
+/// The counted rounds of one process.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct ProcessRounds {
+    /// `producer`, or `consumer` with a number.
+    pub(super) process: String,
+    /// The machine on which it runs.
+    pub(super) machine: Option<Origin>,
+    pub(super) rounds: Vec<Cells<f64>>,
 }
 
 impl Runs {
@@ -62,29 +76,36 @@ impl Runs {
         self.failures.get(name).is_some()
     }
 
-    /// A table with a row for each contender, which summarises the medians of its runs.
-    pub(crate) fn table(&self) -> Table {
+    /// A table with a row for each contender, and one with a row for each process, if processes have numbers of their
+    /// own.
+    pub(super) fn tables(&self) -> Vec<Table> {
         let first = self.contenders.first().map_or("", |contender| contender.name.as_str());
         let row = |contender: &Contender| {
             let name = contender.name.as_str();
             let encrypted = if contender.encrypted { "yes" } else { "no" };
             let setting =
                 [("contender", name), ("encrypted", encrypted), ("memory", &contender.receives_into)];
-            let runs = self.runs.iter().filter(|run| run.contender == name);
-            let medians: Vec<_> = runs.map(Run::medians).collect();
-            let mut row = Row::of(Cells::of(setting.map(|(name, value)| (name, value.to_owned()))), &medians);
-            row.kind = match contender.encrypted {
-                _ if contender.is_ours => Kind::Ours,
-                true => Kind::Encrypted,
-                false => Kind::Plain,
+            let runs: Vec<&Run> = self.runs.iter().filter(|run| run.contender == name).collect();
+            let samples = match &runs[..] {
+                [only] => only.samples(),
+                runs => runs.iter().map(|run| run.medians()).collect(),
             };
+            let mut row = Row::of(Cells::of(setting.map(|(name, value)| (name, value.to_owned()))), &samples);
             if name != first {
                 let ratio = |metric: &&str| Some(((*metric).to_owned(), self.ratio(first, name, metric)?));
                 row.ratios = Cells(COMPARED.iter().filter_map(ratio).collect());
             }
             row
         };
-        Table::new("All runs", self.contenders.iter().map(row))
+        let all = Table::new("All runs", self.contenders.iter().map(row));
+        let mut processes = Table::new("Each process", []);
+        for run in &self.runs {
+            for ProcessRounds { process, rounds, .. } in &run.processes {
+                let setting = Cells::of([("process", process.clone()), ("contender", run.contender.clone())]);
+                rounds.iter().for_each(|round| processes.add(&setting, round));
+            }
+        }
+        vec![all, processes]
     }
 
     /// Remarks on the contenders, and failures.
@@ -115,10 +136,22 @@ impl Run {
     fn medians(&self) -> Cells<f64> {
         let rounds = Row::of(Cells::default(), &self.rounds).measured.0;
         let medians = rounds.into_iter().map(|(name, Summary { median, .. })| (name, median));
-        let medians = Cells(medians.collect());
-        let later_gb_per_s = medians.get("gb_per_s").copied();
+        self.with_own_numbers(Cells(medians.collect()))
+    }
+
+    /// The counted rounds, of which the first also has the numbers of the first round and of small messages.
+    fn samples(&self) -> Vec<Cells<f64>> {
+        let mut samples = self.rounds.clone();
+        if let Some(first) = samples.first_mut() {
+            *first = self.with_own_numbers(first.clone());
+        }
+        samples
+    }
+
+    fn with_own_numbers(&self, cells: Cells<f64>) -> Cells<f64> {
+        let later_gb_per_s = cells.get("gb_per_s").copied();
         let first_by_later = self.first_gb_per_s.zip(later_gb_per_s).map(|(first, later)| first / later);
-        medians
+        cells
             .and("first_gb_per_s", self.first_gb_per_s)
             .and("first_by_later", first_by_later)
             .and("small_p50_us", self.small.map(|small| small.p50_us))
@@ -140,7 +173,7 @@ const COMPARED: [&str; 5] =
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{compare::contenders::Contenders, program::Program};
+    use crate::{harness::contenders::Contenders, program::Program};
 
     /// Six pairs of `tensor-relay` and `tcp`, which is half as fast; one pair of a slower `tensor-relay` and `tcp-tls`,
     /// after which `tcp-tls` fails.
@@ -166,7 +199,7 @@ mod tests {
 
     #[test]
     fn ratios_divide_the_first_contender_by_the_others() {
-        let Table { rows, .. } = example().table();
+        let Table { rows, .. } = example().tables().remove(0);
         let [first, tcp, tls] = &rows[..] else { panic!("three contenders") };
         assert!(first.ratios.0.is_empty(), "the first has no ratio to itself");
         assert_eq!(first.measured.get("gb_per_s").unwrap().median, 4.0);
@@ -181,7 +214,20 @@ mod tests {
             (3.0, 1),
             "the only pair that was complete before tcp-tls failed"
         );
-        assert_eq!([first, tcp, tls].map(|row| row.kind), [Kind::Ours, Kind::Plain, Kind::Encrypted]);
         assert_eq!(example().notes(), ["tcp-tls failed: it ended early"]);
+    }
+
+    #[test]
+    fn the_rounds_of_an_only_run_are_its_samples() {
+        let contenders = Contenders::of_this(&Program::new("bench", &[]), None);
+        let mut runs = Runs::new(&contenders.pick(&["tensor-relay".into()]).unwrap());
+        let rounds = vec![Cells::of([("cpu_s_per_gib", 1.0)]), Cells::of([("cpu_s_per_gib", 3.0)])];
+        let process = ProcessRounds { process: "producer".into(), machine: None, rounds };
+        runs.add("tensor-relay", 0, None, Ok(Run { processes: vec![process], ..run([1.0, 2.0, 9.0], 5.0) }));
+        let [all, processes] = &runs.tables()[..] else { panic!("two tables") };
+        assert_eq!((all.rows[0].samples, processes.rows[0].samples), (3, 2));
+        assert_eq!(all.rows[0].measured.get("gb_per_s").unwrap().max, 9.0);
+        assert_eq!(all.rows[0].measured.get("small_p50_us").unwrap().median, 5.0);
+        assert_eq!(processes.rows[0].measured.get("cpu_s_per_gib").unwrap().median, 2.0);
     }
 }

@@ -43,6 +43,11 @@ impl StreamContent {
         Ok(Self { noise, bytes })
     }
 
+    /// The size of a tensor.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
     /// Writes the tensor of the version with `stamp` to `out`, which has its size.
     pub(crate) fn write(&self, stamp: Stamp, out: &mut [u8]) {
         out.copy_from_slice(self.window(stamp.index));

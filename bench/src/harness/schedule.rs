@@ -46,7 +46,7 @@ fn pair_of<'a>(pair: u32, first: &'a Contender, other: &'a Contender) -> [Schedu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{compare::contenders::Contenders, program::Program};
+    use crate::{harness::contenders::Contenders, program::Program};
 
     /// The scheduled runs of `names` as text: `a-b` is a run of a that is compared with b.
     fn runs(pair: u32, names: &[&str], failed: &[&str]) -> Vec<String> {

@@ -2,16 +2,15 @@
 
 use crate::{noise, size, workload};
 use anyhow::{Context, Result, ensure};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::{
     convert::Infallible,
-    ffi::OsString,
     path::{Path, PathBuf},
 };
 use tensor_relay_server::{Dtype, Shape, Staged, Staging, TensorFiles, TensorName, TensorSpec};
 
 /// The versions to publish, one after the other.
-#[derive(Debug, Clone, Serialize, clap::Args)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, clap::Args)]
 pub struct StepsArgs {
     /// The size of a version: bf16 weights in tensors of 16 MiB.
     #[arg(long, default_value = "256MiB", value_parser = size::parse)]
@@ -47,20 +46,6 @@ pub(super) struct Generated {
 const TENSOR_BYTES: usize = 16 << 20;
 
 impl StepsArgs {
-    /// The same options as arguments for another process.
-    pub(super) fn arguments(&self) -> Vec<OsString> {
-        match &self.steps {
-            Some(folder) => vec!["--steps".into(), folder.into()],
-            None => [
-                format!("--size={}", self.size),
-                format!("--changed={}", self.changed),
-                format!("--versions={}", self.versions),
-            ]
-            .map(OsString::from)
-            .to_vec(),
-        }
-    }
-
     /// Opens the folder, or generates the first version.
     ///
     /// # Errors
@@ -84,7 +69,7 @@ impl StepsArgs {
     ///
     /// # Errors
     /// When the folder cannot be read or has fewer than three files.
-    pub(super) fn count(&self) -> Result<u32> {
+    pub(crate) fn count(&self) -> Result<u32> {
         Ok(match &self.steps {
             Some(folder) => files(folder)?.len() as u32,
             None => self.versions,

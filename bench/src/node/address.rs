@@ -1,6 +1,6 @@
 //! The address of a node.
 
-use crate::node::PORT;
+use super::PORT;
 use std::{fmt, net::Ipv6Addr, str::FromStr};
 
 /// `HOST[:PORT]` of a node. The host is a name, an IPv4 address or an IPv6 address, the latter in brackets if a port
