@@ -59,7 +59,7 @@ pub(crate) trait Subject: Send + Sync + 'static {
     /// The status as a JSON object.
     fn status(&self) -> Value;
 
-    /// What of the status are metrics.
+    /// The metrics: what Prometheus reads in the status.
     fn metrics(&self) -> &'static [Part];
 }
 

@@ -1,8 +1,12 @@
 //! The exit codes and their errors. `--help` and docs/operation.md repeat the codes.
 
-use std::fmt;
+use crate::{
+    publish::WaitTimeout,
+    subscribe::{NoMatchingTopic, NotWithin, NothingSelected, hook::HookError},
+};
+use std::{error::Error, fmt};
 use tensor_relay_client::{ClientError, ConnectError, EndReason, SubscriptionError, TicketError};
-use tensor_relay_server::sidecar::{self, Refusal};
+use tensor_relay_server::sidecar::{self, ConnectionLost, PublishError, Refusal};
 
 /// An exit code of `tensor-relay`. clap also exits with 2 for wrong usage; the code after a signal is 128 plus the
 /// signal's number.
@@ -35,7 +39,7 @@ impl fmt::Display for UsageError {
     }
 }
 
-impl std::error::Error for UsageError {}
+impl Error for UsageError {}
 
 /// The code of the first error in the chain of causes that has one.
 pub(crate) fn code_of(error: &anyhow::Error) -> Exit {
@@ -51,36 +55,29 @@ pub(crate) fn message_of(error: &anyhow::Error) -> String {
     })
 }
 
-fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
-    if cause.is::<TicketError>() || cause.is::<UsageError>() {
-        return Some(Exit::Usage);
-    }
-    if cause.is::<crate::subscribe::NoMatchingTopic>() || cause.is::<crate::subscribe::NothingSelected>() {
-        return Some(Exit::NotFound);
-    }
-    if cause.is::<crate::subscribe::hook::HookError>() {
-        return Some(Exit::HookFailed);
-    }
-    if cause.is::<crate::subscribe::NotWithin>() {
-        return Some(Exit::Unreachable);
-    }
-    if cause.is::<crate::publish::WaitTimeout>() || cause.is::<sidecar::ConnectionLost>() {
-        return Some(Exit::Unreachable);
-    }
-    if let Some(error) = cause.downcast_ref::<sidecar::ConnectError>() {
-        return Some(code_of_socket_error(error));
-    }
-    match cause.downcast_ref() {
-        Some(sidecar::PublishError::ConnectionLost(_)) => return Some(Exit::Unreachable),
-        Some(sidecar::PublishError::Refused { reason: Refusal::Forbidden, .. }) => {
-            return Some(Exit::Refused);
+fn code_of_cause(cause: &(dyn Error + 'static)) -> Option<Exit> {
+    match () {
+        () if cause.is::<TicketError>() || cause.is::<UsageError>() => Some(Exit::Usage),
+        () if cause.is::<NoMatchingTopic>() || cause.is::<NothingSelected>() => Some(Exit::NotFound),
+        () if cause.is::<HookError>() => Some(Exit::HookFailed),
+        () if cause.is::<NotWithin>() || cause.is::<WaitTimeout>() || cause.is::<ConnectionLost>() => {
+            Some(Exit::Unreachable)
         }
-        _ => {}
+        () => cause
+            .downcast_ref()
+            .map(code_of_client_error)
+            .or_else(|| cause.downcast_ref().map(code_of_subscription_error))
+            .or_else(|| cause.downcast_ref().map(code_of_socket_error))
+            .or_else(|| cause.downcast_ref().and_then(code_of_publish_error)),
     }
-    if let Some(error) = cause.downcast_ref::<ClientError>() {
-        return Some(code_of_client_error(error));
+}
+
+fn code_of_publish_error(error: &PublishError) -> Option<Exit> {
+    match error {
+        PublishError::ConnectionLost(_) => Some(Exit::Unreachable),
+        PublishError::Refused { reason: Refusal::Forbidden, .. } => Some(Exit::Refused),
+        _ => None,
     }
-    cause.downcast_ref::<SubscriptionError>().map(code_of_subscription_error)
 }
 
 /// The code of a failed connection to a publish socket.
@@ -97,21 +94,22 @@ fn code_of_client_error(error: &ClientError) -> Exit {
     match error {
         error if error.is_unauthorised() => Exit::Refused,
         error if is_wrong_key(error) => Exit::Refused,
+        ClientError::NotReconnected { last: Some(error), .. } if is_wrong_key(error) => Exit::Refused,
         ClientError::Connect(
             ConnectError::Unreachable { .. }
             | ConnectError::TcpFailed { .. }
             | ConnectError::NoAnswer { .. }
             | ConnectError::Resolve { .. }
             | ConnectError::Refused { .. }
-            | ConnectError::Incompatible { .. },
-        ) => Exit::Unreachable,
-        ClientError::Connect(ConnectError::Lane(_)) => Exit::Unreachable,
-        ClientError::Refused(_) => Exit::Unreachable,
-        ClientError::NoWelcome { .. } | ClientError::NoAnswer { .. } | ClientError::Lane(_) => {
-            Exit::Unreachable
-        }
-        ClientError::NotReconnected { last: Some(error), .. } if is_wrong_key(error) => Exit::Refused,
-        ClientError::NotReconnected { .. } | ClientError::NoProgress { .. } => Exit::Unreachable,
+            | ConnectError::Incompatible { .. }
+            | ConnectError::Lane(_),
+        )
+        | ClientError::Refused(_)
+        | ClientError::NoWelcome { .. }
+        | ClientError::NoAnswer { .. }
+        | ClientError::Lane(_)
+        | ClientError::NotReconnected { .. }
+        | ClientError::NoProgress { .. } => Exit::Unreachable,
         ClientError::Ended(error) => code_of_client_error(error),
         ClientError::StartNeedsEvery => Exit::Usage,
         ClientError::Message(_) | ClientError::ProtocolViolation(_) => Exit::Damaged,
@@ -125,19 +123,19 @@ fn is_wrong_key(error: &ClientError) -> bool {
 
 fn code_of_subscription_error(error: &SubscriptionError) -> Exit {
     match error {
-        SubscriptionError::NotFound { .. }
-        | SubscriptionError::Aborted { .. }
-        | SubscriptionError::Ended { reason: EndReason::TopicEnded, .. } => Exit::NotFound,
+        SubscriptionError::NotFound { .. } | SubscriptionError::Aborted { .. } => Exit::NotFound,
         SubscriptionError::Corrupt { .. } => Exit::Damaged,
-        SubscriptionError::Gap(_) | SubscriptionError::Ended { reason: EndReason::TooSlow, .. } => {
-            Exit::Missed
-        }
-        SubscriptionError::Ended { reason: EndReason::Replaced, .. } => Exit::ReaderReplaced,
-        SubscriptionError::Ended { reason: EndReason::Withdrawn | EndReason::Expired, .. } => Exit::NotFound,
-        SubscriptionError::Disconnected { source, .. } => code_of_client_error(source),
+        SubscriptionError::Gap(_) => Exit::Missed,
         SubscriptionError::Stalled { .. } => Exit::Unreachable,
-        SubscriptionError::Ended { reason: EndReason::Evicted, .. } => Exit::Unreachable,
-        SubscriptionError::Ended { reason: EndReason::Forbidden, .. } => Exit::Refused,
+        SubscriptionError::Disconnected { source, .. } => code_of_client_error(source),
+        SubscriptionError::Ended { reason, .. } => match reason {
+            EndReason::TopicEnded | EndReason::Withdrawn | EndReason::Expired => Exit::NotFound,
+            EndReason::TooSlow => Exit::Missed,
+            EndReason::Replaced => Exit::ReaderReplaced,
+            EndReason::Evicted => Exit::Unreachable,
+            EndReason::Forbidden => Exit::Refused,
+            _ => Exit::Failed,
+        },
         _ => Exit::Failed,
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     signals::Signals,
     units,
 };
-use anyhow::{Context, bail};
+use anyhow::Context;
 use ledger::Ledger;
 use load::Loader;
 use maintenance::{all_lost, maintain};
@@ -24,7 +24,7 @@ use offer::{Offer, Published};
 use serde_json::{Value, json};
 use std::{
     collections::HashSet,
-    io::IsTerminal,
+    io::{ErrorKind, IsTerminal},
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -39,10 +39,7 @@ use tensor_relay_server::{
 pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     output::queue_from_now_on(args.json)?;
     tokio::spawn(report_closed_stdout());
-    check_sources(&args)?;
-    refuse_duplicates(&args)?;
-    refuse_borrowing_for_a_gpu(&args)?;
-    refuse_special_ticket_file(&args)?;
+    check(&args)?;
     let admin = BoundPort::new(&args.admin, true)?;
     let mut signals = Signals::listen()?;
     orphans::reap_from_now_on()?;
@@ -266,50 +263,39 @@ fn report_sent(topics: Vec<(Topic, CodecStats)>, as_json: bool) {
     }
 }
 
-/// Refuses options without anything to serve, and options of the publish socket without one.
-fn check_sources(args: &ServeArgs) -> anyhow::Result<()> {
-    match (args.topics.is_empty(), &args.publish_socket, args.publish_uid.is_empty()) {
-        (true, None, _) => bail!(UsageError(
-            "there is nothing to serve: name files with --topic NAME=PATH, or let other processes publish with \
-             --publish-socket PATH"
-                .into()
-        )),
-        (_, None, false) => bail!(UsageError("--publish-uid requires --publish-socket PATH".into())),
-        (_, None, _) if args.expire_after.is_some() => {
-            bail!(UsageError("--expire-after requires --publish-socket PATH".into()))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn refuse_duplicates(args: &ServeArgs) -> anyhow::Result<()> {
-    let mut topics = HashSet::new();
-    match args.topics.iter().find(|(topic, _)| !topics.insert(topic)) {
-        Some((topic, _)) => bail!(UsageError(format!("--topic {topic}=… is given twice"))),
-        None => Ok(()),
-    }
-}
-
-fn refuse_borrowing_for_a_gpu(args: &ServeArgs) -> anyhow::Result<()> {
-    match (args.hold, args.device.device) {
-        (HoldArg::Borrow, device @ DeviceName::Cuda(_)) => bail!(UsageError(format!(
-            "--hold borrow leaves tensors in their files, and --device {device} puts them into the GPU's memory: \
-             only one of the two is possible; without --hold borrow, the files are read once and uploaded"
-        ))),
-        _ => Ok(()),
-    }
-}
-
-/// Refuses a ticket file that must not be replaced by a rename, such as a device or a FIFO, before files are read.
-fn refuse_special_ticket_file(args: &ServeArgs) -> anyhow::Result<()> {
+/// Refuses what clap cannot, before files are read: nothing to serve, options without effect, and contradictions.
+fn check(args: &ServeArgs) -> Result<(), UsageError> {
     const REMEDY: &str = "without --ticket-file, the tickets are written to a file in the state directory";
-    let Some(path) = &args.ticket_file else { return Ok(()) };
-    if path == Path::new("-") {
-        bail!(UsageError(format!("--ticket-file requires the name of a file, not `-`; {REMEDY}")));
+    let refuse = |why: &str| Err(UsageError(why.into()));
+    if args.publish_socket.is_none() {
+        match (args.publish_uid.is_empty(), args.expire_after) {
+            _ if args.topics.is_empty() => refuse(
+                "there is nothing to serve: name files with --topic NAME=PATH, or let other processes publish with \
+                 --publish-socket PATH",
+            )?,
+            (false, _) => refuse("--publish-uid requires --publish-socket PATH")?,
+            (_, Some(_)) => refuse("--expire-after requires --publish-socket PATH")?,
+            _ => {}
+        }
     }
+    let mut topics = HashSet::new();
+    if let Some((topic, _)) = args.topics.iter().find(|(topic, _)| !topics.insert(topic)) {
+        return refuse(&format!("--topic {topic}=… is given twice"));
+    }
+    if let (HoldArg::Borrow, device @ DeviceName::Cuda(_)) = (args.hold, args.device.device) {
+        return refuse(&format!(
+            "--hold borrow leaves tensors in their files, and --device {device} puts them into the GPU's memory: only \
+             one of the two is possible; without --hold borrow, the files are read once and uploaded"
+        ));
+    }
+    let Some(path) = &args.ticket_file else { return Ok(()) };
     match check_replaceable(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
-            bail!(UsageError(format!("--ticket-file {}: {error}; {REMEDY}", path.display())))
+        _ if path == Path::new("-") => {
+            refuse(&format!("--ticket-file requires the name of a file, not `-`; {REMEDY}"))
+        }
+        // A device or a FIFO, which a rename must not replace.
+        Err(error) if error.kind() == ErrorKind::InvalidInput => {
+            refuse(&format!("--ticket-file {}: {error}; {REMEDY}", path.display()))
         }
         _ => Ok(()), // Writing the file reports other errors.
     }

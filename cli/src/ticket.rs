@@ -56,31 +56,22 @@ fn read_all(source: &str) -> anyhow::Result<Vec<Ticket>> {
 }
 
 fn read_source(source: &str) -> anyhow::Result<String> {
+    if source != "-" {
+        return secret_file::read(source.as_ref(), SOURCE_MAX_BYTES).map_err(|error| {
+            // `source` may be a truncated or mistyped ticket, whose token must not be printed.
+            let redacted = Token::hide(source);
+            UsageError(format!("{redacted:?} is neither a ticket (relay://…) nor a readable file: {error}"))
+                .into()
+        });
+    }
     let mut text = String::new();
-    match source {
-        "-" => {
-            std::io::stdin()
-                .take(SOURCE_MAX_BYTES)
-                .read_to_string(&mut text)
-                .map_err(|error| match error.kind() {
-                    ErrorKind::InvalidData => {
-                        UsageError("stdin holds no ticket: it is not text (UTF-8)".into()).into()
-                    }
-                    _ => anyhow::Error::new(error).context("cannot read stdin"),
-                })?
+    match std::io::stdin().take(SOURCE_MAX_BYTES).read_to_string(&mut text) {
+        Ok(_) => Ok(text),
+        Err(error) if error.kind() == ErrorKind::InvalidData => {
+            bail!(UsageError("stdin holds no ticket: it is not text (UTF-8)".into()))
         }
-        path => {
-            text = secret_file::read(path.as_ref(), SOURCE_MAX_BYTES).map_err(|error| {
-                // `path` may be a truncated or mistyped ticket, whose token must not be printed.
-                let redacted = Token::hide(path);
-                UsageError(format!(
-                    "{redacted:?} is neither a ticket (relay://…) nor a readable file: {error}"
-                ))
-            })?;
-            text.len()
-        }
-    };
-    Ok(text)
+        Err(error) => Err(error).context("cannot read stdin"),
+    }
 }
 
 /// The ticket for `topic`, or the only one.
