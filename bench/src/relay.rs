@@ -4,7 +4,7 @@
 //!   measured from the request to the verified commit of the complete payload, in memory that earlier rounds have used.
 //!   Each round has a version of its own, so that the costs of choosing codecs and of encoding recur in each, as in
 //!   production.
-//! - [`publish`] and [`follow`] carry out a [`Job`], a use of tensor-relay by any number of receivers: each round is
+//! - [`publish()`] and [`follow()`] carry out a [`Job`], a use of tensor-relay by any number of receivers: each round is
 //!   published when all of them have subscribed, and has other bytes, which are compared.
 
 mod follow;

@@ -2,7 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "../../tests/src/skip.rs"]
+#[expect(unreachable_pub, reason = "the crate of the tests exports it; it depends on this one")]
+mod skip;
+
 use serde_json::Value;
+use skip::skip;
 use std::{
     fs,
     process::{Command, Stdio},
@@ -103,8 +108,7 @@ fn a_network_has_its_properties_and_is_removed() {
         .iter()
         .any(|part| stderr.contains(part))
     {
-        println!("skipped: no network can be made here: {stderr}");
-        return;
+        return skip(format_args!("no network can be made here: {stderr}"));
     }
     assert!(output.status.success(), "{stderr}");
 

@@ -7,7 +7,7 @@ use std::{path::PathBuf, process::Stdio, time::Duration};
 use tokio::{process::Command, time::timeout};
 
 pub(super) const ABOUT: &str = "\
-`tensor-relay devices`, and `tensor-relay demo` from GPU to GPU in two processes, which checks every byte. This part needs \
+`tensor-relay devices`, and `tensor-relay demo` from GPU to GPU, which checks every byte. This part needs \
 the program beside `tensor-relay-bench`.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
