@@ -443,11 +443,11 @@ impl Subscriber {
             Some(Outcome::Mismatch { expected, found }) => {
                 Action::Fail(VersionFault::Mismatch { expected, found })
             }
-            Some(Outcome::Commit) => Action::Commit(Commit {
+            Some(Outcome::Commit(digest)) => Action::Commit(Commit {
                 announce: incoming.announce.clone(),
                 selection: Arc::clone(incoming.assembly.selection()),
                 chunks: incoming.assembly.verified_chunks(),
-                digest: incoming.assembly.held_digest(),
+                digest,
                 reconnections: incoming.resumed,
                 gap: self.history.gap_before(incoming.id()),
                 new_epoch: self.history.is_new_epoch(incoming.id()),

@@ -9,8 +9,9 @@ use std::{ops::Range, sync::Arc};
 /// The result of an assembly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every selected chunk is verified, and the version's digest equals the sender's: it may become visible.
-    Commit,
+    /// Every selected chunk is verified, and the version's digest, which this is, equals the sender's: it may become
+    /// visible.
+    Commit(VersionDigest),
     /// Every selected chunk is verified, but the version's digest differs from the sender's.
     Mismatch {
         /// The sender's digest.
@@ -235,11 +236,11 @@ impl Assembly {
             return None;
         }
         if self.list.is_some() {
-            return self.is_listed().then_some(Outcome::Commit);
+            return self.is_listed().then(|| Outcome::Commit(self.held_digest()));
         }
         let expected = self.complete?;
         let found = self.held_digest();
-        Some(if found == expected { Outcome::Commit } else { Outcome::Mismatch { expected, found } })
+        Some(if found == expected { Outcome::Commit(found) } else { Outcome::Mismatch { expected, found } })
     }
 
     /// The total size of the verified chunks.
@@ -405,7 +406,7 @@ mod tests {
         assembly.handle_verified(verified(1));
         assert_eq!(assembly.poll(), None);
         assembly.handle_complete(digest);
-        assert_eq!(assembly.poll(), Some(Outcome::Commit));
+        assert_eq!(assembly.poll(), Some(Outcome::Commit(assembly.held_digest())));
     }
 
     #[derive(Debug, Clone, Copy)]
@@ -466,7 +467,7 @@ mod tests {
                     }
                 }
                 let is_whole = complete && held.len() as usize == wanted.len();
-                prop_assert_eq!(assembly.poll(), is_whole.then_some(Outcome::Commit));
+                prop_assert_eq!(assembly.poll(), is_whole.then_some(Outcome::Commit(digest)));
                 prop_assert_eq!(assembly.held(), held.clone());
                 prop_assert_eq!(assembly.verified_chunks(), held.len());
                 prop_assert_eq!(assembly.held_bytes(), u64::from(held.len() * CHUNK_BYTES));
@@ -499,7 +500,7 @@ mod tests {
             prop_assert!(held.ranges().len() <= ranges);
             receive(&mut assembly, selection.chunks().difference(&held));
             assembly.handle_complete(VersionDigest::of(selection.manifest().digest(), selection.chunks().iter().map(hash)));
-            prop_assert_eq!(assembly.poll(), Some(Outcome::Commit));
+            prop_assert_eq!(assembly.poll(), Some(Outcome::Commit(assembly.held_digest())));
         }
     }
 }

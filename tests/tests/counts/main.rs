@@ -7,7 +7,14 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
-use std::{alloc::System, collections::BTreeMap, fmt::Write as _, fs, sync::Arc, time::Duration};
+use std::{
+    alloc::System,
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 use tensor_relay_client::{Client, Config, Connector};
 use tensor_relay_protocol::{Epoch, Limits};
 use tensor_relay_server::{Access, Listener, Server};
@@ -20,6 +27,9 @@ use tokio::runtime::Handle;
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// Held by each test: the allocator counts for all threads.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// The file of known counts.
 const KNOWN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/counts/counts.tsv");
@@ -169,6 +179,7 @@ fn differences(known: &BTreeMap<String, Counts>, found: &BTreeMap<String, Counts
 
 #[test]
 fn operations_cost_what_is_known() {
+    let _alone = ALONE.lock();
     let found = measure();
     if std::env::var("TENSOR_RELAY_TEST_COUNTS").is_ok_and(|value| value == "write") {
         fs::write(KNOWN, table(&found)).unwrap();
@@ -183,6 +194,7 @@ fn operations_cost_what_is_known() {
 
 #[test]
 fn one_more_of_each_is_found() {
+    let _alone = ALONE.lock();
     let known = BTreeMap::from([("x".to_owned(), [40.0, 10_000.0, 3.0, 5_000.0, 6.0])]);
     let same = BTreeMap::from([("x".to_owned(), [40.4, 10_190.0, 3.0, 5_090.0, 6.4])]);
     assert_eq!(differences(&known, &same), Vec::<String>::new());

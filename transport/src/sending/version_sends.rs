@@ -63,8 +63,11 @@ pub(crate) struct Counters {
 #[derive(Debug)]
 pub(crate) struct VersionSends {
     context: Arc<Context>,
-    running: FuturesUnordered<Pin<Box<dyn Future<Output = Sent> + Send>>>,
+    running: FuturesUnordered<Sending>,
 }
+
+/// A send in progress.
+type Sending = Pin<Box<dyn Future<Output = Sent> + Send>>;
 
 /// What all sends of one version use.
 #[derive(Debug)]
@@ -106,7 +109,7 @@ impl VersionSends {
     /// Adds the send of an action.
     pub(crate) fn begin(&mut self, action: SendAction) {
         let occupied = self.context.occupy(action);
-        self.running.push(Box::pin(Arc::clone(&self.context).send(action, occupied)));
+        self.running.push(Arc::clone(&self.context).send(action, occupied));
     }
 
     /// Adds the send of an action that could not be read before, to begin at `at`.
@@ -153,22 +156,27 @@ impl Context {
         }
     }
 
-    async fn send(self: Arc<Self>, action: SendAction, Occupied { load, _copy }: Occupied) -> Sent {
-        let sent = match action {
-            SendAction::Manifest => {
+    /// The send of an action. Each kind has a box of its own size: that of a chunk is kilobytes large.
+    fn send(self: Arc<Self>, action: SendAction, Occupied { load, _copy }: Occupied) -> Sending {
+        let sent = move |sent: Result<(), _>| sent.map(|()| action).map_err(|error| Unread { action, error });
+        match action {
+            SendAction::Manifest => Box::pin(async move {
                 self.send_manifest().await;
-                Ok(())
-            }
+                sent(Ok(()))
+            }),
             SendAction::Chunk(chunk, _) | SendAction::Again(chunk, _) => {
                 let may_be_delta = matches!(action, SendAction::Chunk(..));
-                self.send_chunk(chunk, may_be_delta, load)
-                    .instrument(tracing::trace_span!("chunk", %chunk))
-                    .await
+                let send = async move {
+                    let _copy = _copy;
+                    sent(self.send_chunk(chunk, may_be_delta, load).await)
+                };
+                Box::pin(send.instrument(tracing::trace_span!("chunk", %chunk)))
             }
-            SendAction::Hashes { first, end } => self.send_hashes(first..end).await,
-            SendAction::Complete => self.send_complete().await,
-        };
-        sent.map(|()| action).map_err(|error| Unread { action, error })
+            SendAction::Hashes { first, end } => {
+                Box::pin(async move { sent(self.send_hashes(first..end).await) })
+            }
+            SendAction::Complete => Box::pin(async move { sent(self.send_complete().await) }),
+        }
     }
 
     /// Sends the manifest. Ignores errors: the loss of its lane ends the session, and a client that stops the stream
