@@ -293,6 +293,10 @@ mod tests {
         ledger.record(version(3), one).await.unwrap_err();
         fs::remove_dir(&path).unwrap();
         ledger.record(version(4), one).await.unwrap();
+        drop(ledger);
+        let reopened = Ledger::open(state.path()).unwrap();
+        let next = reopened.epoch_and_version(&version(4).topic, VersionDigest([2; 32]));
+        assert_eq!(next, Some((Epoch(7), Version(5))));
     }
 
     /// Goal: the cost of recording many topics at once does not grow with the square of their number.
