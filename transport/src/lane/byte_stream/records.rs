@@ -5,6 +5,8 @@
 //!
 //! After the handshake, only data, key updates and alerts are accepted. Other messages, such as session tickets, are
 //! refused, since no server of this protocol sends them.
+//!
+//! Uses no other file of this project: tests/fuzz builds it alone.
 
 use aws_lc_rs::{
     aead::{AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey},
@@ -12,10 +14,9 @@ use aws_lc_rs::{
 };
 use rustls::{AlertDescription, ConnectionTrafficSecrets, ExtractedSecrets, kernel::KernelConnection};
 use std::sync::{
-    Arc,
+    Arc, Mutex, PoisonError,
     atomic::{AtomicBool, Ordering},
 };
-use tensor_relay_device::Lock;
 
 /// The maximum number of content bytes in a record.
 pub(crate) const CONTENT_BYTES_MAX: usize = 16 << 10;
@@ -112,14 +113,14 @@ pub(crate) fn records(
     next: impl NextSecrets + 'static,
     records_per_key: u64,
 ) -> Result<(Sealer, Opener), RecordError> {
-    let shared = Arc::new(Shared { next: Lock::new(Box::new(next)), must_update: AtomicBool::new(false) });
+    let shared = Arc::new(Shared { next: Mutex::new(Box::new(next)), must_update: AtomicBool::new(false) });
     let sealer = Sealer { key: Key::new(secrets.tx)?, shared: Arc::clone(&shared), records_per_key };
     Ok((sealer, Opener { key: Key::new(secrets.rx)?, shared, empty_records: 0 }))
 }
 
 /// The state shared by both directions.
 struct Shared {
-    next: Lock<Box<dyn NextSecrets>>,
+    next: Mutex<Box<dyn NextSecrets>>,
     /// Whether the peer requested a key update that was not sent yet. It is sent before the next record; one update
     /// answers several requests.
     must_update: AtomicBool,
@@ -296,7 +297,7 @@ impl Shared {
         &self,
         next: impl FnOnce(&mut dyn NextSecrets) -> Result<ConnectionTrafficSecrets, rustls::Error>,
     ) -> Result<Key, RecordError> {
-        let secrets = next(&mut **self.next.lock());
+        let secrets = next(&mut **self.next.lock().unwrap_or_else(PoisonError::into_inner));
         Key::new((0, secrets.map_err(RecordError::Keys)?))
     }
 }
