@@ -246,7 +246,9 @@ impl Session {
         commands: &mut mpsc::UnboundedReceiver<Command>,
     ) -> Result<(), SessionError> {
         self.leave_orphans(links);
-        while let (Some(message), Some(origin)) = (self.outbox.pop_front(), &mut links.origin) {
+        while let Some(origin) = &mut links.origin
+            && let Some(message) = self.outbox.pop_front()
+        {
             match message.check_features(origin.server().1) {
                 Ok(()) => origin.send(message).await?,
                 Err(error) => tracing::debug!(%error, "A message is not sent: the server does not know it."),
