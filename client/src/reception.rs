@@ -17,7 +17,7 @@ use crate::{
     source_table::SourceTable,
 };
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -69,7 +69,7 @@ pub(crate) struct Reception {
     /// The counters of the current version, by codec.
     tally: Arc<Tally>,
     /// The chunk streams that are not being read yet.
-    streams: HashMap<StreamToken, (Link, DataIn)>,
+    streams: BTreeMap<StreamToken, (Link, DataIn)>,
     /// The tasks that receive chunks of the version in transfer. They are aborted when the version ends, so that none
     /// keeps its memory longer.
     tasks: Vec<AbortOnDrop>,
@@ -154,7 +154,7 @@ impl Reception {
             destination: None,
             transport: None,
             tally: Arc::default(),
-            streams: HashMap::new(),
+            streams: BTreeMap::new(),
             tasks: vec![],
             is_waiting: false,
             is_over: false,

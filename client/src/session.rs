@@ -4,6 +4,7 @@
 //! A session outlives its connections: the [`reconnector`](crate::reconnector) gives it one [`Connection`] after
 //! another.
 
+mod alarm;
 mod allowance;
 mod commands;
 mod from_sources;
@@ -21,10 +22,11 @@ use crate::{
     source_table::{Owner, SourceTable},
     watches::Watches,
 };
+use alarm::Alarm;
 use allowance::Allowance;
 use from_sources::subscription;
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::Arc,
 };
 use tensor_relay_device::{AllocError, Capacity, HostMemory, SlotPool};
@@ -55,9 +57,9 @@ pub(crate) struct Session {
     bases: Option<HostMemory>,
     ingress: Ingress,
     next_id: u32,
-    receptions: HashMap<SubscriptionId, Reception>,
+    receptions: BTreeMap<SubscriptionId, Reception>,
     /// The numbers of subscriptions that were renewed, by the number under which they were opened.
-    renumbered: HashMap<SubscriptionId, SubscriptionId>,
+    renumbered: BTreeMap<SubscriptionId, SubscriptionId>,
     sources: SourceTable,
     /// The token of the next chunk stream.
     next_stream: u64,
@@ -65,6 +67,8 @@ pub(crate) struct Session {
     /// The callers of `List`, with the topics received so far. The server answers in the order of the requests.
     lists: VecDeque<(oneshot::Sender<Vec<TopicEntry>>, Vec<TopicEntry>)>,
     probing: Probing,
+    /// Rings when a version's progress is to be checked.
+    alarm: Alarm,
     /// Messages to the server, sent before the next step. A new connection discards them, since its own requests
     /// replace them.
     outbox: VecDeque<ClientMessage>,
@@ -101,13 +105,14 @@ impl Session {
             config,
             ingress,
             next_id: 1,
-            receptions: HashMap::new(),
-            renumbered: HashMap::new(),
+            receptions: BTreeMap::new(),
+            renumbered: BTreeMap::new(),
             sources: SourceTable::default(),
             next_stream: 0,
             watches: Watches::default(),
             lists: VecDeque::new(),
             probing: Probing::default(),
+            alarm: Alarm::default(),
             outbox: VecDeque::new(),
             carried: VecDeque::new(),
             is_connected: false,
@@ -262,13 +267,11 @@ impl Session {
                 .lanes()
                 .note_bulky(|| self.receptions.values().any(Reception::is_bulky));
         }
-        let deadline = self.receptions.values().filter_map(|r| r.machine.timeout_at()).min();
-        let timeout = async {
-            match deadline {
-                Some(at) => tokio::time::sleep_until(at.into()).await,
-                None => std::future::pending().await,
-            }
-        };
+        let deadline = self
+            .receptions
+            .values()
+            .filter_map(|reception| reception.machine.timeout_at())
+            .min();
         tokio::select! {
             command = commands.recv() => {
                 let subscription = self.handle_command(command.unwrap_or(Command::Close));
@@ -276,7 +279,7 @@ impl Session {
                 subscription.map_or(Ok(()), |id| self.act(id, links))
             }
             event = links.next() => self.handle_link_event(event?, links),
-            () = timeout => {
+            () = self.alarm.ring(deadline.map(Instant::from)) => {
                 let now = Instant::now();
                 self.receptions.values_mut().for_each(|reception| reception.handle_timeout(now));
                 self.act_all(links)

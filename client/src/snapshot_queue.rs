@@ -79,11 +79,14 @@ impl SnapshotQueue {
         Self { mode, state: Lock::default(), changed: Notify::new() }
     }
 
-    /// Records that the topic exists.
+    /// Records that the topic exists. A user who knows that already is not woken.
     pub(crate) fn announce(&self) {
         let mut state = self.state.lock();
+        let was_known = state.announced && state.given_up.is_none();
         (state.announced, state.given_up) = (true, None);
-        self.changed.notify_one();
+        if !was_known {
+            self.changed.notify_one();
+        }
     }
 
     /// Records that the topic may not exist any more.

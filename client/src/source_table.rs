@@ -1,12 +1,12 @@
 //! [`SourceTable`]: the subscriptions to further sources of the versions in transfer, and whom their messages are for.
 
 use crate::other_servers::{Link, is_to_source};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use tensor_relay_protocol::{ProtocolViolation, SubscriptionId};
 
 /// The subscriptions of a session to further sources. Pure.
 #[derive(Debug, Default)]
-pub(crate) struct SourceTable(HashMap<SubscriptionId, Source>);
+pub(crate) struct SourceTable(BTreeMap<SubscriptionId, Source>);
 
 /// A subscription to a further source of the version in transfer.
 #[derive(Debug, Clone, Copy)]
@@ -59,7 +59,7 @@ impl SourceTable {
 
     /// Handles the loss of a connection. Returns the sources on it, with their receptions.
     pub(crate) fn take_lost(&mut self, link: Link) -> Vec<(SubscriptionId, SubscriptionId)> {
-        let lost = self.0.extract_if(|_, source| source.link == link);
+        let lost = self.0.extract_if(.., |_, source| source.link == link);
         lost.map(|(id, source)| (id, source.reception)).collect()
     }
 
@@ -68,7 +68,7 @@ impl SourceTable {
         &mut self,
         is_ended: impl Fn(SubscriptionId) -> bool,
     ) -> Vec<(SubscriptionId, Link)> {
-        let orphans = self.0.extract_if(|_, source| is_ended(source.reception));
+        let orphans = self.0.extract_if(.., |_, source| is_ended(source.reception));
         orphans.map(|(id, source)| (id, source.link)).collect()
     }
 

@@ -1,7 +1,7 @@
 //! The consumers that committed or loaded a version, each counted once.
 
 use crate::access::Principal;
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 use tensor_relay_device::Lock;
 use tensor_relay_protocol::Consumer;
 use tokio::sync::watch;
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 pub(crate) struct Consumers {
     count: watch::Sender<u64>,
     /// The named ones, at most [`NAMED_MAX`].
-    named: Lock<HashSet<(Arc<str>, [u8; 16])>>,
+    named: Lock<BTreeSet<(Arc<str>, [u8; 16])>>,
 }
 
 /// The most named consumers of a version that are told apart; more are not counted. So a client that invents ids needs

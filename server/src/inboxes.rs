@@ -1,7 +1,7 @@
 //! [`Inboxes`]: the message queues from a client to the subscriptions of its session.
 
 use crate::shares::Eviction;
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 use tensor_relay_protocol::{
     EndReason, ProtocolViolation, RangeSet, SubscriptionId, SubscriptionMessage, Topic,
 };
@@ -29,7 +29,7 @@ struct Outbox {
 /// The inboxes of a session's subscriptions, and the used ids.
 #[derive(Debug, Default)]
 pub(crate) struct Inboxes {
-    open: HashMap<SubscriptionId, Outbox>,
+    open: BTreeMap<SubscriptionId, Outbox>,
     /// All ids used in the session: none is used twice.
     used: RangeSet,
 }

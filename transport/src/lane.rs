@@ -5,6 +5,7 @@ mod error;
 mod quic;
 
 use bytes::Bytes;
+use futures_util::{FutureExt, future::Either};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tensor_relay_protocol::{CloseCode, HEADER_BYTES, StreamHeader};
 use tokio::task::{AbortHandle, JoinSet};
@@ -134,22 +135,26 @@ impl Lane {
         self
     }
 
-    /// Runs `work` on the lane's thread if it has one, otherwise in place. Dropping the future aborts `work`.
+    /// Runs `work` on the lane's thread if it has one, otherwise in place, with a future no larger than `work`. Dropping
+    /// the future aborts `work`.
     ///
     /// # Errors
     /// [`LaneError::ClosedLocally`] when the thread ended first.
-    pub async fn run<T: Send + 'static>(
+    pub fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
-    ) -> Result<T, LaneError> {
+    ) -> impl Future<Output = Result<T, LaneError>> {
         let Some(thread) = &self.thread else {
-            return Ok(work.await);
+            return Either::Left(work.map(Ok));
         };
         let running = thread.handle().spawn(work);
-        let _abort = AbortOnDrop(running.abort_handle());
-        running.await.map_err(|ended| match ended.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => LaneError::ClosedLocally,
+        let abort = AbortOnDrop(running.abort_handle());
+        Either::Right(async move {
+            let _abort = abort;
+            running.await.map_err(|ended| match ended.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => LaneError::ClosedLocally,
+            })
         })
     }
 

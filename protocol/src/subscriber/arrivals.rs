@@ -1,7 +1,7 @@
 //! The open chunk streams of one subscription, and their credit.
 
 use crate::{ChunkHeader, ChunkIndex, ProtocolViolation, SubscriptionId};
-use std::collections::{HashMap, hash_map::Entry};
+use std::collections::{BTreeMap, btree_map::Entry};
 
 /// The number of a chunk's stream. The caller owns the stream and gives each stream another number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,16 +22,16 @@ pub(super) struct Arrivals {
     /// The streams that wait for their announcement, their manifest or memory; credit limits their number.
     early: Vec<WaitingStream>,
     /// The streams whose chunks are being received, with their sources.
-    receiving: HashMap<StreamToken, (ChunkIndex, SubscriptionId)>,
+    receiving: BTreeMap<StreamToken, (ChunkIndex, SubscriptionId)>,
     /// Second streams of chunks that are being received: the first may be lost with its lane.
-    spare: HashMap<ChunkIndex, WaitingStream>,
+    spare: BTreeMap<ChunkIndex, WaitingStream>,
     /// The number of further chunks that the server may push.
     credit: u32,
 }
 
 impl Arrivals {
     pub(super) fn new(credit: u32) -> Self {
-        Self { early: vec![], receiving: HashMap::new(), spare: HashMap::new(), credit }
+        Self { early: vec![], receiving: BTreeMap::new(), spare: BTreeMap::new(), credit }
     }
 
     /// The number of further chunks that the server may push.
@@ -85,10 +85,13 @@ impl Arrivals {
 
     /// Ends every stream of a source that was lost: returns the chunks that were being received, and the waiting streams.
     pub(super) fn end_source(&mut self, source: SubscriptionId) -> (Vec<ChunkIndex>, Vec<StreamToken>) {
-        let lost = self.receiving.extract_if(|_, (_, of)| *of == source);
+        let lost = self.receiving.extract_if(.., |_, (_, of)| *of == source);
         let lost = lost.map(|(_, (chunk, _))| chunk).collect();
         let is_lost = |waiting: &WaitingStream| waiting.header.subscription == source;
-        let spare = self.spare.extract_if(|_, spare| is_lost(spare)).map(|(_, spare)| spare.stream);
+        let spare = self
+            .spare
+            .extract_if(.., |_, spare| is_lost(spare))
+            .map(|(_, spare)| spare.stream);
         let mut waiting: Vec<_> = spare.collect();
         waiting.extend(self.early.extract_if(.., |early| is_lost(early)).map(|early| early.stream));
         (lost, waiting)
@@ -139,7 +142,7 @@ impl Arrivals {
     pub(super) fn reset(&mut self, credit: u32) -> Vec<StreamToken> {
         self.end_version();
         self.credit = credit;
-        let spare = self.spare.drain().map(|(_, spare)| spare.stream);
+        let spare = std::mem::take(&mut self.spare).into_values().map(|spare| spare.stream);
         let mut waiting: Vec<StreamToken> = spare.collect();
         waiting.extend(self.take_early().into_iter().map(|early| early.stream));
         waiting

@@ -134,7 +134,8 @@ impl Encoder {
         self.encode_without_base(payload, chunk, wanted.into(), None).await
     }
 
-    /// Encodes `chunk` as `wanted`, but not as a delta. A given `raw` saves a read.
+    /// Encodes `chunk` as `wanted`, but not as a delta. A given `raw` saves a read. What a small raw chunk does not need
+    /// is boxed: its future is moved, and as large as all that it may await.
     async fn encode_without_base(
         &self,
         payload: &Payload,
@@ -151,15 +152,15 @@ impl Encoder {
                 (raw, CodecId::Raw, Duration::ZERO)
             }
             CodecRequest::Auto { offered, effort } => {
-                let (raw, estimate, estimation_time) =
-                    self.cached_or_new_estimate(payload, chunk, raw).await?;
+                let estimate = Box::pin(self.cached_or_new_estimate(payload, chunk, raw));
+                let (raw, estimate, estimation_time) = estimate.await?;
                 (raw, estimate.choose(offered, effort), estimation_time)
             }
         };
         let encoded = match (codec, raw) {
             (CodecId::Raw, Some(raw)) => raw,
             (CodecId::Raw, None) => self.raw(payload, chunk).await?,
-            (codec, raw) => self.encode_as(codec, payload, chunk, raw).await?,
+            (codec, raw) => Box::pin(self.encode_as(codec, payload, chunk, raw)).await?,
         };
         Ok(Encoded { worker_time: encoded.worker_time + estimation_time, ..encoded })
     }

@@ -117,13 +117,14 @@ impl<H: Host> Delivery<H> {
                 drop(unfinished.take());
             }
             tokio::select! {
-                input = self.host.next_input() => self.handle_input(input, &work)?,
+                biased; // A send that ends at once costs no look at the rest, which follows when all sends wait.
                 event = work.next() => match event {
                     Event::Sent(sent) => self.handle_sent(sent, &work),
                     Event::Compared(is_same) => self.machine.handle_compared(self.host.topic(), is_same),
                     Event::AbortDue => self.machine.give_up(AbortReason::Withdrawn),
                     Event::Stalled => self.machine.end(EndReason::Evicted),
                 },
+                input = self.host.next_input() => self.handle_input(input, &work)?,
                 _ = lane_joined.changed() => {} // Chunks may wait for it.
             }
         }
@@ -349,11 +350,12 @@ impl<V> Work<V> {
     /// Runs the work until something is to be reported. Cancel safe.
     async fn next(&mut self) -> Event {
         tokio::select! {
+            biased;
+            event = transferred(&mut self.current) => event,
             is_same = compared(&mut self.comparing) => {
                 self.comparing = None;
                 Event::Compared(is_same)
             }
-            event = transferred(&mut self.current) => event,
         }
     }
 }
@@ -368,6 +370,7 @@ async fn compared(comparing: &mut Option<Comparing>) -> bool {
 async fn transferred<V>(current: &mut Option<Current<V>>) -> Event {
     let Some(current) = current else { return std::future::pending().await };
     tokio::select! {
+        biased;
         Some(sent) = current.sends.next().instrument(current.span.clone()) => Event::Sent(sent),
         () = passed(&mut current.abort_at) => {
             current.abort_at = None;

@@ -7,11 +7,15 @@ use crate::{
     in_use::Used,
 };
 use futures_util::{StreamExt, stream::FuturesUnordered};
-use std::{ops::Range, pin::Pin, sync::Arc};
-use tensor_relay_device::SourceError;
+use std::{
+    ops::Range,
+    pin::{Pin, pin},
+    sync::Arc,
+};
+use tensor_relay_device::{BoxFuture, SourceError};
 use tensor_relay_protocol::{
-    ChunkHeader, ChunkIndex, CodecChoice, CodecId, CodecSet, Effort, Selection, SendAction, ServerMessage,
-    SubscriptionId,
+    ChunkHeader, ChunkIndex, CodecChoice, CodecId, CodecSet, Effort, SMALL_BYTES, Selection, SendAction,
+    ServerMessage, SubscriptionId,
 };
 use tokio::time::Instant;
 use tracing::Instrument;
@@ -170,7 +174,11 @@ impl Context {
                     let _copy = _copy;
                     sent(self.send_chunk(chunk, may_be_delta, load).await)
                 };
-                Box::pin(send.instrument(tracing::trace_span!("chunk", %chunk)))
+                let send: Sending = Box::pin(send);
+                match tracing::trace_span!("chunk", %chunk) {
+                    span if span.is_disabled() => send,
+                    span => Box::pin(send.instrument(span)),
+                }
             }
             SendAction::Hashes { first, end } => {
                 Box::pin(async move { sent(self.send_hashes(first..end).await) })
@@ -216,32 +224,38 @@ impl Context {
         drop(encoding);
         self.counters.progress.note(1); // From here on, only the subscriber can delay the send.
         let _sending = (self.encoder().stages().begin(Stage::Send), self.counters.sent.writing.add(1));
+        let sampling = self.estimate(chunk, &encoded);
         let (context, target) = (Arc::clone(&self), lane.clone());
-        let estimate = self.estimate(chunk, encoded.clone());
         // A lane that fails loses the chunk; a client that stops the stream has aborted the version.
         let write = async move { context.write(chunk, &encoded, &target, began, effort).await };
-        let _ = tokio::join!(lane.run(write), estimate);
+        let mut write = pin!(lane.run(write));
+        let _ = match sampling {
+            Some(sampling) => tokio::join!(write.as_mut(), sampling).0,
+            None => write.await,
+        };
         Ok(())
     }
 
     /// Estimates what each level of effort would make of a chunk: from an estimate of similar chunks or, if one may be
-    /// made now, from a sample of a raw chunk.
-    async fn estimate(&self, chunk: ChunkIndex, encoded: Encoded) {
-        let (encoder, payload) = (self.encoder(), self.payload());
-        if !self.is_chosen(encoded.codec) {
-            return;
+    /// made now, from a sample of a raw chunk, which is returned as work beside its sending. Small chunks are always sent
+    /// raw.
+    fn estimate<'a>(&'a self, chunk: ChunkIndex, encoded: &Encoded) -> Option<BoxFuture<'a, ()>> {
+        let (encoder, payload, raw_bytes) = (self.encoder(), self.payload(), self.raw_bytes(chunk));
+        if raw_bytes < SMALL_BYTES as u64 || !self.is_chosen(encoded.codec) {
+            return None;
         }
-        let estimate = match encoder.estimate(payload, chunk) {
-            Some(estimate) => estimate,
-            None if encoded.codec == CodecId::Raw && self.coding.effort.may_sample() => {
-                let (estimate, took) = encoder.sample(payload, chunk, encoded.bytes).await;
-                self.coding.effort.handle_sampled(took);
-                estimate
-            }
-            None => return,
-        };
-        let raw_bytes = self.raw_bytes(chunk);
-        self.coding.effort.handle_estimate(&estimate, self.coding.offered, raw_bytes);
+        let Coding { effort, offered, .. } = &self.coding;
+        if let Some(estimate) = encoder.estimate(payload, chunk) {
+            effort.handle_estimate(&estimate, *offered, raw_bytes);
+        } else if encoded.codec == CodecId::Raw && effort.may_sample() {
+            let sample = encoder.sample(payload, chunk, encoded.bytes.clone());
+            return Some(Box::pin(async move {
+                let (estimate, took) = sample.await;
+                effort.handle_sampled(took);
+                effort.handle_estimate(&estimate, *offered, raw_bytes);
+            }));
+        }
+        None
     }
 
     /// Whether a chunk that was encoded in `codec` owes that to the effort: it is no delta, and no codec was requested.

@@ -48,7 +48,7 @@ impl Encoder {
                 // Read before `get_or_encode`: all callers share the failure of a device's read, whereas those that
                 // wait for a failed comparison would retry in turn.
                 let raw = self.raw(payload, chunk).await?;
-                let (delta, comparison_time) = self.delta(key, payload, base, &raw).await?;
+                let (delta, comparison_time) = Box::pin(self.delta(key, payload, base, &raw)).await?;
                 let encoded = match delta {
                     Some(delta) => delta,
                     None => self.encode_without_base(payload, chunk, wanted, Some(raw)).await?,

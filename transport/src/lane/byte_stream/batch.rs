@@ -18,8 +18,11 @@ const SEGMENTS: usize = 16;
 /// The length of an alert: level and description (RFC 8446 §6).
 const ALERT_BYTES: usize = 2;
 
-/// The longest segment that is copied behind its header into one record. Longer ones are encrypted without a copy.
+/// The longest segment whose bytes are copied behind its header. Longer ones are encrypted without a copy.
 const JOINED_BYTES_MAX: usize = 1 << 10;
+
+/// The longest record of short segments and headers, which are encrypted together: a record costs as much as a kilobyte.
+const SHORT_BYTES_MAX: usize = 2 << 10;
 
 /// The maximum space for a segment: a record for its header, and the records of its bytes.
 const SEGMENT_ROOM: usize =
@@ -29,7 +32,7 @@ const SEGMENT_ROOM: usize =
 const SPAN_ROOM: usize = SPAN_BYTES_MAX / SEGMENT_BYTES_MAX * SEGMENT_ROOM;
 
 /// The maximum space for a batch.
-pub(super) const ROOM_MAX: usize = SEGMENTS * SEGMENT_ROOM;
+pub(super) const ROOM_MAX: usize = SEGMENTS * SEGMENT_ROOM + Sealer::sealed_bytes_max(SHORT_BYTES_MAX);
 
 /// The initial size of the buffer, for control messages and small versions.
 const ROOM_MIN: usize = 4 << 10;
@@ -42,6 +45,8 @@ pub(super) struct SegmentBatch<W> {
     memory: HostMemory,
     bytes: Region,
     filled: usize,
+    /// The headers and short segments that are not encrypted yet.
+    short: Vec<u8>,
     /// The maximum filled length since the last [`trim`](SegmentBatch::trim).
     peak: usize,
 }
@@ -49,21 +54,22 @@ pub(super) struct SegmentBatch<W> {
 impl<W: AsyncWrite + Unpin> SegmentBatch<W> {
     pub(super) fn new(write: W, sealer: Sealer) -> Self {
         let memory = HostMemory::on_demand(u64::MAX);
-        Self { write, sealer, memory, bytes: Region::default(), filled: 0, peak: 0 }
+        let (bytes, short) = (Region::default(), Vec::with_capacity(SHORT_BYTES_MAX));
+        Self { write, sealer, memory, bytes, filled: 0, short, peak: 0 }
     }
 
     /// Whether there is space for any [`add`](Self::add).
     pub(super) fn has_room(&self) -> bool {
-        ROOM_MAX - self.filled >= SPAN_ROOM
+        ROOM_MAX - self.filled >= SPAN_ROOM + Sealer::sealed_bytes_max(SHORT_BYTES_MAX)
     }
 
     /// Whether the batch has less than a segment of maximal length and should wait for more.
     pub(super) fn is_short(&self) -> bool {
-        self.filled < SEGMENT_BYTES_MAX
+        self.filled + self.short.len() < SEGMENT_BYTES_MAX
     }
 
-    /// Encrypts a segment; the caller checks [`has_room`](Self::has_room). Data of up to [`SPAN_BYTES_MAX`] is split
-    /// into several segments.
+    /// Adds a segment; the caller checks [`has_room`](Self::has_room). Data of up to [`SPAN_BYTES_MAX`] is split into
+    /// several segments.
     pub(super) fn add(&mut self, mut segment: Segment) -> io::Result<()> {
         while let Some(front) = segment.split_front() {
             self.add_one(front)?;
@@ -73,18 +79,21 @@ impl<W: AsyncWrite + Unpin> SegmentBatch<W> {
 
     fn add_one(&mut self, segment: Segment) -> io::Result<()> {
         let (header, bytes) = segment.encode();
-        if bytes.len() > JOINED_BYTES_MAX {
-            self.seal(&header)?;
-            return self.seal(&bytes);
+        let joined: &[u8] = if bytes.len() > JOINED_BYTES_MAX { &[] } else { &bytes };
+        if self.short.len() + header.len() + joined.len() > SHORT_BYTES_MAX {
+            self.seal_short()?;
         }
-        let mut joined = [0; SEGMENT_HEADER_BYTES + JOINED_BYTES_MAX];
-        let joined = &mut joined[..SEGMENT_HEADER_BYTES + bytes.len()];
-        joined[..SEGMENT_HEADER_BYTES].copy_from_slice(&header);
-        joined[SEGMENT_HEADER_BYTES..].copy_from_slice(&bytes);
-        self.seal(joined)
+        self.short.extend_from_slice(&header);
+        self.short.extend_from_slice(joined);
+        if bytes.len() > JOINED_BYTES_MAX {
+            self.seal_short()?;
+            self.seal(&bytes)?;
+        }
+        Ok(())
     }
 
     pub(super) fn add_alert(&mut self, alert: AlertDescription) -> io::Result<()> {
+        self.seal_short()?;
         let room = self.room(Sealer::sealed_bytes_max(ALERT_BYTES))?;
         let sealed = self.sealer.seal_alert(alert, &mut self.bytes[room]);
         self.filled += sealed.map_err(sealing_error)?;
@@ -93,6 +102,7 @@ impl<W: AsyncWrite + Unpin> SegmentBatch<W> {
 
     /// Writes the added segments.
     pub(super) async fn write(&mut self) -> io::Result<()> {
+        self.seal_short()?;
         let filled = std::mem::take(&mut self.filled);
         self.peak = self.peak.max(filled);
         self.write.write_all(&self.bytes[..filled]).await?;
@@ -110,6 +120,17 @@ impl<W: AsyncWrite + Unpin> SegmentBatch<W> {
         if self.filled == 0 && needed <= self.bytes.len() / 2 {
             self.bytes = Region::default();
         }
+    }
+
+    fn seal_short(&mut self) -> io::Result<()> {
+        if self.short.is_empty() {
+            return Ok(());
+        }
+        let mut short = std::mem::take(&mut self.short);
+        let sealed = self.seal(&short);
+        short.clear();
+        self.short = short;
+        sealed
     }
 
     fn seal(&mut self, bytes: &[u8]) -> io::Result<()> {

@@ -30,6 +30,10 @@ const LINGER: Duration = Duration::from_secs(3);
 /// The maximum time to read the peer's close notice after a failed write.
 const FINAL_READ_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// The read bytes from which a new stream's reader is run before they are decrypted, so that it lends its memory. Fewer
+/// are copied sooner than a task is run.
+const LENT_BYTES_MIN: usize = 16 << 10;
+
 /// The size of reads whose bytes are discarded.
 const DRAIN_BYTES: usize = 16 << 10;
 
@@ -235,7 +239,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         }
         if last {
             self.finish();
-        } else if first {
+        } else if first && self.inbox.unopened_bytes() >= LENT_BYTES_MIN {
             yield_now().await; // The stream's reader runs and lends a buffer for the next segments.
         }
         Ok(())

@@ -70,6 +70,11 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         }
     }
 
+    /// The number of bytes that were read and are not decrypted yet.
+    pub(super) fn unopened_bytes(&self) -> usize {
+        self.wire.len()
+    }
+
     /// Takes the next segment, if it is complete.
     fn take_segment(&mut self, current: Option<&Arc<Stream>>) -> Result<Option<Received>, ReadError> {
         loop {
