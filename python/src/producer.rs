@@ -115,17 +115,9 @@ impl Producer {
         };
         let readable = match readable.on_one_gpu() {
             Ok(OnOneGpu { device, tensors, copied_bytes, returning }) => {
-                let publish = async {
-                    let topic = topic.clone();
-                    match hold {
-                        HoldUntil::Stage => {
-                            producer.publish_copy_from_device(topic, &device, tensors, metadata).await
-                        }
-                        HoldUntil::Borrow => {
-                            producer.publish_from_device(topic, &device, tensors, metadata).await
-                        }
-                    }
-                };
+                let may_borrow = matches!(hold, HoldUntil::Borrow);
+                let publish =
+                    producer.publish_from_device(topic.clone(), may_borrow, &device, tensors, metadata);
                 let published = wait_at_most(py, timeout, publish)?.ok_or_else(late)?;
                 let publication = published.map_err(|error| of_publish_device(py, &error))?;
                 if publication.path() != MemoryKind::CudaIpc {
