@@ -8,7 +8,7 @@ use crate::{
 };
 use anyhow::bail;
 use serde_json::json;
-use tensor_relay_server::{AccessStore, Decision, TicketId};
+use tensor_relay_server::{AccessStore, Decision, TicketId, seconds_now};
 
 pub(crate) fn run(command: AclCommand) -> anyhow::Result<Exit> {
     match command {
@@ -57,7 +57,7 @@ fn check_ticket(store: &AccessStore, id: &str, args: &CheckAclArgs) -> anyhow::R
              `tickets show` prints the grants of any ticket"
         );
     };
-    if let Err(denied) = store.rules()?.check_issued(&ticket, tickets::seconds_now()) {
+    if let Err(denied) = store.rules()?.check_issued(&ticket, seconds_now()) {
         return Ok((false, denied.to_string()));
     }
     let grant = ticket.claims.grants.iter().find(|grant| grant.allows(args.verb, &args.topic));

@@ -4,7 +4,7 @@ use crate::{
     publish::WaitTimeout,
     subscribe::{NoMatchingTopic, NotWithin, NothingSelected, hook::HookError},
 };
-use std::{error::Error, fmt};
+use std::error::Error;
 use tensor_relay_client::{ClientError, ConnectError, EndReason, SubscriptionError, TicketError};
 use tensor_relay_server::sidecar::{self, ConnectionLost, PublishError, Refusal};
 
@@ -30,16 +30,9 @@ pub(crate) enum Exit {
 }
 
 /// An error of usage that clap cannot detect.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(crate) struct UsageError(pub(crate) String);
-
-impl fmt::Display for UsageError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl Error for UsageError {}
 
 /// The code of the first error in the chain of causes that has one.
 pub(crate) fn code_of(error: &anyhow::Error) -> Exit {

@@ -1,14 +1,9 @@
 //! `tensor-relay list`: the topics of a server.
 
-use crate::{
-    args::ListArgs,
-    exit::Exit,
-    output::{print_json, print_line},
-    subscribe::connect,
-    ticket, units,
-};
+use crate::{args::ListArgs, exit::Exit, output::print_json, table, ticket, units};
 use serde_json::json;
-use tensor_relay_client::{Client, Config, Connector, LaneKind, Ticket, TopicEntry, Transport, Tuning};
+use std::time::Duration;
+use tensor_relay_client::{Client, Config, LaneKind, Ticket, TopicEntry, Transport};
 
 pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
     let ticket = ticket::read_for_all(&args.ticket.ticket)?;
@@ -17,7 +12,7 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
         identity: args.ticket.identity.load()?,
         ..Config::default()
     };
-    let client = connect(&ticket, args.ticket.connect_timeout, config.clone()).await?;
+    let client = Client::connect_within(args.ticket.connect_timeout, &ticket, config.clone()).await?;
     let topics = client.list().await?;
     let (kind, reason) = client.transport();
     client.close().await;
@@ -36,7 +31,7 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
             return Ok(Exit::Done);
         }
         false if topics.is_empty() => crate::log::message!("the server offers no topic yet"),
-        false => print_table(&topics),
+        false => table::print(TITLES, &topics.iter().map(row).collect::<Vec<_>>()),
     }
     crate::log::message!("connected over {kind}: {}", reason.text());
     if let Some(unreachable) = unreachable {
@@ -55,7 +50,7 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
 }
 
 /// The deadline for connecting over the other transport, after a session over the first one.
-const CONNECT_TIMEOUT_MS: u32 = 1_000;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The transport other than `connected`, if `config` allows it and the server does not answer over it. `connected` is
 /// the transport of the session that listed the topics.
@@ -67,9 +62,7 @@ async fn unreachable_transport(ticket: &Ticket, config: Config, connected: LaneK
         LaneKind::Quic => (LaneKind::Tcp, Transport::Tcp),
         LaneKind::Tcp => (LaneKind::Quic, Transport::Quic),
     };
-    let tuning = Tuning { connect_timeout_ms: CONNECT_TIMEOUT_MS, ..Tuning::default() };
-    let config = Config { transport, ..config };
-    match Client::connect_with(&Connector::new(tuning), ticket, config).await {
+    match Client::connect_within(CONNECT_TIMEOUT, ticket, Config { transport, ..config }).await {
         Ok(client) => {
             client.close().await;
             None
@@ -77,6 +70,8 @@ async fn unreachable_transport(ticket: &Ticket, config: Config, connected: LaneK
         Err(_) => Some(other),
     }
 }
+
+const TITLES: [&str; 5] = ["TOPIC", "VERSION", "TENSORS", "SIZE", "SUBSCRIBERS"];
 
 fn as_json(entry: &TopicEntry) -> serde_json::Value {
     json!({
@@ -89,19 +84,7 @@ fn as_json(entry: &TopicEntry) -> serde_json::Value {
     })
 }
 
-fn print_table(topics: &[TopicEntry]) {
-    let width = topics
-        .iter()
-        .map(|entry| entry.id.topic.as_str().len())
-        .max()
-        .unwrap_or(0)
-        .max(5);
-    print_line(&format!(
-        "{:width$}  {:>7}  {:>7}  {:>10}  {:>11}",
-        "TOPIC", "VERSION", "TENSORS", "SIZE", "SUBSCRIBERS"
-    ));
-    for TopicEntry { id, tensors, payload_bytes, subscribers, .. } in topics {
-        let (topic, version, size) = (id.topic.as_str(), id.version.0, units::bytes(*payload_bytes));
-        print_line(&format!("{topic:width$}  {version:>7}  {tensors:>7}  {size:>10}  {subscribers:>11}"));
-    }
+fn row(TopicEntry { id, tensors, payload_bytes, subscribers, .. }: &TopicEntry) -> [String; 5] {
+    let (version, size) = (id.version.to_string(), units::bytes(*payload_bytes));
+    [id.topic.to_string(), version, tensors.to_string(), size, subscribers.to_string()]
 }

@@ -18,8 +18,7 @@ use anyhow::{Context, bail};
 use follower::Follower;
 use std::{sync::Arc, time::Duration};
 use tensor_relay_client::{
-    Client, ClientError, Config, Connector, EndReason, Glob, Mode, Start, SubscriptionError, Ticket, Topic,
-    Tuning, VersionId,
+    Client, ClientError, Config, EndReason, Glob, Mode, Start, SubscriptionError, Ticket, Topic, VersionId,
 };
 use tokio::task::JoinSet;
 
@@ -110,20 +109,9 @@ async fn open_client(args: &SubscribeArgs, ticket: &Ticket, consumer: &Consumer)
         sources,
         ..client_config(args)
     };
-    let client = connect(ticket, args.ticket.connect_timeout, config).await?;
+    let client = Client::connect_within(args.ticket.connect_timeout, ticket, config).await?;
     consumer.connected(client.status_reader(), device.as_ref());
     Ok(client)
-}
-
-/// Connects to a server of the ticket within `timeout`.
-pub(crate) async fn connect(
-    ticket: &Ticket,
-    timeout: Duration,
-    config: Config,
-) -> Result<Client, ClientError> {
-    let connect_timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
-    let connector = Connector::new(Tuning { connect_timeout_ms, ..Tuning::default() });
-    Client::connect_with(&connector, ticket, config).await
 }
 
 fn client_config(args: &SubscribeArgs) -> Config {

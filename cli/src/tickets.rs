@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 use tensor_relay_server::{
-    AccessStore, Claims, Credentials, Denied, Grant, Identity, Ticket, TicketId, Topic,
+    AccessStore, Claims, Credentials, Denied, Grant, Identity, Ticket, TicketId, Topic, seconds_now,
 };
 
 /// The port of an address without one: the default of `serve --listen`.
@@ -257,10 +257,4 @@ fn as_object(claims: &Claims, standing: Option<&str>, used_s: Option<u64>) -> Va
         object["used_s"] = used_s.into();
     }
     object
-}
-
-pub(crate) fn seconds_now() -> u64 {
-    SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
 }

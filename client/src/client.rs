@@ -68,6 +68,20 @@ impl Client {
         Self::connect_with(&Connector::new(Tuning::default()), ticket, config).await
     }
 
+    /// Connects as [`connect`](Self::connect) does, and waits for the server's answer for `timeout`.
+    ///
+    /// # Errors
+    /// Those of [`connect`](Self::connect).
+    pub async fn connect_within(
+        timeout: Duration,
+        ticket: &Ticket,
+        config: Config,
+    ) -> Result<Self, ClientError> {
+        let connect_timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        let connector = Connector::new(Tuning { connect_timeout_ms, ..Tuning::default() });
+        Self::connect_with(&connector, ticket, config).await
+    }
+
     /// Connects through `connector`. A failed first connection is not retried; a lost connection is replaced.
     ///
     /// # Errors

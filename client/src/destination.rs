@@ -210,14 +210,6 @@ impl Payload {
     /// The empty payload.
     pub(crate) const EMPTY: Self = Self::Region(HostBytes::Stable(Bytes::new()));
 
-    pub(crate) fn len_bytes(&self) -> u64 {
-        match self {
-            Self::Region(bytes) => bytes.len() as u64,
-            Self::Scattered(scattered) => scattered.by_start.values().map(|bytes| bytes.len() as u64).sum(),
-            Self::Device(shared) => shared.payload().len_bytes(),
-        }
-    }
-
     /// The tensors of `selection` that it contains.
     pub(crate) fn narrow_selection(&self, selection: &Arc<Selection>) -> Arc<Selection> {
         match self {

@@ -3,14 +3,14 @@
 mod on_device;
 
 use crate::{
-    BufferError, Buffers, DeviceError, Gap, LoadReport, Receipt, Snapshot, Subscription, SubscriptionError,
+    BufferError, Buffers, DeviceError, Gap, Snapshot, Subscription, SubscriptionError,
     buffers::{Lender, Lent, Writing, copy_yielding, fit},
     command::Command,
     destination::Payload,
     snapshot_queue::{Found, SnapshotQueue},
 };
 use std::{fmt, future::pending, sync::Arc};
-use tensor_relay_protocol::{Manifest, Mode, SubscriptionId, TensorName, VersionId};
+use tensor_relay_protocol::{Mode, SubscriptionId, TensorName, VersionId};
 use tokio::sync::{mpsc, oneshot};
 
 impl Snapshot {
@@ -144,8 +144,8 @@ impl Subscription {
             let refused = matches!(cause, FillCause::Buffers(_)).then(|| version.id.clone());
             return Err(FillError { cause, torn, refused, buffers, withheld: vec![] });
         }
-        let (summary, gap) = self.finish_taken(&mut taken);
-        Ok(Filled { summary, gap, copied: true, buffers })
+        let (version, gap) = self.finish_taken(&mut taken);
+        Ok(Filled { version, gap, copied: true, buffers })
     }
 
     /// Drops a version that did not fit ([`FillError::refused`]) and would otherwise stay queued. In mode `every` this
@@ -188,9 +188,9 @@ impl Subscription {
             }
         };
         if taken.is_in(&writing) {
-            let (summary, gap) = self.finish_taken(&mut taken);
+            let (version, gap) = self.finish_taken(&mut taken);
             let (buffers, _) = lender.reclaim().await; // Without a wait: a committed version has no copy in flight.
-            return Ok(Received::InPlace(Filled { summary, gap, copied: false, buffers }));
+            return Ok(Received::InPlace(Filled { version, gap, copied: false, buffers }));
         }
         let (buffers, withheld) = lender.reclaim().await;
         match withheld.is_empty() {
@@ -202,8 +202,8 @@ impl Subscription {
         }
     }
 
-    /// Completes the delivery of a `taken` version: returns its summary, without the payload, and its gap. The payload
-    /// is dropped, which gives the buffers back.
+    /// Completes the delivery of a `taken` version: returns it without its payload, and its gap. The payload is dropped,
+    /// which gives the buffers back.
     fn finish_taken(&mut self, taken: &mut Taken) -> (Box<Snapshot>, Option<Box<Gap>>) {
         let version = taken.version.take().expect("a version is finished once");
         self.taken = (self.mode == Mode::Every).then(|| version.id.clone());
@@ -305,52 +305,21 @@ impl Drop for Taken {
 /// A complete, verified version in the user's own memory.
 #[derive(Debug)]
 pub struct Filled<B> {
-    /// The version without its bytes.
-    summary: Box<Snapshot>,
+    version: Box<Snapshot>,
     gap: Option<Box<Gap>>,
     copied: bool,
     buffers: Buffers<B>,
 }
 
 impl<B> Filled<B> {
-    /// The version.
-    pub fn id(&self) -> &VersionId {
-        self.summary.id()
-    }
-
-    /// The content of the version, received or not.
-    pub fn manifest(&self) -> &Arc<Manifest> {
-        self.summary.manifest()
-    }
-
-    /// The publisher's metadata of this version.
-    pub fn metadata(&self) -> &[(String, String)] {
-        self.summary.metadata()
-    }
-
-    /// The number of published versions between the previously delivered one and this one.
-    pub fn skipped(&self) -> u64 {
-        self.summary.skipped()
+    /// The version, without its tensors.
+    pub fn version(&self) -> &Snapshot {
+        &self.version
     }
 
     /// In mode `every`: the versions that are missing before this one.
     pub fn gap(&self) -> Option<&Gap> {
         self.gap.as_deref()
-    }
-
-    /// Whether it does not continue the previous version ([`Snapshot::is_new_epoch`]).
-    pub fn is_new_epoch(&self) -> bool {
-        self.summary.is_new_epoch()
-    }
-
-    /// The statistics of its transfer.
-    pub fn receipt(&self) -> Receipt {
-        self.summary.receipt()
-    }
-
-    /// The report that the application has loaded it, to be sent ([`LoadReport::send`]).
-    pub fn load_report(&self) -> &LoadReport {
-        self.summary.load_report()
     }
 
     /// Whether it was received in other memory and copied, because its transfer began before the buffers

@@ -79,9 +79,15 @@ impl Snapshot {
         self.new_epoch
     }
 
-    /// The payload bytes that it holds.
+    /// The size of the received payload.
     pub fn payload_bytes(&self) -> u64 {
-        self.payload.len_bytes()
+        self.selection.payload_bytes()
+    }
+
+    /// The same version without its tensors, whose memory it does not keep.
+    #[must_use]
+    pub fn without_tensors(&self) -> Self {
+        Self { payload: Payload::EMPTY, ..self.clone() }
     }
 
     /// The statistics of its transfer.

@@ -1,6 +1,7 @@
 //! A value for one user at a time, which can be closed without waiting for that user.
 
-use std::sync::{self, Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
+use tensor_relay_device::Lock;
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
 /// A value that callers use in turns, until it is closed. Closing never waits, because a signal handler may close a
@@ -11,7 +12,7 @@ pub(crate) struct Closable<T> {
     value: Arc<Mutex<Option<T>>>,
     state: watch::Sender<State>,
     /// The last action: receives the value after the last turn.
-    last: sync::Mutex<Option<Last<T>>>,
+    last: Lock<Option<Last<T>>>,
 }
 
 type Last<T> = Box<dyn FnOnce(T) + Send>;
@@ -35,7 +36,7 @@ pub(crate) struct ExclusiveUse<T> {
 impl<T> Closable<T> {
     pub(crate) fn new(value: T) -> Self {
         let value = Arc::new(Mutex::new(Some(value)));
-        Self { value, state: watch::Sender::new(State::Open), last: sync::Mutex::default() }
+        Self { value, state: watch::Sender::new(State::Open), last: Lock::default() }
     }
 
     /// Waits until no other caller uses the value. `None` once it is closed or ending.
@@ -77,13 +78,13 @@ impl<T> Closable<T> {
 
     /// As [`close`](Self::close), and passes the value to `last`, unless an earlier call set a last action.
     pub(crate) fn close_with(&self, last: impl FnOnce(T) + Send + 'static) {
-        self.last().get_or_insert_with(|| Box::new(last));
+        self.last.lock().get_or_insert_with(|| Box::new(last));
         self.set(State::Closed);
     }
 
     /// As [`close_with`](Self::close_with), but lets the turn under way finish.
     pub(crate) fn end_with(&self, last: impl FnOnce(T) + Send + 'static) {
-        self.last().get_or_insert_with(|| Box::new(last));
+        self.last.lock().get_or_insert_with(|| Box::new(last));
         self.set(State::Ending);
     }
 
@@ -108,16 +109,12 @@ impl<T> Closable<T> {
         }
         let value = self.value.try_lock().ok().and_then(|mut value| value.take());
         if let Some(value) = value {
-            let last = self.last().take(); // Without the lock, since it may do anything.
+            let last = self.last.lock().take(); // Without the lock, since it may do anything.
             match last {
                 Some(last) => last(value),
                 None => drop(value),
             }
         }
-    }
-
-    fn last(&self) -> MutexGuard<'_, Option<Last<T>>> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

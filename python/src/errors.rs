@@ -6,8 +6,7 @@ use crate::exit;
 use pyo3::{exceptions::PySystemExit, prelude::*};
 use std::fmt::Display;
 use tensor_relay_client::{
-    BufferError, ClientError, ConnectError, DeviceError, EndReason, FillCause, GetError, LaneError,
-    SubscriptionError,
+    ClientError, ConnectError, DeviceError, EndReason, FillCause, GetError, LaneError, SubscriptionError,
 };
 use tensor_relay_server::Token;
 
@@ -171,15 +170,10 @@ fn kind_of_subscription(error: &SubscriptionError) -> Kind {
 pub(crate) fn of_fill(py: Python<'_>, cause: &FillCause) -> PyErr {
     match cause {
         FillCause::Subscription(error) => of_subscription(py, error),
-        FillCause::Buffers(error) => of_buffer(py, error),
+        FillCause::Buffers(error) => Kind::Target.raise(py, error),
         FillCause::Device(error) => of_device(py, error),
         other => Kind::Other.raise(py, other),
     }
-}
-
-/// The exception for a user's own tensors that do not fit a version.
-pub(crate) fn of_buffer(py: Python<'_>, error: &BufferError) -> PyErr {
-    Kind::Target.raise(py, error)
 }
 
 /// The exception for tensors that could not be copied to or from a GPU.

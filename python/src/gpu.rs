@@ -6,7 +6,6 @@ use crate::errors::Kind;
 use pyo3::prelude::*;
 use std::{
     collections::BTreeMap,
-    fmt::Display,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -44,10 +43,12 @@ pub(crate) struct Opened {
 }
 
 /// Why a GPU cannot be used.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum GpuError {
-    Cuda(CudaError),
-    Pinned(AllocError),
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    #[error("{0}; a smaller `pinned_bytes` needs less")]
+    Pinned(#[from] AllocError),
 }
 
 /// The granularity of slots: each begins on a page.
@@ -99,9 +100,9 @@ impl Gpus {
             return Ok(opened.clone());
         }
         let options = CudaOptions { memory_limit_bytes: self.memory_bytes, ..CudaOptions::default() };
-        let engine = CudaEngine::open(ordinal, options).map_err(GpuError::Cuda)?;
-        let intake = engine.intake().map_err(GpuError::Cuda)?;
-        let device = Device::new(engine, self.capacity).map_err(GpuError::Pinned)?;
+        let engine = CudaEngine::open(ordinal, options)?;
+        let intake = engine.intake()?;
+        let device = Device::new(engine, self.capacity)?;
         let Capacity { slots, slot_bytes } = self.capacity;
         tracing::info!("Opened {}, with {slots} page-locked slots of {slot_bytes} bytes.", device.name());
         let opened = Opened { device, intake };
@@ -159,15 +160,6 @@ impl GpuError {
         match self {
             Self::Cuda(_) => Kind::Other.raise(py, self),
             Self::Pinned(_) => Kind::NoRoom.raise(py, self),
-        }
-    }
-}
-
-impl Display for GpuError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Cuda(error) => error.fmt(f),
-            Self::Pinned(error) => write!(f, "{error}; a smaller `pinned_bytes` needs less"),
         }
     }
 }

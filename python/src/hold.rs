@@ -1,6 +1,6 @@
 //! `hold=`: whether published tensors are copied, or lent until their readers are done.
 
-use crate::errors::Kind;
+use crate::range::one_of;
 use pyo3::prelude::*;
 
 /// When a publisher may write to its tensors again.
@@ -14,13 +14,6 @@ pub(crate) enum HoldUntil {
 
 impl HoldUntil {
     pub(crate) fn parse(py: Python<'_>, name: &str) -> PyResult<Self> {
-        match name {
-            "stage" => Ok(Self::Stage),
-            "borrow" => Ok(Self::Borrow),
-            other => {
-                let message = format!("hold is {other:?}, but must be \"stage\" or \"borrow\"");
-                Err(Kind::Request.raise(py, message))
-            }
-        }
+        one_of(py, "hold", name, &[("stage", Self::Stage), ("borrow", Self::Borrow)])
     }
 }

@@ -1,8 +1,8 @@
 //! The native module of the Python package `tensor_relay`: servers, clients and their tensors.
 //!
 //! The package's Python files: `tensor_relay/__init__.py` has the entry points `serve`, `connect` and `publish_to`,
-//! `errors.py` the exception classes, `_frameworks.py` the code for each framework, `_native.pyi` the signatures of
-//! this module. Users read `python/README.md`.
+//! `errors.py` the exception classes, `_frameworks.py` the code for each framework, `_client.py` the methods of `Client`
+//! that wait more than once, `_native.pyi` the signatures of this module. Users read `python/README.md`.
 
 #![deny(unsafe_code)]
 
@@ -12,8 +12,8 @@ mod buckets;
 mod client;
 mod closable;
 mod command;
+mod connect;
 mod description;
-mod entries;
 mod errors;
 mod exit;
 mod gpu;
@@ -38,8 +38,8 @@ mod tensor;
 mod tensors_in;
 mod tickets;
 mod topic_info;
-mod topic_options;
 mod topic_publisher;
+mod until_closed;
 mod version;
 mod wait;
 
@@ -57,8 +57,9 @@ mod _native {
     #[pymodule_export]
     use super::{
         buckets::{Bucket, buckets, is_bucket_of},
-        client::{Client, connect, server_of},
+        client::{Client, check_stream},
         command::run_command,
+        connect::connect,
         description::{Description, TensorInfo},
         exit::{finish, prepare_exit},
         producer::{Producer, publish_to},
@@ -68,12 +69,14 @@ mod _native {
         snapshot::{CodecCount, Receipt, Snapshot},
         subscription::{Progress, Subscription},
         tensor::Tensor,
+        tickets::server_of,
         topic_info::TopicInfo,
     };
     use pyo3::prelude::*;
 
     #[pymodule_init]
-    fn add_version(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    fn add_constants(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("RESERVED_PREFIX", tensor_relay_server::RESERVED_PREFIX)
     }
 }

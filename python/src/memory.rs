@@ -1,8 +1,8 @@
 //! Tensors imported and exported without a copy, by DLPack and by Python's buffer protocol.
 //!
 //! All `unsafe` of this crate is here, except `Tensor::__getbuffer__`, which calls [`fill_view`]. An imported tensor is
-//! [`Lent`] memory, on the host ([`Foreign`]) or on a GPU ([`OnGpu`]); a [`Tensor`](crate::tensor::Tensor) exports our
-//! memory, on the host or on a GPU ([`Readable`]).
+//! [`Lent`] memory, on the host ([`Foreign`]) or on a GPU ([`OnGpu`]), with a [`Layout`](layout::Layout); a
+//! [`Tensor`](crate::tensor::Tensor) exports our memory, on the host or on a GPU ([`Readable`]).
 
 mod buffer;
 mod dlpack;
@@ -10,6 +10,7 @@ mod export;
 mod footprint;
 mod foreign;
 mod import;
+mod layout;
 mod on_gpu;
 mod places;
 mod readable;
@@ -21,8 +22,9 @@ pub(crate) use buffer::{ViewSource, fill_view, format_of};
 pub(crate) use dlpack::{DataType, to_dlpack};
 pub(crate) use export::{Export, Exported, capsule};
 pub(crate) use footprint::{Footprint, overlapping};
-pub(crate) use foreign::{Exclusive, Foreign, Identity};
+pub(crate) use foreign::{Exclusive, Foreign};
 pub(crate) use import::{Lent, not_lent};
+pub(crate) use layout::Identity;
 pub(crate) use on_gpu::{OnGpu, no_bytes};
 pub(crate) use places::Places;
 pub(crate) use readable::{Readable, Reading};

@@ -49,9 +49,9 @@ pub(crate) struct Out {
     left_out: Arc<LeftOut>,
     gpus: Arc<Gpus>,
     /// The version of which the tensors hold a part, since a call received it directly and failed.
-    torn: Arc<Lock<Option<VersionId>>>,
+    torn: Lock<Option<VersionId>>,
     /// The version that the tensors hold whole, if the call that received it directly was interrupted.
-    undelivered: Arc<Lock<Option<Snapshot>>>,
+    undelivered: Lock<Option<Snapshot>>,
 }
 
 /// A version that is being received directly into the tensors.
@@ -75,9 +75,6 @@ enum Received {
     /// The wait ended before the tensors were lent.
     NotLent,
 }
-
-/// A version in the tensors.
-type Arrival = (Snapshot, Arc<Manifest>);
 
 /// What remains once the tensors of a version are received: its extra state, and the log of what was left out.
 struct Rest {
@@ -119,25 +116,12 @@ impl Out {
         gpus: Arc<Gpus>,
     ) -> Self {
         let (mapping, rename) = (mapping.unbind(), rename.map(Bound::unbind));
-        let (left_out, torn, undelivered) = (Arc::default(), Arc::default(), Arc::default());
+        let (left_out, torn, undelivered) = (Arc::default(), Lock::default(), Lock::default());
         Self { mapping, is_atomic, is_strict, rename, left_out, gpus, torn, undelivered }
     }
 
     pub(crate) fn is_atomic(&self) -> bool {
         self.is_atomic
-    }
-
-    pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
-        Self {
-            mapping: self.mapping.clone_ref(py),
-            is_atomic: self.is_atomic,
-            is_strict: self.is_strict,
-            rename: self.rename.as_ref().map(|rename| rename.clone_ref(py)),
-            left_out: Arc::clone(&self.left_out),
-            gpus: Arc::clone(&self.gpus),
-            torn: Arc::clone(&self.torn),
-            undelivered: Arc::clone(&self.undelivered),
-        }
     }
 
     /// The selection to subscribe to: all tensors if the version must match exactly, else those with names of `out`, so
@@ -243,7 +227,8 @@ impl Out {
                     (Some(interrupt), delivered) => {
                         match delivered {
                             Ok(Ok(snapshot)) => {
-                                let note = format!("tensor_relay: `out` has {}, whole", snapshot.id());
+                                let note =
+                                    format!("tensor_relay: `out` has {}, whole", snapshot.received().id());
                                 *self.undelivered.lock() = Some(snapshot);
                                 interrupt.value(py).call_method1("add_note", (note,))?;
                             }
@@ -278,15 +263,16 @@ impl Out {
         &self,
         py: Python<'_>,
         inner: &Inner,
-        (snapshot, manifest): Arrival,
+        snapshot: Snapshot,
         names: &BTreeSet<String>,
         extra: &ExtraState,
     ) -> PyResult<Delivered> {
-        let (id, select) = (snapshot.id(), &inner.select);
-        if let Err(message) = select.check(id, &manifest) {
+        let (version, select) = (snapshot.received(), &inner.select);
+        let (id, manifest) = (version.id(), version.manifest());
+        if let Err(message) = select.check(id, manifest) {
             return Ok(Err(NotArrived::NothingSelected(message)));
         }
-        let extra = extra.matched(py, snapshot.wire_metadata(), Some(select), |name, value| {
+        let extra = extra.matched(py, version.metadata(), Some(select), |name, value| {
             let is_received = manifest.tensor(name).is_some() && select.has(name);
             Ok(is_received.then(|| value.clone_ref(py)))
         })?;
@@ -297,7 +283,7 @@ impl Out {
             let message = format!("{error}; `out` has the tensors of {id} without all of its extra state");
             return Err(torn_by(py, &message, id, Some(Kind::Target.raise(py, &error))));
         }
-        self.rest(&manifest, Some(select), names, extra).complete(py, id)?;
+        self.rest(manifest, Some(select), names, extra).complete(py, id)?;
         Ok(Ok(snapshot))
     }
 
@@ -351,7 +337,7 @@ impl Out {
 
 impl Received {
     /// Returns the tensors to their libraries.
-    fn give_back(self, py: Python<'_>) -> Result<Arrival, Box<Unfilled>> {
+    fn give_back(self, py: Python<'_>) -> Result<Snapshot, Box<Unfilled>> {
         match self {
             Self::Host(received) => {
                 let arrival = arrival(&received);
@@ -373,9 +359,9 @@ impl Received {
     }
 }
 
-fn arrival<B>(received: &Result<Filled<B>, FillError<B>>) -> Result<Arrival, Box<Unfilled>> {
+fn arrival<B>(received: &Result<Filled<B>, FillError<B>>) -> Result<Snapshot, Box<Unfilled>> {
     match received {
-        Ok(filled) => Ok((Snapshot::filled(filled), Arc::clone(filled.manifest()))),
+        Ok(filled) => Ok(Snapshot::without_tensors(filled.version(), filled.gap())),
         Err(FillError { cause, torn, refused, .. }) => {
             let (cause, torn, refused) = (cause.clone(), torn.clone(), refused.clone());
             Err(Box::new(Unfilled { cause, torn, refused }))

@@ -9,16 +9,18 @@ use crate::{
     relay::{REMEMBERED_MAX, parse_topic},
     runtime::{self, ProcessLocal},
     tensors_in::{TensorOptions, TensorsIn},
+    until_closed::UntilClosed,
     version::OnOneGpu,
     wait::{finite_seconds, seconds, wait, wait_at_most},
 };
-use pyo3::{prelude::*, sync::MutexExt};
+use pyo3::prelude::*;
 use std::{
     collections::HashMap,
-    path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
+use tensor_relay_device::Lock;
 use tensor_relay_server::{
     Topic,
     sidecar::{self, ConnectError, MemoryKind, PublishDeviceError, PublishError, Refusal, SealError},
@@ -27,8 +29,7 @@ use tensor_relay_server::{
 /// A connection to a server on this machine, which sends the published tensors to its subscribers.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
 pub(crate) struct Producer {
-    /// None once it is closed.
-    open: ProcessLocal<Mutex<Option<Arc<sidecar::Producer>>>>,
+    open: UntilClosed<Arc<sidecar::Producer>>,
     path: PathBuf,
     timeout: Duration,
     gpus: ProcessLocal<Gpus>,
@@ -36,12 +37,11 @@ pub(crate) struct Producer {
     server_uid: Option<u32>,
     /// The topics that this producer ended, and whether it withdrew them: ending them again is not an error. They are
     /// forgotten at [`REMEMBERED_MAX`].
-    ended: Mutex<HashMap<Topic, bool>>,
+    ended: Lock<HashMap<Topic, bool>>,
 }
 
 /// Connects to the server that made the socket at `path`. `tensor_relay.publish_to` documents the options.
 #[pyfunction]
-#[pyo3(signature = (path, *, timeout, server_uid))]
 pub(crate) fn publish_to(
     py: Python<'_>,
     path: PathBuf,
@@ -51,8 +51,9 @@ pub(crate) fn publish_to(
     let timeout = finite_seconds("timeout", timeout)?;
     let gpus = ProcessLocal::new(Gpus::new(py, GPUS)?);
     let producer = connect(py, &path, timeout, server_uid)?;
-    let open = ProcessLocal::new(Mutex::new(Some(producer)));
-    Ok(Producer { open, path, timeout, gpus, server_uid, ended: Mutex::default() })
+    let open =
+        UntilClosed::new(producer, "this producer was closed: connect again with `tensor_relay.publish_to`");
+    Ok(Producer { open, path, timeout, gpus, server_uid, ended: Lock::default() })
 }
 
 /// The slots through which GPU tensors reach the host: 16 of 4 MiB, several times the bytes in flight.
@@ -115,17 +116,9 @@ impl Producer {
         };
         let readable = match readable.on_one_gpu() {
             Ok(OnOneGpu { device, tensors, copied_bytes, returning }) => {
-                let publish = async {
-                    let topic = topic.clone();
-                    match hold {
-                        HoldUntil::Stage => {
-                            producer.publish_copy_from_device(topic, &device, tensors, metadata).await
-                        }
-                        HoldUntil::Borrow => {
-                            producer.publish_from_device(topic, &device, tensors, metadata).await
-                        }
-                    }
-                };
+                let may_borrow = matches!(hold, HoldUntil::Borrow);
+                let publish =
+                    producer.publish_from_device(topic.clone(), may_borrow, &device, tensors, metadata);
                 let published = wait_at_most(py, timeout, publish)?.ok_or_else(late)?;
                 let publication = published.map_err(|error| of_publish_device(py, &error))?;
                 if publication.path() != MemoryKind::CudaIpc {
@@ -159,22 +152,9 @@ impl Producer {
 
     /// Ends the connection. The server keeps copied versions. Closing again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        drop(self.state(py)?.take());
+        drop(self.open.lock(py)?.take());
         self.gpus.get(py)?.close(py);
         Ok(())
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
-        // In a forked child, the parent's producer must not be closed.
-        if !self.open.is_usable() {
-            return Ok(());
-        }
-        self.close(py)
     }
 
     fn __repr__(&self) -> String {
@@ -183,38 +163,28 @@ impl Producer {
 }
 
 impl Producer {
-    fn state(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Option<Arc<sidecar::Producer>>>> {
-        Ok(self.open.get(py)?.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
-    }
-
     /// The connection; a new one if it was lost, made within the producer's own timeout or `timeout`, whichever is
     /// shorter.
     fn connected(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Arc<sidecar::Producer>> {
-        let closed = || {
-            Kind::Closed.raise(py, "this producer was closed: connect again with `tensor_relay.publish_to`")
-        };
-        let producer = self.state(py)?.clone().ok_or_else(closed)?;
+        let producer = self.open.with(py, |producer| Ok(Arc::clone(producer)))?;
         if producer.lost().is_none() {
             return Ok(producer);
         }
         let timeout = timeout.map_or(self.timeout, |timeout| timeout.min(self.timeout));
         let reconnected = connect(py, &self.path, timeout, self.server_uid)?;
-        match &mut *self.state(py)? {
-            // Another thread has reconnected first, and may have published: its connection stays.
-            Some(producer) if producer.lost().is_none() => Ok(Arc::clone(producer)),
-            Some(producer) => {
-                *producer = Arc::clone(&reconnected);
-                Ok(reconnected)
+        // If another thread has reconnected first, and may have published, its connection stays.
+        self.open.with(py, |producer| {
+            if producer.lost().is_some() {
+                *producer = reconnected;
             }
-            None => Err(closed()), // Another thread closed it.
-        }
+            Ok(Arc::clone(producer))
+        })
     }
 
     fn end_topic(&self, py: Python<'_>, topic: &str, withdraw: bool) -> PyResult<()> {
         let (topic, producer) = (parse_topic(py, topic)?, self.connected(py, None)?);
-        let ended = || self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let Err(error) = wait(py, producer.end(topic.clone(), withdraw))? else {
-            let mut ended = ended();
+            let mut ended = self.ended.lock();
             if ended.len() >= REMEMBERED_MAX {
                 ended.clear();
             }
@@ -222,7 +192,7 @@ impl Producer {
             return Ok(());
         };
         let is_not_open = matches!(error, PublishError::Refused { reason: Refusal::TopicEnded, .. });
-        match is_not_open && ended().get(&topic).is_some_and(|withdrawn| *withdrawn || !withdraw) {
+        match is_not_open && self.ended.lock().get(&topic).is_some_and(|withdrawn| *withdrawn || !withdraw) {
             true => Ok(()),
             false => Err(of_publish(py, &error)),
         }
@@ -231,7 +201,7 @@ impl Producer {
 
 fn connect(
     py: Python<'_>,
-    path: &std::path::Path,
+    path: &Path,
     timeout: Duration,
     server_uid: Option<u32>,
 ) -> PyResult<Arc<sidecar::Producer>> {

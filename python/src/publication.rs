@@ -6,7 +6,7 @@ use crate::{
     runtime::{self, ProcessLocal},
     wait::{deadline, seconds, wait},
 };
-use pyo3::{exceptions::PyTypeError, prelude::*};
+use pyo3::prelude::*;
 use std::time::{Duration, Instant};
 use tensor_relay_server::{
     self as server, VersionId,
@@ -17,7 +17,13 @@ use tensor_relay_server::{
 #[pyclass(frozen, module = "tensor_relay")]
 pub(crate) struct Publication {
     publication: ProcessLocal<Handle>,
+    /// The size of the tensors in bytes, including the padding between them.
+    #[pyo3(get)]
     payload_bytes: u64,
+    /// The number of bytes copied to publish it: all with `hold="stage"`, and by a `Producer` unless `path` is
+    /// "cuda_ipc"; with `hold="borrow"` those of tensors that are not contiguous. Copies made by a framework itself,
+    /// e.g. to cast, are not counted.
+    #[pyo3(get)]
     copied_bytes: u64,
 }
 
@@ -128,20 +134,6 @@ impl Publication {
     #[getter]
     fn epoch(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.publication.get(py)?.id().epoch.to_string())
-    }
-
-    /// The size of the tensors in bytes, including the padding between them.
-    #[getter]
-    fn payload_bytes(&self) -> u64 {
-        self.payload_bytes
-    }
-
-    /// The number of bytes copied to publish it: all with `hold="stage"`, and by a `Producer` unless `path` is
-    /// "cuda_ipc"; with `hold="borrow"` those of tensors that are not contiguous. Copies made by a framework itself,
-    /// e.g. to cast, are not counted.
-    #[getter]
-    fn copied_bytes(&self) -> u64 {
-        self.copied_bytes
     }
 
     /// The number of consumers that have received it completely and verified: see `wait_committed`.
@@ -259,32 +251,17 @@ impl Publication {
         }
     }
 
-    /// Calls `callback(publication)` once the tensors may be written again (`released`). All callbacks run on one
-    /// Python thread, one after the other, also if nothing refers to the publication; exceptions are logged. When the
-    /// interpreter exits, callbacks of versions released by the exit have one second to run.
-    ///
-    /// If a `Producer` loses its connection, the callback is not called, and that is logged: the server may still be
-    /// reading the tensors.
-    ///
-    /// Raises TypeError if `callback` is not callable.
-    fn on_released(slf: Bound<'_, Self>, callback: Bound<'_, PyAny>) -> PyResult<()> {
-        let py = slf.py();
-        if !callback.is_callable() {
-            return Err(PyTypeError::new_err(format!("{callback} is not callable")));
-        }
-        let mut publication = slf.get().publication.get(py)?.clone();
-        let runtime = runtime::handle(py)?;
-        let registered = py
-            .import("tensor_relay._released")?
-            .call_method1("register", (callback, slf))?
-            .unbind();
+    /// Calls `released` on the interpreter thread once the tensors may be written again, with the reason if that will
+    /// never be known.
+    fn _on_released(&self, py: Python<'_>, released: Py<PyAny>) -> PyResult<()> {
+        let mut publication = self.publication.get(py)?.clone();
         // The task ends when the version is released. The topic bounds the number of such versions.
-        runtime.spawn(async move {
+        runtime::handle(py)?.spawn(async move {
             let lost = publication.released(Duration::MAX).await.err();
             interpreter::enqueue(move |py| {
                 let lost = lost.map(|lost| lost.to_string());
                 // It fails only when out of memory, and then the error cannot be reported either.
-                let _ = registered.call1(py, (lost,));
+                let _ = released.call1(py, (lost,));
             });
         });
         Ok(())

@@ -1,4 +1,4 @@
-//! Options whose values must lie in a range.
+//! Options whose values must lie in a range, or be one of several words.
 
 use crate::{errors::Kind, wait::finite_seconds};
 use pyo3::prelude::*;
@@ -36,6 +36,21 @@ pub(crate) fn at_least<T: PartialOrd + Display>(
     match value >= least {
         true => Ok(value),
         false => Err(Kind::Request.raise(py, format!("{name} is {value}, but must be {least} or more"))),
+    }
+}
+
+/// The meaning of `word`, if it is one of `choices`.
+///
+/// # Errors
+/// `RequestError` names the option and the choices.
+pub(crate) fn one_of<T: Copy>(py: Python<'_>, name: &str, word: &str, choices: &[(&str, T)]) -> PyResult<T> {
+    match choices.iter().find(|(choice, _)| *choice == word) {
+        Some((_, meaning)) => Ok(*meaning),
+        None => {
+            let choices: Vec<_> = choices.iter().map(|(choice, _)| format!("{choice:?}")).collect();
+            let choices = choices.join(" or ");
+            Err(Kind::Request.raise(py, format!("{name} is {word:?}, but must be {choices}")))
+        }
     }
 }
 

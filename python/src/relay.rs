@@ -8,18 +8,18 @@ use crate::{
     memory::Places,
     metadata,
     publication::Publication,
+    range::{at_least, one_of},
     runtime::{self, ProcessLocal},
     tensors_in::{TensorOptions, TensorsIn},
     tickets::Tickets,
-    topic_options::TopicArguments,
     topic_publisher::TopicPublisher,
+    until_closed::UntilClosed,
     version::Version,
     wait::{finite_seconds, seconds, wait, wait_at_most},
 };
 use pyo3::{
     prelude::*,
-    sync::MutexExt,
-    types::{PyDict, PyTuple},
+    types::{IntoPyDict, PyDict},
 };
 use std::{
     collections::HashMap,
@@ -27,21 +27,21 @@ use std::{
     net::SocketAddr,
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 use tensor_relay_cli::AdminPort;
 use tensor_relay_server::{
-    self as server, Device, FileError, Metadata, Publishable, Publisher, Server, Staging, TensorFiles, Topic,
-    TopicOptions,
+    self as server, Device, FileError, Keep, Metadata, Publishable, Publisher, Server, Staging, TensorFiles,
+    Topic, TopicOptions, WhenFull,
 };
 
 /// A server that runs in this process, on threads of its own.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
 pub(crate) struct Relay {
-    open: ProcessLocal<Mutex<Option<Open>>>,
+    open: UntilClosed<Open>,
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
     tickets: Tickets,
@@ -141,19 +141,20 @@ impl Relay {
         release_timeout: Option<f64>,
         expire_after: Option<f64>,
     ) -> PyResult<()> {
-        let arguments = TopicArguments {
-            keep_versions,
-            keep_bytes,
+        let topic = parse_topic(py, topic)?;
+        let when_full =
+            one_of(py, "when_full", when_full, &[("evict", WhenFull::Evict), ("block", WhenFull::Block)])?;
+        let versions = at_least(py, "keep_versions", keep_versions, 1)?;
+        let options = TopicOptions {
+            keep: Keep { versions, bytes: keep_bytes.unwrap_or(u64::MAX) },
             when_full,
-            publish_timeout,
-            release_timeout,
-            expire_after,
+            publish_timeout: finite_seconds("publish_timeout", publish_timeout)?,
+            release_timeout: seconds("release_timeout", release_timeout)?,
+            expire_after: seconds("expire_after", expire_after)?,
+            ..TopicOptions::default()
         };
-        let (topic, options) = (parse_topic(py, topic)?, arguments.options(py)?);
         let _in_runtime = runtime::handle(py)?.enter();
-        let mut open = self.state(py)?;
-        let open = open.as_mut().ok_or_else(|| closed(py))?;
-        open.open(py, topic, options).map(drop)
+        self.open.with(py, |open| open.open(py, topic, options).map(drop))
     }
 
     /// Publishes tensors as the next version of `topic`, atomically for all subscribers.
@@ -282,9 +283,8 @@ impl Relay {
     /// `copied_bytes`, those copied for that or for publishing; and the counters of the network. With `hold="borrow"`
     /// host tensors are copied chunk by chunk, each time they are sent.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.state(py)?.as_ref().ok_or_else(|| closed(py))?.server.stats();
-        let by_name = PyDict::new(py);
-        for (name, value) in [
+        let stats = self.open.with(py, |open| Ok(open.server.stats()))?;
+        let counters = [
             ("sessions", stats.sessions),
             ("transfers", stats.transfers),
             ("committed", stats.committed),
@@ -299,10 +299,8 @@ impl Relay {
             ("received_bytes", stats.traffic.received_bytes),
             ("sent_packets", stats.traffic.sent_packets),
             ("lost_packets", stats.traffic.lost_packets),
-        ] {
-            by_name.set_item(name, value)?;
-        }
-        Ok(by_name)
+        ];
+        counters.into_py_dict(py)
     }
 
     /// Shuts down within `grace` seconds: new sessions are refused, active transfers finish, subscribers of ended
@@ -315,7 +313,7 @@ impl Relay {
     #[pyo3(signature = (grace = 8.0, *, end = true))]
     fn close(&self, py: Python<'_>, grace: f64, end: bool) -> PyResult<bool> {
         let grace = finite_seconds("grace", grace)?;
-        let open = self.state(py)?.take();
+        let open = self.open.lock(py)?.take();
         let finished = match open {
             Some(open) => {
                 if end {
@@ -329,27 +327,10 @@ impl Relay {
         finished
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*exception))]
-    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
-        // In a forked child, the parent's relay must not be closed.
-        if !self.open.is_usable() {
-            return Ok(());
-        }
-        let has_completed = exception.iter().all(|part| part.is_none());
-        self.close(py, CLOSE_GRACE_PERIOD.as_secs_f64(), has_completed).map(drop)
-    }
-
     fn __repr__(&self) -> String {
         format!("Relay({})", self.address)
     }
 }
-
-/// The time for transfers to finish when a `with` block ends.
-const CLOSE_GRACE_PERIOD: Duration = Duration::from_secs(8);
 
 impl Relay {
     pub(crate) fn new(
@@ -362,7 +343,7 @@ impl Relay {
         let admin_address = admin.as_ref().map(AdminPort::address);
         let open = Open { server, topics: HashMap::new(), _admin: admin };
         Self {
-            open: ProcessLocal::new(Mutex::new(Some(open))),
+            open: UntilClosed::new(open, "this relay was closed: start another with `tensor_relay.serve`"),
             address,
             admin_address,
             tickets,
@@ -378,35 +359,27 @@ impl Relay {
         gpus.device(py, ordinal).map(Some).map_err(|error| error.raise(py))
     }
 
-    /// The state, locked. Waiting for the lock releases the GIL, so that the thread that holds the lock can use Python.
-    fn state(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Option<Open>>> {
-        Ok(self.open.get(py)?.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
-    }
-
     /// The publisher of a topic, opened if necessary, and the server's settings for staging versions.
     fn publisher(&self, py: Python<'_>, topic: &Topic) -> PyResult<(SharedPublisher, Staging)> {
         let _in_runtime = runtime::handle(py)?.enter();
-        let mut open = self.state(py)?;
-        let open = open.as_mut().ok_or_else(|| closed(py))?;
-        Ok((open.publisher(py, topic)?, open.server.staging()))
+        self.open
+            .with(py, |open| Ok((open.publisher(py, topic)?, open.server.staging())))
     }
 
     /// Records that a topic ended or is withdrawn, and returns its previous state.
     fn leave(&self, py: Python<'_>, topic: &Topic, new: TopicState) -> PyResult<TopicState> {
-        let mut open = self.state(py)?;
-        let open = open.as_mut().ok_or_else(|| closed(py))?;
-        match open.topics.get_mut(topic).ok_or_else(|| ended(py, topic))? {
-            TopicState::Withdrawn => Ok(TopicState::Withdrawn),
-            state => Ok(mem::replace(state, new)),
-        }
+        self.open
+            .with(py, |open| match open.topics.get_mut(topic).ok_or_else(|| ended(py, topic))? {
+                TopicState::Withdrawn => Ok(TopicState::Withdrawn),
+                state => Ok(mem::replace(state, new)),
+            })
     }
 
     /// A publisher for a topic that has ended, to drop its retained versions.
     fn publisher_of_ended(&self, py: Python<'_>, topic: Topic) -> PyResult<Publisher> {
         let _in_runtime = runtime::handle(py)?.enter();
-        let open = self.state(py)?;
-        let open = open.as_ref().ok_or_else(|| closed(py))?;
-        open.server.publisher(topic).map_err(Kind::Publish.because(py))
+        self.open
+            .with(py, |open| open.server.publisher(topic).map_err(Kind::Publish.because(py)))
     }
 }
 
@@ -483,10 +456,6 @@ fn publishers(topics: &HashMap<Topic, TopicState>) -> impl Iterator<Item = &Shar
 
 pub(crate) fn parse_topic(py: Python<'_>, name: &str) -> PyResult<Topic> {
     Topic::new(name).map_err(Kind::Request.because(py))
-}
-
-fn closed(py: Python<'_>) -> PyErr {
-    Kind::Closed.raise(py, "this relay was closed: start another with `tensor_relay.serve`")
 }
 
 fn ended(py: Python<'_>, topic: &Topic) -> PyErr {

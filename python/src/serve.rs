@@ -1,7 +1,7 @@
 //! `tensor_relay.serve`: starts a server.
 
 use crate::{
-    admin::AdminOptions,
+    admin,
     errors::Kind,
     gpu::{GpuOptions, Gpus, parse_device},
     range::{at_least, positive_seconds, within},
@@ -20,8 +20,6 @@ use tensor_relay_server::{
 
 /// Starts a server in this process. `tensor_relay.serve` documents the options.
 #[pyfunction]
-#[pyo3(signature = (listen, *, advertise, state_dir, codec, chunk_bytes, staged_bytes, base_bytes, sessions_max, stall_timeout,
-                    reader_linger, transport, open, ephemeral, device, gpu_memory_bytes, pinned_bytes, admin, admin_token_file))]
 #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
 pub(crate) fn serve(
     py: Python<'_>,
@@ -82,8 +80,7 @@ pub(crate) fn serve(
     // If the training process leaves too little memory for it, versions and sessions are refused when they come.
     let reserved = config.reserve().ok();
     let server = Server::start(listener, access.clone(), config).with_reservation(reserved);
-    let admin = AdminOptions { address: admin, token_file: admin_token_file };
-    let admin = admin.open(py, |address, token_file| {
+    let admin = admin::open(py, admin, admin_token_file, |address, token_file| {
         AdminPort::for_server(address, token_file, server.status_reader(), staging_gpu.as_ref())
     })?;
     let address = server.local_address();

@@ -2,7 +2,6 @@
 
 use crate::{
     description::Description,
-    entries,
     errors::{Kind, of_device},
     memory::{Exported, Readable, Reading, Stream},
     metadata,
@@ -19,23 +18,20 @@ use pyo3::{
 };
 use std::{path::PathBuf, sync::Arc};
 use tensor_relay_cli::FollowedTopic;
-use tensor_relay_client::{self as client, Filled, Gap, VersionId};
+use tensor_relay_client::{self as client, Gap, VersionId};
 
 /// The tensors of one version by name, as a mapping. Their memory lives as long as anything refers to it, and is then
 /// reused for a later version.
 #[pyclass(frozen, mapping, weakref, module = "tensor_relay")]
 pub(crate) struct Snapshot {
-    id: VersionId,
-    metadata: Vec<(String, String)>,
-    manifest_metadata: Vec<(String, String)>,
-    skipped: u64,
-    payload_bytes: u64,
-    is_new_epoch: bool,
+    version: client::Snapshot,
+    /// False if the version was received into the user's own tensors.
+    has_tensors: bool,
+    /// In mode "every", with `on_gap="continue"`: a description of the versions missing before this one; None without a
+    /// gap.
+    #[pyo3(get)]
     gap: Option<String>,
-    receipt: client::Receipt,
     load_report: ProcessLocal<client::LoadReport>,
-    /// `None` if the version was received into the user's own tensors.
-    tensors: Option<client::Snapshot>,
     /// The memory of tensors on a GPU; `None` on the host, or if they are empty.
     reading: Option<Arc<Reading>>,
 }
@@ -98,61 +94,54 @@ impl CodecCount {
 
 impl Snapshot {
     pub(crate) fn with_tensors(Arrived { snapshot, gap }: &Arrived) -> Self {
-        Self::without_tensors(snapshot, gap.as_deref()).add_tensors(snapshot.clone())
-    }
-
-    fn add_tensors(self, tensors: client::Snapshot) -> Self {
-        Self { reading: Reading::of(tensors.clone()), tensors: Some(tensors), ..self }
+        Self::new(snapshot.clone(), true, gap.as_ref().map(ToString::to_string))
     }
 
     pub(crate) fn without_tensors(snapshot: &client::Snapshot, gap: Option<&Gap>) -> Self {
-        Self {
-            id: snapshot.id().clone(),
-            metadata: snapshot.metadata().to_vec(),
-            manifest_metadata: snapshot.manifest().metadata().to_vec(),
-            skipped: snapshot.skipped(),
-            payload_bytes: snapshot.payload_bytes(),
-            is_new_epoch: snapshot.is_new_epoch(),
-            gap: gap.map(Gap::to_string),
-            receipt: snapshot.receipt(),
-            load_report: ProcessLocal::new(snapshot.load_report().clone()),
-            tensors: None,
-            reading: None,
-        }
+        Self::new(snapshot.without_tensors(), false, gap.map(Gap::to_string))
     }
 
-    pub(crate) fn filled<B>(filled: &Filled<B>) -> Self {
-        Self {
-            id: filled.id().clone(),
-            metadata: filled.metadata().to_vec(),
-            manifest_metadata: filled.manifest().metadata().to_vec(),
-            skipped: filled.skipped(),
-            payload_bytes: filled.manifest().payload_bytes(),
-            is_new_epoch: filled.is_new_epoch(),
-            gap: filled.gap().map(Gap::to_string),
-            receipt: filled.receipt(),
-            load_report: ProcessLocal::new(filled.load_report().clone()),
-            tensors: None,
-            reading: None,
-        }
+    fn new(version: client::Snapshot, has_tensors: bool, gap: Option<String>) -> Self {
+        let load_report = ProcessLocal::new(version.load_report().clone());
+        let reading = has_tensors.then(|| Reading::of(version.clone())).flatten();
+        Self { version, has_tensors, gap, load_report, reading }
     }
 
-    pub(crate) fn id(&self) -> &VersionId {
-        &self.id
+    /// The version; without its tensors, if they were received into the user's own.
+    pub(crate) fn received(&self) -> &client::Snapshot {
+        &self.version
     }
 
-    /// The metadata as it was sent.
-    pub(crate) fn wire_metadata(&self) -> &[(String, String)] {
-        &self.metadata
+    fn id(&self) -> &VersionId {
+        self.version.id()
+    }
+
+    /// The version with its tensors, unless they were received into the user's own.
+    fn tensors(&self) -> Option<&client::Snapshot> {
+        self.has_tensors.then_some(&self.version)
+    }
+
+    /// The version with its tensors.
+    ///
+    /// # Errors
+    /// `TensorRelayError` if they were received into the user's own.
+    fn own_tensors(&self, py: Python<'_>) -> PyResult<&client::Snapshot> {
+        self.tensors().ok_or_else(|| {
+            Kind::Other.raise(
+                py,
+                "this version was received into `out`: use, copy or save the tensors that are there",
+            )
+        })
     }
 
     /// Records this version as the current one of `followed`, for the admin port.
     pub(crate) fn record(&self, followed: &FollowedTopic) {
-        followed.committed(&self.id, self.payload_bytes, self.skipped, &self.receipt);
+        let version = &self.version;
+        followed.committed(self.id(), version.payload_bytes(), version.skipped(), &version.receipt());
     }
 
     pub(crate) fn tensor(&self, name: &str) -> Option<Tensor> {
-        let snapshot = self.tensors.as_ref()?;
+        let snapshot = self.tensors()?;
         let described = snapshot.manifest().tensor(name)?;
         let bytes = match &self.reading {
             Some(reading) => Exported::Gpu(Readable::new(reading, snapshot.device_tensor(name)?.range())),
@@ -172,23 +161,18 @@ impl Snapshot {
 
     /// The received version, to be copied to `out`.
     pub(crate) fn arrived(&self, py: Python<'_>) -> PyResult<Arrived> {
-        let snapshot = self.tensors.clone().ok_or_else(|| {
-            Kind::Other.raise(py, "this version was received into `out`: the tensors are there")
-        })?;
-        Ok(Arrived { snapshot, gap: None })
+        Ok(Arrived { snapshot: self.own_tensors(py)?.clone(), gap: None })
     }
 
     /// Whether this is the version that `description` describes. False for a version received into the user's own
     /// tensors.
     pub(crate) fn is_of(&self, description: &Description) -> bool {
-        self.tensors.as_ref().is_some_and(|snapshot| description.is_of(snapshot))
+        self.tensors().is_some_and(|snapshot| description.is_of(snapshot))
     }
 
     /// The tensors in host memory, to be saved.
     fn on_host(&self, py: Python<'_>) -> PyResult<client::Snapshot> {
-        let snapshot = self.tensors.as_ref().ok_or_else(|| {
-            Kind::Other.raise(py, "this version was received into `out`: save the tensors that are there")
-        })?;
+        let snapshot = self.own_tensors(py)?;
         match snapshot.is_on_device() {
             true => wait(py, snapshot.to_host())?.map_err(|error| of_device(py, &error)),
             false => Ok(snapshot.clone()),
@@ -196,24 +180,8 @@ impl Snapshot {
     }
 
     fn names(&self) -> Vec<&str> {
-        let described = self.tensors.iter().flat_map(client::Snapshot::described);
+        let described = self.tensors().into_iter().flat_map(client::Snapshot::described);
         described.map(|tensor| tensor.name.as_str()).collect()
-    }
-
-    /// All tensors by name, each converted by `convert`.
-    fn converted<'py>(
-        &self,
-        py: Python<'py>,
-        convert: impl Fn(Bound<'py, Tensor>) -> PyResult<Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyDict>> {
-        let by_name = PyDict::new(py);
-        for name in self.names() {
-            let Some(tensor) = self.tensor(name) else { continue };
-            let converted = convert(Bound::new(py, tensor)?);
-            let unsupported = |error| crate::tensors_in::unsupported(py, name, error);
-            by_name.set_item(name, converted.map_err(unsupported)?)?;
-        }
-        Ok(by_name)
     }
 }
 
@@ -222,19 +190,19 @@ impl Snapshot {
     /// The topic's name.
     #[getter]
     fn topic(&self) -> &str {
-        self.id.topic.as_str()
+        self.id().topic.as_str()
     }
 
     /// The version's number, which rises within an epoch.
     #[getter]
     fn version(&self) -> u64 {
-        self.id.version.0
+        self.id().version.0
     }
 
     /// The epoch of the topic: 16 hexadecimal digits, different after a restart of the publisher.
     #[getter]
     fn epoch(&self) -> String {
-        self.id.epoch.to_string()
+        self.id().epoch.to_string()
     }
 
     /// The metadata of this version: values published from Python unchanged, all others as text.
@@ -242,13 +210,13 @@ impl Snapshot {
     /// Raises DamagedError if a value cannot be read.
     #[getter]
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        metadata::to_user(py, &self.metadata)
+        metadata::to_user(py, self.version.metadata())
     }
 
     /// The metadata shared by all versions with these tensors, e.g. that of a safetensors file.
     #[getter]
     fn manifest_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        of_pairs(py, self.manifest_metadata.iter())
+        metadata::of_pairs(py, self.version.manifest().metadata())
     }
 
     /// The values that were published with the tensors but are not tensors: text, numbers, truth values and None, by
@@ -257,27 +225,20 @@ impl Snapshot {
     /// Raises DamagedError if a value cannot be read.
     #[getter]
     fn entries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        entries::of_metadata(py, &self.metadata)
+        metadata::entries(py, self.version.metadata())
     }
 
     /// The number of versions that were published after the previous snapshot's version, and not delivered.
     #[getter]
     fn skipped(&self) -> u64 {
-        self.skipped
+        self.version.skipped()
     }
 
     /// Whether this version does not continue the previous one: its epoch differs, because the publisher restarted and
     /// version numbers may have begun again from 1; or it has other content under the same epoch and number.
     #[getter]
     fn is_new_epoch(&self) -> bool {
-        self.is_new_epoch
-    }
-
-    /// In mode "every", with `on_gap="continue"`: a description of the versions missing before this one; None without a
-    /// gap.
-    #[getter]
-    fn gap(&self) -> Option<&str> {
-        self.gap.as_deref()
+        self.version.is_new_epoch()
     }
 
     /// The statistics of this version's transfer.
@@ -292,7 +253,7 @@ impl Snapshot {
             transport,
             transport_reason,
             ..
-        } = self.receipt;
+        } = self.version.receipt();
         let by_name = PyDict::new(py);
         for (codec, count) in codecs.iter() {
             let count = CodecCount {
@@ -317,7 +278,7 @@ impl Snapshot {
     /// The size of the tensors in bytes, including the padding between them; 0 if they were received into `out`.
     #[getter]
     fn payload_bytes(&self) -> u64 {
-        self.tensors.as_ref().map_or(0, client::Snapshot::payload_bytes)
+        self.tensors().map_or(0, client::Snapshot::payload_bytes)
     }
 
     /// Reports to the server that the program has loaded this version and uses it, for a publisher that waits
@@ -326,30 +287,6 @@ impl Snapshot {
     fn loaded(&self, py: Python<'_>) -> PyResult<()> {
         self.load_report.get(py)?.send();
         Ok(())
-    }
-
-    /// All tensors as NumPy arrays in the snapshot's memory, which must be on the host. See `Tensor.numpy`.
-    fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.converted(py, |tensor| tensor.call_method0("numpy"))
-    }
-
-    /// All tensors as PyTorch tensors in the snapshot's memory, and the entries from modules' `get_extra_state`: a
-    /// state dict for `load_state_dict`. See `Tensor.torch`.
-    fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let state_dict = self.converted(py, |tensor| tensor.call_method0("torch"))?;
-        if self.tensors.is_some() {
-            for (name, value) in self.entries(py)? {
-                if entries::is_extra_state(name.extract()?) {
-                    state_dict.set_item(name, value)?;
-                }
-            }
-        }
-        Ok(state_dict)
-    }
-
-    /// All tensors as JAX arrays. See `Tensor.jax`.
-    fn jax<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.converted(py, |tensor| tensor.call_method0("jax"))
     }
 
     /// Writes the tensors to `path` as a safetensors file, atomically and durably: readers see the old file or the new
@@ -384,7 +321,7 @@ impl Snapshot {
     /// The GPU that the tensors lie on, as `cuda:0`; `cpu` for host memory.
     #[getter]
     fn device(&self) -> &str {
-        let device = self.tensors.as_ref().and_then(client::Snapshot::device);
+        let device = self.tensors().and_then(client::Snapshot::device);
         device.map_or("cpu", tensor_relay_device::Device::name)
     }
 
@@ -396,17 +333,14 @@ impl Snapshot {
     fn to_host(slf: Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Py<Self>> {
         let (py, this) = (slf.py(), slf.get());
         let timeout = seconds("timeout", timeout)?;
-        let snapshot = this.tensors.as_ref().ok_or_else(|| {
-            Kind::Other.raise(py, "this version was received into `out`: the tensors are there")
-        })?;
+        let snapshot = this.own_tensors(py)?;
         if !snapshot.is_on_device() {
             return Ok(slf.unbind());
         }
         let copied = wait_at_most(py, timeout, snapshot.to_host())?
             .ok_or_else(|| Kind::Timeout.raise(py, "the tensors were not copied to the host in time"))?;
         let copied = copied.map_err(|error| of_device(py, &error))?;
-        let without_tensors = Self { gap: this.gap.clone(), ..Self::without_tensors(&copied, None) };
-        Py::new(py, without_tensors.add_tensors(copied))
+        Py::new(py, Self::new(copied, true, this.gap.clone()))
     }
 
     /// Declares that `stream` reads the tensors. They are complete, so nothing is waited for. When the last tensor of
@@ -426,28 +360,10 @@ impl Snapshot {
         }
     }
 
-    /// The names of the tensors, in published order.
-    fn keys(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
-        view(slf, "KeysView")
-    }
-
-    /// The tensors, in published order.
-    fn values(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
-        view(slf, "ValuesView")
-    }
-
-    /// The pairs of name and tensor, in published order.
-    fn items(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
-        view(slf, "ItemsView")
-    }
-
-    /// The tensor of this name, or `default`.
-    #[pyo3(signature = (key, default = None, /))]
-    fn get(&self, py: Python<'_>, key: &str, default: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
-        match self.tensor(key) {
-            Some(tensor) => Ok(Some(Py::new(py, tensor)?.into_any())),
-            None => Ok(default),
-        }
+    /// Whether it has tensors, unlike a version that was received into `out`.
+    #[getter]
+    fn _has_tensors(&self) -> bool {
+        self.has_tensors
     }
 
     fn __getitem__(&self, name: &str) -> PyResult<Tensor> {
@@ -467,20 +383,6 @@ impl Snapshot {
     }
 
     fn __repr__(&self) -> String {
-        format!("Snapshot({}, {} tensors, {} bytes)", self.id, self.names().len(), self.payload_bytes())
+        format!("Snapshot({}, {} tensors, {} bytes)", self.id(), self.names().len(), self.payload_bytes())
     }
-}
-
-/// A view of a mapping, as `dict.keys`, `dict.values` and `dict.items` return them.
-fn view<'py>(snapshot: Bound<'py, Snapshot>, kind: &str) -> PyResult<Bound<'py, PyAny>> {
-    snapshot.py().import("collections.abc")?.getattr(kind)?.call1((snapshot,))
-}
-
-fn of_pairs<'a, 'py>(
-    py: Python<'py>,
-    pairs: impl Iterator<Item = &'a (String, String)>,
-) -> PyResult<Bound<'py, PyDict>> {
-    let by_key = PyDict::new(py);
-    pairs.into_iter().try_for_each(|(key, value)| by_key.set_item(key, value))?;
-    Ok(by_key)
 }

@@ -1,4 +1,4 @@
-//! `start=`: where a subscription begins.
+//! `start=`, and `version=` with `epoch=`: where a subscription begins, and which version a call receives.
 
 use crate::errors::Kind;
 use pyo3::prelude::*;
@@ -8,11 +8,28 @@ use tensor_relay_client::{Epoch, Start, Version};
 ///
 /// # Errors
 /// `RequestError` for anything else.
-pub(crate) fn parse_epoch(py: Python<'_>, digits: &str) -> PyResult<Epoch> {
+fn parse_epoch(py: Python<'_>, digits: &str) -> PyResult<Epoch> {
     let is_epoch = digits.len() == 16 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     let number = u64::from_str_radix(digits, 16).ok().filter(|_| is_epoch);
     let message = || format!("an epoch is 16 hexadecimal digits, as in `Snapshot.epoch`, and not {digits:?}");
     number.map(Epoch).ok_or_else(|| Kind::Request.raise(py, message()))
+}
+
+/// A version's number, with its epoch if it is given.
+///
+/// # Errors
+/// `RequestError` for an invalid epoch, or one without a version.
+pub(crate) fn parse_version(
+    py: Python<'_>,
+    version: Option<u64>,
+    epoch: Option<&str>,
+) -> PyResult<Option<(Option<Epoch>, Version)>> {
+    let epoch = epoch.map(|epoch| parse_epoch(py, epoch)).transpose()?;
+    match (version, epoch) {
+        (None, Some(_)) => Err(Kind::Request
+            .raise(py, "`epoch` says in which epoch `version` is: give the version's number too")),
+        (version, epoch) => Ok(version.map(|version| (epoch, Version(version)))),
+    }
 }
 
 /// Parses a user's `start=`.

@@ -6,6 +6,7 @@ use crate::{
     closable::{Closable, ExclusiveUse},
     errors::{Kind, of_subscription},
     out::{Out, copying_in_background},
+    range::one_of,
     runtime::ProcessLocal,
     select::Select,
     snapshot::Snapshot,
@@ -30,7 +31,7 @@ pub(crate) struct Subscription {
     /// Keeps the session open.
     client: Py<Client>,
     timeout: Option<Duration>,
-    out: Option<Out>,
+    out: Option<Arc<Out>>,
     progress: Box<dyn Fn() -> client::Progress + Send + Sync>,
 }
 
@@ -110,15 +111,6 @@ pub(crate) enum NotArrived {
     TimedOut,
 }
 
-/// Where a version lies when a call returns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Landing {
-    /// In memory of its own.
-    Own,
-    /// In the tensors of `out`, if the subscription has them.
-    Out,
-}
-
 /// The reaction to missing versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnGap {
@@ -128,12 +120,7 @@ pub(crate) enum OnGap {
 
 impl OnGap {
     pub(crate) fn parse(py: Python<'_>, name: &str) -> PyResult<Self> {
-        match name {
-            "raise" => Ok(Self::Raise),
-            "continue" => Ok(Self::Continue),
-            other => Err(Kind::Request
-                .raise(py, format!("on_gap is {other:?}, but must be \"raise\" or \"continue\""))),
-        }
+        one_of(py, "on_gap", name, &[("raise", Self::Raise), ("continue", Self::Continue)])
     }
 }
 
@@ -249,16 +236,8 @@ impl Subscription {
     /// version. With `atomic=False`, a call that ends during a transfer, also by its `timeout`, raises TornError.
     #[pyo3(signature = (timeout = None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Snapshot> {
-        self.receive(py, seconds("timeout", timeout)?, self.out.as_ref())?
+        self.receive(py, seconds("timeout", timeout)?, self.out.as_deref())?
             .map_err(|failed| self.raise(py, &failed))
-    }
-
-    /// `next` as a coroutine of asyncio, which begins when it is awaited or made a task. When it is cancelled, no
-    /// version is lost: the next call returns it, even if the tensors of `out` have it already. Not with `atomic=False`.
-    #[pyo3(signature = (timeout = None))]
-    fn next_async<'py>(slf: Py<Self>, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        let timeout = seconds("timeout", timeout)?;
-        Self::coroutine(slf, py, timeout, Landing::Out, |py, failed| failed.raise(py))
     }
 
     /// Waits for the next version as `next` does, and does not touch the tensors of `out`: they may be in use until
@@ -267,21 +246,9 @@ impl Subscription {
     /// Raises the exceptions of `next`, and RequestError with `atomic=False`.
     #[pyo3(signature = (timeout = None))]
     fn prefetch(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Snapshot> {
-        self.check_atomic(py)?;
+        self._check_atomic(py)?;
         self.receive(py, seconds("timeout", timeout)?, None)?
             .map_err(|failed| self.raise(py, &failed))
-    }
-
-    /// `prefetch` as a coroutine of asyncio, with the properties of `next_async`.
-    #[pyo3(signature = (timeout = None))]
-    fn prefetch_async<'py>(
-        slf: Py<Self>,
-        py: Python<'py>,
-        timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        slf.get().check_atomic(py)?;
-        let timeout = seconds("timeout", timeout)?;
-        Self::coroutine(slf, py, timeout, Landing::Own, |py, failed| failed.raise(py))
     }
 
     /// Copies a version that `prefetch` returned to the tensors of `out`, all of them or none; by default to the
@@ -325,7 +292,7 @@ impl Subscription {
         // A version that was not delivered is not acknowledged.
         if let Some(open) = turn.as_mut().and_then(ExclusiveUse::value)
             && open.undelivered.is_none()
-            && !self.out.as_ref().is_some_and(Out::has_undelivered)
+            && !self.out.as_deref().is_some_and(Out::has_undelivered)
         {
             open.subscription.acknowledge();
         }
@@ -346,7 +313,7 @@ impl Subscription {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Snapshot> {
-        self.receive(py, self.timeout, self.out.as_ref())?
+        self.receive(py, self.timeout, self.out.as_deref())?
             .map_err(|failed| match failed.is_end() {
                 true => PyStopIteration::new_err(()),
                 false => self.raise(py, &failed),
@@ -357,35 +324,33 @@ impl Subscription {
         slf
     }
 
-    fn __anext__<'py>(slf: Py<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let timeout = slf.get().timeout;
-        Self::coroutine(slf, py, timeout, Landing::Out, |py, failed| match failed.is_end() {
+    /// Begins `next_async`, or without `to_out` `prefetch_async`: an asyncio future of a function that returns the version.
+    fn _begin_next<'py>(
+        &self,
+        py: Python<'py>,
+        timeout: Option<f64>,
+        to_out: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.receive_async(py, seconds("timeout", timeout)?, to_out, |py, failed| failed.raise(py))
+    }
+
+    /// Begins `__anext__`, like `_begin_next`.
+    fn _begin_anext<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.receive_async(py, self.timeout, true, |py, failed| match failed.is_end() {
             true => PyStopAsyncIteration::new_err(()),
             false => failed.raise(py),
         })
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
-        // In a forked child, the parent's subscription must not be closed.
-        if !self.inner.is_usable() {
-            return Ok(());
+    /// Raises RequestError with atomic=False, with which a version cannot be received elsewhere than into `out`.
+    fn _check_atomic(&self, py: Python<'_>) -> PyResult<()> {
+        match self.out.as_ref().is_some_and(|out| !out.is_atomic()) {
+            true => Err(Kind::Request.raise(
+                py,
+                "with atomic=False versions are received directly into `out`, and cannot be prefetched: use atomic=True",
+            )),
+            false => Ok(()),
         }
-        self.close(py)
-    }
-
-    fn __aenter__<'py>(slf: Py<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        awaitable(py, async {}, move |_, ()| Ok(slf.into_any()))
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __aexit__<'py>(&self, py: Python<'py>, _exception: &Bound<'_, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        self.close(py)?;
-        awaitable(py, async {}, |py, ()| Ok(py.None()))
     }
 
     fn __repr__(&self) -> String {
@@ -403,7 +368,7 @@ impl Subscription {
         timeout: Option<Duration>,
         on_gap: OnGap,
         select: Select,
-        out: Option<Out>,
+        out: Option<Arc<Out>>,
     ) -> Self {
         let (topic, progress) = (subscription.topic().to_string(), Box::new(subscription.progress_reader()));
         let holding_limit_check = Box::new(subscription.holding_limit_check());
@@ -426,17 +391,6 @@ impl Subscription {
         }
     }
 
-    /// Refuses `atomic=False`, with which a version cannot be received elsewhere than into `out`.
-    fn check_atomic(&self, py: Python<'_>) -> PyResult<()> {
-        match self.out.as_ref().is_some_and(|out| !out.is_atomic()) {
-            true => Err(Kind::Request.raise(
-                py,
-                "with atomic=False versions are received directly into `out`, and cannot be prefetched: use atomic=True",
-            )),
-            false => Ok(()),
-        }
-    }
-
     /// The next version, in its own memory or in the user's.
     fn receive(&self, py: Python<'_>, timeout: Option<Duration>, out: Option<&Out>) -> PyResult<Delivered> {
         let inner = self.inner.get(py)?;
@@ -450,28 +404,13 @@ impl Subscription {
         Ok(delivered.inspect(|snapshot| inner.record_delivered(snapshot)))
     }
 
-    /// A coroutine for the next version, which does nothing before it is awaited.
-    fn coroutine<'py>(
-        slf: Py<Self>,
-        py: Python<'py>,
-        timeout: Option<Duration>,
-        landing: Landing,
-        raise: fn(Python<'_>, &NotArrived) -> PyErr,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let begin = PyCFunction::new_closure(py, None, None, move |args, _| {
-            let begun = slf.get().receive_async(args.py(), timeout, landing, raise);
-            begun.map(Bound::unbind)
-        })?;
-        py.import("tensor_relay._coroutines")?.call_method1("next_async", (begin,))
-    }
-
     /// An asyncio future of a function that returns the next version. If the function is never called, no version is
     /// lost.
     fn receive_async<'py>(
         &self,
         py: Python<'py>,
         timeout: Option<Duration>,
-        landing: Landing,
+        to_out: bool,
         raise: fn(Python<'_>, &NotArrived) -> PyErr,
     ) -> PyResult<Bound<'py, PyAny>> {
         if self.out.as_ref().is_some_and(|out| !out.is_atomic()) {
@@ -481,22 +420,21 @@ impl Subscription {
         }
         let inner = Arc::clone(self.inner.get(py)?);
         let next = Arc::clone(&inner).next_within(timeout);
-        let out = self.out.as_ref().filter(|_| landing == Landing::Out);
-        let out = out.map(|out| out.clone_ref(py));
+        let out = self.out.clone().filter(|_| to_out);
         awaitable(py, next, move |py, next| {
             let (unclaimed, inner) = (Lock::new(Some((next, out))), Arc::clone(&inner));
             let claim = PyCFunction::new_closure(py, None, None, move |args, _| {
                 let claimed = unclaimed.lock().take();
                 let closed = NotArrived::Closed;
                 let (next, out) = claimed.unwrap_or((Err(closed), None));
-                claim_next(args.py(), next, out.as_ref(), raise, Arc::clone(&inner))
+                claim_next(args.py(), next, out.as_deref(), raise, Arc::clone(&inner))
             })?;
             Ok(claim.into_any().unbind())
         })
     }
 }
 
-/// The result of a coroutine: the snapshot, or a copy to `out` that began and that `_coroutines` finishes.
+/// The result of a coroutine: the snapshot, or a copy to `out` that began and that `_subscription` finishes.
 fn claim_next(
     py: Python<'_>,
     next: Result<Taken, NotArrived>,

@@ -41,10 +41,6 @@ impl Tensor {
     pub(crate) fn is_on_gpu(&self) -> bool {
         matches!(self.bytes, Exported::Gpu(_))
     }
-
-    fn call_framework<'py>(slf: Bound<'py, Self>, function: &str) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("tensor_relay._frameworks")?.call_method1(function, (slf,))
-    }
 }
 
 #[pymethods]
@@ -90,45 +86,6 @@ impl Tensor {
             }
         };
         Ok(Self::of(self.bytes.clone(), dtype, self.shape.clone()))
-    }
-
-    /// As a NumPy array in the same memory. Types that NumPy lacks (bf16, fp8) need the package ml_dtypes.
-    ///
-    /// Raises UnsupportedTensorError if NumPy has no such type, and for tensors on a GPU: copy these with `to_host()`
-    /// first.
-    fn numpy(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
-        Self::call_framework(slf, "to_numpy")
-    }
-
-    /// For `numpy.asarray`, which uses this for dtypes that the buffer protocol lacks: as `numpy`, with a copy if `dtype`
-    /// differs or `copy` is True.
-    #[pyo3(signature = (dtype = None, copy = None))]
-    fn __array__<'py>(
-        slf: Bound<'py, Self>,
-        dtype: Option<Bound<'py, PyAny>>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        slf.py()
-            .import("tensor_relay._frameworks")?
-            .call_method1("to_array", (slf, dtype, copy))
-    }
-
-    /// As a PyTorch tensor in the same memory, on the CPU or the GPU. On a GPU it may be read at once. Its memory is
-    /// reused only after the work that PyTorch's current stream has queued by then; if other streams read it, pass them
-    /// to `Snapshot.wait`.
-    ///
-    /// Raises UnsupportedTensorError if PyTorch has no such type.
-    fn torch(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
-        Self::call_framework(slf, "to_torch")
-    }
-
-    /// As a JAX array on the same device: on the CPU in the same memory if JAX supports that; on a GPU as a copy,
-    /// complete when this returns, because JAX does not tell on which stream it reads. 64-bit types become 32-bit ones
-    /// unless JAX is configured otherwise (`jax_enable_x64`).
-    ///
-    /// Raises UnsupportedTensorError if JAX has no such type.
-    fn jax(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
-        Self::call_framework(slf, "to_jax")
     }
 
     /// A copy in host memory; the tensor itself if it lies there. Waits for the copy.

@@ -1,18 +1,17 @@
 //! A Python mapping of tensors, converted to the tensors of a version: specs, lent memory, and aliases.
 
 use crate::{
-    entries,
     errors::Kind,
     gpu::{self, Gpus},
     guards::Guard,
     hold::HoldUntil,
     memory::{Foreign, Identity, Lent, OnGpu, Places, Returning, ToReturn, not_lent},
+    metadata,
     version::ReadableTensors,
 };
 use pyo3::{
     exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError},
     prelude::*,
-    types::{PyDict, PyList, PyString, PyTuple},
 };
 use std::collections::{BTreeMap, HashMap};
 use tensor_relay_device::{
@@ -50,8 +49,8 @@ impl TensorsIn {
             Self { specs: vec![], memory: vec![], guards: vec![], entries: vec![], copied_bytes: 0 };
         let mut aliases = AliasFinder::default();
         for Item { name, value, .. } in items(mapping, options.rename)? {
-            match entries::is_entry(&value) {
-                true => tensors.entries.push(entries::to_metadata(&name, &value)?),
+            match metadata::is_entry(&value) {
+                true => tensors.entries.push(metadata::of_entry(&name, &value)?),
                 false => tensors
                     .add(&name, &value, (dtype, hold), gpus, &mut aliases)
                     .map_err(|error| unsupported_value(&name, &value, error))?,
@@ -263,11 +262,10 @@ fn exporter<'py>(value: &Bound<'py, PyAny>, function: &str) -> PyResult<Bound<'p
 /// and whether the memory is a copy.
 fn lent_by<'py>(answer: &Bound<'py, PyAny>, gpus: &Gpus) -> PyResult<Lending<'py>> {
     let (exporter, dtype, was_copied): (Bound<'py, PyAny>, Option<String>, bool) = answer.extract()?;
-    let memory = Lent::of(&exporter, gpus)?;
-    let memory = match dtype.and_then(|name| dtype_named(&name)) {
-        Some(dtype) => memory.reinterpreted_as(dtype),
-        None => memory,
-    };
+    let mut memory = Lent::of(&exporter, gpus)?;
+    if let Some(dtype) = dtype.and_then(|name| dtype_named(&name)) {
+        memory.reinterpret_as(dtype);
+    }
     Ok(Lending { memory, was_copied, exporter })
 }
 
@@ -280,8 +278,8 @@ pub(crate) struct Item<'py> {
     pub(crate) value: Bound<'py, PyAny>,
 }
 
-/// The values of a mapping, or of a model's `state_dict`; those of a list or tuple are named by their indices. `rename`
-/// is a function from a name in the mapping to the name in a version.
+/// The values of a mapping, of a model or of a list (`_state_dict.items`). `rename` is a function from a name in the
+/// mapping to the name in a version.
 ///
 /// # Errors
 /// `UnsupportedTensorError` for any other value, and for names that are not text; `RequestError` if `rename` gives two
@@ -290,55 +288,17 @@ pub(crate) fn items<'py>(
     tensors: &Bound<'py, PyAny>,
     rename: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Vec<Item<'py>>> {
-    let (mut items, mut own_names) = (vec![], HashMap::new());
-    for item in mapping_of(tensors)?.call_method0("items")?.try_iter()? {
-        let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
-        let own_name = text_of(&name)?;
-        let Some(rename) = rename else {
-            items.push(Item { name: own_name.clone(), own_name, value });
-            continue;
-        };
-        let name = text_of(&rename.call1((name,))?)?;
-        if let Some(other) = own_names.insert(name.clone(), own_name.clone()) {
-            let message = format!("rename gives {other} and {own_name} the same name, {name}");
-            return Err(Kind::Request.raise(tensors.py(), message));
-        }
-        items.push(Item { name, own_name, value });
-    }
-    Ok(items)
+    let items = state_dict(tensors.py())?.call_method1("items", (tensors, rename))?;
+    let items: Vec<(String, String, Bound<'py, PyAny>)> = items.extract()?;
+    Ok(items
+        .into_iter()
+        .map(|(name, own_name, value)| Item { name, own_name, value })
+        .collect())
 }
 
-/// The mapping that `tensors` is or stands for.
-fn mapping_of<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    let mapping = match tensors.hasattr("state_dict")? {
-        true => tensors.call_method0("state_dict")?,
-        false if is_sequence(tensors)? => named_by_index(tensors)?.into_any(),
-        false => tensors.clone(),
-    };
-    if !mapping.hasattr("items")? {
-        let message = format!(
-            "tensors are sent by name, and this is a {}: give a mapping of names to tensors, a list of tensors, \
-             or a model with `state_dict()`",
-            type_name(&mapping)
-        );
-        return Err(Kind::UnsupportedTensor.raise(tensors.py(), message));
-    }
-    Ok(mapping)
-}
-
-/// Whether this is a list or a tuple. Named tuples do not count: the names of their fields would be lost.
-fn is_sequence(value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let is_sequence = value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>();
-    Ok(is_sequence && !value.hasattr("_fields")?)
-}
-
-/// The values of a list or tuple under the names "0", "1", and so on.
-fn named_by_index<'py>(values: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
-    let named = PyDict::new(values.py());
-    for (index, value) in values.try_iter()?.enumerate() {
-        named.set_item(index.to_string(), value?)?;
-    }
-    Ok(named)
+/// The Python module with the names and values of a user's tensors.
+fn state_dict(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
+    py.import("tensor_relay._state_dict")
 }
 
 /// The dtype of this name.
@@ -354,54 +314,17 @@ fn cast_to(dtype: &Bound<'_, PyAny>) -> PyResult<Dtype> {
     dtype_named(&name).ok_or_else(unknown)
 }
 
-/// A name in a mapping of tensors, which must be text.
-fn text_of(name: &Bound<'_, PyAny>) -> PyResult<String> {
-    let refused = || {
-        let message = format!("tensors have names, and {:?} is not text: use text for the keys", name);
-        Kind::UnsupportedTensor.raise(name.py(), message)
-    };
-    Ok(name.cast::<PyString>().map_err(|_| refused())?.to_cow()?.into_owned())
-}
-
-/// The `UnsupportedTensorError` that names the value, with its framework's error as the cause.
+/// The `UnsupportedTensorError` that names the value, with its framework's error, or a better reason, as the cause.
 fn unsupported_value(name: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
-    let kind = type_name(value);
-    let error = match error.is_instance_of::<PyTypeError>(value.py()) && entries::is_extra_state(name) {
-        true => PyTypeError::new_err(format!(
-            "a module's `get_extra_state` returned it, and only tensors, text, numbers, truth values and None can be sent: \
-             leave it out, or let `get_extra_state` return one of these ({})",
-            error.value(value.py())
-        )),
-        false => match value.cast::<PyDict>() {
-            Ok(dictionary) => PyTypeError::new_err(format!(
-                "it is a dictionary, and tensors are sent by one name each: flatten it, to names like `{name}{}`, or let \
-                 `tensor_relay.tree.flatten` do so for the whole tree",
-                keys_below(dictionary)
-            )),
-            Err(_) => error,
-        },
-    };
-    unsupported(value.py(), &format!("{name} ({kind})"), error)
-}
-
-/// The maximum number of nested keys in an example of a flat name.
-const EXAMPLE_DEPTH: usize = 3;
-
-/// The first keys of nested dictionaries, as the end of a flat name.
-fn keys_below(dictionary: &Bound<'_, PyDict>) -> String {
-    let (mut names, mut next) = (String::new(), Some(dictionary.clone()));
-    for _ in 0..EXAMPLE_DEPTH {
-        let Some((key, value)) = next.and_then(|dictionary| dictionary.iter().next()) else { break };
-        names.push_str(&format!(".{key}"));
-        next = value.cast_into::<PyDict>().ok();
+    let py = value.py();
+    let explained = state_dict(py).and_then(|module| {
+        let explained = module.call_method1("why_unsupported", (name, value, error.value(py)))?;
+        explained.extract::<(String, Bound<'_, PyAny>)>()
+    });
+    match explained {
+        Ok((tensor, why)) => unsupported(py, &tensor, PyErr::from_value(why)),
+        Err(error) => error,
     }
-    names
-}
-
-/// The name of a value's type, for messages.
-pub(crate) fn type_name(value: &Bound<'_, PyAny>) -> String {
-    let name = value.get_type().fully_qualified_name();
-    name.map_or_else(|_| "?".into(), |name| name.to_string())
 }
 
 /// The `UnsupportedTensorError` of the tensor `name`, caused by `error`.

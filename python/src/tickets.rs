@@ -1,6 +1,6 @@
-//! The tickets of a relay.
+//! The tickets of a relay, and the servers that tickets name.
 
-use crate::{errors::Kind, range::positive_seconds};
+use crate::{errors::Kind, range::positive_seconds, runtime};
 use pyo3::prelude::*;
 use tensor_relay_server::{Access, AccessStore, Grant, Ticket, Verbs};
 
@@ -44,4 +44,21 @@ impl Tickets {
         let (_, token) = store.issue(holder, grants, valid_for).map_err(Kind::Request.because(py))?;
         Ok(ticket.with_token(token).to_string())
     }
+}
+
+/// The ticket without its topic: the same text for all tickets with the same server addresses, keys and token. Tickets
+/// with different tokens have different rights, so their texts differ.
+///
+/// # Errors
+/// `TicketError` for an invalid ticket; `ForkError` in a forked process that cannot connect.
+#[pyfunction]
+pub(crate) fn server_of(py: Python<'_>, ticket: &str) -> PyResult<String> {
+    runtime::handle(py)?;
+    let ticket: Ticket = ticket.parse().map_err(Kind::Ticket.because(py))?;
+    let server = Ticket::new(ticket.addresses().to_vec(), ticket.keys().to_vec(), None);
+    let server = server.map_err(Kind::Ticket.because(py))?;
+    Ok(match ticket.token() {
+        Some(token) => server.with_token(token.clone()).to_string(),
+        None => server.to_string(),
+    })
 }

@@ -11,7 +11,7 @@ use crate::{
 };
 use bytes::Bytes;
 use pyo3::prelude::*;
-use std::{io, mem};
+use std::{error::Error, io, mem};
 use tensor_relay_device::{Device, DeviceBuffer, LentBytes};
 use tensor_relay_server::{
     Borrowed, DeviceError, LendError, Publishable, StageError, Staged, Staging, TensorSpec,
@@ -74,11 +74,6 @@ impl ReadableTensors {
     ) -> PyResult<Version> {
         let copied_bytes = self.copied_bytes;
         let staged = match self.place() {
-            Place::Host => {
-                let staged = py.detach(|| self.copy_from_host(staging));
-                drop(self.give_back(py));
-                staged.map_err(|error| of_stage(py, &error))?
-            }
             Place::Gpu(on) => {
                 let (tensors, returning) = self.into_buffers(&on);
                 let staged = Staged::from_device(staging, tensors, vec![]);
@@ -86,11 +81,14 @@ impl ReadableTensors {
                 returning.give_back(py);
                 staged
             }
-            Place::Several { .. } => {
+            Place::Host | Place::Several { .. } => {
                 let runtime = runtime::handle(py)?;
-                let staged = py.detach(|| self.copy_from_several(staging, runtime));
+                let staged = py.detach(|| self.copy_each(staging, runtime));
                 let returning = self.give_back(py);
-                let staged = staged.map_err(|error| of_stage_several(py, &error))?;
+                let staged = staged.map_err(|error| match error {
+                    StageError::Fill(failed) => failed.raise(py),
+                    error => of_stage(py, &error),
+                })?;
                 returning.give_back(py);
                 staged
             }
@@ -195,21 +193,8 @@ impl ReadableTensors {
         }
     }
 
-    fn copy_from_host(&self, staging: &Staging) -> Result<Staged, StageError> {
-        Staged::new(staging, self.specs.clone(), vec![], |index, out| {
-            if let Some(Memory::Host(memory)) = &self.memory[index] {
-                memory.copy_to(out);
-            }
-            Ok(())
-        })
-    }
-
-    /// Copies tensors of several devices one after the other, which is slower than from one device.
-    fn copy_from_several(
-        &self,
-        staging: &Staging,
-        runtime: &Handle,
-    ) -> Result<Staged, StageError<CopyFailed>> {
+    /// Copies one tensor after the other, which for those of a GPU is slower than all together.
+    fn copy_each(&self, staging: &Staging, runtime: &Handle) -> Result<Staged, StageError<CopyFailed>> {
         Staged::new(staging, self.specs.clone(), vec![], |index, out| {
             match &self.memory[index] {
                 Some(Memory::Host(memory)) => memory.copy_to(out),
@@ -311,17 +296,9 @@ fn gathered(memory: &Foreign) -> Option<Bytes> {
     Some(bytes.into())
 }
 
-fn of_stage(py: Python<'_>, error: &StageError) -> PyErr {
+fn of_stage<E: Error>(py: Python<'_>, error: &StageError<E>) -> PyErr {
     match error {
         StageError::Memory(_) => Kind::NoRoom.raise(py, error),
-        _ => Kind::Publish.raise(py, error),
-    }
-}
-
-fn of_stage_several(py: Python<'_>, error: &StageError<CopyFailed>) -> PyErr {
-    match error {
-        StageError::Memory(_) => Kind::NoRoom.raise(py, error),
-        StageError::Fill(error) => error.raise(py),
         _ => Kind::Publish.raise(py, error),
     }
 }

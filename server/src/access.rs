@@ -182,8 +182,8 @@ impl Holder {
     }
 }
 
-/// The current time in seconds since 1970; 0 if the clock is set before that.
-pub(crate) fn seconds_now() -> u64 {
+/// The current time in seconds since 1970, the unit of [`Rules::admit`]; 0 if the clock is set before that.
+pub fn seconds_now() -> u64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0, |since| since.as_secs())

@@ -94,7 +94,7 @@ mod watching;
 
 pub use access::{
     Access, AccessStore, AccessStoreError, Acl, AclError, Credentials, Decision, Denied, IssuedTicket,
-    Principal, Rules,
+    Principal, Rules, seconds_now,
 };
 pub use address::{AddressError, Advertised, reachable};
 pub use bases::BaseStats;

@@ -5,7 +5,7 @@ use crate::{
     args::DemoArgs,
     bar::{self, Bar},
     device,
-    subscribe::{self, SLOT_BYTES},
+    subscribe::SLOT_BYTES,
 };
 use anyhow::{Context, ensure};
 use serde::Serialize;
@@ -57,7 +57,7 @@ impl Consumer {
         let device = device::open(&args.device, SLOT_BYTES).await?;
         // No bases are retained: every byte changes in every version, so deltas are useless.
         let config = Config { topic_timeout: TOPIC_TIMEOUT, base_bytes: 0, device, ..Config::default() };
-        let client = subscribe::connect(ticket, CONNECT_TIMEOUT, config).await?;
+        let client = Client::connect_within(CONNECT_TIMEOUT, ticket, config).await?;
         let weights = client.subscribe(topic).await?;
         let small = client.subscribe(&Topic::new(SMALL)?).await?;
         Ok(Self { client, weights, small })

@@ -4,10 +4,7 @@ use super::{
     finding::{Finding, Fix, State},
     rate,
 };
-use crate::{
-    tickets::{describe, seconds_now},
-    units,
-};
+use crate::{tickets::describe, units};
 use nix::sys::socket::{getsockopt, sockopt};
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -15,12 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_client::{
-    Client, ClientError, Config, Connector, Identity, LaneKind, LaneKindReason, Ticket, TopicEntry,
-    Transport, Tuning,
+    Client, ClientError, Config, Identity, LaneKind, LaneKindReason, Ticket, TopicEntry, Transport,
 };
+use tensor_relay_server::seconds_now;
 
 /// The deadline for connecting over one transport.
-const CONNECT_TIMEOUT_MS: u32 = 5_000;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The number of requests that measure the round trip, of which the fastest counts.
 const REQUESTS: usize = 5;
@@ -63,8 +60,7 @@ pub(super) async fn check(ticket: &Ticket, identity: Option<Arc<Identity>>) -> V
 }
 
 async fn connect(ticket: &Ticket, config: Config) -> Result<Connected, ClientError> {
-    let connector = Connector::new(Tuning { connect_timeout_ms: CONNECT_TIMEOUT_MS, ..Tuning::default() });
-    let client = Client::connect_with(&connector, ticket, config).await?;
+    let client = Client::connect_within(CONNECT_TIMEOUT, ticket, config).await?;
     let (mut round_trip, mut topics) = (Duration::MAX, vec![]);
     for _ in 0..REQUESTS {
         let began = Instant::now();
@@ -108,8 +104,7 @@ async fn is_reconnected(client: &Client) -> bool {
             tokio::time::sleep(RECONNECT_POLL).await;
         }
     };
-    let timeout = 2 * Duration::from_millis(CONNECT_TIMEOUT_MS.into());
-    tokio::time::timeout(timeout, replaced).await.is_ok()
+    tokio::time::timeout(2 * CONNECT_TIMEOUT, replaced).await.is_ok()
 }
 
 /// Reports that only small TCP segments get through.

@@ -58,10 +58,6 @@ impl OnDevice {
         &self.memory
     }
 
-    pub(crate) fn len_bytes(&self) -> u64 {
-        self.pieces.values().map(|piece| piece.buffer.len_bytes()).sum()
-    }
-
     /// The buffer that holds `range` of the payload, and the range within the buffer. An empty range is found in
     /// the first buffer.
     pub(crate) fn find(&self, range: Range<u64>) -> Option<(&DeviceBuffer, Range<u64>)> {

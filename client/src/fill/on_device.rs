@@ -49,8 +49,8 @@ impl Subscription {
         if let Some(version) = &taken.version {
             buffers = version.copy_to_device(buffers).await?;
         }
-        let (summary, gap) = self.finish_taken(&mut taken);
-        Ok(Filled { summary, gap, copied: true, buffers })
+        let (version, gap) = self.finish_taken(&mut taken);
+        Ok(Filled { version, gap, copied: true, buffers })
     }
 }
 

@@ -26,6 +26,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
 from . import _native, _released, tree
+from . import _client, _snapshot, _stream, _subscription, _tensor  # noqa: F401  They add methods.
 from ._native import (
     Client,
     CodecCount,

@@ -359,6 +359,26 @@ def to_jax(tensor: Any) -> Any:
     return array if tensor.__dlpack_device__()[0] == 1 else array.copy().block_until_ready()
 
 
+def stream_number(stream: Any) -> int:
+    """The handle of a stream of PyTorch, CuPy or Numba, or of an object with `__cuda_stream__`; 0 is the default stream."""
+    if hasattr(stream, "__cuda_stream__"):
+        _version, handle = stream.__cuda_stream__()
+        return int(handle)
+    for name in ("cuda_stream", "ptr", "handle"):
+        if hasattr(stream, name):
+            handle = getattr(stream, name)
+            return int(getattr(handle, "value", handle) or 0)  # Numba's is a ctypes object with the number as its value.
+    kind = f"{type(stream).__module__}.{type(stream).__qualname__}".removeprefix("builtins.")
+    raise TypeError(f"{kind} is no stream: pass the number of one, or a stream of PyTorch, CuPy or Numba")
+
+
+def stream_device(stream: Any) -> int | None:
+    """The number of the GPU that a stream of PyTorch or CuPy names, if it names one."""
+    devices = (getattr(stream, name, None) for name in ("device_index", "device_id"))
+    # CuPy's number is -1 if the stream does not know its GPU.
+    return next((device for device in devices if isinstance(device, int) and device >= 0), None)
+
+
 def stream_object(handle: int) -> Any:
     """CuPy's object for the CUDA stream with this handle, if it is CuPy's current stream; otherwise None. CuPy destroys
     a stream with its last reference; PyTorch and JAX never destroy theirs."""

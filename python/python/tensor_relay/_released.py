@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from ._methods import add_to
 from ._native import Publication
 
 _Callback = Callable[[Publication], object]
@@ -27,16 +28,30 @@ _thread: threading.Thread | None = None
 _POLL_INTERVAL_S = 0.005
 
 
-def register(callback: _Callback, publication: Publication) -> Callable[[str | None], None]:
-    """Registers a callback. Returns the function to call when the publication is released, or with an error text when
-    its release cannot be observed any more. That function never blocks."""
+def on_released(self: Publication, callback: _Callback) -> None:
+    """Calls `callback(publication)` once the tensors may be written again (`released`). All callbacks run on one Python
+    thread, one after the other, also if nothing refers to the publication; exceptions are logged. When the interpreter
+    exits, callbacks of versions released by the exit have one second to run.
+
+    If a `Producer` loses its connection, the callback is not called, and that is logged: the server may still be reading
+    the tensors.
+
+    Raises TypeError if `callback` is not callable."""
+    if not callable(callback):
+        raise TypeError(f"{callback} is not callable")
     _start_thread()
     registration_id = next(_registration_ids)
-    _waiting[registration_id] = (callback, publication)
-    return functools.partial(_make_due, registration_id)
+    _waiting[registration_id] = (callback, self)
+    try:
+        self._on_released(functools.partial(_make_due, registration_id))
+    except BaseException:
+        del _waiting[registration_id]
+        raise
 
 
 def _make_due(registration_id: int, error: str | None = None) -> None:
+    """Called when the publication is released, or with an error text when its release cannot be observed any more. Never
+    blocks."""
     if (registered := _waiting.pop(registration_id, None)) is None:
         return  # `finish` has dropped the callback.
     if error is None:
@@ -82,3 +97,6 @@ def _run() -> None:
 
 def _logger() -> logging.Logger:
     return logging.getLogger("tensor_relay")
+
+
+add_to(Publication, methods=(on_released,))

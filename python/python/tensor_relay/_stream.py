@@ -8,10 +8,11 @@ begun, so that the version always has a reader.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import Any
 
 from . import _native
+from ._methods import add_to
 from ._native import Client, Description, Snapshot, Subscription, Tensor
 from .errors import TensorRelayError, TornError, VersionNotFoundError
 
@@ -21,19 +22,34 @@ _ATTEMPTS_MAX = 10
 
 
 def stream(
-    client: Client,
-    topic: str | None,
-    version: int | None,
-    epoch: str | None,
-    select: Any,
-    bucket_bytes: int,
-    timeout: float | None,
+    self: Client,
+    topic: str | None = None,
+    version: int | None = None,
+    *,
+    epoch: str | None = None,
+    select: str | Iterable[str] | None = None,
+    bucket_bytes: int = 134_217_728,
+    timeout: float | None = 60.0,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Implements `Client.stream`."""
+    """Iterates over the tensors of one version with their names, in the order in which they are sent. They are received
+    in buckets, so that a version larger than this machine's memory can be read. The next bucket is received while
+    the current one is in use. A bucket is delivered once it is complete and verified, the last one only if all
+    buckets are of one version. The version is complete only when the iteration has ended without an error: do not
+    use its tensors before.
+
+    topic, version, epoch, select: as for `get`. The publisher's next version waits as for a reader in mode "every".
+    bucket_bytes: the maximum size of a bucket; a larger chunk or tensor is a bucket by itself. Three buckets are in
+        memory at a time: the previous, the current and the next one. Do not keep tensors of earlier buckets.
+    timeout: the deadline for each bucket in seconds; None waits without limit.
+
+    Raises the exceptions of `get`, and TornError for a failure after the first tensor: the tensors delivered so far
+    are not a complete version.
+    """
+    _native.check_stream(version, epoch, bucket_bytes, timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
     for attempt in range(_ATTEMPTS_MAX):
-        described = client.describe(topic, version, epoch=epoch, timeout=_remaining(deadline))
-        buckets = _Buckets(client, described, select, bucket_bytes)
+        described = self.describe(topic, version, epoch=epoch, timeout=_remaining(deadline))
+        buckets = _Buckets(self, described, select, bucket_bytes)
         try:
             first = buckets.first(_remaining(deadline))
             break
@@ -43,7 +59,23 @@ def stream(
     return buckets.tensors(first, timeout)
 
 
-async def stream_async(
+def stream_async(
+    self: Client,
+    topic: str | None = None,
+    version: int | None = None,
+    *,
+    epoch: str | None = None,
+    select: str | Iterable[str] | None = None,
+    bucket_bytes: int = 134_217_728,
+    timeout: float | None = 60.0,
+) -> AsyncGenerator[tuple[str, Tensor], None]:
+    """`stream` as an asynchronous generator, for `async for`: it starts when the first tensor is requested. To leave
+    it early, close it (`contextlib.aclosing`); cancellation releases everything."""
+    _native.check_stream(version, epoch, bucket_bytes, timeout)
+    return _stream_async(self, topic, version, epoch, select, bucket_bytes, timeout)
+
+
+async def _stream_async(
     client: Client,
     topic: str | None,
     version: int | None,
@@ -52,7 +84,6 @@ async def stream_async(
     bucket_bytes: int,
     timeout: float | None,
 ) -> AsyncGenerator[tuple[str, Tensor], None]:
-    """Implements `Client.stream_async`."""
     deadline = None if timeout is None else time.monotonic() + timeout
     for attempt in range(_ATTEMPTS_MAX):
         described = await client.describe_async(topic, version, epoch=epoch, timeout=_remaining(deadline))
@@ -178,3 +209,6 @@ class _Buckets:
         )
         torn.version = self._described.version
         return torn
+
+
+add_to(Client, methods=(stream, stream_async))

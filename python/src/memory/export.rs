@@ -83,7 +83,6 @@ trait Managed: Sized {
     const NAMES: Names;
     fn new(tensor: Tensor, context: *mut c_void, flags: u64) -> Self;
     fn context(&self) -> *mut c_void;
-    fn deleter(&self) -> Option<unsafe extern "C" fn(*mut Self)>;
 }
 
 impl Managed for VersionedTensor {
@@ -96,10 +95,6 @@ impl Managed for VersionedTensor {
     fn context(&self) -> *mut c_void {
         self.context
     }
-
-    fn deleter(&self) -> Option<unsafe extern "C" fn(*mut Self)> {
-        self.deleter
-    }
 }
 
 impl Managed for LegacyTensor {
@@ -111,10 +106,6 @@ impl Managed for LegacyTensor {
 
     fn context(&self) -> *mut c_void {
         self.context
-    }
-
-    fn deleter(&self) -> Option<unsafe extern "C" fn(*mut Self)> {
-        self.deleter
     }
 }
 
@@ -163,9 +154,6 @@ unsafe extern "C" fn destroy<M: Managed>(capsule: *mut ffi::PyObject) {
     }
     // SAFETY: the capsule is valid under this name, as just checked.
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, name) }.cast::<M>();
-    // SAFETY: `wrap` stored this pointer.
-    if let Some(deleter) = unsafe { &*managed }.deleter() {
-        // SAFETY: no consumer took the contents, so the deleter was not called.
-        unsafe { deleter(managed) };
-    }
+    // SAFETY: `wrap` stored this pointer. No consumer took the contents, so the deleter was not called.
+    unsafe { delete(managed) };
 }

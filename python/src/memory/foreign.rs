@@ -4,11 +4,10 @@
     reason = "reads and writes the memory of other libraries' tensors, at the addresses that they report"
 )]
 
-use super::{footprint::Footprint, import::Capsule, strides::ContiguousRuns};
+use super::{import::Capsule, layout::Layout};
 use crate::interpreter;
 use pyo3::{buffer::PyUntypedBuffer, prelude::*};
-use std::{fmt, io, ptr::NonNull};
-use tensor_relay_client::Dtype;
+use std::{io, ops::Deref, ptr::NonNull};
 use tensor_relay_device::{ForeignBytes, VolatileBytes};
 use tensor_relay_server::sidecar::TensorWriter;
 
@@ -17,13 +16,9 @@ use tensor_relay_server::sidecar::TensorWriter;
 /// Its constructors check what can be checked; the tensor's own library guarantees that the memory exists. Python code
 /// may write to the memory while it is read, so its bytes are only copied: such a copy may mix old and new bytes.
 /// References to them are made by [`Exclusive`] alone.
+#[derive(Debug)]
 pub(crate) struct Foreign {
-    pub(super) start: NonNull<u8>,
-    pub(super) dtype: Dtype,
-    pub(super) shape: Vec<u64>,
-    pub(super) len: usize,
-    pub(super) runs: ContiguousRuns,
-    pub(super) is_writable: bool,
+    pub(super) layout: Layout,
     /// `None` only during `drop`.
     pub(super) keep: Option<Keep>,
 }
@@ -33,6 +28,7 @@ pub(crate) struct Foreign {
 const WRITE_BYTES: usize = 256 << 10;
 
 /// Keeps the memory alive. Dropped with the GIL held.
+#[derive(Debug)]
 pub(super) enum Keep {
     #[expect(dead_code, reason = "needed only for its `Drop`")]
     Capsule(Capsule),
@@ -40,69 +36,20 @@ pub(super) enum Keep {
     Buffer(PyUntypedBuffer),
 }
 
-/// The identity of a tensor's memory and layout: equal for tied weights.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Identity {
-    address: usize,
-    dtype: Dtype,
-    shape: Vec<u64>,
-    outer: Vec<(u64, isize)>,
-}
-
 // SAFETY: the memory is plain bytes, which any thread may access; `keep` is only dropped, with the GIL held.
 unsafe impl Send for Foreign {}
 // SAFETY: through a shared reference the memory is only read.
 unsafe impl Sync for Foreign {}
 
+impl Deref for Foreign {
+    type Target = Layout;
+
+    fn deref(&self) -> &Layout {
+        &self.layout
+    }
+}
+
 impl Foreign {
-    pub(crate) fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    pub(crate) fn shape(&self) -> &[u64] {
-        &self.shape
-    }
-
-    /// The size of the tensor in bytes.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// The address of the first element, on the host or on a device.
-    pub(super) fn address(&self) -> usize {
-        self.start.as_ptr().addr()
-    }
-
-    /// Whether the tensor is contiguous.
-    pub(crate) fn is_dense(&self) -> bool {
-        self.runs.is_one()
-    }
-
-    pub(crate) fn is_writable(&self) -> bool {
-        self.is_writable
-    }
-
-    /// The addresses that the tensor occupies, on this GPU or on the host; `None` for an empty tensor.
-    pub(super) fn footprint(&self, gpu: Option<usize>) -> Option<Footprint> {
-        (self.len > 0).then(|| Footprint::new(gpu, self.address(), &self.runs))
-    }
-
-    /// Changes the dtype to one of the same size, which the tensor's own library cannot express.
-    pub(crate) fn reinterpreted_as(mut self, dtype: Dtype) -> Self {
-        self.dtype = dtype;
-        self
-    }
-
-    /// The identity of the memory, by which aliases are found; `None` for an empty tensor.
-    pub(crate) fn identity(&self) -> Option<Identity> {
-        (self.len > 0).then(|| Identity {
-            address: self.start.as_ptr().addr(),
-            dtype: self.dtype,
-            shape: self.shape.clone(),
-            outer: self.runs.outer().to_vec(),
-        })
-    }
-
     /// Copies all elements to `out`, in order. Needs no GIL.
     ///
     /// # Panics
@@ -188,15 +135,6 @@ impl Drop for Foreign {
         if let Some(keep) = self.keep.take() {
             interpreter::enqueue(move |_| drop(keep));
         }
-    }
-}
-
-impl fmt::Debug for Foreign {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Foreign")
-            .field("dtype", &self.dtype)
-            .field("shape", &self.shape)
-            .finish_non_exhaustive()
     }
 }
 

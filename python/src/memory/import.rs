@@ -3,8 +3,8 @@
 
 use super::{
     dlpack::{self, DataType, LEGACY, LegacyTensor, Names, VERSIONED, VersionedTensor},
-    footprint::Footprint,
-    foreign::{Foreign, Identity, Keep},
+    foreign::{Foreign, Keep},
+    layout::Layout,
     on_gpu::OnGpu,
     strides::{ContiguousRuns, dense},
 };
@@ -19,7 +19,7 @@ use pyo3::{
     prelude::*,
     types::{PyCapsule, PyDict},
 };
-use std::{ffi::c_void, fmt::Display, ptr::NonNull};
+use std::{ffi::c_void, fmt::Display, ops::Deref, ptr::NonNull};
 use tensor_relay_client::Dtype;
 
 /// The lent memory of another library's tensor.
@@ -59,65 +59,13 @@ impl Lent {
         }
     }
 
-    pub(crate) fn dtype(&self) -> Dtype {
-        match self {
-            Self::Host(tensor) => tensor.dtype(),
-            Self::Gpu(tensor) => tensor.dtype(),
-        }
-    }
-
-    pub(crate) fn shape(&self) -> &[u64] {
-        match self {
-            Self::Host(tensor) => tensor.shape(),
-            Self::Gpu(tensor) => tensor.shape(),
-        }
-    }
-
-    /// The size of the tensor in bytes.
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::Host(tensor) => tensor.len(),
-            Self::Gpu(tensor) => tensor.len(),
-        }
-    }
-
-    /// Whether the tensor is contiguous.
-    pub(crate) fn is_dense(&self) -> bool {
-        match self {
-            Self::Host(tensor) => tensor.is_dense(),
-            Self::Gpu(tensor) => tensor.is_dense(),
-        }
-    }
-
-    pub(crate) fn is_writable(&self) -> bool {
-        match self {
-            Self::Host(tensor) => tensor.is_writable(),
-            Self::Gpu(tensor) => tensor.is_writable(),
-        }
-    }
-
-    /// The addresses that the tensor occupies; `None` for an empty tensor.
-    pub(crate) fn footprint(&self) -> Option<Footprint> {
-        match self {
-            Self::Host(tensor) => tensor.footprint(None),
-            Self::Gpu(tensor) => tensor.footprint(),
-        }
-    }
-
-    /// The identity of the memory, by which aliases are found; `None` for an empty tensor.
-    pub(crate) fn identity(&self) -> Option<Identity> {
-        match self {
-            Self::Host(tensor) => tensor.identity(),
-            Self::Gpu(tensor) => tensor.identity(),
-        }
-    }
-
     /// Changes the dtype to one of the same size, which the tensor's own library cannot express.
-    pub(crate) fn reinterpreted_as(self, dtype: Dtype) -> Self {
-        match self {
-            Self::Host(tensor) => Self::Host(tensor.reinterpreted_as(dtype)),
-            Self::Gpu(tensor) => Self::Gpu(tensor.reinterpreted_as(dtype)),
-        }
+    pub(crate) fn reinterpret_as(&mut self, dtype: Dtype) {
+        let tensor = match self {
+            Self::Host(tensor) => tensor,
+            Self::Gpu(OnGpu { tensor, .. }) => tensor,
+        };
+        tensor.layout.dtype = dtype;
     }
 
     /// Returns the memory to its library at once, with the GIL held.
@@ -125,6 +73,17 @@ impl Lent {
         match self {
             Self::Host(tensor) => tensor.give_back(py),
             Self::Gpu(tensor) => tensor.give_back(py),
+        }
+    }
+}
+
+impl Deref for Lent {
+    type Target = Layout;
+
+    fn deref(&self) -> &Layout {
+        match self {
+            Self::Host(tensor) => tensor,
+            Self::Gpu(tensor) => tensor,
         }
     }
 }
@@ -162,7 +121,8 @@ impl Foreign {
         let runs = ContiguousRuns::of(&shape, &strides, item_bytes);
         let shape = in_our_elements(shape, per_element)?;
         let is_writable = !capsule.is_read_only();
-        Ok(Self { start, dtype, shape, len, runs, is_writable, keep: Some(Keep::Capsule(capsule)) })
+        let layout = Layout { gpu, start, dtype, shape, len, runs, is_writable };
+        Ok(Self { layout, keep: Some(Keep::Capsule(capsule)) })
     }
 
     fn from_buffer(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
@@ -191,7 +151,8 @@ impl Foreign {
             .filter(|_| len > 0)
             .unwrap_or(NonNull::dangling());
         let is_writable = !buffer.readonly();
-        Ok(Self { start, dtype, shape, len, runs, is_writable, keep: Some(Keep::Buffer(buffer)) })
+        let layout = Layout { gpu: None, start, dtype, shape, len, runs, is_writable };
+        Ok(Self { layout, keep: Some(Keep::Buffer(buffer)) })
     }
 }
 
@@ -324,6 +285,7 @@ unsafe fn dimensions(tensor: &dlpack::Tensor) -> PyResult<(Vec<u64>, Option<Vec<
 }
 
 /// The contents of a capsule. Dropping them calls their library's deleter, which may need the GIL.
+#[derive(Debug)]
 pub(super) enum Capsule {
     Versioned(NonNull<VersionedTensor>),
     Legacy(NonNull<LegacyTensor>),

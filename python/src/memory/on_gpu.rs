@@ -1,14 +1,10 @@
 //! GPU memory lent by a tensor of another library.
 #![allow(unsafe_code, reason = "lends the memory of other libraries' tensors to a copy engine")]
 
-use super::{
-    footprint::Footprint,
-    foreign::{Foreign, Identity},
-    returning::ToReturn,
-};
+use super::{foreign::Foreign, layout::Layout, returning::ToReturn};
 use crate::gpu;
 use pyo3::prelude::*;
-use tensor_relay_client::Dtype;
+use std::ops::Deref;
 use tensor_relay_device::{
     Device, DeviceBuffer,
     cuda::{CudaEngine, Fence},
@@ -18,8 +14,16 @@ use tensor_relay_device::{
 #[derive(Debug)]
 pub(crate) struct OnGpu {
     /// The tensor. Its address is one of the device.
-    tensor: Foreign,
+    pub(super) tensor: Foreign,
     device: Device,
+}
+
+impl Deref for OnGpu {
+    type Target = Layout;
+
+    fn deref(&self) -> &Layout {
+        &self.tensor
+    }
 }
 
 impl OnGpu {
@@ -30,40 +34,6 @@ impl OnGpu {
 
     pub(crate) fn device(&self) -> &Device {
         &self.device
-    }
-
-    pub(crate) fn dtype(&self) -> Dtype {
-        self.tensor.dtype()
-    }
-
-    pub(crate) fn shape(&self) -> &[u64] {
-        self.tensor.shape()
-    }
-
-    /// The size of its elements in bytes.
-    pub(crate) fn len(&self) -> usize {
-        self.tensor.len()
-    }
-
-    /// Whether the tensor is contiguous.
-    pub(crate) fn is_dense(&self) -> bool {
-        self.tensor.is_dense()
-    }
-
-    pub(crate) fn is_writable(&self) -> bool {
-        self.tensor.is_writable()
-    }
-
-    pub(super) fn footprint(&self) -> Option<Footprint> {
-        self.tensor.footprint(Some(gpu::engine(&self.device).info().ordinal))
-    }
-
-    pub(crate) fn identity(&self) -> Option<Identity> {
-        self.tensor.identity()
-    }
-
-    pub(super) fn reinterpreted_as(self, dtype: Dtype) -> Self {
-        Self { tensor: self.tensor.reinterpreted_as(dtype), ..self }
     }
 
     /// Returns the memory to its library at once, with the GIL held.

@@ -3,7 +3,7 @@
 
 use crate::{interpreter, tensors_in::frameworks};
 use pyo3::{
-    exceptions::{PyBufferError, PyTypeError, PyValueError},
+    exceptions::{PyBufferError, PyValueError},
     prelude::*,
     types::{PyAnyMethods, PyInt},
 };
@@ -22,12 +22,6 @@ pub(crate) struct Stream {
 /// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`, in DLPack and in CUDA.
 const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
-
-/// The attributes that hold a stream's handle: PyTorch, CuPy, Numba.
-const ATTRIBUTES: [&str; 3] = ["cuda_stream", "ptr", "handle"];
-
-/// The attributes that hold the number of a stream's GPU: PyTorch, CuPy.
-const DEVICES: [&str; 2] = ["device_index", "device_id"];
 
 impl Stream {
     /// The stream with this number in DLPack; without a number, the legacy default stream. `None` for -1, with which
@@ -61,7 +55,8 @@ impl Stream {
         if object.is_instance_of::<PyInt>() {
             return Self::numbered(Some(object.extract()?));
         }
-        let number: usize = match number_of(object)? {
+        let number = frameworks(object.py())?.call_method1("stream_number", (object,))?;
+        let number: usize = match number.extract()? {
             0 => LEGACY, // The handle of frameworks' default stream.
             number => number,
         };
@@ -118,20 +113,14 @@ impl Stream {
     /// `ValueError` for a stream of another GPU.
     pub(super) fn check_device(&self, py: Python<'_>, ordinal: usize) -> PyResult<()> {
         let Some(object) = self.keeper.as_ref().and_then(|keeper| keeper.0.as_ref()) else { return Ok(()) };
-        for attribute in DEVICES {
-            let device: Option<i64> = match object.bind(py).getattr_opt(attribute)? {
-                Some(device) => device.extract().ok(),
-                None => None,
-            };
-            // CuPy's value is -1 if the stream does not know its GPU.
-            if let Some(device) = device.filter(|device| *device >= 0 && *device != ordinal as i64) {
-                return Err(PyValueError::new_err(format!(
-                    "it is a stream of cuda:{device}, and the tensors lie on cuda:{ordinal}: name the stream of cuda:{ordinal} \
-                     that reads them"
-                )));
-            }
+        let device: Option<usize> = frameworks(py)?.call_method1("stream_device", (object,))?.extract()?;
+        match device.filter(|device| *device != ordinal) {
+            None => Ok(()),
+            Some(device) => Err(PyValueError::new_err(format!(
+                "it is a stream of cuda:{device}, and the tensors lie on cuda:{ordinal}: name the stream of cuda:{ordinal} \
+                 that reads them"
+            ))),
         }
-        Ok(())
     }
 
     /// Adds the stream to `streams`. If it is there already, only its keeper is added.
@@ -141,24 +130,6 @@ impl Stream {
             None => streams.push(self),
         }
     }
-}
-
-fn number_of(object: &Bound<'_, PyAny>) -> PyResult<usize> {
-    if object.hasattr("__cuda_stream__")? {
-        let (_version, handle): (i64, usize) = object.call_method0("__cuda_stream__")?.extract()?;
-        return Ok(handle);
-    }
-    for attribute in ATTRIBUTES {
-        if let Some(handle) = object.getattr_opt(attribute)? {
-            // Numba's handle is a ctypes object with the number as its `value`.
-            let handle = handle.getattr_opt("value")?.unwrap_or(handle);
-            return Ok(handle.extract::<Option<usize>>()?.unwrap_or(0));
-        }
-    }
-    Err(PyTypeError::new_err(format!(
-        "{} is no stream: pass the number of one, or a stream of PyTorch, CuPy or Numba",
-        object.get_type().fully_qualified_name()?
-    )))
 }
 
 /// A Python object that keeps a stream alive. It is dropped on the interpreter thread.

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use tensor_relay_device::Lock;
 use tokio::sync::oneshot;
 
-/// Begins the copy on a thread of the runtime. Returns a pair for `_coroutines.finish_copy`: an asyncio future of the
+/// Begins the copy on a thread of the runtime. Returns a pair for `_subscription`: an asyncio future of the
 /// end of the copy, and a function that finishes it. The function waits for the end, since nothing may write to the
 /// tensors after the coroutine; its argument, and that of `deliver`, is whether the coroutine returns the version.
 pub(crate) fn copying_in_background(
@@ -29,7 +29,7 @@ pub(crate) fn copying_in_background(
     let finish = PyCFunction::new_closure(py, None, None, move |args, _| -> PyResult<Snapshot> {
         let (py, is_delivered): (_, bool) = (args.py(), args.get_item(0)?.extract()?);
         let unfinished = unfinished.lock().take();
-        let (result, deliver) = unfinished.expect("`finish_copy` calls it once");
+        let (result, deliver) = unfinished.expect("`_subscription` calls it once");
         let (copying, copied) = py.detach(move || result.recv()).expect("the copy sends its result");
         deliver(is_delivered, copying.finish(py, copied))
     })?;

@@ -3,8 +3,8 @@
 //! extra state is refused, or left out.
 
 use crate::{
-    entries,
     errors::Kind,
+    metadata,
     select::Select,
     tensors_in::{Item, frameworks},
 };
@@ -68,14 +68,14 @@ impl ExtraState {
     pub(super) fn matched<'py>(
         &self,
         py: Python<'py>,
-        metadata: &[(String, String)],
+        sent: &[(String, String)],
         select: Option<&Select>,
         tensor: impl Fn(&str, &Py<PyAny>) -> PyResult<Option<Py<PyAny>>>,
     ) -> PyResult<Matched> {
         let mut values: BTreeMap<String, Py<PyAny>> = BTreeMap::new();
-        for (name, value) in entries::of_metadata(py, metadata)? {
+        for (name, value) in metadata::entries(py, sent)? {
             let name: String = name.extract()?;
-            if entries::is_extra_state(&name) && select.is_none_or(|select| select.has(&name)) {
+            if metadata::is_extra_state(&name) && select.is_none_or(|select| select.has(&name)) {
                 values.insert(name, value.unbind());
             }
         }

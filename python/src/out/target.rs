@@ -2,10 +2,10 @@
 
 use super::{Out, extra_state::ExtraState};
 use crate::{
-    entries,
     errors::Kind,
     gpu::Gpus,
     memory::{Footprint, Foreign, Identity, Lent, OnGpu, overlapping},
+    metadata,
     tensors_in::{is_of_tensor, items, lend_to_write},
 };
 use pyo3::prelude::*;
@@ -52,9 +52,9 @@ impl Targets {
         let (mut targets, mut first_names) = (Self::default(), HashMap::new());
         let mapping = out.mapping.bind(py);
         for item in items(mapping, out.rename.as_ref().map(|rename| rename.bind(py)))? {
-            let is_extra = entries::is_extra_state(&item.own_name);
+            let is_extra = metadata::is_extra_state(&item.own_name);
             let is_set = is_extra && targets.extra.add(mapping, &item, out.is_strict)?;
-            match (is_extra, entries::is_entry(&item.value)) {
+            match (is_extra, metadata::is_entry(&item.value)) {
                 (false, true) => targets.entries.push(item.name),
                 (true, true) => {}
                 (true, false) if out.is_atomic || !is_set => {}

@@ -49,42 +49,16 @@ impl Producer {
     /// copy on the device; or through host memory. The publication has the route and the reason for it. Aliases have
     /// empty buffers.
     ///
-    /// In place (`cuda_ipc`), tensors must not be written before the publication is released, and the version is
-    /// withdrawn when the connection ends. With the other routes, they may be written when this returns.
+    /// In place (`cuda_ipc`), if it `may_borrow` them, tensors must not be written before the publication is released,
+    /// and the version is withdrawn when the connection ends. With the other routes, they may be written when this
+    /// returns, and the version outlives this process.
     ///
     /// # Errors
     /// [`PublishDeviceError`].
     pub async fn publish_from_device(
         &self,
         topic: Topic,
-        device: &Device,
-        tensors: Vec<(TensorSpec, DeviceBuffer)>,
-        metadata: Metadata,
-    ) -> Result<Publication, PublishDeviceError> {
-        self.publish_by(&[MemoryKind::CudaIpc, MemoryKind::CudaFd], topic, device, tensors, metadata)
-            .await
-    }
-
-    /// Like [`publish_from_device`](Self::publish_from_device), but always copies, on the device or to host memory:
-    /// tensors may be written again when this returns, and the version outlives this process.
-    ///
-    /// # Errors
-    /// [`PublishDeviceError`].
-    pub async fn publish_copy_from_device(
-        &self,
-        topic: Topic,
-        device: &Device,
-        tensors: Vec<(TensorSpec, DeviceBuffer)>,
-        metadata: Metadata,
-    ) -> Result<Publication, PublishDeviceError> {
-        self.publish_by(&[MemoryKind::CudaFd], topic, device, tensors, metadata).await
-    }
-
-    /// Tries these kinds of memory in order, then host memory.
-    async fn publish_by(
-        &self,
-        kinds: &[MemoryKind],
-        topic: Topic,
+        may_borrow: bool,
         device: &Device,
         tensors: Vec<(TensorSpec, DeviceBuffer)>,
         metadata: Metadata,
@@ -94,7 +68,8 @@ impl Producer {
         let manifest = Manifest::layout(specs, vec![], self.terms().chunk_bytes, &Limits::default())?;
         let parts: Parts = Arc::new(tensor_parts(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?);
         let mut failures = vec![];
-        for &kind in kinds {
+        let kinds = [MemoryKind::CudaIpc, MemoryKind::CudaFd];
+        for kind in kinds.into_iter().skip(usize::from(!may_borrow)) {
             let route = match self.share(kind, device, &manifest, &parts).await {
                 Ok(route) => route,
                 Err(failure) => {

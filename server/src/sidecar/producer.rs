@@ -207,7 +207,7 @@ impl Producer {
         let mut unanswered = Unanswered { publication_id: Some(publication_id), producer: self };
         let answered = answer.await;
         unanswered.publication_id = None;
-        let Answer::Published(epoch, version) = self.check_answer(answered)? else {
+        let Some((epoch, version)) = self.check_answer(answered)? else {
             return Err(PublishError::ConnectionLost("the server answered something else".into()));
         };
         Ok(Publication {
@@ -249,10 +249,11 @@ impl Producer {
         };
         let (progress, watched) = watch::channel(initial);
         self.requests
-            .waiting()
+            .waiting
+            .lock()
             .insert(publication_id, Waiting { answered: Some(answered), progress });
         if self.lost().is_some() {
-            self.requests.waiting().clear(); // There will be no answer.
+            self.requests.waiting.lock().clear(); // There will be no answer.
         }
         (watched, answer)
     }
@@ -261,17 +262,9 @@ impl Producer {
         let _ = self.outgoing.send(messages); // Without a connection, the pending request fails.
     }
 
-    fn check_answer(
-        &self,
-        answered: Result<Answer, oneshot::error::RecvError>,
-    ) -> Result<Answer, PublishError> {
-        match answered {
-            Ok(Answer::Refused(reason, text)) => Err(PublishError::Refused { reason, text }),
-            Ok(answer) => Ok(answer),
-            Err(_) => Err(PublishError::ConnectionLost(
-                self.lost().unwrap_or_else(|| "the connection ended".into()),
-            )),
-        }
+    fn check_answer(&self, answered: Result<Answer, oneshot::error::RecvError>) -> Answer {
+        let lost = || self.lost().unwrap_or_else(|| "the connection ended".into());
+        answered.unwrap_or_else(|_| Err(PublishError::ConnectionLost(lost())))
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`SealedVersion`]: tensors copied once into sealed memory that the server reads in place.
 
-use std::{fmt, io, ops::Range};
+use std::{io, ops::Range};
 use tensor_relay_device::{Memfd, SealedFd};
 use tensor_relay_protocol::{LayoutError, Limits, Manifest, Metadata, TensorSpec, sidecar::MemoryKind};
 
@@ -103,6 +103,7 @@ impl SealedVersion {
 }
 
 /// Writes the bytes of one tensor, in order.
+#[derive(Debug)]
 pub struct TensorWriter<'a> {
     memfd: &'a mut Memfd,
     remaining: Range<u64>,
@@ -124,13 +125,5 @@ impl TensorWriter<'_> {
         self.memfd.write_at(bytes, self.remaining.start)?;
         self.remaining.start += len;
         Ok(())
-    }
-}
-
-impl fmt::Debug for TensorWriter<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TensorWriter")
-            .field("remaining", &self.remaining)
-            .finish_non_exhaustive()
     }
 }

@@ -35,7 +35,10 @@ async fn publish(home: &Home, server: &Serving, device: &Device) -> (Producer, P
     let producer = Producer::connect(&home.path("s")).await.unwrap();
     let tensors = vec![(spec(), tensor(device).await)];
     let topic = Topic::new("policy").unwrap();
-    let published = producer.publish_from_device(topic, device, tensors, vec![]).await.unwrap();
+    let published = producer
+        .publish_from_device(topic, true, device, tensors, vec![])
+        .await
+        .unwrap();
     check_received(home, server);
     (producer, published)
 }
@@ -136,7 +139,7 @@ async fn a_shared_buffer_outlives_its_producer() {
     let producer = Producer::connect(&home.path("s")).await.unwrap();
     let (topic, tensors) = (Topic::new("policy").unwrap(), vec![(spec(), tensor(&device).await)]);
     let published = producer
-        .publish_copy_from_device(topic, &device, tensors, vec![])
+        .publish_from_device(topic, false, &device, tensors, vec![])
         .await
         .unwrap();
     assert_eq!((published.path(), published.copied_bytes()), (MemoryKind::CudaFd, LEN as u64));

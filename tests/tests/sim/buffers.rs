@@ -114,9 +114,12 @@ fn versions_arrive_in_the_users_memory() {
                     publishing.await
                 });
                 let filled = filled.unwrap();
-                assert_eq!((filled.id().version, filled.skipped()), (Version(version), 0));
+                assert_eq!(
+                    (filled.version().id().version, filled.version().skipped()),
+                    (Version(version), 0)
+                );
                 assert!(!filled.was_copied() && filled.gap().is_none());
-                assert_eq!(filled.metadata(), tensors::metadata(version));
+                assert_eq!(filled.version().metadata(), tensors::metadata(version));
                 assert!(holds(filled.buffers(), version), "version {version}");
                 buffers = filled.into_buffers();
                 assert_eq!(addresses(&buffers), before);
@@ -146,7 +149,7 @@ fn versions_waiting_at_the_server_are_not_copied() {
         for version in 1..=6 {
             sleep(Duration::from_secs(60)).await;
             let filled = subscription.next_into(buffers).await.unwrap();
-            assert_eq!(filled.id().version, Version(version));
+            assert_eq!(filled.version().id().version, Version(version));
             assert_eq!(filled.was_copied(), version == 1, "the first version is sent before it is requested");
             assert!(filled.gap().is_none() && holds(filled.buffers(), version));
             buffers = filled.into_buffers();
@@ -198,7 +201,7 @@ fn a_failure_reports_whether_the_buffers_are_torn() {
                 subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
             publish(&server, &mut publisher, 1, &specs).await;
             let filled = subscription.next_into(memory(&specs)).await.unwrap();
-            let (id, buffers) = (filled.id().clone(), filled.into_buffers());
+            let (id, buffers) = (filled.version().id().clone(), filled.into_buffers());
             let before = addresses(&buffers);
             let error = if torn {
                 publish(&server, &mut publisher, 2, &specs).await;
@@ -269,8 +272,12 @@ fn a_resumed_version_is_not_torn() {
                 subscribe(&sim, reconnecting(), Request::latest(topic("t"))).await;
             let filled =
                 fill_while_publishing(&sim, &server, &mut publisher, &mut subscription, &specs).await;
-            assert_eq!((filled.receipt().resumed, filled.was_copied()), (1, false));
-            assert!(filled.receipt().wire_bytes < BYTES + BYTES / 4, "{:?}", filled.receipt());
+            assert_eq!((filled.version().receipt().resumed, filled.was_copied()), (1, false));
+            assert!(
+                filled.version().receipt().wire_bytes < BYTES + BYTES / 4,
+                "{:?}",
+                filled.version().receipt()
+            );
             assert!(holds(filled.buffers(), 1));
         });
     }
@@ -390,14 +397,18 @@ fn a_stopped_call_returns_its_buffers_and_loses_no_version() {
             assert!(!holds(&error.buffers, 1) && error.buffers != memory(&specs));
             sim.mend(1);
             let filled = subscription.next_into(error.buffers).await.unwrap();
-            assert_eq!((filled.id().version, filled.skipped()), (Version(1), 0));
+            assert_eq!((filled.version().id().version, filled.version().skipped()), (Version(1), 0));
             assert!(filled.gap().is_none() && holds(filled.buffers(), 1));
             let (filled, _) = tokio::join!(subscription.next_into(filled.into_buffers()), async {
                 sleep(Duration::from_millis(100)).await;
                 publish(&server, &mut publisher, 2, &specs).await
             });
             let filled = filled.unwrap();
-            assert!(filled.id().version == Version(2) && !filled.was_copied() && holds(filled.buffers(), 2));
+            assert!(
+                filled.version().id().version == Version(2)
+                    && !filled.was_copied()
+                    && holds(filled.buffers(), 2)
+            );
             eventually("both are committed", || server.stats().committed >= 2).await;
             assert_eq!(server.stats().committed, 2, "each once");
         });
@@ -430,7 +441,10 @@ fn calls_stopped_at_any_time_lose_no_version() {
                     match subscription.next_into_until(buffers, stop).await {
                         Ok(filled) => {
                             received += 1;
-                            assert_eq!((filled.id().version, filled.gap()), (Version(received), None));
+                            assert_eq!(
+                                (filled.version().id().version, filled.gap()),
+                                (Version(received), None)
+                            );
                             assert!(holds(filled.buffers(), received));
                             buffers = filled.into_buffers();
                         }
@@ -491,7 +505,12 @@ fn a_selection_of_the_buffers_tensors_saves_bytes() {
             });
             let filled = filled.unwrap();
             assert!(holds(filled.buffers(), 1) && !filled.was_copied());
-            assert_eq!(filled.receipt().wire_bytes < 800_000, selected, "{:?}", filled.receipt());
+            assert_eq!(
+                filled.version().receipt().wire_bytes < 800_000,
+                selected,
+                "{:?}",
+                filled.version().receipt()
+            );
         });
     }
 }
@@ -516,7 +535,7 @@ fn the_version_after_a_withdrawn_one_fills_the_same_buffers() {
             publish(&server, &mut publisher, 2, &specs).await;
         });
         let filled = filled.unwrap();
-        assert_eq!(filled.id().version, Version(2));
+        assert_eq!(filled.version().id().version, Version(2));
         assert!(holds(filled.buffers(), 2));
     });
 }

@@ -1,14 +1,11 @@
 //! [`PendingRequests`] of a producer, and their answers.
 
-use std::{
-    collections::HashMap,
-    path::PathBuf,
-    sync::{Arc, MutexGuard},
-};
+use super::PublishError;
+use std::{collections::HashMap, path::PathBuf, sync::Arc};
 use tensor_relay_device::Lock;
 use tensor_relay_protocol::{
     Epoch, Version,
-    sidecar::{Progress, PublicationId, Refusal, ServerMessage},
+    sidecar::{Progress, PublicationId, ServerMessage},
 };
 use tokio::sync::{oneshot, watch};
 
@@ -27,35 +24,26 @@ pub(super) struct Waiting {
     pub(super) progress: watch::Sender<Progress>,
 }
 
-#[derive(Debug)]
-pub(super) enum Answer {
-    Published(Epoch, Version),
-    Refused(Refusal, String),
-    Ended,
-}
+/// The number of a published version; `None` if a topic was ended.
+pub(super) type Answer = Result<Option<(Epoch, Version)>, PublishError>;
 
 impl PendingRequests {
-    pub(super) fn waiting(&self) -> MutexGuard<'_, HashMap<PublicationId, Waiting>> {
-        self.waiting.lock()
-    }
-
     pub(super) fn handle(&self, message: ServerMessage) {
         match message {
             ServerMessage::Published { publication, epoch, version } => {
-                self.answer(publication, Answer::Published(epoch, version), true);
+                self.answer(publication, Ok(Some((epoch, version))), true);
             }
             ServerMessage::Refused { publication, reason, text } => {
-                self.answer(publication, Answer::Refused(reason, text), false);
+                self.answer(publication, Err(PublishError::Refused { reason, text }), false);
             }
-            ServerMessage::Ended { request } => self.answer(request, Answer::Ended, false),
+            ServerMessage::Ended { request } => self.answer(request, Ok(None), false),
             ServerMessage::Progress(progress) => {
-                let mut waiting = self.waiting();
+                let mut waiting = self.waiting.lock();
                 if let Some(request) = waiting.get(&progress.publication) {
                     request.progress.send_replace(progress);
                 }
-                if progress.is_released
-                    && waiting.get(&progress.publication).is_some_and(Waiting::is_answered)
-                {
+                let is_answered = |request: &Waiting| request.answered.is_none();
+                if progress.is_released && waiting.get(&progress.publication).is_some_and(is_answered) {
                     waiting.remove(&progress.publication);
                 }
             }
@@ -66,7 +54,7 @@ impl PendingRequests {
     /// Delivers an answer to the waiting task, if there is one. After a published version's answer, its progress
     /// `continues`.
     fn answer(&self, publication_id: PublicationId, answer: Answer, continues: bool) {
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         if let Some(answered) = waiting.get_mut(&publication_id).and_then(|request| request.answered.take()) {
             let _ = answered.send(answer); // The task may have been cancelled.
         }
@@ -86,14 +74,8 @@ impl PendingRequests {
             is_first
         });
         // Cleared after `lost` is set, which later callers check.
-        for (_, request) in self.waiting().drain() {
+        for (_, request) in self.waiting.lock().drain() {
             drop(request.answered);
         }
-    }
-}
-
-impl Waiting {
-    fn is_answered(&self) -> bool {
-        self.answered.is_none()
     }
 }

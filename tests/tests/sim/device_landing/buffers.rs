@@ -26,7 +26,7 @@ fn versions_arrive_in_the_users_device_memory() {
                     publishing.await;
                 });
                 let filled = filled.unwrap();
-                assert_eq!((filled.id().version, filled.was_copied()), (Version(version), false));
+                assert_eq!((filled.version().id().version, filled.was_copied()), (Version(version), false));
                 assert!(have_content(filled.buffers(), version).await, "version {version}");
                 buffers = filled.into_buffers();
                 assert_eq!(engine.in_use_bytes(), before);

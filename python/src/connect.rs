@@ -1,0 +1,118 @@
+//! `tensor_relay.connect`: connects to a server.
+
+use crate::{
+    admin,
+    client::Client,
+    errors::{Kind, of_client},
+    gpu::{GpuOptions, Gpus, parse_device},
+    range::{at_least, one_of, positive_seconds, within},
+    runtime,
+    serve::parse_transport,
+    wait::{finite_seconds, seconds, wait},
+};
+use pyo3::prelude::*;
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, LazyLock},
+};
+use tensor_relay_cli::{AdminPort, Consumer};
+use tensor_relay_client::{self as client, Config, Identity, LANES_MAX, Lanes, Ticket};
+
+/// The length of a GPU's slots: the default size of chunks. A longer chunk is copied once more.
+const CHUNK_BYTES: u32 = 4 << 20;
+
+/// The consumer as which publishers count the commits of this process' clients, unless a client counts alone.
+static THIS_PROCESS: LazyLock<[u8; 16]> = LazyLock::new(|| Config::default().consumer);
+
+/// Connects to a server. `tensor_relay.connect` documents the options.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
+pub(crate) fn connect(
+    py: Python<'_>,
+    ticket: &str,
+    timeout: f64,
+    memory_bytes: Option<u64>,
+    base_bytes: u64,
+    lanes: Option<u32>,
+    topic_timeout: f64,
+    stall_timeout: f64,
+    reconnect_timeout: f64,
+    versions_held_max: usize,
+    hold_timeout: f64,
+    transport: &str,
+    identity: Option<PathBuf>,
+    certificate: Option<PathBuf>,
+    device: &str,
+    gpu_memory_bytes: Option<u64>,
+    pinned_bytes: u64,
+    admin: Option<&str>,
+    admin_token_file: Option<PathBuf>,
+    ready_within: Option<f64>,
+    consumer: &str,
+    sources: Vec<String>,
+) -> PyResult<Client> {
+    let ticket: Ticket = ticket.parse().map_err(Kind::Ticket.because(py))?;
+    let sources: Result<Vec<Ticket>, _> = sources.iter().map(|source| source.parse()).collect();
+    let options = GpuOptions { memory_bytes: gpu_memory_bytes, pinned_bytes, chunk_bytes: CHUNK_BYTES };
+    let gpus = Gpus::new(py, options)?;
+    let open = |ordinal| gpus.device(py, ordinal).map_err(|error| error.raise(py));
+    let device = parse_device(py, device)?.map(open).transpose()?;
+    if ready_within.is_some() && admin.is_none() {
+        return Err(Kind::Request.raise(py, "ready_within has no effect without admin=\"IP:PORT\""));
+    }
+    let choices = [("process", *THIS_PROCESS), ("client", Config::default().consumer)];
+    let counted_as = one_of(py, "consumer", consumer, &choices)?;
+    let consumer = Consumer::new(seconds("ready_within", ready_within)?);
+    let _in_runtime = runtime::handle(py)?.enter();
+    // Before connecting, so that /readyz answers "not ready" meanwhile.
+    let admin = admin::open(py, admin, admin_token_file, |address, token_file| {
+        AdminPort::for_consumer(address, token_file, consumer.clone())
+    })?;
+    let config = Config {
+        device: device.clone(),
+        memory_bytes: memory_bytes.unwrap_or(u64::MAX),
+        base_bytes,
+        consumer: counted_as,
+        sources: sources.map_err(Kind::Ticket.because(py))?,
+        lanes: parse_lanes(py, lanes)?,
+        transport: parse_transport(py, transport)?,
+        identity: identity_of(py, identity.as_deref(), certificate.as_deref())?,
+        topic_timeout: finite_seconds("topic_timeout", topic_timeout)?,
+        stall_timeout: positive_seconds(py, "stall_timeout", stall_timeout)?,
+        reconnect_timeout: finite_seconds("reconnect_timeout", reconnect_timeout)?,
+        versions_held_max: at_least(py, "versions_held_max", versions_held_max, 1)?,
+        hold_timeout: finite_seconds("hold_timeout", hold_timeout)?,
+        volatile_snapshots: true, // Views of tensors are writable.
+        ..Config::default()
+    };
+    let timeout = finite_seconds("timeout", timeout)?;
+    let connected = wait(py, client::Client::connect_within(timeout, &ticket, config))?;
+    let client = connected.map_err(|error| of_client(py, &error))?;
+    consumer.connected(client.status_reader(), device.as_ref());
+    Ok(Client::new(client, ticket, gpus, consumer, admin))
+}
+
+/// The client's key and certificate, if the user gave their files.
+fn identity_of(
+    py: Python<'_>,
+    key: Option<&Path>,
+    certificate: Option<&Path>,
+) -> PyResult<Option<Arc<Identity>>> {
+    match (key, certificate) {
+        (None, None) => Ok(None),
+        (None, Some(_)) => {
+            Err(Kind::Request.raise(py, "certificate needs the file of its key: give identity too"))
+        }
+        (Some(key), _) => {
+            let identity = Identity::from_files(key, certificate).map_err(Kind::Other.because(py))?;
+            Ok(Some(Arc::new(identity)))
+        }
+    }
+}
+
+fn parse_lanes(py: Python<'_>, lanes: Option<u32>) -> PyResult<Lanes> {
+    match lanes {
+        None => Ok(Lanes::Auto),
+        Some(lanes) => within(py, "lanes", lanes, 1..=LANES_MAX).map(Lanes::Fixed),
+    }
+}
