@@ -3,11 +3,11 @@
 use crate::{
     codecs::{self, CodecsArgs},
     compare::{self, CompareArgs},
-    contender::{ReceiveArgs, ServeArgs, print},
+    contender::{ReceiveArgs, ServeArgs},
     deltas::{self, DeltasArgs},
+    harness::SIDE,
     network::delay::{self, DELAY_BRIDGE, DelayArgs},
-    node::{self, NodeArgs},
-    process::{Failure, Lifetime},
+    process::{EXIT_ON_STDIN_EOF, Lifetime},
     program::Program,
     relay::{self, FollowArgs, Job},
     run::{self as running, RunArgs},
@@ -16,7 +16,7 @@ use crate::{
 };
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
-use std::net::SocketAddr;
+use std::{net::SocketAddr, os::unix::process::CommandExt};
 use tensor_relay_client::Ticket;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -45,9 +45,9 @@ pub enum Command {
     /// Measures users' workloads, on this machine or across nodes.
     #[command(after_help = running::EXAMPLES)]
     Run(Box<RunArgs>),
-    /// Waits for a `run` on another host, as its producer or a consumer. A token authenticates the driver, but orders
-    /// are not encrypted: for trusted networks only.
-    Node(NodeArgs),
+    /// Runs the side whose arguments a `run` on another host sends, as JSON on standard input.
+    #[command(name = SIDE, hide = true)]
+    Side,
     /// One side of tensor-relay.
     #[command(subcommand, hide = true)]
     Relay(Relay),
@@ -151,13 +151,13 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
         Command::Compare(args) => until_interrupted(compare::run(args, &this)).await,
         Command::Deltas(args) => until_interrupted(deltas::run(args, &this)).await,
         Command::Run(args) => until_interrupted(running::run(*args, &this)).await,
-        Command::Node(args) => until_interrupted(node::run(args, &this)).await,
+        Command::Side => run_side(&this),
         Command::Relay(Relay::Serve { args, payload }) => {
             until_interrupted(relay::serve(args, payload)).await
         }
         Command::Relay(Relay::Receive { ticket, args, lanes }) => relay::receive(ticket, args, lanes).await,
-        Command::Relay(Relay::Publish { args, job }) => reported(relay::publish(args, job).await),
-        Command::Relay(Relay::Follow(args)) => reported(relay::follow(args).await),
+        Command::Relay(Relay::Publish { args, job }) => relay::publish(args, job).await,
+        Command::Relay(Relay::Follow(args)) => relay::follow(args).await,
         Command::StockQuinn(StockQuinn::Serve(args)) => stock_quinn::serve(args).await,
         Command::StockQuinn(StockQuinn::Receive { connect, args }) => {
             stock_quinn::receive(connect, args).await
@@ -171,12 +171,14 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
     }
 }
 
-/// Prints a failure for the harness, which may be on another machine.
-fn reported(outcome: Result<()>) -> Result<()> {
-    if let Err(error) = &outcome {
-        print(&Failure { failed: format!("{error:#}") })?;
-    }
-    outcome
+/// Replaces this process by the side whose arguments are the first line of standard input. The input stays open: the
+/// side ends with it.
+fn run_side(this: &Program) -> Result<()> {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    let arguments: Vec<String> = serde_json::from_str(&line).context("standard input has no arguments")?;
+    let error = this.command().as_std_mut().arg(EXIT_ON_STDIN_EOF).args(arguments).exec();
+    Err(error).context("cannot start this program again")
 }
 
 /// Runs `work` until it ends. SIGINT and SIGTERM drop it, which ends the processes that it started.

@@ -35,8 +35,8 @@ async fn read_output(
     let all = async {
         while let Some(line) = process.next_line().await? {
             // Lines that are not JSON, e.g. output of a library, become notes.
-            let note = || Line::Note(String::from_utf8_lossy(&line).into_owned());
-            output.push(serde_json::from_slice(&line).unwrap_or_else(|_| note()));
+            let note = || Line::Note(line.clone());
+            output.push(serde_json::from_str(&line).unwrap_or_else(|_| note()));
         }
         anyhow::Ok(())
     };

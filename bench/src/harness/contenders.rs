@@ -1,11 +1,7 @@
 //! The contenders, and the choice of those to compare.
 
 use super::place::Role;
-use crate::{
-    node::{FOLLOW, PUBLISH},
-    program::Program,
-    relay::Job,
-};
+use crate::{program::Program, relay::Job};
 use anyhow::{Result, bail, ensure};
 use std::{
     ffi::OsString,
@@ -217,6 +213,10 @@ const ALL: &str = "all";
 
 /// The subcommand of this program that runs tensor-relay.
 const RELAY_SUBCOMMAND: &str = "relay";
+
+/// The subcommands of the two sides of a job.
+const PUBLISH: [&str; 2] = [RELAY_SUBCOMMAND, "publish"];
+const FOLLOW: [&str; 2] = [RELAY_SUBCOMMAND, "follow"];
 
 /// The serving side's option for tensors that are lent for each round, and hashed when they are sent.
 const BORROW: &str = "--hold=borrow";
