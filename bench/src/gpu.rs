@@ -25,8 +25,8 @@ use clap::ValueEnum;
 use document::{Document, Findings};
 use line::{Cells, Line};
 use own_runtime::OwnRuntime;
+use parts::GPU;
 use std::{
-    ffi::OsString,
     fs,
     path::{Path, PathBuf},
     thread::available_parallelism,
@@ -129,15 +129,15 @@ impl Suite {
             }
         }
         let fact = |name| self.document.device.get(name).map(String::as_str);
-        let kind = Kind::of(fact(parts::KIND));
+        let kind = fact(parts::KIND).unwrap_or_default().to_owned();
         let name = fact("name").unwrap_or("unknown").to_owned();
         let free = fact(parts::FREE_BYTES).and_then(|bytes| bytes.parse().ok());
         let free = [free, machine::available_bytes()].into_iter().flatten().min();
         self.payload_max_bytes = free.map_or(u64::MAX, |bytes: u64| bytes / PAYLOADS_MAX);
-        self.document.is_result = kind == Kind::Gpu && !self.args.quick;
-        self.document.title = kind.title(&name, self.args.quick);
-        let stem = kind.file_stem(&self.document.date, &name, self.args.quick);
-        self.files = Files::new(&self.args.out, &stem);
+        self.document.is_result = kind == GPU && !self.args.quick;
+        let (title, stem) = title_and_stem(&kind, &name, self.args.quick);
+        self.files = Files::new(&self.args.out, &format!("{}-{stem}", self.document.date));
+        self.document.title = title;
     }
 
     fn is_selected(&self, part: Part) -> bool {
@@ -149,11 +149,10 @@ impl Suite {
         let begun = Instant::now();
         let remaining = Duration::from_secs(self.args.limit_s).saturating_sub(self.begun.elapsed());
         let output = if remaining < PART_DURATION_MIN {
-            child::PartOutput { lines: vec![], failure: Some("no time remained for it".into()) }
+            child::Output::failed("no time remained for it")
         } else {
             eprintln!("{} …", part.facts().title);
-            child::run(part.name(), self.arguments(part, remaining), part.facts().deadline().min(remaining))
-                .await
+            child::run_part(part, &self.job(part, remaining), part.facts().deadline().min(remaining)).await
         };
         let seconds = begun.elapsed().as_secs_f64();
         let findings = Findings::new(part, seconds, self.payload_bytes(part), &output.lines, output.failure);
@@ -170,22 +169,11 @@ impl Suite {
         (bytes - bytes % QUICK_BYTES).max(QUICK_BYTES)
     }
 
-    fn arguments(&self, part: Part, remaining: Duration) -> Vec<OsString> {
-        let quick = self.args.quick;
-        let bytes = self.payload_bytes(part);
+    fn job(&self, part: Part, remaining: Duration) -> Job {
+        let (device, quick, bytes) = (self.args.device, self.args.quick, self.payload_bytes(part));
         let budget = if quick { Duration::ZERO } else { part.facts().budget().min(remaining / 2) };
-        let mut arguments = vec![
-            "--end-with-stdin".into(),
-            "gpu-part".into(),
-            part.name().into(),
-            format!("--device={}", self.args.device).into(),
-            format!("--bytes={bytes}").into(),
-            format!("--budget-ms={}", budget.as_millis()).into(),
-        ];
-        if quick {
-            arguments.push("--quick".into());
-        }
-        arguments
+        let budget_ms = budget.as_millis() as u64;
+        Job { device, bytes, budget_ms, quick, scenario: None, shared: None }
     }
 
     fn write(&mut self) {
@@ -224,46 +212,27 @@ const QUICK_BYTES: u64 = 4 << 20;
 /// The remaining time below which no further part is begun.
 const PART_DURATION_MIN: Duration = Duration::from_secs(5);
 
-/// The kind of a device. Only measurements of a GPU are results.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Gpu,
-    /// The tests' fake driver.
-    Fake,
-    Host,
-    /// The device could not be queried.
-    Unknown,
-}
+/// The kinds of device other than a GPU, with titles and file names that tell them from a result. The last is a device
+/// that could not be queried.
+const STAND_INS: [(&str, &str, &str); 3] = [
+    ("fake", "FAKE: the suite on the tests' fake driver", "FAKE"),
+    ("host", "HOST: the suite on the host engine, without a GPU", "HOST"),
+    ("", "FAILED: the suite on a device that cannot be queried", "FAILED"),
+];
 
-impl Kind {
-    fn of(fact: Option<&str>) -> Self {
-        match fact {
-            Some("gpu") => Self::Gpu,
-            Some("fake") => Self::Fake,
-            Some("host") => Self::Host,
-            _ => Self::Unknown,
+/// The title and the stem of the file names, without the date, for a device of this `kind` and `name`.
+fn title_and_stem(kind: &str, name: &str, is_quick: bool) -> (String, String) {
+    let (title, stem) = match kind {
+        GPU => (format!("GPU tensors on {name}"), slug(name)),
+        _ => {
+            let (_, title, stem) =
+                STAND_INS.iter().find(|stand_in| stand_in.0 == kind).unwrap_or(&STAND_INS[2]);
+            ((*title).to_owned(), (*stem).to_owned())
         }
-    }
-
-    fn title(self, name: &str, quick: bool) -> String {
-        let quick = if quick { ", quick run" } else { "" };
-        match self {
-            Self::Gpu => format!("GPU tensors on {name}{quick}"),
-            Self::Fake => format!("FAKE: the suite on the tests' fake driver{quick}"),
-            Self::Host => format!("HOST: the suite on the host engine, without a GPU{quick}"),
-            Self::Unknown => format!("FAILED: the suite on a device that cannot be queried{quick}"),
-        }
-    }
-
-    fn file_stem(self, date: &str, name: &str, quick: bool) -> String {
-        let quick = if quick { "-quick" } else { "" };
-        let name = match self {
-            Self::Gpu => slug(name),
-            Self::Fake => "FAKE".into(),
-            Self::Host => "HOST".into(),
-            Self::Unknown => "FAILED".into(),
-        };
-        format!("{date}-gpu-{name}{quick}")
+    };
+    match is_quick {
+        true => (format!("{title}, quick run"), format!("gpu-{stem}-quick")),
+        false => (title, format!("gpu-{stem}")),
     }
 }
 
@@ -314,12 +283,12 @@ mod tests {
 
     #[test]
     fn only_documents_of_a_gpu_have_its_name() {
-        let stem = |kind: Kind, quick| kind.file_stem("2026-11-21", "NVIDIA H100 80GB HBM3 (MIG 1g)", quick);
-        assert_eq!(stem(Kind::Gpu, false), "2026-11-21-gpu-nvidia-h100-80gb-hbm3-mig-1g");
-        assert_eq!(stem(Kind::Gpu, true), "2026-11-21-gpu-nvidia-h100-80gb-hbm3-mig-1g-quick");
-        assert_eq!(stem(Kind::of(Some("fake")), false), "2026-11-21-gpu-FAKE");
-        assert_eq!(stem(Kind::of(None), false), "2026-11-21-gpu-FAILED");
-        assert!(Kind::Fake.title("NVIDIA H100", false).contains("FAKE"));
+        let of = |kind, quick| title_and_stem(kind, "NVIDIA H100 80GB HBM3 (MIG 1g)", quick);
+        assert_eq!(of(GPU, false).1, "gpu-nvidia-h100-80gb-hbm3-mig-1g");
+        assert_eq!(of(GPU, true).1, "gpu-nvidia-h100-80gb-hbm3-mig-1g-quick");
+        assert_eq!(of("fake", false).1, "gpu-FAKE");
+        assert_eq!(of("", false).1, "gpu-FAILED");
+        assert!(of("fake", false).0.contains("FAKE"));
     }
 
     #[test]

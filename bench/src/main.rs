@@ -37,11 +37,7 @@ enum Command {
     /// Runs one part of the suite, in a process that `gpu` started.
     #[cfg(feature = "gpu")]
     #[command(hide = true)]
-    GpuPart {
-        part: gpu::Part,
-        #[command(flatten)]
-        job: gpu::Job,
-    },
+    GpuPart { part: gpu::Part, job: gpu::Job },
 }
 
 #[tokio::main(flavor = "current_thread")]

@@ -31,9 +31,17 @@ impl Process {
     ///
     /// # Errors
     /// When it cannot be started.
-    pub(crate) fn start(name: String, mut command: Command) -> Result<Self> {
+    pub(crate) fn start(name: String, command: Command) -> Result<Self> {
+        Self::start_with(name, command, Stdio::piped())
+    }
+
+    /// Starts `command` with this standard input.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(crate) fn start_with(name: String, mut command: Command, stdin: Stdio) -> Result<Self> {
         command
-            .stdin(Stdio::piped())
+            .stdin(stdin)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);

@@ -1,6 +1,7 @@
 //! The device of a measurement, and a copy engine on it.
 
 use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 use tensor_relay_device::{
     Capacity, CopyEngine, Device, DeviceBuffer, HostEngine, HostEngineMemory, HostMemory,
@@ -8,7 +9,7 @@ use tensor_relay_device::{
 };
 
 /// The device of a measurement, as the command line names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceArg {
     /// The reference engine in host memory, which shows that the suite runs.
     Host,

@@ -72,7 +72,7 @@ impl Printer {
     }
 
     /// Prints `line`; drops it if standard output is closed.
-    fn line(self, line: &Line) {
+    pub(super) fn line(self, line: &Line) {
         use std::io::Write;
         let text = serde_json::to_string(line).expect("names and numbers have a JSON form");
         let _ = writeln!(std::io::stdout(), "{text}");

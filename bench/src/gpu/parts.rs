@@ -11,7 +11,7 @@ mod quic;
 mod sharing;
 mod small;
 
-pub(super) use device::{FREE_BYTES, KIND};
+pub(super) use device::{FREE_BYTES, GPU, KIND};
 
 use super::{
     engine::{DeviceArg, Engine},
@@ -20,7 +20,8 @@ use super::{
 use crate::size;
 use anyhow::Result;
 use clap::ValueEnum;
-use std::time::Duration;
+use serde::{Deserialize, Serialize};
+use std::{str::FromStr, time::Duration};
 
 /// One part of the suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -111,27 +112,29 @@ impl Facts {
     }
 }
 
-/// The settings of a part.
-#[derive(Debug, Clone, clap::Args)]
+/// The settings of a part: JSON on its command line.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Job {
     /// The device of the tensors.
-    #[arg(long)]
     pub(super) device: DeviceArg,
     /// The largest payload to move.
-    #[arg(long, value_parser = size::parse)]
     pub(super) bytes: u64,
     /// The time in which the part measures.
-    #[arg(long)]
     pub(super) budget_ms: u64,
     /// Uses few and small settings, to check that everything runs.
-    #[arg(long)]
     pub(super) quick: bool,
     /// The fault to cause, in a process that the part `fault` started.
-    #[arg(long, value_enum)]
     pub(super) scenario: Option<fault::Scenario>,
     /// The memory to import, in a process that the part `sharing` started.
-    #[arg(long)]
     pub(super) shared: Option<sharing::Shared>,
+}
+
+impl FromStr for Job {
+    type Err = serde_json::Error;
+
+    fn from_str(text: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(text)
+    }
 }
 
 impl Job {

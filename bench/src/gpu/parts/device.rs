@@ -23,6 +23,9 @@ the device.";
 /// The name of the fact with the kind of device.
 pub(in crate::gpu) const KIND: &str = "kind";
 
+/// The kind of a real GPU: only measurements of it are results.
+pub(in crate::gpu) const GPU: &str = "gpu";
+
 /// The name of the fact with the number of free bytes of device memory.
 pub(in crate::gpu) const FREE_BYTES: &str = "free bytes";
 
@@ -45,7 +48,7 @@ fn describe(printer: Printer, ordinal: usize) -> Result<()> {
     let driver = cuda::probe()?;
     let device = cuda::devices()?.into_iter().nth(ordinal);
     let device = device.with_context(|| format!("there is no cuda:{ordinal}"))?;
-    printer.fact(KIND, if is_fake(&device.name) { "fake" } else { "gpu" });
+    printer.fact(KIND, if is_fake(&device.name) { "fake" } else { GPU });
     printer.fact("name", &device.name);
     let (major, minor) = device.compute_capability;
     printer.fact("compute capability", format!("{major}.{minor}"));

@@ -11,7 +11,7 @@ use crate::{
     size,
 };
 use anyhow::Result;
-use tensor_relay_client::{Lanes, Snapshot};
+use tensor_relay_client::Snapshot;
 use tensor_relay_device::Capacity;
 use tensor_relay_protocol::{Dtype, Manifest, Shape, TensorName, TensorSpec};
 
@@ -36,9 +36,9 @@ async fn compare(job: &Job, engine: &Engine, chunk_bytes: u64) -> Result<()> {
     let from = OnDevice::scattered(&sending, &manifest)?;
     let bytes = noise_of(manifest.payload_bytes(), chunk_bytes)?;
     from.upload(&bytes).await?;
-    let setup = Setup { chunk_bytes, chunks_in_flight: 4, landing: Some(landing), lanes: Lanes::Auto };
-    let mut serving = Serving::start(&setup).await?;
-    let mut receiving = Receiving::start(&serving, &setup).await?;
+    let setup = Setup::new(chunk_bytes, 4, Some(landing));
+    let serving = Serving::start(&setup).await?;
+    let receiving = Receiving::start(&serving, &setup).await?;
     serving.publish(specs, from.source()?).await?;
     let landed = receiving.next().await?;
     let outcome = if landed.is_on_device() { Ok("it did") } else { Err("it landed in host memory") };

@@ -4,19 +4,19 @@ use super::{Job, Part};
 use crate::gpu::{
     child,
     engine::{DeviceArg, Engine},
-    line::{Line, Printer},
+    line::Printer,
     loopback::{Loopback, Receiving, Serving, Setup},
     payload,
     stream::pieces,
 };
 use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use std::{
-    ffi::OsString,
+    fmt,
     sync::Arc,
     time::{Duration, Instant},
 };
-use tensor_relay_client::{Lanes, Progress, Snapshot, SubscriptionError};
+use tensor_relay_client::{Progress, Snapshot, SubscriptionError};
 use tensor_relay_device::{
     Capacity, Source,
     cuda::{
@@ -37,8 +37,8 @@ pub(super) async fn run(job: Job) -> Result<()> {
     match (job.scenario, job.device) {
         (Some(scenario), DeviceArg::Cuda(ordinal)) => run_scenario(&job, scenario, ordinal).await,
         (None, DeviceArg::Cuda(_)) => {
-            for scenario in Scenario::value_variants() {
-                run_in_child(&job, *scenario).await;
+            for (traps, at_server) in [(false, true), (false, false), (true, true), (true, false)] {
+                run_in_child(&job, Scenario { traps, at_server }).await;
             }
             Ok(())
         }
@@ -50,62 +50,27 @@ pub(super) async fn run(job: Job) -> Result<()> {
 }
 
 /// The kind of fault, and the end at which it happens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(in crate::gpu) enum Scenario {
-    ResetAtServer,
-    ResetAtClient,
-    TrapAtServer,
-    TrapAtClient,
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(in crate::gpu) struct Scenario {
+    /// Whether a kernel traps; otherwise the context is reset.
+    traps: bool,
+    at_server: bool,
 }
 
-impl Scenario {
-    fn name(self) -> &'static str {
-        match self {
-            Self::ResetAtServer => "reset-at-server",
-            Self::ResetAtClient => "reset-at-client",
-            Self::TrapAtServer => "trap-at-server",
-            Self::TrapAtClient => "trap-at-client",
-        }
-    }
-
-    fn is_at_server(self) -> bool {
-        matches!(self, Self::ResetAtServer | Self::TrapAtServer)
-    }
-
-    fn fault(self) -> Break {
-        match self {
-            Self::ResetAtServer | Self::ResetAtClient => Break::Reset,
-            Self::TrapAtServer | Self::TrapAtClient => Break::Trap,
-        }
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fault = if self.traps { "trap" } else { "reset" };
+        write!(f, "{fault}-at-{}", if self.at_server { "server" } else { "client" })
     }
 }
 
 /// Runs `scenario` in a process of its own, and prints its results.
 async fn run_in_child(job: &Job, scenario: Scenario) {
-    let arguments: Vec<OsString> = vec![
-        "--end-with-stdin".into(),
-        "gpu-part".into(),
-        Part::Fault.name().into(),
-        format!("--device={}", job.device).into(),
-        format!("--bytes={}", job.bytes).into(),
-        "--budget-ms=0".into(),
-        format!("--scenario={}", scenario.name()).into(),
-    ];
-    let quick = job.quick.then(|| "--quick".into());
-    let arguments = arguments.into_iter().chain(quick).collect();
-    let output = child::run(scenario.name(), arguments, SCENARIO_TIMEOUT).await;
-    for line in output.lines {
-        match line {
-            Line::Check(check) => {
-                let outcome = if check.passed { Ok(check.detail) } else { Err(check.detail) };
-                job.printer().check(check.name, outcome);
-            }
-            Line::Note(note) => job.printer().note(note),
-            Line::Sample(_) | Line::Fact(_) => {}
-        }
-    }
+    let job = Job { scenario: Some(scenario), ..job.clone() };
+    let output = child::run_part(Part::Fault, &job, SCENARIO_TIMEOUT).await;
+    output.lines.iter().for_each(|line| job.printer().line(line));
     if let Some(failure) = output.failure {
-        job.printer().check(scenario.name(), Err(failure));
+        job.printer().check(scenario.to_string(), Err(failure));
     }
 }
 
@@ -120,33 +85,32 @@ async fn run_scenario(job: &Job, scenario: Scenario, ordinal: usize) -> Result<(
     // A slot that the transfer does not use, to check the engine afterwards.
     let spare = engine.device(Capacity { slots: 1, slot_bytes: CHUNK_BYTES as usize })?;
     let spare = on_device.through(&engine, &spare)?.source()?;
-    let source = if scenario.is_at_server() { gpu_source } else { Arc::clone(&on_host) };
-    let landing = (!scenario.is_at_server()).then(|| device.clone());
-    let setup = Setup { chunk_bytes: CHUNK_BYTES, chunks_in_flight: 4, landing, lanes: Lanes::Auto };
-    let Loopback { mut serving, mut readers } = Loopback::start(&setup, 1).await?;
-    let reader = readers.first_mut().context("one reader was started")?;
+    let source = if scenario.at_server { gpu_source } else { Arc::clone(&on_host) };
+    let landing = (!scenario.at_server).then(|| device.clone());
+    let Loopback { serving, readers } = Loopback::start(&Setup::new(CHUNK_BYTES, 4, landing), 1).await?;
+    let reader = readers.first().context("one reader was started")?;
     let progress = reader.progress_reader()?;
     serving.publish(payload::tensors(1, job.bytes)?, source).await?;
     wait_for_progress(progress).await?;
     let broken_at = Instant::now();
-    let fault = scenario.fault();
+    let fault = if scenario.traps { Break::Trap } else { Break::Reset };
     match tokio::task::spawn_blocking(move || break_context(ordinal, fault)).await? {
         Ok(()) => {}
         Err(error @ CudaError::NoSymbol { .. }) => {
-            let note = format!("{}: not possible with this driver: {error}", scenario.name());
+            let note = format!("{scenario}: not possible with this driver: {error}");
             job.printer().note(note);
             return Ok(());
         }
         Err(error) => return Err(error).context("the context could not be broken"),
     }
-    match scenario.is_at_server() {
+    match scenario.at_server {
         true => {
-            let name = format!("{}: the server gives the version up, and serves the next", scenario.name());
-            let outcome = server_recovers(&mut serving, reader, &on_host, broken_at).await;
+            let name = format!("{scenario}: the server gives the version up, and serves the next");
+            let outcome = server_recovers(&serving, reader, &on_host, broken_at).await;
             job.printer().check(name, job.check_result(outcome));
         }
         false => {
-            let name = format!("{}: the client reports an error", scenario.name());
+            let name = format!("{scenario}: the client reports an error");
             job.printer()
                 .check(name, job.check_result(client_reports(reader.next().await, broken_at)));
         }
@@ -159,8 +123,8 @@ async fn run_scenario(job: &Job, scenario: Scenario, ordinal: usize) -> Result<(
 /// Waits until the server gives the version up, then checks that the subscriber receives the next version, which is
 /// sent from host memory.
 async fn server_recovers(
-    serving: &mut Serving,
-    reader: &mut Receiving,
+    serving: &Serving,
+    reader: &Receiving,
     on_host: &Arc<dyn Source>,
     broken_at: Instant,
 ) -> Result<Effect, String> {
@@ -252,7 +216,7 @@ const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Checks that a copy by the engine ends or fails within a deadline, and prints the outcome.
 async fn check_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Source>) {
-    let name = format!("{}: the engine answers", scenario.name());
+    let name = format!("{scenario}: the engine answers");
     let begun = Instant::now();
     let range = pieces(source.len_bytes(), CHUNK_BYTES)[0].clone();
     let outcome = match timeout(COPY_TIMEOUT, source.read(range)).await {
@@ -275,5 +239,5 @@ fn note_second_engine(printer: Printer, scenario: Scenario, device: DeviceArg) {
         Ok(_) => "opens".to_owned(),
         Err(error) => format!("does not open: {error:#}"),
     };
-    printer.note(format!("{}: a new engine in the same process {outcome}", scenario.name()));
+    printer.note(format!("{scenario}: a new engine in the same process {outcome}"));
 }

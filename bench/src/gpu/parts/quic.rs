@@ -8,7 +8,7 @@ use crate::{
         engine::Engine,
         line::Cells,
         loopback::{Loopback, Round, Setup},
-        passes::Passes,
+        passes::passes,
         payload::{self, OnDevice},
         stream::{chunks_in_flight, pieces, read_all, write_all},
     },
@@ -29,8 +29,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
     let (from, host) = payload::on_device_and_host(&engine, job.bytes).await?;
     let memory = engine.device(Capacity { slots: 2, slot_bytes: 4 << 20 })?;
     let to = OnDevice::whole(&memory, job.bytes)?;
-    let mut passes = Passes::within(job.budget());
-    while passes.begin_next() {
+    for _ in passes(job.budget()) {
         for (slots, chunk_bytes, lanes) in settings(&job) {
             let mut pair = Pair::start(&engine, &from, &to, &host, (slots, chunk_bytes), lanes).await?;
             for _ in 0..if job.quick { 1 } else { ROUNDS } {
@@ -66,7 +65,7 @@ struct Pair {
     host_source: Arc<dyn Source>,
     source_alone: Arc<dyn Source>,
     sink_alone: Arc<dyn Sink>,
-    pieces: Arc<[Range<u64>]>,
+    pieces: Vec<Range<u64>>,
     in_flight: usize,
 }
 
@@ -87,7 +86,7 @@ impl Pair {
         // At most the program's default.
         let in_flight = chunks_in_flight(slots).min(tensor_relay_server::Config::default().chunks_in_flight);
         let lanes = Lanes::Fixed(lanes);
-        let on_host = Setup { chunk_bytes, chunks_in_flight: in_flight, landing: None, lanes };
+        let on_host = Setup { lanes, ..Setup::new(chunk_bytes, in_flight, None) };
         let on_gpu = Setup { landing: Some(ends[1].clone()), ..on_host.clone() };
         let mut pair = Self {
             gpu: Loopback::start(&on_gpu, 1).await?,
