@@ -3,21 +3,19 @@
 use crate::{
     codecs::{self, CodecsArgs},
     compare::{self, CompareArgs},
-    contender::{ReceiveArgs, ServeArgs},
+    contender::{ConnectArgs, ServeArgs},
     deltas::{self, DeltasArgs},
     harness::SIDE,
     network::delay::{self, DELAY_BRIDGE, DelayArgs},
     process::{EXIT_ON_STDIN_EOF, Lifetime},
     program::Program,
-    relay::{self, FollowArgs, Job},
+    relay::{self, PayloadArgs, SubscribeArgs},
     run::{self as running, RunArgs},
-    stock_quinn,
-    tcp::{self, Encryption},
+    stock_quinn, tcp,
 };
 use anyhow::{Context, Result, bail};
-use clap::Subcommand;
-use std::{net::SocketAddr, os::unix::process::CommandExt};
-use tensor_relay_client::Ticket;
+use clap::{Args, Subcommand};
+use std::os::unix::process::CommandExt;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// A subcommand, and the options of all subcommands.
@@ -50,124 +48,52 @@ pub enum Command {
     Side,
     /// One side of tensor-relay.
     #[command(subcommand, hide = true)]
-    Relay(Relay),
+    Relay(Sides<PayloadArgs, SubscribeArgs>),
     /// One side of bare quinn. It accepts any certificate: for test networks only.
     #[command(subcommand, hide = true)]
-    StockQuinn(StockQuinn),
-    /// One side of plain TCP, or of TLS over it, which accepts any certificate: for test networks only.
-    #[command(subcommand, hide = true)]
-    Tcp(Tcp),
+    StockQuinn(Sides<ServeArgs, ConnectArgs>),
+    /// One side of plain TCP, or of TLS over it.
+    #[command(hide = true)]
+    Tcp {
+        /// Encrypts with TLS 1.3. Any certificate is accepted: for test networks only.
+        #[arg(long, global = true)]
+        tls: bool,
+        /// The side.
+        #[command(subcommand)]
+        side: Sides<ServeArgs, ConnectArgs>,
+    },
     /// Forwards packets between two network devices with a delay.
     #[command(name = DELAY_BRIDGE, hide = true)]
     DelayBridge(DelayArgs),
 }
 
-/// The sides of tensor-relay.
+/// The two sides of a contender.
 #[derive(Debug, Subcommand)]
-pub enum Relay {
-    /// Holds the payload and publishes it for each round.
-    Serve {
-        /// The options of every server.
-        #[command(flatten)]
-        args: ServeArgs,
-        /// The payload.
-        #[command(flatten)]
-        payload: relay::PayloadArgs,
-    },
-    /// Receives the payload once a round.
-    Receive {
-        /// The ticket that the server printed.
-        #[arg(long)]
-        ticket: Ticket,
-        /// The options of every receiver.
-        #[command(flatten)]
-        args: ReceiveArgs,
-        /// The number of lanes; 0 for automatic.
-        #[arg(long, default_value_t = 1)]
-        lanes: u32,
-    },
-    /// Publishes the versions of a job, each round when its receivers have subscribed.
-    Publish {
-        /// The options of every server.
-        #[command(flatten)]
-        args: ServeArgs,
-        /// The job.
-        #[arg(long)]
-        job: Job,
-    },
-    /// Receives the versions of a job.
-    Follow(FollowArgs),
-}
-
-/// The sides of bare quinn.
-#[derive(Debug, Subcommand)]
-pub enum StockQuinn {
+pub enum Sides<Serve: Args, Receive: Args> {
     /// Holds the payload and sends it once a round.
-    Serve(ServeArgs),
+    Serve(Serve),
     /// Receives the payload once a round.
-    Receive {
-        /// The address of the server.
-        #[arg(long)]
-        connect: SocketAddr,
-        /// The options of every receiver.
-        #[command(flatten)]
-        args: ReceiveArgs,
-    },
+    Receive(Receive),
 }
 
-/// The sides of TCP.
-#[derive(Debug, Subcommand)]
-pub enum Tcp {
-    /// Holds the payload and sends it once a round.
-    Serve {
-        /// The options of every server.
-        #[command(flatten)]
-        args: ServeArgs,
-        /// Whether to encrypt.
-        #[command(flatten)]
-        encryption: Encryption,
-    },
-    /// Receives the payload once a round.
-    Receive {
-        /// The address of the server.
-        #[arg(long)]
-        connect: SocketAddr,
-        /// The options of every receiver.
-        #[command(flatten)]
-        args: ReceiveArgs,
-        /// Whether to encrypt; the same as the serving side's.
-        #[command(flatten)]
-        encryption: Encryption,
-    },
-}
-
-/// Runs the command in `args`. `this` is the running program, which is started again for the sides of contenders.
+/// Runs `command`. `this` is the running program, which is started again for the sides of contenders.
 ///
 /// # Errors
 /// The error of the command, or an interrupt.
-pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
-    args.lifetime.begin();
-    match args.command {
+pub async fn run(command: Command, this: Program) -> Result<()> {
+    match command {
         Command::Compare(args) => until_interrupted(compare::run(args, &this)).await,
         Command::Deltas(args) => until_interrupted(deltas::run(args, &this)).await,
         Command::Run(args) => until_interrupted(running::run(*args, &this)).await,
         Command::Side => run_side(&this),
-        Command::Relay(Relay::Serve { args, payload }) => {
-            until_interrupted(relay::serve(args, payload)).await
-        }
-        Command::Relay(Relay::Receive { ticket, args, lanes }) => relay::receive(ticket, args, lanes).await,
-        Command::Relay(Relay::Publish { args, job }) => relay::publish(args, job).await,
-        Command::Relay(Relay::Follow(args)) => relay::follow(args).await,
-        Command::StockQuinn(StockQuinn::Serve(args)) => stock_quinn::serve(args).await,
-        Command::StockQuinn(StockQuinn::Receive { connect, args }) => {
-            stock_quinn::receive(connect, args).await
-        }
+        Command::Relay(Sides::Serve(args)) => until_interrupted(relay::serve(args)).await,
+        Command::Relay(Sides::Receive(args)) => relay::receive(args).await,
+        Command::StockQuinn(Sides::Serve(args)) => stock_quinn::serve(args).await,
+        Command::StockQuinn(Sides::Receive(args)) => stock_quinn::receive(args).await,
+        Command::Tcp { tls, side: Sides::Serve(args) } => tcp::serve(args, tls).await,
+        Command::Tcp { tls, side: Sides::Receive(args) } => tcp::receive(args, tls).await,
         Command::Codecs(args) => codecs::run(&args),
         Command::DelayBridge(args) => delay::run(args).await,
-        Command::Tcp(Tcp::Serve { args, encryption }) => tcp::serve(args, encryption).await,
-        Command::Tcp(Tcp::Receive { connect, args, encryption }) => {
-            tcp::receive(connect, args, encryption).await
-        }
     }
 }
 

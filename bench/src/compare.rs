@@ -1,7 +1,7 @@
 //! `bench compare`: moves the same bytes with tensor-relay and with other programs.
 
 use crate::{
-    harness::{self, Comparison, Contender, Contenders, Over, RunSettings},
+    harness::{self, Comparison, Contenders, Over, RunSettings},
     network::NetworkArgs,
     program::Program,
     relay::Content,
@@ -79,7 +79,14 @@ struct Options {
 /// # Errors
 /// When a contender is unknown, or the list of peers cannot be read; and the errors of `Comparison::run`.
 pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
-    let contenders = picked_contenders(&args, this)?;
+    let mut contenders = Contenders::of_this(this, args.relay.as_deref());
+    if let Some(python) = &args.python {
+        contenders.extend_with_python(this, python);
+    }
+    if let Some(path) = &args.peers {
+        contenders.extend(harness::read_peers(path)?)?;
+    }
+    let contenders = contenders.pick(&args.names)?;
     let first = contenders.first().map_or("", |contender| contender.name.as_str());
     let about = format!(
         "{} a round, from memory to memory, both sides on one machine. A run's value is the median of its {} rounds; \
@@ -109,15 +116,4 @@ pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
         json: args.json.as_deref(),
     };
     comparison.run(this, |_| vec![]).await
-}
-
-fn picked_contenders(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {
-    let mut contenders = Contenders::of_this(this, args.relay.as_deref());
-    if let Some(python) = &args.python {
-        contenders.extend_with_python(this, python);
-    }
-    if let Some(path) = &args.peers {
-        contenders.extend(harness::read_peers(path)?)?;
-    }
-    contenders.pick(&args.names)
 }

@@ -19,8 +19,8 @@ mod stream;
 pub use engine::DeviceArg;
 pub use parts::{Job, Part};
 
-use crate::date;
-use anyhow::{Context, Result, bail};
+use crate::origin::Origin;
+use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use document::{Document, Findings};
 use line::{Cells, Line};
@@ -63,7 +63,8 @@ pub async fn run(args: GpuArgs) -> Result<()> {
     let selected = Part::value_variants().iter().filter(|part| suite.is_selected(**part));
     for part in selected.copied().collect::<Vec<_>>() {
         suite.run(part).await;
-        suite.write();
+        // An error is reported at the end, if it persists.
+        let _ = suite.write();
     }
     suite.end()
 }
@@ -89,9 +90,9 @@ struct Suite {
     begun: Instant,
     /// The maximum payload, which depends on the free memory of this machine and its device.
     payload_max_bytes: u64,
-    files: Files,
+    /// The path of the documents, without their extensions.
+    path: PathBuf,
     document: Document,
-    write_error: Option<String>,
 }
 
 impl Suite {
@@ -101,19 +102,17 @@ impl Suite {
         let mut suite = Self {
             begun: Instant::now(),
             payload_max_bytes: u64::MAX,
-            files: Files::default(),
+            path: PathBuf::new(),
             document: Document {
                 title: String::new(),
                 is_result: false,
-                date: date::today(),
+                origin: Origin::here(),
                 version: env!("CARGO_PKG_VERSION"),
-                commit: option_env!("TENSOR_RELAY_COMMIT").unwrap_or("unknown"),
                 settings: settings(&args),
                 device: Cells::of([]),
                 machine: machine::facts(),
                 parts: vec![],
             },
-            write_error: None,
             args,
         };
         let lines = suite.run(Part::Device).await;
@@ -124,8 +123,8 @@ impl Suite {
     /// Records the properties of the device, names the documents after it, and sets the maximum payload.
     fn set_device(&mut self, lines: &[Line]) {
         for line in lines {
-            if let Line::Fact(fact) = line {
-                self.document.device.0.push((fact.name.clone(), fact.value.clone()));
+            if let Line::Fact(name, value) = line {
+                self.document.device.0.push((name.clone(), value.clone()));
             }
         }
         let fact = |name| self.document.device.get(name).map(String::as_str);
@@ -136,7 +135,7 @@ impl Suite {
         self.payload_max_bytes = free.map_or(u64::MAX, |bytes: u64| bytes / PAYLOADS_MAX);
         self.document.is_result = kind == GPU && !self.args.quick;
         let (title, stem) = title_and_stem(&kind, &name, self.args.quick);
-        self.files = Files::new(&self.args.out, &format!("{}-{stem}", self.document.date));
+        self.path = unused_path(&self.args.out, &format!("{}-{stem}", self.document.origin.date));
         self.document.title = title;
     }
 
@@ -176,22 +175,24 @@ impl Suite {
         Job { device, bytes, budget_ms, quick, scenario: None, shared: None }
     }
 
-    fn write(&mut self) {
-        self.write_error = self.files.write(&self.document).err().map(|error| format!("{error:#}"));
+    fn write(&self) -> Result<()> {
+        fs::create_dir_all(&self.args.out)
+            .with_context(|| format!("cannot make {}", self.args.out.display()))?;
+        let texts = [self.document.markdown(), serde_json::to_string_pretty(&self.document)?];
+        for (extension, text) in EXTENSIONS.iter().zip(texts) {
+            let path = self.path.with_extension(extension);
+            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(())
     }
 
     /// Prints the Markdown document, and the paths of both documents. The error lists all failures.
-    fn end(mut self) -> Result<()> {
-        self.write();
+    fn end(self) -> Result<()> {
         println!("{}", self.document.markdown());
         let mut failures = self.document.failures();
-        match self.write_error {
-            Some(error) => failures.push(error),
-            None => eprintln!("{}\n{}", self.files.markdown.display(), self.files.json.display()),
-        }
-        if !failures.is_empty() {
-            bail!("{} failed:\n{}", failures.len(), failures.join("\n"));
-        }
+        failures.extend(self.write().err().map(|error| format!("{error:#}")));
+        eprintln!("{}.md and .json", self.path.display());
+        ensure!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures.join("\n"));
         Ok(())
     }
 }
@@ -243,39 +244,20 @@ fn slug(name: &str) -> String {
     if slug.is_empty() { "unknown".into() } else { slug }
 }
 
-/// The paths of the documents.
-#[derive(Debug, Default)]
-struct Files {
-    json: PathBuf,
-    markdown: PathBuf,
+/// The path in `folder` of documents with this `stem`, without their extensions; if files of that name exist, with the
+/// first number appended that is unused.
+fn unused_path(folder: &Path, stem: &str) -> PathBuf {
+    let numbered = (1..).map(|number| match number {
+        1 => folder.join(stem),
+        _ => folder.join(format!("{stem}-{number}")),
+    });
+    let is_unused =
+        |path: &PathBuf| EXTENSIONS.iter().all(|extension| !path.with_extension(extension).exists());
+    numbered.into_iter().find(is_unused).expect("numbers do not end")
 }
 
-impl Files {
-    /// Paths in `folder` with this `stem`; if files of that name exist, with the first number appended that is unused.
-    fn new(folder: &Path, stem: &str) -> Self {
-        let numbered = (1..).map(|number| match number {
-            1 => stem.to_owned(),
-            _ => format!("{stem}-{number}"),
-        });
-        let files = |stem: String| Self {
-            json: folder.join(format!("{stem}.json")),
-            markdown: folder.join(format!("{stem}.md")),
-        };
-        let is_unused = |files: &Self| !files.json.exists() && !files.markdown.exists();
-        numbered.map(files).find(is_unused).expect("numbers do not end")
-    }
-
-    fn write(&self, document: &Document) -> Result<()> {
-        if let Some(folder) = self.json.parent() {
-            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        }
-        let json = serde_json::to_string_pretty(document)?;
-        for (path, text) in [(&self.json, json), (&self.markdown, document.markdown())] {
-            fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
-        }
-        Ok(())
-    }
-}
+/// The extensions of the two documents.
+const EXTENSIONS: [&str; 2] = ["md", "json"];
 
 #[cfg(test)]
 mod tests {
@@ -296,7 +278,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("tensor-relay-bench-files-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("a.md"), "").unwrap();
-        assert_eq!(Files::new(&folder, "a").json, folder.join("a-2.json"));
+        assert_eq!(unused_path(&folder, "a"), folder.join("a-2"));
         fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -21,7 +21,6 @@ pub mod command;
 pub mod compare;
 pub mod contender;
 pub mod cpu;
-mod date;
 pub mod deltas;
 #[cfg(feature = "gpu")]
 pub mod gpu;

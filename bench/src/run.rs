@@ -79,7 +79,7 @@ const LANES_MAX: i64 = 16;
 /// The options in the result file.
 #[derive(Serialize)]
 struct Options {
-    workload: &'static str,
+    workload: String,
     /// The tensors or versions, and their content.
     work: Work,
     mode: &'static str,

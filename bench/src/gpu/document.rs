@@ -5,6 +5,7 @@ use super::{
     parts::{Facts, Part},
 };
 use crate::{
+    origin::Origin,
     size,
     stats::format_number,
     table::{Row, Table},
@@ -18,10 +19,9 @@ pub(super) struct Document {
     pub(super) title: String,
     /// True only for a GPU, and not for a quick run. Other numbers only show that the suite runs.
     pub(super) is_result: bool,
-    pub(super) date: String,
-    /// The build that was measured.
+    #[serde(flatten)]
+    pub(super) origin: Origin,
     pub(super) version: &'static str,
-    pub(super) commit: &'static str,
     pub(super) settings: Cells<String>,
     pub(super) device: Cells<String>,
     pub(super) machine: Cells<String>,
@@ -58,7 +58,7 @@ impl Findings {
             match line {
                 Line::Check(check) => checks.push(check.clone()),
                 Line::Note(note) => notes.push(note.clone()),
-                Line::Fact(_) => {}
+                Line::Fact(..) => {}
                 Line::Sample(Sample { table, setting, measured }) => {
                     match tables.iter_mut().find(|other| other.name == *table) {
                         Some(table) => table.add(setting, measured),
@@ -128,12 +128,12 @@ impl Document {
 
     /// The Markdown document.
     pub(super) fn markdown(&self) -> String {
-        let mut text = format!("# {}, {}\n\n", self.title, self.date);
+        let mut text = format!("# {}, {}\n\n", self.title, self.origin.date);
         if !self.is_result {
             text.push_str("**This is no result.** No GPU was measured, or only in a quick run: it shows that the suite runs to its end, and no number of it means anything.\n\n");
         }
         text.push_str(PREFACE);
-        let _ = writeln!(text, "\ntensor-relay {}, commit {}.\n", self.version, self.commit);
+        let _ = writeln!(text, "\ntensor-relay {}: {}.\n", self.version, self.origin);
         for (name, value) in [&self.device, &self.machine, &self.settings]
             .into_iter()
             .flat_map(|cells| &cells.0)

@@ -2,7 +2,10 @@
 //! transport, usually TCP.
 
 use super::{own_runtime::OwnRuntime, payload};
-use crate::{contender::LOOPBACK_MTU, cpu::Usage, server};
+use crate::{
+    contender::{Begun, LOOPBACK_MTU},
+    server,
+};
 use anyhow::{Context, Result, ensure};
 use std::{sync::Arc, time::Duration};
 use tensor_relay_client::{
@@ -11,10 +14,7 @@ use tensor_relay_client::{
 use tensor_relay_device::{Device, Source};
 use tensor_relay_protocol::TensorSpec;
 use tensor_relay_server::{Borrowed, Publication, Publisher, Server, ServerStats};
-use tokio::{
-    sync::Mutex,
-    time::{Instant, timeout},
-};
+use tokio::{sync::Mutex, time::timeout};
 
 /// The settings of a server and its clients that differ from the defaults.
 #[derive(Debug, Clone)]
@@ -162,14 +162,14 @@ impl Loopback {
         specs: Vec<TensorSpec>,
         source: &Arc<dyn Source>,
     ) -> Result<Round> {
-        let (begun, usage) = (Instant::now(), Usage::now());
+        let begun = Begun::now();
         self.serving.publish(specs, Arc::clone(source)).await?;
         for reader in &mut self.readers {
             let received = reader.next().await?.payload_bytes();
             let expected = source.len_bytes();
             ensure!(received == expected, "received {received} bytes instead of {expected}");
         }
-        Ok(Round { seconds: begun.elapsed().as_secs_f64(), cpu_s: Usage::now().since(usage).total_s() })
+        Ok(Round { seconds: begun.seconds(), cpu_s: begun.cpu_s() })
     }
 }
 

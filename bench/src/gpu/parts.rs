@@ -15,13 +15,13 @@ pub(super) use device::{FREE_BYTES, GPU, KIND};
 
 use super::{
     engine::{DeviceArg, Engine},
-    line::{Cells, Printer},
+    line::Cells,
 };
 use crate::size;
 use anyhow::Result;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use std::{str::FromStr, time::Duration};
+use std::time::Duration;
 
 /// One part of the suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -129,14 +129,6 @@ pub struct Job {
     pub(super) shared: Option<sharing::Shared>,
 }
 
-impl FromStr for Job {
-    type Err = serde_json::Error;
-
-    fn from_str(text: &str) -> Result<Self, serde_json::Error> {
-        serde_json::from_str(text)
-    }
-}
-
 impl Job {
     fn engine(&self) -> Result<Engine> {
         Engine::open(self.device)
@@ -144,11 +136,6 @@ impl Job {
 
     fn budget(&self) -> Duration {
         Duration::from_millis(self.budget_ms)
-    }
-
-    /// The printer of measurements.
-    fn printer(&self) -> Printer {
-        Printer
     }
 
     /// The `quick` settings in a quick run, otherwise the `usual` ones.

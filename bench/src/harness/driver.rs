@@ -11,7 +11,7 @@ use crate::{
     cpu, latency,
     network::NetworkArgs,
     process::Process,
-    relay::Content,
+    relay::{Content, name_of},
 };
 use anyhow::{Context, Result, ensure};
 use futures_util::future::try_join_all;
@@ -39,7 +39,7 @@ pub(crate) struct RunSettings {
 /// The deadline for a round of `bytes`, or for all small messages, on `network`.
 pub(crate) fn round_timeout(bytes: u64, small: u32, network: &NetworkArgs) -> Duration {
     let bits = bytes as f64 * 8.0;
-    let transmission_s = network.rate.map_or(0.0, |rate| bits / rate.bits_per_s() as f64);
+    let transmission_s = network.rate.map_or(0.0, |rate| bits / rate as f64);
     let round_trip = Duration::from_millis(2 * u64::from(network.delay_ms));
     let messages = round_trip * SMALL_ROUND_TRIPS * latency::message_count(small);
     ROUND_TIMEOUT_MARGIN + Duration::from_secs_f64(TRANSMISSION_FACTOR * transmission_s) + messages
@@ -52,8 +52,8 @@ pub(crate) fn round_timeout(bytes: u64, small: u32, network: &NetworkArgs) -> Du
 /// processes are ended in any case.
 pub(super) async fn run(contender: &Contender, settings: RunSettings, place: &Place) -> Result<Run> {
     let settings = RunSettings { small: if contender.has_small { settings.small } else { 0 }, ..settings };
-    let data =
-        (contender.is_ours && settings.data != Content::Noise).then(|| option("data", settings.data.name()));
+    let data = (contender.is_ours && settings.data != Content::Noise)
+        .then(|| option("data", name_of(&settings.data)));
     let options = common_options(settings).chain(data).collect();
     let mut server = place.start(contender, Role::Server, &contender.serve, options).await?;
     let outcome = with_server(contender, settings, place, &mut server).await;

@@ -35,11 +35,12 @@ pub(super) struct PublishedRound {
 }
 
 impl RoundPublisher {
-    /// Generates and hashes a payload of `bytes` bytes, as `args` describe.
+    /// Generates and hashes the payload that `args` describe.
     ///
     /// # Errors
-    /// When memory is exhausted, or `bytes` is no multiple of the element size.
-    pub(super) fn new(staging: Staging, bytes: u64, args: &PayloadArgs) -> Result<Self> {
+    /// When memory is exhausted, or its size is no multiple of the element size.
+    pub(super) fn new(staging: Staging, args: &PayloadArgs) -> Result<Self> {
+        let bytes = args.serve.bytes;
         let load = Load { form: Form::Equal { bytes, count: args.tensors }, content: args.data }.open()?;
         let specs = load.specs().to_vec();
         let mut filled = None;

@@ -1,7 +1,10 @@
 //! The test cases of every copy engine, run on this device.
 
 use super::Job;
-use crate::gpu::engine::{DeviceArg, Engine};
+use crate::gpu::{
+    engine::{DeviceArg, Engine},
+    line,
+};
 use anyhow::Result;
 use std::{
     any::Any,
@@ -16,7 +19,7 @@ The cases that all engines pass in the tests (`device/src/cases.rs`), each on a 
 
 pub(super) async fn run(job: Job) -> Result<()> {
     for (name, case) in all() {
-        job.printer().check(name, outcome(job.device, case));
+        line::check(name, outcome(job.device, case));
     }
     Ok(())
 }

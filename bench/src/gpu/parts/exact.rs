@@ -4,7 +4,7 @@ use super::Job;
 use crate::{
     gpu::{
         engine::Engine,
-        line::Printer,
+        line,
         loopback::{Receiving, Serving, Setup},
         payload::{self, OnDevice, noise_of},
     },
@@ -43,9 +43,9 @@ async fn compare(job: &Job, engine: &Engine, chunk_bytes: u64) -> Result<()> {
     let landed = receiving.next().await?;
     let outcome = if landed.is_on_device() { Ok("it did") } else { Err("it landed in host memory") };
     let name = format!("the snapshot lands on the device, in chunks of {}", size::text(chunk_bytes));
-    job.printer().check(name, outcome.map(str::to_owned).map_err(str::to_owned));
+    line::check(name, outcome.map(str::to_owned).map_err(str::to_owned));
     let snapshot = landed.to_host().await?;
-    check_bytes(job.printer(), &manifest, &bytes, &snapshot, chunk_bytes);
+    check_bytes(&manifest, &bytes, &snapshot, chunk_bytes);
     Ok(())
 }
 
@@ -62,7 +62,7 @@ fn specs_of_every_dtype(elements: u64) -> Result<Vec<TensorSpec>> {
     Ok(specs)
 }
 
-fn check_bytes(printer: Printer, manifest: &Manifest, bytes: &[u8], snapshot: &Snapshot, chunk_bytes: u64) {
+fn check_bytes(manifest: &Manifest, bytes: &[u8], snapshot: &Snapshot, chunk_bytes: u64) {
     for dtype in Dtype::ALL {
         let mut compared_bytes = 0;
         let mut differs = None;
@@ -78,6 +78,6 @@ fn check_bytes(printer: Printer, manifest: &Manifest, bytes: &[u8], snapshot: &S
             Some(differs) => Err(differs),
             None => Ok(format!("{compared_bytes} bytes are equal")),
         };
-        printer.check(format!("{} in chunks of {}", dtype.name(), size::text(chunk_bytes)), outcome);
+        line::check(format!("{} in chunks of {}", dtype.name(), size::text(chunk_bytes)), outcome);
     }
 }

@@ -4,7 +4,7 @@ use super::{Job, rate};
 use crate::{
     cpu,
     gpu::{
-        line::Cells,
+        line::{self, Cells},
         loopback::{Loopback, Setup},
         passes::passes,
         payload::{self, OnDevice},
@@ -49,7 +49,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
                 ("source_reads", (after.source_reads - before.source_reads) as f64 / chunks),
                 ("source_rereads", (after.source_rereads - before.source_rereads) as f64 / chunks),
             ]);
-            job.printer().sample("fan-out", setting, measured);
+            line::sample("fan-out", setting, measured);
         }
     }
     Ok(())

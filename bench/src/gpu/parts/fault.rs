@@ -4,7 +4,7 @@ use super::{Job, Part};
 use crate::gpu::{
     child,
     engine::{DeviceArg, Engine},
-    line::Printer,
+    line,
     loopback::{Loopback, Receiving, Serving, Setup},
     payload,
     stream::pieces,
@@ -43,7 +43,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
             Ok(())
         }
         (_, DeviceArg::Host) => {
-            job.printer().note("The host engine has no context that could be lost.");
+            line::note("The host engine has no context that could be lost.");
             Ok(())
         }
     }
@@ -68,9 +68,9 @@ impl fmt::Display for Scenario {
 async fn run_in_child(job: &Job, scenario: Scenario) {
     let job = Job { scenario: Some(scenario), ..job.clone() };
     let output = child::run_part(Part::Fault, &job, SCENARIO_TIMEOUT).await;
-    output.lines.iter().for_each(|line| job.printer().line(line));
+    output.lines.iter().for_each(line::print);
     if let Some(failure) = output.failure {
-        job.printer().check(scenario.to_string(), Err(failure));
+        line::check(scenario.to_string(), Err(failure));
     }
 }
 
@@ -98,25 +98,21 @@ async fn run_scenario(job: &Job, scenario: Scenario, ordinal: usize) -> Result<(
         Ok(()) => {}
         Err(error @ CudaError::NoSymbol { .. }) => {
             let note = format!("{scenario}: not possible with this driver: {error}");
-            job.printer().note(note);
+            line::note(note);
             return Ok(());
         }
         Err(error) => return Err(error).context("the context could not be broken"),
     }
-    match scenario.at_server {
+    let (expected, outcome) = match scenario.at_server {
         true => {
-            let name = format!("{scenario}: the server gives the version up, and serves the next");
             let outcome = server_recovers(&serving, reader, &on_host, broken_at).await;
-            job.printer().check(name, job.check_result(outcome));
+            ("the server gives the version up, and serves the next", outcome)
         }
-        false => {
-            let name = format!("{scenario}: the client reports an error");
-            job.printer()
-                .check(name, job.check_result(client_reports(reader.next().await, broken_at)));
-        }
-    }
-    check_engine(job.printer(), scenario, &spare).await;
-    note_second_engine(job.printer(), scenario, job.device);
+        false => ("the client reports an error", client_reports(reader.next().await, broken_at)),
+    };
+    line::check(format!("{scenario}: {expected}"), job.check_result(outcome));
+    check_engine(scenario, &spare).await;
+    note_second_engine(scenario, job.device);
     Ok(())
 }
 
@@ -127,7 +123,7 @@ async fn server_recovers(
     reader: &Receiving,
     on_host: &Arc<dyn Source>,
     broken_at: Instant,
-) -> Result<Effect, String> {
+) -> Result<Option<String>, String> {
     while serving.stats().transfers > 0 {
         if broken_at.elapsed() > GIVE_UP_TIMEOUT {
             return Err(format!("the server still sends the version {GIVE_UP_TIMEOUT:?} after the fault"));
@@ -147,8 +143,8 @@ async fn server_recovers(
         anyhow::Ok(earlier_versions)
     };
     match next.await {
-        Ok(0) => Ok(Effect::Reported(format!("given up after {given_up_s:.3} s; the next version arrived"))),
-        Ok(_) => Ok(Effect::VersionArrived),
+        Ok(0) => Ok(Some(format!("given up after {given_up_s:.3} s; the next version arrived"))),
+        Ok(_) => Ok(None),
         Err(error) => {
             Err(format!("given up after {given_up_s:.3} s; the next version did not arrive: {error:#}"))
         }
@@ -160,13 +156,11 @@ async fn server_recovers(
 const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Checks that the subscription ended with an error of its own, and not by the deadline of this suite.
-fn client_reports(next: Result<Snapshot>, broken_at: Instant) -> Result<Effect, String> {
+fn client_reports(next: Result<Snapshot>, broken_at: Instant) -> Result<Option<String>, String> {
     let seconds = broken_at.elapsed().as_secs_f64();
     match next {
-        Ok(_) => Ok(Effect::VersionArrived),
-        Err(error) if error.is::<SubscriptionError>() => {
-            Ok(Effect::Reported(format!("after {seconds:.3} s: {error:#}")))
-        }
+        Ok(_) => Ok(None),
+        Err(error) if error.is::<SubscriptionError>() => Ok(Some(format!("after {seconds:.3} s: {error:#}"))),
         Err(error) => Err(format!("no error after {seconds:.3} s: {error:#}")),
     }
 }
@@ -174,24 +168,17 @@ fn client_reports(next: Result<Snapshot>, broken_at: Instant) -> Result<Effect, 
 /// The size of chunks: small, so that many are in flight at the fault.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// The effect of a fault on a transfer.
-enum Effect {
-    /// The fault was reported; the text says when and how.
-    Reported(String),
-    /// The complete version arrived, verified.
-    VersionArrived,
-}
-
 impl Job {
-    /// The result of a check. A fault without effect is a failure, except in a quick run, in which the transfer may end
+    /// The result of a check, whose outcome says when and how the fault was reported, or is `None` if the complete version
+    /// arrived, verified. A fault without effect is a failure, except in a quick run, in which the transfer may end
     /// before the fault.
-    fn check_result(&self, outcome: Result<Effect, String>) -> Result<String, String> {
+    fn check_result(&self, outcome: Result<Option<String>, String>) -> Result<String, String> {
         const NO_EFFECT: &str =
             "the complete version arrived, verified: the fault came too late or had no effect";
         match outcome? {
-            Effect::Reported(detail) => Ok(detail),
-            Effect::VersionArrived if self.quick => Ok(NO_EFFECT.into()),
-            Effect::VersionArrived => Err(NO_EFFECT.into()),
+            Some(detail) => Ok(detail),
+            None if self.quick => Ok(NO_EFFECT.into()),
+            None => Err(NO_EFFECT.into()),
         }
     }
 }
@@ -215,7 +202,7 @@ async fn wait_for_progress(progress: Box<dyn Fn() -> Progress + Send>) -> Result
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Checks that a copy by the engine ends or fails within a deadline, and prints the outcome.
-async fn check_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Source>) {
+async fn check_engine(scenario: Scenario, source: &Arc<dyn Source>) {
     let name = format!("{scenario}: the engine answers");
     let begun = Instant::now();
     let range = pieces(source.len_bytes(), CHUNK_BYTES)[0].clone();
@@ -227,17 +214,17 @@ async fn check_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Sou
         }
         Err(_) => Err(format!("a copy did not end within {COPY_TIMEOUT:?}")),
     };
-    printer.check(name, outcome);
+    line::check(name, outcome);
 }
 
 /// The deadline for a copy after the fault.
 const COPY_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Prints whether the device can be opened again in the same process.
-fn note_second_engine(printer: Printer, scenario: Scenario, device: DeviceArg) {
+fn note_second_engine(scenario: Scenario, device: DeviceArg) {
     let outcome = match Engine::open(device) {
         Ok(_) => "opens".to_owned(),
         Err(error) => format!("does not open: {error:#}"),
     };
-    printer.note(format!("{scenario}: a new engine in the same process {outcome}"));
+    line::note(format!("{scenario}: a new engine in the same process {outcome}"));
 }

@@ -4,6 +4,7 @@ use super::Job;
 use crate::gpu::{
     child::{self, Output},
     engine::DeviceArg,
+    line,
 };
 use anyhow::{Context, Result};
 use std::{process::Stdio, time::Duration};
@@ -18,7 +19,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
     let program = this.with_file_name("tensor-relay");
     if !program.is_file() || job.device == DeviceArg::Host {
         let reason = "It was not run: it is not in the folder of this program, or has no host engine.";
-        job.printer().note(reason);
+        line::note(reason);
         return Ok(());
     }
     let (device, size) = (format!("--device={}", job.device), format!("--size={}B", job.bytes));
@@ -29,7 +30,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
         let name = format!("tensor-relay {}", arguments[0]);
         let output: Output = child::run(&name, command, Stdio::null(), PROGRAM_TIMEOUT).await;
         let text = output.text();
-        job.printer().check(name, output.failure.map_or(Ok(text), Err));
+        line::check(name, output.failure.map_or(Ok(text), Err));
     }
     Ok(())
 }

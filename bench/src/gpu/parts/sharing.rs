@@ -5,7 +5,7 @@ use crate::{
     gpu::{
         child,
         engine::Engine,
-        line::{Cells, Line},
+        line::{self, Cells, Line},
         payload::{OnDevice, noise_of},
     },
     size,
@@ -37,7 +37,7 @@ and no failures.";
 pub(super) async fn run(job: Job) -> Result<()> {
     match (&job.shared, job.engine()?) {
         (_, Engine::Host(_)) => {
-            job.printer().note("The host engine shares no memory with other processes.");
+            line::note("The host engine shares no memory with other processes.");
             Ok(())
         }
         (Some(shared), Engine::Cuda(engine)) => import(&job, &engine, shared).await,
@@ -46,7 +46,6 @@ pub(super) async fn run(job: Job) -> Result<()> {
 }
 
 async fn export(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
-    let printer = job.printer();
     let device = Engine::Cuda(Arc::clone(engine)).device(CAPACITY)?;
     let tensor = OnDevice::whole(&device, job.bytes)?;
     tensor.upload(&noise_of(job.bytes, 0)?).await?;
@@ -55,7 +54,7 @@ async fn export(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
 
     let handle = ipc_handle(engine, &memory);
     let outcome = handle.as_ref().map(|handle| format!("at {} of its allocation", handle.offset));
-    printer.check("a plain allocation has a handle", outcome.map_err(ToString::to_string));
+    line::check("a plain allocation has a handle", outcome.map_err(ToString::to_string));
     if let Ok(handle) = handle {
         let IpcMemory { device, handle: bytes, offset, len } = handle;
         let shared = Shared { device: device.bytes(), handle: Some(bytes.into()), offset, len };
@@ -66,12 +65,12 @@ async fn export(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
             .err()
             .map(|error| error.to_string())
             .ok_or_else(|| "it opens".to_owned());
-        printer.check("a handle opens nothing in its own process", outcome);
+        line::check("a handle opens nothing in its own process", outcome);
     }
     let buffer = match engine.shared_buffer(job.bytes) {
         Ok(buffer) => buffer,
         Err(error) => {
-            printer.check("there is memory that can be shared as a descriptor", Err(error.to_string()));
+            line::check("there is memory that can be shared as a descriptor", Err(error.to_string()));
             return Ok(());
         }
     };
@@ -80,10 +79,10 @@ async fn export(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
         buffer.fill(vec![(Arc::clone(&memory), 0)])?;
         let setting = Cells::of([("bytes", size::text(job.bytes))]);
         let measured = Cells::of([("gb_per_s", rate(job.bytes, begun.elapsed().as_secs_f64()))]);
-        printer.sample("copies within the device", setting, measured);
+        line::sample("copies within the device", setting, measured);
     }
     let refused = ipc_handle(engine, buffer.memory()).err().map(|error| error.to_string());
-    printer.check("virtual memory has no handle", refused.ok_or_else(|| "it has one".to_owned()));
+    line::check("virtual memory has no handle", refused.ok_or_else(|| "it has one".to_owned()));
     let FdMemory { device, fd, len } = buffer.export()?;
     let shared = Shared { device: device.bytes(), handle: None, offset: 0, len };
     check_import(job, "as a copy", &shared, Some(fd)).await
@@ -99,13 +98,12 @@ fn ipc_handle(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory
 /// Checks that another process can import the memory, and notes whether a process in namespaces of its own can.
 async fn check_import(job: &Job, how: &str, shared: &Shared, fd: Option<OwnedFd>) -> Result<()> {
     let outcome = run_importer(job, &[], shared, &fd).await?;
-    job.printer().check(format!("another process reads it {how}"), outcome);
+    line::check(format!("another process reads it {how}"), outcome);
     for (namespaces, options) in NAMESPACES {
         let unshare: Vec<&str> = ["unshare"].iter().chain(options).chain(UNSHARE_OPTIONS).copied().collect();
         let outcome = run_importer(job, &unshare, shared, &fd).await?;
         let result = outcome.unwrap_or_else(|reason| format!("it cannot: {reason}"));
-        job.printer()
-            .note(format!("A process in {namespaces} namespaces of its own reads it {how}: {result}"));
+        line::note(format!("A process in {namespaces} namespaces of its own reads it {how}: {result}"));
     }
     Ok(())
 }
@@ -147,8 +145,7 @@ const OTHER_PROCESS_TIMEOUT: Duration = Duration::from_secs(15);
 /// Imports and compares the shared memory: what the other process does.
 async fn import(job: &Job, engine: &Arc<CudaEngine>, shared: &Shared) -> Result<()> {
     let outcome = compare(job, engine, shared.exported()?).await;
-    job.printer()
-        .check("the bytes are equal", outcome.map_err(|error| format!("{error:#}")));
+    line::check("the bytes are equal", outcome.map_err(|error| format!("{error:#}")));
     Ok(())
 }
 

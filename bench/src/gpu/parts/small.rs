@@ -4,7 +4,7 @@ use super::{Job, rate};
 use crate::{
     cpu,
     gpu::{
-        line::Cells,
+        line::{self, Cells},
         loopback::{Loopback, Setup},
         passes::passes,
         payload::{self, OnDevice, UNPADDED_BYTES},
@@ -54,7 +54,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
                 ("quic_ms", round.seconds * 1e3),
                 ("quic_cpu_s_per_gib", cpu::per_gib(round.cpu_s, bytes)),
             ]);
-            job.printer().sample("small tensors", setting.clone(), measured);
+            line::sample("small tensors", setting.clone(), measured);
         }
     }
     Ok(())
