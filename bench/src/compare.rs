@@ -8,7 +8,7 @@ use crate::{
     size,
 };
 use anyhow::Result;
-use serde::Serialize;
+use serde_json::json;
 use std::path::PathBuf;
 
 /// The options of `compare`.
@@ -66,14 +66,6 @@ Examples:
   compare borrowed python python-consumer --python .venv/bin/python --pairs 20
   compare all --peers bench/peers/peers.json --small 1000 --json all.json";
 
-/// The options in the result file.
-#[derive(Serialize)]
-struct Options {
-    size_bytes: u64,
-    /// The content that tensor-relay moved.
-    data: Content,
-}
-
 /// Compares the contenders and prints a table. `this` is the running program, which is started again for each side.
 ///
 /// # Errors
@@ -112,7 +104,8 @@ pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
         settings,
         pairs: args.pairs,
         over: Over::Local(args.network),
-        options: Options { size_bytes: args.size, data: args.data },
+        // The content is that of tensor-relay.
+        options: json!({ "size_bytes": args.size, "data": args.data }),
         json: args.json.as_deref(),
     };
     comparison.run(this, |_| vec![]).await

@@ -60,8 +60,9 @@ pub struct GpuArgs {
 /// When a part or a check failed, or the documents could not be written. All parts are run first.
 pub async fn run(args: GpuArgs) -> Result<()> {
     let mut suite = Suite::begin(args).await;
-    let selected = Part::value_variants().iter().filter(|part| suite.is_selected(**part));
-    for part in selected.copied().collect::<Vec<_>>() {
+    let parts = suite.args.parts.clone();
+    let is_selected = |part: &&Part| **part != Part::Device && (parts.is_empty() || parts.contains(part));
+    for part in Part::value_variants().iter().copied().filter(|part| is_selected(&part)) {
         suite.run(part).await;
         // An error is reported at the end, if it persists.
         let _ = suite.write();
@@ -137,10 +138,6 @@ impl Suite {
         let (title, stem) = title_and_stem(&kind, &name, self.args.quick);
         self.path = unused_path(&self.args.out, &format!("{}-{stem}", self.document.origin.date));
         self.document.title = title;
-    }
-
-    fn is_selected(&self, part: Part) -> bool {
-        part != Part::Device && (self.args.parts.is_empty() || self.args.parts.contains(&part))
     }
 
     /// Runs `part` in a process of its own, if enough time remains.

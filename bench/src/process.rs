@@ -27,19 +27,11 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts `command`. `name` is for messages.
+    /// Starts `command` with this standard input. `name` is for messages.
     ///
     /// # Errors
     /// When it cannot be started.
-    pub(crate) fn start(name: String, command: Command) -> Result<Self> {
-        Self::start_with(name, command, Stdio::piped())
-    }
-
-    /// Starts `command` with this standard input.
-    ///
-    /// # Errors
-    /// When it cannot be started.
-    pub(crate) fn start_with(name: String, mut command: Command, stdin: Stdio) -> Result<Self> {
+    pub(crate) fn start(name: String, mut command: Command, stdin: Stdio) -> Result<Self> {
         command
             .stdin(stdin)
             .stdout(Stdio::piped())
@@ -196,7 +188,7 @@ mod tests {
     fn process(script: &str) -> Process {
         let mut shell = Command::new("sh");
         shell.args(["-c", script]);
-        Process::start("test".into(), shell).unwrap()
+        Process::start("test".into(), shell, Stdio::piped()).unwrap()
     }
 
     async fn failure(script: &str, deadline: Duration) -> String {

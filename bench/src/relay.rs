@@ -30,11 +30,11 @@ use crate::{
     server,
 };
 use anyhow::{Result, ensure};
-use round_publisher::{PublishedRound, RoundPublisher};
+use round_publisher::RoundPublisher;
 use small::SmallPublisher;
 use std::time::Duration;
 use tensor_relay_client::{Client, Connector, Lanes, Ticket, Tuning};
-use tensor_relay_server::{CodecChoice, CodecId, Config, Server};
+use tensor_relay_server::{CodecChoice, CodecId, Config, Publication, Publisher, Server};
 
 /// The deadline of a round, after which the server fails.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(600);
@@ -119,19 +119,20 @@ fn ready(server: &Server, ticket: &Ticket) -> Ready {
 /// the receiver can request it.
 async fn publish_rounds(
     server: &Server,
-    publisher: &RoundPublisher,
-    first: PublishedRound,
+    rounds: &RoundPublisher,
+    first: (Publisher, Publication),
     bytes: u64,
 ) -> Result<()> {
-    let mut current = first;
+    let (mut publisher, mut publication) = first;
     for round in 0.. {
-        let next = publisher.publish(server, round + 1).await?;
+        let next = rounds.publish(server, round + 1).await?;
         let (begun, estimates) = (Begun::now(), server.stats().encoder.estimates);
-        let committed = current.publication.committed(1, ROUND_TIMEOUT).await;
+        let committed = publication.committed(1, ROUND_TIMEOUT).await;
         ensure!(committed, "no receiver finished round {round} within {} s", ROUND_TIMEOUT.as_secs());
         let more = Cells::of([("looks", (server.stats().encoder.estimates - estimates) as f64)]);
         print(&Sent { more, ..Sent::since(begun, bytes) })?;
-        std::mem::replace(&mut current, next).withdraw();
+        publisher.withdraw();
+        (publisher, publication) = next;
     }
     Ok(())
 }

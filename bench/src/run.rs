@@ -17,7 +17,7 @@ use crate::{
     relay::{Content, Form, Hold, Load, Work},
 };
 use anyhow::{Context, Result, ensure};
-use serde::Serialize;
+use serde_json::json;
 use std::{path::PathBuf, time::Duration};
 use workload::Scene;
 
@@ -76,17 +76,6 @@ const CONSUMERS_MAX: u32 = 64;
 const ROUNDS_MAX: i64 = 10_000;
 const LANES_MAX: i64 = 16;
 
-/// The options in the result file.
-#[derive(Serialize)]
-struct Options {
-    workload: String,
-    /// The tensors or versions, and their content.
-    work: Work,
-    mode: &'static str,
-    hold: Hold,
-    lanes: u32,
-}
-
 /// Measures the workload, and prints its tables.
 ///
 /// # Errors
@@ -132,13 +121,13 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
                 serve_at: args.serve_at.context("another host's address is needed: give --serve-at")?,
             }),
         },
-        options: Options {
-            workload: name,
-            work: without_folder(work),
-            mode: if args.workload.every { "every" } else { "latest" },
-            hold: args.hold,
-            lanes: args.lanes,
-        },
+        options: json!({
+            "workload": name,
+            "work": without_folder(work),
+            "mode": if args.workload.every { "every" } else { "latest" },
+            "hold": args.hold,
+            "lanes": args.lanes,
+        }),
         json: args.json.as_deref(),
     };
     comparison.run(this, |_| vec![]).await

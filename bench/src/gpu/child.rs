@@ -76,7 +76,7 @@ async fn read_output(
     deadline: Duration,
     output: &mut Vec<Line>,
 ) -> Result<()> {
-    let mut process = Process::start_with(name.into(), command, stdin)?;
+    let mut process = Process::start(name.into(), command, stdin)?;
     let all = async {
         while let Some(line) = process.next_line().await? {
             // Lines that are not JSON, e.g. output of a library, become notes.

@@ -121,11 +121,6 @@ impl Document {
         self.parts.iter().flat_map(Findings::failures).collect()
     }
 
-    /// The table called `name`, of any part.
-    fn table(&self, name: &str) -> Option<&Table> {
-        self.parts.iter().flat_map(|part| &part.tables).find(|table| table.name == name)
-    }
-
     /// The Markdown document.
     pub(super) fn markdown(&self) -> String {
         let mut text = format!("# {}, {}\n\n", self.title, self.origin.date);
@@ -151,29 +146,31 @@ impl Document {
     fn summary(&self) -> String {
         let mut text = String::from("\n## In short\n\n");
         // The name `quic` is older than sessions over TCP.
-        let row = self.table("quic").and_then(|table| table.rows.first());
+        let table = self
+            .parts
+            .iter()
+            .flat_map(|part| &part.tables)
+            .find(|table| table.name == "quic");
+        let row = table.and_then(|table| table.rows.first());
         match row.and_then(|row| Some((row, row.measured.get("efficiency")?.median))) {
             None => text.push_str("- Efficiency over loopback: not measured.\n"),
             Some((row, efficiency)) => {
                 let word = if efficiency >= EFFICIENCY_GOAL { "reached" } else { "missed" };
                 let setting = row.setting.0.iter().map(|(name, value)| format!("{name} {value}"));
+                let setting = setting.collect::<Vec<_>>().join(", ");
                 let rate = row.measured.get("end_to_end_gb_per_s").map_or(f64::NAN, |rate| rate.median);
+                let rate = format_number(rate);
                 let _ = writeln!(
                     text,
-                    "- Efficiency over loopback ({}): {efficiency:.3}, at {} GB/s. The goal of {EFFICIENCY_GOAL} is {word}.",
-                    setting.collect::<Vec<_>>().join(", "),
-                    format_number(rate)
+                    "- Efficiency over loopback ({setting}): {efficiency:.3}, at {rate} GB/s. The goal of {EFFICIENCY_GOAL} is {word}."
                 );
             }
         }
-        match self.failures() {
-            none if none.is_empty() => text.push_str("- Nothing failed.\n"),
-            failures => {
-                for failure in failures {
-                    let _ = writeln!(text, "- **Failed**: {failure}");
-                }
-            }
+        let failures = self.failures();
+        if failures.is_empty() {
+            text.push_str("- Nothing failed.\n");
         }
+        text.extend(failures.iter().map(|failure| format!("- **Failed**: {failure}\n")));
         text
     }
 }

@@ -13,11 +13,7 @@ mod small;
 
 pub(super) use device::{FREE_BYTES, GPU, KIND};
 
-use super::{
-    engine::{DeviceArg, Engine},
-    line::Cells,
-};
-use crate::size;
+use super::engine::{DeviceArg, Engine};
 use anyhow::Result;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -159,11 +155,6 @@ impl Job {
         // The program's defaults: 256 MiB of page-locked memory, in chunks of 4 MiB.
         if self.quick { (4, 1 << 20) } else { (64, 4 << 20) }
     }
-}
-
-/// The setting of a pipeline in tables.
-fn pipeline_cells(slots: usize, chunk_bytes: u64) -> Cells<String> {
-    Cells::of([("slots", slots.to_string()), ("chunk", size::text(chunk_bytes))])
 }
 
 /// The rate in 10^9 bytes per second.

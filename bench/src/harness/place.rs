@@ -9,7 +9,7 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use serde::Serialize;
-use std::{ffi::OsString, fmt, num::ParseIntError, str::FromStr};
+use std::{ffi::OsString, fmt, num::ParseIntError, process::Stdio, str::FromStr};
 use tensor_relay_client::Ticket;
 
 /// The description of the network between the two sides, which the result file records.
@@ -96,7 +96,7 @@ impl Place {
                 if let Some(folder) = &contender.folder {
                     command.current_dir(folder);
                 }
-                Process::start(name, command)
+                Process::start(name, command, Stdio::piped())
             }
             Self::Hosts(hosts) => {
                 let program = match role {
@@ -109,7 +109,7 @@ impl Place {
                 }
                 let mut command = program.command();
                 command.arg(SIDE);
-                let mut process = Process::start(format!("{name} ({program})"), command)?;
+                let mut process = Process::start(format!("{name} ({program})"), command, Stdio::piped())?;
                 let words = side.arguments.iter().chain(&options).map(|word| word.to_string_lossy());
                 process.send(&serde_json::to_string(&words.collect::<Vec<_>>())?).await?;
                 Ok(process)

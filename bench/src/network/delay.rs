@@ -7,7 +7,6 @@
 use crate::contender::{Ready, print};
 use anyhow::{Context, Result};
 use std::{
-    ffi::OsString,
     io,
     sync::{
         Arc,
@@ -36,11 +35,6 @@ pub struct DelayArgs {
 
 /// The subcommand of the bridge.
 pub(crate) const DELAY_BRIDGE: &str = "delay-bridge";
-
-/// The arguments that start the bridge.
-pub(super) fn arguments(near: &str, far: &str, delay_ms: u32) -> [OsString; 4] {
-    [DELAY_BRIDGE.into(), near.into(), far.into(), format!("--delay-ms={delay_ms}").into()]
-}
 
 /// Forwards packets until it is killed.
 ///

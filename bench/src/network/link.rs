@@ -1,13 +1,13 @@
 //! The link between two namespaces: its devices, and the rate, loss and delay of its packets.
 
-use super::{NetworkArgs, Side, delay, namespaces::Namespaces, units};
+use super::{NetworkArgs, Side, delay::DELAY_BRIDGE, namespaces::Namespaces, units};
 use crate::{
     contender::Ready,
     process::{EXIT_ON_STDIN_EOF, Process},
     program::Program,
 };
 use anyhow::Result;
-use std::{net::Ipv4Addr, time::Duration};
+use std::{net::Ipv4Addr, process::Stdio, time::Duration};
 
 /// The name of the network device in each namespace.
 const DEVICE: &str = "relay0";
@@ -32,8 +32,10 @@ pub(super) fn add_veth_pair(namespaces: &Namespaces) -> Result<()> {
 pub(super) async fn start_bridge(namespaces: &Namespaces, this: &Program, delay_ms: u32) -> Result<Process> {
     let far = "relay1";
     let mut command = namespaces.command(Side::Serving, this);
-    command.arg(EXIT_ON_STDIN_EOF).args(delay::arguments(DEVICE, far, delay_ms));
-    let mut bridge = Process::start("the delay bridge".into(), command)?;
+    command
+        .args([EXIT_ON_STDIN_EOF, DELAY_BRIDGE, DEVICE, far])
+        .arg(format!("--delay-ms={delay_ms}"));
+    let mut bridge = Process::start("the delay bridge".into(), command, Stdio::piped())?;
     let Ready { .. } = bridge.line(BRIDGE_TIMEOUT).await?;
     let receiving = namespaces.name(Side::Receiving);
     namespaces.ip(Side::Serving, &format!("link set {far} netns {receiving} name {DEVICE}"))?;

@@ -139,10 +139,9 @@ impl WorkloadArgs {
             Workload::Latency => self.stream(SMALL_BYTES, Pace::AfterCommit, self.count().into())?,
             _ => Work::Version(self.load()?),
         };
-        let scene = |(name, receivers, has_slow)| Scene {
-            name,
-            job: Job { work: work.clone(), hold, every: self.every, receivers, has_slow },
-        };
+        let job =
+            |receivers, has_slow| Job { work: work.clone(), hold, every: self.every, receivers, has_slow };
+        let scene = |(name, receivers, has_slow)| Scene { name, job: job(receivers, has_slow) };
         Ok(self.workload.scenes(consumers)?.into_iter().map(scene).collect())
     }
 

@@ -5,7 +5,7 @@ use crate::{
     gpu::{
         engine::Engine,
         line,
-        loopback::{Receiving, Serving, Setup},
+        loopback::{Loopback, Setup},
         payload::{self, OnDevice, noise_of},
     },
     size,
@@ -37,13 +37,12 @@ async fn compare(job: &Job, engine: &Engine, chunk_bytes: u64) -> Result<()> {
     let bytes = noise_of(manifest.payload_bytes(), chunk_bytes)?;
     from.upload(&bytes).await?;
     let setup = Setup::new(chunk_bytes, 4, Some(landing));
-    let serving = Serving::start(&setup).await?;
-    let receiving = Receiving::start(&serving, &setup).await?;
-    serving.publish(specs, from.source()?).await?;
-    let landed = receiving.next().await?;
-    let outcome = if landed.is_on_device() { Ok("it did") } else { Err("it landed in host memory") };
+    let service = Loopback::start(&setup, 1).await?;
+    service.serving.publish(specs, from.source()?).await?;
+    let landed = service.readers[0].next().await?;
+    let outcome = landed.is_on_device().then(|| "it did".to_owned());
     let name = format!("the snapshot lands on the device, in chunks of {}", size::text(chunk_bytes));
-    line::check(name, outcome.map(str::to_owned).map_err(str::to_owned));
+    line::check(name, outcome.ok_or_else(|| "it landed in host memory".into()));
     let snapshot = landed.to_host().await?;
     check_bytes(&manifest, &bytes, &snapshot, chunk_bytes);
     Ok(())

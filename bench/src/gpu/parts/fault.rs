@@ -112,7 +112,9 @@ async fn run_scenario(job: &Job, scenario: Scenario, ordinal: usize) -> Result<(
     };
     line::check(format!("{scenario}: {expected}"), job.check_result(outcome));
     check_engine(scenario, &spare).await;
-    note_second_engine(scenario, job.device);
+    let again = Engine::open(job.device);
+    let outcome = again.map_or_else(|error| format!("does not open: {error:#}"), |_| "opens".into());
+    line::note(format!("{scenario}: a new engine in the same process {outcome}"));
     Ok(())
 }
 
@@ -219,12 +221,3 @@ async fn check_engine(scenario: Scenario, source: &Arc<dyn Source>) {
 
 /// The deadline for a copy after the fault.
 const COPY_TIMEOUT: Duration = Duration::from_secs(8);
-
-/// Prints whether the device can be opened again in the same process.
-fn note_second_engine(scenario: Scenario, device: DeviceArg) {
-    let outcome = match Engine::open(device) {
-        Ok(_) => "opens".to_owned(),
-        Err(error) => format!("does not open: {error:#}"),
-    };
-    line::note(format!("{scenario}: a new engine in the same process {outcome}"));
-}

@@ -1,7 +1,7 @@
 //! The complete service over loopback, from GPU to GPU and from host to host. Its name in results, `quic`, is older than
 //! sessions over TCP.
 
-use super::{Job, pipeline_cells, rate};
+use super::{Job, rate};
 use crate::{
     cpu,
     gpu::{
@@ -12,6 +12,7 @@ use crate::{
         payload::{self, OnDevice},
         stream::{chunks_in_flight, pieces, read_all, write_all},
     },
+    size,
 };
 use anyhow::Result;
 use std::{sync::Arc, time::Instant};
@@ -31,7 +32,8 @@ pub(super) async fn run(job: Job) -> Result<()> {
     let to = OnDevice::whole(&memory, job.bytes)?;
     for _ in passes(job.budget()) {
         for (slots, chunk_bytes, lanes) in settings(&job) {
-            let setting = pipeline_cells(slots, chunk_bytes).and("lanes", Some(lanes.to_string()));
+            let setting = [("slots", slots.to_string()), ("chunk", size::text(chunk_bytes))];
+            let setting = Cells::of(setting).and("lanes", Some(lanes.to_string()));
             let capacity = Capacity { slots, slot_bytes: chunk_bytes as usize };
             let rounds = if job.quick { 1 } else { ROUNDS };
             for measured in measure(&engine, (&from, &host, &to), capacity, lanes, rounds).await? {
