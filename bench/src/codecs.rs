@@ -93,7 +93,7 @@ pub fn run(args: &CodecsArgs) -> Result<()> {
             let choice = Choice::of(&job, args.rounds);
             results.tables.push(Table::new(&name, rows));
             results.notes.push(format!("{file}, {dtype}: {choice}"));
-            results.details.auto.0.push((name, choice));
+            results.details.auto.0.insert(name, choice);
         }
     }
     print!("{results}");

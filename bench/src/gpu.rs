@@ -19,7 +19,7 @@ mod stream;
 pub use engine::DeviceArg;
 pub use parts::{Job, Part};
 
-use crate::origin::Origin;
+use crate::{machine::memory_bytes, origin::Origin};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use document::{Document, Findings};
@@ -125,14 +125,14 @@ impl Suite {
     fn set_device(&mut self, lines: &[Line]) {
         for line in lines {
             if let Line::Fact(name, value) = line {
-                self.document.device.0.push((name.clone(), value.clone()));
+                self.document.device.0.insert(name.clone(), value.clone());
             }
         }
         let fact = |name| self.document.device.get(name).map(String::as_str);
         let kind = fact(parts::KIND).unwrap_or_default().to_owned();
         let name = fact("name").unwrap_or("unknown").to_owned();
         let free = fact(parts::FREE_BYTES).and_then(|bytes| bytes.parse().ok());
-        let free = [free, machine::available_bytes()].into_iter().flatten().min();
+        let free = [free, memory_bytes("MemAvailable")].into_iter().flatten().min();
         self.payload_max_bytes = free.map_or(u64::MAX, |bytes: u64| bytes / PAYLOADS_MAX);
         self.document.is_result = kind == GPU && !self.args.quick;
         let (title, stem) = title_and_stem(&kind, &name, self.args.quick);

@@ -247,7 +247,7 @@ mod tests {
         let codecs_with_numbers = |job: &Job<'_>| -> Vec<String> {
             let rows = measure(job, &Subject::codecs(), 1).unwrap();
             let numbered = rows.into_iter().filter(|row| row.setting.get("ratio").is_some());
-            numbered.map(|row| row.setting.0[0].1.clone()).collect()
+            numbered.map(|row| row.setting.0[0].clone()).collect()
         };
         let integers = Job::of(Dtype::I8, vec![noise.as_bytes()]);
         assert_eq!(

@@ -10,12 +10,7 @@ pub(super) fn facts() -> Cells<String> {
     let bytes = |path| trimmed_file(path).map(|bytes| format!("{bytes} bytes"));
     Cells::of([])
         .and("memory", memory_bytes("MemTotal").map(gib))
-        .and("memory available at the start", available_bytes().map(gib))
+        .and("memory available at the start", memory_bytes("MemAvailable").map(gib))
         .and("UDP receive buffer allowed", bytes("/proc/sys/net/core/rmem_max"))
         .and("UDP send buffer allowed", bytes("/proc/sys/net/core/wmem_max"))
-}
-
-/// The available memory.
-pub(super) fn available_bytes() -> Option<u64> {
-    memory_bytes("MemAvailable")
 }

@@ -175,9 +175,9 @@ impl Round {
         let cpu_s_per_gib = cpu::per_gib(cpu_s + self.sent.cpu_s, self.bytes());
         let mut cells = Cells::of([("gb_per_s", self.gb_per_s()), ("cpu_s_per_gib", cpu_s_per_gib)]);
         if let [only] = &self.received[..] {
-            cells.0.extend(only.more.0.iter().cloned());
+            cells.0.extend(only.more.0.clone());
         }
-        cells.0.extend(self.sent.more.0.iter().cloned());
+        cells.0.extend(self.sent.more.0.clone());
         cells
     }
 
@@ -191,12 +191,12 @@ impl Round {
                 ("gb_per_s", received.gb_per_s),
                 ("cpu_s_per_gib", cpu::per_gib(received.cpu_s, received.bytes)),
             ]);
-            cells.0.extend(received.more.0.iter().filter(|_| several).cloned());
+            cells.0.extend(received.more.0.clone().into_iter().filter(|_| several));
             (Role::Receiver(number), cells, &received.side)
         });
         for (role, mut cells, SideFacts { process, machine, .. }) in receivers.chain([server]) {
             let Some(process) = process else { continue };
-            cells.0.extend(process.0.iter().cloned());
+            cells.0.extend(process.0.clone());
             let name = contender.process_name(role);
             match processes.iter_mut().find(|other| other.process == name) {
                 Some(other) => other.rounds.push(cells),
