@@ -53,15 +53,8 @@ pub enum Command {
     #[command(subcommand, hide = true)]
     StockQuinn(Sides<ServeArgs, ConnectArgs>),
     /// One side of plain TCP, or of TLS over it.
-    #[command(hide = true)]
-    Tcp {
-        /// Encrypts with TLS 1.3. Any certificate is accepted: for test networks only.
-        #[arg(long, global = true)]
-        tls: bool,
-        /// The side.
-        #[command(subcommand)]
-        side: Sides<ServeArgs, ConnectArgs>,
-    },
+    #[command(subcommand, hide = true)]
+    Tcp(Sides<WithTls<ServeArgs>, WithTls<ConnectArgs>>),
     /// Forwards packets between two network devices with a delay.
     #[command(name = DELAY_BRIDGE, hide = true)]
     DelayBridge(DelayArgs),
@@ -74,6 +67,17 @@ pub enum Sides<Serve: Args, Receive: Args> {
     Serve(Serve),
     /// Receives the payload once a round.
     Receive(Receive),
+}
+
+/// The options of a side that can encrypt.
+#[derive(Debug, Args)]
+pub struct WithTls<Side: Args> {
+    /// The options of the side.
+    #[command(flatten)]
+    side: Side,
+    /// Encrypts with TLS 1.3. Any certificate is accepted: for test networks only.
+    #[arg(long)]
+    tls: bool,
 }
 
 /// Runs `command`. `this` is the running program, which is started again for the sides of contenders.
@@ -90,8 +94,8 @@ pub async fn run(command: Command, this: Program) -> Result<()> {
         Command::Relay(Sides::Receive(args)) => relay::receive(args).await,
         Command::StockQuinn(Sides::Serve(args)) => stock_quinn::serve(args).await,
         Command::StockQuinn(Sides::Receive(args)) => stock_quinn::receive(args).await,
-        Command::Tcp { tls, side: Sides::Serve(args) } => tcp::serve(args, tls).await,
-        Command::Tcp { tls, side: Sides::Receive(args) } => tcp::receive(args, tls).await,
+        Command::Tcp(Sides::Serve(WithTls { side, tls })) => tcp::serve(side, tls).await,
+        Command::Tcp(Sides::Receive(WithTls { side, tls })) => tcp::receive(side, tls).await,
         Command::Codecs(args) => codecs::run(&args),
         Command::DelayBridge(args) => delay::run(args).await,
     }
