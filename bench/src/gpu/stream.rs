@@ -1,7 +1,7 @@
 //! Copies between a device and its slots, without a network.
 
 use anyhow::Result;
-use futures_util::{TryStreamExt, stream};
+use futures_util::{TryFutureExt, TryStreamExt, stream};
 use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{Sink, Source};
 
@@ -19,7 +19,7 @@ pub(super) async fn read_all(
     in_flight: usize,
 ) -> Result<()> {
     let ranges = stream::iter(ranges.iter().cloned().map(Ok));
-    let read = |range| async { Ok(drop(source.read(range).await?)) };
+    let read = |range| source.read(range).map_ok(drop).err_into();
     ranges.try_for_each_concurrent(in_flight, read).await
 }
 
