@@ -85,7 +85,7 @@ fn serve_client(
     Ok(())
 }
 
-/// The next request of the client, a byte of [`request`]; `None` if the client has disconnected.
+/// The next request of the client, a byte of [`request`](mod@request); `None` if the client has disconnected.
 fn next_request(stream: &mut dyn Stream) -> Result<Option<u8>> {
     let mut byte = [0];
     match stream.read_exact(&mut byte) {
