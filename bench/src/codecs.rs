@@ -68,7 +68,9 @@ plain copy. A chunk that a codec cannot make 3 % smaller is raw.";
 pub fn run(args: &CodecsArgs) -> Result<()> {
     let chunk_bytes = u32::try_from(args.chunk_size).context("--chunk-size is too large")?;
     let read = |path: &Path| Content::read(path, args.dtype, chunk_bytes);
-    let subjects = codecs_to_measure(args.paths);
+    // `raw`, the reference, is the first.
+    let mut subjects = Subject::codecs();
+    subjects.extend(Subject::paths().filter(|_| args.paths));
     let details = Details { chunk_bytes, rounds: args.rounds, auto: Cells::default() };
     let mut results = Results::new("codecs", "Codecs".into(), ABOUT.into(), details);
     for path in &args.files {
@@ -91,20 +93,11 @@ pub fn run(args: &CodecsArgs) -> Result<()> {
             let choice = Choice::of(&job, args.rounds);
             results.tables.push(Table::new(&name, rows));
             results.notes.push(format!("{file}, {dtype}: {choice}"));
-            results.details.auto.0.push((name, choice));
+            results.details.auto.0.insert(name, choice);
         }
     }
     print!("{results}");
     results.write(args.json.as_deref())
-}
-
-/// The codecs to measure. `raw`, the reference, is the first.
-fn codecs_to_measure(with_paths: bool) -> Vec<Subject> {
-    let mut subjects = Subject::codecs();
-    if with_paths {
-        subjects.extend(Subject::paths());
-    }
-    subjects
 }
 
 fn parse_dtype(text: &str) -> Result<Dtype, String> {

@@ -3,21 +3,19 @@
 use crate::{
     codecs::{self, CodecsArgs},
     compare::{self, CompareArgs},
-    contender::{ReceiveArgs, ServeArgs, print},
+    contender::{ConnectArgs, ServeArgs},
     deltas::{self, DeltasArgs},
+    harness::SIDE,
     network::delay::{self, DELAY_BRIDGE, DelayArgs},
-    node::{self, NodeArgs},
-    process::{Failure, Lifetime},
+    process::{EXIT_ON_STDIN_EOF, Lifetime},
     program::Program,
-    relay::{self, FollowArgs, Job},
+    relay::{self, PayloadArgs, SubscribeArgs},
     run::{self as running, RunArgs},
-    stock_quinn,
-    tcp::{self, Encryption},
+    stock_quinn, tcp,
 };
 use anyhow::{Context, Result, bail};
-use clap::Subcommand;
-use std::net::SocketAddr;
-use tensor_relay_client::Ticket;
+use clap::{Args, Subcommand};
+use std::os::unix::process::CommandExt;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// A subcommand, and the options of all subcommands.
@@ -45,138 +43,72 @@ pub enum Command {
     /// Measures users' workloads, on this machine or across nodes.
     #[command(after_help = running::EXAMPLES)]
     Run(Box<RunArgs>),
-    /// Waits for a `run` on another host, as its producer or a consumer. A token authenticates the driver, but orders
-    /// are not encrypted: for trusted networks only.
-    Node(NodeArgs),
+    /// Runs the side whose arguments a `run` on another host sends, as JSON on standard input.
+    #[command(name = SIDE, hide = true)]
+    Side,
     /// One side of tensor-relay.
     #[command(subcommand, hide = true)]
-    Relay(Relay),
+    Relay(Sides<PayloadArgs, SubscribeArgs>),
     /// One side of bare quinn. It accepts any certificate: for test networks only.
     #[command(subcommand, hide = true)]
-    StockQuinn(StockQuinn),
-    /// One side of plain TCP, or of TLS over it, which accepts any certificate: for test networks only.
+    StockQuinn(Sides<ServeArgs, ConnectArgs>),
+    /// One side of plain TCP, or of TLS over it.
     #[command(subcommand, hide = true)]
-    Tcp(Tcp),
+    Tcp(Sides<WithTls<ServeArgs>, WithTls<ConnectArgs>>),
     /// Forwards packets between two network devices with a delay.
     #[command(name = DELAY_BRIDGE, hide = true)]
     DelayBridge(DelayArgs),
 }
 
-/// The sides of tensor-relay.
+/// The two sides of a contender.
 #[derive(Debug, Subcommand)]
-pub enum Relay {
-    /// Holds the payload and publishes it for each round.
-    Serve {
-        /// The options of every server.
-        #[command(flatten)]
-        args: ServeArgs,
-        /// The payload.
-        #[command(flatten)]
-        payload: relay::PayloadArgs,
-    },
-    /// Receives the payload once a round.
-    Receive {
-        /// The ticket that the server printed.
-        #[arg(long)]
-        ticket: Ticket,
-        /// The options of every receiver.
-        #[command(flatten)]
-        args: ReceiveArgs,
-        /// The number of lanes; 0 for automatic.
-        #[arg(long, default_value_t = 1)]
-        lanes: u32,
-    },
-    /// Publishes the versions of a job, each round when its receivers have subscribed.
-    Publish {
-        /// The options of every server.
-        #[command(flatten)]
-        args: ServeArgs,
-        /// The job.
-        #[arg(long)]
-        job: Job,
-    },
-    /// Receives the versions of a job.
-    Follow(FollowArgs),
-}
-
-/// The sides of bare quinn.
-#[derive(Debug, Subcommand)]
-pub enum StockQuinn {
+pub enum Sides<Serve: Args, Receive: Args> {
     /// Holds the payload and sends it once a round.
-    Serve(ServeArgs),
+    Serve(Serve),
     /// Receives the payload once a round.
-    Receive {
-        /// The address of the server.
-        #[arg(long)]
-        connect: SocketAddr,
-        /// The options of every receiver.
-        #[command(flatten)]
-        args: ReceiveArgs,
-    },
+    Receive(Receive),
 }
 
-/// The sides of TCP.
-#[derive(Debug, Subcommand)]
-pub enum Tcp {
-    /// Holds the payload and sends it once a round.
-    Serve {
-        /// The options of every server.
-        #[command(flatten)]
-        args: ServeArgs,
-        /// Whether to encrypt.
-        #[command(flatten)]
-        encryption: Encryption,
-    },
-    /// Receives the payload once a round.
-    Receive {
-        /// The address of the server.
-        #[arg(long)]
-        connect: SocketAddr,
-        /// The options of every receiver.
-        #[command(flatten)]
-        args: ReceiveArgs,
-        /// Whether to encrypt; the same as the serving side's.
-        #[command(flatten)]
-        encryption: Encryption,
-    },
+/// The options of a side that can encrypt.
+#[derive(Debug, Args)]
+pub struct WithTls<Side: Args> {
+    /// The options of the side.
+    #[command(flatten)]
+    side: Side,
+    /// Encrypts with TLS 1.3. Any certificate is accepted: for test networks only.
+    #[arg(long)]
+    tls: bool,
 }
 
-/// Runs the command in `args`. `this` is the running program, which is started again for the sides of contenders.
+/// Runs `command`. `this` is the running program, which is started again for the sides of contenders.
 ///
 /// # Errors
 /// The error of the command, or an interrupt.
-pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
-    args.lifetime.begin();
-    match args.command {
+pub async fn run(command: Command, this: Program) -> Result<()> {
+    match command {
         Command::Compare(args) => until_interrupted(compare::run(args, &this)).await,
         Command::Deltas(args) => until_interrupted(deltas::run(args, &this)).await,
         Command::Run(args) => until_interrupted(running::run(*args, &this)).await,
-        Command::Node(args) => until_interrupted(node::run(args, &this)).await,
-        Command::Relay(Relay::Serve { args, payload }) => {
-            until_interrupted(relay::serve(args, payload)).await
-        }
-        Command::Relay(Relay::Receive { ticket, args, lanes }) => relay::receive(ticket, args, lanes).await,
-        Command::Relay(Relay::Publish { args, job }) => reported(relay::publish(args, job).await),
-        Command::Relay(Relay::Follow(args)) => reported(relay::follow(args).await),
-        Command::StockQuinn(StockQuinn::Serve(args)) => stock_quinn::serve(args).await,
-        Command::StockQuinn(StockQuinn::Receive { connect, args }) => {
-            stock_quinn::receive(connect, args).await
-        }
+        Command::Side => run_side(&this),
+        Command::Relay(Sides::Serve(args)) => until_interrupted(relay::serve(args)).await,
+        Command::Relay(Sides::Receive(args)) => relay::receive(args).await,
+        Command::StockQuinn(Sides::Serve(args)) => stock_quinn::serve(args).await,
+        Command::StockQuinn(Sides::Receive(args)) => stock_quinn::receive(args).await,
+        Command::Tcp(Sides::Serve(WithTls { side, tls })) => tcp::serve(side, tls).await,
+        Command::Tcp(Sides::Receive(WithTls { side, tls })) => tcp::receive(side, tls).await,
         Command::Codecs(args) => codecs::run(&args),
         Command::DelayBridge(args) => delay::run(args).await,
-        Command::Tcp(Tcp::Serve { args, encryption }) => tcp::serve(args, encryption).await,
-        Command::Tcp(Tcp::Receive { connect, args, encryption }) => {
-            tcp::receive(connect, args, encryption).await
-        }
     }
 }
 
-/// Prints a failure for the harness, which may be on another machine.
-fn reported(outcome: Result<()>) -> Result<()> {
-    if let Err(error) = &outcome {
-        print(&Failure { failed: format!("{error:#}") })?;
-    }
-    outcome
+/// Replaces this process by the side whose arguments are the first line of standard input. The input stays open: the
+/// side ends with it.
+fn run_side(this: &Program) -> Result<()> {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    let arguments: Vec<String> = serde_json::from_str(&line).context("standard input has no arguments")?;
+    let error = this.command().as_std_mut().arg(EXIT_ON_STDIN_EOF).args(arguments).exec();
+    Err(error).context("cannot start this program again")
 }
 
 /// Runs `work` until it ends. SIGINT and SIGTERM drop it, which ends the processes that it started.

@@ -1,14 +1,14 @@
 //! `bench compare`: moves the same bytes with tensor-relay and with other programs.
 
 use crate::{
-    harness::{self, Comparison, Contender, Contenders, Over, RunSettings},
+    harness::{self, Comparison, Contenders, Over, RunSettings},
     network::NetworkArgs,
     program::Program,
     relay::Content,
     size,
 };
 use anyhow::Result;
-use serde::Serialize;
+use serde_json::json;
 use std::path::PathBuf;
 
 /// The options of `compare`.
@@ -66,20 +66,19 @@ Examples:
   compare borrowed python python-consumer --python .venv/bin/python --pairs 20
   compare all --peers bench/peers/peers.json --small 1000 --json all.json";
 
-/// The options in the result file.
-#[derive(Serialize)]
-struct Options {
-    size_bytes: u64,
-    /// The content that tensor-relay moved.
-    data: Content,
-}
-
 /// Compares the contenders and prints a table. `this` is the running program, which is started again for each side.
 ///
 /// # Errors
 /// When a contender is unknown, or the list of peers cannot be read; and the errors of `Comparison::run`.
 pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
-    let contenders = picked_contenders(&args, this)?;
+    let mut contenders = Contenders::of_this(this, args.relay.as_deref());
+    if let Some(python) = &args.python {
+        contenders.extend_with_python(this, python);
+    }
+    if let Some(path) = &args.peers {
+        contenders.extend(harness::read_peers(path)?)?;
+    }
+    let contenders = contenders.pick(&args.names)?;
     let first = contenders.first().map_or("", |contender| contender.name.as_str());
     let about = format!(
         "{} a round, from memory to memory, both sides on one machine. A run's value is the median of its {} rounds; \
@@ -105,19 +104,9 @@ pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
         settings,
         pairs: args.pairs,
         over: Over::Local(args.network),
-        options: Options { size_bytes: args.size, data: args.data },
+        // The content is that of tensor-relay.
+        options: json!({ "size_bytes": args.size, "data": args.data }),
         json: args.json.as_deref(),
     };
     comparison.run(this, |_| vec![]).await
-}
-
-fn picked_contenders(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {
-    let mut contenders = Contenders::of_this(this, args.relay.as_deref());
-    if let Some(python) = &args.python {
-        contenders.extend_with_python(this, python);
-    }
-    if let Some(path) = &args.peers {
-        contenders.extend(harness::read_peers(path)?)?;
-    }
-    contenders.pick(&args.names)
 }

@@ -10,8 +10,8 @@
 //! processes are on one machine with one clock, and the message carries the time at which its sending began. The
 //! request is not included.
 
-use crate::{cells::Cells, cpu::Usage, origin::Origin, size};
-use serde::{Deserialize, Serialize};
+use crate::{cells::Cells, cpu, origin::Origin, size};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{net::SocketAddr, ops::RangeInclusive, time::Instant};
 
 /// The options of a server.
@@ -43,6 +43,17 @@ pub struct ReceiveArgs {
     /// The number of 4 KiB messages to request before the rounds, to measure their latency.
     #[arg(long, default_value_t = 0)]
     pub small: u32,
+}
+
+/// The options of a receiver that is given an address, and no ticket.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ConnectArgs {
+    /// The address of the server.
+    #[arg(long)]
+    pub connect: SocketAddr,
+    /// The options of every receiver.
+    #[command(flatten)]
+    pub receive: ReceiveArgs,
 }
 
 /// The first line of a server, printed once it holds its bytes and listens.
@@ -162,13 +173,13 @@ impl Received {
 #[derive(Debug, Clone, Copy)]
 pub struct Begun {
     instant: Instant,
-    usage: Usage,
+    used_s: f64,
 }
 
 impl Begun {
     /// The current moment.
     pub fn now() -> Self {
-        Self { instant: Instant::now(), usage: Usage::now() }
+        Self { instant: Instant::now(), used_s: cpu::used_s() }
     }
 
     /// The seconds since then.
@@ -176,9 +187,18 @@ impl Begun {
         self.instant.elapsed().as_secs_f64()
     }
 
-    fn cpu_s(self) -> f64 {
-        Usage::now().since(self.usage).total_s()
+    /// The CPU seconds of this process since then.
+    pub fn cpu_s(self) -> f64 {
+        cpu::used_s() - self.used_s
     }
+}
+
+/// Parses an argument that the harness wrote as JSON.
+///
+/// # Errors
+/// When `text` is no `T`.
+pub fn from_json<T: DeserializeOwned>(text: &str) -> Result<T, serde_json::Error> {
+    serde_json::from_str(text)
 }
 
 /// Prints `line` for the harness.

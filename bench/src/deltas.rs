@@ -14,7 +14,7 @@ use crate::{
     table::{Row, Table},
 };
 use anyhow::Result;
-use serde::Serialize;
+use serde_json::json;
 use std::{path::PathBuf, time::Duration};
 
 /// The options of `deltas`.
@@ -45,12 +45,6 @@ Examples:
 The goals, with --steps of a real fine-tuning at 1 Gbit/s: a version is sent as at most 1/50 of its bytes at a learning rate
 of 1e-6, as at most 1/20 at 1e-5, and committed at least 20 times sooner than whole. Both ends keep bases without limit: the
 effect of memory budgets is not measured.";
-
-/// The options in the result file.
-#[derive(Serialize)]
-struct Options {
-    steps: StepsArgs,
-}
 
 /// The deadline of a version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(600);
@@ -88,7 +82,7 @@ pub async fn run(args: DeltasArgs, this: &Program) -> Result<()> {
         },
         pairs,
         over: Over::Local(network),
-        options: Options { steps },
+        options: json!({ "steps": steps }),
         json: json.as_deref(),
     };
     comparison.run(this, |runs| vec![versions_table(runs)]).await

@@ -19,14 +19,14 @@ mod stream;
 pub use engine::DeviceArg;
 pub use parts::{Job, Part};
 
-use crate::date;
-use anyhow::{Context, Result, bail};
+use crate::{machine::memory_bytes, origin::Origin};
+use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use document::{Document, Findings};
 use line::{Cells, Line};
 use own_runtime::OwnRuntime;
+use parts::GPU;
 use std::{
-    ffi::OsString,
     fs,
     path::{Path, PathBuf},
     thread::available_parallelism,
@@ -60,10 +60,12 @@ pub struct GpuArgs {
 /// When a part or a check failed, or the documents could not be written. All parts are run first.
 pub async fn run(args: GpuArgs) -> Result<()> {
     let mut suite = Suite::begin(args).await;
-    let selected = Part::value_variants().iter().filter(|part| suite.is_selected(**part));
-    for part in selected.copied().collect::<Vec<_>>() {
+    let parts = suite.args.parts.clone();
+    let is_selected = |part: &&Part| **part != Part::Device && (parts.is_empty() || parts.contains(part));
+    for part in Part::value_variants().iter().copied().filter(|part| is_selected(&part)) {
         suite.run(part).await;
-        suite.write();
+        // An error is reported at the end, if it persists.
+        let _ = suite.write();
     }
     suite.end()
 }
@@ -89,9 +91,9 @@ struct Suite {
     begun: Instant,
     /// The maximum payload, which depends on the free memory of this machine and its device.
     payload_max_bytes: u64,
-    files: Files,
+    /// The path of the documents, without their extensions.
+    path: PathBuf,
     document: Document,
-    write_error: Option<String>,
 }
 
 impl Suite {
@@ -101,19 +103,17 @@ impl Suite {
         let mut suite = Self {
             begun: Instant::now(),
             payload_max_bytes: u64::MAX,
-            files: Files::default(),
+            path: PathBuf::new(),
             document: Document {
                 title: String::new(),
                 is_result: false,
-                date: date::today(),
+                origin: Origin::here(),
                 version: env!("CARGO_PKG_VERSION"),
-                commit: option_env!("TENSOR_RELAY_COMMIT").unwrap_or("unknown"),
                 settings: settings(&args),
                 device: Cells::of([]),
                 machine: machine::facts(),
                 parts: vec![],
             },
-            write_error: None,
             args,
         };
         let lines = suite.run(Part::Device).await;
@@ -124,24 +124,20 @@ impl Suite {
     /// Records the properties of the device, names the documents after it, and sets the maximum payload.
     fn set_device(&mut self, lines: &[Line]) {
         for line in lines {
-            if let Line::Fact(fact) = line {
-                self.document.device.0.push((fact.name.clone(), fact.value.clone()));
+            if let Line::Fact(name, value) = line {
+                self.document.device.0.insert(name.clone(), value.clone());
             }
         }
         let fact = |name| self.document.device.get(name).map(String::as_str);
-        let kind = Kind::of(fact(parts::KIND));
+        let kind = fact(parts::KIND).unwrap_or_default().to_owned();
         let name = fact("name").unwrap_or("unknown").to_owned();
         let free = fact(parts::FREE_BYTES).and_then(|bytes| bytes.parse().ok());
-        let free = [free, machine::available_bytes()].into_iter().flatten().min();
+        let free = [free, memory_bytes("MemAvailable")].into_iter().flatten().min();
         self.payload_max_bytes = free.map_or(u64::MAX, |bytes: u64| bytes / PAYLOADS_MAX);
-        self.document.is_result = kind == Kind::Gpu && !self.args.quick;
-        self.document.title = kind.title(&name, self.args.quick);
-        let stem = kind.file_stem(&self.document.date, &name, self.args.quick);
-        self.files = Files::new(&self.args.out, &stem);
-    }
-
-    fn is_selected(&self, part: Part) -> bool {
-        part != Part::Device && (self.args.parts.is_empty() || self.args.parts.contains(&part))
+        self.document.is_result = kind == GPU && !self.args.quick;
+        let (title, stem) = title_and_stem(&kind, &name, self.args.quick);
+        self.path = unused_path(&self.args.out, &format!("{}-{stem}", self.document.origin.date));
+        self.document.title = title;
     }
 
     /// Runs `part` in a process of its own, if enough time remains.
@@ -149,11 +145,10 @@ impl Suite {
         let begun = Instant::now();
         let remaining = Duration::from_secs(self.args.limit_s).saturating_sub(self.begun.elapsed());
         let output = if remaining < PART_DURATION_MIN {
-            child::PartOutput { lines: vec![], failure: Some("no time remained for it".into()) }
+            child::Output::failed("no time remained for it")
         } else {
             eprintln!("{} …", part.facts().title);
-            child::run(part.name(), self.arguments(part, remaining), part.facts().deadline().min(remaining))
-                .await
+            child::run_part(part, &self.job(part, remaining), part.facts().deadline().min(remaining)).await
         };
         let seconds = begun.elapsed().as_secs_f64();
         let findings = Findings::new(part, seconds, self.payload_bytes(part), &output.lines, output.failure);
@@ -170,40 +165,31 @@ impl Suite {
         (bytes - bytes % QUICK_BYTES).max(QUICK_BYTES)
     }
 
-    fn arguments(&self, part: Part, remaining: Duration) -> Vec<OsString> {
-        let quick = self.args.quick;
-        let bytes = self.payload_bytes(part);
+    fn job(&self, part: Part, remaining: Duration) -> Job {
+        let (device, quick, bytes) = (self.args.device, self.args.quick, self.payload_bytes(part));
         let budget = if quick { Duration::ZERO } else { part.facts().budget().min(remaining / 2) };
-        let mut arguments = vec![
-            "--end-with-stdin".into(),
-            "gpu-part".into(),
-            part.name().into(),
-            format!("--device={}", self.args.device).into(),
-            format!("--bytes={bytes}").into(),
-            format!("--budget-ms={}", budget.as_millis()).into(),
-        ];
-        if quick {
-            arguments.push("--quick".into());
-        }
-        arguments
+        let budget_ms = budget.as_millis() as u64;
+        Job { device, bytes, budget_ms, quick, scenario: None, shared: None }
     }
 
-    fn write(&mut self) {
-        self.write_error = self.files.write(&self.document).err().map(|error| format!("{error:#}"));
+    fn write(&self) -> Result<()> {
+        fs::create_dir_all(&self.args.out)
+            .with_context(|| format!("cannot make {}", self.args.out.display()))?;
+        let texts = [self.document.markdown(), serde_json::to_string_pretty(&self.document)?];
+        for (extension, text) in EXTENSIONS.iter().zip(texts) {
+            let path = self.path.with_extension(extension);
+            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(())
     }
 
     /// Prints the Markdown document, and the paths of both documents. The error lists all failures.
-    fn end(mut self) -> Result<()> {
-        self.write();
+    fn end(self) -> Result<()> {
         println!("{}", self.document.markdown());
         let mut failures = self.document.failures();
-        match self.write_error {
-            Some(error) => failures.push(error),
-            None => eprintln!("{}\n{}", self.files.markdown.display(), self.files.json.display()),
-        }
-        if !failures.is_empty() {
-            bail!("{} failed:\n{}", failures.len(), failures.join("\n"));
-        }
+        failures.extend(self.write().err().map(|error| format!("{error:#}")));
+        eprintln!("{}.md and .json", self.path.display());
+        ensure!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures.join("\n"));
         Ok(())
     }
 }
@@ -224,46 +210,27 @@ const QUICK_BYTES: u64 = 4 << 20;
 /// The remaining time below which no further part is begun.
 const PART_DURATION_MIN: Duration = Duration::from_secs(5);
 
-/// The kind of a device. Only measurements of a GPU are results.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Gpu,
-    /// The tests' fake driver.
-    Fake,
-    Host,
-    /// The device could not be queried.
-    Unknown,
-}
+/// The kinds of device other than a GPU, with titles and file names that tell them from a result. The last is a device
+/// that could not be queried.
+const STAND_INS: [(&str, &str, &str); 3] = [
+    ("fake", "FAKE: the suite on the tests' fake driver", "FAKE"),
+    ("host", "HOST: the suite on the host engine, without a GPU", "HOST"),
+    ("", "FAILED: the suite on a device that cannot be queried", "FAILED"),
+];
 
-impl Kind {
-    fn of(fact: Option<&str>) -> Self {
-        match fact {
-            Some("gpu") => Self::Gpu,
-            Some("fake") => Self::Fake,
-            Some("host") => Self::Host,
-            _ => Self::Unknown,
+/// The title and the stem of the file names, without the date, for a device of this `kind` and `name`.
+fn title_and_stem(kind: &str, name: &str, is_quick: bool) -> (String, String) {
+    let (title, stem) = match kind {
+        GPU => (format!("GPU tensors on {name}"), slug(name)),
+        _ => {
+            let (_, title, stem) =
+                STAND_INS.iter().find(|stand_in| stand_in.0 == kind).unwrap_or(&STAND_INS[2]);
+            ((*title).to_owned(), (*stem).to_owned())
         }
-    }
-
-    fn title(self, name: &str, quick: bool) -> String {
-        let quick = if quick { ", quick run" } else { "" };
-        match self {
-            Self::Gpu => format!("GPU tensors on {name}{quick}"),
-            Self::Fake => format!("FAKE: the suite on the tests' fake driver{quick}"),
-            Self::Host => format!("HOST: the suite on the host engine, without a GPU{quick}"),
-            Self::Unknown => format!("FAILED: the suite on a device that cannot be queried{quick}"),
-        }
-    }
-
-    fn file_stem(self, date: &str, name: &str, quick: bool) -> String {
-        let quick = if quick { "-quick" } else { "" };
-        let name = match self {
-            Self::Gpu => slug(name),
-            Self::Fake => "FAKE".into(),
-            Self::Host => "HOST".into(),
-            Self::Unknown => "FAILED".into(),
-        };
-        format!("{date}-gpu-{name}{quick}")
+    };
+    match is_quick {
+        true => (format!("{title}, quick run"), format!("gpu-{stem}-quick")),
+        false => (title, format!("gpu-{stem}")),
     }
 }
 
@@ -274,39 +241,20 @@ fn slug(name: &str) -> String {
     if slug.is_empty() { "unknown".into() } else { slug }
 }
 
-/// The paths of the documents.
-#[derive(Debug, Default)]
-struct Files {
-    json: PathBuf,
-    markdown: PathBuf,
+/// The path in `folder` of documents with this `stem`, without their extensions; if files of that name exist, with the
+/// first number appended that is unused.
+fn unused_path(folder: &Path, stem: &str) -> PathBuf {
+    let numbered = (1..).map(|number| match number {
+        1 => folder.join(stem),
+        _ => folder.join(format!("{stem}-{number}")),
+    });
+    let is_unused =
+        |path: &PathBuf| EXTENSIONS.iter().all(|extension| !path.with_extension(extension).exists());
+    numbered.into_iter().find(is_unused).expect("numbers do not end")
 }
 
-impl Files {
-    /// Paths in `folder` with this `stem`; if files of that name exist, with the first number appended that is unused.
-    fn new(folder: &Path, stem: &str) -> Self {
-        let numbered = (1..).map(|number| match number {
-            1 => stem.to_owned(),
-            _ => format!("{stem}-{number}"),
-        });
-        let files = |stem: String| Self {
-            json: folder.join(format!("{stem}.json")),
-            markdown: folder.join(format!("{stem}.md")),
-        };
-        let is_unused = |files: &Self| !files.json.exists() && !files.markdown.exists();
-        numbered.map(files).find(is_unused).expect("numbers do not end")
-    }
-
-    fn write(&self, document: &Document) -> Result<()> {
-        if let Some(folder) = self.json.parent() {
-            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        }
-        let json = serde_json::to_string_pretty(document)?;
-        for (path, text) in [(&self.json, json), (&self.markdown, document.markdown())] {
-            fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
-        }
-        Ok(())
-    }
-}
+/// The extensions of the two documents.
+const EXTENSIONS: [&str; 2] = ["md", "json"];
 
 #[cfg(test)]
 mod tests {
@@ -314,12 +262,12 @@ mod tests {
 
     #[test]
     fn only_documents_of_a_gpu_have_its_name() {
-        let stem = |kind: Kind, quick| kind.file_stem("2026-11-21", "NVIDIA H100 80GB HBM3 (MIG 1g)", quick);
-        assert_eq!(stem(Kind::Gpu, false), "2026-11-21-gpu-nvidia-h100-80gb-hbm3-mig-1g");
-        assert_eq!(stem(Kind::Gpu, true), "2026-11-21-gpu-nvidia-h100-80gb-hbm3-mig-1g-quick");
-        assert_eq!(stem(Kind::of(Some("fake")), false), "2026-11-21-gpu-FAKE");
-        assert_eq!(stem(Kind::of(None), false), "2026-11-21-gpu-FAILED");
-        assert!(Kind::Fake.title("NVIDIA H100", false).contains("FAKE"));
+        let of = |kind, quick| title_and_stem(kind, "NVIDIA H100 80GB HBM3 (MIG 1g)", quick);
+        assert_eq!(of(GPU, false).1, "gpu-nvidia-h100-80gb-hbm3-mig-1g");
+        assert_eq!(of(GPU, true).1, "gpu-nvidia-h100-80gb-hbm3-mig-1g-quick");
+        assert_eq!(of("fake", false).1, "gpu-FAKE");
+        assert_eq!(of("", false).1, "gpu-FAILED");
+        assert!(of("fake", false).0.contains("FAKE"));
     }
 
     #[test]
@@ -327,7 +275,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("tensor-relay-bench-files-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("a.md"), "").unwrap();
-        assert_eq!(Files::new(&folder, "a").json, folder.join("a-2.json"));
+        assert_eq!(unused_path(&folder, "a"), folder.join("a-2"));
         fs::remove_dir_all(&folder).unwrap();
     }
 }

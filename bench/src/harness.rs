@@ -16,25 +16,27 @@ use anyhow::{Result, bail};
 pub(crate) use contenders::{Contender, Contenders, RELAY, STOCK_QUINN};
 pub(crate) use driver::{RunSettings, round_timeout};
 pub(crate) use peers::read as read_peers;
-pub(crate) use place::{Nodes, Over, Place};
+pub use place::ServeAt;
+pub(crate) use place::{Hosts, Over, Place, SIDE};
 use runs::Run;
 pub(crate) use runs::Runs;
 use schedule::{ScheduledRun, schedule};
 use serde::Serialize;
+use serde_json::Value;
 use std::path::Path;
 
 /// The details of a result file, besides its tables.
 #[derive(Serialize)]
-pub(crate) struct Details<'a, Options> {
+pub(crate) struct Details<'a> {
     network: &'a Over,
     #[serde(flatten)]
-    options: Options,
+    options: Value,
     #[serde(flatten)]
     runs: Runs,
 }
 
 /// A comparison of contenders that do the same work, in alternating pairs of runs.
-pub(crate) struct Comparison<'a, Options> {
+pub(crate) struct Comparison<'a> {
     /// The name of the command.
     pub(crate) kind: &'static str,
     /// The title of the results, without the network.
@@ -48,12 +50,12 @@ pub(crate) struct Comparison<'a, Options> {
     pub(crate) pairs: u32,
     pub(crate) over: Over,
     /// The options in the result file.
-    pub(crate) options: Options,
+    pub(crate) options: Value,
     /// The result file.
     pub(crate) json: Option<&'a Path>,
 }
 
-impl<Options: Serialize> Comparison<'_, Options> {
+impl Comparison<'_> {
     /// Measures all pairs and prints the results. `this` is the running program, which is started again for each side;
     /// `tables` adds tables to those of all runs. A contender that fails does not run again, and its failure is printed
     /// below the tables.
@@ -72,7 +74,9 @@ impl<Options: Serialize> Comparison<'_, Options> {
             for ScheduledRun { contender, beside } in runs {
                 if !results.details.runs.has_failed(&contender.name) {
                     let run = driver::run(contender, settings, &place).await;
-                    print_outcome(pair, pairs, &contender.name, &run);
+                    let outcome =
+                        run.as_ref().map_or_else(|error| format!("failed: {error:#}"), Run::to_string);
+                    eprintln!("{} of {pairs}: {:<16} {outcome}", pair + 1, contender.name);
                     results.details.runs.add(&contender.name, pair, beside, run);
                 }
             }
@@ -90,13 +94,5 @@ impl<Options: Serialize> Comparison<'_, Options> {
             Some(contender) => bail!("{} failed: see above", contender.name),
             None => Ok(()),
         }
-    }
-}
-
-fn print_outcome(pair: u32, pairs: u32, name: &str, run: &Result<Run>) {
-    let number = pair + 1;
-    match run {
-        Ok(run) => eprintln!("{number} of {pairs}: {name:<16} {run}"),
-        Err(error) => eprintln!("{number} of {pairs}: {name:<16} failed: {error:#}"),
     }
 }

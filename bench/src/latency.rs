@@ -15,29 +15,18 @@ fn warm_up(counted: u32) -> u32 {
     counted.div_ceil(WARM_UP_DIVISOR)
 }
 
-/// The time at which the sending of a message begins.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Stamp(u64);
-
-impl Stamp {
-    /// The current time.
-    pub(crate) fn now() -> Self {
-        Self(monotonic_ns())
-    }
-
-    /// Writes the time into the first bytes of `message`.
-    ///
-    /// # Panics
-    /// When `message` is shorter than eight bytes.
-    pub(crate) fn write(self, message: &mut [u8]) {
-        message[..STAMP_BYTES].copy_from_slice(&self.0.to_le_bytes());
-    }
+/// Writes the time at which its sending began into the first bytes of `message`.
+///
+/// # Panics
+/// When `message` is shorter than eight bytes.
+pub(crate) fn stamp(message: &mut [u8], begun_ns: u64) {
+    message[..STAMP_BYTES].copy_from_slice(&begun_ns.to_le_bytes());
 }
 
 /// A message that contains the current time.
 pub(crate) fn stamped() -> [u8; MESSAGE_BYTES] {
     let mut message = [0x5a; MESSAGE_BYTES];
-    Stamp::now().write(&mut message);
+    stamp(&mut message, monotonic_ns());
     message
 }
 
@@ -53,11 +42,6 @@ impl Latencies {
     /// An empty list for `counted` counted messages, preceded by their warm-up messages.
     pub(crate) fn new(counted: u32) -> Self {
         Self { warm_up_left: warm_up(counted), ns: Vec::with_capacity(counted as usize) }
-    }
-
-    /// An empty list of messages that all count.
-    pub(crate) fn without_warm_up() -> Self {
-        Self::new(0)
     }
 
     /// Adds the latency of a message that has just arrived; those of warm-up messages are ignored.

@@ -2,7 +2,7 @@
 //!
 //! - [`contender`] is the interface of all programs that are measured; [`relay`], [`stock_quinn`] and [`tcp`] implement
 //!   it.
-//! - `harness` runs contenders in processes of their own, on this machine or on [nodes](node), and compares them.
+//! - `harness` runs contenders in processes of their own, on this machine or on other hosts, and compares them.
 //! - [`run`], [`compare`] and [`deltas`] choose its contenders.
 //! - [`codecs`] measures codecs on a user's own tensors.
 //! - [`command`] has the subcommands of `tensor-relay-bench`, which are also those of `tensor-relay bench`.
@@ -21,7 +21,6 @@ pub mod command;
 pub mod compare;
 pub mod contender;
 pub mod cpu;
-mod date;
 pub mod deltas;
 #[cfg(feature = "gpu")]
 pub mod gpu;
@@ -29,7 +28,6 @@ mod harness;
 mod latency;
 mod machine;
 pub mod network;
-pub mod node;
 mod noise;
 pub mod origin;
 pub mod process;
@@ -44,5 +42,4 @@ pub mod stock_quinn;
 mod table;
 pub mod tcp;
 mod tls;
-mod wire;
 pub mod workload;

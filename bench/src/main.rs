@@ -4,13 +4,9 @@
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use tensor_relay_bench::{command, process::Lifetime, program::Program};
 #[cfg(feature = "gpu")]
-use tensor_relay_bench::{command::until_interrupted, gpu};
-use tensor_relay_bench::{
-    command::{self, BenchArgs},
-    process::Lifetime,
-    program::Program,
-};
+use tensor_relay_bench::{command::until_interrupted, contender, gpu};
 
 /// The allocator of `tensor-relay`; the contenders `stock-quinn` and `tcp` use it too.
 #[global_allocator]
@@ -39,7 +35,7 @@ enum Command {
     #[command(hide = true)]
     GpuPart {
         part: gpu::Part,
-        #[command(flatten)]
+        #[arg(value_parser = contender::from_json::<gpu::Job>)]
         job: gpu::Job,
     },
 }
@@ -47,19 +43,12 @@ enum Command {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let Cli { command, lifetime } = Cli::parse();
+    lifetime.begin();
     match command {
-        Command::Shared(command) => {
-            command::run(BenchArgs { command, lifetime }, Program::current(&[])?).await
-        }
+        Command::Shared(command) => command::run(command, Program::current(&[])?).await,
         #[cfg(feature = "gpu")]
-        Command::Gpu(args) => {
-            lifetime.begin();
-            until_interrupted(gpu::run(args)).await
-        }
+        Command::Gpu(args) => until_interrupted(gpu::run(args)).await,
         #[cfg(feature = "gpu")]
-        Command::GpuPart { part, job } => {
-            lifetime.begin();
-            gpu::run_part(part, job).await
-        }
+        Command::GpuPart { part, job } => gpu::run_part(part, job).await,
     }
 }

@@ -2,12 +2,8 @@
 
 pub mod delay;
 mod link;
-mod loss;
 mod namespaces;
-mod rate;
-
-pub use loss::Loss;
-pub use rate::Rate;
+mod units;
 
 use crate::{
     contender::{LOOPBACK_MTU, MTU_RANGE},
@@ -30,17 +26,17 @@ pub struct NetworkArgs {
     #[arg(long, default_value_t = LOOPBACK_MTU, value_parser = clap::value_parser!(u16).range(MTU_RANGE), help_heading = "Network")]
     pub mtu: u16,
     /// The rate of the cable, e.g. 1Gbit or 10Gbit; by default unlimited. Needs `tc`.
-    #[arg(long, requires = "namespaces", help_heading = "Network")]
+    #[arg(long, value_parser = units::parse_rate, requires = "namespaces", help_heading = "Network")]
     #[serde(rename = "rate_bits_per_s")]
-    pub rate: Option<Rate>,
+    pub rate: Option<u64>,
     /// Splits batches into single packets before they enter the cable, as a network card does. Otherwise each batch is
     /// carried, received and lost as one.
     #[arg(long, requires = "namespaces", help_heading = "Network")]
     pub segments: bool,
     /// The percentage of data packets (without --segments, of batches) that are lost, e.g. 0.1. Needs `nft`.
-    #[arg(long, value_name = "PERCENT", requires = "namespaces", help_heading = "Network")]
+    #[arg(long, value_name = "PERCENT", value_parser = units::parse_loss, requires = "namespaces", help_heading = "Network")]
     #[serde(rename = "loss_percent")]
-    pub loss: Option<Loss>,
+    pub loss: Option<f64>,
     /// The one-way delay in milliseconds: half of the round trip. Packets then pass through a process of this program,
     /// which takes CPU time. Needs /dev/net/tun.
     #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000), requires = "namespaces", help_heading = "Network")]
@@ -107,14 +103,14 @@ impl fmt::Display for NetworkArgs {
         let link = if *namespaces { "a virtual cable" } else { "loopback" };
         write!(f, "{link}, {mtu} bytes a packet")?;
         if let Some(rate) = rate {
-            write!(f, ", {rate}")?;
+            write!(f, ", {}", units::rate_text(*rate))?;
         }
         if *segments {
             write!(f, ", packets one by one")?;
         }
         if let Some(loss) = loss {
             let what = if *segments { "packets" } else { "batches" };
-            write!(f, ", {loss} of {what} lost")?;
+            write!(f, ", {loss} % of {what} lost")?;
         }
         match delay_ms {
             0 => Ok(()),

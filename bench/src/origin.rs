@@ -1,7 +1,8 @@
 //! The date, machine and build recorded in a result file.
 
-use crate::{date, machine};
+use crate::machine;
 use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
 
 /// The head that all result files share, so that their numbers can be judged, and measured again, years later. It does
 /// not identify the machine or its owner. A text that the system does not report is `unknown`; an unknown number of
@@ -26,7 +27,7 @@ impl Origin {
         let unknown = || "unknown".to_owned();
         let built = option_env!("TENSOR_RELAY_COMMIT").map(str::to_owned);
         Self {
-            date: date::today(),
+            date: OffsetDateTime::now_utc().date().to_string(),
             kernel: machine::kernel().unwrap_or_else(unknown),
             cpu: machine::cpu().unwrap_or_else(unknown),
             cores: machine::cores().unwrap_or(1),

@@ -2,8 +2,11 @@
 
 use anyhow::{Context, Result};
 use std::{
+    convert::Infallible,
     ffi::{OsStr, OsString},
-    path::{Path, PathBuf},
+    fmt,
+    path::PathBuf,
+    str::FromStr,
 };
 use tokio::process::Command;
 
@@ -44,16 +47,6 @@ impl Program {
         self
     }
 
-    /// The file to execute.
-    pub fn executable(&self) -> &Path {
-        &self.executable
-    }
-
-    /// The arguments that precede a subcommand.
-    pub fn lead(&self) -> &[OsString] {
-        &self.lead
-    }
-
     /// A command that runs the program with its lead.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.executable);
@@ -67,6 +60,22 @@ impl Program {
     }
 }
 
+/// A command line as a person writes it: words without quotes.
+impl FromStr for Program {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        let mut words = text.split_whitespace();
+        Ok(Self::new(words.next().unwrap_or_default(), &words.collect::<Vec<_>>()))
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.words().map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" "))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,6 +84,8 @@ mod tests {
     fn the_lead_follows_the_executable() {
         let program = Program::new("tensor-relay", &["bench"]);
         assert_eq!(program.words().collect::<Vec<_>>(), ["tensor-relay", "bench"]);
+        let remote: Program = "ssh  host-a tensor-relay bench".parse().unwrap();
+        assert_eq!(remote.to_string(), "ssh host-a tensor-relay bench");
         assert!(
             Program::current(&[])
                 .unwrap()

@@ -1,23 +1,23 @@
 //! `bench run`: measures users' workloads with tensor-relay, on one machine or across several.
 //!
-//! A workload is a job of one producer and its consumers, each a process of its own, started by the harness or by
-//! [nodes](crate::node) on other machines. A workload with two scenes compares two jobs. All bytes that a measured
+//! A workload is a job of one producer and its consumers, each a process of its own, started by the harness, here
+//! or on other hosts. A workload with two scenes compares two jobs. All bytes that a measured
 //! consumer received are checked: with a hash after the measured time, or, in a stream of versions, one by one on
 //! arrival.
 
 mod workload;
 
+pub use crate::harness::ServeAt;
 pub use workload::{ContentArg, Workload, WorkloadArgs};
 
 use crate::{
-    harness::{Comparison, Contender, Nodes, Over, RunSettings},
+    harness::{Comparison, Contender, Hosts, Over, RunSettings},
     network::NetworkArgs,
-    node::{NodeAddress, TOKEN_VARIABLE, Token},
     program::Program,
     relay::{Content, Form, Hold, Load, Work},
 };
 use anyhow::{Context, Result, ensure};
-use serde::Serialize;
+use serde_json::json;
 use std::{path::PathBuf, time::Duration};
 use workload::Scene;
 
@@ -40,21 +40,18 @@ pub struct RunArgs {
     /// Where the tensors lie while they are published.
     #[arg(long, value_enum, default_value_t)]
     pub hold: Hold,
-    /// The network, if all workers are on this machine. Its MTU also applies between nodes.
+    /// The network, if all workers are on this machine. Its MTU also applies between hosts.
     #[command(flatten)]
     pub network: NetworkArgs,
-    /// The node of the producer, HOST or HOST:PORT, where `bench node` runs.
-    #[arg(long, value_name = "NODE", requires_all = ["consumer", "token"], conflicts_with = "namespaces")]
-    pub producer: Option<NodeAddress>,
-    /// The nodes of the consumers; a node that is named twice runs two consumers.
-    #[arg(long, value_name = "NODE", num_args = 1.., requires = "producer")]
-    pub consumer: Vec<NodeAddress>,
-    /// The host at which consumers reach the producer, if it is not that of --producer.
-    #[arg(long, value_name = "HOST", requires = "producer")]
-    pub serve_at: Option<NodeAddress>,
-    /// The token of the nodes, which `bench node` printed or was given.
-    #[arg(long, env = TOKEN_VARIABLE, hide_env_values = true)]
-    pub token: Option<Token>,
+    /// The command that runs the benchmark's subcommands on the producer's host, e.g. "ssh host-a tensor-relay bench".
+    #[arg(long, value_name = "COMMAND", requires_all = ["consumer", "serve_at"], conflicts_with = "namespaces")]
+    pub producer: Option<Program>,
+    /// The same for the host of each consumer.
+    #[arg(long, value_name = "COMMAND", num_args = 1.., requires = "producer")]
+    pub consumer: Vec<Program>,
+    /// The HOST or HOST:PORT at which consumers reach the producer. Without a port, the system chooses one.
+    #[arg(long, value_name = "HOST[:PORT]", requires = "producer")]
+    pub serve_at: Option<ServeAt>,
     /// The deadline of each round in seconds, with its preparation. Default: eleven minutes more than the bytes of all
     /// consumers take at 10 MB/s, and for `versions` another two times --seconds; an hour for a file.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
@@ -71,24 +68,13 @@ Examples:
   run --workload fan-out --namespaces --mtu 1472   one and four consumers over a virtual Ethernet; needs root
   run --workload latency --json latency.json       the time from publish to commit of versions of 4 KiB
 
-Across machines: `node` on each, with one token for all in TENSOR_RELAY_BENCH_TOKEN, and then
-  run --producer host-a --consumer host-b host-c";
+Across machines, with this program on each:
+  run --producer 'ssh host-a tensor-relay bench' --serve-at host-a --consumer 'ssh host-b tensor-relay bench'";
 
 /// The maximum number of consumers.
 const CONSUMERS_MAX: u32 = 64;
 const ROUNDS_MAX: i64 = 10_000;
 const LANES_MAX: i64 = 16;
-
-/// The options in the result file.
-#[derive(Serialize)]
-struct Options {
-    workload: &'static str,
-    /// The tensors or versions, and their content.
-    work: Work,
-    mode: &'static str,
-    hold: Hold,
-    lanes: u32,
-}
 
 /// Measures the workload, and prints its tables.
 ///
@@ -129,20 +115,19 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
         pairs,
         over: match args.producer {
             None => Over::Local(args.network),
-            Some(producer) => Over::Nodes(Nodes {
+            Some(producer) => Over::Hosts(Hosts {
                 producer,
                 consumers: args.consumer,
-                token: args.token.context("nodes require a token: give --token")?,
-                serve_at: args.serve_at,
+                serve_at: args.serve_at.context("another host's address is needed: give --serve-at")?,
             }),
         },
-        options: Options {
-            workload: name,
-            work: without_folder(work),
-            mode: if args.workload.every { "every" } else { "latest" },
-            hold: args.hold,
-            lanes: args.lanes,
-        },
+        options: json!({
+            "workload": name,
+            "work": without_folder(work),
+            "mode": if args.workload.every { "every" } else { "latest" },
+            "hold": args.hold,
+            "lanes": args.lanes,
+        }),
         json: args.json.as_deref(),
     };
     comparison.run(this, |_| vec![]).await

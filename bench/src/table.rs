@@ -5,6 +5,7 @@ use crate::{
     cells::Cells,
     stats::{PairedRatio, Summary},
 };
+use indexmap::IndexSet;
 use serde::Serialize;
 use std::fmt;
 
@@ -67,14 +68,8 @@ impl Table {
 }
 
 /// All names, each once, in the order of their first occurrence.
-fn names<'a, T: 'a>(cells: impl Iterator<Item = &'a Cells<T>>) -> Vec<&'a str> {
-    let mut names: Vec<&str> = vec![];
-    for (name, _) in cells.flat_map(|cells| &cells.0) {
-        if !names.contains(&name.as_str()) {
-            names.push(name);
-        }
-    }
-    names
+fn names<'a, T: 'a>(cells: impl Iterator<Item = &'a Cells<T>>) -> IndexSet<&'a str> {
+    cells.flat_map(|cells| cells.0.keys()).map(String::as_str).collect()
 }
 
 fn text(value: Option<impl ToString>) -> String {
@@ -134,12 +129,9 @@ impl Row {
     pub(crate) fn add(&mut self, sample: &Cells<f64>) {
         self.samples += 1;
         for (name, value) in sample.0.iter().filter(|(_, value)| value.is_finite()) {
-            match self.values.0.iter_mut().find(|(cell, _)| cell == name) {
-                Some((_, values)) => values.push(*value),
-                None => self.values.0.push((name.clone(), vec![*value])),
-            }
+            self.values.0.entry(name.clone()).or_default().push(*value);
         }
-        let summary = |(name, values): &(String, Vec<f64>)| Some((name.clone(), Summary::of(values)?));
+        let summary = |(name, values): (&String, &Vec<f64>)| Some((name.clone(), Summary::of(values)?));
         self.measured = Cells(self.values.0.iter().filter_map(summary).collect());
     }
 }

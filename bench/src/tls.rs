@@ -4,9 +4,7 @@ use anyhow::Result;
 use rustls::{
     ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::{
-        CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls12_signature, verify_tls13_signature,
-    },
+    crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls13_signature},
     pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime},
     version::TLS13,
 };
@@ -72,11 +70,11 @@ impl ServerCertVerifier for AcceptAnyCertificate {
 
     fn verify_tls12_signature(
         &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signature, &self.0)
+        Err(Error::General("TLS 1.2 is not offered".into()))
     }
 
     fn verify_tls13_signature(

@@ -1,14 +1,11 @@
-//! `bench run` and `bench node`, run as a user runs them: each workload once, small, with real processes.
+//! `bench run`, run as a user runs them: each workload once, small, with real processes.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use serde_json::Value;
 use std::{
-    io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
     path::PathBuf,
-    process::{Child, Command, Output, Stdio},
-    time::Duration,
+    process::{Command, Output, Stdio},
 };
 
 fn bench(words: &str) -> Command {
@@ -173,100 +170,35 @@ fn every_scene_has_its_own_consumers() {
     assert!(table.contains("ratio of GB/s"), "{table}");
 }
 
-/// A node on loopback, with its address and its token.
-struct Node {
-    process: Child,
-    address: String,
-    token: String,
-}
-
-impl Node {
-    fn start(token: Option<&str>) -> Self {
-        let mut command = bench("node --listen 127.0.0.1:0");
-        command.envs(token.map(|token| ("TENSOR_RELAY_BENCH_TOKEN", token)));
-        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let (address, generated) = line.split_once(", token ").unwrap_or((&line, ""));
-        let address = address.rsplit(' ').next().unwrap().trim().to_owned();
-        let token = token.unwrap_or(generated).trim().to_owned();
-        Self { process, address, token }
-    }
-
-    /// Ends it by SIGTERM.
-    fn terminate(&mut self) {
-        let pid = self.process.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-        self.process.wait().unwrap();
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// The standard error of `command`, which must fail.
-fn failure(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    assert!(!output.status.success());
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// Goal: a run across hosts, one of which has two consumers. Method: two nodes on loopback, after invalid connections.
+/// Goal: a run across hosts, two consumers of which are on one. Method: `env` stands for `ssh HOST`.
 #[test]
-fn nodes_run_the_workers_of_another_machine() {
-    let a = Node::start(None);
-    let b = Node::start(Some(&a.token));
-    for invalid in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[b'x'; 5_000], b""] {
-        let mut stream = TcpStream::connect(&b.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        let _ = stream.write_all(invalid);
-        let _ = stream.shutdown(std::net::Shutdown::Write); // Fails if the node has already closed the connection.
-        let _ = stream.read_to_end(&mut Vec::new()); // Until the node closes the connection.
-    }
-    let at = format!("--producer {} --consumer {} {}", a.address, b.address, b.address);
-    let (table, document) = run("nodes", &format!("{at} --token {} --size 5MiB --rounds 1", a.token));
-    assert!(table.contains("between a node and 2 consumers"), "{table}");
+fn other_hosts_run_the_sides() {
+    let host = format!("env {} ", env!("CARGO_BIN_EXE_tensor-relay-bench"));
+    let json = Scratch::new("hosts.json");
+    let mut command = bench("run --size 5MiB --rounds 1 --serve-at 127.0.0.1 --json");
+    command.arg(&json.0).args(["--producer", &host, "--consumer", &host, &host]);
+    let table = succeeded(command.output().unwrap());
+    assert!(table.contains("between a host and the consumers on others: 2"), "{table}");
+    let document: Value = serde_json::from_slice(&std::fs::read(&json.0).unwrap()).unwrap();
     assert_eq!(document["network"]["nodes"], 2);
     let processes = document["runs"][0]["processes"].as_array().unwrap();
     let names: Vec<&str> = processes.iter().map(|process| process["process"].as_str().unwrap()).collect();
     assert_eq!(names, ["consumer 1", "consumer 2", "producer"]);
     assert!(processes[0]["machine"]["cores"].as_u64().unwrap() > 0, "{document}");
 
-    let wrong = failure(&mut bench(&format!("run {at} --token wrong-token --rounds 1")));
-    assert!(wrong.contains(&format!("producer ({})", a.address)) && wrong.contains("wrong token"), "{wrong}");
-    let without = failure(&mut bench(&format!("run {at}")));
-    assert!(without.contains("--token"), "{without}");
+    let without = bench("run --producer true --consumer true").output().unwrap();
+    assert!(String::from_utf8_lossy(&without.stderr).contains("--serve-at"));
 }
 
-/// Goal: the death of a node ends the run, with an error that names the node. Method: an endless run, during which the
-/// consumer's node is ended.
+/// Goal: the death of a host ends the run, with an error that names the command. Method: an endless run, whose consumer
+/// is ended after a second.
 #[test]
-fn an_error_names_the_node_that_died() {
-    let a = Node::start(None);
-    let mut b = Node::start(Some(&a.token));
-    let words = format!(
-        "run --workload latency --count 10000000 --producer {} --consumer {} --token {}",
-        a.address, b.address, a.token
-    );
-    let driver = bench(&words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    while children(&b.process) == 0 {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    b.terminate();
-    let output = driver.wait_with_output().unwrap();
+fn an_error_names_the_host_that_died() {
+    let host = format!("env {}", env!("CARGO_BIN_EXE_tensor-relay-bench"));
+    let dying = format!("timeout 1 {host}");
+    let mut command = bench("run --workload latency --count 10000000 --serve-at 127.0.0.1");
+    let output = command.args(["--producer", &host, "--consumer", &dying]).output().unwrap();
     let table = String::from_utf8_lossy(&output.stdout);
-    assert!(table.contains(&format!("consumer 1 ({})", b.address)), "{table}");
-    assert!(table.contains("is gone"), "{table}");
+    assert!(table.contains(&format!("consumer 1 ({dying}) ended early")), "{table}");
     assert!(!output.status.success());
-}
-
-/// The number of child processes of `process`.
-fn children(process: &Child) -> usize {
-    let id = process.id();
-    let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
-    children.split_whitespace().count()
 }

@@ -127,7 +127,7 @@ impl BoundPort {
         let address = self.listener.local_addr()?;
         let (stop, stopped) = oneshot::channel::<()>();
         let heartbeat = Heartbeat::start();
-        let routes = routes::router(Arc::new(subject), heartbeat, self.access);
+        let routes = routes::Routes::new(Arc::new(subject), heartbeat, self.access);
         self.listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let serve = move || {

@@ -7,6 +7,7 @@ use tensor_relay_bench::{
 };
 
 pub(crate) async fn run(args: BenchArgs, program: Program) -> anyhow::Result<Exit> {
-    command::run(args, program.with(&[crate::config::variable::BENCH])).await?;
+    args.lifetime.begin();
+    command::run(args.command, program.with(&[crate::config::variable::BENCH])).await?;
     Ok(Exit::Done)
 }

@@ -13,7 +13,7 @@ use consumer::Consumer;
 use producer::Producer;
 use report::Report;
 use std::time::Duration;
-use tensor_relay_bench::cpu::Usage;
+use tensor_relay_bench::contender::Begun;
 
 /// The minimum size of the model, so that its small tensors fit.
 const SIZE_MIN_BYTES: u64 = 1 << 20;
@@ -54,11 +54,11 @@ async fn run_demo(args: &DemoArgs) -> anyhow::Result<()> {
     report.connected();
     for seed in 1..=args.versions {
         let version = within(args, producer.generate(seed)).await?;
-        let before = Usage::now();
+        let begun = Begun::now();
         let transfer =
             async { tokio::try_join!(consumer.receive(&mut bar), producer.publish(version, seed)) };
         let (snapshot, ()) = within(args, transfer).await?;
-        let cpu_s = Usage::now().since(before).total_s();
+        let cpu_s = begun.cpu_s();
         report.verified(within(args, consumer.verify(snapshot, args.size, cpu_s)).await?);
     }
     let small =

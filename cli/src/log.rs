@@ -10,8 +10,8 @@ use std::{
 };
 use tracing::{Level, Metadata};
 use tracing_subscriber::{
-    EnvFilter, Registry,
-    filter::filter_fn,
+    Registry,
+    filter::{Targets, filter_fn},
     fmt::{
         format::Writer,
         time::{FormatTime, SystemTime},
@@ -46,13 +46,13 @@ pub(crate) use message;
 pub(crate) fn to_stderr(verbose: u8, format: LogFormat) -> Result<(), UsageError> {
     IS_JSON.store(format == LogFormat::Json, Ordering::Relaxed);
     let default = match verbose {
-        0 => "warn",
-        1 => "info",
-        _ => "debug",
+        0 => Level::WARN,
+        1 => Level::INFO,
+        _ => Level::DEBUG,
     };
     let filter = match config::variable::value_of(FILTER_VARIABLE) {
         Some(filter) => log_filter(&filter.to_string_lossy())?,
-        None => EnvFilter::new(default),
+        None => Targets::new().with_default(default),
     };
     let lines = tracing_subscriber::fmt::layer().with_writer(|| output::Stderr);
     let lines = match format {
@@ -102,8 +102,8 @@ fn as_json(text: &str) -> String {
     line.to_string()
 }
 
-fn log_filter(text: &str) -> Result<EnvFilter, UsageError> {
-    EnvFilter::try_new(text).map_err(|error| {
+fn log_filter(text: &str) -> Result<Targets, UsageError> {
+    text.parse().map_err(|error| {
         UsageError(format!(
             "the environment variable {FILTER_VARIABLE} cannot be {text:?}: {error}; write a level (error, warn, info, \
              debug, trace), or levels by module, such as `info,tensor_relay_client=debug`"

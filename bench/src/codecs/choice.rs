@@ -101,19 +101,15 @@ impl Display for EffortChoice {
     /// Formats the only codec, or each codec with its share of the chunks, the largest share first.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let all: usize = self.chunks.values().sum();
-        let mut chunks: Vec<(&str, usize)> =
-            self.chunks.iter().map(|(codec, chunks)| (*codec, *chunks)).collect();
-        chunks.sort_by_key(|(_, chunks)| usize::MAX - chunks);
-        match &chunks[..] {
-            [] => write!(f, "{}", CodecId::Raw.name()),
-            [(codec, _)] => write!(f, "{codec}"),
-            several => {
-                let share = |(codec, chunks): &(&str, usize)| {
-                    format!("{codec} {:.0} %", *chunks as f64 * 100.0 / all as f64)
-                };
-                write!(f, "{}", several.iter().map(share).collect::<Vec<_>>().join(" + "))
-            }
-        }
+        let mut chunks: Vec<(&&str, &usize)> = self.chunks.iter().collect();
+        chunks.sort_by_key(|(_, chunks)| usize::MAX - *chunks);
+        let share = |(codec, chunks): &(&&str, &usize)| match **chunks == all {
+            true => (**codec).to_owned(),
+            false => format!("{codec} {:.0} %", **chunks as f64 * 100.0 / all as f64),
+        };
+        let shares: Vec<String> = chunks.iter().map(share).collect();
+        f.write_str(if shares.is_empty() { CodecId::Raw.name() } else { "" })?;
+        f.write_str(&shares.join(" + "))
     }
 }
 

@@ -28,12 +28,10 @@ impl Content {
             (_, Some(dtype)) => find_elements(&file, dtype),
             _ => bail!("{} does not record the dtype of its elements: give --dtype", path.display()),
         };
-        Self::lay_out(&file, found.with_context(about)?, chunk_bytes).with_context(about)
-    }
-
-    fn lay_out(file: &[u8], found: Vec<TensorInFile>, chunk_bytes: u32) -> Result<Self> {
-        let (specs, ranges): (Vec<TensorSpec>, Vec<Range<u64>>) = found.into_iter().unzip();
-        let manifest = Manifest::layout(specs, vec![], chunk_bytes, &Limits::default())?;
+        let (specs, ranges): (Vec<TensorSpec>, Vec<Range<u64>>) =
+            found.with_context(about)?.into_iter().unzip();
+        let manifest =
+            Manifest::layout(specs, vec![], chunk_bytes, &Limits::default()).with_context(about)?;
         let mut payload = vec![0; manifest.payload_bytes() as usize];
         for (tensor, range) in manifest.tensors().iter().zip(ranges) {
             payload[to_usize_range(tensor.range())].copy_from_slice(&file[to_usize_range(range)]);

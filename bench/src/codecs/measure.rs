@@ -3,9 +3,9 @@
 use super::content::Content;
 use crate::{cells::Cells, table::Row};
 use anyhow::{Result, ensure};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tensor_relay_protocol::{
-    BitPlanesOn, Codec, CodecId, CodecPath, Context, DecodeError, Dtype, codec, worthwhile_bytes,
+    BitPlanesOn, Codec, CodecId, CodecPath, Context, Dtype, codec, worthwhile_bytes,
 };
 
 /// The chunks of one dtype, and their bases, if any.
@@ -18,7 +18,7 @@ pub(super) struct Job<'a> {
 /// A codec to measure.
 pub(super) struct Subject {
     name: String,
-    codec: Box<dyn Codec>,
+    codec: &'static dyn Codec,
 }
 
 /// The size of the zeros of [`Subject::applies`]: large compared with a codec's tables.
@@ -66,7 +66,7 @@ impl Subject {
 
     /// Every codec of this build, raw first.
     pub(super) fn codecs() -> Vec<Self> {
-        let subject = |id: &CodecId| Self { name: id.name().into(), codec: Box::new(LibraryCodec(*id)) };
+        let subject = |id: &CodecId| Self { name: id.name().into(), codec: codec(*id) };
         CodecId::ALL.iter().map(subject).collect()
     }
 
@@ -74,25 +74,9 @@ impl Subject {
     pub(super) fn paths() -> impl Iterator<Item = Self> {
         CodecPath::all().map(|path| Self {
             name: format!("bitplanes on {}", path.name()),
-            codec: Box::new(BitPlanesOn(path)),
+            // One for each set of instructions, for the duration of the program.
+            codec: Box::leak(Box::new(BitPlanesOn(path))),
         })
-    }
-}
-
-/// A codec of the library that can be boxed: the library itself has only static instances.
-struct LibraryCodec(CodecId);
-
-impl Codec for LibraryCodec {
-    fn id(&self) -> CodecId {
-        self.0
-    }
-
-    fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
-        codec(self.0).encode(context, raw, out)
-    }
-
-    fn decode(&self, context: Context<'_>, encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
-        codec(self.0).decode(context, encoded, raw)
     }
 }
 
@@ -103,18 +87,18 @@ impl Codec for LibraryCodec {
 /// When a codec does not restore the bytes that it encoded.
 pub(super) fn measure(job: &Job<'_>, subjects: &[Subject], rounds: u32) -> Result<Vec<Row>> {
     let mut buffers = Buffers::new(job);
-    let mut times: Vec<CodecTimes> = subjects.iter().map(|_| CodecTimes::new(job.chunk_count())).collect();
+    let mut times = vec![vec![ChunkTimes::NONE; job.chunk_count()]; subjects.len()];
     for _ in 0..rounds {
         for (subject, times) in subjects.iter().zip(&mut times) {
             buffers.run_pass(job, subject, times)?;
         }
     }
-    let memcpy_s = times.first().map(CodecTimes::total_seconds);
-    let results = subjects
+    let memcpy_s = times.first().map(|times| total_seconds(times)).unwrap_or_default();
+    Ok(subjects
         .iter()
         .zip(&times)
-        .map(|(subject, times)| times.row(subject, job, memcpy_s));
-    Ok(results.collect())
+        .map(|(subject, times)| row(subject, job, times, memcpy_s))
+        .collect())
 }
 
 /// The buffers that all codecs use in turn.
@@ -134,13 +118,13 @@ impl Buffers {
     }
 
     /// Encodes all chunks, then decodes all. As at a sender and a receiver, the next chunk is not in the caches.
-    fn run_pass(&mut self, job: &Job<'_>, subject: &Subject, times: &mut CodecTimes) -> Result<()> {
+    fn run_pass(&mut self, job: &Job<'_>, subject: &Subject, times: &mut [ChunkTimes]) -> Result<()> {
         for (at, (raw, out)) in job.chunks.iter().zip(&mut self.encoded).enumerate() {
             let max = encoding_max(subject.codec.id(), raw.len());
             let begin = Instant::now();
             let bytes = subject.codec.encode(job.context(at), raw, &mut out[..max]);
-            times.chunks[at].encode.add(begin.elapsed());
-            times.chunks[at].encoded_bytes = bytes;
+            times[at].encode_s = times[at].encode_s.min(begin.elapsed().as_secs_f64());
+            times[at].encoded_bytes = bytes;
             if bytes.is_none() {
                 out.copy_from_slice(raw);
             }
@@ -148,11 +132,11 @@ impl Buffers {
         for (at, (raw, encoded)) in job.chunks.iter().zip(&self.encoded).enumerate() {
             let decoded = &mut self.decoded[..raw.len()];
             let begin = Instant::now();
-            match times.chunks[at].encoded_bytes {
+            match times[at].encoded_bytes {
                 Some(bytes) => subject.codec.decode(job.context(at), &encoded[..bytes], decoded)?,
                 None => decoded.copy_from_slice(encoded),
             }
-            times.chunks[at].decode.add(begin.elapsed());
+            times[at].decode_s = times[at].decode_s.min(begin.elapsed().as_secs_f64());
             ensure!(decoded == *raw, "{} did not restore chunk {at}", subject.name);
         }
         Ok(())
@@ -167,70 +151,48 @@ fn encoding_max(id: CodecId, raw_bytes: usize) -> usize {
     }
 }
 
-/// The times and sizes of one codec, for all chunks.
-struct CodecTimes {
-    chunks: Vec<ChunkTimes>,
-}
-
-/// The times and the size of one chunk.
-#[derive(Debug, Clone, Copy, Default)]
+/// The shortest times of one codec for one chunk, and the size of its encoding.
+#[derive(Debug, Clone, Copy)]
 struct ChunkTimes {
-    encode: Shortest,
-    decode: Shortest,
+    encode_s: f64,
+    decode_s: f64,
     encoded_bytes: Option<usize>,
 }
 
-/// The minimum of the durations added to it.
-#[derive(Debug, Clone, Copy, Default)]
-struct Shortest(Option<Duration>);
-
-impl Shortest {
-    fn add(&mut self, time: Duration) {
-        self.0 = Some(self.0.map_or(time, |shortest| shortest.min(time)));
-    }
-
-    fn seconds(self) -> f64 {
-        self.0.unwrap_or_default().as_secs_f64()
-    }
+impl ChunkTimes {
+    const NONE: Self = Self { encode_s: f64::INFINITY, decode_s: f64::INFINITY, encoded_bytes: None };
 }
 
-impl CodecTimes {
-    fn new(chunks: usize) -> Self {
-        Self { chunks: vec![ChunkTimes::default(); chunks] }
-    }
+/// The seconds to encode, and to decode, all chunks.
+fn total_seconds(times: &[ChunkTimes]) -> (f64, f64) {
+    (times.iter().map(|chunk| chunk.encode_s).sum(), times.iter().map(|chunk| chunk.decode_s).sum())
+}
 
-    /// The seconds to encode, and to decode, all chunks.
-    fn total_seconds(&self) -> (f64, f64) {
-        let sum = |of: fn(&ChunkTimes) -> Shortest| self.chunks.iter().map(|chunk| of(chunk).seconds()).sum();
-        (sum(|chunk| chunk.encode), sum(|chunk| chunk.decode))
-    }
-
-    fn row(&self, subject: &Subject, job: &Job<'_>, memcpy_s: Option<(f64, f64)>) -> Row {
-        let (encode, decode) = self.total_seconds();
-        let (memcpy_encode, memcpy_decode) = memcpy_s.unwrap_or_default();
-        let gigabytes = job.bytes() as f64 / 1e9;
-        let sizes = self.chunks.iter().zip(&job.chunks);
-        let encoded_bytes: usize = sizes.map(|(chunk, raw)| chunk.encoded_bytes.unwrap_or(raw.len())).sum();
-        let chunks_raw = self.chunks.iter().filter(|chunk| chunk.encoded_bytes.is_none()).count();
-        let applies = subject.applies(job);
-        let quotient = |a: f64, b: f64| (applies && b > 0.0).then(|| a / b);
-        // Exact, so it is text with four digits, and no rounded number.
-        let ratio = quotient(job.bytes() as f64, encoded_bytes as f64).map(|ratio| format!("{ratio:.4}"));
-        let setting = Cells::of([("codec", subject.name.clone())]).and("ratio", ratio);
-        let measured = Cells::default()
-            .and("encoded_bytes", applies.then_some(encoded_bytes as f64))
-            .and("chunks_raw", applies.then_some(chunks_raw as f64))
-            .and("encode_gb_per_s", quotient(gigabytes, encode))
-            .and("encode_of_memcpy", quotient(memcpy_encode, encode))
-            .and("decode_gb_per_s", quotient(gigabytes, decode))
-            .and("decode_of_memcpy", quotient(memcpy_decode, decode));
-        Row::of(setting, [&measured])
-    }
+fn row(subject: &Subject, job: &Job<'_>, times: &[ChunkTimes], memcpy_s: (f64, f64)) -> Row {
+    let ((encode, decode), (memcpy_encode, memcpy_decode)) = (total_seconds(times), memcpy_s);
+    let gigabytes = job.bytes() as f64 / 1e9;
+    let sizes = times.iter().zip(&job.chunks);
+    let encoded_bytes: usize = sizes.map(|(chunk, raw)| chunk.encoded_bytes.unwrap_or(raw.len())).sum();
+    let chunks_raw = times.iter().filter(|chunk| chunk.encoded_bytes.is_none()).count();
+    let applies = subject.applies(job);
+    let quotient = |a: f64, b: f64| (applies && b > 0.0).then(|| a / b);
+    // Exact, so it is text with four digits, and no rounded number.
+    let ratio = quotient(job.bytes() as f64, encoded_bytes as f64).map(|ratio| format!("{ratio:.4}"));
+    let setting = Cells::of([("codec", subject.name.clone())]).and("ratio", ratio);
+    let measured = Cells::default()
+        .and("encoded_bytes", applies.then_some(encoded_bytes as f64))
+        .and("chunks_raw", applies.then_some(chunks_raw as f64))
+        .and("encode_gb_per_s", quotient(gigabytes, encode))
+        .and("encode_of_memcpy", quotient(memcpy_encode, encode))
+        .and("decode_gb_per_s", quotient(gigabytes, decode))
+        .and("decode_of_memcpy", quotient(memcpy_decode, decode));
+    Row::of(setting, [&measured])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tensor_relay_protocol::DecodeError;
 
     /// A codec that does not restore the last byte.
     struct Forgetful;
@@ -285,7 +247,7 @@ mod tests {
         let codecs_with_numbers = |job: &Job<'_>| -> Vec<String> {
             let rows = measure(job, &Subject::codecs(), 1).unwrap();
             let numbered = rows.into_iter().filter(|row| row.setting.get("ratio").is_some());
-            numbered.map(|row| row.setting.0[0].1.clone()).collect()
+            numbered.map(|row| row.setting.0[0].clone()).collect()
         };
         let integers = Job::of(Dtype::I8, vec![noise.as_bytes()]);
         assert_eq!(
@@ -302,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_wrong_decoding_is_an_error() {
-        let subject = Subject { name: "forgetful".into(), codec: Box::new(Forgetful) };
+        let subject = Subject { name: "forgetful".into(), codec: &Forgetful };
         let chunk = [5; 100];
         let error = measure(&Job::of(Dtype::U8, vec![&chunk]), &[subject], 1).err().unwrap();
         assert!(error.to_string().contains("forgetful did not restore chunk 0"));

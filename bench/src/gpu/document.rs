@@ -5,6 +5,7 @@ use super::{
     parts::{Facts, Part},
 };
 use crate::{
+    origin::Origin,
     size,
     stats::format_number,
     table::{Row, Table},
@@ -18,10 +19,9 @@ pub(super) struct Document {
     pub(super) title: String,
     /// True only for a GPU, and not for a quick run. Other numbers only show that the suite runs.
     pub(super) is_result: bool,
-    pub(super) date: String,
-    /// The build that was measured.
+    #[serde(flatten)]
+    pub(super) origin: Origin,
     pub(super) version: &'static str,
-    pub(super) commit: &'static str,
     pub(super) settings: Cells<String>,
     pub(super) device: Cells<String>,
     pub(super) machine: Cells<String>,
@@ -58,7 +58,7 @@ impl Findings {
             match line {
                 Line::Check(check) => checks.push(check.clone()),
                 Line::Note(note) => notes.push(note.clone()),
-                Line::Fact(_) => {}
+                Line::Fact(..) => {}
                 Line::Sample(Sample { table, setting, measured }) => {
                     match tables.iter_mut().find(|other| other.name == *table) {
                         Some(table) => table.add(setting, measured),
@@ -121,19 +121,14 @@ impl Document {
         self.parts.iter().flat_map(Findings::failures).collect()
     }
 
-    /// The table called `name`, of any part.
-    fn table(&self, name: &str) -> Option<&Table> {
-        self.parts.iter().flat_map(|part| &part.tables).find(|table| table.name == name)
-    }
-
     /// The Markdown document.
     pub(super) fn markdown(&self) -> String {
-        let mut text = format!("# {}, {}\n\n", self.title, self.date);
+        let mut text = format!("# {}, {}\n\n", self.title, self.origin.date);
         if !self.is_result {
             text.push_str("**This is no result.** No GPU was measured, or only in a quick run: it shows that the suite runs to its end, and no number of it means anything.\n\n");
         }
         text.push_str(PREFACE);
-        let _ = writeln!(text, "\ntensor-relay {}, commit {}.\n", self.version, self.commit);
+        let _ = writeln!(text, "\ntensor-relay {}: {}.\n", self.version, self.origin);
         for (name, value) in [&self.device, &self.machine, &self.settings]
             .into_iter()
             .flat_map(|cells| &cells.0)
@@ -151,29 +146,31 @@ impl Document {
     fn summary(&self) -> String {
         let mut text = String::from("\n## In short\n\n");
         // The name `quic` is older than sessions over TCP.
-        let row = self.table("quic").and_then(|table| table.rows.first());
+        let table = self
+            .parts
+            .iter()
+            .flat_map(|part| &part.tables)
+            .find(|table| table.name == "quic");
+        let row = table.and_then(|table| table.rows.first());
         match row.and_then(|row| Some((row, row.measured.get("efficiency")?.median))) {
             None => text.push_str("- Efficiency over loopback: not measured.\n"),
             Some((row, efficiency)) => {
                 let word = if efficiency >= EFFICIENCY_GOAL { "reached" } else { "missed" };
                 let setting = row.setting.0.iter().map(|(name, value)| format!("{name} {value}"));
+                let setting = setting.collect::<Vec<_>>().join(", ");
                 let rate = row.measured.get("end_to_end_gb_per_s").map_or(f64::NAN, |rate| rate.median);
+                let rate = format_number(rate);
                 let _ = writeln!(
                     text,
-                    "- Efficiency over loopback ({}): {efficiency:.3}, at {} GB/s. The goal of {EFFICIENCY_GOAL} is {word}.",
-                    setting.collect::<Vec<_>>().join(", "),
-                    format_number(rate)
+                    "- Efficiency over loopback ({setting}): {efficiency:.3}, at {rate} GB/s. The goal of {EFFICIENCY_GOAL} is {word}."
                 );
             }
         }
-        match self.failures() {
-            none if none.is_empty() => text.push_str("- Nothing failed.\n"),
-            failures => {
-                for failure in failures {
-                    let _ = writeln!(text, "- **Failed**: {failure}");
-                }
-            }
+        let failures = self.failures();
+        if failures.is_empty() {
+            text.push_str("- Nothing failed.\n");
         }
+        text.extend(failures.iter().map(|failure| format!("- **Failed**: {failure}\n")));
         text
     }
 }

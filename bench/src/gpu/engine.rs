@@ -1,14 +1,15 @@
 //! The device of a measurement, and a copy engine on it.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 use tensor_relay_device::{
-    Capacity, CopyEngine, Device, DeviceBuffer, HostEngine, HostEngineMemory, HostMemory,
+    Capacity, Device, DeviceBuffer, HostEngine, HostEngineMemory, HostMemory,
     cuda::{CudaEngine, CudaMemory, CudaOptions},
 };
 
 /// The device of a measurement, as the command line names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceArg {
     /// The reference engine in host memory, which shows that the suite runs.
     Host,
@@ -67,18 +68,13 @@ impl Engine {
     /// The memory of `buffer`, which another device of this engine allocated, as a buffer of `device`.
     pub(super) fn adopt(&self, device: &Device, buffer: &DeviceBuffer) -> Result<DeviceBuffer> {
         let adopted = match self {
-            Self::Host(_) => wrapped::<HostEngine>(device, buffer.memory::<HostEngineMemory>()),
-            Self::Cuda(_) => wrapped::<CudaEngine>(device, buffer.memory::<CudaMemory>()),
+            Self::Host(_) => buffer.memory::<HostEngineMemory>().and_then(|m| device.wrap::<HostEngine>(m)),
+            Self::Cuda(_) => buffer.memory::<CudaMemory>().and_then(|m| device.wrap::<CudaEngine>(m)),
         };
-        match adopted {
-            Some(buffer) => Ok(buffer),
-            None => bail!("the buffer of {} belongs to another kind of engine", buffer.device().name()),
-        }
+        adopted.with_context(|| {
+            format!("the buffer of {} belongs to another kind of engine", buffer.device().name())
+        })
     }
-}
-
-fn wrapped<E: CopyEngine>(device: &Device, memory: Option<Arc<E::Memory>>) -> Option<DeviceBuffer> {
-    device.wrap::<E>(memory?)
 }
 
 /// CUDA's default options, with shorter timeouts for a device that hangs.

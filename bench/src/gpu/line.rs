@@ -1,6 +1,7 @@
 //! The output of a part of the suite: lines of JSON.
 
 pub(super) use crate::cells::Cells;
+use crate::contender;
 use serde::{Deserialize, Serialize};
 
 /// A line of output. Each line is complete by itself, because the lines before a failure are kept.
@@ -13,15 +14,8 @@ pub(super) enum Line {
     Check(Check),
     /// A remark on the numbers.
     Note(String),
-    /// A property of the device.
-    Fact(Fact),
-}
-
-/// A property of the device.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Fact {
-    pub(super) name: String,
-    pub(super) value: String,
+    /// The name and the value of a property of the device.
+    Fact(String, String),
 }
 
 /// One measurement under one setting.
@@ -44,39 +38,31 @@ pub(super) struct Check {
     pub(super) detail: String,
 }
 
-/// A printer of measurements, checks and notes, for the suite that started this process or for a person.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Printer;
+/// Prints a measurement.
+pub(super) fn sample(table: &str, setting: Cells<String>, measured: Cells<f64>) {
+    print(&Line::Sample(Sample { table: table.to_owned(), setting, measured }));
+}
 
-impl Printer {
-    /// Prints a measurement.
-    pub(super) fn sample(self, table: &str, setting: Cells<String>, measured: Cells<f64>) {
-        self.line(&Line::Sample(Sample { table: table.to_owned(), setting, measured }));
-    }
+/// Prints the result of a check. `Ok` and `Err` both carry details.
+pub(super) fn check(name: impl Into<String>, outcome: Result<String, String>) {
+    let passed = outcome.is_ok();
+    let detail = outcome.unwrap_or_else(|reason| reason);
+    print(&Line::Check(Check { name: name.into(), passed, detail }));
+}
 
-    /// Prints the result of a check. `Ok` and `Err` both carry details.
-    pub(super) fn check(self, name: impl Into<String>, outcome: Result<String, String>) {
-        let passed = outcome.is_ok();
-        let detail = outcome.unwrap_or_else(|reason| reason);
-        self.line(&Line::Check(Check { name: name.into(), passed, detail }));
-    }
+/// Prints a remark.
+pub(super) fn note(text: impl Into<String>) {
+    print(&Line::Note(text.into()));
+}
 
-    /// Prints a remark.
-    pub(super) fn note(self, text: impl Into<String>) {
-        self.line(&Line::Note(text.into()));
-    }
+/// Prints a property of the device.
+pub(super) fn fact(name: &str, value: impl Into<String>) {
+    print(&Line::Fact(name.to_owned(), value.into()));
+}
 
-    /// Prints a property of the device.
-    pub(super) fn fact(self, name: &str, value: impl Into<String>) {
-        self.line(&Line::Fact(Fact { name: name.to_owned(), value: value.into() }));
-    }
-
-    /// Prints `line`; drops it if standard output is closed.
-    fn line(self, line: &Line) {
-        use std::io::Write;
-        let text = serde_json::to_string(line).expect("names and numbers have a JSON form");
-        let _ = writeln!(std::io::stdout(), "{text}");
-    }
+/// Prints `line`, for the suite that started this process or for a person; drops it if standard output is closed.
+pub(super) fn print(line: &Line) {
+    let _ = contender::print(line);
 }
 
 #[cfg(test)]

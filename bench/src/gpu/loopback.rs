@@ -2,7 +2,10 @@
 //! transport, usually TCP.
 
 use super::{own_runtime::OwnRuntime, payload};
-use crate::{contender::LOOPBACK_MTU, cpu::Usage, server};
+use crate::{
+    contender::{Begun, LOOPBACK_MTU},
+    server,
+};
 use anyhow::{Context, Result, ensure};
 use std::{sync::Arc, time::Duration};
 use tensor_relay_client::{
@@ -11,7 +14,7 @@ use tensor_relay_client::{
 use tensor_relay_device::{Device, Source};
 use tensor_relay_protocol::TensorSpec;
 use tensor_relay_server::{Borrowed, Publication, Publisher, Server, ServerStats};
-use tokio::time::{Instant, timeout};
+use tokio::{sync::Mutex, time::timeout};
 
 /// The settings of a server and its clients that differ from the defaults.
 #[derive(Debug, Clone)]
@@ -26,11 +29,18 @@ pub(super) struct Setup {
     pub(super) lanes: Lanes,
 }
 
+impl Setup {
+    /// A setup in which clients choose the number of lanes.
+    pub(super) fn new(chunk_bytes: u64, chunks_in_flight: usize, landing: Option<Device>) -> Self {
+        Self { chunk_bytes, chunks_in_flight, landing, lanes: Lanes::Auto }
+    }
+}
+
 /// A running server with one topic, on a runtime of its own.
 pub(super) struct Serving {
     runtime: OwnRuntime,
     server: Server,
-    publisher: Option<Publisher>,
+    publisher: Arc<Mutex<Publisher>>,
     topic: Topic,
     ticket: Ticket,
 }
@@ -49,26 +59,21 @@ impl Serving {
         let started = runtime.run(async move { server::start(listen, Some(LOOPBACK_MTU), config, None) });
         let (server, ticket) = started.await??;
         let topic = Topic::new("gpu")?;
-        let publisher = Some(server.publisher(topic.clone())?);
+        let publisher = Arc::new(Mutex::new(server.publisher(topic.clone())?));
         Ok(Self { runtime, server, publisher, topic, ticket })
     }
 
     /// Publishes the tensors of `specs`, whose payload is `source`, as a borrowed version. Its chunks are hashed when
     /// they are first read, as for the weights after a training step.
     pub(super) async fn publish(
-        &mut self,
+        &self,
         specs: Vec<TensorSpec>,
         source: Arc<dyn Source>,
     ) -> Result<Publication> {
         let borrowed = Borrowed::from_source(&self.server.staging(), specs, vec![], |_| source)?;
-        let mut publisher = self.publisher.take().context("an earlier publish failed")?;
-        let published = self.runtime.run(async move {
-            let published = publisher.publish(borrowed, vec![]).await;
-            (publisher, published)
-        });
-        let (publisher, published) = published.await?;
-        self.publisher = Some(publisher);
-        Ok(published?)
+        let publisher = Arc::clone(&self.publisher);
+        let publish = async move { publisher.lock().await.publish(borrowed, vec![]).await };
+        Ok(self.runtime.run(publish).await??)
     }
 
     /// The counters of the server.
@@ -80,7 +85,7 @@ impl Serving {
 /// A subscriber on a runtime of its own.
 pub(super) struct Receiving {
     runtime: OwnRuntime,
-    subscription: Option<Subscription>,
+    subscription: Arc<Mutex<Subscription>>,
     _client: Arc<Client>,
 }
 
@@ -104,27 +109,20 @@ impl Receiving {
             anyhow::Ok((client, subscription))
         });
         let (client, subscription) = subscribed.await??;
-        Ok(Self { runtime, subscription: Some(subscription), _client: Arc::new(client) })
+        Ok(Self { runtime, subscription: Arc::new(Mutex::new(subscription)), _client: Arc::new(client) })
     }
 
-    /// The next version, complete and verified, within a deadline. A failure ends the subscription.
-    pub(super) async fn next(&mut self) -> Result<Snapshot> {
-        let mut subscription = self.subscription.take().context("the subscription has failed")?;
-        let next = self.runtime.run(async move {
-            let next = timeout(VERSION_TIMEOUT, subscription.next()).await;
-            (subscription, next)
-        });
-        let (subscription, next) = next.await?;
-        let snapshot =
-            next.with_context(|| format!("no version was received within {VERSION_TIMEOUT:?}"))??;
-        self.subscription = Some(subscription);
-        Ok(snapshot)
+    /// The next version, complete and verified, within a deadline.
+    pub(super) async fn next(&self) -> Result<Snapshot> {
+        let subscription = Arc::clone(&self.subscription);
+        let next = async move { timeout(VERSION_TIMEOUT, subscription.lock().await.next()).await };
+        let next = self.runtime.run(next).await?;
+        Ok(next.with_context(|| format!("no version was received within {VERSION_TIMEOUT:?}"))??)
     }
 
     /// A function that returns the progress of the current version.
     pub(super) fn progress_reader(&self) -> Result<Box<dyn Fn() -> Progress + Send>> {
-        let subscription = self.subscription.as_ref().context("the subscription has failed")?;
-        Ok(Box::new(subscription.progress_reader()))
+        Ok(Box::new(self.subscription.try_lock()?.progress_reader()))
     }
 }
 
@@ -164,14 +162,14 @@ impl Loopback {
         specs: Vec<TensorSpec>,
         source: &Arc<dyn Source>,
     ) -> Result<Round> {
-        let (begun, usage) = (Instant::now(), Usage::now());
+        let begun = Begun::now();
         self.serving.publish(specs, Arc::clone(source)).await?;
         for reader in &mut self.readers {
             let received = reader.next().await?.payload_bytes();
             let expected = source.len_bytes();
             ensure!(received == expected, "received {received} bytes instead of {expected}");
         }
-        Ok(Round { seconds: begun.elapsed().as_secs_f64(), cpu_s: Usage::now().since(usage).total_s() })
+        Ok(Round { seconds: begun.seconds(), cpu_s: begun.cpu_s() })
     }
 }
 

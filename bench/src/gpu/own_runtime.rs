@@ -1,35 +1,18 @@
 //! A tokio runtime on threads of its own, for a part of the suite, a server or a client.
 
 use anyhow::{Context, Result};
-use std::thread;
-use tokio::{
-    runtime::{Builder, Handle, Runtime},
-    sync::oneshot,
-};
+use tokio::runtime::{Builder, Runtime};
 
 /// A tokio runtime on threads of its own, as in a separate process. Dropping it ends its tasks.
 #[derive(Debug)]
-pub(super) struct OwnRuntime {
-    handle: Handle,
-    /// Dropping it ends the runtime.
-    _end: oneshot::Sender<()>,
-}
+pub(super) struct OwnRuntime(Option<Runtime>);
 
 impl OwnRuntime {
-    /// Starts a runtime with `threads` threads. With one thread, a lane needs the least CPU time.
+    /// Starts a runtime with `threads` threads.
     pub(super) fn new(name: &str, threads: usize) -> Result<Self> {
-        let mut builder =
-            if threads == 1 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
-        let runtime = builder.worker_threads(threads.max(1)).enable_all().build();
-        let runtime = runtime.context("cannot make a runtime")?;
-        let handle = runtime.handle().clone();
-        let (end, ended) = oneshot::channel();
-        let run = move || run_until(runtime, ended);
-        thread::Builder::new()
-            .name(name.into())
-            .spawn(run)
-            .context("cannot start a thread")?;
-        Ok(Self { handle, _end: end })
+        let mut builder = Builder::new_multi_thread();
+        let runtime = builder.worker_threads(threads).thread_name(name).enable_all().build();
+        Ok(Self(Some(runtime.context("cannot make a runtime")?)))
     }
 
     /// Runs `work` on the runtime.
@@ -37,15 +20,19 @@ impl OwnRuntime {
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T> {
-        self.handle
+        let runtime = self.0.as_ref().context("the runtime has ended")?;
+        runtime
             .spawn(work)
             .await
             .context("the work on another thread panicked or was cancelled")
     }
 }
 
-fn run_until(runtime: Runtime, ended: oneshot::Receiver<()>) {
-    let _ = runtime.block_on(ended);
-    // In the background, because waiting for blocking work that hangs would hang this thread too.
-    runtime.shutdown_background();
+impl Drop for OwnRuntime {
+    fn drop(&mut self) {
+        // In the background, because waiting for blocking work that hangs would hang this thread too.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }

@@ -11,15 +11,12 @@ mod quic;
 mod sharing;
 mod small;
 
-pub(super) use device::{FREE_BYTES, KIND};
+pub(super) use device::{FREE_BYTES, GPU, KIND};
 
-use super::{
-    engine::{DeviceArg, Engine},
-    line::{Cells, Printer},
-};
-use crate::size;
+use super::engine::{DeviceArg, Engine};
 use anyhow::Result;
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// One part of the suite.
@@ -111,26 +108,20 @@ impl Facts {
     }
 }
 
-/// The settings of a part.
-#[derive(Debug, Clone, clap::Args)]
+/// The settings of a part: JSON on its command line.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Job {
     /// The device of the tensors.
-    #[arg(long)]
     pub(super) device: DeviceArg,
     /// The largest payload to move.
-    #[arg(long, value_parser = size::parse)]
     pub(super) bytes: u64,
     /// The time in which the part measures.
-    #[arg(long)]
     pub(super) budget_ms: u64,
     /// Uses few and small settings, to check that everything runs.
-    #[arg(long)]
     pub(super) quick: bool,
     /// The fault to cause, in a process that the part `fault` started.
-    #[arg(long, value_enum)]
     pub(super) scenario: Option<fault::Scenario>,
     /// The memory to import, in a process that the part `sharing` started.
-    #[arg(long)]
     pub(super) shared: Option<sharing::Shared>,
 }
 
@@ -141,11 +132,6 @@ impl Job {
 
     fn budget(&self) -> Duration {
         Duration::from_millis(self.budget_ms)
-    }
-
-    /// The printer of measurements.
-    fn printer(&self) -> Printer {
-        Printer
     }
 
     /// The `quick` settings in a quick run, otherwise the `usual` ones.
@@ -169,11 +155,6 @@ impl Job {
         // The program's defaults: 256 MiB of page-locked memory, in chunks of 4 MiB.
         if self.quick { (4, 1 << 20) } else { (64, 4 << 20) }
     }
-}
-
-/// The setting of a pipeline in tables.
-fn pipeline_cells(slots: usize, chunk_bytes: u64) -> Cells<String> {
-    Cells::of([("slots", slots.to_string()), ("chunk", size::text(chunk_bytes))])
 }
 
 /// The rate in 10^9 bytes per second.

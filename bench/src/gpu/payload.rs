@@ -2,7 +2,7 @@
 
 use super::engine::Engine;
 use crate::noise;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result};
 use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{Capacity, Device, DeviceBuffer, HostSource, Sink, Source};
 use tensor_relay_protocol::{Dtype, Limits, Manifest, Shape, TensorName, TensorSpec};
@@ -81,9 +81,8 @@ impl OnDevice {
     }
 
     fn device(&self) -> Result<&Device> {
-        let first = self.parts.first();
-        ensure!(first.is_some(), "a payload without tensors has no device");
-        Ok(first.map(|(_, buffer)| buffer.device()).expect("there is a first part"))
+        let (_, first) = self.parts.first().context("a payload without tensors has no device")?;
+        Ok(first.device())
     }
 
     /// Writes `bytes` to the payload, in pieces of the size of a slot.

@@ -1,13 +1,10 @@
 //! The contenders, and the choice of those to compare.
 
 use super::place::Role;
-use crate::{
-    node::{FOLLOW, PUBLISH},
-    program::Program,
-    relay::Job,
-};
-use anyhow::{Result, bail, ensure};
+use crate::{program::Program, relay::Job};
+use anyhow::{Result, ensure};
 use std::{
+    collections::HashSet,
     ffi::OsString,
     path::{Path, PathBuf},
 };
@@ -32,6 +29,8 @@ pub(crate) struct Contender {
     pub(super) note: String,
     /// Whether it supports small messages.
     pub(super) has_small: bool,
+    /// Whether it has a job, whose sides are a producer and its consumers.
+    pub(super) has_job: bool,
     /// Whether it is tensor-relay or a variant of it.
     pub(super) is_ours: bool,
     /// Whether it is a program of another project, which may not be installed.
@@ -72,48 +71,41 @@ impl Contender {
             receives_into: "reused".into(),
             note: String::new(),
             has_small: true,
+            has_job: false,
             is_ours: true,
             is_external: false,
         }
     }
 
     /// The contender that `program` implements as `subcommand`, with further options for either side.
-    fn of(name: &str, program: &Program, subcommand: &str, options: Options<'_>) -> Self {
+    fn of(name: &str, program: &Program, subcommand: &str, serve: &[&str], receive: &[&str]) -> Self {
         let side =
             |side, options: &[&str]| SideCommand::new(program, &[&[subcommand, side], options].concat());
         Self {
             encrypted: name != TCP,
             is_ours: subcommand == RELAY_SUBCOMMAND,
-            ..Self::new(name, side("serve", options.serve), side("receive", options.receive))
+            ..Self::new(name, side("serve", serve), side("receive", receive))
         }
     }
 
     /// tensor-relay with a job. A slow receiver has the option `--slow` in addition.
-    pub(crate) fn of_job(name: &str, this: &Program, job: &Job, follow_options: &[&str]) -> Result<Self> {
+    pub(crate) fn of_job(name: &str, this: &Program, job: &Job, options: &[&str]) -> Result<Self> {
         let job_option = format!("--job={}", serde_json::to_string(job)?);
-        let side = |subcommand: [&str; 2], options: &[&str]| {
-            SideCommand::new(this, &[&subcommand, &[job_option.as_str()][..], options].concat())
-        };
-        let slow = || side(FOLLOW, &[follow_options, &["--slow"]].concat());
-        Ok(Self {
-            receivers: job.receivers,
-            slow: job.has_slow.then(slow),
-            ..Self::new(name, side(PUBLISH, &[]), side(FOLLOW, follow_options))
-        })
+        let receive = [&[job_option.as_str()], options].concat();
+        let contender = Self::of(name, this, RELAY_SUBCOMMAND, &[&job_option], &receive);
+        let mut slow = contender.receive.clone();
+        slow.arguments.push("--slow".into());
+        Ok(Self { receivers: job.receivers, slow: job.has_slow.then_some(slow), has_job: true, ..contender })
     }
 
     /// The name of one of its processes, for messages and tables.
     pub(super) fn process_name(&self, role: Role) -> String {
-        match (role, self.serves_jobs()) {
+        match (role, self.has_job) {
             (Role::Server, false) => format!("{} serve", self.name),
             (Role::Receiver(_), false) => format!("{} receive", self.name),
             (Role::Server, true) => "producer".into(),
             (Role::Receiver(number), true) => format!("consumer {}", number + 1),
         }
-    }
-
-    fn serves_jobs(&self) -> bool {
-        self.receive.arguments.get(1).is_some_and(|side| side == FOLLOW[1])
     }
 
     /// Environment variables added for all processes. tensor-relay and its variants get none: they run as users run
@@ -128,12 +120,11 @@ impl Contender {
 impl Contenders {
     /// The contenders that `this` program implements, and the tensor-relay of `other_build`, if given.
     pub(crate) fn of_this(this: &Program, other_build: Option<&Path>) -> Self {
-        let own = OWN.map(|(name, subcommand, serve, receive)| {
-            Contender::of(name, this, subcommand, Options { serve, receive })
-        });
+        let own = OWN
+            .map(|(name, subcommand, serve, receive)| Contender::of(name, this, subcommand, serve, receive));
         let other = other_build.map(|executable| {
             let program = Program::new(executable, &[]);
-            Contender::of(OTHER_BUILD, &program, RELAY_SUBCOMMAND, Options { serve: &[], receive: &[] })
+            Contender::of(OTHER_BUILD, &program, RELAY_SUBCOMMAND, &[], &[])
         });
         Self { contenders: own.into_iter().chain(other).collect() }
     }
@@ -183,16 +174,16 @@ impl Contenders {
                 ALL => contender.name == RELAY || !contender.is_ours,
                 name => contender.name == name,
             };
-            let mut found = self.contenders.iter().filter(matches).peekable();
-            if found.peek().is_none() {
-                bail!("there is no contender called {name:?}; the contenders are {}", self.names());
-            }
-            for contender in found {
-                if !picked.iter().any(|other| other.name == contender.name) {
-                    picked.push(contender.clone());
-                }
-            }
+            let found: Vec<&Contender> = self.contenders.iter().filter(matches).collect();
+            ensure!(
+                !found.is_empty(),
+                "there is no contender called {name:?}; the contenders are {}",
+                self.names()
+            );
+            picked.extend(found.into_iter().cloned());
         }
+        let mut seen = HashSet::new();
+        picked.retain(|contender| seen.insert(contender.name.clone()));
         Ok(picked)
     }
 
@@ -200,13 +191,6 @@ impl Contenders {
         let names: Vec<&str> = self.contenders.iter().map(|contender| contender.name.as_str()).collect();
         format!("{}, and {ALL}; --relay, --python and --peers add more", names.join(", "))
     }
-}
-
-/// Options of the two sides, in addition to those of every contender.
-#[derive(Debug, Clone, Copy)]
-struct Options<'a> {
-    serve: &'a [&'a str],
-    receive: &'a [&'a str],
 }
 
 pub(crate) const RELAY: &str = "tensor-relay";
@@ -263,7 +247,7 @@ mod tests {
     fn contenders() -> Contenders {
         let this = Program::new("bench", &[]);
         let mut contenders = Contenders::of_this(&this, Some(Path::new("old")));
-        let zeromq = Contender::of("zeromq", &this, "x", Options { serve: &[], receive: &[] });
+        let zeromq = Contender::of("zeromq", &this, "x", &[], &[]);
         contenders.extend(vec![Contender { is_external: true, ..zeromq }]).unwrap();
         contenders
     }

@@ -11,7 +11,7 @@ use crate::{
     cpu, latency,
     network::NetworkArgs,
     process::Process,
-    relay::Content,
+    relay::{Content, name_of},
 };
 use anyhow::{Context, Result, ensure};
 use futures_util::future::try_join_all;
@@ -39,7 +39,7 @@ pub(crate) struct RunSettings {
 /// The deadline for a round of `bytes`, or for all small messages, on `network`.
 pub(crate) fn round_timeout(bytes: u64, small: u32, network: &NetworkArgs) -> Duration {
     let bits = bytes as f64 * 8.0;
-    let transmission_s = network.rate.map_or(0.0, |rate| bits / rate.bits_per_s() as f64);
+    let transmission_s = network.rate.map_or(0.0, |rate| bits / rate as f64);
     let round_trip = Duration::from_millis(2 * u64::from(network.delay_ms));
     let messages = round_trip * SMALL_ROUND_TRIPS * latency::message_count(small);
     ROUND_TIMEOUT_MARGIN + Duration::from_secs_f64(TRANSMISSION_FACTOR * transmission_s) + messages
@@ -52,8 +52,8 @@ pub(crate) fn round_timeout(bytes: u64, small: u32, network: &NetworkArgs) -> Du
 /// processes are ended in any case.
 pub(super) async fn run(contender: &Contender, settings: RunSettings, place: &Place) -> Result<Run> {
     let settings = RunSettings { small: if contender.has_small { settings.small } else { 0 }, ..settings };
-    let data =
-        (contender.is_ours && settings.data != Content::Noise).then(|| option("data", settings.data.name()));
+    let data = (contender.is_ours && settings.data != Content::Noise)
+        .then(|| option("data", name_of(&settings.data)));
     let options = common_options(settings).chain(data).collect();
     let mut server = place.start(contender, Role::Server, &contender.serve, options).await?;
     let outcome = with_server(contender, settings, place, &mut server).await;
@@ -175,9 +175,9 @@ impl Round {
         let cpu_s_per_gib = cpu::per_gib(cpu_s + self.sent.cpu_s, self.bytes());
         let mut cells = Cells::of([("gb_per_s", self.gb_per_s()), ("cpu_s_per_gib", cpu_s_per_gib)]);
         if let [only] = &self.received[..] {
-            cells.0.extend(only.more.0.iter().cloned());
+            cells.0.extend(only.more.0.clone());
         }
-        cells.0.extend(self.sent.more.0.iter().cloned());
+        cells.0.extend(self.sent.more.0.clone());
         cells
     }
 
@@ -191,12 +191,12 @@ impl Round {
                 ("gb_per_s", received.gb_per_s),
                 ("cpu_s_per_gib", cpu::per_gib(received.cpu_s, received.bytes)),
             ]);
-            cells.0.extend(received.more.0.iter().filter(|_| several).cloned());
+            cells.0.extend(received.more.0.clone().into_iter().filter(|_| several));
             (Role::Receiver(number), cells, &received.side)
         });
         for (role, mut cells, SideFacts { process, machine, .. }) in receivers.chain([server]) {
             let Some(process) = process else { continue };
-            cells.0.extend(process.0.iter().cloned());
+            cells.0.extend(process.0.clone());
             let name = contender.process_name(role);
             match processes.iter_mut().find(|other| other.process == name) {
                 Some(other) => other.rounds.push(cells),

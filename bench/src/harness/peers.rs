@@ -23,13 +23,8 @@ struct Peer {
     receives_into: String,
     #[serde(default)]
     note: String,
-    /// Whether it supports small messages.
-    #[serde(default = "default_small")]
-    small: bool,
-}
-
-fn default_small() -> bool {
-    true
+    /// Whether it supports small messages; by default it does.
+    small: Option<bool>,
 }
 
 /// Reads the peers that the file at `path` lists.
@@ -62,7 +57,7 @@ impl Peer {
             encrypted: self.encrypted,
             receives_into: self.receives_into,
             note: self.note,
-            has_small: self.small,
+            has_small: self.small.unwrap_or(true),
             is_ours: false,
             is_external: true,
             ..Contender::new(&self.name, side("serve"), side("receive"))

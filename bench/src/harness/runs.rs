@@ -67,7 +67,7 @@ impl Runs {
                 let beside = beside.map(str::to_owned);
                 self.runs.push(Run { contender: name.into(), pair, beside, ..run });
             }
-            Err(error) => self.failures.0.push((name.into(), format!("{error:#}"))),
+            Err(error) => self.failures.0.extend([(name.to_owned(), format!("{error:#}"))]),
         }
     }
 

@@ -15,31 +15,27 @@ pub(super) struct ScheduledRun<'a> {
 ///
 /// A contender that failed is left out, and so is the run of the first contender that would be compared with it. A
 /// contender that is left with no other to be compared with runs alone.
-pub(super) fn schedule(
+pub(super) fn schedule<'a>(
     pair: u32,
-    contenders: &[Contender],
+    contenders: &'a [Contender],
     has_failed: impl Fn(&str) -> bool,
-) -> Vec<ScheduledRun<'_>> {
+) -> Vec<ScheduledRun<'a>> {
     let Some((first, others)) = contenders.split_first() else { return vec![] };
-    let others = others.iter().filter(|other| !has_failed(&other.name));
-    let others: Vec<&Contender> = others.collect();
+    let run = |contender, beside| ScheduledRun { contender, beside };
+    let others: Vec<&Contender> = others.iter().filter(|other| !has_failed(&other.name)).collect();
     match (has_failed(&first.name), others.is_empty()) {
-        (true, _) => others.into_iter().map(alone).collect(),
-        (false, true) => vec![alone(first)],
-        (false, false) => others.into_iter().flat_map(|other| pair_of(pair, first, other)).collect(),
-    }
-}
-
-fn alone(contender: &Contender) -> ScheduledRun<'_> {
-    ScheduledRun { contender, beside: None }
-}
-
-fn pair_of<'a>(pair: u32, first: &'a Contender, other: &'a Contender) -> [ScheduledRun<'a>; 2] {
-    let first_run = ScheduledRun { contender: first, beside: Some(&other.name) };
-    let other_run = ScheduledRun { contender: other, beside: Some(&first.name) };
-    match pair.is_multiple_of(2) {
-        true => [first_run, other_run],
-        false => [other_run, first_run],
+        (true, _) => others.into_iter().map(|other| run(other, None)).collect(),
+        (false, true) => vec![run(first, None)],
+        (false, false) => {
+            let pair_with = |other: &'a Contender| {
+                let mut runs = [run(first, Some(other.name.as_str())), run(other, Some(&first.name))];
+                if !pair.is_multiple_of(2) {
+                    runs.reverse();
+                }
+                runs
+            };
+            others.into_iter().flat_map(pair_with).collect()
+        }
     }
 }
 

@@ -7,17 +7,18 @@
 use crate::contender::{Ready, print};
 use anyhow::{Context, Result};
 use std::{
-    ffi::OsString,
     io,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
-        mpsc::{self, Receiver, Sender},
+        mpsc::{self, Receiver},
     },
     thread,
     time::{Duration, Instant},
 };
-use tokio::task::spawn_blocking;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::spawn_blocking,
+};
 use tun_rs::{DeviceBuilder, SyncDevice};
 
 /// The options of the bridge.
@@ -34,11 +35,6 @@ pub struct DelayArgs {
 
 /// The subcommand of the bridge.
 pub(crate) const DELAY_BRIDGE: &str = "delay-bridge";
-
-/// The arguments that start the bridge.
-pub(super) fn arguments(near: &str, far: &str, delay_ms: u32) -> [OsString; 4] {
-    [DELAY_BRIDGE.into(), near.into(), far.into(), format!("--delay-ms={delay_ms}").into()]
-}
 
 /// Forwards packets until it is killed.
 ///
@@ -77,81 +73,50 @@ fn forward_between(from: &SyncDevice, to: &Arc<SyncDevice>, delay: Duration) -> 
     forward(|buffer| from.recv(buffer), move |packet| drop(to.send(packet)), delay)
 }
 
-/// Sends each packet that `receive` returns, in order, `delay` after its arrival, until `receive` fails.
+/// Sends each packet that `receive` returns, in order, `delay` after its arrival, until `receive` fails. A packet for
+/// which the queue has no room is lost.
 fn forward(
     mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
     send: impl FnMut(&[u8]) + Send + 'static,
     delay: Duration,
 ) -> Result<()> {
-    let queued_bytes = Arc::new(QueuedBytes::default());
+    let room = Arc::new(Semaphore::new(QUEUED_BYTES_MAX));
     let (queue, queued) = mpsc::channel();
-    let sender = thread::spawn({
-        let queued_bytes = Arc::clone(&queued_bytes);
-        move || send_when_due(&queued, &queued_bytes, send)
-    });
-    let error = receive_all(&mut receive, &queue, &queued_bytes, delay);
+    let sender = thread::spawn(move || send_when_due(&queued, send));
+    let mut buffer = vec![0; PACKET_BYTES_MAX];
+    let error = loop {
+        match receive(&mut buffer) {
+            Ok(length) => {
+                let bytes = (length + PACKET_EXTRA_BYTES) as u32;
+                let Ok(taken) = Arc::clone(&room).try_acquire_many_owned(bytes) else { continue };
+                let packet = Packet { due: Instant::now() + delay, bytes: buffer[..length].to_vec(), taken };
+                if queue.send(packet).is_err() {
+                    break io::Error::other("the sending thread has ended");
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => break error,
+        }
+    };
     // The queued packets are still sent.
     drop(queue);
     let _ = sender.join();
     Err(error).context("cannot read packets from a device")
 }
 
-/// A packet, and the time at which it is forwarded.
+/// A packet, the time at which it is forwarded, and the room that it takes in the queue.
 struct Packet {
     due: Instant,
     bytes: Vec<u8>,
-}
-
-/// Receives packets into the queue until `receive` fails, and returns its error. A packet that exceeds the bound of the
-/// queue is lost.
-fn receive_all(
-    receive: &mut impl FnMut(&mut [u8]) -> io::Result<usize>,
-    queue: &Sender<Packet>,
-    queued_bytes: &QueuedBytes,
-    delay: Duration,
-) -> io::Error {
-    let mut buffer = vec![0; PACKET_BYTES_MAX];
-    loop {
-        match receive(&mut buffer) {
-            Ok(length) if queued_bytes.try_add(length) => {
-                let bytes = buffer[..length].to_vec();
-                if queue.send(Packet { due: Instant::now() + delay, bytes }).is_err() {
-                    return io::Error::other("the sending thread has ended");
-                }
-            }
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return error,
-        }
-    }
+    taken: OwnedSemaphorePermit,
 }
 
 /// Sends each packet when it is due. The delay of all is equal, so the queue is in the order of due times.
-fn send_when_due(queued: &Receiver<Packet>, queued_bytes: &QueuedBytes, mut send: impl FnMut(&[u8])) {
-    for packet in queued {
-        thread::sleep(packet.due.saturating_duration_since(Instant::now()));
-        send(&packet.bytes);
-        queued_bytes.remove(packet.bytes.len());
-    }
-}
-
-/// The number of bytes queued in one direction, which is bounded.
-#[derive(Debug, Default)]
-struct QueuedBytes(AtomicUsize);
-
-impl QueuedBytes {
-    /// Reserves room for a packet of `length` bytes; false if it would exceed the bound.
-    fn try_add(&self, length: usize) -> bool {
-        let taken = self.0.fetch_add(length + PACKET_EXTRA_BYTES, Ordering::Relaxed);
-        let fits = taken + length + PACKET_EXTRA_BYTES <= QUEUED_BYTES_MAX;
-        if !fits {
-            self.remove(length);
-        }
-        fits
-    }
-
-    fn remove(&self, length: usize) {
-        self.0.fetch_sub(length + PACKET_EXTRA_BYTES, Ordering::Relaxed);
+fn send_when_due(queued: &Receiver<Packet>, mut send: impl FnMut(&[u8])) {
+    for Packet { due, bytes, taken } in queued {
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        send(&bytes);
+        drop(taken);
     }
 }
 
@@ -202,14 +167,22 @@ mod tests {
         }
     }
 
+    /// Goal: the queue is bounded. Method: more batches than fit, of which none is due during the test.
     #[test]
     fn the_queue_is_bounded() {
-        let queued_bytes = QueuedBytes::default();
         let batch = 64 << 10;
-        let fitting = (0..).take_while(|_| queued_bytes.try_add(batch)).count();
-        assert_eq!(fitting, QUEUED_BYTES_MAX / (batch + PACKET_EXTRA_BYTES));
-        assert!(!queued_bytes.try_add(batch), "the refused batch is not counted");
-        queued_bytes.remove(batch);
-        assert!(queued_bytes.try_add(batch) && !queued_bytes.try_add(batch));
+        let (mut left, fitting) =
+            (QUEUED_BYTES_MAX / batch + 10, QUEUED_BYTES_MAX / (batch + PACKET_EXTRA_BYTES));
+        let receive = move |_: &mut [u8]| match left {
+            0 => Err(io::ErrorKind::BrokenPipe.into()),
+            _ => {
+                left -= 1;
+                Ok(batch)
+            }
+        };
+        let sent = Arc::new(Mutex::new(0));
+        let counter = Arc::clone(&sent);
+        forward(receive, move |_| *counter.lock().unwrap() += 1, Duration::from_secs(2)).unwrap_err();
+        assert_eq!(*sent.lock().unwrap(), fitting);
     }
 }

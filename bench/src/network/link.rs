@@ -1,13 +1,13 @@
 //! The link between two namespaces: its devices, and the rate, loss and delay of its packets.
 
-use super::{NetworkArgs, Side, delay, namespaces::Namespaces};
+use super::{NetworkArgs, Side, delay::DELAY_BRIDGE, namespaces::Namespaces, units};
 use crate::{
     contender::Ready,
     process::{EXIT_ON_STDIN_EOF, Process},
     program::Program,
 };
 use anyhow::Result;
-use std::{net::Ipv4Addr, time::Duration};
+use std::{net::Ipv4Addr, process::Stdio, time::Duration};
 
 /// The name of the network device in each namespace.
 const DEVICE: &str = "relay0";
@@ -32,8 +32,10 @@ pub(super) fn add_veth_pair(namespaces: &Namespaces) -> Result<()> {
 pub(super) async fn start_bridge(namespaces: &Namespaces, this: &Program, delay_ms: u32) -> Result<Process> {
     let far = "relay1";
     let mut command = namespaces.command(Side::Serving, this);
-    command.arg(EXIT_ON_STDIN_EOF).args(delay::arguments(DEVICE, far, delay_ms));
-    let mut bridge = Process::start("the delay bridge".into(), command)?;
+    command
+        .args([EXIT_ON_STDIN_EOF, DELAY_BRIDGE, DEVICE, far])
+        .arg(format!("--delay-ms={delay_ms}"));
+    let mut bridge = Process::start("the delay bridge".into(), command, Stdio::piped())?;
     let Ready { .. } = bridge.line(BRIDGE_TIMEOUT).await?;
     let receiving = namespaces.name(Side::Receiving);
     namespaces.ip(Side::Serving, &format!("link set {far} netns {receiving} name {DEVICE}"))?;
@@ -71,19 +73,20 @@ pub(super) fn set_up(namespaces: &Namespaces, args: &NetworkArgs) -> Result<()> 
 /// the delay of a late timer, which would otherwise reduce the rate.
 fn token_bucket(args: &NetworkArgs) -> Option<String> {
     let rate = args.rate?;
+    let bytes_in_us = |us: u64| (u128::from(rate) * u128::from(us) / 8_000_000) as u64;
     let frames = 4 * (u64::from(args.mtu) + u64::from(HEADER_BYTES) + 14);
     let burst = match args.segments {
-        true => rate.bytes_in_us(TIMER_DELAY_MAX_US).max(frames),
-        false => rate.bytes_in_us(TIMER_DELAY_MAX_US).max(BATCH_BYTES).max(frames),
+        true => bytes_in_us(TIMER_DELAY_MAX_US).max(frames),
+        false => bytes_in_us(TIMER_DELAY_MAX_US).max(BATCH_BYTES).max(frames),
     };
     // Five milliseconds of queue, like that of a switch, but at least 1 MiB.
-    let limit = burst + rate.bytes_in_us(5000).max(1 << 20);
-    Some(format!("tbf rate {}bit burst {burst} limit {limit}", rate.bits_per_s()))
+    let limit = burst + bytes_in_us(5000).max(1 << 20);
+    Some(format!("tbf rate {rate}bit burst {burst} limit {limit}"))
 }
 
 /// The nftables rules that drop a share of the packets from the serving end; `None` without loss.
 fn loss_rules(args: &NetworkArgs) -> Option<String> {
-    let per_million = args.loss?.per_million();
+    let per_million = units::per_million(args.loss?);
     let from = address(Side::Serving);
     Some(format!(
         "table ip relay {{ chain input {{ type filter hook input priority 0; \
@@ -111,9 +114,9 @@ mod tests {
         NetworkArgs {
             namespaces: true,
             mtu: 1472,
-            rate: rate.map(|rate| rate.parse().unwrap()),
+            rate: rate.map(|rate| units::parse_rate(rate).unwrap()),
             segments,
-            loss: loss.map(|loss| loss.parse().unwrap()),
+            loss: loss.map(|loss| units::parse_loss(loss).unwrap()),
             delay_ms: 0,
         }
     }

@@ -8,8 +8,8 @@ use tokio::process::Command;
 
 /// A network namespace for each end. Dropping this removes both with their devices.
 pub(super) struct Namespaces {
-    serving: String,
-    receiving: String,
+    /// The names, by [`Side`].
+    names: [String; 2],
 }
 
 impl Namespaces {
@@ -22,7 +22,7 @@ impl Namespaces {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = |side| format!("relay-bench-{}-{number}-{side}", std::process::id());
-        let namespaces = Self { serving: name("server"), receiving: name("client") };
+        let namespaces = Self { names: ["server", "client"].map(name) };
         for side in [Side::Serving, Side::Receiving] {
             run("ip", &["netns", "add", namespaces.name(side)])?;
             // Some peers connect to their own address.
@@ -33,10 +33,7 @@ impl Namespaces {
 
     /// The name of the namespace at `side`.
     pub(super) fn name(&self, side: Side) -> &str {
-        match side {
-            Side::Serving => &self.serving,
-            Side::Receiving => &self.receiving,
-        }
+        &self.names[side as usize]
     }
 
     /// A command that runs `program` in the namespace at `side`. `ip` replaces itself by the program with exec, so that

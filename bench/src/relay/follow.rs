@@ -1,7 +1,7 @@
 //! The receiving side of a job.
 
 use super::{
-    connect,
+    SubscribeArgs, connect,
     job::{Job, Work},
     publish::PUBLISHED_NS,
     snapshot_hash::SnapshotHasher,
@@ -11,44 +11,15 @@ use super::{
 use crate::{
     cells::Cells,
     clock,
-    contender::{Begun, LOOPBACK_MTU, MTU_RANGE, Received, SideFacts, print},
+    contender::{Begun, Received, SideFacts, print},
     latency::Latencies,
     machine,
     origin::Origin,
 };
 use anyhow::{Context, Result};
 use std::{convert::Infallible, time::Duration};
-use tensor_relay_client::{Client, Config, LaneStats, Lanes, Request, Snapshot, Subscription, Ticket, Topic};
+use tensor_relay_client::{Client, Config, LaneStats, Request, Snapshot, Subscription, Topic};
 use tokio::task::spawn_blocking;
-
-/// The options of the receiving side of a job.
-#[derive(Debug, Clone, clap::Args)]
-pub struct FollowArgs {
-    /// The ticket that the publishing side printed.
-    #[arg(long)]
-    pub ticket: Ticket,
-    /// The UDP payload of a full packet; the same as the publishing side's.
-    #[arg(long, default_value_t = LOOPBACK_MTU, value_parser = clap::value_parser!(u16).range(MTU_RANGE))]
-    pub mtu: u16,
-    /// The number of rounds.
-    #[arg(long)]
-    pub rounds: u32,
-    /// The number of lanes.
-    #[arg(long, default_value_t = 1)]
-    pub lanes: u32,
-    /// The job; the same as the publishing side's.
-    #[arg(long)]
-    pub job: Job,
-    /// Blocks nine tenths of the time, until it is ended.
-    #[arg(long)]
-    pub slow: bool,
-    /// Keeps no base, so that versions are sent whole.
-    #[arg(long)]
-    pub whole: bool,
-    /// The clock of the publishing side. Without it, or if it is not this side's, latencies are not measured.
-    #[arg(long)]
-    pub clock: Option<String>,
-}
 
 /// The deadline for the topic of a round to appear: the harness has an earlier one, whose error says more.
 const TOPIC_TIMEOUT: Duration = Duration::from_secs(86_400);
@@ -57,30 +28,29 @@ const TOPIC_TIMEOUT: Duration = Duration::from_secs(86_400);
 const BLOCKED_PERIOD: Duration = Duration::from_millis(90);
 const RUNNING_PERIOD: Duration = Duration::from_millis(10);
 
-/// Receives the versions of `args.job`, round by round, compares them, and prints a line for each round.
+/// Receives the versions of `job`, round by round, compares them, and prints a line for each round.
 ///
 /// # Errors
 /// When the publishing side cannot be reached, or its versions are not the expected ones.
-pub async fn follow(args: FollowArgs) -> Result<()> {
-    let base_bytes = match (args.whole, args.job.has_one_topic()) {
+pub(super) async fn follow(args: SubscribeArgs, job: Job) -> Result<()> {
+    let base_bytes = match (args.whole, job.has_one_topic()) {
         (true, _) => 0,
         (false, true) => u64::MAX,
         (false, false) => Config::default().base_bytes,
     };
-    let lanes = Lanes::Fixed(args.lanes);
-    let config = Config { topic_timeout: TOPIC_TIMEOUT, lanes, base_bytes, ..Config::default() };
-    let client = connect(&args.ticket, args.mtu, config).await?;
-    let stream_content = match &args.job.work {
+    let config = Config { topic_timeout: TOPIC_TIMEOUT, base_bytes, ..Config::default() };
+    let client = connect(&args, config).await?;
+    let stream_content = match &job.work {
         Work::Stream { bytes, .. } => Some(StreamContent::new(*bytes)?),
         Work::Version(_) | Work::Steps(_) => None,
     };
     let has_clock = args.clock.is_some() && args.clock == clock::identifier();
-    let follower = Follower { client, job: args.job, stream_content, has_clock };
+    let follower = Follower { client, job, stream_content, has_clock };
     if args.slow {
-        return follower.follow_slowly(args.rounds).await;
+        return follower.follow_slowly(args.receive.rounds).await;
     }
     let mut subscription = None;
-    for round in 0..args.rounds {
+    for round in 0..args.receive.rounds {
         let subscription = match &mut subscription {
             Some(subscription) if follower.job.has_one_topic() => subscription,
             place => place.insert(follower.subscribe(round).await?),
@@ -139,7 +109,7 @@ impl Follower {
         subscription: &mut Subscription,
     ) -> Result<Received> {
         let (published, mut versions) = (self.job.versions(round), 0);
-        let mut latencies = Latencies::without_warm_up();
+        let mut latencies = Latencies::new(0);
         let mut first = None;
         loop {
             let snapshot = subscription.next().await?;

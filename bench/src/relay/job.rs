@@ -2,7 +2,6 @@
 
 use super::{load::Load, steps::StepsArgs};
 use serde::{Deserialize, Serialize};
-use std::str::FromStr;
 
 /// What is published and received, and how: the same for both sides, which receive it as JSON on their command lines.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -72,13 +71,5 @@ impl Job {
     pub(super) fn topic(&self, round: u32) -> String {
         let number = if self.has_one_topic() { 0 } else { round };
         format!("bench/{number}")
-    }
-}
-
-impl FromStr for Job {
-    type Err = serde_json::Error;
-
-    fn from_str(text: &str) -> Result<Self, serde_json::Error> {
-        serde_json::from_str(text)
     }
 }

@@ -43,19 +43,17 @@ pub enum Content {
     WeightsF32,
 }
 
+/// The name of `value` on the command line.
+pub(crate) fn name_of(value: &impl ValueEnum) -> String {
+    value
+        .to_possible_value()
+        .map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 /// The maximum number of tensors: more than any model has. Each costs a few hundred bytes of memory.
 const TENSORS_MAX: u32 = 1_000_000;
 
 impl Content {
-    /// The name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Noise => "noise",
-            Self::Weights => "weights",
-            Self::WeightsF32 => "weights-f32",
-        }
-    }
-
     fn dtype(self) -> Dtype {
         match self {
             Self::Noise => Dtype::U8,

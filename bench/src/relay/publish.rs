@@ -43,7 +43,7 @@ const COMMIT_TIMEOUT: Duration = Duration::from_secs(86_400);
 ///
 /// # Errors
 /// When it cannot listen, or versions cannot be generated, read, or committed in time.
-pub async fn publish(args: ServeArgs, job: Job) -> Result<()> {
+pub(super) async fn publish(args: ServeArgs, job: Job) -> Result<()> {
     let bases = if job.has_one_topic() { u64::MAX } else { Config::default().base_bytes };
     let config = Config { base_bytes: bases, ..Config::default() };
     let (server, ticket) = server::start(args.listen, Some(args.mtu), config, None)?;
@@ -128,7 +128,7 @@ impl RoundPublisher<'_> {
     async fn publish(&mut self, source: &Versions, prepared: Prepared, round: u32) -> Result<Sent> {
         let Prepared { version, tensors, bytes, hash } = prepared;
         let (before, begun, versions) = (self.server.stats(), Begun::now(), self.job.versions(round));
-        let mut round_trips = Latencies::without_warm_up();
+        let mut round_trips = Latencies::new(0);
         match (source, version) {
             (Versions::Stream(stream), _) => self.publish_stream(stream, versions, &mut round_trips).await?,
             (_, Some(version)) => {

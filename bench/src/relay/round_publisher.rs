@@ -27,19 +27,13 @@ struct Payload {
     hashes: Vec<ChunkHash>,
 }
 
-/// The version of one round, in a topic of its own. In a common topic, a version published early would be sent at once
-/// to the receiver that has just finished the round before.
-pub(super) struct PublishedRound {
-    publisher: Publisher,
-    pub(super) publication: Publication,
-}
-
 impl RoundPublisher {
-    /// Generates and hashes a payload of `bytes` bytes, as `args` describe.
+    /// Generates and hashes the payload that `args` describe.
     ///
     /// # Errors
-    /// When memory is exhausted, or `bytes` is no multiple of the element size.
-    pub(super) fn new(staging: Staging, bytes: u64, args: &PayloadArgs) -> Result<Self> {
+    /// When memory is exhausted, or its size is no multiple of the element size.
+    pub(super) fn new(staging: Staging, args: &PayloadArgs) -> Result<Self> {
+        let bytes = args.serve.bytes;
         let load = Load { form: Form::Equal { bytes, count: args.tensors }, content: args.data }.open()?;
         let specs = load.specs().to_vec();
         let mut filled = None;
@@ -52,18 +46,19 @@ impl RoundPublisher {
         Ok(Self { staging, specs, payload, hold: args.hold })
     }
 
-    /// Publishes the payload for `round`. This costs microseconds, because nothing is copied or hashed. Codec choices
+    /// Publishes the payload for `round`, in a topic of its own: in a common topic, a version published early would be sent
+    /// at once to the receiver that has just finished the round before. This costs microseconds, because nothing is copied or hashed. Codec choices
     /// and encodings cached for earlier rounds are not reused, since they belong to other versions.
     ///
     /// # Errors
     /// When the topic of the round already has a publisher.
-    pub(super) async fn publish(&self, server: &Server, round: u32) -> Result<PublishedRound> {
+    pub(super) async fn publish(&self, server: &Server, round: u32) -> Result<(Publisher, Publication)> {
         let version = self.version()?;
         // Each topic has one version only, so none is needed as a base.
         let options = TopicOptions { bases: 0, ..TopicOptions::default() };
         let mut publisher = server.publisher_with(topic(round)?, None, options)?;
         let publication = publisher.publish(version, vec![]).await?;
-        Ok(PublishedRound { publisher, publication })
+        Ok((publisher, publication))
     }
 
     fn version(&self) -> Result<Publishable> {
@@ -78,13 +73,6 @@ impl RoundPublisher {
             }
         }
         .into())
-    }
-}
-
-impl PublishedRound {
-    /// Withdraws the version.
-    pub(super) fn withdraw(self) {
-        self.publisher.withdraw();
     }
 }
 

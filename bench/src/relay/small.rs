@@ -4,8 +4,9 @@
 //! receiving program has the committed snapshot.
 
 use crate::{
+    clock,
     contender::SmallMessages,
-    latency::{self, Latencies, Stamp},
+    latency::{self, Latencies},
 };
 use anyhow::{Context, Result};
 use std::{convert::Infallible, time::Duration};
@@ -46,9 +47,9 @@ impl SmallPublisher {
         let shape = Shape::new(&[latency::MESSAGE_BYTES as u64])?;
         let spec = TensorSpec::new(TensorName::new(TENSOR)?, Dtype::U8, shape);
         loop {
-            let begun = Stamp::now();
+            let begun_ns = clock::monotonic_ns();
             let staged = Staged::new::<Infallible>(&self.staging, vec![spec.clone()], vec![], |_, out| {
-                begun.write(out);
+                latency::stamp(out, begun_ns);
                 Ok(())
             })?;
             let mut publication = self.publisher.publish(staged, vec![]).await?;

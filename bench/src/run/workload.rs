@@ -1,6 +1,6 @@
 //! The workloads, their options, and the scenes of a run with these options.
 
-use crate::relay::{Content, Form, Hold, Job, Load, Pace, Work};
+use crate::relay::{Content, Form, Hold, Job, Load, Pace, Work, name_of};
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -94,16 +94,8 @@ impl Workload {
     }
 
     /// Its name on the command line and in results.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Bulk => "bulk",
-            Self::StateDict => "state-dict",
-            Self::ManySmall => "many-small",
-            Self::Versions => "versions",
-            Self::Latency => "latency",
-            Self::FanOut => "fan-out",
-            Self::SlowReader => "slow-reader",
-        }
+    pub(crate) fn name(self) -> String {
+        name_of(&self)
     }
 
     /// The scenes for this number of consumers: their names, the numbers of measured consumers, and whether a slow one is
@@ -126,7 +118,7 @@ impl Workload {
                     ("without the slow one".into(), fast, false),
                 ])
             }
-            _ => Ok(vec![(name.into(), consumers, false)]),
+            _ => Ok(vec![(name, consumers, false)]),
         }
     }
 }
@@ -147,10 +139,9 @@ impl WorkloadArgs {
             Workload::Latency => self.stream(SMALL_BYTES, Pace::AfterCommit, self.count().into())?,
             _ => Work::Version(self.load()?),
         };
-        let scene = |(name, receivers, has_slow)| Scene {
-            name,
-            job: Job { work: work.clone(), hold, every: self.every, receivers, has_slow },
-        };
+        let job =
+            |receivers, has_slow| Job { work: work.clone(), hold, every: self.every, receivers, has_slow };
+        let scene = |(name, receivers, has_slow)| Scene { name, job: job(receivers, has_slow) };
         Ok(self.workload.scenes(consumers)?.into_iter().map(scene).collect())
     }
 

@@ -1,6 +1,6 @@
 //! The receiving side of bare quinn.
 
-use super::{CHUNK_BYTES, Settings};
+use super::{CHUNK_BYTES, endpoint, request};
 use crate::{
     contender::{Begun, Received, SmallMessages},
     latency::{self, Latencies},
@@ -26,8 +26,8 @@ impl Client {
     ///
     /// # Errors
     /// When the server does not answer, or the settings are out of quinn's range.
-    pub(super) async fn connect(remote: SocketAddr, bytes: u64, settings: Settings) -> Result<Self> {
-        let endpoint = settings.client(remote)?;
+    pub(super) async fn connect(remote: SocketAddr, bytes: u64, mtu: u16) -> Result<Self> {
+        let endpoint = endpoint::client(mtu)?;
         let connecting = endpoint.connect(remote, tls::SERVER_NAME)?;
         let connection = connecting.await.with_context(|| format!("cannot connect to {remote}"))?;
         Ok(Self { endpoint, connection, chunks: touched_memory(bytes) })
@@ -39,7 +39,7 @@ impl Client {
     /// When the connection breaks, or when the server sends more or less than expected.
     pub(super) async fn receive(&mut self, round: u32) -> Result<Received> {
         let begun = Begun::now();
-        let mut response = self.request(Request::ALL).await?;
+        let mut response = self.request(request::ALL).await?;
         // The server opens a stream for each chunk in order, and quinn accepts them in that order.
         let mut streams = JoinSet::new();
         for (index, chunk) in self.chunks.iter_mut().enumerate() {
@@ -51,7 +51,7 @@ impl Client {
             let (index, chunk) = joined??;
             self.chunks[index] = chunk;
         }
-        let bytes = self.memory_bytes();
+        let bytes = self.chunks.iter().map(|chunk| chunk.len() as u64).sum();
         let received = Received::since(begun, round, bytes);
         response.read_to_end(0).await?;
         Ok(received)
@@ -64,7 +64,7 @@ impl Client {
     pub(super) async fn receive_small(&self, count: u32) -> Result<SmallMessages> {
         let mut latencies = Latencies::new(count);
         for _ in 0..latency::message_count(count) {
-            let mut response = self.request(Request::SMALL).await?;
+            let mut response = self.request(request::SMALL).await?;
             latencies.add(&response.read_to_end(latency::MESSAGE_BYTES).await?)?;
         }
         Ok(latencies.summary())
@@ -88,10 +88,6 @@ impl Client {
         request.write_all(text).await?;
         request.finish()?;
         Ok(response)
-    }
-
-    fn memory_bytes(&self) -> u64 {
-        self.chunks.iter().map(|chunk| chunk.len() as u64).sum()
     }
 }
 
@@ -118,18 +114,6 @@ async fn read(mut stream: RecvStream, mut chunk: Box<[u8]>) -> Result<Box<[u8]>>
     }
     ensure!(filled == chunk.len(), "the server sent {filled} of the {} bytes of a chunk", chunk.len());
     Ok(chunk)
-}
-
-/// The requests of a client.
-pub(super) struct Request;
-
-impl Request {
-    /// Requests the payload.
-    pub(super) const ALL: &[u8] = b"all";
-    /// Requests a small message that contains the time.
-    pub(super) const SMALL: &[u8] = b"small";
-    /// The maximum length of a request.
-    pub(super) const MAX_BYTES: usize = 5;
 }
 
 /// The maximum number of packets read at a time, which saves wake-ups and locks.

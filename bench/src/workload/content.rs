@@ -16,44 +16,39 @@ impl Content {
         Self { dtype, key }
     }
 
-    /// Writes the bytes that begin at `offset`.
-    pub(super) fn fill(&self, offset: u64, out: &mut [u8]) {
-        match self.dtype {
-            Dtype::Bf16 => self.fill_words(offset, out, four_bf16),
-            Dtype::F32 => self.fill_words(offset, out, two_f32),
-            // The plan's i64 counters, and all other dtypes.
-            _ => self.fill_words(offset, out, one_counter),
-        }
+    /// Writes the bytes.
+    pub(super) fn fill(&self, out: &mut [u8]) {
+        self.fill_from(0, out);
     }
 
-    /// The first difference of `bytes`, which begin at `offset`: its offset, the expected byte and the byte found.
-    pub(super) fn first_difference(&self, offset: u64, bytes: &[u8]) -> Option<(u64, u8, u8)> {
+    /// The first difference of `bytes`: its offset, the expected byte and the byte found.
+    pub(super) fn first_difference(&self, bytes: &[u8]) -> Option<(u64, u8, u8)> {
         let mut expected = [0; BLOCK_BYTES];
-        let mut at = offset;
-        for block in bytes.chunks(BLOCK_BYTES) {
+        for (number, block) in bytes.chunks(BLOCK_BYTES).enumerate() {
             let expected = &mut expected[..block.len()];
-            self.fill(at, expected);
+            self.fill_from((number * BLOCK_BYTES / WORD_BYTES) as u64, expected);
             if expected != block {
                 let place = std::iter::zip(&*expected, block).position(|(e, f)| e != f)?;
-                return Some((at + place as u64, expected[place], block[place]));
+                return Some(((number * BLOCK_BYTES + place) as u64, expected[place], block[place]));
             }
-            at += block.len() as u64;
         }
         None
     }
 
-    /// Writes words, of which the first and the last may be partial. `word` converts noise to the dtype's values.
-    fn fill_words(&self, offset: u64, out: &mut [u8], word: impl Fn(u64) -> u64) {
-        let bytes_of = |index| word(noise::at(self.key, index)).to_le_bytes();
-        let mut index = offset / WORD_BYTES as u64;
-        let skipped = (offset % WORD_BYTES as u64) as usize;
-        let head_bytes = ((WORD_BYTES - skipped) % WORD_BYTES).min(out.len());
-        let (head, body) = out.split_at_mut(head_bytes);
-        if !head.is_empty() {
-            head.copy_from_slice(&bytes_of(index)[skipped..skipped + head_bytes]);
-            index += 1;
+    /// Writes the bytes from the word at `index` on.
+    fn fill_from(&self, index: u64, out: &mut [u8]) {
+        match self.dtype {
+            Dtype::Bf16 => self.fill_words(index, out, four_bf16),
+            Dtype::F32 => self.fill_words(index, out, two_f32),
+            // The plan's i64 counters, and all other dtypes.
+            _ => self.fill_words(index, out, one_counter),
         }
-        let (words, tail) = body.as_chunks_mut::<WORD_BYTES>();
+    }
+
+    /// Writes words, of which the last may be partial. `word` converts noise to the dtype's values.
+    fn fill_words(&self, mut index: u64, out: &mut [u8], word: impl Fn(u64) -> u64) {
+        let bytes_of = |index| word(noise::at(self.key, index)).to_le_bytes();
+        let (words, tail) = out.as_chunks_mut::<WORD_BYTES>();
         for out_word in words {
             *out_word = bytes_of(index);
             index += 1;

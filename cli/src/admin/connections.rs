@@ -1,12 +1,9 @@
 //! Connections of the admin port: few, short and bounded.
 
-use axum::Router;
-use hyper::server::conn::http1;
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
-use std::time::Duration;
+use super::routes::Routes;
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::{convert::Infallible, future::ready, sync::Arc, time::Duration};
 use tensor_relay_server::Logins;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -33,12 +30,13 @@ const HEADERS_MAX: usize = 64;
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// Accepts and serves connections. Never returns.
-pub(super) async fn accept(listener: TcpListener, routes: Router) {
+pub(super) async fn accept(listener: TcpListener, routes: Routes) {
+    let routes = Arc::new(routes);
     let logins = Logins::new(CONNECTIONS_MAX);
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
-                let routes = routes.clone();
+                let routes = Arc::clone(&routes);
                 let (login, mut eviction) = logins.enter(peer.ip());
                 tokio::spawn(async move {
                     tokio::select! {
@@ -57,14 +55,15 @@ pub(super) async fn accept(listener: TcpListener, routes: Router) {
 }
 
 /// Answers the request of one connection. Errors are only logged, because the peer causes them.
-async fn answer(stream: TcpStream, routes: Router) {
+async fn answer(stream: TcpStream, routes: Arc<Routes>) {
+    let service = service_fn(|request| ready(Ok::<_, Infallible>(routes.answer(&request))));
     let answered = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(BUFFER_BYTES)
         .max_headers(HEADERS_MAX)
         .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes))
+        .serve_connection(TokioIo::new(stream), service)
         .await;
     if let Err(error) = answered {
         tracing::debug!(%error, "A connection to the admin port failed.");

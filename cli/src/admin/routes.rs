@@ -7,19 +7,18 @@ use super::{
     heartbeat::Heartbeat,
     metrics::{self, Format},
 };
-use axum::{
-    Router,
-    extract::{Request, State},
-    http::{HeaderMap, HeaderName, StatusCode, header},
-    middleware::{self, Next},
-    response::{IntoResponse, Response},
-    routing::get,
+use hyper::{
+    HeaderMap, Method, Request, Response, StatusCode,
+    header::{self, HeaderName, HeaderValue},
 };
 use serde_json::Value;
 use std::{sync::Arc, time::Instant};
 
 /// The status page. It contains no data, and requests `/status` every two seconds.
 const PAGE: &str = include_str!("page.html");
+
+/// All paths.
+const PATHS: [&str; 5] = ["/", "/livez", "/metrics", "/readyz", "/status"];
 
 /// The paths that require no token, because probes have none.
 const WITHOUT_TOKEN: [&str; 2] = ["/livez", "/readyz"];
@@ -31,99 +30,116 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 
 /// The type of OpenMetrics. Requests that do not accept it get the older format.
 const OPEN_METRICS: &str = "application/openmetrics-text";
 
-/// The state of all handlers.
-#[derive(Clone)]
-struct AdminState {
+/// The types of answers in text, and in HTML.
+const TEXT: &str = "text/plain; charset=utf-8";
+const HTML: &str = "text/html; charset=utf-8";
+
+/// What answers requests, with access control.
+pub(super) struct Routes {
     subject: Arc<dyn Subject>,
     heartbeat: Heartbeat,
     access: Access,
 }
 
-/// The router of the admin port, with access control.
-pub(super) fn router(subject: Arc<dyn Subject>, heartbeat: Heartbeat, access: Access) -> Router {
-    let state = AdminState { subject, heartbeat, access };
-    Router::new()
-        .route("/livez", get(livez))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics))
-        .route("/status", get(status))
-        .route("/", get(page))
-        .layer(middleware::from_fn_with_state(state.clone(), authorise))
-        .layer(middleware::from_fn_with_state(state.clone(), check_host))
-        .with_state(state)
-}
-
-/// Rejects requests for another host, and adds headers about caching and security to the responses to all others.
-async fn check_host(State(state): State<AdminState>, request: Request, next: Next) -> Response {
-    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
-    if !state.access.is_meant_for(host) {
-        let reason = "this port accepts only localhost or an IP address as its host name\n";
-        return (StatusCode::MISDIRECTED_REQUEST, reason).into_response();
+impl Routes {
+    /// The routes for `subject`.
+    pub(super) fn new(subject: Arc<dyn Subject>, heartbeat: Heartbeat, access: Access) -> Self {
+        Self { subject, heartbeat, access }
     }
-    let headers = [
-        (header::CACHE_CONTROL, "no-store"),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-    ];
-    (headers, next.run(request).await).into_response()
-}
 
-/// Rejects requests without the token, for any path except those in [`WITHOUT_TOKEN`]: new routes are protected by
-/// default.
-async fn authorise(State(state): State<AdminState>, request: Request, next: Next) -> Response {
-    match WITHOUT_TOKEN.contains(&request.uri().path()) || is_allowed(&state, request.headers()) {
-        true => next.run(request).await,
-        false => {
-            // `Basic` makes a browser ask for a user (`admin`) and a password (the token).
-            let challenge = [(header::WWW_AUTHENTICATE, "Bearer, Basic realm=\"tensor-relay admin\"")];
+    /// The answer to `request`, whose body is ignored. Requests for another host are rejected, and the answers to all
+    /// others have headers about caching and security.
+    pub(super) fn answer<Body>(&self, request: &Request<Body>) -> Response<String> {
+        let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+        if !self.access.is_meant_for(host) {
+            let reason = "this port accepts only localhost or an IP address as its host name\n";
+            return response(StatusCode::MISDIRECTED_REQUEST, TEXT, reason);
+        }
+        let response = self.authorised(request);
+        let response = with_header(response, header::CACHE_CONTROL, "no-store");
+        let response = with_header(response, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+        with_header(response, header::CONTENT_SECURITY_POLICY, POLICY)
+    }
+
+    /// Rejects requests without the token, for any path except those in [`WITHOUT_TOKEN`]: new routes are protected by
+    /// default.
+    fn authorised<Body>(&self, request: &Request<Body>) -> Response<String> {
+        let path = request.uri().path();
+        if !WITHOUT_TOKEN.contains(&path) && !self.is_allowed(request.headers()) {
             let reason =
                 "send the header `Authorization: Bearer TOKEN`, with the token of --admin-token-file\n";
-            (StatusCode::UNAUTHORIZED, challenge, reason).into_response()
+            // `Basic` makes a browser ask for a user (`admin`) and a password (the token).
+            let challenge = "Bearer, Basic realm=\"tensor-relay admin\"";
+            let refused = response(StatusCode::UNAUTHORIZED, TEXT, reason);
+            return with_header(refused, header::WWW_AUTHENTICATE, challenge);
         }
+        // hyper leaves out the body of an answer to `HEAD`.
+        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+        match path {
+            path if !PATHS.contains(&path) => response(StatusCode::NOT_FOUND, TEXT, ""),
+            _ if !is_read => {
+                with_header(response(StatusCode::METHOD_NOT_ALLOWED, TEXT, ""), header::ALLOW, "GET,HEAD")
+            }
+            "/livez" => self.livez(),
+            "/readyz" => self.readyz(request.headers()),
+            "/metrics" => self.metrics(request.headers()),
+            "/status" => self.status(),
+            _ => response(StatusCode::OK, HTML, PAGE),
+        }
+    }
+
+    fn is_allowed(&self, headers: &HeaderMap) -> bool {
+        self.access
+            .is_allowed(headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()))
+    }
+
+    fn livez(&self) -> Response<String> {
+        match self.heartbeat.silence(Instant::now()) {
+            None => response(StatusCode::OK, TEXT, "ok\n"),
+            Some(silence) => {
+                let reason = format!("the network thread has not run for {} s\n", silence.as_secs());
+                response(StatusCode::SERVICE_UNAVAILABLE, TEXT, reason)
+            }
+        }
+    }
+
+    /// Answers `/readyz`. The reason may contain names of topics, so only authorised requests receive it.
+    fn readyz(&self, headers: &HeaderMap) -> Response<String> {
+        match self.subject.readiness() {
+            Ok(()) => response(StatusCode::OK, TEXT, "ready\n"),
+            Err(reason) if self.is_allowed(headers) => {
+                response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("not ready: {reason}\n"))
+            }
+            Err(_) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, "not ready\n"),
+        }
+    }
+
+    fn metrics(&self, headers: &HeaderMap) -> Response<String> {
+        let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+        let (content_type, format) = match accepted.is_some_and(|accept| accept.contains(OPEN_METRICS)) {
+            true => ("application/openmetrics-text; version=1.0.0; charset=utf-8", Format::Open),
+            false => ("text/plain; version=0.0.4; charset=utf-8", Format::Classic),
+        };
+        let text = metrics::encode(&status_of(&*self.subject), self.subject.metrics(), format);
+        response(StatusCode::OK, content_type, text)
+    }
+
+    fn status(&self) -> Response<String> {
+        let mut status = status_of(&*self.subject);
+        status["events"] = events::recent().into();
+        response(StatusCode::OK, "application/json", format!("{status}\n"))
     }
 }
 
-fn is_allowed(state: &AdminState, headers: &HeaderMap) -> bool {
-    state
-        .access
-        .is_allowed(headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()))
+fn response(status: StatusCode, content_type: &'static str, body: impl Into<String>) -> Response<String> {
+    let mut response = Response::new(body.into());
+    *response.status_mut() = status;
+    with_header(response, header::CONTENT_TYPE, content_type)
 }
 
-async fn livez(State(state): State<AdminState>) -> Response {
-    match state.heartbeat.silence(Instant::now()) {
-        None => "ok\n".into_response(),
-        Some(silence) => {
-            let reason = format!("the network thread has not run for {} s\n", silence.as_secs());
-            (StatusCode::SERVICE_UNAVAILABLE, reason).into_response()
-        }
-    }
-}
-
-/// Answers `/readyz`. The reason may contain names of topics, so only authorised requests receive it.
-async fn readyz(State(state): State<AdminState>, headers: HeaderMap) -> Response {
-    match state.subject.readiness() {
-        Ok(()) => "ready\n".into_response(),
-        Err(reason) if is_allowed(&state, &headers) => {
-            (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {reason}\n")).into_response()
-        }
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response(),
-    }
-}
-
-async fn metrics(State(state): State<AdminState>, headers: HeaderMap) -> Response {
-    let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-    let (content_type, format) = match accepted.is_some_and(|accept| accept.contains(OPEN_METRICS)) {
-        true => ("application/openmetrics-text; version=1.0.0; charset=utf-8", Format::Open),
-        false => ("text/plain; version=0.0.4; charset=utf-8", Format::Classic),
-    };
-    let text = metrics::encode(&status_of(&*state.subject), state.subject.metrics(), format);
-    with_content_type(content_type, text)
-}
-
-async fn status(State(state): State<AdminState>) -> Response {
-    let mut status = status_of(&*state.subject);
-    status["events"] = events::recent().into();
-    with_content_type("application/json", format!("{status}\n"))
+fn with_header(mut response: Response<String>, name: HeaderName, value: &'static str) -> Response<String> {
+    response.headers_mut().insert(name, HeaderValue::from_static(value));
+    response
 }
 
 /// The status, with what both ends have in common.
@@ -133,15 +149,6 @@ fn status_of(subject: &dyn Subject) -> Value {
     status["ready"] = readiness.is_ok().into();
     status["not_ready"] = readiness.err().into();
     status
-}
-
-async fn page() -> Response {
-    with_content_type("text/html; charset=utf-8", PAGE.to_owned())
-}
-
-fn with_content_type(content_type: &'static str, text: String) -> Response {
-    let headers: [(HeaderName, &str); 1] = [(header::CONTENT_TYPE, content_type)];
-    (headers, text).into_response()
 }
 
 #[cfg(test)]
@@ -173,40 +180,28 @@ mod tests {
     }
 
     /// Goal: every route, including ones added later, requires the token, except the two probes.
-    /// Method: request each path of the router without a token, with a wrong one and with the right one.
+    /// Method: request each path, and an unknown one, without a token, with a wrong one and with the right one.
     #[tokio::test]
     async fn every_route_except_the_probes_requires_the_token() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), TOKEN).unwrap();
         let access = Access::new(Ipv4Addr::LOCALHOST.into(), Some(file.path())).unwrap();
-        let routes = router(Arc::new(NotReady), Heartbeat::start(), access);
-        let paths = paths_of(&routes);
-        for path in ["/", "/livez", "/metrics", "/readyz", "/status"] {
-            assert!(paths.contains(&path.to_owned()), "{paths:?}");
-        }
+        let routes = Routes::new(Arc::new(NotReady), Heartbeat::start(), access);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(connections::accept(listener, routes));
         let wrong = format!("Authorization: Bearer {}\r\n", TOKEN.replace('0', "1"));
         let right = format!("Authorization: Bearer {TOKEN}\r\n");
-        for path in paths {
+        for path in PATHS.into_iter().chain(["/new"]) {
             for header in ["", &wrong] {
-                let answer = get(address, &path, header).await;
-                let is_probe = ["/livez", "/readyz"].contains(&path.as_str());
+                let answer = get(address, path, header).await;
+                let is_probe = ["/livez", "/readyz"].contains(&path);
                 assert_eq!(answer.starts_with("HTTP/1.1 401 "), !is_probe, "{path}: {answer}");
                 assert!(!answer.contains("secret/name"), "{path}: {answer}");
             }
-            let answer = get(address, &path, &right).await;
+            let answer = get(address, path, &right).await;
             assert!(!answer.starts_with("HTTP/1.1 401 "), "{path}: {answer}");
         }
-    }
-
-    /// The paths of the router, from its debug output.
-    fn paths_of(routes: &Router) -> Vec<String> {
-        let text = format!("{routes:?}");
-        let quoted = text.split('"').filter(|quoted| quoted.starts_with('/'));
-        // The fallback is not a route; `processes/admin` tests it with `/new`.
-        quoted.filter(|path| !path.contains("__private__")).map(str::to_owned).collect()
     }
 
     async fn get(address: SocketAddr, path: &str, header: &str) -> String {

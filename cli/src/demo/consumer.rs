@@ -87,7 +87,7 @@ impl Consumer {
                 let bytes = snapshot.tensor(name.as_str()).with_context(|| format!("{name} is missing"))?;
                 let len = bytes.len() as u64;
                 ensure!(len == expected, "{name} has {len} bytes instead of {expected}");
-                dict.check(index, 0, &bytes)?;
+                dict.check(index, &bytes)?;
                 checked_bytes += len;
             }
             let (tensors, expected) = (snapshot.manifest().tensors().len(), dict.tensors().len());

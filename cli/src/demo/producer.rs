@@ -56,7 +56,7 @@ impl Producer {
         let staged = tokio::task::spawn_blocking(move || {
             let specs = dict.tensors().to_vec();
             Staged::new::<Infallible>(&staging, specs, vec![], |index, out| {
-                dict.fill(index, 0, out);
+                dict.fill(index, out);
                 Ok(())
             })
         });

@@ -4,7 +4,7 @@ use super::{Job, rate};
 use crate::{
     gpu::{
         engine::{DeviceArg, Engine},
-        line::Printer,
+        line,
     },
     machine::trimmed_file,
     stats::format_number,
@@ -23,17 +23,20 @@ the device.";
 /// The name of the fact with the kind of device.
 pub(in crate::gpu) const KIND: &str = "kind";
 
+/// The kind of a real GPU: only measurements of it are results.
+pub(in crate::gpu) const GPU: &str = "gpu";
+
 /// The name of the fact with the number of free bytes of device memory.
 pub(in crate::gpu) const FREE_BYTES: &str = "free bytes";
 
 pub(super) fn run(job: Job) -> Result<()> {
     match job.device {
         DeviceArg::Host => {
-            job.printer().fact(KIND, "host");
-            job.printer().fact("name", "the reference engine in host memory");
+            line::fact(KIND, "host");
+            line::fact("name", "the reference engine in host memory");
         }
         DeviceArg::Cuda(ordinal) => {
-            describe(job.printer(), ordinal)?;
+            describe(ordinal)?;
             measure_plain_copies(&job, ordinal)?;
         }
     }
@@ -41,19 +44,19 @@ pub(super) fn run(job: Job) -> Result<()> {
     Ok(())
 }
 
-fn describe(printer: Printer, ordinal: usize) -> Result<()> {
+fn describe(ordinal: usize) -> Result<()> {
     let driver = cuda::probe()?;
     let device = cuda::devices()?.into_iter().nth(ordinal);
     let device = device.with_context(|| format!("there is no cuda:{ordinal}"))?;
-    printer.fact(KIND, if is_fake(&device.name) { "fake" } else { "gpu" });
-    printer.fact("name", &device.name);
+    line::fact(KIND, if is_fake(&device.name) { "fake" } else { GPU });
+    line::fact("name", &device.name);
     let (major, minor) = device.compute_capability;
-    printer.fact("compute capability", format!("{major}.{minor}"));
-    printer.fact("memory", format!("{} MiB", device.total_bytes >> 20));
-    printer.fact("CUDA of the driver", driver.version().to_string());
-    describe_bus(printer, &device.pci_bus_id);
+    line::fact("compute capability", format!("{major}.{minor}"));
+    line::fact("memory", format!("{} MiB", device.total_bytes >> 20));
+    line::fact("CUDA of the driver", driver.version().to_string());
+    describe_bus(&device.pci_bus_id);
     let memory = cuda::device_memory(ordinal)?;
-    printer.fact(FREE_BYTES, memory.free_bytes.to_string());
+    line::fact(FREE_BYTES, memory.free_bytes.to_string());
     Ok(())
 }
 
@@ -64,8 +67,7 @@ fn measure_plain_copies(job: &Job, ordinal: usize) -> Result<()> {
         let PlainCopies { to_host_s, to_device_s } = plain_copies(ordinal, len, pages)?;
         for (direction, seconds) in [("D2H", to_host_s), ("H2D", to_device_s)] {
             let gb_per_s = format_number(rate(job.bytes, seconds));
-            job.printer()
-                .fact(&format!("plain {direction}, {name}"), format!("{gb_per_s} GB/s"));
+            line::fact(&format!("plain {direction}, {name}"), format!("{gb_per_s} GB/s"));
         }
     }
     Ok(())
@@ -77,7 +79,7 @@ fn is_fake(name: &str) -> bool {
 }
 
 /// Prints what the kernel reports about the driver and the device's bus. Containers often hide parts of it.
-fn describe_bus(printer: Printer, pci_bus_id: &str) {
+fn describe_bus(pci_bus_id: &str) {
     let of_device = |file: &str| trimmed_file(&format!("/sys/bus/pci/devices/{pci_bus_id}/{file}"));
     let driver = trimmed_file("/proc/driver/nvidia/version");
     let driver = driver.and_then(|text| text.lines().next().map(|line| line.replace("NVRM version:", "")));
@@ -90,7 +92,7 @@ fn describe_bus(printer: Printer, pci_bus_id: &str) {
     ];
     for (name, value) in facts {
         if let Some(value) = value {
-            printer.fact(name, value);
+            line::fact(name, value);
         }
     }
 }

@@ -4,14 +4,14 @@ use super::Job;
 use crate::{
     gpu::{
         engine::Engine,
-        line::Printer,
-        loopback::{Receiving, Serving, Setup},
+        line,
+        loopback::{Loopback, Setup},
         payload::{self, OnDevice, noise_of},
     },
     size,
 };
 use anyhow::Result;
-use tensor_relay_client::{Lanes, Snapshot};
+use tensor_relay_client::Snapshot;
 use tensor_relay_device::Capacity;
 use tensor_relay_protocol::{Dtype, Manifest, Shape, TensorName, TensorSpec};
 
@@ -36,16 +36,15 @@ async fn compare(job: &Job, engine: &Engine, chunk_bytes: u64) -> Result<()> {
     let from = OnDevice::scattered(&sending, &manifest)?;
     let bytes = noise_of(manifest.payload_bytes(), chunk_bytes)?;
     from.upload(&bytes).await?;
-    let setup = Setup { chunk_bytes, chunks_in_flight: 4, landing: Some(landing), lanes: Lanes::Auto };
-    let mut serving = Serving::start(&setup).await?;
-    let mut receiving = Receiving::start(&serving, &setup).await?;
-    serving.publish(specs, from.source()?).await?;
-    let landed = receiving.next().await?;
-    let outcome = if landed.is_on_device() { Ok("it did") } else { Err("it landed in host memory") };
+    let setup = Setup::new(chunk_bytes, 4, Some(landing));
+    let service = Loopback::start(&setup, 1).await?;
+    service.serving.publish(specs, from.source()?).await?;
+    let landed = service.readers[0].next().await?;
+    let outcome = landed.is_on_device().then(|| "it did".to_owned());
     let name = format!("the snapshot lands on the device, in chunks of {}", size::text(chunk_bytes));
-    job.printer().check(name, outcome.map(str::to_owned).map_err(str::to_owned));
+    line::check(name, outcome.ok_or_else(|| "it landed in host memory".into()));
     let snapshot = landed.to_host().await?;
-    check_bytes(job.printer(), &manifest, &bytes, &snapshot, chunk_bytes);
+    check_bytes(&manifest, &bytes, &snapshot, chunk_bytes);
     Ok(())
 }
 
@@ -62,7 +61,7 @@ fn specs_of_every_dtype(elements: u64) -> Result<Vec<TensorSpec>> {
     Ok(specs)
 }
 
-fn check_bytes(printer: Printer, manifest: &Manifest, bytes: &[u8], snapshot: &Snapshot, chunk_bytes: u64) {
+fn check_bytes(manifest: &Manifest, bytes: &[u8], snapshot: &Snapshot, chunk_bytes: u64) {
     for dtype in Dtype::ALL {
         let mut compared_bytes = 0;
         let mut differs = None;
@@ -78,6 +77,6 @@ fn check_bytes(printer: Printer, manifest: &Manifest, bytes: &[u8], snapshot: &S
             Some(differs) => Err(differs),
             None => Ok(format!("{compared_bytes} bytes are equal")),
         };
-        printer.check(format!("{} in chunks of {}", dtype.name(), size::text(chunk_bytes)), outcome);
+        line::check(format!("{} in chunks of {}", dtype.name(), size::text(chunk_bytes)), outcome);
     }
 }

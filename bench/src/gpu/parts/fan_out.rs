@@ -4,15 +4,14 @@ use super::{Job, rate};
 use crate::{
     cpu,
     gpu::{
-        line::Cells,
+        line::{self, Cells},
         loopback::{Loopback, Setup},
-        passes::Passes,
+        passes::passes,
         payload::{self, OnDevice},
         stream::chunks_in_flight,
     },
 };
 use anyhow::Result;
-use tensor_relay_client::Lanes;
 use tensor_relay_device::Capacity;
 
 pub(super) const ABOUT: &str = "\
@@ -28,16 +27,14 @@ pub(super) async fn run(job: Job) -> Result<()> {
     let from = OnDevice::whole(&device, job.bytes)?;
     from.upload(&payload::noise_of(job.bytes, 2)?).await?;
     let source = from.source()?;
-    let setup =
-        Setup { chunk_bytes, chunks_in_flight: chunks_in_flight(slots), landing: None, lanes: Lanes::Auto };
+    let setup = Setup::new(chunk_bytes, chunks_in_flight(slots), None);
     let mut services = Vec::new();
     for readers in [1, 4] {
         let mut service = Loopback::start(&setup, readers).await?;
         service.round(&source).await?;
         services.push((readers, service));
     }
-    let mut passes = Passes::within(job.budget());
-    while passes.begin_next() {
+    for _ in passes(job.budget()) {
         for (readers, service) in &mut services {
             let before = service.serving.stats().encoder;
             let round = service.round(&source).await?;
@@ -52,7 +49,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
                 ("source_reads", (after.source_reads - before.source_reads) as f64 / chunks),
                 ("source_rereads", (after.source_rereads - before.source_rereads) as f64 / chunks),
             ]);
-            job.printer().sample("fan-out", setting, measured);
+            line::sample("fan-out", setting, measured);
         }
     }
     Ok(())

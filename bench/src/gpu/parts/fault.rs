@@ -4,19 +4,19 @@ use super::{Job, Part};
 use crate::gpu::{
     child,
     engine::{DeviceArg, Engine},
-    line::{Line, Printer},
+    line,
     loopback::{Loopback, Receiving, Serving, Setup},
     payload,
     stream::pieces,
 };
 use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use std::{
-    ffi::OsString,
+    fmt,
     sync::Arc,
     time::{Duration, Instant},
 };
-use tensor_relay_client::{Lanes, Progress, Snapshot, SubscriptionError};
+use tensor_relay_client::{Progress, Snapshot, SubscriptionError};
 use tensor_relay_device::{
     Capacity, Source,
     cuda::{
@@ -37,75 +37,40 @@ pub(super) async fn run(job: Job) -> Result<()> {
     match (job.scenario, job.device) {
         (Some(scenario), DeviceArg::Cuda(ordinal)) => run_scenario(&job, scenario, ordinal).await,
         (None, DeviceArg::Cuda(_)) => {
-            for scenario in Scenario::value_variants() {
-                run_in_child(&job, *scenario).await;
+            for (traps, at_server) in [(false, true), (false, false), (true, true), (true, false)] {
+                run_in_child(&job, Scenario { traps, at_server }).await;
             }
             Ok(())
         }
         (_, DeviceArg::Host) => {
-            job.printer().note("The host engine has no context that could be lost.");
+            line::note("The host engine has no context that could be lost.");
             Ok(())
         }
     }
 }
 
 /// The kind of fault, and the end at which it happens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(in crate::gpu) enum Scenario {
-    ResetAtServer,
-    ResetAtClient,
-    TrapAtServer,
-    TrapAtClient,
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(in crate::gpu) struct Scenario {
+    /// Whether a kernel traps; otherwise the context is reset.
+    traps: bool,
+    at_server: bool,
 }
 
-impl Scenario {
-    fn name(self) -> &'static str {
-        match self {
-            Self::ResetAtServer => "reset-at-server",
-            Self::ResetAtClient => "reset-at-client",
-            Self::TrapAtServer => "trap-at-server",
-            Self::TrapAtClient => "trap-at-client",
-        }
-    }
-
-    fn is_at_server(self) -> bool {
-        matches!(self, Self::ResetAtServer | Self::TrapAtServer)
-    }
-
-    fn fault(self) -> Break {
-        match self {
-            Self::ResetAtServer | Self::ResetAtClient => Break::Reset,
-            Self::TrapAtServer | Self::TrapAtClient => Break::Trap,
-        }
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fault = if self.traps { "trap" } else { "reset" };
+        write!(f, "{fault}-at-{}", if self.at_server { "server" } else { "client" })
     }
 }
 
 /// Runs `scenario` in a process of its own, and prints its results.
 async fn run_in_child(job: &Job, scenario: Scenario) {
-    let arguments: Vec<OsString> = vec![
-        "--end-with-stdin".into(),
-        "gpu-part".into(),
-        Part::Fault.name().into(),
-        format!("--device={}", job.device).into(),
-        format!("--bytes={}", job.bytes).into(),
-        "--budget-ms=0".into(),
-        format!("--scenario={}", scenario.name()).into(),
-    ];
-    let quick = job.quick.then(|| "--quick".into());
-    let arguments = arguments.into_iter().chain(quick).collect();
-    let output = child::run(scenario.name(), arguments, SCENARIO_TIMEOUT).await;
-    for line in output.lines {
-        match line {
-            Line::Check(check) => {
-                let outcome = if check.passed { Ok(check.detail) } else { Err(check.detail) };
-                job.printer().check(check.name, outcome);
-            }
-            Line::Note(note) => job.printer().note(note),
-            Line::Sample(_) | Line::Fact(_) => {}
-        }
-    }
+    let job = Job { scenario: Some(scenario), ..job.clone() };
+    let output = child::run_part(Part::Fault, &job, SCENARIO_TIMEOUT).await;
+    output.lines.iter().for_each(line::print);
     if let Some(failure) = output.failure {
-        job.printer().check(scenario.name(), Err(failure));
+        line::check(scenario.to_string(), Err(failure));
     }
 }
 
@@ -120,50 +85,47 @@ async fn run_scenario(job: &Job, scenario: Scenario, ordinal: usize) -> Result<(
     // A slot that the transfer does not use, to check the engine afterwards.
     let spare = engine.device(Capacity { slots: 1, slot_bytes: CHUNK_BYTES as usize })?;
     let spare = on_device.through(&engine, &spare)?.source()?;
-    let source = if scenario.is_at_server() { gpu_source } else { Arc::clone(&on_host) };
-    let landing = (!scenario.is_at_server()).then(|| device.clone());
-    let setup = Setup { chunk_bytes: CHUNK_BYTES, chunks_in_flight: 4, landing, lanes: Lanes::Auto };
-    let Loopback { mut serving, mut readers } = Loopback::start(&setup, 1).await?;
-    let reader = readers.first_mut().context("one reader was started")?;
+    let source = if scenario.at_server { gpu_source } else { Arc::clone(&on_host) };
+    let landing = (!scenario.at_server).then(|| device.clone());
+    let Loopback { serving, readers } = Loopback::start(&Setup::new(CHUNK_BYTES, 4, landing), 1).await?;
+    let reader = readers.first().context("one reader was started")?;
     let progress = reader.progress_reader()?;
     serving.publish(payload::tensors(1, job.bytes)?, source).await?;
     wait_for_progress(progress).await?;
     let broken_at = Instant::now();
-    let fault = scenario.fault();
+    let fault = if scenario.traps { Break::Trap } else { Break::Reset };
     match tokio::task::spawn_blocking(move || break_context(ordinal, fault)).await? {
         Ok(()) => {}
         Err(error @ CudaError::NoSymbol { .. }) => {
-            let note = format!("{}: not possible with this driver: {error}", scenario.name());
-            job.printer().note(note);
+            let note = format!("{scenario}: not possible with this driver: {error}");
+            line::note(note);
             return Ok(());
         }
         Err(error) => return Err(error).context("the context could not be broken"),
     }
-    match scenario.is_at_server() {
+    let (expected, outcome) = match scenario.at_server {
         true => {
-            let name = format!("{}: the server gives the version up, and serves the next", scenario.name());
-            let outcome = server_recovers(&mut serving, reader, &on_host, broken_at).await;
-            job.printer().check(name, job.check_result(outcome));
+            let outcome = server_recovers(&serving, reader, &on_host, broken_at).await;
+            ("the server gives the version up, and serves the next", outcome)
         }
-        false => {
-            let name = format!("{}: the client reports an error", scenario.name());
-            job.printer()
-                .check(name, job.check_result(client_reports(reader.next().await, broken_at)));
-        }
-    }
-    check_engine(job.printer(), scenario, &spare).await;
-    note_second_engine(job.printer(), scenario, job.device);
+        false => ("the client reports an error", client_reports(reader.next().await, broken_at)),
+    };
+    line::check(format!("{scenario}: {expected}"), job.check_result(outcome));
+    check_engine(scenario, &spare).await;
+    let again = Engine::open(job.device);
+    let outcome = again.map_or_else(|error| format!("does not open: {error:#}"), |_| "opens".into());
+    line::note(format!("{scenario}: a new engine in the same process {outcome}"));
     Ok(())
 }
 
 /// Waits until the server gives the version up, then checks that the subscriber receives the next version, which is
 /// sent from host memory.
 async fn server_recovers(
-    serving: &mut Serving,
-    reader: &mut Receiving,
+    serving: &Serving,
+    reader: &Receiving,
     on_host: &Arc<dyn Source>,
     broken_at: Instant,
-) -> Result<Effect, String> {
+) -> Result<Option<String>, String> {
     while serving.stats().transfers > 0 {
         if broken_at.elapsed() > GIVE_UP_TIMEOUT {
             return Err(format!("the server still sends the version {GIVE_UP_TIMEOUT:?} after the fault"));
@@ -183,8 +145,8 @@ async fn server_recovers(
         anyhow::Ok(earlier_versions)
     };
     match next.await {
-        Ok(0) => Ok(Effect::Reported(format!("given up after {given_up_s:.3} s; the next version arrived"))),
-        Ok(_) => Ok(Effect::VersionArrived),
+        Ok(0) => Ok(Some(format!("given up after {given_up_s:.3} s; the next version arrived"))),
+        Ok(_) => Ok(None),
         Err(error) => {
             Err(format!("given up after {given_up_s:.3} s; the next version did not arrive: {error:#}"))
         }
@@ -196,13 +158,11 @@ async fn server_recovers(
 const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Checks that the subscription ended with an error of its own, and not by the deadline of this suite.
-fn client_reports(next: Result<Snapshot>, broken_at: Instant) -> Result<Effect, String> {
+fn client_reports(next: Result<Snapshot>, broken_at: Instant) -> Result<Option<String>, String> {
     let seconds = broken_at.elapsed().as_secs_f64();
     match next {
-        Ok(_) => Ok(Effect::VersionArrived),
-        Err(error) if error.is::<SubscriptionError>() => {
-            Ok(Effect::Reported(format!("after {seconds:.3} s: {error:#}")))
-        }
+        Ok(_) => Ok(None),
+        Err(error) if error.is::<SubscriptionError>() => Ok(Some(format!("after {seconds:.3} s: {error:#}"))),
         Err(error) => Err(format!("no error after {seconds:.3} s: {error:#}")),
     }
 }
@@ -210,24 +170,17 @@ fn client_reports(next: Result<Snapshot>, broken_at: Instant) -> Result<Effect, 
 /// The size of chunks: small, so that many are in flight at the fault.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// The effect of a fault on a transfer.
-enum Effect {
-    /// The fault was reported; the text says when and how.
-    Reported(String),
-    /// The complete version arrived, verified.
-    VersionArrived,
-}
-
 impl Job {
-    /// The result of a check. A fault without effect is a failure, except in a quick run, in which the transfer may end
+    /// The result of a check, whose outcome says when and how the fault was reported, or is `None` if the complete version
+    /// arrived, verified. A fault without effect is a failure, except in a quick run, in which the transfer may end
     /// before the fault.
-    fn check_result(&self, outcome: Result<Effect, String>) -> Result<String, String> {
+    fn check_result(&self, outcome: Result<Option<String>, String>) -> Result<String, String> {
         const NO_EFFECT: &str =
             "the complete version arrived, verified: the fault came too late or had no effect";
         match outcome? {
-            Effect::Reported(detail) => Ok(detail),
-            Effect::VersionArrived if self.quick => Ok(NO_EFFECT.into()),
-            Effect::VersionArrived => Err(NO_EFFECT.into()),
+            Some(detail) => Ok(detail),
+            None if self.quick => Ok(NO_EFFECT.into()),
+            None => Err(NO_EFFECT.into()),
         }
     }
 }
@@ -251,8 +204,8 @@ async fn wait_for_progress(progress: Box<dyn Fn() -> Progress + Send>) -> Result
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Checks that a copy by the engine ends or fails within a deadline, and prints the outcome.
-async fn check_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Source>) {
-    let name = format!("{}: the engine answers", scenario.name());
+async fn check_engine(scenario: Scenario, source: &Arc<dyn Source>) {
+    let name = format!("{scenario}: the engine answers");
     let begun = Instant::now();
     let range = pieces(source.len_bytes(), CHUNK_BYTES)[0].clone();
     let outcome = match timeout(COPY_TIMEOUT, source.read(range)).await {
@@ -263,17 +216,8 @@ async fn check_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Sou
         }
         Err(_) => Err(format!("a copy did not end within {COPY_TIMEOUT:?}")),
     };
-    printer.check(name, outcome);
+    line::check(name, outcome);
 }
 
 /// The deadline for a copy after the fault.
 const COPY_TIMEOUT: Duration = Duration::from_secs(8);
-
-/// Prints whether the device can be opened again in the same process.
-fn note_second_engine(printer: Printer, scenario: Scenario, device: DeviceArg) {
-    let outcome = match Engine::open(device) {
-        Ok(_) => "opens".to_owned(),
-        Err(error) => format!("does not open: {error:#}"),
-    };
-    printer.note(format!("{}: a new engine in the same process {outcome}", scenario.name()));
-}
