@@ -11,7 +11,7 @@ use std::{
 use tracing::{Level, Metadata};
 use tracing_subscriber::{
     Registry,
-    filter::{Targets, filter_fn},
+    filter::{ParseError, Targets, filter_fn},
     fmt::{
         format::Writer,
         time::{FormatTime, SystemTime},
@@ -102,8 +102,19 @@ fn as_json(text: &str) -> String {
     line.to_string()
 }
 
+/// The filter that `text` describes: a level, and levels by module, separated by commas. Fields and spans are no part of
+/// it.
 fn log_filter(text: &str) -> Result<Targets, UsageError> {
-    text.parse().map_err(|error| {
+    let parts: Vec<&str> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    let is_known = |part: &&str| {
+        let (module, level) = part.split_once('=').unwrap_or((part, "trace"));
+        !level.is_empty() && module.chars().all(|c| c.is_ascii_alphanumeric() || "_:-.".contains(c))
+    };
+    let filter = match parts.iter().find(|part| !is_known(part)) {
+        Some(part) => Err(format!("{part:?} is neither a level nor a module with one")),
+        None => parts.join(",").parse().map_err(|error: ParseError| error.to_string()),
+    };
+    filter.map_err(|error| {
         UsageError(format!(
             "the environment variable {FILTER_VARIABLE} cannot be {text:?}: {error}; write a level (error, warn, info, \
              debug, trace), or levels by module, such as `info,tensor_relay_client=debug`"
@@ -120,6 +131,18 @@ fn is_free_of_secrets(metadata: &Metadata<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_filter_is_levels_by_module_and_nothing_else() {
+        for text in ["info,tensor_relay_client=debug", " info, tensor_relay_client=debug,", "tensor_relay_client=debug,info"] {
+            let filter = log_filter(text).unwrap();
+            assert!(filter.would_enable("tensor_relay_client::session", &Level::DEBUG), "{text}");
+            assert!(filter.would_enable("quinn", &Level::INFO) && !filter.would_enable("quinn", &Level::DEBUG), "{text}");
+        }
+        for text in ["[transfer]=debug", "quinn[session{peer=a}]=debug", "*=debug", "quinn=", "quinn=loud", "info debug"] {
+            assert!(log_filter(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn messages_have_a_level_in_json() {

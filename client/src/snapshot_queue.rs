@@ -235,6 +235,7 @@ impl SnapshotQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt;
     use tensor_relay_protocol::{EndReason, Epoch, Topic, Version};
 
     fn id(version: u64) -> VersionId {
@@ -254,6 +255,23 @@ mod tests {
         queue.put(snapshot(5, 0));
         let Found::Snapshot(found) = queue.take(true) else { panic!("a snapshot is there") };
         assert_eq!((found.id.version, found.skipped), (Version(5), 4), "1 to 4 were published and not seen");
+    }
+
+    #[test]
+    fn an_announcement_wakes_only_a_user_who_does_not_know_the_topic() {
+        let queue = SnapshotQueue::new(Mode::Latest);
+        let is_woken = || queue.changed().now_or_never().is_some();
+        queue.announce();
+        assert!(is_woken());
+        queue.announce();
+        assert!(!is_woken());
+        queue.forget_topic();
+        queue.announce();
+        assert!(is_woken());
+        queue.handle_given_up(id(1), AbortReason::SourceLost);
+        assert!(is_woken());
+        queue.announce();
+        assert!(is_woken());
     }
 
     #[test]

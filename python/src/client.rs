@@ -145,8 +145,10 @@ impl Client {
         atomic: bool,
         strict: bool,
         rename: Option<Bound<'_, PyAny>>,
+        timeout: Option<f64>,
     ) -> PyResult<Subscription> {
         let (py, this) = (slf.py(), slf.get());
+        seconds("timeout", timeout)?; // An invalid one is refused before the server begins to send.
         let wanted = this.version_selector(py, topic, version, epoch)?;
         let out = this.optional_out(py, out, atomic, strict, rename)?;
         Self::subscribe_for(&slf, wanted.request(), None, OnGap::Raise, select, out)

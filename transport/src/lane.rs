@@ -135,8 +135,8 @@ impl Lane {
         self
     }
 
-    /// Runs `work` on the lane's thread if it has one, otherwise in place, with a future no larger than `work`. Dropping
-    /// the future aborts `work`.
+    /// Runs `work` on the lane's thread if it has one, where it starts at once, otherwise in place, with a future no larger
+    /// than `work`. Dropping the future aborts `work`.
     ///
     /// # Errors
     /// [`LaneError::ClosedLocally`] when the thread ended first.

@@ -38,7 +38,7 @@ def get(
     Raises VersionNotFoundError, TopicNotFoundError, RelayTimeoutError, TopicEndedError, and the other exceptions of
     `Subscription.next`. With `atomic=False`, a timeout during the transfer is a TornError.
     """
-    with _subscribed(self, topic, version, epoch, select, out, atomic, strict, rename) as subscription:
+    with _subscribed(self, topic, version, epoch, select, out, atomic, strict, rename, timeout) as subscription:
         return subscription.next(timeout)
 
 
@@ -57,7 +57,7 @@ async def get_async(
 ) -> Snapshot:
     """`get` as a coroutine of asyncio. Not with `atomic=False`. When it is cancelled, the tensors of `out` may have the
     whole version."""
-    with _subscribed(self, topic, version, epoch, select, out, atomic, strict, rename) as subscription:
+    with _subscribed(self, topic, version, epoch, select, out, atomic, strict, rename, timeout) as subscription:
         return await subscription.next_async(timeout)
 
 

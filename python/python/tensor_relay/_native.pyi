@@ -298,6 +298,7 @@ class Client:
         atomic: bool,
         strict: bool,
         rename: _Rename | None,
+        timeout: float | None,
     ) -> Subscription: ...
     def _describe_async(
         self, topic: str | None, version: int | None, epoch: str | None, timeout: float | None

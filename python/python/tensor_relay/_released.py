@@ -45,7 +45,7 @@ def on_released(self: Publication, callback: _Callback) -> None:
     try:
         self._on_released(functools.partial(_make_due, registration_id))
     except BaseException:
-        del _waiting[registration_id]
+        _waiting.pop(registration_id, None)
         raise
 
 

@@ -46,7 +46,7 @@ pub(crate) use sending::{ControlOut, DataOut};
 /// The maximum size of the buffers of a server's connection: output batch, input, and unread control messages. Excludes
 /// the segment that is being received.
 pub(crate) const SERVER_BYTES_MAX: usize =
-    batch::ROOM_MAX + inbox::READ_BYTES_MIN + receiving::CONTROL_PIPE_BYTES;
+    batch::ROOM_MAX + batch::SHORT_BYTES_MAX + inbox::READ_BYTES_MIN + receiving::CONTROL_PIPE_BYTES;
 
 /// The role in the connection. Data flows from the server to the client only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -117,7 +117,9 @@ impl<H: Host> Delivery<H> {
                 drop(unfinished.take());
             }
             tokio::select! {
-                biased; // A send that ends at once costs no look at the rest, which follows when all sends wait.
+                // Sends that end at once cost no look at the rest. It follows when all sends wait for the lane or, at the
+                // latest, for credit.
+                biased;
                 event = work.next() => match event {
                     Event::Sent(sent) => self.handle_sent(sent, &work),
                     Event::Compared(is_same) => self.machine.handle_compared(self.host.topic(), is_same),

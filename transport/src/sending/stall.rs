@@ -48,7 +48,7 @@ impl StallWatch {
                 return;
             }
             self.seen = now;
-            self.check_at += self.timeout;
+            self.check_at = Instant::now() + self.timeout; // Without checks that were missed.
         }
     }
 }
@@ -56,6 +56,16 @@ impl StallWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_check_that_comes_late_is_not_made_twice() {
+        let mut watch = StallWatch::new(Duration::from_secs(10));
+        watch.progress().note(1);
+        tokio::time::advance(Duration::from_secs(35)).await;
+        let began = Instant::now();
+        watch.stalled().await;
+        assert_eq!(began.elapsed(), Duration::from_secs(10));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_stall_is_detected_after_one_to_two_timeouts() {

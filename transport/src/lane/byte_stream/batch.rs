@@ -22,7 +22,7 @@ const ALERT_BYTES: usize = 2;
 const JOINED_BYTES_MAX: usize = 1 << 10;
 
 /// The longest record of short segments and headers, which are encrypted together: a record costs as much as a kilobyte.
-const SHORT_BYTES_MAX: usize = 2 << 10;
+pub(super) const SHORT_BYTES_MAX: usize = 2 << 10;
 
 /// The maximum space for a segment: a record for its header, and the records of its bytes.
 const SEGMENT_ROOM: usize =
@@ -156,4 +156,91 @@ impl<W: AsyncWrite + Unpin> SegmentBatch<W> {
 
 fn sealing_error(error: RecordError) -> io::Error {
     io::Error::other(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{
+            Role,
+            inbox::{Inbox, ReadError},
+            records::{record_bytes, tests::pair},
+            segment::Received,
+        },
+        *,
+    };
+    use bytes::Bytes;
+    use proptest::{collection::vec, prelude::*};
+    use std::time::Duration;
+
+    fn control(bytes: usize) -> Segment {
+        Segment::Control { bytes: vec![1; bytes].into(), last: false }
+    }
+
+    fn data(bytes: usize) -> Segment {
+        Segment::Data { bytes: vec![2; bytes].into(), first: false, last: false }
+    }
+
+    /// Segments with lengths around the limits of records and segments.
+    fn segment() -> impl Strategy<Value = Segment> {
+        let limits = || prop_oneof![0..64usize, 1_000..1_100usize, 2_000..2_100usize];
+        prop_oneof![
+            limits().prop_map(control),
+            limits().prop_map(data),
+            (0..=SEGMENT_BYTES_MAX).prop_map(control),
+            (0..=SPAN_BYTES_MAX).prop_map(data),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn segments_arrive_in_order_and_within_the_room(
+            segments in vec(segment(), 1..40),
+            records_per_key in 2u64..40,
+        ) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+            runtime.block_on(async {
+                let [(sealer, _), (_, opener)] = pair(records_per_key);
+                let (mut batch, mut expected) = (SegmentBatch::new(Vec::new(), sealer), vec![]);
+                for mut segment in segments {
+                    if !batch.has_room() {
+                        batch.write().await.unwrap();
+                    }
+                    batch.add(segment.clone()).unwrap();
+                    assert!(batch.filled <= batch.bytes.len() && batch.bytes.len() <= ROOM_MAX);
+                    assert!(batch.short.capacity() <= SHORT_BYTES_MAX);
+                    expected.extend(std::iter::from_fn(|| segment.split_front()));
+                    expected.push(segment);
+                }
+                let close = Segment::Close { code: 7, text: Bytes::from_static(b"end") };
+                batch.add(close.clone()).unwrap();
+                batch.add_alert(AlertDescription::CloseNotify).unwrap();
+                batch.write().await.unwrap();
+                assert!(batch.bytes.len() <= ROOM_MAX);
+                let mut inbox = Inbox::new(&batch.write[..], opener, Role::Client);
+                for segment in expected.into_iter().chain([close]) {
+                    let found = inbox.next(None, Duration::from_secs(1)).await.unwrap();
+                    assert_eq!(found, Received::Segment(segment));
+                }
+                let end = inbox.next(None, Duration::from_secs(1)).await;
+                assert!(matches!(end, Err(ReadError::Ended)), "the alert comes last: {end:?}");
+            });
+        }
+    }
+
+    #[tokio::test]
+    async fn a_small_version_is_sent_in_three_records() {
+        let [(sealer, _), _] = pair(100);
+        let mut batch = SegmentBatch::new(Vec::new(), sealer);
+        for segment in [control(100), data(64), data(4096), control(50)] {
+            batch.add(segment).unwrap();
+        }
+        batch.write().await.unwrap();
+        let (mut wire, mut records) = (&batch.write[..], 0);
+        while let Some(bytes) = record_bytes(wire).unwrap() {
+            (wire, records) = (&wire[bytes..], records + 1);
+        }
+        assert_eq!((wire.len(), records), (0, 3), "one has the data, and those around it all that is short");
+    }
 }

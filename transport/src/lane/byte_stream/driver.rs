@@ -30,9 +30,9 @@ const LINGER: Duration = Duration::from_secs(3);
 /// The maximum time to read the peer's close notice after a failed write.
 const FINAL_READ_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The read bytes from which a new stream's reader is run before they are decrypted, so that it lends its memory. Fewer
-/// are copied sooner than a task is run.
-const LENT_BYTES_MIN: usize = 16 << 10;
+/// The longest segment at the beginning of a stream that is copied: for a longer one the stream's reader runs first, so
+/// that it is decrypted into memory that the reader lends.
+const COPIED_BYTES_MAX: usize = 16 << 10;
 
 /// The size of reads whose bytes are discarded.
 const DRAIN_BYTES: usize = 16 << 10;
@@ -239,7 +239,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         }
         if last {
             self.finish();
-        } else if first && self.inbox.unopened_bytes() >= LENT_BYTES_MIN {
+        } else if first && self.inbox.next_segment_bytes().is_none_or(|bytes| bytes > COPIED_BYTES_MAX) {
             yield_now().await; // The stream's reader runs and lends a buffer for the next segments.
         }
         Ok(())

@@ -7,7 +7,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use super::{
     Role,
     records::{HEADER_BYTES, Opened, Opener, RecordError, opened_bytes, record_bytes},
-    segment::{Assembler, Received, SegmentError},
+    segment::{Assembler, Received, SegmentError, length_in},
     stream::Stream,
 };
 
@@ -70,9 +70,9 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         }
     }
 
-    /// The number of bytes that were read and are not decrypted yet.
-    pub(super) fn unopened_bytes(&self) -> usize {
-        self.wire.len()
+    /// The length of the next segment, if its header was in the same record as the last segment.
+    pub(super) fn next_segment_bytes(&self) -> Option<usize> {
+        length_in(&self.bytes[self.plain.clone()])
     }
 
     /// Takes the next segment, if it is complete.

@@ -198,6 +198,12 @@ struct Body {
     filled: usize,
 }
 
+/// The length of the segment whose valid header begins `bytes`; without its header.
+pub(super) fn length_in(bytes: &[u8]) -> Option<usize> {
+    let header = Header::decode(*bytes.first_chunk()?).ok()?;
+    Some(header.bytes)
+}
+
 /// The memory for a segment's bytes.
 #[derive(Debug)]
 enum Destination {
