@@ -134,12 +134,26 @@ mod tests {
 
     #[test]
     fn a_filter_is_levels_by_module_and_nothing_else() {
-        for text in ["info,tensor_relay_client=debug", " info, tensor_relay_client=debug,", "tensor_relay_client=debug,info"] {
+        for text in [
+            "info,tensor_relay_client=debug",
+            " info, tensor_relay_client=debug,",
+            "tensor_relay_client=debug,info",
+        ] {
             let filter = log_filter(text).unwrap();
             assert!(filter.would_enable("tensor_relay_client::session", &Level::DEBUG), "{text}");
-            assert!(filter.would_enable("quinn", &Level::INFO) && !filter.would_enable("quinn", &Level::DEBUG), "{text}");
+            assert!(
+                filter.would_enable("quinn", &Level::INFO) && !filter.would_enable("quinn", &Level::DEBUG),
+                "{text}"
+            );
         }
-        for text in ["[transfer]=debug", "quinn[session{peer=a}]=debug", "*=debug", "quinn=", "quinn=loud", "info debug"] {
+        for text in [
+            "[transfer]=debug",
+            "quinn[session{peer=a}]=debug",
+            "*=debug",
+            "quinn=",
+            "quinn=loud",
+            "info debug",
+        ] {
             assert!(log_filter(text).is_err(), "{text}");
         }
     }
