@@ -43,6 +43,13 @@ def test_the_error_for_an_unsupported_value_names_its_key(relay, client, value):
     assert client.topics() == [], "nothing was published"
 
 
+@pytest.mark.parametrize("metadata", [{"odd": "a\udcff"}, {"odd": ["a\udcff"]}, {"odd\udcff": 1}])
+def test_text_that_the_system_could_not_decode_is_refused(relay, client, metadata):
+    with pytest.raises(TypeError, match=r"metadata 'odd.*' cannot be sent: it has surrogates"):
+        relay.publish("t", {}, metadata=metadata)
+    assert client.topics() == [], "nothing was published"
+
+
 @pytest.mark.parametrize("value", [{1: "int", "1": "str"}, {"deep": [({None: "n"},)]}, [{True: 1}]])
 def test_keys_that_json_would_change_are_refused(relay, client, value):
     with pytest.raises(TypeError, match=r"metadata \"odd\" has a dictionary with the key (1|None|True), which .* make it text"):

@@ -34,8 +34,8 @@ def encoded(metadata: Any) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     json_keys: list[str] = []
     for key, value in metadata.items():
-        if not isinstance(key, str) or not _is_unicode(key):
-            raise TypeError(f"the keys of metadata are text in Unicode, and {key!r} is not")
+        if not isinstance(key, str):
+            raise TypeError(f"the keys of metadata are text, and {key!r} is not")
         if key.startswith((_RESERVED, RESERVED_PREFIX)):
             raise RequestError(
                 f'metadata "{key}" has a prefix reserved for tensor-relay ({_RESERVED} or {RESERVED_PREFIX}): call it '
@@ -44,8 +44,8 @@ def encoded(metadata: Any) -> list[tuple[str, str]]:
         if not isinstance(value, str):
             json_keys.append(key)
             value = _to_json(key, value)
-        if not _is_unicode(value):
-            raise TypeError(f'metadata "{key}" cannot be sent: it has surrogates, which no encoding of Unicode has')
+        if not (_is_unicode(key) and _is_unicode(value)):
+            raise TypeError(f"metadata {key!r} cannot be sent: it has surrogates, which UTF-8 cannot encode")
         pairs.append((key, value))
     if json_keys:
         pairs.append((_JSON_KEYS, _dumped(json_keys)))
