@@ -25,6 +25,7 @@ def main() -> None:
     args = parser.parse_args()
 
     model = Policy().to(torch.bfloat16).requires_grad_(False)
+    model(torch.randn(16, 64, dtype=torch.bfloat16))  # The first batch takes longest: PyTorch prepares its kernels.
     version, batches = 0, 0
     with tensor_relay.connect(args.ticket) as client:
         # A version is received in separate memory. `next` copies it to the model once it is complete.
