@@ -31,12 +31,12 @@ fn counted(number: u8) -> ConnectionTrafficSecrets {
 
 impl NextSecrets for Counted {
     fn next_sealing(&mut self) -> Result<ConnectionTrafficSecrets, rustls::Error> {
-        self.sealing += 2;
+        self.sealing = self.sealing.wrapping_add(2);
         Ok(counted(self.sealing))
     }
 
     fn next_opening(&mut self) -> Result<ConnectionTrafficSecrets, rustls::Error> {
-        self.opening += 2;
+        self.opening = self.opening.wrapping_add(2);
         Ok(counted(self.opening))
     }
 }
