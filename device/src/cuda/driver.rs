@@ -429,7 +429,7 @@ pub(super) const NOT_REGISTERED: Code = 713;
 fn text_of(written: &[c_char]) -> String {
     let bytes: Vec<u8> = written
         .iter()
-        .map(|&c| c.cast_unsigned())
+        .flat_map(|c| c.to_ne_bytes()) // A `c_char` is signed on x86-64, and unsigned on arm64.
         .take_while(|&byte| byte != 0)
         .collect();
     String::from_utf8_lossy(&bytes).into_owned()

@@ -26,15 +26,7 @@ mod portable {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path(Kind);
 
-/// The instructions of a path, as plain information: unlike [`Path`], any code may create this value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Instructions {
-    Avx512,
-    Avx2,
-    Portable,
-}
-
-/// Private, so that no other module can make a [`Path`].
+/// The instructions of a path. Private, so that no other module can make a [`Path`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Portable,
@@ -64,21 +56,12 @@ impl Path {
 
     /// The path's name in reports.
     pub fn name(self) -> &'static str {
-        match self.instructions() {
-            Instructions::Portable => "portable",
-            Instructions::Avx2 => "avx2",
-            Instructions::Avx512 => "avx512",
-        }
-    }
-
-    /// The instructions that the path uses.
-    pub(crate) fn instructions(self) -> Instructions {
         match self.0 {
-            Kind::Portable => Instructions::Portable,
+            Kind::Portable => "portable",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => Instructions::Avx2,
+            Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => Instructions::Avx512,
+            Kind::Avx512 => "avx512",
         }
     }
 }
