@@ -67,13 +67,9 @@ async fn export(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
             .ok_or_else(|| "it opens".to_owned());
         line::check("a handle opens nothing in its own process", outcome);
     }
-    let buffer = match engine.shared_buffer(job.bytes) {
-        Ok(buffer) => buffer,
-        Err(error) => {
-            line::check("there is memory that can be shared as a descriptor", Err(error.to_string()));
-            return Ok(());
-        }
-    };
+    let buffer = engine
+        .shared_buffer(job.bytes)
+        .context("no memory can be shared as a descriptor")?;
     for _ in 0..FILLS {
         let begun = Instant::now();
         buffer.fill(vec![(Arc::clone(&memory), 0)])?;
@@ -145,7 +141,7 @@ const OTHER_PROCESS_TIMEOUT: Duration = Duration::from_secs(15);
 /// Imports and compares the shared memory: what the other process does.
 async fn import(job: &Job, engine: &Arc<CudaEngine>, shared: &Shared) -> Result<()> {
     let outcome = compare(job, engine, shared.exported()?).await;
-    line::check("the bytes are equal", outcome.map_err(|error| format!("{error:#}")));
+    line::check("the bytes are equal", outcome.map_err(|error| error.to_string()));
     Ok(())
 }
 
