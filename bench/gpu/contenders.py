@@ -289,14 +289,15 @@ def measure(name, arrays, gpu, rounds, **options):
 
         def read_lines():
             for line in receiver.stdout:
-                lines.put(line)
-            lines.put("")
+                if line.startswith("{"):  # NIXL writes its log there, too.
+                    lines.put(line)
+            lines.put(None)
 
         threading.Thread(target=read_lines, daemon=True).start()
 
         def next_line():
             line = lines.get(timeout=ROUND_TIMEOUT_S)
-            if not line.startswith("{"):
+            if line is None:
                 raise RuntimeError(f"the receiver ended: {receiver.communicate()[1][-2000:]}")
             return json.loads(line)
 

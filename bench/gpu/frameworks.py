@@ -412,8 +412,8 @@ def outcome_of(name, limit_s, options):
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     try:
         stdout, stderr = process.communicate(timeout=limit_s)
-        last = stdout.strip().splitlines()[-1:] or [""]
-        outcome = json.loads(last[0]) if process.returncode == 0 else {"outcome": "failed", "why": stderr[-2000:]}
+        printed = [line for line in stdout.splitlines() if line.startswith('{"outcome"')] or [""]
+        outcome = json.loads(printed[-1]) if process.returncode == 0 else {"outcome": "failed", "why": stderr[-2000:]}
     except subprocess.TimeoutExpired:
         outcome = {"outcome": "failed", "why": f"it had not ended after {limit_s:.0f} s, and was killed"}
     except json.JSONDecodeError:
