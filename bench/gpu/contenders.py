@@ -64,7 +64,8 @@ class Staging:
 
     def __init__(self, gpu):
         self.gpu = gpu
-        addresses = [gpu.create("cuMemHostAlloc", ctypes.c_void_p, ctypes.c_size_t(PIECE_BYTES), 0) for _ in range(2)]
+        nbytes = ctypes.c_size_t(PIECE_BYTES)
+        addresses = [gpu.create("cuMemHostAlloc", ctypes.c_void_p, nbytes, 0) for _ in range(2)]
         self.pieces = [(at, memoryview((ctypes.c_uint8 * PIECE_BYTES).from_address(at)).cast("B")) for at in addresses]
         self.streams = [gpu.stream() for _ in addresses]
 

@@ -194,9 +194,9 @@ def torch_rates(state):
     def new():
         return torch.randint(0, 256, (SIZE_BYTES,), dtype=torch.uint8, device=DEVICE)
 
-    def rates_of(folder, hold, connect={}, **subscribe):
+    def rates_of(folder, hold, device="cpu", **subscribe):
         """The rates, of new bytes each, and a check of the last version's tensor."""
-        relay, client = serve_and_connect(state / folder, **connect)
+        relay, client = serve_and_connect(state / folder, device=device)
         subscription, rates = client.subscribe("t", **subscribe), []
         for _ in range(4):
             sent = new()
@@ -213,17 +213,17 @@ def torch_rates(state):
         relay.close(0)
         results[f"{folder}_gb_per_s"] = rates[1:]  # The first transfer also allocates memory.
 
-    rates_of("to_device_stage", "stage", {"device": DEVICE})
-    rates_of("to_device_borrow", "borrow", {"device": DEVICE})
+    rates_of("to_device_stage", "stage", DEVICE)
+    rates_of("to_device_borrow", "borrow", DEVICE)
     rates_of("to_host_borrow", "borrow")
     for atomic in (True, False):
-        rates_of(f"out_atomic_{atomic}", "borrow", {"device": DEVICE}, out={"w": new()}, atomic=atomic)
+        rates_of(f"out_atomic_{atomic}", "borrow", DEVICE, out={"w": new()}, atomic=atomic)
     return results
 
 
 def lanes(state):
-    """tensor-relay between two processes: with 1, 2, 4 and 8 lanes into `out`; and with the client's own choice, version
-    by version: into `out`, into new memory, and staged."""
+    """tensor-relay between two processes: with 1, 2, 4 and 8 lanes into `out`; and with the client's own choice,
+    version by version: into `out`, into new memory, and staged."""
     gpu = open_gpu()
     arrays = [noise(gpu, SIZE_BYTES) for _ in range(2)]
     results = {f"{count}_lanes": measure("relay", arrays, gpu, 5, lanes=count) for count in (1, 2, 4, 8)}
@@ -272,8 +272,8 @@ def torch_publish(state):
 
 
 def training_loop(state):
-    """A bf16 transformer of 0.5 G parameters in training (AdamW, 1e-6); a second one on the GPU follows each step, from a
-    server that stages on the GPU, and from one that stages on the host."""
+    """A bf16 transformer of 0.5 G parameters in training (AdamW, 1e-6); a second one on the GPU follows each step, from
+    a server that stages on the GPU, and from one that stages on the host."""
     torch = torch_for_device()
     is_small = SIZE_BYTES < 1024 * MIB
     width, layers, steps = (64, 2, 3) if is_small else (1536, 18, 10)

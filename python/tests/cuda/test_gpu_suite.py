@@ -1,5 +1,5 @@
-"""Every part of `bench/gpu/run frameworks`, in small sizes: on the fake CUDA driver, and on the host what needs a real GPU
-otherwise. A part that can run on neither is skipped with its reason."""
+"""Every part of `bench/gpu/run frameworks`, in small sizes: on the fake CUDA driver, or on the host what needs a real
+GPU otherwise. A part that can run on neither is skipped with its reason."""
 
 import json
 import os
@@ -31,7 +31,8 @@ def environment(driver_library, folder):
 def test_each_part_runs_alone(driver_library, tmp_path, part):
     is_fake = part in ON_THE_FAKE_DRIVER
     out = tmp_path / "folders" / "that it makes"
-    words = [sys.executable, SUITE, "--quick", f"--parts={part}", f"--out={out}", f"--device={'cuda:0' if is_fake else 'cpu'}"]
+    words = [sys.executable, SUITE, "--quick", f"--parts={part}", f"--out={out}"]
+    words.append(f"--device={'cuda:0' if is_fake else 'cpu'}")
     env = environment(driver_library, tmp_path / "driver") if is_fake else os.environ
     run = subprocess.run(words, env=env, capture_output=True, text=True, timeout=180)
     assert run.returncode == 0, run.stdout + run.stderr
