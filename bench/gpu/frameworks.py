@@ -428,6 +428,7 @@ def outcome_of(name, limit_s, options):
 def machine_info():
     """The machine, Python and GPUs that the results depend on."""
     info = {"machine": platform.platform(), "python": platform.python_version(), "processors": os.cpu_count()}
+    info["commit"] = os.environ.get("TENSOR_RELAY_COMMIT", "unknown")
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         info["gpus"] = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.strip()

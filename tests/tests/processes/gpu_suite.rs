@@ -92,13 +92,40 @@ fn the_suite_without_cuda_reports_the_failure() {
     assert!(text.contains("**Failed**: device: "), "{text}");
 }
 
+/// Goal: results name the commit that was built, on a machine without the repository. Method: a copy of the folder with a
+/// program that prints its commit.
+#[test]
+fn the_suite_is_told_the_commit_that_was_built() {
+    let folder = tempfile::tempdir().unwrap();
+    let bin = folder.path().join("bin");
+    std::fs::create_dir(&bin).unwrap();
+    std::fs::copy(script(), folder.path().join("run")).unwrap();
+    std::fs::write(bin.join("commit"), "0123456789ab\n").unwrap();
+    std::fs::write(bin.join("tensor-relay-bench"), "#!/bin/sh\necho \"commit=$TENSOR_RELAY_COMMIT\"\n")
+        .unwrap();
+    let mut command = Command::new(folder.path().join("run"));
+    for variable in ["TENSOR_RELAY_BENCH", "TENSOR_RELAY_COMMIT"] {
+        command.env_remove(variable);
+    }
+    let output = command.env("OUT", folder.path()).output().unwrap();
+    assert!(
+        String::from_utf8_lossy(&output.stdout).contains("commit=0123456789ab"),
+        "{}",
+        output_text(&output)
+    );
+}
+
+/// `bench/gpu/run`.
+fn script() -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "..", "bench/gpu/run"].iter().collect()
+}
+
 /// `bench/gpu/run` with the program that cargo built.
 fn suite(out: &Path, arguments: &[&str]) -> Command {
-    let root: PathBuf = [env!("CARGO_MANIFEST_DIR"), ".."].iter().collect();
     let executable = std::env::current_exe().unwrap();
     let program = executable.ancestors().nth(2).unwrap().join("tensor-relay-bench");
     assert!(program.is_file(), "there is no {}: run tests/run, or cargo build first", program.display());
-    let mut command = Command::new(root.join("bench/gpu/run"));
+    let mut command = Command::new(script());
     command.arg("--out").arg(out).args(arguments);
     command.env("TENSOR_RELAY_BENCH", program).env_remove("OUT").current_dir("/");
     command
