@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from contenders import MIB, Skipped, measure, noise, open_gpu  # noqa: E402
 
-PART_TIMEOUT_S = 120
+PART_TIMEOUT_S = 150
 # The limit for all parts together: a little less than the limit in bench/gpu/frameworks.
 TOTAL_TIMEOUT_S = 510
 # Set by --device and --quick.
