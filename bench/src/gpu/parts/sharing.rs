@@ -1,4 +1,4 @@
-//! Device memory shared with another process, which needs a real driver to be tested.
+//! Device memory shared with another process, also in namespaces of its own.
 
 use super::{Job, Part, rate};
 use crate::{
