@@ -117,11 +117,11 @@ class RelaySender:
         self.relay.publish("t", {"w": array}, hold=self.hold)
 
 
-def relay_receiver(gpu, array, ticket, lanes=None, snapshots=False, **_):
+def relay_receiver(gpu, array, ticket, lanes=None, snapshots=False, transport="auto", **_):
     """`snapshots` receives into new memory instead of into `array`."""
     import tensor_relay
 
-    with tensor_relay.connect(ticket, device="cuda:0", lanes=lanes) as client:
+    with tensor_relay.connect(ticket, device="cuda:0", lanes=lanes, transport=transport) as client:
         subscription = client.subscribe("t") if snapshots else client.subscribe("t", out={"w": array})
         yield
         while True:

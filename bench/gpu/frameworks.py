@@ -223,13 +223,14 @@ def torch_rates(state):
 
 def lanes(state):
     """tensor-relay between two processes: with 1, 2, 4 and 8 lanes into `out`; and with the client's own choice,
-    version by version: into `out`, into new memory, and staged."""
+    version by version: into `out`, into new memory, staged, and over QUIC alone."""
     gpu = open_gpu()
     arrays = [noise(gpu, SIZE_BYTES) for _ in range(2)]
     results = {f"{count}_lanes": measure("relay", arrays, gpu, 5, lanes=count) for count in (1, 2, 4, 8)}
     results["auto_lanes"] = measure("relay", arrays, gpu, 16)
     results["auto_lanes_snapshots"] = measure("relay", arrays, gpu, 5, snapshots=True)
     results["auto_lanes_stage"] = measure("relay", arrays, gpu, 5, hold="stage")
+    results["quic"] = measure("relay", arrays, gpu, 5, transport="quic")
     return results
 
 
