@@ -61,10 +61,7 @@ async fn export(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
         check_import(job, "in place", &shared, None).await?;
         let this = Engine::Cuda(Arc::clone(engine)).device(CAPACITY)?;
         let imported = this.import(Exported::Ipc(handle), &[]);
-        let outcome = imported
-            .err()
-            .map(|error| error.to_string())
-            .ok_or_else(|| "it opens".to_owned());
+        let outcome = imported.map_or_else(|error| Ok(error.to_string()), |_| Err("it opens".into()));
         line::check("a handle opens nothing in its own process", outcome);
     }
     let buffer = engine
