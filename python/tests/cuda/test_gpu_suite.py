@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import wait_until
 
 SUITE = Path(__file__).resolve().parents[3] / "bench" / "gpu" / "frameworks.py"
 sys.path.insert(0, str(SUITE.parent))
@@ -57,8 +58,15 @@ def test_a_part_that_exceeds_its_limit_ends_with_what_it_started(monkeypatch, tm
         if child.exists():
             break
     state = Path(f"/proc/{int(child.read_text())}/stat")
-    # Killed, and reaped or waiting to be by whoever adopted it.
-    assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+    def has_ended():
+        """Killed, and reaped or waiting to be by whoever adopted it."""
+        try:
+            return state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    wait_until("the child has ended", has_ended)
 
 
 def test_unknown_parts_are_refused(tmp_path):
