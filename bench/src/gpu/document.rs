@@ -145,12 +145,8 @@ impl Document {
     /// The summary: the efficiency beside its goal, and all failures.
     fn summary(&self) -> String {
         let mut text = String::from("\n## In short\n\n");
-        // The name `quic` is older than sessions over TCP.
-        let table = self
-            .parts
-            .iter()
-            .flat_map(|part| &part.tables)
-            .find(|table| table.name == "quic");
+        let mut tables = self.parts.iter().flat_map(|part| &part.tables);
+        let table = tables.find(|table| table.name == "loopback");
         let row = table.and_then(|table| table.rows.first());
         match row.and_then(|row| Some((row, row.measured.get("efficiency")?.median))) {
             None => text.push_str("- Efficiency over loopback: not measured.\n"),

@@ -6,8 +6,8 @@ mod device;
 mod exact;
 mod fan_out;
 mod fault;
+mod loopback;
 mod program;
-mod quic;
 mod sharing;
 mod small;
 
@@ -26,8 +26,8 @@ pub enum Part {
     Device,
     /// The test cases of every copy engine.
     Cases,
-    /// The pipeline over loopback. The name is older than sessions over TCP.
-    Quic,
+    /// The pipeline over loopback.
+    Loopback,
     /// Many small tensors.
     Small,
     /// One source, many readers.
@@ -64,7 +64,7 @@ impl Part {
         let (name, title, about, budget_s, bytes) = match self {
             Self::Device => ("device", "The device", device::ABOUT, 0, 256 << 20),
             Self::Cases => ("cases", "Engine cases", cases::ABOUT, 0, 0),
-            Self::Quic => ("quic", "Pipeline over loopback", quic::ABOUT, 120, 512 << 20),
+            Self::Loopback => ("loopback", "Pipeline over loopback", loopback::ABOUT, 120, 512 << 20),
             Self::Small => ("small", "Many small tensors", small::ABOUT, 30, 0),
             Self::FanOut => ("fan-out", "Fan-out", fan_out::ABOUT, 15, 512 << 20),
             Self::Exact => ("exact", "Byte for byte", exact::ABOUT, 0, 0),
@@ -85,7 +85,7 @@ impl Part {
         match self {
             Self::Device => device::run(job),
             Self::Cases => cases::run(job).await,
-            Self::Quic => quic::run(job).await,
+            Self::Loopback => loopback::run(job).await,
             Self::Small => small::run(job).await,
             Self::FanOut => fan_out::run(job).await,
             Self::Exact => exact::run(job).await,

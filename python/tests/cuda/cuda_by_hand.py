@@ -106,6 +106,10 @@ class Gpu:
             self("cuMemcpyHtoD_v2", c_uint64(array.address), content, c_size_t(len(content)))
         return array
 
+    def empty(self, nbytes):
+        """An array of bytes without content."""
+        return Array(self, nbytes, "u8", (nbytes,))
+
     def copy(self, to, source, nbytes):
         """Copies on the current stream."""
         self("cuMemcpyDtoDAsync_v2", c_uint64(to), c_uint64(source), c_size_t(nbytes), c_void_p(self.current))

@@ -10,8 +10,8 @@
 //! - calls and work of streams can be made to fail or hang, once or permanently (`faults`), and copies can be
 //!   held until a test releases them (`gates`);
 //! - an asynchronous error corrupts its context permanently, and host functions are no longer called (`device`);
-//! - memory can be shared with other processes by CUDA IPC (`ipc`) and by file descriptors (`virtual_memory`), under
-//!   the rules of the real driver; both can be disabled (`options`);
+//! - memory can be shared with other processes by CUDA IPC (`ipc`, not across PID namespaces, which driver 580 permits)
+//!   and by file descriptors (`virtual_memory`); both can be disabled (`options`);
 //! - illegal uses are reported as violations: freeing under a copy, double free, use after free, calling CUDA in a host
 //!   function, destroying a context under copies (`report`).
 //!

@@ -97,8 +97,7 @@ async fn run_scenario(job: &Job, scenario: Scenario, ordinal: usize) -> Result<(
     match tokio::task::spawn_blocking(move || break_context(ordinal, fault)).await? {
         Ok(()) => {}
         Err(error @ CudaError::NoSymbol { .. }) => {
-            let note = format!("{scenario}: not possible with this driver: {error}");
-            line::note(note);
+            line::note(format!("{scenario}: not possible with this driver: {error}"));
             return Ok(());
         }
         Err(error) => return Err(error).context("the context could not be broken"),

@@ -1,4 +1,4 @@
-//! Device memory shared with another process, which needs a real driver to be tested.
+//! Device memory shared with another process, also in namespaces of its own.
 
 use super::{Job, Part, rate};
 use crate::{
@@ -61,19 +61,12 @@ async fn export(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
         check_import(job, "in place", &shared, None).await?;
         let this = Engine::Cuda(Arc::clone(engine)).device(CAPACITY)?;
         let imported = this.import(Exported::Ipc(handle), &[]);
-        let outcome = imported
-            .err()
-            .map(|error| error.to_string())
-            .ok_or_else(|| "it opens".to_owned());
+        let outcome = imported.map_or_else(|error| Ok(error.to_string()), |_| Err("it opens".into()));
         line::check("a handle opens nothing in its own process", outcome);
     }
-    let buffer = match engine.shared_buffer(job.bytes) {
-        Ok(buffer) => buffer,
-        Err(error) => {
-            line::check("there is memory that can be shared as a descriptor", Err(error.to_string()));
-            return Ok(());
-        }
-    };
+    let buffer = engine
+        .shared_buffer(job.bytes)
+        .context("no memory can be shared as a descriptor")?;
     for _ in 0..FILLS {
         let begun = Instant::now();
         buffer.fill(vec![(Arc::clone(&memory), 0)])?;
@@ -145,7 +138,7 @@ const OTHER_PROCESS_TIMEOUT: Duration = Duration::from_secs(15);
 /// Imports and compares the shared memory: what the other process does.
 async fn import(job: &Job, engine: &Arc<CudaEngine>, shared: &Shared) -> Result<()> {
     let outcome = compare(job, engine, shared.exported()?).await;
-    line::check("the bytes are equal", outcome.map_err(|error| format!("{error:#}")));
+    line::check("the bytes are equal", outcome.map_err(|error| error.to_string()));
     Ok(())
 }
 

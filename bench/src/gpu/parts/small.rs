@@ -50,9 +50,9 @@ pub(super) async fn run(job: Job) -> Result<()> {
             let round = service.round_of(specs.clone(), source).await?;
             let bytes = source.len_bytes();
             let measured = Cells::of([
-                ("quic_gb_per_s", rate(bytes, round.seconds)),
-                ("quic_ms", round.seconds * 1e3),
-                ("quic_cpu_s_per_gib", cpu::per_gib(round.cpu_s, bytes)),
+                ("gb_per_s", rate(bytes, round.seconds)),
+                ("ms", round.seconds * 1e3),
+                ("cpu_s_per_gib", cpu::per_gib(round.cpu_s, bytes)),
             ]);
             line::sample("small tensors", setting.clone(), measured);
         }

@@ -124,8 +124,7 @@ pub enum ShareError {
     /// The IPC handle of another process's allocation cannot be opened here.
     #[error(
         "{device} could not open the memory of another process by its handle: {} A handle is valid while that process \
-         lives and keeps the memory, but not in that process itself. Some drivers and container runtimes refuse it \
-         between containers.",
+         lives and keeps the memory, but not in that process itself.",
         without_advice(source)
     )]
     NotOpened {

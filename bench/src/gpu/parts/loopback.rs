@@ -1,5 +1,4 @@
-//! The complete service over loopback, from GPU to GPU and from host to host. Its name in results, `quic`, is older than
-//! sessions over TCP.
+//! The complete service over loopback, from GPU to GPU and from host to host.
 
 use super::{Job, rate};
 use crate::{
@@ -20,10 +19,11 @@ use tensor_relay_client::Lanes;
 use tensor_relay_device::{Capacity, Source};
 
 pub(super) const ABOUT: &str = "\
-A server and a client on one machine, each on one thread and one for each further lane, with TLS 1.3 and all hashes. A round is from the publish to the \
-verified snapshot; chunks are hashed when they are first read, like those of new weights. `network` is the same from host \
-memory to host memory, in the same pass and with the same number of lanes; `d2h` and `h2d` are the copies alone. `efficiency` is `end_to_end` / min(`d2h`, \
-`network`, `h2d`) of the same pass: 1 means that a GPU at both ends costs nothing. CPU seconds are those of both ends.";
+A server and a client on one machine, each on one thread and one for each further lane, with TLS 1.3 and all hashes. A \
+round is from the publish to the verified snapshot, and moves every byte raw; chunks are hashed when they are first read, \
+like those of new weights. `network` is the same from host memory to host memory, in the same pass and with the same \
+number of lanes; `d2h` and `h2d` are the copies alone. `efficiency` is `end_to_end` / min(`d2h`, `network`, `h2d`) of the \
+same pass: 1 means that a GPU at both ends costs nothing. CPU seconds are those of both ends.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engine = job.engine()?;
@@ -37,7 +37,7 @@ pub(super) async fn run(job: Job) -> Result<()> {
             let capacity = Capacity { slots, slot_bytes: chunk_bytes as usize };
             let rounds = if job.quick { 1 } else { ROUNDS };
             for measured in measure(&engine, (&from, &host, &to), capacity, lanes, rounds).await? {
-                line::sample("quic", setting.clone(), measured);
+                line::sample("loopback", setting.clone(), measured);
             }
         }
     }
