@@ -22,7 +22,6 @@ mod limits;
 mod manifest;
 mod message;
 mod name;
-pub mod npy;
 mod protobuf;
 mod ranges;
 pub mod safetensors;
