@@ -20,7 +20,6 @@ use crate::{
     Borrowed, Staged, Staging,
     sidecar::{SealError, SealedVersion, TensorWriter, Terms},
 };
-use bytes::Bytes;
 use served::ServedFile;
 use source::{Extent, FilePayload, FileSource, Origin};
 use std::{
@@ -30,7 +29,7 @@ use std::{
 };
 use tensor_relay_device::Source;
 use tensor_relay_protocol::{
-    ChunkHash, Manifest, Metadata, Tensor, TensorSpec,
+    ChunkHash, Manifest, Metadata, TensorSpec,
     files::{FileForm, FileKind, is_reserved},
     safetensors::{Header, PREFIX_BYTES, SafetensorsError, header_length, parse_header},
 };
@@ -47,7 +46,8 @@ pub struct TensorFiles {
     path: PathBuf,
     form: FileForm,
     specs: Vec<TensorSpec>,
-    locations: Vec<TensorLocation>,
+    /// Of each tensor.
+    origins: Vec<Origin>,
     files: Arc<[ServedFile]>,
     metadata: Metadata,
     skipped: Vec<SkippedEntry>,
@@ -66,23 +66,6 @@ pub enum SealFileError {
     /// The system has no memory for them.
     #[error("cannot allocate shared memory: {0}")]
     Memory(#[from] io::Error),
-}
-
-/// The location of one tensor's bytes.
-#[derive(Debug)]
-struct TensorLocation {
-    /// The index of the file.
-    file: usize,
-    data: DataLocation,
-}
-
-/// The location of a tensor's bytes, within its file if they are in one.
-#[derive(Debug)]
-enum DataLocation {
-    /// In the file at this offset.
-    AtOffset(u64),
-    /// In memory, without a file.
-    Memory(Bytes),
 }
 
 impl TensorFiles {
@@ -207,12 +190,12 @@ impl TensorFiles {
 
     /// Writes one tensor, piece by piece.
     fn write_tensor(&self, index: usize, out: &mut TensorWriter<'_>) -> Result<(), SealFileError> {
-        let (spec, TensorLocation { file, data }) = (&self.specs[index], &self.locations[index]);
+        let (spec, origin) = (&self.specs[index], &self.origins[index]);
         // The header was checked against the file's size, so the product cannot overflow.
         let bytes = spec.shape.byte_len(spec.dtype).unwrap_or(0);
-        let start = match data {
-            DataLocation::AtOffset(start) => start,
-            DataLocation::Memory(bytes) => return Ok(out.write(bytes)?),
+        let (file, start) = match origin {
+            Origin::File(file, start) => (file, start),
+            Origin::Memory(bytes) => return Ok(out.write(bytes)?),
         };
         let mut piece = vec![0; bytes.min(PIECE_BYTES) as usize];
         for offset in (0..bytes).step_by(PIECE_BYTES as usize) {
@@ -225,23 +208,16 @@ impl TensorFiles {
 
     /// Reads one tensor.
     fn fill(&self, index: usize, out: &mut [u8]) -> Result<(), FileError> {
-        let TensorLocation { file, data } = &self.locations[index];
-        match data {
-            DataLocation::AtOffset(start) => self.files[*file].read(out, *start)?,
-            DataLocation::Memory(bytes) => out.copy_from_slice(bytes),
+        match &self.origins[index] {
+            Origin::File(file, start) => self.files[*file].read(out, *start)?,
+            Origin::Memory(bytes) => out.copy_from_slice(bytes),
         }
         Ok(())
     }
 
     fn source(&self, manifest: &Manifest) -> Result<(Arc<dyn Source>, Vec<ChunkHash>), FileError> {
-        let extent = |(tensor, TensorLocation { file, data }): (&Tensor, &TensorLocation)| Extent {
-            range: tensor.range(),
-            origin: match data {
-                DataLocation::AtOffset(start) => Origin::File(*file, *start),
-                DataLocation::Memory(bytes) => Origin::Memory(bytes.clone()),
-            },
-        };
-        let extents = manifest.tensors().iter().zip(&self.locations).map(extent);
+        let extents = manifest.tensors().iter().zip(&self.origins);
+        let extents = extents.map(|(tensor, origin)| Extent { range: tensor.range(), origin: origin.clone() });
         let payload = FilePayload::new(Arc::clone(&self.files), extents.collect(), manifest.payload_bytes());
         let hashes = payload.hash(manifest)?;
         Ok((Arc::new(FileSource::new(payload, manifest, &hashes)), hashes))
@@ -262,7 +238,7 @@ fn total_bytes(specs: &[TensorSpec]) -> u64 {
 struct Contents {
     form: FileForm,
     specs: Vec<TensorSpec>,
-    locations: Vec<TensorLocation>,
+    origins: Vec<Origin>,
     files: Vec<ServedFile>,
     metadata: Metadata,
     skipped: Vec<SkippedEntry>,
@@ -270,22 +246,31 @@ struct Contents {
 
 impl Contents {
     fn new(form: FileForm) -> Self {
-        Self { form, specs: vec![], locations: vec![], files: vec![], metadata: vec![], skipped: vec![] }
+        Self { form, specs: vec![], origins: vec![], files: vec![], metadata: vec![], skipped: vec![] }
     }
 
-    fn push(&mut self, spec: TensorSpec, file: usize, data: DataLocation) {
+    fn push(&mut self, spec: TensorSpec, origin: Origin) {
         self.specs.push(spec);
-        self.locations.push(TensorLocation { file, data });
+        self.origins.push(origin);
     }
 
     fn total_bytes(&self) -> u64 {
         total_bytes(&self.specs)
     }
 
+    /// Each tensor in a file, with the file's index.
+    fn in_files(&self) -> impl Iterator<Item = (&str, usize)> {
+        let tensors = self.specs.iter().zip(&self.origins);
+        tensors.filter_map(|(spec, origin)| match origin {
+            Origin::File(file, _) => Some((spec.name.as_str(), *file)),
+            Origin::Memory(_) => None,
+        })
+    }
+
     fn into_files(self, path: &Path) -> TensorFiles {
-        let Self { form, specs, locations, files, mut metadata, skipped } = self;
+        let Self { form, specs, origins, files, mut metadata, skipped } = self;
         metadata.extend(form.metadata());
-        TensorFiles { path: path.into(), form, specs, locations, files: files.into(), metadata, skipped }
+        TensorFiles { path: path.into(), form, specs, origins, files: files.into(), metadata, skipped }
     }
 }
 
@@ -301,7 +286,7 @@ fn read_safetensors(file: ServedFile, contents: &mut Contents) -> Result<Metadat
     check_reserved(&file, metadata.iter().map(|(key, _)| &key[..]))?;
     check_reserved(&file, tensors.iter().map(|tensor| tensor.spec.name.as_str()))?;
     for tensor in tensors {
-        contents.push(tensor.spec, contents.files.len(), DataLocation::AtOffset(tensor.range.start));
+        contents.push(tensor.spec, Origin::File(contents.files.len(), tensor.range.start));
     }
     contents.files.push(file);
     Ok(metadata)
