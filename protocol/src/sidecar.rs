@@ -22,7 +22,6 @@ use crate::{
         frame,
     },
 };
-use prost::Message;
 use std::ops::Deref;
 
 /// The supported revisions of the sidecar protocol, which are independent of the network protocol's.
@@ -88,26 +87,6 @@ pub fn encode_producer(message: ProducerMessage) -> Vec<u8> {
 /// Encodes a server's message with its length in front.
 pub fn encode_server(message: ServerMessage) -> Vec<u8> {
     frame(&wire::ToProducer::from(message))
-}
-
-impl ProducerMessage {
-    /// Decodes a message from the bytes that follow its length.
-    ///
-    /// # Errors
-    /// [`MessageError`] when the bytes are not a valid producer message.
-    pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        wire::FromProducer::decode(bytes).map_err(MessageError::malformed)?.try_into()
-    }
-}
-
-impl ServerMessage {
-    /// Decodes a message from the bytes that follow its length.
-    ///
-    /// # Errors
-    /// [`MessageError`] when the bytes are not a valid server message.
-    pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        wire::ToProducer::decode(bytes).map_err(MessageError::malformed)?.try_into()
-    }
 }
 
 #[cfg(test)]

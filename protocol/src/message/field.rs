@@ -103,12 +103,16 @@ macro_rules! message_kinds {
             }
         }
 
-        impl TryFrom<super::wire::$From> for $Message {
-            type Error = $crate::MessageError;
-
-            fn try_from(message: super::wire::$From) -> Result<Self, Self::Error> {
+        impl $Message {
+            /// Decodes a message from the bytes that follow its length.
+            ///
+            /// # Errors
+            /// [`MessageError`](crate::MessageError) when the bytes are not a valid message.
+            pub fn decode(bytes: &[u8]) -> Result<Self, $crate::MessageError> {
                 use super::wire;
                 use $crate::message::field::{Field, required};
+                let message: wire::$From =
+                    ::prost::Message::decode(bytes).map_err($crate::MessageError::malformed)?;
                 Ok(match required("kind", message.kind)? {
                     $(wire::$Kind::$Own(own) => Self::$Own(Field::from_wire(stringify!($Own), own)?),)*
                     $(wire::$Kind::$Variant(wire::$Wire { $($field),* }) => {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::{Epoch, FRAME_MAX_BYTES, Topic, Version, decode_frame_length};
 use proptest::prelude::*;
+use prost::Message;
 
 fn every_producer_message() -> Vec<ProducerMessage> {
     let (topic, device) = (Topic::new("policy/a").unwrap(), CudaDevice([7; 16]));
