@@ -117,12 +117,15 @@ fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>,
 
 /// A snapshot's tensors, split into those of the model and side files. No side file has the name of a weight file: the
 /// extension distinguishes them.
-struct SplitTensors<'a> {
-    model: Vec<&'a Tensor>,
+pub(crate) struct SplitTensors<'a> {
+    pub(crate) model: Vec<&'a Tensor>,
     side_files: Vec<(FileName, HostBytes)>,
 }
 
-fn split_side_files<'a>(snapshot: &'a Snapshot, form: &FileForm) -> Result<SplitTensors<'a>, FileNameError> {
+pub(crate) fn split_side_files<'a>(
+    snapshot: &'a Snapshot,
+    form: &FileForm,
+) -> Result<SplitTensors<'a>, FileNameError> {
     let (mut model, mut side_files) = (vec![], vec![]);
     for tensor in snapshot.described() {
         match form.side_file(tensor)? {
