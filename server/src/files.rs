@@ -92,13 +92,12 @@ impl TensorFiles {
             .and_then(|e| e.to_str())
             .unwrap_or_default()
             .to_ascii_lowercase();
-        let contents = match &extension[..] {
-            _ if is_folder => directory::read(path, rules)?,
-            "safetensors" => read_safetensors_file(ServedFile::open(path)?)?,
-            _ if model_files::is_other_format(path) => {
+        let contents = match () {
+            () if is_folder => directory::read(path, rules)?,
+            () if extension != "safetensors" && model_files::is_other_format(path) => {
                 return Err(FileError::OtherFormat { path: path.into(), extension });
             }
-            _ => read_safetensors_file(ServedFile::open(path)?)?,
+            () => read_safetensors_file(ServedFile::open(path)?)?,
         };
         Ok(contents.into_files(path))
     }
@@ -217,7 +216,8 @@ impl TensorFiles {
 
     fn source(&self, manifest: &Manifest) -> Result<(Arc<dyn Source>, Vec<ChunkHash>), FileError> {
         let extents = manifest.tensors().iter().zip(&self.origins);
-        let extents = extents.map(|(tensor, origin)| Extent { range: tensor.range(), origin: origin.clone() });
+        let extents =
+            extents.map(|(tensor, origin)| Extent { range: tensor.range(), origin: origin.clone() });
         let payload = FilePayload::new(Arc::clone(&self.files), extents.collect(), manifest.payload_bytes());
         let hashes = payload.hash(manifest)?;
         Ok((Arc::new(FileSource::new(payload, manifest, &hashes)), hashes))
@@ -309,17 +309,4 @@ fn read_header(file: &ServedFile) -> Result<Header, FileError> {
     let mut json = vec![0; header_length(prefix, file_bytes).map_err(format)?];
     file.read(&mut json, PREFIX_BYTES as u64)?;
     parse_header(&json, file_bytes).map_err(format)
-}
-
-impl Staged {
-    /// Stages the tensors and metadata of a safetensors file, without recording that they came from a file. Blocks on
-    /// the disk. [`TensorFiles`] also reads folders.
-    ///
-    /// # Errors
-    /// [`FileError`] when the file cannot be read, is malformed, or changes meanwhile.
-    pub fn from_safetensors(path: &Path, staging: &Staging) -> Result<Self, FileError> {
-        let contents = read_safetensors_file(ServedFile::open(path)?)?;
-        let metadata = contents.metadata.clone();
-        TensorFiles { metadata, ..contents.into_files(path) }.stage(staging)
-    }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{Publishable, SourceError};
+use bytes::Bytes;
 use safetensors::{Dtype, tensor::TensorView};
 use std::{collections::HashMap, sync::Arc};
 use tensor_relay_device::HostMemory;
@@ -80,13 +81,13 @@ fn names_of(files: &TensorFiles) -> Vec<&str> {
 fn a_model_file_is_staged_with_its_metadata() {
     let (_dir, dir) = new_folder(&[("m.safetensors", &model_file())]);
     let path = dir.join("m.safetensors");
-    let staged = Staged::from_safetensors(&path, &staging()).unwrap();
-    assert_eq!(staged.manifest().tensors().len(), 3);
-    assert_eq!(staged.manifest().metadata(), [("format".into(), "pt".into())]);
-    assert_eq!(staged.digest(), Staged::from_safetensors(&path, &staging()).unwrap().digest());
     let files = TensorFiles::open(&path).unwrap();
     assert_eq!((files.kind(), files.total_bytes()), (FileKind::Safetensors, 4006));
-    assert_eq!(files.metadata()[1], ("tensor-relay.kind".into(), "safetensors".into()));
+    let staged = files.stage(&staging()).unwrap();
+    assert_eq!(staged.manifest().tensors().len(), 3);
+    let kind = ("tensor-relay.kind".into(), "safetensors".into());
+    assert_eq!(staged.manifest().metadata(), [("format".into(), "pt".into()), kind]);
+    assert_eq!(staged.digest(), files.stage(&staging()).unwrap().digest());
 }
 
 #[test]
@@ -104,14 +105,14 @@ fn refused_broken_files_are_named() {
         ("huge header", [&(1u64 << 62).to_le_bytes()[..], b"{}"].concat()),
     ] {
         fs::write(&path, bytes).unwrap();
-        let error = Staged::from_safetensors(&path, &staging()).unwrap_err();
+        let error = TensorFiles::open(&path).unwrap_err();
         assert!(matches!(error, FileError::Format { .. }), "{what}: {error}");
         assert!(error.to_string().contains("m.safetensors"), "{error}");
     }
-    let missing = Staged::from_safetensors(&dir.path().join("no"), &staging()).unwrap_err();
+    let missing = TensorFiles::open(&dir.path().join("no")).unwrap_err();
     assert!(matches!(missing, FileError::Io { .. }));
-    let folder = Staged::from_safetensors(dir.path(), &staging()).unwrap_err();
-    assert!(matches!(folder, FileError::NotAFile { .. }), "{folder}");
+    let device = TensorFiles::open("/dev/null".as_ref()).unwrap_err();
+    assert!(matches!(device, FileError::NotAFile { .. }), "{device}");
 }
 
 #[test]
