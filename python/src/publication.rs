@@ -66,7 +66,9 @@ impl Handle {
         timeout: Duration,
     ) -> Result<bool, sidecar::ConnectionLost> {
         match (self, step) {
-            (Self::InProcess(publication), Step::Committed) => Ok(publication.committed(count, timeout).await),
+            (Self::InProcess(publication), Step::Committed) => {
+                Ok(publication.committed(count, timeout).await)
+            }
             (Self::InProcess(publication), Step::Loaded) => Ok(publication.loaded(count, timeout).await),
             (Self::Sidecar(publication), Step::Committed) => publication.committed(count, timeout).await,
             (Self::Sidecar(publication), Step::Loaded) => publication.loaded(count, timeout).await,
