@@ -111,6 +111,7 @@ fn quic_is_used_where_tcp_is_blocked() {
 fn a_blocked_transport_is_replaced_during_a_transfer() {
     for (dropped_first, dropped_then, ends_over) in [("tcp", "udp", "tcp"), ("udp", "tcp", "quic")] {
         let Some(served) = ServedModel::try_new(&[dropped_first]) else { return };
+        let served = ServedModel { home: served.home.with_idle_timeout(2_000), ..served };
         let ticket = served.server.ticket("m");
         let subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
         served.wait_until_received(MODEL_BYTES / 2);
