@@ -97,7 +97,6 @@ def test_files_saved_during_writes_are_readable(relay, client, tmp_path):
     for path in saved:
         found = load_file(path)
         assert found["x"].shape == (4 << 20,) and np.array_equal(found["y"], np.ones(3))
-        assert np.load(path)["y"].tolist() == [1, 1, 1]
 
 
 def test_publish_files_and_pull_report_errors(relay, client, tmp_path):
