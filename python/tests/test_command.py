@@ -137,7 +137,7 @@ def test_the_demo_starts_child_processes(words, home):
 
 
 def test_a_closed_output_pipe_prints_no_error(words, home):
-    with running([*words, "man"], home, bufsize=0) as program:
+    with running([*words, "completions", "bash"], home, bufsize=0) as program:
         program.stdout.close()
         program.wait(TIMEOUT_S)
         assert program.stderr.read() == ""
