@@ -16,8 +16,7 @@ use tensor_relay_protocol::Dtype;
 /// The options of `codecs`.
 #[derive(Debug, clap::Args)]
 pub struct CodecsArgs {
-    /// The tensors: safetensors files, NumPy arrays (`.npy`), or with --dtype files of raw elements. Each is read into
-    /// memory completely.
+    /// The tensors: safetensors files, or with --dtype files of raw elements. Each is read into memory completely.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The dtype of files that do not record it.

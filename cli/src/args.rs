@@ -82,9 +82,8 @@ A flag overrides a variable, and a variable overrides the file. In the file, a c
 overrides [default]. A switch --NAME that a variable or the file turns on is turned off by
 --no-NAME.
 
-Examples:
-  tensor-relay config serve
-  tensor-relay config --sample > ~/.config/tensor-relay/config.toml";
+Example:
+  tensor-relay config serve";
 
 const DEVICES: &str = "\
 A machine without a GPU or a working driver is not an error: the exit code is 0, the JSON object
@@ -133,8 +132,6 @@ pub(crate) enum Command {
     /// Print a completion script for a shell.
     #[command(after_help = COMPLETIONS)]
     Completions(CompletionsArgs),
-    /// Print the manual page, or write one for every command.
-    Man(ManArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -186,11 +183,6 @@ pub(crate) struct DoctorArgs {
 
     #[command(flatten)]
     pub(crate) identity: IdentityArgs,
-
-    /// The server's state directory, which need not exist yet. Default: $XDG_STATE_HOME/tensor-relay or
-    /// ~/.local/state/tensor-relay.
-    #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
-    pub(crate) state_dir: Option<PathBuf>,
 
     /// Print one JSON object on stdout instead of text.
     #[arg(long, help_heading = "Output")]
@@ -245,10 +237,6 @@ pub(crate) struct ConfigArgs {
     /// Show only this command's options.
     pub(crate) command: Option<String>,
 
-    /// Print a sample configuration file: every option, commented out, with its help.
-    #[arg(long, conflicts_with = "json")]
-    pub(crate) sample: bool,
-
     /// Print one JSON object on stdout instead of a table.
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
@@ -286,13 +274,6 @@ pub(crate) struct CompletionsArgs {
     pub(crate) shell: clap_complete::Shell,
 }
 
-#[derive(Debug, clap::Args)]
-pub(crate) struct ManArgs {
-    /// Write one page per command into this folder: tensor-relay-serve.1 and so on.
-    #[arg(long, value_name = "DIR", env = "TENSOR_RELAY_MAN_OUT")]
-    pub(crate) out: Option<PathBuf>,
-}
-
 /// The values of `--codec`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Codec {
@@ -314,14 +295,8 @@ pub(crate) enum Codec {
 impl Codec {
     /// The chosen codec; `None` for `auto`.
     pub(crate) fn fixed(self) -> Option<CodecId> {
-        match self {
-            Self::Auto => None,
-            Self::Raw => Some(CodecId::Raw),
-            Self::Zstd => Some(CodecId::Zstd),
-            Self::Bitplanes => Some(CodecId::BitPlanes),
-            Self::Planes => Some(CodecId::Planes),
-            Self::Sparse => Some(CodecId::Sparse),
-        }
+        let value = self.to_possible_value()?;
+        CodecId::ALL.iter().copied().find(|codec| codec.name() == value.get_name())
     }
 }
 

@@ -20,7 +20,6 @@
 mod bounds;
 pub(crate) mod file;
 pub(crate) mod layers;
-mod sample;
 mod setting;
 mod show;
 mod switch;
@@ -58,7 +57,6 @@ struct EarlyArguments {
     file: Option<PathBuf>,
     /// The ids of the switches that flags turn off.
     off: Vec<String>,
-    wants_sample: bool,
 }
 
 impl EarlyArguments {
@@ -80,7 +78,6 @@ impl EarlyArguments {
         if let Ok(Some(file)) = matches.try_get_one::<PathBuf>(variable::FILE) {
             self.file = Some(file.clone());
         }
-        self.wants_sample |= matches!(matches.try_get_one("sample"), Ok(Some(true)));
         let flags = matches.ids().map(clap::Id::as_str);
         let flags = flags.filter(|id| matches.value_source(id) == Some(ValueSource::CommandLine));
         self.off.extend(flags.filter_map(switch::opposite_of).map(Into::into));
@@ -89,7 +86,7 @@ impl EarlyArguments {
     /// Whether the command reads the file. A broken file must not affect the other commands.
     fn uses_file(&self) -> bool {
         let command = self.command.as_deref();
-        command.is_some_and(|name| setting::is_configurable(name) || (name == "config" && !self.wants_sample))
+        command.is_some_and(|name| setting::is_configurable(name) || name == "config")
     }
 }
 
@@ -194,8 +191,7 @@ mod tests {
 
     #[test]
     fn a_broken_file_does_not_affect_commands_that_ignore_it() {
-        assert!(read_with("broken [", &["config", "--sample"]).is_ok());
-        assert!(read_with("broken [", &["man"]).is_ok());
+        assert!(read_with("broken [", &["completions", "bash"]).is_ok());
         assert!(read_with("broken [", &["config"]).is_err());
     }
 }

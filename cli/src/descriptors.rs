@@ -71,11 +71,6 @@ fn needed_by(command: &Command) -> u64 {
         }
 }
 
-/// The limit that a server needs to start.
-pub(crate) fn needed_to_serve() -> u64 {
-    RUNTIME_DESCRIPTORS + LANE_DESCRIPTORS + FILE_DESCRIPTORS + ADMIN_DESCRIPTORS + open_now()
-}
-
 fn admin(is_wanted: bool) -> u64 {
     if is_wanted { ADMIN_DESCRIPTORS } else { 0 }
 }

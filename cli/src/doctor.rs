@@ -3,7 +3,6 @@
 //! Each group of checks is a file. A check returns a [`Finding`], and leaves the system unchanged.
 
 mod cgroup;
-mod disk;
 mod finding;
 mod gpu;
 mod memory;
@@ -11,7 +10,6 @@ mod network;
 mod processor;
 mod rate;
 mod server;
-mod system;
 
 use crate::{
     args::DoctorArgs,
@@ -25,9 +23,8 @@ use serde_json::json;
 
 pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<Exit> {
     let ticket = args.ticket.as_deref().map(ticket::read_any).transpose()?;
-    let state_dir = args.state_dir.clone();
-    // Queries of drivers and disks may take a second.
-    let mut findings = tokio::task::spawn_blocking(move || local_findings(state_dir.as_deref())).await?;
+    // Queries of drivers may take a second.
+    let mut findings = tokio::task::spawn_blocking(local_findings).await?;
     if let Some(ticket) = &ticket {
         findings.extend(server::check(ticket, args.identity.load()?).await);
     }
@@ -46,14 +43,12 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<Exit> {
 }
 
 /// All findings about this machine and this container.
-fn local_findings(state_dir: Option<&std::path::Path>) -> Vec<Finding> {
+fn local_findings() -> Vec<Finding> {
     let cgroup = Cgroup::own();
     let mut findings = gpu::check();
     findings.push(memory::check(&cgroup));
     findings.extend(network::check());
-    findings.extend(system::check());
     findings.extend(processor::check(&cgroup));
-    findings.push(disk::check(state_dir));
     findings
 }
 

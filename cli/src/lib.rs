@@ -22,7 +22,6 @@ mod exit;
 mod keys;
 mod list;
 mod log;
-mod man;
 mod offered;
 mod orphans;
 mod output;
@@ -108,7 +107,6 @@ fn run_command(command: Command, layers: &Layers, program: Option<&[OsString]>) 
             Command::Tickets(command) => tickets::run(command),
             Command::Acl(command) => acl::run(command),
             Command::Completions(args) => completions::run(&args),
-            Command::Man(args) => man::run(&args),
         }
     });
     // A blocking thread may still wait for a disk or for stdin; the process does not wait for that thread.

@@ -94,13 +94,6 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     admission::write_tickets(&ticket_file, &tickets)?;
     admission::keep_addresses(&args, &state_dir, &tickets);
     let publish_socket = publish_socket::open(&server, &args, loader.device.as_ref())?;
-    let started = Started {
-        listen: listening,
-        admin: admin_address,
-        memory_bytes_max,
-        tickets: &tickets,
-        ticket_file: &ticket_file,
-    };
     match args.json {
         true => print_object(json!({
             "event": "serving",
@@ -114,7 +107,9 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
             "memory_bytes_max": memory_bytes_max,
             "topics": topics,
         })),
-        false => report_start(&args, &started),
+        false => {
+            report_start(&args, (listening, admin_address), memory_bytes_max, (&tickets, &ticket_file));
+        }
     }
     let mut maintaining = maintain(offers, args.watch_interval, args.json);
     let ended = tokio::select! {
@@ -338,21 +333,13 @@ fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
     named
 }
 
-/// What a started server reports.
-struct Started<'a> {
-    listen: SocketAddr,
-    admin: Option<SocketAddr>,
-    /// The maximum host memory that the server uses in addition to its versions.
-    memory_bytes_max: u64,
-    tickets: &'a [String],
-    /// The file to which the tickets were written.
-    ticket_file: &'a Path,
-}
-
-/// Reports as text that the server has started.
+/// Reports as text that the server has started. It uses at most `memory_bytes_max` of host memory in addition to its
+/// versions.
 fn report_start(
     args: &ServeArgs,
-    &Started { listen, admin, memory_bytes_max, tickets, ticket_file }: &Started<'_>,
+    (listen, admin): (SocketAddr, Option<SocketAddr>),
+    memory_bytes_max: u64,
+    (tickets, ticket_file): (&[String], &Path),
 ) {
     let from = match args.device.device {
         DeviceName::Cpu => String::new(),

@@ -10,9 +10,7 @@ pub(crate) use transfer::TransferError;
 
 use std::{net::SocketAddr, sync::Arc};
 use tensor_relay_device::AllocError;
-use tensor_relay_protocol::{
-    Blame, CloseCode, GLOBS_MAX, MessageError, ProtocolViolation, SELECTION_MAX_BYTES,
-};
+use tensor_relay_protocol::{CloseCode, GLOBS_MAX, MessageError, ProtocolViolation, SELECTION_MAX_BYTES};
 use tensor_relay_transport::{ConnectError, LaneError, control::ControlError};
 
 /// Why a session could not be opened or has ended, or why a request failed.
@@ -176,35 +174,14 @@ impl ClientError {
         }
     }
 
-    /// The party that has to act.
-    pub fn blame(&self) -> Blame {
-        match self {
+    /// Whether this machine does not allow the connection, so that its user has to act.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(
+            self,
             Self::Connect(
-                ConnectError::Socket(_)
-                | ConnectError::LaneAddress { .. }
-                | ConnectError::Thread { .. }
-                | ConnectError::Tls(_),
+                ConnectError::Socket(_) | ConnectError::LaneAddress { .. } | ConnectError::Thread { .. }
             )
-            | Self::Lane(LaneError::ClosedLocally)
-            | Self::Memory(_)
-            | Self::ProbeInProgress
-            | Self::TooManyWatches { .. }
-            | Self::SelectionTooLarge { .. }
-            | Self::StartNeedsEvery
-            | Self::Unauthorised { .. } => Blame::Local,
-            Self::Connect(
-                ConnectError::Unreachable { .. }
-                | ConnectError::FurtherUnreachable { .. }
-                | ConnectError::TcpFailed { .. }
-                | ConnectError::NoAnswer { .. }
-                | ConnectError::Resolve { .. },
-            ) => Blame::Network,
-            Self::Lane(LaneError::TimedOut { .. }) | Self::NoProgress { .. } => Blame::Network,
-            Self::NotReconnected { last: Some(error), .. }
-            | Self::NotReconnected { lost: error, .. }
-            | Self::Ended(error) => error.blame(),
-            _ => Blame::Peer,
-        }
+        )
     }
 }
 

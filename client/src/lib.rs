@@ -92,9 +92,9 @@ pub use snapshot::{Receipt, Snapshot};
 pub use status::{ClientStatus, StatusReader};
 pub use subscription::Subscription;
 pub use tensor_relay_protocol::{
-    AbortReason, Blame, CloseCode, CodecId, CodecSet, Dtype, EndReason, Epoch, GLOBS_MAX, Gap, Glob,
-    GlobError, Manifest, Metadata, Mode, ProbeBytes, ProbeReport, ReaderName, SELECTION_MAX_BYTES, Selection,
-    Shape, Start, Tensor, TensorName, Ticket, TicketError, Topic, TopicEntry, Version, VersionId,
+    AbortReason, CloseCode, CodecId, CodecSet, Dtype, EndReason, Epoch, GLOBS_MAX, Gap, Glob, GlobError,
+    Manifest, Metadata, Mode, ProbeBytes, ProbeReport, ReaderName, SELECTION_MAX_BYTES, Selection, Shape,
+    Start, Tensor, TensorName, Ticket, TicketError, Topic, TopicEntry, Version, VersionId,
 };
 pub use tensor_relay_transport::{
     CodecCount, CodecStats, ConnectError, Connector, Fingerprint, Identity, IdentityError, LaneError,

@@ -5,8 +5,8 @@ mod folder;
 mod leftovers;
 mod versions;
 
-pub(crate) use contents::Body;
 pub use contents::FilesError;
+pub(crate) use contents::{Body, split_side_files};
 pub(crate) use leftovers::sweep;
 
 use crate::{SaveError, Snapshot, save::READABLE_MODE, temporary, whole_file::replace_file};
@@ -20,14 +20,13 @@ use tensor_relay_device::Lock;
 use tensor_relay_protocol::{Topic, VersionId};
 use versions::KeptVersion;
 
-/// Writes snapshots below one folder, each version in its published form: a safetensors file, a folder of them with
-/// side files, a NumPy array or an archive of arrays. Tensors that were not published from files become a
-/// safetensors file.
+/// Writes snapshots below one folder, each version in its published form: a safetensors file, or a folder of them with
+/// side files. Tensors that were not published from files become a safetensors file.
 ///
-/// Without `keep`, topic `a/b` is `DIR/a/b.safetensors`, `.npy` or `.npz`, or the folder `DIR/a/b`, and each version
-/// replaces the previous one atomically. (If the file system cannot exchange two folders, a folder's name is missing
-/// between two renames.) If a topic changes to another kind of files, the earlier ones are deleted if this mirror wrote
-/// them; those of an earlier process stay.
+/// Without `keep`, topic `a/b` is `DIR/a/b.safetensors` or the folder `DIR/a/b`, and each version replaces the previous
+/// one atomically. (If the file system cannot exchange two folders, a folder's name is missing between two renames.) If
+/// a topic changes between a file and a folder, the earlier one is deleted if this mirror wrote it; one of an earlier
+/// process stays.
 ///
 /// With `keep`, versions stay side by side as `DIR/a/b/VERSION-EPOCH.safetensors` and so on, and the link
 /// `DIR/a/b/latest.safetensors` (for folders `DIR/a/b/latest`) points to the last saved version. All but the newest

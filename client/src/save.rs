@@ -2,7 +2,7 @@
 
 use crate::{
     Snapshot,
-    mirror::{Body, FilesError},
+    mirror::{Body, FilesError, split_side_files},
     whole_file::replace_file,
 };
 use std::{
@@ -100,13 +100,7 @@ impl Snapshot {
     fn model_tensors(&self) -> Result<Vec<&Tensor>, SaveError> {
         let refuse = |source| SaveError::Files { id: self.id.clone(), source: FilesError::Name(source) };
         let form = FileForm::of(self.manifest().metadata()).map_err(refuse)?;
-        let mut tensors = vec![];
-        for tensor in self.described() {
-            if form.side_file(tensor).map_err(refuse)?.is_none() {
-                tensors.push(tensor);
-            }
-        }
-        Ok(tensors)
+        Ok(split_side_files(self, &form).map_err(refuse)?.model)
     }
 }
 

@@ -7,17 +7,6 @@
 use crate::{ChunkIndex, Epoch, GlobError, LaneId, NameError, SubscriptionId, Version, WatchId};
 use std::fmt;
 
-/// The party that has to act on an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blame {
-    /// This end: its configuration, its files, its memory.
-    Local,
-    /// The other end: it broke the protocol, or has an incompatible version.
-    Peer,
-    /// The network between the ends: UDP is blocked, or a host cannot be reached.
-    Network,
-}
-
 /// Bytes from a peer that are not a valid message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -9,9 +9,6 @@ use std::fmt;
 /// The prefix of metadata keys and tensor names that belong to tensor-relay.
 pub const RESERVED_PREFIX: &str = "tensor-relay.";
 
-/// The name of the only tensor in an `.npy` file.
-pub const NPY_TENSOR: &str = "array";
-
 /// The default file for weights that no index assigns to a file.
 pub const WEIGHTS_DEFAULT: &str = "model.safetensors";
 
@@ -37,22 +34,17 @@ pub enum FileKind {
     Safetensors,
     /// A folder of safetensors files and their side files, as on Hugging Face.
     Directory,
-    /// One NumPy array.
-    Npy,
-    /// A ZIP archive of NumPy arrays.
-    Npz,
 }
 
 impl FileKind {
-    const ALL: [Self; 4] = [Self::Safetensors, Self::Directory, Self::Npy, Self::Npz];
+    /// Every kind.
+    pub const ALL: [Self; 2] = [Self::Safetensors, Self::Directory];
 
     /// The kind's name in manifests and output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Safetensors => "safetensors",
             Self::Directory => "directory",
-            Self::Npy => "npy",
-            Self::Npz => "npz",
         }
     }
 
@@ -61,8 +53,6 @@ impl FileKind {
         match self {
             Self::Safetensors => WEIGHTS_EXTENSION,
             Self::Directory => "",
-            Self::Npy => ".npy",
-            Self::Npz => ".npz",
         }
     }
 }
@@ -158,11 +148,6 @@ pub fn epoch_of(digest: VersionDigest) -> Epoch {
 /// Whether a tensor name or metadata key belongs to tensor-relay.
 pub fn is_reserved(name: &str) -> bool {
     name.starts_with(RESERVED_PREFIX)
-}
-
-/// Whether an array of this name may be an entry of an archive: unpacking the entry must not write outside its folder.
-pub fn is_entry_name(name: &str) -> bool {
-    !name.split('/').any(|segment| matches!(segment, "" | "." | ".."))
 }
 
 /// The number of generations of watched files that were not published before a version, from the version's metadata; 0
@@ -284,7 +269,7 @@ mod tests {
 
     #[test]
     fn reserved_metadata_is_not_written_into_files() {
-        let mut metadata = FileForm::new(FileKind::Npz).metadata();
+        let mut metadata = FileForm::new(FileKind::Directory).metadata();
         metadata.push(("format".into(), "pt".into()));
         assert_eq!(without_reserved(&metadata), [("format".into(), "pt".into())]);
     }
@@ -295,7 +280,7 @@ mod tests {
         let spec = side_file_spec(&FileName::new("config.json").unwrap(), 3).unwrap();
         let config = tensor(spec.name.as_str(), spec.dtype, spec.shape.dimensions());
         assert_eq!(folder.side_file(&config).unwrap().unwrap().as_str(), "config.json");
-        assert_eq!(FileForm::new(FileKind::Npz).side_file(&config), Ok(None));
+        assert_eq!(FileForm::new(FileKind::Safetensors).side_file(&config), Ok(None));
         assert_eq!(folder.side_file(&tensor("config.json", Dtype::U8, &[3])), Ok(None));
         for (name, dtype, dimensions) in [
             ("tensor-relay.file:a", Dtype::I8, &[3][..]),
@@ -309,16 +294,6 @@ mod tests {
         }
         let long = FileName::new(&"a".repeat(255)).unwrap();
         assert_eq!(side_file_spec(&long, 1), Err(NameError::TooLong(273)));
-    }
-
-    #[test]
-    fn archive_entries_stay_in_their_folder() {
-        for name in ["w", "a/b", "..a", "a..", ".a", "a.npy"] {
-            assert!(is_entry_name(name), "{name}");
-        }
-        for name in ["", "..", "../../evil", "/etc/x", "a/../b", "a//b", "a/", "./a"] {
-            assert!(!is_entry_name(name), "{name}");
-        }
     }
 
     #[test]

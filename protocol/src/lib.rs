@@ -22,7 +22,6 @@ mod limits;
 mod manifest;
 mod message;
 mod name;
-pub mod npy;
 mod protobuf;
 mod ranges;
 pub mod safetensors;
@@ -45,7 +44,7 @@ pub use codec::{
 #[doc(hidden)]
 pub use codec::{BitPlanesOn, CodecPath};
 pub use credit::Credit;
-pub use error::{Blame, CloseCode, MessageError, ProtocolViolation};
+pub use error::{CloseCode, MessageError, ProtocolViolation};
 pub use glob::{Glob, GlobError};
 pub use integrity::{ChunkHash, ChunkHasher, CorruptChunk, ManifestDigest, Verified, VersionDigest};
 pub use limits::Limits;

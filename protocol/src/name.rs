@@ -1,6 +1,6 @@
 //! Names of topics, tensors and readers, validated once when parsed.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 /// The maximum length of a topic, tensor name or glob, in bytes.
 pub(crate) const NAME_MAX_BYTES: usize = 255;
@@ -32,11 +32,6 @@ impl Topic {
         }
         Ok(Self(name.into()))
     }
-
-    /// The name as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
 }
 
 /// The name of one tensor in a snapshot, e.g. `model.layers.0.mlp.up_proj.weight`.
@@ -56,11 +51,6 @@ impl TensorName {
             Some(found) => Err(NameError::ForbiddenChar { name: name.into(), found }),
             None => Ok(Self(name.into())),
         }
-    }
-
-    /// The name as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
     }
 }
 
@@ -89,11 +79,6 @@ impl ReaderName {
             Some(found) => Err(NameError::ForbiddenChar { name: name.into(), found }),
             None => Ok(Self(name.into())),
         }
-    }
-
-    /// The name as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
     }
 }
 
@@ -139,57 +124,39 @@ fn is_topic_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')
 }
 
-impl fmt::Display for Topic {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+/// What all kinds of names have: they are texts.
+macro_rules! texts {
+    ($($Name:ident)*) => {$(
+        impl $Name {
+            /// The name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $Name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $Name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.0, f)
+            }
+        }
+
+        impl FromStr for $Name {
+            type Err = NameError;
+
+            fn from_str(name: &str) -> Result<Self, NameError> {
+                Self::new(name)
+            }
+        }
+    )*};
 }
 
-impl fmt::Debug for Topic {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
-
-impl fmt::Display for ReaderName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for ReaderName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
-
-impl std::str::FromStr for ReaderName {
-    type Err = NameError;
-
-    fn from_str(name: &str) -> Result<Self, NameError> {
-        Self::new(name)
-    }
-}
-
-impl std::str::FromStr for Topic {
-    type Err = NameError;
-
-    fn from_str(name: &str) -> Result<Self, NameError> {
-        Self::new(name)
-    }
-}
-
-impl fmt::Display for TensorName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for TensorName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
+texts! { Topic TensorName ReaderName }
 
 impl std::borrow::Borrow<str> for TensorName {
     fn borrow(&self) -> &str {

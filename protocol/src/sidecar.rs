@@ -14,14 +14,18 @@ pub use memory::{CudaDevice, IpcHandle, Lend, Memory, MemoryKind};
 pub use producer::{Hello, ProducerMessage, Publish};
 pub use server::{Progress, Refusal, ServerMessage, Welcome};
 
-use crate::{MessageError, message::frame};
-use prost::Message;
+use crate::{
+    MessageError,
+    message::{
+        Field,
+        field::{message_fields, message_kinds, numbers},
+        frame,
+    },
+};
+use std::ops::Deref;
 
 /// The supported revisions of the sidecar protocol, which are independent of the network protocol's.
 pub const REVISIONS: std::ops::RangeInclusive<u32> = 1..=1;
-
-/// The maximum length of a text for people, such as the reason of a refusal, in bytes.
-pub const TEXT_MAX_BYTES: usize = 1_024;
 
 /// The most bytes of a manifest in one message. The remainder of the frame is for protobuf's tags and lengths.
 pub const MANIFEST_PART_MAX_BYTES: usize = 60 << 10;
@@ -31,6 +35,50 @@ pub const MANIFEST_PART_MAX_BYTES: usize = 60 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublicationId(pub u64);
 
+numbers! { PublicationId(u64) }
+
+/// A text for people, such as the reason of a refusal. A longer one is truncated, at a character boundary; from a peer,
+/// it is an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Text(String);
+
+impl Text {
+    /// The maximum length in bytes.
+    pub const MAX_BYTES: usize = 1_024;
+}
+
+impl<T: AsRef<str>> From<T> for Text {
+    fn from(text: T) -> Self {
+        let text = text.as_ref();
+        Self(text[..text.floor_char_boundary(Self::MAX_BYTES)].into())
+    }
+}
+
+impl Deref for Text {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Field for Text {
+    type Wire = String;
+
+    fn into_wire(self) -> String {
+        self.0
+    }
+
+    fn from_wire(what: &'static str, text: String) -> Result<Self, MessageError> {
+        match text.len() {
+            bytes if bytes > Self::MAX_BYTES => {
+                Err(MessageError::TooLarge { what, bytes, max: Self::MAX_BYTES })
+            }
+            _ => Ok(Self(text)),
+        }
+    }
+}
+
 /// Encodes a producer's message with its length in front.
 pub fn encode_producer(message: ProducerMessage) -> Vec<u8> {
     frame(&wire::FromProducer::from(message))
@@ -39,40 +87,6 @@ pub fn encode_producer(message: ProducerMessage) -> Vec<u8> {
 /// Encodes a server's message with its length in front.
 pub fn encode_server(message: ServerMessage) -> Vec<u8> {
     frame(&wire::ToProducer::from(message))
-}
-
-impl ProducerMessage {
-    /// Decodes a message from the bytes that follow its length.
-    ///
-    /// # Errors
-    /// [`MessageError`] when the bytes are not a valid producer message.
-    pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        wire::FromProducer::decode(bytes).map_err(MessageError::malformed)?.try_into()
-    }
-}
-
-impl ServerMessage {
-    /// Decodes a message from the bytes that follow its length.
-    ///
-    /// # Errors
-    /// [`MessageError`] when the bytes are not a valid server message.
-    pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        wire::ToProducer::decode(bytes).map_err(MessageError::malformed)?.try_into()
-    }
-}
-
-/// `text`, truncated at a character boundary to at most [`TEXT_MAX_BYTES`].
-pub fn text_that_fits(mut text: String) -> String {
-    text.truncate(text.floor_char_boundary(TEXT_MAX_BYTES));
-    text
-}
-
-/// The `text`, after a check of its length.
-fn checked_text(what: &'static str, text: String) -> Result<String, MessageError> {
-    match text.len() {
-        bytes if bytes > TEXT_MAX_BYTES => Err(MessageError::TooLarge { what, bytes, max: TEXT_MAX_BYTES }),
-        _ => Ok(text),
-    }
 }
 
 #[cfg(test)]

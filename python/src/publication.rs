@@ -34,6 +34,13 @@ enum Handle {
     Sidecar(sidecar::Publication),
 }
 
+/// What consumers do with a version, and a publication counts.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Committed,
+    Loaded,
+}
+
 impl Handle {
     fn id(&self) -> &VersionId {
         match self {
@@ -42,31 +49,29 @@ impl Handle {
         }
     }
 
-    fn committed_count(&self) -> u64 {
-        match self {
-            Self::InProcess(publication) => publication.committed_count(),
-            Self::Sidecar(publication) => publication.committed_count(),
+    fn count(&self, step: Step) -> u64 {
+        match (self, step) {
+            (Self::InProcess(publication), Step::Committed) => publication.committed_count(),
+            (Self::InProcess(publication), Step::Loaded) => publication.loaded_count(),
+            (Self::Sidecar(publication), Step::Committed) => publication.committed_count(),
+            (Self::Sidecar(publication), Step::Loaded) => publication.loaded_count(),
         }
     }
 
-    fn loaded_count(&self) -> u64 {
-        match self {
-            Self::InProcess(publication) => publication.loaded_count(),
-            Self::Sidecar(publication) => publication.loaded_count(),
-        }
-    }
-
-    async fn loaded(&mut self, count: u64, timeout: Duration) -> Result<bool, sidecar::ConnectionLost> {
-        match self {
-            Self::InProcess(publication) => Ok(publication.loaded(count, timeout).await),
-            Self::Sidecar(publication) => publication.loaded(count, timeout).await,
-        }
-    }
-
-    async fn committed(&mut self, count: u64, timeout: Duration) -> Result<bool, sidecar::ConnectionLost> {
-        match self {
-            Self::InProcess(publication) => Ok(publication.committed(count, timeout).await),
-            Self::Sidecar(publication) => publication.committed(count, timeout).await,
+    /// Whether `count` consumers took the step within `timeout`.
+    async fn reached(
+        &mut self,
+        step: Step,
+        count: u64,
+        timeout: Duration,
+    ) -> Result<bool, sidecar::ConnectionLost> {
+        match (self, step) {
+            (Self::InProcess(publication), Step::Committed) => {
+                Ok(publication.committed(count, timeout).await)
+            }
+            (Self::InProcess(publication), Step::Loaded) => Ok(publication.loaded(count, timeout).await),
+            (Self::Sidecar(publication), Step::Committed) => publication.committed(count, timeout).await,
+            (Self::Sidecar(publication), Step::Loaded) => publication.loaded(count, timeout).await,
         }
     }
 
@@ -106,13 +111,23 @@ impl Publication {
         let timeout = seconds("timeout", timeout)?.unwrap_or(Duration::MAX);
         Ok((self.publication.get(py)?.clone(), timeout))
     }
-}
 
-/// The error after a wait for consumers: `timeout` has passed, at `ends`, or no more can follow.
-fn not_reached(py: Python<'_>, progress: &str, timeout: Duration, ends: Option<Instant>, why: &str) -> PyErr {
-    match ends.is_some_and(|ends| Instant::now() >= ends) {
-        true => Kind::Timeout.raise(py, format!("{progress} within {} s", timeout.as_secs_f64())),
-        false => Kind::Publish.raise(py, format!("{progress}, and no more can: {why}")),
+    fn wait_for(&self, py: Python<'_>, step: Step, count: u64, timeout: Option<f64>) -> PyResult<()> {
+        let (mut publication, timeout) = self.to_wait(py, timeout)?;
+        let ends = deadline((timeout < Duration::MAX).then_some(timeout));
+        let reached = wait(py, publication.reached(step, count, timeout))?;
+        if reached.map_err(Kind::Unreachable.because(py))? {
+            return Ok(());
+        }
+        let (did, why) = match step {
+            Step::Committed => ("received", publication.failure().unwrap_or("it was replaced or withdrawn")),
+            Step::Loaded => ("loaded", "the server counts the loads of later versions only"),
+        };
+        let progress = format!("{} of {count} consumers {did} {}", publication.count(step), publication.id());
+        Err(match ends.is_some_and(|ends| Instant::now() >= ends) {
+            true => Kind::Timeout.raise(py, format!("{progress} within {} s", timeout.as_secs_f64())),
+            false => Kind::Publish.raise(py, format!("{progress}, and no more can: {why}")),
+        })
     }
 }
 
@@ -139,13 +154,13 @@ impl Publication {
     /// The number of consumers that have received it completely and verified: see `wait_committed`.
     #[getter]
     fn committed(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.publication.get(py)?.committed_count())
+        Ok(self.publication.get(py)?.count(Step::Committed))
     }
 
     /// The number of consumers that have loaded it, by their own report: see `wait_loaded`.
     #[getter]
     fn loaded(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.publication.get(py)?.loaded_count())
+        Ok(self.publication.get(py)?.count(Step::Loaded))
     }
 
     /// Whether the tensors may be written again: at once with `hold="stage"`; with `hold="borrow"` once the version was
@@ -195,16 +210,7 @@ impl Publication {
     /// `Producer` has lost its connection.
     #[pyo3(signature = (count = 1, timeout = Some(60.0)), text_signature = "($self, count=1, timeout=60.0)")]
     fn wait_committed(&self, py: Python<'_>, count: u64, timeout: Option<f64>) -> PyResult<()> {
-        let (mut publication, timeout) = self.to_wait(py, timeout)?;
-        let ends = deadline((timeout < Duration::MAX).then_some(timeout));
-        let reached = wait(py, publication.committed(count, timeout))?;
-        if reached.map_err(Kind::Unreachable.because(py))? {
-            return Ok(());
-        }
-        let progress =
-            format!("{} of {count} consumers received {}", publication.committed_count(), publication.id());
-        let why = publication.failure().unwrap_or("it was replaced or withdrawn");
-        Err(not_reached(py, &progress, timeout, ends, why))
+        self.wait_for(py, Step::Committed, count, timeout)
     }
 
     /// Waits until `count` consumers have loaded the version: their programs have called `loaded()` of its snapshot. A
@@ -216,15 +222,7 @@ impl Publication {
     /// connection.
     #[pyo3(signature = (count = 1, timeout = Some(60.0)), text_signature = "($self, count=1, timeout=60.0)")]
     fn wait_loaded(&self, py: Python<'_>, count: u64, timeout: Option<f64>) -> PyResult<()> {
-        let (mut publication, timeout) = self.to_wait(py, timeout)?;
-        let ends = deadline((timeout < Duration::MAX).then_some(timeout));
-        let reached = wait(py, publication.loaded(count, timeout))?;
-        if reached.map_err(Kind::Unreachable.because(py))? {
-            return Ok(());
-        }
-        let progress =
-            format!("{} of {count} consumers loaded {}", publication.loaded_count(), publication.id());
-        Err(not_reached(py, &progress, timeout, ends, "the server counts the loads of later versions only"))
+        self.wait_for(py, Step::Loaded, count, timeout)
     }
 
     /// Waits until the tensors may be written again (`released`). A borrowed version is read as long as it is the

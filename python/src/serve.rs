@@ -4,7 +4,7 @@ use crate::{
     admin,
     errors::Kind,
     gpu::{GpuOptions, Gpus, parse_device},
-    range::{at_least, positive_seconds, within},
+    range::{at_least, one_of, positive_seconds, within},
     relay::Relay,
     runtime,
     tickets::Tickets,
@@ -141,22 +141,14 @@ fn chunk_bytes_within(py: Python<'_>, chunk_bytes: u32) -> PyResult<u32> {
 
 /// The transport with this name.
 pub(crate) fn parse_transport(py: Python<'_>, name: &str) -> PyResult<Transport> {
-    let wrong = |_| {
-        Kind::Request.raise(py, format!("there is no transport {name:?}: use \"auto\", \"quic\" or \"tcp\""))
-    };
-    name.parse().map_err(wrong)
+    let choices = [("auto", Transport::Auto), ("quic", Transport::Quic), ("tcp", Transport::Tcp)];
+    one_of(py, "transport", name, &choices)
 }
 
 fn parse_codec(py: Python<'_>, name: &str) -> PyResult<CodecChoice> {
-    if name == "auto" {
-        return Ok(CodecChoice::Auto);
-    }
-    let found = CodecId::ALL.iter().copied().find(|codec| codec.name() == name);
-    found.map(CodecChoice::Fixed).ok_or_else(|| {
-        let names: Vec<_> = CodecId::ALL.iter().map(|codec| codec.name()).collect();
-        Kind::Request
-            .raise(py, format!("there is no codec {name:?}: use \"auto\" or one of {}", names.join(", ")))
-    })
+    let fixed = CodecId::ALL.iter().map(|codec| (codec.name(), CodecChoice::Fixed(*codec)));
+    let choices: Vec<_> = [("auto", CodecChoice::Auto)].into_iter().chain(fixed).collect();
+    one_of(py, "codec", name, &choices)
 }
 
 /// A ticket without a topic, for a server on `address`.

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import TIMEOUT_S
+from safetensors.numpy import save_file
 
 import tensor_relay
 
@@ -60,8 +61,8 @@ def end_by(program, signal_number):
 @contextlib.contextmanager
 def serving(words, home, tmp_path):
     """Runs `serve` with one file. Yields the process and the ticket."""
-    np.save(tmp_path / "policy.npy", np.arange(100_000.0))
-    topic = f"policy={tmp_path / 'policy.npy'}"
+    save_file({"w": np.arange(100_000.0)}, tmp_path / "policy.safetensors")
+    topic = f"policy={tmp_path / 'policy.safetensors'}"
     with running([*words, "serve", "--json", "--listen=127.0.0.1:0", "--topic", topic], home) as server:
         started = json.loads(server.stdout.readline())
         yield server, Path(started["ticket_file"]).read_text().strip()
@@ -85,7 +86,7 @@ def test_one_process_serves_and_another_receives(words, home, tmp_path):
         out = tmp_path / "out"
         received = run([*words, "subscribe", ticket, "--once", "--out", out, "--json"], home)
         assert received.returncode == 0, received.stderr
-        assert (out / "policy.npy").read_bytes() == (tmp_path / "policy.npy").read_bytes()
+        assert (out / "policy.safetensors").read_bytes() == (tmp_path / "policy.safetensors").read_bytes()
         with tensor_relay.connect(ticket) as client:  # The package and its command use the same protocol.
             assert client.get("policy").version == 1
         wrong = ticket.replace("key=sha256:", "key=sha256:00", 1)
@@ -136,7 +137,7 @@ def test_the_demo_starts_child_processes(words, home):
 
 
 def test_a_closed_output_pipe_prints_no_error(words, home):
-    with running([*words, "man"], home, bufsize=0) as program:
+    with running([*words, "completions", "bash"], home, bufsize=0) as program:
         program.stdout.close()
         program.wait(TIMEOUT_S)
         assert program.stderr.read() == ""

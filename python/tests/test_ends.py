@@ -105,8 +105,8 @@ def test_an_ordinary_end_prints_nothing(tmp_path):
 def test_a_consumer_that_was_stopped_learns_of_the_end(relay_and_follow, tmp_path):
     """Goal: what arrived while a process was stopped counts, although its timeouts passed meanwhile.
 
-    Method: consumers over both transports are stopped for longer than the idle timeout of 10 s, while the relay ends
-    its topics and closes. They would look for the relay for a minute if they took it for dead.
+    Method: consumers over both transports are stopped for longer than their idle timeout of a second, while the relay
+    ends its topics and closes. They would look for the relay for a minute if they took it for dead.
     """
     relay, _ = relay_and_follow
     code = tmp_path / "consumer.py"
@@ -116,14 +116,15 @@ def test_a_consumer_that_was_stopped_learns_of_the_end(relay_and_follow, tmp_pat
         "    for snapshot in client.subscribe('t'):\n"
         "        print(snapshot.version)\n"
     )
-    with python(code, relay.ticket, "tcp") as tcp, python(code, relay.ticket, "quic") as quic:
+    idle = {"TENSOR_RELAY_TEST_IDLE_TIMEOUT_MS": "1000"}
+    with python(code, relay.ticket, "tcp", **idle) as tcp, python(code, relay.ticket, "quic", **idle) as quic:
         for consumer in (tcp, quic):
             assert consumer.stdout.readline() == "1\n"
         relay.publish("t", {"x": np.ones(3)}).wait_committed(2)  # So that nothing is left to receive but the end.
         for consumer in (tcp, quic):
             consumer.send_signal(signal.SIGSTOP)
         relay.close()
-        time.sleep(12)
+        time.sleep(2)
         for consumer in (tcp, quic):
             consumer.send_signal(signal.SIGCONT)
         for consumer in (tcp, quic):

@@ -1,11 +1,9 @@
-//! [`TensorFiles`]: safetensors files, folders of them and NumPy arrays, to be staged, borrowed in place, or sealed for
-//! a sidecar.
+//! [`TensorFiles`]: safetensors files and folders of them, to be staged, borrowed in place, or sealed for a sidecar.
 
 mod directory;
 mod error;
 mod folder;
 mod model_files;
-mod npz;
 mod served;
 mod skipped;
 mod source;
@@ -22,8 +20,6 @@ use crate::{
     Borrowed, Staged, Staging,
     sidecar::{SealError, SealedVersion, TensorWriter, Terms},
 };
-use bytes::Bytes;
-use npz::Archive;
 use served::ServedFile;
 use source::{Extent, FilePayload, FileSource, Origin};
 use std::{
@@ -33,16 +29,15 @@ use std::{
 };
 use tensor_relay_device::Source;
 use tensor_relay_protocol::{
-    ChunkHash, Manifest, Metadata, TensorName, TensorSpec,
-    files::{FileForm, FileKind, NPY_TENSOR, is_reserved},
-    npy,
+    ChunkHash, Manifest, Metadata, TensorSpec,
+    files::{FileForm, FileKind, is_reserved},
     safetensors::{Header, PREFIX_BYTES, SafetensorsError, header_length, parse_header},
 };
 
 /// Opened files that can be served as one topic. Their headers are read, their tensors not yet.
 ///
-/// Supported are a safetensors file; a folder of them in Hugging Face's layout, with its side files; a NumPy array
-/// (`.npy`); and an archive of arrays (`.npz`). A folder needs one file descriptor for each of its files.
+/// Supported are a safetensors file, and a folder of them in Hugging Face's layout, with its side files. A folder needs
+/// one file descriptor for each of its files.
 ///
 /// Files are read by offset, never mapped: if a mapped file shrinks, access raises SIGBUS, while a read returns an
 /// error. Methods that open or read files block on the disk; do not call them on an executor's thread.
@@ -51,7 +46,8 @@ pub struct TensorFiles {
     path: PathBuf,
     form: FileForm,
     specs: Vec<TensorSpec>,
-    locations: Vec<TensorLocation>,
+    /// Of each tensor.
+    origins: Vec<Origin>,
     files: Arc<[ServedFile]>,
     metadata: Metadata,
     skipped: Vec<SkippedEntry>,
@@ -70,36 +66,6 @@ pub enum SealFileError {
     /// The system has no memory for them.
     #[error("cannot allocate shared memory: {0}")]
     Memory(#[from] io::Error),
-}
-
-/// The location of one tensor's bytes.
-#[derive(Debug)]
-struct TensorLocation {
-    /// The index of the file.
-    file: usize,
-    data: DataLocation,
-}
-
-/// The location of a tensor's bytes, within its file if they are in one.
-#[derive(Debug)]
-enum DataLocation {
-    /// In the file at this offset, in C order.
-    AtOffset(u64),
-    /// In the file at this offset, in Fortran order.
-    FortranAtOffset(u64),
-    /// In an archive.
-    ArchiveEntry {
-        /// The index of the entry.
-        entry: usize,
-        /// The length of the header before the elements.
-        header_bytes: u64,
-        /// Whether the elements are in Fortran order.
-        is_fortran: bool,
-        /// The offset of the elements in the file, unless they are compressed.
-        data_offset: Option<u64>,
-    },
-    /// In memory, without a file.
-    Memory(Bytes),
 }
 
 impl TensorFiles {
@@ -126,15 +92,12 @@ impl TensorFiles {
             .and_then(|e| e.to_str())
             .unwrap_or_default()
             .to_ascii_lowercase();
-        let contents = match &extension[..] {
-            _ if is_folder => directory::read(path, rules)?,
-            "npy" => read_npy(ServedFile::open(path)?)?,
-            "npz" => npz::read(ServedFile::open(path)?)?,
-            "safetensors" => read_safetensors_file(ServedFile::open(path)?)?,
-            _ if model_files::is_other_format(path) => {
+        let contents = match () {
+            () if is_folder => directory::read(path, rules)?,
+            () if extension != "safetensors" && model_files::is_other_format(path) => {
                 return Err(FileError::OtherFormat { path: path.into(), extension });
             }
-            _ => read_safetensors_file(ServedFile::open(path)?)?,
+            () => read_safetensors_file(ServedFile::open(path)?)?,
         };
         Ok(contents.into_files(path))
     }
@@ -183,15 +146,13 @@ impl TensorFiles {
         &self.skipped
     }
 
-    /// Reads all tensors into staged memory. Arrays in Fortran order are reordered, which temporarily takes their size
-    /// in memory again.
+    /// Reads all tensors into staged memory.
     ///
     /// # Errors
     /// [`FileError`] when a file cannot be read, or changes meanwhile, or when there is no memory.
     pub fn stage(&self, staging: &Staging) -> Result<Staged, FileError> {
-        let mut archive = self.archive()?;
         let staged = Staged::new(staging, self.specs.clone(), self.metadata.clone(), |index, out| {
-            self.fill(index, archive.as_mut(), out)
+            self.fill(index, out)
         });
         let staged = staged.map_err(|error| FileError::staging(&self.path, error))?;
         self.check_unchanged()?;
@@ -204,16 +165,11 @@ impl TensorFiles {
     /// change.
     ///
     /// # Errors
-    /// [`FileError`] as for [`stage`](Self::stage); and if an array is compressed or in Fortran order, which can only
-    /// be staged.
+    /// [`FileError`] as for [`stage`](Self::stage).
     pub fn borrow(&self, staging: &Staging) -> Result<Borrowed, FileError> {
-        let origins = (0..self.specs.len())
-            .map(|index| self.origin_of(index))
-            .collect::<Result<Vec<_>, _>>()?;
-        self.verify_archive()?;
         let borrowed =
             Borrowed::from_hashed_source(staging, self.specs.clone(), self.metadata.clone(), |manifest| {
-                self.source(manifest, origins)
+                self.source(manifest)
             });
         let borrowed = borrowed.map_err(|error| FileError::staging(&self.path, error))?;
         self.check_unchanged()?;
@@ -225,29 +181,20 @@ impl TensorFiles {
     /// # Errors
     /// [`FileError`] as for [`stage`](Self::stage), or the system's error if it has no shared memory.
     pub fn seal(&self, terms: &Terms) -> Result<SealedVersion, SealError<SealFileError>> {
-        let mut archive = self.archive().map_err(|error| SealError::Fill(error.into()))?;
-        let fill = |index: usize, out: &mut TensorWriter<'_>| -> Result<(), SealFileError> {
-            self.write_tensor(index, archive.as_mut(), out)
-        };
+        let fill = |index: usize, out: &mut TensorWriter<'_>| self.write_tensor(index, out);
         let sealed = SealedVersion::new(terms, self.specs.clone(), self.metadata.clone(), fill)?;
         self.check_unchanged().map_err(|error| SealError::Fill(error.into()))?;
         Ok(sealed)
     }
 
-    /// Writes one tensor: piece by piece if it is in C order in a file, outside an archive; otherwise in one step.
-    fn write_tensor(
-        &self,
-        index: usize,
-        archive: Option<&mut Archive<'_>>,
-        out: &mut TensorWriter<'_>,
-    ) -> Result<(), SealFileError> {
-        let (spec, TensorLocation { file, data }) = (&self.specs[index], &self.locations[index]);
+    /// Writes one tensor, piece by piece.
+    fn write_tensor(&self, index: usize, out: &mut TensorWriter<'_>) -> Result<(), SealFileError> {
+        let (spec, origin) = (&self.specs[index], &self.origins[index]);
         // The header was checked against the file's size, so the product cannot overflow.
         let bytes = spec.shape.byte_len(spec.dtype).unwrap_or(0);
-        let DataLocation::AtOffset(start) = data else {
-            let mut tensor = vec![0; bytes as usize];
-            self.fill(index, archive, &mut tensor)?;
-            return Ok(out.write(&tensor)?);
+        let (file, start) = match origin {
+            Origin::File(file, start) => (file, start),
+            Origin::Memory(bytes) => return Ok(out.write(bytes)?),
         };
         let mut piece = vec![0; bytes.min(PIECE_BYTES) as usize];
         for offset in (0..bytes).step_by(PIECE_BYTES as usize) {
@@ -258,92 +205,27 @@ impl TensorFiles {
         Ok(())
     }
 
-    /// The archive of the tensors, if they are in one.
-    fn archive(&self) -> Result<Option<Archive<'_>>, FileError> {
-        let is_archive = self.form.kind == FileKind::Npz;
-        self.files.first().filter(|_| is_archive).map(Archive::open).transpose()
-    }
-
     /// Reads one tensor.
-    fn fill(&self, index: usize, archive: Option<&mut Archive<'_>>, out: &mut [u8]) -> Result<(), FileError> {
-        let (spec, TensorLocation { file, data }) = (&self.specs[index], &self.locations[index]);
-        match data {
-            DataLocation::AtOffset(start) => Ok(self.files[*file].read(out, *start)?),
-            DataLocation::FortranAtOffset(start) => {
-                read_fortran(spec, out, |raw| Ok(self.files[*file].read(raw, *start)?))
-            }
-            DataLocation::Memory(bytes) => {
-                out.copy_from_slice(bytes);
-                Ok(())
-            }
-            DataLocation::ArchiveEntry { entry, header_bytes, is_fortran, .. } => {
-                let archive = archive.expect("entries are in archives");
-                match is_fortran {
-                    true => read_fortran(spec, out, |raw| archive.read_elements(*entry, *header_bytes, raw)),
-                    false => archive.read_elements(*entry, *header_bytes, out),
-                }
-            }
+    fn fill(&self, index: usize, out: &mut [u8]) -> Result<(), FileError> {
+        match &self.origins[index] {
+            Origin::File(file, start) => self.files[*file].read(out, *start)?,
+            Origin::Memory(bytes) => out.copy_from_slice(bytes),
         }
+        Ok(())
     }
 
-    /// The origin from which a tensor is read in C order.
-    fn origin_of(&self, index: usize) -> Result<Origin, FileError> {
-        let TensorLocation { file, data } = &self.locations[index];
-        let path = || self.files[*file].path.clone();
-        let tensor = || self.specs[index].name.as_str().to_owned();
-        match data {
-            DataLocation::AtOffset(start) => Ok(Origin::File(*file, *start)),
-            DataLocation::Memory(bytes) => Ok(Origin::Memory(bytes.clone())),
-            DataLocation::FortranAtOffset(_) | DataLocation::ArchiveEntry { is_fortran: true, .. } => {
-                Err(FileError::FortranOrder { path: path(), tensor: tensor() })
-            }
-            DataLocation::ArchiveEntry { data_offset: None, .. } => {
-                Err(FileError::Compressed { path: path(), tensor: tensor() })
-            }
-            DataLocation::ArchiveEntry { data_offset: Some(start), .. } => Ok(Origin::File(*file, *start)),
-        }
-    }
-
-    fn source(
-        &self,
-        manifest: &Manifest,
-        origins: Vec<Origin>,
-    ) -> Result<(Arc<dyn Source>, Vec<ChunkHash>), FileError> {
-        let tensors = manifest.tensors().iter();
-        let extents = tensors
-            .zip(origins)
-            .map(|(tensor, origin)| Extent { range: tensor.range(), origin });
+    fn source(&self, manifest: &Manifest) -> Result<(Arc<dyn Source>, Vec<ChunkHash>), FileError> {
+        let extents = manifest.tensors().iter().zip(&self.origins);
+        let extents =
+            extents.map(|(tensor, origin)| Extent { range: tensor.range(), origin: origin.clone() });
         let payload = FilePayload::new(Arc::clone(&self.files), extents.collect(), manifest.payload_bytes());
         let hashes = payload.hash(manifest)?;
         Ok((Arc::new(FileSource::new(payload, manifest, &hashes)), hashes))
     }
 
-    /// Verifies the checksums of an archive's entries, which reads each of them.
-    fn verify_archive(&self) -> Result<(), FileError> {
-        let Some(mut archive) = self.archive()? else { return Ok(()) };
-        for location in &self.locations {
-            if let DataLocation::ArchiveEntry { entry, .. } = location.data {
-                archive.verify(entry)?;
-            }
-        }
-        Ok(())
-    }
-
     fn check_unchanged(&self) -> Result<(), FileError> {
         self.files.iter().try_for_each(ServedFile::check_unchanged)
     }
-}
-
-/// Reads elements in Fortran order and reorders them into `out`.
-fn read_fortran(
-    spec: &TensorSpec,
-    out: &mut [u8],
-    read: impl FnOnce(&mut [u8]) -> Result<(), FileError>,
-) -> Result<(), FileError> {
-    let mut raw = vec![0; out.len()];
-    read(&mut raw)?;
-    npy::to_c_order(&raw, out, spec.dtype, &spec.shape);
-    Ok(())
 }
 
 fn total_bytes(specs: &[TensorSpec]) -> u64 {
@@ -356,7 +238,7 @@ fn total_bytes(specs: &[TensorSpec]) -> u64 {
 struct Contents {
     form: FileForm,
     specs: Vec<TensorSpec>,
-    locations: Vec<TensorLocation>,
+    origins: Vec<Origin>,
     files: Vec<ServedFile>,
     metadata: Metadata,
     skipped: Vec<SkippedEntry>,
@@ -364,22 +246,31 @@ struct Contents {
 
 impl Contents {
     fn new(form: FileForm) -> Self {
-        Self { form, specs: vec![], locations: vec![], files: vec![], metadata: vec![], skipped: vec![] }
+        Self { form, specs: vec![], origins: vec![], files: vec![], metadata: vec![], skipped: vec![] }
     }
 
-    fn push(&mut self, spec: TensorSpec, file: usize, data: DataLocation) {
+    fn push(&mut self, spec: TensorSpec, origin: Origin) {
         self.specs.push(spec);
-        self.locations.push(TensorLocation { file, data });
+        self.origins.push(origin);
     }
 
     fn total_bytes(&self) -> u64 {
         total_bytes(&self.specs)
     }
 
+    /// Each tensor in a file, with the file's index.
+    fn in_files(&self) -> impl Iterator<Item = (&str, usize)> {
+        let tensors = self.specs.iter().zip(&self.origins);
+        tensors.filter_map(|(spec, origin)| match origin {
+            Origin::File(file, _) => Some((spec.name.as_str(), *file)),
+            Origin::Memory(_) => None,
+        })
+    }
+
     fn into_files(self, path: &Path) -> TensorFiles {
-        let Self { form, specs, locations, files, mut metadata, skipped } = self;
+        let Self { form, specs, origins, files, mut metadata, skipped } = self;
         metadata.extend(form.metadata());
-        TensorFiles { path: path.into(), form, specs, locations, files: files.into(), metadata, skipped }
+        TensorFiles { path: path.into(), form, specs, origins, files: files.into(), metadata, skipped }
     }
 }
 
@@ -395,7 +286,7 @@ fn read_safetensors(file: ServedFile, contents: &mut Contents) -> Result<Metadat
     check_reserved(&file, metadata.iter().map(|(key, _)| &key[..]))?;
     check_reserved(&file, tensors.iter().map(|tensor| tensor.spec.name.as_str()))?;
     for tensor in tensors {
-        contents.push(tensor.spec, contents.files.len(), DataLocation::AtOffset(tensor.range.start));
+        contents.push(tensor.spec, Origin::File(contents.files.len(), tensor.range.start));
     }
     contents.files.push(file);
     Ok(metadata)
@@ -418,34 +309,4 @@ fn read_header(file: &ServedFile) -> Result<Header, FileError> {
     let mut json = vec![0; header_length(prefix, file_bytes).map_err(format)?];
     file.read(&mut json, PREFIX_BYTES as u64)?;
     parse_header(&json, file_bytes).map_err(format)
-}
-
-fn read_npy(file: ServedFile) -> Result<Contents, FileError> {
-    let refuse = |source| FileError::Npy { path: file.path.clone(), source };
-    let file_bytes = file.len_bytes();
-    let prefix = file.read_prefix(npy::PREFIX_BYTES as u64)?;
-    let header_bytes = file.read_prefix(npy::header_end(&prefix, file_bytes).map_err(refuse)? as u64)?;
-    let header = npy::parse_header(&header_bytes, file_bytes).map_err(refuse)?;
-    let data = match header.fortran_order {
-        true => DataLocation::FortranAtOffset(header.data_start),
-        false => DataLocation::AtOffset(header.data_start),
-    };
-    let name = TensorName::new(NPY_TENSOR).expect("a constant name");
-    let mut contents = Contents::new(FileForm::new(FileKind::Npy));
-    contents.push(TensorSpec::new(name, header.dtype, header.shape), 0, data);
-    contents.files.push(file);
-    Ok(contents)
-}
-
-impl Staged {
-    /// Stages the tensors and metadata of a safetensors file, without recording that they came from a file. Blocks on
-    /// the disk. [`TensorFiles`] does the same for more kinds of files.
-    ///
-    /// # Errors
-    /// [`FileError`] when the file cannot be read, is malformed, or changes meanwhile.
-    pub fn from_safetensors(path: &Path, staging: &Staging) -> Result<Self, FileError> {
-        let contents = read_safetensors_file(ServedFile::open(path)?)?;
-        let metadata = contents.metadata.clone();
-        TensorFiles { metadata, ..contents.into_files(path) }.stage(staging)
-    }
 }

@@ -2,14 +2,14 @@
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! use tensor_relay_server::{AccessStore, Config, Identity, Listener, Server, Staged, Topic, Tuning};
+//! use tensor_relay_server::{AccessStore, Config, Identity, Listener, Server, TensorFiles, Topic, Tuning};
 //!
 //! let state_dir = "/var/lib/tensor-relay".as_ref();
 //! let (identity, access) = (Identity::load_or_create(state_dir)?, AccessStore::open(state_dir)?.watch_changes()?);
 //! let listener = Listener::bind("0.0.0.0:4747".parse()?, &identity, Tuning::default())?;
 //! let server = Server::start(listener, access, Config::default());
 //! let mut policy = server.publisher(Topic::new("policy")?)?;
-//! let staged = Staged::from_safetensors("policy.safetensors".as_ref(), &server.staging())?;
+//! let staged = TensorFiles::open("policy.safetensors".as_ref())?.stage(&server.staging())?;
 //! let publication = policy.publish(staged, vec![("step".into(), "1200".into())]).await?;
 //! println!("published {}", publication.id());
 //! # Ok(()) }

@@ -51,7 +51,7 @@ use quota::{PRODUCERS_MAX, Quotas, Share};
 use std::{path::Path, sync::Arc, time::Duration};
 use tensor_relay_protocol::{
     VersionId,
-    sidecar::{ServerMessage, encode_server, text_that_fits},
+    sidecar::{ServerMessage, encode_server},
 };
 use tokio::{
     net::UnixStream,
@@ -209,7 +209,7 @@ fn admit(stream: &UnixStream, socket: &PublishSocket, quotas: &mut Quotas) -> Re
 async fn refuse(stream: UnixStream, text: String) {
     let (mut reader, writer) = split(stream);
     let written = writer
-        .write(&encode_server(ServerMessage::Close { text: text_that_fits(text) }), None)
+        .write(&encode_server(ServerMessage::Close { text: text.into() }), None)
         .await;
     if written.is_ok() {
         // Reads the pending bytes: closing a socket with unread bytes discards the last sent message.

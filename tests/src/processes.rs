@@ -43,6 +43,7 @@ pub struct Home {
     gpu: Option<Gpu>,
     /// The transport of subscribers whose arguments choose none.
     transport: Option<String>,
+    idle_timeout_ms: Option<u32>,
 }
 
 impl Home {
@@ -51,7 +52,8 @@ impl Home {
     #[expect(clippy::new_without_default, reason = "it creates a folder")]
     pub fn new() -> Self {
         let transport = std::env::var("TENSOR_RELAY_TEST_TRANSPORT").ok();
-        Self { folder: tempfile::tempdir().unwrap(), gpu: Gpu::from_environment(), transport }
+        let gpu = Gpu::from_environment();
+        Self { folder: tempfile::tempdir().unwrap(), gpu, transport, idle_timeout_ms: None }
     }
 
     /// As [`new`](Self::new), for processes that find `gpu`. They use it if their arguments select it.
@@ -68,6 +70,12 @@ impl Home {
     /// connections. A client that chooses measures both, and a loaded machine may make it change between them.
     pub fn over_one_transport(self) -> Self {
         Self { transport: self.transport.or_else(|| Some("tcp".into())), ..self }
+    }
+
+    /// As this home, for processes to which a peer counts as lost after `idle_timeout_ms`.
+    #[must_use]
+    pub fn with_idle_timeout(self, idle_timeout_ms: u32) -> Self {
+        Self { idle_timeout_ms: Some(idle_timeout_ms), ..self }
     }
 
     /// The path of `name` in the folder.
@@ -97,6 +105,10 @@ impl Home {
             .env("XDG_STATE_HOME", self.path("state"))
             .env_remove("XDG_CONFIG_HOME");
         command.current_dir(self.folder.path());
+        let idle_timeout = self
+            .idle_timeout_ms
+            .map(|ms| ("TENSOR_RELAY_TEST_IDLE_TIMEOUT_MS", ms.to_string()));
+        command.envs(idle_timeout);
         if let Some(gpu) = &self.gpu {
             gpu.set_environment(&mut command);
         }

@@ -181,3 +181,43 @@ fn pages_are_short() {
         assert!(bytes <= kib << 10, "{} has {bytes} bytes, more than {kib} KiB", page.display());
     }
 }
+
+/// The seconds of a sleep whose length is in the line: `sleep(Duration::from_millis(20))`, or `time.sleep(0.3)`.
+fn slept_s(line: &str) -> f64 {
+    let Some((_, argument)) = line.split_once("sleep(") else { return 0.0 };
+    let (argument, unit_s) = match argument.split_once("Duration::from_") {
+        Some((_, duration)) if duration.starts_with("millis(") => (&duration["millis(".len()..], 1e-3),
+        Some((_, duration)) if duration.starts_with("secs(") => (&duration["secs(".len()..], 1.0),
+        _ => (argument, 1.0),
+    };
+    let number: String = argument.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
+    number.parse::<f64>().map_or(0.0, |number| number * unit_s)
+}
+
+/// Goal: tests of whole processes wait for what they need, and not for time. Method: the sum of all sleeps of literal
+/// length in the tests whose time is real; those of a loop that polls count once.
+#[test]
+fn tests_hardly_sleep() {
+    for (line, expected_s) in [
+        ("thread::sleep(Duration::from_millis(20));", 0.02),
+        ("tokio::time::sleep(std::time::Duration::from_secs(3)).await;", 3.0),
+        ("    time.sleep(0.3)  # Until the call blocks.", 0.3),
+        ("thread::sleep(POLL_INTERVAL);", 0.0),
+    ] {
+        assert!((slept_s(line) - expected_s).abs() < 1e-9, "{line}");
+    }
+    let in_real_time = ["tests/tests/processes", "tests/tests/cuda", "tests/src/processes", "python/tests"];
+    let files = in_real_time.iter().flat_map(|dir| {
+        let dir = root().join(dir);
+        [files_below(&dir, ".rs"), files_below(&dir, ".py")].concat()
+    });
+    let mut sleeps: Vec<(f64, String)> = Vec::new();
+    for file in files {
+        for line in read(&file).lines().filter(|line| slept_s(line) > 0.0) {
+            sleeps.push((slept_s(line), format!("{}: {}", file.display(), line.trim())));
+        }
+    }
+    let total_s: f64 = sleeps.iter().map(|(slept_s, _)| slept_s).sum();
+    sleeps.sort_by(|(one, _), (other, _)| other.total_cmp(one));
+    assert!(total_s < 15.0, "{total_s} s, the longest first: {:#?}", &sleeps[..10.min(sleeps.len())]);
+}

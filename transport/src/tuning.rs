@@ -80,18 +80,24 @@ const DATA_STREAMS_MAX: u32 = 1_024;
 
 impl Default for Tuning {
     fn default() -> Self {
+        let idle_timeout_ms = idle_timeout_of_tests().unwrap_or(10_000);
         Self {
             window_bytes: 4 << 20,
             window_max_bytes: 64 << 20,
             socket_buffer_bytes: 4 << 20,
             udp_payload_max: None,
             congestion: Congestion::Bbr,
-            idle_timeout_ms: 10_000,
-            keep_alive_ms: 3_000,
+            idle_timeout_ms,
+            keep_alive_ms: idle_timeout_ms / 10 * 3,
             connect_timeout_ms: 10_000,
             control_timeout_ms: 10_000,
         }
     }
+}
+
+/// The idle timeout of tests of whole processes, which would wait for it otherwise.
+fn idle_timeout_of_tests() -> Option<u32> {
+    std::env::var("TENSOR_RELAY_TEST_IDLE_TIMEOUT_MS").ok()?.parse().ok()
 }
 
 impl Tuning {

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use std::{fs, ops::Range, path::Path};
 use tensor_relay_protocol::{
-    Dtype, Limits, Manifest, Shape, TensorName, TensorSpec, npy,
+    Dtype, Limits, Manifest, Shape, TensorName, TensorSpec,
     safetensors::{self, PREFIX_BYTES},
 };
 
@@ -24,7 +24,6 @@ impl Content {
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
         let found = match (extension, dtype) {
             ("safetensors", _) => find_safetensors(&file),
-            ("npy", _) => find_npy(&file),
             (_, Some(dtype)) => find_elements(&file, dtype),
             _ => bail!("{} does not record the dtype of its elements: give --dtype", path.display()),
         };
@@ -71,14 +70,6 @@ fn find_safetensors(file: &[u8]) -> Result<Vec<TensorInFile>> {
     Ok(header.tensors.into_iter().map(|tensor| (tensor.spec, tensor.range)).collect())
 }
 
-/// The elements in their order in the file, C order or Fortran order.
-fn find_npy(file: &[u8]) -> Result<Vec<TensorInFile>> {
-    let end = npy::header_end(file, file.len() as u64)?;
-    let header = npy::parse_header(&file[..end], file.len() as u64)?;
-    let spec = TensorSpec::new(TensorName::new("array")?, header.dtype, header.shape);
-    Ok(vec![(spec, header.data_start..file.len() as u64)])
-}
-
 /// One tensor of all complete elements in the file.
 fn find_elements(file: &[u8], dtype: Dtype) -> Result<Vec<TensorInFile>> {
     let elements = file.len() as u64 * 8 / u64::from(dtype.bits());
@@ -113,13 +104,6 @@ mod tests {
         assert_eq!(content.dtypes().len(), 2);
         assert!(content.chunks(Dtype::F32)[0].starts_with(b"01234567"));
         assert!(content.chunks(Dtype::U8)[0].starts_with(b"abc"));
-
-        let mut file = npy::file_head(Dtype::I16, &Shape::new(&[300]).unwrap()).unwrap();
-        file.extend_from_slice(&[7; 600]);
-        let content = Content::read(&write_file("a.npy", &file), None, 256).unwrap();
-        assert_eq!(content.dtypes(), [Dtype::I16]);
-        let chunks = content.chunks(Dtype::I16);
-        assert_eq!(chunks, [[7; 256], [7; 256], std::array::from_fn(|at| if at < 88 { 7 } else { 0 })]);
 
         let path = write_file("a.bin", &[9; 7]);
         let content = Content::read(&path, Some(Dtype::Bf16), 256).unwrap();

@@ -166,26 +166,14 @@ const LANES: Part = Part::at("/lanes", Fields(&["transport"])).has(&[
     (Lowest, "lane_packet_min_bytes", "udp_payload_bytes", "The smallest packet of a lane over QUIC"),
 ]);
 
-/// The text formats of Prometheus.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Format {
-    /// OpenMetrics 1.0.
-    Open,
-    /// The older format 0.0.4. It has no units and no end marker, and its metadata names counters as their samples.
-    Classic,
-}
-
-/// The metrics of `status`.
-pub(super) fn encode(status: &Value, parts: &[Part], format: Format) -> String {
+/// The metrics of `status`, in Prometheus' text format 0.0.4.
+pub(super) fn encode(status: &Value, parts: &[Part]) -> String {
     let mut text = String::new();
     for part in parts {
         let rows = status
             .pointer(part.at)
             .map_or_else(Vec::new, |content| rows(content, &part.rows));
-        part.metrics.iter().for_each(|metric| write(&mut text, metric, &rows, format));
-    }
-    if format == Format::Open {
-        text += "# EOF\n";
+        part.metrics.iter().for_each(|metric| write(&mut text, metric, &rows));
     }
     text
 }
@@ -231,7 +219,7 @@ fn rows<'s>(part: &'s Value, rows: &Rows) -> Vec<Row<'s>> {
 }
 
 /// Writes a metric with its metadata; nothing if it has no sample.
-fn write(text: &mut String, (kind, name, field, help): &Metric, rows: &[Row<'_>], format: Format) {
+fn write(text: &mut String, (kind, name, field, help): &Metric, rows: &[Row<'_>]) {
     let mut samples = String::new();
     let suffix = if *kind == Counter { "_total" } else { "" };
     match kind {
@@ -251,12 +239,7 @@ fn write(text: &mut String, (kind, name, field, help): &Metric, rows: &[Row<'_>]
         Histogram => "histogram",
         _ => "gauge",
     };
-    let family = if format == Format::Open { "" } else { suffix };
-    *text += &format!("# HELP {PREFIX}{name}{family} {help}\n# TYPE {PREFIX}{name}{family} {shown}\n");
-    let unit = ["seconds", "bytes"].into_iter().find(|unit| name.ends_with(unit));
-    if let (Format::Open, Some(unit)) = (format, unit) {
-        *text += &format!("# UNIT {PREFIX}{name} {unit}\n");
-    }
+    *text += &format!("# HELP {PREFIX}{name}{suffix} {help}\n# TYPE {PREFIX}{name}{suffix} {shown}\n");
     *text += &samples;
 }
 
@@ -323,7 +306,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_status_is_written_in_both_formats() {
+    fn a_status_is_written_as_text() {
         let status = json!({
             "sessions": 3,
             "none": null,
@@ -334,13 +317,12 @@ mod tests {
             ],
             "lanes": [{ "over": "x", "size": 9 }, { "over": "x", "size": 0 }, { "over": "x", "size": 8 }],
         });
-        let open = "\
+        let expected = "\
 # HELP tensor_relay_sessions Sessions
 # TYPE tensor_relay_sessions gauge
 tensor_relay_sessions 3.0
 # HELP tensor_relay_chunk_seconds Chunks
 # TYPE tensor_relay_chunk_seconds histogram
-# UNIT tensor_relay_chunk_seconds seconds
 tensor_relay_chunk_seconds_bucket{le=\"0.1\"} 2
 tensor_relay_chunk_seconds_bucket{le=\"+Inf\"} 3
 tensor_relay_chunk_seconds_sum 7.5
@@ -350,32 +332,21 @@ tensor_relay_chunk_seconds_count 3
 tensor_relay_version{topic=\"a\"} 5.0
 # HELP tensor_relay_age_seconds Age
 # TYPE tensor_relay_age_seconds gauge
-# UNIT tensor_relay_age_seconds seconds
 tensor_relay_age_seconds{topic=\"a\"} 1.5
 tensor_relay_age_seconds{topic=\"b\\\"\\\\\"} 2.0
 # HELP tensor_relay_problem Problem
 # TYPE tensor_relay_problem gauge
 tensor_relay_problem{topic=\"a\"} 0.0
 tensor_relay_problem{topic=\"b\\\"\\\\\"} 1.0
-# HELP tensor_relay_sent_bytes Bytes sent
-# TYPE tensor_relay_sent_bytes counter
-# UNIT tensor_relay_sent_bytes bytes
+# HELP tensor_relay_sent_bytes_total Bytes sent
+# TYPE tensor_relay_sent_bytes_total counter
 tensor_relay_sent_bytes_total{topic=\"a\"} 1.0
 tensor_relay_sent_bytes_total{topic=\"b\\\"\\\\\"} 2.0
 # HELP tensor_relay_min Size
 # TYPE tensor_relay_min gauge
 tensor_relay_min{over=\"x\"} 8.0
-# EOF
 ";
-        assert_eq!(encode(&status, PARTS, Format::Open), open);
-        let classic: String = open
-            .replace("TYPE tensor_relay_sent_bytes ", "TYPE tensor_relay_sent_bytes_total ")
-            .replace("HELP tensor_relay_sent_bytes ", "HELP tensor_relay_sent_bytes_total ")
-            .lines()
-            .filter(|line| !line.starts_with("# UNIT") && *line != "# EOF")
-            .map(|line| format!("{line}\n"))
-            .collect();
-        assert_eq!(encode(&status, PARTS, Format::Classic), classic);
+        assert_eq!(encode(&status, PARTS), expected);
     }
 
     #[test]
@@ -383,7 +354,7 @@ tensor_relay_min{over=\"x\"} 8.0
         let topic =
             |number| json!({ "topic": format!("{number:03}"), "version": 7, "age_s": number, "sent": 1 });
         let status = json!({ "topics": (0..SERIES_MAX + 3).map(topic).collect::<Vec<_>>() });
-        let text = encode(&status, PARTS, Format::Classic);
+        let text = encode(&status, PARTS);
         assert_eq!(text.matches("tensor_relay_version{").count(), SERIES_MAX);
         assert_eq!(text.matches("tensor_relay_sent_bytes_total{").count(), SERIES_MAX + 1);
         assert!(text.contains("tensor_relay_sent_bytes_total{topic=\"other\"} 3.0\n"), "{text}");

@@ -1,12 +1,6 @@
 //! The routes of the admin port.
 
-use super::{
-    Subject,
-    access::Access,
-    events,
-    heartbeat::Heartbeat,
-    metrics::{self, Format},
-};
+use super::{Subject, access::Access, events, heartbeat::Heartbeat, metrics};
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
     header::{self, HeaderName, HeaderValue},
@@ -17,9 +11,6 @@ use std::{sync::Arc, time::Instant};
 /// The status page. It contains no data, and requests `/status` every two seconds.
 const PAGE: &str = include_str!("page.html");
 
-/// All paths.
-const PATHS: [&str; 5] = ["/", "/livez", "/metrics", "/readyz", "/status"];
-
 /// The paths that require no token, because probes have none.
 const WITHOUT_TOKEN: [&str; 2] = ["/livez", "/readyz"];
 
@@ -27,11 +18,8 @@ const WITHOUT_TOKEN: [&str; 2] = ["/livez", "/readyz"];
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
                       frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
-/// The type of OpenMetrics. Requests that do not accept it get the older format.
-const OPEN_METRICS: &str = "application/openmetrics-text";
-
-/// The types of answers in text, and in HTML.
 const TEXT: &str = "text/plain; charset=utf-8";
+const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const HTML: &str = "text/html; charset=utf-8";
 
 /// What answers requests, with access control.
@@ -74,17 +62,17 @@ impl Routes {
             return with_header(refused, header::WWW_AUTHENTICATE, challenge);
         }
         // hyper leaves out the body of an answer to `HEAD`.
-        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
-        match path {
-            path if !PATHS.contains(&path) => response(StatusCode::NOT_FOUND, TEXT, ""),
-            _ if !is_read => {
-                with_header(response(StatusCode::METHOD_NOT_ALLOWED, TEXT, ""), header::ALLOW, "GET,HEAD")
-            }
+        let answer = match path {
+            "/" => response(StatusCode::OK, HTML, PAGE),
             "/livez" => self.livez(),
             "/readyz" => self.readyz(request.headers()),
-            "/metrics" => self.metrics(request.headers()),
+            "/metrics" => self.metrics(),
             "/status" => self.status(),
-            _ => response(StatusCode::OK, HTML, PAGE),
+            _ => return response(StatusCode::NOT_FOUND, TEXT, ""),
+        };
+        match *request.method() {
+            Method::GET | Method::HEAD => answer,
+            _ => with_header(response(StatusCode::METHOD_NOT_ALLOWED, TEXT, ""), header::ALLOW, "GET,HEAD"),
         }
     }
 
@@ -114,14 +102,9 @@ impl Routes {
         }
     }
 
-    fn metrics(&self, headers: &HeaderMap) -> Response<String> {
-        let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-        let (content_type, format) = match accepted.is_some_and(|accept| accept.contains(OPEN_METRICS)) {
-            true => ("application/openmetrics-text; version=1.0.0; charset=utf-8", Format::Open),
-            false => ("text/plain; version=0.0.4; charset=utf-8", Format::Classic),
-        };
-        let text = metrics::encode(&status_of(&*self.subject), self.subject.metrics(), format);
-        response(StatusCode::OK, content_type, text)
+    fn metrics(&self) -> Response<String> {
+        let text = metrics::encode(&status_of(&*self.subject), self.subject.metrics());
+        response(StatusCode::OK, METRICS, text)
     }
 
     fn status(&self) -> Response<String> {
@@ -192,7 +175,7 @@ mod tests {
         tokio::spawn(connections::accept(listener, routes));
         let wrong = format!("Authorization: Bearer {}\r\n", TOKEN.replace('0', "1"));
         let right = format!("Authorization: Bearer {TOKEN}\r\n");
-        for path in PATHS.into_iter().chain(["/new"]) {
+        for path in ["/", "/livez", "/metrics", "/readyz", "/status", "/new"] {
             for header in ["", &wrong] {
                 let answer = get(address, path, header).await;
                 let is_probe = ["/livez", "/readyz"].contains(&path);

@@ -15,7 +15,7 @@ pub(crate) struct PublishArgs {
     #[arg(value_name = "TOPIC", value_parser = parse_topic)]
     pub(crate) topic: Topic,
 
-    /// The .safetensors, .npy or .npz file to publish, or the folder of a Hugging Face model.
+    /// The .safetensors file to publish, or the folder of a Hugging Face model.
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
 

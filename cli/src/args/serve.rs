@@ -8,8 +8,8 @@ use tensor_relay_server::{Advertised, Keep, Topic, TopicOptions, Transport, When
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// A topic and its content: a .safetensors, .npy or .npz file, or the folder of a Hugging Face model. Repeat the
-    /// option for several topics, or separate them by `;`.
+    /// A topic and its content: a .safetensors file, or the folder of a Hugging Face model. Repeat the option for
+    /// several topics, or separate them by `;`.
     #[arg(
         long = "topic",
         value_name = "NAME=PATH",

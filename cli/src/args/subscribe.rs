@@ -82,8 +82,8 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, value_name = "IP", value_delimiter = ',', help_heading = "Connection")]
     pub(crate) lane_address: Vec<IpAddr>,
 
-    /// Write each version below DIR in its original form: DIR/TOPIC.safetensors, .npy or .npz, or a folder DIR/TOPIC.
-    /// It replaces the previous version atomically.
+    /// Write each version below DIR in its original form: DIR/TOPIC.safetensors, or a folder DIR/TOPIC. It replaces the
+    /// previous version atomically.
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub(crate) out: Option<PathBuf>,
 

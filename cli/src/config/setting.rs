@@ -4,13 +4,12 @@ use super::variable;
 use crate::exit::UsageError;
 use clap::{
     Arg, ArgAction, ArgMatches, Command,
-    builder::PossibleValue,
     error::{ContextKind, ContextValue},
 };
 use std::error::Error;
 
 /// The commands without a table in the file: the benchmark, and those about the program itself.
-const WITHOUT_FILE: [&str; 5] = [variable::BENCH, "config", "completions", "man", "help"];
+const WITHOUT_FILE: [&str; 4] = [variable::BENCH, "config", "completions", "help"];
 
 /// The name of the only option of the temporary command with which [`Setting::parse`] parses a value.
 const PROBE: &str = "value";
@@ -136,24 +135,10 @@ impl Setting {
         names.first().map_or_else(|| self.key.to_uppercase(), ToString::to_string)
     }
 
-    /// The help text, in one paragraph.
-    pub(crate) fn help(&self) -> String {
-        self.arg.get_help().map(ToString::to_string).unwrap_or_default()
-    }
-
     /// The default values.
     pub(crate) fn defaults(&self) -> Vec<String> {
         let defaults = self.arg.get_default_values().iter();
         defaults.map(|value| value.to_string_lossy().into_owned()).collect()
-    }
-
-    /// The possible values, if they can be listed; empty for a switch.
-    pub(crate) fn choices(&self) -> Vec<String> {
-        if self.is_switch() {
-            return vec![];
-        }
-        let choices = self.arg.get_possible_values();
-        choices.iter().map(PossibleValue::get_name).map(Into::into).collect()
     }
 
     /// Whether the value must never be printed.

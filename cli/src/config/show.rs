@@ -1,14 +1,14 @@
 //! `tensor-relay config`: prints the effective value of every option and its source, and the bounds of `serve`.
 
 use super::{
-    Layers, bounds, layers, sample,
+    Layers, bounds, layers,
     setting::{Effective, Origin, Setting},
     variable,
 };
 use crate::{
     args::ConfigArgs,
     exit::{Exit, UsageError},
-    output::{print_json, print_line},
+    output::print_json,
     table,
 };
 use serde_json::{Map, Value, json};
@@ -18,10 +18,6 @@ const HIDDEN: &str = "(hidden)";
 
 pub(crate) fn run(args: &ConfigArgs, layers: &Layers) -> anyhow::Result<Exit> {
     let settings = select(args.command.as_deref(), layers.settings())?;
-    if args.sample {
-        print_line(sample::render(&settings).trim_end());
-        return Ok(Exit::Done);
-    }
     let effective = settings.iter().map(|setting| Ok((*setting, setting.effective()?)));
     let effective = effective.collect::<Result<Vec<_>, UsageError>>()?;
     let includes_serve = args.command.as_deref().is_none_or(|command| command == "serve");

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 use tensor_relay_protocol::{
-    Blame, ClientMessage, CloseCode, InstanceId, LaneGrant, LaneId, ProtocolViolation, ServerMessage,
+    ClientMessage, CloseCode, InstanceId, LaneGrant, LaneId, ProtocolViolation, ServerMessage,
 };
 use tensor_relay_transport::{DataIn, HeaderError, Lane, LaneError, LaneKind, control};
 use tokio::{
@@ -109,8 +109,8 @@ impl LaneSlot {
                     tracing::warn!(slot = self.index, %error, "A lane cannot join; the session continues without it.");
                     return;
                 }
-                Err(error) if error.blame() == Blame::Local && !has_warned => {
-                    has_warned = true; // The user has to act; one warning is enough.
+                Err(error) if error.is_local() && !has_warned => {
+                    has_warned = true; // One is enough.
                     tracing::warn!(slot = self.index, %error, "A lane cannot be opened on this machine; retrying.");
                 }
                 Err(error) => {

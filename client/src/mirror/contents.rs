@@ -2,19 +2,13 @@
 
 use crate::{SaveError, Snapshot};
 use bytes::Bytes;
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{self, Write},
-};
+use std::{collections::BTreeMap, fs::File, io};
 use tensor_relay_device::HostBytes;
 use tensor_relay_protocol::{
-    Tensor, TensorName,
-    files::{FileForm, FileKind, FileName, FileNameError, is_entry_name, without_reserved},
-    npy::{self, NpyError},
+    Tensor,
+    files::{FileForm, FileKind, FileName, FileNameError, without_reserved},
     safetensors::{IndexError, WeightIndex, plan_tensors},
 };
-use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
 /// Why a snapshot cannot be written as files.
 #[derive(Debug, thiserror::Error)]
@@ -39,20 +33,6 @@ pub enum FilesError {
         /// The other one.
         second: FileName,
     },
-    /// An array file holds exactly one tensor, and the snapshot has fewer or more.
-    #[error("an .npy file holds one array, and this snapshot has {0} tensors")]
-    NotOneArray(usize),
-    /// A tensor cannot be represented in NumPy's format.
-    #[error("tensor {name:?} cannot be written as a NumPy array: {source}")]
-    Npy {
-        /// The tensor.
-        name: TensorName,
-        /// The reason.
-        source: NpyError,
-    },
-    /// An array's name could escape the folder into which the archive is unpacked.
-    #[error("cannot write the archive entry {0:?}: when unpacked, it could escape the folder")]
-    EntryName(TensorName),
 }
 
 /// The files of a snapshot.
@@ -63,22 +43,9 @@ pub(super) enum Contents {
     Folder(Vec<(FileName, Body)>),
 }
 
-/// The content of one file. The tensors' bytes are shared with the snapshot.
+/// The content of one file: parts, written in sequence. The tensors' bytes are shared with the snapshot.
 #[derive(Debug)]
-pub(crate) enum Body {
-    /// Parts, written in sequence.
-    Parts(Vec<HostBytes>),
-    /// A ZIP archive.
-    Archive(Vec<Entry>),
-}
-
-/// One array of an archive.
-#[derive(Debug)]
-pub(crate) struct Entry {
-    name: String,
-    header: Vec<u8>,
-    elements: HostBytes,
-}
+pub(crate) struct Body(pub(super) Vec<HostBytes>);
 
 impl Contents {
     /// The files of `snapshot`, by the form in its manifest.
@@ -87,8 +54,6 @@ impl Contents {
         let form = FileForm::of(snapshot.manifest().metadata()).map_err(|e| refuse(e.into()))?;
         let contents = match form.kind {
             FileKind::Directory => Self::Folder(folder(snapshot, &form)?),
-            FileKind::Npy => Self::File(array(snapshot).map_err(refuse)?),
-            FileKind::Npz => Self::File(archive(snapshot).map_err(refuse)?),
             _ => {
                 let tensors: Vec<&Tensor> = snapshot.described().collect();
                 Self::File(Body::safetensors(snapshot, &tensors)?)
@@ -106,60 +71,13 @@ impl Body {
             .map_err(|source| SaveError::Format { id: snapshot.id.clone(), source: Box::new(source) })?;
         let bodies = layout.order.iter().map(|index| snapshot.bytes(tensors[*index]));
         let header = HostBytes::from(Bytes::from(layout.head));
-        Ok(Self::Parts(std::iter::once(header).chain(bodies).collect()))
+        Ok(Self(std::iter::once(header).chain(bodies).collect()))
     }
 
     /// Writes the content to an empty file.
     pub(crate) fn write(&self, file: &mut File) -> io::Result<()> {
-        match self {
-            Self::Parts(parts) => parts.iter().try_for_each(|part| part.write_to(file)),
-            Self::Archive(entries) => write_archive(entries, file),
-        }
+        self.0.iter().try_for_each(|part| part.write_to(file))
     }
-}
-
-/// Writes a ZIP archive. Entries have no compression, alignment or time, so that equal arrays make equal files.
-fn write_archive(entries: &[Entry], file: &mut File) -> io::Result<()> {
-    let mut archive = ZipWriter::new(file);
-    for Entry { name, header, elements } in entries {
-        let is_large = (header.len() + elements.len()) as u64 >= u64::from(u32::MAX);
-        let options = SimpleFileOptions::default()
-            .compression_method(CompressionMethod::Stored)
-            .unix_permissions(0o644)
-            .large_file(is_large);
-        archive.start_file(name.as_str(), options)?;
-        archive.write_all(header)?;
-        elements.write_to(&mut archive)?;
-    }
-    archive.finish()?;
-    Ok(())
-}
-
-fn array(snapshot: &Snapshot) -> Result<Body, FilesError> {
-    let tensors: Vec<_> = snapshot.described().collect();
-    match &tensors[..] {
-        [tensor] => {
-            let header = Bytes::from(array_header(tensor)?);
-            Ok(Body::Parts(vec![header.into(), snapshot.bytes(tensor)]))
-        }
-        _ => Err(FilesError::NotOneArray(tensors.len())),
-    }
-}
-
-fn archive(snapshot: &Snapshot) -> Result<Body, FilesError> {
-    let entry = |tensor: &Tensor| {
-        let (name, elements) = (tensor.name.as_str(), snapshot.bytes(tensor));
-        match is_entry_name(name) {
-            false => Err(FilesError::EntryName(tensor.name.clone())),
-            true => Ok(Entry { name: format!("{name}.npy"), header: array_header(tensor)?, elements }),
-        }
-    };
-    Ok(Body::Archive(snapshot.described().map(entry).collect::<Result<_, _>>()?))
-}
-
-fn array_header(tensor: &Tensor) -> Result<Vec<u8>, FilesError> {
-    let header = npy::file_head(tensor.dtype, &tensor.shape);
-    header.map_err(|source| FilesError::Npy { name: tensor.name.clone(), source })
 }
 
 /// The files of a folder: weights, divided as the index specifies, and side files. The written index lists only the
@@ -193,18 +111,21 @@ fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>,
     for (name, tensors) in weights {
         files.push((name.clone(), Body::safetensors(snapshot, &tensors)?));
     }
-    files.extend(side_files.into_iter().map(|(name, bytes)| (name, Body::Parts(vec![bytes]))));
+    files.extend(side_files.into_iter().map(|(name, bytes)| (name, Body(vec![bytes]))));
     Ok(files)
 }
 
 /// A snapshot's tensors, split into those of the model and side files. No side file has the name of a weight file: the
 /// extension distinguishes them.
-struct SplitTensors<'a> {
-    model: Vec<&'a Tensor>,
+pub(crate) struct SplitTensors<'a> {
+    pub(crate) model: Vec<&'a Tensor>,
     side_files: Vec<(FileName, HostBytes)>,
 }
 
-fn split_side_files<'a>(snapshot: &'a Snapshot, form: &FileForm) -> Result<SplitTensors<'a>, FileNameError> {
+pub(crate) fn split_side_files<'a>(
+    snapshot: &'a Snapshot,
+    form: &FileForm,
+) -> Result<SplitTensors<'a>, FileNameError> {
     let (mut model, mut side_files) = (vec![], vec![]);
     for tensor in snapshot.described() {
         match form.side_file(tensor)? {

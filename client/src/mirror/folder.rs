@@ -209,7 +209,7 @@ mod tests {
     use bytes::Bytes;
 
     fn body(text: &'static str) -> Body {
-        Body::Parts(vec![Bytes::copy_from_slice(text.as_bytes()).into()])
+        Body(vec![Bytes::copy_from_slice(text.as_bytes()).into()])
     }
 
     fn files(names: &[&str]) -> Vec<(FileName, Body)> {

@@ -4,7 +4,6 @@ use super::*;
 use safetensors::SafeTensors;
 use std::{
     fs::{self, File},
-    io::Read,
     os::unix::fs::symlink,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -12,7 +11,6 @@ use std::{
 use tensor_relay_protocol::{
     Dtype, Epoch, Limits, Manifest, Selection, Shape, TensorName, TensorSpec, Topic, Version,
     files::{FileForm, FileKind, FileName, side_file_spec},
-    npy,
 };
 
 /// A snapshot of topic `a/b` with these tensors and metadata.
@@ -106,28 +104,6 @@ fn a_file_is_restored() {
     }
     mirror.save(&snapshot(vec![tensor("x", b"no file")], vec![])).unwrap();
     assert_eq!(names(dir.path()), ["a/b.safetensors"]);
-}
-
-#[test]
-fn arrays_are_restored() {
-    let dir = tempfile::tempdir().unwrap();
-    let mirror = Mirror::new(dir.path(), None);
-    let path = mirror.save(&of_kind(FileKind::Npy, vec![tensor("array", &[1, 2, 3])])).unwrap();
-    let expected = [&npy::file_head(Dtype::U8, &Shape::new(&[3]).unwrap()).unwrap()[..], &[1, 2, 3]].concat();
-    assert_eq!(
-        (path, fs::read(dir.path().join("a/b.npy")).unwrap()),
-        (dir.path().join("a/b.npy"), expected.clone())
-    );
-    let arrays = vec![tensor("layer/w", &[1, 2, 3]), tensor("b", &[4])];
-    let path = mirror.save(&of_kind(FileKind::Npz, arrays)).unwrap();
-    let mut archive = zip::ZipArchive::new(File::open(&path).unwrap()).unwrap();
-    let mut bytes = vec![];
-    archive.by_name("layer/w.npy").unwrap().read_to_end(&mut bytes).unwrap();
-    assert_eq!((bytes, archive.len()), (expected, 2));
-    let refused = mirror.save(&of_kind(FileKind::Npz, vec![tensor("../x", &[1])])).unwrap_err();
-    assert!(matches!(&refused, SaveError::Files { source: FilesError::EntryName(_), .. }), "{refused}");
-    let refused = mirror.save(&of_kind(FileKind::Npy, vec![])).unwrap_err();
-    assert!(matches!(&refused, SaveError::Files { source: FilesError::NotOneArray(0), .. }), "{refused}");
 }
 
 #[test]
@@ -287,11 +263,11 @@ fn files_of_killed_processes_are_deleted_immediately() {
     for file in [&writing, &locked] {
         file.lock().unwrap();
     }
-    mirror.save(&of_kind(FileKind::Npy, vec![tensor("array", b"x")])).unwrap();
+    mirror.save(&of_kind(FileKind::Safetensors, vec![tensor("x", b"x")])).unwrap();
     assert!(left("written").join("config.json").exists() && left("locked").exists());
     drop((writing, locked));
-    mirror.save(&of_kind(FileKind::Npy, vec![tensor("array", b"x")])).unwrap();
-    assert_eq!(names(&folder), ["b.npy"]);
+    mirror.save(&of_kind(FileKind::Safetensors, vec![tensor("x", b"x")])).unwrap();
+    assert_eq!(names(&folder), ["b.safetensors"]);
 }
 
 /// Goal: concurrent writers in one folder do not delete each other's files. Method: several threads save files and
@@ -340,13 +316,13 @@ fn files_of_killed_processes_are_deleted_after_an_hour() {
         age(&path);
     }
     age(&folder.join("precious.part"));
-    mirror.save(&of_kind(FileKind::Npy, vec![tensor("array", b"x")])).unwrap();
+    mirror.save(&of_kind(FileKind::Safetensors, vec![tensor("x", b"x")])).unwrap();
     let found = names(&folder);
     let expected = [
         ".tensor-relay.locked.part",
         ".tensor-relay.mine.part/precious",
         ".tensor-relay.young.part",
-        "b.npy",
+        "b.safetensors",
         "precious.part",
     ];
     assert_eq!(found, expected);

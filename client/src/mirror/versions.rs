@@ -11,13 +11,11 @@ use std::{
 };
 use tensor_relay_protocol::{
     Epoch, Version, VersionId,
-    files::{FileKind, FileName},
+    files::{FileKind, FileName, WEIGHTS_EXTENSION},
 };
 
 /// The link to the last saved version, without the extension.
 const LATEST: &str = "latest";
-
-const KINDS: [FileKind; 4] = [FileKind::Safetensors, FileKind::Directory, FileKind::Npy, FileKind::Npz];
 
 /// A version kept beside others in the folder of its topic.
 #[derive(Debug)]
@@ -70,7 +68,7 @@ impl KeptVersion<'_> {
 
     /// Deletes the links of other kinds of files: they point to older versions.
     fn unlink_others(&self) {
-        for kind in KINDS.into_iter().filter(|kind| *kind != self.kind) {
+        for kind in FileKind::ALL.into_iter().filter(|kind| *kind != self.kind) {
             let link = with_extension(&self.folder.join(LATEST), kind.extension());
             let target = fs::read_link(&link).ok();
             if target
@@ -111,14 +109,9 @@ impl SavedVersion {
 /// Parses a name made by [`KeptVersion::name`]; `None` for any other name.
 fn parse(name: &str) -> Option<(Version, Epoch, FileKind)> {
     FileName::new(name).ok()?;
-    let (stem, kind) = match name.split_once('.') {
+    let (stem, kind) = match name.strip_suffix(WEIGHTS_EXTENSION) {
         None => (name, FileKind::Directory),
-        Some((stem, extension)) => (
-            stem,
-            KINDS
-                .into_iter()
-                .find(|kind| kind.extension().strip_prefix('.') == Some(extension))?,
-        ),
+        Some(stem) => (stem, FileKind::Safetensors),
     };
     let (version, epoch) = stem.split_once('-')?;
     let is_number = version.len() == 20 && version.bytes().all(|byte| byte.is_ascii_digit());
@@ -134,9 +127,7 @@ mod tests {
     #[test]
     fn only_names_of_versions_are_recognised() {
         let name = "00000000000000000007-00000000000000ff";
-        for (extension, kind) in
-            [(".safetensors", FileKind::Safetensors), (".npz", FileKind::Npz), ("", FileKind::Directory)]
-        {
+        for (extension, kind) in [(".safetensors", FileKind::Safetensors), ("", FileKind::Directory)] {
             assert_eq!(parse(&format!("{name}{extension}")), Some((Version(7), Epoch(255), kind)));
         }
         for other in [

@@ -59,20 +59,20 @@ pub(crate) fn address(text: String) -> Result<String, MessageError> {
     }
 }
 
-/// Implements [`Field`] for a struct whose fields are those of the protobuf message `$Wire`. `$parts` is a pattern that
+/// Implements [`Field`] for a struct whose fields are those of the protobuf message `$Wire` of the parent module. `$parts` is a pattern that
 /// destructures the struct and an expression that constructs it. `$check` validates relations between fields.
 macro_rules! message_fields {
     ($Struct:ident $parts:tt => $Wire:ident { $($field:ident),* $(,)? } $(, $check:path)?) => {
         impl $crate::message::field::Field for $Struct {
-            type Wire = $crate::message::wire::$Wire;
+            type Wire = super::wire::$Wire;
 
             fn into_wire(self) -> Self::Wire {
                 let $Struct $parts = self;
-                $crate::message::wire::$Wire { $($field: $crate::message::field::Field::into_wire($field)),* }
+                super::wire::$Wire { $($field: $crate::message::field::Field::into_wire($field)),* }
             }
 
             fn from_wire(_: &'static str, wire: Self::Wire) -> Result<Self, $crate::MessageError> {
-                let $crate::message::wire::$Wire { $($field),* } = wire;
+                let super::wire::$Wire { $($field),* } = wire;
                 $(let $field = $crate::message::field::Field::from_wire(stringify!($field), $field)?;)*
                 let message = $Struct $parts;
                 $($check(&message)?;)?
@@ -89,9 +89,10 @@ macro_rules! message_kinds {
         $Message:ident as $From:ident, $Kind:ident: $($Own:ident)*;
         $($Variant:ident $parts:tt => $Wire:ident { $($field:ident),* })*
     ) => {
-        impl From<$Message> for $crate::message::wire::$From {
+        impl From<$Message> for super::wire::$From {
             fn from(message: $Message) -> Self {
-                use $crate::message::{field::Field, wire};
+                use super::wire;
+                use $crate::message::field::Field;
                 let kind = match message {
                     $($Message::$Own(own) => wire::$Kind::$Own(own.into_wire()),)*
                     $($Message::$Variant $parts => wire::$Kind::$Variant(wire::$Wire {
@@ -102,11 +103,16 @@ macro_rules! message_kinds {
             }
         }
 
-        impl TryFrom<$crate::message::wire::$From> for $Message {
-            type Error = $crate::MessageError;
-
-            fn try_from(message: $crate::message::wire::$From) -> Result<Self, Self::Error> {
-                use $crate::message::{field::{Field, required}, wire};
+        impl $Message {
+            /// Decodes a message from the bytes that follow its length.
+            ///
+            /// # Errors
+            /// [`MessageError`](crate::MessageError) when the bytes are not a valid message.
+            pub fn decode(bytes: &[u8]) -> Result<Self, $crate::MessageError> {
+                use super::wire;
+                use $crate::message::field::{Field, required};
+                let message: wire::$From =
+                    ::prost::Message::decode(bytes).map_err($crate::MessageError::malformed)?;
                 Ok(match required("kind", message.kind)? {
                     $(wire::$Kind::$Own(own) => Self::$Own(Field::from_wire(stringify!($Own), own)?),)*
                     $(wire::$Kind::$Variant(wire::$Wire { $($field),* }) => {
@@ -194,7 +200,7 @@ numbers! { SubscriptionId(u32) WatchId(u32) LaneId(u32) Epoch(u64) Version(u64) 
 bytes! { VersionDigest ManifestDigest }
 names! { Topic ReaderName Glob }
 
-pub(crate) use bytes;
+pub(crate) use {bytes, numbers};
 
 impl<const N: usize> Field for [u8; N] {
     type Wire = Vec<u8>;

@@ -45,25 +45,7 @@ pub fn decode_frame_length(prefix: [u8; 4]) -> Result<usize, MessageError> {
     }
 }
 
-impl ClientMessage {
-    /// Decodes a message from the bytes that follow its length.
-    ///
-    /// # Errors
-    /// [`MessageError`] when the bytes are not a valid client message.
-    pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        wire::FromClient::decode(bytes).map_err(MessageError::malformed)?.try_into()
-    }
-}
-
 impl ServerMessage {
-    /// Decodes a message from the bytes that follow its length.
-    ///
-    /// # Errors
-    /// [`MessageError`] when the bytes are not a valid server message.
-    pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        wire::FromServer::decode(bytes).map_err(MessageError::malformed)?.try_into()
-    }
-
     /// Splits the answer to `List` into messages that each fit a frame.
     pub fn topics(entries: Vec<TopicEntry>) -> Vec<Self> {
         const PER_MESSAGE: usize = FRAME_MAX_BYTES / TOPIC_ENTRY_MAX_BYTES;

@@ -1,9 +1,9 @@
 //! The kinds of memory that a producer can lend, and their descriptions in messages.
 
-use super::wire;
+use super::{Field, wire};
 use crate::{
     MessageError,
-    message::{exactly, required},
+    message::{exactly, field::bytes, required},
 };
 use std::{fmt, ops::Range};
 
@@ -67,6 +67,8 @@ pub struct CudaDevice(pub [u8; 16]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IpcHandle(pub [u8; 64]);
 
+bytes! { CudaDevice IpcHandle }
+
 impl Memory {
     /// The kind of this memory.
     pub fn kind(&self) -> MemoryKind {
@@ -107,11 +109,6 @@ impl MemoryKind {
             Self::CudaIpc => false,
         }
     }
-
-    /// The kind with this number, if this build knows it.
-    pub(super) fn from_code(code: u32) -> Option<Self> {
-        Self::ALL.iter().copied().find(|kind| kind.code() == code)
-    }
 }
 
 impl fmt::Display for MemoryKind {
@@ -120,42 +117,53 @@ impl fmt::Display for MemoryKind {
     }
 }
 
-impl From<Lend> for wire::Lend {
-    fn from(Lend { range, memory }: Lend) -> Self {
-        let memory = match memory {
-            Memory::Memfd { offset } => wire::Memory::Memfd(wire::Memfd { offset }),
-            Memory::CudaIpc { device, handle, offset } => wire::Memory::CudaIpc(wire::CudaIpc {
-                device: device.0.to_vec(),
-                handle: handle.0.to_vec(),
-                offset,
-            }),
-            Memory::CudaFd { device, buffer_bytes, offset } => {
-                wire::Memory::CudaFd(wire::CudaFd { device: device.0.to_vec(), buffer_bytes, offset })
-            }
-        };
-        Self { start: range.start, bytes: range.end - range.start, memory: Some(memory) }
+impl Field for Vec<MemoryKind> {
+    type Wire = Vec<u32>;
+
+    fn into_wire(self) -> Vec<u32> {
+        self.into_iter().map(MemoryKind::code).collect()
+    }
+
+    /// Passes over the kinds that this build does not know.
+    fn from_wire(_: &'static str, codes: Vec<u32>) -> Result<Self, MessageError> {
+        let known = MemoryKind::ALL.iter().copied();
+        Ok(known.filter(|kind| codes.contains(&kind.code())).collect())
     }
 }
 
-impl TryFrom<wire::Lend> for Lend {
-    type Error = MessageError;
+impl Field for Lend {
+    type Wire = wire::Lend;
 
-    fn try_from(wire: wire::Lend) -> Result<Self, MessageError> {
+    fn into_wire(self) -> wire::Lend {
+        let Self { range, memory } = self;
+        let memory = match memory {
+            Memory::Memfd { offset } => wire::Memory::Memfd(wire::Memfd { offset }),
+            Memory::CudaIpc { device, handle, offset } => wire::Memory::CudaIpc(wire::CudaIpc {
+                device: device.into_wire(),
+                handle: handle.into_wire(),
+                offset,
+            }),
+            Memory::CudaFd { device, buffer_bytes, offset } => {
+                wire::Memory::CudaFd(wire::CudaFd { device: device.into_wire(), buffer_bytes, offset })
+            }
+        };
+        wire::Lend { start: range.start, bytes: range.end - range.start, memory: Some(memory) }
+    }
+
+    fn from_wire(_: &'static str, wire: wire::Lend) -> Result<Self, MessageError> {
         let end = wire.start.checked_add(wire.bytes).filter(|_| wire.bytes > 0);
         let end =
             end.ok_or_else(|| MessageError::Malformed("a lent range that is empty or overflows".into()))?;
         let memory = match required("memory", wire.memory)? {
             wire::Memory::Memfd(wire::Memfd { offset }) => Memory::Memfd { offset },
-            wire::Memory::CudaIpc(ipc) => Memory::CudaIpc {
-                device: CudaDevice(exactly("device", &ipc.device)?),
-                handle: Box::new(IpcHandle(exactly("handle", &ipc.handle)?)),
-                offset: ipc.offset,
+            wire::Memory::CudaIpc(wire::CudaIpc { device, handle, offset }) => Memory::CudaIpc {
+                device: Field::from_wire("device", device)?,
+                handle: Box::new(Field::from_wire("handle", handle)?),
+                offset,
             },
-            wire::Memory::CudaFd(fd) => Memory::CudaFd {
-                device: CudaDevice(exactly("device", &fd.device)?),
-                buffer_bytes: fd.buffer_bytes,
-                offset: fd.offset,
-            },
+            wire::Memory::CudaFd(wire::CudaFd { device, buffer_bytes, offset }) => {
+                Memory::CudaFd { device: Field::from_wire("device", device)?, buffer_bytes, offset }
+            }
         };
         Ok(Self { range: wire.start..end, memory })
     }

@@ -1,8 +1,7 @@
 //! Messages from a server to a producer on the same machine.
 
-use super::{MemoryKind, PublicationId, checked_text, wire};
-use crate::{Epoch, MessageError, Version, message::required};
-use std::fmt;
+use super::{MemoryKind, PublicationId, Text, message_fields, message_kinds};
+use crate::{Epoch, Version, message::reasons};
 
 /// A message from a server to a producer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +25,7 @@ pub enum ServerMessage {
         /// The reason.
         reason: Refusal,
         /// Details of the reason, for people.
-        text: String,
+        text: Text,
     },
     /// Reports changes in a version's state.
     Progress(Progress),
@@ -38,7 +37,7 @@ pub enum ServerMessage {
     /// Ends the connection.
     Close {
         /// The reason, for people.
-        text: String,
+        text: Text,
     },
 }
 
@@ -48,7 +47,7 @@ pub struct Welcome {
     /// The revision of the connection.
     pub revision: u32,
     /// The server's name and version, for logs.
-    pub agent: String,
+    pub agent: Text,
     /// The chunk size in bytes that manifests must have.
     pub chunk_bytes: u32,
     /// The kinds of memory that the server accepts and this build knows.
@@ -70,134 +69,37 @@ pub struct Progress {
     pub is_released: bool,
 }
 
-/// Why a version was not published, or a topic not ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Refusal {
+reasons! {
+    /// Why a version was not published, or a topic not ended.
+    Refusal:
     /// The server publishes into the topic itself.
-    TopicTaken,
+    TopicTaken = 1, "the server publishes into the topic itself";
     /// A limit or the server's memory leaves no room for the version.
-    NoRoom,
+    NoRoom = 2, "there is no room for it";
     /// The version's memory does not match its description, or can change.
-    UnfitMemory,
+    UnfitMemory = 3, "its memory does not match its description, or can change";
     /// The server cannot use memory of this kind.
-    UnsupportedMemory,
+    UnsupportedMemory = 4, "the server cannot use memory of this kind";
     /// The version's manifest is invalid, or does not match the memory.
-    BadManifest,
+    BadManifest = 5, "its manifest is invalid, or does not match its memory";
     /// The topic expired or is not open, or the server is shutting down.
-    TopicEnded,
+    TopicEnded = 6, "its topic is not open, or the server is shutting down";
     /// The server's access control list does not allow the request.
-    Forbidden,
-    /// A reason of a later revision.
-    Other(u32),
+    Forbidden = 7, "the server's access control list does not allow it";
 }
 
-impl From<ServerMessage> for wire::ToProducer {
-    fn from(message: ServerMessage) -> Self {
-        use wire::ServerKind as Kind;
-        let kind = match message {
-            ServerMessage::Welcome(welcome) => Kind::Welcome(wire::Welcome {
-                revision: welcome.revision,
-                agent: welcome.agent,
-                chunk_bytes: welcome.chunk_bytes,
-                memories: welcome.memories.iter().map(|kind| kind.code()).collect(),
-            }),
-            ServerMessage::Published { publication, epoch, version } => Kind::Published(wire::Published {
-                publication: publication.0,
-                epoch: epoch.0,
-                version: version.0,
-            }),
-            ServerMessage::Refused { publication, reason, text } => {
-                Kind::Refused(wire::Refused { publication: publication.0, reason: reason.code(), text })
-            }
-            ServerMessage::Progress(progress) => Kind::Progress(wire::Progress {
-                publication: progress.publication.0,
-                committed: progress.committed,
-                loaded: progress.loaded,
-                is_over: progress.left_retention,
-                is_released: progress.is_released,
-            }),
-            ServerMessage::Ended { request } => Kind::Ended(wire::Ended { request: request.0 }),
-            ServerMessage::Close { text } => Kind::Close(wire::Close { text }),
-        };
-        Self { kind: Some(kind) }
-    }
+message_kinds! {
+    ServerMessage as ToProducer, ServerKind: Welcome Progress;
+    Published { publication, epoch, version } => Published { publication, epoch, version }
+    Refused { publication, reason, text } => Refused { publication, reason, text }
+    Ended { request } => Ended { request }
+    Close { text } => Close { text }
 }
 
-impl TryFrom<wire::ToProducer> for ServerMessage {
-    type Error = MessageError;
-
-    fn try_from(message: wire::ToProducer) -> Result<Self, MessageError> {
-        use wire::ServerKind as Kind;
-        Ok(match required("kind", message.kind)? {
-            Kind::Welcome(welcome) => Self::Welcome(Welcome {
-                revision: welcome.revision,
-                agent: checked_text("agent", welcome.agent)?,
-                chunk_bytes: welcome.chunk_bytes,
-                memories: welcome.memories.into_iter().filter_map(MemoryKind::from_code).collect(),
-            }),
-            Kind::Published(published) => Self::Published {
-                publication: PublicationId(published.publication),
-                epoch: Epoch(published.epoch),
-                version: Version(published.version),
-            },
-            Kind::Refused(refused) => Self::Refused {
-                publication: PublicationId(refused.publication),
-                reason: Refusal::from_code(refused.reason),
-                text: checked_text("text", refused.text)?,
-            },
-            Kind::Progress(progress) => Self::Progress(Progress {
-                publication: PublicationId(progress.publication),
-                committed: progress.committed,
-                loaded: progress.loaded,
-                left_retention: progress.is_over,
-                is_released: progress.is_released,
-            }),
-            Kind::Ended(wire::Ended { request }) => Self::Ended { request: PublicationId(request) },
-            Kind::Close(close) => Self::Close { text: checked_text("text", close.text)? },
-        })
-    }
+message_fields! {
+    Welcome { revision, agent, chunk_bytes, memories } => Welcome { revision, agent, chunk_bytes, memories }
 }
-
-impl Refusal {
-    fn code(self) -> u32 {
-        match self {
-            Self::TopicTaken => 1,
-            Self::NoRoom => 2,
-            Self::UnfitMemory => 3,
-            Self::UnsupportedMemory => 4,
-            Self::BadManifest => 5,
-            Self::TopicEnded => 6,
-            Self::Forbidden => 7,
-            Self::Other(code) => code,
-        }
-    }
-
-    fn from_code(code: u32) -> Self {
-        match code {
-            1 => Self::TopicTaken,
-            2 => Self::NoRoom,
-            3 => Self::UnfitMemory,
-            4 => Self::UnsupportedMemory,
-            5 => Self::BadManifest,
-            6 => Self::TopicEnded,
-            7 => Self::Forbidden,
-            other => Self::Other(other),
-        }
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TopicTaken => f.write_str("the server publishes into the topic itself"),
-            Self::NoRoom => f.write_str("there is no room for it"),
-            Self::UnfitMemory => f.write_str("its memory does not match its description, or can change"),
-            Self::UnsupportedMemory => f.write_str("the server cannot use memory of this kind"),
-            Self::BadManifest => f.write_str("its manifest is invalid, or does not match its memory"),
-            Self::Forbidden => f.write_str("the server's access control list does not allow it"),
-            Self::TopicEnded => f.write_str("its topic is not open, or the server is shutting down"),
-            Self::Other(code) => write!(f, "reason {code}, which this build does not know"),
-        }
-    }
+message_fields! {
+    Progress { publication, committed, loaded, left_retention: is_over, is_released } =>
+    Progress { publication, committed, loaded, is_over, is_released }
 }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::{Epoch, FRAME_MAX_BYTES, Topic, Version, decode_frame_length};
 use proptest::prelude::*;
+use prost::Message;
 
 fn every_producer_message() -> Vec<ProducerMessage> {
     let (topic, device) = (Topic::new("policy/a").unwrap(), CudaDevice([7; 16]));
@@ -92,7 +93,7 @@ fn invalid_messages_are_refused() {
     let part = wire::ManifestPart { part: vec![0; MANIFEST_PART_MAX_BYTES + 1] };
     let refused = decode(wire::ProducerKind::Manifest(part));
     assert!(matches!(refused, Err(MessageError::TooLarge { .. })), "{refused:?}");
-    let reason = "x".repeat(TEXT_MAX_BYTES + 1);
+    let reason = "x".repeat(Text::MAX_BYTES + 1);
     let publish = wire::Publish { topic: "t".into(), reason, ..wire::Publish::default() };
     let refused = decode(wire::ProducerKind::Publish(publish));
     assert!(matches!(refused, Err(MessageError::TooLarge { what: "reason", .. })), "{refused:?}");
@@ -103,9 +104,9 @@ fn invalid_messages_are_refused() {
 fn the_largest_messages_fit_a_frame() {
     let part = ProducerMessage::Manifest(vec![0; MANIFEST_PART_MAX_BYTES].into());
     assert!(encode_producer(part).len() <= FRAME_MAX_BYTES + 4);
-    let long = "ä".repeat(TEXT_MAX_BYTES);
-    let cut = text_that_fits(format!("x{long}"));
-    assert!(cut.len() < TEXT_MAX_BYTES && cut.ends_with('ä'), "no character is split");
+    let long = "ä".repeat(Text::MAX_BYTES);
+    let cut = Text::from(format!("x{long}"));
+    assert!(cut.len() < Text::MAX_BYTES && cut.ends_with('ä'), "no character is split");
     assert!(ServerMessage::decode(&encode_server(ServerMessage::Close { text: cut })[4..]).is_ok());
 }
 

@@ -4,7 +4,7 @@ use super::{
     fixtures::{announce, codecs, digest, header, id, manifest, now, request, select, topic, verified},
     *,
 };
-use crate::{ChunkHeader, ChunkIndex, CodecId, Credit, ManifestDigest, Mode, Topic};
+use crate::{Announce, ChunkHeader, ChunkIndex, CodecId, Credit, ManifestDigest, Mode, Topic};
 use std::ops::Range;
 
 /// The subscription's credit, in chunks.

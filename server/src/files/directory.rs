@@ -1,11 +1,12 @@
 //! Folders in the layout of Hugging Face: weights in one or several files, and their side files.
 
 use super::{
-    Contents, DataLocation, FileError, FolderRules, SkipReason, SkippedEntry,
+    Contents, FileError, FolderRules, SkipReason, SkippedEntry,
     folder::Folder,
     model_files::{is_model_file, is_other_format},
     read_safetensors,
     served::Stamp,
+    source::Origin,
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -200,11 +201,11 @@ fn read_weights(folder: &Folder, weights: &[FileName], contents: &mut Contents) 
 /// Checks that each tensor is in one file only.
 fn check_unique(contents: &Contents) -> Result<(), FileError> {
     let mut seen = HashMap::with_capacity(contents.specs.len());
-    for (spec, location) in contents.specs.iter().zip(&contents.locations) {
-        if let Some(first) = seen.insert(spec.name.as_str(), location.file) {
+    for (tensor, file) in contents.in_files() {
+        if let Some(first) = seen.insert(tensor, file) {
             let path = |file: usize| contents.files[file].path.clone();
-            let tensor = spec.name.as_str().to_owned();
-            return Err(FileError::Twice { tensor, first: path(first), second: path(location.file) });
+            let tensor = tensor.to_owned();
+            return Err(FileError::Twice { tensor, first: path(first), second: path(file) });
         }
     }
     Ok(())
@@ -218,8 +219,8 @@ fn check_index(
     contents: &Contents,
 ) -> Result<(), FileError> {
     let mut found = HashMap::with_capacity(contents.specs.len());
-    for (spec, location) in contents.specs.iter().zip(&contents.locations) {
-        let (tensor, shard) = (spec.name.as_str(), &weights[location.file]);
+    for (tensor, file) in contents.in_files() {
+        let shard = &weights[file];
         if index.file_of(tensor) != Some(shard) {
             let (shard, tensor) = (shard.clone(), tensor.to_owned());
             return Err(FileError::NotInIndex { index: path.into(), shard, tensor });
@@ -237,14 +238,13 @@ fn check_index(
 
 /// Adds an index for several files without one: with it a mirror has the same files of weights, and they can be loaded.
 fn push_new_index(weights: &[FileName], contents: &mut Contents) {
-    let tensors = contents.specs.iter().zip(&contents.locations);
-    let entries = tensors.map(|(spec, location)| (spec.name.as_str().into(), weights[location.file].clone()));
+    let entries = contents.in_files().map(|(tensor, file)| (tensor.into(), weights[file].clone()));
     let index: WeightIndex = entries.collect();
     let json = index.to_json(contents.total_bytes());
     let stem = WEIGHTS_DEFAULT.trim_end_matches(".safetensors");
     let name = FileName::new(&format!("{stem}{INDEX_EXTENSION}")).expect("a constant name");
     let spec = side_file_spec(&name, json.len() as u64).expect("a short constant name");
-    contents.push(spec, 0, DataLocation::Memory(json.into()));
+    contents.push(spec, Origin::Memory(json.into()));
 }
 
 /// Adds the side files, the index first, then in order of their names. Skips each one that, with those added before it,
@@ -266,7 +266,7 @@ fn push_side_files(
         remaining_bytes -= bytes;
         let spec = side_file_spec(&name, bytes)
             .map_err(|source| FileError::Name { path: file.path.clone(), source })?;
-        contents.push(spec, contents.files.len(), DataLocation::AtOffset(0));
+        contents.push(spec, Origin::File(contents.files.len(), 0));
         contents.files.push(file);
     }
     Ok(())

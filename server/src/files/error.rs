@@ -9,7 +9,6 @@ use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
     NameError,
     files::FileName,
-    npy::NpyError,
     safetensors::{IndexError, SafetensorsError},
 };
 
@@ -57,8 +56,8 @@ pub enum FileError {
     },
     /// A model in an unsupported format.
     #[error(
-        "{} is a .{extension} file, and only .safetensors, .npy and .npz files and folders of .safetensors files are \
-         served: convert it to safetensors first", path.display()
+        "{} is a .{extension} file, and only .safetensors files and folders of them are served: convert it to safetensors \
+         first", path.display()
     )]
     OtherFormat {
         /// The file.
@@ -73,43 +72,6 @@ pub enum FileError {
         path: PathBuf,
         /// The reason.
         source: SafetensorsError,
-    },
-    /// Not a NumPy array that can be served.
-    #[error("{} cannot be served as an array: {source}", path.display())]
-    Npy {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        source: NpyError,
-    },
-    /// Not an archive that can be read.
-    #[error("{} is not a readable .npz archive: {source}", path.display())]
-    Archive {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        source: io::Error,
-    },
-    /// An archive entry is not an array that can be served.
-    #[error("the entry {entry:?} of {} cannot be served: {source}", path.display())]
-    Entry {
-        /// The file.
-        path: PathBuf,
-        /// The entry.
-        entry: String,
-        /// The reason.
-        source: NpyError,
-    },
-    /// An entry whose name leads out of the folder into which the archive is unpacked.
-    #[error(
-        "the entry {entry:?} of {} leads out of the folder into which the archive is unpacked, and receivers do not \
-         write such archives: save the array under another name", path.display()
-    )]
-    EntryName {
-        /// The file.
-        path: PathBuf,
-        /// The entry.
-        entry: String,
     },
     /// An invalid tensor name.
     #[error("{} has an invalid tensor name: {source}", path.display())]
@@ -219,28 +181,6 @@ pub enum FileError {
     Changed {
         /// The file.
         path: PathBuf,
-    },
-    /// An array in Fortran order, which cannot be sent in place.
-    #[error(
-        "tensor {tensor:?} of {} is in Fortran order and cannot be sent in place: stage it, or save it with \
-         numpy.ascontiguousarray", path.display()
-    )]
-    FortranOrder {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-    },
-    /// A compressed array, which must be unpacked before it can be sent.
-    #[error(
-        "tensor {tensor:?} of {} is compressed and cannot be sent in place: stage it, or save it with \
-         numpy.savez instead of savez_compressed", path.display()
-    )]
-    Compressed {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
     },
     /// The tensors cannot be staged or borrowed.
     #[error("cannot publish the tensors of {}: {source}", path.display())]

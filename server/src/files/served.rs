@@ -3,7 +3,7 @@
 use super::{FileError, error::ReadError};
 use std::{
     fs::{self, File, Metadata},
-    io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
+    io,
     os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
     thread,
@@ -133,11 +133,6 @@ impl ServedFile {
         Ok(head)
     }
 
-    /// A sequential reader. Each has its own offset.
-    pub(super) fn reader(&self) -> BufReader<FileReader<'_>> {
-        BufReader::with_capacity(64 << 10, FileReader { file: &self.file, offset: 0 })
-    }
-
     /// Whether it is unchanged since it was opened, according to the file system.
     pub(super) fn is_unchanged(&self) -> io::Result<bool> {
         Ok(Stamp::of(&self.file.metadata()?).has_same_content(&self.stamp))
@@ -151,38 +146,6 @@ impl ServedFile {
             Err(source) => Err(FileError::Io { path: self.path.clone(), source }),
         }
     }
-}
-
-/// A read offset in a file shared by several readers.
-#[derive(Debug)]
-pub(super) struct FileReader<'a> {
-    file: &'a File,
-    offset: u64,
-}
-
-impl Read for FileReader<'_> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(out, self.offset)?;
-        self.offset += read as u64;
-        Ok(read)
-    }
-}
-
-impl Seek for FileReader<'_> {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let offset = match to {
-            SeekFrom::Start(offset) => Some(offset),
-            SeekFrom::Current(by) => self.offset.checked_add_signed(by),
-            SeekFrom::End(by) => self.file.metadata()?.len().checked_add_signed(by),
-        };
-        self.offset = offset.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        Ok(self.offset)
-    }
-}
-
-/// Reads to the end and discards the bytes, so that a checksum at the end is verified. Returns the number of bytes.
-pub(super) fn drain(mut reader: impl BufRead) -> io::Result<u64> {
-    io::copy(&mut reader, &mut io::sink())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name} ({reason})")]
 pub struct SkippedEntry {
-    /// The file, the archive's entry or the metadata key.
+    /// The file or the metadata key.
     pub name: String,
     /// The reason.
     pub reason: SkipReason,
@@ -47,9 +47,6 @@ pub enum SkipReason {
     /// It exceeds the maximum size of all side files.
     #[error("too large: at most 64 MiB of files other than weights are served")]
     NoRoom,
-    /// It is an archive entry without an array.
-    #[error("an entry that is not an array")]
-    NotAnArray,
     /// It is a metadata key whose values in the files of weights differ.
     #[error("metadata that is not the same in all files")]
     Metadata,

@@ -22,7 +22,7 @@ pub(super) struct Extent {
 }
 
 /// The origin of an extent's bytes.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Origin {
     /// A file by its index, and the offset in it.
     File(usize, u64),

@@ -2,16 +2,12 @@
 
 use super::*;
 use crate::{Publishable, SourceError};
+use bytes::Bytes;
 use safetensors::{Dtype, tensor::TensorView};
-use std::{
-    collections::HashMap,
-    io::{Cursor, Write},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 use tensor_relay_device::HostMemory;
-use tensor_relay_protocol::{ChunkIndex, CodecId, Dtype as OurDtype, Limits, Shape};
+use tensor_relay_protocol::{ChunkIndex, CodecId, Limits};
 use tensor_relay_transport::{Workers, egress::Encoder};
-use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
 fn staging() -> Staging {
     Staging {
@@ -40,22 +36,6 @@ fn shard(names: &[&str]) -> Vec<u8> {
     let views = bytes.iter().map(|bytes| TensorView::new(Dtype::F32, vec![2], bytes).unwrap());
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     safetensors::serialize(names.iter().zip(views), Some(metadata)).unwrap()
-}
-
-fn npy(descr: &str, order: &str, shape: &str, data: &[u8]) -> Vec<u8> {
-    let header = format!("{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {shape}, }}\n");
-    [b"\x93NUMPY\x01\x00", &(header.len() as u16).to_le_bytes()[..], header.as_bytes(), data].concat()
-}
-
-fn npz(entries: &[(&str, &[u8])], method: CompressionMethod) -> Vec<u8> {
-    let mut writer = ZipWriter::new(Cursor::new(vec![]));
-    for (name, bytes) in entries {
-        writer
-            .start_file(*name, SimpleFileOptions::default().compression_method(method))
-            .unwrap();
-        writer.write_all(bytes).unwrap();
-    }
-    writer.finish().unwrap().into_inner()
 }
 
 /// A folder with `files`, which is removed when the first value is dropped.
@@ -101,13 +81,13 @@ fn names_of(files: &TensorFiles) -> Vec<&str> {
 fn a_model_file_is_staged_with_its_metadata() {
     let (_dir, dir) = new_folder(&[("m.safetensors", &model_file())]);
     let path = dir.join("m.safetensors");
-    let staged = Staged::from_safetensors(&path, &staging()).unwrap();
-    assert_eq!(staged.manifest().tensors().len(), 3);
-    assert_eq!(staged.manifest().metadata(), [("format".into(), "pt".into())]);
-    assert_eq!(staged.digest(), Staged::from_safetensors(&path, &staging()).unwrap().digest());
     let files = TensorFiles::open(&path).unwrap();
     assert_eq!((files.kind(), files.total_bytes()), (FileKind::Safetensors, 4006));
-    assert_eq!(files.metadata()[1], ("tensor-relay.kind".into(), "safetensors".into()));
+    let staged = files.stage(&staging()).unwrap();
+    assert_eq!(staged.manifest().tensors().len(), 3);
+    let kind = ("tensor-relay.kind".into(), "safetensors".into());
+    assert_eq!(staged.manifest().metadata(), [("format".into(), "pt".into()), kind]);
+    assert_eq!(staged.digest(), files.stage(&staging()).unwrap().digest());
 }
 
 #[test]
@@ -125,37 +105,36 @@ fn refused_broken_files_are_named() {
         ("huge header", [&(1u64 << 62).to_le_bytes()[..], b"{}"].concat()),
     ] {
         fs::write(&path, bytes).unwrap();
-        let error = Staged::from_safetensors(&path, &staging()).unwrap_err();
+        let error = TensorFiles::open(&path).unwrap_err();
         assert!(matches!(error, FileError::Format { .. }), "{what}: {error}");
         assert!(error.to_string().contains("m.safetensors"), "{error}");
     }
-    let missing = Staged::from_safetensors(&dir.path().join("no"), &staging()).unwrap_err();
+    let missing = TensorFiles::open(&dir.path().join("no")).unwrap_err();
     assert!(matches!(missing, FileError::Io { .. }));
-    let folder = Staged::from_safetensors(dir.path(), &staging()).unwrap_err();
-    assert!(matches!(folder, FileError::NotAFile { .. }), "{folder}");
+    let device = TensorFiles::open("/dev/null".as_ref()).unwrap_err();
+    assert!(matches!(device, FileError::NotAFile { .. }), "{device}");
 }
 
 #[test]
 fn reserved_names_and_other_formats_are_refused() {
     let reserved = error_for(&[("m.safetensors", &shard(&["tensor-relay.file:a"]))], "m.safetensors");
     assert!(matches!(reserved, FileError::ReservedName { .. }), "{reserved}");
-    let other = error_for(&[("m.GGUF", b"GGUF")], "m.GGUF");
-    assert!(matches!(other, FileError::OtherFormat { .. }), "{other}");
+    for name in ["m.GGUF", "a.npy", "a.npz"] {
+        let other = error_for(&[(name, b"other")], name);
+        assert!(matches!(other, FileError::OtherFormat { .. }), "{other}");
+    }
 }
 
 /// Staging and borrowing give the same version, for every kind of files.
 #[test]
 fn borrowed_and_staged_files_are_the_same_version() {
-    let array = npy("<i2", "False", "(3,)", &[1, 0, 2, 0, 3, 0]);
     let (_dir, dir) = new_folder(&[
         ("m.safetensors", &model_file()),
         ("n.safetensors", &shard(&["a", "c"])),
         ("config.json", b"{}"),
         ("empty.txt", b""),
-        ("a.npy", &array),
-        ("a.npz", &npz(&[("x.npy", &array), ("y.npy", &array)], CompressionMethod::Stored)),
     ]);
-    for name in ["m.safetensors", "", "a.npy", "a.npz"] {
+    for name in ["m.safetensors", ""] {
         let files = TensorFiles::open(&dir.join(name)).unwrap();
         let (staged, borrowed) = (files.stage(&staging()).unwrap(), files.borrow(&staging()).unwrap());
         assert_eq!(Some(staged.digest()), borrowed.digest(), "{name}");
@@ -241,58 +220,6 @@ fn inconsistent_folders_are_refused() {
     assert!(matches!(error, FileError::Index { .. }), "{error}");
     let error = error_for(&[("config.json", b"{}"), ("pytorch_model.bin", b"")], "");
     assert!(matches!(error, FileError::NoWeights { .. }), "{error}");
-}
-
-#[tokio::test]
-async fn arrays_are_tensors() {
-    let c_order = npy("<u2", "False", "(2, 3)", &[1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0]);
-    let turned = npy("<u2", "True", "(2, 3)", &[1, 0, 4, 0, 2, 0, 5, 0, 3, 0, 6, 0]);
-    let entries = [("c.npy", &c_order[..]), ("turned.npy", &turned), ("notes.txt", b"hello")];
-    for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
-        let (_dir, dir) = new_folder(&[("a.npz", &npz(&entries, method)), ("a.npy", &turned)]);
-        let archive = TensorFiles::open(&dir.join("a.npz")).unwrap();
-        assert_eq!(names_of(&archive), ["c", "turned"]);
-        assert_eq!(archive.skipped(), [SkippedEntry::new("notes.txt".into(), SkipReason::NotAnArray)]);
-        let held = Publishable::from(archive.stage(&staging()).unwrap());
-        let expected = [1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0];
-        assert_eq!(bytes_of(&held, "c").await, expected);
-        assert_eq!(bytes_of(&held, "turned").await, expected);
-        let array = TensorFiles::open(&dir.join("a.npy")).unwrap();
-        assert_eq!(bytes_of(&array.stage(&staging()).unwrap().into(), "array").await, expected);
-        let spec = &array.specs()[0];
-        assert_eq!((spec.dtype, &spec.shape), (OurDtype::U16, &Shape::new(&[2, 3]).unwrap()));
-        assert!(matches!(array.borrow(&staging()), Err(FileError::FortranOrder { .. })));
-        let refused = archive.borrow(&staging()).unwrap_err();
-        match method {
-            CompressionMethod::Stored => assert!(matches!(refused, FileError::FortranOrder { .. })),
-            _ => assert!(matches!(refused, FileError::Compressed { .. }), "{refused}"),
-        }
-    }
-}
-
-#[test]
-fn refused_broken_arrays_are_named() {
-    let good = npy("<u2", "False", "(2,)", &[1, 0, 2, 0]);
-    let error = error_for(&[("a.npy", &good[..good.len() - 1])], "a.npy");
-    assert!(matches!(error, FileError::Npy { .. }), "{error}");
-    let object = npy("|O", "False", "(2,)", b"pickle");
-    let error = error_for(&[("a.npz", &npz(&[("o.npy", &object)], CompressionMethod::Deflated))], "a.npz");
-    assert!(matches!(&error, FileError::Entry { entry, .. } if entry == "o.npy"), "{error}");
-    for evil in ["../../evil.npy", "/evil.npy", "a/../evil.npy", ".npy"] {
-        let error = error_for(&[("a.npz", &npz(&[(evil, &good)], CompressionMethod::Stored))], "a.npz");
-        assert!(matches!(&error, FileError::EntryName { entry, .. } if entry == evil), "{error}");
-    }
-    let archive = npz(&[("x.npy", &good)], CompressionMethod::Stored);
-    let error = error_for(&[("a.npz", &archive[..archive.len() - 30])], "a.npz");
-    assert!(matches!(error, FileError::Archive { .. }), "{error}");
-    let mut flipped = archive;
-    let position = flipped.windows(6).position(|window| window == b"\n\x01\0\x02\0P").unwrap() + 1;
-    flipped[position] ^= 1;
-    let (_dir, dir) = new_folder(&[("a.npz", &flipped)]);
-    let files = TensorFiles::open(&dir.join("a.npz")).unwrap();
-    for error in [files.stage(&staging()).unwrap_err(), files.borrow(&staging()).unwrap_err()] {
-        assert!(matches!(error, FileError::Archive { .. }), "the checksum is wrong: {error}");
-    }
 }
 
 /// A file changed in place is never sent, even if its size and time are unchanged.

@@ -14,7 +14,7 @@ use tensor_relay_protocol::{
     Metadata, Topic,
     sidecar::{
         Hello, MemoryKind, ProducerMessage, Progress, PublicationId, Publish, REVISIONS, Refusal,
-        ServerMessage, Welcome, encode_server, text_that_fits,
+        ServerMessage, Welcome, encode_server,
     },
 };
 use tokio::{
@@ -106,7 +106,7 @@ async fn run_connection(
     drop(reclaim); // First, because the producer's memory may be freed already.
     if let Err(error) = &ended {
         // Queued after the current message, not within it.
-        let message = ServerMessage::Close { text: text_that_fits(error.to_string()) };
+        let message = ServerMessage::Close { text: error.to_string().into() };
         let last = async { tokio::join!(close_sender.send(message), writing) };
         let _ = tokio::time::timeout(MESSAGE_TIMEOUT, last).await; // The producer may not read it.
     }
@@ -141,7 +141,7 @@ async fn handshake(
     if revision < revision_min || revision < *REVISIONS.start() {
         return Err(out_of_turn("a Hello of unsupported revisions: update the older of the two programs"));
     }
-    let (agent, memories) = (context.agent.clone(), accepted_kinds(context.device.as_ref()).to_vec());
+    let (agent, memories) = (context.agent.as_str().into(), accepted_kinds(context.device.as_ref()).to_vec());
     let welcome = Welcome { revision, agent, chunk_bytes: context.staging.chunk_bytes, memories };
     writer.write(&encode_server(ServerMessage::Welcome(welcome)), None).await?;
     Ok(true)
@@ -153,7 +153,7 @@ fn out_of_turn(what: &str) -> ChannelError {
 
 /// Sends the reason for the close, if the producer still reads.
 async fn close(writer: &FrameWriter, error: ChannelError) -> Result<(), ChannelError> {
-    let text = text_that_fits(error.to_string());
+    let text = error.to_string().into();
     let _ = writer.write(&encode_server(ServerMessage::Close { text }), None).await;
     Err(error)
 }
@@ -209,7 +209,8 @@ async fn read_messages(
             Err(TrySendError::Full(Task::End { request, .. })) => request,
         };
         let text =
-            format!("{WAITING_MAX} requests of its producer are pending: publish when one is answered");
+            format!("{WAITING_MAX} requests of its producer are pending: publish when one is answered")
+                .into();
         let refused = ServerMessage::Refused { publication: refused, reason: Refusal::NoRoom, text };
         if outgoing.send(refused).await.is_err() {
             return Ok(());
@@ -266,13 +267,15 @@ impl Worker {
                         Ok(published) => published,
                         Err((reason, text)) => {
                             self.versions.lock().remove(&id);
-                            ServerMessage::Refused { publication: id, reason, text: text_that_fits(text) }
+                            ServerMessage::Refused { publication: id, reason, text: text.into() }
                         }
                     }
                 }
                 Some(Task::End { request, topic, withdraw }) => match self.end(&topic, withdraw).await {
                     Ok(()) => ServerMessage::Ended { request },
-                    Err((reason, text)) => ServerMessage::Refused { publication: request, reason, text },
+                    Err((reason, text)) => {
+                        ServerMessage::Refused { publication: request, reason, text: text.into() }
+                    }
                 },
             };
             if self.outgoing.send(answer).await.is_err() {
@@ -314,7 +317,7 @@ impl Worker {
         let answer =
             ServerMessage::Published { publication: id, epoch: version.epoch, version: version.version };
         followers.spawn(follow(id, publication, returned, Arc::clone(&self.versions), self.outgoing.clone()));
-        let peer = self.peer.name.clone();
+        let (peer, reason) = (self.peer.name.clone(), reason.to_string());
         tracing::info!(%version, %peer, payload_bytes, %path, ?reason, "A sidecar producer published.");
         (self.context.report)(Published { id: version, tensors, payload_bytes, path, reason, peer });
         Ok(answer)

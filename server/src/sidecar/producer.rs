@@ -27,7 +27,7 @@ use tensor_relay_protocol::{
     Manifest, MessageError, Metadata, Topic, VersionId, check_metadata,
     sidecar::{
         Lend, MANIFEST_PART_MAX_BYTES, Memory, MemoryKind, ProducerMessage, Progress, PublicationId, Publish,
-        Refusal, ServerMessage, encode_producer, text_that_fits,
+        Refusal, ServerMessage, encode_producer,
     },
 };
 use tokio::{
@@ -195,9 +195,9 @@ impl Producer {
             return Err(PublishError::Kind(path));
         }
         let publication_id = PublicationId(self.next.fetch_add(1, Ordering::Relaxed));
-        let reason_text = text_that_fits(reason.to_string());
+        let (topic_sent, reason_sent) = (topic.clone(), (&*reason).into());
         let publish =
-            Publish { publication: publication_id, topic: topic.clone(), metadata, reason: reason_text };
+            Publish { publication: publication_id, topic: topic_sent, metadata, reason: reason_sent };
         let (progress, answer) = self.register(publication_id);
         if let Some(kept) = kept {
             // Even if the caller is cancelled: the server may read it already.
@@ -347,7 +347,7 @@ async fn run(
         while let Some(frame) = reader.next().await? {
             match ServerMessage::decode(&frame)? {
                 // The last message. The connection may now break over bytes that the server did not read.
-                ServerMessage::Close { text } => return Ok(Some(text)),
+                ServerMessage::Close { text } => return Ok(Some(text.to_string())),
                 message => requests.handle(message),
             }
         }

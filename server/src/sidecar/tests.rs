@@ -218,7 +218,7 @@ fn lend(range: std::ops::Range<u64>, offset: u64) -> Vec<u8> {
 
 fn publish_message(number: u64) -> Vec<u8> {
     let publication = PublicationId(number);
-    let publish = Publish { publication, topic: topic(), metadata: vec![], reason: String::new() };
+    let publish = Publish { publication, topic: topic(), metadata: vec![], reason: "".into() };
     encode_producer(ProducerMessage::Publish(publish))
 }
 
@@ -261,7 +261,7 @@ async fn an_inconsistent_version_is_refused() {
         writer.write(&publish_message(number), None).await.unwrap();
         match answer(&mut reader).await {
             ServerMessage::Refused { publication, reason, text } => {
-                assert_eq!((publication.0, reason), (number, expected), "{text}");
+                assert_eq!((publication.0, reason), (number, expected), "{text:?}");
             }
             other => panic!("case {number}: {other:?}"),
         }
@@ -301,7 +301,7 @@ async fn a_producer_that_breaks_a_rule_is_disconnected() {
                 other => panic!("{other:?}"),
             }
         };
-        assert!(text.contains(why), "{text}");
+        assert!(text.contains(why), "{text:?}");
         assert!(!matches!(reader.next().await, Ok(Some(_))), "it is closed");
     }
     let early = UnixStream::connect(home.path()).await.unwrap();

@@ -1,6 +1,6 @@
 //! Two hosts on one Ethernet, as network namespaces of this machine.
 
-use super::{Home, Process};
+use super::{Home, Process, wait_until};
 use std::{
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
@@ -146,6 +146,18 @@ impl Lan {
             .args(args);
         home.choose_transport(&mut command, args);
         Process::start(command)
+    }
+
+    /// Waits until a host has received `bytes` more over the link.
+    pub fn wait_until_received(&self, host: Host, bytes: u64) {
+        let wanted = self.received_bytes(host) + bytes;
+        wait_until("bytes arrive", || self.received_bytes(host) >= wanted);
+    }
+
+    fn received_bytes(&self, host: Host) -> u64 {
+        let counter = ["netns", "exec", self.name(host), "cat", "/sys/class/net/lan/statistics/rx_bytes"];
+        let output = Command::new("ip").args(counter).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
     }
 
     fn name(&self, host: Host) -> &str {

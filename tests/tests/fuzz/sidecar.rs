@@ -61,18 +61,27 @@ fn random_frame(rng: &mut impl Rng) -> Vec<u8> {
     };
     let range: Range<u64> = rng.random_range(0..1 << 40)..rng.random_range(1 << 40..1 << 41);
     match rng.random_range(0..12) {
-        0 => encode_producer(ProducerMessage::Hello(Hello { revision_min: 1, revision_max: 2, agent: text })),
+        0 => encode_producer(ProducerMessage::Hello(Hello {
+            revision_min: 1,
+            revision_max: 2,
+            agent: text.into(),
+        })),
         1 => encode_producer(ProducerMessage::Manifest(text.into())),
         2..4 => encode_producer(ProducerMessage::Lend(Lend { range, memory })),
         4 => {
             let metadata = vec![(text.clone(), text.clone()); rng.random_range(0..3)];
-            encode_producer(ProducerMessage::Publish(Publish { publication, topic, metadata, reason: text }))
+            encode_producer(ProducerMessage::Publish(Publish {
+                publication,
+                topic,
+                metadata,
+                reason: text.into(),
+            }))
         }
         5 => encode_producer(ProducerMessage::Withdraw(publication)),
         6 => encode_producer(ProducerMessage::End { request: publication, topic, withdraw: rng.random() }),
         7 => encode_server(ServerMessage::Welcome(Welcome {
             revision: 1,
-            agent: text,
+            agent: text.into(),
             chunk_bytes: rng.random(),
             memories: MemoryKind::ALL.to_vec(),
         })),
@@ -80,7 +89,9 @@ fn random_frame(rng: &mut impl Rng) -> Vec<u8> {
             let (epoch, version) = (Epoch(rng.random()), Version(rng.random()));
             encode_server(ServerMessage::Published { publication, epoch, version })
         }
-        9 => encode_server(ServerMessage::Refused { publication, reason: Refusal::NoRoom, text }),
+        9 => {
+            encode_server(ServerMessage::Refused { publication, reason: Refusal::NoRoom, text: text.into() })
+        }
         10 => encode_server(ServerMessage::Progress(Progress {
             publication,
             committed: rng.random(),
@@ -88,6 +99,6 @@ fn random_frame(rng: &mut impl Rng) -> Vec<u8> {
             left_retention: rng.random(),
             is_released: rng.random(),
         })),
-        _ => encode_server(ServerMessage::Close { text }),
+        _ => encode_server(ServerMessage::Close { text: text.into() }),
     }
 }

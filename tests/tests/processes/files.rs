@@ -9,7 +9,6 @@ use std::{
     path::Path,
 };
 use tensor_relay_tests::processes::Home;
-use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
 /// Every dtype of the format, the narrowest first.
 const DTYPES: [Dtype; 22] = [
@@ -153,36 +152,6 @@ pub(crate) fn assert_same_model(expected: &Path, found: &Path) {
         let shard = SafeTensors::deserialize(&shard).unwrap();
         assert!(shard.tensor(tensor).is_ok(), "the index misplaces {tensor}");
     }
-}
-
-/// Writes a NumPy array of 1,000 rows.
-pub(crate) fn write_npy(path: &Path, seed: u64) {
-    fs::write(path, array(seed)).unwrap();
-}
-
-/// Writes an archive of two arrays, as `numpy.savez` and `numpy.savez_compressed` do.
-pub(crate) fn write_npz(path: &Path, seed: u64, method: CompressionMethod) {
-    write_npz_with(path, &["weights.npy", "bias.npy"], seed, method);
-}
-
-/// As [`write_npz`], with entries of these names.
-pub(crate) fn write_npz_with(path: &Path, names: &[&str], seed: u64, method: CompressionMethod) {
-    let mut archive = ZipWriter::new(File::create(path).unwrap());
-    for name in names {
-        let options = SimpleFileOptions::default().compression_method(method);
-        archive.start_file(*name, options).unwrap();
-        archive.write_all(&array(seed + name.len() as u64)).unwrap();
-    }
-    archive.finish().unwrap();
-}
-
-/// The file of an array, byte for byte as NumPy writes it.
-fn array(seed: u64) -> Vec<u8> {
-    let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1000, 25), }";
-    let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
-    writeln!(file, "{header:117}").unwrap();
-    file.extend(bytes(4 * 25_000, seed));
-    file
 }
 
 /// Replaces the file at `path` atomically by the one that `write` writes, as users should replace served files.

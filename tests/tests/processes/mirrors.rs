@@ -11,7 +11,6 @@ use tensor_relay_tests::{
     processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal},
     skip,
 };
-use zip::CompressionMethod;
 
 const HOLD_OPTIONS: [&str; 2] = ["--hold=stage", "--hold=borrow"];
 
@@ -121,39 +120,6 @@ fn only_model_files_are_served() {
     let away = ["serve", ANY_PORT, "--topic=m=away"];
     home.run(&away)
         .expect_error(1, &["away/model.safetensors is a link that leads out", "--follow-links"]);
-}
-
-/// Goal: arrays and archives are written in their original format. The error for a file that cannot be borrowed says
-/// what to do. Method: `.npy`, `.npz` and a compressed `.npz`, staged and borrowed; then serve the received files.
-#[test]
-fn arrays_are_mirrored_in_their_format() {
-    let home = Home::new();
-    files::write_npy(&home.path("a.npy"), 1);
-    files::write_npz(&home.path("b.npz"), 2, CompressionMethod::Stored);
-    files::write_npz(&home.path("c.npz"), 2, CompressionMethod::Deflated);
-    for hold in HOLD_OPTIONS {
-        let server = home.serve(&["--topic=a=a.npy", "--topic=x/b=b.npz", hold]);
-        assert_eq!(receive(&home, &server, "a", "out")["path"], "out/a.npy");
-        assert_eq!(receive(&home, &server, "x/b", "out")["tensors"], 2);
-        assert_eq!(home.files_in("out"), ["a.npy", "x/b.npz"]);
-        assert!(fs::read(home.path("a.npy")).unwrap() == fs::read(home.path("out/a.npy")).unwrap());
-        assert_eq!(content_epoch(&home, "out/x/b.npz"), content_epoch(&home, "b.npz"));
-    }
-    let server = home.serve(&["--topic=c=c.npz"]);
-    receive(&home, &server, "c", "out");
-    assert_eq!(content_epoch(&home, "out/c.npz"), content_epoch(&home, "b.npz"), "stored as the same arrays");
-    home.run(&["serve", "--listen=127.0.0.1:0", "--topic=c=c.npz", "--hold=borrow", ON_HOST])
-        .expect_error(1, &["c.npz is compressed", "stage it, or save it with numpy.savez"]);
-}
-
-/// Goal: the server refuses an archive that receivers would refuse to write, and names the entry. Method: an entry
-/// whose path leads out of the folder into which the archive is unpacked.
-#[test]
-fn an_archive_with_an_outward_path_is_refused() {
-    let home = Home::new();
-    files::write_npz_with(&home.path("e.npz"), &["w.npy", "../../evil.npy"], 1, CompressionMethod::Stored);
-    home.run(&["serve", ANY_PORT, "--topic=e=e.npz"])
-        .expect_error(1, &["../../evil.npy", "e.npz", "under another name"]);
 }
 
 /// Goal: subscribers that are killed while they write do not fill the disk: each removes its predecessor's temporary

@@ -44,17 +44,17 @@ fn a_glob_selects_topics() {
 }
 
 /// Goal: a named reader that returns after its place was given up is told what it missed, by exit code 7. Method: a
-/// linger of one second; two versions are published after it, of which one is retained.
+/// short linger; two versions are published after it, of which one is retained.
 #[test]
 fn a_reader_that_returns_late_is_told_what_it_missed() {
     let home = Home::new();
     files::write_noise(&home.path("w"), 1000, 1);
-    let mut server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--reader-linger=1"]);
+    let mut server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--reader-linger=0.2"]);
     let ticket = server.ticket("w").to_owned();
     let reader = ["subscribe", &ticket, "--mode=every", "--reader=r", "--json"];
     // Acknowledges version 1 before it ends, which a signal after the line might prevent.
     home.run(&[&reader[..], &["--once"]].concat()).expect_code(0);
-    thread::sleep(Duration::from_secs(2)); // Twice the linger.
+    thread::sleep(Duration::from_millis(500)); // More than twice the linger.
     for version in 2..4 {
         files::replace(&home.path("w"), |path| files::write_noise(path, 1000, version));
         server.process.wait_for_stdout(&format!(r#""version":{version}"#));
@@ -261,7 +261,7 @@ fn a_named_reader_resumes_at_its_place() {
 #[test]
 fn a_slow_reader_is_evicted() {
     let mut series = Series::new(&["--keep-versions=1", "--publish-timeout=0.3"]);
-    let mut slow = series.start_reader(&["--reader=slow", "--exec=sleep 3"]);
+    let mut slow = series.start_reader(&["--reader=slow", "--exec=sleep 1"]);
     slow.wait_for_stdout(r#""version":1"#);
     series.publish(2);
     slow.wait().expect_error(7, &["the server ended the subscription to w"]);

@@ -201,7 +201,7 @@ fn connections_are_limited_per_user() {
         let mut one_more = RawProducer::connect(&path);
         let refused = one_more.receive();
         let ServerMessage::Close { text } = refused else { panic!("{refused:?}") };
-        assert!(text.contains("64 producers of user 12344"), "{text}");
+        assert!(text.contains("64 producers of user 12344"), "{text:?}");
         connections
     });
     let connections = first_user.join().unwrap();
@@ -311,13 +311,13 @@ fn unsealed_or_short_memory_is_refused() {
     let ServerMessage::Refused { reason: Refusal::UnfitMemory, text, .. } = refused else {
         panic!("{refused:?}")
     };
-    assert!(text.contains("not sealed"), "{text}");
+    assert!(text.contains("not sealed"), "{text:?}");
     raw.lend(1024, memfd(1023).seal().unwrap().as_fd());
     let refused = raw.publish(2);
     let ServerMessage::Refused { reason: Refusal::UnfitMemory, text, .. } = refused else {
         panic!("{refused:?}")
     };
-    assert!(text.contains("has 1023 bytes"), "{text}");
+    assert!(text.contains("has 1023 bytes"), "{text:?}");
     assert!(home.list(&server).as_array().unwrap().is_empty());
     assert_eq!(mappings(&server.process), 0);
 }
@@ -335,7 +335,7 @@ fn garbage_closes_only_its_connection() {
     let hello = encode_producer(ProducerMessage::Hello(Hello {
         revision_min: 1,
         revision_max: 1,
-        agent: "x".repeat(200),
+        agent: "x".repeat(200).into(),
     }));
     for round in 0..200 {
         let mut raw = if round % 2 == 0 {

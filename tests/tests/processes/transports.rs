@@ -4,7 +4,6 @@
 
 use crate::files;
 use serde_json::Value;
-use std::{thread, time::Duration};
 use tensor_relay_tests::{
     processes::{Home, Host, Lan, Process, Serving},
     skip,
@@ -49,6 +48,10 @@ impl ServedModel {
 
     fn start(&self, args: &[&str]) -> Process {
         self.lan.start(Host::Client, &self.home, args)
+    }
+
+    fn wait_until_received(&self, bytes: usize) {
+        self.lan.wait_until_received(Host::Client, bytes as u64);
     }
 
     /// Receives the model with `options`; returns the subscriber's event.
@@ -108,9 +111,10 @@ fn quic_is_used_where_tcp_is_blocked() {
 fn a_blocked_transport_is_replaced_during_a_transfer() {
     for (dropped_first, dropped_then, ends_over) in [("tcp", "udp", "tcp"), ("udp", "tcp", "quic")] {
         let Some(served) = ServedModel::try_new(&[dropped_first]) else { return };
+        let served = ServedModel { home: served.home.with_idle_timeout(2_000), ..served };
         let ticket = served.server.ticket("m");
         let subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
-        thread::sleep(Duration::from_secs(3));
+        served.wait_until_received(MODEL_BYTES / 2);
         served.lan.drop_protocols(&[dropped_then]).unwrap();
         let event = served.finish(subscriber);
         assert_eq!((&event["resumed"], &event["transport"]), (&1.into(), &ends_over.into()), "{event}");
@@ -120,13 +124,13 @@ fn a_blocked_transport_is_replaced_during_a_transfer() {
 }
 
 /// Goal: if a transport begins to lose packets, the session moves to the other one and reports the reason; received
-/// chunks are kept. Method: TCP loses a quarter of its packets from the fourth second on, and QUIC none.
+/// chunks are kept. Method: TCP loses a quarter of its packets once a third of the model has arrived, and QUIC none.
 #[test]
 fn a_lossy_transport_is_replaced() {
     let Some(served) = ServedModel::try_new_with(&[], 2 * MODEL_BYTES) else { return };
     let ticket = served.server.ticket("m");
     let subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
-    thread::sleep(Duration::from_secs(4));
+    served.wait_until_received(MODEL_BYTES * 3 / 4);
     served.lan.drop_percentage("tcp", 25).unwrap();
     let event = served.finish(subscriber);
     assert_eq!((&event["resumed"], &event["transport"]), (&1.into(), &"quic".into()), "{event}");
@@ -159,7 +163,7 @@ fn a_session_stays_with_one_of_two_servers() {
     assert_eq!((&event["resumed"], &event["skipped"]), (&0.into(), &0.into()), "{event}");
     let ticket = served.server.ticket("m");
     let mut subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
-    thread::sleep(Duration::from_secs(4));
+    served.wait_until_received(MODEL_BYTES * 3 / 4);
     served.lan.drop_percentage("tcp", 25).unwrap();
     subscriber.wait_for_stderr("QUIC reaches another server");
     served.lan.drop_percentage("tcp", 0).unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 use tensor_relay_client::{Client, ClientError, ConnectError, Ticket};
-use tensor_relay_protocol::{Blame, CloseCode, ProbeBytes};
+use tensor_relay_protocol::{CloseCode, ProbeBytes};
 use tensor_relay_server::Fingerprint;
 use tensor_relay_tests::{
     pair::{Sim, client_config, eventually, publish, server_config, simulate, token, topic, transport},
@@ -19,7 +19,6 @@ fn a_server_with_the_wrong_key_is_refused() {
         let server = sim.server(server_config());
         let right = Fingerprint(sim.ticket().keys()[0]);
         let error = connect(&sim, &[sim.server_address().to_string()], [7; 32]).await.unwrap_err();
-        assert_eq!(error.blame(), Blame::Peer);
         let ClientError::Connect(ConnectError::WrongKey { address, found, expected }) = &error else {
             panic!("{error}")
         };
@@ -39,7 +38,6 @@ fn an_unreachable_server_is_reported() {
         for address in ["10.0.0.1:1", "10.0.0.1:4747", "10.9.9.9:4747"] {
             let began = sim.elapsed();
             let error = connect(&sim, &[address.into()], [7; 32]).await.unwrap_err();
-            assert_eq!(error.blame(), Blame::Network);
             match &error {
                 ClientError::Connect(ConnectError::Unreachable { addresses, timeout_ms }) => {
                     assert_eq!((addresses.as_str(), *timeout_ms), (address, 10_000));

@@ -5,7 +5,6 @@ use std::{
     path::{Path, PathBuf},
 };
 use tensor_relay_client::Mirror;
-use tensor_relay_protocol::{Dtype, Shape, npy};
 use tensor_relay_server::{Server, TensorFiles};
 use tensor_relay_tests::{
     pair::{client_config, server_config, simulate, topic},
@@ -13,7 +12,7 @@ use tensor_relay_tests::{
 };
 
 /// Goal: a mirror's files equal the original files byte for byte.
-/// Method: a safetensors file, an array and two folders are staged, sent and mirrored; the mirror, staged, and the
+/// Method: a safetensors file and two folders are staged, sent and mirrored; the mirror, staged, and the
 /// original, borrowed, have the same digest.
 #[test]
 fn a_mirror_equals_the_served_files() {
@@ -45,11 +44,10 @@ async fn publish(server: &Server, name: &str, path: &Path) {
     publisher.publish(staged, vec![]).await.unwrap();
 }
 
-/// Creates a safetensors file, an array and two model folders in `home`.
+/// Creates a safetensors file and two model folders in `home`.
 fn originals(home: &Path) -> Vec<PathBuf> {
     let path = |name: &str| home.join(name);
     fs::write(path("file.safetensors"), weights(&["x", "y"])).unwrap();
-    fs::write(path("array.npy"), array()).unwrap();
     fs::create_dir(path("adapter")).unwrap();
     fs::write(path("adapter/adapter_model.safetensors"), weights(&["x"])).unwrap();
     fs::write(path("adapter/adapter_config.json"), "{}").unwrap();
@@ -60,7 +58,7 @@ fn originals(home: &Path) -> Vec<PathBuf> {
     fs::write(path("model/model.safetensors.index.json"), index).unwrap();
     fs::write(path("model/tokenizer.json"), vec![b' '; 300_000]).unwrap();
     fs::write(path("model/vocab.txt"), "").unwrap();
-    ["file.safetensors", "array.npy", "adapter", "model"].map(path).to_vec()
+    ["file.safetensors", "adapter", "model"].map(path).to_vec()
 }
 
 /// A safetensors file, written by the format's own library. Each tensor is larger than a chunk.
@@ -70,13 +68,6 @@ fn weights(names: &[&str]) -> Vec<u8> {
         |bytes| safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![25_000], bytes).unwrap();
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
     safetensors::serialize(names.iter().zip(bytes.iter().map(|bytes| view(bytes))), Some(metadata)).unwrap()
-}
-
-/// An array as NumPy writes it.
-fn array() -> Vec<u8> {
-    let mut file = npy::file_head(Dtype::F64, &Shape::new(&[100, 3]).unwrap()).unwrap();
-    file.extend((0..2_400).map(|i| i as u8));
-    file
 }
 
 /// The files at or in `path` that are not hidden, with their bytes.

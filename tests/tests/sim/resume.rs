@@ -10,7 +10,7 @@ use std::time::Duration;
 use tensor_relay_client::{
     Client, ClientError, ConnectError, EndReason, Glob, Subscription, SubscriptionError, Version,
 };
-use tensor_relay_protocol::{Blame, CodecId, Epoch};
+use tensor_relay_protocol::{CodecId, Epoch};
 use tensor_relay_server::{Publisher, Server, TopicOptions};
 use tensor_relay_tests::{
     pair::{

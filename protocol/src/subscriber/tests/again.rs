@@ -5,7 +5,7 @@ use crate::subscriber::{
     fixtures::{announce, digest, header, manifest, now, request, verified},
     *,
 };
-use crate::{ChunkHeader, Mode};
+use crate::{Announce, ChunkHeader, Mode};
 
 fn actions(subscriber: &mut Subscriber) -> Vec<Action> {
     std::iter::from_fn(|| subscriber.poll()).collect()

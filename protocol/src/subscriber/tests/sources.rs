@@ -2,7 +2,7 @@
 
 use super::{begin_of, subscriber};
 use crate::{
-    ChunkHash, ChunkHeader, ChunkIndex, CodecId, Consumer, Mode,
+    Announce, ChunkHash, ChunkHeader, ChunkIndex, CodecId, Consumer, Mode,
     subscriber::{
         fixtures::{self, EPOCH, SUBSCRIPTION, announce, hash, header, manifest, now, request, verified},
         *,

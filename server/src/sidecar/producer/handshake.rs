@@ -114,7 +114,9 @@ pub(super) async fn handshake(
             let terms = Terms { chunk_bytes: welcome.chunk_bytes, memories: welcome.memories };
             Ok((reader, writer, terms))
         }
-        ServerMessage::Close { text } => Err(ConnectError::Refused { path: path.into(), why: text }),
+        ServerMessage::Close { text } => {
+            Err(ConnectError::Refused { path: path.into(), why: text.to_string() })
+        }
         _ => Err(broken("the listener is not a tensor-relay server".into())),
     }
 }

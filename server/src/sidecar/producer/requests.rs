@@ -34,7 +34,8 @@ impl PendingRequests {
                 self.answer(publication, Ok(Some((epoch, version))), true);
             }
             ServerMessage::Refused { publication, reason, text } => {
-                self.answer(publication, Err(PublishError::Refused { reason, text }), false);
+                let refused = PublishError::Refused { reason, text: text.to_string() };
+                self.answer(publication, Err(refused), false);
             }
             ServerMessage::Ended { request } => self.answer(request, Ok(None), false),
             ServerMessage::Progress(progress) => {
