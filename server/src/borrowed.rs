@@ -61,12 +61,7 @@ impl Borrowed {
     /// Reads through another source of the same bytes, which `wrap` makes of the current one.
     #[must_use]
     pub fn through(self, wrap: impl FnOnce(Arc<dyn Source>) -> Arc<dyn Source>) -> Self {
-        let (manifest, source) =
-            (Arc::clone(self.payload.manifest()), wrap(Arc::clone(self.payload.source())));
-        let payload = match self.payload.hashes() {
-            Some(hashes) => Payload::with_hashes(manifest, source, &hashes),
-            None => Payload::new(manifest, source),
-        };
+        let payload = self.payload.through(wrap(Arc::clone(self.payload.source())));
         Self { payload, ..self }
     }
 

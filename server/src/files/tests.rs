@@ -104,7 +104,7 @@ fn a_model_file_is_staged_with_its_metadata() {
     let staged = Staged::from_safetensors(&path, &staging()).unwrap();
     assert_eq!(staged.manifest().tensors().len(), 3);
     assert_eq!(staged.manifest().metadata(), [("format".into(), "pt".into())]);
-    assert_eq!(staged.digest(), Staged::from_safetensors(&path, &staging()).unwrap().digest());
+    assert_eq!(staged.hash(), Staged::from_safetensors(&path, &staging()).unwrap().hash());
     let files = TensorFiles::open(&path).unwrap();
     assert_eq!((files.kind(), files.total_bytes()), (FileKind::Safetensors, 4006));
     assert_eq!(files.metadata()[1], ("tensor-relay.kind".into(), "safetensors".into()));
@@ -158,7 +158,7 @@ fn borrowed_and_staged_files_are_the_same_version() {
     for name in ["m.safetensors", "", "a.npy", "a.npz"] {
         let files = TensorFiles::open(&dir.join(name)).unwrap();
         let (staged, borrowed) = (files.stage(&staging()).unwrap(), files.borrow(&staging()).unwrap());
-        assert_eq!(Some(staged.digest()), borrowed.digest(), "{name}");
+        assert_eq!(Some(staged.hash()), borrowed.digest(), "{name}");
         assert_eq!(staged.manifest(), borrowed.manifest(), "{name}");
     }
 }

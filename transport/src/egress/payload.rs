@@ -1,6 +1,9 @@
 //! [`Payload`]: a version at the sender.
 
 use super::{encodings::Encodings, reads::Reads};
+use crate::Workers;
+use bytes::Bytes;
+use futures_util::FutureExt;
 use std::{
     ops::Range,
     sync::{
@@ -50,6 +53,16 @@ impl Payload {
         payload
     }
 
+    /// A payload of the same bytes in another `source`, with the hashes that are known.
+    #[must_use]
+    pub fn through(&self, source: Arc<dyn Source>) -> Self {
+        let payload = Self::new(Arc::clone(&self.manifest), source);
+        for (chunk, known) in payload.chunks.iter().zip(&self.chunks) {
+            known.hash.get().map(|hash| chunk.hash.set(*hash));
+        }
+        payload
+    }
+
     /// The manifest.
     pub fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest
@@ -76,6 +89,25 @@ impl Payload {
                 .is_some_and(|state| state.hash.get().is_none())
         };
         chunks.iter().map(ChunkIndex).filter(is_unhashed).collect()
+    }
+
+    /// Hashes the chunks that are not hashed yet, on `workers`, if the source lies in memory. Blocks.
+    ///
+    /// # Errors
+    /// [`SourceError`] when a chunk cannot be read.
+    pub fn hash_in_place(&self, workers: Workers) -> Result<(), SourceError> {
+        let chunks = self.unhashed(&RangeSet::from_range(0..self.manifest.chunking().count()));
+        workers.each(chunks, |chunk| match self.unhashed_bytes(chunk) {
+            Some(bytes) => self.handle_read(chunk, ChunkHash::of(&bytes?)),
+            None => Ok(()),
+        })
+    }
+
+    /// The bytes of a chunk that is not hashed yet, if the source lies in memory.
+    pub fn unhashed_bytes(&self, chunk: ChunkIndex) -> Option<Result<Bytes, SourceError>> {
+        let (range, _) = self.manifest.chunk(chunk);
+        let is_wanted = self.hash(chunk).is_none() && self.source.is_in_place(&range);
+        is_wanted.then(|| self.source.read(range).now_or_never()).flatten()
     }
 
     /// The process-wide key of this payload in caches.
@@ -106,7 +138,7 @@ impl Payload {
     ///
     /// # Errors
     /// [`SourceError::Overwritten`] for other bytes than those of the first read.
-    pub(super) fn handle_read(&self, chunk: ChunkIndex, hash: ChunkHash) -> Result<(), SourceError> {
+    pub fn handle_read(&self, chunk: ChunkIndex, hash: ChunkHash) -> Result<(), SourceError> {
         let known = *self.chunks[chunk.0 as usize].hash.get_or_init(|| hash);
         let (Range { start, end }, _) = self.manifest.chunk(chunk);
         if known == hash { Ok(()) } else { Err(SourceError::Overwritten { start, end }) }
