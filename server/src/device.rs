@@ -119,7 +119,7 @@ impl Borrowed {
     ) -> Result<Self, LendError> {
         let (manifest, source) = lay_out(staging, tensors, metadata)?;
         let (source, returned) = lend_source(source);
-        Ok(Self { payload: Payload::new(Arc::new(manifest), source), returned: Some(returned) })
+        Ok(Self { payload: Payload::new(manifest, source), returned: Some(returned) })
     }
 }
 
@@ -134,7 +134,7 @@ fn lay_out(
     staging: &Staging,
     tensors: Vec<(TensorSpec, DeviceBuffer)>,
     metadata: Metadata,
-) -> Result<(Manifest, Arc<dyn Source>), LendError> {
+) -> Result<(Arc<Manifest>, Arc<dyn Source>), LendError> {
     let aliases: Vec<bool> = tensors.iter().map(|(spec, _)| spec.alias_of.is_some()).collect();
     let (specs, buffers): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
     let manifest = staging.lay_out(specs, metadata).map_err(StageError::from)?;
@@ -306,6 +306,7 @@ mod tests {
         Staging {
             memory: HostMemory::new(budget_bytes),
             bases: Arc::default(),
+            layouts: Arc::default(),
             chunk_bytes: CHUNK_BYTES,
             limits: Limits::default(),
             workers: Workers::Threads,

@@ -1,12 +1,10 @@
 //! Staged versions: tensors copied to the server's own memory and laid out, ready to be sent.
 
-use crate::bases::Bases;
+use crate::{bases::Bases, layouts::Layouts};
 use bytes::Bytes;
 use std::{convert::Infallible, ops::Range, sync::Arc};
 use tensor_relay_device::{AllocError, HostMemory, HostSource, Region};
-use tensor_relay_protocol::{
-    LayoutError, Limits, Manifest, Metadata, Tensor, TensorSpec, VersionDigest,
-};
+use tensor_relay_protocol::{LayoutError, Limits, Manifest, Metadata, Tensor, TensorSpec, VersionDigest};
 use tensor_relay_transport::{IN_PLACE_BYTES, Workers, egress::Payload};
 
 /// The staging of a server: its memory, chunk size, limits and workers. Cheap to clone.
@@ -18,6 +16,7 @@ pub struct Staging {
     pub(crate) chunk_bytes: u32,
     pub(crate) limits: Limits,
     pub(crate) workers: Workers,
+    pub(crate) layouts: Arc<Layouts>,
 }
 
 /// A staged version, in the server's memory: the producer may change its tensors while the version is sent.
@@ -78,8 +77,9 @@ impl Staging {
         &self,
         specs: Vec<TensorSpec>,
         metadata: Metadata,
-    ) -> Result<Manifest, LayoutError> {
-        Manifest::layout(specs, metadata, self.chunk_bytes, &self.limits)
+    ) -> Result<Arc<Manifest>, LayoutError> {
+        let lay_out = |specs, metadata| Manifest::layout(specs, metadata, self.chunk_bytes, &self.limits);
+        self.layouts.find_or(specs, metadata, lay_out)
     }
 }
 
@@ -151,9 +151,9 @@ impl Staged {
     }
 
     /// A version of `bytes` laid out as in `manifest`. A small one is hashed now, which costs less than to do it later.
-    pub(crate) fn of(staging: &Staging, manifest: Manifest, bytes: Bytes) -> Self {
+    pub(crate) fn of(staging: &Staging, manifest: Arc<Manifest>, bytes: Bytes) -> Self {
         let is_small = bytes.len() <= IN_PLACE_BYTES;
-        let payload = Payload::new(Arc::new(manifest), Arc::new(HostSource::new(bytes)));
+        let payload = Payload::new(manifest, Arc::new(HostSource::new(bytes)));
         if is_small {
             payload.hash_in_place(Workers::Inline).expect("memory can be read");
         }
@@ -184,7 +184,8 @@ fn places<'a>(manifest: &Manifest, stored: &[bool], payload: &'a mut [u8]) -> Ve
     ranges.sort_by_key(|(_, (range, _))| (range.start, range.end));
     let (mut rest, mut start) = (payload, 0);
     let place = |(index, (range, _)): (usize, (Range<u64>, &bool))| {
-        let (padding, after) = std::mem::take(&mut rest).split_at_mut(range.start.saturating_sub(start) as usize);
+        let (padding, after) =
+            std::mem::take(&mut rest).split_at_mut(range.start.saturating_sub(start) as usize);
         padding.fill(0);
         let (tensor, after) = after.split_at_mut((range.end - range.start) as usize);
         (rest, start) = (after, start.max(range.end));
@@ -208,6 +209,7 @@ mod tests {
         let staging = Staging {
             memory: memory.clone(),
             bases: Arc::default(),
+            layouts: Arc::default(),
             chunk_bytes: 1024,
             limits: Limits::default(),
             workers: Workers::Inline,
@@ -237,6 +239,7 @@ mod tests {
         let staging = Staging {
             memory: HostMemory::new(1 << 12),
             bases: Arc::default(),
+            layouts: Arc::default(),
             chunk_bytes: 1024,
             limits: Limits::default(),
             workers: Workers::Inline,

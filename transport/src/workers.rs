@@ -1,6 +1,8 @@
 //! [`Workers`]: threads for CPU-bound work.
 
+use rustix::process::setpriority_process;
 use std::{
+    io,
     panic::resume_unwind,
     sync::OnceLock,
     thread::{self, Scope},
@@ -51,6 +53,20 @@ impl Workers {
         }
     }
 
+    /// Begins `work` on a thread of its own and of the lowest priority, for processors that have nothing else to do. Do not
+    /// hold a lock in it while it computes: others would wait until there is such a processor. The end of the process
+    /// does not wait for it.
+    ///
+    /// # Errors
+    /// Those of the system, if it has no thread.
+    pub fn spawn_idle(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let run = move || {
+            let _ = setpriority_process(None, 19); // The thread's own. Refused only by a sandbox.
+            work();
+        };
+        thread::Builder::new().name(name.into()).spawn(run).map(drop)
+    }
+
     /// Does `work` with every item, on the calling thread and others of its own: at most one for each processor that the
     /// process may use, and for each item. Blocks.
     ///
@@ -75,7 +91,9 @@ impl Workers {
             let begin = |_| thread::Builder::new().name("relay-copy".into()).spawn_scoped(scope, run).ok();
             let threads: Vec<_> = (1..threads).filter_map(begin).collect();
             let outcome = run();
-            let ends = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            let ends = threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
             ends.fold(outcome, Result::and)
         })
     }

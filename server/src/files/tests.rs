@@ -17,6 +17,7 @@ fn staging() -> Staging {
     Staging {
         memory: HostMemory::new(64 << 20),
         bases: Arc::default(),
+        layouts: Arc::default(),
         chunk_bytes: 4096,
         limits: Limits::default(),
         workers: Workers::Inline,

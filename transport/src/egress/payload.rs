@@ -13,6 +13,7 @@ use std::{
 };
 use tensor_relay_device::{Source, SourceError};
 use tensor_relay_protocol::{ChunkHash, ChunkIndex, Manifest, RangeSet, VersionDigest};
+use tokio::sync::OnceCell;
 
 /// A version's manifest, its source, and its known chunk hashes.
 #[derive(Debug)]
@@ -30,7 +31,7 @@ pub struct Payload {
 /// The hash of one chunk, once it is known, and whether a read of the chunk from a device was begun.
 #[derive(Debug, Default)]
 struct ChunkState {
-    hash: OnceLock<ChunkHash>,
+    hash: OnceCell<ChunkHash>,
     was_read: AtomicBool,
 }
 
@@ -139,9 +140,30 @@ impl Payload {
     /// # Errors
     /// [`SourceError::Overwritten`] for other bytes than those of the first read.
     pub fn handle_read(&self, chunk: ChunkIndex, hash: ChunkHash) -> Result<(), SourceError> {
-        let known = *self.chunks[chunk.0 as usize].hash.get_or_init(|| hash);
+        let known = &self.chunks[chunk.0 as usize].hash;
+        let _ = known.set(hash); // Fails if it is known, or about to be.
         let (Range { start, end }, _) = self.manifest.chunk(chunk);
-        if known == hash { Ok(()) } else { Err(SourceError::Overwritten { start, end }) }
+        match known.get() {
+            Some(known) if *known != hash => Err(SourceError::Overwritten { start, end }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The hash of a chunk that was read, by `hashing`: once for all readers at the same time, unless each may have read
+    /// other bytes.
+    ///
+    /// # Errors
+    /// As for [`handle_read`](Self::handle_read).
+    pub(super) async fn hash_read(
+        &self,
+        chunk: ChunkIndex,
+        hashing: impl Future<Output = ChunkHash>,
+    ) -> Result<ChunkHash, SourceError> {
+        if !self.source.may_change() {
+            return Ok(*self.chunks[chunk.0 as usize].hash.get_or_init(|| hashing).await);
+        }
+        let hash = hashing.await;
+        self.handle_read(chunk, hash).map(|()| hash)
     }
 
     /// Records that a read of the chunk begins. Returns whether one began before.
