@@ -64,3 +64,64 @@ impl Layout {
         is_same.then_some(manifest)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor_relay_protocol::{Dtype, Limits, Shape, TensorName};
+
+    fn spec(name: &str, elements: u64) -> TensorSpec {
+        TensorSpec::new(TensorName::new(name).unwrap(), Dtype::U8, Shape::new(&[elements]).unwrap())
+    }
+
+    fn find(layouts: &Layouts, specs: &[TensorSpec], metadata: Metadata) -> (Arc<Manifest>, bool) {
+        let mut is_new = false;
+        let manifest = layouts.find_or(specs.to_vec(), metadata, |specs, metadata| {
+            is_new = true;
+            Manifest::layout(specs, metadata, 1024, &Limits::default())
+        });
+        (manifest.unwrap(), is_new)
+    }
+
+    #[test]
+    fn only_equal_tensors_share_a_manifest() {
+        let layouts = Layouts::default();
+        let specs = [spec("a", 8), spec("b", 8), spec("none", 0)];
+        let (first, _) = find(&layouts, &specs, vec![]);
+        let (second, is_new) = find(&layouts, &specs, vec![]);
+        assert!(Arc::ptr_eq(&first, &second) && !is_new);
+        let with = |change: fn(&mut Vec<TensorSpec>)| {
+            let mut specs = specs.to_vec();
+            change(&mut specs);
+            specs
+        };
+        let changed = [
+            with(|specs| specs[0].name = TensorName::new("c").unwrap()),
+            with(|specs| specs[0].dtype = Dtype::I8),
+            with(|specs| specs[0].shape = Shape::new(&[2, 4]).unwrap()),
+            with(|specs| specs[1].alias_of = Some(0)),
+            with(|specs| specs.swap(0, 1)),
+            with(|specs| specs.truncate(2)),
+            with(|specs| specs.push(spec("d", 1))),
+        ];
+        for specs in changed {
+            let (manifest, is_new) = find(&layouts, &specs, vec![]);
+            assert!(is_new && manifest != first, "{specs:?}");
+        }
+        assert!(find(&layouts, &specs, vec![("key".into(), "value".into())]).1);
+    }
+
+    #[test]
+    fn manifests_are_not_kept() {
+        let layouts = Layouts::default();
+        let held: Vec<_> = (0..=REMEMBERED_MAX)
+            .map(|i| find(&layouts, &[spec(&i.to_string(), 1)], vec![]))
+            .collect();
+        assert_eq!(layouts.0.lock().len(), REMEMBERED_MAX);
+        assert!(!find(&layouts, &[spec("1", 1)], vec![]).1);
+        assert!(find(&layouts, &[spec("0", 1)], vec![]).1, "the oldest was forgotten");
+        drop(held);
+        assert!(find(&layouts, &[spec("1", 1)], vec![]).1);
+        assert_eq!(layouts.0.lock().len(), 1);
+    }
+}

@@ -190,7 +190,7 @@ impl Publisher {
         let failure = Arc::clone(&retained.failure);
         let is_hashed_later = bytes > IN_PLACE_BYTES as u64
             && returned.is_none()
-            && retained.payload.unhashed_bytes(ChunkIndex(0)).is_some();
+            && retained.payload.is_unhashed_in_place(ChunkIndex(0));
         let Pushed { seq, is_first, version, has_followers } = self.push(retained).await?;
         tracing::info!(version = %id, payload_bytes = bytes, "A version was published.");
         self.next = self.next.next();

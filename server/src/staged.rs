@@ -61,6 +61,13 @@ impl Staging {
         self.memory.release_cached();
     }
 
+    /// Prepares memory for the next version of `payload_bytes`, in the background. For publishers of one version after the
+    /// other: the memory that the first version needs is new, and to allocate it takes the kernel longer than to copy. Takes
+    /// no more memory than the next version takes in any case, but earlier; it returns to the system with the last publisher.
+    pub fn prepare(&self, payload_bytes: u64) {
+        self.memory.prepare(payload_bytes as usize);
+    }
+
     /// Allocates memory for a version of `len` bytes; releases bases if there is too little memory.
     pub(crate) fn allocate(&self, len: usize) -> Result<Region, AllocError> {
         match self.memory.allocate(len) {
@@ -199,23 +206,26 @@ fn places<'a>(manifest: &Manifest, stored: &[bool], payload: &'a mut [u8]) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tensor_relay_protocol::{Dtype, Shape, TensorName};
+    use tensor_relay_protocol::{Dtype, RangeSet, Shape, TensorName};
 
     fn spec(name: &str, elements: u64) -> TensorSpec {
         TensorSpec::new(TensorName::new(name).unwrap(), Dtype::U8, Shape::new(&[elements]).unwrap())
     }
 
-    fn stage(memory: &HostMemory, value: u8) -> Staged {
-        let staging = Staging {
+    fn staging(memory: &HostMemory) -> Staging {
+        Staging {
             memory: memory.clone(),
             bases: Arc::default(),
             layouts: Arc::default(),
             chunk_bytes: 1024,
             limits: Limits::default(),
             workers: Workers::Inline,
-        };
+        }
+    }
+
+    fn stage(memory: &HostMemory, value: u8) -> Staged {
         let specs = vec![spec("a", 3), spec("none", 0), spec("b", 2000), spec("c", 300)];
-        Staged::new::<Infallible>(&staging, specs, vec![], |_, out| {
+        Staged::new::<Infallible>(&staging(memory), specs, vec![], |_, out| {
             out.fill(value);
             Ok(())
         })
@@ -234,16 +244,42 @@ mod tests {
         assert!(memory.stats().reused >= 2, "{:?}", memory.stats());
     }
 
+    /// Goal: several threads write what one writes, and the same padding; a failure is returned, and holds no memory.
+    #[test]
+    fn tensors_copied_in_pieces_are_the_same_version() {
+        let memory = HostMemory::new(64 << 20);
+        let staging = Staging { workers: Workers::Threads, ..staging(&memory) };
+        let large = 2 * PIECE_BYTES as u64 + 77;
+        let alias = TensorSpec { alias_of: Some(1), ..spec("tied", large) };
+        let specs = vec![spec("small", 3), spec("large", large), spec("none", 0), alias, spec("one", 5)];
+        let byte = |index: usize, at: usize| (at % 251 + index) as u8;
+        let fill = |index: usize, start: usize, out: &mut [u8]| {
+            out.iter_mut().enumerate().for_each(|(at, out)| *out = byte(index, start + at));
+            Ok::<(), Infallible>(())
+        };
+        let whole = Staged::new(&staging, specs.clone(), vec![], |index, out| fill(index, 0, out)).unwrap();
+        let digest = whole.hash();
+        drop(whole);
+        memory.allocate(large as usize + 4096).unwrap().fill(0xff); // Reused.
+        let pieces = Staged::copied(&staging, specs.clone(), vec![], fill).unwrap();
+        assert_eq!(
+            pieces.payload.unhashed(&RangeSet::from_range(0..1)).len(),
+            1,
+            "no hash before the publish"
+        );
+        assert_eq!(pieces.hash(), digest);
+        drop(pieces);
+        let failed = Staged::copied(&staging, specs, vec![], |index, start, _| match (index, start) {
+            (1, 1..) => Err(std::fmt::Error),
+            _ => Ok(()),
+        });
+        assert!(matches!(failed, Err(StageError::Fill(_))));
+        assert_eq!(memory.stats().in_use_bytes, 0);
+    }
+
     #[test]
     fn a_version_over_budget_is_refused_with_sizes() {
-        let staging = Staging {
-            memory: HostMemory::new(1 << 12),
-            bases: Arc::default(),
-            layouts: Arc::default(),
-            chunk_bytes: 1024,
-            limits: Limits::default(),
-            workers: Workers::Inline,
-        };
+        let staging = staging(&HostMemory::new(1 << 12));
         let error =
             Staged::new::<Infallible>(&staging, vec![spec("a", 1 << 20)], vec![], |_, _| Ok(())).unwrap_err();
         assert!(

@@ -257,8 +257,9 @@ impl TopicState {
 
     /// Withdraws a version that can no longer be read, and records why.
     pub(crate) fn handle_unreadable(&self, version: &Retained, error: &SourceError) {
+        let error = version.handle_unreadable(error); // Also where nobody listens to the log.
         tracing::error!(
-            version = %version.id, error = version.handle_unreadable(error),
+            version = %version.id, error,
             "A version cannot be read any more. It is withdrawn, and its subscribers are informed."
         );
         let key = (version.id.epoch, version.id.version);

@@ -132,3 +132,49 @@ fn permits() -> &'static Semaphore {
 fn processors() -> usize {
     thread::available_parallelism().map_or(2, usize::from)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::getpriority_process;
+    use std::{sync::mpsc, time::Duration};
+
+    #[test]
+    fn each_item_is_taken_once() {
+        for workers in [Workers::Inline, Workers::Threads] {
+            for count in [0, 1, 2, 1000] {
+                let taken = Lock::new(vec![]);
+                let work = |item: usize| {
+                    taken.lock().push(item);
+                    Ok::<(), ()>(())
+                };
+                workers.each((0..count).collect(), work).unwrap();
+                let mut taken = taken.into_inner();
+                taken.sort_unstable();
+                assert_eq!(taken, (0..count).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn after_an_error_no_more_items_are_taken() {
+        for workers in [Workers::Inline, Workers::Threads] {
+            let taken = Lock::new(0);
+            let work = |_| {
+                *taken.lock() += 1;
+                Err("requested")
+            };
+            assert_eq!(workers.each((0..1000).collect(), work), Err("requested"));
+            assert!(taken.into_inner() <= processors());
+        }
+    }
+
+    #[test]
+    fn idle_work_has_the_lowest_priority() {
+        let (sender, receiver) = mpsc::channel();
+        let work = move || sender.send(getpriority_process(None)).unwrap();
+        Workers::spawn_idle("idle", work).unwrap();
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(60)).unwrap(), Ok(19));
+        assert_ne!(getpriority_process(None), Ok(19), "the caller keeps its own");
+    }
+}

@@ -104,11 +104,15 @@ impl Payload {
         })
     }
 
-    /// The bytes of a chunk that is not hashed yet, if the source lies in memory.
+    /// Whether a chunk is not hashed yet, and lies in memory.
+    pub fn is_unhashed_in_place(&self, chunk: ChunkIndex) -> bool {
+        self.hash(chunk).is_none() && self.source.is_in_place(&self.manifest.chunk(chunk).0)
+    }
+
+    /// The bytes of a chunk that is not hashed yet, if it lies in memory.
     pub fn unhashed_bytes(&self, chunk: ChunkIndex) -> Option<Result<Bytes, SourceError>> {
-        let (range, _) = self.manifest.chunk(chunk);
-        let is_wanted = self.hash(chunk).is_none() && self.source.is_in_place(&range);
-        is_wanted.then(|| self.source.read(range).now_or_never()).flatten()
+        let read = || self.source.read(self.manifest.chunk(chunk).0).now_or_never();
+        self.is_unhashed_in_place(chunk).then(read).flatten()
     }
 
     /// The process-wide key of this payload in caches.
@@ -215,5 +219,36 @@ mod tests {
         assert_eq!(payload.digest_of(&ends), Some(VersionDigest::of(manifest.digest(), [first, last])));
         assert_eq!(payload.digest(), None, "other chunks are not hashed");
         assert_eq!(payload.digest_of(&RangeSet::from_range(0..5)), None, "there is no chunk 4");
+    }
+
+    fn zeros() -> Payload {
+        let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, Shape::new(&[1024]).unwrap());
+        let manifest = Manifest::layout(vec![spec], vec![], 256, &Limits::default()).unwrap();
+        Payload::new(Arc::new(manifest), Arc::new(HostSource::new(vec![0; 1024].into())))
+    }
+
+    #[tokio::test]
+    async fn readers_at_the_same_time_share_a_hash() {
+        let (payload, hash) = (zeros(), ChunkHash::of(&[0; 256]));
+        let (give, take) = tokio::sync::oneshot::channel();
+        let first = payload.hash_read(ChunkIndex(1), async { take.await.unwrap() });
+        let second = payload.hash_read(ChunkIndex(1), async { panic!("hashed twice") });
+        let opened = async { give.send(hash).unwrap() };
+        let (first, second, ()) = tokio::join!(first, second, opened);
+        assert_eq!((first.unwrap(), second.unwrap()), (hash, hash));
+        payload.handle_read(ChunkIndex(1), hash).unwrap();
+        assert!(payload.handle_read(ChunkIndex(1), ChunkHash::of(b"other")).is_err());
+    }
+
+    #[test]
+    fn what_is_not_hashed_yet_is_hashed_in_place() {
+        for workers in [Workers::Inline, Workers::Threads] {
+            let payload = zeros();
+            payload.handle_read(ChunkIndex(2), ChunkHash::of(&[0; 256])).unwrap();
+            assert!(payload.unhashed_bytes(ChunkIndex(2)).is_none());
+            payload.hash_in_place(workers).unwrap();
+            let hashes = [ChunkHash::of(&[0; 256]); 4];
+            assert_eq!(payload.digest(), Some(VersionDigest::of(payload.manifest().digest(), hashes)));
+        }
     }
 }
