@@ -65,7 +65,7 @@ impl FilePayload {
         let chunks: Vec<_> = manifest.chunking().iter().collect();
         let hashes = Lock::new(vec![ChunkHash([0; 16]); chunks.len()]);
         Workers::Threads.each(chunks, |(chunk, range)| {
-            let hash = ChunkHash::of(&self.read(range)?);
+            let hash = ChunkHash::of(&self.read(&range)?);
             hashes.lock()[chunk.0 as usize] = hash;
             Ok(())
         })?;
