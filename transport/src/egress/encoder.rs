@@ -308,7 +308,7 @@ impl Encoder {
                 let _hashing = self.stages.begin(Stage::Encode);
                 let raw = bytes.clone();
                 let hashing = self.workers.run_over(raw.len(), move || ChunkHash::of(&raw));
-                payload.hash_read(chunk, hashing).await?
+                Box::pin(payload.hash_read(chunk, hashing)).await?
             }
         };
         Ok(Encoded { codec: CodecId::Raw, hash, bytes, worker_time: Duration::ZERO })
