@@ -77,10 +77,10 @@ impl Workers {
         items: Vec<T>,
         work: impl Fn(T) -> Result<(), E> + Sync,
     ) -> Result<(), E> {
-        let threads = if self == Self::Inline { 1 } else { processors().min(items.len()) };
-        if threads <= 1 {
+        if self == Self::Inline || items.len() <= 1 {
             return items.into_iter().try_for_each(work);
         }
+        let threads = processors().min(items.len());
         let items = Lock::new(items.into_iter());
         let take = || items.lock().next();
         let run = || {
