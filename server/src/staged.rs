@@ -191,11 +191,10 @@ fn places<'a>(manifest: &Manifest, stored: &[bool], payload: &'a mut [u8]) -> Ve
     ranges.sort_by_key(|(_, (range, _))| (range.start, range.end));
     let (mut rest, mut start) = (payload, 0);
     let place = |(index, (range, _)): (usize, (Range<u64>, &bool))| {
-        let (padding, after) =
-            std::mem::take(&mut rest).split_at_mut(range.start.saturating_sub(start) as usize);
+        let (padding, after) = std::mem::take(&mut rest).split_at_mut((range.start - start) as usize);
         padding.fill(0);
         let (tensor, after) = after.split_at_mut((range.end - range.start) as usize);
-        (rest, start) = (after, start.max(range.end));
+        (rest, start) = (after, range.end);
         (index, tensor)
     };
     let places = ranges.into_iter().map(place).collect();
