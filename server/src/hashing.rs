@@ -269,6 +269,17 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_withdrawn_version_in_transfer_is_not_hashed() {
+        let mut case = Case::new(Workers::Inline);
+        let _follower = case.catalogue.follow(&topic());
+        let (publication, recorded) = case.publish(None, None).await;
+        let in_transfer = case.newest().unwrap();
+        publication.withdraw();
+        Unhashed { version: Arc::downgrade(&in_transfer), topic: Arc::downgrade(&case.topic) }.hash();
+        assert!(recorded.reads.lock().is_empty());
+    }
+
     #[test]
     fn the_oldest_of_too_many_is_not_hashed() {
         let mut queue = Queue { versions: vec![], has_thread: true };
