@@ -98,6 +98,23 @@ impl HostMemory {
         Ok(region)
     }
 
+    /// Maps memory for a later allocation of `len` bytes, caches it, and populates it in the background, so that its first
+    /// writer does not wait for the kernel. Does nothing for less than 32 MiB, if the cache has memory for that
+    /// allocation, if the budget has room only in place of other cached memory, or if it would leave little of the
+    /// container's limit.
+    pub fn prepare(&self, len: usize) {
+        let mapped_len = Mapping::mapped_len(len).filter(|len| self.populates(*len));
+        let Some(mapped_len) = mapped_len.filter(|len| self.cache.has_room_beside(*len)) else { return };
+        if cgroup::fits((mapped_len as u64).saturating_add(reserved_bytes())) != Fit::Well {
+            return;
+        }
+        let Ok(Taken::Room { mapped_len, .. }) = self.cache.take(mapped_len) else { return };
+        let Ok(mapping) = self.map(mapped_len) else { return };
+        mapping.begin();
+        let released = self.cache.state().put_back(mapping);
+        drop(released); // Outside the lock: unmapping is slow.
+    }
+
     /// Counts `len` bytes as in use that this `HostMemory` did not allocate: memory of another process that this
     /// process keeps alive. Evicts cached memory if needed. Fails when the budget has no room.
     pub fn charge(&self, len: usize) -> Result<Charge, AllocError> {
@@ -239,8 +256,8 @@ pub struct HostMemoryStats {
     pub in_use_bytes: u64,
     /// Bytes cached for reuse. They move here from `in_use_bytes` when a region is dropped and cached.
     pub cached_bytes: u64,
-    /// The number of allocated regions that needed a new mapping. The sum with `reused` is the number of all regions
-    /// allocated so far, without empty ones.
+    /// The number of allocated regions that needed a new mapping, and of [prepared](HostMemory::prepare) mappings. The sum
+    /// with `reused` is the number of all regions allocated so far, without empty ones, and of prepared mappings.
     pub fresh: u64,
     /// The number of allocated regions in reused memory.
     pub reused: u64,
@@ -325,6 +342,34 @@ mod tests {
         drop(small);
         drop(memory.allocate(2 * PAGE_BYTES).unwrap());
         assert_eq!(memory.stats().reused, 1);
+    }
+
+    #[test]
+    fn prepared_memory_is_used_next() {
+        let memory = HostMemory::new(u64::MAX);
+        let len = POPULATED_BYTES_MIN;
+        memory.prepare(len - PAGE_BYTES);
+        assert_eq!(memory.stats().cached_bytes, 0, "less than is populated");
+        memory.prepare(len);
+        memory.prepare(len); // It exists.
+        let stats = memory.stats();
+        assert_eq!((stats.in_use_bytes, stats.cached_bytes), (0, len as u64));
+        let region = memory.allocate(len).unwrap();
+        assert_eq!((memory.stats().reused, memory.stats().cached_bytes), (1, 0));
+        assert!(region.iter().step_by(PAGE_BYTES).all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn prepared_memory_takes_nobodys_place() {
+        let len = POPULATED_BYTES_MIN;
+        let memory = HostMemory::new(len as u64 + PAGE);
+        drop(memory.allocate(2 * PAGE_BYTES));
+        memory.prepare(len);
+        assert_eq!(memory.stats().cached_bytes, 2 * PAGE);
+        let on_demand = HostMemory::on_demand(u64::MAX);
+        on_demand.prepare(len);
+        let stats = on_demand.stats();
+        assert_eq!((stats.in_use_bytes, stats.cached_bytes), (0, 0), "without a lease");
     }
 
     #[test]

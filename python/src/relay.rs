@@ -215,6 +215,9 @@ impl Relay {
         };
         let version = (publishable, metadata, places);
         let publication = publish_in_turn(py, &topic, publisher, version, timeout)?;
+        if matches!(hold, HoldUntil::Stage) && self.device.is_none() {
+            py.detach(|| staging.prepare(payload_bytes));
+        }
         self.copied_bytes.fetch_add(copied_bytes, Ordering::Relaxed);
         Ok(Publication::new(publication, payload_bytes, copied_bytes))
     }

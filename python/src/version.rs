@@ -193,13 +193,14 @@ impl ReadableTensors {
         }
     }
 
-    /// Copies one tensor after the other, which for those of a GPU is slower than all together.
+    /// Copies the tensors in pieces, on several threads.
     fn copy_each(&self, staging: &Staging, runtime: &Handle) -> Result<Staged, StageError<CopyFailed>> {
-        Staged::new(staging, self.specs.clone(), vec![], |index, out| {
+        Staged::copied(staging, self.specs.clone(), vec![], |index, start, out| {
             match &self.memory[index] {
-                Some(Memory::Host(memory)) => memory.copy_to(out),
+                Some(Memory::Host(memory)) => memory.copy_to(start, out),
                 Some(Memory::Gpu(buffer)) => {
-                    runtime.block_on(copies::read(buffer, 0..buffer.len_bytes(), out))?;
+                    let range = start as u64..(start + out.len()) as u64;
+                    runtime.block_on(copies::read(buffer, range, out))?;
                 }
                 None => {}
             }
@@ -292,7 +293,7 @@ fn gathered(memory: &Foreign) -> Option<Bytes> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(memory.len()).ok()?;
     bytes.resize(memory.len(), 0);
-    memory.copy_to(&mut bytes);
+    memory.copy_to(0, &mut bytes);
     Some(bytes.into())
 }
 

@@ -102,6 +102,37 @@ def test_an_ordinary_end_prints_nothing(tmp_path):
         assert producer.communicate(timeout=TIMEOUT_S) == ("", "") and producer.returncode == 0
 
 
+@pytest.mark.parametrize("end", ["relay.close()", "relay.withdraw('t')", "os._exit(0)", ""])
+def test_the_end_does_not_wait_for_hashing(tmp_path, end):
+    """Goal: neither closing, nor the process's end, nor the next publish waits for the hashing of a large version.
+
+    Method: the program counts as unlucky, and publishes again, if the version is hashed before it looks.
+    """
+    program = tmp_path / "ends.py"
+    program.write_text(f"""
+import os, numpy, tensor_relay
+relay = tensor_relay.serve("127.0.0.1:0")
+tensors = {{"w": numpy.ones(256 << 20, numpy.uint8)}}
+def name_of(task):
+    try:
+        with open(f"/proc/self/task/{{task}}/comm") as comm:
+            return comm.read()
+    except OSError:
+        return ""  # The thread has ended.
+def is_hashing():
+    return "relay-hash\\n" in map(name_of, os.listdir("/proc/self/task"))
+for _ in range(20):
+    relay.publish("t", tensors)
+    if is_hashing():
+        os.write(1, b"hashing\\n")
+        break
+{end}
+""")
+    with python(program) as ending:
+        out, errors = ending.communicate(timeout=TIMEOUT_S)
+    assert (ending.returncode, out, errors) == (0, "hashing\n", "")
+
+
 def test_a_consumer_that_was_stopped_learns_of_the_end(relay_and_follow, tmp_path):
     """Goal: what arrived while a process was stopped counts, although its timeouts passed meanwhile.
 

@@ -2,11 +2,12 @@
 
 import collections
 import gc
+import json
 import weakref
 
 import numpy as np
 import pytest
-from conftest import TIMEOUT_S, python, received, wait_for_exit
+from conftest import HERE, TIMEOUT_S, python, received, wait_for_exit
 
 import tensor_relay
 
@@ -39,6 +40,25 @@ def test_strided_tensors_are_gathered(relay, client):
             np.testing.assert_array_equal(got[name], view, err_msg=name)
         if hold == "borrow":
             assert published.copied_bytes == sum(view.nbytes for view in views.values())
+
+
+def test_large_tensors_are_copied_in_pieces(relay, client):
+    """Goal: threads that copy pieces of a tensor copy each byte once, wherever its rows begin and end."""
+    base = np.arange(2100 * 2100, dtype=np.float32).reshape(2100, 2100)
+    views = {"dense": base, "transposed": base.T, "rows": base[:, 1:], "columns": base[:, ::2], "small": base[:1, :1]}
+    relay.publish("t", views)
+    base[:] = 0  # The publish has ended, so no thread reads it any more.
+    got = received(client).numpy()
+    base[:] = np.arange(base.size, dtype=np.float32).reshape(base.shape)
+    for name, view in views.items():
+        np.testing.assert_array_equal(got[name], view, err_msg=name)
+
+
+def test_the_publish_pause_example_works():
+    path = HERE.parent / "examples" / "publish_pause.py"
+    with python(path, "--bytes", 1 << 20, "--tensors", 3, "--rounds", 4, "--subscribe", "--pause", 0) as program:
+        report = json.loads(wait_for_exit(program))
+    assert (report["tensors"], len(report["ratios"])) == (3, 4) and min(report["ratios"]) > 0
 
 
 def test_tied_weights_are_sent_once(relay, client):

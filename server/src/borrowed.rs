@@ -34,7 +34,7 @@ impl Borrowed {
         let manifest = staging.lay_out(specs, metadata)?;
         let source = source(&manifest);
         check_length(&manifest, &*source)?;
-        Ok(Self { payload: Payload::new(Arc::new(manifest), source), returned: None })
+        Ok(Self { payload: Payload::new(manifest, source), returned: None })
     }
 
     /// Like [`from_source`](Self::from_source), for a source with known hashes, one for each chunk of the manifest in
@@ -55,18 +55,13 @@ impl Borrowed {
         let (source, hashes) = source(&manifest).map_err(StageError::Fill)?;
         check_length(&manifest, &*source)?;
         assert_eq!(hashes.len(), manifest.chunking().count() as usize, "one hash for each chunk");
-        Ok(Self { payload: Payload::with_hashes(Arc::new(manifest), source, &hashes), returned: None })
+        Ok(Self { payload: Payload::with_hashes(manifest, source, &hashes), returned: None })
     }
 
     /// Reads through another source of the same bytes, which `wrap` makes of the current one.
     #[must_use]
     pub fn through(self, wrap: impl FnOnce(Arc<dyn Source>) -> Arc<dyn Source>) -> Self {
-        let (manifest, source) =
-            (Arc::clone(self.payload.manifest()), wrap(Arc::clone(self.payload.source())));
-        let payload = match self.payload.hashes() {
-            Some(hashes) => Payload::with_hashes(manifest, source, &hashes),
-            None => Payload::new(manifest, source),
-        };
+        let payload = self.payload.through(wrap(Arc::clone(self.payload.source())));
         Self { payload, ..self }
     }
 
@@ -102,6 +97,7 @@ mod tests {
         Staging {
             memory: HostMemory::new(0),
             bases: Arc::default(),
+            layouts: Arc::default(),
             chunk_bytes: 1024,
             limits: Limits::default(),
             workers: Workers::Inline,

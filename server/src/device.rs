@@ -7,7 +7,7 @@ use tensor_relay_device::{
     AllocError, BoxFuture, CopyError, Device, DeviceBuffer, HostSink, HostSource, Loan, Returned, Sink,
     SinkError, SlotPool, Source, SourceError,
 };
-use tensor_relay_protocol::{ChunkHash, Manifest, Metadata, TensorSpec};
+use tensor_relay_protocol::{Manifest, Metadata, TensorSpec};
 use tensor_relay_transport::{
     Workers,
     egress::{self, Payload, READ_TIMEOUT},
@@ -54,8 +54,8 @@ impl Staged {
     /// may write to them again. Aliases have empty buffers.
     ///
     /// Costs the payload's size in host memory, within the server's budget. While one chunk is copied off the device,
-    /// through one of its slots, a worker copies the previous one to its final memory and hashes it. Dropping the
-    /// future stops this and frees the memory.
+    /// through one of its slots, a worker copies the previous one to its final memory. Dropping the future stops this
+    /// and frees the memory.
     ///
     /// # Errors
     /// [`DeviceError`]; then no memory stays allocated.
@@ -68,15 +68,15 @@ impl Staged {
         let (allocator, len, workers) = (staging.clone(), manifest.payload_bytes() as usize, staging.workers);
         let region = workers.run(move || allocator.allocate(len)).await?;
         let sink = Arc::new(HostSink::new(region));
-        let hashes =
+        let copied =
             copy_chunks(&manifest, |range| copy_out(Arc::clone(&source), range, Arc::clone(&sink), workers));
-        let hashes = hashes.await?;
+        copied.await?;
         let payload = sink.commit()?.pop().unwrap_or_default();
-        Ok(Self::hashed(staging, manifest, payload.freeze(), &hashes))
+        Ok(Self::of(staging, manifest, payload.freeze()))
     }
 
-    /// Copies the version to server-owned memory on `device`, to be served from there. The hashes stay valid;
-    /// the host memory is freed when this returns.
+    /// Copies the version to server-owned memory on `device`, to be served from there. Known hashes stay valid; the host
+    /// memory is freed when this returns.
     ///
     /// # Errors
     /// [`DeviceError`]; then the version is dropped, on the host too.
@@ -94,8 +94,7 @@ impl Staged {
             copy_in(Arc::clone(source), range, Arc::clone(&sink), device.clone(), workers)
         });
         copied.await?;
-        let hashes = payload.hashes().expect("staged versions are hashed");
-        let payload = Payload::with_hashes(manifest, buffer.source(), &hashes);
+        let payload = payload.through(buffer.source());
         Ok(Publishable { payload, returned: None, charge: None })
     }
 }
@@ -120,7 +119,7 @@ impl Borrowed {
     ) -> Result<Self, LendError> {
         let (manifest, source) = lay_out(staging, tensors, metadata)?;
         let (source, returned) = lend_source(source);
-        Ok(Self { payload: Payload::new(Arc::new(manifest), source), returned: Some(returned) })
+        Ok(Self { payload: Payload::new(manifest, source), returned: Some(returned) })
     }
 }
 
@@ -135,7 +134,7 @@ fn lay_out(
     staging: &Staging,
     tensors: Vec<(TensorSpec, DeviceBuffer)>,
     metadata: Metadata,
-) -> Result<(Manifest, Arc<dyn Source>), LendError> {
+) -> Result<(Arc<Manifest>, Arc<dyn Source>), LendError> {
     let aliases: Vec<bool> = tensors.iter().map(|(spec, _)| spec.alias_of.is_some()).collect();
     let (specs, buffers): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
     let manifest = staging.lay_out(specs, metadata).map_err(StageError::from)?;
@@ -187,23 +186,20 @@ where
     }
 }
 
-/// Copies a chunk from a device to host memory, and hashes it.
+/// Copies a chunk from a device to host memory.
 async fn copy_out(
     source: Arc<dyn Source>,
     range: Range<u64>,
     sink: Arc<HostSink>,
     workers: Workers,
-) -> Result<ChunkHash, DeviceError> {
+) -> Result<(), DeviceError> {
     let bytes = egress::read(&*source, range.clone()).await?;
     let mut target = sink.open(range).await?;
     let placed = workers.run(move || {
         target.copy_from_slice(&bytes);
-        let hash = ChunkHash::of(&target);
-        (target, hash)
+        target
     });
-    let (target, hash) = placed.await;
-    sink.write(target).await?;
-    Ok(hash)
+    Ok(sink.write(placed.await).await?)
 }
 
 /// Copies a chunk from the host to a device.
@@ -282,7 +278,7 @@ mod tests {
     use super::*;
     use std::convert::Infallible;
     use tensor_relay_device::{Capacity, HostEngine, HostMemory};
-    use tensor_relay_protocol::{CodecId, Dtype, Limits, Shape, TensorName};
+    use tensor_relay_protocol::{ChunkHash, CodecId, Dtype, Limits, Shape, TensorName};
     use tensor_relay_transport::egress::Encoder;
 
     const CHUNK_BYTES: u32 = 1024;
@@ -310,6 +306,7 @@ mod tests {
         Staging {
             memory: HostMemory::new(budget_bytes),
             bases: Arc::default(),
+            layouts: Arc::default(),
             chunk_bytes: CHUNK_BYTES,
             limits: Limits::default(),
             workers: Workers::Threads,
@@ -372,11 +369,11 @@ mod tests {
 
     #[tokio::test]
     async fn the_digest_does_not_depend_on_where_tensors_were() {
-        let (device, expected) = (new_device(), staged().digest());
+        let (device, expected) = (new_device(), staged().hash());
         let copied = Staged::from_device(&new_staging(1 << 20), tensors(&device).await, vec![])
             .await
             .unwrap();
-        assert_eq!(copied.digest(), expected);
+        assert_eq!(copied.hash(), expected);
         let lent = Borrowed::from_device(&new_staging(0), tensors(&device).await, vec![]).unwrap();
         assert_eq!(digest(&lent.into()).await, expected);
         let uploaded = copied.onto(&device).await.unwrap();
@@ -402,7 +399,7 @@ mod tests {
         let (device, staging) = (new_device(), new_staging(0));
         for tensors in [vec![], vec![(spec("none", 0), device.allocate(0).unwrap())]] {
             let copied = Staged::from_device(&staging, tensors.clone(), vec![]).await.unwrap();
-            let digest = copied.digest();
+            let digest = copied.hash();
             assert_eq!(copied.onto(&device).await.unwrap().digest(), Some(digest));
             assert_eq!(Borrowed::from_device(&staging, tensors, vec![]).unwrap().digest(), Some(digest));
         }

@@ -77,7 +77,7 @@ impl Borrowed {
         let parts = tensor_parts(&manifest, &aliases, bytes, |bytes| bytes.len() as u64)?;
         let lent = parts.into_iter().map(|(range, bytes)| (range, bytes.on_loan(&loan)));
         let source = GatherSource::new(manifest.payload_bytes(), lent)?;
-        let payload = Payload::new(Arc::new(manifest), Arc::new(source));
+        let payload = Payload::new(manifest, Arc::new(source));
         Ok(Self { payload, returned: Some(returned) })
     }
 }
@@ -122,6 +122,7 @@ mod tests {
         Staging {
             memory: HostMemory::new(0),
             bases: Arc::default(),
+            layouts: Arc::default(),
             chunk_bytes: CHUNK_BYTES,
             limits: Limits::default(),
             workers: Workers::Inline,

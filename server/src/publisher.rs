@@ -5,6 +5,7 @@ use crate::{
     catalogue::Catalogue,
     consumers::Consumers,
     counters::Counters,
+    hashing::{self, Unhashed},
     loads::Loads,
     retained::Retained,
     topic::{PublishBlockers, Pushed, TopicState},
@@ -15,8 +16,9 @@ use std::{
 };
 use tensor_relay_device::{CacheLease, Returned};
 use tensor_relay_protocol::{
-    EndReason, Epoch, MessageError, Metadata, Seq, Topic, Version, VersionId, check_metadata,
+    ChunkIndex, EndReason, Epoch, MessageError, Metadata, Seq, Topic, Version, VersionId, check_metadata,
 };
+use tensor_relay_transport::{IN_PLACE_BYTES, Workers};
 use tokio::{sync::watch, time::Instant};
 
 /// The default time for transfers of a version to finish after it left retention.
@@ -34,6 +36,7 @@ pub struct Publisher {
     topic: Arc<TopicState>,
     catalogue: Arc<Catalogue>,
     counters: Arc<Counters>,
+    workers: Workers,
     options: TopicOptions,
     epoch: Epoch,
     next: Version,
@@ -85,6 +88,7 @@ impl Publisher {
         topic: Arc<TopicState>,
         catalogue: Arc<Catalogue>,
         counters: Arc<Counters>,
+        workers: Workers,
         options: TopicOptions,
         epoch: Epoch,
     ) -> Self {
@@ -95,7 +99,8 @@ impl Publisher {
         }
         topic.set_codec(options.codec);
         let next = topic.number_after(epoch); // A continued epoch continues its numbers.
-        Self { topic, catalogue, counters, options, epoch, next, is_cause_logged: false, cache_lease: None }
+        let (is_cause_logged, cache_lease) = (false, None);
+        Self { topic, catalogue, counters, workers, options, epoch, next, is_cause_logged, cache_lease }
     }
 
     /// Keeps the staging memory of released versions cached for the next ones while the publisher lives.
@@ -183,13 +188,19 @@ impl Publisher {
             base,
         };
         let failure = Arc::clone(&retained.failure);
-        let Pushed { seq, is_first } = self.push(retained).await?;
+        let is_hashed_later = bytes > IN_PLACE_BYTES as u64
+            && returned.is_none()
+            && retained.payload.is_unhashed_in_place(ChunkIndex(0));
+        let Pushed { seq, is_first, version, has_followers } = self.push(retained).await?;
         tracing::info!(version = %id, payload_bytes = bytes, "A version was published.");
         self.next = self.next.next();
         if is_first {
             self.catalogue.announce(self.topic.name());
         }
         let topic = Arc::downgrade(&self.topic);
+        if is_hashed_later && !has_followers {
+            hashing::begin(Unhashed { version, topic: topic.clone() }, self.workers);
+        }
         Ok(Publication { id, seq, topic, committed, loaded, returned, failure })
     }
 

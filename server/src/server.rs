@@ -79,6 +79,7 @@ impl Server {
         let staging = Staging {
             memory: HostMemory::on_demand(config.staged_bytes),
             bases: Arc::clone(&bases),
+            layouts: Arc::default(),
             chunk_bytes: config.chunk_bytes,
             limits: config.limits,
             workers: config.workers,
@@ -210,7 +211,7 @@ pub(crate) fn open_publisher(
     };
     let epoch = epoch.unwrap_or_else(|| Epoch(rand::random()));
     let (catalogue, counters) = (Arc::clone(&shared.catalogue), Arc::clone(&shared.counters));
-    Ok(Publisher::new(state, catalogue, counters, options, epoch))
+    Ok(Publisher::new(state, catalogue, counters, shared.config.workers, options, epoch))
 }
 
 /// Accepts clients until the server drains; then refuses them. Sessions end with this task.

@@ -1,11 +1,11 @@
-//! Staged versions: tensors copied to the server's own memory, laid out and hashed, ready to be sent.
+//! Staged versions: tensors copied to the server's own memory and laid out, ready to be sent.
 
-use crate::bases::Bases;
+use crate::{bases::Bases, layouts::Layouts};
 use bytes::Bytes;
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, ops::Range, sync::Arc};
 use tensor_relay_device::{AllocError, HostMemory, HostSource, Region};
-use tensor_relay_protocol::{ChunkHash, LayoutError, Limits, Manifest, Metadata, TensorSpec, VersionDigest};
-use tensor_relay_transport::{Workers, egress::Payload};
+use tensor_relay_protocol::{LayoutError, Limits, Manifest, Metadata, Tensor, TensorSpec, VersionDigest};
+use tensor_relay_transport::{IN_PLACE_BYTES, Workers, egress::Payload};
 
 /// The staging of a server: its memory, chunk size, limits and workers. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -16,15 +16,16 @@ pub struct Staging {
     pub(crate) chunk_bytes: u32,
     pub(crate) limits: Limits,
     pub(crate) workers: Workers,
+    pub(crate) layouts: Arc<Layouts>,
 }
 
 /// A staged version, in the server's memory: the producer may change its tensors while the version is sent.
 ///
-/// Costs the payload's size in memory, which is reused between versions, and one pass of copying and one of hashing.
+/// Costs the payload's size in memory, which is reused between versions, and one pass of copying. Larger versions than
+/// 64 KiB are hashed after they were published: in the background, or when they are sent.
 #[derive(Debug)]
 pub struct Staged {
     pub(crate) payload: Payload,
-    digest: VersionDigest,
     /// The workers for later work on the version.
     pub(crate) workers: Workers,
 }
@@ -60,6 +61,13 @@ impl Staging {
         self.memory.release_cached();
     }
 
+    /// Prepares memory for the next version of `payload_bytes`, in the background. For publishers of one version after the
+    /// other: the memory that the first version needs is new, and to allocate it takes the kernel longer than to copy. Takes
+    /// no more memory than the next version takes in any case, but earlier; it returns to the system with the last publisher.
+    pub fn prepare(&self, payload_bytes: u64) {
+        self.memory.prepare(payload_bytes as usize);
+    }
+
     /// Allocates memory for a version of `len` bytes; releases bases if there is too little memory.
     pub(crate) fn allocate(&self, len: usize) -> Result<Region, AllocError> {
         match self.memory.allocate(len) {
@@ -76,8 +84,9 @@ impl Staging {
         &self,
         specs: Vec<TensorSpec>,
         metadata: Metadata,
-    ) -> Result<Manifest, LayoutError> {
-        Manifest::layout(specs, metadata, self.chunk_bytes, &self.limits)
+    ) -> Result<Arc<Manifest>, LayoutError> {
+        let lay_out = |specs, metadata| Manifest::layout(specs, metadata, self.chunk_bytes, &self.limits);
+        self.layouts.find_or(specs, metadata, lay_out)
     }
 }
 
@@ -97,7 +106,7 @@ impl<E: std::error::Error> StageError<E> {
 
 impl Staged {
     /// Lays `specs` out and calls `fill` to write the bytes of each tensor except aliases, given its index in `specs`.
-    /// Blocks for `fill` and a pass of hashing at about 10 GB/s: do not call it on an executor's thread.
+    /// Blocks for `fill`: do not call it on an executor's thread.
     ///
     /// # Errors
     /// [`StageError`]; then no memory stays allocated.
@@ -107,35 +116,55 @@ impl Staged {
         metadata: Metadata,
         mut fill: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
     ) -> Result<Self, StageError<E>> {
+        Self::filled(staging, specs, metadata, |tensors| {
+            tensors.into_iter().try_for_each(|(index, out)| fill(index, out))
+        })
+    }
+
+    /// Like [`new`](Self::new), with several threads: calls `copy` for pieces of the tensors, given the index of the
+    /// tensor and the offset of the piece in it. For tensors in memory, where one thread does not reach the memory's rate.
+    ///
+    /// # Errors
+    /// [`StageError`]; then no memory stays allocated.
+    pub fn copied<E: std::error::Error + Send>(
+        staging: &Staging,
+        specs: Vec<TensorSpec>,
+        metadata: Metadata,
+        copy: impl Fn(usize, usize, &mut [u8]) -> Result<(), E> + Sync,
+    ) -> Result<Self, StageError<E>> {
+        Self::filled(staging, specs, metadata, |tensors| {
+            let pieces = tensors.into_iter().flat_map(|(index, out)| {
+                let pieces = out.chunks_mut(PIECE_BYTES).enumerate();
+                pieces.map(move |(piece, out)| (index, piece * PIECE_BYTES, out))
+            });
+            let copy = |(index, offset, out): (usize, usize, &mut [u8])| copy(index, offset, out);
+            staging.workers.each(pieces.collect(), copy)
+        })
+    }
+
+    /// Lays `specs` out, and has `fill` write the bytes of the tensors other than aliases: the index of each, in the
+    /// order of the payload.
+    fn filled<E: std::error::Error>(
+        staging: &Staging,
+        specs: Vec<TensorSpec>,
+        metadata: Metadata,
+        fill: impl FnOnce(Vec<(usize, &mut [u8])>) -> Result<(), E>,
+    ) -> Result<Self, StageError<E>> {
         let stored: Vec<bool> = specs.iter().map(|spec| spec.alias_of.is_none()).collect();
         let manifest = staging.lay_out(specs, metadata)?;
         let mut region = staging.allocate(manifest.payload_bytes() as usize)?;
-        let mut order: Vec<usize> = (0..stored.len()).filter(|i| stored[*i]).collect();
-        order.sort_by_key(|i| manifest.tensors()[*i].range().start);
-        let mut end = 0;
-        for index in order {
-            let range = manifest.tensors()[index].range();
-            let (start, stop) = (range.start as usize, range.end as usize);
-            if start < stop {
-                region[end..start].fill(0);
-                end = stop;
-            }
-            fill(index, &mut region[start..stop]).map_err(StageError::Fill)?;
-        }
-        region[end..].fill(0);
-        let bytes = region.freeze();
-        let chunks = manifest.chunking().iter();
-        let hashes: Vec<ChunkHash> = chunks
-            .map(|(_, range)| ChunkHash::of(&bytes[range.start as usize..range.end as usize]))
-            .collect();
-        Ok(Self::hashed(staging, manifest, bytes, &hashes))
+        fill(places(&manifest, &stored, &mut region)).map_err(StageError::Fill)?;
+        Ok(Self::of(staging, manifest, region.freeze()))
     }
 
-    /// A version whose chunks are hashed already: one hash for each, in order.
-    pub(crate) fn hashed(staging: &Staging, manifest: Manifest, bytes: Bytes, hashes: &[ChunkHash]) -> Self {
-        let digest = VersionDigest::of(manifest.digest(), hashes.iter().copied());
-        let payload = Payload::with_hashes(Arc::new(manifest), Arc::new(HostSource::new(bytes)), hashes);
-        Self { payload, digest, workers: staging.workers }
+    /// A version of `bytes` laid out as in `manifest`. A small one is hashed now, which costs less than to do it later.
+    pub(crate) fn of(staging: &Staging, manifest: Arc<Manifest>, bytes: Bytes) -> Self {
+        let is_small = bytes.len() <= IN_PLACE_BYTES;
+        let payload = Payload::new(manifest, Arc::new(HostSource::new(bytes)));
+        if is_small {
+            payload.hash_in_place(Workers::Inline).expect("memory can be read");
+        }
+        Self { payload, workers: staging.workers }
     }
 
     /// The manifest.
@@ -143,31 +172,59 @@ impl Staged {
         self.payload.manifest()
     }
 
-    /// The version's digest: equal tensors, laid out alike, have equal digests.
-    pub fn digest(&self) -> VersionDigest {
-        self.digest
+    /// Hashes the version now, with all processors, instead of after it is published. Returns its digest: equal tensors,
+    /// laid out alike, have equal digests. Blocks for a pass over the payload.
+    pub fn hash(&self) -> VersionDigest {
+        self.payload.hash_in_place(self.workers).expect("memory can be read");
+        self.payload.digest().expect("every chunk is hashed")
     }
+}
+
+/// The size of the pieces that threads copy.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// The place of each `stored` tensor in a payload, with its index, in the order of the payload. Zeroes the padding between
+/// them.
+fn places<'a>(manifest: &Manifest, stored: &[bool], payload: &'a mut [u8]) -> Vec<(usize, &'a mut [u8])> {
+    let tensors = manifest.tensors().iter().map(Tensor::range).zip(stored).enumerate();
+    let mut ranges: Vec<_> = tensors.filter(|(_, (_, is_stored))| **is_stored).collect();
+    ranges.sort_by_key(|(_, (range, _))| (range.start, range.end));
+    let (mut rest, mut start) = (payload, 0);
+    let place = |(index, (range, _)): (usize, (Range<u64>, &bool))| {
+        let (padding, after) = std::mem::take(&mut rest).split_at_mut((range.start - start) as usize);
+        padding.fill(0);
+        let (tensor, after) = after.split_at_mut((range.end - range.start) as usize);
+        (rest, start) = (after, range.end);
+        (index, tensor)
+    };
+    let places = ranges.into_iter().map(place).collect();
+    rest.fill(0);
+    places
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tensor_relay_protocol::{Dtype, Shape, TensorName};
+    use tensor_relay_protocol::{Dtype, RangeSet, Shape, TensorName};
 
     fn spec(name: &str, elements: u64) -> TensorSpec {
         TensorSpec::new(TensorName::new(name).unwrap(), Dtype::U8, Shape::new(&[elements]).unwrap())
     }
 
-    fn stage(memory: &HostMemory, value: u8) -> Staged {
-        let staging = Staging {
+    fn staging(memory: &HostMemory) -> Staging {
+        Staging {
             memory: memory.clone(),
             bases: Arc::default(),
+            layouts: Arc::default(),
             chunk_bytes: 1024,
             limits: Limits::default(),
             workers: Workers::Inline,
-        };
+        }
+    }
+
+    fn stage(memory: &HostMemory, value: u8) -> Staged {
         let specs = vec![spec("a", 3), spec("none", 0), spec("b", 2000), spec("c", 300)];
-        Staged::new::<Infallible>(&staging, specs, vec![], |_, out| {
+        Staged::new::<Infallible>(&staging(memory), specs, vec![], |_, out| {
             out.fill(value);
             Ok(())
         })
@@ -179,22 +236,49 @@ mod tests {
     #[test]
     fn reused_memory_does_not_change_the_digest() {
         let memory = HostMemory::new(1 << 20);
-        let first = stage(&memory, 1).digest();
+        let first = stage(&memory, 1).hash();
         drop(stage(&memory, 0xff));
-        assert_eq!(stage(&memory, 1).digest(), first);
-        assert_ne!(stage(&memory, 2).digest(), first);
+        assert_eq!(stage(&memory, 1).hash(), first);
+        assert_ne!(stage(&memory, 2).hash(), first);
         assert!(memory.stats().reused >= 2, "{:?}", memory.stats());
+    }
+
+    /// Goal: several threads write what one writes, and the same padding; a failure is returned, and holds no memory.
+    #[test]
+    fn tensors_copied_in_pieces_are_the_same_version() {
+        let memory = HostMemory::new(64 << 20);
+        let staging = Staging { workers: Workers::Threads, ..staging(&memory) };
+        let large = 2 * PIECE_BYTES as u64 + 77;
+        let alias = TensorSpec { alias_of: Some(1), ..spec("tied", large) };
+        let specs = vec![spec("small", 3), spec("large", large), spec("none", 0), alias, spec("one", 5)];
+        let byte = |index: usize, at: usize| (at % 251 + index) as u8;
+        let fill = |index: usize, start: usize, out: &mut [u8]| {
+            out.iter_mut().enumerate().for_each(|(at, out)| *out = byte(index, start + at));
+            Ok::<(), Infallible>(())
+        };
+        let whole = Staged::new(&staging, specs.clone(), vec![], |index, out| fill(index, 0, out)).unwrap();
+        let digest = whole.hash();
+        drop(whole);
+        memory.allocate(large as usize + 4096).unwrap().fill(0xff); // Reused.
+        let pieces = Staged::copied(&staging, specs.clone(), vec![], fill).unwrap();
+        assert_eq!(
+            pieces.payload.unhashed(&RangeSet::from_range(0..1)).len(),
+            1,
+            "no hash before the publish"
+        );
+        assert_eq!(pieces.hash(), digest);
+        drop(pieces);
+        let failed = Staged::copied(&staging, specs, vec![], |index, start, _| match (index, start) {
+            (1, 1..) => Err(std::fmt::Error),
+            _ => Ok(()),
+        });
+        assert!(matches!(failed, Err(StageError::Fill(_))));
+        assert_eq!(memory.stats().in_use_bytes, 0);
     }
 
     #[test]
     fn a_version_over_budget_is_refused_with_sizes() {
-        let staging = Staging {
-            memory: HostMemory::new(1 << 12),
-            bases: Arc::default(),
-            chunk_bytes: 1024,
-            limits: Limits::default(),
-            workers: Workers::Inline,
-        };
+        let staging = staging(&HostMemory::new(1 << 12));
         let error =
             Staged::new::<Infallible>(&staging, vec![spec("a", 1 << 20)], vec![], |_, _| Ok(())).unwrap_err();
         assert!(

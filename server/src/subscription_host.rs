@@ -83,11 +83,7 @@ impl Host for SubscriptionHost {
     }
 
     fn handle_unreadable(&mut self, version: &Retained, error: &SourceError) {
-        tracing::error!(
-            version = %version.id, error = version.handle_unreadable(error),
-            "A version cannot be read any more. It is withdrawn, and its subscribers are informed."
-        );
-        self.offer.topic.withdraw_unreadable(&version.id);
+        self.offer.topic.handle_unreadable(version, error);
     }
 
     fn handle_ended(&mut self, ended: Option<Ended>) {

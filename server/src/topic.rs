@@ -21,8 +21,8 @@ use std::{
     sync::{Arc, Weak},
     time::Duration,
 };
-use tensor_relay_device::Lock;
-use tensor_relay_protocol::{CodecChoice, EndReason, Epoch, Seq, Start, Topic, Version, VersionId};
+use tensor_relay_device::{Lock, SourceError};
+use tensor_relay_protocol::{CodecChoice, EndReason, Epoch, Seq, Start, Topic, Version};
 use tensor_relay_transport::Tally;
 use times::PublishTimes;
 use tokio::{sync::watch, time::Instant};
@@ -82,6 +82,9 @@ pub(crate) struct Pushed {
     pub(crate) seq: Seq,
     /// Whether nothing was retained before.
     pub(crate) is_first: bool,
+    pub(crate) version: Weak<Retained>,
+    /// Whether there are subscriptions to the topic.
+    pub(crate) has_followers: bool,
 }
 
 /// Why `publish` has to wait.
@@ -188,7 +191,9 @@ impl TopicState {
         let bytes = retained.payload.manifest().payload_bytes();
         let (id, is_first) = ((retained.id.epoch, retained.id.version), state.retention.newest().is_none());
         let loads = Arc::clone(&retained.loads);
-        match state.retention.push(Arc::new(retained), bytes) {
+        let retained = Arc::new(retained);
+        let (version, has_followers) = (Arc::downgrade(&retained), state.followers > 0);
+        match state.retention.push(retained, bytes) {
             Ok((seq, left)) => {
                 let mut gone = vec![];
                 if state.last.is_some_and(|(epoch, _)| epoch != id.0) || state.is_abandoned(now, self.linger)
@@ -207,7 +212,7 @@ impl TopicState {
                 gone.push(self.bases.handle_published(self.number, manifest));
                 drop(guard);
                 self.changed.send_replace(());
-                Ok(Pushed { seq, is_first })
+                Ok(Pushed { seq, is_first, version, has_followers })
             }
             Err((retained, Full(readers))) => {
                 let recheck_at = state.places.next_expiry(self.linger);
@@ -250,10 +255,15 @@ impl TopicState {
         self.room.send_replace(());
     }
 
-    /// Withdraws a version that can no longer be read.
-    pub(crate) fn withdraw_unreadable(&self, id: &VersionId) {
-        let key = (id.epoch, id.version);
-        match self.find(id.epoch, id.version) {
+    /// Withdraws a version that can no longer be read, and records why.
+    pub(crate) fn handle_unreadable(&self, version: &Retained, error: &SourceError) {
+        let error = version.handle_unreadable(error); // Also where nobody listens to the log.
+        tracing::error!(
+            version = %version.id, error,
+            "A version cannot be read any more. It is withdrawn, and its subscribers are informed."
+        );
+        let key = (version.id.epoch, version.id.version);
+        match self.find(version.id.epoch, version.id.version) {
             Some((seq, _)) => {
                 self.state.lock().lost = true;
                 self.withdraw(seq, key);

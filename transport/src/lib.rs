@@ -51,4 +51,4 @@ pub use receive_buffer::Progress;
 pub use stages::{AtStage, Stage, StageStats, Stages};
 pub use tally::{CodecCount, CodecStats, Tally};
 pub use tuning::{Congestion, Tuning};
-pub use workers::Workers;
+pub use workers::{IN_PLACE_BYTES, Workers};

@@ -41,7 +41,7 @@ struct ReadFiles {
 }
 
 enum ReadTensors {
-    Staged(Staged),
+    Staged(Staged, VersionDigest),
     Borrowed(Borrowed),
 }
 
@@ -78,7 +78,11 @@ impl Loader {
                 watch.lock().handle_opened(&files);
             }
             let tensors = match hold {
-                HoldArg::Stage => ReadTensors::Staged(files.stage(&staging)?),
+                HoldArg::Stage => {
+                    let staged = files.stage(&staging)?;
+                    let digest = staged.hash();
+                    ReadTensors::Staged(staged, digest)
+                }
                 HoldArg::Borrow => ReadTensors::Borrowed(files.borrow(&staging)?),
             };
             Ok(ReadFiles { tensors, names: files.names(), messages: offered::messages(&files) })
@@ -98,12 +102,9 @@ impl Loader {
                 let digest = borrowed.digest().expect("files are hashed when they are borrowed");
                 Ok((borrowed.into(), digest, None))
             }
-            (ReadTensors::Staged(staged), None) => {
-                let digest = staged.digest();
-                Ok((staged.into(), digest, None))
-            }
-            (ReadTensors::Staged(staged), Some(device)) => {
-                let (digest, began) = (staged.digest(), Instant::now());
+            (ReadTensors::Staged(staged, digest), None) => Ok((staged.into(), digest, None)),
+            (ReadTensors::Staged(staged, digest), Some(device)) => {
+                let began = Instant::now();
                 let uploaded = staged.onto(device).await;
                 let message =
                     || format!("cannot upload {} to {}{}", path.display(), device.name(), self.limit_hint);

@@ -70,6 +70,13 @@ impl Cache {
         Ok(Taken::Room { evicted, mapped_len })
     }
 
+    /// Whether there is no cached mapping for `mapped_len` bytes, but budget for one that evicts no other.
+    pub(super) fn has_room_beside(&self, mapped_len: usize) -> bool {
+        let state = self.state();
+        let free_bytes = self.budget_bytes - state.in_use_bytes - state.cached_bytes;
+        state.find_cached(mapped_len).is_none() && mapped_len as u64 <= free_bytes
+    }
+
     /// Counts `mapped_len` more bytes as in use, and returns the evicted mappings.
     pub(super) fn make_room(
         &self,
@@ -92,16 +99,19 @@ impl Cache {
 }
 
 impl State {
-    /// Takes the smallest cached mapping that fits, unless more than half of it would be unused.
-    fn take_cached(&mut self, mapped_len: usize) -> Option<Arc<Populated>> {
+    /// The smallest cached mapping that fits, unless more than half of it would be unused.
+    fn find_cached(&self, mapped_len: usize) -> Option<usize> {
         let fits = mapped_len..=mapped_len.saturating_mul(2);
         let candidates = self
             .cached
             .iter()
             .enumerate()
             .filter(|(_, mapping)| fits.contains(&mapping.len()));
-        let (best, _) = candidates.min_by_key(|(_, mapping)| mapping.len())?;
-        let mapping = self.cached.remove(best);
+        candidates.min_by_key(|(_, mapping)| mapping.len()).map(|(index, _)| index)
+    }
+
+    fn take_cached(&mut self, mapped_len: usize) -> Option<Arc<Populated>> {
+        let mapping = self.cached.remove(self.find_cached(mapped_len)?);
         self.cached_bytes -= mapping.len() as u64;
         self.in_use_bytes += mapping.len() as u64;
         self.reused_count += 1;
@@ -128,7 +138,8 @@ impl State {
         }
     }
 
-    fn put_back(&mut self, mapping: Arc<Populated>) -> Vec<Arc<Populated>> {
+    /// Caches a mapping that was counted as in use, and returns those that the policy does not keep.
+    pub(super) fn put_back(&mut self, mapping: Arc<Populated>) -> Vec<Arc<Populated>> {
         self.in_use_bytes -= mapping.len() as u64;
         self.cached_bytes += mapping.len() as u64;
         self.cached.push(mapping);

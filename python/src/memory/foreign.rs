@@ -50,18 +50,25 @@ impl Deref for Foreign {
 }
 
 impl Foreign {
-    /// Copies all elements to `out`, in order. Needs no GIL.
+    /// Copies as many bytes as `out` has, of all elements in order, from the byte `start` on. Needs no GIL.
     ///
     /// # Panics
-    /// If `out` has another length.
-    pub(crate) fn copy_to(&self, out: &mut [u8]) {
-        assert_eq!(out.len(), self.len, "as long as the tensor");
-        if self.len == 0 {
+    /// If the tensor ends before that.
+    pub(crate) fn copy_to(&self, start: usize, mut out: &mut [u8]) {
+        assert!(out.len() <= self.len - start, "within the tensor");
+        if out.is_empty() {
             return;
         }
-        for (offset, piece) in self.runs.offsets().zip(out.chunks_exact_mut(self.runs.bytes)) {
-            // SAFETY: a run begins at `offset`, and has the length of `piece`.
-            unsafe { self.copy_piece(offset, piece) };
+        let run_bytes = self.runs.bytes;
+        let mut skipped = start % run_bytes;
+        for offset in self.runs.offsets(start / run_bytes) {
+            let (piece, rest) = out.split_at_mut(out.len().min(run_bytes - skipped));
+            // SAFETY: a run begins at `offset`, and has `skipped` bytes and those of `piece`.
+            unsafe { self.copy_piece(offset + skipped as isize, piece) };
+            (out, skipped) = (rest, 0);
+            if out.is_empty() {
+                return;
+            }
         }
     }
 
@@ -75,7 +82,7 @@ impl Foreign {
         if self.len == 0 {
             return;
         }
-        for (index, offset) in self.runs.offsets().enumerate() {
+        for (index, offset) in self.runs.offsets(0).enumerate() {
             // SAFETY: the tensor has as many bytes as its runs together, and `bytes` as many as the tensor.
             let from = unsafe { bytes.as_ptr().add(index * self.runs.bytes) };
             // SAFETY: the tensor's library vouches that a run begins at this offset.

@@ -51,10 +51,10 @@ impl ContiguousRuns {
         &self.outer
     }
 
-    /// The offset of each run from the first element in bytes, in order.
-    pub(crate) fn offsets(&self) -> impl Iterator<Item = isize> {
+    /// The offset of each run from the first element in bytes, in order, beginning with the run `first`.
+    pub(crate) fn offsets(&self, first: usize) -> impl Iterator<Item = isize> {
         let count: u64 = self.outer.iter().map(|(len, _)| len).product();
-        (0..count).map(|mut index| {
+        (first as u64..count).map(|mut index| {
             self.outer.iter().rev().fold(0, |offset, (len, stride)| {
                 let step = index % len;
                 index /= len;

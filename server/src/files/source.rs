@@ -2,16 +2,10 @@
 
 use super::{error::ReadError, served::ServedFile};
 use bytes::Bytes;
-use std::{
-    ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-};
+use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{BoxFuture, Lock, Source, SourceError};
 use tensor_relay_protocol::{ChunkHash, Manifest};
+use tensor_relay_transport::Workers;
 
 /// A range of the payload, and the origin of its bytes.
 #[derive(Debug)]
@@ -68,24 +62,12 @@ impl FilePayload {
 
     /// Reads and hashes every chunk of `manifest`, with at most one thread per processor.
     pub(super) fn hash(&self, manifest: &Manifest) -> Result<Vec<ChunkHash>, ReadError> {
-        let chunks: Vec<Range<u64>> = manifest.chunking().iter().map(|(_, range)| range).collect();
+        let chunks: Vec<_> = manifest.chunking().iter().collect();
         let hashes = Lock::new(vec![ChunkHash([0; 16]); chunks.len()]);
-        let next = AtomicUsize::new(0);
-        let work = || {
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some(range) = chunks.get(index) else { return Ok(()) };
-                let hash = ChunkHash::of(&self.read(range)?);
-                hashes.lock()[index] = hash;
-            }
-        };
-        let threads = thread::available_parallelism().map_or(2, usize::from).min(chunks.len());
-        thread::scope(|scope| {
-            let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-            let join = |thread: thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            running.into_iter().try_for_each(join)
+        Workers::Threads.each(chunks, |(chunk, range)| {
+            let hash = ChunkHash::of(&self.read(&range)?);
+            hashes.lock()[chunk.0 as usize] = hash;
+            Ok(())
         })?;
         Ok(hashes.into_inner())
     }

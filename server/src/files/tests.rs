@@ -13,6 +13,7 @@ fn staging() -> Staging {
     Staging {
         memory: HostMemory::new(64 << 20),
         bases: Arc::default(),
+        layouts: Arc::default(),
         chunk_bytes: 4096,
         limits: Limits::default(),
         workers: Workers::Inline,
@@ -87,7 +88,7 @@ fn a_model_file_is_staged_with_its_metadata() {
     assert_eq!(staged.manifest().tensors().len(), 3);
     let kind = ("tensor-relay.kind".into(), "safetensors".into());
     assert_eq!(staged.manifest().metadata(), [("format".into(), "pt".into()), kind]);
-    assert_eq!(staged.digest(), files.stage(&staging()).unwrap().digest());
+    assert_eq!(staged.hash(), files.stage(&staging()).unwrap().hash());
 }
 
 #[test]
@@ -137,7 +138,7 @@ fn borrowed_and_staged_files_are_the_same_version() {
     for name in ["m.safetensors", ""] {
         let files = TensorFiles::open(&dir.join(name)).unwrap();
         let (staged, borrowed) = (files.stage(&staging()).unwrap(), files.borrow(&staging()).unwrap());
-        assert_eq!(Some(staged.digest()), borrowed.digest(), "{name}");
+        assert_eq!(Some(staged.hash()), borrowed.digest(), "{name}");
         assert_eq!(staged.manifest(), borrowed.manifest(), "{name}");
     }
 }

@@ -11,7 +11,7 @@ use std::{
 ///
 /// Content is new if it differs from the previous version and was the same in two polls in a row, so that a writer can
 /// finish. Only stamps are compared (sizes, times, inodes), so a poll costs a few system calls per file. Files
-/// rewritten with equal content count as new; their [digest](crate::Staged::digest) is the same.
+/// rewritten with equal content count as new; their [digest](crate::Staged::hash) is the same.
 ///
 /// Create it before the files are opened, so that no change is missed, and pass the opened files to
 /// [`handle_opened`](Self::handle_opened).

@@ -21,6 +21,7 @@ fn retained(epoch: u64, version: u64) -> Retained {
     let staging = Staging {
         memory: HostMemory::new(1 << 20),
         bases: Arc::default(),
+        layouts: Arc::default(),
         chunk_bytes: 256,
         limits: Limits::default(),
         workers: tensor_relay_transport::Workers::Inline,

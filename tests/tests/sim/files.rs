@@ -39,7 +39,7 @@ async fn publish(server: &Server, name: &str, path: &Path) {
     let staged = files.stage(&server.staging()).unwrap();
     // The manifest and the bytes are the same, staged or borrowed.
     let borrowed = files.borrow(&server.staging()).unwrap();
-    assert_eq!(borrowed.digest(), Some(staged.digest()));
+    assert_eq!(borrowed.digest(), Some(staged.hash()));
     let mut publisher = server.publisher(topic(name)).unwrap();
     publisher.publish(staged, vec![]).await.unwrap();
 }

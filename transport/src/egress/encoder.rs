@@ -307,9 +307,8 @@ impl Encoder {
             None => {
                 let _hashing = self.stages.begin(Stage::Encode);
                 let raw = bytes.clone();
-                let hash = self.workers.run_over(raw.len(), move || ChunkHash::of(&raw)).await;
-                payload.handle_read(chunk, hash)?;
-                hash
+                let hashing = self.workers.run_over(raw.len(), move || ChunkHash::of(&raw));
+                Box::pin(payload.hash_read(chunk, hashing)).await?
             }
         };
         Ok(Encoded { codec: CodecId::Raw, hash, bytes, worker_time: Duration::ZERO })

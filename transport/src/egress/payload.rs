@@ -1,6 +1,9 @@
 //! [`Payload`]: a version at the sender.
 
 use super::{encodings::Encodings, reads::Reads};
+use crate::Workers;
+use bytes::Bytes;
+use futures_util::FutureExt;
 use std::{
     ops::Range,
     sync::{
@@ -10,6 +13,7 @@ use std::{
 };
 use tensor_relay_device::{Source, SourceError};
 use tensor_relay_protocol::{ChunkHash, ChunkIndex, Manifest, RangeSet, VersionDigest};
+use tokio::sync::OnceCell;
 
 /// A version's manifest, its source, and its known chunk hashes.
 #[derive(Debug)]
@@ -27,7 +31,7 @@ pub struct Payload {
 /// The hash of one chunk, once it is known, and whether a read of the chunk from a device was begun.
 #[derive(Debug, Default)]
 struct ChunkState {
-    hash: OnceLock<ChunkHash>,
+    hash: OnceCell<ChunkHash>,
     was_read: AtomicBool,
 }
 
@@ -46,6 +50,16 @@ impl Payload {
         let payload = Self::new(manifest, source);
         for (chunk, hash) in payload.chunks.iter().zip(hashes) {
             let _ = chunk.hash.set(*hash);
+        }
+        payload
+    }
+
+    /// A payload of the same bytes in another `source`, with the hashes that are known.
+    #[must_use]
+    pub fn through(&self, source: Arc<dyn Source>) -> Self {
+        let payload = Self::new(Arc::clone(&self.manifest), source);
+        for (chunk, known) in payload.chunks.iter().zip(&self.chunks) {
+            known.hash.get().map(|hash| chunk.hash.set(*hash));
         }
         payload
     }
@@ -78,6 +92,29 @@ impl Payload {
         chunks.iter().map(ChunkIndex).filter(is_unhashed).collect()
     }
 
+    /// Hashes the chunks that are not hashed yet, on `workers`, if the source lies in memory. Blocks.
+    ///
+    /// # Errors
+    /// [`SourceError`] when a chunk cannot be read.
+    pub fn hash_in_place(&self, workers: Workers) -> Result<(), SourceError> {
+        let chunks = self.unhashed(&RangeSet::from_range(0..self.manifest.chunking().count()));
+        workers.each(chunks, |chunk| match self.unhashed_bytes(chunk) {
+            Some(bytes) => self.handle_read(chunk, ChunkHash::of(&bytes?)),
+            None => Ok(()),
+        })
+    }
+
+    /// Whether a chunk is not hashed yet, and lies in memory.
+    pub fn is_unhashed_in_place(&self, chunk: ChunkIndex) -> bool {
+        self.hash(chunk).is_none() && self.source.is_in_place(&self.manifest.chunk(chunk).0)
+    }
+
+    /// The bytes of a chunk that is not hashed yet, if it lies in memory.
+    pub fn unhashed_bytes(&self, chunk: ChunkIndex) -> Option<Result<Bytes, SourceError>> {
+        let read = || self.source.read(self.manifest.chunk(chunk).0).now_or_never();
+        self.is_unhashed_in_place(chunk).then(read).flatten()
+    }
+
     /// The process-wide key of this payload in caches.
     pub(super) fn key(&self) -> u64 {
         self.key
@@ -106,10 +143,31 @@ impl Payload {
     ///
     /// # Errors
     /// [`SourceError::Overwritten`] for other bytes than those of the first read.
-    pub(super) fn handle_read(&self, chunk: ChunkIndex, hash: ChunkHash) -> Result<(), SourceError> {
-        let known = *self.chunks[chunk.0 as usize].hash.get_or_init(|| hash);
+    pub fn handle_read(&self, chunk: ChunkIndex, hash: ChunkHash) -> Result<(), SourceError> {
+        let known = &self.chunks[chunk.0 as usize].hash;
+        let _ = known.set(hash); // Fails if it is known, or about to be.
         let (Range { start, end }, _) = self.manifest.chunk(chunk);
-        if known == hash { Ok(()) } else { Err(SourceError::Overwritten { start, end }) }
+        match known.get() {
+            Some(known) if *known != hash => Err(SourceError::Overwritten { start, end }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The hash of a chunk that was read, by `hashing`: once for all readers at the same time, unless each may have read
+    /// other bytes.
+    ///
+    /// # Errors
+    /// As for [`handle_read`](Self::handle_read).
+    pub(super) async fn hash_read(
+        &self,
+        chunk: ChunkIndex,
+        hashing: impl Future<Output = ChunkHash>,
+    ) -> Result<ChunkHash, SourceError> {
+        if !self.source.may_change() {
+            return Ok(*self.chunks[chunk.0 as usize].hash.get_or_init(|| hashing).await);
+        }
+        let hash = hashing.await;
+        self.handle_read(chunk, hash).map(|()| hash)
     }
 
     /// Records that a read of the chunk begins. Returns whether one began before.
@@ -161,5 +219,36 @@ mod tests {
         assert_eq!(payload.digest_of(&ends), Some(VersionDigest::of(manifest.digest(), [first, last])));
         assert_eq!(payload.digest(), None, "other chunks are not hashed");
         assert_eq!(payload.digest_of(&RangeSet::from_range(0..5)), None, "there is no chunk 4");
+    }
+
+    fn zeros() -> Payload {
+        let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, Shape::new(&[1024]).unwrap());
+        let manifest = Manifest::layout(vec![spec], vec![], 256, &Limits::default()).unwrap();
+        Payload::new(Arc::new(manifest), Arc::new(HostSource::new(vec![0; 1024].into())))
+    }
+
+    #[tokio::test]
+    async fn readers_at_the_same_time_share_a_hash() {
+        let (payload, hash) = (zeros(), ChunkHash::of(&[0; 256]));
+        let (give, take) = tokio::sync::oneshot::channel();
+        let first = payload.hash_read(ChunkIndex(1), async { take.await.unwrap() });
+        let second = payload.hash_read(ChunkIndex(1), async { panic!("hashed twice") });
+        let opened = async { give.send(hash).unwrap() };
+        let (first, second, ()) = tokio::join!(first, second, opened);
+        assert_eq!((first.unwrap(), second.unwrap()), (hash, hash));
+        payload.handle_read(ChunkIndex(1), hash).unwrap();
+        assert!(payload.handle_read(ChunkIndex(1), ChunkHash::of(b"other")).is_err());
+    }
+
+    #[test]
+    fn what_is_not_hashed_yet_is_hashed_in_place() {
+        for workers in [Workers::Inline, Workers::Threads] {
+            let payload = zeros();
+            payload.handle_read(ChunkIndex(2), ChunkHash::of(&[0; 256])).unwrap();
+            assert!(payload.unhashed_bytes(ChunkIndex(2)).is_none());
+            payload.hash_in_place(workers).unwrap();
+            let hashes = [ChunkHash::of(&[0; 256]); 4];
+            assert_eq!(payload.digest(), Some(VersionDigest::of(payload.manifest().digest(), hashes)));
+        }
     }
 }
