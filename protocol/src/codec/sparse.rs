@@ -61,6 +61,24 @@ impl Sparse {
         out
     }
 
+    /// Like [`encode`](Codec::encode), and calls `on_tile` with the bytes of the base and of the chunk, in order and in
+    /// pieces of at most 16 KiB, for hashing them while they are in the cache. The search ends, and so do the calls,
+    /// when too much changed: then the result is `None`, as it is for a base of another length, without a call.
+    pub fn compare(
+        context: Context<'_>,
+        raw: &[u8],
+        out: &mut [u8],
+        on_tile: impl FnMut(&[u8], &[u8]),
+    ) -> Option<usize> {
+        let base = context.base.filter(|base| base.len() == raw.len())?;
+        match width(context.dtype) {
+            8 => encode::<8>(base, raw, out, on_tile),
+            4 => encode::<4>(base, raw, out, on_tile),
+            2 => encode::<2>(base, raw, out, on_tile),
+            _ => encode::<1>(base, raw, out, on_tile),
+        }
+    }
+
     /// Applies the delta `encoded` to `base` in place, for a receiver that turns its base into the new version. Calls
     /// `on_piece` with the new bytes of the chunk, in order, in pieces of at most 16 KiB, for hashing or copying them
     /// while they are in the cache.
@@ -93,13 +111,7 @@ impl Codec for Sparse {
     /// `None` without a base of the same length, and when the delta does not fit `out` or would be longer than half of
     /// the chunk: such a chunk is better encoded without a base.
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
-        let base = context.base.filter(|base| base.len() == raw.len())?;
-        match width(context.dtype) {
-            8 => encode::<8>(base, raw, out),
-            4 => encode::<4>(base, raw, out),
-            2 => encode::<2>(base, raw, out),
-            _ => encode::<1>(base, raw, out),
-        }
+        Self::compare(context, raw, out, |_, _| ())
     }
 
     /// Takes a copy of the base, and a few nanoseconds for each change.
@@ -115,9 +127,14 @@ impl Codec for Sparse {
     }
 }
 
-fn encode<const W: usize>(base: &[u8], raw: &[u8], out: &mut [u8]) -> Option<usize> {
+fn encode<const W: usize>(
+    base: &[u8],
+    raw: &[u8],
+    out: &mut [u8],
+    mut on_tile: impl FnMut(&[u8], &[u8]),
+) -> Option<usize> {
     let (raw, tail) = raw.split_at(raw.len() / W * W);
-    let base = &base[..raw.len()];
+    let (base, base_tail) = base.split_at(raw.len());
     SEARCH.with_borrow_mut(|search| {
         let bytes_max = out.len().min(raw.len() / 2);
         if raw.len() > SLICES * SLICE_BYTES && estimated_bytes::<W>(search, base, raw) > bytes_max {
@@ -125,7 +142,8 @@ fn encode<const W: usize>(base: &[u8], raw: &[u8], out: &mut [u8]) -> Option<usi
         }
         let Search { changes, differing } = search;
         changes.clear();
-        changes.find::<W>(differing, base, raw, raw.len())?;
+        changes.find::<W>(differing, base, raw, raw.len(), &mut on_tile)?;
+        on_tile(base_tail, tail);
         let mut segments = SegmentWriter::new(&mut out[..bytes_max]);
         segments.push(&changes.gaps)?;
         segments.push(&changes.differences)?;
@@ -142,7 +160,7 @@ fn estimated_bytes<const W: usize>(search: &mut Search, base: &[u8], raw: &[u8])
     let stride = raw.len() / SLICES / W * W;
     for (base, raw) in base.chunks_exact(stride).zip(raw.chunks_exact(stride)) {
         // No limit is needed: the slices are short.
-        changes.find::<W>(differing, &base[..SLICE_BYTES], &raw[..SLICE_BYTES], usize::MAX);
+        changes.find::<W>(differing, &base[..SLICE_BYTES], &raw[..SLICE_BYTES], usize::MAX, |_, _| ());
     }
     let entropy = |bytes: &[u8]| bytes.len() as f64 * Histogram::of(bytes).bits_per_byte() / 8.0;
     let sample = entropy(&changes.gaps) + entropy(&changes.differences) + changes.values.len() as f64;

@@ -10,9 +10,15 @@ fn context(dtype: Dtype, base: &[u8]) -> Context<'_> {
 }
 
 fn encoded(dtype: Dtype, base: &[u8], raw: &[u8]) -> Option<Vec<u8>> {
-    let mut out = vec![0xaa; raw.len()];
-    let bytes = Sparse.encode(context(dtype, base), raw, &mut out)?;
-    out.truncate(bytes);
+    let (mut out, mut tiles) = (vec![0xaa; raw.len()], [vec![], vec![]]);
+    let bytes = Sparse::compare(context(dtype, base), raw, &mut out, |base, raw| {
+        assert!(base.len() == raw.len() && raw.len() <= TILE_BYTES);
+        tiles[0].extend_from_slice(base);
+        tiles[1].extend_from_slice(raw);
+    });
+    assert!(base.starts_with(&tiles[0]) && raw.starts_with(&tiles[1]), "`on_tile` is called in order");
+    out.truncate(bytes?);
+    assert_eq!(tiles[1].len(), raw.len(), "`on_tile` receives every byte");
     Some(out)
 }
 
