@@ -79,26 +79,30 @@ impl Sparse {
         }
     }
 
-    /// Applies the delta `encoded` to `base` in place, for a receiver that turns its base into the new version. Calls
-    /// `on_piece` with the new bytes of the chunk, in order, in pieces of at most 16 KiB, for hashing or copying them
-    /// while they are in the cache.
+    /// Decodes into `raw`, and turns `base`, of the same length, into the same version: for a receiver that keeps it as
+    /// the base of the next one. Calls `on_tile` with the new bytes of the chunk, in order, in pieces of at most 16 KiB,
+    /// for hashing them while they are in the cache.
     ///
-    /// Takes one pass over the base, and a few nanoseconds for each change. No input causes a panic.
+    /// Takes one pass over both, and a few nanoseconds for each change. No input causes a panic.
     ///
     /// # Errors
-    /// [`DecodeError`] when `encoded` is not a delta of this length. Then `base` may be partly changed and must be
-    /// discarded.
+    /// [`DecodeError`] when the lengths differ, or `encoded` is not a delta of this length. Then `base` may be partly
+    /// changed and must be discarded.
     pub fn apply(
         dtype: Dtype,
         encoded: &[u8],
         base: &mut [u8],
-        on_piece: impl FnMut(&[u8]),
+        raw: &mut [u8],
+        on_tile: impl FnMut(&[u8]),
     ) -> Result<(), DecodeError> {
+        if base.len() != raw.len() {
+            return Err(DecodeError::NoBase { expected: raw.len() });
+        }
         match width(dtype) {
-            8 => apply::<8>(encoded, base, on_piece),
-            4 => apply::<4>(encoded, base, on_piece),
-            2 => apply::<2>(encoded, base, on_piece),
-            _ => apply::<1>(encoded, base, on_piece),
+            8 => apply::<8>(encoded, base, raw, on_tile),
+            4 => apply::<4>(encoded, base, raw, on_tile),
+            2 => apply::<2>(encoded, base, raw, on_tile),
+            _ => apply::<1>(encoded, base, raw, on_tile),
         }
     }
 }
@@ -182,21 +186,29 @@ fn decode<const W: usize>(base: &[u8], encoded: &[u8], raw: &mut [u8]) -> Result
     })
 }
 
-/// Applies the changes in place. Passes each tile to `on_piece` once its changes are applied, and then the bytes beyond
-/// the last whole element.
+/// Decodes into `raw` and `base`, tile by tile, and passes each tile to `on_tile`, and then the bytes beyond the last whole
+/// element. The base is first read in order, by the copy: changes at random places would wait for each line of memory.
 fn apply<const W: usize>(
     encoded: &[u8],
     base: &mut [u8],
-    mut on_piece: impl FnMut(&[u8]),
+    raw: &mut [u8],
+    mut on_tile: impl FnMut(&[u8]),
 ) -> Result<(), DecodeError> {
     with_changes::<W>(encoded, base.len(), |mut pending, tail| {
         let (elements, rest) = base.as_chunks_mut::<W>();
-        for (index, tile) in elements.chunks_mut(tile_elements::<W>()).enumerate() {
+        let (copies, copied_rest) = raw.as_chunks_mut::<W>();
+        let tiles = elements
+            .chunks_mut(tile_elements::<W>())
+            .zip(copies.chunks_mut(tile_elements::<W>()));
+        for (index, (tile, copy)) in tiles.enumerate() {
+            copy.copy_from_slice(tile);
+            pending.clone().apply_to(index * tile_elements::<W>(), copy)?;
             pending.apply_to(index * tile_elements::<W>(), tile)?;
-            on_piece(tile.as_flattened());
+            on_tile(tile.as_flattened());
         }
         rest.copy_from_slice(tail);
-        on_piece(rest);
+        copied_rest.copy_from_slice(tail);
+        on_tile(tail);
         pending.is_empty().then_some(())
     })
 }

@@ -126,6 +126,7 @@ fn unzigzag(zigzag: u8) -> u64 {
 
 /// The changes that a decoder has not applied yet. It applies them in order, tile by tile, so the caller can process
 /// each tile while it is in the first-level cache.
+#[derive(Clone)]
 pub(super) struct Pending<'a, const W: usize> {
     gaps: slice::Iter<'a, u8>,
     differences: slice::Iter<'a, u8>,

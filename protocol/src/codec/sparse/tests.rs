@@ -26,13 +26,16 @@ fn encoded(dtype: Dtype, base: &[u8], raw: &[u8]) -> Option<Vec<u8>> {
 fn decoded(dtype: Dtype, base: &[u8], encoded: &[u8]) -> Result<Vec<u8>, DecodeError> {
     let mut raw = vec![0x55; base.len()];
     let outcome = Sparse.decode(context(dtype, base), encoded, &mut raw).map(|()| raw);
-    let (mut in_place, mut pieces) = (base.to_vec(), vec![]);
-    let applied = Sparse::apply(dtype, encoded, &mut in_place, |piece| {
-        assert!(piece.len() <= TILE_BYTES);
-        pieces.extend_from_slice(piece);
+    let (mut in_place, mut copy, mut tiles) = (base.to_vec(), vec![0x55; base.len()], vec![]);
+    let applied = Sparse::apply(dtype, encoded, &mut in_place, &mut copy, |tile| {
+        assert!(tile.len() <= TILE_BYTES);
+        tiles.extend_from_slice(tile);
     });
     assert_eq!(applied.map(|()| &in_place), outcome.as_ref().map_err(Clone::clone));
-    assert!(outcome.is_err() || pieces == in_place, "`on_piece` receives every final byte once, in order");
+    assert!(
+        outcome.is_err() || copy == in_place && tiles == copy,
+        "`on_tile` receives every final byte once, in order"
+    );
     outcome
 }
 
