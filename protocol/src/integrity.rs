@@ -35,12 +35,17 @@ impl ChunkHasher {
         self.0.write(raw);
     }
 
+    /// The hash of all bytes.
+    pub fn finish(self) -> ChunkHash {
+        ChunkHash(self.0.finish_128().to_le_bytes())
+    }
+
     /// Compares the hash of all bytes of `chunk` with `expected`, the hash in the chunk's header.
     ///
     /// # Errors
     /// [`CorruptChunk`] when the hashes differ.
     pub fn verify(self, chunk: ChunkIndex, expected: ChunkHash) -> Result<Verified, CorruptChunk> {
-        let found = ChunkHash(self.0.finish_128().to_le_bytes());
+        let found = self.finish();
         match found == expected {
             true => Ok(Verified { chunk, hash: found }),
             false => Err(CorruptChunk { chunk, expected, found }),

@@ -180,6 +180,7 @@ impl Ingress {
     async fn overwrite(&self, target: Target, base: Option<Base>) -> (Target, Option<Base>) {
         let Some(mut base) = base else { return (target, None) };
         let bytes = target.len();
+        self.stages.pass(bytes);
         let overwrite = move || {
             base.overwrite(&target);
             (target, Some(base))
@@ -195,12 +196,13 @@ impl Ingress {
         mut target: Target,
         mut base: Option<Base>,
     ) -> Result<(Verified, Target, Option<Base>), ReceiveError> {
-        let (expected, tally) = (header.encoded_bytes as usize, Arc::clone(&self.tally));
+        let (expected, tally, stages) =
+            (header.encoded_bytes as usize, Arc::clone(&self.tally), Arc::clone(&self.stages));
         self.workers
             .run_over(target.len(), move || {
                 let began = Instant::now();
                 let encoded = &slot[..expected];
-                let verified = decode_verified(&header, dtype, encoded, base.as_mut(), &mut target)?;
+                let verified = decode_verified(&header, dtype, encoded, base.as_mut(), &mut target, &stages)?;
                 count(&tally, &header, began.elapsed());
                 Ok((verified, target, base))
             })
@@ -216,34 +218,32 @@ fn decode_verified(
     encoded: &[u8],
     base: Option<&mut Base>,
     target: &mut [u8],
+    stages: &Stages,
 ) -> Result<Verified, ReceiveError> {
+    stages.pass(target.len());
     let hasher = match base {
         Some(base) if base.keep && header.base.is_some() => apply_delta(dtype, encoded, base, target)?,
-        base => decode_and_hash(header, dtype, encoded, base, target)?,
+        base => {
+            stages.pass(target.len());
+            decode_and_hash(header, dtype, encoded, base, target)?
+        }
     };
     Ok(hasher.verify(header.chunk, header.hash)?)
 }
 
-/// Applies a delta to the base in place, and copies the result to `target` while hashing it, in one pass over memory.
+/// Decodes a delta into `target` and into the base, and hashes the chunk, in one pass over memory.
 fn apply_delta(
     dtype: Dtype,
     encoded: &[u8],
     base: &mut Base,
     target: &mut [u8],
 ) -> Result<ChunkHasher, DecodeError> {
-    if base.memory.len() != target.len() {
-        return Err(DecodeError::NoBase { expected: target.len() });
-    }
-    let (mut hasher, mut rest) = (ChunkHasher::new(), target);
-    Sparse::apply(dtype, encoded, &mut base.memory, |piece| {
-        if let Some(place) = rest.split_off_mut(..piece.len()) {
-            copy(piece, place, |piece| hasher.update(piece));
-        }
-    })?;
+    let mut hasher = ChunkHasher::new();
+    Sparse::apply(dtype, encoded, &mut base.memory, target, |tile| hasher.update(tile))?;
     Ok(hasher)
 }
 
-/// Decodes a chunk into `target`, hashes it, and updates the base if that is to be kept.
+/// Decodes a chunk into `target`, and in a second pass hashes it, and updates the base if that is to be kept.
 fn decode_and_hash(
     header: &ChunkHeader,
     dtype: Dtype,
@@ -411,9 +411,12 @@ mod tests {
 
         /// Decodes `encoded` as this chunk; returns the chunk's memory and the base.
         fn finish(&self, encoded: &[u8], mut base: Base) -> Result<(Vec<u8>, Base), ReceiveError> {
-            let mut target = vec![0x5a; BYTES];
-            let verified = decode_verified(&self.header, Dtype::Bf16, encoded, Some(&mut base), &mut target)?;
+            let (mut target, stages) = (vec![0x5a; BYTES], Stages::default());
+            let (base_of, target_of) = (Some(&mut base), &mut target);
+            let verified = decode_verified(&self.header, Dtype::Bf16, encoded, base_of, target_of, &stages)?;
             assert_eq!(verified.hash(), ChunkHash::of(&target));
+            let passes = if base.keep && self.header.base.is_some() { 1 } else { 2 };
+            assert_eq!(stages.stats().passed_bytes(), passes * BYTES as u64);
             Ok((target, base))
         }
     }

@@ -26,6 +26,7 @@ pub struct Stages {
     active: [AtomicU64; Stage::COUNT],
     begun: [AtomicU64; Stage::COUNT],
     overlaps: [[AtomicU64; Stage::COUNT]; Stage::COUNT],
+    passed_bytes: AtomicU64,
 }
 
 /// A guard that counts a chunk at one stage until it is dropped.
@@ -42,6 +43,7 @@ pub struct StageStats {
     active: [u64; Stage::COUNT],
     begun: [u64; Stage::COUNT],
     overlaps: [[u64; Stage::COUNT]; Stage::COUNT],
+    passed_bytes: u64,
 }
 
 impl Stage {
@@ -62,6 +64,11 @@ impl Stages {
         AtStage { stages: self, stage }
     }
 
+    /// Records a pass over `bytes` of memory: hashing, comparing, encoding, decoding or copying them.
+    pub(crate) fn pass(&self, bytes: usize) {
+        self.passed_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     /// The current counts.
     pub fn stats(&self) -> StageStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -69,6 +76,7 @@ impl Stages {
             active: self.active.each_ref().map(load),
             begun: self.begun.each_ref().map(load),
             overlaps: self.overlaps.each_ref().map(|row| row.each_ref().map(load)),
+            passed_bytes: load(&self.passed_bytes),
         }
     }
 }
@@ -88,6 +96,12 @@ impl StageStats {
     /// The number of chunks that began `stage`. The number that ended it is this minus [`active`](Self::active).
     pub fn begun(&self, stage: Stage) -> u64 {
         self.begun[stage as usize]
+    }
+
+    /// The bytes of chunks, and of their bases, that were hashed, compared, encoded or decoded, counted for each pass over
+    /// memory. One pass may do several of these. What is hashed while it arrives is not counted.
+    pub fn passed_bytes(&self) -> u64 {
+        self.passed_bytes
     }
 
     /// The number of chunks that began `stage` while at least one other chunk was at `other`.

@@ -62,13 +62,22 @@ pub(super) async fn publish(args: ServeArgs, job: Job) -> Result<()> {
         if !job.has_one_topic() {
             wait_until_free(&server).await;
         }
-        let (staging, hold, staging_begun) = (server.staging(), job.hold, Instant::now());
+        let (staging, hold) = (server.staging(), job.hold);
         // Off the executor: generating gigabytes takes seconds, and the keep-alive of connections must continue.
-        let prepare = move || versions.prepare(&staging, hold, round).map(|prepared| (versions, prepared));
-        let (given_back, prepared) = spawn_blocking(prepare).await??;
+        let prepare = move || {
+            if let Versions::Steps(steps) = &mut versions
+                && round > 0
+            {
+                steps.advance();
+            }
+            let begun = Instant::now();
+            let prepared = versions.prepare(&staging, hold, round);
+            prepared.map(|prepared| (versions, prepared, begun.elapsed()))
+        };
+        let (given_back, prepared, staging) = spawn_blocking(prepare).await??;
         versions = given_back;
         let Some(prepared) = prepared else { break };
-        let staging_ms = staging_begun.elapsed().as_secs_f64() * 1e3;
+        let staging_ms = staging.as_secs_f64() * 1e3;
         wait_for_receivers(&server, &topic, job.receivers + u32::from(job.has_slow)).await?;
         let mut sent = RoundPublisher { server: &server, publisher, job: &job }
             .publish(&versions, prepared, round)

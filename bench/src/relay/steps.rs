@@ -89,6 +89,13 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 impl Steps {
+    /// Prepares the version after the first: changes the generated weights.
+    pub(super) fn advance(&mut self) {
+        if let Self::Generated(generated) = self {
+            generated.change();
+        }
+    }
+
     /// Stages the next version; `None` if there is none.
     ///
     /// # Errors
@@ -102,9 +109,7 @@ impl Steps {
             Self::Generated(generated) if generated.remaining == 0 => Ok(None),
             Self::Generated(generated) => {
                 generated.remaining -= 1;
-                let staged = generated.stage(staging)?;
-                generated.change();
-                Ok(Some(staged))
+                Ok(Some(generated.stage(staging)?))
             }
         }
     }

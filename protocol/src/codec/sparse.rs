@@ -61,26 +61,48 @@ impl Sparse {
         out
     }
 
-    /// Applies the delta `encoded` to `base` in place, for a receiver that turns its base into the new version. Calls
-    /// `on_piece` with the new bytes of the chunk, in order, in pieces of at most 16 KiB, for hashing or copying them
-    /// while they are in the cache.
+    /// Like [`encode`](Codec::encode), and calls `on_tile` with the bytes of the base and of the chunk, in order and in
+    /// pieces of at most 16 KiB, for hashing them while they are in the cache. The search ends, and so do the calls,
+    /// when too much changed: then the result is `None`, as it is for a base of another length, without a call.
+    pub fn compare(
+        context: Context<'_>,
+        raw: &[u8],
+        out: &mut [u8],
+        on_tile: impl FnMut(&[u8], &[u8]),
+    ) -> Option<usize> {
+        let base = context.base.filter(|base| base.len() == raw.len())?;
+        match width(context.dtype) {
+            8 => encode::<8>(base, raw, out, on_tile),
+            4 => encode::<4>(base, raw, out, on_tile),
+            2 => encode::<2>(base, raw, out, on_tile),
+            _ => encode::<1>(base, raw, out, on_tile),
+        }
+    }
+
+    /// Decodes into `raw`, and turns `base`, of the same length, into the same version: for a receiver that keeps it as
+    /// the base of the next one. Calls `on_tile` with the new bytes of the chunk, in order, in pieces of at most 16 KiB,
+    /// for hashing them while they are in the cache.
     ///
-    /// Takes one pass over the base, and a few nanoseconds for each change. No input causes a panic.
+    /// Takes one pass over both, and a few nanoseconds for each change. No input causes a panic.
     ///
     /// # Errors
-    /// [`DecodeError`] when `encoded` is not a delta of this length. Then `base` may be partly changed and must be
-    /// discarded.
+    /// [`DecodeError`] when the lengths differ, or `encoded` is not a delta of this length. Then `base` may be partly
+    /// changed and must be discarded.
     pub fn apply(
         dtype: Dtype,
         encoded: &[u8],
         base: &mut [u8],
-        on_piece: impl FnMut(&[u8]),
+        raw: &mut [u8],
+        on_tile: impl FnMut(&[u8]),
     ) -> Result<(), DecodeError> {
+        if base.len() != raw.len() {
+            return Err(DecodeError::NoBase { expected: raw.len() });
+        }
         match width(dtype) {
-            8 => apply::<8>(encoded, base, on_piece),
-            4 => apply::<4>(encoded, base, on_piece),
-            2 => apply::<2>(encoded, base, on_piece),
-            _ => apply::<1>(encoded, base, on_piece),
+            8 => apply::<8>(encoded, base, raw, on_tile),
+            4 => apply::<4>(encoded, base, raw, on_tile),
+            2 => apply::<2>(encoded, base, raw, on_tile),
+            _ => apply::<1>(encoded, base, raw, on_tile),
         }
     }
 }
@@ -93,13 +115,7 @@ impl Codec for Sparse {
     /// `None` without a base of the same length, and when the delta does not fit `out` or would be longer than half of
     /// the chunk: such a chunk is better encoded without a base.
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
-        let base = context.base.filter(|base| base.len() == raw.len())?;
-        match width(context.dtype) {
-            8 => encode::<8>(base, raw, out),
-            4 => encode::<4>(base, raw, out),
-            2 => encode::<2>(base, raw, out),
-            _ => encode::<1>(base, raw, out),
-        }
+        Self::compare(context, raw, out, |_, _| ())
     }
 
     /// Takes a copy of the base, and a few nanoseconds for each change.
@@ -115,9 +131,14 @@ impl Codec for Sparse {
     }
 }
 
-fn encode<const W: usize>(base: &[u8], raw: &[u8], out: &mut [u8]) -> Option<usize> {
+fn encode<const W: usize>(
+    base: &[u8],
+    raw: &[u8],
+    out: &mut [u8],
+    mut on_tile: impl FnMut(&[u8], &[u8]),
+) -> Option<usize> {
     let (raw, tail) = raw.split_at(raw.len() / W * W);
-    let base = &base[..raw.len()];
+    let (base, base_tail) = base.split_at(raw.len());
     SEARCH.with_borrow_mut(|search| {
         let bytes_max = out.len().min(raw.len() / 2);
         if raw.len() > SLICES * SLICE_BYTES && estimated_bytes::<W>(search, base, raw) > bytes_max {
@@ -125,7 +146,8 @@ fn encode<const W: usize>(base: &[u8], raw: &[u8], out: &mut [u8]) -> Option<usi
         }
         let Search { changes, differing } = search;
         changes.clear();
-        changes.find::<W>(differing, base, raw, raw.len())?;
+        changes.find::<W>(differing, base, raw, raw.len(), &mut on_tile)?;
+        on_tile(base_tail, tail);
         let mut segments = SegmentWriter::new(&mut out[..bytes_max]);
         segments.push(&changes.gaps)?;
         segments.push(&changes.differences)?;
@@ -142,7 +164,7 @@ fn estimated_bytes<const W: usize>(search: &mut Search, base: &[u8], raw: &[u8])
     let stride = raw.len() / SLICES / W * W;
     for (base, raw) in base.chunks_exact(stride).zip(raw.chunks_exact(stride)) {
         // No limit is needed: the slices are short.
-        changes.find::<W>(differing, &base[..SLICE_BYTES], &raw[..SLICE_BYTES], usize::MAX);
+        changes.find::<W>(differing, &base[..SLICE_BYTES], &raw[..SLICE_BYTES], usize::MAX, |_, _| ());
     }
     let entropy = |bytes: &[u8]| bytes.len() as f64 * Histogram::of(bytes).bits_per_byte() / 8.0;
     let sample = entropy(&changes.gaps) + entropy(&changes.differences) + changes.values.len() as f64;
@@ -164,21 +186,29 @@ fn decode<const W: usize>(base: &[u8], encoded: &[u8], raw: &mut [u8]) -> Result
     })
 }
 
-/// Applies the changes in place. Passes each tile to `on_piece` once its changes are applied, and then the bytes beyond
-/// the last whole element.
+/// Decodes into `raw` and `base`, tile by tile, and passes each tile to `on_tile`, and then the bytes beyond the last whole
+/// element. The base is first read in order, by the copy: changes at random places would wait for each line of memory.
 fn apply<const W: usize>(
     encoded: &[u8],
     base: &mut [u8],
-    mut on_piece: impl FnMut(&[u8]),
+    raw: &mut [u8],
+    mut on_tile: impl FnMut(&[u8]),
 ) -> Result<(), DecodeError> {
     with_changes::<W>(encoded, base.len(), |mut pending, tail| {
         let (elements, rest) = base.as_chunks_mut::<W>();
-        for (index, tile) in elements.chunks_mut(tile_elements::<W>()).enumerate() {
+        let (copies, copied_rest) = raw.as_chunks_mut::<W>();
+        let tiles = elements
+            .chunks_mut(tile_elements::<W>())
+            .zip(copies.chunks_mut(tile_elements::<W>()));
+        for (index, (tile, copy)) in tiles.enumerate() {
+            copy.copy_from_slice(tile);
+            pending.clone().apply_to(index * tile_elements::<W>(), copy)?;
             pending.apply_to(index * tile_elements::<W>(), tile)?;
-            on_piece(tile.as_flattened());
+            on_tile(tile.as_flattened());
         }
         rest.copy_from_slice(tail);
-        on_piece(rest);
+        copied_rest.copy_from_slice(tail);
+        on_tile(tail);
         pending.is_empty().then_some(())
     })
 }

@@ -114,6 +114,13 @@ fn followers_get_deltas() {
             }
             let stats = server.stats().encoder;
             assert_eq!((stats.deltas, stats.compared), (4 * CHUNKS, 4 * CHUNKS), "{stats:?}");
+            // The server passes over a version once, to hash it or to hash and compare it, and over its base; a client
+            // once to place it, and over its second version to copy it.
+            let passed = server.stats().stages.passed_bytes();
+            assert!(passed <= (2 + 4 * 2) * BYTES, "{passed}");
+            for (client, _) in &followers {
+                assert_eq!(client.stages().passed_bytes(), (1 + 4) * BYTES);
+            }
             let sent = server.stats().codecs.deltas();
             assert_eq!(
                 (sent.chunks, sent.raw_bytes),

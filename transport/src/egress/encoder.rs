@@ -24,7 +24,7 @@ use std::{
 };
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    ChunkHash, ChunkIndex, CodecId, CodecSet, Context, Effort, RangeSet, SizeEstimate, VersionDigest,
+    ChunkHash, ChunkIndex, CodecId, CodecSet, Context, Effort, RangeSet, SizeEstimate, VersionDigest, codec,
     worthwhile_bytes,
 };
 
@@ -54,6 +54,14 @@ pub struct Encoder {
     workers: Workers,
     stages: Arc<Stages>,
     counters: Counters,
+}
+
+/// What was read of a chunk.
+#[derive(Clone)]
+struct Read {
+    bytes: Bytes,
+    /// Its hash, if it need not be computed.
+    hash: Option<ChunkHash>,
 }
 
 /// The counters of an encoder. `requested - encoded` requests shared an encoding, or could not read the chunk. The
@@ -288,24 +296,36 @@ impl Encoder {
     }
 
     async fn raw(&self, payload: &Payload, chunk: ChunkIndex) -> Result<Encoded, Arc<SourceError>> {
-        match payload.source().slots() {
-            Some(slots) => self.reads.get(payload, chunk, slots).await,
-            None => self.read_host(payload, chunk).await.map_err(Arc::new),
-        }
+        let read = self.read(payload, chunk).await?;
+        self.hashed(payload, chunk, read).await
     }
 
-    async fn read_host(&self, payload: &Payload, chunk: ChunkIndex) -> Result<Encoded, SourceError> {
+    /// Reads `chunk`, without hashing it if it lies on this host.
+    async fn read(&self, payload: &Payload, chunk: ChunkIndex) -> Result<Read, Arc<SourceError>> {
+        if let Some(slots) = payload.source().slots() {
+            let Encoded { bytes, hash, .. } = self.reads.get(payload, chunk, slots).await?;
+            return Ok(Read { bytes, hash: Some(hash) });
+        }
         let (range, _) = payload.manifest().chunk(chunk);
         let is_in_place = payload.source().is_in_place(&range);
-        let bytes = {
-            let _reading = self.stages.begin(Stage::Read);
-            payload.source().read(range).await?
-        };
+        let _reading = self.stages.begin(Stage::Read);
+        let bytes = payload.source().read(range).await.map_err(Arc::new)?;
         self.count_read(bytes.len() as u64, is_in_place);
-        let hash = match payload.reliable_hash(chunk) {
+        Ok(Read { bytes, hash: payload.reliable_hash(chunk) })
+    }
+
+    /// What was read of `chunk`, hashed if it was not.
+    async fn hashed(
+        &self,
+        payload: &Payload,
+        chunk: ChunkIndex,
+        Read { bytes, hash }: Read,
+    ) -> Result<Encoded, Arc<SourceError>> {
+        let hash = match hash.or_else(|| payload.reliable_hash(chunk)) {
             Some(hash) => hash,
             None => {
                 let _hashing = self.stages.begin(Stage::Encode);
+                self.stages.pass(bytes.len());
                 let raw = bytes.clone();
                 let hashing = self.workers.run_over(raw.len(), move || ChunkHash::of(&raw));
                 Box::pin(payload.hash_read(chunk, hashing)).await?
@@ -320,18 +340,20 @@ impl Encoder {
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
-        codec: CodecId,
+        id: CodecId,
         raw: &Encoded,
     ) -> (Result<Option<Encoded>, NoRoom>, Duration) {
         let _encoding = self.stages.begin(Stage::Encode);
         let (_, dtype) = payload.manifest().chunk(chunk);
         let (bytes, raw_bytes) = (raw.bytes.clone(), raw.bytes.len());
+        self.stages.pass(raw_bytes);
         let context = Context { dtype, base: None };
         let encodings = Arc::clone(&self.cache);
         let encoding = self.workers.run(move || {
             let began = Instant::now();
             let keep = |encoded: &[u8]| (encoded.len(), encodings.copy(encoded));
-            let encoded = scratch::encode(codec, context, &bytes, worthwhile_bytes(raw_bytes), keep);
+            let encode = |out: &mut [u8]| codec(id).encode(context, &bytes, out);
+            let encoded = scratch::encode(worthwhile_bytes(raw_bytes), encode, keep);
             (encoded, began.elapsed())
         });
         let (encoded, spent) = encoding.await;
@@ -340,8 +362,8 @@ impl Encoder {
         self.counters
             .incompressible
             .fetch_add(encoded.is_none().into(), Ordering::Relaxed);
-        self.chooser.handle_encoded(payload, chunk, codec, raw_bytes, encoded_bytes);
-        let kept = |bytes| Encoded { codec, hash: raw.hash, bytes, worker_time: Duration::ZERO };
+        self.chooser.handle_encoded(payload, chunk, id, raw_bytes, encoded_bytes);
+        let kept = |bytes| Encoded { codec: id, hash: raw.hash, bytes, worker_time: Duration::ZERO };
         (encoded.map(|(_, bytes)| bytes.map(kept)).transpose(), spent)
     }
 

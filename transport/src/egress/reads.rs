@@ -188,6 +188,7 @@ impl Reads {
             Some(hash) => hash,
             None => {
                 let _hashing = self.stages.begin(Stage::Encode);
+                self.stages.pass(bytes.len());
                 let raw = bytes.clone();
                 self.workers.run_over(raw.len(), move || ChunkHash::of(&raw)).await
             }

@@ -41,23 +41,26 @@ impl Changes {
     }
 
     /// Appends the changes from `base` to `raw`, strings of equal length and of whole elements of `W` bytes. `None`,
-    /// with an incomplete result, once the changes exceed `bytes_max`.
+    /// with an incomplete result, once the changes exceed `bytes_max`. Calls `on_tile` with both strings, tile by tile.
     pub(super) fn find<const W: usize>(
         &mut self,
         differing: &mut Differing,
         base: &[u8],
         raw: &[u8],
         bytes_max: usize,
+        mut on_tile: impl FnMut(&[u8], &[u8]),
     ) -> Option<()> {
         let begin = self.next;
         let grouped = raw.len() / (GROUP * W) * (GROUP * W);
         let tiles = base[..grouped].chunks(TILE_BYTES).zip(raw[..grouped].chunks(TILE_BYTES));
         for (tile, (base, raw)) in tiles.enumerate() {
             self.find_in_tile::<W>(begin + tile * (TILE_BYTES / W), differing, base, raw);
+            on_tile(base, raw);
             (self.len() <= bytes_max).then_some(())?;
         }
-        let (base, raw) = (padded(&base[grouped..]), padded(&raw[grouped..]));
-        self.find_in_tile::<W>(begin + grouped / W, differing, &base, &raw);
+        let (base, raw) = (&base[grouped..], &raw[grouped..]);
+        self.find_in_tile::<W>(begin + grouped / W, differing, &padded(base), &padded(raw));
+        on_tile(base, raw);
         (self.len() <= bytes_max).then_some(())
     }
 
@@ -123,6 +126,7 @@ fn unzigzag(zigzag: u8) -> u64 {
 
 /// The changes that a decoder has not applied yet. It applies them in order, tile by tile, so the caller can process
 /// each tile while it is in the first-level cache.
+#[derive(Clone)]
 pub(super) struct Pending<'a, const W: usize> {
     gaps: slice::Iter<'a, u8>,
     differences: slice::Iter<'a, u8>,

@@ -10,9 +10,15 @@ fn context(dtype: Dtype, base: &[u8]) -> Context<'_> {
 }
 
 fn encoded(dtype: Dtype, base: &[u8], raw: &[u8]) -> Option<Vec<u8>> {
-    let mut out = vec![0xaa; raw.len()];
-    let bytes = Sparse.encode(context(dtype, base), raw, &mut out)?;
-    out.truncate(bytes);
+    let (mut out, mut tiles) = (vec![0xaa; raw.len()], [vec![], vec![]]);
+    let bytes = Sparse::compare(context(dtype, base), raw, &mut out, |base, raw| {
+        assert!(base.len() == raw.len() && raw.len() <= TILE_BYTES);
+        tiles[0].extend_from_slice(base);
+        tiles[1].extend_from_slice(raw);
+    });
+    assert!(base.starts_with(&tiles[0]) && raw.starts_with(&tiles[1]), "`on_tile` is called in order");
+    out.truncate(bytes?);
+    assert_eq!(tiles[1].len(), raw.len(), "`on_tile` receives every byte");
     Some(out)
 }
 
@@ -20,13 +26,16 @@ fn encoded(dtype: Dtype, base: &[u8], raw: &[u8]) -> Option<Vec<u8>> {
 fn decoded(dtype: Dtype, base: &[u8], encoded: &[u8]) -> Result<Vec<u8>, DecodeError> {
     let mut raw = vec![0x55; base.len()];
     let outcome = Sparse.decode(context(dtype, base), encoded, &mut raw).map(|()| raw);
-    let (mut in_place, mut pieces) = (base.to_vec(), vec![]);
-    let applied = Sparse::apply(dtype, encoded, &mut in_place, |piece| {
-        assert!(piece.len() <= TILE_BYTES);
-        pieces.extend_from_slice(piece);
+    let (mut in_place, mut copy, mut tiles) = (base.to_vec(), vec![0x55; base.len()], vec![]);
+    let applied = Sparse::apply(dtype, encoded, &mut in_place, &mut copy, |tile| {
+        assert!(tile.len() <= TILE_BYTES);
+        tiles.extend_from_slice(tile);
     });
     assert_eq!(applied.map(|()| &in_place), outcome.as_ref().map_err(Clone::clone));
-    assert!(outcome.is_err() || pieces == in_place, "`on_piece` receives every final byte once, in order");
+    assert!(
+        outcome.is_err() || copy == in_place && tiles == copy,
+        "`on_tile` receives every final byte once, in order"
+    );
     outcome
 }
 

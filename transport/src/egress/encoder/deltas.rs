@@ -1,6 +1,6 @@
 //! Encodes chunks as deltas against a base that receivers hold, once for all of them.
 
-use super::{Encoded, Encoder, scratch};
+use super::{Encoded, Encoder, Read, scratch};
 use crate::{
     egress::{
         CodecRequest, Payload,
@@ -14,10 +14,46 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_device::SourceError;
-use tensor_relay_protocol::{ChunkIndex, CodecId, Context, SMALL_BYTES, Sparse};
+use tensor_relay_protocol::{ChunkHash, ChunkHasher, ChunkIndex, CodecId, Context, SMALL_BYTES, Sparse};
 
 /// The delta codec. Encoding fails for a chunk that changed too much: a delta is at most half as long as its chunk.
 const CODEC: CodecId = CodecId::Sparse;
+
+/// The result of a pass over a chunk and its base.
+struct Compared {
+    delta: Result<Option<Bytes>, NoRoom>,
+    hash: ChunkHash,
+    base_hash: ChunkHash,
+    took: Duration,
+}
+
+/// The hash of what was read: known, or computed tile by tile while another work has them in the cache.
+struct TileHasher<'a> {
+    known: Option<ChunkHash>,
+    hasher: ChunkHasher,
+    rest: &'a [u8],
+}
+
+impl<'a> TileHasher<'a> {
+    fn new(read: &'a Read) -> Self {
+        Self { known: read.hash, hasher: ChunkHasher::new(), rest: &read.bytes }
+    }
+
+    fn update(&mut self, tile: &[u8]) {
+        if self.known.is_none() {
+            self.hasher.update(tile);
+            self.rest = &self.rest[tile.len()..];
+        }
+    }
+
+    /// Hashes the tiles that are left.
+    fn finish(mut self) -> ChunkHash {
+        self.known.unwrap_or_else(|| {
+            self.hasher.update(self.rest);
+            self.hasher.finish()
+        })
+    }
+}
 
 impl Encoder {
     /// The bytes of `chunk` for the wire, for a receiver that holds `base`, a version with the same manifest: a delta
@@ -47,109 +83,127 @@ impl Encoder {
             None => {
                 // Read before `get_or_encode`: all callers share the failure of a device's read, whereas those that
                 // wait for a failed comparison would retry in turn.
-                let raw = self.raw(payload, chunk).await?;
-                let (delta, comparison_time) = Box::pin(self.delta(key, payload, base, &raw)).await?;
+                let read = self.read(payload, chunk).await?;
+                let (delta, read, comparison_time) = Box::pin(self.delta(key, payload, base, read)).await?;
                 let encoded = match delta {
                     Some(delta) => delta,
-                    None => self.encode_without_base(payload, chunk, wanted, Some(raw)).await?,
+                    None => {
+                        let raw = self.hashed(payload, chunk, read).await?;
+                        self.encode_without_base(payload, chunk, wanted, Some(raw)).await?
+                    }
                 };
                 Ok(Encoded { worker_time: encoded.worker_time + comparison_time, ..encoded })
             }
         }
     }
 
-    /// The delta of the chunk `raw` against `base`, and the time spent. `None` if too much changed, the base is
-    /// unreadable, the comparison is skipped, or there is no memory for the delta. If the hashes are equal, the bytes
-    /// of the base are neither read nor compared.
+    /// The delta of a chunk that was read, against `base`; what was read, hashed if that took no pass of its own; and the
+    /// time spent. There is no delta if too much changed, the base is unreadable, the comparison is skipped, or there is
+    /// no memory for the delta. If both hashes are known and equal, the bytes of the base are neither read nor compared.
     async fn delta(
         &self,
         key: EncodingKey,
         payload: &Payload,
         base: &Payload,
-        raw: &Encoded,
-    ) -> Result<(Option<Encoded>, Duration), Arc<SourceError>> {
+        mut read: Read,
+    ) -> Result<(Option<Encoded>, Read, Duration), Arc<SourceError>> {
         payload.register_encodings(&self.cache);
         base.register_encodings(&self.cache);
-        let is_same = base.hash(key.chunk) == Some(raw.hash);
-        if !is_same && self.chooser.should_skip_comparison(payload, key.chunk) {
-            self.cache.insert(key, None); // Later receivers get no delta either, and so the same encoding.
-            return Ok((None, Duration::ZERO));
+        let chunk = key.chunk;
+        let is_same = |read: &Read| read.hash.is_some() && read.hash == base.hash(chunk);
+        if !is_same(&read) && self.chooser.should_skip_comparison(payload, chunk) {
+            let Encoded { bytes, hash, .. } = self.hashed(payload, chunk, read).await?;
+            read = Read { bytes, hash: Some(hash) };
+            if !is_same(&read) {
+                self.cache.insert(key, None); // Later receivers get no delta either, and so the same encoding.
+                return Ok((None, read, Duration::ZERO));
+            }
         }
-        let before = match is_same {
-            true => raw.bytes.clone(),
-            false => match self.base_bytes(payload, base, key.chunk).await {
-                Some(before) => before,
-                None => return Ok((None, Duration::ZERO)),
+        let before = match is_same(&read) {
+            true => None,
+            false => match self.read_base(payload, base, chunk).await {
+                None => return Ok((None, read, Duration::ZERO)),
+                before => before,
             },
         };
         let mut spent = Duration::ZERO; // Remains zero if another task compares.
-        let compare = async {
-            let (delta, took) = match is_same {
-                true => (Ok(Some(self.unchanged(payload, key.chunk, raw))), Duration::ZERO),
-                false => self.compare(payload, key.chunk, raw, before).await,
-            };
-            spent = took;
-            Ok(delta?)
+        let delta = async {
+            let Some(before) = before else { return Ok(Some(self.unchanged(payload, chunk, &read))) };
+            let compared = self.compare(payload, chunk, &read, before).await;
+            (spent, read.hash) = (compared.took, Some(compared.hash));
+            payload.handle_read(chunk, compared.hash).map_err(Arc::new)?;
+            if let Err(error) = base.handle_read(chunk, compared.base_hash) {
+                self.handle_unreadable(payload, base, chunk, &error);
+                return Ok(None);
+            }
+            Ok(compared.delta?.map(|bytes| delta_of(compared.hash, bytes)))
         };
-        match self.cache.get_or_encode(&key, compare).await {
-            Ok(delta) => Ok((delta, spent)),
-            Err(EncodeError::NoRoom) => Ok((None, spent)),
+        match self.cache.get_or_encode(&key, delta).await {
+            Ok(delta) => Ok((delta, read, spent)),
+            Err(EncodeError::NoRoom) => Ok((None, read, spent)),
             Err(EncodeError::Source(error)) => Err(error),
         }
     }
 
-    /// The bytes of the chunk in `base`; `None` if the base is unreadable. After a failure, `base` is not read again
-    /// for this payload.
-    async fn base_bytes(&self, payload: &Payload, base: &Payload, chunk: ChunkIndex) -> Option<Bytes> {
+    /// Reads the chunk of `base`; `None` if it is unreadable. After a failure, `base` is not read again for this payload.
+    async fn read_base(&self, payload: &Payload, base: &Payload, chunk: ChunkIndex) -> Option<Read> {
         if self.chooser.is_unreadable(payload, base) {
             return None;
         }
-        match self.raw(base, chunk).await {
-            Ok(before) => Some(before.bytes),
-            Err(error) => {
-                if self.chooser.handle_unreadable(payload, base) {
-                    tracing::warn!(%chunk, %error, "A base cannot be read any more; chunks are sent whole.");
-                }
-                None
-            }
+        let read = self.read(base, chunk).await;
+        read.inspect_err(|error| self.handle_unreadable(payload, base, chunk, error))
+            .ok()
+    }
+
+    fn handle_unreadable(&self, payload: &Payload, base: &Payload, chunk: ChunkIndex, error: &SourceError) {
+        if self.chooser.handle_unreadable(payload, base) {
+            tracing::warn!(%chunk, %error, "A base cannot be read any more; chunks are sent whole.");
         }
     }
 
-    /// The delta of an unchanged chunk.
-    fn unchanged(&self, payload: &Payload, chunk: ChunkIndex, raw: &Encoded) -> Encoded {
+    /// The delta of an unchanged chunk, whose hash is known.
+    fn unchanged(&self, payload: &Payload, chunk: ChunkIndex, read: &Read) -> Encoded {
         let (_, dtype) = payload.manifest().chunk(chunk);
-        let bytes = Bytes::from(Sparse::unchanged(dtype, &raw.bytes));
         self.count_compared(true);
-        Encoded { codec: CODEC, hash: raw.hash, bytes, worker_time: Duration::ZERO }
+        let hash = read.hash.expect("it was compared");
+        delta_of(hash, Bytes::from(Sparse::unchanged(dtype, &read.bytes)))
     }
 
-    async fn compare(
-        &self,
-        payload: &Payload,
-        chunk: ChunkIndex,
-        raw: &Encoded,
-        before: Bytes,
-    ) -> (Result<Option<Encoded>, NoRoom>, Duration) {
+    /// Compares a chunk with its base, encodes the delta, and hashes both unless that was done: in one pass.
+    async fn compare(&self, payload: &Payload, chunk: ChunkIndex, read: &Read, before: Read) -> Compared {
         let _comparing = self.stages.begin(Stage::Encode);
         let (_, dtype) = payload.manifest().chunk(chunk);
-        let (bytes, encodings) = (raw.bytes.clone(), Arc::clone(&self.cache));
-        let comparing = self.workers.run_over(bytes.len(), move || {
+        let (read, encodings) = (read.clone(), Arc::clone(&self.cache));
+        self.stages.pass(read.bytes.len() + before.bytes.len());
+        let comparing = self.workers.run_over(read.bytes.len(), move || {
             let began = Instant::now();
-            let context = Context { dtype, base: Some(&before) };
-            let keep = |delta: &[u8]| encodings.copy(delta);
-            (scratch::encode(CODEC, context, &bytes, bytes.len() / 2, keep), began.elapsed())
+            let (mut hash, mut base_hash) = (TileHasher::new(&read), TileHasher::new(&before));
+            let context = Context { dtype, base: Some(&before.bytes) };
+            let compare = |out: &mut [u8]| {
+                Sparse::compare(context, &read.bytes, out, |before, now| {
+                    base_hash.update(before);
+                    hash.update(now);
+                })
+            };
+            let delta = scratch::encode(read.bytes.len() / 2, compare, |delta| encodings.copy(delta));
+            let (hash, base_hash) = (hash.finish(), base_hash.finish());
+            Compared { delta: delta.transpose(), hash, base_hash, took: began.elapsed() }
         });
-        let (delta, spent) = comparing.await;
-        self.chooser.handle_compared(payload, chunk, delta.is_some());
-        self.count_compared(delta.is_some());
-        let encoded = |bytes| Encoded { codec: CODEC, hash: raw.hash, bytes, worker_time: Duration::ZERO };
-        (delta.map(|delta| delta.map(encoded)).transpose(), spent)
+        let compared = comparing.await;
+        let is_delta = !matches!(compared.delta, Ok(None));
+        self.chooser.handle_compared(payload, chunk, is_delta);
+        self.count_compared(is_delta);
+        compared
     }
 
     fn count_compared(&self, is_delta: bool) {
         self.counters.compared.fetch_add(1, Ordering::Relaxed);
         self.counters.deltas.fetch_add(is_delta.into(), Ordering::Relaxed);
     }
+}
+
+fn delta_of(hash: ChunkHash, bytes: Bytes) -> Encoded {
+    Encoded { codec: CODEC, hash, bytes, worker_time: Duration::ZERO }
 }
 
 /// Whether `chunk` is worth comparing with a base. With `Auto`, small chunks are sent raw, as without a base.
@@ -165,10 +219,10 @@ fn is_worth_comparing(payload: &Payload, chunk: ChunkIndex, wanted: CodecRequest
 mod tests {
     use super::*;
     use crate::Workers;
-    use std::sync::atomic::AtomicU32;
-    use tensor_relay_device::{BoxFuture, HostSource, Source};
+    use std::sync::atomic::{AtomicU8, AtomicU32};
+    use tensor_relay_device::{BoxFuture, ForeignBytes, GatherSource, HostSource, Source};
     use tensor_relay_protocol::{
-        ChunkHash, CodecSet, Dtype, Effort, Limits, Manifest, Shape, TensorName, TensorSpec, codec,
+        CodecSet, Dtype, Effort, Limits, Manifest, Shape, TensorName, TensorSpec, codec,
     };
 
     const CHUNK_BYTES: usize = SMALL_BYTES;
@@ -230,6 +284,76 @@ mod tests {
         let (first, second) = (request().await, request().await);
         assert!(first.codec.needs_base() && first.worker_time > Duration::ZERO);
         assert_eq!(second.worker_time, Duration::ZERO);
+    }
+
+    /// The bytes passed over to encode all chunks of `next` as deltas, in units of a version.
+    async fn passes(encoder: &Encoder, next: &Payload, base: &Payload) -> f64 {
+        let before = encoder.stages().stats().passed_bytes();
+        for (chunk, _) in next.manifest().chunking().iter() {
+            let delta = encoder.encode_delta(next, chunk, Some(base), AUTO()).await.unwrap();
+            assert!(delta.codec.needs_base(), "{delta:?}");
+            let (range, _) = next.manifest().chunk(chunk);
+            let raw = next.source().read(range).await.unwrap();
+            assert_eq!(delta.hash, ChunkHash::of(&raw));
+        }
+        assert!(next.digest().is_some(), "every chunk is hashed");
+        let passed = encoder.stages().stats().passed_bytes() - before;
+        passed as f64 / next.manifest().payload_bytes() as f64
+    }
+
+    /// Goal: the sender reads a version once to hash, compare and encode it, and its base once at the same time.
+    /// Method: counts of both, with and without known hashes, of changes everywhere and in one chunk of four.
+    #[tokio::test]
+    async fn a_version_is_passed_over_once() {
+        let before = noise(4 * CHUNK_BYTES);
+        let (mut scattered, mut clustered) = (before.clone(), before.clone());
+        scattered.iter_mut().step_by(1000).for_each(|byte| *byte ^= 1);
+        clustered[100..200].fill(7);
+        let hashed = |bytes: &Vec<u8>| {
+            let hashes: Vec<_> = bytes.chunks(CHUNK_BYTES).map(ChunkHash::of).collect();
+            let source = Arc::new(HostSource::new(bytes.clone().into()));
+            Payload::with_hashes(manifest(bytes.len()), source, &hashes)
+        };
+        let encoder = Encoder::new(1 << 20, None, Workers::Inline);
+        for (after, if_unhashed, if_hashed) in [(&scattered, 2.0, 2.0), (&clustered, 2.0, 0.5)] {
+            let base = hashed(&before);
+            assert_eq!(passes(&encoder, &payload(after.clone()), &base).await, if_unhashed);
+            assert_eq!(passes(&encoder, &hashed(after), &base).await, if_hashed);
+            assert_eq!(passes(&encoder, &lent(after).0, &lent(&before).0).await, 2.0);
+        }
+    }
+
+    /// Memory that may change while it is lent, and the memory.
+    fn lent(bytes: &[u8]) -> (Payload, Arc<Vec<AtomicU8>>) {
+        let memory: Arc<Vec<AtomicU8>> = Arc::new(bytes.iter().map(|byte| AtomicU8::new(*byte)).collect());
+        let foreign = ForeignBytes::new(memory.as_ptr().addr(), memory.len(), Arc::clone(&memory));
+        let len_bytes = bytes.len() as u64;
+        let source = GatherSource::new(len_bytes, [(0..len_bytes, foreign)]).unwrap();
+        (Payload::new(manifest(bytes.len()), Arc::new(source)), memory)
+    }
+
+    /// Goal: bytes of lent memory that changed since they were hashed are noticed in the pass that compares them: those
+    /// of a version are an error, those of a base are not used.
+    #[tokio::test]
+    async fn overwritten_memory_is_noticed_while_it_is_compared() {
+        let before = noise(2 * CHUNK_BYTES);
+        let mut after = before.clone();
+        after.iter_mut().step_by(1000).for_each(|byte| *byte ^= 1);
+        let ((base, base_memory), (next, next_memory)) = (lent(&before), lent(&after));
+        let encoder = Encoder::new(1 << 20, None, Workers::Inline);
+        for (version, chunk) in [(&base, 0), (&base, 1), (&next, 1)] {
+            encoder.encode(version, ChunkIndex(chunk), CodecId::Raw).await.unwrap();
+        }
+        base_memory[100].fetch_xor(1, Ordering::Relaxed);
+        let first = encoder.encode_delta(&next, ChunkIndex(0), Some(&base), AUTO()).await.unwrap();
+        assert_eq!((first.codec, first.hash), (CodecId::Raw, ChunkHash::of(&after[..CHUNK_BYTES])));
+        let (base, _memory) = lent(&before);
+        next_memory[CHUNK_BYTES].fetch_xor(1, Ordering::Relaxed);
+        let error = encoder
+            .encode_delta(&next, ChunkIndex(1), Some(&base), AUTO())
+            .await
+            .unwrap_err();
+        assert!(matches!(*error, SourceError::Overwritten { .. }), "{error}");
     }
 
     /// A source that cannot be read.

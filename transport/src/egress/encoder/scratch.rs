@@ -1,7 +1,6 @@
 //! Thread-local output buffers for codecs.
 
 use std::cell::RefCell;
-use tensor_relay_protocol::{CodecId, Context, codec};
 
 thread_local! {
     /// The output buffer, as large as the largest `room_bytes` so far on this thread, and freed only with the thread.
@@ -9,19 +8,18 @@ thread_local! {
     static OUT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Encodes `raw` and passes the encoding to `keep`. `None` if the encoding exceeds `room_bytes`.
+/// Encodes into a buffer of `room_bytes` and passes the encoding to `keep`. `encode` returns the number of bytes that it
+/// wrote; `None` if the encoding does not fit.
 pub(super) fn encode<T>(
-    id: CodecId,
-    context: Context<'_>,
-    raw: &[u8],
     room_bytes: usize,
+    encode: impl FnOnce(&mut [u8]) -> Option<usize>,
     keep: impl FnOnce(&[u8]) -> T,
 ) -> Option<T> {
     OUT.with_borrow_mut(|out| {
         if out.len() < room_bytes {
             out.resize(room_bytes, 0);
         }
-        let written = codec(id).encode(context, raw, &mut out[..room_bytes])?;
+        let written = encode(&mut out[..room_bytes])?;
         Some(keep(&out[..written]))
     })
 }
