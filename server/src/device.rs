@@ -34,6 +34,9 @@ pub enum DeviceError {
     /// They could not be copied to their destination.
     #[error(transparent)]
     Write(#[from] SinkError),
+    /// They could not be copied within their device.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
     /// A copy to the device did not finish before the timeout.
     #[error(
         "a copy of {asked_bytes} bytes to {device} did not end within {waited_ms} ms. The device hangs, or unfinished \
@@ -124,6 +127,57 @@ impl Borrowed {
     }
 }
 
+impl Publishable {
+    /// Lays out tensors on a device and copies them for the server: when this returns, their producer may write to them
+    /// again. Aliases have empty buffers.
+    ///
+    /// With their own device as `device`, they are copied within it, as long as it has memory for them: in about a
+    /// millisecond for each GiB, and chunks are hashed when they are first read. Otherwise they are copied to host
+    /// memory ([`Staged::from_device`]), and from there to another `device`. If their own device has no memory, the
+    /// version stays in host memory.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; then no memory stays allocated, unless a copy within the device is late: that keeps its memory
+    /// until it ends.
+    pub async fn from_device(
+        staging: &Staging,
+        tensors: Vec<(TensorSpec, DeviceBuffer)>,
+        metadata: Metadata,
+        device: Option<&Device>,
+    ) -> Result<Self, DeviceError> {
+        let is_on = |device: &&Device| tensors.iter().any(|(_, buffer)| buffer.device().is(device));
+        let (own, other) = (device.filter(is_on), device.filter(|device| !is_on(device)));
+        if let Some(own) = own {
+            match copy_within(own, staging, tensors.clone(), metadata.clone()).await {
+                Err(DeviceError::Memory(error)) => {
+                    tracing::info!("A version is staged in host memory: {error}");
+                }
+                copied => return copied,
+            }
+        }
+        let staged = Staged::from_device(staging, tensors, metadata).await?;
+        match other {
+            Some(other) => staged.onto(other).await,
+            None => Ok(staged.into()),
+        }
+    }
+}
+
+/// Copies tensors on `device` to the server's memory there.
+async fn copy_within(
+    device: &Device,
+    staging: &Staging,
+    tensors: Vec<(TensorSpec, DeviceBuffer)>,
+    metadata: Metadata,
+) -> Result<Publishable, DeviceError> {
+    let (manifest, parts) = lay_out_parts(staging, tensors, metadata)?;
+    let (asked_bytes, allocator) = (manifest.payload_bytes(), device.clone());
+    let buffer = staging.workers.run(move || allocator.allocate(asked_bytes as usize)).await?;
+    let copied = tokio::time::timeout(READ_TIMEOUT, buffer.fill_from(parts)).await;
+    copied.map_err(|_| late(device, asked_bytes))??;
+    Ok(Publishable { payload: Payload::new(Arc::new(manifest), buffer.source()), returned: None, charge: None })
+}
+
 /// Lends a source; the returned handle resolves when the source is no longer read.
 pub(crate) fn lend_source(source: Arc<dyn Source>) -> (Arc<dyn Source>, Returned) {
     let (loan, returned) = Loan::new();
@@ -136,18 +190,29 @@ fn lay_out(
     tensors: Vec<(TensorSpec, DeviceBuffer)>,
     metadata: Metadata,
 ) -> Result<(Manifest, Arc<dyn Source>), LendError> {
+    let Some(device) = tensors.first().map(|(_, buffer)| buffer.device().clone()) else {
+        let manifest = staging.lay_out(vec![], metadata).map_err(StageError::from)?;
+        return Ok((manifest, Arc::new(HostSource::new(Bytes::new()))));
+    };
+    let (manifest, parts) = lay_out_parts(staging, tensors, metadata)?;
+    let source = device.source(manifest.payload_bytes(), parts)?;
+    Ok((manifest, source))
+}
+
+/// Lays out tensors on one device: their manifest, and the memory of each with its range in the payload.
+fn lay_out_parts(
+    staging: &Staging,
+    tensors: Vec<(TensorSpec, DeviceBuffer)>,
+    metadata: Metadata,
+) -> Result<(Manifest, Vec<(Range<u64>, DeviceBuffer)>), LendError> {
     let aliases: Vec<bool> = tensors.iter().map(|(spec, _)| spec.alias_of.is_some()).collect();
     let (specs, buffers): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
     let manifest = staging.lay_out(specs, metadata).map_err(StageError::from)?;
-    let Some(device) = buffers.first().map(|buffer| buffer.device().clone()) else {
-        return Ok((manifest, Arc::new(HostSource::new(Bytes::new()))));
-    };
     for (tensor, buffer) in manifest.tensors().iter().zip(&buffers) {
-        check_device(tensor.name.as_str(), buffer.device(), &device)?;
+        check_device(tensor.name.as_str(), buffer.device(), buffers[0].device())?;
     }
     let parts = tensor_parts(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?;
-    let source = device.source(manifest.payload_bytes(), parts)?;
-    Ok((manifest, source))
+    Ok((manifest, parts))
 }
 
 fn check_device(name: &str, device: &Device, first: &Device) -> Result<(), LendError> {
@@ -224,10 +289,13 @@ async fn copy_in(
         });
         Ok(sink.write(filled.await).await?)
     };
-    tokio::time::timeout(READ_TIMEOUT, copied).await.unwrap_or_else(|_| {
-        let (device, waited_ms) = (device.name().into(), READ_TIMEOUT.as_millis() as u64);
-        Err(DeviceError::TimedOut { device, asked_bytes, waited_ms })
-    })
+    let in_time = tokio::time::timeout(READ_TIMEOUT, copied).await;
+    in_time.unwrap_or_else(|_| Err(late(&device, asked_bytes)))
+}
+
+fn late(device: &Device, asked_bytes: u64) -> DeviceError {
+    let (device, waited_ms) = (device.name().into(), READ_TIMEOUT.as_millis() as u64);
+    DeviceError::TimedOut { device, asked_bytes, waited_ms }
 }
 
 /// A source on loan. Fields are dropped in order: the loan ends after the source is dropped, and every read holds the
@@ -379,6 +447,10 @@ mod tests {
         assert_eq!(copied.digest(), expected);
         let lent = Borrowed::from_device(&new_staging(0), tensors(&device).await, vec![]).unwrap();
         assert_eq!(digest(&lent.into()).await, expected);
+        let within =
+            Publishable::from_device(&new_staging(0), tensors(&device).await, vec![], Some(&device)).await;
+        let within = within.unwrap();
+        assert_eq!((within.digest(), digest(&within).await), (None, expected), "it is hashed when it is read");
         let uploaded = copied.onto(&device).await.unwrap();
         assert_eq!(uploaded.digest(), Some(expected));
         let (chunk, range) = uploaded.manifest().chunking().iter().last().unwrap();
@@ -397,6 +469,27 @@ mod tests {
         assert_eq!(staging.memory.stats().in_use_bytes, 0);
     }
 
+    /// Goal: a version stays in host memory if its device has no memory for it, or if it is to be served from there, and
+    /// goes to another device by way of the host. Method: tensors of 5,703 bytes on a device with room for one version.
+    #[tokio::test]
+    async fn the_place_of_a_staged_version_follows_from_the_memory() {
+        let engine = Arc::new(HostEngine::new(HostMemory::new(28 << 10)).unwrap());
+        let small = Device::new(engine, Capacity { slots: 4, slot_bytes: CHUNK_BYTES as usize }).unwrap();
+        let (other, staging, tensors) = (new_device(), new_staging(1 << 20), tensors(&small).await);
+        let stage = |device| Publishable::from_device(&staging, tensors.clone(), vec![], device);
+        let mut held = vec![];
+        for (device, is_on_host) in
+            [(Some(&small), false), (Some(&small), true), (None, true), (Some(&other), false)]
+        {
+            let before = staging.memory.stats().in_use_bytes;
+            let version = stage(device).await.unwrap();
+            assert_eq!(version.payload.source().slots().is_none(), is_on_host);
+            assert_eq!(staging.memory.stats().in_use_bytes > before, is_on_host);
+            assert_eq!(digest(&version).await, staged().digest());
+            held.push(version);
+        }
+    }
+
     #[tokio::test]
     async fn versions_without_bytes_are_valid() {
         let (device, staging) = (new_device(), new_staging(0));
@@ -404,6 +497,9 @@ mod tests {
             let copied = Staged::from_device(&staging, tensors.clone(), vec![]).await.unwrap();
             let digest = copied.digest();
             assert_eq!(copied.onto(&device).await.unwrap().digest(), Some(digest));
+            let within =
+                Publishable::from_device(&staging, tensors.clone(), vec![], Some(&device)).await.unwrap();
+            assert_eq!(within.digest(), Some(digest));
             assert_eq!(Borrowed::from_device(&staging, tensors, vec![]).unwrap().digest(), Some(digest));
         }
     }

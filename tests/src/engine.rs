@@ -235,6 +235,14 @@ impl CopyEngine for TestEngine {
     fn copy_in(&self, slot: Slot, to: Vec<CopySegment<HostEngineMemory>>) -> Copying {
         self.start(false, to, slot)
     }
+
+    fn copy_within(
+        &self,
+        from: Vec<CopySegment<HostEngineMemory>>,
+        to: Arc<HostEngineMemory>,
+    ) -> BoxFuture<'static, Result<(), CopyError>> {
+        self.host.copy_within(from, to)
+    }
 }
 
 impl fmt::Debug for TestEngine {

@@ -346,6 +346,17 @@ impl Driver {
         self.check("cuMemcpyHtoDAsync_v2", code)
     }
 
+    /// Submits the zeroing of device memory, on the stream.
+    ///
+    /// # Safety
+    ///
+    /// Until it has ended, nobody frees or uses the `len` bytes at `address`. `stream` lives.
+    pub(super) unsafe fn zero(&self, address: u64, len: usize, stream: CUstream) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.symbols.cuMemsetD8Async)(address, 0, len, stream) };
+        self.check("cuMemsetD8Async", code)
+    }
+
     /// Requests that a driver thread call `function` when all work submitted to the stream so far has ended. If the
     /// context fails before that, `function` is never called.
     ///

@@ -139,12 +139,27 @@ impl Gpu {
     ///
     /// Both memories have `len` bytes, and the caller keeps them until an event recorded after this call has passed.
     pub(super) unsafe fn copy_within(&mut self, to: u64, from: u64, len: usize) -> Result<(), CudaError> {
-        let stream = match self.d2d_stream {
-            Some(stream) => stream,
-            None => *self.d2d_stream.insert(self.driver.new_stream()?),
-        };
+        let stream = self.d2d_stream()?;
         // SAFETY: the caller's promise; the stream lives until `close`.
         unsafe { self.driver.copy_within(to, from, len, stream) }
+    }
+
+    /// Submits the zeroing of memory to the stream of copies within the device.
+    ///
+    /// # Safety
+    ///
+    /// The memory has `len` bytes, and the caller keeps it until an event recorded after this call has passed.
+    pub(super) unsafe fn zero(&mut self, address: u64, len: usize) -> Result<(), CudaError> {
+        let stream = self.d2d_stream()?;
+        // SAFETY: the caller's promise; the stream lives until `close`.
+        Ok(unsafe { self.driver.zero(address, len, stream) }?)
+    }
+
+    fn d2d_stream(&mut self) -> Result<CUstream, DriverError> {
+        match self.d2d_stream {
+            Some(stream) => Ok(stream),
+            None => Ok(*self.d2d_stream.insert(self.driver.new_stream()?)),
+        }
     }
 
     /// Records an event after all copies within the device submitted so far.

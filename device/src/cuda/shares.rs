@@ -4,6 +4,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::sync::oneshot;
+
 use super::{
     driver::IpcHandle,
     error::CudaError,
@@ -16,9 +18,10 @@ use super::{
     setting::Setting,
     share::ShareError,
 };
+use crate::engine::CopySegment;
 
-/// The pending exports of an engine: they wait for callers' streams, or for copies within the device. Each caller waits
-/// for its answer, which bounds them.
+/// The pending exports and copies within the device of an engine: they wait for callers' streams, or for copies. Each
+/// caller waits for its answer, which bounds them.
 pub(super) struct Shares {
     waiting: Vec<Waiting>,
     /// The copies in flight, in the order in which they were submitted to their one stream.
@@ -34,8 +37,25 @@ pub(super) struct Shares {
 pub(super) enum ExportRequest {
     /// Export memory in place.
     InPlace(Vec<Arc<CudaMemory>>, Reply<Result<Vec<Location>, ShareError>>),
-    /// Fill a shared buffer with copies.
-    Fill(Fill, Reply<Result<(), ShareError>>),
+    /// Fill memory with copies.
+    Fill(Fill, Ended),
+}
+
+/// The sender of the end of copies, to a thread that blocks or to a task.
+#[derive(Debug)]
+pub(super) enum Ended {
+    Thread(Reply<Result<(), ShareError>>),
+    Task(oneshot::Sender<Result<(), ShareError>>),
+}
+
+impl Ended {
+    /// Reports the end, if there still is a waiter.
+    fn send(self, end: Result<(), ShareError>) {
+        match self {
+            Self::Thread(reply) => drop(reply.send(end)),
+            Self::Task(reply) => drop(reply.send(end)),
+        }
+    }
 }
 
 /// The exported location of one memory: the handle of its allocation, and the offset in the allocation.
@@ -45,8 +65,10 @@ pub(super) type Location = Result<(IpcHandle, u64), CudaError>;
 #[derive(Debug)]
 pub(super) struct Fill {
     pub(super) to: Arc<CudaMemory>,
-    /// The memories and their offsets in `to`, checked to be in bounds.
-    pub(super) parts: Vec<(Arc<CudaMemory>, u64)>,
+    /// The memories and their places in `to`, not empty, and checked to be in bounds.
+    pub(super) parts: Vec<CopySegment<CudaMemory>>,
+    /// Whether bytes of `to` outside these places become zeros.
+    pub(super) zeroes_gaps: bool,
 }
 
 struct Waiting {
@@ -58,7 +80,7 @@ struct Waiting {
 struct InFlight {
     fill: ManuallyDrop<Fill>,
     /// The waiter's reply; `None` once the copies were reported as late.
-    reply: Option<Reply<Result<(), ShareError>>>,
+    reply: Option<Ended>,
     /// The event recorded after the copies. `None` if the driver refused to record it.
     event: Option<RecordedEvent>,
     /// The driver's error, if the copies were submitted only in part.
@@ -189,7 +211,7 @@ impl ExportRequest {
     fn readiness(&self) -> Option<Result<(), CudaError>> {
         let memories: Box<dyn Iterator<Item = &Arc<CudaMemory>>> = match self {
             Self::InPlace(memories, _) => Box::new(memories.iter()),
-            Self::Fill(fill, _) => Box::new(fill.parts.iter().map(|(memory, _)| memory).chain([&fill.to])),
+            Self::Fill(fill, _) => Box::new(fill.parts.iter().map(|part| &part.memory).chain([&fill.to])),
         };
         let unready = memories.map(|memory| memory.poll_fences()).find(|free| *free != Some(Ok(())));
         unready.unwrap_or(Some(Ok(())))
@@ -204,7 +226,7 @@ impl ExportRequest {
             }
             Self::Fill(fill, reply) => {
                 drop(fill);
-                let _ = reply.send(Err(error));
+                reply.send(Err(error));
             }
         }
     }
@@ -212,12 +234,7 @@ impl ExportRequest {
 
 impl InFlight {
     /// Submits all copies to the stream, up to the first one that the driver refuses. `None` if none was submitted.
-    fn begin(
-        fill: Fill,
-        reply: Reply<Result<(), ShareError>>,
-        gpu: &mut Gpu,
-        setting: &Setting,
-    ) -> Option<Self> {
+    fn begin(fill: Fill, reply: Ended, gpu: &mut Gpu, setting: &Setting) -> Option<Self> {
         let begun = Instant::now();
         let mut flight = Self {
             fill: ManuallyDrop::new(fill),
@@ -240,13 +257,21 @@ impl InFlight {
     }
 
     fn enqueue(&mut self, gpu: &mut Gpu) -> Result<(), CudaError> {
-        for (from, offset) in &self.fill.parts {
-            let to = self.fill.to.address() + offset;
-            // SAFETY: `SharedBuffer::fill` checked that the part is in bounds of the buffer. `fill` keeps both
-            // memories. Only `release` releases them, once the device has reported the end of the copies by an event
-            // recorded after this, or by an idle stream, or if nothing was submitted.
-            unsafe { gpu.copy_within(to, from.address(), from.len_bytes() as usize) }?;
-            self.bytes += from.len_bytes();
+        let Fill { to, parts, zeroes_gaps } = &*self.fill;
+        let copied_bytes: u64 = parts.iter().map(|part| part.len as u64).sum();
+        if *zeroes_gaps && copied_bytes < to.len_bytes() {
+            // One pass at the rate of the device's memory is cheaper than a call for each gap.
+            // SAFETY: `fill` keeps the memory, which only `release` releases, as below.
+            unsafe { gpu.zero(to.address(), to.len_bytes() as usize) }?;
+            self.bytes += to.len_bytes() - copied_bytes;
+        }
+        for CopySegment { memory, offset, len, at } in parts {
+            let (to, from) = (to.address() + *at as u64, memory.address() + offset);
+            // SAFETY: the caller of `Shares` checked that the part is in bounds of both memories. `fill` keeps both.
+            // Only `release` releases them, once the device has reported the end of the copies by an event recorded
+            // after this, or by an idle stream, or if nothing was submitted.
+            unsafe { gpu.copy_within(to, from, *len) }?;
+            self.bytes += *len as u64;
         }
         Ok(())
     }
@@ -264,7 +289,7 @@ impl InFlight {
         if let Some(event) = self.event.take() {
             gpu.recycle(event);
         }
-        setting.counters.shared_bytes.add(self.bytes);
+        setting.counters.within_bytes.add(self.bytes);
         let end = match self.error.take() {
             None => Ok(()),
             Some(source) => Err(ShareError::CopyRefused { device: setting.device(), source }),
@@ -272,14 +297,14 @@ impl InFlight {
         let reply = self.reply.take();
         drop(ManuallyDrop::into_inner(self.fill));
         if let Some(reply) = reply {
-            let _ = reply.send(end); // Fails if the caller has stopped waiting.
+            reply.send(end);
         }
     }
 
     /// Reports the result to the waiter, unless that was done before.
     fn report(&mut self, result: Result<(), ShareError>) {
         if let Some(reply) = self.reply.take() {
-            let _ = reply.send(result); // Fails if the caller has stopped waiting.
+            reply.send(result);
         }
     }
 }

@@ -8,7 +8,7 @@
 
 #![expect(non_snake_case, reason = "the driver's names")]
 
-use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn, CUipcMemHandle,
@@ -95,6 +95,7 @@ symbols! {
         fn cuMemHostUnregister(start: *mut c_void);
         fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, len: usize, stream: CUstream);
         fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, len: usize, stream: CUstream);
+        fn cuMemsetD8Async(address: CUdeviceptr, value: c_uchar, len: usize, stream: CUstream);
         fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
     }
     optional {

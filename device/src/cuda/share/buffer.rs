@@ -12,8 +12,9 @@ use crate::{
         CudaMemory,
         inbox::{Command, Inbox},
         share::{DeviceUuid, FdMemory, ShareError},
-        shares::{ExportRequest, Fill},
+        shares::{Ended, ExportRequest, Fill},
     },
+    engine::CopySegment,
     id::Id,
 };
 
@@ -65,9 +66,15 @@ impl SharedBuffer {
                 return Err(ShareError::OutOfBuffer { offset, len, bytes });
             }
         }
-        let parts = parts.into_iter().filter(|(memory, _)| memory.len_bytes() > 0).collect();
-        let fill = Fill { to: Arc::clone(&self.memory), parts };
-        self.inbox
-            .request_within(self.timeout, |reply| Command::Share(ExportRequest::Fill(fill, reply)))?
+        let parts = parts.into_iter().filter(|(memory, _)| memory.len_bytes() > 0);
+        let segment = |(memory, offset): (Arc<CudaMemory>, u64)| CopySegment {
+            at: offset as usize, // Within the buffer, as checked above.
+            ..CopySegment::new(&memory, 0, memory.len_bytes() as usize)
+        };
+        let fill =
+            Fill { to: Arc::clone(&self.memory), parts: parts.map(segment).collect(), zeroes_gaps: false };
+        self.inbox.request_within(self.timeout, |reply| {
+            Command::Share(ExportRequest::Fill(fill, Ended::Thread(reply)))
+        })?
     }
 }

@@ -1,6 +1,9 @@
 use std::time::Duration;
 
-use crate::cuda::{device_uuid::DeviceUuid, error::CudaError};
+use crate::{
+    cuda::{device_uuid::DeviceUuid, error::CudaError},
+    engine::CopyError,
+};
 
 /// Why memory could not be exported to or imported from another process. Usually the caller tries the next method.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -158,6 +161,19 @@ pub enum ShareError {
     /// The engine does not answer, or its device failed.
     #[error(transparent)]
     Engine(#[from] CudaError),
+}
+
+impl ShareError {
+    /// The same reason, for a copy within `device` that is not shared.
+    pub(in crate::cuda) fn of_copy(self, device: String) -> CopyError {
+        match self {
+            Self::FenceTimedOut { device, waited } => CopyError::FenceTimedOut { device, waited },
+            Self::CopyTimedOut { device, waited } => CopyError::TimedOut { device, waited },
+            Self::CopyRefused { device, source } => CopyError::Refused { device, source },
+            Self::Engine(source) => CopyError::DeviceFailed { device, source },
+            _ => CopyError::EngineStopped, // Other errors are of sharing alone.
+        }
+    }
 }
 
 /// The driver's error without its usual advice, which would be misleading for handles of another process.
