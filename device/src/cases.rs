@@ -128,7 +128,10 @@ pub async fn copies_within_the_device_zero_the_gaps<E: CopyEngine>(engine: Arc<E
     fill(&*engine, &to, &slots, 0, &[0xEE; 4000]).await;
     let segment = |index: usize, len, at| CopySegment { at, ..CopySegment::new(&from[index], 0, len) };
     let segments = |at| vec![segment(0, 1000, 256), segment(1, 0, 1300), segment(2, 700, at)];
-    engine.copy_within(segments(3000), Arc::clone(&to)).await.expect("the copy succeeds");
+    engine
+        .copy_within(segments(3000), Arc::clone(&to))
+        .await
+        .expect("the copy succeeds");
     let gathered = [vec![0; 256], pattern(1000, 0), vec![0; 1744], pattern(700, 2), vec![0; 300]].concat();
     assert_eq!(read(&*engine, &to, &slots, 0, 4000).await, gathered);
 

@@ -58,7 +58,7 @@ pub trait CopyEngine: Send + Sync + 'static {
     fn copy_in(&self, slot: Slot, to: Vec<CopySegment<Self::Memory>>) -> Copying;
 
     /// Copies each segment to its place in `to`, which is other memory, within the device: no byte moves through the
-    /// host. Bytes of `to` outside these places become zeros. Resolves when all bytes are in place. Unlike the other
+    /// host. The places do not overlap. Bytes of `to` outside these places become zeros. Resolves when all bytes are in place. Unlike the other
     /// copies it owns no slot, so the caller bounds their number.
     fn copy_within(
         &self,

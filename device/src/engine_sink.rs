@@ -217,7 +217,11 @@ mod tests {
             copying
         }
 
-        fn copy_within(&self, _: Vec<CopySegment<u64>>, _: Arc<u64>) -> BoxFuture<'static, Result<(), CopyError>> {
+        fn copy_within(
+            &self,
+            _: Vec<CopySegment<u64>>,
+            _: Arc<u64>,
+        ) -> BoxFuture<'static, Result<(), CopyError>> {
             Box::pin(std::future::ready(Err(CopyError::ForeignMemory)))
         }
     }

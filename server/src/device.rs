@@ -131,8 +131,8 @@ impl Publishable {
     /// Lays out tensors on a device and copies them for the server: when this returns, their producer may write to them
     /// again. Aliases have empty buffers.
     ///
-    /// With their own device as `device`, they are copied within it, as long as it has memory for them: in about a
-    /// millisecond for each GiB, and chunks are hashed when they are first read. Otherwise they are copied to host
+    /// With their own device as `device`, they are copied within it, as long as it has memory for them: at the rate
+    /// of that memory, and chunks are hashed when they are first read. Otherwise they are copied to host
     /// memory ([`Staged::from_device`]), and from there to another `device`. If their own device has no memory, the
     /// version stays in host memory.
     ///
@@ -175,7 +175,11 @@ async fn copy_within(
     let buffer = staging.workers.run(move || allocator.allocate(asked_bytes as usize)).await?;
     let copied = tokio::time::timeout(READ_TIMEOUT, buffer.fill_from(parts)).await;
     copied.map_err(|_| late(device, asked_bytes))??;
-    Ok(Publishable { payload: Payload::new(Arc::new(manifest), buffer.source()), returned: None, charge: None })
+    Ok(Publishable {
+        payload: Payload::new(Arc::new(manifest), buffer.source()),
+        returned: None,
+        charge: None,
+    })
 }
 
 /// Lends a source; the returned handle resolves when the source is no longer read.
@@ -450,7 +454,11 @@ mod tests {
         let within =
             Publishable::from_device(&new_staging(0), tensors(&device).await, vec![], Some(&device)).await;
         let within = within.unwrap();
-        assert_eq!((within.digest(), digest(&within).await), (None, expected), "it is hashed when it is read");
+        assert_eq!(
+            (within.digest(), digest(&within).await),
+            (None, expected),
+            "it is hashed when it is read"
+        );
         let uploaded = copied.onto(&device).await.unwrap();
         assert_eq!(uploaded.digest(), Some(expected));
         let (chunk, range) = uploaded.manifest().chunking().iter().last().unwrap();
@@ -497,8 +505,9 @@ mod tests {
             let copied = Staged::from_device(&staging, tensors.clone(), vec![]).await.unwrap();
             let digest = copied.digest();
             assert_eq!(copied.onto(&device).await.unwrap().digest(), Some(digest));
-            let within =
-                Publishable::from_device(&staging, tensors.clone(), vec![], Some(&device)).await.unwrap();
+            let within = Publishable::from_device(&staging, tensors.clone(), vec![], Some(&device))
+                .await
+                .unwrap();
             assert_eq!(within.digest(), Some(digest));
             assert_eq!(Borrowed::from_device(&staging, tensors, vec![]).unwrap().digest(), Some(digest));
         }

@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 use tensor_relay_device::{
-    AllocError, Capacity, Completion, CopyEngine, CopyError, CopySegment, Copying, Device, HostEngine,
-    HostEngineMemory, HostMemory, Slot, SlotPool,
+    AllocError, BoxFuture, Capacity, Completion, CopyEngine, CopyError, CopySegment, Copying, Device,
+    HostEngine, HostEngineMemory, HostMemory, Slot, SlotPool,
 };
 use tokio::time::Instant;
 

@@ -53,6 +53,8 @@ struct InFlight {
     error: Option<CudaError>,
     /// The bytes submitted so far.
     bytes: u64,
+    /// Whether a part may have been submitted, even if `bytes` is zero.
+    may_run: bool,
 }
 
 /// The slot and memory that a copy holds until it has ended.
@@ -218,11 +220,12 @@ impl Copies {
     fn begin(&mut self, job: Job, gpu: &mut Gpu, setting: &Setting) {
         let Job { direction, slot, segments, waiter } = job;
         let resources = ManuallyDrop::new(CopyResources { slot, segments });
-        let mut flight = InFlight { resources, waiter: Some(waiter), event: None, error: None, bytes: 0 };
+        let waiter = Some(waiter);
+        let mut flight = InFlight { resources, waiter, event: None, error: None, bytes: 0, may_run: false };
         if let Err(error) = flight.enqueue(direction, gpu) {
             flight.error = Some(error.into());
         }
-        if flight.bytes == 0 {
+        if !flight.may_run {
             // Nothing was submitted. The refusal may be the first sign of a failed device.
             if flight.error.is_some() {
                 self.suspect();
@@ -309,15 +312,24 @@ impl Copies {
 
 impl InFlight {
     /// Submits the segments to the stream, up to the first one that the driver refuses.
-    fn enqueue(&mut self, direction: Direction, gpu: &Gpu) -> Result<(), DriverError> {
+    fn enqueue(&mut self, direction: Direction, gpu: &mut Gpu) -> Result<(), DriverError> {
         let CopyResources { slot, segments } = &mut *self.resources;
         // This thread makes no further reference to the slot's bytes before the copy has ended.
         let slot = slot.as_mut_ptr();
-        for segment in segments.iter().filter(|segment| segment.len > 0) {
+        if gpu.batches(segments.len()) {
+            self.may_run = true; // After an error too.
+            // SAFETY: as below.
+            if unsafe { gpu.enqueue_batch(direction, slot, segments) }.is_ok() {
+                self.bytes = segments.iter().map(|segment| segment.len as u64).sum();
+                return Ok(());
+            }
+        }
+        for segment in segments {
             // SAFETY: `CudaEngine::start` checked that the segment is in bounds and the slot the engine's. `resources`
             // keeps both. Only `release` releases them, once the device has reported the end of the copy by an event
             // recorded after this, or by an idle stream, or if nothing was submitted.
             unsafe { gpu.enqueue(direction, slot, segment) }?;
+            self.may_run = true;
             self.bytes += segment.len as u64;
         }
         Ok(())

@@ -1,7 +1,9 @@
 //! The second layer: each driver call as a function that returns a `Result`.
 
+mod batch;
 mod sharing;
 
+pub(super) use batch::Piece;
 pub(super) use sharing::{IpcHandle, Physical};
 
 use std::{

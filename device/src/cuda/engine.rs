@@ -139,6 +139,7 @@ impl CudaEngine {
         if let Err(error) = checked {
             return Copying::refused(error);
         }
+        let segments = segments.into_iter().filter(|segment| segment.len > 0).collect();
         let (completion, copying) = Copying::pair();
         let waiter = self.waiters.add(completion);
         // If the thread is gone, the job is returned and dropped here, which reports `EngineStopped`.

@@ -5,7 +5,7 @@ use std::{ffi::c_void, marker::PhantomData, ptr, sync::Arc, thread, time::Durati
 use cudarc::driver::sys::{CUdevice, CUevent, CUstream};
 
 use super::{
-    driver::Driver,
+    driver::{Driver, Piece},
     error::{CudaError, DriverError},
     flight::Direction,
     inbox::{Command, Inbox},
@@ -26,6 +26,8 @@ pub(super) struct Gpu {
     d2d_stream: Option<CUstream>,
     /// The stream passed to DLPack producers, which make it wait for their work. Made on first use.
     intake: Option<CUstream>,
+    /// Whether the driver takes several copies in one call.
+    batches: bool,
     /// Unused events.
     events: Vec<CUevent>,
     /// Neither `Send` nor `Sync`: the context is current only on the thread that opened it.
@@ -79,6 +81,7 @@ impl Gpu {
         };
         let streams = Direction::BOTH.map(of_direction);
         Ok(Self {
+            batches: driver.has_batches(),
             driver,
             device,
             streams,
@@ -124,6 +127,64 @@ impl Gpu {
                 unsafe { self.driver.copy_in(device, host, segment.len, stream) }
             }
         }
+    }
+
+    /// Whether so many copies are submitted in one call.
+    pub(super) fn batches(&self, count: usize) -> bool {
+        self.batches && count > 1
+    }
+
+    /// Submits all segments of a copy to its stream in one call. The driver's cost of a copy is then a fraction of that
+    /// of a call, which counts for a chunk of a thousand tensors in allocations of their own.
+    ///
+    /// After an error some may have been submitted, and `batches` is false from then on: submit them again, one by one.
+    ///
+    /// # Safety
+    ///
+    /// As for `enqueue`, after an error too.
+    pub(super) unsafe fn enqueue_batch(
+        &mut self,
+        direction: Direction,
+        slot: *mut u8,
+        segments: &[CopySegment<CudaMemory>],
+    ) -> Result<(), CudaError> {
+        let stream = self.streams[direction as usize].copies;
+        let host = |segment: &CopySegment<_>| slot.wrapping_add(segment.at).expose_provenance() as u64;
+        let device = |segment: &CopySegment<CudaMemory>| segment.memory.address() + segment.offset;
+        let pieces = segments.iter().map(|segment| match direction {
+            Direction::Out => Piece { to: host(segment), from: device(segment), len: segment.len },
+            Direction::In => Piece { to: device(segment), from: host(segment), len: segment.len },
+        });
+        // SAFETY: the caller's promise; the stream lives until `close`.
+        unsafe { self.copy_batch(pieces, stream) }
+    }
+
+    /// As `enqueue_batch`, within the device.
+    ///
+    /// # Safety
+    ///
+    /// As for `copy_within`, for each piece, after an error too.
+    pub(super) unsafe fn copy_batch_within(
+        &mut self,
+        pieces: impl Iterator<Item = Piece>,
+    ) -> Result<(), CudaError> {
+        let stream = self.d2d_stream()?;
+        // SAFETY: the caller's promise; the stream lives until `close`.
+        unsafe { self.copy_batch(pieces, stream) }
+    }
+
+    /// # Safety
+    ///
+    /// As for `Driver::copy_batch`.
+    unsafe fn copy_batch(
+        &mut self,
+        pieces: impl Iterator<Item = Piece>,
+        stream: CUstream,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        let submitted = unsafe { self.driver.copy_batch(pieces, stream) };
+        self.batches = submitted.is_ok();
+        submitted
     }
 
     /// Records an event after all copies of this direction submitted so far.

@@ -7,7 +7,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    driver::IpcHandle,
+    driver::{IpcHandle, Piece},
     error::CudaError,
     fence::PollSchedule,
     flight::Direction,
@@ -31,6 +31,10 @@ pub(super) struct Shares {
     fence_timeout: Duration,
     copy_timeout: Duration,
 }
+
+/// The largest part that is copied within the device together with others in one call. A larger one takes longer than a
+/// call anyway, and its own call is sure to use the whole rate of the device's memory.
+const SMALL_BYTES: usize = 1 << 20;
 
 /// A request to export memory, which waits for the streams that write the memory.
 #[derive(Debug)]
@@ -87,6 +91,8 @@ struct InFlight {
     error: Option<CudaError>,
     /// The bytes submitted so far.
     bytes: u64,
+    /// Whether a part may have been submitted, even if `bytes` is zero.
+    may_run: bool,
     begun: Instant,
     schedule: PollSchedule,
 }
@@ -242,13 +248,14 @@ impl InFlight {
             event: None,
             error: None,
             bytes: 0,
+            may_run: false,
             begun,
             schedule: PollSchedule::new(begun),
         };
         if let Err(error) = flight.enqueue(gpu) {
             flight.error = Some(error);
         }
-        if flight.bytes == 0 {
+        if !flight.may_run {
             flight.release(gpu, setting);
             return None;
         }
@@ -263,15 +270,32 @@ impl InFlight {
             // One pass at the rate of the device's memory is cheaper than a call for each gap.
             // SAFETY: `fill` keeps the memory, which only `release` releases, as below.
             unsafe { gpu.zero(to.address(), to.len_bytes() as usize) }?;
+            self.may_run = true;
             self.bytes += to.len_bytes() - copied_bytes;
         }
-        for CopySegment { memory, offset, len, at } in parts {
-            let (to, from) = (to.address() + *at as u64, memory.address() + offset);
+        let piece = |part: &CopySegment<CudaMemory>| {
+            let (to, from) = (to.address() + part.at as u64, part.memory.address() + part.offset);
+            Piece { to, from, len: part.len }
+        };
+        let (small, mut rest): (Vec<Piece>, Vec<Piece>) =
+            parts.iter().map(piece).partition(|piece| piece.len <= SMALL_BYTES);
+        if gpu.batches(small.len()) {
+            self.may_run = true; // After an error too.
+            // SAFETY: as below; the places of the parts are disjoint, and outside of their memories.
+            match unsafe { gpu.copy_batch_within(small.iter().copied()) } {
+                Ok(()) => self.bytes += small.iter().map(|piece| piece.len as u64).sum::<u64>(),
+                Err(_) => rest.extend(small),
+            }
+        } else {
+            rest.extend(small);
+        }
+        for Piece { to, from, len } in rest {
             // SAFETY: the caller of `Shares` checked that the part is in bounds of both memories. `fill` keeps both.
             // Only `release` releases them, once the device has reported the end of the copies by an event recorded
             // after this, or by an idle stream, or if nothing was submitted.
-            unsafe { gpu.copy_within(to, from, *len) }?;
-            self.bytes += *len as u64;
+            unsafe { gpu.copy_within(to, from, len) }?;
+            self.may_run = true;
+            self.bytes += len as u64;
         }
         Ok(())
     }

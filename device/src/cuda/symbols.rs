@@ -13,7 +13,8 @@ use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn, CUipcMemHandle,
     CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
+    CUmemGenericAllocationHandle, CUmemcpyAttributes, CUresult, CUstream, CUstreamCaptureMode,
+    CUstreamCaptureStatus, CUuuid,
 };
 
 /// A `CUresult` as a plain number, since cudarc's enum may lack it.
@@ -104,6 +105,16 @@ symbols! {
         fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
         fn cuMemGetAddressRange_v2(start: *mut CUdeviceptr, len: *mut usize, address: CUdeviceptr);
         fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream);
+        fn cuMemcpyBatchAsync_v2(
+            to: *mut CUdeviceptr,
+            from: *mut CUdeviceptr,
+            lens: *mut usize,
+            count: usize,
+            attributes: *mut CUmemcpyAttributes,
+            first_of_attributes: *mut usize,
+            attribute_count: usize,
+            stream: CUstream,
+        );
         fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, start: CUdeviceptr);
         fn cuIpcOpenMemHandle_v2(start: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint);
         fn cuIpcCloseMemHandle(start: CUdeviceptr);
