@@ -22,6 +22,9 @@ pub(super) struct Copies {
     /// The copies that wait for a caller's stream, in the order of their requests. Each owns a slot, which bounds them.
     waiting: Vec<Waiting>,
     flights: Flights<InFlight>,
+    /// For each direction, whether a signal was requested and has not arrived. One at a time: the driver takes longer for
+    /// each than a copy of 1 MiB takes, and the copies that end meanwhile are found with it.
+    awaits_signal: [bool; 2],
     /// For each direction, whether a copy has signalled its end since the last poll.
     signalled: [bool; 2],
     /// Requests that a caller's stream wait for copies. Each caller blocks until its request is handled, which bounds
@@ -70,6 +73,7 @@ impl Copies {
         Self {
             waiting: Vec::new(),
             flights: Flights::new(timing),
+            awaits_signal: [false; 2],
             signalled: [false; 2],
             stream_waits: Vec::new(),
             is_suspect: false,
@@ -95,6 +99,7 @@ impl Copies {
     /// Records the device's signal that a copy of this direction has ended.
     pub(super) fn signal(&mut self, direction: Direction) {
         self.signalled[direction as usize] = true;
+        self.awaits_signal[direction as usize] = false;
     }
 
     /// Records that the driver refused a call: without a copy in flight to reveal a failed device, the next poll
@@ -134,11 +139,13 @@ impl Copies {
             let due = self.flights.is_due(direction, now);
             if signalled || due {
                 let ended_count = self.complete_ended(direction, gpu, setting)?;
-                if !signalled {
+                if !signalled && ended_count > 0 {
                     setting.counters.ends_found_by_polling.add(ended_count);
+                    self.awaits_signal[direction as usize] = false; // It may be lost.
                 }
                 self.flights.still_running(direction, now);
             }
+            self.request_signal(direction, gpu);
         }
         self.report_late(now, setting);
         match self.flights.hangs(now) {
@@ -234,11 +241,19 @@ impl Copies {
         }
         setting.counters.copies_begun.add(1);
         flight.event = gpu.record_event(direction).ok();
-        if let Some(event) = &flight.event {
-            // Without a signal, polling finds the end of the copy.
-            let _ = gpu.request_signal(direction, event);
+        let bytes = flight.bytes;
+        self.flights.begin(direction, flight, bytes, Instant::now());
+    }
+
+    /// Requests a signal for the oldest event in flight, unless one is still to come. Without a signal, polling finds the
+    /// end of the copies.
+    fn request_signal(&mut self, direction: Direction, gpu: &Gpu) {
+        let mut events = self.flights.copies(direction).filter_map(|flight| flight.event.as_ref());
+        if !self.awaits_signal[direction as usize]
+            && let Some(event) = events.next()
+        {
+            self.awaits_signal[direction as usize] = gpu.request_signal(direction, event).is_ok();
         }
-        self.flights.begin(direction, flight, Instant::now());
     }
 
     /// Completes the ended copies of one direction and returns their number.

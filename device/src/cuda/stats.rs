@@ -38,7 +38,7 @@ pub struct CudaStats {
     pub device_bytes: u64,
     /// Bytes of device memory kept for reuse.
     pub cached_bytes: u64,
-    /// Completion signals from the device.
+    /// Completion signals from the device, of which one may be for several copies.
     pub signals: u64,
     /// Copies whose end was found by polling, without a signal: few, unless signals are lost.
     pub ends_found_by_polling: u64,

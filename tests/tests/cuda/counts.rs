@@ -1,4 +1,4 @@
-//! Driver calls: their number for copies of many segments.
+//! Driver calls: their number for copies in flight together, and for copies of many segments.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
@@ -8,15 +8,44 @@ use tensor_relay_device::{
     Capacity, CopyEngine, CopySegment, Slot,
     cuda::{CudaEngine, CudaMemory},
 };
-use tensor_relay_tests::fake_cuda::{Effect, Fault, Turn};
+use tensor_relay_tests::fake_cuda::{Direction, Effect, Fault, Turn};
 
 use crate::{endpoint::short_timeouts, machine};
 
+const SLOTS: usize = 8;
 const NOT_SUPPORTED: u32 = 801;
 
 /// The number of calls of a function so far.
 fn calls(fake: &Turn, name: &str) -> u64 {
     fake.calls().get(name).copied().unwrap_or(0)
+}
+
+/// Goal: eight copies in flight cost 18 calls to begin, not 32: the copy and an event for each, and one signal for all,
+/// since the copies that end before the engine has handled it are found with it. Method: hold the copies until the engine
+/// has polled them in vain, and count its calls.
+#[tokio::test]
+async fn copies_in_flight_have_one_signal_to_come() {
+    let fake = machine();
+    let engine = CudaEngine::open(0, short_timeouts()).unwrap();
+    let memory = engine.allocate(LEN).unwrap();
+    let slots = engine.slots(Capacity { slots: SLOTS, slot_bytes: LEN }).unwrap();
+    let begun = || {
+        ["cuMemcpyDtoHAsync_v2", "cuEventRecord", "cuStreamWaitEvent", "cuLaunchHostFunc"]
+            .map(|name| calls(&fake, name))
+    };
+    let gate = fake.hold(0, Direction::DeviceToHost);
+    let copy = |()| engine.copy_out(vec![CopySegment::new(&memory, 0, LEN)], slots.try_acquire().unwrap());
+    let copies = [(); SLOTS].map(copy);
+    gate.until_waiting(SLOTS as u64);
+    fake.wait_until("the engine has polled", |_| calls(&fake, "cuEventQuery") > 2);
+    assert_eq!(begun(), [SLOTS as u64, SLOTS as u64, 1, 1]);
+    drop(gate);
+    for copying in copies {
+        copying.await.unwrap();
+    }
+    let [copies, events, waits, signals] = begun();
+    assert!(copies == events && waits == signals && signals <= SLOTS as u64, "{waits} {signals}");
+    assert_eq!(engine.stats().copies_ended, SLOTS as u64);
 }
 
 /// A thousand tensors in allocations of their own, and a slot that holds all of them.
