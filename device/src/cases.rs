@@ -40,7 +40,6 @@ macro_rules! for_each_engine_case {
             round_trips_are_exact
             bytes_outside_of_the_copy_stay
             segments_are_gathered_and_scattered
-            copies_within_the_device_zero_the_gaps
             copies_out_of_bounds_are_refused
             one_bad_segment_refuses_the_copy
             foreign_slots_are_refused
@@ -113,39 +112,6 @@ pub async fn segments_are_gathered_and_scattered<E: CopyEngine>(engine: Arc<E>) 
     assert_eq!(read(&*engine, &memories[1], &slots, 0, 300).await, changed);
     assert_eq!(read(&*engine, &memories[0], &slots, 7, 3).await, expected[4..7]);
     landed(engine.copy_out(vec![], slots.acquire().await)).await;
-}
-
-/// Memories are gathered in another one, with zeros between them, also where that one had other bytes. Copies out of
-/// bounds are refused.
-pub async fn copies_within_the_device_zero_the_gaps<E: CopyEngine>(engine: Arc<E>) {
-    let slots = new_pool(&*engine, 1, 4000);
-    let from = [1000, 0, 700].map(|len| engine.allocate(len).expect("the engine has memory"));
-    for (seed, memory) in from.iter().enumerate() {
-        let len = engine.memory_len(memory) as usize;
-        fill(&*engine, memory, &slots, 0, &pattern(len, seed as u8)).await;
-    }
-    let to = engine.allocate(4000).expect("the engine has memory");
-    fill(&*engine, &to, &slots, 0, &[0xEE; 4000]).await;
-    let segment = |index: usize, len, at| CopySegment { at, ..CopySegment::new(&from[index], 0, len) };
-    let segments = |at| vec![segment(0, 1000, 256), segment(1, 0, 1300), segment(2, 700, at)];
-    engine
-        .copy_within(segments(3000), Arc::clone(&to))
-        .await
-        .expect("the copy succeeds");
-    let gathered = [vec![0; 256], pattern(1000, 0), vec![0; 1744], pattern(700, 2), vec![0; 300]].concat();
-    assert_eq!(read(&*engine, &to, &slots, 0, 4000).await, gathered);
-
-    // Without a gap nothing is zeroed.
-    let exact = engine.allocate(1700).expect("the engine has memory");
-    let dense = vec![segment(0, 1000, 0), segment(2, 700, 1000)];
-    engine.copy_within(dense, Arc::clone(&exact)).await.expect("the copy succeeds");
-    assert_eq!(read(&*engine, &exact, &slots, 0, 1700).await, [pattern(1000, 0), pattern(700, 2)].concat());
-
-    for segment in [segment(2, 700, 3301), segment(2, 701, 0), segment(0, 1, usize::MAX)] {
-        let refused = engine.copy_within(vec![segment], Arc::clone(&to)).await;
-        assert!(matches!(refused, Err(CopyError::OutOfBounds { .. })), "{refused:?}");
-    }
-    assert_eq!(read(&*engine, &to, &slots, 0, 4000).await, gathered);
 }
 
 /// Copies out of bounds of memory or slot are refused in both directions. The error has the numbers, and the slot

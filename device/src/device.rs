@@ -1,14 +1,14 @@
 use std::{any::Any, fmt, ops::Range, sync::Arc};
 
 use crate::{
-    engine::{CopyEngine, CopyError, CopySegment},
+    engine::CopyEngine,
     engine_sink::EngineSink,
     engine_source::EngineSource,
     host_memory::AllocError,
     parts::PartsError,
     pool::{Capacity, SlotPool},
     sink::Sink,
-    source::{BoxFuture, Source},
+    source::Source,
 };
 
 /// A device that holds tensors: a copy engine of any kind, with its slots.
@@ -148,17 +148,6 @@ impl DeviceBuffer {
         Arc::new(self.device.sink(self.len_bytes, whole).expect("one part is the whole payload"))
     }
 
-    /// Copies each buffer of `parts`, of the same device, to its range of this one, within the device. Bytes between the
-    /// ranges become zeros. Resolves when all bytes are in place. Once requested, the copy runs to its end, whether or
-    /// not its future is polled, and keeps the memory until then.
-    pub fn fill_from(
-        &self,
-        parts: impl IntoIterator<Item = (Range<u64>, Self)>,
-    ) -> BoxFuture<'static, Result<(), CopyError>> {
-        let parts = parts.into_iter().map(|(range, buffer)| (range, buffer.memory)).collect();
-        self.device.any.copy_within(parts, Arc::clone(&self.memory))
-    }
-
     /// The memory as the engine's own type, for properties that only that kind of device has: addresses, streams,
     /// events. `None` if it is not an `M`.
     pub fn memory<M: Any + Send + Sync>(&self) -> Option<Arc<M>> {
@@ -190,7 +179,6 @@ trait AnyDevice: Send + Sync {
     fn allocate(&self, len: usize) -> Result<(AnyMemory, u64), AllocError>;
     fn source(&self, len_bytes: u64, parts: Vec<Part>) -> Result<Arc<dyn Source>, PartsError>;
     fn sink(&self, len_bytes: u64, parts: Vec<Part>) -> Result<EngineSink, PartsError>;
-    fn copy_within(&self, parts: Vec<Part>, to: AnyMemory) -> BoxFuture<'static, Result<(), CopyError>>;
 }
 
 /// A device of a known engine type.
@@ -226,17 +214,6 @@ impl<E: CopyEngine> AnyDevice for Typed<E> {
     fn sink(&self, len_bytes: u64, parts: Vec<Part>) -> Result<EngineSink, PartsError> {
         let (engine, slots) = (Arc::clone(&self.engine), self.slots.clone());
         EngineSink::scatter(engine, len_bytes, typed::<E>(parts)?, slots)
-    }
-
-    fn copy_within(&self, parts: Vec<Part>, to: AnyMemory) -> BoxFuture<'static, Result<(), CopyError>> {
-        let (Ok(parts), Ok(to)) = (typed::<E>(parts), to.downcast()) else {
-            return Box::pin(std::future::ready(Err(CopyError::ForeignMemory)));
-        };
-        let segment = |(range, memory): Part<E::Memory>| CopySegment {
-            at: range.start as usize, // Beyond the buffer, which is refused, if it does not fit.
-            ..CopySegment::new(&memory, 0, self.engine.memory_len(&memory) as usize)
-        };
-        self.engine.copy_within(parts.into_iter().map(segment).collect(), to)
     }
 }
 

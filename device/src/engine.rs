@@ -13,7 +13,6 @@ use crate::{
     id::Id,
     pool::{Capacity, SlotPool},
     slot::Slot,
-    source::BoxFuture,
 };
 
 /// An engine that copies bytes between slots and the memory of one kind of device.
@@ -56,18 +55,9 @@ pub trait CopyEngine: Send + Sync + 'static {
     ///
     /// After concurrent copies to overlapping ranges of one memory, each byte of the overlap comes from one of them.
     fn copy_in(&self, slot: Slot, to: Vec<CopySegment<Self::Memory>>) -> Copying;
-
-    /// Copies each segment to its place in `to`, which is other memory, within the device: no byte moves through the
-    /// host. The places do not overlap. Bytes of `to` outside these places become zeros. Resolves when all bytes are in place. Unlike the other
-    /// copies it owns no slot, so the caller bounds their number.
-    fn copy_within(
-        &self,
-        from: Vec<CopySegment<Self::Memory>>,
-        to: Arc<Self::Memory>,
-    ) -> BoxFuture<'static, Result<(), CopyError>>;
 }
 
-/// A range of device memory, and its place in a slot or in other memory.
+/// A range of device memory, and its place in a slot.
 ///
 /// A chunk within one large tensor has one segment; a chunk of many small tensors, each in its own memory, has many.
 #[derive(Debug)]
@@ -78,7 +68,7 @@ pub struct CopySegment<M> {
     pub offset: u64,
     /// The length.
     pub len: usize,
-    /// The offset in the slot, or in the other memory.
+    /// The offset in the slot.
     pub at: usize,
 }
 
@@ -243,15 +233,7 @@ pub(crate) fn check_copy<M>(
     if slot.engine() != Some(engine) {
         return Err(CopyError::ForeignSlot);
     }
-    check_bounds(segments, slot.len(), memory_len)
-}
-
-/// Checks that all segments of a copy lie in their memory, and in the slot or memory of `slot_bytes` at its other end.
-pub(crate) fn check_bounds<M>(
-    segments: &[CopySegment<M>],
-    slot_bytes: usize,
-    memory_len: impl Fn(&M) -> u64,
-) -> Result<(), CopyError> {
+    let slot_bytes = slot.len();
     segments.iter().try_for_each(|segment| {
         let CopySegment { offset, len, at, .. } = *segment;
         let memory_bytes = memory_len(&segment.memory);

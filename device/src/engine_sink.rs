@@ -216,14 +216,6 @@ mod tests {
             self.copies.lock().unwrap().push((slot, completion));
             copying
         }
-
-        fn copy_within(
-            &self,
-            _: Vec<CopySegment<u64>>,
-            _: Arc<u64>,
-        ) -> BoxFuture<'static, Result<(), CopyError>> {
-            Box::pin(std::future::ready(Err(CopyError::ForeignMemory)))
-        }
     }
 
     /// A sink of 100 bytes with two slots of 20.

@@ -6,13 +6,12 @@ use std::{
 };
 
 use crate::{
-    engine::{Completion, CopyEngine, CopyError, CopySegment, Copying, check_bounds, check_copy},
+    engine::{Completion, CopyEngine, CopySegment, Copying, check_copy},
     host_memory::{AllocError, HostMemory},
     id::Id,
     pool::{Capacity, SlotPool},
     region::Region,
     slot::Slot,
-    source::BoxFuture,
 };
 
 /// The reference copy engine: its device is host memory, and a thread makes its copies.
@@ -92,24 +91,6 @@ impl CopyEngine for HostEngine {
     fn copy_in(&self, slot: Slot, to: Vec<CopySegment<HostEngineMemory>>) -> Copying {
         self.start(Direction::In, to, slot)
     }
-
-    /// Copies in place, on the calling thread.
-    fn copy_within(
-        &self,
-        from: Vec<CopySegment<HostEngineMemory>>,
-        to: Arc<HostEngineMemory>,
-    ) -> BoxFuture<'static, Result<(), CopyError>> {
-        let checked = check_bounds(&from, to.len, |memory| memory.len as u64);
-        if checked.is_ok() {
-            let mut bytes = vec![0; to.len];
-            for CopySegment { memory, offset, len, at } in from {
-                let begin = offset as usize; // Within the memory, whose length is a `usize`.
-                bytes[at..at + len].copy_from_slice(&memory.bytes.lock()[begin..begin + len]);
-            }
-            to.bytes.lock().copy_from_slice(&bytes);
-        }
-        Box::pin(std::future::ready(checked))
-    }
 }
 
 impl fmt::Debug for HostEngine {
@@ -173,7 +154,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::engine::CopySegment;
+    use crate::{CopyError, engine::CopySegment};
 
     fn new_engine() -> Arc<HostEngine> {
         Arc::new(HostEngine::new(HostMemory::new(64 << 20)).unwrap())

@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 use tensor_relay_device::{
-    AllocError, BoxFuture, Capacity, Completion, CopyEngine, CopyError, CopySegment, Copying, Device,
-    HostEngine, HostEngineMemory, HostMemory, Slot, SlotPool,
+    AllocError, Capacity, Completion, CopyEngine, CopyError, CopySegment, Copying, Device, HostEngine,
+    HostEngineMemory, HostMemory, Slot, SlotPool,
 };
 use tokio::time::Instant;
 
@@ -234,14 +234,6 @@ impl CopyEngine for TestEngine {
 
     fn copy_in(&self, slot: Slot, to: Vec<CopySegment<HostEngineMemory>>) -> Copying {
         self.start(false, to, slot)
-    }
-
-    fn copy_within(
-        &self,
-        from: Vec<CopySegment<HostEngineMemory>>,
-        to: Arc<HostEngineMemory>,
-    ) -> BoxFuture<'static, Result<(), CopyError>> {
-        self.host.copy_within(from, to)
     }
 }
 

@@ -1,7 +1,5 @@
 use std::{any::Any, fmt, sync::Arc};
 
-use tokio::sync::oneshot;
-
 use super::{
     devices::DeviceInfo,
     error::CudaError,
@@ -12,20 +10,18 @@ use super::{
     memory_owner::MemoryOwner,
     options::CudaOptions,
     probe::probe,
-    shares::{Ended, ExportRequest, Fill},
     stats::{Counters, CudaStats},
     stream::StreamHandle,
     thread::{self, Started},
     waiters::Waiters,
 };
 use crate::{
-    engine::{CopyEngine, CopyError, CopySegment, Copying, check_bounds, check_copy},
+    engine::{CopyEngine, CopyError, CopySegment, Copying, check_copy},
     host_memory::AllocError,
     id::Id,
     pool::{Capacity, SlotPool},
     region::Region,
     slot::Slot,
-    source::BoxFuture,
 };
 
 /// The copy engine of one CUDA device.
@@ -139,7 +135,6 @@ impl CudaEngine {
         if let Err(error) = checked {
             return Copying::refused(error);
         }
-        let segments = segments.into_iter().filter(|segment| segment.len > 0).collect();
         let (completion, copying) = Copying::pair();
         let waiter = self.waiters.add(completion);
         // If the thread is gone, the job is returned and dropped here, which reports `EngineStopped`.
@@ -177,32 +172,6 @@ impl CopyEngine for CudaEngine {
 
     fn copy_in(&self, slot: Slot, to: Vec<CopySegment<CudaMemory>>) -> Copying {
         self.start(Direction::In, to, slot)
-    }
-
-    fn copy_within(
-        &self,
-        from: Vec<CopySegment<CudaMemory>>,
-        to: Arc<CudaMemory>,
-    ) -> BoxFuture<'static, Result<(), CopyError>> {
-        let checked = check_bounds(&from, to.len_bytes() as usize, CudaMemory::len_bytes);
-        let is_own = |memory: &CudaMemory| memory.engine() == self.id;
-        let own = is_own(&to) && from.iter().all(|segment| is_own(&segment.memory));
-        let checked = checked.and(if own { Ok(()) } else { Err(CopyError::ForeignMemory) });
-        let parts = from.into_iter().filter(|segment| segment.len > 0).collect();
-        let (reply, ended) = oneshot::channel();
-        if checked.is_ok() {
-            let fill = Fill { to, parts, zeroes_gaps: true };
-            // If the thread is gone, the request is returned and dropped here, which reports `EngineStopped`.
-            drop(self.inbox.send(Command::Share(ExportRequest::Fill(fill, Ended::Task(reply)))));
-        }
-        let device = self.name().to_owned();
-        Box::pin(async move {
-            checked?;
-            match ended.await {
-                Ok(end) => end.map_err(|error| error.of_copy(device)),
-                Err(_) => Err(CopyError::EngineStopped),
-            }
-        })
     }
 }
 

@@ -4,24 +4,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::oneshot;
-
 use super::{
     driver::{IpcHandle, Piece},
     error::CudaError,
     fence::PollSchedule,
     flight::Direction,
-    gpu::{Gpu, RecordedEvent},
+    gpu::{Gpu, RecordedEvent, Submitted},
     inbox::Reply,
     memory::CudaMemory,
     options::{CudaOptions, HANG_FACTOR},
     setting::Setting,
     share::ShareError,
 };
-use crate::engine::CopySegment;
 
-/// The pending exports and copies within the device of an engine: they wait for callers' streams, or for copies. Each
-/// caller waits for its answer, which bounds them.
+/// The pending exports of an engine: they wait for callers' streams, or for copies within the device. Each caller waits
+/// for its answer, which bounds them.
 pub(super) struct Shares {
     waiting: Vec<Waiting>,
     /// The copies in flight, in the order in which they were submitted to their one stream.
@@ -32,34 +29,13 @@ pub(super) struct Shares {
     copy_timeout: Duration,
 }
 
-/// The largest part that is copied within the device together with others in one call. A larger one takes longer than a
-/// call anyway, and its own call is sure to use the whole rate of the device's memory.
-const SMALL_BYTES: usize = 1 << 20;
-
 /// A request to export memory, which waits for the streams that write the memory.
 #[derive(Debug)]
 pub(super) enum ExportRequest {
     /// Export memory in place.
     InPlace(Vec<Arc<CudaMemory>>, Reply<Result<Vec<Location>, ShareError>>),
-    /// Fill memory with copies.
-    Fill(Fill, Ended),
-}
-
-/// The sender of the end of copies, to a thread that blocks or to a task.
-#[derive(Debug)]
-pub(super) enum Ended {
-    Thread(Reply<Result<(), ShareError>>),
-    Task(oneshot::Sender<Result<(), ShareError>>),
-}
-
-impl Ended {
-    /// Reports the end, if there still is a waiter.
-    fn send(self, end: Result<(), ShareError>) {
-        match self {
-            Self::Thread(reply) => drop(reply.send(end)),
-            Self::Task(reply) => drop(reply.send(end)),
-        }
-    }
+    /// Fill a shared buffer with copies.
+    Fill(Fill, Reply<Result<(), ShareError>>),
 }
 
 /// The exported location of one memory: the handle of its allocation, and the offset in the allocation.
@@ -69,9 +45,9 @@ pub(super) type Location = Result<(IpcHandle, u64), CudaError>;
 #[derive(Debug)]
 pub(super) struct Fill {
     pub(super) to: Arc<CudaMemory>,
-    /// The memories and their places in `to`, not empty, and checked to be in bounds.
-    pub(super) parts: Vec<CopySegment<CudaMemory>>,
-    /// Whether bytes of `to` outside these places become zeros.
+    /// The memories and their offsets in `to`, checked to be in bounds.
+    pub(super) parts: Vec<(Arc<CudaMemory>, u64)>,
+    /// Whether the bytes of `to` outside of these parts become zeros.
     pub(super) zeroes_gaps: bool,
 }
 
@@ -84,15 +60,10 @@ struct Waiting {
 struct InFlight {
     fill: ManuallyDrop<Fill>,
     /// The waiter's reply; `None` once the copies were reported as late.
-    reply: Option<Ended>,
+    reply: Option<Reply<Result<(), ShareError>>>,
     /// The event recorded after the copies. `None` if the driver refused to record it.
     event: Option<RecordedEvent>,
-    /// The driver's error, if the copies were submitted only in part.
-    error: Option<CudaError>,
-    /// The bytes submitted so far.
-    bytes: u64,
-    /// Whether a part may have been submitted, even if `bytes` is zero.
-    may_run: bool,
+    submitted: Submitted,
     begun: Instant,
     schedule: PollSchedule,
 }
@@ -157,7 +128,7 @@ impl Shares {
             match flight.event.as_ref().is_some_and(|event| gpu.has_passed(event) == Ok(true)) {
                 true => flight.release(gpu, setting),
                 false => {
-                    setting.counters.leaked_bytes.add(flight.bytes);
+                    setting.counters.leaked_bytes.add(flight.submitted.bytes);
                     flight.report(Err(error.clone().into()));
                 }
             }
@@ -217,7 +188,7 @@ impl ExportRequest {
     fn readiness(&self) -> Option<Result<(), CudaError>> {
         let memories: Box<dyn Iterator<Item = &Arc<CudaMemory>>> = match self {
             Self::InPlace(memories, _) => Box::new(memories.iter()),
-            Self::Fill(fill, _) => Box::new(fill.parts.iter().map(|part| &part.memory).chain([&fill.to])),
+            Self::Fill(fill, _) => Box::new(fill.parts.iter().map(|(memory, _)| memory).chain([&fill.to])),
         };
         let unready = memories.map(|memory| memory.poll_fences()).find(|free| *free != Some(Ok(())));
         unready.unwrap_or(Some(Ok(())))
@@ -232,7 +203,7 @@ impl ExportRequest {
             }
             Self::Fill(fill, reply) => {
                 drop(fill);
-                reply.send(Err(error));
+                let _ = reply.send(Err(error));
             }
         }
     }
@@ -240,22 +211,23 @@ impl ExportRequest {
 
 impl InFlight {
     /// Submits all copies to the stream, up to the first one that the driver refuses. `None` if none was submitted.
-    fn begin(fill: Fill, reply: Ended, gpu: &mut Gpu, setting: &Setting) -> Option<Self> {
+    fn begin(
+        fill: Fill,
+        reply: Reply<Result<(), ShareError>>,
+        gpu: &mut Gpu,
+        setting: &Setting,
+    ) -> Option<Self> {
         let begun = Instant::now();
         let mut flight = Self {
             fill: ManuallyDrop::new(fill),
             reply: Some(reply),
             event: None,
-            error: None,
-            bytes: 0,
-            may_run: false,
+            submitted: Submitted::default(),
             begun,
             schedule: PollSchedule::new(begun),
         };
-        if let Err(error) = flight.enqueue(gpu) {
-            flight.error = Some(error);
-        }
-        if !flight.may_run {
+        flight.submit(gpu);
+        if !flight.submitted.may_run {
             flight.release(gpu, setting);
             return None;
         }
@@ -263,41 +235,27 @@ impl InFlight {
         Some(flight)
     }
 
-    fn enqueue(&mut self, gpu: &mut Gpu) -> Result<(), CudaError> {
+    fn submit(&mut self, gpu: &mut Gpu) {
         let Fill { to, parts, zeroes_gaps } = &*self.fill;
-        let copied_bytes: u64 = parts.iter().map(|part| part.len as u64).sum();
+        let copied_bytes: u64 = parts.iter().map(|(from, _)| from.len_bytes()).sum();
         if *zeroes_gaps && copied_bytes < to.len_bytes() {
             // One pass at the rate of the device's memory is cheaper than a call for each gap.
-            // SAFETY: `fill` keeps the memory, which only `release` releases, as below.
-            unsafe { gpu.zero(to.address(), to.len_bytes() as usize) }?;
-            self.may_run = true;
-            self.bytes += to.len_bytes() - copied_bytes;
-        }
-        let piece = |part: &CopySegment<CudaMemory>| {
-            let (to, from) = (to.address() + part.at as u64, part.memory.address() + part.offset);
-            Piece { to, from, len: part.len }
-        };
-        let (small, mut rest): (Vec<Piece>, Vec<Piece>) =
-            parts.iter().map(piece).partition(|piece| piece.len <= SMALL_BYTES);
-        if gpu.batches(small.len()) {
-            self.may_run = true; // After an error too.
-            // SAFETY: as below; the places of the parts are disjoint, and outside of their memories.
-            match unsafe { gpu.copy_batch_within(small.iter().copied()) } {
-                Ok(()) => self.bytes += small.iter().map(|piece| piece.len as u64).sum::<u64>(),
-                Err(_) => rest.extend(small),
+            // SAFETY: as below.
+            if let Err(error) = unsafe { gpu.zero(to.address(), to.len_bytes() as usize) } {
+                self.submitted.error = Some(error.into());
+                return;
             }
-        } else {
-            rest.extend(small);
+            self.submitted.may_run = true;
         }
-        for Piece { to, from, len } in rest {
-            // SAFETY: the caller of `Shares` checked that the part is in bounds of both memories. `fill` keeps both.
-            // Only `release` releases them, once the device has reported the end of the copies by an event recorded
-            // after this, or by an idle stream, or if nothing was submitted.
-            unsafe { gpu.copy_within(to, from, len) }?;
-            self.may_run = true;
-            self.bytes += len as u64;
-        }
-        Ok(())
+        let pieces = parts.iter().map(|(from, offset)| {
+            let (to, len) = (to.address() + offset, from.len_bytes() as usize);
+            Piece { to, from: from.address(), len }
+        });
+        // SAFETY: `share::fill` checked that the parts are in bounds of `to`. `fill` keeps all memory. Only `release`
+        // releases it, once the device has reported the end of the copies by an event recorded after this, or by an idle
+        // stream, or if nothing was submitted.
+        let copied = unsafe { gpu.submit(None, pieces) };
+        self.submitted = Submitted { may_run: self.submitted.may_run || copied.may_run, ..copied };
     }
 
     /// Whether the copies have ended. Without an event, their stream must be idle.
@@ -313,22 +271,22 @@ impl InFlight {
         if let Some(event) = self.event.take() {
             gpu.recycle(event);
         }
-        setting.counters.within_bytes.add(self.bytes);
-        let end = match self.error.take() {
+        setting.counters.within_bytes.add(self.submitted.bytes);
+        let end = match self.submitted.error.take() {
             None => Ok(()),
             Some(source) => Err(ShareError::CopyRefused { device: setting.device(), source }),
         };
         let reply = self.reply.take();
         drop(ManuallyDrop::into_inner(self.fill));
         if let Some(reply) = reply {
-            reply.send(end);
+            let _ = reply.send(end); // Fails if the caller has stopped waiting.
         }
     }
 
     /// Reports the result to the waiter, unless that was done before.
     fn report(&mut self, result: Result<(), ShareError>) {
         if let Some(reply) = self.reply.take() {
-            reply.send(result);
+            let _ = reply.send(result); // Fails if the caller has stopped waiting.
         }
     }
 }

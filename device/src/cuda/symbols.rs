@@ -105,16 +105,8 @@ symbols! {
         fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
         fn cuMemGetAddressRange_v2(start: *mut CUdeviceptr, len: *mut usize, address: CUdeviceptr);
         fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream);
-        fn cuMemcpyBatchAsync_v2(
-            to: *mut CUdeviceptr,
-            from: *mut CUdeviceptr,
-            lens: *mut usize,
-            count: usize,
-            attributes: *mut CUmemcpyAttributes,
-            first_of_attributes: *mut usize,
-            attribute_count: usize,
-            stream: CUstream,
-        );
+        fn cuMemcpyBatchAsync_v2(to: *mut CUdeviceptr, from: *mut CUdeviceptr, lens: *mut usize, count: usize,
+            attributes: *mut CUmemcpyAttributes, first_indices: *mut usize, kinds: usize, stream: CUstream);
         fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, start: CUdeviceptr);
         fn cuIpcOpenMemHandle_v2(start: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint);
         fn cuIpcCloseMemHandle(start: CUdeviceptr);

@@ -5,11 +5,11 @@
 use std::sync::Arc;
 
 use tensor_relay_device::{
-    CopyError, Device, DeviceBuffer,
-    cuda::{CudaEngine, CudaMemory},
+    Device, DeviceBuffer,
+    cuda::{CudaEngine, CudaMemory, share::ShareError},
 };
 use tensor_relay_protocol::TensorSpec;
-use tensor_relay_server::{DeviceError, Publishable, Staging};
+use tensor_relay_server::{DeviceError, Publishable, Staged, Staging};
 use tensor_relay_tests::{
     fake_cuda::{Direction, Effect, Fault},
     tensors::noise,
@@ -50,9 +50,10 @@ async fn stage(
     Publishable::from_device(staging, tensors, vec![], Some(device)).await
 }
 
-/// Goal: staging copies within the device, after the producer's stream, and neither to the host nor hashes. Its tensors
-/// may be written again when it returns. Method: count calls and copies; the tensors are written by a stream that is
-/// blocked for a while, and overwritten afterwards.
+/// Goal: staging copies within the device, after the producer's stream, and neither to the host nor hashes. The version
+/// has the digest of one that is staged on the host, and its tensors may be written again when staging returns.
+/// Method: count calls and copies; the tensors are written by a stream that is blocked for a while, and overwritten
+/// afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_version_is_staged_without_the_host() {
     let fake = machine();
@@ -72,6 +73,7 @@ async fn a_version_is_staged_without_the_host() {
     let calls = |name: &str| fake.calls().get(name).copied().unwrap_or(0);
     let copies_out = fake.engine(0, Direction::DeviceToHost).ended;
     let (events, polls) = (calls("cuEventRecord"), calls("cuEventQuery"));
+    let same = tensors.clone();
     let staging = tokio::spawn(async move { stage(&staging, &device, tensors).await });
     fake.wait_until("the staging waits for the stream", |fake| {
         fake.calls().get("cuEventQuery").is_some_and(|count| *count > polls + 9)
@@ -90,11 +92,13 @@ async fn a_version_is_staged_without_the_host() {
     assert_eq!((calls("cuMemcpyBatchAsync_v2"), calls("cuMemcpyDtoDAsync_v2")), (1, 1));
     assert_eq!((calls("cuMemsetD8Async"), calls("cuEventRecord") - events), (memsets, 1));
 
+    let on_host = Staged::from_device(&relay.server.staging(), same, vec![]).await.unwrap();
     call!(cuMemsetD8Async(first.address(), 0x33, LEN, stream)).unwrap();
     call!(cuStreamSynchronize(stream)).unwrap();
     call!(cuStreamDestroy_v2(stream)).unwrap();
     let publication = relay.publisher.publish(version, vec![]).await.unwrap();
     let snapshot = relay.next().await.unwrap();
+    assert_eq!(snapshot.load_report().digest(), on_host.digest(), "the gaps between tensors are zeros");
     let received = snapshot.to_host().await.unwrap();
     for (index, bytes) in contents().into_iter().enumerate() {
         let expected = if index == 100 { vec![0x22; LEN] } else { bytes };
@@ -120,7 +124,7 @@ async fn a_failed_copy_within_the_device_fails_the_staging() {
     fake.fault(&Fault::once("cuMemcpyDtoDAsync_v2", 1, Effect::Fail(REFUSED)));
     for _ in 0..2 {
         let refused = stage(&staging, &device, tensors(&device, &contents()).await).await.unwrap_err();
-        assert!(matches!(refused, DeviceError::Copy(CopyError::Refused { .. })), "{refused:?}");
+        assert!(matches!(refused, DeviceError::Within(ShareError::CopyRefused { .. })), "{refused:?}");
         is_freed();
     }
     fake.fault(&Fault::from("cuMemcpyBatchAsync_v2", 1, Effect::Fail(REFUSED)));
@@ -129,7 +133,7 @@ async fn a_failed_copy_within_the_device_fails_the_staging() {
 
     let gate = fake.hold(0, Direction::DeviceToDevice);
     let late = stage(&staging, &device, tensors(&device, &contents()).await).await.unwrap_err();
-    assert!(matches!(late, DeviceError::Copy(CopyError::TimedOut { .. })), "{late:?}");
+    assert!(matches!(late, DeviceError::Within(ShareError::CopyTimedOut { .. })), "{late:?}");
     assert!(engines[0].stats().device_bytes > before, "the copies may still run");
     drop(gate);
     is_freed();
@@ -147,7 +151,7 @@ async fn a_failed_device_fails_the_staging() {
     fake.fault(&Fault::once("@dtod", 3, Effect::Fail(LAUNCH_FAILED)));
     let tensors = tensors(&device, &[pattern(CHUNK), pattern(CHUNK), pattern(9)]).await;
     let failed = stage(&staging, &device, tensors).await.unwrap_err();
-    assert!(matches!(failed, DeviceError::Copy(CopyError::DeviceFailed { .. })), "{failed:?}");
+    assert!(matches!(failed, DeviceError::Within(ShareError::Engine(_))), "{failed:?}");
     assert!(engines[0].failure().is_some() && engines[0].stats().leaked_bytes > 0);
     relay.close().await;
     assert_eq!(fake.violations(), [""; 0]);

@@ -17,46 +17,30 @@ pub(in crate::cuda) struct Piece {
 }
 
 impl Driver {
-    /// Whether the driver has the call.
-    pub(in crate::cuda) fn has_batches(&self) -> bool {
-        self.symbols.cuMemcpyBatchAsync_v2.is_some()
-    }
-
-    /// Submits copies, none of which is empty, in one call. They begin after the stream's earlier work, in any order.
+    /// Submits copies, none of which is empty, in one call. They begin after the stream's earlier work, in any order, so
+    /// where they overlap the bytes are unspecified.
     /// After an error some may have been submitted.
     ///
     /// # Safety
     ///
-    /// As for `copy_out`, `copy_in` or `copy_within`, for each piece, after an error too. No piece writes what another
-    /// reads or writes. `stream` lives, and is not a default stream.
+    /// As for `copy_out`, `copy_in` or `copy_within`, for each piece, after an error too. `stream` lives, and is not a
+    /// default stream.
     pub(in crate::cuda) unsafe fn copy_batch(
         &self,
-        pieces: impl Iterator<Item = Piece>,
+        pieces: &[Piece],
         stream: CUstream,
     ) -> Result<(), CudaError> {
         let symbol = "cuMemcpyBatchAsync_v2";
         let copy = self.symbols.cuMemcpyBatchAsync_v2.ok_or(CudaError::NoSymbol { symbol })?;
-        let (mut to, mut from, mut lens) = (vec![], vec![], vec![]);
-        for piece in pieces {
-            to.push(piece.to);
-            from.push(piece.from);
-            lens.push(piece.len);
-        }
+        let mut to: Vec<u64> = pieces.iter().map(|piece| piece.to).collect();
+        let mut from: Vec<u64> = pieces.iter().map(|piece| piece.from).collect();
+        let mut lens: Vec<usize> = pieces.iter().map(|piece| piece.len).collect();
         let (mut attributes, mut first) = (IN_STREAM_ORDER, 0); // Of all copies from the first on.
-        // SAFETY: the arrays have `lens.len()` elements each, and there is one attribute with its index; the driver only
-        // reads them, before it returns. For the copies, the caller's promise.
-        let code = unsafe {
-            copy(
-                to.as_mut_ptr(),
-                from.as_mut_ptr(),
-                lens.as_mut_ptr(),
-                lens.len(),
-                &raw mut attributes,
-                &raw mut first,
-                1,
-                stream,
-            )
-        };
+        let (to, from, lens) = (to.as_mut_ptr(), from.as_mut_ptr(), lens.as_mut_ptr());
+        let count = pieces.len();
+        // SAFETY: the arrays have `count` elements each, and there is one attribute with its index; the driver only reads
+        // them, before it returns. For the copies, the caller's promise.
+        let code = unsafe { copy(to, from, lens, count, &raw mut attributes, &raw mut first, 1, stream) };
         Ok(self.check(symbol, code)?)
     }
 }

@@ -1,9 +1,6 @@
 use std::time::Duration;
 
-use crate::{
-    cuda::{device_uuid::DeviceUuid, error::CudaError},
-    engine::CopyError,
-};
+use crate::cuda::{device_uuid::DeviceUuid, error::CudaError};
 
 /// Why memory could not be exported to or imported from another process. Usually the caller tries the next method.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -18,7 +15,7 @@ pub enum ShareError {
     )]
     ForeignMemory,
     /// Memory of this kind of device cannot be shared.
-    #[error("Memory of {device} cannot be shared between processes.")]
+    #[error("Memory of {device} cannot be shared between processes, nor copied within the device.")]
     NotShareable {
         /// The device.
         device: String,
@@ -83,8 +80,8 @@ pub enum ShareError {
     },
     /// The streams that write the memory take too long.
     #[error(
-        "A stream on {device} that writes memory to be shared did not finish its work within {waited:?}. The kernels on it \
-         take that long, or hang: raise the fence timeout, or share later."
+        "A stream on {device} that writes memory to be shared or staged did not finish its work within {waited:?}. The kernels on it \
+         take that long, or hang: raise the fence timeout, or do it later."
     )]
     FenceTimedOut {
         /// The name of the engine.
@@ -92,17 +89,17 @@ pub enum ShareError {
         /// The time that the engine waited.
         waited: Duration,
     },
-    /// The driver refused a copy into a shared buffer.
-    #[error("A copy within {device}, into a shared buffer, was refused: {source}")]
+    /// The driver refused a copy within the device.
+    #[error("A copy within {device} was refused: {source}")]
     CopyRefused {
         /// The name of the engine.
         device: String,
         /// The driver's error.
         source: CudaError,
     },
-    /// A copy into a shared buffer takes too long.
+    /// A copy within the device takes too long.
     #[error(
-        "A copy within {device}, into a shared buffer, did not end within {waited:?}. The device has a problem, or is very \
+        "A copy within {device} did not end within {waited:?}. The device has a problem, or is very \
          busy: look at nvidia-smi, and at the kernel's log for Xid messages."
     )]
     CopyTimedOut {
@@ -161,19 +158,6 @@ pub enum ShareError {
     /// The engine does not answer, or its device failed.
     #[error(transparent)]
     Engine(#[from] CudaError),
-}
-
-impl ShareError {
-    /// The same reason, for a copy within `device` that is not shared.
-    pub(in crate::cuda) fn of_copy(self, device: String) -> CopyError {
-        match self {
-            Self::FenceTimedOut { device, waited } => CopyError::FenceTimedOut { device, waited },
-            Self::CopyTimedOut { device, waited } => CopyError::TimedOut { device, waited },
-            Self::CopyRefused { device, source } => CopyError::Refused { device, source },
-            Self::Engine(source) => CopyError::DeviceFailed { device, source },
-            _ => CopyError::EngineStopped, // Other errors are of sharing alone.
-        }
-    }
 }
 
 /// The driver's error without its usual advice, which would be misleading for handles of another process.

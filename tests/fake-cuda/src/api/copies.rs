@@ -78,15 +78,20 @@ unsafe extern "C" fn cuMemcpyBatchAsync_v2(
             return Err(Status::INVALID_VALUE);
         }
         // SAFETY: the caller guarantees one element, and any bits are a valid value.
-        let (attributes, first) = unsafe { (attributes.read(), first_of_attributes.read()) };
+        let attributes = unsafe { attributes.read() };
+        // SAFETY: as above.
+        let first = unsafe { first_of_attributes.read() };
         if attributes.source_order != IN_STREAM_ORDER || attributes.flags > 1 || first != 0 {
             return Err(Status::INVALID_VALUE);
         }
         let stream = resolve_stream(&mut state, device, stream)?;
-        for index in (0..count).rev() {
-            // SAFETY: the caller guarantees `count` elements.
-            let (to, from, bytes) =
-                unsafe { (to.add(index).read(), from.add(index).read(), bytes.add(index).read()) };
+        // SAFETY: the caller guarantees `count` elements, which nobody writes during the call.
+        let to = unsafe { std::slice::from_raw_parts(to, count) };
+        // SAFETY: as above.
+        let from = unsafe { std::slice::from_raw_parts(from, count) };
+        // SAFETY: as above.
+        let lengths = unsafe { std::slice::from_raw_parts(bytes, count) };
+        for ((&to, &from), &bytes) in to.iter().zip(from).zip(lengths).rev() {
             if bytes == 0 {
                 return Err(Status::INVALID_VALUE);
             }
