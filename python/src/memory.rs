@@ -23,7 +23,7 @@ pub(crate) use dlpack::{DataType, to_dlpack};
 pub(crate) use export::{Export, Exported, capsule};
 pub(crate) use footprint::{Footprint, overlapping};
 pub(crate) use foreign::{Exclusive, Foreign};
-pub(crate) use import::{Lent, not_lent};
+pub(crate) use import::{Lent, Unordered, not_lent};
 pub(crate) use layout::Identity;
 pub(crate) use on_gpu::{OnGpu, no_bytes};
 pub(crate) use places::Places;

@@ -5,7 +5,7 @@ use crate::{
     gpu::{self, Gpus},
     guards::Guard,
     hold::HoldUntil,
-    memory::{Foreign, Identity, Lent, OnGpu, Places, Returning, ToReturn, not_lent},
+    memory::{Foreign, Identity, Lent, OnGpu, Places, Returning, ToReturn, Unordered, not_lent},
     metadata,
     version::ReadableTensors,
 };
@@ -56,6 +56,7 @@ impl TensorsIn {
                     .map_err(|error| unsupported_value(&name, &value, error))?,
             }
         }
+        aliases.unordered.order()?;
         aliases.uncast.into_iter().for_each(|memory| memory.give_back(mapping.py()));
         match tensors.specs.is_empty() && !options.allow_empty {
             true => Err(Kind::Publish.raise(mapping.py(), NO_TENSORS)),
@@ -63,17 +64,17 @@ impl TensorsIn {
         }
     }
 
-    fn add(
+    fn add<'py>(
         &mut self,
         name: &str,
-        value: &Bound<'_, PyAny>,
+        value: &Bound<'py, PyAny>,
         (dtype, hold): (Option<Dtype>, HoldUntil),
         gpus: &Gpus,
-        aliases: &mut AliasFinder,
+        aliases: &mut AliasFinder<'py>,
     ) -> PyResult<()> {
         let py = value.py();
         let name = TensorName::new(name).map_err(Kind::Request.because(py))?;
-        let Lending { mut memory, mut was_copied, mut exporter } = lend(value, gpus)?;
+        let Lending { mut memory, mut was_copied, mut exporter } = lend(value, gpus, &mut aliases.unordered)?;
         // Each name gets a new copy, so a copy is never the memory of another tensor.
         if let Some(identity) = memory.identity().filter(|_| !was_copied) {
             if let Some(first) = aliases.indices.get(&identity) {
@@ -92,7 +93,7 @@ impl TensorsIn {
                 false => aliases.uncast.push(memory),
             }
             let cast = frameworks(py)?.call_method1("cast", (value, dtype.name()))?;
-            Lending { memory, was_copied, exporter } = lend(&cast, gpus)?;
+            Lending { memory, was_copied, exporter } = lend(&cast, gpus, &mut aliases.unordered)?;
         }
         if let Lent::Gpu(tensor) = &memory {
             check_dense(tensor)?;
@@ -155,12 +156,14 @@ pub(crate) struct TensorOptions<'a, 'py> {
 
 /// The memory of a mapping's tensors so far, to detect aliases.
 #[derive(Default)]
-struct AliasFinder {
+struct AliasFinder<'py> {
     /// The index of each tensor in the version.
     indices: HashMap<Identity, usize>,
     /// The memory of cast tensors before the cast. It stays lent: otherwise its library could reuse the address for
     /// another tensor, which would be mistaken for an alias of the first.
     uncast: Vec<Lent>,
+    /// The tensors of GPUs that wait for no work yet.
+    unordered: Unordered<'py>,
 }
 
 /// A tensor's memory, to be copied from or to.
@@ -242,13 +245,20 @@ struct Lending<'py> {
     exporter: Bound<'py, PyAny>,
 }
 
-fn lend<'py>(value: &Bound<'py, PyAny>, gpus: &Gpus) -> PyResult<Lending<'py>> {
-    lent_by(&exporter(value, "exporter")?, gpus)
+fn lend<'py>(
+    value: &Bound<'py, PyAny>,
+    gpus: &Gpus,
+    unordered: &mut Unordered<'py>,
+) -> PyResult<Lending<'py>> {
+    lent_by(&exporter(value, "exporter")?, gpus, unordered)
 }
 
 /// A tensor's own memory, to be written.
 pub(crate) fn lend_to_write(value: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<Lent> {
-    Ok(lent_by(&exporter(value, "writable_exporter")?, gpus)?.memory)
+    let mut unordered = Unordered::default();
+    let Lending { memory, .. } = lent_by(&exporter(value, "writable_exporter")?, gpus, &mut unordered)?;
+    unordered.order()?;
+    Ok(memory)
 }
 
 /// The answer of a function of `_frameworks`, which refuses by `TypeError`: other exceptions are the library's.
@@ -260,9 +270,13 @@ fn exporter<'py>(value: &Bound<'py, PyAny>, function: &str) -> PyResult<Bound<'p
 
 /// The memory that `_frameworks` found: `answer` is the object that lends it, the dtype if that object cannot name it,
 /// and whether the memory is a copy.
-fn lent_by<'py>(answer: &Bound<'py, PyAny>, gpus: &Gpus) -> PyResult<Lending<'py>> {
+fn lent_by<'py>(
+    answer: &Bound<'py, PyAny>,
+    gpus: &Gpus,
+    unordered: &mut Unordered<'py>,
+) -> PyResult<Lending<'py>> {
     let (exporter, dtype, was_copied): (Bound<'py, PyAny>, Option<String>, bool) = answer.extract()?;
-    let mut memory = Lent::of(&exporter, gpus)?;
+    let mut memory = Lent::of(&exporter, gpus, unordered)?;
     if let Some(dtype) = dtype.and_then(|name| dtype_named(&name)) {
         memory.reinterpret_as(dtype);
     }

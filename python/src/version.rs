@@ -62,7 +62,7 @@ enum Place {
 }
 
 impl ReadableTensors {
-    /// Copies all tensors to the relay's own memory, on the host or on `device`.
+    /// Copies all tensors to the relay's own memory, on `device` or on the host; those of `device` within it.
     ///
     /// # Errors
     /// `NoRoomError`, `PublishError`, and the errors of GPUs.
@@ -73,13 +73,13 @@ impl ReadableTensors {
         device: Option<&Device>,
     ) -> PyResult<Version> {
         let copied_bytes = self.copied_bytes;
-        let staged = match self.place() {
+        let publishable: Publishable = match self.place() {
             Place::Gpu(on) => {
                 let (tensors, returning) = self.into_buffers(&on);
-                let staged = Staged::from_device(staging, tensors, vec![]);
-                let staged = wait(py, staged)?.map_err(|error| of_device(py, &error))?;
+                let copied = Publishable::from_device(staging, tensors, vec![], device);
+                let copied = wait(py, copied)?.map_err(|error| of_device(py, &error))?;
                 returning.give_back(py);
-                staged
+                copied
             }
             Place::Host | Place::Several { .. } => {
                 let runtime = runtime::handle(py)?;
@@ -90,14 +90,13 @@ impl ReadableTensors {
                     error => of_stage(py, &error),
                 })?;
                 returning.give_back(py);
-                staged
+                match device {
+                    None => staged.into(),
+                    Some(device) => wait(py, staged.onto(device))?.map_err(|error| of_device(py, &error))?,
+                }
             }
         };
-        let payload_bytes = staged.manifest().payload_bytes();
-        let publishable = match device {
-            None => staged.into(),
-            Some(device) => wait(py, staged.onto(device))?.map_err(|error| of_device(py, &error))?,
-        };
+        let payload_bytes = publishable.manifest().payload_bytes();
         Ok(Version { publishable, payload_bytes, copied_bytes: copied_bytes + payload_bytes })
     }
 

@@ -5,14 +5,14 @@ use bytes::Bytes;
 use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{
     AllocError, BoxFuture, CopyError, Device, DeviceBuffer, HostSink, HostSource, Loan, Returned, Sink,
-    SinkError, SlotPool, Source, SourceError,
+    SinkError, SlotPool, Source, SourceError, cuda::share::ShareError,
 };
 use tensor_relay_protocol::{Manifest, Metadata, TensorSpec};
 use tensor_relay_transport::{
     Workers,
     egress::{self, Payload, READ_TIMEOUT},
 };
-use tokio::task::JoinSet;
+use tokio::{sync::oneshot, task::JoinSet};
 
 /// The number of concurrent chunk copies: one on the copy engine, one on a worker that copies and hashes it, and a
 /// spare for each.
@@ -34,6 +34,9 @@ pub enum DeviceError {
     /// They could not be copied to their destination.
     #[error(transparent)]
     Write(#[from] SinkError),
+    /// They could not be copied within their device.
+    #[error(transparent)]
+    Within(#[from] ShareError),
     /// A copy to the device did not finish before the timeout.
     #[error(
         "a copy of {asked_bytes} bytes to {device} did not end within {waited_ms} ms. The device hangs, or unfinished \
@@ -123,6 +126,65 @@ impl Borrowed {
     }
 }
 
+impl Publishable {
+    /// Lays out tensors on a device and copies them for the server: when this returns, their producer may write to them
+    /// again. Aliases have empty buffers.
+    ///
+    /// With their own device as `device`, they are copied within it, as long as it has memory for them: at the rate
+    /// of that memory, and chunks are hashed when they are first read. Otherwise they are copied to host
+    /// memory ([`Staged::from_device`]), and from there to another `device`. If their own device has no memory, the
+    /// version stays in host memory.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; then no memory stays allocated, unless a copy within the device is late: that keeps its memory
+    /// until it ends.
+    pub async fn from_device(
+        staging: &Staging,
+        tensors: Vec<(TensorSpec, DeviceBuffer)>,
+        metadata: Metadata,
+        device: Option<&Device>,
+    ) -> Result<Self, DeviceError> {
+        let own = tensors.first().map(|(_, buffer)| buffer.device().clone());
+        let is_own = |device: &&Device| own.as_ref().is_some_and(|own| own.is(device));
+        if let Some(own) = device.filter(is_own) {
+            match copy_within(own, staging, tensors.clone(), metadata.clone()).await {
+                Err(DeviceError::Within(ShareError::NotShareable { .. })) => {}
+                Err(DeviceError::Memory(error)) => {
+                    tracing::info!("A version is staged in host memory: {error}");
+                }
+                copied => return copied,
+            }
+        }
+        let staged = Staged::from_device(staging, tensors, metadata).await?;
+        match device.filter(|device| !is_own(device)) {
+            Some(other) => staged.onto(other).await,
+            None => Ok(staged.into()),
+        }
+    }
+}
+
+/// Copies tensors on `device` to the server's memory there. Dropping the future stops nothing that has begun.
+async fn copy_within(
+    device: &Device,
+    staging: &Staging,
+    tensors: Vec<(TensorSpec, DeviceBuffer)>,
+    metadata: Metadata,
+) -> Result<Publishable, DeviceError> {
+    let (manifest, parts) = lay_out_parts(staging, tensors, metadata)?;
+    let (device, len) = (device.clone(), manifest.payload_bytes() as usize);
+    let (copied, end) = oneshot::channel();
+    // Not one of the threads for hashing and encoding: it waits for the producer's stream.
+    staging.workers.spawn(move || {
+        let allocated = device.allocate(len).map_err(DeviceError::from);
+        let buffer = allocated.and_then(|to| Ok(device.copy_within(&to, &parts).map(|()| to)?));
+        drop((parts, device)); // Before the caller goes on, who gives the tensors back.
+        drop(copied.send(buffer));
+    });
+    let buffer = end.await.map_err(|_| CopyError::EngineStopped).map_err(SourceError::from)??;
+    let payload = Payload::new(manifest, buffer.source());
+    Ok(Publishable { payload, returned: None, charge: None })
+}
+
 /// Lends a source; the returned handle resolves when the source is no longer read.
 pub(crate) fn lend_source(source: Arc<dyn Source>) -> (Arc<dyn Source>, Returned) {
     let (loan, returned) = Loan::new();
@@ -135,18 +197,32 @@ fn lay_out(
     tensors: Vec<(TensorSpec, DeviceBuffer)>,
     metadata: Metadata,
 ) -> Result<(Arc<Manifest>, Arc<dyn Source>), LendError> {
+    let Some(device) = tensors.first().map(|(_, buffer)| buffer.device().clone()) else {
+        let manifest = staging.lay_out(vec![], metadata).map_err(StageError::from)?;
+        return Ok((manifest, Arc::new(HostSource::new(Bytes::new()))));
+    };
+    let (manifest, parts) = lay_out_parts(staging, tensors, metadata)?;
+    let source = device.source(manifest.payload_bytes(), parts)?;
+    Ok((manifest, source))
+}
+
+/// The memory of tensors, with its ranges in their payload.
+type Parts = Vec<(Range<u64>, DeviceBuffer)>;
+
+/// Lays out tensors on one device: their manifest, and the memory of each with its range in the payload.
+fn lay_out_parts(
+    staging: &Staging,
+    tensors: Vec<(TensorSpec, DeviceBuffer)>,
+    metadata: Metadata,
+) -> Result<(Arc<Manifest>, Parts), LendError> {
     let aliases: Vec<bool> = tensors.iter().map(|(spec, _)| spec.alias_of.is_some()).collect();
     let (specs, buffers): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
     let manifest = staging.lay_out(specs, metadata).map_err(StageError::from)?;
-    let Some(device) = buffers.first().map(|buffer| buffer.device().clone()) else {
-        return Ok((manifest, Arc::new(HostSource::new(Bytes::new()))));
-    };
     for (tensor, buffer) in manifest.tensors().iter().zip(&buffers) {
-        check_device(tensor.name.as_str(), buffer.device(), &device)?;
+        check_device(tensor.name.as_str(), buffer.device(), buffers[0].device())?;
     }
     let parts = tensor_parts(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?;
-    let source = device.source(manifest.payload_bytes(), parts)?;
-    Ok((manifest, source))
+    Ok((manifest, parts))
 }
 
 fn check_device(name: &str, device: &Device, first: &Device) -> Result<(), LendError> {
@@ -394,6 +470,18 @@ mod tests {
         assert_eq!(staging.memory.stats().in_use_bytes, 0);
     }
 
+    /// Goal: a device without copies within it stages in host memory, and another device gets the version by way of that.
+    #[tokio::test]
+    async fn other_devices_stage_by_way_of_the_host() {
+        let (device, other, staging) = (new_device(), new_device(), new_staging(1 << 20));
+        for (on, is_on_host) in [(Some(&device), true), (None, true), (Some(&other), false)] {
+            let tensors = tensors(&device).await;
+            let version = Publishable::from_device(&staging, tensors, vec![], on).await.unwrap();
+            assert_eq!(version.payload.source().slots().is_none(), is_on_host);
+            assert_eq!(digest(&version).await, staged().digest());
+        }
+    }
+
     #[tokio::test]
     async fn versions_without_bytes_are_valid() {
         let (device, staging) = (new_device(), new_staging(0));
@@ -401,6 +489,10 @@ mod tests {
             let copied = Staged::from_device(&staging, tensors.clone(), vec![]).await.unwrap();
             let digest = copied.hash();
             assert_eq!(copied.onto(&device).await.unwrap().digest(), Some(digest));
+            let within = Publishable::from_device(&staging, tensors.clone(), vec![], Some(&device))
+                .await
+                .unwrap();
+            assert_eq!(within.digest(), Some(digest));
             assert_eq!(Borrowed::from_device(&staging, tensors, vec![]).unwrap().digest(), Some(digest));
         }
     }

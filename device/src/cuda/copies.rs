@@ -1,9 +1,10 @@
 use std::{mem::ManuallyDrop, time::Instant};
 
 use super::{
+    driver::Piece,
     error::{CudaError, DriverError},
     flight::{Direction, Flights, Timing},
-    gpu::{Gpu, RecordedEvent},
+    gpu::{Gpu, RecordedEvent, Submitted},
     inbox::{Job, Reply},
     memory::CudaMemory,
     options::{CudaOptions, HANG_FACTOR},
@@ -22,6 +23,9 @@ pub(super) struct Copies {
     /// The copies that wait for a caller's stream, in the order of their requests. Each owns a slot, which bounds them.
     waiting: Vec<Waiting>,
     flights: Flights<InFlight>,
+    /// For each direction, whether a signal was requested and has not arrived. One at a time: the driver takes longer for
+    /// each than a copy of 1 MiB takes, and the copies that end meanwhile are found with it.
+    awaits_signal: [bool; 2],
     /// For each direction, whether a copy has signalled its end since the last poll.
     signalled: [bool; 2],
     /// Requests that a caller's stream wait for copies. Each caller blocks until its request is handled, which bounds
@@ -49,10 +53,7 @@ struct InFlight {
     waiter: Option<WaiterHandle>,
     /// The event recorded after the copy. `None` if the driver refused to record it.
     event: Option<RecordedEvent>,
-    /// The driver's error, if the copy was submitted only in part.
-    error: Option<CudaError>,
-    /// The bytes submitted so far.
-    bytes: u64,
+    submitted: Submitted,
 }
 
 /// The slot and memory that a copy holds until it has ended.
@@ -68,6 +69,7 @@ impl Copies {
         Self {
             waiting: Vec::new(),
             flights: Flights::new(timing),
+            awaits_signal: [false; 2],
             signalled: [false; 2],
             stream_waits: Vec::new(),
             is_suspect: false,
@@ -93,6 +95,7 @@ impl Copies {
     /// Records the device's signal that a copy of this direction has ended.
     pub(super) fn signal(&mut self, direction: Direction) {
         self.signalled[direction as usize] = true;
+        self.awaits_signal[direction as usize] = false;
     }
 
     /// Records that the driver refused a call: without a copy in flight to reveal a failed device, the next poll
@@ -132,11 +135,13 @@ impl Copies {
             let due = self.flights.is_due(direction, now);
             if signalled || due {
                 let ended_count = self.complete_ended(direction, gpu, setting)?;
-                if !signalled {
+                if !signalled && ended_count > 0 {
                     setting.counters.ends_found_by_polling.add(ended_count);
+                    self.awaits_signal[direction as usize] = false; // It may be lost.
                 }
                 self.flights.still_running(direction, now);
             }
+            self.request_signal(direction, gpu);
         }
         self.report_late(now, setting);
         match self.flights.hangs(now) {
@@ -218,24 +223,31 @@ impl Copies {
     fn begin(&mut self, job: Job, gpu: &mut Gpu, setting: &Setting) {
         let Job { direction, slot, segments, waiter } = job;
         let resources = ManuallyDrop::new(CopyResources { slot, segments });
-        let mut flight = InFlight { resources, waiter: Some(waiter), event: None, error: None, bytes: 0 };
-        if let Err(error) = flight.enqueue(direction, gpu) {
-            flight.error = Some(error.into());
-        }
-        if flight.bytes == 0 {
+        let mut flight =
+            InFlight { resources, waiter: Some(waiter), event: None, submitted: Submitted::default() };
+        flight.submit(direction, gpu);
+        if !flight.submitted.may_run {
             // Nothing was submitted. The refusal may be the first sign of a failed device.
-            if flight.error.is_some() {
+            if flight.submitted.error.is_some() {
                 self.suspect();
             }
             return flight.release(setting);
         }
         setting.counters.copies_begun.add(1);
         flight.event = gpu.record_event(direction).ok();
-        if let Some(event) = &flight.event {
-            // Without a signal, polling finds the end of the copy.
-            let _ = gpu.request_signal(direction, event);
+        let bytes = flight.submitted.bytes;
+        self.flights.begin(direction, flight, bytes, Instant::now());
+    }
+
+    /// Requests a signal for the oldest event in flight, unless one is still to come. Without a signal, polling finds the
+    /// end of the copies.
+    fn request_signal(&mut self, direction: Direction, gpu: &Gpu) {
+        let mut events = self.flights.copies(direction).filter_map(|flight| flight.event.as_ref());
+        if !self.awaits_signal[direction as usize]
+            && let Some(event) = events.next()
+        {
+            self.awaits_signal[direction as usize] = gpu.request_signal(direction, event).is_ok();
         }
-        self.flights.begin(direction, flight, Instant::now());
     }
 
     /// Completes the ended copies of one direction and returns their number.
@@ -284,12 +296,12 @@ impl Copies {
         let counters = &setting.counters;
         counters.copies_ended.add(1);
         match direction {
-            Direction::Out => counters.out_bytes.add(flight.bytes),
-            Direction::In => counters.in_bytes.add(flight.bytes),
+            Direction::Out => counters.out_bytes.add(flight.submitted.bytes),
+            Direction::In => counters.in_bytes.add(flight.submitted.bytes),
         }
         if late {
             counters.copies_quarantined.sub(1);
-            counters.quarantined_bytes.sub(flight.bytes);
+            counters.quarantined_bytes.sub(flight.submitted.bytes);
         }
         flight.release(setting);
     }
@@ -298,7 +310,7 @@ impl Copies {
     fn report_late(&mut self, now: Instant, setting: &Setting) {
         for flight in self.flights.newly_late(now) {
             setting.counters.copies_quarantined.add(1);
-            setting.counters.quarantined_bytes.add(flight.bytes);
+            setting.counters.quarantined_bytes.add(flight.submitted.bytes);
             if let Some(waiter) = flight.waiter.take() {
                 let waited = setting.options.copy_timeout;
                 waiter.finish(Err(CopyError::TimedOut { device: setting.device(), waited }));
@@ -308,19 +320,19 @@ impl Copies {
 }
 
 impl InFlight {
-    /// Submits the segments to the stream, up to the first one that the driver refuses.
-    fn enqueue(&mut self, direction: Direction, gpu: &Gpu) -> Result<(), DriverError> {
+    fn submit(&mut self, direction: Direction, gpu: &mut Gpu) {
         let CopyResources { slot, segments } = &mut *self.resources;
         // This thread makes no further reference to the slot's bytes before the copy has ended.
-        let slot = slot.as_mut_ptr();
-        for segment in segments.iter().filter(|segment| segment.len > 0) {
-            // SAFETY: `CudaEngine::start` checked that the segment is in bounds and the slot the engine's. `resources`
-            // keeps both. Only `release` releases them, once the device has reported the end of the copy by an event
-            // recorded after this, or by an idle stream, or if nothing was submitted.
-            unsafe { gpu.enqueue(direction, slot, segment) }?;
-            self.bytes += segment.len as u64;
-        }
-        Ok(())
+        let slot = slot.as_mut_ptr().expose_provenance();
+        let pieces = segments.iter().filter(|segment| segment.len > 0).map(|segment| {
+            let (host, device) = ((slot + segment.at) as u64, segment.memory.address() + segment.offset);
+            let (to, from) = if direction == Direction::Out { (host, device) } else { (device, host) };
+            Piece { to, from, len: segment.len }
+        });
+        // SAFETY: `CudaEngine::start` checked that the segments are in bounds and the slot the engine's. `resources` keeps
+        // both. Only `release` releases them, once the device has reported the end of the copy by an event recorded after
+        // this, or by an idle stream, or if nothing was submitted.
+        self.submitted = unsafe { gpu.submit(Some(direction), pieces) };
     }
 
     /// Releases slot and memory, once the device no longer uses them. The memory is released before the end is
@@ -328,7 +340,7 @@ impl InFlight {
     fn release(self, setting: &Setting) {
         let CopyResources { slot, segments } = ManuallyDrop::into_inner(self.resources);
         drop(segments);
-        let end = match self.error {
+        let end = match self.submitted.error {
             None => Ok(slot),
             Some(source) => {
                 drop(slot);
@@ -349,11 +361,11 @@ fn leak(mut flight: InFlight, late: bool, error: &CudaError, setting: &Setting) 
     counters.copies_leaked.add(1);
     if late {
         counters.copies_quarantined.sub(1);
-        counters.quarantined_bytes.sub(flight.bytes);
+        counters.quarantined_bytes.sub(flight.submitted.bytes);
     }
     let CopyResources { slot, segments } = ManuallyDrop::into_inner(flight.resources);
     std::mem::forget(segments);
-    counters.leaked_bytes.add(slot.forfeit() as u64 + flight.bytes);
+    counters.leaked_bytes.add(slot.forfeit() as u64 + flight.submitted.bytes);
     if let Some(waiter) = flight.waiter.take() {
         waiter.finish(Err(CopyError::DeviceFailed { device: setting.device(), source: error.clone() }));
     }

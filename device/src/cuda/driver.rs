@@ -1,7 +1,9 @@
 //! The second layer: each driver call as a function that returns a `Result`.
 
+mod batch;
 mod sharing;
 
+pub(super) use batch::Piece;
 pub(super) use sharing::{IpcHandle, Physical};
 
 use std::{
@@ -344,6 +346,17 @@ impl Driver {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.symbols.cuMemcpyHtoDAsync_v2)(to, from.cast(), len, stream) };
         self.check("cuMemcpyHtoDAsync_v2", code)
+    }
+
+    /// Submits the zeroing of device memory, on the stream.
+    ///
+    /// # Safety
+    ///
+    /// Until it has ended, nobody frees or uses the `len` bytes at `address`. `stream` lives.
+    pub(super) unsafe fn zero(&self, address: u64, len: usize, stream: CUstream) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.symbols.cuMemsetD8Async)(address, 0, len, stream) };
+        self.check("cuMemsetD8Async", code)
     }
 
     /// Requests that a driver thread call `function` when all work submitted to the stream so far has ended. If the

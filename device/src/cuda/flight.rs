@@ -40,6 +40,7 @@ pub(super) struct Timing {
 #[derive(Debug)]
 struct Flight<C> {
     copy: C,
+    bytes: u64,
     started: Instant,
     poll_at: Instant,
     pause: Duration,
@@ -55,16 +56,13 @@ impl<C> Flights<C> {
         self.queues.iter().all(VecDeque::is_empty)
     }
 
-    /// Adds a copy submitted after all others of its direction.
-    pub(super) fn begin(&mut self, direction: Direction, copy: C, now: Instant) {
-        let flight = Flight {
-            copy,
-            started: now,
-            poll_at: now + POLL_INTERVAL_MIN,
-            pause: POLL_INTERVAL_MIN,
-            late: false,
-        };
-        self.queues[direction as usize].push_back(flight);
+    /// Adds a copy of `bytes`, submitted after all others of its direction.
+    pub(super) fn begin(&mut self, direction: Direction, copy: C, bytes: u64, now: Instant) {
+        let queue = &mut self.queues[direction as usize];
+        let bytes_in_flight = bytes + queue.iter().map(|flight| flight.bytes).sum::<u64>();
+        let poll_at = now + POLL_INTERVAL_MIN + Duration::from_nanos(bytes_in_flight / SLOW_BYTES_PER_NS);
+        let (started, pause) = (now, POLL_INTERVAL_MIN);
+        queue.push_back(Flight { copy, bytes, started, poll_at, pause, late: false });
     }
 
     /// The copies of one direction, oldest first.
@@ -128,8 +126,11 @@ impl<C> Flights<C> {
     }
 }
 
-/// The time until the first poll without a signal: most copies take far less, so few are polled.
-const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
+/// The time until the first poll without a signal, beyond what the bytes in flight take on a slow bus: most copies take
+/// far less, so few are polled. A signal that is late or lost delays a small version by no more than this, at each copy.
+const POLL_INTERVAL_MIN: Duration = Duration::from_millis(1);
+/// The rate of a slow bus: half of PCIe 3.0 with four lanes.
+const SLOW_BYTES_PER_NS: u64 = 2;
 const POLL_INTERVAL_MAX: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
@@ -155,35 +156,48 @@ mod tests {
     fn the_oldest_copy_is_polled_at_growing_intervals() {
         let start = Instant::now();
         let mut flights = Flights::new(TIMING);
-        flights.begin(Direction::Out, 1, start);
-        flights.begin(Direction::Out, 2, start + millis(5));
+        flights.begin(Direction::Out, 1, 0, start);
+        flights.begin(Direction::Out, 2, 0, start + millis(5));
         let mut polls = Vec::new();
-        while polls.len() < 7 {
+        while polls.len() < 10 {
             let now = flights.wake_at().unwrap();
             assert!(flights.is_due(Direction::Out, now) && !flights.is_due(Direction::In, now));
             flights.still_running(Direction::Out, now);
             polls.push((now - start).as_millis());
         }
-        assert_eq!(polls, [10, 30, 70, 150, 310, 560, 810]);
+        assert_eq!(polls, [1, 3, 7, 15, 31, 63, 127, 255, 505, 755]);
         assert_eq!(flights.remove_oldest(Direction::Out), Some((1, false)));
-        assert!(flights.is_due(Direction::Out, start + millis(810)), "the next copy is overdue");
+        assert!(flights.is_due(Direction::Out, start + millis(755)), "the next copy is overdue");
+    }
+
+    #[test]
+    fn copies_on_a_busy_bus_are_polled_later() {
+        let start = Instant::now();
+        let mut flights = Flights::new(TIMING);
+        flights.begin(Direction::In, 1, 4_000_000, start);
+        flights.begin(Direction::In, 2, 4_000_000, start);
+        flights.begin(Direction::Out, 3, 4_096, start + millis(1));
+        assert_eq!(flights.remove_oldest(Direction::Out), Some((3, false)));
+        assert_eq!(flights.wake_at(), Some(start + millis(1 + 2)));
+        assert_eq!(flights.remove_oldest(Direction::In), Some((1, false)));
+        assert_eq!(flights.wake_at(), Some(start + millis(1 + 4)));
     }
 
     #[test]
     fn an_early_signal_changes_no_pause() {
         let start = Instant::now();
         let mut flights = Flights::new(TIMING);
-        flights.begin(Direction::In, 1, start);
+        flights.begin(Direction::In, 1, 8_000_000, start);
         flights.still_running(Direction::In, start + millis(2));
-        assert_eq!(flights.wake_at(), Some(start + millis(10)));
+        assert_eq!(flights.wake_at(), Some(start + millis(5)));
     }
 
     #[test]
     fn a_late_copy_is_reported_once_and_may_still_end() {
         let start = Instant::now();
         let mut flights = Flights::new(TIMING);
-        flights.begin(Direction::In, 1, start);
-        flights.begin(Direction::In, 2, start + millis(500));
+        flights.begin(Direction::In, 1, 0, start);
+        flights.begin(Direction::In, 2, 0, start + millis(500));
         let late = |flights: &mut Flights<u32>, after| -> Vec<u32> {
             flights.newly_late(start + millis(after)).map(|copy| *copy).collect()
         };
@@ -224,7 +238,7 @@ mod tests {
                 match op {
                     Op::Begin(out) => {
                         let direction = if out { Direction::Out } else { Direction::In };
-                        flights.begin(direction, next, now);
+                        flights.begin(direction, next, 1 << 20, now);
                         model.push((direction, next, now, false));
                         next += 1;
                     }

@@ -5,15 +5,13 @@ use std::{ffi::c_void, marker::PhantomData, ptr, sync::Arc, thread, time::Durati
 use cudarc::driver::sys::{CUdevice, CUevent, CUstream};
 
 use super::{
-    driver::Driver,
+    driver::{Driver, Piece},
     error::{CudaError, DriverError},
     flight::Direction,
     inbox::{Command, Inbox},
     locality,
-    memory::CudaMemory,
     stream::StreamHandle,
 };
-use crate::engine::CopySegment;
 
 /// A device on its engine's thread: the primary context, bound to this thread, and the streams and events made in it.
 ///
@@ -26,6 +24,8 @@ pub(super) struct Gpu {
     d2d_stream: Option<CUstream>,
     /// The stream passed to DLPack producers, which make it wait for their work. Made on first use.
     intake: Option<CUstream>,
+    /// Whether the driver takes several copies in one call, as far as is known.
+    batches: bool,
     /// Unused events.
     events: Vec<CUevent>,
     /// Neither `Send` nor `Sync`: the context is current only on the thread that opened it.
@@ -47,6 +47,20 @@ struct CompletionCallback {
     direction: Direction,
     inbox: Inbox,
 }
+
+/// The part of a copy that the driver accepted.
+#[derive(Debug, Default)]
+pub(super) struct Submitted {
+    pub(super) bytes: u64,
+    /// Whether a part may have been submitted, even if `bytes` is zero.
+    pub(super) may_run: bool,
+    /// The error with which the driver refused the rest.
+    pub(super) error: Option<CudaError>,
+}
+
+/// The largest piece that is submitted together with others. A larger one takes longer than a call anyway, and its own
+/// call is sure to use the whole rate of the memory.
+const SMALL_BYTES: usize = 1 << 20;
 
 /// A recorded event. Give it back with `recycle`: a dropped event is leaked, which is harmless.
 #[derive(Debug)]
@@ -84,6 +98,7 @@ impl Gpu {
             streams,
             d2d_stream: None,
             intake: None,
+            batches: true,
             events: Vec::new(),
             _not_send: PhantomData,
         })
@@ -97,32 +112,73 @@ impl Gpu {
         self.device
     }
 
-    /// Submits one segment of a copy to its stream.
+    /// Submits a copy to the stream of its direction, or to that of copies within the device: the small pieces in one
+    /// call, if the driver takes them, and all others one by one, up to the first that the driver refuses. A call costs
+    /// microseconds, which counts for a chunk of a thousand tensors in allocations of their own.
     ///
     /// # Safety
     ///
-    /// `slot` is the start of a slot of this engine, so its pages are locked. The caller has checked that the segment
-    /// is in bounds of the slot and of its memory. Until an event recorded after this call has passed, the caller keeps
-    /// the segment's memory and the slot, and lets nobody touch the slot.
-    pub(super) unsafe fn enqueue(
+    /// The caller has checked that each piece is in bounds of its memory, at both ends; that of the host is a slot of this
+    /// engine, so its pages are locked. Unless nothing may run, the caller keeps all of that until an event recorded after
+    /// this call has passed, and lets nobody touch the slot. Where pieces overlap, the bytes are unspecified.
+    pub(super) unsafe fn submit(
+        &mut self,
+        direction: Option<Direction>,
+        pieces: impl Iterator<Item = Piece>,
+    ) -> Submitted {
+        let mut submitted = Submitted::default();
+        let stream = match direction {
+            Some(direction) => Ok(self.streams[direction as usize].copies),
+            None => self.d2d_stream(),
+        };
+        let Ok(stream) = stream.map_err(|error| submitted.error = Some(error.into())) else {
+            return submitted;
+        };
+        let (mut small, mut single): (Vec<Piece>, Vec<Piece>) =
+            pieces.partition(|piece| piece.len <= SMALL_BYTES);
+        if self.batches && small.len() > 1 {
+            submitted.may_run = true; // After an error too: then all are submitted again.
+            // SAFETY: the caller's promise; the stream lives until `close`.
+            match unsafe { self.driver.copy_batch(&small, stream) } {
+                Ok(()) => submitted.bytes = small.drain(..).map(|piece| piece.len as u64).sum(),
+                Err(_) => self.batches = false,
+            }
+        }
+        single.append(&mut small);
+        for piece in single {
+            // SAFETY: as above.
+            if let Err(error) = unsafe { self.copy(direction, piece, stream) } {
+                submitted.error = Some(error);
+                break;
+            }
+            submitted.may_run = true;
+            submitted.bytes += piece.len as u64;
+        }
+        submitted
+    }
+
+    /// # Safety
+    ///
+    /// As for `submit`. The stream lives.
+    unsafe fn copy(
         &self,
-        direction: Direction,
-        slot: *mut u8,
-        segment: &CopySegment<CudaMemory>,
-    ) -> Result<(), DriverError> {
-        let stream = self.streams[direction as usize].copies;
-        // In bounds, as the caller promises, so neither wraps.
-        let host = slot.wrapping_add(segment.at);
-        let device = segment.memory.address().wrapping_add(segment.offset);
+        direction: Option<Direction>,
+        Piece { to, from, len }: Piece,
+        stream: CUstream,
+    ) -> Result<(), CudaError> {
         match direction {
-            Direction::Out => {
-                // SAFETY: the caller's promise; the stream lives until `close`.
-                unsafe { self.driver.copy_out(host, device, segment.len, stream) }
+            Some(Direction::Out) => {
+                let to = ptr::with_exposed_provenance_mut(to as usize);
+                // SAFETY: the caller's promise.
+                Ok(unsafe { self.driver.copy_out(to, from, len, stream) }?)
             }
-            Direction::In => {
-                // SAFETY: the caller's promise; the stream lives until `close`.
-                unsafe { self.driver.copy_in(device, host, segment.len, stream) }
+            Some(Direction::In) => {
+                let from = ptr::with_exposed_provenance(from as usize);
+                // SAFETY: the caller's promise.
+                Ok(unsafe { self.driver.copy_in(to, from, len, stream) }?)
             }
+            // SAFETY: the caller's promise.
+            None => unsafe { self.driver.copy_within(to, from, len, stream) },
         }
     }
 
@@ -133,18 +189,22 @@ impl Gpu {
         unsafe { self.record(stream) }
     }
 
-    /// Submits a copy within the device.
+    /// Submits the zeroing of memory to the stream of copies within the device.
     ///
     /// # Safety
     ///
-    /// Both memories have `len` bytes, and the caller keeps them until an event recorded after this call has passed.
-    pub(super) unsafe fn copy_within(&mut self, to: u64, from: u64, len: usize) -> Result<(), CudaError> {
-        let stream = match self.d2d_stream {
-            Some(stream) => stream,
-            None => *self.d2d_stream.insert(self.driver.new_stream()?),
-        };
+    /// The memory has `len` bytes, and the caller keeps it until an event recorded after this call has passed.
+    pub(super) unsafe fn zero(&mut self, address: u64, len: usize) -> Result<(), DriverError> {
+        let stream = self.d2d_stream()?;
         // SAFETY: the caller's promise; the stream lives until `close`.
-        unsafe { self.driver.copy_within(to, from, len, stream) }
+        unsafe { self.driver.zero(address, len, stream) }
+    }
+
+    fn d2d_stream(&mut self) -> Result<CUstream, DriverError> {
+        match self.d2d_stream {
+            Some(stream) => Ok(stream),
+            None => Ok(*self.d2d_stream.insert(self.driver.new_stream()?)),
+        }
     }
 
     /// Records an event after all copies within the device submitted so far.

@@ -64,7 +64,7 @@
 //! Small plain allocations share blocks of 2 MiB with others of their process, and CUDA maps the whole block, so the
 //! importer must be trusted with it. The importer reads only the described ranges, and no byte beyond the allocation.
 
-use std::{os::fd::OwnedFd, sync::Arc};
+use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use super::{CudaEngine, CudaMemory, error::CudaError, inbox::Command, shares::ExportRequest};
 #[cfg(doc)]
@@ -249,9 +249,13 @@ impl CudaEngine {
         }
         let bytes = usize::try_from(len).unwrap_or(usize::MAX);
         let (memory, fd) = self.inbox().request(|reply| Command::Buffer(bytes, reply))??;
+        let (engine, inbox, timeout) = (self.id(), self.inbox().clone(), self.fill_timeout());
+        Ok(SharedBuffer { device, memory, fd, engine, inbox, timeout })
+    }
+
+    fn fill_timeout(&self) -> Duration {
         let options = self.options();
-        let timeout = options.answer_timeout + options.fence_timeout + options.copy_timeout;
-        Ok(SharedBuffer { device, memory, fd, engine: self.id(), inbox: self.inbox().clone(), timeout })
+        options.answer_timeout + options.fence_timeout + options.copy_timeout
     }
 
     /// Imports memory that another process exported, as memory of this engine.

@@ -5,11 +5,11 @@ use std::{
 };
 
 use super::{
-    driver::IpcHandle,
+    driver::{IpcHandle, Piece},
     error::CudaError,
     fence::PollSchedule,
     flight::Direction,
-    gpu::{Gpu, RecordedEvent},
+    gpu::{Gpu, RecordedEvent, Submitted},
     inbox::Reply,
     memory::CudaMemory,
     options::{CudaOptions, HANG_FACTOR},
@@ -47,6 +47,8 @@ pub(super) struct Fill {
     pub(super) to: Arc<CudaMemory>,
     /// The memories and their offsets in `to`, checked to be in bounds.
     pub(super) parts: Vec<(Arc<CudaMemory>, u64)>,
+    /// Whether the bytes of `to` outside of these parts become zeros.
+    pub(super) zeroes_gaps: bool,
 }
 
 struct Waiting {
@@ -61,10 +63,7 @@ struct InFlight {
     reply: Option<Reply<Result<(), ShareError>>>,
     /// The event recorded after the copies. `None` if the driver refused to record it.
     event: Option<RecordedEvent>,
-    /// The driver's error, if the copies were submitted only in part.
-    error: Option<CudaError>,
-    /// The bytes submitted so far.
-    bytes: u64,
+    submitted: Submitted,
     begun: Instant,
     schedule: PollSchedule,
 }
@@ -129,7 +128,7 @@ impl Shares {
             match flight.event.as_ref().is_some_and(|event| gpu.has_passed(event) == Ok(true)) {
                 true => flight.release(gpu, setting),
                 false => {
-                    setting.counters.leaked_bytes.add(flight.bytes);
+                    setting.counters.leaked_bytes.add(flight.submitted.bytes);
                     flight.report(Err(error.clone().into()));
                 }
             }
@@ -223,15 +222,12 @@ impl InFlight {
             fill: ManuallyDrop::new(fill),
             reply: Some(reply),
             event: None,
-            error: None,
-            bytes: 0,
+            submitted: Submitted::default(),
             begun,
             schedule: PollSchedule::new(begun),
         };
-        if let Err(error) = flight.enqueue(gpu) {
-            flight.error = Some(error);
-        }
-        if flight.bytes == 0 {
+        flight.submit(gpu);
+        if !flight.submitted.may_run {
             flight.release(gpu, setting);
             return None;
         }
@@ -239,16 +235,27 @@ impl InFlight {
         Some(flight)
     }
 
-    fn enqueue(&mut self, gpu: &mut Gpu) -> Result<(), CudaError> {
-        for (from, offset) in &self.fill.parts {
-            let to = self.fill.to.address() + offset;
-            // SAFETY: `SharedBuffer::fill` checked that the part is in bounds of the buffer. `fill` keeps both
-            // memories. Only `release` releases them, once the device has reported the end of the copies by an event
-            // recorded after this, or by an idle stream, or if nothing was submitted.
-            unsafe { gpu.copy_within(to, from.address(), from.len_bytes() as usize) }?;
-            self.bytes += from.len_bytes();
+    fn submit(&mut self, gpu: &mut Gpu) {
+        let Fill { to, parts, zeroes_gaps } = &*self.fill;
+        let copied_bytes: u64 = parts.iter().map(|(from, _)| from.len_bytes()).sum();
+        if *zeroes_gaps && copied_bytes < to.len_bytes() {
+            // One pass at the rate of the device's memory is cheaper than a call for each gap.
+            // SAFETY: as below.
+            if let Err(error) = unsafe { gpu.zero(to.address(), to.len_bytes() as usize) } {
+                self.submitted.error = Some(error.into());
+                return;
+            }
+            self.submitted.may_run = true;
         }
-        Ok(())
+        let pieces = parts.iter().map(|(from, offset)| {
+            let (to, len) = (to.address() + offset, from.len_bytes() as usize);
+            Piece { to, from: from.address(), len }
+        });
+        // SAFETY: `share::fill` checked that the parts are in bounds of `to`. `fill` keeps all memory. Only `release`
+        // releases it, once the device has reported the end of the copies by an event recorded after this, or by an idle
+        // stream, or if nothing was submitted.
+        let copied = unsafe { gpu.submit(None, pieces) };
+        self.submitted = Submitted { may_run: self.submitted.may_run || copied.may_run, ..copied };
     }
 
     /// Whether the copies have ended. Without an event, their stream must be idle.
@@ -264,8 +271,8 @@ impl InFlight {
         if let Some(event) = self.event.take() {
             gpu.recycle(event);
         }
-        setting.counters.shared_bytes.add(self.bytes);
-        let end = match self.error.take() {
+        setting.counters.within_bytes.add(self.submitted.bytes);
+        let end = match self.submitted.error.take() {
             None => Ok(()),
             Some(source) => Err(ShareError::CopyRefused { device: setting.device(), source }),
         };

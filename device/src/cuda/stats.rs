@@ -26,8 +26,8 @@ pub struct CudaStats {
     pub out_bytes: u64,
     /// Bytes that were copied to the device, by copies that ended.
     pub in_bytes: u64,
-    /// Bytes that were copied within the device, into memory that is shared with other processes.
-    pub shared_bytes: u64,
+    /// Bytes that were copied or zeroed within the device: staged versions, and memory shared with other processes.
+    pub within_bytes: u64,
     /// Bytes of copies in quarantine.
     pub quarantined_bytes: u64,
     /// Leaked bytes: the device may still access them, or the driver refused to release them.
@@ -38,7 +38,7 @@ pub struct CudaStats {
     pub device_bytes: u64,
     /// Bytes of device memory kept for reuse.
     pub cached_bytes: u64,
-    /// Completion signals from the device.
+    /// Completion signals from the device, of which one may be for several copies.
     pub signals: u64,
     /// Copies whose end was found by polling, without a signal: few, unless signals are lost.
     pub ends_found_by_polling: u64,
@@ -53,7 +53,7 @@ pub(super) struct Counters {
     pub(super) copies_leaked: Counter,
     pub(super) out_bytes: Counter,
     pub(super) in_bytes: Counter,
-    pub(super) shared_bytes: Counter,
+    pub(super) within_bytes: Counter,
     pub(super) quarantined_bytes: Counter,
     pub(super) leaked_bytes: Counter,
     pub(super) pinned_bytes: Counter,
@@ -77,7 +77,7 @@ impl Counters {
             copies_leaked: leaked,
             out_bytes: self.out_bytes.get(),
             in_bytes: self.in_bytes.get(),
-            shared_bytes: self.shared_bytes.get(),
+            within_bytes: self.within_bytes.get(),
             quarantined_bytes: self.quarantined_bytes.get(),
             leaked_bytes: self.leaked_bytes.get(),
             pinned_bytes: self.pinned_bytes.get(),

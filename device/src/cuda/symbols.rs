@@ -8,12 +8,13 @@
 
 #![expect(non_snake_case, reason = "the driver's names")]
 
-use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn, CUipcMemHandle,
     CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
+    CUmemGenericAllocationHandle, CUmemcpyAttributes, CUresult, CUstream, CUstreamCaptureMode,
+    CUstreamCaptureStatus, CUuuid,
 };
 
 /// A `CUresult` as a plain number, since cudarc's enum may lack it.
@@ -95,6 +96,7 @@ symbols! {
         fn cuMemHostUnregister(start: *mut c_void);
         fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, len: usize, stream: CUstream);
         fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, len: usize, stream: CUstream);
+        fn cuMemsetD8Async(address: CUdeviceptr, value: c_uchar, len: usize, stream: CUstream);
         fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
     }
     optional {
@@ -103,6 +105,8 @@ symbols! {
         fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
         fn cuMemGetAddressRange_v2(start: *mut CUdeviceptr, len: *mut usize, address: CUdeviceptr);
         fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream);
+        fn cuMemcpyBatchAsync_v2(to: *mut CUdeviceptr, from: *mut CUdeviceptr, lens: *mut usize, count: usize,
+            attributes: *mut CUmemcpyAttributes, first_indices: *mut usize, kinds: usize, stream: CUstream);
         fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, start: CUdeviceptr);
         fn cuIpcOpenMemHandle_v2(start: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint);
         fn cuIpcCloseMemHandle(start: CUdeviceptr);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -83,9 +84,9 @@ def exporter(tensor: Any) -> tuple[Any, str | None, bool]:
         return tensor.block_until_ready(), None, False
     if cupy is not None and isinstance(tensor, cupy.ndarray):
         if tensor.flags.c_contiguous:
-            return _GpuExporter(tensor, tensor.device), None, False
+            return _GpuExporter(tensor, tensor.device, "cupy"), None, False
         with tensor.device:
-            return _GpuExporter(cupy.ascontiguousarray(tensor), tensor.device), None, True
+            return _GpuExporter(cupy.ascontiguousarray(tensor), tensor.device, "cupy"), None, True
     return tensor, None, False
 
 
@@ -118,7 +119,7 @@ def _writable_exporter(tensor: Any) -> tuple[Any, str | None, bool]:
     if jax is not None and isinstance(tensor, jax.Array):
         raise TypeError("JAX arrays are immutable: use `snapshot.jax()` instead")
     if cupy is not None and isinstance(tensor, cupy.ndarray):
-        return _GpuExporter(tensor, tensor.device), None, False
+        return _GpuExporter(tensor, tensor.device, "cupy"), None, False
     return tensor, None, False
 
 
@@ -168,11 +169,16 @@ def _check_torch(torch: Any, tensor: Any) -> None:
 
 
 def _check_torch_version(torch: Any) -> None:
-    if numbers(torch.__version__) < numbers(TORCH_AT_LEAST):
+    if _is_too_old(str(torch.__version__)):
         raise TypeError(
             f"PyTorch {torch.__version__} is installed, and tensor_relay needs {TORCH_AT_LEAST} or later: pip install"
             f" 'torch>={TORCH_AT_LEAST}', or use NumPy arrays (`.numpy()`)"
         )
+
+
+@functools.cache
+def _is_too_old(torch_version: str) -> bool:
+    return numbers(torch_version) < numbers(TORCH_AT_LEAST)
 
 
 def _check_memory(torch: Any, tensor: Any) -> None:
@@ -213,10 +219,13 @@ def _check_memory(torch: Any, tensor: Any) -> None:
 
 class _GpuExporter:
     """A PyTorch or CuPy tensor that is exported with its own GPU as the current one. With another current GPU, PyTorch
-    refuses the export, and CuPy makes the consumer wait for a stream of the wrong GPU."""
+    refuses the export, and CuPy makes the consumer wait for a stream of the wrong GPU.
 
-    def __init__(self, tensor: Any, gpu: Any) -> None:
-        self._tensor, self._gpu = tensor, gpu
+    `ordered_by` names the framework, which orders the export of each tensor after its current stream: so tensor_relay
+    exports them without an order, and asks once for all of them."""
+
+    def __init__(self, tensor: Any, gpu: Any, ordered_by: str) -> None:
+        self._tensor, self._gpu, self.ordered_by = tensor, gpu, ordered_by
 
     def __dlpack_device__(self) -> Any:
         return self._tensor.__dlpack_device__()
@@ -228,7 +237,7 @@ class _GpuExporter:
 
 def _torch_exporter(exported: Any, tensor: Any) -> tuple[Any, None, bool]:
     gpu = sys.modules["torch"].cuda.device(exported.device)
-    return _GpuExporter(exported, gpu), None, exported.data_ptr() != tensor.data_ptr()
+    return _GpuExporter(exported, gpu, "torch"), None, exported.data_ptr() != tensor.data_ptr()
 
 
 def _numpy_exporter(array: Any) -> tuple[Any, str | None, bool]:

@@ -19,7 +19,7 @@ use pyo3::{
     prelude::*,
     types::{PyCapsule, PyDict},
 };
-use std::{ffi::c_void, fmt::Display, ops::Deref, ptr::NonNull};
+use std::{collections::BTreeMap, ffi::c_void, fmt::Display, ops::Deref, ptr::NonNull};
 use tensor_relay_client::Dtype;
 
 /// The lent memory of another library's tensor.
@@ -30,15 +30,19 @@ pub(crate) enum Lent {
 }
 
 impl Lent {
-    /// Imports `tensor` without a copy. The memory of a GPU may be used once a fence of [`CudaEngine::fence_intake`]
-    /// has passed.
+    /// Imports `tensor` without a copy. The memory of a GPU may be used once a fence of [`CudaEngine::fence_intake`] has
+    /// passed that was recorded after [`Unordered::order`].
     ///
     /// # Errors
     /// `TypeError` for an object that is not a tensor; `BufferError` for a tensor on another kind of device, or whose
     /// elements have no dtype here; and exceptions of the tensor's own library.
     ///
     /// [`CudaEngine::fence_intake`]: tensor_relay_device::cuda::CudaEngine::fence_intake
-    pub(crate) fn of(tensor: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<Self> {
+    pub(crate) fn of<'py>(
+        tensor: &Bound<'py, PyAny>,
+        gpus: &Gpus,
+        unordered: &mut Unordered<'py>,
+    ) -> PyResult<Self> {
         if !tensor.hasattr("__dlpack__")? {
             return Ok(Self::Host(Foreign::from_buffer(tensor)?));
         }
@@ -49,7 +53,8 @@ impl Lent {
                 Ok(Self::Host(Foreign::in_capsule(Capsule::take(&export(tensor, None)?)?, None)?))
             }
             dlpack::DEVICE_CUDA | dlpack::DEVICE_CUDA_MANAGED => {
-                Ok(Self::Gpu(on_gpu(tensor, gpus, usize::try_from(id).unwrap_or(usize::MAX))?))
+                let ordinal = usize::try_from(id).unwrap_or(usize::MAX);
+                Ok(Self::Gpu(on_gpu(tensor, gpus, ordinal, unordered)?))
             }
             other => Err(PyBufferError::new_err(format!(
                 "it lies in memory of {} (DLPack's {kind}:{id}), and only tensors on the host and on CUDA's GPUs are supported: \
@@ -88,14 +93,45 @@ impl Deref for Lent {
     }
 }
 
+/// Exporters of tensors that wait for no work yet, the last one for each library and GPU, with the engine's stream. It
+/// stands for all: these libraries order each tensor alike, after their current stream.
+#[derive(Default)]
+pub(crate) struct Unordered<'py>(BTreeMap<(String, usize), (Bound<'py, PyAny>, usize)>);
+
+impl Unordered<'_> {
+    /// Makes the engines' streams wait for the work queued on the libraries' streams so far. Once for each library and
+    /// GPU: for each tensor, the libraries' events would cost more than all else.
+    pub(crate) fn order(self) -> PyResult<()> {
+        let mut exporters = self.0.into_values();
+        exporters.try_for_each(|(exporter, intake)| {
+            Capsule::take(&export(&exporter, Some(intake.cast_signed()))?).map(drop)
+        })
+    }
+}
+
+/// DLPack's stream for an export that waits for nothing.
+const NO_STREAM: isize = -1;
+
 /// Imports a tensor on GPU `ordinal`. The tensor's library makes the engine's stream (in DLPack's terms, the
-/// consumer's) wait for the work queued on the library's stream.
-fn on_gpu(tensor: &Bound<'_, PyAny>, gpus: &Gpus, ordinal: usize) -> PyResult<OnGpu> {
+/// consumer's) wait for the work queued on the library's stream, now or at [`Unordered::order`].
+fn on_gpu<'py>(
+    tensor: &Bound<'py, PyAny>,
+    gpus: &Gpus,
+    ordinal: usize,
+    unordered: &mut Unordered<'py>,
+) -> PyResult<OnGpu> {
     let refuse = |why: &dyn Display| {
         PyBufferError::new_err(format!("it lies on cuda:{ordinal}, which cannot be used: {why}"))
     };
     let Opened { device, intake } = gpus.opened(tensor.py(), ordinal).map_err(|error| refuse(&error))?;
-    let tensor = Foreign::in_capsule(Capsule::take(&export(tensor, Some(intake))?)?, Some(ordinal))?;
+    let stream = match tensor.getattr_opt("ordered_by")? {
+        None => intake.cast_signed(),
+        Some(library) => {
+            unordered.0.insert((library.extract()?, ordinal), (tensor.clone(), intake));
+            NO_STREAM
+        }
+    };
+    let tensor = Foreign::in_capsule(Capsule::take(&export(tensor, Some(stream))?)?, Some(ordinal))?;
     Ok(OnGpu::new(tensor, device))
 }
 
@@ -158,7 +194,7 @@ impl Foreign {
 
 /// The tensor's capsule, of DLPack 1 if its library supports that, else a legacy one. On a GPU, `stream` is the stream
 /// that waits for the tensor.
-fn export<'py>(tensor: &Bound<'py, PyAny>, stream: Option<usize>) -> PyResult<Bound<'py, PyCapsule>> {
+fn export<'py>(tensor: &Bound<'py, PyAny>, stream: Option<isize>) -> PyResult<Bound<'py, PyCapsule>> {
     let keywords = PyDict::new(tensor.py());
     if let Some(stream) = stream {
         keywords.set_item("stream", stream)?;

@@ -1,6 +1,5 @@
 """Framework-specific code for GPUs, with stubs of the frameworks. `bench/gpu/run frameworks` tests the real ones."""
 
-import contextlib
 import gc
 import sys
 import types
@@ -92,11 +91,17 @@ class TorchStub:
         return self.array.__dlpack__(**options)
 
 
-@contextlib.contextmanager
-def current_device(framework, ordinal):
-    before, framework.current = framework.current, ordinal
-    yield
-    framework.current = before
+class current_device:  # noqa: N801
+    """Makes a GPU a framework's current one. As in PyTorch and CuPy, it can be used any number of times."""
+
+    def __init__(self, framework, ordinal):
+        self.framework, self.ordinal = framework, ordinal
+
+    def __enter__(self):
+        self.before, self.framework.current = self.framework.current, self.ordinal
+
+    def __exit__(self, *_):
+        self.framework.current = self.before
 
 
 def test_torch_exports_with_its_gpu_as_the_current_one(relay, client, gpu, fake, monkeypatch):

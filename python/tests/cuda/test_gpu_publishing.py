@@ -1,5 +1,6 @@
 """Publishing GPU tensors: the received bytes, the order with the producer's stream, and the release of memory."""
 
+import contextlib
 import gc
 import threading
 
@@ -9,6 +10,7 @@ from conftest import TIMEOUT_S, InThread, noise, open_gpu, received, wait_until
 from cuda_by_hand import CUDA, DTYPES, LEGACY, Array, lent_tensors
 
 import tensor_relay
+from tensor_relay import _frameworks
 
 HOLDS = pytest.mark.parametrize("hold", ["stage", "borrow"])
 
@@ -115,6 +117,39 @@ def test_reading_waits_for_the_producers_stream(relay, client, gpu, fake, hold):
     assert received(client)["w"].numpy().tobytes() == expected
 
 
+@HOLDS
+def test_many_tensors_are_ordered_once(relay, client, gpu, fake, monkeypatch, hold):
+    """Goal: PyTorch and CuPy, which order every tensor after their current stream, are asked for that once, whatever the
+    number of tensors, and after all of them: also after the copies that they make for this.
+
+    Method: arrays that are exported as theirs are. The export of each queues a copy to it on a stream, which the driver
+    delays. The events of the driver are counted.
+    """
+    arrays = {str(n): gpu.array(noise(64, n)) for n in range(256)}
+    new = gpu.array(noise(64, 999))
+
+    def exporter(array):
+        gpu.copy(array.address, new.address, 64)
+        return _frameworks._GpuExporter(array, contextlib.nullcontext(), "by hand"), None, False
+
+    monkeypatch.setattr("tensor_relay._frameworks.exporter", exporter)
+    relay.publish("warm", {"w": gpu.array(noise(64))}, hold=hold)
+    before = fake.numbers("calls")["cuEventRecord"]
+    with fake.delayed_copies("@dtod"), gpu.on(gpu.stream()):
+        work = InThread(lambda: relay.publish("t", arrays, hold=hold))
+        if hold == "borrow":
+            work.result()
+            assert fake.numbers("calls")["cuEventRecord"] - before == 2, "that of the stream, and the engine's"
+            work = InThread(lambda: received(client))
+        assert work.is_blocked()
+    work.result()
+    assert fake.numbers("calls")["cuEventRecord"] - before <= 4, "and those of the copies of a chunk"
+    snapshot = received(client)
+    assert all(snapshot[name].numpy().tobytes() == noise(64, 999) for name in arrays)
+    relay.withdraw("warm")
+    relay.withdraw("t")
+
+
 def test_tensors_of_several_devices_are_staged(relay, client, gpu, fake):
     with open_gpu(fake, 1) as other:
         host = np.frombuffer(noise(5000, 1), np.uint8)
@@ -161,13 +196,20 @@ def test_managed_memory_is_read_as_gpu_memory(relay, client, gpu):
 
 
 def test_versions_are_staged_on_a_gpu(tmp_path, fake, gpu):
+    """Goal: versions are staged on the server's GPU, those of its tensors by copies within it, as long as it has room;
+    then in host memory. Method: a version that does not fit beside the retained one; copies to the host are counted."""
     options = {"device": "cuda:0", "gpu_memory_bytes": 16 << 20, "pinned_bytes": 16 << 20}
     with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, **options) as relay:
         with tensor_relay.connect(relay.ticket) as client:
             for content in (gpu.array(noise(8 << 20)), np.frombuffer(noise(8 << 20), np.uint8)):
+                before = fake.copies_ended("@dtoh")
                 relay.publish("t", {"w": content})
+                assert fake.copies_ended("@dtoh") == before, "no byte went to the host"
                 assert relay.stats()["staged_bytes"] == 0, "it is held on the GPU"
                 assert received(client)["w"].numpy().tobytes() == noise(8 << 20)
+            relay.publish("t", {"w": gpu.array(noise(12 << 20))})
+            assert relay.stats()["staged_bytes"] >= 12 << 20, "it is held on the host"
+            assert received(client)["w"].numpy().tobytes() == noise(12 << 20)
             with pytest.raises(tensor_relay.NoRoomError, match="cuda:0"):
                 relay.publish("t", {"w": np.zeros(32 << 20, np.uint8)})
 

@@ -128,6 +128,20 @@ pub(crate) fn within(state: &mut State, device: usize, to: u64, from: u64, bytes
     Ok(Copy { direction: Direction::DeviceToDevice, from, to, bytes })
 }
 
+/// Prepares a copy of a batch, whose addresses tell its direction. Pageable memory is refused: a batch with it would not
+/// be asynchronous.
+pub(crate) fn between(state: &mut State, device: usize, to: u64, from: u64, bytes: usize) -> Answer<Copy> {
+    let is_on_device = |address| state.devices[device].memory.extent(address).is_some();
+    let host = |address: u64| std::ptr::with_exposed_provenance_mut(address as usize);
+    let Prepared { copy, pageable } = match (is_on_device(to), is_on_device(from)) {
+        (true, true) => Prepared { copy: within(state, device, to, from, bytes)?, pageable: false },
+        (true, false) => from_host(state, device, to, host(from), bytes)?,
+        (false, true) => to_host(state, device, host(to), from, bytes)?,
+        (false, false) => return Err(Status::INVALID_VALUE),
+    };
+    if pageable { Err(Status::INVALID_VALUE) } else { Ok(copy) }
+}
+
 /// Finds a range of device memory. Use after free is reported as a violation.
 pub(crate) fn device_range(
     state: &mut State,

@@ -51,6 +51,7 @@ pub const SYMBOLS: &[&str] = &[
     "cuMemRelease",
     "cuMemSetAccess",
     "cuMemUnmap",
+    "cuMemcpyBatchAsync_v2",
     "cuMemcpyDtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyDtoH_v2",

@@ -4,10 +4,12 @@
 //! engine to engine ([`endpoint`]), through a server and a client ([`relay`]), and through shared memory
 //! ([`exchange`]). [`failures`] covers devices that fail, hang or disappear, [`order`] callers' streams, [`sharing`]
 //! memory shared with a second process ([`neighbour`]), [`sidecar`] the sidecar with GPU memory, and [`probe`] the
-//! search for devices; [`overlap`] counts concurrent copies. [`endpoint`] also has the helpers of all tests.
+//! search for devices; [`staged`] versions that are copied within a device; [`overlap`] counts concurrent copies, and
+//! [`counts`] driver calls. [`endpoint`] also has the helpers of all tests.
 
 use tensor_relay_tests::fake_cuda::{self, Turn};
 
+mod counts;
 mod endpoint;
 mod exchange;
 mod failures;
@@ -18,6 +20,7 @@ mod probe;
 mod relay;
 mod sharing;
 mod sidecar;
+mod staged;
 mod sweep;
 
 #[path = "../fake_cuda/calls.rs"]

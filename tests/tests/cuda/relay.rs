@@ -28,11 +28,11 @@ use crate::{
 };
 
 /// The name of the tensor.
-const NAME: &str = "tensor";
+pub(crate) const NAME: &str = "tensor";
 
 /// The time within which a version usually arrives.
 const USUAL_DURATION: Duration = Duration::from_millis(250);
-const TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Neither of two versions arrived, and no error was reported.
 #[derive(Debug)]
@@ -47,10 +47,10 @@ impl std::fmt::Display for NothingReceived {
 }
 
 /// A server and a client in this process, each with a device.
-struct Relay {
-    producer: Device,
-    server: Server,
-    publisher: Publisher,
+pub(crate) struct Relay {
+    pub(crate) producer: Device,
+    pub(crate) server: Server,
+    pub(crate) publisher: Publisher,
     subscription: Subscription,
     client: Client,
 }
@@ -64,7 +64,7 @@ fn device(ordinal: usize, slots: usize, engines: &mut Vec<Arc<CudaEngine>>) -> R
 
 impl Relay {
     /// Connects devices 0 and 1. Chunks are as long as slots.
-    async fn connect(engines: &mut Vec<Arc<CudaEngine>>) -> Result<Self, Failure> {
+    pub(crate) async fn connect(engines: &mut Vec<Arc<CudaEngine>>) -> Result<Self, Failure> {
         let (producer, consumer) = (device(0, 8, engines)?, device(1, 8, engines)?);
         let identity = Identity::ephemeral()?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -94,7 +94,7 @@ impl Relay {
     }
 
     /// Closes the client and the server.
-    async fn close(self) {
+    pub(crate) async fn close(self) {
         let Self { server, publisher, subscription, client, .. } = self;
         drop((publisher, subscription));
         client.close().await;
@@ -103,7 +103,7 @@ impl Relay {
 }
 
 /// Allocates memory of a device and fills it with bytes.
-async fn upload(device: &Device, bytes: &[u8]) -> Result<DeviceBuffer, Failure> {
+pub(crate) async fn upload(device: &Device, bytes: &[u8]) -> Result<DeviceBuffer, Failure> {
     let buffer = device.allocate(bytes.len())?;
     let sink = buffer.sink();
     for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
@@ -148,13 +148,13 @@ impl Relay {
     }
 
     /// Waits for the next version, with a deadline.
-    async fn next(&mut self) -> Result<Snapshot, Failure> {
+    pub(crate) async fn next(&mut self) -> Result<Snapshot, Failure> {
         Ok(timeout(TIMEOUT, self.subscription.next()).await.expect("a result arrives")?)
     }
 }
 
 /// Closes the client and the server, and checks that no driver objects remain.
-async fn clean_up(fake: &FakeCuda, relay: Relay, engines: Vec<Arc<CudaEngine>>) {
+pub(crate) async fn clean_up(fake: &FakeCuda, relay: Relay, engines: Vec<Arc<CudaEngine>>) {
     relay.close().await;
     for engine in &engines {
         wait_until_freed(fake, engine).await;

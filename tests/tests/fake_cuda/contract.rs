@@ -82,6 +82,52 @@ fn bytes_survive_a_round_trip() {
     clean_up(driver.as_ref(), || call!(cuStreamDestroy_v2(stream)).unwrap());
 }
 
+/// One call copies from the host, within the device and to the host, after the stream's earlier work. Drivers older than
+/// CUDA 13 lack it.
+#[test]
+fn a_batch_copies_in_all_directions() {
+    let driver = exclusive_driver();
+    let _current = Current::new(0);
+    let has_batches = function::<unsafe extern "C" fn()>("cuMemcpyBatchAsync_v2").is_some();
+    if !has_batches {
+        println!("skipped: the driver has no cuMemcpyBatchAsync_v2");
+        return;
+    }
+    let stream = create_stream();
+    let (host, memory) = (PageLocked::new(0x11, 300), device_memory_of(0x22, 300));
+    let address = host.address().expose_provenance() as u64;
+    let copy = |pieces: [(u64, u64); 3], stream| {
+        let (mut to, mut from, mut lens) =
+            (pieces.map(|piece| piece.0), pieces.map(|piece| piece.1), [100; 3]);
+        let no_hint = sys::CUmemLocation {
+            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID,
+            __bindgen_anon_1: sys::CUmemLocation_st__bindgen_ty_1 { id: 0 },
+        };
+        let mut attributes = sys::CUmemcpyAttributes {
+            srcAccessOrder: sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+            srcLocHint: no_hint,
+            dstLocHint: no_hint,
+            flags: 0,
+        };
+        let (to, from, lens, mut first) = (to.as_mut_ptr(), from.as_mut_ptr(), lens.as_mut_ptr(), 0);
+        call!(cuMemcpyBatchAsync_v2(to, from, lens, 3, &raw mut attributes, &raw mut first, 1, stream))
+    };
+    call!(cuMemsetD8Async(memory + 200, 0x33, 100, stream)).unwrap();
+    let pieces = [(memory, address), (memory + 100, memory + 200), (address + 100, memory + 200)];
+    copy(pieces, stream).unwrap();
+    call!(cuStreamSynchronize(stream)).unwrap();
+    assert_eq!(host.read(), [[0x11; 100], [0x33; 100], [0x11; 100]].concat());
+    let mut bytes = [0_u8; 300];
+    call!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), memory, 300)).unwrap();
+    assert_eq!(bytes[..], [[0x11; 100], [0x33; 100], [0x33; 100]].concat());
+    assert!(copy(pieces, ptr::null_mut()).is_err(), "not on the default stream");
+    clean_up(driver.as_ref(), || {
+        call!(cuMemFree_v2(memory)).unwrap();
+        host.free().unwrap();
+        call!(cuStreamDestroy_v2(stream)).unwrap();
+    });
+}
+
 #[test]
 fn pageable_memory_may_be_reused_when_the_call_returns() {
     let driver = exclusive_driver();

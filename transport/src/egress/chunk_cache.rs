@@ -19,12 +19,20 @@ pub(super) struct ChunkKey {
 #[derive(Debug)]
 pub(super) struct ChunkCache<T> {
     limit_bytes: u64,
+    /// The bound while no chunk is requested twice.
+    unshared_bytes: u64,
+    /// The number of reads up to which `limit_bytes` is the bound, since a chunk was requested twice.
+    shared_until: u64,
     bytes: u64,
     next_order: u64,
     by_key: BTreeMap<ChunkKey, CacheEntry<T>>,
     /// Chunks that were read, by the order of their first requests. The oldest is evicted first.
     read: BTreeMap<CacheOrder, ChunkKey>,
 }
+
+/// The number of reads without a chunk that is requested twice, after which a single subscriber is assumed: those of
+/// 1 GiB in chunks of 4 MiB.
+const SHARED_READS: u64 = 256;
 
 /// The order in which chunks were first requested. Identifies a cached chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,13 +46,25 @@ struct CacheEntry<T> {
 }
 
 impl<T> ChunkCache<T> {
-    pub(super) fn new(limit_bytes: u64) -> Self {
-        Self { limit_bytes, bytes: 0, next_order: 0, by_key: BTreeMap::new(), read: BTreeMap::new() }
+    /// A cache of at most `limit_bytes`, and of at most `unshared_bytes` while a single subscriber reads: for it, a cached
+    /// chunk is of no use, and holds a slot whose memory the processor's caches would otherwise still have when it is
+    /// used again.
+    pub(super) fn new(limit_bytes: u64, unshared_bytes: u64) -> Self {
+        let (by_key, read) = (BTreeMap::new(), BTreeMap::new());
+        Self { limit_bytes, unshared_bytes, shared_until: 0, bytes: 0, next_order: 0, by_key, read }
     }
 
     /// The cached or running read of this chunk.
-    pub(super) fn get(&self, key: ChunkKey) -> Option<&T> {
+    pub(super) fn get(&mut self, key: ChunkKey) -> Option<&T> {
+        if self.by_key.contains_key(&key) {
+            self.note_shared();
+        }
         Some(&self.by_key.get(&key)?.value)
+    }
+
+    /// Records that a chunk is requested that was requested before.
+    pub(super) fn note_shared(&mut self) {
+        self.shared_until = self.next_order + SHARED_READS;
     }
 
     /// Adds a chunk whose read begins. Its `bytes` count against the bound.
@@ -95,7 +115,9 @@ impl<T> ChunkCache<T> {
     }
 
     fn evict(&mut self) {
-        while self.bytes > self.limit_bytes
+        let is_shared = self.next_order <= self.shared_until;
+        let limit_bytes = if is_shared { self.limit_bytes } else { self.unshared_bytes };
+        while self.bytes > limit_bytes
             && let Some((_, oldest)) = self.read.pop_first()
         {
             self.remove(oldest);
@@ -147,7 +169,7 @@ mod tests {
     proptest! {
         #[test]
         fn behaves_like_the_model_of_a_cache(limit in 0u64..100, ops in vec(op(), 0..60)) {
-            let (mut cache, mut model, mut begun) = (ChunkCache::new(limit), Model::new(), Vec::new());
+            let (mut cache, mut model, mut begun) = (ChunkCache::new(limit, limit), Model::new(), Vec::new());
             for op in ops {
                 match op {
                     Op::Begin(payload, chunk, bytes) => {
@@ -182,5 +204,26 @@ mod tests {
                 prop_assert_eq!(cache.read.len(), model.iter().filter(|entry| entry.3).count());
             }
         }
+    }
+
+    /// Goal: chunks are kept for others only while there are others. Method: read chunks once, request one of them again,
+    /// and then read so many once that a single subscriber is assumed.
+    #[test]
+    fn few_chunks_are_kept_for_a_single_subscriber() {
+        let mut cache = ChunkCache::new(100, 20);
+        let key = |chunk| ChunkKey { payload: 1, chunk: ChunkIndex(chunk) };
+        let read = |cache: &mut ChunkCache<()>, chunks: std::ops::Range<u32>| {
+            for chunk in chunks {
+                let order = cache.begin(key(chunk), 10, ());
+                cache.handle_read(key(chunk), order);
+            }
+            cache.bytes()
+        };
+        assert_eq!(read(&mut cache, 0..10), 20);
+        assert!(cache.get(key(9)).is_some());
+        assert_eq!(read(&mut cache, 10..200), 100);
+        cache.note_shared();
+        assert_eq!(read(&mut cache, 200..200 + SHARED_READS as u32), 100);
+        assert_eq!(read(&mut cache, 900..901), 20);
     }
 }

@@ -55,19 +55,28 @@ impl SharedBuffer {
     /// may still write to them. Nobody may read the buffer meanwhile: before filling it again, wait until the importer
     /// reports that it has released it.
     pub fn fill(&self, parts: Vec<(Arc<CudaMemory>, u64)>) -> Result<(), ShareError> {
-        let bytes = self.memory.len_bytes();
-        for (memory, offset) in &parts {
-            let (offset, len) = (*offset, memory.len_bytes());
-            if memory.engine() != self.engine {
-                return Err(ShareError::ForeignMemory);
-            }
-            if offset.checked_add(len).is_none_or(|end| end > bytes) {
-                return Err(ShareError::OutOfBuffer { offset, len, bytes });
-            }
-        }
-        let parts = parts.into_iter().filter(|(memory, _)| memory.len_bytes() > 0).collect();
-        let fill = Fill { to: Arc::clone(&self.memory), parts };
-        self.inbox
-            .request_within(self.timeout, |reply| Command::Share(ExportRequest::Fill(fill, reply)))?
+        fill(&self.memory, parts, false, (self.engine, &self.inbox, self.timeout))
     }
+}
+
+/// Copies memories into `to`, each to its offset, within the device, and optionally zeroes all other bytes of it.
+pub(super) fn fill(
+    to: &Arc<CudaMemory>,
+    parts: Vec<(Arc<CudaMemory>, u64)>,
+    zeroes_gaps: bool,
+    (engine, inbox, timeout): (Id, &Inbox, Duration),
+) -> Result<(), ShareError> {
+    let bytes = to.len_bytes();
+    for (memory, offset) in &parts {
+        let (offset, len) = (*offset, memory.len_bytes());
+        if memory.engine() != engine || to.engine() != engine {
+            return Err(ShareError::ForeignMemory);
+        }
+        if offset.checked_add(len).is_none_or(|end| end > bytes) {
+            return Err(ShareError::OutOfBuffer { offset, len, bytes });
+        }
+    }
+    let parts = parts.into_iter().filter(|(memory, _)| memory.len_bytes() > 0).collect();
+    let fill = Fill { to: Arc::clone(to), parts, zeroes_gaps };
+    inbox.request_within(timeout, |reply| Command::Share(ExportRequest::Fill(fill, reply)))?
 }

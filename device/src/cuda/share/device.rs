@@ -1,13 +1,13 @@
 use std::{ops::Range, sync::Arc};
 
-use super::{Exported, FdMemory, Imported, IpcMemory, ShareError, SharedBuffer};
+use super::{Exported, FdMemory, Imported, IpcMemory, ShareError, SharedBuffer, buffer::fill};
 use crate::{
     Device, DeviceBuffer,
     cuda::{CudaEngine, CudaMemory},
     loan::Returned,
 };
 
-/// Sharing memory with other processes on this machine. Only CUDA devices can: on others these functions fail with
+/// Sharing memory with other processes on this machine, and copies within a device. Only CUDA devices can: on others these functions fail with
 /// [`ShareError::NotShareable`]. All but `is_shareable` block for as long as the device takes: do not call them on an
 /// async executor's thread.
 impl Device {
@@ -32,11 +32,32 @@ impl Device {
         len: u64,
         parts: &[(Range<u64>, DeviceBuffer)],
     ) -> Result<(FdMemory, SharedBuffer), ShareError> {
-        let parts = parts.iter().map(|(range, buffer)| Ok((self.own_memory(buffer)?, range.start)));
-        let parts = parts.collect::<Result<Vec<_>, ShareError>>()?;
+        let parts = self.own_parts(parts)?;
         let buffer = self.sharing()?.shared_buffer(len)?;
         buffer.fill(parts)?;
         Ok((buffer.export()?, buffer))
+    }
+
+    /// Copies `parts` to the start of their ranges in `to`, within the device, and zeroes the bytes between them. Waits for
+    /// the streams that write the parts, which may be written again when this returns. The memory of a copy that is late
+    /// is kept until it ends.
+    pub fn copy_within(
+        &self,
+        to: &DeviceBuffer,
+        parts: &[(Range<u64>, DeviceBuffer)],
+    ) -> Result<(), ShareError> {
+        let (engine, to, parts) = (self.sharing()?, self.own_memory(to)?, self.own_parts(parts)?);
+        fill(&to, parts, true, (engine.id(), engine.inbox(), engine.fill_timeout()))
+    }
+
+    fn own_parts(
+        &self,
+        parts: &[(Range<u64>, DeviceBuffer)],
+    ) -> Result<Vec<(Arc<CudaMemory>, u64)>, ShareError> {
+        parts
+            .iter()
+            .map(|(range, buffer)| Ok((self.own_memory(buffer)?, range.start)))
+            .collect()
     }
 
     /// Imports another process's memory. The results are a buffer for each of `ranges` of that memory, and a handle

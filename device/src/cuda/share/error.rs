@@ -15,7 +15,7 @@ pub enum ShareError {
     )]
     ForeignMemory,
     /// Memory of this kind of device cannot be shared.
-    #[error("Memory of {device} cannot be shared between processes.")]
+    #[error("Memory of {device} cannot be shared between processes, nor copied within the device.")]
     NotShareable {
         /// The device.
         device: String,
@@ -80,8 +80,8 @@ pub enum ShareError {
     },
     /// The streams that write the memory take too long.
     #[error(
-        "A stream on {device} that writes memory to be shared did not finish its work within {waited:?}. The kernels on it \
-         take that long, or hang: raise the fence timeout, or share later."
+        "A stream on {device} that writes memory to be shared or staged did not finish its work within {waited:?}. The kernels on it \
+         take that long, or hang: raise the fence timeout, or do it later."
     )]
     FenceTimedOut {
         /// The name of the engine.
@@ -89,17 +89,17 @@ pub enum ShareError {
         /// The time that the engine waited.
         waited: Duration,
     },
-    /// The driver refused a copy into a shared buffer.
-    #[error("A copy within {device}, into a shared buffer, was refused: {source}")]
+    /// The driver refused a copy within the device.
+    #[error("A copy within {device} was refused: {source}")]
     CopyRefused {
         /// The name of the engine.
         device: String,
         /// The driver's error.
         source: CudaError,
     },
-    /// A copy into a shared buffer takes too long.
+    /// A copy within the device takes too long.
     #[error(
-        "A copy within {device}, into a shared buffer, did not end within {waited:?}. The device has a problem, or is very \
+        "A copy within {device} did not end within {waited:?}. The device has a problem, or is very \
          busy: look at nvidia-smi, and at the kernel's log for Xid messages."
     )]
     CopyTimedOut {

@@ -1,11 +1,11 @@
-use std::ffi::c_void;
+use std::ffi::{c_uint, c_void};
 
 use crate::{
     call::in_context,
     copying::{self, Prepared},
     device::resolve_stream,
     state::Guard,
-    status::Answer,
+    status::{Answer, Status},
     stream::{self, Work},
 };
 
@@ -53,6 +53,61 @@ extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: u64
         state.devices[device].push(stream, Work::Copy(copy));
         Ok(())
     })
+}
+
+/// Queues the copies in reverse, since their order is not promised.
+///
+/// # Safety
+///
+/// The three arrays have `count` elements, and the other two `attribute_count`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemcpyBatchAsync_v2(
+    to: *const u64,
+    from: *const u64,
+    bytes: *const usize,
+    count: usize,
+    attributes: *const CopyAttributes,
+    first_of_attributes: *const usize,
+    attribute_count: usize,
+    stream: u64,
+) -> u32 {
+    in_context("cuMemcpyBatchAsync_v2", |mut state, device| {
+        const LEGACY: u64 = 1;
+        const IN_STREAM_ORDER: c_uint = 1;
+        if count == 0 || attribute_count != 1 || stream <= LEGACY {
+            return Err(Status::INVALID_VALUE);
+        }
+        // SAFETY: the caller guarantees one element, and any bits are a valid value.
+        let attributes = unsafe { attributes.read() };
+        // SAFETY: as above.
+        let first = unsafe { first_of_attributes.read() };
+        if attributes.source_order != IN_STREAM_ORDER || attributes.flags > 1 || first != 0 {
+            return Err(Status::INVALID_VALUE);
+        }
+        let stream = resolve_stream(&mut state, device, stream)?;
+        // SAFETY: the caller guarantees `count` elements, which nobody writes during the call.
+        let to = unsafe { std::slice::from_raw_parts(to, count) };
+        // SAFETY: as above.
+        let from = unsafe { std::slice::from_raw_parts(from, count) };
+        // SAFETY: as above.
+        let lengths = unsafe { std::slice::from_raw_parts(bytes, count) };
+        for ((&to, &from), &bytes) in to.iter().zip(from).zip(lengths).rev() {
+            if bytes == 0 {
+                return Err(Status::INVALID_VALUE);
+            }
+            let copy = copying::between(&mut state, device, to, from, bytes)?;
+            state.devices[device].push(stream, Work::Copy(copy));
+        }
+        Ok(())
+    })
+}
+
+/// `CUmemcpyAttributes`, with the location hints as numbers.
+#[repr(C)]
+struct CopyAttributes {
+    source_order: c_uint,
+    hints: [c_uint; 4],
+    flags: c_uint,
 }
 
 #[unsafe(no_mangle)]
