@@ -478,7 +478,7 @@ mod tests {
             let tensors = tensors(&device).await;
             let version = Publishable::from_device(&staging, tensors, vec![], on).await.unwrap();
             assert_eq!(version.payload.source().slots().is_none(), is_on_host);
-            assert_eq!(digest(&version).await, staged().digest());
+            assert_eq!(digest(&version).await, staged().hash());
         }
     }
 
