@@ -1,6 +1,7 @@
 //! [`Workers`]: threads for CPU-bound work.
 
-use std::sync::OnceLock;
+use rustix::time::{ClockId, clock_gettime};
+use std::{sync::OnceLock, time::Duration};
 use tokio::sync::Semaphore;
 
 /// Runs hashing, encoding and decoding off the async executor, whose thread must stay free for packets: zstd takes
@@ -43,6 +44,20 @@ impl Workers {
                 Ok(runtime) => drop(runtime.spawn_blocking(work)),
                 Err(_) => work(), // For example, in the drop of a value that outlives the runtime.
             },
+        }
+    }
+
+    /// The processor time that this process has used; zero in simulations, whose events follow from the seed alone.
+    pub fn processor_time(self) -> Duration {
+        let clock = clock_gettime(ClockId::ProcessCPUTime);
+        self.real(Duration::new(clock.tv_sec as u64, clock.tv_nsec as u32))
+    }
+
+    /// A measured time; zero in simulations.
+    pub(crate) fn real<T: Default>(self, time: T) -> T {
+        match self {
+            Self::Threads => time,
+            Self::Inline => T::default(),
         }
     }
 
