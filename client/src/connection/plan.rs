@@ -11,6 +11,9 @@ const SPEEDUP_MIN: f64 = 1.1;
 /// The fraction of the incumbent's rate below which a glance ends a trial.
 const HOPELESS: f64 = 0.8;
 
+/// The fraction of its former rate that each lane keeps where all of them are needed: fewer are not tried.
+const LINEAR_MIN: f64 = 0.7;
+
 /// The processors for each lane from which this process counts as busy. A lane that is as fast as its thread permits
 /// uses 0.8 to 0.95.
 const BUSY_MIN: f64 = 0.5;
@@ -93,6 +96,8 @@ pub(crate) struct Plan {
     direction: Direction,
     /// The number of directions in a row that gained nothing.
     failed: u32,
+    /// Whether more lanes were added, and each is nearly as fast as before.
+    are_all_needed: bool,
     /// Whether the number follows the size of versions: nothing was measured on this connection.
     follows_size: bool,
     steps: Steps,
@@ -107,6 +112,7 @@ impl Plan {
             trial: Trial::new(1, PAUSES),
             direction: Direction::Fewer,
             failed: 0,
+            are_all_needed: false,
             follows_size: true,
             steps: Steps::default(),
             waited: Duration::ZERO,
@@ -190,10 +196,13 @@ impl Plan {
 
     /// Ends a trial in which the challenger had `rate`, and begins the next.
     fn end_trial(&mut self, keeps: bool, rate: Rate) {
-        let Some((_, before)) = self.trial.incumbent() else { return };
+        let Some((lanes, before)) = self.trial.incumbent() else { return };
         self.trial.conclude(keeps);
         if keeps {
+            let of_each = |rate: Rate, lanes: u32| rate.bytes_per_s / f64::from(lanes);
             self.failed = 0;
+            self.are_all_needed =
+                self.lanes() > lanes && of_each(rate, self.lanes()) >= LINEAR_MIN * of_each(before, lanes);
         } else {
             self.turn();
         }
@@ -214,7 +223,7 @@ impl Plan {
             }
             self.turn();
         }
-        self.failed = 0;
+        (self.failed, self.are_all_needed) = (0, false);
         self.trial.pause();
     }
 
@@ -225,7 +234,7 @@ impl Plan {
         match self.direction {
             Direction::More if is_busy => Some((2 * lanes).min(busy_max).min(max)),
             Direction::More => Some((IDLE_GROWTH * lanes).min(max)),
-            Direction::Fewer if is_busy && lanes <= busy_max => None,
+            Direction::Fewer if self.are_all_needed || is_busy && lanes <= busy_max => None,
             Direction::Fewer => return (lanes > 1).then_some(lanes / 2),
         }
         .filter(|more| *more > lanes)
