@@ -5,8 +5,10 @@ use std::time::Duration;
 use tensor_relay_protocol::{Pauses, Trial};
 use tokio::time::Instant;
 
-/// The speed-up from which more lanes are kept: less may be noise, and each lane costs threads and memory.
+/// The speed-up from which more lanes are kept: less may be noise, and each lane costs threads and memory. While this
+/// process is not busy, a smaller gain may be taken from other programs: more threads get more turns.
 const SPEEDUP_MIN: f64 = 1.1;
+const SPEEDUP_IDLE_MIN: f64 = 1.25;
 
 /// The fraction of the incumbent's rate below which a glance ends a trial.
 const HOPELESS: f64 = 0.8;
@@ -82,10 +84,10 @@ enum Direction {
 /// Determines the number of lanes for one connection: begins with that of the [model](Bounds::first), then tries more
 /// and fewer as long as that gains, and again after pauses.
 ///
-/// More lanes gain if they are faster by a tenth, and by more than the processor time for each byte rises. While this
-/// process is busy, lanes are doubled up to a lane for every two processors; while it is not, fewer may do as well, or
-/// each lane is limited on its way, as in clouds, and four times as many are tried. A trial with a clear loss ends at a
-/// glance.
+/// More lanes gain if they are faster by a tenth (by a quarter if this process is not busy), and by more than the
+/// processor time for each byte rises. While it is busy, lanes are doubled up to a lane for every two processors. While
+/// it is not, fewer may do as well, or each lane is limited on its way, as in clouds, and four times as many are tried.
+/// A trial with a clear loss ends at a glance.
 ///
 /// Pure: it receives samples and returns the wanted number of lanes. Small versions never add a lane, because they are
 /// not sampled.
@@ -170,7 +172,7 @@ impl Plan {
         let measured = self.measurement.add(step);
         let is_clear = |rate: &Rate| match self.trial.incumbent() {
             Some((_, before)) => rate.bytes_per_s < before.bytes_per_s * HOPELESS,
-            None => self.trial.is_due() && !self.is_busy(*rate),
+            None => self.trial.is_due() && !is_busy(self.lanes(), *rate),
         };
         measured.or_else(|| self.measurement.glance().filter(is_clear))
     }
@@ -181,8 +183,8 @@ impl Plan {
         match self.trial.incumbent() {
             Some((_, before)) if rate.bytes_per_s == 0.0 => self.end_trial(false, before),
             Some((lanes, before)) => match lanes < self.lanes() {
-                true => self.end_trial(is_worth(rate, before), rate),
-                false => self.end_trial(!is_worth(before, rate), rate),
+                true => self.end_trial(is_worth(rate, (lanes, before)), rate),
+                false => self.end_trial(!is_worth(before, (self.lanes(), rate)), rate),
             },
             None if rate.bytes_per_s == 0.0 => {}
             None => {
@@ -230,7 +232,7 @@ impl Plan {
     /// The next number in the current direction, after `rate` was measured.
     fn challenger(&self, rate: Rate) -> Option<u32> {
         let (lanes, Bounds { max, busy_max, .. }) = (self.lanes(), self.bounds);
-        let is_busy = self.is_busy(rate);
+        let is_busy = is_busy(lanes, rate);
         match self.direction {
             Direction::More if is_busy => Some((2 * lanes).min(busy_max).min(max)),
             Direction::More => Some((IDLE_GROWTH * lanes).min(max)),
@@ -248,10 +250,6 @@ impl Plan {
         };
     }
 
-    fn is_busy(&self, rate: Rate) -> bool {
-        rate.processors >= BUSY_MIN * f64::from(self.lanes())
-    }
-
     fn note(&mut self, rate: Rate) {
         let lanes = self.lanes();
         let lane_bytes_per_s = rate.bytes_per_s / f64::from(lanes);
@@ -259,9 +257,15 @@ impl Plan {
     }
 }
 
-/// Whether more lanes with the rate `more` are worth their price, compared with fewer.
-fn is_worth(more: Rate, fewer: Rate) -> bool {
-    more.bytes_per_s >= fewer.bytes_per_s * SPEEDUP_MIN.max(more.cost_by(fewer))
+/// Whether this process was busy with so many lanes.
+fn is_busy(lanes: u32, rate: Rate) -> bool {
+    rate.processors >= BUSY_MIN * f64::from(lanes)
+}
+
+/// Whether more lanes with the rate `more` are worth their price, compared with `lanes`.
+fn is_worth(more: Rate, (lanes, fewer): (u32, Rate)) -> bool {
+    let speedup_min = if is_busy(lanes, fewer) { SPEEDUP_MIN } else { SPEEDUP_IDLE_MIN };
+    more.bytes_per_s >= fewer.bytes_per_s * speedup_min.max(more.cost_by(fewer))
 }
 
 #[cfg(test)]
