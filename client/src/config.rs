@@ -42,18 +42,12 @@ impl Lanes {
     }
 
     /// The maximum number of lanes while this process is busy.
-    pub(crate) fn busy_max(self) -> u32 {
+    pub(crate) fn busy_max(self, processors: u32) -> u32 {
         match self {
-            Self::Auto => (processors() / 2).max(2), // With fewer than four processors, a second may help, too.
+            Self::Auto => (processors / 2).max(2), // With fewer than four processors, a second may help, too.
             Self::UpTo(_) | Self::Fixed(_) => self.max(),
         }
     }
-}
-
-/// The number of processors that this process may use: its affinity and its cgroup's quota, rounded down, at least 1.
-pub(crate) fn processors() -> u32 {
-    std::thread::available_parallelism()
-        .map_or(1, |processors| u32::try_from(processors.get()).unwrap_or(u32::MAX))
 }
 
 /// The configuration of a client.
@@ -80,6 +74,9 @@ pub struct Config {
     pub device: Option<Device>,
     /// The number of lanes of a session. Default: automatic.
     pub lanes: Lanes,
+    /// The processors for which the number of lanes is chosen. Default: those that this process may use, by its affinity
+    /// and its cgroup's quota, rounded down.
+    pub processors: u32,
     /// The allowed transports. Default: both. A session begins with TCP on a short path and with QUIC on a long one,
     /// and may change to the other when large versions measure it as faster.
     pub transport: Transport,
@@ -130,6 +127,7 @@ impl Default for Config {
             base_bytes: 4 << 30,
             device: None,
             lanes: Lanes::Auto,
+            processors: std::thread::available_parallelism().map_or(1, |processors| processors.get() as u32),
             transport: Transport::Auto,
             identity: None,
             sources: vec![],

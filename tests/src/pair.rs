@@ -268,6 +268,7 @@ pub fn client_config() -> tensor_relay_client::Config {
     tensor_relay_client::Config {
         device: on_device.then(|| device(u64::MAX)),
         lanes: Lanes::Fixed(1),
+        processors: 2, // Whatever this machine has.
         transport: transport(),
         limits: Limits { chunk_bytes: 1 << 20, ..Limits::default() },
         workers: Workers::Inline,

@@ -6,7 +6,7 @@ use super::{
     plan::{Bounds, Known, Plan},
 };
 use crate::{
-    config::{self, Config, Lanes},
+    config::{Config, Lanes},
     rate::Sample,
 };
 use std::{
@@ -175,9 +175,9 @@ impl LaneSet {
         };
         if let Some(offer) = welcome.lanes {
             let bounds = Bounds {
-                processors: config::processors(),
+                processors: config.processors,
                 max: config.lanes.max().min(offer.lanes_max).min(memory_lanes(control.kind())),
-                busy_max: config.lanes.busy_max(),
+                busy_max: config.lanes.busy_max(config.processors),
                 known: target.registry.known(control.kind()),
             };
             let wanted = watch::Sender::new(if config.lanes.is_automatic() { 1 } else { bounds.max });
