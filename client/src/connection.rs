@@ -38,7 +38,7 @@ use tokio::{
 const DECODE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The maximum encoded length of a chunk of lane 0 that is received in the session's task, if all of it has arrived. More
-/// work would delay the session's other events; [`Workers`](tensor_relay_transport::Workers) have the same limit.
+/// work would delay the session's other events; [`Workers`] have the same limit.
 const SMALL_CHUNK_BYTES: u32 = 64 << 10;
 
 /// A connection whose `Hello` was answered.

@@ -306,7 +306,7 @@ proptest! {
             Rate { bytes_per_s: rate(lanes), processors: busy * rate(lanes) / 1e9 }
         });
         prop_assert!(run.wanted.iter().all(|(_, lanes)| (1..=offer.max(1)).contains(lanes)), "{:?}", run);
-        let settled = run.plan.trial.incumbent().map_or(run.plan.lanes(), |(lanes, _)| lanes);
+        let settled = run.plan.trial.incumbent().map_or_else(|| run.plan.lanes(), |(lanes, _)| lanes);
         let first = rate(world.bounds().first(GIB));
         prop_assert!(rate(settled) * 1.3 >= first, "{:?}", run);
         prop_assert!(run.wanted.len() < 30, "{:?}", run);
