@@ -11,7 +11,7 @@ const SPEEDUP_MIN: f64 = 1.1;
 const SPEEDUP_IDLE_MIN: f64 = 1.25;
 
 /// The fraction of the incumbent's rate below which a glance ends a trial.
-const HOPELESS: f64 = 0.8;
+const HOPELESS: f64 = 0.9;
 
 /// The fraction of its former rate that each lane keeps where all of them are needed: fewer are not tried.
 const LINEAR_MIN: f64 = 0.7;
@@ -33,7 +33,7 @@ const LANE_SHARE_S: f64 = 0.01;
 /// The assumed rate of a lane where none was measured: the fastest seen, so that few join for a short time.
 const LANE_BYTES_PER_S: f64 = 3.2e9;
 
-/// The unmeasured time in which the first lanes reach a speed that can be compared.
+/// The unmeasured time in which the first lanes, and those on a fast path, reach a speed that can be compared.
 const FIRST_WARM_UP: Duration = Duration::from_millis(200);
 
 /// The time to wait for lanes to join; then those that have joined are enough.
@@ -227,7 +227,9 @@ impl Plan {
         while self.failed < 2 {
             if let Some(lanes) = self.challenger(rate) {
                 if self.direction == Direction::More {
-                    self.measurement = Measurement::after(WARM_UP_DURATION);
+                    let is_slow = is_idle(self.lanes(), rate); // Or its path is long: windows grow.
+                    let warm_up = if is_slow { WARM_UP_DURATION } else { FIRST_WARM_UP };
+                    self.measurement = Measurement::after(warm_up);
                 }
                 return self.trial.attempt(lanes, rate);
             }
