@@ -15,8 +15,9 @@ const SOURCES_MAX: usize = 15;
 /// allow fewer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Lanes {
-    /// Automatic: starts with one lane. During large versions, the number doubles as long as that makes transfers at
-    /// least a tenth faster, up to half the number of processors (two with two or three processors), and at most 16.
+    /// Automatic: a large version begins with a lane for every two processors, as many as its size is worth. More and
+    /// fewer are tried during large versions, and kept if they gain: up to a lane for every two processors, at least
+    /// two, while this process is busy, otherwise up to 16.
     #[default]
     Auto,
     /// Automatic, up to this number, from 1 to 16, whatever the number of processors: for containers that may not use
@@ -34,13 +35,17 @@ impl Lanes {
 
     /// The maximum number of lanes.
     pub(crate) fn max(self) -> u32 {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         match self {
-            Self::Auto => {
-                let lanes = (processors / 2).max(processors.min(2)); // On two processors, a second may help, too.
-                u32::try_from(lanes).unwrap_or(LANES_MAX).clamp(1, LANES_MAX)
-            }
+            Self::Auto => LANES_MAX,
             Self::UpTo(lanes) | Self::Fixed(lanes) => lanes.clamp(1, LANES_MAX),
+        }
+    }
+
+    /// The maximum number of lanes while this process is busy.
+    pub(crate) fn busy_max(self, processors: u32) -> u32 {
+        match self {
+            Self::Auto => (processors / 2).max(2), // With fewer than four processors, a second may help, too.
+            Self::UpTo(_) | Self::Fixed(_) => self.max(),
         }
     }
 }
@@ -69,6 +74,9 @@ pub struct Config {
     pub device: Option<Device>,
     /// The number of lanes of a session. Default: automatic.
     pub lanes: Lanes,
+    /// The processors for which the number of lanes is chosen. Default: those that this process may use, by its affinity
+    /// and its cgroup's quota, rounded down.
+    pub processors: u32,
     /// The allowed transports. Default: both. A session begins with TCP on a short path and with QUIC on a long one,
     /// and may change to the other when large versions measure it as faster.
     pub transport: Transport,
@@ -119,6 +127,7 @@ impl Default for Config {
             base_bytes: 4 << 30,
             device: None,
             lanes: Lanes::Auto,
+            processors: std::thread::available_parallelism().map_or(1, |processors| processors.get() as u32),
             transport: Transport::Auto,
             identity: None,
             sources: vec![],

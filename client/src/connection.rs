@@ -5,7 +5,7 @@ mod lane_task;
 mod lanes;
 mod plan;
 
-pub(crate) use lanes::{LaneRegistry, Path};
+pub(crate) use lanes::{LaneRegistry, Path, Received};
 
 use crate::{ClientError, Config, base, error::SessionError, progress::Counters};
 use futures_util::FutureExt;
@@ -13,10 +13,7 @@ use lanes::LaneSet;
 use std::{
     collections::VecDeque,
     ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 use tensor_relay_device::Sink;
@@ -27,7 +24,7 @@ use tensor_relay_protocol::{
 };
 use tensor_relay_transport::{
     Connector, DataIn, Fingerprint, HeaderError, Lane, LaneError, LaneKind, LaneKindReason, ProbeResult,
-    Progress, Tally, Way, control,
+    Progress, Tally, Way, Workers, control,
     control::ControlError,
     ingress::{Gathered, Ingress, ReceiveError, ReceiveManifestError, receive_manifest},
     receive_probe,
@@ -41,7 +38,7 @@ use tokio::{
 const DECODE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The maximum encoded length of a chunk of lane 0 that is received in the session's task, if all of it has arrived. More
-/// work would delay the session's other events; [`Workers`](tensor_relay_transport::Workers) have the same limit.
+/// work would delay the session's other events; [`Workers`] have the same limit.
 const SMALL_CHUNK_BYTES: u32 = 64 << 10;
 
 /// A connection whose `Hello` was answered.
@@ -56,6 +53,7 @@ pub(crate) struct Connection {
     /// The server's name and version, and the features that it offers.
     server: (String, FeatureSet),
     began: Instant,
+    workers: Workers,
     /// The events of chunks received in place, which [`next`](Self::next) returns first.
     received: VecDeque<Event>,
     tasks: JoinSet<Event>,
@@ -148,6 +146,7 @@ impl Connection {
             instance: welcome.instance,
             server: (welcome.agent, welcome.features),
             began: Instant::now(),
+            workers: config.workers,
             received: VecDeque::new(),
             tasks: JoinSet::new(),
         }
@@ -155,7 +154,7 @@ impl Connection {
 
     /// The path of this connection, to decide on the session's transport.
     pub(crate) fn path(&self) -> Path {
-        self.lanes.path(self.control.peer(), self.instance)
+        self.lanes.path(self.control.peer(), self.instance, self.workers)
     }
 
     /// The lane of the control stream.
@@ -177,9 +176,9 @@ impl Connection {
         self.began.elapsed()
     }
 
-    /// The counter of the bytes that were received on it and verified.
-    pub(crate) fn verified_bytes(&self) -> Arc<AtomicU64> {
-        self.lanes.verified_bytes()
+    /// The counters of the bytes that were received on it.
+    pub(crate) fn received(&self) -> Arc<Received> {
+        self.lanes.received()
     }
 
     pub(crate) async fn send(&mut self, message: ClientMessage) -> Result<(), LaneError> {
@@ -231,23 +230,30 @@ impl Connection {
         ingress: &Ingress,
     ) -> Option<AbortHandle> {
         let ingress = ingress.clone().with_tally(&target.tally);
-        let (lane, verified_bytes) = (stream.lane().clone(), self.lanes.verified_bytes());
+        let (lane, received) = (stream.lane().clone(), self.lanes.received());
         let alive = lane.clone(); // Keeps the lane's thread, which ends with the last clone of the lane.
         // Boxed: spawning moves a future several times, and this one is kilobytes large.
         let mut receive = Box::pin(async move {
             let counters = Arc::clone(&target.counters);
-            let progress: Progress = Arc::new(move |bytes| counters.add_wire(bytes));
+            let (raw_bytes, encoded_bytes) =
+                (header.raw_bytes.into(), u64::from(header.encoded_bytes.max(1)));
+            let arrived = Arc::clone(&received);
+            let progress: Progress = Arc::new(move |bytes: u64| {
+                counters.add_wire(bytes);
+                arrived
+                    .arrived_bytes
+                    .fetch_add(bytes * raw_bytes / encoded_bytes, Ordering::Relaxed);
+            });
             let range = target.range.clone();
-            let received = match ingress.gather_chunk(stream, &header, range, &*target.sink, &progress).await
-            {
+            let outcome = match ingress.gather_chunk(stream, &header, range, &*target.sink, &progress).await {
                 Ok(gathered) => finish_chunk(&ingress, gathered, &header, &target).await,
                 Err(error) => Err(error),
             };
-            if received.is_ok() {
-                verified_bytes.fetch_add(u64::from(header.raw_bytes), Ordering::Relaxed);
+            if outcome.is_ok() {
+                received.verified_bytes.fetch_add(raw_bytes, Ordering::Relaxed);
             }
             drop(alive);
-            Event::Chunk(id, token, received)
+            Event::Chunk(id, token, outcome)
         });
         if lane.number() == 0
             && header.encoded_bytes <= SMALL_CHUNK_BYTES

@@ -172,7 +172,7 @@ impl OtherServers {
         let server = &mut self.servers[index];
         server.outbox.clear();
         let Some(connection) = server.connection.take() else { return };
-        if connection.verified_bytes().load(Ordering::Relaxed) > 0 {
+        if connection.received().verified_bytes.load(Ordering::Relaxed) > 0 {
             server.backoff = Backoff::new();
         }
         tracing::warn!(peer = %connection.control().peer(), %error, "The connection to another server was lost; reconnecting.");

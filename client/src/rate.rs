@@ -6,36 +6,43 @@ use tokio::time::Instant;
 /// The minimum duration of one measurement.
 const MEASUREMENT_DURATION: Duration = Duration::from_secs(1);
 
-/// The maximum time that a measurement waits for a chunk, to begin or to end with it. On a slow path, chunks are
-/// seconds apart.
+/// The minimum duration of a [glance](Measurement::glance) at one.
+const GLANCE_DURATION: Duration = Duration::from_millis(200);
+
+/// The maximum time that a measurement waits for bytes, to begin or to end with them. A path may be interrupted.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The unmeasured time in which a connection reaches full speed.
-const WARM_UP_DURATION: Duration = Duration::from_millis(500);
+pub(crate) const WARM_UP_DURATION: Duration = Duration::from_millis(500);
 
 /// A sample of the receive counters at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Sample {
     /// The index of the current period with a large version in transfer; `None` between such periods.
     pub(crate) period: Option<u64>,
+    /// The size of that version.
+    pub(crate) version_bytes: u64,
     /// The number of lanes.
     pub(crate) lanes: u32,
-    /// The decoded length of the chunks received on this connection so far. Not the encoded length, because the
-    /// encoding may change at any time.
-    pub(crate) verified_bytes: u64,
+    /// The decoded length of what arrived on this connection so far. Not the encoded length, because the encoding may
+    /// change at any time.
+    pub(crate) arrived_bytes: u64,
+    /// The processor time that this process has used so far.
+    pub(crate) processor_time: Duration,
 }
 
-/// The bytes that arrived between two samples of one period.
+/// What happened between two samples of one period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) elapsed: Duration,
     pub(crate) bytes: u64,
+    pub(crate) processor_time: Duration,
     /// The number of lanes, if both samples have the same.
     pub(crate) lanes: Option<u32>,
 }
 
 /// Computes steps from samples, without the time between large versions.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Steps(Option<(Instant, Sample)>);
 
 impl Steps {
@@ -45,35 +52,54 @@ impl Steps {
         let is_one_period = sample.period.is_some() && sample.period == earlier.period;
         is_one_period.then(|| Step {
             elapsed: now.saturating_duration_since(before),
-            bytes: sample.verified_bytes.saturating_sub(earlier.verified_bytes),
+            bytes: sample.arrived_bytes.saturating_sub(earlier.arrived_bytes),
+            processor_time: sample.processor_time.saturating_sub(earlier.processor_time),
             lanes: (sample.lanes == earlier.lanes).then_some(sample.lanes),
         })
     }
 }
 
-/// Measures one rate, after a warm-up, from the arrival of one chunk to that of another. Versions that end before a
-/// second sample add nothing to it.
-#[derive(Debug)]
+/// A measured rate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Rate {
+    pub(crate) bytes_per_s: f64,
+    /// The processors that this process used.
+    pub(crate) processors: f64,
+}
+
+impl Rate {
+    /// How many times as much processor time a byte took as with `other`. Not a number where none was measured.
+    pub(crate) fn cost_by(self, other: Self) -> f64 {
+        (self.processors / self.bytes_per_s) / (other.processors / other.bytes_per_s)
+    }
+}
+
+/// Measures one rate, after a warm-up, from one arrival of bytes to another. Versions that end before a second sample
+/// add nothing to it.
+#[derive(Debug, Clone)]
 pub(crate) struct Measurement {
     warm_up: Duration,
-    /// Whether a chunk has arrived since the warm-up, or none has for [`ARRIVAL_TIMEOUT`].
+    /// Whether bytes have arrived since the warm-up, or none have for [`ARRIVAL_TIMEOUT`].
     has_begun: bool,
     measured: Duration,
+    processor_time: Duration,
     bytes: u64,
 }
 
 impl Measurement {
-    pub(crate) fn new() -> Self {
-        Self { warm_up: WARM_UP_DURATION, has_begun: false, measured: Duration::ZERO, bytes: 0 }
+    /// A measurement after a `warm_up`.
+    pub(crate) fn after(warm_up: Duration) -> Self {
+        Self { warm_up, has_begun: false, ..Self::following() }
     }
 
     /// A measurement that follows another one.
     pub(crate) fn following() -> Self {
-        Self { warm_up: Duration::ZERO, has_begun: true, ..Self::new() }
+        let (warm_up, measured, processor_time) = Default::default();
+        Self { warm_up, has_begun: true, measured, processor_time, bytes: 0 }
     }
 
-    /// Adds a step; returns the rate in bytes per second once it is measured.
-    pub(crate) fn add(&mut self, step: Step) -> Option<f64> {
+    /// Adds a step; returns the rate once it is measured.
+    pub(crate) fn add(&mut self, step: Step) -> Option<Rate> {
         if !self.warm_up.is_zero() {
             self.warm_up = self.warm_up.saturating_sub(step.elapsed);
             return None;
@@ -85,31 +111,53 @@ impl Measurement {
             return None;
         }
         self.bytes += step.bytes;
+        self.processor_time += step.processor_time;
         let has_arrived = self.measured >= MEASUREMENT_DURATION && step.bytes > 0;
         let is_over = has_arrived || self.measured >= ARRIVAL_TIMEOUT;
-        is_over.then(|| self.bytes as f64 / self.measured.as_secs_f64())
+        is_over.then(|| self.rate())
     }
+
+    /// The rate so far, of at least [`GLANCE_DURATION`]: enough to see a large difference.
+    pub(crate) fn glance(&self) -> Option<Rate> {
+        (self.has_begun && self.bytes > 0 && self.measured >= GLANCE_DURATION).then(|| self.rate())
+    }
+
+    fn rate(&self) -> Rate {
+        let seconds = self.measured.as_secs_f64();
+        Rate {
+            bytes_per_s: self.bytes as f64 / seconds,
+            processors: self.processor_time.as_secs_f64() / seconds,
+        }
+    }
+}
+
+/// A duration in the unit of the client's trials.
+pub(crate) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Measures where a chunk of `bytes` arrives every `interval` steps of 100 ms; returns the first two rates.
+    /// Measures where `bytes` arrive every `interval` steps of 100 ms; returns the first two rates.
     fn rates(bytes: u64, interval: usize) -> [f64; 2] {
-        let mut measurement = Measurement::new();
+        let mut measurement = Measurement::after(WARM_UP_DURATION);
         let mut steps = (1_usize..).map(|step| Step {
             elapsed: Duration::from_millis(100),
             bytes: if step.is_multiple_of(interval) { bytes } else { 0 },
+            processor_time: Duration::from_millis(50),
             lanes: Some(1),
         });
         let first = steps.find_map(|step| measurement.add(step)).unwrap();
         measurement = Measurement::following();
-        [first, steps.find_map(|step| measurement.add(step)).unwrap()]
+        let second = steps.find_map(|step| measurement.add(step)).unwrap();
+        assert_eq!([first.processors, second.processors], [0.5; 2]);
+        [first.bytes_per_s, second.bytes_per_s]
     }
 
     #[test]
-    fn a_rate_is_measured_between_chunks() {
+    fn a_rate_is_measured_between_arrivals() {
         for interval in [1, 7, 13, 40] {
             for rate in rates(1_000_000, interval) {
                 let expected = 1e7 / interval as f64;

@@ -189,10 +189,11 @@ impl Reception {
         self.machine.selection().map(|selection| selection.manifest().chunk_bytes())
     }
 
-    /// Whether a version is being received that is large or slow enough to measure its rate.
-    pub(crate) fn is_bulky(&self) -> bool {
+    /// The size of the version that is being received, if it is large or slow enough to measure its rate.
+    pub(crate) fn bulky_bytes(&self) -> Option<u64> {
         let bytes = self.machine.selection().map_or(0, |selection| selection.payload_bytes());
-        self.machine.is_receiving() && (bytes >= BULKY_BYTES || self.began.elapsed() >= BULKY_DURATION)
+        let is_bulky = bytes >= BULKY_BYTES || self.began.elapsed() >= BULKY_DURATION;
+        (self.machine.is_receiving() && is_bulky).then_some(bytes)
     }
 
     /// Subscribes on a new connection.

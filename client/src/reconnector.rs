@@ -107,9 +107,9 @@ impl Reconnector {
             let lost = Arc::new(ClientError::from(lost));
             self.state.lost.send_replace(Some(Arc::clone(&lost)));
             let (age, was_receiving) = (connection.age(), self.session.is_receiving());
-            let verified_bytes = connection.verified_bytes();
+            let received = connection.received();
             self.session.detach(connection.give_up(close_reason).await, &mut self.others);
-            let has_verified = verified_bytes.load(Ordering::Relaxed) > 0;
+            let has_verified = received.verified_bytes.load(Ordering::Relaxed) > 0;
             let lost_connection = LostConnection { kind, age, has_verified, was_receiving, is_by_path };
             if let Some(failed) = recovery.handle_lost(Instant::now(), lost_connection) {
                 warn_of_failed_way(failed, recovery.way());

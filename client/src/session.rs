@@ -81,10 +81,9 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn new(commands: mpsc::UnboundedSender<Command>, config: Config) -> Result<Self, AllocError> {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let lanes_max = config.lanes.max().saturating_mul(1 + config.sources.len() as u32);
         let capacity = Capacity {
-            slots: slots::count(config.credit_chunks, lanes_max, processors),
+            slots: slots::count(config.credit_chunks, lanes_max, config.processors as usize),
             slot_bytes: config.limits.chunk_bytes as usize, // Address space; memory is used only for received bytes.
         };
         let ingress = Ingress::new(SlotPool::new(capacity)?, config.workers);
@@ -262,7 +261,7 @@ impl Session {
         for connection in links.all() {
             connection
                 .lanes()
-                .note_bulky(|| self.receptions.values().any(Reception::is_bulky));
+                .note_bulky(|| self.receptions.values().filter_map(Reception::bulky_bytes).max());
         }
         let deadline = self
             .receptions

@@ -1,7 +1,8 @@
 //! Chooses a session's transport by measuring how fast each one receives large versions.
 
-use crate::rate::{Measurement, Sample, Steps};
+use crate::rate::{Measurement, Sample, Steps, WARM_UP_DURATION, micros};
 use std::time::Duration;
+use tensor_relay_protocol::{Pauses, Trial};
 use tensor_relay_transport::LaneKind;
 use tokio::time::Instant;
 
@@ -22,11 +23,9 @@ const FIRST_TCP_TRIAL_DELAY: Duration = Duration::from_secs(2);
 /// seldom lossy.
 const FIRST_QUIC_TRIAL_DELAY: Duration = Duration::from_secs(20);
 
-/// The growth factor of the time between trials, since most paths do not change.
-const TRIAL_INTERVAL_GROWTH: u32 = 4;
-
-/// The longest time with large versions between trials.
-const TRIAL_INTERVAL_MAX: Duration = Duration::from_secs(3_600);
+/// The growth of the time between trials, and the longest one.
+const PAUSE_GROWTH: u64 = 4;
+const PAUSE_MAX: Duration = Duration::from_secs(3_600);
 
 /// Decides between the two transports of a session: measures the current one, tries the other one at growing
 /// intervals and when the rate collapses, and keeps the faster one.
@@ -34,37 +33,17 @@ const TRIAL_INTERVAL_MAX: Duration = Duration::from_secs(3_600);
 /// Pure: it receives samples and returns the wanted transport. It counts only the time with large versions, and waits
 /// until the number of lanes is final, so that one trial runs at a time. A trial costs up to two connections, the
 /// chunks in flight when the session changes its transport, and one and a half seconds at the other transport's rate.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct TransportTrial {
-    kind: LaneKind,
-    phase: Phase,
+    /// The wanted transport, by rates in bytes per second; in microseconds with large versions.
+    trial: Trial<LaneKind>,
+    /// The highest rate of the wanted transport between trials.
+    usual: f64,
+    /// The number of consecutive measurements far below it.
+    collapsed: u32,
     steps: Steps,
     measurement: Measurement,
-    /// The time with large versions until the next trial.
-    due: Duration,
-    /// `due` after the next trial.
-    pause: Duration,
 }
-
-#[derive(Debug, Clone, Copy)]
-enum Phase {
-    /// The session keeps its transport.
-    Steady {
-        /// The highest rate of this phase, in bytes per second.
-        usual: f64,
-        /// The number of consecutive measurements far below it.
-        collapsed: u32,
-    },
-    /// The other transport is measured.
-    Trying {
-        /// The other transport.
-        kind: LaneKind,
-        /// The rate to beat, in bytes per second.
-        incumbent: f64,
-    },
-}
-
-const STEADY: Phase = Phase::Steady { usual: 0.0, collapsed: 0 };
 
 impl TransportTrial {
     /// Starts with the transport that the race chose.
@@ -73,13 +52,13 @@ impl TransportTrial {
             LaneKind::Quic => FIRST_TCP_TRIAL_DELAY,
             LaneKind::Tcp => FIRST_QUIC_TRIAL_DELAY,
         };
+        let pauses = Pauses { first: micros(first), growth: PAUSE_GROWTH, max: micros(PAUSE_MAX) };
         Self {
-            kind,
-            phase: STEADY,
+            trial: Trial::pausing(kind, pauses),
+            usual: 0.0,
+            collapsed: 0,
             steps: Steps::default(),
-            measurement: Measurement::new(),
-            due: first,
-            pause: first * TRIAL_INTERVAL_GROWTH,
+            measurement: Measurement::after(WARM_UP_DURATION),
         }
     }
 
@@ -87,26 +66,28 @@ impl TransportTrial {
     /// another transport than before, the race may have found a server that was just starting: the choice is made
     /// again, as for a new session.
     pub(crate) fn handle_reconnected(&mut self, kind: LaneKind) {
-        match self.phase {
-            Phase::Trying { .. } => self.end_trial(),
-            Phase::Steady { .. } if kind != self.kind => *self = Self::new(kind),
-            Phase::Steady { .. } => {}
+        if self.trial.incumbent().is_some() {
+            self.end_trial(false);
+        } else if kind != self.trial.arm() {
+            *self = Self::new(kind);
         }
     }
 
     /// Records a new connection of the session, whatever its cause.
     pub(crate) fn handle_connected(&mut self, kind: LaneKind) {
-        match self.phase {
-            Phase::Trying { kind: tried, .. } if tried == kind => {}
-            _ => self.phase = STEADY,
+        if self.trial.incumbent().is_none() || self.trial.arm() != kind {
+            self.trial.conclude(false);
+            self.trial.take(kind);
+            (self.usual, self.collapsed) = (0.0, 0);
         }
-        self.kind = kind;
-        (self.steps, self.measurement) = (Steps::default(), Measurement::new());
+        (self.steps, self.measurement) = (Steps::default(), Measurement::after(WARM_UP_DURATION));
     }
 
-    /// Records that the wanted transport does not reach the server.
+    /// Records that the wanted transport does not reach the server: the session keeps the other one.
     pub(crate) fn handle_unreachable(&mut self) {
-        self.end_trial();
+        let kept = other(self.trial.arm());
+        self.end_trial(false);
+        self.trial.take(kept);
     }
 
     /// Handles a sample; returns the transport that the session should change to, if any. `has_settled` is whether
@@ -118,35 +99,29 @@ impl TransportTrial {
         has_settled: bool,
     ) -> Option<LaneKind> {
         let step = self.steps.next(now, sample).filter(|_| has_settled)?;
-        self.due = self.due.saturating_sub(step.elapsed);
-        let rate = self.measurement.add(step)?;
+        self.trial.pass(micros(step.elapsed));
+        let rate = self.measurement.add(step)?.bytes_per_s;
         self.measurement = Measurement::following();
-        match self.phase {
-            Phase::Steady { usual, collapsed } => {
-                // Without any bytes the path itself is interrupted, for either transport.
-                let has_collapsed = rate > 0.0 && rate < usual * COLLAPSED_FRACTION;
-                let collapsed = if has_collapsed { collapsed + 1 } else { 0 };
-                self.phase = Phase::Steady { usual: usual.max(rate), collapsed };
-                let is_due = self.due.is_zero() && rate > 0.0 || collapsed == COLLAPSED_MEASUREMENTS;
-                is_due.then(|| self.try_other(rate))
-            }
-            Phase::Trying { incumbent, .. } => {
-                self.end_trial();
-                (rate < incumbent * SPEEDUP_MIN).then(|| other(self.kind))
-            }
+        if let Some((_, incumbent)) = self.trial.incumbent() {
+            let keeps = rate >= incumbent * SPEEDUP_MIN;
+            self.end_trial(keeps);
+            return (!keeps).then(|| self.trial.arm());
         }
+        // Without any bytes the path itself is interrupted, for either transport.
+        let has_collapsed = rate > 0.0 && rate < self.usual * COLLAPSED_FRACTION;
+        self.collapsed = if has_collapsed { self.collapsed + 1 } else { 0 };
+        self.usual = self.usual.max(rate);
+        let is_due = self.trial.is_due() && rate > 0.0 || self.collapsed == COLLAPSED_MEASUREMENTS;
+        is_due.then(|| {
+            self.trial.attempt(other(self.trial.arm()), rate);
+            self.trial.arm()
+        })
     }
 
-    fn try_other(&mut self, incumbent: f64) -> LaneKind {
-        let kind = other(self.kind);
-        self.phase = Phase::Trying { kind, incumbent };
-        kind
-    }
-
-    fn end_trial(&mut self) {
-        self.phase = STEADY;
-        self.due = self.pause;
-        self.pause = (self.pause * TRIAL_INTERVAL_GROWTH).min(TRIAL_INTERVAL_MAX);
+    fn end_trial(&mut self, keeps: bool) {
+        self.trial.conclude(keeps);
+        self.trial.pause();
+        (self.usual, self.collapsed) = (0.0, 0);
     }
 }
 

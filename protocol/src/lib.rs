@@ -31,6 +31,7 @@ pub mod sidecar;
 mod subscriber;
 mod tensor;
 mod ticket;
+mod trial;
 mod version;
 
 pub use access::{
@@ -70,6 +71,7 @@ pub use subscriber::{
 };
 pub use tensor::{Dtype, Shape, ShapeError, Shard};
 pub use ticket::{Ticket, TicketError};
+pub use trial::{Pause, Pauses, Trial};
 pub use version::{Epoch, Version, VersionId};
 
 /// The application protocol that both ends name in the TLS handshake (ALPN). With a peer of another major protocol the

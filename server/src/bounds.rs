@@ -53,20 +53,26 @@ pub struct ContainerTooSmall {
     limit_bytes: u64,
 }
 
+/// The maximum memory of a lane of either kind.
+fn lane_bytes() -> u64 {
+    LaneKind::Tcp.memory_bytes_max().max(LaneKind::Quic.memory_bytes_max())
+}
+
 impl Config {
     /// Fits this configuration to the memory limit of the process's container, if there is one: limits encoded chunks
-    /// to an eighth of it and logins to a sixteenth, but allows at least 64 logins. `encoded_bytes`, set by a user, is
-    /// not changed.
+    /// to an eighth of it, and logins and further lanes to a sixteenth each, but allows at least 64 logins.
+    /// `encoded_bytes`, set by a user, is not changed.
     pub fn for_container(self, encoded_bytes: Option<u64>) -> Self {
         self.for_limit(container_memory_bytes(), encoded_bytes)
     }
 
     fn for_limit(self, limit_bytes: Option<u64>, encoded_bytes: Option<u64>) -> Self {
         let limit = limit_bytes.unwrap_or(u64::MAX);
-        let logins = usize::try_from(limit / 16 / logins::LOGIN_BYTES).unwrap_or(usize::MAX);
+        let in_a_sixteenth = |bytes| usize::try_from(limit / 16 / bytes).unwrap_or(usize::MAX);
         Self {
             encoded_bytes: encoded_bytes.unwrap_or_else(|| self.encoded_bytes.min(limit / 8)),
-            logins_max: self.logins_max.min(logins).max(logins::PLACES_MIN),
+            logins_max: self.logins_max.min(in_a_sixteenth(logins::LOGIN_BYTES)).max(logins::PLACES_MIN),
+            further_lanes_max: self.further_lanes_max.min(in_a_sixteenth(lane_bytes())),
             ..self
         }
     }
@@ -75,7 +81,7 @@ impl Config {
     pub(crate) fn lanes_total_max(&self) -> u64 {
         match self.lanes_max {
             ..=1 => 0,
-            _ => self.sessions_max as u64,
+            _ => self.sessions_max.min(self.further_lanes_max) as u64,
         }
     }
 
@@ -88,7 +94,6 @@ impl Config {
     /// All bounds on the resources that clients can use of a server with this configuration.
     pub fn bounds(&self) -> Vec<Bound> {
         let bound = |name, max, memory_bytes, reason| Bound { name, max, memory_bytes, reason };
-        let lane_bytes = LaneKind::Tcp.memory_bytes_max().max(LaneKind::Quic.memory_bytes_max());
         let times = |count: u64, bytes: u64| count.saturating_mul(bytes);
         let (sessions, lanes) = (self.sessions_max as u64, self.lanes_total_max());
         let subscriptions = self.subscriptions_total_max();
@@ -98,21 +103,21 @@ impl Config {
             bound(
                 "sessions",
                 Amount::Count(sessions),
-                times(sessions, lane_bytes),
+                times(sessions, lane_bytes()),
                 "--sessions; a client without one is refused at its login, after it has shown its token",
             ),
             bound(
                 "further lanes, all sessions",
                 Amount::Count(lanes),
-                times(lanes, lane_bytes),
-                "as many as sessions, or none with --lanes-max 1; a client without a further lane continues with those \
-                 that it has",
+                times(lanes, lane_bytes()),
+                "as many as sessions, in a container what a sixteenth of its limit holds, or none with --lanes-max 1; the \
+                 client with the most gives way to other clients, and all to new sessions",
             ),
             bound(
                 "lanes of a session",
                 Amount::Count(self.lanes_max.into()),
                 0,
-                "--lanes-max; more than the cores and network cards of one client can use",
+                "--lanes-max; offered are at most two for each processor, shared by the transfers in progress",
             ),
             bound(
                 "subscriptions, all sessions",
@@ -235,6 +240,21 @@ mod tests {
         assert_eq!((small.encoded_bytes, small.logins_max), (32 * MIB, 109));
         assert_eq!(config(Some(256 * MIB), Some(200 * MIB)).encoded_bytes, 200 * MIB);
         assert_eq!(config(Some(0), None).logins_max, logins::PLACES_MIN);
+        for limit_mib in [0, 512, 4_096] {
+            let config = config(Some(limit_mib * MIB), None);
+            let bytes = config.lanes_total_max() * lane_bytes();
+            assert!(
+                bytes * 16 <= limit_mib * MIB && (bytes + lane_bytes()) * 16 > limit_mib * MIB,
+                "{bytes}"
+            );
+        }
+        assert_eq!(free.lanes_total_max(), 1_024);
+    }
+
+    #[test]
+    fn processors_are_shared_by_transfers() {
+        let config = Config { processors: 4, lanes_max: 6, ..Config::default() };
+        assert_eq!([0, 1, 2, 3, 7, 8].map(|transfers| config.lanes_offer(transfers)), [6, 4, 2, 2, 1, 0]);
     }
 
     #[test]
@@ -242,8 +262,7 @@ mod tests {
         let few = Config { sessions_max: 1, lanes_max: 1, subscriptions_max: 1, ..Config::default() };
         let more = Config { sessions_max: 2, lanes_max: 2, ..few.clone() };
         let added = more.memory_bytes_max() - few.memory_bytes_max();
-        let lane = LaneKind::Tcp.memory_bytes_max().max(LaneKind::Quic.memory_bytes_max());
-        assert_eq!(added, 3 * lane + SUBSCRIPTIONS_PER_SESSION * SUBSCRIPTION_BYTES);
+        assert_eq!(added, 3 * lane_bytes() + SUBSCRIPTIONS_PER_SESSION * SUBSCRIPTION_BYTES);
         let endless = Config { sessions_max: usize::MAX, encoded_bytes: u64::MAX, ..Config::default() };
         assert_eq!(endless.memory_bytes_max(), u64::MAX);
     }

@@ -9,12 +9,18 @@ use tensor_relay_transport::Workers;
 pub struct Config {
     /// The name and version sent to clients. Default `tensor-relay/` and the version of this crate.
     pub agent: String,
-    /// The maximum number of open sessions, and separately of further lanes over all sessions. Default 1,024; the next
-    /// session is refused at its `Hello`.
+    /// The maximum number of open sessions. Default 1,024; the next one is refused at its `Hello`.
     pub sessions_max: usize,
     /// The maximum number of lanes of one session, the first included. Default 16: more than the cores and network
-    /// cards of one client can use. With 1 there are no further lanes.
+    /// cards of one client can use. With 1 there are no further lanes. A session is offered fewer where
+    /// [`processors`](Self::processors) are shared.
     pub lanes_max: u32,
+    /// The processors that lanes share: a session is offered at most two lanes for each of them, divided by the
+    /// transfers in progress when it begins. Default: those that this process may use.
+    pub processors: u32,
+    /// The maximum number of further lanes of all sessions together. Default: as many as sessions; in a container, what
+    /// a sixteenth of its memory limit holds.
+    pub further_lanes_max: usize,
     /// The number of threads for the further lanes of all sessions. The first lane of each session stays on the
     /// server's runtime. Default: the number of processors less one, at least 1 and at most 8, which fill 100 Gbit/s.
     /// They are started on demand.
@@ -64,12 +70,14 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, |processors| processors.get() as u32);
         Self {
             agent: concat!("tensor-relay/", env!("CARGO_PKG_VERSION")).into(),
             sessions_max: 1_024,
             lanes_max: 16,
-            lane_threads: std::thread::available_parallelism()
-                .map_or(1, |cores| cores.get().saturating_sub(1).clamp(1, 8)),
+            processors,
+            further_lanes_max: 1_024,
+            lane_threads: (processors as usize).saturating_sub(1).clamp(1, 8),
             subscriptions_max: 1_024,
             chunks_in_flight: 8,
             chunk_bytes: 4 << 20,
@@ -91,6 +99,12 @@ impl Default for Config {
 pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
 impl Config {
+    /// The lanes that a session is offered that begins beside so many transfers.
+    pub(crate) fn lanes_offer(&self, transfers: u64) -> u32 {
+        let share = 2 * u64::from(self.processors) / (transfers + 1);
+        self.lanes_max.min(u32::try_from(share).unwrap_or(u32::MAX))
+    }
+
     /// The configuration clamped to valid values.
     pub(crate) fn clamped(self) -> Self {
         Self {

@@ -19,6 +19,9 @@ pub(crate) struct SharedLanes {
     pub(crate) holder: Arc<str>,
 }
 
+/// A client that shares the further lanes: its principal, and the number of its session.
+pub(crate) type LaneHolder = (Arc<str>, u64);
+
 /// A session that lanes can join until this is dropped, which ends its lanes.
 #[derive(Debug)]
 pub(crate) struct JoinableSession {

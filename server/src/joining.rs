@@ -4,14 +4,15 @@ mod end;
 
 use crate::{
     failures::FailedAt,
-    joinable::SharedLanes,
+    joinable::{LaneHolder, SharedLanes},
     logins::Login,
     refusals::Reason,
-    shared::{ConnectionMemory, Shared},
+    shared::Shared,
     shares::{Eviction, Place},
 };
 use end::LaneEnd;
 use std::{sync::Arc, time::Duration};
+use tensor_relay_device::Reservation;
 use tensor_relay_protocol::{ClientMessage, InstanceId, LaneGrant, LaneId, ServerMessage};
 use tensor_relay_transport::{
     Lane, control,
@@ -44,12 +45,12 @@ pub(crate) async fn serve(
     shared: &Arc<Shared>,
 ) {
     let end = match admit(&lane, &sender, join, shared).await {
-        Ok((lanes, live, _admission, mut evictions)) => {
+        Ok((lanes, live, _admission, mut eviction)) => {
             drop(login); // The lane is authenticated now.
             tracing::debug!(lane = %join.lane, "A lane joined.");
             let end = tokio::select! {
                 end = watch(&live, &mut receiver) => end,
-                () = Eviction::of_either(&mut evictions) => LaneEnd::TooMany,
+                () = eviction.evicted() => LaneEnd::TooMany,
             };
             // Fails only if the session's control stream has ended.
             let _ = lanes.retire(join.lane).await;
@@ -82,7 +83,7 @@ async fn admit(
     sender: &control::Sender<ServerMessage>,
     join: Join,
     shared: &Arc<Shared>,
-) -> Result<(Arc<Lanes>, Arc<LiveLane>, (Place<Arc<str>>, ConnectionMemory), [Eviction; 2]), LaneEnd> {
+) -> Result<(Arc<Lanes>, Arc<LiveLane>, (Place<LaneHolder>, Reservation), Eviction), LaneEnd> {
     if join.instance != shared.instance {
         return Err(LaneEnd::WrongInstance(join.instance));
     }
@@ -90,13 +91,13 @@ async fn admit(
     let SharedLanes { lanes, holder } = found.ok_or(LaneEnd::NoSuchSession)?;
     let max = shared.config.lanes_max as usize;
     lanes.check_join(join.lane, max)?;
-    let reserved = shared.places.reserve(Arc::clone(&holder), lane.kind()).await;
-    let (memory, memory_eviction) = reserved.map_err(LaneEnd::NoMemory)?;
-    let (place, eviction) = shared.places.lanes.enter_fairly(holder).ok_or(LaneEnd::TooMany)?;
+    let memory = Reservation::fitting(lane.kind().memory_bytes_max()).map_err(LaneEnd::NoMemory)?;
+    let entered = shared.places.lanes.enter_within_share((holder, join.session));
+    let (place, eviction) = entered.ok_or(LaneEnd::TooMany)?;
     let lane = lane.clone().spread(&shared.lane_threads);
     sender.send(ServerMessage::Joined).await?;
     let live = lanes.join(join.lane, lane, max)?;
-    Ok((lanes, live, (place, memory), [eviction, memory_eviction]))
+    Ok((lanes, live, (place, memory), eviction))
 }
 
 /// Watches a lane until it ends. Its chunks are sent by subscriptions.

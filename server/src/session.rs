@@ -203,7 +203,8 @@ async fn welcome_and_run(
     let share = negotiated.permit.holder().principal().share(lane.peer().ip());
     let lanes = SharedLanes { lanes: Arc::new(Lanes::new(lane.clone(), sender.clone())), holder: share };
     let session_id = rand::random();
-    let (_joinable, offer) = shared.joinable.register(session_id, lanes.clone(), shared.config.lanes_max);
+    let lanes_max = shared.config.lanes_offer(shared.egress.transfers.get());
+    let (_joinable, offer) = shared.joinable.register(session_id, lanes.clone(), lanes_max);
     let welcome = Welcome {
         revision: negotiated.revision,
         agent: shared.config.agent.clone(),

@@ -7,7 +7,7 @@ use crate::{
     failures::Failures,
     gauge::Gauge,
     handshakes::Handshakes,
-    joinable::Joinable,
+    joinable::{Joinable, LaneHolder},
     logins::Logins,
     refusals::Refusals,
     shares::{Eviction, Place, Shares},
@@ -15,7 +15,7 @@ use crate::{
     traffic::Traffic,
 };
 use std::sync::Arc;
-use tensor_relay_device::{AllocError, Reservation};
+use tensor_relay_device::{AllocError, Lock, Reservation};
 use tensor_relay_protocol::InstanceId;
 use tensor_relay_transport::{
     ChunkTimes, InUse, LaneKind, LaneThreads, Tally,
@@ -69,10 +69,10 @@ pub(crate) const PROBES_MAX: u64 = 4;
 #[derive(Debug)]
 pub(crate) struct PlacesForPrincipals {
     pub(crate) sessions: Shares<Arc<str>>,
-    /// Sessions and further lanes, by which memory is shared where it is less than the places need.
+    /// Sessions, by which memory is shared where it is less than the places need.
     pub(crate) connections: Shares<Arc<str>>,
-    /// The connections that joined a session as lanes.
-    pub(crate) lanes: Shares<Arc<str>>,
+    /// The connections that joined a session as lanes. Their memory is given back where a session needs it.
+    pub(crate) lanes: Shares<LaneHolder>,
     pub(crate) subscriptions: Shares<Arc<str>>,
     pub(crate) probes: Shares<Arc<str>>,
 }
@@ -83,13 +83,14 @@ impl PlacesForPrincipals {
         Self {
             sessions: Shares::new(config.sessions_max),
             connections: Shares::new(usize::MAX),
-            lanes: shares(config.lanes_total_max()),
+            lanes: Shares::new(usize::try_from(config.lanes_total_max()).unwrap_or(usize::MAX)),
             subscriptions: shares(config.subscriptions_total_max()),
             probes: shares(PROBES_MAX),
         }
     }
 
-    /// Reserves memory for a connection of `holder`, if necessary of another principal with more connections.
+    /// Reserves memory for a session of `holder`, if necessary that of further lanes, and then of another principal with
+    /// more sessions.
     ///
     /// # Errors
     /// [`AllocError`] if there is none.
@@ -99,12 +100,14 @@ impl PlacesForPrincipals {
         kind: LaneKind,
     ) -> Result<(ConnectionMemory, Eviction), AllocError> {
         let fitting = || Reservation::fitting(kind.memory_bytes_max());
-        let (memory, place, eviction) = self.connections.enter_reserving(holder, fitting).await?;
+        let given = Lock::new(self.lanes.give_way(fitting).await.ok());
+        let reserve = || given.lock().take().map_or_else(fitting, Ok);
+        let (memory, place, eviction) = self.connections.enter_reserving(holder, reserve).await?;
         Ok((ConnectionMemory { _memory: memory, _place: place }, eviction))
     }
 }
 
-/// The memory of a connection, until this is dropped.
+/// The memory of a session's first connection, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct ConnectionMemory {
     _memory: Reservation,

@@ -126,6 +126,24 @@ impl<H: Clone + Eq + Hash> Shares<H> {
         Ok((reserved?, place, eviction))
     }
 
+    /// What `reserve` returns. While that fails, these places are given up, the newest of the holder with the most first,
+    /// one after another, for [`FREED_TIMEOUT`] at most. Cancel safe.
+    ///
+    /// # Errors
+    /// The last one of `reserve`.
+    pub(crate) async fn give_way<R, E>(&self, reserve: impl Fn() -> Result<R, E>) -> Result<R, E> {
+        let (deadline, mut reserved) = (Instant::now() + FREED_TIMEOUT, reserve());
+        while reserved.is_err() && Instant::now() < deadline {
+            let is_leaving = |taken: &mut Taken<H>| !taken.leaving.is_empty() || taken.evict_for(0).is_some();
+            if !is_leaving(&mut self.0.lock()) {
+                break;
+            }
+            tokio::time::sleep(FREED_INTERVAL).await;
+            reserved = reserve();
+        }
+        reserved
+    }
+
     fn is_another_waiting(&self, holder: &H) -> bool {
         self.0.lock().waiting.iter().any(|waiting| waiting != holder)
     }
@@ -149,6 +167,37 @@ impl<H: Clone + Eq + Hash> Shares<H> {
     }
 }
 
+impl<P: Clone + Eq + Hash> Shares<(P, u64)> {
+    /// As [`enter_fairly`](Self::enter_fairly), for holders that share with others of their principal what the principals
+    /// share: of the principal with the most, the holder with the most loses its newest place.
+    pub(crate) fn enter_within_share(&self, holder: (P, u64)) -> Option<(Place<(P, u64)>, Eviction)> {
+        let mut taken = self.0.lock();
+        if taken.by_age.len() >= taken.max {
+            let of_principal = |principal: &P| {
+                taken
+                    .by_holder
+                    .iter()
+                    .filter(|((owner, _), _)| owner == principal)
+                    .map(|(_, count)| count)
+                    .sum()
+            };
+            let (principal, own): (usize, usize) = (of_principal(&holder.0), taken.count(&holder));
+            let counts = taken
+                .by_holder
+                .iter()
+                .map(|(other, count)| ((of_principal(&other.0), *count), other));
+            let may_take = |((all, count), other): &((usize, usize), &(P, u64))| match other.0 == holder.0 {
+                true => *count > own + 1,
+                false => *all > principal + 1,
+            };
+            let (_, greedy) = counts.filter(may_take).max_by_key(|(counts, _)| *counts)?;
+            let greedy = greedy.clone();
+            taken.evict(|taken| taken.newest_of(&greedy))?;
+        }
+        Some(self.give(taken, holder))
+    }
+}
+
 /// An entry of [`Taken::by_age`].
 type Entry<'a, H> = (&'a u64, &'a (H, oneshot::Sender<()>));
 
@@ -167,7 +216,12 @@ impl<H: Clone + Eq + Hash> Taken<H> {
     /// `with_this`; returns its number.
     fn evict_for(&mut self, with_this: usize) -> Option<u64> {
         let (_, greedy) = self.most().filter(|(most, _)| *most > with_this)?;
-        self.evict(|taken| taken.by_age.iter().rev().find(|(_, (holder, _))| *holder == greedy))
+        self.evict(|taken| taken.newest_of(&greedy))
+    }
+
+    /// The newest place of `holder`.
+    fn newest_of(&self, holder: &H) -> Option<Entry<'_, H>> {
+        self.by_age.iter().rev().find(|(_, (owner, _))| owner == holder)
     }
 
     fn evict(&mut self, choose: impl FnOnce(&Self) -> Option<Entry<'_, H>>) -> Option<u64> {
@@ -288,6 +342,62 @@ mod tests {
         let single = Shares::new(1);
         let _only = single.enter_fairly("one").unwrap();
         assert!(single.enter_fairly("other").is_none(), "nobody loses its only place");
+    }
+
+    /// Goal: further lanes are shared max-min, first among principals, then among the clients of each. Method: one
+    /// client takes all places, then come others of its principal and of another one.
+    #[test]
+    fn clients_share_what_their_principal_has() {
+        let shares = Shares::new(8);
+        let enter = |principal, client| shares.enter_within_share((principal, client));
+        let mut first: Vec<_> = (0..8).map(|_| enter("a", 1).unwrap()).collect();
+        assert!(enter("a", 1).is_none());
+        let second: Vec<_> = (0..4).map(|_| enter("a", 2).unwrap()).collect();
+        assert!(enter("a", 2).is_none() && enter("a", 1).is_none(), "both have four");
+        let evicted: Vec<_> = first.iter_mut().map(|(_, eviction)| is_evicted(eviction)).collect();
+        assert_eq!(evicted, [false, false, false, false, true, true, true, true], "the newest");
+        let other: Vec<_> = (0..4).map(|_| enter("b", 3).unwrap()).collect();
+        assert!(
+            enter("b", 3).is_none() && enter("b", 4).is_some(),
+            "its principal has its share; it gives one away"
+        );
+        let counts = |holder| shares.0.lock().count(&holder);
+        assert_eq!((counts(("a", 1)), counts(("a", 2))), (2, 2));
+        drop((first, second, other));
+        assert!(shares.0.lock().by_age.is_empty());
+    }
+
+    /// Goal: 200 clients that connect at once to a server that has memory for 200 connections, on which further lanes
+    /// took a sixteenth of it, are all admitted, and no lane more than necessary is given up. Method: each evicted lane
+    /// leaves after a while.
+    #[tokio::test(start_paused = true)]
+    async fn no_session_is_refused_for_lanes() {
+        let (lanes, memory) = (Shares::new(12), Arc::new(tokio::sync::Semaphore::new(200)));
+        let reserve = || Arc::clone(&memory).try_acquire_owned();
+        for lane in 0..12 {
+            let (place, mut eviction) = lanes.enter_within_share(("p", lane % 5)).unwrap();
+            let memory = reserve().unwrap();
+            tokio::spawn(async move {
+                eviction.evicted().await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                drop((place, memory));
+            });
+        }
+        let enter = async |sessions| {
+            let mut entering = tokio::task::JoinSet::new();
+            for _ in 0..sessions {
+                let (lanes, memory) = (lanes.clone(), Arc::clone(&memory));
+                entering
+                    .spawn(async move { lanes.give_way(|| Arc::clone(&memory).try_acquire_owned()).await });
+            }
+            entering.join_all().await
+        };
+        let admitted = enter(196).await;
+        assert!(admitted.iter().all(Result::is_ok));
+        let counts: Vec<_> = lanes.0.lock().by_holder.values().copied().collect();
+        assert_eq!((counts.iter().sum::<usize>(), counts.iter().max()), (4, Some(&1)), "{counts:?}");
+        let later = enter(5).await;
+        assert_eq!(later.iter().filter(|session| session.is_ok()).count(), 4, "there are no more lanes");
     }
 
     /// Goal: where memory ends before places do, the greedy holder gives up its newest, and nobody else; what is not

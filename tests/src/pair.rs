@@ -244,7 +244,13 @@ pub fn token_with(id: u8, grants: Vec<Grant>) -> Token {
 
 /// The configuration of simulated servers; scenarios change single fields.
 pub fn server_config() -> tensor_relay_server::Config {
-    tensor_relay_server::Config { chunk_bytes: CHUNK_BYTES, workers: Workers::Inline, ..Default::default() }
+    let processors = 64; // Whatever this machine has.
+    tensor_relay_server::Config {
+        chunk_bytes: CHUNK_BYTES,
+        processors,
+        workers: Workers::Inline,
+        ..Default::default()
+    }
 }
 
 /// The transport of simulated sessions: QUIC, or with `TENSOR_RELAY_TEST_TRANSPORT=tcp` TLS over byte streams.
@@ -262,6 +268,7 @@ pub fn client_config() -> tensor_relay_client::Config {
     tensor_relay_client::Config {
         device: on_device.then(|| device(u64::MAX)),
         lanes: Lanes::Fixed(1),
+        processors: 2, // Whatever this machine has.
         transport: transport(),
         limits: Limits { chunk_bytes: 1 << 20, ..Limits::default() },
         workers: Workers::Inline,

@@ -1,11 +1,15 @@
 //! [`Workers`]: threads for CPU-bound work.
 
-use rustix::process::setpriority_process;
+use rustix::{
+    process::setpriority_process,
+    time::{ClockId, clock_gettime},
+};
 use std::{
     io,
     panic::resume_unwind,
     sync::OnceLock,
     thread::{self, Scope},
+    time::Duration,
 };
 use tensor_relay_device::Lock;
 use tokio::sync::Semaphore;
@@ -96,6 +100,20 @@ impl Workers {
                 .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
             ends.fold(outcome, Result::and)
         })
+    }
+
+    /// The processor time that this process has used; zero in simulations, whose events follow from the seed alone.
+    pub fn processor_time(self) -> Duration {
+        let clock = clock_gettime(ClockId::ProcessCPUTime);
+        self.real(Duration::new(clock.tv_sec as u64, clock.tv_nsec as u32))
+    }
+
+    /// A measured time; zero in simulations.
+    pub(crate) fn real<T: Default>(self, time: T) -> T {
+        match self {
+            Self::Threads => time,
+            Self::Inline => T::default(),
+        }
     }
 
     /// Runs `work` and returns its result. Once begun it runs to completion, even if the future is dropped.

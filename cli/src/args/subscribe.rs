@@ -67,8 +67,8 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = units::parse_seconds, help_heading = "Connection")]
     pub(crate) reconnect: Duration,
 
-    /// The number of lanes, 1 to 16. Each lane is a connection with its own socket and thread. `auto` adds lanes while
-    /// that makes large transfers faster, up to half the number of processors, or two; `auto:N` adds up to N.
+    /// The number of lanes, 1 to 16. Each lane is a connection with its own socket and thread. `auto` begins large
+    /// versions with one for every two processors, and keeps more or fewer if that is faster; `auto:N` has at most N.
     #[arg(long, value_name = "auto|auto:N|N", default_value = "auto", value_parser = parse_lanes, help_heading = "Connection")]
     pub(crate) lanes: Lanes,
 

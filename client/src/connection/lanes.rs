@@ -3,10 +3,10 @@
 use super::{
     Event, Target,
     lane_task::{LaneEvent, LaneSlot, StreamAcceptor},
-    plan::Plan,
+    plan::{Bounds, Known, Plan},
 };
 use crate::{
-    config::{Config, LANES_MAX, Lanes},
+    config::{Config, Lanes},
     rate::Sample,
 };
 use std::{
@@ -18,11 +18,11 @@ use std::{
     },
     time::Duration,
 };
-use tensor_relay_device::Lock;
+use tensor_relay_device::{Lock, container_memory_bytes};
 use tensor_relay_protocol::{
     ClientMessage, CloseCode, InstanceId, LaneId, ProtocolViolation, RangeSet, Welcome,
 };
-use tensor_relay_transport::Lane;
+use tensor_relay_transport::{Lane, LaneKind, Workers};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
@@ -36,9 +36,15 @@ const EVENTS_MAX: usize = 64;
 /// The interval of rate samples, for the automatic number of lanes and for trials of the other transport.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The lanes of a client's current connection, for statistics.
+/// The further lanes of a client may take one in this many bytes of its container's memory limit.
+const MEMORY_FRACTION: u64 = 16;
+
+/// The lanes of a client's current connection, for statistics, and what was measured on earlier ones.
 #[derive(Debug, Default)]
-pub(crate) struct LaneRegistry(Lock<BTreeMap<LaneId, Lane>>);
+pub(crate) struct LaneRegistry {
+    lanes: Lock<BTreeMap<LaneId, Lane>>,
+    known: Lock<Vec<(LaneKind, Known)>>,
+}
 
 /// The lanes of one connection. Their tasks end when this is dropped.
 #[derive(Debug)]
@@ -56,14 +62,31 @@ pub(crate) struct LaneSet {
     /// The events of the further lanes.
     events: mpsc::Receiver<LaneEvent>,
     tasks: JoinSet<()>,
-    /// The decoded length of all chunks that were received and verified, over all lanes.
-    verified_bytes: Arc<AtomicU64>,
-    /// The index, from 1, of the current period with a large version in transfer; `None` between periods.
-    bulky_period: watch::Sender<Option<u64>>,
+    counters: Arc<Received>,
+    /// The current period with a large version in transfer; `None` between periods.
+    bulky_period: watch::Sender<Option<Period>>,
     /// The number of such periods so far.
     periods: u64,
     /// Whether the number of lanes is final.
     has_settled: Arc<AtomicBool>,
+}
+
+/// The decoded lengths of what was received on a connection, over all lanes.
+#[derive(Debug, Default)]
+pub(crate) struct Received {
+    /// Of all pieces of chunks that arrived.
+    pub(crate) arrived_bytes: AtomicU64,
+    /// Of all chunks that were verified.
+    pub(crate) verified_bytes: AtomicU64,
+}
+
+/// A period with a large version in transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Period {
+    /// From 1.
+    index: u64,
+    /// The size of the version.
+    bytes: u64,
 }
 
 /// The server of a connection, and the statistics of its lanes.
@@ -72,10 +95,11 @@ pub(crate) struct Path {
     pub(super) peer: SocketAddr,
     pub(super) instance: InstanceId,
     lanes: Arc<LaneRegistry>,
-    verified_bytes: Arc<AtomicU64>,
-    bulky_period: watch::Receiver<Option<u64>>,
+    counters: Arc<Received>,
+    workers: Workers,
+    bulky_period: watch::Receiver<Option<Period>>,
     /// The period of the last sample, if it was not the end of that period.
-    sampled_period: Option<u64>,
+    sampled_period: Option<Period>,
     has_settled: Arc<AtomicBool>,
 }
 
@@ -92,9 +116,13 @@ impl Path {
         // The end of a period belongs to it, even if the next one has begun already.
         let period = self.sampled_period.or(current);
         self.sampled_period = current;
-        let (lanes, verified_bytes) =
-            (self.lanes.0.lock().len() as u32, self.verified_bytes.load(Ordering::Relaxed));
-        Some(Sample { period, lanes, verified_bytes })
+        Some(Sample {
+            period: period.map(|period| period.index),
+            version_bytes: period.map_or(0, |period| period.bytes),
+            lanes: self.lanes.lanes.lock().len() as u32,
+            arrived_bytes: self.counters.arrived_bytes.load(Ordering::Relaxed),
+            processor_time: self.workers.processor_time(),
+        })
     }
 
     /// Whether the number of lanes is final.
@@ -105,7 +133,22 @@ impl Path {
 
 impl LaneRegistry {
     pub(crate) fn lanes(&self) -> Vec<Lane> {
-        self.0.lock().values().cloned().collect()
+        self.lanes.lock().values().cloned().collect()
+    }
+
+    /// What was measured on earlier connections of this kind.
+    fn known(&self, kind: LaneKind) -> Option<Known> {
+        self.known
+            .lock()
+            .iter()
+            .find(|(known, _)| *known == kind)
+            .map(|(_, known)| *known)
+    }
+
+    fn set_known(&self, kind: LaneKind, known: Known) {
+        let mut all = self.known.lock();
+        all.retain(|(known, _)| *known != kind);
+        all.push((kind, known));
     }
 }
 
@@ -115,7 +158,7 @@ impl LaneSet {
     pub(super) fn begin(target: &Target, config: &Config, welcome: &Welcome, control: &Lane) -> Self {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let live = BTreeMap::from([(LaneId(0), control.clone())]);
-        *target.registry.0.lock() = live.clone();
+        *target.registry.lanes.lock() = live.clone();
         let mut lanes = Self {
             registry: Arc::clone(&target.registry),
             live,
@@ -125,17 +168,20 @@ impl LaneSet {
             acceptor: StreamAcceptor::new(LaneId(0), control.clone()),
             events,
             tasks: JoinSet::new(),
-            verified_bytes: Arc::default(),
+            counters: Arc::default(),
             bulky_period: watch::Sender::new(None),
             periods: 0,
             has_settled: Arc::new(AtomicBool::new(true)),
         };
         if let Some(offer) = welcome.lanes {
-            let lanes_max = config.lanes.max().min(offer.lanes_max).min(LANES_MAX);
-            let plan = Plan::new(lanes_max);
-            let wanted =
-                watch::Sender::new(if config.lanes.is_automatic() { plan.lanes() } else { lanes_max });
-            for index in 1..lanes_max as usize {
+            let bounds = Bounds {
+                processors: config.processors,
+                max: config.lanes.max().min(offer.lanes_max).min(memory_lanes(control.kind())),
+                busy_max: config.lanes.busy_max(config.processors),
+                known: target.registry.known(control.kind()),
+            };
+            let wanted = watch::Sender::new(if config.lanes.is_automatic() { 1 } else { bounds.max });
+            for index in 1..bounds.max as usize {
                 let slot = LaneSlot {
                     index,
                     target: target.clone(),
@@ -151,13 +197,15 @@ impl LaneSet {
                 lanes.tasks.spawn(slot.run_slot());
             }
             match config.lanes {
-                Lanes::Auto | Lanes::UpTo(_) => {
-                    lanes.has_settled.store(plan.is_settled(), Ordering::Relaxed);
-                    let path = lanes.path(control.peer(), welcome.instance);
-                    lanes.tasks.spawn(determine_lanes(plan, path, wanted))
+                Lanes::Auto | Lanes::UpTo(_) if bounds.max > 1 => {
+                    lanes.has_settled.store(false, Ordering::Relaxed);
+                    let path = lanes.path(control.peer(), welcome.instance, config.workers);
+                    lanes
+                        .tasks
+                        .spawn(determine_lanes(Plan::new(bounds), path, control.kind(), wanted))
                 }
                 // Keeps `wanted` open, so that the slots run.
-                Lanes::Fixed(_) => lanes.tasks.spawn(async move { wanted.closed().await }),
+                _ => lanes.tasks.spawn(async move { wanted.closed().await }),
             };
         }
         lanes
@@ -173,7 +221,7 @@ impl LaneSet {
         match event {
             LaneEvent::Joined(id, lane) => {
                 tracing::info!(lane = %id, peer = %lane.peer(), "A lane joined the session.");
-                self.registry.0.lock().insert(id, lane.clone());
+                self.registry.lanes.lock().insert(id, lane.clone());
                 self.live.insert(id, lane);
                 Event::Joined
             }
@@ -186,18 +234,19 @@ impl LaneSet {
         }
     }
 
-    /// The counter of received and verified bytes.
-    pub(super) fn verified_bytes(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.verified_bytes)
+    /// The counters of received bytes.
+    pub(super) fn received(&self) -> Arc<Received> {
+        Arc::clone(&self.counters)
     }
 
     /// The path to `peer`, which is the server's `instance`.
-    pub(super) fn path(&self, peer: SocketAddr, instance: InstanceId) -> Path {
+    pub(super) fn path(&self, peer: SocketAddr, instance: InstanceId, workers: Workers) -> Path {
         Path {
             peer,
             instance,
             lanes: Arc::clone(&self.registry),
-            verified_bytes: Arc::clone(&self.verified_bytes),
+            counters: Arc::clone(&self.counters),
+            workers,
             bulky_period: self.bulky_period.subscribe(),
             sampled_period: None,
             has_settled: Arc::clone(&self.has_settled),
@@ -248,22 +297,23 @@ impl LaneSet {
         &mut self.remaining
     }
 
-    /// Records whether a large version is being received, if anything samples the rate.
-    pub(crate) fn note_bulky(&mut self, is_bulky: impl FnOnce() -> bool) {
+    /// Records the size of the large version that is being received, if there is one and anything samples the rate.
+    pub(crate) fn note_bulky(&mut self, bytes: impl FnOnce() -> Option<u64>) {
         if self.bulky_period.receiver_count() == 0 {
             return;
         }
-        let is_bulky = is_bulky();
-        if is_bulky != self.bulky_period.borrow().is_some() {
-            self.periods += u64::from(is_bulky);
-            self.bulky_period.send_replace(is_bulky.then_some(self.periods));
+        let bytes = bytes();
+        if bytes.is_some() != self.bulky_period.borrow().is_some() {
+            self.periods += u64::from(bytes.is_some());
+            let index = self.periods;
+            self.bulky_period.send_replace(bytes.map(|bytes| Period { index, bytes }));
         }
     }
 
     /// Stops joining lanes, and closes all lanes.
     pub(super) fn close(&mut self, code: CloseCode, text: &str) {
         self.tasks.abort_all();
-        self.registry.0.lock().retain(|id, _| *id == LaneId(0)); // Lane 0's statistics are read after the close.
+        self.registry.lanes.lock().retain(|id, _| *id == LaneId(0)); // Lane 0's statistics are read after the close.
         self.live.values().for_each(|lane| lane.close(code, text));
     }
 
@@ -275,27 +325,30 @@ impl LaneSet {
     }
 
     fn remove(&mut self, lane: LaneId) -> Option<Lane> {
-        self.registry.0.lock().remove(&lane);
+        self.registry.lanes.lock().remove(&lane);
         self.live.remove(&lane)
     }
 }
 
+/// The number of lanes that this process's memory permits.
+fn memory_lanes(kind: LaneKind) -> u32 {
+    let lanes = container_memory_bytes().map(|limit| limit / MEMORY_FRACTION / kind.memory_bytes_max());
+    lanes.map_or(u32::MAX, |further| u32::try_from(1 + further).unwrap_or(u32::MAX))
+}
+
 /// Determines the best number of lanes, and sends it to the slots.
-async fn determine_lanes(mut plan: Plan, mut path: Path, wanted: watch::Sender<u32>) {
-    while !plan.is_settled() {
-        let Some(sample) = path.sample().await else { return };
-        if plan.handle_sample(Instant::now(), sample) {
-            tracing::info!(
-                lanes = plan.lanes(),
-                settled = plan.is_settled(),
-                "The number of lanes was set by the measured rate."
-            );
-            wanted.send_replace(plan.lanes());
+async fn determine_lanes(mut plan: Plan, mut path: Path, kind: LaneKind, wanted: watch::Sender<u32>) {
+    while let Some(sample) = path.sample().await {
+        plan.handle_sample(Instant::now(), sample);
+        path.has_settled.store(plan.is_settled(), Ordering::Relaxed);
+        if let Some(known) = plan.known().filter(|_| plan.is_settled()) {
+            path.lanes.set_known(kind, known);
+        }
+        let lanes = plan.lanes();
+        if wanted.send_if_modified(|wanted| std::mem::replace(wanted, lanes) != lanes) {
+            tracing::info!(lanes, settled = plan.is_settled(), "The number of lanes changes.");
         }
     }
-    path.has_settled.store(true, Ordering::Relaxed);
-    drop(path);
-    wanted.closed().await;
 }
 
 #[cfg(test)]
@@ -306,28 +359,30 @@ mod tests {
     /// are chosen for it, too.
     #[tokio::test(start_paused = true)]
     async fn short_periods_are_sampled_at_both_ends() {
-        let (bulky_period, verified_bytes) = (watch::Sender::new(None), Arc::new(AtomicU64::new(7)));
+        let (bulky_period, counters) = (watch::Sender::new(None), Arc::new(Received::default()));
         let mut path = Path {
             peer: SocketAddr::from(([127, 0, 0, 1], 1)),
             instance: InstanceId([0; 16]),
             lanes: Arc::default(),
-            verified_bytes: Arc::clone(&verified_bytes),
+            counters: Arc::clone(&counters),
+            workers: Workers::Inline,
             bulky_period: bulky_period.subscribe(),
             sampled_period: None,
             has_settled: Arc::default(),
         };
         let mut now = Instant::now();
-        for (period, bytes) in [(1, 107), (2, 207)] {
+        for (period, bytes) in [(1, 100), (2, 200)] {
             tokio::time::advance(SAMPLE_INTERVAL * 10).await;
-            bulky_period.send_replace(Some(period));
+            bulky_period.send_replace(Some(Period { index: period, bytes: 7 }));
             let begun = path.sample().await.unwrap();
             now = Instant::now();
             tokio::time::advance(SAMPLE_INTERVAL / 2).await;
-            verified_bytes.store(bytes, Ordering::Relaxed);
+            counters.arrived_bytes.store(bytes, Ordering::Relaxed);
             bulky_period.send_replace(None);
             let ended = path.sample().await.unwrap();
             assert_eq!([begun.period, ended.period], [Some(period); 2]);
-            assert_eq!((begun.verified_bytes, ended.verified_bytes), (bytes - 100, bytes));
+            assert_eq!((begun.arrived_bytes, ended.arrived_bytes), (bytes - 100, bytes));
+            assert_eq!([begun.version_bytes, ended.version_bytes], [7; 2]);
         }
         assert_eq!(now.elapsed(), SAMPLE_INTERVAL / 2);
         drop(bulky_period);

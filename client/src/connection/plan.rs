@@ -1,176 +1,288 @@
 //! The automatic number of lanes.
 
-use crate::rate::{Measurement, Sample, Steps};
+use crate::rate::{Measurement, Rate, Sample, Step, Steps, WARM_UP_DURATION, micros};
 use std::time::Duration;
+use tensor_relay_protocol::{Pauses, Trial};
 use tokio::time::Instant;
 
-/// The speed-up below which doubling the lanes is undone: less may be noise, and each lane costs a thread.
+/// The speed-up from which more lanes are kept: less may be noise, and each lane costs threads and memory. While this
+/// process is not busy, a smaller gain may be taken from other programs: more threads get more turns.
 const SPEEDUP_MIN: f64 = 1.1;
+const SPEEDUP_IDLE_MIN: f64 = 1.25;
 
-/// The time to wait for lanes to join; then the best number so far is used.
+/// The fraction of the incumbent's rate below which a glance ends a trial.
+const HOPELESS: f64 = 0.9;
+
+/// The fraction of its former rate that each lane keeps where all of them are needed: fewer are not tried.
+const LINEAR_MIN: f64 = 0.7;
+
+/// The processors for each lane from which this process counts as busy. A lane that is as fast as its thread permits
+/// uses 0.8 to 0.95.
+const BUSY_MIN: f64 = 0.5;
+
+/// The processors for each lane below which it counts as idle: its flow is limited on its way, or slow. On two cores a
+/// lane over loopback uses 0.46, and 0.14 beside a dozen other programs.
+const IDLE_MAX: f64 = 0.1;
+
+/// The factor by which idle lanes are added.
+const IDLE_GROWTH: u32 = 4;
+
+/// The time for which each lane should be busy with the version for which it joins. Joining takes milliseconds.
+const LANE_SHARE_S: f64 = 0.01;
+
+/// The assumed rate of a lane where none was measured: the fastest seen, so that few join for a short time.
+const LANE_BYTES_PER_S: f64 = 3.2e9;
+
+/// The unmeasured time in which the first lanes, and those on a fast path, reach a speed that can be compared.
+const FIRST_WARM_UP: Duration = Duration::from_millis(200);
+
+/// The time to wait for lanes to join; then those that have joined are enough.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Determines the number of lanes for one link: starts with one lane, doubles the number as long as that makes
-/// transfers at least a tenth faster, and keeps the best number.
+/// The time with large versions between trials, in microseconds.
+const PAUSES: Pauses = Pauses { first: 20_000_000, growth: 4, max: 3_600_000_000 };
+
+/// What both ends know about lanes before any is measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Bounds {
+    /// The processors that this process may use: its affinity and its cgroup's quota, rounded down.
+    pub(crate) processors: u32,
+    /// The maximum number of lanes: of the server's offer, of the configuration, and of this end's memory.
+    pub(crate) max: u32,
+    /// The maximum while this process is busy, so that each lane finds a free processor for the threads of both ends.
+    pub(crate) busy_max: u32,
+    /// What was measured before on this path.
+    pub(crate) known: Option<Known>,
+}
+
+/// What was measured on a path: a number of lanes, and the rate of each.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Known {
+    lanes: u32,
+    lane_bytes_per_s: f64,
+}
+
+impl Bounds {
+    /// The model: the number of lanes with which a version of `bytes` begins.
+    ///
+    /// The number that was best before on this path; otherwise a lane for every two processors, because each keeps
+    /// nearly two threads busy: one at each end, which may be the same machine. But no more than the version keeps
+    /// busy for [`LANE_SHARE_S`].
+    pub(crate) fn first(&self, bytes: u64) -> u32 {
+        let (lanes, rate) = match self.known {
+            Some(known) => (known.lanes, known.lane_bytes_per_s),
+            None => (self.processors / 2, LANE_BYTES_PER_S),
+        };
+        let by_size = bytes as f64 / (rate * LANE_SHARE_S);
+        lanes.min(by_size as u32).min(self.max).max(1)
+    }
+}
+
+/// The direction of the next trial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    More,
+    Fewer,
+}
+
+/// Determines the number of lanes for one connection: begins with that of the [model](Bounds::first), then tries more
+/// and fewer as long as that gains, and again after pauses.
+///
+/// More lanes gain if they are faster by a tenth (by a quarter if this process is not busy), and by more than the
+/// processor time for each byte rises. While it is busy, lanes are doubled up to a lane for every two processors. While
+/// it is not, fewer may do as well; and while it is idle, each lane is limited on its way, as in clouds, and four times
+/// as many are tried. A trial with a clear loss ends at a glance.
 ///
 /// Pure: it receives samples and returns the wanted number of lanes. Small versions never add a lane, because they are
 /// not sampled.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    max: u32,
-    wanted: u32,
-    best: Option<BestRate>,
-    settled: bool,
+    bounds: Bounds,
+    trial: Trial<u32, Rate>,
+    direction: Direction,
+    /// The number of directions in a row that gained nothing.
+    failed: u32,
+    /// Whether more lanes were added, and each is nearly as fast as before.
+    are_all_needed: bool,
+    /// Whether the number follows the size of versions: nothing was measured on this connection.
+    follows_size: bool,
     steps: Steps,
     waited: Duration,
     measurement: Measurement,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct BestRate {
-    lanes: u32,
-    bytes_per_s: f64,
-}
-
 impl Plan {
-    /// A plan for one to `max` lanes.
-    pub(crate) fn new(max: u32) -> Self {
+    pub(crate) fn new(bounds: Bounds) -> Self {
         Self {
-            max,
-            wanted: 1,
-            best: None,
-            settled: max <= 1,
+            bounds,
+            trial: Trial::new(1, PAUSES),
+            direction: Direction::Fewer,
+            failed: 0,
+            are_all_needed: false,
+            follows_size: true,
             steps: Steps::default(),
             waited: Duration::ZERO,
-            measurement: Measurement::new(),
+            measurement: Measurement::after(FIRST_WARM_UP),
         }
     }
 
     /// The wanted number of lanes.
     pub(crate) fn lanes(&self) -> u32 {
-        self.wanted
+        self.trial.arm()
     }
 
-    /// Whether the number is final.
+    /// Whether the number is final until the next trial.
     pub(crate) fn is_settled(&self) -> bool {
-        self.settled
+        self.bounds.max <= 1 || self.trial.incumbent().is_none() && !self.trial.is_due()
     }
 
-    /// Handles a sample; returns whether the wanted number was decided.
-    pub(crate) fn handle_sample(&mut self, now: Instant, sample: Sample) -> bool {
-        let Some(step) = self.steps.next(now, sample).filter(|_| !self.settled) else {
-            return false;
+    /// What was measured on this path.
+    pub(crate) fn known(&self) -> Option<Known> {
+        self.bounds.known
+    }
+
+    /// Handles a sample.
+    pub(crate) fn handle_sample(&mut self, now: Instant, sample: Sample) {
+        if sample.period.is_some() && self.follows_size {
+            let first = self.bounds.first(sample.version_bytes);
+            self.trial.take(first.max(self.lanes()));
+        }
+        let Some(step) = self.steps.next(now, sample) else { return };
+        self.trial.pass(micros(step.elapsed));
+        if step.lanes != Some(self.lanes()) {
+            return self.wait_for_lanes(step, sample.lanes);
+        }
+        self.waited = Duration::ZERO;
+        if let Some(rate) = self.measure(step) {
+            self.decide(rate);
+        }
+    }
+
+    /// Gives up lanes that do not join.
+    fn wait_for_lanes(&mut self, step: Step, joined: u32) {
+        self.waited += step.elapsed;
+        if self.waited >= JOIN_TIMEOUT {
+            self.follows_size = false;
+            (self.waited, self.measurement) = (Duration::ZERO, Measurement::following());
+            match self.trial.incumbent() {
+                Some((_, before)) => self.end_trial(false, before),
+                None => self.trial.take(joined.max(1)),
+            }
+        }
+    }
+
+    /// The rate, once it is known well enough for the decision to be made.
+    fn measure(&mut self, step: Step) -> Option<Rate> {
+        let measured = self.measurement.add(step);
+        let is_clear = |rate: &Rate| match self.trial.incumbent() {
+            Some((_, before)) => rate.bytes_per_s < before.bytes_per_s * HOPELESS,
+            None => {
+                self.trial.is_due()
+                    && !is_busy(self.lanes(), *rate)
+                    && (self.lanes() > 1 || is_idle(self.lanes(), *rate))
+            }
         };
-        if step.lanes != Some(self.wanted) {
-            self.waited += step.elapsed;
-            return self.waited >= JOIN_TIMEOUT && self.choose_best();
-        }
-        self.measurement.add(step).is_some_and(|bytes_per_s| self.decide(bytes_per_s))
+        measured.or_else(|| self.measurement.glance().filter(is_clear))
     }
 
-    fn decide(&mut self, bytes_per_s: f64) -> bool {
-        let is_faster = |best: BestRate| bytes_per_s >= best.bytes_per_s * SPEEDUP_MIN;
-        if bytes_per_s == 0.0 || !self.best.is_none_or(is_faster) {
-            return self.choose_best();
+    fn decide(&mut self, rate: Rate) {
+        self.follows_size = false;
+        self.measurement = Measurement::following();
+        match self.trial.incumbent() {
+            Some((_, before)) if rate.bytes_per_s == 0.0 => self.end_trial(false, before),
+            Some((lanes, before)) => match lanes < self.lanes() {
+                true => self.end_trial(is_worth(rate, (lanes, before)), rate),
+                false => self.end_trial(!is_worth(before, (self.lanes(), rate)), rate),
+            },
+            None if rate.bytes_per_s == 0.0 => {}
+            None => {
+                self.note(rate);
+                if self.trial.is_due() {
+                    self.try_next(rate);
+                }
+            }
         }
-        self.best = Some(BestRate { lanes: self.wanted, bytes_per_s });
-        self.settled = self.wanted == self.max;
-        self.wanted = (self.wanted * 2).min(self.max);
-        (self.waited, self.measurement) = (Duration::ZERO, Measurement::new());
-        true
     }
 
-    /// Ends the search with the best number so far.
-    fn choose_best(&mut self) -> bool {
-        self.wanted = self.best.map_or(1, |best| best.lanes);
-        self.settled = true;
-        true
+    /// Ends a trial in which the challenger had `rate`, and begins the next.
+    fn end_trial(&mut self, keeps: bool, rate: Rate) {
+        let Some((lanes, before)) = self.trial.incumbent() else { return };
+        self.trial.conclude(keeps);
+        if keeps {
+            let of_each = |rate: Rate, lanes: u32| rate.bytes_per_s / f64::from(lanes);
+            self.failed = 0;
+            self.are_all_needed =
+                self.lanes() > lanes && of_each(rate, self.lanes()) >= LINEAR_MIN * of_each(before, lanes);
+        } else {
+            self.turn();
+        }
+        let rate = if keeps { rate } else { before };
+        self.note(rate);
+        self.try_next(rate);
     }
+
+    /// Tries another number, in either direction; without one, pauses.
+    fn try_next(&mut self, rate: Rate) {
+        self.measurement = Measurement::following();
+        while self.failed < 2 {
+            if let Some(lanes) = self.challenger(rate) {
+                if self.direction == Direction::More {
+                    let is_slow = is_idle(self.lanes(), rate); // Or its path is long: windows grow.
+                    let warm_up = if is_slow { WARM_UP_DURATION } else { FIRST_WARM_UP };
+                    self.measurement = Measurement::after(warm_up);
+                }
+                return self.trial.attempt(lanes, rate);
+            }
+            self.turn();
+        }
+        (self.failed, self.are_all_needed) = (0, false);
+        self.trial.pause();
+    }
+
+    /// The next number in the current direction, after `rate` was measured.
+    fn challenger(&self, rate: Rate) -> Option<u32> {
+        let (lanes, Bounds { max, busy_max, .. }) = (self.lanes(), self.bounds);
+        let is_busy = is_busy(lanes, rate);
+        match self.direction {
+            Direction::More if is_busy => Some((2 * lanes).min(busy_max).min(max)),
+            Direction::More if is_idle(lanes, rate) => Some((IDLE_GROWTH * lanes).min(max)),
+            Direction::More => Some((2 * lanes).min(max)),
+            Direction::Fewer if self.are_all_needed || is_busy && lanes <= busy_max => None,
+            Direction::Fewer => return (lanes > 1).then_some(lanes / 2),
+        }
+        .filter(|more| *more > lanes)
+    }
+
+    fn turn(&mut self) {
+        self.failed += 1;
+        self.direction = match self.direction {
+            Direction::More => Direction::Fewer,
+            Direction::Fewer => Direction::More,
+        };
+    }
+
+    fn note(&mut self, rate: Rate) {
+        let lanes = self.lanes();
+        let lane_bytes_per_s = rate.bytes_per_s / f64::from(lanes);
+        self.bounds.known = Some(Known { lanes, lane_bytes_per_s });
+    }
+}
+
+/// Whether this process was busy with so many lanes.
+fn is_busy(lanes: u32, rate: Rate) -> bool {
+    rate.processors >= BUSY_MIN * f64::from(lanes)
+}
+
+/// Whether this process was idle with so many lanes.
+fn is_idle(lanes: u32, rate: Rate) -> bool {
+    rate.processors < IDLE_MAX * f64::from(lanes)
+}
+
+/// Whether more lanes with the rate `more` are worth their price, compared with `lanes`.
+fn is_worth(more: Rate, (lanes, fewer): (u32, Rate)) -> bool {
+    let speedup_min = if is_busy(lanes, fewer) { SPEEDUP_MIN } else { SPEEDUP_IDLE_MIN };
+    more.bytes_per_s >= fewer.bytes_per_s * speedup_min.max(more.cost_by(fewer))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    /// Runs a plan over transfers of length `transfer` with `pause` between them. The network carries `rate(lanes)`
-    /// bytes per second; of the wanted lanes, at most `joinable` join.
-    fn run(
-        max: u32,
-        joinable: u32,
-        transfer: Duration,
-        pause: Duration,
-        rate: impl Fn(u32) -> u64,
-    ) -> (Plan, Vec<u32>) {
-        let (mut plan, mut tried) = (Plan::new(max), vec![]);
-        let (mut now, mut verified_bytes) = (Instant::now(), 0);
-        let step = Duration::from_millis(100);
-        for tick in 0..6_000u32 {
-            let at = step * tick;
-            let (transfer_index, offset) = (
-                at.as_millis() / (transfer + pause).as_millis(),
-                at.as_millis() % (transfer + pause).as_millis(),
-            );
-            let period = (offset < transfer.as_millis()).then_some(transfer_index as u64);
-            let lanes = plan.lanes().min(joinable);
-            let _ = plan.handle_sample(now, Sample { period, lanes, verified_bytes });
-            if tried.last() != Some(&plan.lanes()) {
-                tried.push(plan.lanes());
-            }
-            verified_bytes += if period.is_some() { rate(lanes) / 10 } else { 0 };
-            now += step;
-        }
-        (plan, tried)
-    }
-
-    const TRANSFER_DURATION: Duration = Duration::from_secs(5);
-    const PAUSE_DURATION: Duration = Duration::from_secs(1);
-
-    #[test]
-    fn lanes_double_while_transfers_get_faster() {
-        let (plan, tried) =
-            run(16, 16, TRANSFER_DURATION, PAUSE_DURATION, |lanes| 1_000_000 * u64::from(lanes.min(6)));
-        assert_eq!((tried, plan.is_settled()), (vec![1, 2, 4, 8, 16, 8], true));
-        let (plan, tried) =
-            run(16, 16, TRANSFER_DURATION, PAUSE_DURATION, |lanes| 1_000_000 * u64::from(lanes.min(4)));
-        assert_eq!((tried, plan.is_settled()), (vec![1, 2, 4, 8, 4], true));
-        let (_, tried) = run(6, 16, TRANSFER_DURATION, PAUSE_DURATION, |lanes| 1_000_000 * u64::from(lanes));
-        assert_eq!(tried, [1, 2, 4, 6]);
-    }
-
-    #[test]
-    fn a_plan_for_one_lane_is_settled_at_once() {
-        let plan = Plan::new(1);
-        assert_eq!((plan.lanes(), plan.is_settled()), (1, true));
-    }
-
-    #[test]
-    fn lanes_that_do_not_join_end_the_search() {
-        let (plan, tried) =
-            run(8, 2, TRANSFER_DURATION, PAUSE_DURATION, |lanes| 1_000_000 * u64::from(lanes));
-        assert_eq!((tried, plan.is_settled()), (vec![1, 2, 4, 2], true));
-    }
-
-    proptest! {
-        /// For any rates: the plan stays within its maximum, ends after doubling and one step back, and chooses a
-        /// number that is clearly faster than each smaller number that it tried.
-        #[test]
-        fn the_best_number_is_chosen(max in 2u32..=16, rates in prop::collection::vec(1_000u64..1_000_000, 17)) {
-            let (plan, tried) = run(max, max, TRANSFER_DURATION, PAUSE_DURATION, |lanes| rates[lanes as usize]);
-            prop_assert!(plan.is_settled() && tried.iter().all(|lanes| (1..=max).contains(lanes)));
-            prop_assert!(tried.len() <= 6, "{tried:?}");
-            let settled = rates[plan.lanes() as usize] as f64;
-            for lanes in tried.iter().filter(|lanes| **lanes < plan.lanes()) {
-                prop_assert!(settled >= rates[*lanes as usize] as f64 * 1.09, "{tried:?}");
-            }
-        }
-
-        /// Transfers that end before a second sample never get a second lane, however much faster they would be.
-        #[test]
-        fn small_transfers_use_one_lane(max in 2u32..=16, milliseconds in 1u64..100, pause in 100u64..1_000) {
-            let (transfer, pause) = (Duration::from_millis(milliseconds), Duration::from_millis(pause));
-            let (_, tried) = run(max, max, transfer, pause, |lanes| 1_000_000 * u64::from(lanes));
-            prop_assert_eq!(tried, [1]);
-        }
-    }
-}
+mod tests;

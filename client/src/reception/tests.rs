@@ -102,14 +102,14 @@ async fn only_large_or_slow_versions_are_measured() {
         receiving
             .handle_announce(Announce { manifest: manifest.digest(), ..announce(1) })
             .unwrap();
-        assert!(!receiving.is_bulky(), "its manifest has not arrived");
+        assert!(receiving.bulky_bytes().is_none(), "its manifest has not arrived");
         receiving.machine.handle_manifest_header().unwrap();
         receiving.machine.handle_manifest(manifest).unwrap();
-        assert_eq!(receiving.is_bulky(), is_bulky);
+        assert_eq!(receiving.bulky_bytes().is_some(), is_bulky);
         tokio::time::advance(BULKY_DURATION).await;
-        assert!(receiving.is_bulky(), "it is slow");
+        assert!(receiving.bulky_bytes().is_some(), "it is slow");
         receiving.machine.give_up(AbortReason::Stalled);
-        assert!(!receiving.is_bulky());
+        assert!(receiving.bulky_bytes().is_none());
     }
 }
 

@@ -1,10 +1,10 @@
 //! [`DeltaTrial`]: decides whether deltas are worth the memory of bases, for one topic. Pure.
 
-/// The length of the first pause after a failed trial: versions published in it are not kept as bases.
-const PAUSE_MIN_VERSIONS: u32 = 8;
+use tensor_relay_protocol::{Pause, Pauses};
 
-/// The longest pause. One trial in 256 versions costs little, and detects a topic that starts to change little.
-const PAUSE_MAX_VERSIONS: u32 = 256;
+/// The pauses after failed trials, in versions, which are not kept as bases. One trial in 256 versions costs little,
+/// and detects a topic that starts to change little.
+const PAUSES: Pauses = Pauses { first: 8, growth: 2, max: 256 };
 
 /// A trial succeeds if at least one in this many compared bytes is sent as deltas.
 const DELTA_SHARE_DIVISOR: u64 = 16;
@@ -14,24 +14,20 @@ const FAILED_MAX_VERSIONS: u32 = 2;
 
 /// The trial of deltas for one topic: the results of comparing chunks with their bases, from one publish to the next.
 ///
-/// A failed trial costs a read of the base for each compared chunk, and memory at client and server. So a pause
-/// follows, then another trial, in which one failed version starts the next pause. Each pause is twice as long as the
-/// previous one, up to a maximum.
+/// A failed trial costs a read of the base for each compared chunk, and memory at client and server. So a [`Pause`]
+/// follows, then another trial, in which one failed version starts the next pause.
 #[derive(Debug)]
 pub(crate) struct DeltaTrial {
     tried_bytes: u64,
     delta_bytes: u64,
-    /// The number of versions in a row of which too little was sent as deltas.
+    /// The number of versions in a row of which too little was sent as deltas; the maximum after a pause.
     failed: u32,
-    /// The remaining versions of the pause.
-    pause_left: u32,
-    /// The length of the next pause.
-    pause: u32,
+    pause: Pause,
 }
 
 impl Default for DeltaTrial {
     fn default() -> Self {
-        Self { tried_bytes: 0, delta_bytes: 0, failed: 0, pause_left: 0, pause: PAUSE_MIN_VERSIONS }
+        Self { tried_bytes: 0, delta_bytes: 0, failed: 0, pause: Pause::new(PAUSES) }
     }
 }
 
@@ -46,25 +42,19 @@ impl DeltaTrial {
     pub(crate) fn decide_next_base(&mut self) -> bool {
         let tried = std::mem::take(&mut self.tried_bytes);
         let deltas = std::mem::take(&mut self.delta_bytes);
-        if self.pause_left > 0 {
-            self.pause_left -= 1;
-            return false;
-        }
-        if tried == 0 {
-            return true;
+        self.pause.pass(1);
+        if !self.pause.is_over() || tried == 0 {
+            return self.pause.is_over();
         }
         if deltas.saturating_mul(DELTA_SHARE_DIVISOR) >= tried {
-            (self.failed, self.pause) = (0, PAUSE_MIN_VERSIONS);
+            (self.failed, self.pause) = (0, Pause::new(PAUSES));
             return true;
         }
         self.failed += 1;
-        let has_paused = self.pause > PAUSE_MIN_VERSIONS;
-        if self.failed < FAILED_MAX_VERSIONS && !has_paused {
-            return true;
+        if self.failed >= FAILED_MAX_VERSIONS {
+            self.pause.begin(); // This version is the first of the pause.
         }
-        (self.failed, self.pause_left) = (0, self.pause - 1); // This version is the first of the pause.
-        self.pause = (2 * self.pause).min(PAUSE_MAX_VERSIONS);
-        false
+        self.failed < FAILED_MAX_VERSIONS
     }
 }
 
@@ -132,7 +122,7 @@ mod tests {
                 }
             }
             trial.decide_next_base(); // Ends the history.
-            run(&mut trial, PAUSE_MAX_VERSIONS, true);
+            run(&mut trial, PAUSES.max as u32, true);
             prop_assert!(run(&mut trial, 100, true).iter().all(|may_be| *may_be));
         }
     }

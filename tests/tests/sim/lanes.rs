@@ -294,8 +294,8 @@ fn the_servers_limit_of_lanes_is_respected() {
     }
 }
 
-/// Goal: with an automatic number of lanes, a session begins with one lane. While a large version gets faster, lanes
-/// are added up to the maximum; a small version adds none.
+/// Goal: with an automatic number of lanes, a session begins with one lane. In the first second of a large version that
+/// waits for the path, not for processors, four are tried and kept; a small version adds none.
 /// Method: a path with a long delay, on which the chunks in flight limit each lane's rate; versions of 2 and 64 MiB.
 #[test]
 fn lanes_are_added_while_versions_get_faster() {
@@ -324,7 +324,7 @@ fn lanes_are_added_while_versions_get_faster() {
         tensors::check(&snapshot);
         // Lanes that are added together join one after the other.
         assert_eq!(counts.iter().copied().max(), Some(4), "{counts:?}");
-        assert!(counts.is_sorted() && counts.contains(&2), "{counts:?}");
+        assert!(counts.is_sorted(), "{counts:?}");
         assert!(received(&client).into_iter().all(|bytes| bytes > 4 << 20), "{:?}", received(&client));
     });
 }

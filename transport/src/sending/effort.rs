@@ -7,7 +7,6 @@ use crate::{LaneKind, Workers, egress::Encoded};
 use choice::Level;
 use meter::{Meter, Moment, Written};
 use quick_cache::sync::Cache;
-use rustix::time::{ClockId, clock_gettime};
 use std::{convert::Infallible, net::IpAddr, sync::Arc, thread, time::Duration};
 use tensor_relay_device::Lock;
 use tensor_relay_protocol::{CodecSet, Effort, SMALL_BYTES, SizeEstimate};
@@ -61,7 +60,7 @@ pub struct EffortMeter {
 impl EffortMeter {
     /// The level for the next chunk.
     pub(crate) fn effort(&self) -> Effort {
-        self.meter.lock().effort
+        self.meter.lock().effort()
     }
 
     /// Handles the beginning of a version.
@@ -76,7 +75,7 @@ impl EffortMeter {
 
     /// Handles the time that a sample took.
     pub(crate) fn handle_sampled(&self, took: Duration) {
-        self.meter.lock().handle_sampled(self.real(took));
+        self.meter.lock().handle_sampled(self.workers.real(took));
     }
 
     /// Handles the estimate of a chunk of `raw_bytes`, for a subscriber that can decode the codecs `offered`.
@@ -85,7 +84,7 @@ impl EffortMeter {
             let codec = estimate.choose(offered, effort);
             Level {
                 share: f64::from(estimate.share(codec).unwrap_or(1.0)),
-                encode_s: self.real(f64::from(estimate.seconds_per_byte(codec))),
+                encode_s: self.workers.real(f64::from(estimate.seconds_per_byte(codec))),
             }
         };
         self.meter.lock().handle_estimate(Effort::ALL.map(level), raw_bytes);
@@ -97,20 +96,10 @@ impl EffortMeter {
         if raw_bytes < SMALL_BYTES as u64 {
             return;
         }
-        let clock = clock_gettime(ClockId::ProcessCPUTime);
-        let processor_time = Duration::new(clock.tv_sec as u64, clock.tv_nsec as u32);
-        let (wire_bytes, encode_time) = (encoded.bytes.len() as u64, self.real(encoded.worker_time));
-        let now = Moment { at: Instant::now(), processor_time: self.real(processor_time) };
+        let (wire_bytes, encode_time) = (encoded.bytes.len() as u64, self.workers.real(encoded.worker_time));
+        let now = Moment { at: Instant::now(), processor_time: self.workers.processor_time() };
         let chunk = Written { effort, raw_bytes, wire_bytes, encode_time, is_chosen };
         self.meter.lock().handle_written(chunk, now);
-    }
-
-    /// A measured time; zero in simulations, whose events follow from the seed alone.
-    fn real<T: Default>(&self, time: T) -> T {
-        match self.workers {
-            Workers::Threads => time,
-            Workers::Inline => T::default(),
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::choice::{Facts, Level};
 use std::time::Duration;
-use tensor_relay_protocol::Effort;
+use tensor_relay_protocol::{Effort, Pauses, Trial};
 use tokio::time::Instant;
 
 /// A moment, and the processor time that this process had used by then.
@@ -32,13 +32,13 @@ pub(super) struct Written {
 /// ([`Facts::choose`]), which may take [`SAMPLES_PER_CENT`] of the time of sending.
 ///
 /// A change that does not make the sending faster is undone: the reason is not among the facts, such as a weak receiver
-/// or a slow disk. Each change doubles the time until the next one.
+/// or a slow disk. So each change is a [`Trial`], in windows, whose score is the fastest recent window.
 ///
 /// Pure: time is an argument.
 #[derive(Debug)]
 pub(super) struct Meter {
-    /// The current level.
-    pub(super) effort: Effort,
+    /// The current level, and the seconds for each raw byte of the former one's fastest recent window.
+    trial: Trial<Effort>,
     processors: f64,
     /// The estimate of each level, a moving average over the payload, and the bytes that it covers.
     levels: [Level; Effort::ALL.len()],
@@ -53,7 +53,6 @@ pub(super) struct Meter {
     fastest: f64,
     /// The number of windows in a row in which another level was expected to be faster.
     doubts: u32,
-    change: Change,
 }
 
 /// The window being measured: chunks of one level.
@@ -68,16 +67,6 @@ struct Window {
     encode_time: Duration,
     /// The raw bytes of chunks whose encoding does not follow from the effort.
     other_bytes: u64,
-}
-
-/// The last change of the effort.
-#[derive(Debug, Clone, Copy)]
-struct Change {
-    /// The former level, and the seconds for each raw byte of its fastest recent window.
-    from: Option<(Effort, f64)>,
-    /// The number of windows since the change, and before the next one.
-    age: u32,
-    rest: u32,
 }
 
 /// The size and the duration at which a window ends; at the beginning of a version it may end at the minimum: less
@@ -112,17 +101,14 @@ const LOWER_MIN: f64 = 1.05;
 /// The factor by which the fastest window counts as slower with each later one.
 const FORGOTTEN: f64 = 1.02;
 
-/// The number of windows between two changes: at first, and at most. It doubles with each change, and is the first
-/// again once a change has lasted for [`KEPT_RESTS`] times as long.
-const REST: u32 = 2;
-const REST_MAX: u32 = 4096;
-const KEPT_RESTS: u32 = 8;
+/// The windows between changes.
+const PAUSES: Pauses = Pauses { first: 2, growth: 2, max: 4096 };
 
 impl Meter {
     /// A meter on a machine with `processors`, that begins with the level `first`.
     pub(super) fn new(first: Effort, processors: f64) -> Self {
         Self {
-            effort: first,
+            trial: Trial::pausing(first, PAUSES),
             processors,
             levels: [Level::RAW; Effort::ALL.len()],
             estimated_bytes: 0.0,
@@ -132,8 +118,12 @@ impl Meter {
             seconds: None,
             fastest: f64::MAX,
             doubts: 0,
-            change: Change { from: None, age: 0, rest: REST },
         }
+    }
+
+    /// The current level.
+    pub(super) fn effort(&self) -> Effort {
+        self.trial.arm()
     }
 
     /// Whether a sample may be made now.
@@ -168,7 +158,7 @@ impl Meter {
     pub(super) fn handle_written(&mut self, chunk: Written, now: Moment) {
         let last = self.window.last.replace(now);
         // Chunks that are in flight when the level changes are not measured.
-        let Some(last) = last.filter(|_| chunk.effort == self.effort) else { return };
+        let Some(last) = last.filter(|_| chunk.effort == self.effort()) else { return };
         let time = now.at.saturating_duration_since(last.at);
         self.sent_time += time;
         self.window
@@ -190,12 +180,15 @@ impl Meter {
         self.fastest = seconds.min(self.fastest * FORGOTTEN);
         let seconds = self.seconds.map_or(seconds, |mean| f64::midpoint(mean, seconds));
         self.seconds = Some(seconds);
-        self.change.age += 1;
-        if let Some(former) = self.change.undone_to(self.effort, self.fastest) {
-            return self.change_to(former);
+        self.trial.pass(1);
+        if let Some(keeps) = self.verdict() {
+            self.trial.conclude(keeps);
+            if !keeps {
+                return self.begin_level();
+            }
         }
         let facts = Facts {
-            current: self.effort,
+            current: self.effort(),
             sent: window.level(),
             seconds,
             levels: self.levels,
@@ -203,30 +196,25 @@ impl Meter {
             used: window.processor_time.as_secs_f64() / window.time.as_secs_f64(),
         };
         let chosen = facts.choose();
-        self.doubts = if chosen == self.effort { 0 } else { self.doubts + 1 };
-        if self.doubts >= DOUBTS && self.change.age >= self.change.rest {
-            self.change_to(chosen);
+        self.doubts = if chosen == self.effort() { 0 } else { self.doubts + 1 };
+        if self.doubts >= DOUBTS && self.trial.is_due() {
+            self.trial.attempt(chosen, self.fastest);
+            self.begin_level();
         }
     }
 
-    fn change_to(&mut self, effort: Effort) {
-        let rest = match self.change.age >= self.change.rest.saturating_mul(KEPT_RESTS) {
-            true => REST,
-            false => (self.change.rest * 2).min(REST_MAX),
-        };
-        tracing::debug!(from = ?self.effort, to = ?effort, fastest = self.fastest, "The encoding effort changes.");
-        self.change = Change { from: Some((self.effort, self.fastest)), age: 0, rest };
-        (self.effort, self.seconds, self.fastest, self.doubts) = (effort, None, f64::MAX, 0);
+    /// Whether the last change made the sending faster, once that is known.
+    fn verdict(&self) -> Option<bool> {
+        let (former, before) = self.trial.incumbent()?;
+        let Some(factor) = UNDONE_FROM.get(self.trial.age() as usize - 1) else { return Some(true) };
+        let factor = if self.effort() > former { *factor } else { factor.max(LOWER_MIN) };
+        (self.fastest > before * factor).then_some(false)
     }
-}
 
-impl Change {
-    /// The former level, if the change to `effort` did not make the sending faster.
-    fn undone_to(&self, effort: Effort, fastest: f64) -> Option<Effort> {
-        let (former, before) = self.from?;
-        let factor = *UNDONE_FROM.get(self.age.checked_sub(1)? as usize)?;
-        let factor = if effort > former { factor } else { factor.max(LOWER_MIN) };
-        (fastest > before * factor).then_some(former)
+    fn begin_level(&mut self) {
+        self.trial.pause();
+        tracing::debug!(effort = ?self.effort(), "The encoding effort changes.");
+        (self.seconds, self.fastest, self.doubts) = (None, f64::MAX, 0);
     }
 }
 

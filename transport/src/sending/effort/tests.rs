@@ -144,7 +144,7 @@ impl Run {
         let mut remaining = bytes.div_ceil(CHUNK);
         while remaining > 0 || !self.in_flight.is_empty() {
             while remaining > 0 && self.in_flight.len() < 8 {
-                self.in_flight.push_back(self.meter.effort);
+                self.in_flight.push_back(self.meter.effort());
                 self.estimate(path);
                 remaining -= 1;
             }
@@ -169,7 +169,7 @@ impl Run {
     }
 
     fn estimate(&mut self, path: &Path) {
-        if self.estimated == 0 && (self.meter.may_sample() || self.meter.effort > Effort::None) {
+        if self.estimated == 0 && (self.meter.may_sample() || self.meter.effort() > Effort::None) {
             self.meter.handle_sampled(SAMPLE_TIME);
             self.samples += 1;
             self.estimated = self.covered;
@@ -230,7 +230,7 @@ fn it_chooses_by_machine_data_and_link() {
             let mut run = Run::over(LaneKind::Tcp, &path);
             (0..8).for_each(|version| run.send(256 << 20, &path, noise(version, 0.1)));
             let case = format!("{name}, {data:?}, {gbit_per_s} Gbit/s, {:?}", run.sent);
-            assert_eq!(run.meter.effort, expected, "{case}");
+            assert_eq!(run.meter.effort(), expected, "{case}");
             let raw = run.relative_rate(path.seconds(None));
             assert!(raw >= 0.97, "{case}: {raw} of raw bytes");
             let first = u64::from(gbit_per_s < 50.0); // The warm-up of 150 ms.
@@ -271,7 +271,7 @@ fn a_slow_link_is_noticed_in_the_first_version() {
     let path = XEON.at(1.0, BF16);
     let mut run = Run::over(LaneKind::Tcp, &path);
     run.send(64 << 20, &path, noise(3, 0.1));
-    assert_eq!(run.meter.effort, Effort::Light);
+    assert_eq!(run.meter.effort(), Effort::Light);
     let raw = run.sent[0];
     (0..10).for_each(|version| run.send(64 << 20, &path, noise(version, 0.1)));
     assert_eq!(run.sent[0], raw);
@@ -285,7 +285,7 @@ fn a_change_that_does_not_help_is_undone() {
     for path in [weak.at(100.0, BF16), Path { processors: [64.0, 1.0], ..weak }.at(100.0, HALVES)] {
         let mut run = Run::over(LaneKind::Tcp, &path);
         (0..400).for_each(|version| run.send(256 << 20, &path, noise(version, 0.1)));
-        assert_eq!(run.meter.effort, Effort::None);
+        assert_eq!(run.meter.effort(), Effort::None);
         let raw = run.relative_rate(path.seconds(Effort::None));
         assert!(raw > 0.98, "{raw}: {:?}", run.sent);
     }
@@ -319,7 +319,7 @@ fn a_lane_of_quic_leaves_light_effort_on_a_fast_path() {
         let path = machine.at(100.0, BF16);
         let mut run = Run::over(LaneKind::Quic, &path);
         run.send(1 << 30, &path, noise(1, 0.1));
-        assert_eq!(run.meter.effort, Effort::None, "{path:?}");
+        assert_eq!(run.meter.effort(), Effort::None, "{path:?}");
     }
 }
 
@@ -329,7 +329,7 @@ fn a_path_that_changes_is_noticed() {
     let mut run = Run::over(LaneKind::Tcp, &fast);
     for (path, expected) in [(fast, Effort::None), (slow, Effort::Light), (fast, Effort::None)] {
         run.send(1 << 30, &path, noise(5, 0.1));
-        assert_eq!(run.meter.effort, expected);
+        assert_eq!(run.meter.effort(), expected);
     }
 }
 
@@ -359,8 +359,8 @@ proptest! {
         prop_assert!(raw >= 0.97 - spread / 2.0, "{raw} of raw bytes, {:?}", run.sent);
         let is_slow = 8.0 * path.processor_s(Effort::Full) < path.best() * f64::from(processors);
         if is_slow {
-            let seconds = path.seconds(run.meter.effort);
-            prop_assert!(seconds <= path.best() * 1.06, "{:?}: {}", run.meter.effort, seconds / path.best());
+            let seconds = path.seconds(run.meter.effort());
+            prop_assert!(seconds <= path.best() * 1.06, "{:?}: {}", run.meter.effort(), seconds / path.best());
         }
     }
 }
