@@ -99,9 +99,9 @@ impl HostMemory {
     }
 
     /// Maps memory for a later allocation of `len` bytes, caches it, and populates it in the background, so that its first
-    /// writer does not wait for the kernel. Does nothing for less than 32 MiB, if the cache has memory for that
-    /// allocation, if the budget has room only in place of other cached memory, or if it would leave little of the
-    /// container's limit.
+    /// writer does not wait for the kernel. If no allocation has reused memory a minute later, it returns to the system.
+    /// Does nothing for less than 32 MiB, if the cache has memory for that allocation, if the budget has room only in
+    /// place of other cached memory, or if it would leave little of the container's limit.
     pub fn prepare(&self, len: usize) {
         let mapped_len = Mapping::mapped_len(len).filter(|len| self.populates(*len));
         let Some(mapped_len) = mapped_len.filter(|len| self.cache.has_room_beside(*len)) else { return };
@@ -111,8 +111,10 @@ impl HostMemory {
         let Ok(Taken::Room { mapped_len, .. }) = self.cache.take(mapped_len) else { return };
         let Ok(mapping) = self.map(mapped_len) else { return };
         mapping.begin();
+        let prepared = Arc::downgrade(&mapping);
         let released = self.cache.state().put_back(mapping);
         drop(released); // Outside the lock: unmapping is slow.
+        linger::begin_prepared(&self.cache, prepared);
     }
 
     /// Counts `len` bytes as in use that this `HostMemory` did not allocate: memory of another process that this

@@ -63,7 +63,8 @@ impl Staging {
 
     /// Prepares memory for the next version of `payload_bytes`, in the background. For publishers of one version after the
     /// other: the memory that the first version needs is new, and to allocate it takes the kernel longer than to copy. Takes
-    /// no more memory than the next version takes in any case, but earlier; it returns to the system with the last publisher.
+    /// no more memory than the next version takes in any case, but earlier; it returns to the system if it is not used within a
+    /// minute.
     pub fn prepare(&self, payload_bytes: u64) {
         self.memory.prepare(payload_bytes as usize);
     }

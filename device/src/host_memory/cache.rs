@@ -23,7 +23,7 @@ pub(super) struct State {
     pub(super) fresh_count: u64,
     pub(super) reused_count: u64,
     /// Cached mappings, least recently used first. The budget bounds their number, since each counts a page or more.
-    cached: Vec<Arc<Populated>>,
+    pub(super) cached: Vec<Arc<Populated>>,
     pub(super) keep: Keep,
     pub(super) linger: Linger,
 }
@@ -116,6 +116,14 @@ impl State {
         self.in_use_bytes += mapping.len() as u64;
         self.reused_count += 1;
         Some(mapping)
+    }
+
+    /// Removes a mapping from the cache, if nothing was taken from the cache since the number of reused ones was `reused`.
+    pub(super) fn take_unused(&mut self, mapping: &Weak<Populated>, reused: u64) -> Option<Arc<Populated>> {
+        let is_it = |cached: &Arc<Populated>| std::ptr::eq(Arc::as_ptr(cached), mapping.as_ptr());
+        let index = self.cached.iter().position(is_it).filter(|_| self.reused_count == reused)?;
+        self.cached_bytes -= self.cached[index].len() as u64;
+        Some(self.cached.remove(index))
     }
 
     /// Evicts the least recently used mappings until at most `keep_bytes` are cached.

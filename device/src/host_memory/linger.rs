@@ -1,4 +1,5 @@
-//! The linger time of cached memory after the last lease is dropped: for programs that subscribe again.
+//! The linger time of cached memory after the last lease is dropped: for programs that subscribe again. And that of
+//! prepared memory, which a program that publishes once never uses.
 
 use std::{
     sync::{Arc, Weak},
@@ -14,6 +15,9 @@ use super::{
 
 /// The linger time: enough for a program that makes a new subscription for each version.
 const LINGER_DURATION: Duration = Duration::from_secs(2);
+
+/// The time in which prepared memory must be used: that of many training steps.
+const PREPARED_DURATION: Duration = Duration::from_secs(60);
 
 /// The end of a cache's linger time, and whether a thread waits for it.
 #[derive(Debug, Default)]
@@ -66,6 +70,27 @@ fn wait(weak: Weak<Cache>) {
     }
 }
 
+/// Evicts a prepared mapping after [`PREPARED_DURATION`], unless the cache was used meanwhile. Without a thread that
+/// waits, evicts it now.
+pub(super) fn begin_prepared(cache: &Arc<Cache>, prepared: Weak<Populated>) {
+    let (weak, reused) = (Arc::downgrade(cache), cache.state().reused_count);
+    let late = prepared.clone();
+    let wait = move || {
+        thread::sleep(PREPARED_DURATION);
+        if let Some(cache) = weak.upgrade() {
+            evict_unused(&cache, &late, reused);
+        }
+    };
+    if thread::Builder::new().name("relay-prepared".into()).spawn(wait).is_err() {
+        evict_unused(cache, &prepared, reused);
+    }
+}
+
+fn evict_unused(cache: &Cache, prepared: &Weak<Populated>, reused: u64) {
+    let unused = cache.state().take_unused(prepared, reused);
+    drop(unused); // Outside the lock: unmapping is slow.
+}
+
 impl Linger {
     /// Returns the time left at `now`; if that is zero, ends the linger time.
     fn left_or_end(&mut self, now: Instant) -> Duration {
@@ -106,6 +131,20 @@ mod tests {
         assert_eq!(memory.stats().cached_bytes, LEN as u64, "regions dropped later are cached as well");
         end_linger_time(&memory);
         assert_eq!(memory.stats().cached_bytes, 0);
+    }
+
+    #[test]
+    fn prepared_memory_is_kept_only_if_the_cache_is_used() {
+        for is_used in [false, true] {
+            let memory = HostMemory::new(u64::MAX);
+            memory.prepare(LEN);
+            let prepared = Arc::downgrade(&memory.cache.state().cached[0]);
+            let region = is_used.then(|| memory.allocate(LEN).unwrap());
+            drop(region);
+            evict_unused(&memory.cache, &prepared, 0);
+            assert_eq!(memory.stats().cached_bytes, if is_used { LEN as u64 } else { 0 });
+            assert_eq!(prepared.strong_count() > 0, is_used);
+        }
     }
 
     #[test]
