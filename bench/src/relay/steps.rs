@@ -123,8 +123,8 @@ impl Generated {
             Ok(TensorSpec::new(name, Dtype::Bf16, Shape::new(&[bytes.len() as u64 / 2])?))
         };
         let specs = tensors.iter().enumerate().map(spec).collect::<Result<_>>()?;
-        Ok(Staged::new::<Infallible>(staging, specs, vec![], |index, out| {
-            out.copy_from_slice(tensors[index]);
+        Ok(Staged::copied::<Infallible>(staging, specs, vec![], |index, at, out| {
+            out.copy_from_slice(&tensors[index][at..at + out.len()]);
             Ok(())
         })?)
     }
