@@ -100,15 +100,15 @@ impl HostMemory {
 
     /// Maps memory for a later allocation of `len` bytes, caches it, and populates it in the background, so that its first
     /// writer does not wait for the kernel. If no allocation has reused memory a minute later, it returns to the system.
-    /// Does nothing for less than 32 MiB, if the cache has memory for that allocation, if the budget has room only in
-    /// place of other cached memory, or if it would leave little of the container's limit.
+    /// Does nothing for less than 32 MiB, if the cache has memory for that allocation, if twice as much is in use, since
+    /// some of it will come back, if the budget has room only in place of other cached memory, or if it would leave little
+    /// of the container's limit.
     pub fn prepare(&self, len: usize) {
-        let mapped_len = Mapping::mapped_len(len).filter(|len| self.populates(*len));
-        let Some(mapped_len) = mapped_len.filter(|len| self.cache.has_room_beside(*len)) else { return };
-        if cgroup::fits((mapped_len as u64).saturating_add(reserved_bytes())) != Fit::Well {
+        let Some(mapped_len) = Mapping::mapped_len(len).filter(|len| self.populates(*len)) else { return };
+        let fits = cgroup::fits((mapped_len as u64).saturating_add(reserved_bytes())) == Fit::Well;
+        if !fits || !self.cache.take_beside(mapped_len) {
             return;
         }
-        let Ok(Taken::Room { mapped_len, .. }) = self.cache.take(mapped_len) else { return };
         let Ok(mapping) = self.map(mapped_len) else { return };
         mapping.begin();
         let prepared = Arc::downgrade(&mapping);
@@ -144,7 +144,7 @@ impl HostMemory {
         }
     }
 
-    /// Maps memory that `take` has counted as in use. On failure, no longer counts it.
+    /// Maps memory that the cache has counted as in use. On failure, no longer counts it.
     fn map(&self, len: usize) -> Result<Arc<Populated>, AllocError> {
         let fits = if self.populates(len) { self.must_fit_cgroup(len as u64) } else { Ok(()) };
         let size = page_costs::preferred();

@@ -222,8 +222,8 @@ impl Relay {
         Ok(Publication::new(publication, payload_bytes, copied_bytes))
     }
 
-    /// Publishes files as the next version of `topic`, as `tensor-relay serve` does: a safetensors file, a NumPy array
-    /// or archive, or the folder of a model. Subscribers receive tensors; `tensor_relay.pull` and the command line
+    /// Publishes files as the next version of `topic`, as `tensor-relay serve` does: a safetensors file, or the
+    /// folder of a model. Subscribers receive tensors; `tensor_relay.pull` and the command line
     /// write the same files again. All bytes are read and copied before this returns. `metadata` and `timeout` are as
     /// for `publish`.
     ///

@@ -155,7 +155,7 @@ def test_a_consumer_that_was_stopped_learns_of_the_end(relay_and_follow, tmp_pat
         for consumer in (tcp, quic):
             consumer.send_signal(signal.SIGSTOP)
         relay.close()
-        time.sleep(2)
+        time.sleep(6)  # From five seconds on, a process counts as stopped.
         for consumer in (tcp, quic):
             consumer.send_signal(signal.SIGCONT)
         for consumer in (tcp, quic):

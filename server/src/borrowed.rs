@@ -11,7 +11,7 @@ use tensor_relay_transport::egress::Payload;
 /// Costs no memory for the payload and no pass of copying, but the source is read again for each subscriber whose
 /// chunks are not cached. The source must not change while the version is on offer or being sent. If chunks are hashed
 /// at their first read, an earlier change goes undetected. Chunks of a source that [may
-/// change](Source::may_change) are compared with that hash whenever they are read again: a later change ends the version
+/// change](Source::may_change) are compared with that hash whenever bytes that were read again are sent: a later change ends the version
 /// ([`Publication::failure`](crate::Publication::failure)).
 #[derive(Debug)]
 pub struct Borrowed {

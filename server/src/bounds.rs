@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn processors_are_shared_by_transfers() {
         let config = Config { processors: 4, lanes_max: 6, ..Config::default() };
-        assert_eq!([0, 1, 2, 3, 7, 8].map(|transfers| config.lanes_offer(transfers)), [6, 4, 2, 2, 1, 0]);
+        assert_eq!([0, 1, 2, 3, 7, 8].map(|transfers| config.lanes_offer(transfers)), [6, 6, 4, 2, 2, 2]);
     }
 
     #[test]

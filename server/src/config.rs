@@ -18,8 +18,8 @@ pub struct Config {
     /// The processors that lanes share: a session is offered at most two lanes for each of them, divided by the
     /// transfers in progress when it begins. Default: those that this process may use.
     pub processors: u32,
-    /// The maximum number of further lanes of all sessions together. Default: as many as sessions; in a container, what
-    /// a sixteenth of its memory limit holds.
+    /// The maximum number of further lanes of all sessions together. Default: as many as sessions; with
+    /// [`for_container`](Self::for_container), what a sixteenth of the container's memory limit holds.
     pub further_lanes_max: usize,
     /// The number of threads for the further lanes of all sessions. The first lane of each session stays on the
     /// server's runtime. Default: the number of processors less one, at least 1 and at most 8, which fill 100 Gbit/s.
@@ -76,7 +76,7 @@ impl Default for Config {
             sessions_max: 1_024,
             lanes_max: 16,
             processors,
-            further_lanes_max: 1_024,
+            further_lanes_max: usize::MAX,
             lane_threads: (processors as usize).saturating_sub(1).clamp(1, 8),
             subscriptions_max: 1_024,
             chunks_in_flight: 8,
@@ -99,10 +99,11 @@ impl Default for Config {
 pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
 impl Config {
-    /// The lanes that a session is offered that begins beside so many transfers.
+    /// The lanes that a session is offered that begins beside so many transfers. One of these may be its client's own,
+    /// over a connection that this one replaces; and a session may outlive all of them, so that it is offered two at least.
     pub(crate) fn lanes_offer(&self, transfers: u64) -> u32 {
-        let share = 2 * u64::from(self.processors) / (transfers + 1);
-        self.lanes_max.min(u32::try_from(share).unwrap_or(u32::MAX))
+        let share = 2 * u64::from(self.processors) / transfers.max(1);
+        self.lanes_max.min(u32::try_from(share.max(2)).unwrap_or(u32::MAX))
     }
 
     /// The configuration clamped to valid values.

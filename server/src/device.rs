@@ -14,8 +14,8 @@ use tensor_relay_transport::{
 };
 use tokio::{sync::oneshot, task::JoinSet};
 
-/// The number of concurrent chunk copies: one on the copy engine, one on a worker that copies and hashes it, and a
-/// spare for each.
+/// The number of concurrent chunk copies: one on the copy engine, one on a worker that copies it, and a spare for
+/// each.
 const CHUNKS_IN_FLIGHT: usize = 4;
 
 /// Why a version cannot be copied from or to a device.

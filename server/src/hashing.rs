@@ -2,10 +2,18 @@
 //!
 //! For versions in the server's own memory that nobody follows when they are published: what is followed is hashed by its
 //! senders, together with all that they need the bytes for. One thread of the lowest priority hashes for all servers of
-//! the process. It holds no version: one that is dropped or replaced meanwhile is not hashed further.
+//! the process. A version that is dropped or replaced meanwhile is not hashed further; its memory is held until the chunk
+//! is hashed, which takes long if all processors are busy ([`wait_until_released`]).
 
 use crate::{retained::Retained, topic::TopicState};
-use std::sync::Weak;
+use std::{
+    sync::{
+        Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 use tensor_relay_device::{Lock, SourceError};
 use tensor_relay_protocol::{ChunkHash, ChunkIndex};
 use tensor_relay_transport::Workers;
@@ -24,6 +32,28 @@ struct Queue {
 }
 
 static QUEUE: Lock<Queue> = Lock::new(Queue { versions: vec![], has_thread: false });
+
+/// Counts when the thread takes the bytes of a chunk and when it releases them: odd while it holds some.
+static HELD: AtomicU64 = AtomicU64::new(0);
+
+/// The time to wait for bytes that the thread holds, and the interval of looking.
+const RELEASED_TIMEOUT: Duration = Duration::from_secs(1);
+const RELEASED_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Waits until the thread releases the bytes that it holds, whose version may have been replaced. Returns whether it held
+/// some. Blocks, for a second at most.
+pub(crate) fn wait_until_released() -> bool {
+    let held = HELD.load(Ordering::Acquire);
+    let holds = held % 2 == 1;
+    let is_over = |_: &u32| HELD.load(Ordering::Acquire) != held;
+    let looks = (RELEASED_TIMEOUT.as_millis() / RELEASED_INTERVAL.as_millis()) as u32;
+    if holds {
+        (0..looks)
+            .take_while(|look| !is_over(look))
+            .for_each(|_| thread::sleep(RELEASED_INTERVAL));
+    }
+    holds
+}
 
 /// The most versions that wait. The oldest of more is hashed when it is sent, like all that are sent before their turn.
 const WAITING_MAX: usize = 64;
@@ -74,12 +104,19 @@ impl Unhashed {
         }
     }
 
-    /// Hashes a chunk, if that is still to be done. Holds only its bytes meanwhile. `None` if the version was dropped or
-    /// replaced.
+    /// Hashes a chunk, if that is still to be done. Holds only its bytes meanwhile, and with them the version's memory.
+    /// `None` if the version was dropped or replaced.
     fn hash_chunk(&self, chunk: ChunkIndex) -> Option<Result<(), SourceError>> {
         let wanted = || self.version.upgrade().filter(|version| !version.has_left_retention());
-        let Some(bytes) = wanted()?.payload.unhashed_bytes(chunk) else { return Some(Ok(())) };
-        match bytes.map(|bytes| ChunkHash::of(&bytes)) {
+        HELD.fetch_add(1, Ordering::AcqRel);
+        let hash = wanted().map(|version| {
+            let bytes = version.payload.unhashed_bytes(chunk);
+            drop(version);
+            bytes.map(|bytes| bytes.map(|bytes| ChunkHash::of(&bytes)))
+        });
+        HELD.fetch_add(1, Ordering::AcqRel);
+        let Some(hash) = hash? else { return Some(Ok(())) };
+        match hash {
             Ok(hash) => Some(wanted()?.payload.handle_read(chunk, hash)),
             Err(error) => Some(Err(error)),
         }
@@ -301,7 +338,7 @@ mod tests {
             if reached() {
                 return;
             }
-            std::thread::sleep(Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(1));
         }
         panic!("not within a minute: {what}");
     }

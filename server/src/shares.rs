@@ -173,19 +173,14 @@ impl<P: Clone + Eq + Hash> Shares<(P, u64)> {
     pub(crate) fn enter_within_share(&self, holder: (P, u64)) -> Option<(Place<(P, u64)>, Eviction)> {
         let mut taken = self.0.lock();
         if taken.by_age.len() >= taken.max {
-            let of_principal = |principal: &P| {
-                taken
-                    .by_holder
-                    .iter()
-                    .filter(|((owner, _), _)| owner == principal)
-                    .map(|(_, count)| count)
-                    .sum()
-            };
-            let (principal, own): (usize, usize) = (of_principal(&holder.0), taken.count(&holder));
-            let counts = taken
-                .by_holder
-                .iter()
-                .map(|(other, count)| ((of_principal(&other.0), *count), other));
+            let mut of_principals: HashMap<&P, usize> = HashMap::new();
+            for ((principal, _), count) in &taken.by_holder {
+                *of_principals.entry(principal).or_default() += count;
+            }
+            let of_principal = |principal: &P| of_principals.get(principal).copied().unwrap_or_default();
+            let (principal, own) = (of_principal(&holder.0), taken.count(&holder));
+            let holders = taken.by_holder.iter();
+            let counts = holders.map(|(other, count)| ((of_principal(&other.0), *count), other));
             let may_take = |((all, count), other): &((usize, usize), &(P, u64))| match other.0 == holder.0 {
                 true => *count > own + 1,
                 false => *all > principal + 1,

@@ -1,6 +1,6 @@
 //! Staged versions: tensors copied to the server's own memory and laid out, ready to be sent.
 
-use crate::{bases::Bases, layouts::Layouts};
+use crate::{bases::Bases, hashing, layouts::Layouts};
 use bytes::Bytes;
 use std::{convert::Infallible, ops::Range, sync::Arc};
 use tensor_relay_device::{AllocError, HostMemory, HostSource, Region};
@@ -69,16 +69,23 @@ impl Staging {
         self.memory.prepare(payload_bytes as usize);
     }
 
-    /// Allocates memory for a version of `len` bytes; releases bases if there is too little memory.
+    /// Allocates memory for a version of `len` bytes; if there is too little memory, waits until the background
+    /// has hashed its chunk of a replaced version, and releases bases.
     pub(crate) fn allocate(&self, len: usize) -> Result<Region, AllocError> {
-        match self.memory.allocate(len) {
-            Err(AllocError::OverBudget { .. } | AllocError::OverCgroup { .. } | AllocError::Os { .. })
-                if self.bases.release_all() =>
-            {
-                self.memory.allocate(len)
+        let is_full = |given: &Result<Region, AllocError>| match given {
+            Err(AllocError::OverBudget { .. } | AllocError::OverCgroup { .. } | AllocError::Os { .. }) => {
+                true
             }
-            given => given,
+            Ok(_) | Err(_) => false,
+        };
+        let mut given = self.memory.allocate(len);
+        if is_full(&given) && hashing::wait_until_released() {
+            given = self.memory.allocate(len);
         }
+        if is_full(&given) && self.bases.release_all() {
+            given = self.memory.allocate(len);
+        }
+        given
     }
 
     pub(crate) fn lay_out(
@@ -134,12 +141,14 @@ impl Staged {
         copy: impl Fn(usize, usize, &mut [u8]) -> Result<(), E> + Sync,
     ) -> Result<Self, StageError<E>> {
         Self::filled(staging, specs, metadata, |tensors| {
+            let payload_bytes: usize = tensors.iter().map(|(_, out)| out.len()).sum();
             let pieces = tensors.into_iter().flat_map(|(index, out)| {
                 let pieces = out.chunks_mut(PIECE_BYTES).enumerate();
                 pieces.map(move |(piece, out)| (index, piece * PIECE_BYTES, out))
             });
             let copy = |(index, offset, out): (usize, usize, &mut [u8])| copy(index, offset, out);
-            staging.workers.each(pieces.collect(), copy)
+            let workers = if payload_bytes <= PIECE_BYTES { Workers::Inline } else { staging.workers };
+            workers.each(pieces.collect(), copy)
         })
     }
 

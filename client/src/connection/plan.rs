@@ -30,6 +30,9 @@ const IDLE_GROWTH: u32 = 4;
 /// The time for which each lane should be busy with the version for which it joins. Joining takes milliseconds.
 const LANE_SHARE_S: f64 = 0.01;
 
+/// The least payload for a lane: the size of a chunk, by default. A chunk travels on one lane.
+const LANE_BYTES_MIN: f64 = (4 << 20) as f64;
+
 /// The assumed rate of a lane where none was measured: the fastest seen, so that few join for a short time.
 const LANE_BYTES_PER_S: f64 = 3.2e9;
 
@@ -67,13 +70,13 @@ impl Bounds {
     ///
     /// The number that was best before on this path; otherwise a lane for every two processors, because each keeps
     /// nearly two threads busy: one at each end, which may be the same machine. But no more than the version keeps
-    /// busy for [`LANE_SHARE_S`].
+    /// busy for [`LANE_SHARE_S`], or has [`LANE_BYTES_MIN`] for.
     pub(crate) fn first(&self, bytes: u64) -> u32 {
         let (lanes, rate) = match self.known {
             Some(known) => (known.lanes, known.lane_bytes_per_s),
             None => (self.processors / 2, LANE_BYTES_PER_S),
         };
-        let by_size = bytes as f64 / (rate * LANE_SHARE_S);
+        let by_size = bytes as f64 / (rate * LANE_SHARE_S).max(LANE_BYTES_MIN);
         lanes.min(by_size as u32).min(self.max).max(1)
     }
 }
@@ -93,8 +96,7 @@ enum Direction {
 /// it is not, fewer may do as well; and while it is idle, each lane is limited on its way, as in clouds, and four times
 /// as many are tried. A trial with a clear loss ends at a glance.
 ///
-/// Pure: it receives samples and returns the wanted number of lanes. Small versions never add a lane, because they are
-/// not sampled.
+/// Pure: it receives samples and returns the wanted number of lanes. Small versions are sampled only if they take seconds.
 #[derive(Debug)]
 pub(crate) struct Plan {
     bounds: Bounds,

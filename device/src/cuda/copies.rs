@@ -23,9 +23,9 @@ pub(super) struct Copies {
     /// The copies that wait for a caller's stream, in the order of their requests. Each owns a slot, which bounds them.
     waiting: Vec<Waiting>,
     flights: Flights<InFlight>,
-    /// For each direction, whether a signal was requested and has not arrived. One at a time: the driver takes longer for
+    /// For each direction, how many signals were requested and have not arrived. One at a time: the driver takes longer for
     /// each than a copy of 1 MiB takes, and the copies that end meanwhile are found with it.
-    awaits_signal: [bool; 2],
+    signals_due: [u32; 2],
     /// For each direction, whether a copy has signalled its end since the last poll.
     signalled: [bool; 2],
     /// Requests that a caller's stream wait for copies. Each caller blocks until its request is handled, which bounds
@@ -34,6 +34,10 @@ pub(super) struct Copies {
     /// Whether the driver refused a call since the last poll. Then the next poll queries the device itself.
     is_suspect: bool,
 }
+
+/// The most signals to come in one direction: a second one where polling found an end before the first, which is late, or
+/// was lost.
+const SIGNALS_MAX: u32 = 2;
 
 struct Waiting {
     job: Job,
@@ -69,7 +73,7 @@ impl Copies {
         Self {
             waiting: Vec::new(),
             flights: Flights::new(timing),
-            awaits_signal: [false; 2],
+            signals_due: [0; 2],
             signalled: [false; 2],
             stream_waits: Vec::new(),
             is_suspect: false,
@@ -95,7 +99,8 @@ impl Copies {
     /// Records the device's signal that a copy of this direction has ended.
     pub(super) fn signal(&mut self, direction: Direction) {
         self.signalled[direction as usize] = true;
-        self.awaits_signal[direction as usize] = false;
+        let due = &mut self.signals_due[direction as usize];
+        *due = due.saturating_sub(1);
     }
 
     /// Records that the driver refused a call: without a copy in flight to reveal a failed device, the next poll
@@ -133,15 +138,16 @@ impl Copies {
         for direction in Direction::BOTH {
             let signalled = std::mem::take(&mut self.signalled[direction as usize]);
             let due = self.flights.is_due(direction, now);
+            let mut signals_max = 1;
             if signalled || due {
                 let ended_count = self.complete_ended(direction, gpu, setting)?;
                 if !signalled && ended_count > 0 {
                     setting.counters.ends_found_by_polling.add(ended_count);
-                    self.awaits_signal[direction as usize] = false; // It may be lost.
+                    signals_max = SIGNALS_MAX;
                 }
                 self.flights.still_running(direction, now);
             }
-            self.request_signal(direction, gpu);
+            self.request_signal(direction, signals_max, gpu);
         }
         self.report_late(now, setting);
         match self.flights.hangs(now) {
@@ -239,14 +245,17 @@ impl Copies {
         self.flights.begin(direction, flight, bytes, Instant::now());
     }
 
-    /// Requests a signal for the oldest event in flight, unless one is still to come. Without a signal, polling finds the
-    /// end of the copies.
-    fn request_signal(&mut self, direction: Direction, gpu: &Gpu) {
+    /// Requests a signal for the oldest event in flight, unless `signals_max` are still to come. Without a signal, polling
+    /// finds the end of the copies.
+    fn request_signal(&mut self, direction: Direction, signals_max: u32, gpu: &Gpu) {
         let mut events = self.flights.copies(direction).filter_map(|flight| flight.event.as_ref());
-        if !self.awaits_signal[direction as usize]
-            && let Some(event) = events.next()
-        {
-            self.awaits_signal[direction as usize] = gpu.request_signal(direction, event).is_ok();
+        let due = &mut self.signals_due[direction as usize];
+        match events.next() {
+            Some(event) if *due < signals_max => {
+                *due += u32::from(gpu.request_signal(direction, event).is_ok())
+            }
+            Some(_) => {}
+            None => *due = 0, // What is still to come signals nothing new.
         }
     }
 

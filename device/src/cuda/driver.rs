@@ -352,7 +352,7 @@ impl Driver {
     ///
     /// # Safety
     ///
-    /// Until it has ended, nobody frees or uses the `len` bytes at `address`. `stream` lives.
+    /// Until it has ended, nobody frees the `len` bytes at `address`, or uses them but for later work of the stream. `stream` lives.
     pub(super) unsafe fn zero(&self, address: u64, len: usize, stream: CUstream) -> Result<(), DriverError> {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.symbols.cuMemsetD8Async)(address, 0, len, stream) };

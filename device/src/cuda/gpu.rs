@@ -141,7 +141,12 @@ impl Gpu {
             // SAFETY: the caller's promise; the stream lives until `close`.
             match unsafe { self.driver.copy_batch(&small, stream) } {
                 Ok(()) => submitted.bytes = small.drain(..).map(|piece| piece.len as u64).sum(),
-                Err(_) => self.batches = false,
+                Err(error) => {
+                    self.batches = false;
+                    tracing::info!(
+                        "Tensors are copied one by one, because the driver refused a batch of copies: {error}."
+                    );
+                }
             }
         }
         single.append(&mut small);

@@ -26,7 +26,7 @@ pub struct CudaStats {
     pub out_bytes: u64,
     /// Bytes that were copied to the device, by copies that ended.
     pub in_bytes: u64,
-    /// Bytes that were copied or zeroed within the device: staged versions, and memory shared with other processes.
+    /// Bytes that were copied within the device: staged versions, and memory shared with other processes.
     pub within_bytes: u64,
     /// Bytes of copies in quarantine.
     pub quarantined_bytes: u64,

@@ -70,11 +70,16 @@ impl Cache {
         Ok(Taken::Room { evicted, mapped_len })
     }
 
-    /// Whether there is no cached mapping for `mapped_len` bytes, but budget for one that evicts no other.
-    pub(super) fn has_room_beside(&self, mapped_len: usize) -> bool {
-        let state = self.state();
+    /// Counts `mapped_len` more bytes as in use, for a new mapping, if the next allocation of that length will need one:
+    /// none is cached, and none that is in use beside the newest will come back. Returns false without budget for one that
+    /// evicts no other.
+    pub(super) fn take_beside(&self, mapped_len: usize) -> bool {
+        let (mut state, len) = (self.state(), mapped_len as u64);
         let free_bytes = self.budget_bytes - state.in_use_bytes - state.cached_bytes;
-        state.find_cached(mapped_len).is_none() && mapped_len as u64 <= free_bytes
+        let is_needed = state.find_cached(mapped_len).is_none() && state.in_use_bytes < len.saturating_mul(2);
+        let takes = is_needed && len <= free_bytes;
+        state.in_use_bytes += if takes { len } else { 0 };
+        takes
     }
 
     /// Counts `mapped_len` more bytes as in use, and returns the evicted mappings.

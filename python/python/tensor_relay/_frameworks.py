@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -168,17 +167,21 @@ def _check_torch(torch: Any, tensor: Any) -> None:
         raise TypeError(f"tensor_relay has no dtype for PyTorch's {name}: pass its bits, `.view(torch.uint8)`")
 
 
+_accepted_torch = ""
+"""The version of PyTorch that was checked last: to parse it for each tensor takes longer than all other checks."""
+
+
 def _check_torch_version(torch: Any) -> None:
-    if _is_too_old(str(torch.__version__)):
+    global _accepted_torch
+    version = str(torch.__version__)
+    if version == _accepted_torch:
+        return
+    if numbers(version) < numbers(TORCH_AT_LEAST):
         raise TypeError(
             f"PyTorch {torch.__version__} is installed, and tensor_relay needs {TORCH_AT_LEAST} or later: pip install"
             f" 'torch>={TORCH_AT_LEAST}', or use NumPy arrays (`.numpy()`)"
         )
-
-
-@functools.cache
-def _is_too_old(torch_version: str) -> bool:
-    return numbers(torch_version) < numbers(TORCH_AT_LEAST)
+    _accepted_torch = version
 
 
 def _check_memory(torch: Any, tensor: Any) -> None:
@@ -221,11 +224,11 @@ class _GpuExporter:
     """A PyTorch or CuPy tensor that is exported with its own GPU as the current one. With another current GPU, PyTorch
     refuses the export, and CuPy makes the consumer wait for a stream of the wrong GPU.
 
-    `ordered_by` names the framework, which orders the export of each tensor after its current stream: so tensor_relay
+    `_tensor_relay_ordered_by` names the framework, which orders the export of each tensor after its current stream: so tensor_relay
     exports them without an order, and asks once for all of them."""
 
     def __init__(self, tensor: Any, gpu: Any, ordered_by: str) -> None:
-        self._tensor, self._gpu, self.ordered_by = tensor, gpu, ordered_by
+        self._tensor, self._gpu, self._tensor_relay_ordered_by = tensor, gpu, ordered_by
 
     def __dlpack_device__(self) -> Any:
         return self._tensor.__dlpack_device__()

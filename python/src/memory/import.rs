@@ -124,7 +124,7 @@ fn on_gpu<'py>(
         PyBufferError::new_err(format!("it lies on cuda:{ordinal}, which cannot be used: {why}"))
     };
     let Opened { device, intake } = gpus.opened(tensor.py(), ordinal).map_err(|error| refuse(&error))?;
-    let stream = match tensor.getattr_opt("ordered_by")? {
+    let stream = match tensor.getattr_opt("_tensor_relay_ordered_by")? {
         None => intake.cast_signed(),
         Some(library) => {
             unordered.0.insert((library.extract()?, ordinal), (tensor.clone(), intake));

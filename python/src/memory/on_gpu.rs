@@ -56,7 +56,7 @@ impl OnGpu {
         // SAFETY: the tensor's library vouches that `len` bytes of this device's memory begin at `address`, and stay
         // valid while the tensor is kept. All libraries on CUDA's runtime use the device's primary context. Earlier
         // work on that memory completes before `ready`, because the library made the engine's stream wait for it
-        // (`__dlpack__`). The user promises not to write to it while it is read, and not to use it while it is written,
+        // (`__dlpack__`): at the export, or at `Unordered::order`, which is called before tensors are lent. The user promises not to write to it while it is read, and not to use it while it is written,
         // as on the host.
         let memory = unsafe { gpu::engine(&device).lend(address, len, to_return.attach(tensor), ready) };
         device.wrap::<CudaEngine>(memory).expect("memory of this engine")

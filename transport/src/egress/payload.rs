@@ -31,7 +31,9 @@ pub struct Payload {
 /// The hash of one chunk, once it is known, and whether a read of the chunk from a device was begun.
 #[derive(Debug, Default)]
 struct ChunkState {
-    hash: OnceCell<ChunkHash>,
+    hash: OnceLock<ChunkHash>,
+    /// Lets several readers share one computation of the hash.
+    hashing: OnceCell<ChunkHash>,
     was_read: AtomicBool,
 }
 
@@ -144,13 +146,9 @@ impl Payload {
     /// # Errors
     /// [`SourceError::Overwritten`] for other bytes than those of the first read.
     pub fn handle_read(&self, chunk: ChunkIndex, hash: ChunkHash) -> Result<(), SourceError> {
-        let known = &self.chunks[chunk.0 as usize].hash;
-        let _ = known.set(hash); // Fails if it is known, or about to be.
+        let known = *self.chunks[chunk.0 as usize].hash.get_or_init(|| hash);
         let (Range { start, end }, _) = self.manifest.chunk(chunk);
-        match known.get() {
-            Some(known) if *known != hash => Err(SourceError::Overwritten { start, end }),
-            _ => Ok(()),
-        }
+        if known == hash { Ok(()) } else { Err(SourceError::Overwritten { start, end }) }
     }
 
     /// The hash of a chunk that was read, by `hashing`: once for all readers at the same time, unless each may have read
@@ -163,10 +161,10 @@ impl Payload {
         chunk: ChunkIndex,
         hashing: impl Future<Output = ChunkHash>,
     ) -> Result<ChunkHash, SourceError> {
-        if !self.source.may_change() {
-            return Ok(*self.chunks[chunk.0 as usize].hash.get_or_init(|| hashing).await);
-        }
-        let hash = hashing.await;
+        let hash = match self.source.may_change() {
+            true => hashing.await,
+            false => *self.chunks[chunk.0 as usize].hashing.get_or_init(|| hashing).await,
+        };
         self.handle_read(chunk, hash).map(|()| hash)
     }
 

@@ -48,7 +48,7 @@ impl SharedBuffer {
     }
 
     /// Copies memories into the buffer, each to its offset, within the device: no byte moves through the host.
-    /// Submitting takes a few microseconds for each part.
+    /// Submitting takes a few microseconds for each large part, and for all small ones together.
     ///
     /// Waits for the streams that write the memories, up to [`CudaOptions::fence_timeout`], and for the copies, up to
     /// [`CudaOptions::copy_timeout`]. After a failure the content of the parts' ranges is unspecified, and late copies
