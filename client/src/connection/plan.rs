@@ -106,6 +106,9 @@ pub(crate) struct Plan {
     failed: u32,
     /// Whether more lanes were added, and each is nearly as fast as before.
     are_all_needed: bool,
+    /// The fastest rate of a number that was kept, and changes of the path since: with fewer lanes each time, small losses
+    /// would add up.
+    fastest: Option<Rate>,
     /// Whether the number follows the size of versions: nothing was measured on this connection.
     follows_size: bool,
     steps: Steps,
@@ -121,6 +124,7 @@ impl Plan {
             direction: Direction::Fewer,
             failed: 0,
             are_all_needed: false,
+            fastest: None,
             follows_size: true,
             steps: Steps::default(),
             waited: Duration::ZERO,
@@ -194,7 +198,10 @@ impl Plan {
             Some((_, before)) if rate.bytes_per_s == 0.0 => self.end_trial(false, before),
             Some((lanes, before)) => match lanes < self.lanes() {
                 true => self.end_trial(is_worth(rate, (lanes, before)), rate),
-                false => self.end_trial(!is_worth(before, (self.lanes(), rate)), rate),
+                false => {
+                    let more = self.fastest.unwrap_or(before);
+                    self.end_trial(!is_worth(more, (self.lanes(), rate)), rate);
+                }
             },
             None if rate.bytes_per_s == 0.0 => {}
             None => {
@@ -263,10 +270,19 @@ impl Plan {
         };
     }
 
+    /// Records the rate of the number in use. What it changed since the last time, others changed as well.
     fn note(&mut self, rate: Rate) {
         let lanes = self.lanes();
         let lane_bytes_per_s = rate.bytes_per_s / f64::from(lanes);
-        self.bounds.known = Some(Known { lanes, lane_bytes_per_s });
+        let known = self.bounds.known.replace(Known { lanes, lane_bytes_per_s });
+        let change = known
+            .filter(|known| known.lanes == lanes)
+            .map_or(1.0, |known| lane_bytes_per_s / known.lane_bytes_per_s);
+        let fastest = self.fastest.map(|fastest| fastest.bytes_per_s * change).unwrap_or_default();
+        self.fastest = match (self.fastest, fastest >= rate.bytes_per_s) {
+            (Some(then), true) => Some(Rate { bytes_per_s: fastest, ..then }),
+            _ => Some(rate),
+        };
     }
 }
 
