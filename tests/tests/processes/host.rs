@@ -9,11 +9,14 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
 };
+use tensor_relay_client::{Client, Config, Lanes, Subscription, Ticket, Transport, Version};
 use tensor_relay_tests::{
     processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal, replace_function},
     skip,
 };
+use tokio::{runtime::Builder, task::JoinSet};
 
 /// Starts the program with `args` from a shell that first runs the command `setup`, such as a limit. If `setup` fails,
 /// the program is not started.
@@ -163,7 +166,7 @@ impl Drop for Cgroup {
     fn drop(&mut self) {
         // A cgroup can be removed once its last process was reaped.
         let removed = (0..500).any(|_| {
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
             fs::remove_dir(&self.0).is_ok()
         });
         assert!(removed || std::thread::panicking(), "{} is not empty", self.0.display());
@@ -210,10 +213,51 @@ fn a_full_container_refuses_clients() {
     home.run(&["list", "other", "--transport=tcp"]).expect_code(0); // Another principal gets the newest one's memory.
     drop(clients);
     let again = (0..100).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(100));
         list().code == Some(0)
     });
     assert!(again, "the memory of disconnected clients is released");
+}
+
+/// Goal: further lanes refuse nobody. Method: eight clients take the memory for further lanes of a server in a cgroup of
+/// 512 MiB; then 192 more connect at once. All 200 get the next version over their first connections.
+#[test]
+fn two_hundred_clients_are_served_beside_lanes() {
+    let cgroup = match Cgroup::new(512 << 20) {
+        Ok(cgroup) => cgroup,
+        Err(reason) => return skip(format_args!("the test cannot create a cgroup here: {reason}")),
+    };
+    let home = files::home_with_model();
+    let serve = ["serve", ANY_PORT, ON_HOST, "--topic=w=w", "--watch", "--watch-interval=0.05", "--json"];
+    let server = Serving::wait_for_report(start_after(&home, &cgroup.enter(), &serve));
+    let ticket: Ticket = server.ticket("w").parse().unwrap();
+    let runtime = Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut followers = vec![];
+        for _ in 0..8 {
+            followers.push(follow(ticket.clone(), Lanes::Fixed(8)).await);
+        }
+        let lanes = || followers.iter().map(|(client, _)| client.lanes().len()).sum::<usize>();
+        while lanes() < 8 + 16 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let entering: JoinSet<_> = (0..192).map(|_| follow(ticket.clone(), Lanes::Fixed(1))).collect();
+        followers.extend(entering.join_all().await);
+        files::replace(&home.path("w"), |path| files::write_zeros(path, 2_048));
+        for (client, subscription) in &mut followers {
+            assert_eq!(subscription.next().await.unwrap().id().version, Version(2));
+            assert_eq!(client.reconnects(), 0);
+        }
+    });
+}
+
+/// A client that has received the first version of the ticket's topic, and its subscription.
+async fn follow(ticket: Ticket, lanes: Lanes) -> (Client, Subscription) {
+    let config = Config { lanes, transport: Transport::Tcp, ..Config::default() };
+    let client = Client::connect(&ticket, config).await.unwrap();
+    let mut subscription = client.subscribe(ticket.topic().unwrap()).await.unwrap();
+    assert_eq!(subscription.next().await.unwrap().id().version, Version(1));
+    (client, subscription)
 }
 
 /// Goal: a model that exceeds the container's memory is refused with the numbers, by server and subscriber, and neither
