@@ -16,7 +16,7 @@ pub struct Config {
     /// [`processors`](Self::processors) are shared.
     pub lanes_max: u32,
     /// The processors that lanes share: a session is offered at most two lanes for each of them, divided by the
-    /// transfers in progress when it begins. Default: those that this process may use.
+    /// transfers in progress when it begins, and at least two. Default: those that this process may use.
     pub processors: u32,
     /// The maximum number of further lanes of all sessions together. Default: as many as sessions; with
     /// [`for_container`](Self::for_container), what a sixteenth of the container's memory limit holds.

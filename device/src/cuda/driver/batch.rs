@@ -18,8 +18,7 @@ pub(in crate::cuda) struct Piece {
 
 impl Driver {
     /// Submits copies, none of which is empty, in one call. They begin after the stream's earlier work, in any order, so
-    /// where they overlap the bytes are unspecified.
-    /// After an error some may have been submitted.
+    /// where they overlap the bytes are unspecified. After an error some may have been submitted.
     ///
     /// # Safety
     ///
