@@ -27,7 +27,12 @@ fn check(args: &CheckAclArgs) -> anyhow::Result<Exit> {
                 }
                 Decision::Unrestricted => (
                     true,
-                    "no line of the list names a user, so every user that the publish socket admits may publish"
+                    "no line of the list lets a user publish, so every user that the publish socket admits may publish"
+                        .into(),
+                ),
+                Decision::OwnUsers => (
+                    false,
+                    "no line of the list lets a user take, so only the server's own user and root may, from its socket"
                         .into(),
                 ),
                 Decision::Denied => (false, "no line of the list allows it".into()),

@@ -2,11 +2,14 @@
 //! [`crate::config`].
 
 mod access;
+mod boxes;
 mod device;
 mod folder;
 mod publish;
 mod serve;
+mod split;
 mod subscribe;
+mod swarm;
 
 pub(crate) use access::{
     AclCommand, CheckAclArgs, CreateTicketArgs, RevokeKeyArgs, RevokeTicketArgs, ShowTicketArgs,
@@ -15,8 +18,10 @@ pub(crate) use access::{
 pub(crate) use device::{DeviceArgs, DeviceName};
 pub(crate) use folder::FolderArgs;
 pub(crate) use publish::PublishArgs;
-pub(crate) use serve::{HoldArg, ServeArgs};
+pub(crate) use serve::{HoldArg, ListenArg, ServeArgs};
+pub(crate) use split::SplitArgs;
 pub(crate) use subscribe::{OnGap, SubscribeArgs};
+pub(crate) use swarm::{ShareArg, SwarmArgs};
 
 use crate::{log::LogFormat, units};
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
@@ -101,11 +106,11 @@ Examples:
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve files of tensors as topics, and create a ticket for each.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Publish a version through a server on this machine that was started with `serve --publish-socket`.
     Publish(PublishArgs),
     /// Receive the versions of a topic, or of all matching topics.
-    Subscribe(SubscribeArgs),
+    Subscribe(Box<SubscribeArgs>),
     /// List the topics of a server.
     List(ListArgs),
     /// Move a generated model from a server to a subscriber on this machine and verify every byte.

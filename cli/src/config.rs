@@ -107,14 +107,14 @@ mod tests {
 
     fn serve(file: &str, argv: &[&str]) -> args::ServeArgs {
         match read_with(file, &[&["serve"], argv].concat()).unwrap() {
-            args::Command::Serve(args) => args,
+            args::Command::Serve(args) => *args,
             other => panic!("{other:?}"),
         }
     }
 
     fn subscribe(file: &str, argv: &[&str]) -> args::SubscribeArgs {
         match read_with(file, &[&["subscribe"], argv].concat()).unwrap() {
-            args::Command::Subscribe(args) => args,
+            args::Command::Subscribe(args) => *args,
             other => panic!("{other:?}"),
         }
     }

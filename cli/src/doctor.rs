@@ -7,6 +7,7 @@ mod finding;
 mod gpu;
 mod memory;
 mod network;
+mod peers;
 mod processor;
 mod rate;
 mod server;
@@ -26,7 +27,11 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<Exit> {
     // Queries of drivers may take a second.
     let mut findings = tokio::task::spawn_blocking(local_findings).await?;
     if let Some(ticket) = &ticket {
-        findings.extend(server::check(ticket, args.identity.load()?).await);
+        let identity = args.identity.load()?;
+        findings.extend(server::check(ticket, identity.clone()).await);
+        if ticket.socket().is_none() {
+            findings.extend(peers::check(ticket, identity).await);
+        }
     }
     let count = |state| findings.iter().filter(|finding| finding.state == state).count();
     let failures = count(State::Fail);

@@ -86,13 +86,14 @@ fn code_of_socket_error(error: &sidecar::ConnectError) -> Exit {
 fn code_of_client_error(error: &ClientError) -> Exit {
     match error {
         error if error.is_unauthorised() => Exit::Refused,
-        error if is_wrong_key(error) => Exit::Refused,
-        ClientError::NotReconnected { last: Some(error), .. } if is_wrong_key(error) => Exit::Refused,
+        error if is_wrong_server(error) => Exit::Refused,
+        ClientError::NotReconnected { last: Some(error), .. } if is_wrong_server(error) => Exit::Refused,
         ClientError::Connect(
             ConnectError::Unreachable { .. }
             | ConnectError::TcpFailed { .. }
             | ConnectError::NoAnswer { .. }
             | ConnectError::Resolve { .. }
+            | ConnectError::UnixSocket { .. }
             | ConnectError::Refused { .. }
             | ConnectError::Incompatible { .. }
             | ConnectError::Lane(_),
@@ -110,13 +111,16 @@ fn code_of_client_error(error: &ClientError) -> Exit {
     }
 }
 
-fn is_wrong_key(error: &ClientError) -> bool {
-    matches!(error, ClientError::Connect(ConnectError::WrongKey { .. }))
+/// Whether another server than the ticket's answered.
+fn is_wrong_server(error: &ClientError) -> bool {
+    matches!(error, ClientError::Connect(ConnectError::WrongKey { .. } | ConnectError::UnexpectedUser { .. }))
 }
 
 fn code_of_subscription_error(error: &SubscriptionError) -> Exit {
     match error {
-        SubscriptionError::NotFound { .. } | SubscriptionError::Aborted { .. } => Exit::NotFound,
+        SubscriptionError::NotFound { .. }
+        | SubscriptionError::Aborted { .. }
+        | SubscriptionError::BoxMisfit { .. } => Exit::NotFound,
         SubscriptionError::Corrupt { .. } => Exit::Damaged,
         SubscriptionError::Gap(_) => Exit::Missed,
         SubscriptionError::Stalled { .. } => Exit::Unreachable,

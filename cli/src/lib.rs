@@ -28,6 +28,7 @@ mod output;
 mod publish;
 mod secret_file;
 mod serve;
+mod sharing;
 mod signals;
 mod subscribe;
 mod table;
@@ -36,6 +37,7 @@ mod tickets;
 mod units;
 
 pub use admin::{AdminPort, Consumer, FollowedTopic};
+pub use sharing::{HostOptions, OfferOptions, SharedTopic, Sharing, SharingOptions, SwarmOptions};
 
 use args::Command;
 use config::Layers;
@@ -94,9 +96,9 @@ fn run_command(command: Command, layers: &Layers, program: Option<&[OsString]>) 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(async {
         match command {
-            Command::Serve(args) => serve::run(args).await,
+            Command::Serve(args) => serve::run(*args).await,
             Command::Publish(args) => publish::run(args).await,
-            Command::Subscribe(args) => subscribe::run(args).await,
+            Command::Subscribe(args) => subscribe::run(*args).await,
             Command::List(args) => list::run(args).await,
             Command::Demo(args) => demo::run(args).await,
             Command::Devices(args) => devices::run(&args).await,

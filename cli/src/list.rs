@@ -37,7 +37,7 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
     if let Some(unreachable) = unreachable {
         let (protocol, cost) = match unreachable {
             LaneKind::Quic => ("UDP", "long or lossy paths are slower without it"),
-            LaneKind::Tcp => ("TCP", "short paths are slower without it"),
+            LaneKind::Tcp | LaneKind::Unix => ("TCP", "short paths are slower without it"),
         };
         let (addresses, lower) = (ticket.addresses().join(", "), protocol.to_lowercase());
         crate::log::message!(
@@ -61,6 +61,7 @@ async fn unreachable_transport(ticket: &Ticket, config: Config, connected: LaneK
     let (other, transport) = match connected {
         LaneKind::Quic => (LaneKind::Tcp, Transport::Tcp),
         LaneKind::Tcp => (LaneKind::Quic, Transport::Quic),
+        LaneKind::Unix => return None,
     };
     match Client::connect_within(CONNECT_TIMEOUT, ticket, Config { transport, ..config }).await {
         Ok(client) => {

@@ -52,9 +52,9 @@ pub(crate) async fn run(args: PublishArgs) -> anyhow::Result<Exit> {
 
 /// Copies the files into memory that the server can read, on a blocking thread.
 async fn seal(args: &PublishArgs, terms: Terms) -> anyhow::Result<SealedVersion> {
-    let (path, rules) = (args.file.clone(), args.folder.into());
+    let (path, rules, splits) = (args.file.clone(), args.folder.into(), args.split.splits());
     let sealed = tokio::task::spawn_blocking(move || -> anyhow::Result<_> {
-        let files = TensorFiles::open_with(&path, rules)?;
+        let files = TensorFiles::open_with(&path, rules)?.split(&splits)?;
         let version = files
             .seal(&terms)
             .with_context(|| format!("cannot publish {}", path.display()))?;

@@ -2,6 +2,7 @@
 
 pub(crate) mod admission;
 mod ledger;
+mod listening;
 mod load;
 mod maintenance;
 mod offer;
@@ -9,7 +10,7 @@ mod publish_socket;
 
 use crate::{
     admin::{BoundPort, DeviceMemory, ServerSubject, page_url},
-    args::{DeviceName, HoldArg, ServeArgs},
+    args::{DeviceName, HoldArg, ListenArg, ServeArgs},
     codecs, device,
     exit::{Exit, UsageError},
     orphans, output,
@@ -18,6 +19,8 @@ use crate::{
 };
 use anyhow::Context;
 use ledger::Ledger;
+use listening::Listening;
+pub(crate) use listening::open_socket;
 use load::Loader;
 use maintenance::{all_lost, maintain};
 use offer::{Offer, Published};
@@ -32,8 +35,7 @@ use std::{
 };
 use tensor_relay_client::check_replaceable;
 use tensor_relay_server::{
-    BaseStats, BindError, CodecStats, Config, Identity, Listener, Server, ServerStats, Topic, Transport,
-    Tuning, VersionId, reachable,
+    BaseStats, CodecStats, Config, Identity, PeerDialling, Server, ServerStats, Topic, VersionId,
 };
 
 pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
@@ -52,14 +54,12 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     let identity = identity.context("cannot use the state directory; choose another one with --state-dir")?;
     let ledger = args.watch.then(|| Ledger::open(&state_dir)).transpose()?;
     let ledger = ledger.map(Arc::new);
-    let transport = if args.no_tcp { Transport::Quic } else { args.transport };
-    let listener = Listener::bind_for(transport, args.listen, &identity, Tuning::default());
-    let listener = listener.map_err(add_listen_option)?;
+    let listener = listening::open(&args, &identity)?;
     let access = admission::access(&args, &state_dir)?;
     let config = server_config(&args);
     let (reserved, memory_bytes_max) = (config.reserve()?, config.memory_bytes_max());
     let server = Server::start(listener, access.clone(), config).with_reservation(Some(reserved));
-    let listening = server.local_address();
+    let listening = Listening::of(&server);
     let admin_address = admin.as_ref().and_then(BoundPort::address);
     let subject = || ServerSubject {
         reader: server.status_reader(),
@@ -67,10 +67,11 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
         device: DeviceMemory::of(device.as_ref()),
     };
     let _admin_port = admin.map(|admin| admin.serve(subject())).transpose()?;
-    let addresses = advertised(&args, listening);
+    let addresses = listening.advertised(&args);
     let limit_hint = args.device.limit_hint();
     let rules = args.folder.into();
-    let loader = Loader { staging: server.staging(), hold: args.hold, rules, device, limit_hint };
+    let (staging, splits) = (server.staging(), args.split.splits());
+    let loader = Loader { staging, hold: args.hold, rules, splits, device, limit_hint };
     let beginning = begin_offers(&server, &args, &loader, ledger.as_ref());
     let begun = tokio::select! {
         begun = beginning => begun?,
@@ -97,7 +98,8 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     match args.json {
         true => print_object(json!({
             "event": "serving",
-            "listen": listening,
+            "listen": listening.network,
+            "socket": listening.socket,
             "key": identity.fingerprint().to_string(),
             "device": args.device.device.to_string(),
             // The tickets are secrets, so they are not in the output, which may be a log.
@@ -108,7 +110,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
             "topics": topics,
         })),
         false => {
-            report_start(&args, (listening, admin_address), memory_bytes_max, (&tickets, &ticket_file));
+            report_start(&args, (&listening, admin_address), memory_bytes_max, (&tickets, &ticket_file));
         }
     }
     let mut maintaining = maintain(offers, args.watch_interval, args.json);
@@ -157,6 +159,7 @@ pub(crate) fn server_config(args: &ServeArgs) -> Config {
         reader_linger: args.reader_linger,
         staged_bytes: args.staged_mem.unwrap_or(u64::MAX),
         base_bytes: args.base_mem,
+        peers: (!args.no_peers).then(|| PeerDialling::over_network(&args.peer_networks)),
         ..Config::default()
     }
     .for_container(args.encoded_mem)
@@ -273,6 +276,9 @@ fn check(args: &ServeArgs) -> Result<(), UsageError> {
             _ => {}
         }
     }
+    if args.listen == ListenArg::Nowhere && args.socket.socket.is_none() {
+        refuse("--listen none requires --socket PATH")?;
+    }
     let mut topics = HashSet::new();
     if let Some((topic, _)) = args.topics.iter().find(|(topic, _)| !topics.insert(topic)) {
         return refuse(&format!("--topic {topic}=… is given twice"));
@@ -304,40 +310,11 @@ pub(crate) fn state_dir_or_default(given: Option<&Path>) -> anyhow::Result<PathB
         .context("there is no home directory to keep the server's key in: give --state-dir")
 }
 
-/// Adds the option `--listen` to the error of a port in use.
-fn add_listen_option(error: BindError) -> anyhow::Error {
-    match error {
-        BindError::InUse { .. } => anyhow::anyhow!("{error} with --listen"),
-        other => other.into(),
-    }
-}
-
-/// The addresses for tickets: those of `--advertise`, or else those that other hosts probably reach.
-fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
-    if !args.advertise.is_empty() {
-        return args.advertise.iter().map(|host| host.with_port(listening.port())).collect();
-    }
-    let addresses = reachable(listening);
-    let named: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
-    let list = named.join(" and ");
-    match listening.ip().is_unspecified() {
-        true if addresses.iter().all(|address| address.ip().is_loopback()) => crate::log::message!(
-            "warning: this machine has no default route, so the tickets name {list}, which no other machine reaches; \
-             name the address that clients reach with --advertise"
-        ),
-        true => crate::log::message!(
-            "advertising {list}, by this machine's default route; choose another address with --advertise"
-        ),
-        false => {}
-    }
-    named
-}
-
 /// Reports as text that the server has started. It uses at most `memory_bytes_max` of host memory in addition to its
 /// versions.
 fn report_start(
     args: &ServeArgs,
-    (listen, admin): (SocketAddr, Option<SocketAddr>),
+    (listening, admin): (&Listening, Option<SocketAddr>),
     memory_bytes_max: u64,
     (tickets, ticket_file): (&[String], &Path),
 ) {
@@ -346,7 +323,7 @@ fn report_start(
         cuda => format!(" from {cuda}"),
     };
     crate::log::message!(
-        "serving{from} on {listen}; give a ticket to each consumer, and run there: tensor-relay subscribe TICKET_FILE \
+        "serving{from} on {listening}; give a ticket to each consumer, and run there: tensor-relay subscribe TICKET_FILE \
          --out DIR"
     );
     crate::log::message!("the tickets are in {}", ticket_file.display());

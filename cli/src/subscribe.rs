@@ -6,11 +6,12 @@ mod report;
 
 use crate::{
     admin::{BoundPort, Consumer, page_url},
-    args::SubscribeArgs,
+    args::{DeviceName, ShareArg, SubscribeArgs},
     device,
     exit::{Exit, UsageError, message_of},
     orphans,
     output::{self, StdoutClosed},
+    sharing::{HostOptions, OfferOptions, Sharing, SharingOptions, SwarmOptions},
     signals::Signals,
     ticket,
 };
@@ -26,7 +27,7 @@ use tokio::task::JoinSet;
 /// is copied once more, and passes through one slot piece by piece.
 pub(crate) const SLOT_BYTES: u32 = 4 << 20;
 
-/// The deadline for closing the session.
+/// The deadline for closing the session, and for transfers to this host in progress.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
@@ -51,21 +52,26 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     if let Some(admin_port) = &admin_port {
         crate::log::message!("status page: {}", page_url(admin_port.address()));
     }
+    let sharing = Sharing::open(&sharing_options(&args)?)?; // Before connecting: those who take wait for versions.
+    if let Some(path) = sharing.socket_path() {
+        crate::log::message!("processes of this host take the versions from unix:{}", path.display());
+    }
     let mut late = std::pin::pin!(late(args.once_within));
     let client = tokio::select! {
-        client = open_client(&args, &ticket, &consumer) => client?,
+        client = open_client(&args, &ticket, &sharing, &consumer) => client?,
         error = &mut late => return Err(error.into()),
         exit = signals.next() => return Ok(exit),
     };
     let args = Arc::new(args);
     let result = tokio::select! {
-        result = receive(&args, (&client, &consumer), target) => result.map(|()| Exit::Done),
+        result = receive(&args, (&client, &consumer, &sharing), target) => result.map(|()| Exit::Done),
         error = &mut late => Err(error.into()),
         closed = output::failed() => Err(closed.into()),
         exit = signals.next() => Ok(exit),
     };
     // If the session were not closed, the server would keep it until the idle timeout.
-    let _ = tokio::join!(tokio::time::timeout(CLOSE_TIMEOUT, client.close()), hook::terminate_all());
+    let closed = tokio::time::timeout(CLOSE_TIMEOUT, client.close());
+    let _ = tokio::join!(closed, hook::terminate_all(), sharing.close(CLOSE_TIMEOUT));
     match result {
         Err(error) if error.downcast_ref().is_some_and(StdoutClosed::is_expected) => Ok(Exit::Failed),
         result => result,
@@ -96,7 +102,12 @@ fn refuse_start(args: &SubscribeArgs) -> anyhow::Result<()> {
 }
 
 /// Opens the device, and connects.
-async fn open_client(args: &SubscribeArgs, ticket: &Ticket, consumer: &Consumer) -> anyhow::Result<Client> {
+async fn open_client(
+    args: &SubscribeArgs,
+    ticket: &Ticket,
+    sharing: &Sharing,
+    consumer: &Consumer,
+) -> anyhow::Result<Client> {
     let sources = args
         .source
         .iter()
@@ -109,6 +120,7 @@ async fn open_client(args: &SubscribeArgs, ticket: &Ticket, consumer: &Consumer)
         sources,
         ..client_config(args)
     };
+    let config = sharing.configure(config);
     let client = Client::connect_within(args.ticket.connect_timeout, ticket, config).await?;
     consumer.connected(client.status_reader(), device.as_ref());
     Ok(client)
@@ -127,6 +139,29 @@ fn client_config(args: &SubscribeArgs) -> Config {
         lane_addresses: args.lane_address.clone(),
         ..Config::default()
     }
+}
+
+/// With whom the versions are shared.
+fn sharing_options(args: &SubscribeArgs) -> anyhow::Result<SharingOptions> {
+    let (host, swarm) = (&args.share, &args.swarm);
+    if host.share_host.is_some() && args.device.device != DeviceName::Cpu {
+        bail!(UsageError("--share-host shares host memory: it cannot be combined with --device cuda".into()));
+    }
+    let offer =
+        OfferOptions { listen: swarm.share_listen, rate: swarm.share_rate, kept_bytes: swarm.share_mem };
+    Ok(SharingOptions {
+        host: host.share_host.clone().map(|path| HostOptions {
+            path,
+            mode: host.share_mode,
+            uids: host.share_uid.clone(),
+        }),
+        swarm: match swarm.share {
+            ShareArg::No => None,
+            ShareArg::Take => Some(SwarmOptions { offer: None }),
+            ShareArg::Yes => Some(SwarmOptions { offer: Some(offer) }),
+        },
+        memory_bytes: args.mem,
+    })
 }
 
 /// The topic or topics to receive.
@@ -150,8 +185,8 @@ impl SubscribeTarget {
     }
 }
 
-/// The client, and the state that the admin port shows.
-type Connected<'a> = (&'a Client, &'a Consumer);
+/// The client, the state that the admin port shows, and where versions are offered to others.
+type Connected<'a> = (&'a Client, &'a Consumer, &'a Sharing);
 
 async fn receive(
     args: &Arc<SubscribeArgs>,
@@ -293,10 +328,10 @@ pub(crate) struct NoMatchingTopic(Glob);
 )]
 pub(crate) struct NotWithin(Duration);
 
-/// The error that `--select` selects no tensor of a version.
+/// The error that `--select`, or the glob of a `--box`, matches no tensor of a version.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "no tensor of {id} matches --select {globs}, so it is not saved: correct the patterns; names of its tensors are \
+    "no tensor of {id} matches {globs} of --select or --box, so it is not saved: correct the patterns; names of its tensors are \
      e.g. {examples}"
 )]
 pub(crate) struct NothingSelected {

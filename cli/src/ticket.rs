@@ -39,7 +39,7 @@ pub(crate) fn read_for_all(source: &str) -> anyhow::Result<Ticket> {
 }
 
 fn read_all(source: &str) -> anyhow::Result<Vec<Ticket>> {
-    if source.starts_with("relay://") {
+    if ["relay://", "unix:"].iter().any(|scheme| source.starts_with(scheme)) {
         let ticket: Ticket = source.parse()?;
         if ticket.token().is_some() && std::env::args_os().any(|word| word == source) {
             crate::log::message!(
@@ -60,8 +60,10 @@ fn read_source(source: &str) -> anyhow::Result<String> {
         return secret_file::read(source.as_ref(), SOURCE_MAX_BYTES).map_err(|error| {
             // `source` may be a truncated or mistyped ticket, whose token must not be printed.
             let redacted = Token::hide(source);
-            UsageError(format!("{redacted:?} is neither a ticket (relay://…) nor a readable file: {error}"))
-                .into()
+            UsageError(format!(
+                "{redacted:?} is neither a ticket (relay://… or unix:…) nor a readable file: {error}"
+            ))
+            .into()
         });
     }
     let mut text = String::new();

@@ -7,7 +7,7 @@ use crate::{
     output::{print_json, print_line},
     serve::{
         self,
-        admission::{TICKETS_FILE, write_tickets},
+        admission::{TICKETS_FILE, bare_ticket, write_tickets},
     },
     ticket, units,
 };
@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 use tensor_relay_server::{
-    AccessStore, Claims, Credentials, Denied, Grant, Identity, Ticket, TicketId, Topic, seconds_now,
+    AccessStore, Claims, Credentials, Denied, Grant, Identity, TicketId, Topic, seconds_now,
 };
 
 /// The port of an address without one: the default of `serve --listen`.
@@ -78,7 +78,7 @@ fn create(args: &CreateTicketArgs) -> anyhow::Result<Exit> {
         [topic] if topic.is_literal() => Some(Topic::new(topic.as_str())?),
         _ => None,
     };
-    let ticket = Ticket::new(addresses, vec![identity.fingerprint().0], topic)?;
+    let ticket = bare_ticket(addresses, identity.fingerprint(), topic)?;
     let grants = args.topics.iter().map(|glob| Grant { topics: glob.clone(), verbs: args.verbs });
     // A lost secret is not replaced here: if it is restored, the tickets made before are valid again.
     let store = AccessStore::existing(&dir);
@@ -114,7 +114,8 @@ fn show(args: &ShowTicketArgs) -> anyhow::Result<Exit> {
     let dir = serve::state_dir_or_default(args.state.state_dir.as_deref())?;
     let has_key = dir.join(KEY_FILE).exists();
     let identity = has_key.then(|| Identity::load_or_create(&dir)).transpose()?;
-    let is_own = identity.is_some_and(|identity| ticket.keys().contains(&identity.fingerprint().0));
+    let has_own_key = identity.is_some_and(|identity| ticket.keys().contains(&identity.fingerprint().0));
+    let is_own = has_own_key || ticket.socket().is_some(); // The server of a socket shows no key.
     let claims = ticket.token().map(|token| token.decode_unverified()).transpose()?;
     let standing = match (ticket.token(), is_own) {
         (None, _) => {
@@ -124,7 +125,7 @@ fn show(args: &ShowTicketArgs) -> anyhow::Result<Exit> {
             "issued by a server other than that of this state directory, so its validity is unknown".into()
         }
         (Some(token), true) => {
-            let credentials = Credentials { token: Some(token.clone()), certificate: None };
+            let credentials = Credentials { token: Some(token.clone()), ..Credentials::default() };
             match open_store(&args.state)?.rules()?.admit(&credentials, seconds_now()) {
                 Ok(_) => "valid".to_owned(),
                 Err(denied) => format!("not valid: {denied}"),

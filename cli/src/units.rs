@@ -34,6 +34,27 @@ pub(crate) fn parse_bytes_or_zero(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Parses a rate such as `100Mbit` or `1.5Gbit`, and returns bytes per second.
+pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
+    const WRONG: &str = "write a rate such as 500Kbit, 100Mbit or 1Gbit";
+    let (number, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len()));
+    let factor = match &*unit.to_ascii_lowercase() {
+        "kbit" => 1e3,
+        "mbit" => 1e6,
+        "gbit" => 1e9,
+        _ => return Err(WRONG.into()),
+    };
+    let bytes = number.trim().parse::<f64>().map_err(|_| WRONG)? * factor / 8.0;
+    match (RATE_MIN..RATE_MAX).contains(&bytes) {
+        true => Ok(bytes as u64),
+        false => Err(format!("{text:?} is out of range")),
+    }
+}
+
+/// The rates in bytes per second that [`parse_rate`] accepts: from 100 Kbit/s, at which a chunk takes minutes.
+const RATE_MIN: f64 = 12_500.0;
+const RATE_MAX: f64 = 1e13;
+
 /// Parses a number of seconds, e.g. `0.5`.
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
@@ -147,6 +168,16 @@ mod tests {
         }
         for wrong in ["", "GiB", "1GB", "0", "-1", "1e400", "99999999TiB", "1.2.3MiB"] {
             assert!(parse_bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn rates_are_in_bits_and_counted_in_bytes() {
+        assert_eq!(parse_rate("100Mbit"), Ok(12_500_000));
+        assert_eq!((parse_rate("1.6 gbit"), parse_rate("800Kbit")), (Ok(200_000_000), Ok(100_000)));
+        for wrong in ["", "100", "Mbit", "-1Mbit", "0Gbit", "1Kbit", "1e9Gbit", "10MB", "inf Gbit", "NaNGbit"]
+        {
+            assert!(parse_rate(wrong).is_err(), "{wrong}");
         }
     }
 

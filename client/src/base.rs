@@ -239,6 +239,7 @@ mod tests {
             afresh: false,
             shared: false,
             lost_place: None,
+            lending: None,
         }
     }
 

@@ -1,17 +1,20 @@
 //! Buffers: the user's own memory, by tensor name, and its lending to the session.
 
+mod boxes;
 mod error;
 mod fit;
 mod lending;
 
 pub use error::BufferError;
 pub use fit::NameMatch;
-pub(crate) use fit::{Expected, Fit, fit};
+pub(crate) use fit::{Expectation, Expected, Fit, fit};
 pub(crate) use lending::{Lender, Lent, LentMemory, Writing};
 
 use std::{collections::BTreeMap, sync::Arc};
 use tensor_relay_device::HostBytes;
-use tensor_relay_protocol::{Dtype, GLOBS_MAX, Glob, SELECTION_MAX_BYTES, Shape, TensorName};
+use tensor_relay_protocol::{
+    Bounds, Dtype, GLOBS_MAX, Glob, SELECTION_MAX_BYTES, Shape, TensorBox, TensorName,
+};
 
 /// The caller's memory for tensors, one buffer per tensor: a `Vec<u8>`, or a tensor of another library.
 ///
@@ -66,10 +69,27 @@ impl<B> Buffers<B> {
         self.by_name.insert(name, buffer)
     }
 
-    /// Requires this dtype and shape for the tensor called `name`; other versions are refused before anything is
-    /// written. For memory that is a tensor itself, whose elements would otherwise be misread.
+    /// Requires this dtype and shape for the tensor called `name`, or for the box of it that the
+    /// [request](crate::Request::boxes) selects; other versions are refused before anything is written. For memory that
+    /// is a tensor itself, whose elements would otherwise be misread.
     pub fn expect(&mut self, name: TensorName, dtype: Dtype, shape: Shape) {
-        Arc::make_mut(&mut self.expected).tensors.insert(name, (dtype, shape));
+        self.expect_exactly(name, Expectation { dtype, shape, bounds: None });
+    }
+
+    /// Like [`expect`](Self::expect), for a buffer that holds this box of a tensor of this dtype and shape.
+    pub fn expect_box(&mut self, name: TensorName, dtype: Dtype, shape: Shape, bounds: Bounds) {
+        let bounds = Some(bounds).filter(|bounds| !bounds.is_whole(&shape));
+        self.expect_exactly(name, Expectation { dtype, shape, bounds });
+    }
+
+    fn expect_exactly(&mut self, name: TensorName, expectation: Expectation) {
+        Arc::make_mut(&mut self.expected).tensors.insert(name, expectation);
+    }
+
+    /// The boxes that buffers [expect](Self::expect_box), for [`Request::boxes`](crate::Request::boxes). A request holds at
+    /// most 256, with 8,192 bytes of names: tensors whose names differ in numbers only count once if they are cut alike.
+    pub fn boxes(&self) -> Vec<TensorBox> {
+        boxes::boxes_of(&self.expected)
     }
 
     /// Uses the buffer of `to` for the tensor called `name` too, and requires that these two tensors share their bytes

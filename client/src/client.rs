@@ -4,14 +4,14 @@ use crate::{
     ClientError, Config, GetError, Request, Snapshot, StatusReader, Subscription, TopicWatch,
     command::Command,
     connection::{Connection, Target},
-    other_servers::OtherServers,
+    other_servers::{OtherServers, PeerLinks},
+    peers::{PeerReport, PeerReports},
     reconnector::{Reconnector, State},
     session::Session,
     status,
     subscription::SubscriptionLimits,
 };
 use std::{
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -20,7 +20,8 @@ use std::{
 };
 use tensor_relay_protocol::{Feature, Glob, ProbeBytes, Ticket, Topic, TopicEntry, WATCHES_MAX, Welcome};
 use tensor_relay_transport::{
-    Connector, Fingerprint, LaneError, LaneKind, LaneKindReason, LaneStats, ProbeResult, StageStats, Tuning,
+    Connector, Fingerprint, LaneError, LaneKind, LaneKindReason, LaneStats, Peer, ProbeResult, StageStats,
+    Tuning,
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -92,15 +93,16 @@ impl Client {
         config: Config,
     ) -> Result<Self, ClientError> {
         let config = config.clamped();
-        let mut connector = connector
+        let bare = connector
             .clone()
             .with_local_addresses(&config.lane_addresses)
             .with_transport(config.transport);
-        if let Some(identity) = &config.identity {
-            connector = connector.with_identity(Arc::clone(identity));
-        }
+        let connector = match &config.identity {
+            Some(identity) => bare.clone().with_identity(Arc::clone(identity)),
+            None => bare.clone(),
+        };
         let target_of = |ticket: &Ticket| Target {
-            connector: connector.clone(),
+            connector: connector.clone().with_server_uid(ticket.server_uid()),
             hosts: ticket.addresses().to_vec(),
             keys: ticket.keys().iter().copied().map(Fingerprint).collect(),
             token: ticket.token().cloned(),
@@ -123,6 +125,7 @@ impl Client {
         let state = Arc::new(State {
             lane: watch::Sender::new(connection.control().clone()),
             registries,
+            peers: PeerReports::default(),
             ingress: session.ingress().clone(),
             memory: session.memory().clone(),
             bases: session.bases().cloned(),
@@ -131,7 +134,11 @@ impl Client {
             ended: watch::Sender::new(None),
         });
         let answer_timeout = connector.tuning().control_timeout();
-        let others = OtherServers::new(others, config.clone());
+        let peers = config.sharing.as_ref().map(|sharing| {
+            let connector = bare.with_identity(Arc::clone(&sharing.identity));
+            PeerLinks::new(connector, sharing.identity.fingerprint(), &config, state.peers.clone())
+        });
+        let others = OtherServers::new(others, config.clone(), peers);
         let reconnector = Reconnector { target, others, session, commands: inbox, state: Arc::clone(&state) };
         let reconnector = tokio::spawn(reconnector.run(connection));
         let limits = SubscriptionLimits {
@@ -249,8 +256,8 @@ impl Client {
         (lane.kind(), lane.reason())
     }
 
-    /// The server's address in the current connection.
-    pub fn peer(&self) -> SocketAddr {
+    /// The server in the current connection: its address, or its process.
+    pub fn peer(&self) -> Peer {
         self.state.lane.borrow().peer()
     }
 
@@ -288,6 +295,12 @@ impl Client {
     /// The pipeline stages of the chunks of all subscriptions, and their overlap.
     pub fn stages(&self) -> StageStats {
         self.state.ingress.stages()
+    }
+
+    /// What became of the peers that the server named lately, and why some are not used; none without
+    /// [sharing](Config::sharing).
+    pub fn peers(&self) -> Vec<PeerReport> {
+        self.state.peers.get()
     }
 
     /// The number of reconnections.

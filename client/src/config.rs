@@ -1,15 +1,16 @@
 //! A client's configuration and its defaults.
 
+use crate::Membership;
 use std::{net::IpAddr, sync::Arc, time::Duration};
 use tensor_relay_device::Device;
-use tensor_relay_protocol::{CodecId, CodecSet, Credit, Limits, Ticket};
+use tensor_relay_protocol::{CodecId, CodecSet, Credit, Feature, FeatureSet, Limits, Ticket};
 use tensor_relay_transport::{Identity, Transport, Workers};
 
 /// The maximum number of lanes of a session. Beyond it, a network card or memory is the bottleneck.
 pub const LANES_MAX: u32 = 16;
 
 /// The most further servers of a session.
-const SOURCES_MAX: usize = 15;
+pub(crate) const SOURCES_MAX: usize = 15;
 
 /// The number of lanes of a session: connections to the server, each with its own socket and thread. A server may
 /// allow fewer.
@@ -86,6 +87,9 @@ pub struct Config {
     /// that several servers serve. Chunks of a large version are received from all of them at once, and if one is lost,
     /// the others send what it had not sent. Those beyond the 15th are not used. Default: none.
     pub sources: Vec<Ticket>,
+    /// How this client takes chunks of large versions from other clients of the server, and offers its own to them.
+    /// Default: not at all. A server that does not support it, or must not, sends everything itself.
+    pub sharing: Option<Membership>,
     /// The local addresses that lanes use in turn: one for each network card. Default: the system chooses an address,
     /// and so one card.
     pub lane_addresses: Vec<IpAddr>,
@@ -108,6 +112,9 @@ pub struct Config {
     /// language may. Default: no. If so, [`volatile_tensor`](crate::Snapshot::volatile_tensor) returns that memory, and
     /// [`Bytes`](bytes::Bytes) of a tensor are a copy.
     pub volatile_snapshots: bool,
+    /// Whether received versions lie in memory that other processes of the host can map, to offer them there
+    /// ([`Snapshot::source`](crate::Snapshot::source)). Default: no. It costs a file descriptor for each version.
+    pub shareable: bool,
     /// The consumer as which publishers count this client's commits: those of all clients with the same id and
     /// credentials count once for each version; a [named reader](crate::Request::reader) counts by its name. Default:
     /// random, so each client counts. Programs with several clients in one process may give them one id.
@@ -131,6 +138,7 @@ impl Default for Config {
             transport: Transport::Auto,
             identity: None,
             sources: vec![],
+            sharing: None,
             lane_addresses: vec![],
             credit_chunks: 8,
             topic_timeout: Duration::from_secs(10),
@@ -139,6 +147,7 @@ impl Default for Config {
             versions_held_max: 4,
             hold_timeout: Duration::from_secs(10),
             volatile_snapshots: false,
+            shareable: false,
             consumer: rand::random(),
             limits: Limits::default(),
             workers: Workers::Threads,
@@ -150,6 +159,14 @@ impl Default for Config {
 const TIMEOUT_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
 impl Config {
+    /// The features that servers may use towards this client.
+    pub(crate) fn features(&self) -> FeatureSet {
+        match self.sharing {
+            Some(_) => FeatureSet::OF_CLIENT.with(Feature::Peers),
+            None => FeatureSet::OF_CLIENT,
+        }
+    }
+
     /// Whether a delta codec is enabled.
     pub(crate) fn keeps_bases(&self) -> bool {
         self.codecs.iter().any(CodecId::needs_base)

@@ -7,25 +7,31 @@ mod plan;
 
 pub(crate) use lanes::{LaneRegistry, Path, Received};
 
-use crate::{ClientError, Config, base, error::SessionError, progress::Counters};
+use crate::{
+    ClientError, Config, base,
+    error::SessionError,
+    progress::{Counters, Giver},
+    server_memory,
+};
 use futures_util::FutureExt;
 use lanes::LaneSet;
 use std::{
     collections::VecDeque,
     ops::Range,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
-use tensor_relay_device::Sink;
+use tensor_relay_device::{Sink, SinkError, VolatileBytes};
 use tensor_relay_protocol::{
-    ChunkHeader, ClientMessage, CloseCode, Dtype, FeatureSet, Hello, InstanceId, LaneId, Limits, Manifest,
-    ManifestHeader, PROTOCOL_REVISIONS, ProbeHeader, ProtocolViolation, ServerMessage, StreamHeader,
-    StreamToken, SubscriptionId, Token, Verified, Welcome,
+    ChunkHeader, ClientMessage, CloseCode, Dtype, EncodingHash, Epoch, FeatureSet, Hello, InstanceId,
+    LaneGrant, LaneId, Limits, Manifest, ManifestHeader, PROTOCOL_REVISIONS, ProbeHeader, ProtocolViolation,
+    Selection, ServerMessage, StreamHeader, StreamToken, SubscriptionId, Token, Verified, Version, Welcome,
 };
 use tensor_relay_transport::{
     Connector, DataIn, Fingerprint, HeaderError, Lane, LaneError, LaneKind, LaneKindReason, ProbeResult,
     Progress, Tally, Way, Workers, control,
     control::ControlError,
+    forwarding::Forwarded,
     ingress::{Gathered, Ingress, ReceiveError, ReceiveManifestError, receive_manifest},
     receive_probe,
 };
@@ -52,6 +58,8 @@ pub(crate) struct Connection {
     instance: InstanceId,
     /// The server's name and version, and the features that it offers.
     server: (String, FeatureSet),
+    /// The session's number, and its grant of lanes.
+    session: (u64, Option<LaneGrant>),
     began: Instant,
     workers: Workers,
     /// The events of chunks received in place, which [`next`](Self::next) returns first.
@@ -72,6 +80,8 @@ pub(crate) enum Event {
     Manifest(SubscriptionId, Result<Manifest, ReceiveManifestError>),
     /// A chunk of this subscription of the user was received, from whichever source, or failed.
     Chunk(SubscriptionId, StreamToken, Result<Verified, ReceiveError>),
+    /// The lent memory of a version of this subscription was copied to its places, or that failed.
+    Copied(SubscriptionId, (Epoch, Version), Result<(), SinkError>),
     /// A probe was received, or failed.
     Probe(Result<ProbeResult, LaneError>),
     /// A lane joined the session.
@@ -92,8 +102,14 @@ pub(crate) struct ChunkTarget {
     pub(crate) base: Option<base::Chunk>,
     /// The counters of the version, by codec.
     pub(crate) tally: Arc<Tally>,
+    /// From whom the chunk comes.
+    pub(crate) giver: Giver,
     /// The progress of the version.
     pub(crate) counters: Arc<Counters>,
+    /// The encoding that the origin named, if nothing else may be decoded.
+    pub(crate) encoding: Option<EncodingHash>,
+    /// The version, if it is offered to others.
+    pub(crate) forwarded: Option<Weak<dyn Forwarded>>,
 }
 
 /// The reason sent to the server when the client closes a connection.
@@ -145,6 +161,7 @@ impl Connection {
             lanes,
             instance: welcome.instance,
             server: (welcome.agent, welcome.features),
+            session: (welcome.session, welcome.lanes.map(|lanes| lanes.grant)),
             began: Instant::now(),
             workers: config.workers,
             received: VecDeque::new(),
@@ -154,7 +171,7 @@ impl Connection {
 
     /// The path of this connection, to decide on the session's transport.
     pub(crate) fn path(&self) -> Path {
-        self.lanes.path(self.control.peer(), self.instance, self.workers)
+        self.lanes.path(self.control.peer().address(), self.instance, self.workers)
     }
 
     /// The lane of the control stream.
@@ -165,6 +182,11 @@ impl Connection {
     /// The server's name and version, and the features that it offers.
     pub(crate) fn server(&self) -> (&str, FeatureSet) {
         (&self.server.0, self.server.1)
+    }
+
+    /// The session's number, and its grant of lanes, if it has one.
+    pub(crate) fn session(&self) -> (u64, Option<LaneGrant>) {
+        self.session
     }
 
     pub(crate) fn lanes(&mut self) -> &mut LaneSet {
@@ -234,18 +256,20 @@ impl Connection {
         let alive = lane.clone(); // Keeps the lane's thread, which ends with the last clone of the lane.
         // Boxed: spawning moves a future several times, and this one is kilobytes large.
         let mut receive = Box::pin(async move {
-            let counters = Arc::clone(&target.counters);
+            let (counters, giver) = (Arc::clone(&target.counters), target.giver);
             let (raw_bytes, encoded_bytes) =
                 (header.raw_bytes.into(), u64::from(header.encoded_bytes.max(1)));
             let arrived = Arc::clone(&received);
             let progress: Progress = Arc::new(move |bytes: u64| {
-                counters.add_wire(bytes);
+                counters.add_wire(giver, bytes);
                 arrived
                     .arrived_bytes
                     .fetch_add(bytes * raw_bytes / encoded_bytes, Ordering::Relaxed);
             });
             let range = target.range.clone();
-            let outcome = match ingress.gather_chunk(stream, &header, range, &*target.sink, &progress).await {
+            let gathered =
+                ingress.gather_chunk(stream, &header, range, &*target.sink, &progress, target.encoding);
+            let outcome = match gathered.await {
                 Ok(gathered) => finish_chunk(&ingress, gathered, &header, &target).await,
                 Err(error) => Err(error),
             };
@@ -263,6 +287,23 @@ impl Connection {
             return None;
         }
         Some(lane.spawn_in(&mut self.tasks, receive))
+    }
+
+    /// Starts to copy lent memory to the places of a version, in a task; returns the task's handle. Its event names the
+    /// user's subscription and the version.
+    pub(crate) fn copy_server_memory(
+        &mut self,
+        (id, version): (SubscriptionId, (Epoch, Version)),
+        bytes: VolatileBytes,
+        selection: Arc<Selection>,
+        sink: Arc<dyn Sink>,
+        counters: Arc<Counters>,
+    ) -> AbortHandle {
+        let workers = self.workers;
+        self.tasks.spawn(async move {
+            let copied = server_memory::copy(bytes, &selection, &*sink, workers, &counters).await;
+            Event::Copied(id, version, copied)
+        })
     }
 
     /// Closes a connection that is lost or replaced, and waits until completely received chunks are decoded, at most
@@ -314,7 +355,10 @@ async fn finish_chunk(
     target: &ChunkTarget,
 ) -> Result<Verified, ReceiveError> {
     let taken = target.base.as_ref().and_then(|base| base.take(header.base.is_some()));
-    let finished = ingress.finish_chunk(gathered, target.dtype, &*target.sink, taken).await;
+    let forwarded = target.forwarded.as_ref().and_then(Weak::upgrade);
+    let finished = ingress
+        .finish_chunk(gathered, target.dtype, &*target.sink, taken, forwarded)
+        .await;
     let (verified, taken) = finished?;
     if let (Some(base), Some(taken)) = (&target.base, taken) {
         base.put(taken);
@@ -355,7 +399,8 @@ impl Handshake {
         target: &Target,
         config: &Config,
     ) -> Result<Option<Self>, ClientError> {
-        let lane = target.connector.connect_over(kind, path.peer, &target.keys).await?;
+        let Some(peer) = path.peer else { return Ok(None) };
+        let lane = target.connector.connect_over(kind, peer, &target.keys).await?;
         let handshake = Self::new(lane, target, config).await?;
         if handshake.welcome.instance != path.instance {
             handshake.lane.close(CloseCode::Done, "");
@@ -402,13 +447,17 @@ async fn exchange_hello(
         agent: config.agent.clone(),
         codecs: config.codecs,
         token: target.token.clone(),
-        features: FeatureSet::OF_CLIENT,
+        features: config.features(),
     };
     sender.send(ClientMessage::Hello(hello)).await?;
     let answer = first_message(&mut receiver)
         .await
         .map_err(|error| match error.is_unauthorised() {
-            true => ClientError::Unauthorised { peer: lane.peer(), with_token: target.token.is_some() },
+            true => ClientError::Unauthorised {
+                peer: lane.peer(),
+                with_token: target.token.is_some(),
+                text: error.refusal_text().to_owned(),
+            },
             false => error,
         });
     match answer? {

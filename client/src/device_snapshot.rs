@@ -37,10 +37,9 @@ impl Snapshot {
     /// Every selected tensor with its location in device memory, in the order in which they were published. Empty
     /// if the snapshot is on the host.
     pub fn device_tensors(&self) -> impl Iterator<Item = (&Tensor, DeviceTensor)> {
-        let all = self.manifest().tensors();
         self.selection.tensors().iter().filter_map(move |index| {
             let index = index as usize;
-            Some((all.get(index)?, self.device_tensor_at(index)?))
+            Some((self.selection.tensor(index), self.device_tensor_at(index)?))
         })
     }
 
@@ -67,7 +66,7 @@ impl Snapshot {
     }
 
     async fn copy_out(&self, payload: &OnDevice) -> Result<Region, DeviceError> {
-        let len_bytes = self.selection.payload_bytes();
+        let len_bytes = self.selection.memory_bytes();
         let region = payload
             .memory()
             .memory
@@ -83,7 +82,7 @@ impl Snapshot {
     /// A source of the selected bytes, if they are on a device.
     pub(crate) fn device_source(&self) -> Result<Option<Arc<dyn Source>>, DeviceError> {
         let Some(shared) = self.payload.on_device() else { return Ok(None) };
-        let (payload, len_bytes) = (shared.payload(), self.selection.payload_bytes());
+        let (payload, len_bytes) = (shared.payload(), self.selection.memory_bytes());
         let source = payload.source(len_bytes);
         source
             .map(Some)

@@ -8,10 +8,10 @@ pub(crate) use session::SessionError;
 pub use subscription::SubscriptionError;
 pub(crate) use transfer::TransferError;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 use tensor_relay_device::AllocError;
 use tensor_relay_protocol::{CloseCode, GLOBS_MAX, MessageError, ProtocolViolation, SELECTION_MAX_BYTES};
-use tensor_relay_transport::{ConnectError, LaneError, control::ControlError};
+use tensor_relay_transport::{ConnectError, LaneError, Peer, control::ControlError};
 
 /// Why a session could not be opened or has ended, or why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +48,9 @@ pub enum ClientError {
         /// Their total length.
         bytes: usize,
     },
+    /// Boxes that no server would accept: too many, or malformed.
+    #[error("the boxes cannot be requested: {0}")]
+    Boxes(&'static str),
     /// Mode `latest` cannot begin at a version that it may have to skip.
     #[error(
         "mode latest starts at the newest or the next version and skips older ones: to start at the oldest version, or at a \
@@ -66,12 +69,14 @@ pub enum ClientError {
     #[error("another probe of this client is in progress: wait until it ends")]
     ProbeInProgress,
     /// The server refuses this client's credentials.
-    #[error("the server at {peer} refused access: {}", why_refused(*with_token))]
+    #[error("the server at {peer} refused access: {}", why_refused(*with_token, text))]
     Unauthorised {
         /// The server.
-        peer: SocketAddr,
+        peer: Peer,
         /// Whether the ticket has a token.
         with_token: bool,
+        /// The server's explanation, which it gives to users of its own host alone; else empty.
+        text: String,
     },
     /// The server refused this client.
     #[error("the server refused this client: {0}")]
@@ -140,6 +145,7 @@ impl ClientError {
             | Self::ProbeInProgress
             | Self::TooManyWatches { .. }
             | Self::SelectionTooLarge { .. }
+            | Self::Boxes(_)
             | Self::StartNeedsEvery
             | Self::Message(_)
             | Self::ProtocolViolation(_) => false,
@@ -174,6 +180,15 @@ impl ClientError {
         }
     }
 
+    /// The text of the close with which the server refused this client; empty if it gave none.
+    pub(crate) fn refusal_text(&self) -> &str {
+        match self {
+            Self::Refused(LaneError::ClosedByPeer { text, .. })
+            | Self::Lane(LaneError::ClosedByPeer { text, .. }) => text,
+            _ => "",
+        }
+    }
+
     /// Whether this machine does not allow the connection, so that its user has to act.
     pub(crate) fn is_local(&self) -> bool {
         matches!(
@@ -196,9 +211,10 @@ pub enum GetError {
     Subscription(#[from] SubscriptionError),
 }
 
-/// Advice after a refusal. The server does not give the reason, because it would help an attacker.
-fn why_refused(with_token: bool) -> &'static str {
+/// Advice after a refusal. Over the network, the server does not give the reason, because it would help an attacker.
+fn why_refused(with_token: bool, text: &str) -> &str {
     match with_token {
+        _ if !text.is_empty() => text,
         false => {
             "the ticket carries no token, and this server requires one, or a key of this client that it knows: get a new \
              ticket from the server's operator (`serve` writes them, `tensor-relay tickets create` makes more)"

@@ -54,10 +54,13 @@ mod destination;
 mod device_snapshot;
 mod error;
 mod fill;
+mod held;
 mod holding;
 mod load_report;
+mod membership;
 mod mirror;
 mod other_servers;
+mod peers;
 mod probing;
 mod progress;
 mod rate;
@@ -66,6 +69,7 @@ mod reconnector;
 mod recovery;
 mod request;
 mod save;
+mod server_memory;
 mod session;
 mod snapshot;
 mod snapshot_queue;
@@ -84,21 +88,26 @@ pub use device_snapshot::{DeviceError, DeviceTensor};
 pub use error::{ClientError, GetError, SubscriptionError};
 pub use fill::{FillCause, FillError, Filled};
 pub use load_report::LoadReport;
+pub use membership::Membership;
 pub use mirror::{FilesError, Mirror};
+pub use peers::{PeerReport, PeerState};
 pub use progress::Progress;
 pub use request::Request;
 pub use save::SaveError;
-pub use snapshot::{Receipt, Snapshot};
+pub use server_memory::Sharing;
+pub use snapshot::{Receipt, ReceiptSources, Snapshot};
 pub use status::{ClientStatus, StatusReader};
 pub use subscription::Subscription;
+pub use tensor_relay_protocol::Transport as PeerTransport;
 pub use tensor_relay_protocol::{
-    AbortReason, CloseCode, CodecId, CodecSet, Dtype, EndReason, Epoch, GLOBS_MAX, Gap, Glob, GlobError,
-    Manifest, Metadata, Mode, ProbeBytes, ProbeReport, ReaderName, SELECTION_MAX_BYTES, Selection, Shape,
-    Start, Tensor, TensorName, Ticket, TicketError, Topic, TopicEntry, Version, VersionId,
+    AbortReason, BOXES_MAX, Bounds, BoxError, CloseCode, CodecId, CodecSet, Dtype, EndReason, Epoch,
+    GLOBS_MAX, Gap, Glob, GlobError, Indices, Manifest, Metadata, Mode, NotLent, PeerAddress, ProbeBytes,
+    ProbeReport, ReaderName, SELECTION_MAX_BYTES, Selection, Shape, Shard, Slice, Start, Tensor, TensorBox,
+    TensorName, Ticket, TicketError, Topic, TopicEntry, Version, VersionId,
 };
 pub use tensor_relay_transport::{
     CodecCount, CodecStats, ConnectError, Connector, Fingerprint, Identity, IdentityError, LaneError,
-    LaneKind, LaneKindReason, LaneStats, ProbeResult, Stage, StageStats, Transport, Tuning,
+    LaneKind, LaneKindReason, LaneStats, Peer, ProbeResult, Stage, StageStats, Transport, Tuning,
 };
 pub use watches::TopicWatch;
 pub use whole_file::{check_replaceable, replace_file};

@@ -1,6 +1,7 @@
 //! The rate at which large versions arrive.
 
 use std::time::Duration;
+use tensor_relay_protocol::Pauses;
 use tokio::time::Instant;
 
 /// The minimum duration of one measurement.
@@ -15,15 +16,24 @@ const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The unmeasured time in which a connection reaches full speed.
 pub(crate) const WARM_UP_DURATION: Duration = Duration::from_millis(500);
 
+/// A period with a large version in transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Period {
+    /// From 1.
+    pub(crate) index: u64,
+    /// The size of the version.
+    pub(crate) bytes: u64,
+}
+
 /// A sample of the receive counters at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Sample {
-    /// The index of the current period with a large version in transfer; `None` between such periods.
-    pub(crate) period: Option<u64>,
-    /// The size of that version.
-    pub(crate) version_bytes: u64,
+    /// The current period; `None` between periods.
+    pub(crate) period: Option<Period>,
     /// The number of lanes.
     pub(crate) lanes: u32,
+    /// Whether that number is final.
+    pub(crate) has_settled: bool,
     /// The decoded length of what arrived on this connection so far. Not the encoded length, because the encoding may
     /// change at any time.
     pub(crate) arrived_bytes: u64,
@@ -60,7 +70,7 @@ impl Steps {
 }
 
 /// A measured rate.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Rate {
     pub(crate) bytes_per_s: f64,
     /// The processors that this process used.
@@ -68,6 +78,12 @@ pub(crate) struct Rate {
 }
 
 impl Rate {
+    /// The share of each of so many lanes.
+    pub(crate) fn each(self, lanes: u32) -> Self {
+        let lanes = f64::from(lanes);
+        Self { bytes_per_s: self.bytes_per_s / lanes, processors: self.processors / lanes }
+    }
+
     /// How many times as much processor time a byte took as with `other`. Not a number where none was measured.
     pub(crate) fn cost_by(self, other: Self) -> f64 {
         (self.processors / self.bytes_per_s) / (other.processors / other.bytes_per_s)
@@ -129,6 +145,11 @@ impl Measurement {
             processors: self.processor_time.as_secs_f64() / seconds,
         }
     }
+}
+
+/// The pauses between trials that need large versions: most paths do not change, so later ones are long.
+pub(crate) fn pauses(first: Duration) -> Pauses {
+    Pauses { first: micros(first), growth: 4, max: micros(Duration::from_secs(3_600)) }
 }
 
 /// A duration in the unit of the client's trials.

@@ -1,6 +1,10 @@
 //! A reception: executes the decisions of one subscription's [`Subscriber`]. It owns the memory, the tasks that write
 //! to it, and the user's queue.
 
+mod forwarding;
+mod peers;
+mod placing;
+
 use crate::{
     Receipt, Request, Snapshot, SubscriptionError,
     base::Base,
@@ -9,26 +13,30 @@ use crate::{
     connection::ChunkTarget,
     destination::{Allocators, Destination},
     error::TransferError,
+    held::HeldReport,
     holding::HoldCounter,
     load_report::LoadReport,
     other_servers::{Link, Links},
     progress::Counters,
+    server_memory::{ServerMemory, Sharing},
     snapshot_queue::SnapshotQueue,
     source_table::SourceTable,
 };
+use forwarding::Forwarding;
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
 use tensor_relay_device::{CacheLease, Device};
 use tensor_relay_protocol::{
-    AbortReason, Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, EndReason, Epoch,
-    ProtocolViolation, Released, Selection, StreamToken, Subscriber, SubscriptionId, Topic, Verified,
-    Version, VersionFault, VersionId,
+    AbortReason, Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, EncodingHash, EndReason, Epoch,
+    Feature, ProtocolViolation, Released, StreamToken, Subscriber, SubscriptionId, Topic, Verified, Version,
+    VersionFault, VersionId,
 };
 use tensor_relay_transport::{
     AbortOnDrop, DataIn, LaneKind, LaneKindReason, Tally,
+    forwarding::Forward,
     ingress::{Ingress, ReceiveError},
 };
 use tokio::{sync::mpsc, time::Instant};
@@ -73,6 +81,16 @@ pub(crate) struct Reception {
     /// The tasks that receive chunks of the version in transfer. They are aborted when the version ends, so that none
     /// keeps its memory longer.
     tasks: Vec<AbortOnDrop>,
+    /// The memory that the server lends for the current version, until it is placed.
+    memory: Option<ServerMemory>,
+    /// How the bytes of the current version come.
+    sharing: Sharing,
+    /// What the origin knows of the chunks that are here.
+    held: HeldReport,
+    /// The peers that sent chunks of the current version.
+    givers: BTreeSet<[u8; 32]>,
+    /// Offers versions to other members of their swarms.
+    forwarding: Forwarding,
     /// Whether the server waits for the source of the current version.
     is_waiting: bool,
     /// Whether the subscription is over.
@@ -96,7 +114,12 @@ impl Context<'_, '_> {
     ///
     /// # Errors
     /// [`ProtocolViolation`] when the origin does not offer a feature that it needs; and the origin's name.
-    fn send(&mut self, message: ClientMessage) -> Result<(), (ProtocolViolation, String)> {
+    fn send(&mut self, mut message: ClientMessage) -> Result<(), (ProtocolViolation, String)> {
+        if let ClientMessage::Subscribe(subscribe) = &mut message
+            && subscribe.subscription == self.id
+        {
+            subscribe.memory = self.links.offers(Link::Origin, Feature::Memory);
+        }
         let number = message.subscription().unwrap_or(self.id);
         let origin = (number == self.id).then_some(Link::Origin);
         let Some(link) = self.sources.link(number).or(origin) else { return Ok(()) }; // A source that was lost.
@@ -156,9 +179,20 @@ impl Reception {
             tally: Arc::default(),
             streams: BTreeMap::new(),
             tasks: vec![],
+            memory: None,
+            sharing: Sharing::Network,
+            held: HeldReport::default(),
+            givers: BTreeSet::new(),
+            forwarding: Forwarding::default(),
             is_waiting: false,
             is_over: false,
         }
+    }
+
+    /// The same, which offers to `forward` what it receives of shared versions, if that is given.
+    pub(crate) fn forwarding_to(mut self, forward: Option<Arc<dyn Forward>>) -> Self {
+        self.forwarding = Forwarding::new(forward);
+        self
     }
 
     /// The last report that a version was loaded.
@@ -227,13 +261,18 @@ impl Reception {
         self.streams.clear();
         self.tasks.clear();
         self.destination = None;
+        self.forwarding.give_up();
         self.base.handle_given_up();
         self.counters.set_verified(0);
         self.queue.forget_topic(); // It may be withdrawn before the server has the request.
     }
 
     /// Handles `Announce`.
-    pub(crate) fn handle_announce(&mut self, announce: Announce) -> Result<(), ProtocolViolation> {
+    pub(crate) fn handle_announce(
+        &mut self,
+        announce: Announce,
+        memory: Option<ServerMemory>,
+    ) -> Result<(), ProtocolViolation> {
         if self.is_unwanted(&announce.id) {
             self.is_over = true;
             self.machine.end_subscription(AbortReason::Superseded, self.keep_place);
@@ -242,10 +281,14 @@ impl Reception {
         }
         let now = Instant::now();
         let resumes = self.machine.is_receiving();
+        let shared = announce.shared.then_some((announce.id.epoch, announce.id.version));
         let (version, afresh) = (announce.id.version.0, announce.afresh.then(|| announce.id.clone()));
         self.machine
             .handle_announce(announce, now.into_std(), self.counters.received_bytes())?;
+        self.memory = memory.filter(|_| self.machine.is_lent());
+        self.held.begin(shared);
         if !resumes {
+            self.givers.clear();
             self.began = now;
             self.counters.begin(version, 0); // Until its manifest has arrived.
         }
@@ -277,7 +320,8 @@ impl Reception {
     }
 
     /// Handles `End`.
-    pub(crate) fn handle_end(&self, reason: EndReason) {
+    pub(crate) fn handle_end(&mut self, reason: EndReason) {
+        self.forwarding.end(&self.topic, reason);
         let error = match (self.machine.only_version(), reason, self.queue.given_up()) {
             (Some(_), EndReason::NotFound, _) => {
                 self.not_found("it was replaced or withdrawn, or is not published yet".into())
@@ -298,6 +342,7 @@ impl Reception {
         stream: (Link, DataIn),
     ) -> Result<(), ProtocolViolation> {
         self.streams.insert(token, stream);
+        self.note_time();
         self.machine
             .handle_chunk(header, token)
             .inspect_err(|_| drop(self.streams.remove(&token)))
@@ -305,7 +350,9 @@ impl Reception {
 
     /// Handles a chunk that is verified and in its place.
     pub(crate) fn handle_verified(&mut self, token: StreamToken, verified: Verified) {
+        self.note_time();
         self.machine.handle_verified(token, verified);
+        self.held.note_change();
         self.counters.set_verified(self.machine.held_bytes());
         if std::mem::replace(&mut self.is_waiting, false) {
             self.queue.announce();
@@ -315,6 +362,10 @@ impl Reception {
     /// Handles a stream whose chunk is invalid or cannot be placed. An invalid one of a further source is requested of
     /// others, the source is left, and the error is returned; any other one fails the version.
     pub(crate) fn handle_failed(&mut self, token: StreamToken, error: ReceiveError) -> Option<ReceiveError> {
+        let is_other = matches!(error, ReceiveError::OtherEncoding { .. } | ReceiveError::WrongLength { .. });
+        if is_other && self.machine.handle_wrong_encoding(token) {
+            return None; // The peer is barred, which is logged.
+        }
         if error.is_invalid() && self.machine.handle_corrupt(token) {
             return Some(error);
         }
@@ -334,10 +385,15 @@ impl Reception {
     /// connection's state. The next connection begins with `allowance` as credit.
     pub(crate) fn handle_detached(&mut self, allowance: u32) {
         self.queue.set_subscribe_sent(None);
+        if !self.machine.has_committed() {
+            self.queue.forget_topic(); // Its only version may be withdrawn before the next connection.
+        }
         if !self.machine.has_other_sources() {
             self.streams.clear();
             self.tasks.clear();
         }
+        self.memory = None;
+        self.held.end();
         self.machine.handle_detached(allowance);
         self.counters.set_verified(self.machine.held_bytes());
     }
@@ -358,9 +414,11 @@ impl Reception {
     /// # Errors
     /// [`ProtocolViolation`] when the server broke a rule: the session ends.
     pub(crate) fn act(&mut self, context: &mut Context<'_, '_>) -> Result<(), ProtocolViolation> {
+        self.note_time();
         while let Some(action) = self.machine.poll() {
             match action {
                 Action::Send(message) => {
+                    self.allow_ordered(&message, context);
                     if let Err((ProtocolViolation::FeatureNotOffered { feature, .. }, agent)) =
                         context.send(message)
                     {
@@ -375,20 +433,34 @@ impl Reception {
                     if let Some(origin) = context.links.get(Link::Origin) {
                         self.transport = Some((origin.control().kind(), origin.control().reason()));
                     }
-                    match self.place(&announce, &selection, resumes, context.allocators) {
-                        Ok(base) => self.machine.handle_placed(base)?,
-                        Err(error) => self.fail(&error),
+                    if let Err(error) = self.place(&announce, &selection, resumes, context)? {
+                        self.fail(&error);
                     }
                 }
-                Action::Receive { stream, header, range, dtype } => {
-                    self.receive(stream, header, (range, dtype), context);
+                Action::Receive { stream, header, range, dtype, encoding } => {
+                    self.receive(stream, header, (range, dtype, encoding), context);
                 }
                 Action::Discard(stream) => drop(self.streams.remove(&stream)),
-                Action::Commit(commit) => self.commit(commit),
+                Action::Commit(commit) => {
+                    context.links.others.handle_version_ended(context.id);
+                    self.commit(commit);
+                }
                 Action::Seek => self.ask_sources(context),
+                Action::Peers(sources) => {
+                    context.links.others.name_peers(context.id, sources);
+                    self.ask_peers(context);
+                }
+                Action::PeerLied(source) => {
+                    if let Some(Link::Other(index)) = context.sources.link(source) {
+                        context.links.others.bar_peer(index);
+                    }
+                }
                 Action::SourceDiffers(source) => self.warn_of_differing(source, context),
                 Action::CloseSource(source) => context.close_source(source),
-                Action::Release { id, reason } => self.release(id, reason),
+                Action::Release { id, reason } => {
+                    context.links.others.handle_version_ended(context.id);
+                    self.release(id, reason);
+                }
                 Action::Waiting => self.report_waiting(),
                 Action::Fail(fault) => self.fail(&self.transfer_error(fault)),
             }
@@ -396,29 +468,11 @@ impl Reception {
         Ok(())
     }
 
-    /// Allocates the destination of a selection: the lent buffers, or memory. Returns the base of its chunks.
-    fn place(
-        &mut self,
-        announce: &Announce,
-        selection: &Arc<Selection>,
-        resumes: bool,
-        allocators: &Allocators,
-    ) -> Result<Option<Version>, TransferError> {
-        if resumes && self.destination.is_some() {
-            tracing::info!(version = %announce.id, "The transfer of a version resumes.");
-            return Ok(self.base.resume(announce));
-        }
-        self.counters.begin(announce.id.version.0, selection.payload_bytes());
-        self.tally = Arc::default();
-        self.destination = Some(Destination::new(selection, self.lent.take(), allocators)?);
-        Ok(self.base.begin(announce, selection))
-    }
-
     fn receive(
         &mut self,
         token: StreamToken,
         header: ChunkHeader,
-        (range, dtype): (std::ops::Range<u64>, Dtype),
+        (range, dtype, encoding): (std::ops::Range<u64>, Dtype, Option<EncodingHash>),
         context: &mut Context<'_, '_>,
     ) {
         let (Some((link, stream)), Some(destination)) = (self.streams.remove(&token), &self.destination)
@@ -429,12 +483,17 @@ impl Reception {
         let (Some(id), Some(connection)) = (self.machine.current_version(), context.links.get(link)) else {
             return self.machine.handle_lost(token); // Its connection was lost.
         };
+        // Another server that was not named by the origin may encode chunks otherwise than the origin says.
+        let is_vouched = link == Link::Origin || encoding.is_some();
         let target = ChunkTarget {
+            encoding,
+            forwarded: self.forwarding.arriving().filter(|_| is_vouched),
             sink: destination.sink(id),
             range,
             dtype,
             base: self.base.chunk(header.chunk),
             tally: Arc::clone(&self.tally),
+            giver: link.giver(),
             counters: Arc::clone(&self.counters),
         };
         if self.tasks.len() == self.tasks.capacity() {
@@ -451,6 +510,9 @@ impl Reception {
         }
         for index in context.links.others.usable() {
             let link = Link::Other(index);
+            if self.machine.wants_boxes() && !context.links.offers(link, Feature::Boxes) {
+                continue;
+            }
             if self.machine.wants_sources() && !context.sources.is_asked(context.id, link) {
                 let source = context.links.others.take_number(index);
                 context.sources.insert(source, context.id, link);
@@ -475,7 +537,7 @@ impl Reception {
         else {
             return;
         };
-        let payload = match destination.commit() {
+        let payload = match self.forwarding.commit(|| destination.commit()) {
             Ok(payload) => payload,
             Err(error) => return self.fail(&error.into()),
         };
@@ -488,6 +550,12 @@ impl Reception {
         let (version, took_ms) = (&commit.announce.id, self.began.elapsed().as_millis() as u64);
         let wire_bytes = self.counters.get().wire_bytes;
         tracing::debug!(%version, took_ms, wire_bytes, "A version is complete and verified.");
+        let wanted_bytes = commit.selection.wanted_bytes();
+        let received_bytes = match self.sharing {
+            Sharing::Mapped | Sharing::Copied => 0,
+            Sharing::Network | Sharing::Chunks(_) => commit.selection.payload_bytes(),
+        };
+        self.finish_held();
         let is_base = self.base.handle_committed();
         self.machine.handle_committed(is_base);
         let (subscription, key) = (commit.announce.subscription, (version.epoch, version.version));
@@ -502,11 +570,15 @@ impl Reception {
             receipt: Receipt {
                 duration: self.began.elapsed(),
                 wire_bytes,
+                wanted_bytes,
+                received_bytes,
                 chunks: commit.chunks,
                 resumed: commit.reconnections,
                 transport,
                 transport_reason,
                 codecs: self.tally.stats(),
+                sharing: self.sharing,
+                sources: self.sources(wire_bytes),
             },
         });
         if self.machine.is_done() {
@@ -517,7 +589,10 @@ impl Reception {
 
     fn release(&mut self, id: VersionId, reason: Released) {
         self.tasks.clear();
+        self.memory = None;
+        self.held.end();
         self.destination = None;
+        self.forwarding.give_up();
         self.base.handle_given_up();
         match reason {
             Released::ByServer(reason) => {
@@ -551,6 +626,7 @@ impl Reception {
         match fault {
             VersionFault::Mismatch { expected, found } => TransferError::Mismatch { expected, found },
             VersionFault::OtherHash(chunk) => TransferError::OtherHash(chunk),
+            VersionFault::Box(misfit) => TransferError::Box(misfit),
             VersionFault::Stalled(timeout) => {
                 // The device is at fault if the version waits for it, otherwise the server.
                 let device: Option<&Device> = self.destination.as_ref().and_then(Destination::awaited_device);

@@ -6,6 +6,7 @@ use crate::{
     connection::{CloseReason, Connection, Handshake, LaneRegistry, Path, Target},
     error::SessionError,
     other_servers::{LinkEvent, Links, OtherServers},
+    peers::PeerReports,
     recovery::{LostConnection, Recovery},
     session::Session,
     transport_trial::TransportTrial,
@@ -32,6 +33,8 @@ pub(crate) struct State {
     pub(crate) lane: watch::Sender<Lane>,
     /// The lanes of the connection to each server, the first origin's first.
     pub(crate) registries: Vec<Arc<LaneRegistry>>,
+    /// What became of the peers that were named.
+    pub(crate) peers: PeerReports,
     /// The ingress of all chunks.
     pub(crate) ingress: Ingress,
     /// The memory of host snapshots.
@@ -77,7 +80,7 @@ impl Reconnector {
         let mut recovery = Recovery::new(transport, idle_timeout, config.reconnect_timeout);
         let error = loop {
             let (path, kind) = (connection.path(), connection.control().kind());
-            let usable_trial = trial.as_mut().filter(|_| recovery.way().is_none());
+            let usable_trial = trial.as_mut().filter(|_| recovery.way().is_none() && kind != LaneKind::Unix);
             let mut links = Links { origin: Some(&mut connection), others: &mut self.others };
             let lost = tokio::select! {
                 lost = self.session.run(&mut links, &mut self.commands) => lost,
@@ -244,7 +247,7 @@ async fn next_transport(
     trial.handle_connected(current);
     loop {
         let Some(sample) = path.sample().await else { return pending().await };
-        let Some(kind) = trial.handle_sample(Instant::now(), sample, path.has_settled()) else { continue };
+        let Some(kind) = trial.handle_sample(Instant::now(), sample) else { continue };
         match Handshake::over(kind, &path, target, config).await {
             Ok(Some(handshake)) => return handshake,
             Ok(None) => tracing::warn!(

@@ -107,7 +107,7 @@ impl Recovery {
         }
         self.fruitless += 1;
         self.since.get_or_insert(now);
-        if !lost.is_by_path {
+        if !lost.is_by_path || lost.kind == LaneKind::Unix {
             return None;
         }
         self.losses += 1;

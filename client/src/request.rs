@@ -6,7 +6,7 @@ use std::{ops::Range, sync::Arc};
 use tensor_relay_protocol::EndReason;
 use tensor_relay_protocol::{
     CodecId, Consumer, Epoch, GLOBS_MAX, Glob, Manifest, Mode, RangeSet, ReaderName, SELECTION_MAX_BYTES,
-    Start, Subscribe, SubscriptionId, Topic, Version,
+    Start, Subscribe, SubscriptionId, TensorBox, Topic, Version, check_boxes,
 };
 
 /// A request for versions of a topic. Create it with [`latest`](Self::latest) or [`every`](Self::every); for one
@@ -24,6 +24,8 @@ pub struct Request {
     pub(crate) mode: Mode,
     pub(crate) start: Start,
     pub(crate) selection: Vec<Glob>,
+    pub(crate) boxes: Vec<TensorBox>,
+    pub(crate) may_lack_boxes: bool,
     pub(crate) window: u32,
     pub(crate) reader: ReaderName,
     pub(crate) keep_place: bool,
@@ -87,7 +89,19 @@ impl Request {
     /// The `Subscribe` message.
     pub(crate) fn message(&self, subscription: SubscriptionId, credit: u32, consumer: [u8; 16]) -> Subscribe {
         let Self {
-            topic, mode, start, selection, window, reader, preempt, codec, part, once, describe, ..
+            topic,
+            mode,
+            start,
+            selection,
+            boxes,
+            window,
+            reader,
+            preempt,
+            codec,
+            part,
+            once,
+            describe,
+            ..
         } = self.clone();
         let consumer = match (self.is_counted, self.keep_place) {
             (false, _) => Consumer::Nobody,
@@ -97,6 +111,7 @@ impl Request {
         Subscribe {
             mode,
             selection,
+            boxes,
             start,
             window,
             reader: (mode == Mode::Every).then_some(reader),
@@ -119,6 +134,8 @@ impl Request {
             mode,
             start,
             selection: vec![],
+            boxes: vec![],
+            may_lack_boxes: false,
             window: WINDOW_VERSIONS,
             reader,
             keep_place: false,
@@ -141,6 +158,24 @@ impl Request {
     /// selected one. Without globs, all tensors are selected.
     pub fn select(self, globs: impl IntoIterator<Item = Glob>) -> Self {
         Self { selection: globs.into_iter().collect(), ..self }
+    }
+
+    /// Requests boxes of tensors instead of whole ones: of each selected tensor, the box of the first of `boxes` whose
+    /// glob matches its name; tensors without one come whole. Only chunks that contain a byte of a box are sent, so rows
+    /// cost about their share of the bytes, and columns all of them, unless the publisher has cut the tensor for them.
+    ///
+    /// A version that a box does not fit fails with [`BoxMisfit`](crate::SubscriptionError::BoxMisfit): the first one before
+    /// any chunk is sent. Needs a server that offers the feature `boxes`.
+    #[must_use]
+    pub fn boxes(self, boxes: impl IntoIterator<Item = TensorBox>) -> Self {
+        Self { boxes: boxes.into_iter().collect(), ..self }
+    }
+
+    /// Allows versions to lack tensors of which [`boxes`](Self::boxes) are requested by name, as for buffers that
+    /// [match](crate::NameMatch::Common) only what is there.
+    #[must_use]
+    pub fn allow_missing_boxes(self) -> Self {
+        Self { may_lack_boxes: true, ..self }
     }
 
     /// In mode `every`: the maximum number of versions received and not yet acknowledged. Default 3: one being
@@ -187,10 +222,10 @@ impl Request {
         }
         let (globs, bytes) =
             (self.selection.len(), self.selection.iter().map(|glob| glob.as_str().len()).sum());
-        match globs > GLOBS_MAX || bytes > SELECTION_MAX_BYTES {
-            true => Err(ClientError::SelectionTooLarge { globs, bytes }),
-            false => Ok(()),
+        if globs > GLOBS_MAX || bytes > SELECTION_MAX_BYTES {
+            return Err(ClientError::SelectionTooLarge { globs, bytes });
         }
+        check_boxes(&self.boxes).map_err(ClientError::Boxes)
     }
 
     /// The topic.

@@ -107,9 +107,38 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::destination::{Backing, Payload};
+    use bytes::Bytes;
     use safetensors::SafeTensors;
     use std::{fs, sync::Arc};
+    use tensor_relay_device::HostMemory;
     use tensor_relay_protocol::{Dtype, Limits, Manifest, Selection, Shape, TensorName, TensorSpec};
+
+    /// Goal: bytes that a server lends are written from its memory; the header and small tensors are not. Method: a server's
+    /// memory that, unlike in reality, has other bytes than the view, which is a tensor of each size.
+    #[test]
+    fn lent_bytes_are_written_from_the_servers_memory() {
+        let lengths = [100, 200_000];
+        let specs = lengths.iter().map(|len| {
+            let name = TensorName::new(&format!("t{len}")).unwrap();
+            TensorSpec::new(name, Dtype::U8, Shape::new(&[*len]).unwrap())
+        });
+        let manifest = Manifest::layout(specs.collect(), vec![], 4096, &Limits::default()).unwrap();
+        let bytes = manifest.payload_bytes() as usize;
+        let selection = Arc::new(Selection::all(Arc::new(manifest)));
+        let mut memory = HostMemory::new(u64::MAX).shareable().allocate(bytes).unwrap();
+        memory.fill(2);
+        let payload =
+            Payload::Region(Bytes::from(vec![1; bytes]).into(), Backing::Lent(memory.shared().unwrap()));
+        let snapshot = Snapshot { selection, payload, ..Snapshot::empty() };
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model");
+        snapshot.save_safetensors(&path).unwrap();
+        let written = fs::read(&path).unwrap();
+        let read = SafeTensors::deserialize(&written).unwrap();
+        assert!(read.tensor("t100").unwrap().data() == vec![1; 100]);
+        assert!(read.tensor("t200000").unwrap().data() == vec![2; 200_000]);
+    }
 
     fn snapshot(names: &[&str]) -> Snapshot {
         let spec = |name: &&str| {

@@ -7,6 +7,7 @@
 mod alarm;
 mod allowance;
 mod commands;
+mod from_peers;
 mod from_sources;
 mod messages;
 mod slots;
@@ -31,11 +32,12 @@ use std::{
 };
 use tensor_relay_device::{AllocError, Capacity, HostMemory, SlotPool};
 use tensor_relay_protocol::{
-    ChunkHeader, ClientMessage, Feature, FeatureSet, LaneId, ManifestHeader, ProtocolViolation, StreamHeader,
+    ChunkHeader, ClientMessage, Feature, LaneId, ManifestHeader, ProtocolViolation, StreamHeader,
     StreamToken, SubscriptionId, TopicEntry, Verified,
 };
 use tensor_relay_transport::{
     DataIn, HeaderError, LaneError,
+    forwarding::Origin,
     ingress::{Ingress, ReceiveError, ReceiveManifestError},
 };
 use tokio::{
@@ -83,14 +85,19 @@ impl Session {
     pub(crate) fn new(commands: mpsc::UnboundedSender<Command>, config: Config) -> Result<Self, AllocError> {
         let lanes_max = config.lanes.max().saturating_mul(1 + config.sources.len() as u32);
         let capacity = Capacity {
-            slots: slots::count(config.credit_chunks, lanes_max, config.processors as usize),
+            slots: slots::count(config.credit_chunks, lanes_max, config.processors as usize)
+                + config.sharing.as_ref().map_or(0, |_| slots::FOR_PEERS),
             slot_bytes: config.limits.chunk_bytes as usize, // Address space; memory is used only for received bytes.
         };
         let ingress = Ingress::new(SlotPool::new(capacity)?, config.workers);
         Ok(Self {
             allocators: Allocators {
                 memory: SnapshotMemory {
-                    memory: HostMemory::on_demand(config.memory_bytes),
+                    memory: match config.shareable {
+                        true => HostMemory::on_demand(config.memory_bytes).shareable(),
+                        false => HostMemory::on_demand(config.memory_bytes),
+                    },
+                    staging: HostMemory::new(u64::MAX),
                     is_volatile: config.volatile_snapshots,
                 },
                 device: config.device.clone(),
@@ -168,6 +175,8 @@ impl Session {
     /// Requests the user's subscriptions, watches and lists on a new connection to the origin.
     fn attach(&mut self, links: &mut Links<'_>) -> Result<(), SessionError> {
         self.outbox = std::mem::take(&mut self.carried); // The requests below replace other unsent messages.
+        let sharing = self.config.sharing.as_ref().zip(links.origin.as_deref());
+        self.outbox.extend(sharing.and_then(|(sharing, origin)| sharing.begin(origin)));
         (self.is_connected, self.is_draining) = (true, false);
         self.raise_credit(links);
         self.receptions.values_mut().for_each(Reception::subscribe);
@@ -187,6 +196,9 @@ impl Session {
         self.probing.handle_detached();
         self.allowance.handle_detached();
         self.lists.iter_mut().for_each(|(_, received)| received.clear());
+        if let Some(sharing) = &self.config.sharing {
+            sharing.set_origin(Origin::Lost);
+        }
         let mut links = Links { origin: None, others };
         self.handle_link_lost(Link::Origin, &mut links);
         for reception in self.receptions.values_mut() {
@@ -235,6 +247,9 @@ impl Session {
 
     /// Ends every subscription with `error`.
     pub(crate) fn end(&self, error: &Arc<ClientError>) {
+        if let Some(sharing) = &self.config.sharing {
+            sharing.set_origin(Origin::Ended);
+        }
         for reception in self.receptions.values() {
             reception.end(SubscriptionError::disconnected(reception.topic(), error));
         }
@@ -263,11 +278,7 @@ impl Session {
                 .lanes()
                 .note_bulky(|| self.receptions.values().filter_map(Reception::bulky_bytes).max());
         }
-        let deadline = self
-            .receptions
-            .values()
-            .filter_map(|reception| reception.machine.timeout_at())
-            .min();
+        let deadline = self.deadline();
         tokio::select! {
             command = commands.recv() => {
                 let subscription = self.handle_command(command.unwrap_or(Command::Close));
@@ -275,9 +286,10 @@ impl Session {
                 subscription.map_or(Ok(()), |id| self.act(id, links))
             }
             event = links.next() => self.handle_link_event(event?, links),
-            () = self.alarm.ring(deadline.map(Instant::from)) => {
+            () = self.alarm.ring(deadline) => {
                 let now = Instant::now();
                 self.receptions.values_mut().for_each(|reception| reception.handle_timeout(now));
+                self.report_held(now);
                 self.act_all(links)
             }
         }
@@ -300,7 +312,11 @@ impl Session {
                 }
                 Ok(())
             }
-            LinkEvent::Opened => {
+            LinkEvent::Opened(index) if Link::Other(index).is_peer() => {
+                self.raise_credit(links);
+                self.ask_peers(links)
+            }
+            LinkEvent::Opened(_) => {
                 self.raise_credit(links);
                 self.receptions
                     .values_mut()
@@ -331,9 +347,16 @@ impl Session {
             .allowance
             .unread_bytes(self.receptions.values().map(Reception::chunk_bytes));
         let probe_bytes = if self.probing.is_in_progress() { PROBE_UNREAD_BYTES } else { 0 };
-        for connection in links.all() {
+        for connection in links.all_but_peers() {
             connection.lanes().allow_unread(bytes + probe_bytes);
         }
+    }
+
+    /// When the next deadline of a subscription passes.
+    fn deadline(&self) -> Option<Instant> {
+        let stalls = self.receptions.values().filter_map(|reception| reception.machine.timeout_at());
+        let stalls = stalls.map(Instant::from).min();
+        stalls.into_iter().chain(self.held_due_at()).min()
     }
 
     /// Executes the pending actions of a subscription.
@@ -389,7 +412,7 @@ impl Session {
                 Ok(())
             }
             Event::Opened(_, StreamHeader::Probe(_), _) => {
-                Ok(FeatureSet::OF_CLIENT.permit("a probe's bytes", Feature::Probe)?)
+                Ok(self.config.features().permit("a probe's bytes", Feature::Probe)?)
             }
             Event::Opened(..) | Event::Unreadable(_) | Event::Nothing => Ok(()),
             Event::Manifest(id, manifest) => {
@@ -405,6 +428,11 @@ impl Session {
                 self.act(id, links)
             }
             Event::Chunk(id, token, result) => self.handle_received(id, token, result, link, links),
+            Event::Copied(id, version, copied) => {
+                let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
+                reception.handle_copied(version, copied);
+                self.act(id, links)
+            }
             Event::Joined => {
                 self.raise_credit(links);
                 self.act_all(links)
@@ -484,7 +512,14 @@ impl Session {
     ) -> Result<(), SessionError> {
         let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
         match result {
-            Ok(verified) => reception.handle_verified(token, verified),
+            Ok(verified) => {
+                if let Link::Other(index) = link
+                    && let Some(key) = links.others.peer_key(index)
+                {
+                    reception.note_giver(key);
+                }
+                reception.handle_verified(token, verified);
+            }
             // The server aborted the version, and its `Abort` will follow; or the lane has ended.
             Err(ReceiveError::Lane(error)) => match links.get(link).and_then(|it| it.control().ended()) {
                 // The control stream has ended, and with it the connection: its error is reported, not this lane's.

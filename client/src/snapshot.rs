@@ -1,9 +1,13 @@
 //! Snapshots: the tensors of one complete, verified version.
 
-use crate::{destination::Payload, load_report::LoadReport};
+use crate::{
+    destination::{Backing, Payload},
+    load_report::LoadReport,
+    server_memory::Sharing,
+};
 use bytes::Bytes;
-use std::{sync::Arc, time::Duration};
-use tensor_relay_device::{HostBytes, VolatileBytes};
+use std::{ops::Range, sync::Arc, time::Duration};
+use tensor_relay_device::{HostBytes, HostSource, SharedRange, Source, VolatileBytes};
 use tensor_relay_protocol::{Manifest, Metadata, Selection, Tensor, VersionId, files::missed_generations};
 use tensor_relay_transport::{CodecStats, LaneKind, LaneKindReason};
 
@@ -32,6 +36,10 @@ pub struct Receipt {
     pub duration: Duration,
     /// The encoded bytes received over the network, without headers and retransmissions.
     pub wire_bytes: u64,
+    /// The bytes of the selected tensors, or boxes.
+    pub wanted_bytes: u64,
+    /// The decoded bytes of the received chunks, which also contain padding, and what lies between boxes.
+    pub received_bytes: u64,
     /// The number of verified chunks.
     pub chunks: u32,
     /// The number of times that the transfer resumed on another connection.
@@ -43,6 +51,23 @@ pub struct Receipt {
     /// The chunks received in each codec, and the time for decoding; [`deltas`](CodecStats::deltas) counts those that
     /// were coded against an earlier version. Chunks sent again after a lost connection count again.
     pub codecs: CodecStats,
+    /// Whether its bytes came in memory of a server of this host, and why not.
+    pub sharing: Sharing,
+    /// From whom its encoded bytes came.
+    pub sources: ReceiptSources,
+}
+
+/// From whom the encoded bytes of a version came: together [`Receipt::wire_bytes`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReceiptSources {
+    /// From the server that announced it.
+    pub origin_bytes: u64,
+    /// From [other servers](crate::Config::sources) with the same content.
+    pub server_bytes: u64,
+    /// From other clients of the server, with [sharing](crate::Config::sharing).
+    pub peer_bytes: u64,
+    /// The number of these clients.
+    pub peers: u32,
 }
 
 impl Snapshot {
@@ -84,6 +109,11 @@ impl Snapshot {
         self.selection.payload_bytes()
     }
 
+    /// Whether boxes of tensors were requested, and cut some of them.
+    pub fn has_boxes(&self) -> bool {
+        self.selection.has_boxes()
+    }
+
     /// The same version without its tensors, whose memory it does not keep.
     #[must_use]
     pub fn without_tensors(&self) -> Self {
@@ -122,10 +152,44 @@ impl Snapshot {
         }
     }
 
-    /// The descriptions of the selected tensors, in the order in which they were published.
+    /// The whole payload, to offer it to others without a copy: to processes of this host in the same memory, if that is
+    /// [shareable](crate::Config::shareable). `None` if some tensors were not selected, are cut or in pieces, if they are on
+    /// a device, or if users may write to snapshots and the memory is not shareable: otherwise they write to a view of
+    /// their own.
+    pub fn source(&self) -> Option<HostSource> {
+        let (manifest, selection) = (self.manifest(), &self.selection);
+        let is_whole =
+            selection.tensors().len() as usize == manifest.tensors().len() && !selection.has_parts();
+        match &self.payload {
+            // With the bytes as they were delivered, which count as held.
+            Payload::Region(HostBytes::Stable(bytes), Backing::Own(source)) if is_whole => {
+                Some(HostSource::sharing(bytes.clone(), source.shared()))
+            }
+            Payload::Region(_, Backing::Own(source)) if is_whole => Some(source.clone()),
+            // In chunks: the server whose memory it is decides who may map it.
+            Payload::Region(HostBytes::Stable(bytes), Backing::Lent(_) | Backing::Private) if is_whole => {
+                Some(HostSource::new(bytes.clone()))
+            }
+            _ => None,
+        }
+    }
+
+    /// The descriptions of the selected tensors, in the order in which they were published. If a box of one is selected,
+    /// it is that box, whose [shard](Tensor::shard) says where it lies.
     pub fn described(&self) -> impl Iterator<Item = &Tensor> {
-        let all = self.manifest().tensors();
-        self.selection.tensors().iter().filter_map(move |index| all.get(index as usize))
+        self.selection
+            .tensors()
+            .iter()
+            .map(move |index| self.selection.tensor(index as usize))
+    }
+
+    /// The description of the tensor called `name`, or of the box of it that is selected; `None` if it is not selected.
+    pub fn selected(&self, name: &str) -> Option<&Tensor> {
+        let index = self.manifest().tensor_index(name)?;
+        self.selection
+            .tensors()
+            .contains(index as u32)
+            .then(|| self.selection.tensor(index))
     }
 
     /// Every selected tensor with its bytes as from [`tensor`](Self::tensor), in the order in which they were published.
@@ -133,16 +197,22 @@ impl Snapshot {
     /// device](Self::is_on_device): use [`device_tensors`](Self::device_tensors), or copy it [to the
     /// host](Self::to_host) first.
     pub fn tensors(&self) -> impl Iterator<Item = (&Tensor, Bytes)> {
-        let all = self.manifest().tensors();
         self.selection.tensors().iter().filter_map(move |index| {
             let index = index as usize;
-            Some((all.get(index)?, self.bytes_at(index)?.into_stable()))
+            Some((self.selection.tensor(index), self.bytes_at(index)?.into_stable()))
         })
     }
 
     /// The bytes of the tensor with this index in the manifest, if it was selected.
     pub(crate) fn bytes_at(&self, index: usize) -> Option<HostBytes> {
         self.payload.tensor(self.selection.tensor_range(index)?)
+    }
+
+    /// The bytes of a selected tensor of this manifest in the memory that the server lends, if they are there.
+    pub(crate) fn lent(&self, tensor: &Tensor) -> Option<(&SharedRange, Range<u64>)> {
+        let Payload::Region(_, Backing::Lent(lent)) = &self.payload else { return None };
+        let index = self.manifest().tensor_index(tensor.name.as_str())?;
+        Some((lent, self.selection.tensor_range(index)?))
     }
 
     /// The bytes of a selected tensor of this manifest; empty for any other tensor.
@@ -168,11 +238,15 @@ impl Snapshot {
             receipt: Receipt {
                 duration: Duration::ZERO,
                 wire_bytes: 0,
+                wanted_bytes: 0,
+                received_bytes: 0,
                 chunks: 0,
                 resumed: 0,
                 transport: LaneKind::Quic,
                 transport_reason: LaneKindReason::Forced,
                 codecs: CodecStats::default(),
+                sharing: Sharing::Network,
+                sources: ReceiptSources::default(),
             },
             load_report: LoadReport::unsent(),
         }

@@ -1,6 +1,6 @@
 //! Client status, for operators.
 
-use crate::{MemoryStats, reconnector::State};
+use crate::{MemoryStats, PeerReport, reconnector::State};
 use std::sync::{Arc, Weak, atomic::Ordering};
 use tensor_relay_device::HostMemory;
 use tensor_relay_transport::{LaneKind, LaneKindReason, LaneStats};
@@ -22,6 +22,8 @@ pub struct ClientStatus {
     pub lost: Option<String>,
     /// The number of reconnections.
     pub reconnects: u64,
+    /// What became of the peers that the server named lately; none without [sharing](crate::Config::sharing).
+    pub peers: Vec<PeerReport>,
     /// The host memory used by its versions.
     pub memory: MemoryStats,
 }
@@ -45,6 +47,7 @@ impl StatusReader {
             lanes: state.lanes(),
             lost,
             reconnects: state.reconnects.load(Ordering::Relaxed),
+            peers: state.peers.get(),
             memory: memory(&state),
         })
     }

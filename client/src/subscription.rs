@@ -173,7 +173,7 @@ impl Subscription {
         self.held_back_since = None;
         let id = snapshot.id.clone();
         match &mut snapshot.payload {
-            Payload::Region(payload) => *payload = self.holding.count_payload(id, payload.clone()),
+            Payload::Region(payload, _) => *payload = self.holding.count_payload(id, payload.clone()),
             Payload::Device(shared) if shared.payload().writing().is_none() => {
                 shared.keep(self.holding.hold(id));
             }

@@ -1,8 +1,8 @@
 //! Chooses a session's transport by measuring how fast each one receives large versions.
 
-use crate::rate::{Measurement, Sample, Steps, WARM_UP_DURATION, micros};
+use crate::rate::{Measurement, Sample, Steps, WARM_UP_DURATION, micros, pauses};
 use std::time::Duration;
-use tensor_relay_protocol::{Pauses, Trial};
+use tensor_relay_protocol::{Pause, Trial};
 use tensor_relay_transport::LaneKind;
 use tokio::time::Instant;
 
@@ -22,10 +22,6 @@ const FIRST_TCP_TRIAL_DELAY: Duration = Duration::from_secs(2);
 /// The time with large versions before QUIC is tried on a path on which the race chose TCP: a short path, which is
 /// seldom lossy.
 const FIRST_QUIC_TRIAL_DELAY: Duration = Duration::from_secs(20);
-
-/// The growth of the time between trials, and the longest one.
-const PAUSE_GROWTH: u64 = 4;
-const PAUSE_MAX: Duration = Duration::from_secs(3_600);
 
 /// Decides between the two transports of a session: measures the current one, tries the other one at growing
 /// intervals and when the rate collapses, and keeps the faster one.
@@ -50,11 +46,10 @@ impl TransportTrial {
     pub(crate) fn new(kind: LaneKind) -> Self {
         let first = match kind {
             LaneKind::Quic => FIRST_TCP_TRIAL_DELAY,
-            LaneKind::Tcp => FIRST_QUIC_TRIAL_DELAY,
+            LaneKind::Tcp | LaneKind::Unix => FIRST_QUIC_TRIAL_DELAY,
         };
-        let pauses = Pauses { first: micros(first), growth: PAUSE_GROWTH, max: micros(PAUSE_MAX) };
         Self {
-            trial: Trial::pausing(kind, pauses),
+            trial: Trial::new(kind, Pause::begun(pauses(first))),
             usual: 0.0,
             collapsed: 0,
             steps: Steps::default(),
@@ -68,16 +63,16 @@ impl TransportTrial {
     pub(crate) fn handle_reconnected(&mut self, kind: LaneKind) {
         if self.trial.incumbent().is_some() {
             self.end_trial(false);
-        } else if kind != self.trial.arm() {
+        } else if kind != self.trial.arm {
             *self = Self::new(kind);
         }
     }
 
     /// Records a new connection of the session, whatever its cause.
     pub(crate) fn handle_connected(&mut self, kind: LaneKind) {
-        if self.trial.incumbent().is_none() || self.trial.arm() != kind {
+        if self.trial.incumbent().is_none() || self.trial.arm != kind {
             self.trial.conclude(false);
-            self.trial.take(kind);
+            self.trial.arm = kind;
             (self.usual, self.collapsed) = (0.0, 0);
         }
         (self.steps, self.measurement) = (Steps::default(), Measurement::after(WARM_UP_DURATION));
@@ -85,27 +80,21 @@ impl TransportTrial {
 
     /// Records that the wanted transport does not reach the server: the session keeps the other one.
     pub(crate) fn handle_unreachable(&mut self) {
-        let kept = other(self.trial.arm());
+        let kept = other(self.trial.arm);
         self.end_trial(false);
-        self.trial.take(kept);
+        self.trial.arm = kept;
     }
 
-    /// Handles a sample; returns the transport that the session should change to, if any. `has_settled` is whether
-    /// the number of lanes is final.
-    pub(crate) fn handle_sample(
-        &mut self,
-        now: Instant,
-        sample: Sample,
-        has_settled: bool,
-    ) -> Option<LaneKind> {
-        let step = self.steps.next(now, sample).filter(|_| has_settled)?;
-        self.trial.pass(micros(step.elapsed));
+    /// Handles a sample; returns the transport that the session should change to, if any.
+    pub(crate) fn handle_sample(&mut self, now: Instant, sample: Sample) -> Option<LaneKind> {
+        let step = self.steps.next(now, sample).filter(|_| sample.has_settled)?;
+        self.trial.pause.pass(micros(step.elapsed));
         let rate = self.measurement.add(step)?.bytes_per_s;
         self.measurement = Measurement::following();
         if let Some((_, incumbent)) = self.trial.incumbent() {
             let keeps = rate >= incumbent * SPEEDUP_MIN;
             self.end_trial(keeps);
-            return (!keeps).then(|| self.trial.arm());
+            return (!keeps).then_some(self.trial.arm);
         }
         // Without any bytes the path itself is interrupted, for either transport.
         let has_collapsed = rate > 0.0 && rate < self.usual * COLLAPSED_FRACTION;
@@ -113,15 +102,15 @@ impl TransportTrial {
         self.usual = self.usual.max(rate);
         let is_due = self.trial.is_due() && rate > 0.0 || self.collapsed == COLLAPSED_MEASUREMENTS;
         is_due.then(|| {
-            self.trial.attempt(other(self.trial.arm()), rate);
-            self.trial.arm()
+            self.trial.attempt(other(self.trial.arm), rate);
+            (self.usual, self.collapsed) = (0.0, 0);
+            self.trial.arm
         })
     }
 
     fn end_trial(&mut self, keeps: bool) {
         self.trial.conclude(keeps);
-        self.trial.pause();
-        (self.usual, self.collapsed) = (0.0, 0);
+        self.trial.pause.begin();
     }
 }
 
@@ -129,6 +118,7 @@ fn other(kind: LaneKind) -> LaneKind {
     match kind {
         LaneKind::Quic => LaneKind::Tcp,
         LaneKind::Tcp => LaneKind::Quic,
+        LaneKind::Unix => LaneKind::Unix, // Not tried: the server's address is a socket.
     }
 }
 

@@ -7,8 +7,19 @@
 use std::{ops::Range, sync::Arc};
 
 use crate::{
-    Capacity, CopyEngine, CopyError, CopySegment, Copying, EngineSink, EngineSource, Sink, SinkError, Slot,
-    SlotPool, Source, SourceError,
+    Capacity, CopyEngine, CopyError, CopySegment, Copying, EngineSink, EngineSource, Rectangle, Sink,
+    SinkError, Slot, SlotPool, Source, SourceError,
+};
+
+mod grid;
+mod places;
+mod spread;
+
+pub use grid::Grid;
+pub(crate) use places::Places;
+pub use spread::{
+    a_spread_payload_is_copied, copies_of_runs_share_few_slots, runs_are_placed_and_gathered,
+    runs_out_of_bounds_refuse_the_copy, spread_parts_are_what_their_writers_left,
 };
 
 /// Makes a module `$name` with one `#[tokio::test]` per case. `$make_engine` is the name of a function in the
@@ -52,6 +63,11 @@ macro_rules! for_each_engine_case {
             slow_readers_leave_slots_for_others
             ranges_are_checked_before_waiting
             targets_go_only_to_their_sink
+            runs_are_placed_and_gathered
+            runs_out_of_bounds_refuse_the_copy
+            copies_of_runs_share_few_slots
+            a_spread_payload_is_copied
+            spread_parts_are_what_their_writers_left
         }
     };
 }
@@ -91,11 +107,8 @@ pub async fn segments_are_gathered_and_scattered<E: CopyEngine>(engine: Arc<E>) 
     for (seed, memory) in memories.iter().enumerate() {
         fill(&*engine, memory, &slots, 0, &pattern(300, seed as u8)).await;
     }
-    let segment = |(memory, offset, len, at): (usize, u64, usize, usize)| CopySegment {
-        memory: Arc::clone(&memories[memory]),
-        offset,
-        len,
-        at,
+    let segment = |(memory, offset, len, at): (usize, u64, usize, usize)| {
+        CopySegment::new(&memories[memory], offset, len).at(at)
     };
     let places = [(0, 10, 50, 200), (1, 299, 1, 0), (0, 0, 0, 300), (1, 33, 77, 5)];
     let mut slot = slots.acquire().await;
@@ -120,7 +133,8 @@ pub async fn copies_out_of_bounds_are_refused<E: CopyEngine>(engine: Arc<E>) {
     let slots = new_pool(&*engine, 1, 64);
     let memory = engine.allocate(100).expect("the engine has memory");
     for (offset, len) in [(37, 64), (101, 0), (0, 65), (u64::MAX, 1), (1, usize::MAX)] {
-        let expected = CopyError::OutOfBounds { offset, len, at: 0, memory_bytes: 100, slot_bytes: 64 };
+        let rectangle = Rectangle::run(0, offset, len as u64);
+        let expected = CopyError::OutOfBounds { rectangle, memory_bytes: 100, slot_bytes: 64 };
         let segment = || vec![CopySegment::new(&memory, offset, len)];
         let out = engine.copy_out(segment(), slots.acquire().await);
         assert_eq!(out.await.expect_err("this copy is out of bounds"), expected);
@@ -136,7 +150,7 @@ pub async fn one_bad_segment_refuses_the_copy<E: CopyEngine>(engine: Arc<E>) {
     let memory = engine.allocate(100).expect("the engine has memory");
     fill(&*engine, &memory, &slots, 0, &[1; 64]).await;
     for (offset, len, at) in [(90, 11, 0), (0, 1, 64), (0, 1, usize::MAX)] {
-        let bad = CopySegment { memory: Arc::clone(&memory), offset, len, at };
+        let bad = CopySegment::new(&memory, offset, len).at(at);
         let mut slot = slots.acquire().await;
         slot.fill(2);
         let refused = engine.copy_in(slot, vec![CopySegment::new(&memory, 0, 10), bad]).await;

@@ -32,8 +32,8 @@
 //! Three layers, from the inside: `symbols` holds the driver's functions, found by name; `driver` wraps each in a
 //! function that returns a `Result`; `gpu` owns a context with its streams and events, on the one thread that uses
 //! them. Around them, `thread` executes commands from its `inbox`, with `copies`, `fences`, `shares` and `holdings`.
-//! Pure decisions are separate, so that they can be tested: `flight` decides when to poll copies, `memory_cache`
-//! accounts for device memory.
+//! Pure decisions are separate, so that they can be tested: `flight` decides when to poll copies, `route` how
+//! the bytes of a copy travel, and `memory_cache` accounts for device memory.
 //!
 //! The modules around `inbox` depend on each other: its commands carry memory, fences and page-locked memory, whose
 //! handles send commands when they are dropped, and `gpu`'s completion callbacks send commands too.
@@ -66,6 +66,7 @@ mod opened;
 mod options;
 mod page_locked;
 mod probe;
+mod route;
 mod setting;
 pub mod share;
 mod shares;

@@ -9,6 +9,7 @@ use crate::{
     pool::{Capacity, SlotPool},
     sink::Sink,
     source::Source,
+    spread_parts::SpreadParts,
 };
 
 /// A device that holds tensors: a copy engine of any kind, with its slots.
@@ -75,7 +76,18 @@ impl Device {
         len_bytes: u64,
         parts: impl IntoIterator<Item = (Range<u64>, DeviceBuffer)>,
     ) -> Result<Arc<dyn Source>, PartsError> {
-        self.any.source(len_bytes, self.own(parts)?)
+        self.spread_source(len_bytes, parts, SpreadParts::default())
+    }
+
+    /// Like [`source`](Self::source), with parts that lie spread over memories. Where parts overlap, their bytes must be
+    /// the same.
+    pub fn spread_source(
+        &self,
+        len_bytes: u64,
+        parts: impl IntoIterator<Item = (Range<u64>, DeviceBuffer)>,
+        spread: SpreadParts<DeviceBuffer>,
+    ) -> Result<Arc<dyn Source>, PartsError> {
+        self.any.source(len_bytes, self.own(parts)?, self.own_spread(spread)?)
     }
 
     /// A sink of a payload of `len_bytes` in `parts`, as for [`source`](Self::source). Bytes between the parts are
@@ -85,7 +97,17 @@ impl Device {
         len_bytes: u64,
         parts: impl IntoIterator<Item = (Range<u64>, DeviceBuffer)>,
     ) -> Result<EngineSink, PartsError> {
-        self.any.sink(len_bytes, self.own(parts)?)
+        self.spread_sink(len_bytes, parts, SpreadParts::default())
+    }
+
+    /// Like [`sink`](Self::sink), with parts that lie spread over memories.
+    pub fn spread_sink(
+        &self,
+        len_bytes: u64,
+        parts: impl IntoIterator<Item = (Range<u64>, DeviceBuffer)>,
+        spread: SpreadParts<DeviceBuffer>,
+    ) -> Result<EngineSink, PartsError> {
+        self.any.sink(len_bytes, self.own(parts)?, self.own_spread(spread)?)
     }
 
     /// Whether both are the same device.
@@ -102,6 +124,13 @@ impl Device {
             false => Err(PartsError::ForeignDevice { start: range.start, end: range.end }),
         };
         parts.into_iter().map(own_part).collect()
+    }
+
+    fn own_spread(&self, spread: SpreadParts<DeviceBuffer>) -> Result<SpreadParts<AnyMemory>, PartsError> {
+        spread.try_map(|buffer| match self.is(&buffer.device) {
+            true => Some(buffer.memory),
+            false => None,
+        })
     }
 }
 
@@ -177,8 +206,18 @@ trait AnyDevice: Send + Sync {
     fn as_any(&self) -> &dyn Any;
     /// Allocates memory, and returns it with its length.
     fn allocate(&self, len: usize) -> Result<(AnyMemory, u64), AllocError>;
-    fn source(&self, len_bytes: u64, parts: Vec<Part>) -> Result<Arc<dyn Source>, PartsError>;
-    fn sink(&self, len_bytes: u64, parts: Vec<Part>) -> Result<EngineSink, PartsError>;
+    fn source(
+        &self,
+        len_bytes: u64,
+        parts: Vec<Part>,
+        spread: SpreadParts<AnyMemory>,
+    ) -> Result<Arc<dyn Source>, PartsError>;
+    fn sink(
+        &self,
+        len_bytes: u64,
+        parts: Vec<Part>,
+        spread: SpreadParts<AnyMemory>,
+    ) -> Result<EngineSink, PartsError>;
 }
 
 /// A device of a known engine type.
@@ -206,14 +245,25 @@ impl<E: CopyEngine> AnyDevice for Typed<E> {
         Ok((memory, len_bytes))
     }
 
-    fn source(&self, len_bytes: u64, parts: Vec<Part>) -> Result<Arc<dyn Source>, PartsError> {
+    fn source(
+        &self,
+        len_bytes: u64,
+        parts: Vec<Part>,
+        spread: SpreadParts<AnyMemory>,
+    ) -> Result<Arc<dyn Source>, PartsError> {
         let (engine, slots) = (Arc::clone(&self.engine), self.slots.clone());
-        Ok(Arc::new(EngineSource::gather(engine, len_bytes, typed::<E>(parts)?, slots)?))
+        let (parts, spread) = (typed::<E>(parts)?, typed_spread::<E>(spread)?);
+        Ok(Arc::new(EngineSource::spread(engine, len_bytes, parts, spread, slots)?))
     }
 
-    fn sink(&self, len_bytes: u64, parts: Vec<Part>) -> Result<EngineSink, PartsError> {
+    fn sink(
+        &self,
+        len_bytes: u64,
+        parts: Vec<Part>,
+        spread: SpreadParts<AnyMemory>,
+    ) -> Result<EngineSink, PartsError> {
         let (engine, slots) = (Arc::clone(&self.engine), self.slots.clone());
-        EngineSink::scatter(engine, len_bytes, typed::<E>(parts)?, slots)
+        EngineSink::spread(engine, len_bytes, typed::<E>(parts)?, typed_spread::<E>(spread)?, slots)
     }
 }
 
@@ -224,6 +274,13 @@ fn typed<E: CopyEngine>(parts: Vec<Part>) -> Result<Vec<Part<E::Memory>>, PartsE
         Err(_) => Err(PartsError::ForeignDevice { start: range.start, end: range.end }),
     };
     parts.into_iter().map(downcast).collect()
+}
+
+/// Downcasts each memory of spread parts.
+fn typed_spread<E: CopyEngine>(
+    spread: SpreadParts<AnyMemory>,
+) -> Result<SpreadParts<Arc<E::Memory>>, PartsError> {
+    spread.try_map(|memory| memory.downcast().ok())
 }
 
 #[cfg(test)]

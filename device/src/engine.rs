@@ -13,6 +13,7 @@ use crate::{
     id::Id,
     pool::{Capacity, SlotPool},
     slot::Slot,
+    spread::Rectangle,
 };
 
 /// An engine that copies bytes between slots and the memory of one kind of device.
@@ -57,25 +58,29 @@ pub trait CopyEngine: Send + Sync + 'static {
     fn copy_in(&self, slot: Slot, to: Vec<CopySegment<Self::Memory>>) -> Copying;
 }
 
-/// A range of device memory, and its place in a slot.
+/// A rectangle of device memory, and its place in a slot.
 ///
-/// A chunk within one large tensor has one segment; a chunk of many small tensors, each in its own memory, has many.
+/// A chunk within one large tensor has one segment of one run; a chunk of many small tensors, each in its own memory, has
+/// many; a chunk of which a reader wants some columns has one of many runs.
 #[derive(Debug)]
 pub struct CopySegment<M> {
     /// The memory, which the copy keeps until it has ended.
     pub memory: Arc<M>,
-    /// The offset in the memory.
-    pub offset: u64,
-    /// The length.
-    pub len: usize,
-    /// The offset in the slot.
-    pub at: usize,
+    /// The runs in the slot (`part`) and in the memory.
+    pub rectangle: Rectangle,
 }
 
 impl<M> CopySegment<M> {
     /// The segment of `len` bytes at `offset` of `memory`, at the start of a slot.
     pub fn new(memory: &Arc<M>, offset: u64, len: usize) -> Self {
-        Self { memory: Arc::clone(memory), offset, len, at: 0 }
+        Self { memory: Arc::clone(memory), rectangle: Rectangle::run(0, offset, len as u64) }
+    }
+
+    /// The same bytes of the memory, from `at` of a slot.
+    #[must_use]
+    pub fn at(mut self, at: usize) -> Self {
+        self.rectangle.part = at as u64;
+        self
     }
 }
 
@@ -135,17 +140,17 @@ pub enum CopyError {
     /// The caller's range is out of bounds of the memory or the slot. Nothing was written, and the slot is back in its
     /// pool.
     #[error(
-        "A copy of {len} bytes between offset {offset} of memory of {memory_bytes} bytes and offset {at} of a slot of \
-         {slot_bytes} bytes is out of bounds. The chunk lies outside its tensor memory, or the pool's slots are too \
-         short for it."
+        "A copy of {} times {} bytes, between offset {} of memory of {memory_bytes} bytes and offset {} of a slot of \
+         {slot_bytes} bytes, is out of bounds. The chunk lies outside its tensor memory, or the pool's slots are too \
+         short for it.",
+        rectangle.runs,
+        rectangle.run_bytes,
+        rectangle.memory,
+        rectangle.part
     )]
     OutOfBounds {
-        /// The offset in the memory.
-        offset: u64,
-        /// The length.
-        len: usize,
-        /// The offset in the slot.
-        at: usize,
+        /// The runs in the slot (`part`) and in the memory.
+        rectangle: Rectangle,
         /// The length of the memory.
         memory_bytes: u64,
         /// The length of the slot.
@@ -186,6 +191,18 @@ pub enum CopyError {
         /// The time that the engine waited.
         waited: Duration,
     },
+    /// The device has no memory that short runs could pass through. Nothing was written, and the slot is back in its pool.
+    /// A retry may succeed.
+    #[error(
+        "{device} has no memory for one more slot, which chunks pass through that lie in short runs: {reason}. Raise the \
+         engine's memory limit, or free device memory."
+    )]
+    NoScratch {
+        /// The name of the engine.
+        device: String,
+        /// The allocation's error.
+        reason: String,
+    },
     /// The driver refused the copy. A retry may succeed. The content of the destination is unspecified.
     #[error("A copy on {device} was refused: {source}")]
     Refused {
@@ -213,7 +230,13 @@ impl CopyError {
     /// Whether every later copy of the same bytes fails as well: the engine or its device is gone, or the request is
     /// invalid. A late or refused copy may succeed the next time.
     pub fn is_final(&self) -> bool {
-        !matches!(self, Self::TimedOut { .. } | Self::FenceTimedOut { .. } | Self::Refused { .. })
+        !matches!(
+            self,
+            Self::TimedOut { .. }
+                | Self::FenceTimedOut { .. }
+                | Self::NoScratch { .. }
+                | Self::Refused { .. }
+        )
     }
 
     /// Whether the copy may still write, because its end is unknown. Its memory must not be trusted or reused until the
@@ -235,12 +258,10 @@ pub(crate) fn check_copy<M>(
     }
     let slot_bytes = slot.len();
     segments.iter().try_for_each(|segment| {
-        let CopySegment { offset, len, at, .. } = *segment;
-        let memory_bytes = memory_len(&segment.memory);
-        let in_memory = offset.checked_add(len as u64).is_some_and(|end| end <= memory_bytes);
-        let in_slot = at.checked_add(len).is_some_and(|end| end <= slot_bytes);
-        let refused = CopyError::OutOfBounds { offset, len, at, memory_bytes, slot_bytes };
-        (in_memory && in_slot).then_some(()).ok_or(refused)
+        let (rectangle, memory_bytes) = (segment.rectangle, memory_len(&segment.memory));
+        let is_inside = rectangle.fits(&(0..slot_bytes as u64), memory_bytes);
+        let refused = CopyError::OutOfBounds { rectangle, memory_bytes, slot_bytes };
+        is_inside.then_some(()).ok_or(refused)
     })
 }
 
@@ -259,10 +280,7 @@ mod tests {
         let slot = new_slot(engine);
         let memory = Arc::new(());
         let fits = |offset, len, at| {
-            let segments = [
-                CopySegment::new(&memory, 0, 1),
-                CopySegment { memory: Arc::clone(&memory), offset, len, at },
-            ];
+            let segments = [CopySegment::new(&memory, 0, 1), CopySegment::new(&memory, offset, len).at(at)];
             check_copy(engine, &slot, &segments, |()| 150).is_ok()
         };
         assert!(fits(0, 100, 0) && fits(50, 100, 0) && fits(50, 99, 1) && fits(150, 0, 100));

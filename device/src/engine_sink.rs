@@ -1,17 +1,19 @@
 use std::{any::Any, fmt, ops::Range, sync::Arc};
 
 use crate::{
+    device_parts::DeviceParts,
     engine::{CopyEngine, Copying},
-    engine_source::segments_of,
     host_memory::HostMemory,
     id::Id,
     ledger::{Entry, Ledger},
-    parts::{Parts, PartsError},
+    parts::PartsError,
     pool::SlotPool,
     region::Region,
     sink::{Lent, Sink, SinkError, Target, check_range},
     slot::Slot,
     source::BoxFuture,
+    spread::SpreadError,
+    spread_parts::SpreadParts,
 };
 
 /// A sink in device memory: all in one allocation, or each tensor in its own. Each range is staged in a slot, and
@@ -26,19 +28,21 @@ pub struct EngineSink {
     id: Id,
     len_bytes: u64,
     /// Copies from a slot to a range of the payload.
-    copy_in: Box<dyn Fn(Slot, Range<u64>) -> Copying + Send + Sync>,
+    copy_in: Box<CopyIn>,
     slots: SlotPool,
     /// Staging memory for ranges longer than a slot. Bounded by the number of ranges that the caller opens at a time.
     overlong: HostMemory,
     ledger: Arc<Ledger>,
 }
 
+type CopyIn = dyn Fn(Slot, Range<u64>) -> Result<Copying, SpreadError> + Send + Sync;
+
 impl EngineSink {
     /// Receives into all of `memory` through `slots`, which `engine` must have made. Keep another `Arc` of the
     /// memory: it is the result.
     pub fn new<E: CopyEngine>(engine: Arc<E>, memory: Arc<E::Memory>, slots: SlotPool) -> Self {
-        let len_bytes = engine.memory_len(&memory);
-        Self::of(engine, Parts::whole(len_bytes, memory), slots)
+        let parts = DeviceParts::whole(&*engine, memory);
+        Self::of(engine, parts, slots)
     }
 
     /// Receives a payload of `len_bytes` into `parts`: the range of each in the payload, and its memory. Fails unless
@@ -49,15 +53,26 @@ impl EngineSink {
         parts: impl IntoIterator<Item = (Range<u64>, Arc<E::Memory>)>,
         slots: SlotPool,
     ) -> Result<Self, PartsError> {
-        let parts = Parts::measured(len_bytes, parts, |memory| engine.memory_len(memory))?;
+        Self::spread(engine, len_bytes, parts, SpreadParts::default(), slots)
+    }
+
+    /// Like [`scatter`](Self::scatter), with parts that lie spread over memories.
+    pub fn spread<E: CopyEngine>(
+        engine: Arc<E>,
+        len_bytes: u64,
+        parts: impl IntoIterator<Item = (Range<u64>, Arc<E::Memory>)>,
+        spread: SpreadParts<Arc<E::Memory>>,
+        slots: SlotPool,
+    ) -> Result<Self, PartsError> {
+        let parts = DeviceParts::new(&*engine, len_bytes, parts, spread)?;
         Ok(Self::of(engine, parts, slots))
     }
 
-    fn of<E: CopyEngine>(engine: Arc<E>, parts: Parts<Arc<E::Memory>>, slots: SlotPool) -> Self {
+    fn of<E: CopyEngine>(engine: Arc<E>, parts: DeviceParts<E>, slots: SlotPool) -> Self {
         Self {
             id: Id::unique(),
             len_bytes: parts.len_bytes(),
-            copy_in: Box::new(move |slot, range| engine.copy_in(slot, segments_of(&parts, &range))),
+            copy_in: Box::new(move |slot, range| Ok(engine.copy_in(slot, parts.segments(&engine, &range)?))),
             slots,
             overlong: HostMemory::new(u64::MAX),
             ledger: Arc::default(),
@@ -113,7 +128,7 @@ impl EngineSink {
 
     async fn copy(&self, mut slot: Slot, range: Range<u64>, entry: Arc<Entry>) -> Result<(), SinkError> {
         slot.attach(entry);
-        drop((self.copy_in)(slot, range).await?);
+        drop((self.copy_in)(slot, range)?.await?);
         Ok(())
     }
 

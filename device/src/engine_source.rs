@@ -3,11 +3,13 @@ use std::{fmt, ops::Range, sync::Arc};
 use bytes::Bytes;
 
 use crate::{
-    engine::{CopyEngine, CopySegment},
-    parts::{Parts, PartsError},
+    device_parts::DeviceParts,
+    engine::CopyEngine,
+    parts::PartsError,
     pool::{Capacity, SlotPool},
     slot::Slot,
     source::{BoxFuture, Source, SourceError, check_range},
+    spread_parts::SpreadParts,
 };
 
 /// A source in device memory: all in one allocation, or each tensor in its own. Each read waits for a slot, into which
@@ -21,15 +23,15 @@ use crate::{
 /// The bytes between parts are padding, and zero.
 pub struct EngineSource<E: CopyEngine> {
     engine: Arc<E>,
-    parts: Parts<Arc<E::Memory>>,
+    parts: DeviceParts<E>,
     slots: SlotPool,
 }
 
 impl<E: CopyEngine> EngineSource<E> {
     /// Serves all of `memory` through `slots`, which `engine` must have made.
     pub fn new(engine: Arc<E>, memory: Arc<E::Memory>, slots: SlotPool) -> Self {
-        let len_bytes = engine.memory_len(&memory);
-        Self { engine, parts: Parts::whole(len_bytes, memory), slots }
+        let parts = DeviceParts::whole(&*engine, memory);
+        Self { engine, parts, slots }
     }
 
     /// Serves a payload of `len_bytes` from `parts`: the range of each in the payload, and its memory. Fails unless
@@ -40,7 +42,19 @@ impl<E: CopyEngine> EngineSource<E> {
         parts: impl IntoIterator<Item = (Range<u64>, Arc<E::Memory>)>,
         slots: SlotPool,
     ) -> Result<Self, PartsError> {
-        let parts = Parts::measured(len_bytes, parts, |memory| engine.memory_len(memory))?;
+        Self::spread(engine, len_bytes, parts, SpreadParts::default(), slots)
+    }
+
+    /// Like [`gather`](Self::gather), with parts that lie spread over memories. Where parts overlap, their bytes must be
+    /// the same.
+    pub fn spread(
+        engine: Arc<E>,
+        len_bytes: u64,
+        parts: impl IntoIterator<Item = (Range<u64>, Arc<E::Memory>)>,
+        spread: SpreadParts<Arc<E::Memory>>,
+        slots: SlotPool,
+    ) -> Result<Self, PartsError> {
+        let parts = DeviceParts::new(&*engine, len_bytes, parts, spread)?;
         Ok(Self { engine, parts, slots })
     }
 
@@ -57,13 +71,10 @@ impl<E: CopyEngine> EngineSource<E> {
     /// Copies `range`, which is no longer than a slot, into a slot.
     async fn copy(&self, range: Range<u64>) -> Result<Slot, SourceError> {
         let mut slot = self.slots.acquire().await;
-        let segments = segments_of(&self.parts, &range);
-        let mut end = 0;
-        for segment in &segments {
-            slot[end..segment.at].fill(0);
-            end = segment.at + segment.len;
+        let segments = self.parts.segments(&self.engine, &range)?;
+        for gap in self.parts.gaps(&range) {
+            slot[gap].fill(0);
         }
-        slot[end..(range.end - range.start) as usize].fill(0);
         Ok(self.engine.copy_out(segments, slot).await?)
     }
 
@@ -113,17 +124,6 @@ impl<E: CopyEngine> fmt::Debug for EngineSource<E> {
             .field("slots", &self.slots)
             .finish()
     }
-}
-
-/// The segments of `range`, which is no longer than a slot: one for each part that it touches.
-pub(crate) fn segments_of<M>(parts: &Parts<Arc<M>>, range: &Range<u64>) -> Vec<CopySegment<M>> {
-    let segment = |(common, part, memory): (Range<u64>, &Range<u64>, &Arc<M>)| CopySegment {
-        memory: Arc::clone(memory),
-        offset: common.start - part.start,
-        len: (common.end - common.start) as usize,
-        at: (common.start - range.start) as usize,
-    };
-    parts.common_with(range).map(segment).collect()
 }
 
 /// Allocates memory for a host copy. A length beyond the address space is refused like missing memory.

@@ -7,6 +7,8 @@ use crate::{
     loan::Loan,
     parts::{Parts, PartsError},
     source::{BoxFuture, Source, SourceError, check_range},
+    spread::Rectangle,
+    spread_parts::{SpreadPart, SpreadParts},
 };
 
 /// The bytes of one tensor, lent by its producer.
@@ -59,11 +61,13 @@ impl From<ForeignBytes> for LentBytes {
 /// one part shares its bytes; a read that spans parts or padding is gathered into a new buffer, by the task that awaits
 /// the read. Large tensors start chunks of their own, so nearly all bytes are shared.
 ///
-/// Another owner's memory ([`LentBytes::Foreign`]) is always copied.
+/// Another owner's memory ([`LentBytes::Foreign`]) is always copied. So are parts that lie spread over memories
+/// ([`SpreadParts`]), after zeros were written to their place: bytes that no memory holds are zero.
 ///
 /// To be notified when all readers have finished, lend the parts with a [`Loan`].
 pub struct GatherSource {
     parts: Parts<LentBytes>,
+    spread: SpreadParts<LentBytes>,
     has_foreign: bool,
 }
 
@@ -74,11 +78,21 @@ impl GatherSource {
         len_bytes: u64,
         parts: impl IntoIterator<Item = (Range<u64>, impl Into<LentBytes>)>,
     ) -> Result<Self, PartsError> {
-        let parts = parts.into_iter().map(|(range, bytes)| (range, bytes.into()));
-        let parts: Vec<(_, LentBytes)> = parts.collect();
-        let has_foreign = parts.iter().any(|(_, bytes)| matches!(bytes, LentBytes::Foreign(_)));
+        Self::spread(len_bytes, parts, SpreadParts::default())
+    }
+
+    /// Like [`new`](Self::new), with parts that lie spread over memories. Where parts overlap, their bytes must be the same.
+    pub fn spread(
+        len_bytes: u64,
+        parts: impl IntoIterator<Item = (Range<u64>, impl Into<LentBytes>)>,
+        spread: SpreadParts<LentBytes>,
+    ) -> Result<Self, PartsError> {
+        spread.check_bounds(len_bytes)?;
+        let parts: Vec<_> = parts.into_iter().map(|(range, bytes)| (range, bytes.into())).collect();
+        let mut all = parts.iter().map(|(_, bytes)| bytes).chain(spread.memories());
+        let has_foreign = all.any(|bytes| matches!(bytes, LentBytes::Foreign(_)));
         let parts = Parts::measured(len_bytes, parts, |bytes| bytes.len() as u64)?;
-        Ok(Self { parts, has_foreign })
+        Ok(Self { parts, spread, has_foreign })
     }
 
     fn bytes(&self, range: &Range<u64>) -> Result<Bytes, SourceError> {
@@ -116,6 +130,9 @@ impl GatherSource {
             }
         }
         gathered.resize(len, 0);
+        for (part, bytes) in self.spread.touching(range) {
+            gather_spread(part, range, bytes, &mut gathered)?;
+        }
         Ok(gathered.into())
     }
 }
@@ -143,8 +160,26 @@ impl fmt::Debug for GatherSource {
         f.debug_struct("GatherSource")
             .field("len_bytes", &self.len_bytes())
             .field("parts", &self.parts.ranges().count())
+            .field("spread", &self.spread)
             .finish()
     }
+}
+
+/// Copies the bytes that a spread part and `range` have in common to their places in `gathered`, the bytes of `range`.
+fn gather_spread(
+    part: &SpreadPart,
+    range: &Range<u64>,
+    bytes: &LentBytes,
+    gathered: &mut [u8],
+) -> Result<(), SourceError> {
+    let mut copied = Ok(());
+    let gather = |rectangle: Rectangle| match bytes {
+        LentBytes::Stable(bytes) => rectangle.gather(bytes, gathered),
+        LentBytes::Foreign(_) if copied.is_err() => {}
+        LentBytes::Foreign(bytes) => copied = bytes.gather(rectangle, gathered),
+    };
+    part.rectangles(range, bytes.len() as u64, gather)?;
+    copied.map_err(|error| SourceError::of_foreign(range, error))
 }
 
 /// The offsets of `common`, which lies in `part`, within that part's bytes.
@@ -155,10 +190,18 @@ fn within(common: &Range<u64>, part: &Range<u64>) -> Range<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use proptest::prelude::*;
 
     use super::*;
-    use crate::parts::tests::any_places;
+    use crate::{
+        Spread,
+        cases::{Grid, Places},
+        mapping::{Mapping, PAGE_BYTES, PageSize},
+        parts::tests::any_places,
+        spread_parts::tests::any_spread,
+    };
 
     fn new_source() -> (Bytes, GatherSource) {
         let bytes = Bytes::from(vec![1, 2, 3, 4, 5, 6, 7, 8]);
@@ -257,5 +300,61 @@ mod tests {
             let read = source.bytes(&(start..end)).unwrap();
             prop_assert_eq!(&read[..], &payload[start as usize..end as usize]);
         }
+
+        /// Parts that overlap have the same bytes, since all of them are cut from one payload.
+        #[test]
+        fn spread_parts_are_gathered(
+            (len_bytes, places) in any_places(),
+            spread in any_spread(),
+            (start, len) in (0u64..200, 0u64..90),
+            foreign in any::<[bool; 4]>(),
+        ) {
+            let len_bytes = spread.parts.iter().map(|(range, ..)| range.end).fold(len_bytes, u64::max);
+            let whole: Vec<u8> = (0..len_bytes).map(|at| (at as u8).wrapping_add(1)).collect();
+            let mut held = vec![false; len_bytes as usize];
+            let mut is_foreign = foreign.into_iter().cycle();
+            let mut lend = |bytes: Vec<u8>| match is_foreign.next() {
+                Some(true) => ForeignBytes::new(bytes.as_ptr().addr(), bytes.len(), bytes).into(),
+                _ => LentBytes::from(Bytes::from(bytes)),
+            };
+            let mut parts = vec![];
+            for range in places {
+                let place = range.start as usize..range.end as usize;
+                held[place.clone()].fill(true);
+                parts.push((range, lend(whole[place].to_vec())));
+            }
+            let mut memories = cut(&whole, &spread).into_iter().map(&mut lend);
+            spread.bytes(|at, _, _| held[at] = true);
+            let spread = spread.over(|_| memories.next().unwrap());
+            let source = GatherSource::spread(len_bytes, parts, spread).unwrap();
+            let range = start.min(len_bytes)..(start + len).min(len_bytes);
+            let read = source.bytes(&range).unwrap();
+            let byte = |at: usize| if held[at] { whole[at] } else { 0 };
+            let expected: Vec<u8> = (range.start as usize..range.end as usize).map(byte).collect();
+            prop_assert_eq!(&read[..], &expected);
+        }
+    }
+
+    /// The memories of spread parts, cut from a payload.
+    fn cut(payload: &[u8], spread: &Places) -> Vec<Vec<u8>> {
+        let mut memories: Vec<_> = spread.memories.iter().map(|len| vec![0; *len as usize]).collect();
+        spread.bytes(|at, memory, byte| memories[memory][byte] = payload[at]);
+        memories
+    }
+
+    #[tokio::test]
+    async fn spread_memory_that_is_gone_is_an_error() {
+        let mapping = Mapping::new(2 * PAGE_BYTES, PageSize::Small).unwrap();
+        let bytes = ForeignBytes::new(mapping.start().addr().get(), mapping.len(), ());
+        let rows = 2 * PAGE_BYTES as u64 / 64;
+        let grid = Grid { rows, run_bytes: 16, part: 0, part_stride: 16, memory: 0, memory_stride: 64 };
+        let part = (0..rows * 16, 0, Arc::new(grid) as Arc<dyn Spread>);
+        let spread = SpreadParts::new(vec![bytes.into()], [part]).unwrap();
+        let source = GatherSource::spread(rows * 16, [] as [(_, Bytes); 0], spread).unwrap();
+        assert!(source.may_change() && !source.is_in_place(&(0..16)));
+        assert!(source.read(0..rows * 16).await.is_ok());
+        mapping.take_access();
+        let gone = source.read(32..96).await;
+        assert!(matches!(gone, Err(SourceError::Gone { start: 32, end: 96 })), "{gone:?}");
     }
 }

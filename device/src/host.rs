@@ -132,13 +132,11 @@ struct Job {
 impl Job {
     fn run(self) {
         let Self { direction, mut slot, segments, completion } = self;
-        for CopySegment { memory, offset, len, at } in segments {
-            let part = &mut slot[at..at + len];
-            let begin = offset as usize; // Within the memory, whose length is a `usize`.
+        for CopySegment { memory, rectangle } in segments {
             let mut bytes = memory.bytes.lock();
             match direction {
-                Direction::Out => part.copy_from_slice(&bytes[begin..begin + len]),
-                Direction::In => bytes[begin..begin + len].copy_from_slice(part),
+                Direction::Out => rectangle.gather(&bytes, &mut slot),
+                Direction::In => rectangle.place(&slot, &mut bytes),
             }
         } // The tensor memory is released before the end is reported.
         completion.finish(Ok(slot));

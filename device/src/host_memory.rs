@@ -3,6 +3,7 @@ mod error;
 mod linger;
 mod page_costs;
 mod populated;
+mod sharing;
 
 pub use error::AllocError;
 
@@ -13,6 +14,7 @@ use std::{
 
 use cache::{Cache, Keep, MappingKeeper, Taken};
 use populated::Populated;
+use sharing::{SHAREABLE_BYTES_MIN, Sharing};
 
 use crate::{
     cgroup::{self, Fit},
@@ -62,6 +64,24 @@ impl HostMemory {
         Self { cache: Arc::new(Cache::new(budget_bytes, prefault, keep)) }
     }
 
+    /// Makes the memory of later allocations of 64 KiB and more such that other processes of the host can map it, but not
+    /// write it: [`Region::shared`] has the descriptor. Each takes a descriptor, which is reused with the memory. Where the
+    /// system refuses, memory is private: [`why_not_shareable`](Self::why_not_shareable).
+    #[must_use]
+    pub fn shareable(self) -> Self {
+        self.cache.state().sharing = Sharing::Wanted;
+        self
+    }
+
+    /// Why the system refused to make memory of a [shareable](Self::shareable) allocator shareable, when it last did so;
+    /// `None` if it never did.
+    pub fn why_not_shareable(&self) -> Option<String> {
+        match &self.cache.state().sharing {
+            Sharing::Refused(reason) => Some(reason.clone()),
+            Sharing::Unwanted | Sharing::Wanted => None,
+        }
+    }
+
     /// Announces repeated allocations. An [`on_demand`](Self::on_demand) allocator caches memory until the lease is
     /// dropped; others ignore leases.
     pub fn demand(&self) -> CacheLease {
@@ -92,9 +112,13 @@ impl HostMemory {
         if self.populates(mapping.len()) {
             mapping.begin();
         }
+        let used_bytes = mapping.use_first(len);
         let mut region = Region::new(MappingKeeper { mapping, cache: Arc::downgrade(&self.cache) });
         // The end of a larger reused mapping stays unused.
-        drop(region.split_off(len));
+        let mut end = region.split_off(len).expect("mappings are as long as was asked");
+        if used_bytes > len && region.shared().is_ok() {
+            end[..used_bytes - len].fill(0); // Whoever maps it sees no earlier tensor of others.
+        }
         Ok(region)
     }
 
@@ -115,6 +139,15 @@ impl HostMemory {
         let released = self.cache.state().put_back(mapping);
         drop(released); // Outside the lock: unmapping is slow.
         linger::begin_prepared(&self.cache, prepared);
+    }
+
+    /// Whether `bytes` could be allocated now, within the budget and well within the memory limit of the container. Reads a
+    /// few files.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        let stats = self.stats();
+        let new_bytes = bytes.saturating_sub(stats.cached_bytes).saturating_add(reserved_bytes());
+        stats.in_use_bytes.saturating_add(bytes) <= self.cache.budget_bytes
+            && cgroup::fits(new_bytes) == Fit::Well
     }
 
     /// Counts `len` bytes as in use that this `HostMemory` did not allocate: memory of another process that this
@@ -147,19 +180,29 @@ impl HostMemory {
     /// Maps memory that the cache has counted as in use. On failure, no longer counts it.
     fn map(&self, len: usize) -> Result<Arc<Populated>, AllocError> {
         let fits = if self.populates(len) { self.must_fit_cgroup(len as u64) } else { Ok(()) };
-        let size = page_costs::preferred();
-        let mapped =
-            fits.and_then(|()| Mapping::new(len, size).map_err(|source| AllocError::Os { len, source }));
+        let mapped = fits.and_then(|()| self.map_pages(len).map_err(|source| AllocError::Os { len, source }));
         match mapped {
             Ok(mapping) => {
                 self.cache.state().fresh_count += 1;
-                Ok(Arc::new(Populated::new(mapping, size)))
+                Ok(Arc::new(mapping))
             }
             Err(error) => {
                 self.cache.state().in_use_bytes -= len as u64;
                 Err(error)
             }
         }
+    }
+
+    /// Maps memory: shareable, if that is wanted and the system makes it.
+    fn map_pages(&self, len: usize) -> io::Result<Populated> {
+        let is_private = matches!(self.cache.state().sharing, Sharing::Unwanted);
+        if is_private || len < SHAREABLE_BYTES_MIN {
+            return Populated::private(len);
+        }
+        Populated::shared(len).or_else(|error| {
+            self.cache.state().sharing.refuse(&error);
+            Populated::private(len)
+        })
     }
 
     /// Whether memory of this length is populated in advance.
@@ -445,13 +488,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_books_always_balance(ops in vec((any::<bool>(), 1usize..40_000), 0..60)) {
-            let memory = HostMemory::new(32 * PAGE);
+        fn the_books_always_balance(shareable in any::<bool>(), ops in vec((any::<bool>(), 1usize..40_000), 0..60)) {
+            // Shareable memory is in larger pieces.
+            let (memory, unit) = match shareable {
+                true => (HostMemory::new(16 * 32 * PAGE).shareable(), 16),
+                false => (HostMemory::new(32 * PAGE), 1),
+            };
             let mut held = Vec::new();
             let mut allocations = 0;
             for (allocate, n) in ops {
                 if allocate {
-                    if let Ok(region) = memory.allocate(n) {
+                    if let Ok(region) = memory.allocate(unit * n) {
+                        // A smaller one may reuse such memory.
+                        let (is_shared, is_large) = (region.shared().is_ok(), unit * n >= SHAREABLE_BYTES_MIN);
+                        let is_right = if is_large { is_shared == shareable } else { shareable || !is_shared };
+                        prop_assert!(is_right);
                         allocations += 1;
                         held.push(region);
                     }
@@ -460,7 +511,7 @@ mod tests {
                 }
                 let stats = memory.stats();
                 let held_bytes: u64 = held.iter().map(|r| (r.len() as u64).next_multiple_of(PAGE)).sum();
-                prop_assert!(stats.in_use_bytes + stats.cached_bytes <= 32 * PAGE);
+                prop_assert!(stats.in_use_bytes + stats.cached_bytes <= unit as u64 * 32 * PAGE);
                 prop_assert!((held_bytes..=2 * held_bytes).contains(&stats.in_use_bytes));
                 prop_assert_eq!(stats.fresh + stats.reused, allocations);
             }

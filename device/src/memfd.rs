@@ -8,6 +8,8 @@ use rustix::{
     io::{Errno, pwrite},
 };
 
+use crate::mapping::{Mapping, View};
+
 /// A memfd: anonymous shared memory that this process writes once, seals, and passes to another process.
 ///
 /// It is written by system calls and not mapped, so that the writer pays one copy and no page faults. Pass it on only
@@ -27,6 +29,12 @@ pub struct SealedFd(OwnedFd);
 
 /// The required seals: neither bytes, length nor seals can change.
 pub(crate) const SEALS: SealFlags = SealFlags::WRITE
+    .union(SealFlags::SHRINK)
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
+
+/// The seals of a memfd that one mapping may still write: there can be no other way to change it.
+const OWNER_SEALS: SealFlags = SealFlags::FUTURE_WRITE
     .union(SealFlags::SHRINK)
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
@@ -79,6 +87,16 @@ impl Memfd {
     pub fn seal(self) -> io::Result<SealedFd> {
         fcntl_add_seals(&self.fd, SEALS)?;
         Ok(SealedFd(self.fd))
+    }
+
+    /// Maps all of the memfd for this process to write, now and later, and seals it for everybody else: from then on nobody
+    /// can map it for writing or write to it by other means, nor change its length. Needs Linux 5.1. Fails for a length
+    /// of zero.
+    pub(crate) fn map_writable(self) -> io::Result<(Mapping, OwnedFd)> {
+        let len = usize::try_from(self.len_bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let mapping = Mapping::of_file(self.fd.as_fd(), 0, len, View::SharedWritable)?;
+        fcntl_add_seals(&self.fd, OWNER_SEALS)?; // After the mapping was made: it keeps its access.
+        Ok((mapping, self.fd))
     }
 }
 

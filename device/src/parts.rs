@@ -135,6 +135,26 @@ pub enum PartsError {
         /// One past its last byte.
         end: u64,
     },
+    /// Memory of spread parts is another device's.
+    #[error(
+        "Parts of the payload are spread over the memory of another device. Make a payload of the memory of one device."
+    )]
+    ForeignMemory,
+    /// A spread part names memory that was not given.
+    #[error(
+        "The part {start}..{end} of the payload is spread over memory {memory} of {memories}. Number the memories from 0, \
+         in the order in which they are given."
+    )]
+    NoSuchMemory {
+        /// The first byte of the part.
+        start: u64,
+        /// One past its last byte.
+        end: u64,
+        /// The index of its memory.
+        memory: usize,
+        /// The number of memories.
+        memories: usize,
+    },
     /// A part lies before its predecessor.
     #[error(
         "The part {start}..{end} came after a part that starts at {previous_start}. Give the parts in the order of \
@@ -156,7 +176,7 @@ fn check_length(range: &Range<u64>, memory_bytes: u64) -> Result<(), PartsError>
     same.then_some(()).ok_or(PartsError::WrongLength { start, end, memory_bytes })
 }
 
-fn check_bounds(range: &Range<u64>, len_bytes: u64) -> Result<(), PartsError> {
+pub(crate) fn check_bounds(range: &Range<u64>, len_bytes: u64) -> Result<(), PartsError> {
     let Range { start, end } = *range;
     let inside = end <= len_bytes;
     inside.then_some(()).ok_or(PartsError::OutOfBounds { start, end, len_bytes })

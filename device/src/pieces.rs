@@ -1,29 +1,41 @@
 use crate::Lock;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-use crate::{parts::Parts, region::Region, sink::SinkError};
+use crate::{parts::Parts, region::Region, sink::SinkError, spread_parts::SpreadParts};
 
 /// The memory of a host sink. It is lent in pieces, and given back by the commit, when no piece is lent.
 ///
 /// A [`Piece`] is cut out of the [`FreePieces`] and put back when it is dropped. Therefore no two writers share a byte,
 /// and memory is never returned while it is being written.
+///
+/// The runs of different chunks alternate in the memory of spread parts, so it is not cut: a writer has a [`Claim`] of its
+/// bytes, and locks each memory while it copies to it.
 pub(crate) struct SinkMemory {
     parts: Parts<()>,
+    spread: SpreadParts<Lock<Region>>,
     state: Lock<State>,
 }
 
 impl SinkMemory {
-    pub(crate) fn new(parts: Parts<Region>) -> Self {
+    pub(crate) fn new(parts: Parts<Region>, spread: SpreadParts<Lock<Region>>) -> Self {
         let (parts, regions) = parts.split();
         let mut free = FreePieces::default();
         for (range, region) in parts.ranges().zip(regions) {
             free.put_back(range.start, region);
         }
-        Self { parts, state: Lock::new(State { is_committed: false, free }) }
+        Self {
+            parts,
+            spread,
+            state: Lock::new(State { is_committed: false, free, claimed: BTreeMap::new() }),
+        }
     }
 
     pub(crate) fn parts(&self) -> &Parts<()> {
         &self.parts
+    }
+
+    pub(crate) fn spread(&self) -> &SpreadParts<Lock<Region>> {
+        &self.spread
     }
 
     /// Lends `range`, which lies in one part.
@@ -34,29 +46,50 @@ impl SinkMemory {
         Ok(Piece { start, region, memory: Arc::clone(self) })
     }
 
-    /// Lends the intersections of `range` with the parts, all or nothing.
-    pub(crate) fn lend_common(self: &Arc<Self>, range: &Range<u64>) -> Result<Vec<Piece>, SinkError> {
+    /// Lends the intersections of `range` with the parts, and claims those with spread parts: all or nothing.
+    pub(crate) fn lend_common(
+        self: &Arc<Self>,
+        range: &Range<u64>,
+    ) -> Result<(Vec<Piece>, Option<Claim>), SinkError> {
         let Range { start, end } = *range;
         let common: Vec<_> = self.parts.common_with(range).map(|(common, ..)| common).collect();
-        let cut = self.state.lock().uncommitted()?.cut_all(&common);
-        let regions = cut.ok_or(SinkError::Busy { start, end })?;
+        let spread = self.spread.hull_in(range);
+        let lent = self.state.lock().lend(&common, &spread)?;
+        let regions = lent.ok_or(SinkError::Busy { start, end })?;
         let piece = |(start, region)| Piece { start, region, memory: Arc::clone(self) };
-        Ok(regions.into_iter().map(piece).collect())
+        let claim = || Claim { start: spread.start, memory: Arc::clone(self) };
+        Ok((regions.into_iter().map(piece).collect(), (!spread.is_empty()).then(claim)))
     }
 
-    /// Ends the lending and returns the memory of each part, unless some of it is lent.
+    /// Copies the bytes of `range`, which lies in one part, to `out`, under the lock. Returns false if any is lent, or after
+    /// the commit.
+    pub(crate) fn copy(&self, range: &Range<u64>, out: &mut [u8]) -> bool {
+        let state = self.state.lock();
+        let around = state.free.by_start.range(..=range.start).next_back();
+        let Some((start, region)) = around.filter(|_| state.free.has(range)) else { return range.is_empty() };
+        let within = (range.start - start) as usize..(range.end - start) as usize;
+        out.copy_from_slice(&region[within]);
+        true
+    }
+
+    /// Ends the lending and returns the memory of each part, then that of the spread parts, unless some of it is lent.
     pub(crate) fn commit(&self) -> Result<Vec<Region>, SinkError> {
         let mut state = self.state.lock();
-        let free = state.uncommitted()?;
-        let len_bytes = self.parts.placed_bytes();
-        let lent_bytes = len_bytes - free.len_bytes();
+        let placed_bytes = self.parts.placed_bytes();
+        let lent_bytes = placed_bytes - state.uncommitted()?.len_bytes() + state.claimed_bytes();
         if lent_bytes > 0 {
-            return Err(SinkError::StillLent { lent_bytes, len_bytes });
+            return Err(SinkError::StillLent {
+                lent_bytes,
+                len_bytes: placed_bytes + self.spread.len_bytes(),
+            });
         }
-        let whole = |range| free.cut(range).expect("nothing is lent, so each part is complete");
-        let regions = self.parts.ranges().map(whole).collect();
+        let whole = |range| state.free.cut(range).expect("nothing is lent, so each part is complete");
+        let regions = self.parts.ranges().map(whole);
+        // Nothing is claimed, so nobody copies.
+        let spread = self.spread.memories().iter().map(|memory| std::mem::take(&mut *memory.lock()));
+        let all = regions.chain(spread).collect();
         state.is_committed = true;
-        Ok(regions)
+        Ok(all)
     }
 
     fn take_back(&self, start: u64, region: Region) {
@@ -105,9 +138,24 @@ impl Drop for Piece {
     }
 }
 
+/// The claim of a range of spread parts. Dropping it gives the range back.
+pub(crate) struct Claim {
+    start: u64,
+    memory: Arc<SinkMemory>,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.memory.state.lock().claimed.remove(&self.start);
+    }
+}
+
 struct State {
     is_committed: bool,
     free: FreePieces,
+    /// The claimed ranges of spread parts, which are disjoint and not empty: their ends by their starts. An open target
+    /// holds each, which bounds them.
+    claimed: BTreeMap<u64, u64>,
 }
 
 impl State {
@@ -117,6 +165,30 @@ impl State {
             true => Err(SinkError::Committed),
             false => Ok(&mut self.free),
         }
+    }
+
+    /// Cuts out all of `ranges`, and claims `spread`; `None`, and nothing changes, if any byte of them is lent or claimed.
+    fn lend(
+        &mut self,
+        ranges: &[Range<u64>],
+        spread: &Range<u64>,
+    ) -> Result<Option<Vec<(u64, Region)>>, SinkError> {
+        let is_claimed = self.is_claimed(spread);
+        let free = self.uncommitted()?;
+        let cut = if is_claimed { None } else { free.cut_all(ranges) };
+        if cut.is_some() && !spread.is_empty() {
+            self.claimed.insert(spread.start, spread.end);
+        }
+        Ok(cut)
+    }
+
+    fn is_claimed(&self, range: &Range<u64>) -> bool {
+        let before_end = self.claimed.range(..range.end).next_back();
+        !range.is_empty() && before_end.is_some_and(|(_, end)| *end > range.start)
+    }
+
+    fn claimed_bytes(&self) -> u64 {
+        self.claimed.iter().map(|(start, end)| end - start).sum()
     }
 }
 

@@ -10,8 +10,10 @@ use std::{
 use bytes::Bytes;
 
 use crate::{
+    HostMemory,
     mapping::PAGE_BYTES,
     owner::{GiveBack, Owned},
+    shared_range::{NotShared, SharedFile, SharedRange},
 };
 
 /// An exclusive handle on a byte range of memory, pooled or a caller's: what `BytesMut` is to the heap.
@@ -91,6 +93,21 @@ impl Region {
         Bytes::from_owner(self)
     }
 
+    /// The bytes as other processes can map them, if they lie in [shareable](crate::HostMemory::shareable) memory. The
+    /// memory is held, and not reused, until the last clone of the result is dropped.
+    ///
+    /// # Errors
+    /// [`NotShared`]: why they do not.
+    pub fn shared(&self) -> Result<SharedRange, NotShared> {
+        let keeper = self.keeper.as_ref().ok_or(NotShared::Private)?;
+        let Some(file) = keeper.file() else {
+            return Err(if keeper.was_refused() { NotShared::Refused } else { NotShared::Private });
+        };
+        let offset_bytes = self.start.addr().get() - keeper.start().addr().get();
+        let (file, keeper) = (Arc::clone(file), Arc::clone(keeper));
+        Ok(SharedRange::in_memory(file, offset_bytes as u64, self.len as u64, keeper))
+    }
+
     /// The address of the first byte.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
@@ -160,6 +177,32 @@ impl fmt::Debug for Region {
 pub(crate) unsafe trait Keeper: Send + Sync + 'static {
     fn start(&self) -> NonNull<u8>;
     fn len(&self) -> usize;
+
+    /// The file of which these bytes are the beginning, if other processes can map it.
+    fn file(&self) -> Option<&Arc<SharedFile>> {
+        None
+    }
+
+    /// Whether other processes could map the bytes, had the system not refused it.
+    fn was_refused(&self) -> bool {
+        false
+    }
+
+    /// Whether other processes can map the bytes, and huge pages may take the place of small ones.
+    fn has_small_pages(&self) -> bool {
+        false
+    }
+
+    /// Puts huge pages in the place of the small ones of the next piece, if other processes can map the bytes. Returns
+    /// whether another piece remains.
+    fn enlarge_next_pages(&self) -> bool {
+        false
+    }
+
+    /// The allocator that the bytes go back to, if any.
+    fn memory(&self) -> Option<HostMemory> {
+        None
+    }
 }
 
 /// The address of empty regions: no memory, but on a page boundary, like that of an allocated region.
@@ -168,6 +211,7 @@ const EMPTY_ADDRESS: NonZeroUsize = NonZeroUsize::new(PAGE_BYTES).expect("a page
 #[cfg(test)]
 mod tests {
     use proptest::{collection::vec, prelude::*};
+    use rustix::io::pread;
 
     use super::*;
     use crate::HostMemory;
@@ -176,10 +220,24 @@ mod tests {
         HostMemory::new(u64::MAX).allocate(len).unwrap()
     }
 
-    /// A region whose bytes count up, in pooled memory or a caller's, and its model: the same bytes on the heap.
-    fn counted(len: usize, pooled: bool) -> (Region, Vec<u8>) {
+    #[derive(Debug, Clone, Copy)]
+    enum Kind {
+        Owned,
+        Pooled,
+        Shared,
+    }
+
+    /// A region whose bytes count up, in memory of this kind, and its model: the same bytes on the heap.
+    fn counted(len: usize, kind: Kind) -> (Region, Vec<u8>) {
         let model: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
-        let mut region = if pooled { allocate(len) } else { Region::from_owner(vec![0; len]) };
+        let mut region = match kind {
+            Kind::Owned => Region::from_owner(vec![0; len]),
+            Kind::Pooled => allocate(len),
+            Kind::Shared => {
+                let mut whole = HostMemory::new(u64::MAX).shareable().allocate(1 << 20).unwrap();
+                whole.split_to(len).unwrap()
+            }
+        };
         region.copy_from_slice(&model);
         (region, model)
     }
@@ -255,6 +313,10 @@ mod tests {
         ]
     }
 
+    fn any_kind() -> impl Strategy<Value = Kind> {
+        prop_oneof![Just(Kind::Owned), Just(Kind::Pooled), Just(Kind::Shared)]
+    }
+
     /// A part, its start in the original region, and its expected bytes.
     type Part = (Region, usize, Vec<u8>);
 
@@ -310,14 +372,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_behave_as_separate_vectors(len in 0usize..600, pooled in any::<bool>(), ops in vec(any_op(), 0..60)) {
-            let (whole, model) = counted(len, pooled);
+        fn parts_behave_as_separate_vectors(len in 0usize..600, kind in any_kind(), ops in vec(any_op(), 0..60)) {
+            let (whole, model) = counted(len, kind);
             let mut parts = vec![(whole, 0, model)];
             for op in ops {
                 apply(&mut parts, op);
                 for (region, _, model) in &parts {
                     prop_assert_eq!(&region[..], &model[..]);
                 }
+            }
+            for (region, begin, model) in &parts {
+                let shared = region.shared();
+                prop_assert_eq!(shared.is_ok(), matches!(kind, Kind::Shared));
+                let Ok(shared) = shared else { continue };
+                prop_assert_eq!((shared.offset_bytes(), shared.len_bytes()), (*begin as u64, model.len() as u64));
+                let mut seen = vec![0; model.len()];
+                prop_assert_eq!(pread(shared.descriptor(), &mut seen, *begin as u64), Ok(model.len()));
+                prop_assert_eq!(&seen, model);
             }
             // An empty part may remain at an offset inside a joined one.
             parts.retain(|(region, ..)| !region.is_empty());

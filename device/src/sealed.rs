@@ -10,7 +10,10 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{mapping::Mapping, memfd::SEALS};
+use crate::{
+    mapping::{Mapping, View},
+    memfd::SEALS,
+};
 
 /// A read-only mapping of memory that another process wrote and sealed, without a copy.
 ///
@@ -54,7 +57,7 @@ impl Sealed {
             return Err(SealedError::Sparse { written_bytes, found_bytes });
         }
         let len = usize::try_from(len_bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        Ok(Self { mapping: Mapping::of_file(fd, 0, len)?, len })
+        Ok(Self { mapping: Mapping::of_file(fd, 0, len, View::ReadOnly)?, len })
     }
 }
 
@@ -135,10 +138,10 @@ impl From<Errno> for SealedError {
 }
 
 /// The file system type of plain memory (`TMPFS_MAGIC`).
-const TMPFS: u64 = 0x0102_1994;
+pub(crate) const TMPFS: u64 = 0x0102_1994;
 
 /// The unit of a file's allocated size.
-const BLOCK_BYTES: u64 = 512;
+pub(crate) const BLOCK_BYTES: u64 = 512;
 
 #[cfg(test)]
 mod tests {

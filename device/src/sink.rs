@@ -4,8 +4,15 @@ use std::{
 };
 
 use crate::{
-    engine::CopyError, host_memory::AllocError, id::Id, ledger::Entry, pieces::Piece, region::Region,
-    slot::Slot, source::BoxFuture,
+    engine::CopyError,
+    host_memory::AllocError,
+    id::Id,
+    ledger::Entry,
+    pieces::{Claim, Piece},
+    region::Region,
+    slot::Slot,
+    source::BoxFuture,
+    spread::SpreadError,
 };
 
 /// The destination of one payload's bytes.
@@ -78,6 +85,9 @@ pub enum SinkError {
     /// The engine could not copy the bytes to its device.
     #[error("The bytes could not be copied to the sink's device.")]
     Copy(#[from] CopyError),
+    /// The bytes of a spread part have no place. Some bytes of the range may have been written.
+    #[error("A chunk could not be spread over the memory of its tensors.")]
+    Spread(#[from] SpreadError),
 }
 
 /// The memory that a sink lends for one range: dereferences to exactly the range's bytes.
@@ -132,8 +142,9 @@ pub(crate) enum Lent {
     Piece(Piece),
     /// A slot, from which the bytes are copied to the device. `len` bytes of it are the target.
     Staged { slot: Slot, len: usize, entry: Entry },
-    /// Memory of the range's length, from which the bytes are copied to the pieces.
-    Scattered { staging: Region, pieces: Vec<Piece> },
+    /// Memory of the range's length, from which the bytes are copied to the pieces, and to the spread parts that it
+    /// touches: these are claimed.
+    Scattered { staging: Region, pieces: Vec<Piece>, claim: Option<Claim> },
     /// Memory of the range's length, longer than a slot, from which the bytes are copied slot by slot.
     Overlong { staging: Region, entry: Entry },
 }

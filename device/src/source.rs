@@ -4,13 +4,21 @@ use std::{
     future::{Future, ready},
     io,
     ops::Range,
+    os::fd::OwnedFd,
     path::PathBuf,
     pin::Pin,
+    sync::Arc,
 };
 
 use bytes::Bytes;
 
-use crate::{engine::CopyError, pool::SlotPool};
+use crate::{
+    engine::CopyError,
+    pool::SlotPool,
+    region::Region,
+    shared_range::{NotShared, SharedFile, SharedRange},
+    spread::SpreadError,
+};
 
 /// A boxed future, which makes [`Source`] and [`Sink`](crate::Sink) usable as trait objects. Costs one small allocation
 /// per chunk.
@@ -44,6 +52,14 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// The pool of slots that reads go through, if any. Bytes that were read may hold a slot of it.
     fn slots(&self) -> Option<&SlotPool> {
         None
+    }
+
+    /// The whole payload as other processes of this host can map it, if it lies in such memory in one piece.
+    ///
+    /// # Errors
+    /// [`NotShared`], if it does not.
+    fn shared(&self) -> Result<SharedRange, NotShared> {
+        Err(NotShared::Private)
     }
 
     /// Whether a read costs a device copy, so that its bytes are worth caching for other readers.
@@ -83,6 +99,9 @@ pub enum SourceError {
     /// The engine could not copy the bytes from its device.
     #[error("The source could not be copied off its device. {0}")]
     Copy(#[from] CopyError),
+    /// The bytes of a spread part are not where they were said to be.
+    #[error("The source could not be gathered from the memory of its tensors. {0}")]
+    Spread(#[from] SpreadError),
     /// The device returned no bytes for longer than any copy may take.
     #[error(
         "A read of {asked_bytes} bytes had not ended after {waited_ms} ms. The device hangs, or copies that never ended \
@@ -162,7 +181,7 @@ impl SourceError {
             Self::Io { .. } | Self::NoMemory { .. } | Self::TimedOut { .. } | Self::Unconfirmed { .. } => {
                 false
             }
-            Self::OutOfBounds { .. } | Self::Foreign { .. } => true,
+            Self::OutOfBounds { .. } | Self::Spread(_) | Self::Foreign { .. } => true,
             changed => changed.is_changed(),
         }
     }
@@ -190,14 +209,41 @@ impl SourceError {
 }
 
 /// A source in host memory. Reading it neither copies nor waits.
+#[derive(Clone)]
 pub struct HostSource {
     bytes: Bytes,
+    shared: Result<SharedRange, NotShared>,
 }
 
 impl HostSource {
     /// Serves `bytes`, shared with every reader.
     pub fn new(bytes: Bytes) -> Self {
-        Self { bytes }
+        Self { bytes, shared: Err(NotShared::Private) }
+    }
+
+    /// Serves `bytes`, and shares them as `shared`, which is of the same memory, or does not for its reason.
+    pub fn sharing(bytes: Bytes, shared: Result<SharedRange, NotShared>) -> Self {
+        Self { bytes, shared }
+    }
+
+    /// Serves the bytes of `region`, and [shares](Source::shared) them if their memory can be shared.
+    pub fn of_region(region: Region) -> Self {
+        let shared = region.shared();
+        Self { bytes: region.freeze(), shared }
+    }
+
+    /// Serves `bytes`, and shares them: `descriptor` is the memfd that begins with them, of which they are a
+    /// [`Sealed`](crate::Sealed) mapping. They are held until the last clone of what is shared is dropped. Fails if the
+    /// system does not know the descriptor.
+    pub fn of_sealed(bytes: Bytes, descriptor: OwnedFd) -> io::Result<Self> {
+        let file = Arc::new(SharedFile::new(descriptor)?);
+        let shared = SharedRange::new(file, 0, bytes.len() as u64, bytes.clone());
+        Ok(Self { bytes, shared: Ok(shared) })
+    }
+
+    /// All bytes.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
     }
 
     fn slice(&self, range: Range<u64>) -> Result<Bytes, SourceError> {
@@ -218,6 +264,10 @@ impl Source for HostSource {
 
     fn is_in_place(&self, range: &Range<u64>) -> bool {
         range.end <= self.len_bytes()
+    }
+
+    fn shared(&self) -> Result<SharedRange, NotShared> {
+        self.shared.clone()
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::region::Region;
+use crate::{mapping::Mapping, region::Region};
 
 /// Shared bytes of a [`Region`] that others may write while they are read: what [`Bytes`] is for constant memory.
 ///
@@ -25,6 +25,11 @@ pub struct VolatileBytes {
 }
 
 impl VolatileBytes {
+    /// The first `len` bytes of `mapping`, which it has. `keep` is dropped after they are unmapped.
+    pub(crate) fn of_mapping(mapping: Mapping, len: usize, keep: impl Any + Send + Sync) -> Self {
+        Self { start: mapping.start(), len, owner: Arc::new((mapping, keep)) }
+    }
+
     /// The number of bytes.
     pub fn len(&self) -> usize {
         self.len

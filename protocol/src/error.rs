@@ -179,6 +179,9 @@ pub enum ProtocolViolation {
     /// A codec that this end knows but did not offer.
     #[error("the peer used codec {0}, which was not offered")]
     CodecNotOffered(&'static str),
+    /// A second shared encoding of a chunk, which differs from the first.
+    #[error("the peer named two different encodings of chunk {0}")]
+    OtherEncoding(ChunkIndex),
     /// A list of topics beyond the limit.
     #[error("the peer listed more than {0} topics")]
     TooManyTopics(usize),

@@ -11,6 +11,7 @@
 #![deny(unsafe_code)]
 
 mod access;
+mod boxes;
 mod chunk;
 mod codec;
 mod credit;
@@ -22,6 +23,7 @@ mod limits;
 mod manifest;
 mod message;
 mod name;
+mod peers;
 mod protobuf;
 mod ranges;
 pub mod safetensors;
@@ -29,6 +31,7 @@ mod selection;
 mod sender;
 pub mod sidecar;
 mod subscriber;
+pub mod swarm;
 mod tensor;
 mod ticket;
 mod trial;
@@ -37,6 +40,7 @@ mod version;
 pub use access::{
     Claims, Grant, GrantError, Secret, SecretError, SecretId, TicketId, Token, TokenError, Verb, Verbs,
 };
+pub use boxes::{Bounds, NotWholeBytes, Overlap, Rectangle};
 pub use chunk::{ChunkHeader, ChunkIndex, Chunking, HEADER_BYTES, ManifestHeader, ProbeHeader, StreamHeader};
 pub use codec::{
     BitPlanes, Codec, CodecChoice, CodecId, CodecSet, Context, DecodeError, Effort, Planes, Raw, SMALL_BYTES,
@@ -49,21 +53,24 @@ pub use error::{CloseCode, MessageError, ProtocolViolation};
 pub use glob::{Glob, GlobError};
 pub use integrity::{ChunkHash, ChunkHasher, CorruptChunk, ManifestDigest, Verified, VersionDigest};
 pub use limits::Limits;
-pub use manifest::{LayoutError, Manifest, ManifestError, PAYLOAD_ALIGNMENT, Tensor, TensorSpec};
+pub use manifest::{
+    Cuts, CutsError, LayoutError, Manifest, ManifestError, PAYLOAD_ALIGNMENT, Piece, Tensor, TensorSpec,
+};
 pub use message::{
-    ADDRESSES_MAX, AbortReason, Announce, BOXES_MAX, ClientMessage, Consumer, EndReason, FRAME_MAX_BYTES,
-    Feature, FeatureSet, GLOBS_MAX, HASHES_MAX, Have, Held, Hello, Indices, InstanceId, LAYERS_MAX,
-    LaneAddress, LaneGrant, LaneId, LaneOffer, Metadata, Mode, Order, PARTIAL_RANGES_MAX, PEER_ADDRESSES_MAX,
-    PROBE_REPORT_BYTES, Partial, PeerAddress, Place, ProbeBytes, ProbeReport, SELECTION_MAX_BYTES,
-    SOURCE_RANGES_MAX, SOURCES_MAX, ServerMessage, Share, Slice, Source, Start, Subscribe, SubscriptionId,
-    TensorBox, TopicEntry, Transport, WATCHES_MAX, WatchId, Welcome, check_metadata, decode_frame_length,
-    encode_client, encode_server,
+    ADDRESSES_MAX, AbortReason, Announce, BOXES_MAX, ClientMessage, Consumer, ENCODINGS_MAX, EndReason,
+    FRAME_MAX_BYTES, Feature, FeatureSet, GLOBS_MAX, HASHES_MAX, Have, Held, Hello, Indices, InstanceId,
+    LAYERS_MAX, LaneAddress, LaneGrant, LaneId, LaneOffer, Lending, Lent, Metadata, Mode, NotLent, Order,
+    PARTIAL_RANGES_MAX, PEER_ADDRESSES_MAX, PROBE_REPORT_BYTES, Partial, PeerAddress, Place, ProbeBytes,
+    ProbeReport, SELECTION_MAX_BYTES, SOURCE_RANGES_MAX, SOURCES_MAX, ServerMessage, Share, Slice, Source,
+    Start, Subscribe, SubscriptionId, TensorBox, TopicEntry, Transport, WATCHES_MAX, WatchId, Welcome,
+    check_boxes, check_metadata, decode_frame_length, encode_client, encode_server,
 };
 pub use name::{NameError, ReaderName, TensorName, Topic};
+pub use peers::{EncodingEntry, EncodingHash, EncodingHasher, PeerSecret};
 pub use ranges::RangeSet;
-pub use selection::Selection;
+pub use selection::{BoxError, Part, PartPlace, Selection, Spread, Wanted};
 pub use sender::{
-    Announcement, Attempt, ChunkRequest, Claim, Ended, Named, Published, ReadRetry, SendAction, Sender,
+    Announcement, Attempt, ChunkRequest, Claim, Ended, Named, Pick, Published, ReadRetry, SendAction, Sender,
     SenderAction, Seq, SubscriptionMessage, Versions,
 };
 pub use subscriber::{

@@ -10,6 +10,7 @@ mod feature;
 pub(crate) mod field;
 mod frame;
 mod lane;
+mod lending;
 mod probe;
 mod server;
 mod sharing;
@@ -17,7 +18,7 @@ mod subscribe;
 pub(crate) mod wire;
 
 pub use address::{ADDRESSES_MAX, LaneAddress, Transport};
-pub use boxes::{BOXES_MAX, Indices, Slice, TensorBox};
+pub use boxes::{BOXES_MAX, Indices, Slice, TensorBox, check_boxes};
 pub use client::{ClientMessage, Hello};
 pub use feature::{Feature, FeatureSet};
 pub use field::PARTIAL_RANGES_MAX;
@@ -25,9 +26,12 @@ pub(crate) use field::{Field, exactly, required};
 pub(crate) use frame::frame;
 pub use frame::{FRAME_MAX_BYTES, decode_frame_length, encode_client, encode_server};
 pub use lane::{InstanceId, LaneGrant, LaneId, LaneOffer};
+pub use lending::{Lending, Lent, NotLent};
 pub use probe::{PROBE_REPORT_BYTES, ProbeBytes, ProbeReport};
 pub use server::{Announce, EndReason, HASHES_MAX, Place, ServerMessage, TopicEntry, Welcome};
-pub use sharing::{Held, PEER_ADDRESSES_MAX, PeerAddress, SOURCE_RANGES_MAX, SOURCES_MAX, Share, Source};
+pub use sharing::{
+    ENCODINGS_MAX, Held, PEER_ADDRESSES_MAX, PeerAddress, SOURCE_RANGES_MAX, SOURCES_MAX, Share, Source,
+};
 pub use subscribe::{
     Consumer, GLOBS_MAX, Have, LAYERS_MAX, Mode, Order, Partial, SELECTION_MAX_BYTES, Start, Subscribe,
 };
@@ -119,6 +123,8 @@ reasons! {
     DeviceFailed = 7, "it could not be copied to the receiver's device";
     /// The publisher changed or freed its memory or files while it was on offer.
     SourceChanged = 8, "its publisher wrote to or freed its memory or files while it was on offer";
+    /// A box that the receiver wants does not fit it.
+    BoxMisfit = 9, "a box that the receiver wants does not fit it";
 }
 
 /// Checks that `metadata` fits an `Announce`.

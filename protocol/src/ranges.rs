@@ -78,6 +78,12 @@ impl RangeSet {
         self.ranges.get(at).is_some_and(|r| r.contains(&number))
     }
 
+    /// The first number from `number` on, found in logarithmic time.
+    pub fn first_from(&self, number: u32) -> Option<u32> {
+        let at = self.ranges.partition_point(|r| r.end <= number);
+        self.ranges.get(at).map(|r| r.start.max(number))
+    }
+
     /// The size of the set.
     pub fn len(&self) -> u32 {
         self.ranges.iter().map(|r| r.end - r.start).sum()
@@ -198,6 +204,7 @@ mod tests {
                 prop_assert_eq!(set.len() as usize, model.len());
                 prop_assert_eq!(set.is_empty(), model.is_empty());
                 prop_assert!((0..41).all(|n| set.contains(n) == model.contains(&n)));
+                prop_assert!((0..41).all(|n| set.first_from(n) == model.range(n..).next().copied()));
                 prop_assert!(set.ranges().iter().all(|r| r.start < r.end));
                 prop_assert!(set.ranges().windows(2).all(|w| w[0].end < w[1].start), "{:?}", set);
             }

@@ -17,11 +17,11 @@ pub use claimed::{Claim, Named};
 pub use message::{ChunkRequest, SubscriptionMessage};
 pub use plan::SendAction;
 pub use read_retry::{Attempt, ReadRetry};
-pub use versions::{Published, Seq, Versions};
+pub use versions::{Pick, Published, Seq, Versions};
 
 use crate::{
-    AbortReason, Credit, EndReason, LaneId, ManifestDigest, Partial, Place, ProtocolViolation, RangeSet,
-    Selection, Start, Subscribe,
+    AbortReason, Credit, EndReason, FeatureSet, LaneId, ManifestDigest, Partial, Place, ProtocolViolation,
+    RangeSet, Selection, Start, Subscribe,
 };
 use claimed::Claimed;
 use course::{Course, Next, Step};
@@ -36,7 +36,8 @@ use std::{
 /// none.
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One client's subscription, as its server sees it: what the client holds, what it may be sent, and what is being sent.
+/// One client's subscription, as its server sees it: what the client holds, what it may be sent, and what is being
+/// sent.
 ///
 /// Pure: it holds no payload, lane or lock, never waits and reads no clock. The caller passes events to `handle_*` and
 /// then calls [`poll`](Self::poll), which returns the resulting [`SenderAction`]s one at a time, until it returns
@@ -44,6 +45,8 @@ const UNREAD_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Sender<V> {
     course: Course<V>,
+    /// The features that the client offered.
+    offered: FeatureSet,
     /// The claims of the client. They are used until the first version begins.
     claimed: Claimed,
     /// The claim that is being compared.
@@ -55,6 +58,8 @@ pub struct Sender<V> {
     credit: Credit,
     /// Whether a version under way is given up for a newer one.
     preempt: bool,
+    /// Whether versions may be lent in memory.
+    memory: bool,
     /// Whether the subscription ends with its first commit.
     once: bool,
     /// Whether it also ends with the first version that is aborted, since the client wants no other.
@@ -82,14 +87,16 @@ struct Current<V> {
 }
 
 impl<V: Published + Clone> Sender<V> {
-    /// The state machine of a client's `subscribe`. In mode `every`, it begins at `begin`, the place of its reader, or
-    /// the position that was given to it; `lost_place` is the place that the reader had before it was given up.
+    /// The state machine of a client's `subscribe`, who `offered` these features. In mode `every`, it begins at
+    /// `begin`, the place of its reader, or the position that was given to it; `lost_place` is the place that the
+    /// reader had before it was given up.
     ///
     /// # Errors
     /// [`ProtocolViolation::CreditOverflow`] when the credit is too large.
     pub fn new(
         topic: &impl Versions<Version = V>,
         subscribe: &Subscribe,
+        offered: FeatureSet,
         begin: Seq,
         lost_place: Option<Place>,
     ) -> Result<Self, ProtocolViolation> {
@@ -97,12 +104,14 @@ impl<V: Published + Clone> Sender<V> {
         // With `have`, `start` has no effect.
         let is_exact = matches!(subscribe.start, Start::Exactly(..)) && subscribe.have.is_none();
         Ok(Self {
+            offered,
             claimed: Claimed::new(subscribe),
             comparing: None,
             manifest: subscribe.manifest,
             partial: subscribe.partial.clone(),
             credit: Credit::new(subscribe.credit)?,
             preempt: subscribe.preempt && !course.is_every() && !is_exact,
+            memory: subscribe.memory && !subscribe.describe,
             once: subscribe.once,
             ends_with_abort: subscribe.once && is_exact,
             lost_place,
@@ -129,7 +138,10 @@ impl<V: Published + Clone> Sender<V> {
             return None;
         }
         match &mut self.current {
-            Some(current) => current.plan.poll(&mut self.credit, lane).map(SenderAction::Send),
+            Some(Current { version, plan, .. }) => {
+                let (held, pick) = (topic.held(version), |wanted: &RangeSet| topic.pick(version, wanted));
+                plan.poll(&mut self.credit, lane, held.as_deref(), pick).map(SenderAction::Send)
+            }
             None => self.poll_idle(topic),
         }
     }
@@ -145,7 +157,8 @@ impl<V: Published + Clone> Sender<V> {
                 return Some(SenderAction::Compare(claim, version));
             }
             if let Some(next) = self.next.take() {
-                self.begin(next);
+                let is_shared = topic.is_shared(&next.version);
+                self.begin(next, is_shared);
                 self.supersede(topic); // A newer one may have been published during a comparison.
                 return self.actions.pop_front();
             }
@@ -175,7 +188,10 @@ impl<V: Published + Clone> Sender<V> {
         is_idle && is_last && !self.course.waits_for_client(topic)
     }
 
-    fn begin(&mut self, Next { version, skipped }: Next<V>) {
+    fn begin(&mut self, Next { version, skipped }: Next<V>, is_shared: bool) {
+        if version.feature().is_some_and(|feature| !self.offered.contains(feature)) {
+            return self.end(EndReason::NotSupported);
+        }
         let key = version.key();
         let is_part = |partial: &Partial| (partial.epoch, partial.version) == key;
         let partial = self.partial.take();
@@ -188,11 +204,24 @@ impl<V: Published + Clone> Sender<V> {
             version: version.clone(),
             skipped,
             afresh: claimed.is_afresh(key),
+            shared: is_shared,
             is_ahead: claimed.is_ahead_of(key),
             lost_place: self.lost_place.take(),
         }));
-        let plan = SendPlan::new(self.manifest != Some(version.manifest_digest()));
+        let plan = SendPlan::new(self.manifest != Some(version.manifest_digest()), is_shared);
         self.current = Some(Current { version, held, selection: None, plan, retry: ReadRetry::default() });
+    }
+
+    /// Whether the client asked for versions in memory.
+    pub fn wants_memory(&self) -> bool {
+        self.memory
+    }
+
+    /// Handles that the version under way was announced in memory: its chunks are sent only if the client declines it.
+    pub fn handle_lent(&mut self) {
+        if let Some(current) = &mut self.current {
+            current.plan.handle_lent();
+        }
     }
 
     /// Handles what the client selects of the version under way.
@@ -320,18 +349,25 @@ impl<V: Published + Clone> Sender<V> {
             }
             Message::Unsubscribe { keep_place } => self.finish(Ended::ByClient { keep_place }),
             // About the previous version, which client and server aborted at the same time.
-            Message::Committed(..) | Message::Abort(..) if self.current.is_none() => {}
+            Message::Committed(..) | Message::Abort(..) | Message::Decline(..) if self.current.is_none() => {}
             Message::Committed(epoch, version, kept) if is_current(epoch, version) => {
                 self.handle_committed(kept)?;
             }
             Message::Abort(epoch, version, reason) if is_current(epoch, version) => {
                 self.handle_aborted(reason);
             }
+            Message::Decline(epoch, version) if is_current(epoch, version) => {
+                return self
+                    .current
+                    .as_mut()
+                    .map_or(Ok(false), |current| current.plan.handle_declined());
+            }
             Message::Request(epoch, version, request) if is_current(epoch, version) => {
                 return self.handle_request(&request, is_live);
             }
             Message::Committed(epoch, version, _)
             | Message::Abort(epoch, version, _)
+            | Message::Decline(epoch, version)
             | Message::Request(epoch, version, _) => {
                 return Err(ProtocolViolation::WrongVersion { epoch, version });
             }
@@ -342,8 +378,12 @@ impl<V: Published + Clone> Sender<V> {
     fn handle_committed(&mut self, kept: bool) -> Result<(), ProtocolViolation> {
         let Some(Current { version, plan, .. }) = self.current.take() else { return Ok(()) };
         if !plan.may_be_committed() {
-            let expected = "Complete to be sent first, or a Request before it";
+            let expected = "Complete or memory to be sent first, or a Request before it";
             return Err(ProtocolViolation::OutOfTurn { found: "Committed", expected });
+        }
+        if plan.is_shared() {
+            // A request may have crossed a push of the same chunk, so both ends reset the credit, as after an abort.
+            self.credit = Credit::default();
         }
         self.course.handle_committed(version.key());
         self.manifest = Some(version.manifest_digest());
@@ -368,8 +408,8 @@ impl<V: Published + Clone> Sender<V> {
         }
     }
 
-    /// Handles a request. The first one of a version voids the credit, which counted what may be pushed; the client
-    /// grants it again when the version has ended.
+    /// Handles a request. The first one of a version that is not shared voids the credit, which counted what may be
+    /// pushed; the client grants it again when the version has ended.
     fn handle_request(
         &mut self,
         request: &ChunkRequest,

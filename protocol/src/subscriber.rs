@@ -6,11 +6,14 @@ mod arrivals;
 mod assembly;
 mod beginning;
 mod chunks;
+mod entries;
 mod gap;
 mod history;
 mod incoming;
 mod manifests;
+mod peers;
 mod requests;
+mod shared;
 mod sources;
 mod stall;
 
@@ -21,6 +24,8 @@ mod hostile;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
+mod swarm_model;
+#[cfg(test)]
 mod tests;
 
 pub use action::{Action, Commit, Released, VersionFault};
@@ -29,8 +34,9 @@ pub use assembly::{Assembly, Outcome};
 pub use gap::Gap;
 
 use crate::{
-    AbortReason, ClientMessage, CodecSet, Epoch, Manifest, PARTIAL_RANGES_MAX, Partial, ProtocolViolation,
-    RangeSet, Selection, Start, Subscribe, SubscriptionId, Version, VersionDigest, VersionId,
+    AbortReason, BoxError, ClientMessage, CodecSet, Epoch, Manifest, PARTIAL_RANGES_MAX, Partial,
+    ProtocolViolation, RangeSet, Selection, Start, Subscribe, SubscriptionId, Version, VersionDigest,
+    VersionId, Wanted,
 };
 use arrivals::Arrivals;
 use history::History;
@@ -62,6 +68,10 @@ pub struct Subscriber {
     further_allowance: u32,
     /// The selection from the latest manifest; the server sends another manifest only when it changes.
     selection: Option<Arc<Selection>>,
+    /// Whether versions fit although they lack tensors of which boxes are requested by name.
+    may_lack_boxes: bool,
+    /// Whether the server has no credit yet, because it is not known that the boxes fit.
+    is_credit_withheld: bool,
     manifests: Manifests,
     phase: Phase,
     arrivals: Arrivals,
@@ -69,6 +79,8 @@ pub struct Subscriber {
     sources: Sources,
     history: History,
     stall: Stall,
+    /// The number from which random choices follow.
+    seed: u64,
     actions: VecDeque<Action>,
 }
 
@@ -81,6 +93,8 @@ impl Subscriber {
             allowance: request.credit,
             further_allowance: 0,
             selection: None,
+            may_lack_boxes: false,
+            is_credit_withheld: false,
             manifests: Manifests::default(),
             phase: Phase::Idle,
             arrivals: Arrivals::new(request.credit),
@@ -88,6 +102,7 @@ impl Subscriber {
             sources: Sources::default(),
             history: History::new(&request),
             stall: Stall::new(stall_timeout, now),
+            seed: 0,
             actions: VecDeque::new(),
             options: request,
         }
@@ -95,12 +110,23 @@ impl Subscriber {
 
     /// Uses `manifest` for versions that have it, so that the server need not send it.
     pub fn set_manifest(&mut self, manifest: Arc<Manifest>) {
-        let Subscribe { selection, within, describe, .. } = &self.options;
-        let selection = match describe {
-            true => Selection::none(manifest),
-            false => Selection::new(manifest, selection).within(within),
-        };
-        self.selection = Some(Arc::new(selection));
+        self.selection = Some(Arc::new(Wanted::from(&self.options).selection(manifest)));
+    }
+
+    /// Allows versions to lack tensors of which boxes are requested by name.
+    pub fn allow_missing_boxes(&mut self) {
+        self.may_lack_boxes = true;
+    }
+
+    /// Whether boxes are requested.
+    pub fn wants_boxes(&self) -> bool {
+        !self.options.boxes.is_empty()
+    }
+
+    /// Why the boxes do not fit the latest manifest.
+    fn misfit(&self) -> Option<&BoxError> {
+        let misfit = self.selection.as_ref().and_then(|selection| selection.misfit());
+        misfit.filter(|misfit| !self.may_lack_boxes || !matches!(misfit, BoxError::NoSuchTensor(_)))
     }
 
     /// The number of the only version that the user wants, and its epoch if that matters (PROTOCOL.md §3.12 (8)).
@@ -140,6 +166,10 @@ impl Subscriber {
         };
         let have = self.history.have();
         self.drop_origin_messages();
+        self.is_credit_withheld = self.wants_boxes() && (self.selection.is_none() || self.misfit().is_some());
+        if self.is_credit_withheld {
+            self.arrivals.take_credit();
+        }
         if self.sources.ended_apart.take().is_some() {
             self.history.handle_detached(); // It ended without this connection.
         }
@@ -213,7 +243,8 @@ impl Subscriber {
         let chunks = allowance.saturating_sub(self.allowance);
         if chunks > 0 {
             self.allowance = allowance;
-            if !self.requests.is_pushing_ended() {
+            let is_pushed = self.requests.is_only_pushed() || self.is_shared() && !self.is_origin_lost();
+            if is_pushed && !self.is_credit_withheld {
                 self.grant(chunks);
             }
         }
@@ -275,7 +306,7 @@ impl Subscriber {
     /// Handles the commit of the current version. `kept` says whether the client keeps a copy as a base for deltas.
     pub fn handle_committed(&mut self, kept: bool) {
         let Phase::Running(incoming) = &self.phase else { return };
-        let (id, digest) = (incoming.id().clone(), incoming.assembly.held_digest());
+        let (id, digest) = (incoming.id().clone(), incoming.assembly.committed_digest());
         let ((epoch, version), is_origin_lost) = (key(&id), incoming.is_origin_lost);
         self.end_version(&id);
         self.history.handle_committed(id, digest);
@@ -290,7 +321,8 @@ impl Subscriber {
             let subscription = self.options.subscription;
             self.send(ClientMessage::Committed { subscription, epoch, version, kept });
         }
-        if std::mem::take(&mut self.requests).is_pushing_ended() {
+        let requests = std::mem::take(&mut self.requests);
+        if requests.is_pushing_ended() || requests.shared().is_some() {
             self.reset_arrivals();
             self.grant_allowance();
         }
@@ -309,6 +341,9 @@ impl Subscriber {
     ) -> Result<(), ProtocolViolation> {
         if self.is_current(version)? {
             self.stall.restart(now, received_bytes);
+            if let Some(shared) = self.requests.shared_mut() {
+                shared.note_arrival();
+            }
             self.actions.push_back(Action::Waiting);
         }
         Ok(())
@@ -370,8 +405,19 @@ impl Subscriber {
 
     /// Grants the whole credit again: giving up a version, or requesting its chunks, reset it.
     fn grant_allowance(&mut self) {
+        if self.is_credit_withheld {
+            self.arrivals.take_credit();
+            return;
+        }
         let (subscription, chunks) = (self.options.subscription, self.allowance);
         self.send(ClientMessage::Credit { subscription, chunks });
+    }
+
+    /// Lets the server send chunks, now that the boxes are known to fit.
+    fn grant_withheld_credit(&mut self) {
+        if std::mem::take(&mut self.is_credit_withheld) {
+            self.grant(self.allowance);
+        }
     }
 
     /// Acknowledges that the user has processed a version and all before it.
@@ -397,6 +443,10 @@ impl Subscriber {
         if now >= self.stall.check_at() {
             self.seek_sources();
             self.close_stalled_source();
+            self.check_peers(now);
+            if self.is_awaiting_origin() {
+                return self.stall.restart(now, received_bytes);
+            }
         }
         match self.stall.handle_check(now, received_bytes) {
             Check::Progress => self.report_progress(),

@@ -29,9 +29,19 @@ impl Pause {
         Self { pauses, length: 0, passed: 0 }
     }
 
+    /// The first of `pauses`.
+    pub fn begun(pauses: Pauses) -> Self {
+        Self { length: pauses.first, ..Self::new(pauses) }
+    }
+
     /// Counts units that passed.
     pub fn pass(&mut self, units: u64) {
         self.passed = self.passed.saturating_add(units);
+    }
+
+    /// The units since it began.
+    pub fn passed(&self) -> u64 {
+        self.passed
     }
 
     /// Whether it is over.
@@ -50,38 +60,21 @@ impl Pause {
 
 /// Measures an incumbent arm, then a challenger, keeps the better one, and pauses longer each time.
 ///
-/// Pure: the caller measures, with a score `S` that it can compare, and decides when to try what. The number of lanes,
-/// the transport and the effort of encoding are chosen like this, each between arms `A` of its own.
+/// Pure: the caller measures, with a score `S` that it can compare, and decides when to try what and when to pause. The
+/// number of lanes, the transport and the effort of encoding are chosen like this, each between arms `A` of its own.
 #[derive(Debug, Clone)]
 pub struct Trial<A, S = f64> {
-    arm: A,
+    /// The arm in use: the challenger, while there is one. The caller sets it if something else decides.
+    pub arm: A,
+    /// The pause since the last trial.
+    pub pause: Pause,
     incumbent: Option<(A, S)>,
-    /// The units since the arm was taken.
-    age: u64,
-    pause: Pause,
 }
 
 impl<A: Copy, S: Copy> Trial<A, S> {
-    /// Begins with `arm`; the first challenger may be tried at once.
-    pub fn new(arm: A, pauses: Pauses) -> Self {
-        Self { arm, incumbent: None, age: 0, pause: Pause::new(pauses) }
-    }
-
-    /// Begins with `arm`, which is kept for the first pause.
-    pub fn pausing(arm: A, pauses: Pauses) -> Self {
-        let mut trial = Self::new(arm, pauses);
-        trial.pause.begin();
-        trial
-    }
-
-    /// The arm in use: the challenger, while there is one.
-    pub fn arm(&self) -> A {
-        self.arm
-    }
-
-    /// The units since the arm was taken.
-    pub fn age(&self) -> u64 {
-        self.age
+    /// Begins with `arm`; the first challenger may be tried after `pause`.
+    pub fn new(arm: A, pause: Pause) -> Self {
+        Self { arm, pause, incumbent: None }
     }
 
     /// The incumbent and its score, while a challenger is tried.
@@ -94,34 +87,19 @@ impl<A: Copy, S: Copy> Trial<A, S> {
         self.incumbent.is_none() && self.pause.is_over()
     }
 
-    /// Counts units that passed.
-    pub fn pass(&mut self, units: u64) {
-        self.age = self.age.saturating_add(units);
-        self.pause.pass(units);
-    }
-
     /// Tries `challenger` against the arm in use, whose score was measured.
     pub fn attempt(&mut self, challenger: A, score: S) {
-        self.incumbent = Some((self.arm, score));
-        self.take(challenger);
+        self.incumbent = Some((std::mem::replace(&mut self.arm, challenger), score));
     }
 
-    /// Ends the trial: keeps the challenger, or returns to the incumbent. Returns the arm in use.
-    pub fn conclude(&mut self, keeps: bool) -> A {
-        if let Some((incumbent, _)) = self.incumbent.take().filter(|_| !keeps) {
-            self.take(incumbent);
+    /// Ends the trial: keeps the challenger, or returns to the incumbent. Returns the incumbent and its score, if there
+    /// was a trial.
+    pub fn conclude(&mut self, keeps: bool) -> Option<(A, S)> {
+        let ended = self.incumbent.take();
+        if let Some((incumbent, _)) = ended.filter(|_| !keeps) {
+            self.arm = incumbent;
         }
-        self.arm
-    }
-
-    /// Begins the next pause.
-    pub fn pause(&mut self) {
-        self.pause.begin();
-    }
-
-    /// Uses `arm` without a trial: something else decided.
-    pub fn take(&mut self, arm: A) {
-        (self.arm, self.age) = (arm, 0);
+        ended
     }
 }
 
@@ -152,21 +130,21 @@ mod tests {
         /// trials in all units falls.
         #[test]
         fn the_best_arm_is_kept(scores in prop::collection::vec(0u32..1000, 2..10), units in 100u64..2000) {
-            let mut trial = Trial::pausing(0_usize, PAUSES);
+            let mut trial = Trial::new(0_usize, Pause::begun(PAUSES));
             let (mut tried, mut best, mut began) = (vec![], scores[0], vec![]);
             for unit in 0..units {
-                trial.pass(1);
+                trial.pause.pass(1);
                 if let Some((incumbent, score)) = trial.incumbent() {
                     prop_assert_eq!(score, f64::from(best));
-                    let keeps = scores[trial.arm()] > best;
-                    best = best.max(scores[trial.arm()]);
-                    let arm = trial.conclude(keeps);
-                    prop_assert_eq!(scores[arm], best);
-                    prop_assert!(keeps || arm == incumbent);
-                    trial.pause();
+                    let keeps = scores[trial.arm] > best;
+                    best = best.max(scores[trial.arm]);
+                    prop_assert_eq!(trial.conclude(keeps), Some((incumbent, score)));
+                    prop_assert_eq!(scores[trial.arm], best);
+                    prop_assert!(keeps || trial.arm == incumbent);
+                    trial.pause.begin();
                 } else if trial.is_due() {
                     began.push(unit);
-                    tried.push((trial.arm() + 1) % scores.len());
+                    tried.push((trial.arm + 1) % scores.len());
                     trial.attempt(*tried.last().unwrap(), f64::from(best));
                     prop_assert!(!trial.is_due());
                 }

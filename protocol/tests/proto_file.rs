@@ -23,8 +23,9 @@ fn proto_file() {
         check(&pool, "tensor_relay.v1.FromServer", &unhex(hex)[4..], &mut used);
     }
     check(&pool, "tensor_relay.v1.Manifest", &manifest(), &mut used);
-    let layout_2 = include_str!("../vectors/layout-2-manifest.hex").trim();
-    check(&pool, "tensor_relay.v1.Manifest", &unhex(layout_2), &mut used);
+    for hex in include_str!("../vectors/layout-2-manifest.hex").lines() {
+        check(&pool, "tensor_relay.v1.Manifest", &unhex(hex), &mut used);
+    }
     for hex in include_str!("../vectors/sidecar-producer-messages.hex").lines() {
         check(&pool, "tensor_relay.sidecar.v1.FromProducer", &unhex(hex)[4..], &mut used);
     }

@@ -2,6 +2,7 @@
 
 use crate::{
     awaitable::awaitable,
+    boxes::Boxes,
     description::{Description, VersionSelector},
     errors::{Kind, of_client, of_get},
     gpu::Gpus,
@@ -22,7 +23,7 @@ use pyo3::{
     types::{IntoPyDict, PyDict},
 };
 use std::{net::SocketAddr, sync::Arc, time::Duration};
-use tensor_relay_cli::{AdminPort, Consumer};
+use tensor_relay_cli::{AdminPort, Consumer, Sharing};
 use tensor_relay_client::{self as client, GetError, MemoryStats, ReaderName, Request, Ticket, Topic};
 
 /// A session with a server, which reconnects by itself when the connection is lost.
@@ -40,7 +41,26 @@ pub(crate) struct Client {
 struct Open {
     client: Arc<client::Client>,
     admin: Option<AdminPort>,
+    sharing: Sharing,
 }
+
+/// What a subscription is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// The user follows the topic: it is on the admin port, and offered to processes of this host.
+    Follows,
+    /// The user wants one version or a part of it, and the admin port shows the topic.
+    IsShown,
+    /// It belongs to another subscription.
+    IsHidden,
+}
+
+/// The deadline for the description of the version that boxes are computed for, where the caller gives none.
+const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The message for `boxes` beside a DTensor.
+const PARTS_AND_BOXES: &str =
+    "`out` has DTensors, whose placements say which boxes are received: leave `boxes` out";
 
 /// The deadline for closing a connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -65,6 +85,12 @@ impl Client {
     /// select: one or several patterns; only tensors whose names match one of them are received. `?` stands for one
     /// character and `*` for any number of them, both except `/`; `**` for any number, including `/`. A version without
     /// a matching tensor raises RequestError; a single pattern without a match is logged.
+    /// boxes: the parts of the selected tensors that are received. By name or pattern, of which the first match counts: a
+    /// `Box`, slices as of `numpy.s_`, `slice_rows`, `slice_columns`, or None for the whole; or a function of a tensor's
+    /// name, shape and dtype that returns one of these; or one of them alone, for every tensor. Tensors without a box are
+    /// received whole. Functions, and slices that count from the end, are evaluated for the tensors of the newest version,
+    /// which this call waits for; a version with others raises RequestError, and needs another subscription. A box that
+    /// does not fit raises RequestError before anything of the version is sent.
     /// start: "newest" or "next", and in mode "every" also "oldest", a version's number, or its epoch and number; by
     /// default "newest", or in mode "every" "oldest".
     /// window: in mode "every", the maximum number of versions received ahead, including the one in use; by default 3.
@@ -73,7 +99,8 @@ impl Client {
     /// timeout: the deadline of iteration for each version in seconds; None waits without limit.
     /// on_gap: in mode "every", the reaction to missing versions: "raise" raises VersionsMissedError, after which the
     /// next call continues; "continue" sets `Snapshot.gap`.
-    /// out: a mapping, a list or a model of tensors to receive into. The snapshots then have no tensors of their own.
+    /// out: a mapping, a list or a model of tensors to receive into. The snapshots then have no tensors of their own. Of
+    /// the tensor of a DTensor, this process receives its own part; `boxes` is then left out.
     /// With `atomic=True` each version is received into other memory and copied once it is complete: a failure leaves
     /// the tensors unchanged, at the cost of memory for a second version and one copy. With `atomic=False` it is
     /// received directly into the tensors, without that cost, and a failure leaves them torn (TornError); do not use
@@ -91,15 +118,16 @@ impl Client {
     /// Raises RequestError for an invalid name or pattern, and for an empty `select`; TargetError for tensors of `out`
     /// that cannot be received into, or that share some of their memory. Later errors are raised by
     /// `Subscription.next`.
-    #[pyo3(signature = (topic = None, *, mode = "latest", select = None, start = None, window = None, reader = None,
-                        preempt = false, timeout = None, on_gap = "raise", out = None, atomic = true, strict = true,
-                        rename = None))]
+    #[pyo3(signature = (topic = None, *, mode = "latest", select = None, boxes = None, start = None, window = None,
+                        reader = None, preempt = false, timeout = None, on_gap = "raise", out = None, atomic = true,
+                        strict = true, rename = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
     fn subscribe(
         slf: Bound<'_, Self>,
         topic: Option<&str>,
         mode: &str,
         select: Option<Bound<'_, PyAny>>,
+        boxes: Option<Bound<'_, PyAny>>,
         start: Option<Bound<'_, PyAny>>,
         window: Option<u32>,
         reader: Option<&str>,
@@ -130,7 +158,8 @@ impl Client {
         if let Some(reader) = reader {
             request = request.reader(ReaderName::new(reader).map_err(Kind::Request.because(py))?);
         }
-        Self::subscribe_for(&slf, request.preempt(preempt), timeout, on_gap, select, out)
+        let select = this.select(py, request.topic(), select.as_ref(), boxes.as_ref(), timeout)?;
+        Self::subscribe_for(&slf, (request.preempt(preempt), Role::Follows), timeout, on_gap, select, out)
     }
 
     /// Subscribes to the version that `get` receives.
@@ -141,6 +170,7 @@ impl Client {
         version: Option<u64>,
         epoch: Option<&str>,
         select: Option<Bound<'_, PyAny>>,
+        boxes: Option<Bound<'_, PyAny>>,
         out: Option<Bound<'_, PyAny>>,
         atomic: bool,
         strict: bool,
@@ -151,7 +181,8 @@ impl Client {
         seconds("timeout", timeout)?; // An invalid one is refused before the server begins to send.
         let wanted = this.version_selector(py, topic, version, epoch)?;
         let out = this.optional_out(py, out, atomic, strict, rename)?;
-        Self::subscribe_for(&slf, wanted.request(), None, OnGap::Raise, select, out)
+        let select = this.select(py, &wanted.topic, select.as_ref(), boxes.as_ref(), None)?;
+        Self::subscribe_for(&slf, (wanted.request(), Role::IsShown), None, OnGap::Raise, select, out)
     }
 
     /// Copies a snapshot to the tensors of `out`, all or none, as `subscribe(out=…)` does with a complete version: it
@@ -245,12 +276,13 @@ impl Client {
     /// Ends the session and notifies the server. Subscriptions end; snapshots stay valid. Closing again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let open = self.open.lock(py)?.take();
-        if let Some(Open { client, admin }) = open {
+        if let Some(Open { client, admin, sharing }) = open {
             py.detach(|| drop(admin)); // Waits briefly for the port's thread.
             // If another thread is in a call, the session closes when that call ends.
             if let Some(client) = Arc::into_inner(client) {
                 wait(py, async { tokio::time::timeout(CLOSE_TIMEOUT, client.close()).await.ok() })?;
             }
+            wait(py, sharing.close(CLOSE_TIMEOUT))?;
         }
         self.gpus.get(py)?.close(py);
         Ok(())
@@ -264,14 +296,14 @@ impl Client {
 impl Client {
     /// A client that shows its state to `consumer`.
     pub(crate) fn new(
-        client: client::Client,
+        (client, sharing): (client::Client, Sharing),
         ticket: Ticket,
         gpus: Gpus,
         consumer: Consumer,
         admin: Option<AdminPort>,
     ) -> Self {
         let admin_address = admin.as_ref().map(AdminPort::address);
-        let open = Open { client: Arc::new(client), admin };
+        let open = Open { client: Arc::new(client), admin, sharing };
         Self {
             open: UntilClosed::new(
                 open,
@@ -292,17 +324,49 @@ impl Client {
     /// Subscribes for a user's call.
     fn subscribe_for(
         slf: &Bound<'_, Self>,
-        request: Request,
+        (request, role): (Request, Role),
         timeout: Option<Duration>,
         on_gap: OnGap,
-        select: Option<Bound<'_, PyAny>>,
+        select: Select,
         out: Option<Arc<Out>>,
     ) -> PyResult<Subscription> {
         let py = slf.py();
-        let select = Select::parse(py, select.as_ref())?;
-        let names_of_out = out.as_ref().map(|out| out.selection(py)).transpose()?;
-        let globs = select.patterns().map(<[_]>::to_vec).or(names_of_out).unwrap_or_default();
-        Self::begin(slf, request.select(globs), true, timeout, on_gap, select, out)
+        let of_out = out.as_ref().map(|out| out.selection(py)).transpose()?;
+        let (names, parts) = of_out.map_or((None, vec![]), |(names, parts)| (Some(names), parts));
+        let globs = select.patterns().map(<[_]>::to_vec).or(names).unwrap_or_default();
+        let boxes = match (parts.is_empty(), select.boxes().is_empty()) {
+            (false, false) => return Err(Kind::Request.raise(py, PARTS_AND_BOXES)),
+            (true, _) => select.boxes().to_vec(),
+            (false, true) => parts,
+        };
+        let request = request.select(globs).boxes(boxes);
+        let request = match out.as_ref().is_some_and(|out| out.takes_what_is_there()) {
+            true => request.allow_missing_boxes(),
+            false => request,
+        };
+        Self::begin(slf, (request, role), timeout, on_gap, select, out)
+    }
+
+    /// What a user's call receives. Waits for the topic's newest version if the boxes depend on its tensors.
+    fn select(
+        &self,
+        py: Python<'_>,
+        topic: &Topic,
+        select: Option<&Bound<'_, PyAny>>,
+        boxes: Option<&Bound<'_, PyAny>>,
+        timeout: Option<Duration>,
+    ) -> PyResult<Select> {
+        let select = Select::parse(py, select)?;
+        let boxes = match (Boxes::parse(py, boxes)?, boxes) {
+            (None, Some(boxes)) => {
+                let newest = VersionSelector { topic: topic.clone(), version: None };
+                let (client, timeout) = (self.client(py)?, timeout.unwrap_or(DESCRIBE_TIMEOUT));
+                let described = described(py, wait(py, at_most(Some(timeout), newest.receive(&client)))?)?;
+                Boxes::of_version(py, boxes, &described, &select)?
+            }
+            (parsed, _) => parsed.unwrap_or_default(),
+        };
+        Ok(select.with_boxes(boxes))
     }
 
     /// Subscribes to a part of a version. The admin port shows the topic if it `is_shown`.
@@ -311,23 +375,26 @@ impl Client {
         request: Request,
         is_shown: bool,
     ) -> PyResult<Subscription> {
-        Self::begin(slf, request, is_shown, None, OnGap::Raise, Select::parse(slf.py(), None)?, None)
+        let role = if is_shown { Role::IsShown } else { Role::IsHidden };
+        Self::begin(slf, (request, role), None, OnGap::Raise, Select::parse(slf.py(), None)?, None)
     }
 
     fn begin(
         slf: &Bound<'_, Self>,
-        request: Request,
-        is_shown: bool,
+        (request, role): (Request, Role),
         timeout: Option<Duration>,
         on_gap: OnGap,
         select: Select,
         out: Option<Arc<Out>>,
     ) -> PyResult<Subscription> {
         let (py, this) = (slf.py(), slf.get());
-        let followed = this.consumer.as_ref().filter(|_| is_shown);
+        let followed = this.consumer.as_ref().filter(|_| role != Role::IsHidden);
         let followed = followed.map(|consumer| consumer.follow(request.topic()));
+        let shared = this
+            .open
+            .with(py, |open| Ok(open.sharing.topic(request.topic()).filter(|_| role == Role::Follows)))?;
         let subscribed = wait(py, this.client(py)?.subscribe_to(request))?;
-        let subscription = (subscribed.map_err(|error| of_client(py, &error))?, followed);
+        let subscription = (subscribed.map_err(|error| of_client(py, &error))?, followed, shared);
         Ok(Subscription::new(subscription, slf.clone().unbind(), timeout, on_gap, select, out))
     }
 

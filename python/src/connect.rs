@@ -7,7 +7,7 @@ use crate::{
     gpu::{GpuOptions, Gpus, parse_device},
     range::{at_least, one_of, positive_seconds, within},
     runtime,
-    serve::parse_transport,
+    serve::{addresses_of, no_address, parse_transport},
     wait::{finite_seconds, seconds, wait},
 };
 use pyo3::prelude::*;
@@ -15,7 +15,9 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, LazyLock},
 };
-use tensor_relay_cli::{AdminPort, Consumer};
+use tensor_relay_cli::{
+    AdminPort, Consumer, HostOptions, OfferOptions, Sharing, SharingOptions, SwarmOptions,
+};
 use tensor_relay_client::{self as client, Config, Identity, LANES_MAX, Lanes, Ticket};
 
 /// The length of a GPU's slots: the default size of chunks. A longer chunk is copied once more.
@@ -50,6 +52,13 @@ pub(crate) fn connect(
     ready_within: Option<f64>,
     consumer: &str,
     sources: Vec<String>,
+    share: Bound<'_, PyAny>,
+    share_listen: &str,
+    share_rate: Option<u64>,
+    share_mem: Option<u64>,
+    share_host: Option<PathBuf>,
+    share_uids: Vec<u32>,
+    share_mode: u32,
 ) -> PyResult<Client> {
     let ticket: Ticket = ticket.parse().map_err(Kind::Ticket.because(py))?;
     let sources: Result<Vec<Ticket>, _> = sources.iter().map(|source| source.parse()).collect();
@@ -63,7 +72,14 @@ pub(crate) fn connect(
     let choices = [("process", *THIS_PROCESS), ("client", Config::default().consumer)];
     let counted_as = one_of(py, "consumer", consumer, &choices)?;
     let consumer = Consumer::new(seconds("ready_within", ready_within)?);
+    let host = share_host.map(|path| HostOptions { path, mode: share_mode, uids: share_uids });
+    if host.is_some() && device.is_some() {
+        return Err(Kind::Request.raise(py, "share_host shares host memory: leave device=\"cuda\" out"));
+    }
+    let offer = (share_listen, share_rate, share_mem);
+    let options = SharingOptions { host, swarm: parse_share(py, &share, offer)?, memory_bytes };
     let _in_runtime = runtime::handle(py)?.enter();
+    let sharing = Sharing::open(&options).map_err(|error| Kind::Other.raise(py, format!("{error:#}")))?;
     // Before connecting, so that /readyz answers "not ready" meanwhile.
     let admin = admin::open(py, admin, admin_token_file, |address, token_file| {
         AdminPort::for_consumer(address, token_file, consumer.clone())
@@ -85,11 +101,12 @@ pub(crate) fn connect(
         volatile_snapshots: true, // Views of tensors are writable.
         ..Config::default()
     };
+    let config = sharing.configure(config);
     let timeout = finite_seconds("timeout", timeout)?;
     let connected = wait(py, client::Client::connect_within(timeout, &ticket, config))?;
     let client = connected.map_err(|error| of_client(py, &error))?;
     consumer.connected(client.status_reader(), device.as_ref());
-    Ok(Client::new(client, ticket, gpus, consumer, admin))
+    Ok(Client::new((client, sharing), ticket, gpus, consumer, admin))
 }
 
 /// The client's key and certificate, if the user gave their files.
@@ -107,6 +124,28 @@ fn identity_of(
             let identity = Identity::from_files(key, certificate).map_err(Kind::Other.because(py))?;
             Ok(Some(Arc::new(identity)))
         }
+    }
+}
+
+/// How chunks are taken from other subscribers and offered to them: `False`, `True` or "take".
+fn parse_share(
+    py: Python<'_>,
+    share: &Bound<'_, PyAny>,
+    (listen, rate, kept_bytes): (&str, Option<u64>, Option<u64>),
+) -> PyResult<Option<SwarmOptions>> {
+    match share.extract::<bool>() {
+        Ok(false) => Ok(None),
+        Ok(true) => {
+            let addresses = addresses_of(py, listen)?;
+            let Some(listen) = addresses.first().copied() else {
+                return Err(no_address(py, listen, &"the name has no address"));
+            };
+            Ok(Some(SwarmOptions { offer: Some(OfferOptions { listen, rate, kept_bytes }) }))
+        }
+        Err(_) if share.extract::<&str>().is_ok_and(|share| share == "take") => {
+            Ok(Some(SwarmOptions { offer: None }))
+        }
+        Err(_) => Err(Kind::Request.raise(py, "share is True, False, or \"take\"")),
     }
 }
 

@@ -84,15 +84,15 @@ pub(crate) fn of_client(py: Python<'_>, error: &ClientError) -> PyErr {
     kind_of_client(error).raise(py, error)
 }
 
+/// Whether another server than the ticket's answered.
+fn is_wrong_server(error: &ClientError) -> bool {
+    matches!(error, ClientError::Connect(ConnectError::WrongKey { .. } | ConnectError::UnexpectedUser { .. }))
+}
+
 fn kind_of_client(error: &ClientError) -> Kind {
     match error {
-        error if error.is_unauthorised() => Kind::Refused,
-        ClientError::Connect(ConnectError::WrongKey { .. }) => Kind::Refused,
-        ClientError::NotReconnected { last: Some(error), .. }
-            if matches!(**error, ClientError::Connect(ConnectError::WrongKey { .. })) =>
-        {
-            Kind::Refused
-        }
+        error if error.is_unauthorised() || is_wrong_server(error) => Kind::Refused,
+        ClientError::NotReconnected { last: Some(error), .. } if is_wrong_server(error) => Kind::Refused,
         ClientError::Connect(ConnectError::Incompatible { .. })
         | ClientError::Message(_)
         | ClientError::ProtocolViolation(_) => Kind::Damaged,
@@ -102,6 +102,7 @@ fn kind_of_client(error: &ClientError) -> Kind {
             | ConnectError::TcpFailed { .. }
             | ConnectError::NoAnswer { .. }
             | ConnectError::Resolve { .. }
+            | ConnectError::UnixSocket { .. }
             | ConnectError::Refused { .. }
             | ConnectError::Lane(_),
         )
@@ -114,6 +115,7 @@ fn kind_of_client(error: &ClientError) -> Kind {
         ClientError::Ended(error) => kind_of_client(error),
         ClientError::Memory(_) => Kind::NoRoom,
         ClientError::SelectionTooLarge { .. }
+        | ClientError::Boxes(_)
         | ClientError::TooManyWatches { .. }
         | ClientError::StartNeedsEvery => Kind::Request,
         _ => Kind::Other,
@@ -155,6 +157,7 @@ fn kind_of_subscription(error: &SubscriptionError) -> Kind {
             _ => Kind::Other,
         },
         SubscriptionError::VersionNotFound { .. } => Kind::VersionNotFound,
+        SubscriptionError::BoxMisfit { .. } => Kind::Request,
         SubscriptionError::Gap(_) => Kind::Missed,
         SubscriptionError::HoldingTooMany { .. } => Kind::HoldingTooMany,
         SubscriptionError::Disconnected { source, .. } => kind_of_client(source),

@@ -40,12 +40,14 @@ impl Guard {
 }
 
 /// Guards the tensors of `borrowed` that have a guard.
-pub(crate) fn guard(borrowed: Borrowed, guards: Vec<Option<Guard>>) -> Borrowed {
+pub(crate) fn guard(py: Python<'_>, borrowed: Borrowed, guards: Vec<Option<Guard>>) -> Borrowed {
     let (mut locks, mut checks) = (vec![], vec![]);
     for (tensor, guard) in borrowed.manifest().tensors().iter().zip(guards) {
-        let (range, Some(Guard { lock, check })) = (tensor.range(), guard) else { continue };
+        let Some(Guard { lock, check }) = guard else { continue };
         locks.push(lock);
-        checks.extend(check.filter(|_| !range.is_empty()).map(|check| (range, check)));
+        let Some(check) = check else { continue };
+        let pieces = tensor.ranges().filter(|range| !range.is_empty());
+        checks.extend(pieces.map(|range| (range, check.clone_ref(py))));
     }
     checks.sort_by_key(|(range, _)| range.start);
     let guards = Arc::new(Guards { locks, checks });

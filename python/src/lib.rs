@@ -8,6 +8,7 @@
 
 mod admin;
 mod awaitable;
+mod boxes;
 mod buckets;
 mod client;
 mod closable;
@@ -32,6 +33,7 @@ mod runtime;
 mod select;
 mod serve;
 mod snapshot;
+mod split;
 mod start;
 mod subscription;
 mod tensor;
@@ -56,6 +58,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 mod _native {
     #[pymodule_export]
     use super::{
+        boxes::{Boxes, boxes_of},
         buckets::{Bucket, buckets, is_bucket_of},
         client::{Client, check_stream},
         command::run_command,

@@ -32,7 +32,7 @@ use std::{
 };
 use target::{ByPlace, Target, Targets, check_dense, sort_by_place};
 use tensor_relay_client::{
-    self as client, BufferError, Buffers, FillCause, FillError, Filled, Glob, Manifest, NameMatch,
+    self as client, BufferError, Buffers, FillCause, FillError, Filled, Glob, Manifest, NameMatch, TensorBox,
     TensorName, VersionId,
 };
 use tensor_relay_device::{DeviceBuffer, Lock};
@@ -120,18 +120,23 @@ impl Out {
         Self { mapping, is_atomic, is_strict, rename, left_out, gpus, torn, undelivered }
     }
 
+    /// Whether versions may lack its tensors (`strict=False`).
+    pub(crate) fn takes_what_is_there(&self) -> bool {
+        !self.is_strict
+    }
+
     pub(crate) fn is_atomic(&self) -> bool {
         self.is_atomic
     }
 
     /// The selection to subscribe to: all tensors if the version must match exactly, else those with names of `out`, so
-    /// that few others are sent.
+    /// that few others are sent. And the boxes of those of which `out` holds a part.
     ///
     /// # Errors
     /// `TargetError` for tensors that cannot be received into.
-    pub(crate) fn selection(&self, py: Python<'_>) -> PyResult<Vec<Glob>> {
+    pub(crate) fn selection(&self, py: Python<'_>) -> PyResult<(Vec<Glob>, Vec<TensorBox>)> {
         let targets = self.targets(py)?;
-        let mut names = Buffers::new();
+        let mut names = targets.expected(py, self.name_match())?;
         for Target { name, .. } in &targets.tensors {
             names.insert(name.clone(), ());
         }
@@ -139,7 +144,7 @@ impl Out {
             names.insert(TensorName::new(name).map_err(Kind::Request.because(py))?, ());
         }
         targets.give_back(py);
-        Ok(if self.is_strict { vec![] } else { names.selection() })
+        Ok((if self.is_strict { vec![] } else { names.selection() }, names.boxes()))
     }
 
     /// Copies a complete version to the tensors, all of them or none. `select` is that of the subscription.
@@ -270,7 +275,7 @@ impl Out {
         let (version, select) = (snapshot.received(), &inner.select);
         let (id, manifest) = (version.id(), version.manifest());
         if let Err(message) = select.check(id, manifest) {
-            return Ok(Err(NotArrived::NothingSelected(message)));
+            return Ok(Err(NotArrived::OtherLayout(message)));
         }
         let extra = extra.matched(py, version.metadata(), Some(select), |name, value| {
             let is_received = manifest.tensor(name).is_some() && select.has(name);

@@ -8,6 +8,7 @@ use crate::{
     publication::Publication,
     relay::{REMEMBERED_MAX, parse_topic},
     runtime::{self, ProcessLocal},
+    split,
     tensors_in::{TensorOptions, TensorsIn},
     until_closed::UntilClosed,
     version::OnOneGpu,
@@ -69,7 +70,8 @@ impl Producer {
 
     /// Publishes tensors as the next version of `topic`, atomically for all of the server's subscribers.
     ///
-    /// `tensors`, `metadata`, `dtype`, `rename`, `allow_empty` and `timeout` are as for `Relay.publish`.
+    /// `tensors`, `metadata`, `dtype`, `rename`, `split`, `allow_empty` and `timeout` are as for `Relay.publish`. With
+    /// `split`, GPU tensors are copied through the host.
     ///
     /// With `hold="stage"` all tensors are copied once, to memory that the server sends from, and may be written again
     /// when this returns. The copy is on their GPU if all tensors lie on one GPU that the server also uses, else on the
@@ -87,7 +89,7 @@ impl Producer {
     /// nothing was published. ServerUnreachableError when the connection is lost: the version may or may not have been
     /// published.
     #[pyo3(signature = (topic, tensors, *, hold = "stage", metadata = None, dtype = None, rename = None,
-                        allow_empty = false, timeout = None))]
+                        split = None, allow_empty = false, timeout = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn publish(
         &self,
@@ -98,6 +100,7 @@ impl Producer {
         metadata: Option<&Bound<'_, PyAny>>,
         dtype: Option<&Bound<'_, PyAny>>,
         rename: Option<&Bound<'_, PyAny>>,
+        split: Option<&Bound<'_, PyAny>>,
         allow_empty: bool,
         timeout: Option<f64>,
     ) -> PyResult<Publication> {
@@ -105,7 +108,7 @@ impl Producer {
         let hold = HoldUntil::parse(py, hold)?;
         let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
         let producer = self.connected(py, timeout)?;
-        let options = TensorOptions { dtype, rename, allow_empty };
+        let options = TensorOptions { dtype, rename, split: split::of(py, split)?, allow_empty };
         let mut lent = TensorsIn::of(tensors, &options, HoldUntil::Stage, self.gpus.get(py)?)?;
         metadata.append(&mut lent.entries);
         let readable = py.detach(|| lent.into_readable()).map_err(Kind::Publish.because(py))?;

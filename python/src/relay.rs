@@ -10,6 +10,7 @@ use crate::{
     publication::Publication,
     range::{at_least, one_of},
     runtime::{self, ProcessLocal},
+    split,
     tensors_in::{TensorOptions, TensorsIn},
     tickets::Tickets,
     topic_publisher::TopicPublisher,
@@ -170,8 +171,9 @@ impl Relay {
     /// before the publication is `released`; they must be all on the host, or all on one GPU. `dtype`, e.g. "bf16",
     /// casts floating-point tensors first; it accepts names, and the dtype objects of PyTorch, NumPy, JAX and
     /// safetensors. `rename` is a function from each name to the name in the version, such as
-    /// `lambda name: name.removeprefix("module.")`. A version without tensors is published only with
-    /// `allow_empty=True`.
+    /// `lambda name: name.removeprefix("module.")`. `split` cuts tensors into pieces for readers of parts of them: a
+    /// dictionary from globs to `(dimension, parts)`, such as `{"**.o_proj.weight": (1, 8)}`, or "tensor-parallel=8"; the
+    /// first glob that matches a name applies. A version without tensors is published only with `allow_empty=True`.
     ///
     /// GPU tensors are read after the work that is already queued on their framework's current stream. Waiting for that
     /// work does not block this or any other stream.
@@ -183,7 +185,7 @@ impl Relay {
     /// Raises UnsupportedTensorError, which names the value that cannot be published; PublishError; NoRoomError beyond
     /// `staged_bytes`; RelayTimeoutError after `timeout`. In these cases nothing was published.
     #[pyo3(signature = (topic, tensors, *, hold = "stage", metadata = None, dtype = None, rename = None,
-                        allow_empty = false, timeout = None))]
+                        split = None, allow_empty = false, timeout = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
     fn publish(
         &self,
@@ -194,13 +196,14 @@ impl Relay {
         metadata: Option<&Bound<'_, PyAny>>,
         dtype: Option<&Bound<'_, PyAny>>,
         rename: Option<&Bound<'_, PyAny>>,
+        split: Option<&Bound<'_, PyAny>>,
         allow_empty: bool,
         timeout: Option<f64>,
     ) -> PyResult<Publication> {
         let (topic, timeout) = (parse_topic(py, topic)?, seconds("timeout", timeout)?);
         let hold = HoldUntil::parse(py, hold)?;
         let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
-        let options = TensorOptions { dtype, rename, allow_empty };
+        let options = TensorOptions { dtype, rename, split: split::of(py, split)?, allow_empty };
         let mut lent = TensorsIn::of(tensors, &options, hold, self.gpus.get(py)?)?;
         let (publisher, staging) = self.publisher(py, &topic)?;
         metadata.append(&mut lent.entries);
@@ -224,25 +227,27 @@ impl Relay {
 
     /// Publishes files as the next version of `topic`, as `tensor-relay serve` does: a safetensors file, or the
     /// folder of a model. Subscribers receive tensors; `tensor_relay.pull` and the command line
-    /// write the same files again. All bytes are read and copied before this returns. `metadata` and `timeout` are as
-    /// for `publish`.
+    /// write the same files again. All bytes are read and copied before this returns. `metadata`, `split` and
+    /// `timeout` are as for `publish`.
     ///
     /// Raises PublishError, which names the file that cannot be served; RelayTimeoutError after `timeout`. In these
     /// cases nothing was published.
-    #[pyo3(signature = (topic, path, *, metadata = None, timeout = None))]
+    #[pyo3(signature = (topic, path, *, metadata = None, split = None, timeout = None))]
     fn publish_files(
         &self,
         py: Python<'_>,
         topic: &str,
         path: PathBuf,
         metadata: Option<&Bound<'_, PyAny>>,
+        split: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Publication> {
         let (topic, timeout) = (parse_topic(py, topic)?, seconds("timeout", timeout)?);
+        let splits = split::of(py, split)?;
         let metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
         let (publisher, staging) = self.publisher(py, &topic)?;
         let read = || {
-            let files = TensorFiles::open(&path)?;
+            let files = TensorFiles::open(&path)?.split(&splits)?;
             Ok((files.total_bytes(), files.stage(&staging)?))
         };
         let (bytes, staged) = py.detach(read).map_err(|error: FileError| Kind::Publish.raise(py, error))?;

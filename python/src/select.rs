@@ -1,13 +1,14 @@
-//! `select=`: patterns for the names of the tensors that a subscription receives.
+//! `select=`: patterns for the names of the tensors that a subscription receives, with the boxes that it receives of them.
 
-use crate::errors::Kind;
+use crate::{boxes::Boxes, errors::Kind};
 use pyo3::{exceptions::PyTypeError, prelude::*};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tensor_relay_client::{Glob, Manifest, VersionId};
 
-/// The patterns of a subscription; none for all tensors.
+/// What a subscription receives: the tensors that match one of its patterns, or without patterns all; whole, or boxes.
 pub(crate) struct Select {
     patterns: Vec<Glob>,
+    boxes: Boxes,
     /// Whether patterns without a match were looked for, and logged.
     has_warned: AtomicBool,
 }
@@ -29,7 +30,17 @@ impl Select {
         }
         let patterns = patterns.unwrap_or_default().into_iter();
         let patterns = patterns.map(|pattern| pattern.parse::<Glob>().map_err(Kind::Request.because(py)));
-        Ok(Self { patterns: patterns.collect::<PyResult<_>>()?, has_warned: AtomicBool::new(false) })
+        let (patterns, boxes) = (patterns.collect::<PyResult<_>>()?, Boxes::default());
+        Ok(Self { patterns, boxes, has_warned: AtomicBool::new(false) })
+    }
+
+    /// The same tensors, cut to `boxes`.
+    pub(crate) fn with_boxes(self, boxes: Boxes) -> Self {
+        Self { boxes, ..self }
+    }
+
+    pub(crate) fn boxes(&self) -> &Boxes {
+        &self.boxes
     }
 
     /// The patterns, if there are any.
@@ -42,10 +53,12 @@ impl Select {
         self.patterns.is_empty() || self.patterns.iter().any(|pattern| pattern.matches(name))
     }
 
-    /// Refuses a version if it has tensors and no pattern matches any of them; the error is the message for the user.
+    /// Refuses a version if it has tensors and no pattern matches any of them, or if boxes were computed for other tensors;
+    /// the error is the message for the user.
     /// Of the first version that is not refused, logs a warning for each pattern without a match. That is no error:
     /// such a pattern may be meant for later versions.
     pub(crate) fn check(&self, id: &VersionId, manifest: &Manifest) -> Result<(), String> {
+        self.boxes.check(id, manifest, self)?;
         let tensors = manifest.tensors();
         let has_match = |pattern: &&Glob| tensors.iter().any(|tensor| pattern.matches(tensor.name.as_str()));
         if tensors.is_empty() || self.patterns.is_empty() {

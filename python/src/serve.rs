@@ -15,7 +15,7 @@ use std::{fmt::Display, net::SocketAddr, path::PathBuf, time::Duration};
 use tensor_relay_cli::AdminPort;
 use tensor_relay_server::{
     Access, AccessStore, Advertised, CodecChoice, CodecId, Config, Fingerprint, Identity, Limits, Listener,
-    PAYLOAD_ALIGNMENT, Rules, Server, Ticket, Transport, Tuning, reachable,
+    PAYLOAD_ALIGNMENT, PeerDialling, Rules, Server, SocketListener, Ticket, Transport, Tuning, reachable,
 };
 
 /// Starts a server in this process. `tensor_relay.serve` documents the options.
@@ -41,6 +41,8 @@ pub(crate) fn serve(
     pinned_bytes: u64,
     admin: Option<&str>,
     admin_token_file: Option<PathBuf>,
+    socket: Option<PathBuf>,
+    socket_mode: u32,
 ) -> PyResult<Relay> {
     let config = Config {
         codec: parse_codec(py, codec)?,
@@ -50,6 +52,7 @@ pub(crate) fn serve(
         sessions_max: at_least(py, "sessions_max", sessions_max, 1)?,
         stall_timeout: positive_seconds(py, "stall_timeout", stall_timeout)?,
         reader_linger: finite_seconds("reader_linger", reader_linger)?,
+        peers: Some(PeerDialling::over_network(&[])),
         ..Config::default()
     }
     .for_container(None);
@@ -76,7 +79,11 @@ pub(crate) fn serve(
         None if open => Access::open(),
         None => Access::new(Rules::ephemeral()),
     };
-    let listener = listener_on(py, listen, parse_transport(py, transport)?, &identity)?;
+    let mut listener = listener_on(py, listen, parse_transport(py, transport)?, &identity)?;
+    if let Some(path) = socket {
+        let socket = SocketListener::bind(&path, socket_mode).map_err(Kind::Other.because(py))?;
+        listener = listener.and_socket(socket);
+    }
     // If the training process leaves too little memory for it, versions and sessions are refused when they come.
     let reserved = config.reserve().ok();
     let server = Server::start(listener, access.clone(), config).with_reservation(reserved);

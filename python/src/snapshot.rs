@@ -43,14 +43,28 @@ pub(crate) struct Receipt {
     duration_s: f64,
     /// The number of encoded bytes received over the network.
     wire_bytes: u64,
+    /// The number of bytes of the tensors, or boxes, that were asked for.
+    wanted_bytes: u64,
+    /// The number of decoded bytes that were received for them: whole chunks, which also have padding and what lies
+    /// between the runs of a box.
+    received_bytes: u64,
     /// The number of verified chunks.
     chunks: u32,
     /// The number of times that the transfer was resumed over another connection.
     resumed: u32,
-    /// The transport: "tcp" or "quic".
+    /// The transport: "tcp", "quic" or "unix".
     transport: &'static str,
     /// Why this transport was chosen.
     transport_reason: &'static str,
+    /// How the bytes came: "chunks", "memory" or "memory, copied"; over a Unix socket with the reason for chunks, as in
+    /// "chunks: REASON".
+    sharing: String,
+    /// The number of encoded bytes that came from the server.
+    origin_bytes: u64,
+    /// The number of encoded bytes that came from other subscribers, with `connect(share=…)`.
+    peer_bytes: u64,
+    /// The number of these subscribers.
+    peers: u32,
     /// The counters of each codec by name; "sparse" are deltas against an earlier version.
     codecs: Py<PyDict>,
 }
@@ -58,15 +72,16 @@ pub(crate) struct Receipt {
 #[pymethods]
 impl Receipt {
     fn __repr__(&self, py: Python<'_>) -> String {
-        let Self { duration_s, wire_bytes, chunks, resumed, codecs, transport, .. } = self;
-        let codecs: Vec<String> = codecs.bind(py).keys().iter().map(|codec| codec.to_string()).collect();
+        let Self { duration_s, wire_bytes, wanted_bytes, received_bytes, chunks, resumed, transport, .. } =
+            self;
+        let codecs: Vec<String> = self.codecs.bind(py).keys().iter().map(|codec| codec.to_string()).collect();
         let (codecs, resumed) = (
             codecs.join(", "),
             if *resumed > 0 { format!(", resumed {resumed} times") } else { String::new() },
         );
         format!(
-            "Receipt({duration_s:.3} s, {chunks} chunks, {wire_bytes} bytes on the wire over {transport}, \
-             {codecs}{resumed})"
+            "Receipt({duration_s:.3} s, {wanted_bytes} bytes wanted of {received_bytes} received in {chunks} chunks, \
+             {wire_bytes} on the wire over {transport}, {codecs}{resumed})"
         )
     }
 }
@@ -142,7 +157,7 @@ impl Snapshot {
 
     pub(crate) fn tensor(&self, name: &str) -> Option<Tensor> {
         let snapshot = self.tensors()?;
-        let described = snapshot.manifest().tensor(name)?;
+        let described = snapshot.selected(name)?;
         let bytes = match &self.reading {
             Some(reading) => Exported::Gpu(Readable::new(reading, snapshot.device_tensor(name)?.range())),
             None => Exported::Host(snapshot.volatile_tensor(name)?),
@@ -247,11 +262,15 @@ impl Snapshot {
         let client::Receipt {
             duration,
             wire_bytes,
+            wanted_bytes,
+            received_bytes,
             chunks,
             resumed,
             codecs,
             transport,
             transport_reason,
+            sharing,
+            sources,
             ..
         } = self.version.receipt();
         let by_name = PyDict::new(py);
@@ -267,15 +286,22 @@ impl Snapshot {
         Ok(Receipt {
             duration_s: duration.as_secs_f64(),
             wire_bytes,
+            wanted_bytes,
+            received_bytes,
             chunks,
             resumed,
             transport: transport.name(),
             transport_reason: transport_reason.text(),
+            sharing: sharing.to_string(),
+            origin_bytes: sources.origin_bytes,
+            peer_bytes: sources.peer_bytes,
+            peers: sources.peers,
             codecs: by_name.unbind(),
         })
     }
 
-    /// The size of the tensors in bytes, including the padding between them; 0 if they were received into `out`.
+    /// The size of the received chunks in bytes, decoded: of the tensors and the padding between them, and where boxes were
+    /// received, of what lies between their runs. 0 if they were received into `out`.
     #[getter]
     fn payload_bytes(&self) -> u64 {
         self.tensors().map_or(0, client::Snapshot::payload_bytes)

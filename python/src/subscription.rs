@@ -18,8 +18,8 @@ use pyo3::{
     types::PyCFunction,
 };
 use std::{sync::Arc, time::Duration};
-use tensor_relay_cli::FollowedTopic;
-use tensor_relay_client::{self as client, EndReason, Gap, SubscriptionError};
+use tensor_relay_cli::{FollowedTopic, SharedTopic};
+use tensor_relay_client::{self as client, EndReason, Gap, SubscriptionError, VersionId};
 use tensor_relay_device::Lock;
 
 /// Delivers the versions of one topic, each complete and verified.
@@ -50,6 +50,31 @@ pub(crate) struct Open {
     pub(crate) subscription: client::Subscription,
     /// A version that was taken and not delivered: its coroutine was cancelled, or the copy to `out` failed.
     undelivered: Option<Arrived>,
+    /// Where versions are offered to processes of this host, and the last one that was.
+    shared: Option<(SharedTopic, Option<VersionId>)>,
+}
+
+impl Open {
+    /// Offers `snapshot` to processes of this host, if they may take it. Takes at most two seconds, for slow readers there.
+    async fn offer(&mut self, snapshot: &client::Snapshot) {
+        let Some((shared, offered)) = &mut self.shared else { return };
+        if offered.as_ref() == Some(snapshot.id()) {
+            return;
+        }
+        match shared.offer(snapshot).await {
+            Ok(()) => *offered = Some(snapshot.id().clone()),
+            Err(error) => tracing::warn!("{error:#}."),
+        }
+    }
+
+    /// Tells processes of this host that the topic ended, if that is why no version came.
+    fn handle_failure(&mut self, error: &SubscriptionError) {
+        if let SubscriptionError::Ended { reason, .. } = error
+            && let Some((shared, _)) = self.shared.take()
+        {
+            shared.end(*reason);
+        }
+    }
 }
 
 /// Returns the error for a timed-out wait of this length, if a version was ready but not delivered because the user
@@ -103,8 +128,8 @@ pub(crate) type Delivered = Result<Snapshot, NotArrived>;
 /// Why no version was delivered. The texts are messages for the user.
 pub(crate) enum NotArrived {
     Subscription(SubscriptionError),
-    /// The selection matches no tensor of the version.
-    NothingSelected(String),
+    /// The selection matches no tensor of the version, or its boxes are of another layout.
+    OtherLayout(String),
     /// The version does not fit the tensors of `out`.
     Unfit(String),
     Closed,
@@ -166,14 +191,25 @@ impl Inner {
         let open = turn.value().ok_or(NotArrived::Closed)?;
         let arrived = match open.undelivered.take() {
             Some(arrived) => arrived,
-            None => self.arrival(&mut open.subscription).await.map_err(NotArrived::Subscription)?,
+            None => match self.arrival(&mut open.subscription).await {
+                Ok(arrived) => arrived,
+                Err(error) => {
+                    open.handle_failure(&error);
+                    return Err(NotArrived::Subscription(error));
+                }
+            },
         };
         // A version that fails the check is dropped: the next call would fail as well.
         let Arrived { snapshot, .. } = &arrived;
         self.select
             .check(snapshot.id(), snapshot.manifest())
-            .map_err(NotArrived::NothingSelected)?;
-        Ok(Taken { arrived: Some(arrived), turn })
+            .map_err(NotArrived::OtherLayout)?;
+        let snapshot = snapshot.clone();
+        let mut taken = Taken { arrived: Some(arrived), turn }; // From here on it is not lost if this future is dropped.
+        if let Some(open) = taken.turn.value() {
+            open.offer(&snapshot).await;
+        }
+        Ok(taken)
     }
 
     /// As [`next`](Self::next), within `timeout`. If a version is ready, but the user holds too many, the error says
@@ -217,7 +253,7 @@ impl NotArrived {
     pub(crate) fn raise(&self, py: Python<'_>) -> PyErr {
         match self {
             Self::Subscription(error) => of_subscription(py, error),
-            Self::NothingSelected(message) => Kind::Request.raise(py, message),
+            Self::OtherLayout(message) => Kind::Request.raise(py, message),
             Self::Unfit(message) => Kind::Target.raise(py, message),
             Self::Closed => Kind::Closed.raise(py, "this subscription was closed: subscribe again"),
             Self::TimedOut => Kind::Timeout.raise(py, "no version came in time; the call can be repeated"),
@@ -363,7 +399,7 @@ impl Subscription {
 
 impl Subscription {
     pub(crate) fn new(
-        (subscription, followed): (client::Subscription, Option<FollowedTopic>),
+        (subscription, followed, shared): (client::Subscription, Option<FollowedTopic>, Option<SharedTopic>),
         client: Py<Client>,
         timeout: Option<Duration>,
         on_gap: OnGap,
@@ -372,7 +408,11 @@ impl Subscription {
     ) -> Self {
         let (topic, progress) = (subscription.topic().to_string(), Box::new(subscription.progress_reader()));
         let holding_limit_check = Box::new(subscription.holding_limit_check());
-        let open = Arc::new(Closable::new(Open { subscription, undelivered: None }));
+        let open = Arc::new(Closable::new(Open {
+            subscription,
+            undelivered: None,
+            shared: shared.map(|shared| (shared, None)),
+        }));
         let followed = Lock::new(followed);
         let inner = Inner { open, on_gap, holding_limit_check, select, followed };
         Self { inner: ProcessLocal::new(Arc::new(inner)), topic, client, timeout, out, progress }

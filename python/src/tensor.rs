@@ -11,7 +11,7 @@ use crate::{
     wait::wait,
 };
 use pyo3::{exceptions::PyBufferError, ffi, prelude::*, types::PyTuple};
-use tensor_relay_client::{Dtype, Tensor as Described};
+use tensor_relay_client::{Dtype, Shard, Tensor as Described};
 use tensor_relay_device::{Region, VolatileBytes};
 
 /// One tensor of a snapshot. Arrays made of it (`torch`, `numpy`, …) lie in the snapshot's memory and keep it alive,
@@ -21,13 +21,16 @@ pub(crate) struct Tensor {
     bytes: Exported,
     dtype: Dtype,
     shape: Vec<u64>,
+    /// Where it lies in the whole tensor, if it is a box of one.
+    place: Option<Shard>,
     /// Shape, and strides in bytes, for the buffer protocol.
     buffer_layout: (Vec<isize>, Vec<isize>),
 }
 
 impl Tensor {
     pub(crate) fn new(described: &Described, bytes: Exported) -> Self {
-        Self::of(bytes, described.dtype, described.shape.dimensions().to_vec())
+        let shape = described.shape.dimensions().to_vec();
+        Self { place: described.shard.clone(), ..Self::of(bytes, described.dtype, shape) }
     }
 
     fn of(bytes: Exported, dtype: Dtype, shape: Vec<u64>) -> Self {
@@ -35,7 +38,7 @@ impl Tensor {
         // No overflow: the manifest was checked, and all bytes of the tensor are in memory.
         let strides = dense(&shape).iter().map(|stride| *stride as isize * item_bytes).collect();
         let buffer_layout = (shape.iter().map(|len| *len as isize).collect(), strides);
-        Self { bytes, dtype, shape, buffer_layout }
+        Self { bytes, dtype, shape, place: None, buffer_layout }
     }
 
     pub(crate) fn is_on_gpu(&self) -> bool {
@@ -55,6 +58,21 @@ impl Tensor {
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.shape)
+    }
+
+    /// The box of the whole tensor that this is; None if it is the whole.
+    #[getter]
+    fn r#box<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(Shard { start, .. }) = &self.place else { return Ok(None) };
+        let class = py.import("tensor_relay._boxes")?.getattr("Box")?;
+        class.call1((PyTuple::new(py, start)?, self.shape(py)?)).map(Some)
+    }
+
+    /// The dimensions of the whole tensor: `shape`, unless this is a box.
+    #[getter]
+    fn global_shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let whole = self.place.as_ref().map(|place| place.global_shape.dimensions());
+        PyTuple::new(py, whole.unwrap_or(&self.shape))
     }
 
     /// The size in bytes.
@@ -85,7 +103,8 @@ impl Tensor {
                 return Err(Kind::UnsupportedTensor.raise(py, message));
             }
         };
-        Ok(Self::of(self.bytes.clone(), dtype, self.shape.clone()))
+        let bits = Self::of(self.bytes.clone(), dtype, self.shape.clone());
+        Ok(Self { place: self.place.clone(), ..bits })
     }
 
     /// A copy in host memory; the tensor itself if it lies there. Waits for the copy.
@@ -97,7 +116,8 @@ impl Tensor {
             Exported::Host(_) => Ok(slf.unbind()),
             Exported::Gpu(bytes) => {
                 let copy = Exported::Host(copied(py, bytes, bytes.to_host())?);
-                Py::new(py, Self::of(copy, tensor.dtype, tensor.shape.clone()))
+                let copy = Self::of(copy, tensor.dtype, tensor.shape.clone());
+                Py::new(py, Self { place: tensor.place.clone(), ..copy })
             }
         }
     }

@@ -18,7 +18,7 @@ use tensor_relay_device::{
     Device, DeviceBuffer,
     cuda::{CudaError, Fence},
 };
-use tensor_relay_server::{Dtype, Metadata, Shape, TensorName, TensorSpec};
+use tensor_relay_server::{Dtype, Metadata, Shape, Splits, TensorName, TensorSpec};
 
 /// The tensors to publish, taken from Python. Their memory is lent until this is dropped.
 pub(crate) struct TensorsIn {
@@ -58,10 +58,14 @@ impl TensorsIn {
         }
         aliases.unordered.order()?;
         aliases.uncast.into_iter().for_each(|memory| memory.give_back(mapping.py()));
-        match tensors.specs.is_empty() && !options.allow_empty {
-            true => Err(Kind::Publish.raise(mapping.py(), NO_TENSORS)),
-            false => Ok(tensors),
+        if tensors.specs.is_empty() && !options.allow_empty {
+            return Err(Kind::Publish.raise(mapping.py(), NO_TENSORS));
         }
+        options
+            .split
+            .apply(&mut tensors.specs)
+            .map_err(Kind::Publish.because(mapping.py()))?;
+        Ok(tensors)
     }
 
     fn add<'py>(
@@ -150,6 +154,8 @@ pub(crate) struct TensorOptions<'a, 'py> {
     pub(crate) dtype: Option<&'a Bound<'py, PyAny>>,
     /// The function from a name to the name in the version.
     pub(crate) rename: Option<&'a Bound<'py, PyAny>>,
+    /// Which tensors are cut into pieces.
+    pub(crate) split: Splits,
     /// Whether a version without tensors is published.
     pub(crate) allow_empty: bool,
 }
@@ -316,7 +322,7 @@ fn state_dict(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
 }
 
 /// The dtype of this name.
-fn dtype_named(name: &str) -> Option<Dtype> {
+pub(crate) fn dtype_named(name: &str) -> Option<Dtype> {
     Dtype::ALL.iter().copied().find(|dtype| dtype.name() == name)
 }
 

@@ -127,7 +127,7 @@ impl ReadableTensors {
                 return Err(Kind::UnsupportedTensor.raise(py, message));
             }
         };
-        let borrowed = guard(lent.map_err(|error| of_lend(py, error.as_ref()))?, guards);
+        let borrowed = guard(py, lent.map_err(|error| of_lend(py, error.as_ref()))?, guards);
         let payload_bytes = borrowed.manifest().payload_bytes();
         Ok(Version { publishable: borrowed.into(), payload_bytes, copied_bytes })
     }

@@ -99,6 +99,7 @@ class Gate:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._is_open, self._left, self._lock = threading.Event(), None, threading.Lock()
+        self._ends = []
         self._is_open.set()
 
     def serve(self, relay):
@@ -108,6 +109,7 @@ class Gate:
             with contextlib.suppress(OSError):
                 while True:
                     client, server = self._listener.accept()[0], socket.create_connection((host, int(port)))
+                    self._ends += client, server
                     for words in ((client, server, False), (server, client, True)):
                         threading.Thread(target=self._pass, args=words, daemon=True).start()
 
@@ -125,6 +127,13 @@ class Gate:
         with self._lock:
             self._left = None
         self._is_open.set()
+
+    def cut(self):
+        """Ends all connections; those made afterwards pass everything."""
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self.open()
 
     def _pass(self, source, target, is_counted):
         with contextlib.suppress(OSError):

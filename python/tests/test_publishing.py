@@ -54,6 +54,35 @@ def test_large_tensors_are_copied_in_pieces(relay, client):
         np.testing.assert_array_equal(got[name], view, err_msg=name)
 
 
+@pytest.mark.parametrize("hold", ["stage", "borrow"])
+def test_split_tensors_arrive_whole(relay, client, hold):
+    """Goal: tensors that are cut into pieces arrive as they were, also tied, strided and unfitting ones."""
+    weight = np.arange(300 * 500, dtype=np.float32).reshape(300, 500)
+    tensors = {
+        "layers.0.o_proj.weight": weight, "tied": weight, "layers.1.o_proj.weight": weight.T,
+        "layers.0.o_proj.bias": weight[0], "short": weight[:, :3], "norm": np.float32(7),
+    }  # fmt: skip
+    for split in [{"**.weight": (1, 8), "**": (0, 7)}, "tensor-parallel", "**=1/4"]:
+        relay.publish("t", tensors, hold=hold, split=split)
+        got = received(client).numpy()
+        for name, tensor in tensors.items():
+            np.testing.assert_array_equal(got[name], tensor, err_msg=f"{name}, {split}")
+
+
+def test_a_split_that_does_not_fit_is_refused_by_name(relay):
+    weight = {"w": np.zeros((4, 6), np.float32)}
+    for split, message in [
+        ({"w": (2, 2)}, "tensor w of shape .4, 6. cannot be split into 2 parts of dimension 2"),
+        ({"w": (1, 7)}, "tensor w"),
+        ({"v": (0, 2)}, "no tensor v"),
+    ]:
+        with pytest.raises(tensor_relay.PublishError, match=message):
+            relay.publish("t", weight, split=split)
+    for split in [{"w": (1, 0)}, {"w": (-1, 2)}, {"w": 2}, {"w": (1, 2, 3)}, 5, "w=1", [("w", (1, 2))]]:
+        with pytest.raises(tensor_relay.RequestError, match="split"):
+            relay.publish("t", weight, split=split)
+
+
 def test_the_publish_pause_example_works():
     path = HERE.parent / "examples" / "publish_pause.py"
     with python(path, "--bytes", 1 << 20, "--tensors", 3, "--rounds", 4, "--subscribe", "--pause", 0) as program:

@@ -225,7 +225,7 @@ def test_reprs_describe_their_objects(relay, client):
     assert repr(subscription) == "Subscription(a/b, at version 1)"
     assert repr(subscription.progress()).startswith("Progress(version 1: 256 of 256 bytes")
     (codec,) = receipt.codecs
-    over = f"1 chunks, {receipt.wire_bytes} bytes on the wire over {receipt.transport}, {codec})"
+    over = f"received in 1 chunks, {receipt.wire_bytes} on the wire over {receipt.transport}, {codec})"
     assert repr(receipt).startswith("Receipt(") and over in repr(receipt)
     assert repr(receipt.codecs[codec]).startswith("CodecCount(1 chunks, ")
 

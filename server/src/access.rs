@@ -1,8 +1,8 @@
 //! Access control: which clients may connect, and what each may do. Anything not granted is denied.
 //!
-//! A client authenticates with the token of its ticket, or with a listed key or certificate. [`Rules`], which are pure,
-//! map credentials to one [`Principal`] with its grants. Rules may be replaced while sessions run: each session awaits
-//! [`Permit::changed`], and ends subscriptions or itself when it loses rights.
+//! A client authenticates with the token of its ticket, with a listed key or certificate, or at a Unix socket as its
+//! user. [`Rules`], which are pure, map credentials to one [`Principal`] with its grants. Rules may be replaced while
+//! sessions run: each session awaits [`Permit::changed`], and ends subscriptions or itself when it loses rights.
 
 mod acl;
 mod folder;
@@ -17,7 +17,7 @@ pub use acl::{Acl, AclError, Decision};
 pub use folder::AccessStoreError;
 pub use issued::IssuedTicket;
 pub use principal::Principal;
-pub use rules::{Credentials, Denied, Rules};
+pub use rules::{Credentials, Denied, LocalUser, Rules, Standing};
 pub use store::AccessStore;
 
 use std::{
@@ -27,6 +27,7 @@ use std::{
 };
 use tensor_relay_device::Lock;
 use tensor_relay_protocol::{TicketId, Topic, Verb};
+use tensor_relay_transport::Fingerprint;
 use tokio::{sync::watch, time::Instant};
 
 /// The interval at which a session with temporary rights reads the clock. The session ends at most this long after its
@@ -101,6 +102,15 @@ impl Access {
         Ok(Permit { rules, credentials, holder, clock_check_at, clock: self.clock })
     }
 
+    /// Admits a client with this key and without any rights, who may show grants for single versions. What it may do does not
+    /// change with the rules.
+    pub(crate) fn admit_peer(&self, key: Fingerprint) -> Permit {
+        let holder = Holder(Arc::new(Lock::new(Arc::new(Principal::peer(key)))));
+        let rules = watch::Sender::new(Arc::new(Rules::default())).subscribe();
+        let (credentials, clock_check_at) = (Credentials::default(), Instant::now());
+        Permit { rules, credentials, holder, clock_check_at, clock: self.clock }
+    }
+
     fn note_use(&self, ticket: TicketId, now: u64) {
         let mut uses = self.uses.lock();
         uses.insert(ticket, now);
@@ -127,6 +137,11 @@ impl Permit {
     /// The holder of the permit, with its current rights.
     pub(crate) fn holder(&self) -> &Holder {
         &self.holder
+    }
+
+    /// The client's right to be admitted, which can be asked for also after its session.
+    pub(crate) fn right(&self) -> Right {
+        Right { rules: self.rules.clone(), credentials: self.credentials.clone(), clock: self.clock }
     }
 
     /// Waits until the holder's rights change. Cancel safe.
@@ -161,6 +176,24 @@ impl Permit {
             () = changed => {}
             () = tokio::time::sleep_until(self.clock_check_at) => self.clock_check_at = Instant::now() + CLOCK_INTERVAL,
         }
+    }
+}
+
+/// What a client would be permitted if it connected now. It outlives the client's session.
+#[derive(Debug)]
+pub(crate) struct Right {
+    rules: watch::Receiver<Arc<Rules>>,
+    credentials: Credentials,
+    clock: Clock,
+}
+
+impl Right {
+    /// Whether the client would be admitted now, and might do `verb` with `topic`. Verifies its token again.
+    pub(crate) fn may(&self, verb: Verb, topic: &Topic) -> bool {
+        let rules = Arc::clone(&self.rules.borrow());
+        rules
+            .admit(&self.credentials, (self.clock)())
+            .is_ok_and(|principal| principal.may(verb, topic))
     }
 }
 
@@ -217,8 +250,11 @@ mod tests {
         sender.send_replace(Arc::new(rules.clone())); // Equal rules.
         let waited = tokio::time::timeout(Duration::from_secs(60), permit.changed()).await;
         assert!(waited.is_err(), "nothing changed for it");
+        let (right, topic) = (permit.right(), Topic::new("a").unwrap());
+        assert!(right.may(Verb::Subscribe, &topic) && !right.may(Verb::Publish, &topic));
         let revoked = [claims(None).id].into();
         sender.send_replace(Arc::new(Rules { revoked, ..rules }));
+        assert!(!right.may(Verb::Subscribe, &topic));
         assert_eq!(permit.changed().await, Err(Denied::Revoked(claims(None).id)));
         assert!(access.admit(credentials(&claims(None))).is_err());
     }

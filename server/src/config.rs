@@ -1,5 +1,6 @@
 //! A server's configuration, with a reason for each default.
 
+use crate::swarm::PeerDialling;
 use std::time::Duration;
 use tensor_relay_protocol::{CodecChoice, Limits};
 use tensor_relay_transport::Workers;
@@ -62,6 +63,9 @@ pub struct Config {
     /// misses no version, and for which bases stay when all subscribers of their topic are lost. Default 30 s: longer
     /// than a client takes to notice and to reconnect.
     pub reader_linger: Duration,
+    /// How the ports of clients that share are reached. Default `None`: clients take no chunks from each other, and are
+    /// not told of each other.
+    pub peers: Option<PeerDialling>,
     /// The limits on published payloads, so that no receiver has to refuse them.
     pub limits: Limits,
     /// The workers for hashing and encoding.
@@ -89,6 +93,7 @@ impl Default for Config {
             base_bytes: 4 << 30,
             stall_timeout: Duration::from_secs(30),
             reader_linger: Duration::from_secs(30),
+            peers: None,
             limits: Limits::default(),
             workers: Workers::Threads,
         }

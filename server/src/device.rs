@@ -1,6 +1,6 @@
 //! Versions with tensors on a device: copied from it, borrowed in place, or copied to it.
 
-use crate::{Borrowed, LendError, Publishable, StageError, Staged, Staging, lend::tensor_parts};
+use crate::{Borrowed, LendError, Publishable, StageError, Staged, Staging, lend::TensorParts};
 use bytes::Bytes;
 use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{
@@ -75,7 +75,7 @@ impl Staged {
             copy_chunks(&manifest, |range| copy_out(Arc::clone(&source), range, Arc::clone(&sink), workers));
         copied.await?;
         let payload = sink.commit()?.pop().unwrap_or_default();
-        Ok(Self::of(staging, manifest, payload.freeze()))
+        Ok(Self::of(staging, manifest, payload))
     }
 
     /// Copies the version to server-owned memory on `device`, to be served from there. Known hashes stay valid; the host
@@ -132,8 +132,8 @@ impl Publishable {
     ///
     /// With their own device as `device`, they are copied within it, as long as it has memory for them: at the rate
     /// of that memory, and chunks are hashed when they are first read. Otherwise they are copied to host
-    /// memory ([`Staged::from_device`]), and from there to another `device`. If their own device has no memory, the
-    /// version stays in host memory.
+    /// memory ([`Staged::from_device`]), and from there to another `device`. If their own device has no memory, or if
+    /// tensors are in pieces, the version stays in host memory.
     ///
     /// # Errors
     /// [`DeviceError`]; then no memory stays allocated, unless a copy within the device is late: that keeps its memory
@@ -146,7 +146,8 @@ impl Publishable {
     ) -> Result<Self, DeviceError> {
         let own = tensors.first().map(|(_, buffer)| buffer.device().clone());
         let is_own = |device: &&Device| own.as_ref().is_some_and(|own| own.is(device));
-        if let Some(own) = device.filter(is_own) {
+        let is_cut = tensors.iter().any(|(spec, _)| spec.alias_of.is_none() && !spec.cuts.is_empty());
+        if let Some(own) = device.filter(is_own).filter(|_| !is_cut) {
             match copy_within(own, staging, tensors.clone(), metadata.clone()).await {
                 Err(DeviceError::Within(ShareError::NotShareable { .. })) => {}
                 Err(DeviceError::Memory(error)) => {
@@ -163,14 +164,15 @@ impl Publishable {
     }
 }
 
-/// Copies tensors on `device` to the server's memory there. Dropping the future stops nothing that has begun.
+/// Copies tensors in one piece each on `device` to the server's memory there. Dropping the future stops nothing that
+/// has begun.
 async fn copy_within(
     device: &Device,
     staging: &Staging,
     tensors: Vec<(TensorSpec, DeviceBuffer)>,
     metadata: Metadata,
 ) -> Result<Publishable, DeviceError> {
-    let (manifest, parts) = lay_out_parts(staging, tensors, metadata)?;
+    let (manifest, TensorParts { whole: parts, .. }) = lay_out_parts(staging, tensors, metadata)?;
     let (device, len) = (device.clone(), manifest.payload_bytes() as usize);
     let (copied, end) = oneshot::channel();
     // Not one of the threads for hashing and encoding: it waits for the producer's stream.
@@ -201,27 +203,24 @@ fn lay_out(
         let manifest = staging.lay_out(vec![], metadata).map_err(StageError::from)?;
         return Ok((manifest, Arc::new(HostSource::new(Bytes::new()))));
     };
-    let (manifest, parts) = lay_out_parts(staging, tensors, metadata)?;
-    let source = device.source(manifest.payload_bytes(), parts)?;
+    let (manifest, TensorParts { whole, spread }) = lay_out_parts(staging, tensors, metadata)?;
+    let source = device.spread_source(manifest.payload_bytes(), whole, spread)?;
     Ok((manifest, source))
 }
 
-/// The memory of tensors, with its ranges in their payload.
-type Parts = Vec<(Range<u64>, DeviceBuffer)>;
-
-/// Lays out tensors on one device: their manifest, and the memory of each with its range in the payload.
+/// Lays out tensors on one device: their manifest, and their memory as parts of the payload.
 fn lay_out_parts(
     staging: &Staging,
     tensors: Vec<(TensorSpec, DeviceBuffer)>,
     metadata: Metadata,
-) -> Result<(Arc<Manifest>, Parts), LendError> {
+) -> Result<(Arc<Manifest>, TensorParts<DeviceBuffer>), LendError> {
     let aliases: Vec<bool> = tensors.iter().map(|(spec, _)| spec.alias_of.is_some()).collect();
     let (specs, buffers): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
     let manifest = staging.lay_out(specs, metadata).map_err(StageError::from)?;
     for (tensor, buffer) in manifest.tensors().iter().zip(&buffers) {
         check_device(tensor.name.as_str(), buffer.device(), buffers[0].device())?;
     }
-    let parts = tensor_parts(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?;
+    let parts = TensorParts::new(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?;
     Ok((manifest, parts))
 }
 
@@ -354,7 +353,7 @@ mod tests {
     use super::*;
     use std::convert::Infallible;
     use tensor_relay_device::{Capacity, HostEngine, HostMemory};
-    use tensor_relay_protocol::{ChunkHash, CodecId, Dtype, Limits, Shape, TensorName};
+    use tensor_relay_protocol::{ChunkHash, CodecId, Cuts, Dtype, Limits, Shape, TensorName};
     use tensor_relay_transport::egress::Encoder;
 
     const CHUNK_BYTES: u32 = 1024;
@@ -398,12 +397,28 @@ mod tests {
         TensorSpec::new(TensorName::new(name).unwrap(), Dtype::U8, Shape::new(&[bytes]).unwrap())
     }
 
-    /// Memory of `bytes` bytes on `device`, all of them `value`.
-    async fn buffer(device: &Device, bytes: u64, value: u8) -> DeviceBuffer {
+    /// A matrix in columns.
+    fn columns() -> TensorSpec {
+        TensorSpec {
+            shape: Shape::new(&[50, 60]).unwrap(),
+            cuts: Cuts::equal(1, 60, 4),
+            ..spec("columns", 3000)
+        }
+    }
+
+    /// Fills memory with the content of the tensor with this number.
+    fn fill(number: u8, out: &mut [u8]) {
+        out.iter_mut()
+            .zip(0u64..)
+            .for_each(|(byte, at)| *byte = (at * 7) as u8 ^ number);
+    }
+
+    /// Memory of `bytes` bytes on `device`, with the content of the tensor with this number.
+    async fn buffer(device: &Device, bytes: u64, number: u8) -> DeviceBuffer {
         let buffer = device.allocate(bytes as usize).unwrap();
         let sink = buffer.sink();
         let mut target = sink.open(0..bytes).await.unwrap();
-        target.fill(value);
+        fill(number, &mut target);
         sink.write(target).await.unwrap();
         buffer
     }
@@ -416,6 +431,7 @@ mod tests {
             (spec("large", 5000), buffer(device, 5000, 2).await),
             (alias, device.allocate(0).unwrap()),
             (spec("middle", 700), buffer(device, 700, 3).await),
+            (columns(), buffer(device, 3000, 4).await),
         ]
     }
 
@@ -427,9 +443,10 @@ mod tests {
             spec("large", 5000),
             TensorSpec { alias_of: Some(2), ..spec("tied", 5000) },
             spec("middle", 700),
+            columns(),
         ];
         let fill = |index: usize, out: &mut [u8]| {
-            out.fill([1, 0, 2, 0, 3][index]);
+            fill([1, 0, 2, 0, 3, 4][index], out);
             Ok::<(), Infallible>(())
         };
         Staged::new(&new_staging(1 << 20), specs, vec![], fill).unwrap()

@@ -60,6 +60,7 @@ impl Failures {
             EndReason::TooSlow => "too_slow",
             EndReason::Replaced => "replaced",
             EndReason::NotFound => "not_found",
+            EndReason::NotSupported => "not_supported",
             _ => return, // The topic ended, or the client lacks permission.
         };
         self.note(FailedAt::Subscription, name);

@@ -17,7 +17,7 @@ pub use skipped::{SkipReason, SkippedEntry};
 pub use watch::{FileWatch, Observation};
 
 use crate::{
-    Borrowed, Staged, Staging,
+    Borrowed, Splits, Staged, Staging,
     sidecar::{SealError, SealedVersion, TensorWriter, Terms},
 };
 use served::ServedFile;
@@ -100,6 +100,16 @@ impl TensorFiles {
             () => read_safetensors_file(ServedFile::open(path)?)?,
         };
         Ok(contents.into_files(path))
+    }
+
+    /// Cuts tensors into pieces, as the rules say.
+    ///
+    /// # Errors
+    /// [`FileError::Split`] when a rule for one tensor does not fit.
+    pub fn split(mut self, splits: &Splits) -> Result<Self, FileError> {
+        let split = splits.apply(&mut self.specs);
+        split.map_err(|source| FileError::Split { path: self.path.clone(), source: source.into() })?;
+        Ok(self)
     }
 
     /// The opened path.
@@ -215,9 +225,8 @@ impl TensorFiles {
     }
 
     fn source(&self, manifest: &Manifest) -> Result<(Arc<dyn Source>, Vec<ChunkHash>), FileError> {
-        let extents = manifest.tensors().iter().zip(&self.origins);
-        let extents =
-            extents.map(|(tensor, origin)| Extent { range: tensor.range(), origin: origin.clone() });
+        let tensors = manifest.tensors().iter().zip(&self.origins);
+        let extents = tensors.flat_map(|(tensor, origin)| Extent::of(tensor, origin));
         let payload = FilePayload::new(Arc::clone(&self.files), extents.collect(), manifest.payload_bytes());
         let hashes = payload.hash(manifest)?;
         Ok((Arc::new(FileSource::new(payload, manifest, &hashes)), hashes))

@@ -122,6 +122,11 @@ impl Inboxes {
         self.open.contains_key(&id)
     }
 
+    /// Whether the client used the id in this session.
+    pub(crate) fn was_opened(&self, id: SubscriptionId) -> bool {
+        self.used.contains(id.0)
+    }
+
     /// Closes the inbox of a subscription that ended.
     pub(crate) fn close(&mut self, id: SubscriptionId) {
         self.open.remove(&id);

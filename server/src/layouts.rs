@@ -57,9 +57,10 @@ impl Layout {
                 .zip(&self.aliases)
                 .zip(specs)
                 .all(|((tensor, alias), spec)| {
-                    let TensorSpec { name, dtype, shape, shard, alias_of } = spec;
+                    let TensorSpec { name, dtype, shape, shard, alias_of, cuts } = spec;
                     (&tensor.name, &tensor.dtype, &tensor.shape, &tensor.shard, alias)
                         == (name, dtype, shape, shard, alias_of)
+                        && (alias.is_some() || tensor.cuts() == cuts)
                 });
         is_same.then_some(manifest)
     }
@@ -68,7 +69,7 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tensor_relay_protocol::{Dtype, Limits, Shape, TensorName};
+    use tensor_relay_protocol::{Cuts, Dtype, Limits, Shape, TensorName};
 
     fn spec(name: &str, elements: u64) -> TensorSpec {
         TensorSpec::new(TensorName::new(name).unwrap(), Dtype::U8, Shape::new(&[elements]).unwrap())
@@ -100,6 +101,7 @@ mod tests {
             with(|specs| specs[0].dtype = Dtype::I8),
             with(|specs| specs[0].shape = Shape::new(&[2, 4]).unwrap()),
             with(|specs| specs[1].alias_of = Some(0)),
+            with(|specs| specs[1].cuts = Cuts::equal(0, 8, 2)),
             with(|specs| specs.swap(0, 1)),
             with(|specs| specs.truncate(2)),
             with(|specs| specs.push(spec("d", 1))),

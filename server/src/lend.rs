@@ -2,9 +2,9 @@
 
 use crate::{Borrowed, StageError, Staging};
 use std::{ops::Range, sync::Arc};
-use tensor_relay_device::{GatherSource, LentBytes, Loan, PartsError};
-use tensor_relay_protocol::{Manifest, Metadata, TensorSpec};
-use tensor_relay_transport::egress::Payload;
+use tensor_relay_device::{GatherSource, LentBytes, Loan, PartsError, Spread, SpreadParts};
+use tensor_relay_protocol::{self as protocol, Manifest, Metadata, Tensor, TensorSpec};
+use tensor_relay_transport::{Runs, egress::Payload};
 
 /// Why tensors cannot be lent.
 #[derive(Debug, thiserror::Error)]
@@ -55,8 +55,9 @@ pub enum LendError {
 }
 
 impl Borrowed {
-    /// Lays out tensors and borrows their bytes. Copies only chunks with several tensors or padding, and memory that
-    /// others may write ([`LentBytes::Foreign`]). Aliases have no bytes. Chunks are hashed when they are first sent.
+    /// Lays out tensors and borrows their bytes. Copies only chunks with several tensors or padding, those of tensors
+    /// in pieces, and memory that others may write ([`LentBytes::Foreign`]). Aliases have no bytes. Chunks are hashed
+    /// when they are first sent.
     ///
     /// The producer must not write to the bytes before [`Publication::released`](crate::Publication::released): when
     /// the version left retention (replaced, or [withdrawn](crate::Publication::withdraw)) and no transfer, cache or
@@ -70,49 +71,87 @@ impl Borrowed {
         metadata: Metadata,
     ) -> Result<Self, LendError> {
         let aliases: Vec<bool> = tensors.iter().map(|(spec, _)| spec.alias_of.is_some()).collect();
-        let tensors = tensors.into_iter().map(|(spec, bytes)| (spec, bytes.into()));
+        let (loan, returned) = Loan::new();
+        let tensors = tensors.into_iter().map(|(spec, bytes)| (spec, bytes.into().on_loan(&loan)));
         let (specs, bytes): (Vec<_>, Vec<LentBytes>) = tensors.unzip();
         let manifest = staging.lay_out(specs, metadata).map_err(StageError::from)?;
-        let (loan, returned) = Loan::new();
-        let parts = tensor_parts(&manifest, &aliases, bytes, |bytes| bytes.len() as u64)?;
-        let lent = parts.into_iter().map(|(range, bytes)| (range, bytes.on_loan(&loan)));
-        let source = GatherSource::new(manifest.payload_bytes(), lent)?;
+        let TensorParts { whole, spread } =
+            TensorParts::new(&manifest, &aliases, bytes, |bytes| bytes.len() as u64)?;
+        let source = GatherSource::spread(manifest.payload_bytes(), whole, spread)?;
         let payload = Payload::new(manifest, Arc::new(source));
         Ok(Self { payload, returned: Some(returned) })
     }
 }
 
-/// The memory of each tensor that has bytes, with its range, in payload order.
-pub(crate) fn tensor_parts<M>(
-    manifest: &Manifest,
-    aliases: &[bool],
-    memory: Vec<M>,
-    len_of: impl Fn(&M) -> u64,
-) -> Result<Vec<(Range<u64>, M)>, LendError> {
-    let mut parts = Vec::with_capacity(memory.len());
-    for ((tensor, is_alias), memory) in manifest.tensors().iter().zip(aliases).zip(memory) {
-        let (expected_bytes, given_bytes) = (tensor.byte_len(), len_of(&memory));
-        match is_alias {
-            true if given_bytes == 0 => {}
-            true => return Err(LendError::AliasWithBytes { name: tensor.name.as_str().into(), given_bytes }),
-            false if expected_bytes == given_bytes => parts.push((tensor.range(), memory)),
-            false => {
-                let name = tensor.name.as_str().into();
-                return Err(LendError::WrongSize { name, expected_bytes, given_bytes });
+/// The memory of tensors as parts of their payload.
+pub(crate) struct TensorParts<M> {
+    /// Tensors in one piece, with their ranges in the payload, in its order.
+    pub(crate) whole: Vec<(Range<u64>, M)>,
+    /// The pieces of the others.
+    pub(crate) spread: SpreadParts<M>,
+}
+
+impl<M> TensorParts<M> {
+    /// The parts of a payload in the memory of each tensor, in the order of the manifest.
+    ///
+    /// # Errors
+    /// [`LendError`] names a tensor whose memory has the wrong size.
+    pub(crate) fn new(
+        manifest: &Manifest,
+        aliases: &[bool],
+        memory: Vec<M>,
+        len_of: impl Fn(&M) -> u64,
+    ) -> Result<Self, LendError> {
+        let (mut whole, mut memories) = (Vec::with_capacity(memory.len()), vec![]);
+        let mut pieces: Vec<(Range<u64>, usize, Arc<dyn Spread>)> = vec![];
+        for ((tensor, is_alias), memory) in manifest.tensors().iter().zip(aliases).zip(memory) {
+            check_size(tensor, *is_alias, len_of(&memory))?;
+            match *is_alias || tensor.byte_len() == 0 {
+                true => {}
+                false => match tensor.range() {
+                    Some(range) => whole.push((range, memory)),
+                    None => {
+                        pieces
+                            .extend(spread_pieces(tensor).map(|(range, runs)| (range, memories.len(), runs)));
+                        memories.push(memory);
+                    }
+                },
             }
         }
+        whole.sort_by_key(|(range, _)| range.start);
+        Ok(Self { whole, spread: SpreadParts::new(memories, pieces)? })
     }
-    parts.retain(|(range, _)| !range.is_empty());
-    parts.sort_by_key(|(range, _)| range.start);
-    Ok(parts)
+}
+
+/// Checks that a tensor's memory is as long as its bytes, or empty for an alias.
+fn check_size(tensor: &Tensor, is_alias: bool, given_bytes: u64) -> Result<(), LendError> {
+    let (expected_bytes, name) = (tensor.byte_len(), || tensor.name.as_str().into());
+    match is_alias {
+        true if given_bytes > 0 => Err(LendError::AliasWithBytes { name: name(), given_bytes }),
+        false if given_bytes != expected_bytes => {
+            Err(LendError::WrongSize { name: name(), expected_bytes, given_bytes })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The range of each piece of a tensor in the payload, and how it is spread in the tensor.
+fn spread_pieces(tensor: &Tensor) -> impl Iterator<Item = (Range<u64>, Arc<dyn Spread>)> {
+    let pieces = (0..).zip(tensor.ranges());
+    pieces.filter_map(|(number, range)| {
+        let runs: Arc<dyn Spread> = Arc::new(Runs(protocol::Spread::of_piece(tensor, number)?));
+        Some((range, runs))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Staged;
     use bytes::Bytes;
+    use std::convert::Infallible;
     use tensor_relay_device::HostMemory;
-    use tensor_relay_protocol::{CodecId, Dtype, Limits, Shape, TensorName};
+    use tensor_relay_protocol::{CodecId, Cuts, Dtype, Limits, Shape, TensorName};
     use tensor_relay_transport::{Workers, egress::Encoder};
 
     const CHUNK_BYTES: u32 = 1024;
@@ -151,8 +190,8 @@ mod tests {
         ];
         let borrowed = Borrowed::from_tensors(&staging(), tensors, vec![]).unwrap();
         let (manifest, encoder) = (borrowed.manifest(), Encoder::new(0, None, Workers::Inline));
-        let place = manifest.tensor("large").unwrap().range();
-        assert_eq!(manifest.tensor("tied").unwrap().range(), place);
+        let place = manifest.tensor("large").unwrap().range().unwrap();
+        assert_eq!(manifest.tensor("tied").unwrap().range(), Some(place.clone()));
         let mut shared = 0;
         for (chunk, range) in manifest.chunking().iter() {
             let sent = encoder.encode(&borrowed.payload, chunk, CodecId::Raw).await.unwrap().bytes;
@@ -165,6 +204,42 @@ mod tests {
         let stats = encoder.stats();
         assert_eq!(stats.host_read_bytes, manifest.payload_bytes());
         assert_eq!(stats.host_copied_bytes, stats.host_read_bytes - 4096, "the counters agree");
+    }
+
+    /// Goal: borrowed tensors in pieces are the version that they are when they are staged. Method: compare the digests.
+    #[tokio::test]
+    async fn borrowed_pieces_are_the_staged_ones() {
+        let specs = cut_specs();
+        let content = |index: usize| -> Vec<u8> {
+            let bytes = specs[index].shape.byte_len(specs[index].dtype).unwrap();
+            (0..bytes).map(|at| (at * 31 + index as u64) as u8).collect()
+        };
+        let memory = Staging { memory: HostMemory::new(1 << 20), ..staging() };
+        let staged = Staged::new::<Infallible>(&memory, specs.clone(), vec![], |index, out| {
+            out.copy_from_slice(&content(index));
+            Ok(())
+        });
+        let tensors = specs.iter().enumerate().map(|(index, spec)| {
+            let bytes = if spec.alias_of.is_some() { vec![] } else { content(index) };
+            (spec.clone(), Bytes::from(bytes))
+        });
+        let borrowed = Borrowed::from_tensors(&staging(), tensors.collect(), vec![]).unwrap();
+        let encoder = Encoder::new(0, None, Workers::Inline);
+        for (chunk, _) in borrowed.manifest().chunking().iter() {
+            encoder.encode(&borrowed.payload, chunk, CodecId::Raw).await.unwrap();
+        }
+        assert!(borrowed.manifest().tensors().iter().any(Tensor::is_in_pieces));
+        assert_eq!(borrowed.digest(), Some(staged.unwrap().hash()));
+    }
+
+    /// A matrix in columns, one that is tied to it, one that is whole, and one without bytes.
+    fn cut_specs() -> Vec<TensorSpec> {
+        let spec = |name: &str, dimensions: &[u64], parts| TensorSpec {
+            cuts: Cuts::equal(1, dimensions[1], parts),
+            ..TensorSpec::new(TensorName::new(name).unwrap(), Dtype::F32, Shape::new(dimensions).unwrap())
+        };
+        let tied = TensorSpec { alias_of: Some(0), ..spec("tied", &[30, 50], 4) };
+        vec![spec("columns", &[30, 50], 4), tied, spec("whole", &[7, 9], 1), spec("none", &[0, 6], 3)]
     }
 
     #[test]

@@ -61,7 +61,8 @@ mod counters;
 mod device;
 mod failures;
 mod files;
-mod folder_lock;
+mod forwarder;
+mod forwarding;
 mod gauge;
 mod handshakes;
 mod hashing;
@@ -85,18 +86,22 @@ mod session;
 mod shared;
 mod shares;
 pub mod sidecar;
+mod splits;
 mod staged;
 mod status;
 mod status_reader;
 mod subscribers;
 mod subscription_host;
+mod swarm;
+mod takers;
+mod taking;
 mod topic;
 mod traffic;
 mod watching;
 
 pub use access::{
     Access, AccessStore, AccessStoreError, Acl, AclError, Credentials, Decision, Denied, IssuedTicket,
-    Principal, Rules, seconds_now,
+    LocalUser, Principal, Rules, Standing, seconds_now,
 };
 pub use address::{AddressError, Advertised, reachable};
 pub use bases::BaseStats;
@@ -108,6 +113,8 @@ pub use failures::{FailedAt, FailureCount};
 pub use files::{
     FileError, FileWatch, FolderRules, Observation, SealFileError, SkipReason, SkippedEntry, TensorFiles,
 };
+pub use forwarder::{ForwardError, Forwarder};
+pub use forwarding::ForwardOptions;
 pub use lend::LendError;
 pub use logins::{Login, Logins};
 pub use publishable::Publishable;
@@ -115,9 +122,11 @@ pub use publisher::{Publication, PublishError, Publisher, TopicTaken};
 pub use retention::Keep;
 pub use server::{Server, ServerStats};
 pub use shares::{Eviction, Place};
+pub use splits::{ParseSplitError, Split, SplitError, Splits};
 pub use staged::{StageError, Staged, Staging};
 pub use status::{LaneStatus, Limit, ServerStatus, SubscriberStatus, TopicStatus, TransferStatus};
 pub use status_reader::StatusReader;
+pub use swarm::{MemberStatus, PeerDialling, PeerNetwork, PeerNetworkError, SwarmStatus};
 pub use tensor_relay_device::{BoxFuture, Device, DeviceBuffer, Source, SourceError};
 pub use tensor_relay_protocol::{
     ChunkHash, Claims, CodecChoice, CodecId, Dtype, Epoch, Glob, GlobError, Grant, GrantError, Limits,
@@ -128,7 +137,9 @@ pub use tensor_relay_protocol::{
 pub use tensor_relay_transport::egress::READ_TIMEOUT;
 pub use tensor_relay_transport::{
     BindError, ChunkTimeStats, CodecCount, CodecStats, Exposure, Fingerprint, Identity, IdentityError,
-    LaneKind, LaneStats, Listener, Stage, StageStats, Transport, Tuning, egress::EncoderStats,
+    LaneKind, LaneStats, Listener, LocalProcess, Peer, Stage, StageStats, Transport, Tuning,
+    egress::EncoderStats,
+    unix::{SocketError, SocketListener, overflow_uid},
 };
 pub use topic::{TopicOptions, WhenFull};
 pub use traffic::TrafficStats;

@@ -4,11 +4,13 @@ use crate::{
     client_base::ClientBase,
     places::PlaceName,
     retained::Retained,
+    swarm::Sharing,
     topic::{Reader, ReaderState, TopicState},
 };
 use std::sync::Arc;
 use tensor_relay_protocol::{
-    Credit, EndReason, Epoch, Mode, ProtocolViolation, Sender, Seq, Start, Subscribe, Version, Versions,
+    Credit, EndReason, Epoch, FeatureSet, Mode, Pick, ProtocolViolation, Published, RangeSet, Sender, Seq,
+    Start, Subscribe, Version, Versions,
 };
 
 /// A topic with one client's place in it and the base that the client holds.
@@ -18,17 +20,20 @@ pub(crate) struct Offer {
     /// The reader, in mode `every`.
     reader: Option<Reader>,
     pub(crate) base: ClientBase,
+    /// Its part in swarms, if the client may have one.
+    pub(crate) sharing: Option<Sharing>,
 }
 
 impl Offer {
-    /// The offer of `topic` to a client's `subscribe`, and the state machine of the subscription. Reader names are
-    /// scoped by `owner`.
+    /// The offer of `topic` to a client's `subscribe`, who `offered` these features, and the state machine of the
+    /// subscription. Reader names are scoped by `owner`.
     ///
     /// # Errors
     /// [`ProtocolViolation`] when the credit is too large.
     pub(crate) fn new(
         topic: &Arc<TopicState>,
         subscribe: &Subscribe,
+        offered: FeatureSet,
         owner: &str,
     ) -> Result<(Self, Sender<Arc<Retained>>), ProtocolViolation> {
         Credit::new(subscribe.credit)?; // Before a place is taken over.
@@ -42,9 +47,14 @@ impl Offer {
             None => (None, Seq::FIRST, None),
         };
         let base = ClientBase::new(topic, subscribe.base.map(|base| base.key()));
-        let offer = Self { topic: Arc::clone(topic), reader, base };
-        let machine = Sender::new(&offer, subscribe, begin, lost_place)?;
+        let offer = Self { topic: Arc::clone(topic), reader, base, sharing: None };
+        let machine = Sender::new(&offer, subscribe, offered, begin, lost_place)?;
         Ok((offer, machine))
+    }
+
+    /// The same offer to a client that takes part in swarms by `sharing`.
+    pub(crate) fn with_sharing(self, sharing: Option<Sharing>) -> Self {
+        Self { sharing, ..self }
     }
 
     /// Records the reader's acknowledgement of this version and all before it.
@@ -103,6 +113,18 @@ impl Versions for Offer {
             ReaderState::Reading => None,
             ReaderState::Evicted => Some(EndReason::TooSlow),
             ReaderState::Replaced => Some(EndReason::Replaced),
+        }
+    }
+
+    fn is_shared(&self, version: &Arc<Retained>) -> bool {
+        self.sharing.as_ref().is_some_and(|sharing| sharing.is_shared(version))
+    }
+
+    fn pick(&self, version: &Arc<Retained>, wanted: &RangeSet) -> Pick {
+        let seat = self.sharing.as_ref().and_then(Sharing::seat);
+        match seat.filter(|seat| seat.is_in(version.key())) {
+            Some(seat) => seat.pick(wanted),
+            None => Pick::InOrder,
         }
     }
 }

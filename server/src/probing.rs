@@ -76,6 +76,7 @@ impl Probing {
 /// The counters of this process, and of `lane` unless the probe is empty; they wrap.
 async fn report(lane: &Lane, is_measured: bool) -> ProbeReport {
     let (sent_packets, lost_packets) = match lane.kind() {
+        LaneKind::Unix => (0, 0),
         _ if !is_measured => (0, 0),
         LaneKind::Quic => (lane.stats().sent_packets as u32, lane.stats().lost_packets as u32),
         LaneKind::Tcp => {

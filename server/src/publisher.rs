@@ -8,6 +8,7 @@ use crate::{
     hashing::{self, Unhashed},
     loads::Loads,
     retained::Retained,
+    takers,
     topic::{PublishBlockers, Pushed, TopicState},
 };
 use std::{
@@ -185,23 +186,34 @@ impl Publisher {
             release_timeout: self.options.release_timeout.unwrap_or(default),
             abort_at: watch::Sender::new(None),
             failure: Arc::default(),
+            stand_in: OnceLock::new(),
             base,
+            shared: OnceLock::new(),
         };
         let failure = Arc::clone(&retained.failure);
         let is_hashed_later = bytes > IN_PLACE_BYTES as u64
             && returned.is_none()
             && retained.payload.is_unhashed_in_place(ChunkIndex(0));
+        let has_small_pages = retained.payload.source().shared().is_ok_and(|shared| shared.has_small_pages());
         let Pushed { seq, is_first, version, has_followers } = self.push(retained).await?;
         tracing::info!(version = %id, payload_bytes = bytes, "A version was published.");
         self.next = self.next.next();
         if is_first {
             self.catalogue.announce(self.topic.name());
         }
+        if has_small_pages {
+            takers::begin_enlarging(version.clone());
+        }
         let topic = Arc::downgrade(&self.topic);
         if is_hashed_later && !has_followers {
             hashing::begin(Unhashed { version, topic: topic.clone() }, self.workers);
         }
         Ok(Publication { id, seq, topic, committed, loaded, returned, failure })
+    }
+
+    /// Sets the time for which the next versions wait for readers.
+    pub(crate) fn set_publish_timeout(&mut self, timeout: Duration) {
+        self.options.publish_timeout = timeout;
     }
 
     /// Adds a version once no reader blocks it, evicting readers if necessary.

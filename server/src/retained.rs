@@ -1,13 +1,15 @@
 //! [`Retained`]: one published version.
 
-use crate::{base_terms::BaseTerms, consumers::Consumers, loads::Loads};
+use crate::{base_terms::BaseTerms, consumers::Consumers, loads::Loads, swarm::SharedVersion};
 use std::{
     ops::Range,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 use tensor_relay_device::{Charge, SourceError};
-use tensor_relay_protocol::{Epoch, ManifestDigest, Metadata, Published, Version, VersionDigest, VersionId};
+use tensor_relay_protocol::{
+    Epoch, Feature, ManifestDigest, Metadata, Published, Selection, Tensor, Version, VersionDigest, VersionId,
+};
 use tensor_relay_transport::{egress::Payload, sending::Offered};
 use tokio::{sync::watch, time::Instant};
 
@@ -29,8 +31,12 @@ pub(crate) struct Retained {
     pub(crate) abort_at: watch::Sender<Option<Instant>>,
     /// Why it can never be read again, if so. The publisher's `Publication` shares it.
     pub(crate) failure: Arc<OnceLock<Box<str>>>,
+    /// The number that stands for its digest at clients which map it, once one was told it.
+    pub(crate) stand_in: OnceLock<VersionDigest>,
     /// Whether, and for how long, later versions may be encoded against it.
     pub(crate) base: BaseTerms,
+    /// The clients that take it from each other, once there is one.
+    pub(crate) shared: OnceLock<Arc<SharedVersion>>,
 }
 
 impl Retained {
@@ -44,10 +50,18 @@ impl Retained {
             let changed = error.changed_range().unwrap_or(0..0);
             let is_changed = |range: Range<u64>| range.start < changed.end && changed.start < range.end;
             let tensors = self.payload.manifest().tensors().iter();
-            let mut names = tensors.filter(|tensor| is_changed(tensor.range())).map(|tensor| &tensor.name);
+            let has_changed = |tensor: &&Tensor| tensor.ranges().any(is_changed);
+            let mut names = tensors.filter(has_changed).map(|tensor| &tensor.name);
             let first = names.next().map(|name| format!(" Its first tensor there is {name}."));
             format!("{error}{}", first.unwrap_or_default()).into()
         })
+    }
+
+    /// The digest of what a client selects of it, or a number that stands for it while the chunks are not all hashed: the
+    /// client has not to wait for that.
+    pub(crate) fn name_for_taker(&self, selection: &Selection) -> VersionDigest {
+        let known = self.payload.digest_of(selection.chunks());
+        known.unwrap_or_else(|| *self.stand_in.get_or_init(|| VersionDigest(rand::random())))
     }
 
     /// Whether it left retention.
@@ -69,6 +83,10 @@ impl Published for Retained {
     fn manifest_digest(&self) -> ManifestDigest {
         self.payload.manifest().digest()
     }
+
+    fn feature(&self) -> Option<Feature> {
+        self.payload.manifest().feature()
+    }
 }
 
 impl Offered for Retained {
@@ -86,6 +104,10 @@ impl Offered for Retained {
 
     fn note_digest(&self, digest: VersionDigest) {
         self.loads.note_sent(digest);
+    }
+
+    fn is_stood_for_by(&self, digest: VersionDigest) -> bool {
+        self.stand_in.get() == Some(&digest)
     }
 
     fn abort_at(&self) -> watch::Receiver<Option<Instant>> {

@@ -1,7 +1,8 @@
 //! The [`Server`]: accepts clients, owns the catalogue, shuts down gracefully.
 
 use crate::{
-    Access, Config, Publisher, Staging, StatusReader, TopicOptions, TopicTaken, TrafficStats,
+    Access, Config, ForwardOptions, Forwarder, Publisher, Staging, StatusReader, TopicOptions, TopicTaken,
+    TrafficStats,
     bases::{BaseStats, Bases},
     catalogue::Catalogue,
     failures::FailedAt,
@@ -12,6 +13,7 @@ use crate::{
 };
 use std::{
     net::SocketAddr,
+    path::Path,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -20,6 +22,7 @@ use tensor_relay_protocol::{CloseCode, Epoch, Topic};
 use tensor_relay_transport::{
     Arrival, CodecStats, Listener, StageStats,
     egress::{Encoder, EncoderStats},
+    forwarding::Forward,
 };
 use tokio::{
     task::{JoinHandle, JoinSet},
@@ -53,6 +56,8 @@ pub struct ServerStats {
     pub evicted: u64,
     /// Bytes of staged versions: retained, in transfer, or held as bases.
     pub staged_bytes: u64,
+    /// Bytes of staged versions in memory that processes of this host map.
+    pub lent_bytes: u64,
     /// Bytes of memory of released staged versions, cached for the next ones while any topic has a publisher, and two
     /// seconds longer.
     pub reusable_bytes: u64,
@@ -76,8 +81,10 @@ impl Server {
     pub fn start(listener: Listener, access: Access, config: Config) -> Self {
         let config = config.clamped();
         let bases = Arc::new(Bases::new(config.base_bytes));
+        let memory = HostMemory::on_demand(config.staged_bytes);
         let staging = Staging {
-            memory: HostMemory::on_demand(config.staged_bytes),
+            // Clients of this host share the memory of versions.
+            memory: if listener.socket_path().is_some() { memory.shareable() } else { memory },
             bases: Arc::clone(&bases),
             layouts: Arc::default(),
             chunk_bytes: config.chunk_bytes,
@@ -86,7 +93,7 @@ impl Server {
         };
         let encoder = Encoder::new(config.encoded_bytes, config.device_cache_bytes, config.workers);
         let catalogue = Arc::new(Catalogue::new(config.reader_linger, bases));
-        let shared = Arc::new(Shared::new(config, access, catalogue, encoder));
+        let shared = Arc::new(Shared::new(config, access, catalogue, encoder, &staging));
         let listener = Arc::new(listener);
         let accepting = tokio::spawn(accept(Arc::clone(&listener), Arc::clone(&shared)));
         Self { shared, staging, listener, accepting, reserved: None }
@@ -99,9 +106,19 @@ impl Server {
         self
     }
 
-    /// The local address.
+    /// The local address; 0.0.0.0 with port 0 without a network.
     pub fn local_address(&self) -> SocketAddr {
         self.listener.local_address()
+    }
+
+    /// The local address on the network, if it listens there.
+    pub fn network_address(&self) -> Option<SocketAddr> {
+        Some(self.local_address()).filter(|address| address.port() != 0)
+    }
+
+    /// The path of the Unix socket for clients of this host, if it listens there.
+    pub fn socket_path(&self) -> Option<&Path> {
+        self.listener.socket_path()
     }
 
     /// Opens `topic` for publishing, in a new epoch.
@@ -127,6 +144,18 @@ impl Server {
         Ok(publisher.with_staging_cache(self.staging.memory.demand()))
     }
 
+    /// Offers the versions of `topic` that this process receives from another server, under their own ids.
+    pub fn forwarder(&self, topic: Topic) -> Forwarder {
+        Forwarder::new(&self.shared, topic)
+    }
+
+    /// Offers what a client session of this process receives to its peers, while it arrives: give the result to the client.
+    /// Whoever shows a grant of the session's origin takes it here, and needs no ticket of this server. The offers end when
+    /// the result is dropped.
+    pub fn forward(&self, options: ForwardOptions) -> Arc<dyn Forward> {
+        self.shared.forwarding.join(options, self.shared.config.workers)
+    }
+
     /// The state shared by all sessions, for publishers that do not own the server.
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
@@ -144,7 +173,7 @@ impl Server {
 
     /// A reader of the server's status, usable from any thread until the server is dropped.
     pub fn status_reader(&self) -> StatusReader {
-        StatusReader::new(&self.shared, self.staging.memory.clone(), self.local_address())
+        StatusReader::new(&self.shared, self.staging.memory.clone(), &self.listener)
     }
 
     /// The sent chunks of each topic that has a version, by codec.
@@ -161,7 +190,7 @@ impl Server {
     /// Shuts down gracefully. The server admits no new sessions and sends `Drain` to its clients. Within `grace`,
     /// transfers finish; subscribers of ended topics, and readers in mode `every`, also receive the remaining versions.
     /// Then every session is closed. Returns whether all transfers finished.
-    pub async fn shutdown(self, grace: Duration) -> bool {
+    pub async fn shutdown(mut self, grace: Duration) -> bool {
         self.shared.draining.send_replace(true);
         let finished = tokio::time::timeout(grace, self.shared.unfinished.wait_for_zero())
             .await
@@ -170,6 +199,8 @@ impl Server {
         let _ = tokio::time::timeout(FLUSH_TIMEOUT, self.shared.sessions.wait_for_zero()).await;
         self.listener.close(CloseCode::ShuttingDown);
         let _ = tokio::time::timeout(FLUSH_TIMEOUT, self.listener.wait_idle()).await;
+        self.accepting.abort();
+        let _ = (&mut self.accepting).await; // It has the listener: the ports, and the socket's file, are free from here on.
         finished
     }
 }
@@ -190,6 +221,7 @@ pub(crate) fn stats(shared: &Shared, memory: &HostMemory) -> ServerStats {
         committed: counters.committed.load(Ordering::Relaxed),
         evicted: counters.evicted.load(Ordering::Relaxed),
         staged_bytes: staged.in_use_bytes,
+        lent_bytes: shared.takers.lent_bytes(),
         reusable_bytes: staged.cached_bytes,
         bases: shared.catalogue.bases().stats(),
         traffic: shared.traffic.stats(),

@@ -1,11 +1,14 @@
 //! A session: one client, from its handshake to its end.
 
+mod checking;
 mod error;
 mod opening;
+mod taker;
 mod watches;
 
 use crate::{
-    access::{Credentials, Holder, Permit},
+    Config,
+    access::{Credentials, Denied, Holder, LocalUser, Permit, Standing},
     consumers::ConsumerId,
     failures::FailedAt,
     gauge::{Counted, Gauge},
@@ -22,21 +25,23 @@ use crate::{
     shares::{Eviction, Place},
     subscribers::SubscriberInfo,
     subscription_host::SubscriptionHost,
-    watching,
+    swarm::{Sharer, Sharing},
+    takers, watching,
 };
 use error::SessionError;
 use opening::Opening;
 use std::{convert::Infallible, sync::Arc, time::Duration};
 use tensor_relay_protocol::{
-    ClientMessage, CodecChoice, CodecSet, EndReason, Epoch, Feature, FeatureSet, Glob, Hello,
-    ProtocolViolation, ServerMessage, Subscribe, SubscriptionId, SubscriptionMessage, Topic, Verb, Version,
-    VersionDigest, WatchId, Welcome,
+    ClientMessage, CodecChoice, CodecSet, EndReason, Epoch, Feature, FeatureSet, Glob, Held, Hello,
+    LaneOffer, ProtocolViolation, ServerMessage, Share, Subscribe, SubscriptionId, SubscriptionMessage,
+    Topic, Verb, Version, VersionDigest, WatchId, Welcome,
 };
 use tensor_relay_transport::{
-    Lane, control,
+    AbortOnDrop, Lane, LaneKind, control,
     sending::{Coding, Delivery, Lanes, Route, Selector},
 };
 
+use taker::Taker;
 use tokio::{
     sync::watch,
     task::{AbortHandle, JoinError, JoinSet},
@@ -60,15 +65,22 @@ pub(crate) async fn serve(lane: Lane, login: Login, control_timeout: Duration, s
         Ok(Opening::Lane(join)) => {
             return joining::serve(lane, login, sender, receiver, join, &shared).await;
         }
+        Ok(Opening::Check(check)) => {
+            let control = (&sender, &mut receiver);
+            match checking::answer(check, &lane, control, control_timeout, &shared).await {
+                Ok(()) => return drop((login, sender, receiver)),
+                Err(error) => Err(error),
+            }
+        }
         Ok(Opening::Session(hello, revision)) => AdmittedClient::new(hello, revision, &lane, &shared).await,
         Err(error) => Err(error),
     };
-    let AdmittedClient { hello, revision, permit, mut evictions, admission } = match admitted {
+    let AdmittedClient { hello, revision, permit, taker, mut evictions, admission } = match admitted {
         Ok(admitted) => admitted,
         Err(error) => return refuse(&lane, Some((sender, receiver)), login, &error, &shared).await,
     };
     drop(login); // An authenticated client is not evicted for unauthenticated ones.
-    let negotiated = Negotiated { codecs: hello.codecs, features: hello.features, revision, permit };
+    let negotiated = Negotiated { codecs: hello.codecs, features: hello.features, revision, permit, taker };
     let error = tokio::select! {
         Err(error) = welcome_and_run(&lane, &sender, &mut receiver, negotiated, &shared) => error,
         () = Eviction::of_either(&mut evictions) => SessionError::Evicted,
@@ -93,6 +105,8 @@ struct AdmittedClient {
     hello: Hello,
     revision: u32,
     permit: Permit,
+    /// What is known of it, if it has no rights but may show grants.
+    taker: Option<Taker>,
     /// From its place among the sessions, and from its memory.
     evictions: [Eviction; 2],
     admission: Admission,
@@ -113,9 +127,17 @@ impl AdmittedClient {
         lane: &Lane,
         shared: &Arc<Shared>,
     ) -> Result<Self, SessionError> {
-        let credentials =
-            Credentials { token: hello.token.clone(), certificate: lane.client_certificate().cloned() };
-        let permit = shared.access.admit(credentials)?;
+        let certificate = lane.client_certificate().cloned();
+        let user = lane.local_user().map(LocalUser::seen);
+        let credentials = Credentials { token: hello.token.clone(), certificate, user };
+        let (permit, taker) = match shared.access.admit(credentials) {
+            Ok(permit) => (permit, None),
+            Err(Denied::UnknownKey(key)) if may_take(&hello, shared) => {
+                let taker = Taker::new(&shared.forwarding.places, lane.peer().ip());
+                (shared.access.admit_peer(key), Some(taker))
+            }
+            Err(denied) => return Err(denied.into()),
+        };
         let share = permit.holder().principal().share(lane.peer().ip());
         let reserved = shared.places.reserve(Arc::clone(&share), lane.kind()).await;
         let (memory, memory_eviction) = reserved.map_err(SessionError::NoMemory)?;
@@ -124,8 +146,13 @@ impl AdmittedClient {
         let holder = principal.holder().unwrap_or_default().escape_debug();
         tracing::info!(%principal, %holder, %agent, revision, "A client was admitted.");
         let admission = Admission { _place: place, _counted: shared.sessions.count(), _memory: memory };
-        Ok(Self { hello, revision, permit, evictions: [eviction, memory_eviction], admission })
+        Ok(Self { hello, revision, permit, taker, evictions: [eviction, memory_eviction], admission })
     }
+}
+
+/// Whether a client without rights may take versions from here by grants.
+fn may_take(hello: &Hello, shared: &Shared) -> bool {
+    hello.token.is_none() && hello.features.contains(Feature::Peers) && shared.forwarding.is_active()
 }
 
 /// The negotiated settings of client and server.
@@ -134,6 +161,7 @@ struct Negotiated {
     features: FeatureSet,
     revision: u32,
     permit: Permit,
+    taker: Option<Taker>,
 }
 
 async fn first_message(
@@ -193,6 +221,23 @@ async fn close(lane: &Lane, sender: Option<&control::Sender<ServerMessage>>, err
     }
 }
 
+/// The features that this server offers to the client of a lane. Of peers only a client learns that asks for them, and
+/// that has a secret in common with the server, by its grant for lanes; or one that `may_take` by grants of others.
+fn features_over(
+    lane: &Lane,
+    may_take: bool,
+    by_client: FeatureSet,
+    lanes: Option<&LaneOffer>,
+    config: &Config,
+) -> FeatureSet {
+    let may_share = config.peers.is_some() && by_client.contains(Feature::Peers) && lanes.is_some();
+    match lane.descriptors() {
+        Some(_) => FeatureSet::OF_SERVER.with(Feature::Memory),
+        None if may_take || may_share => FeatureSet::OF_SERVER.with(Feature::Peers),
+        None => FeatureSet::OF_SERVER,
+    }
+}
+
 async fn welcome_and_run(
     lane: &Lane,
     sender: &control::Sender<ServerMessage>,
@@ -203,8 +248,20 @@ async fn welcome_and_run(
     let share = negotiated.permit.holder().principal().share(lane.peer().ip());
     let lanes = SharedLanes { lanes: Arc::new(Lanes::new(lane.clone(), sender.clone())), holder: share };
     let session_id = rand::random();
-    let lanes_max = shared.config.lanes_offer(shared.egress.transfers.get());
+    let lanes_max = match lane.kind() {
+        LaneKind::Unix => 1,                  // The kernel copies as fast over one.
+        _ if negotiated.taker.is_some() => 1, // It takes from several peers at once.
+        _ => shared.config.lanes_offer(shared.egress.transfers.get()),
+    };
     let (_joinable, offer) = shared.joinable.register(session_id, lanes.clone(), lanes_max);
+    let is_taker = negotiated.taker.is_some();
+    let offered = features_over(lane, is_taker, negotiated.features, offer.as_ref(), &shared.config);
+    let sharer =
+        offer
+            .filter(|_| offered.contains(Feature::Peers) && !is_taker)
+            .map(|LaneOffer { grant, .. }| {
+                Arc::new(Sharer::new(session_id, &grant, negotiated.permit.right(), lane.peer()))
+            });
     let welcome = Welcome {
         revision: negotiated.revision,
         agent: shared.config.agent.clone(),
@@ -213,7 +270,7 @@ async fn welcome_and_run(
         lanes: offer,
         instance: shared.instance,
         lane_addresses: vec![],
-        features: FeatureSet::OF_SERVER,
+        features: offered,
     };
     sender.send(ServerMessage::Welcome(welcome)).await?;
     let session = Session {
@@ -223,11 +280,17 @@ async fn welcome_and_run(
         holder: negotiated.permit.holder().clone(),
         codecs: negotiated.codecs,
         features: negotiated.features,
+        offered,
+        taker: negotiated.taker,
+        sharer,
+        dialling: None,
+        held_due: Instant::now(),
         shared: Arc::clone(shared),
         inboxes: Inboxes::default(),
         loaders: LoadReporters::default(),
         running: JoinSet::new(),
         unfinished: Gauge::default(),
+        loans: Gauge::default(),
         watching: Watches::default(),
         watches: JoinSet::new(),
         probing: Probing::default(),
@@ -243,13 +306,26 @@ struct Session {
     sender: control::Sender<ServerMessage>,
     holder: Holder,
     codecs: CodecSet,
+    /// The features that the client offered.
     features: FeatureSet,
+    /// The features that it was offered.
+    offered: FeatureSet,
+    /// What is known of the client, if only grants admit it.
+    taker: Option<Taker>,
+    /// Its part in swarms, if it may have one.
+    sharer: Option<Arc<Sharer>>,
+    /// Dials the client's ports.
+    dialling: Option<AbortOnDrop>,
+    /// When the next `Held` may be handled without waiting, beyond a burst.
+    held_due: Instant,
     shared: Arc<Shared>,
     inboxes: Inboxes,
     loaders: LoadReporters,
     running: JoinSet<EndedSubscription>,
     /// The subscriptions of this session that a shutdown waits for.
     unfinished: Gauge,
+    /// The versions that its clients map.
+    loans: Gauge,
     /// The active watches; their tasks end with the session.
     watching: Watches<AbortHandle>,
     watches: JoinSet<()>,
@@ -273,6 +349,12 @@ const SUBSCRIPTIONS_TIMEOUT: Duration = Duration::from_secs(1);
 /// The interval between requests of a session that look at all topics, which takes up to half a millisecond of the
 /// network's thread. Beyond a burst, they wait.
 const SCAN_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The interval between messages of a client about what it holds, several times shorter than the one that it keeps.
+const HELD_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The number of such messages that need not wait: of several subscriptions at once.
+const HELD_BURST: u32 = 64;
 
 /// The number of such requests that need not wait: more than the watches that a client may begin with.
 const SCAN_BURST: u32 = 32;
@@ -328,6 +410,7 @@ impl Session {
                     }
                 },
                 Some(ended) = self.running.join_next() => self.handle_ended(ended)?,
+                error = taker::ended(&mut self.taker) => return Err(error),
                 changed = permit.changed() => {
                     changed.map_err(SessionError::AccessLost)?;
                     self.handle_rights_changed();
@@ -350,6 +433,7 @@ impl Session {
         let (id, result) = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         self.inboxes.close(id);
         self.loaders.handle_ended(id);
+        self.handle_take_ended();
         Ok(result?)
     }
 
@@ -384,7 +468,7 @@ impl Session {
 
     /// Handles a message of the client.
     async fn handle_message(&mut self, message: ClientMessage) -> Result<(), SessionError> {
-        message.check_features(FeatureSet::OF_SERVER)?;
+        message.check_features(self.offered)?;
         let message = match SubscriptionMessage::of(message) {
             Ok((subscription, message)) => {
                 let unsubscribes = matches!(message, SubscriptionMessage::Unsubscribe { .. });
@@ -411,6 +495,8 @@ impl Session {
             ClientMessage::Loaded { subscription, epoch, version, digest } => {
                 self.handle_loaded(subscription, epoch, version, digest);
             }
+            ClientMessage::Share(share) => self.handle_share(share),
+            ClientMessage::Held(held) => self.handle_held(&held).await?,
             ClientMessage::Watch { watch, glob } => self.handle_watch(watch, glob)?,
             ClientMessage::Unwatch(watch) => self.watching.end(watch)?.abort(),
             ClientMessage::Hello(_) | ClientMessage::Join { .. } | _ => {
@@ -444,6 +530,30 @@ impl Session {
         }
     }
 
+    /// Handles where the client listens for peers: they are told once its port has answered.
+    fn handle_share(&mut self, share: Share) {
+        let (Some(sharer), Some(dialling)) = (&self.sharer, &self.shared.config.peers) else { return };
+        sharer.handle_share(&share);
+        let dial = Arc::clone(sharer).dial(share, dialling.clone());
+        self.dialling = Some(AbortOnDrop(tokio::spawn(dial.in_current_span()).abort_handle()));
+    }
+
+    /// Handles what the client holds for its peers. A client that says it more often than it should waits.
+    async fn handle_held(&mut self, held: &Held) -> Result<(), ProtocolViolation> {
+        if !self.inboxes.was_opened(held.subscription) {
+            return Err(ProtocolViolation::UnknownSubscription(held.subscription));
+        }
+        let (begins, due) = pace(self.held_due, Instant::now(), HELD_INTERVAL, HELD_BURST);
+        self.held_due = due;
+        if begins > Instant::now() {
+            tokio::time::sleep_until(begins).await;
+        }
+        if let Some(sharer) = &self.sharer {
+            sharer.handle_held(held);
+        }
+        Ok(())
+    }
+
     async fn list(&self) -> Result<(), SessionError> {
         let principal = self.holder.principal();
         let listed = self.shared.catalogue.list(|topic| principal.may(Verb::List, topic));
@@ -462,6 +572,9 @@ impl Session {
     }
 
     async fn handle_subscribe(&mut self, subscribe: Subscribe) -> Result<(), SessionError> {
+        if let Some(grant) = subscribe.grant {
+            return self.handle_take(subscribe, grant).await;
+        }
         let id = subscribe.subscription;
         let max = self.shared.config.subscriptions_max as usize;
         let Some(mut inbox) = self.inboxes.open(id, &subscribe.topic, max)? else {
@@ -489,7 +602,9 @@ impl Session {
             have: subscribe.have.map(|have| have.key()),
         });
         let (offer, mut machine) =
-            Offer::new(follower.topic(), &subscribe, &self.holder.principal().to_string())?;
+            Offer::new(follower.topic(), &subscribe, self.features, &self.holder.principal().to_string())?;
+        let sharer = self.sharer.as_ref().filter(|_| !subscribe.describe);
+        let offer = offer.with_sharing(sharer.map(|sharer| Sharing::new(Arc::clone(sharer), id)));
         let coding = Coding {
             choice: subscribe.codec.map_or(CodecChoice::Auto, CodecChoice::Fixed),
             offered: if subscribe.describe { self.codecs.without_bases() } else { self.codecs },
@@ -515,6 +630,8 @@ impl Session {
                 entry,
                 counters: Arc::clone(&self.shared.counters),
                 failures: Arc::clone(&self.shared.failures),
+                takers: Arc::clone(&self.shared.takers),
+                taker: takers::Taker { loans: self.loans.clone(), is_trusted: self.is_trusted_taker() },
             },
             route: Route { subscription: id, lanes: Arc::clone(&self.lanes) },
             coding,
@@ -530,6 +647,13 @@ impl Session {
         };
         self.running.spawn(run.in_current_span());
         Ok(())
+    }
+
+    /// Whether the client may read everything that this server will ever write to its memory.
+    fn is_trusted_taker(&self) -> bool {
+        let user = self.lanes.control().local_user().map(LocalUser::seen);
+        user.is_some_and(|user| user.standing == Standing::Own)
+            && self.holder.principal().may_everywhere(Verb::Subscribe)
     }
 
     /// Logs a refused subscription, as a warning at most once a minute for each network.

@@ -5,13 +5,16 @@ use crate::{
     catalogue::Catalogue,
     counters::Counters,
     failures::Failures,
+    forwarding::Forwarding,
     gauge::Gauge,
     handshakes::Handshakes,
     joinable::{Joinable, LaneHolder},
     logins::Logins,
     refusals::Refusals,
     shares::{Eviction, Place, Shares},
+    staged::Staging,
     subscribers::Subscribers,
+    takers::Takers,
     traffic::Traffic,
 };
 use std::sync::Arc;
@@ -41,6 +44,10 @@ pub(crate) struct Shared {
     /// The open subscriptions, for status.
     pub(crate) subscribers: Arc<Subscribers>,
     pub(crate) failures: Arc<Failures>,
+    /// The versions that clients of this host map.
+    pub(crate) takers: Arc<Takers>,
+    /// What members of this process receive, for their peers.
+    pub(crate) forwarding: Arc<Forwarding>,
     /// Sessions that are open.
     pub(crate) sessions: Gauge,
     /// What principals share.
@@ -115,7 +122,13 @@ pub(crate) struct ConnectionMemory {
 }
 
 impl Shared {
-    pub(crate) fn new(config: Config, access: Access, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
+    pub(crate) fn new(
+        config: Config,
+        access: Access,
+        catalogue: Arc<Catalogue>,
+        encoder: Encoder,
+        staging: &Staging,
+    ) -> Self {
         let egress = Egress {
             encoder,
             chunks_in_flight: config.chunks_in_flight,
@@ -142,6 +155,8 @@ impl Shared {
             traffic: Traffic::default(),
             subscribers: Arc::default(),
             failures: Arc::default(),
+            takers: Arc::new(Takers::new(staging)),
+            forwarding: Arc::default(),
             sessions: Gauge::default(),
             unfinished: Gauge::default(),
             refusals: Refusals::default(),

@@ -2,16 +2,18 @@
 
 #[cfg(doc)]
 use crate::StatusReader;
-use crate::{ChunkTimeStats, FailureCount, ServerStats, TrafficStats};
-use std::{net::SocketAddr, time::Duration};
+use crate::{ChunkTimeStats, FailureCount, ServerStats, SwarmStatus, TrafficStats};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use tensor_relay_protocol::{Topic, Version, VersionId};
-use tensor_relay_transport::{CodecStats, LaneKind, LaneStats};
+use tensor_relay_transport::{CodecStats, LaneKind, LaneStats, Peer};
 
 /// The status of a server.
 #[derive(Debug, Clone)]
 pub struct ServerStatus {
-    /// The local address.
-    pub listen: SocketAddr,
+    /// The local address on the network, if it listens there.
+    pub listen: Option<SocketAddr>,
+    /// The path of the Unix socket for clients of this host.
+    pub socket: Option<PathBuf>,
     /// The time since the [`StatusReader`] was made, normally at the server's start.
     pub uptime: Duration,
     /// Whether it is shutting down.
@@ -61,6 +63,8 @@ pub struct TopicStatus {
     pub publish_problem: Option<String>,
     /// Its sent chunks, by codec.
     pub sent: CodecStats,
+    /// The clients that take its versions from each other.
+    pub swarm: SwarmStatus,
 }
 
 /// One subscription.
@@ -69,7 +73,7 @@ pub struct SubscriberStatus {
     /// Its topic.
     pub topic: Topic,
     /// The client's address.
-    pub peer: SocketAddr,
+    pub peer: Peer,
     /// The transport of its session.
     pub transport: LaneKind,
     /// Whether its mode is `every`.
@@ -124,7 +128,7 @@ pub enum Limit {
 #[derive(Debug, Clone)]
 pub struct LaneStatus {
     /// The address of the peer.
-    pub peer: SocketAddr,
+    pub peer: Peer,
     /// Its kind.
     pub transport: LaneKind,
     /// Its counters.

@@ -3,11 +3,13 @@
 use crate::{ServerStatus, server, shared::Shared, topic::TopicState};
 use std::{
     net::SocketAddr,
+    path::{Path, PathBuf},
     sync::{Arc, Weak},
     time::Instant,
 };
 use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::Topic;
+use tensor_relay_transport::Listener;
 
 /// The maximum number of listed subscriptions and lanes: more than a person reads, and few enough for a page.
 const DESCRIBED_MAX: usize = 256;
@@ -17,13 +19,16 @@ const DESCRIBED_MAX: usize = 256;
 pub struct StatusReader {
     shared: Weak<Shared>,
     memory: HostMemory,
-    listen: SocketAddr,
+    listen: Option<SocketAddr>,
+    socket: Option<PathBuf>,
     began: Instant,
 }
 
 impl StatusReader {
-    pub(crate) fn new(shared: &Arc<Shared>, memory: HostMemory, listen: SocketAddr) -> Self {
-        Self { shared: Arc::downgrade(shared), memory, listen, began: Instant::now() }
+    pub(crate) fn new(shared: &Arc<Shared>, memory: HostMemory, listener: &Listener) -> Self {
+        let listen = Some(listener.local_address()).filter(|address| address.port() != 0);
+        let socket = listener.socket_path().map(Path::to_owned);
+        Self { shared: Arc::downgrade(shared), memory, listen, socket, began: Instant::now() }
     }
 
     /// The current status; `None` when the server is dropped. Takes a few locks briefly, for a time that grows with the
@@ -34,6 +39,7 @@ impl StatusReader {
         let (lanes_count, lanes) = shared.traffic.lanes(DESCRIBED_MAX);
         Some(ServerStatus {
             listen: self.listen,
+            socket: self.socket.clone(),
             uptime: self.began.elapsed(),
             is_draining: *shared.draining.borrow(),
             stats: server::stats(&shared, &self.memory),

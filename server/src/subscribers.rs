@@ -7,7 +7,6 @@ use crate::{
 };
 use std::{
     collections::BTreeMap,
-    net::SocketAddr,
     ops::Deref,
     sync::{
         Arc,
@@ -16,7 +15,7 @@ use std::{
 };
 use tensor_relay_device::Lock;
 use tensor_relay_protocol::{Epoch, Mode, Version, VersionId};
-use tensor_relay_transport::{LaneKind, sending::SentChunks};
+use tensor_relay_transport::{LaneKind, Peer, sending::SentChunks};
 use tokio::time::Instant;
 
 /// All open subscriptions, bounded by the limits of sessions.
@@ -38,7 +37,7 @@ pub(crate) struct SubscriberEntry {
 #[derive(Debug)]
 pub(crate) struct SubscriberInfo {
     pub(crate) topic: Arc<TopicState>,
-    pub(crate) peer: SocketAddr,
+    pub(crate) peer: Peer,
     pub(crate) kind: LaneKind,
     pub(crate) mode: Mode,
     /// The version that the client had when it subscribed.

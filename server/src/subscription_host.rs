@@ -1,13 +1,26 @@
 //! [`SubscriptionHost`]: a topic of this server, for one subscription.
 
 use crate::{
-    catalogue::Follower, consumers::ConsumerId, counters::Counters, failures::Failures, inboxes::Inbox,
-    offer::Offer, retained::Retained, subscribers::SubscriberEntry,
+    catalogue::Follower,
+    consumers::ConsumerId,
+    counters::Counters,
+    failures::Failures,
+    inboxes::Inbox,
+    offer::Offer,
+    retained::Retained,
+    subscribers::SubscriberEntry,
+    swarm::Sharing,
+    takers::{Taker, Takers},
 };
 use std::sync::{Arc, atomic::Ordering};
 use tensor_relay_device::SourceError;
-use tensor_relay_protocol::{AbortReason, CodecChoice, EndReason, Ended, Epoch, SubscriptionId, Version};
-use tensor_relay_transport::sending::{DeltaBase, Host, Input};
+use tensor_relay_protocol::{
+    AbortReason, CodecChoice, EndReason, Ended, Epoch, NotLent, Selection, SubscriptionId, Version,
+};
+use tensor_relay_transport::{
+    egress::EncodingLog,
+    sending::{DeltaBase, Host, Input, Loan},
+};
 use tokio::sync::watch;
 
 /// What one subscription needs of this server, and what the server learns from it.
@@ -27,6 +40,8 @@ pub(crate) struct SubscriptionHost {
     pub(crate) entry: SubscriberEntry,
     pub(crate) counters: Arc<Counters>,
     pub(crate) failures: Arc<Failures>,
+    pub(crate) takers: Arc<Takers>,
+    pub(crate) taker: Taker,
 }
 
 impl Host for SubscriptionHost {
@@ -42,11 +57,23 @@ impl Host for SubscriptionHost {
     }
 
     async fn next_input(&mut self) -> Input {
-        tokio::select! {
+        let seat = self.offer.sharing.as_ref().and_then(Sharing::seat).cloned();
+        let told = async {
+            match &seat {
+                Some(seat) => seat.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        let input = tokio::select! {
             input = self.inbox.next() => input,
             () = self.follower.changed() => Input::Changed,
             Ok(()) = self.draining.changed() => Input::Draining,
+            input = told => input,
+        };
+        if let (Some(seat), Input::Message(message)) = (&seat, &input) {
+            seat.handle_message(message);
         }
+        input
     }
 
     fn acknowledge(&mut self, epoch: Epoch, version: Version) {
@@ -66,6 +93,22 @@ impl Host for SubscriptionHost {
         }
     }
 
+    fn handle_selected(
+        &mut self,
+        version: &Arc<Retained>,
+        selection: &Selection,
+        base: Option<Version>,
+    ) -> Option<Arc<EncodingLog>> {
+        let Offer { sharing, topic, .. } = &mut self.offer;
+        let sharing = sharing.as_mut()?;
+        sharing.begin((topic, version), selection.chunks(), base);
+        sharing.seat().map(|seat| seat.encodings())
+    }
+
+    fn lend(&mut self, version: &Arc<Retained>, selection: &Selection) -> Result<Loan, NotLent> {
+        self.takers.lend(version, selection, &self.taker)
+    }
+
     fn release_base(&mut self) {
         self.offer.base.release();
     }
@@ -75,10 +118,16 @@ impl Host for SubscriptionHost {
         version.consumers.count(&self.consumer);
         self.entry.handle_committed(version);
         self.offer.base.handle_committed(kept);
+        if let Some(seat) = self.offer.sharing.as_ref().and_then(Sharing::seat) {
+            seat.handle_committed();
+        }
     }
 
     fn handle_aborted(&mut self, reason: AbortReason) {
         self.entry.handle_given_up();
+        if let Some(sharing) = &mut self.offer.sharing {
+            sharing.give_up();
+        }
         self.failures.note_abort(reason);
     }
 

@@ -16,6 +16,7 @@ use crate::{
     places::Places,
     retained::Retained,
     retention::{Full, Keep, ReaderId, Retention},
+    swarm::SwarmCounters,
 };
 use std::{
     sync::{Arc, Weak},
@@ -42,6 +43,8 @@ pub(crate) struct TopicState {
     state: Lock<State>,
     /// The chunks sent, to all subscribers.
     tally: Arc<Tally>,
+    /// The clients that take its versions from each other.
+    swarm: Arc<SwarmCounters>,
     /// Signals subscriptions that there may be something to send.
     changed: watch::Sender<()>,
     /// Signals the publisher that there may be room for another version.
@@ -108,6 +111,7 @@ impl TopicState {
             delta_trial: Arc::default(),
             state: Lock::default(),
             tally: Arc::default(),
+            swarm: Arc::default(),
             changed: watch::Sender::default(),
             room: watch::Sender::default(),
         }
@@ -120,6 +124,11 @@ impl TopicState {
     /// The counters of sent chunks.
     pub(crate) fn tally(&self) -> &Arc<Tally> {
         &self.tally
+    }
+
+    /// The counters of the clients that take its versions from each other.
+    pub(crate) fn swarm(&self) -> &Arc<SwarmCounters> {
+        &self.swarm
     }
 
     /// The trial of deltas.

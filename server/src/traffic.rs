@@ -25,8 +25,8 @@ pub(crate) struct Traffic(Lock<TrafficTotals>);
 struct TrafficTotals {
     opened: u64,
     open: Vec<(u64, Lane)>,
-    /// The traffic of ended lanes, by kind: QUIC, then TCP.
-    ended: [TrafficStats; 2],
+    /// The traffic of ended lanes, by kind, in the order of `KINDS`.
+    ended: [TrafficStats; KINDS.len()],
 }
 
 /// Counts a lane as open until this is dropped, which adds its traffic to that of ended lanes.
@@ -50,7 +50,7 @@ impl Traffic {
     /// The total traffic.
     pub(crate) fn stats(&self) -> TrafficStats {
         let totals = self.0.lock();
-        let ended = totals.ended[0].plus(totals.ended[1]);
+        let ended = totals.ended.into_iter().fold(TrafficStats::default(), TrafficStats::plus);
         totals.open.iter().fold(ended, |sum, (_, lane)| sum.plus_lane(lane.stats()))
     }
 
@@ -62,7 +62,7 @@ impl Traffic {
             let none = (kind, 0, totals.ended[index_of(kind)]);
             open.fold(none, |(kind, count, sum), (_, lane)| (kind, count + 1, sum.plus_lane(lane.stats())))
         };
-        vec![totals_of(LaneKind::Quic), totals_of(LaneKind::Tcp)]
+        KINDS.map(totals_of).into()
     }
 
     /// The number of open lanes, and the status of at most `lanes_max` of them.
@@ -88,11 +88,15 @@ impl Drop for CountedLane<'_> {
     }
 }
 
-/// The index of a kind in `ended`.
+/// The kinds of lanes.
+const KINDS: [LaneKind; 3] = [LaneKind::Quic, LaneKind::Tcp, LaneKind::Unix];
+
+/// The index of a kind in `KINDS`.
 fn index_of(kind: LaneKind) -> usize {
     match kind {
         LaneKind::Quic => 0,
         LaneKind::Tcp => 1,
+        LaneKind::Unix => 2,
     }
 }
 

@@ -3,18 +3,22 @@
 //! A [`Home`] isolates the processes of a test from the user's environment. Every wait has a deadline, and dropping a
 //! [`Process`] kills it.
 
+mod container;
 mod gpu;
 mod lan;
 mod process;
 mod shim;
+mod switch;
 mod tcp_proxy;
 mod udp_proxy;
 
+pub use container::{Container, SHARED, contained};
 pub use gpu::{Gpu, device, fake_nvml};
 pub use lan::{Host, Lan};
 pub use process::{Ended, Process, wait_until};
 pub use rustix::process::Signal;
 pub use shim::replace_function;
+pub use switch::Switch;
 pub use tcp_proxy::{TcpPath, TcpProxy};
 pub use udp_proxy::UdpProxy;
 
@@ -221,10 +225,13 @@ impl Serving {
         let Some(path) = report["ticket_file"].as_str() else { return Self { process, report } };
         let tickets = fs::read_to_string(path).unwrap();
         for topic in report["topics"].as_array_mut().unwrap() {
-            let name = format!("/{}?", topic["topic"].as_str().unwrap());
-            topic["ticket"] = tickets.lines().find(|line| line.contains(&name)).unwrap().into();
+            let name = topic["topic"].as_str().unwrap();
+            let names = [format!("/{name}?"), format!("?topic={name}&")];
+            let is_for = |line: &&str| names.iter().any(|name| line.contains(name));
+            topic["ticket"] = tickets.lines().find(is_for).unwrap().into();
         }
-        let for_all = tickets.lines().find(|line| !line["relay://".len()..].contains('/'));
+        let is_for_all = |line: &&str| line.strip_prefix("relay://").is_some_and(|rest| !rest.contains('/'));
+        let for_all = tickets.lines().find(is_for_all);
         report["ticket"] = for_all.into();
         Self { process, report }
     }

@@ -59,7 +59,7 @@ impl ReadSwitch {
         let source = |manifest: &Manifest| {
             let mut bytes = vec![0; manifest.payload_bytes() as usize];
             for tensor in manifest.tensors() {
-                let range = tensor.range();
+                let range = tensor.range().expect("it is in one piece");
                 write_content(
                     tensor.name.as_str(),
                     version,

@@ -12,7 +12,7 @@ use std::{
 };
 use tensor_relay_client::Snapshot;
 use tensor_relay_device::{Device, DeviceBuffer};
-use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec};
+use tensor_relay_protocol::{Dtype, Shape, Tensor, TensorName, TensorSpec};
 use tensor_relay_server::{Server, Staged};
 
 /// The prefix of names of tensors whose content compresses well.
@@ -51,6 +51,11 @@ pub fn weights(name: &str, elements: u64) -> TensorSpec {
 pub fn spec(name: &str, dtype: Dtype, elements: u64) -> TensorSpec {
     let shape = Shape::new(&[elements]).unwrap();
     TensorSpec::new(TensorName::new(name).unwrap(), dtype, shape)
+}
+
+/// A tensor of these dimensions.
+pub fn shaped(name: &str, dtype: Dtype, dimensions: &[u64]) -> TensorSpec {
+    TensorSpec::new(TensorName::new(name).unwrap(), dtype, Shape::new(dimensions).unwrap())
 }
 
 /// About `bytes` bytes of tensors: a few large ones, many small ones of odd sizes, some empty, of several dtypes.
@@ -134,16 +139,38 @@ pub fn difference(snapshot: &Snapshot, version: u64) -> Option<String> {
     if snapshot.metadata() != metadata(version) {
         return Some(format!("the metadata of version {version} is {:?}", snapshot.metadata()));
     }
+    let place = |tensor: &Tensor| (tensor.offset(), tensor.byte_len());
     let mut owners = HashMap::new();
     for tensor in snapshot.manifest().tensors() {
         // Aliases come after the tensor whose bytes they share.
-        owners.entry(tensor.range()).or_insert(tensor.name.as_str());
+        owners.entry(place(tensor)).or_insert(tensor.name.as_str());
     }
     snapshot.tensors().find_map(|(tensor, bytes)| {
-        let name = owners[&tensor.range()];
-        let is_same = bytes.len() as u64 == tensor.byte_len() && has_content(name, version, &bytes);
+        let whole = snapshot.manifest().tensor(tensor.name.as_str()).unwrap();
+        let name = owners[&place(whole)];
+        let is_same = bytes.len() as u64 == tensor.byte_len()
+            && match &tensor.shard {
+                Some(shard) if tensor.shape != whole.shape => {
+                    let mut content = vec![0; whole.byte_len() as usize];
+                    write_content(name, version, &mut content);
+                    bytes == sliced(&content, whole, &shard.start, tensor.shape.dimensions())
+                }
+                _ => has_content(name, version, &bytes),
+            };
         (!is_same).then(|| format!("{name} is not as published in version {version}"))
     })
+}
+
+/// The box of a tensor's bytes that begins at `start` and has these lengths, element by element.
+fn sliced(content: &[u8], tensor: &Tensor, start: &[u64], lengths: &[u64]) -> Vec<u8> {
+    let element_bytes = tensor.dtype.bits() as usize / 8;
+    let mut indexes = vec![0];
+    for ((start, length), dimension) in start.iter().zip(lengths).zip(tensor.shape.dimensions()) {
+        let extend = |outer: u64| (*start..start + length).map(move |index| outer * dimension + index);
+        indexes = indexes.into_iter().flat_map(extend).collect();
+    }
+    let element = |index: u64| &content[index as usize * element_bytes..][..element_bytes];
+    indexes.into_iter().flat_map(element).copied().collect()
 }
 
 /// A copy of the snapshot in host memory. Its device must copy synchronously, as those of [`pair`](crate::pair) do.

@@ -1,6 +1,8 @@
 //! [`Connector`]: opens lanes to servers.
 
+mod listening_user;
 mod race;
+mod socket;
 mod tcp;
 
 use crate::{
@@ -13,12 +15,18 @@ use quinn::crypto::rustls::QuicClientConfig;
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::{Path, PathBuf},
     sync::{Arc, OnceLock, atomic::AtomicBool},
 };
 use tokio::task::JoinSet;
 
+pub use listening_user::UnexpectedUser;
+
 /// The maximum number of addresses tried for one ticket: a name may resolve to many.
 const ADDRESSES_MAX: usize = 16;
+
+/// The beginning of an address that is a Unix socket; its path follows.
+const SOCKET_PREFIX: &str = "unix:";
 
 /// Opens lanes to servers.
 #[derive(Debug, Clone)]
@@ -32,6 +40,8 @@ pub struct Connector {
     way: Option<Way>,
     /// The client's key, for servers that authenticate clients.
     identity: Option<Arc<Identity>>,
+    /// The only user whose process may listen at a Unix socket, if one is named.
+    server_uid: Option<u32>,
     /// Whether UDP seemed to be blocked when this connector last chose between QUIC and TCP: TCP connected first,
     /// although the path was not short.
     udp_is_blocked: Arc<AtomicBool>,
@@ -119,6 +129,29 @@ pub enum ConnectError {
     /// The connection failed after an answer, or the peer of [`Connector::connect_over`] did not answer.
     #[error(transparent)]
     Lane(#[from] LaneError),
+    /// The server's Unix socket cannot be connected to.
+    #[error("cannot connect to the socket {}: {source}; {}", path.display(), socket::advice(source.kind()))]
+    UnixSocket {
+        /// The path.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A process of an unexpected user listens at the server's Unix socket. Nothing was sent to it.
+    #[error(
+        "a process of user {found_uid} listens at the socket {}, and was sent nothing: {why}. If it is the server, name its \
+         user in the ticket (`unix:PATH?server_uid={found_uid}`), or have it listen in a folder that it owns and nobody else \
+         may write to",
+        path.display()
+    )]
+    UnexpectedUser {
+        /// The path.
+        path: PathBuf,
+        /// The listening user.
+        found_uid: u32,
+        /// Why it is not expected.
+        why: UnexpectedUser,
+    },
     /// A local address for lanes cannot be used.
     #[error(
         "cannot open a socket at {address}, one of the lane addresses (`--lane-address`): {source}; name addresses that \
@@ -190,6 +223,7 @@ impl Connector {
             transport: Transport::Auto,
             way: None,
             identity: None,
+            server_uid: None,
             udp_is_blocked: Arc::default(),
         }
     }
@@ -209,6 +243,7 @@ impl Connector {
         let transport = match way.kind {
             LaneKind::Quic => Transport::Quic,
             LaneKind::Tcp => Transport::Tcp,
+            LaneKind::Unix => Transport::Auto, // An address that is a socket needs no choice.
         };
         Self { transport, way: Some(way), ..self }
     }
@@ -216,6 +251,12 @@ impl Connector {
     /// Authenticates to servers with the key of `identity`.
     pub fn with_identity(self, identity: Arc<Identity>) -> Self {
         Self { identity: Some(identity), ..self }
+    }
+
+    /// Connects to Unix sockets only at which a process of this user listens. Without it, that is this process's user, root,
+    /// or the owner of a folder in which nobody else can have put the socket.
+    pub fn with_server_uid(self, server_uid: Option<u32>) -> Self {
+        Self { server_uid, ..self }
     }
 
     /// The allowed kinds of lanes.
@@ -228,7 +269,9 @@ impl Connector {
         &self.tuning
     }
 
-    /// Opens a lane to the first of `hosts` (`host:port`) that answers with one of `keys`.
+    /// Opens a lane to the first of `hosts` (`host:port`) that answers with one of `keys`. If one of them is `unix:PATH`,
+    /// connects to that Unix socket only; the user who listens there takes the place of a key
+    /// ([`with_server_uid`](Self::with_server_uid)).
     ///
     /// Attempts start in the order of the addresses, 250 ms apart or as soon as one fails, and run concurrently; once
     /// one succeeds, the others are dropped. If the [`Transport`] allows both kinds, TCP is tried first on a short
@@ -241,6 +284,9 @@ impl Connector {
     /// attempts fail, the most informative error is returned, for example a wrong key rather than a timeout.
     pub async fn connect(&self, hosts: &[String], keys: &[Fingerprint]) -> Result<Lane, ConnectError> {
         let timeout = self.tuning.connect_timeout();
+        if let Some(path) = hosts.iter().find_map(|host| host.strip_prefix(SOCKET_PREFIX)) {
+            return self.connect_socket(Path::new(path), timeout).await;
+        }
         let addresses = tokio::time::timeout(timeout, resolve(hosts)).await.unwrap_or_else(|_| {
             let detail = "the resolver did not answer".to_owned();
             Err(ConnectError::Resolve { hosts: hosts.join(", "), detail })
@@ -264,7 +310,7 @@ impl Connector {
     ) -> Result<Lane, ConnectError> {
         let connected =
             tokio::time::timeout(self.tuning.connect_timeout(), self.connect_one(peer, kind, keys, 0)).await;
-        let lane = connected.unwrap_or_else(|_| Err(LaneError::TimedOut { peer }.into()))?;
+        let lane = connected.unwrap_or_else(|_| Err(LaneError::TimedOut { peer: peer.into() }.into()))?;
         Ok(lane.with_reason(LaneKindReason::Faster))
     }
 
@@ -306,7 +352,7 @@ impl Connector {
             }
         };
         let connected = tokio::time::timeout(timeout, connecting).await;
-        match connected.unwrap_or_else(|_| Err(LaneError::TimedOut { peer }.into())) {
+        match connected.unwrap_or_else(|_| Err(LaneError::TimedOut { peer: peer.into() }.into())) {
             Ok(lane) => Ok(lane.further(lane_number, thread)),
             Err(ConnectError::Lane(LaneError::TimedOut { .. })) => {
                 let local = local_address(&self.local, peer, lane_number)?;
@@ -352,6 +398,7 @@ impl Connector {
                 let stream = self.open_stream(address, lane_number).await?;
                 self.handshake(stream, address, keys).await
             }
+            LaneKind::Unix => Err(io::Error::from(io::ErrorKind::Unsupported).into()), // An address has a port.
         }
     }
 

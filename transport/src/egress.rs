@@ -6,15 +6,21 @@
 mod chooser;
 mod chunk_cache;
 mod encoder;
+mod encoding_log;
 mod encodings;
+mod pace;
 mod payload;
 mod read;
 mod reads;
+mod received;
 
 pub use chooser::CodecRequest;
 pub use encoder::{Encoded, Encoder, EncoderStats};
+pub use encoding_log::{EncodingClaim, EncodingLog};
+pub use pace::Pace;
 pub use payload::Payload;
 pub use read::{READ_TIMEOUT, read};
+pub use received::ReceivedChunks;
 
 use crate::{ChunkTimes, InUse, Lane, LaneError, Tally};
 use std::time::Duration;

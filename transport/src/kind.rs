@@ -10,6 +10,8 @@ pub enum LaneKind {
     Quic,
     /// TLS 1.3 over TCP, or over another byte stream in a simulation.
     Tcp,
+    /// A Unix socket of this host, without TLS. Used for addresses `unix:PATH`, whatever the [`Transport`].
+    Unix,
 }
 
 /// One way to a server: the kind of its lanes, and the size of their packets.
@@ -47,6 +49,8 @@ pub enum LaneKindReason {
     ShortPath,
     /// This kind was measured to be faster on this path, or is being measured.
     Faster,
+    /// The server's address is a Unix socket.
+    Local,
     /// Connections of the other kind, or with larger packets, opened on this path but carried no chunk to its end.
     OthersFailed,
 }
@@ -68,7 +72,7 @@ impl LaneKind {
         let session = 256 << 10; // Its tasks, messages in both directions, and TLS.
         match self {
             Self::Quic => 2 * 10 * u64::from(UDP_PAYLOAD_MAX) + session,
-            Self::Tcp => byte_stream::SERVER_BYTES_MAX as u64 + session,
+            Self::Tcp | Self::Unix => byte_stream::SERVER_BYTES_MAX as u64 + session,
         }
     }
 
@@ -77,6 +81,7 @@ impl LaneKind {
         match self {
             Self::Quic => "quic",
             Self::Tcp => "tcp",
+            Self::Unix => "unix",
         }
     }
 }
@@ -86,6 +91,7 @@ impl fmt::Display for LaneKind {
         f.write_str(match self {
             Self::Quic => "QUIC",
             Self::Tcp => "TCP",
+            Self::Unix => "a Unix socket",
         })
     }
 }
@@ -144,6 +150,7 @@ impl LaneKindReason {
             Self::Answered => "QUIC answered",
             Self::UdpSilent => "TCP answered, and UDP did not",
             Self::ShortPath => "the path is short",
+            Self::Local => "the server's address is a socket of this host",
             Self::Faster => "it is faster on this path, or being tried",
             Self::OthersFailed => "the other transport, or larger packets, do not get through on this path",
         }

@@ -1,4 +1,4 @@
-//! [`Lane`]: a common interface to QUIC and TCP connections.
+//! [`Lane`]: a common interface to QUIC connections, TCP connections and Unix sockets.
 
 pub(crate) mod byte_stream;
 mod error;
@@ -6,15 +6,16 @@ mod quic;
 
 use bytes::Bytes;
 use futures_util::{FutureExt, future::Either};
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{CloseCode, HEADER_BYTES, StreamHeader};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::{
-    AbortOnDrop, ClientCertificate, LaneKind, LaneKindReason, LaneThread, LaneThreads,
+    AbortOnDrop, ClientCertificate, LaneKind, LaneKindReason, LaneThread, LaneThreads, Peer,
     listener::canonical,
     network::lane_threads::{self, ThreadSlot},
     receive_buffer::ReceiveBuffer,
+    unix::Descriptors,
 };
 
 pub(crate) use byte_stream::{Connection as ByteStreamConnection, Role, Secured, Settings};
@@ -40,14 +41,14 @@ pub struct Lane {
     thread: Option<Arc<ThreadSlot>>,
 }
 
-/// A lane's connection. The methods of [`Lane`] document the differences between the kinds.
+/// A lane's connection; a Unix socket is a byte stream like TCP. The methods of [`Lane`] document the differences between the kinds.
 #[derive(Debug, Clone)]
 enum Connection {
     Quic(QuicConnection),
     Tcp(ByteStreamConnection),
 }
 
-/// The counters of a lane.
+/// The counters of a lane. Those of a Unix socket are as over TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneStats {
     /// The current UDP payload size, found by MTU discovery. 0 over TCP.
@@ -72,7 +73,7 @@ impl Lane {
         Self::over(Connection::Quic(connection))
     }
 
-    pub(crate) fn tcp(connection: ByteStreamConnection) -> Self {
+    pub(crate) fn byte_stream(connection: ByteStreamConnection) -> Self {
         Self::over(Connection::Tcp(connection))
     }
 
@@ -105,7 +106,7 @@ impl Lane {
     pub fn kind(&self) -> LaneKind {
         match &self.connection {
             Connection::Quic(_) => LaneKind::Quic,
-            Connection::Tcp(_) => LaneKind::Tcp,
+            Connection::Tcp(connection) => connection.peer().stream_kind(),
         }
     }
 
@@ -170,12 +171,26 @@ impl Lane {
         }
     }
 
-    /// The address of the peer.
-    pub fn peer(&self) -> SocketAddr {
-        canonical(match &self.connection {
-            Connection::Quic(connection) => connection.peer(),
+    /// The peer: its address, or over a Unix socket its process.
+    pub fn peer(&self) -> Peer {
+        match &self.connection {
+            Connection::Quic(connection) => canonical(connection.peer()).into(),
             Connection::Tcp(connection) => connection.peer(),
-        })
+        }
+    }
+
+    /// The user of the peer's process, over a Unix socket, as the kernel noted it: see [`LocalProcess`](crate::LocalProcess). `None` on the
+    /// network.
+    pub fn local_user(&self) -> Option<u32> {
+        self.peer().process().map(|process| process.uid)
+    }
+
+    /// Passes descriptors beside the lane's bytes; `None` unless it is a Unix socket.
+    pub fn descriptors(&self) -> Option<&Descriptors> {
+        match &self.connection {
+            Connection::Quic(_) => None,
+            Connection::Tcp(connection) => connection.descriptors(),
+        }
     }
 
     /// Opens the control stream. The client does this once per lane.

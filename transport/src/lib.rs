@@ -1,4 +1,4 @@
-//! Network transport: [`Lane`]s, connections that carry tensors over QUIC or over TCP with TLS.
+//! Network transport: [`Lane`]s, connections that carry tensors over QUIC, over TCP with TLS, or over a Unix socket.
 //!
 //! This crate owns quinn, rustls and tokio's sockets. A [`Listener`] accepts lanes and a [`Connector`] opens them. A
 //! lane has one [control stream](control) and any number of one-way data streams; the [`egress`] writes manifests and
@@ -15,6 +15,8 @@ mod client_certificate;
 mod connector;
 pub mod control;
 pub mod egress;
+mod folder_lock;
+pub mod forwarding;
 mod identity;
 mod in_use;
 pub mod ingress;
@@ -22,21 +24,25 @@ mod kind;
 mod lane;
 mod listener;
 mod network;
+mod peer;
 mod probe;
 mod receive_buffer;
+mod runs;
 pub mod sending;
 mod stages;
 mod stops;
 mod tally;
 mod tls;
 mod tuning;
+pub mod unix;
 mod window;
 mod workers;
 
 pub use abort_on_drop::AbortOnDrop;
 pub use chunk_times::{ChunkTimeStats, ChunkTimes};
 pub use client_certificate::{AuthoritiesError, ClientAuthorities, ClientCertificate};
-pub use connector::{ConnectError, Connector};
+pub use connector::{ConnectError, Connector, UnexpectedUser};
+pub use folder_lock::lock_folder;
 pub use identity::{Exposure, Fingerprint, FingerprintError, Identity, IdentityError};
 pub use in_use::InUse;
 pub use kind::{LaneKind, LaneKindReason, Transport, UnknownTransport, Way};
@@ -46,8 +52,10 @@ pub use network::{
     Batching, ByteStream, Network, Opening, StreamListener, StreamTuning, SystemNetwork,
     lane_threads::{LaneThread, LaneThreads},
 };
+pub use peer::{LocalProcess, Peer};
 pub use probe::{ProbeResult, receive_probe, send_probe};
 pub use receive_buffer::Progress;
+pub use runs::Runs;
 pub use stages::{AtStage, Stage, StageStats, Stages};
 pub use tally::{CodecCount, CodecStats, Tally};
 pub use tuning::{Congestion, Tuning};

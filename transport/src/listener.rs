@@ -2,9 +2,12 @@
 
 mod quic;
 mod retry;
-mod tcp;
+mod streams;
 
-use crate::{Identity, Lane, LaneError, LaneKind, Network, SystemNetwork, Transport, Tuning};
+use crate::{
+    Identity, Lane, LaneError, LaneKind, Network, Peer, SystemNetwork, Transport, Tuning,
+    unix::SocketListener,
+};
 use quic::{QuicAcceptor, QuicArrival};
 pub use retry::HANDSHAKES_PER_SECOND;
 use rustix::io::Errno;
@@ -13,17 +16,19 @@ use std::{
     future::pending,
     io,
     net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
     sync::Arc,
 };
-use tcp::{TcpAcceptor, TcpArrival};
+use streams::{StreamAcceptor, StreamArrival};
 use tensor_relay_protocol::CloseCode;
 
-/// Accepts lanes over UDP, over TCP, or over both with one port number.
+/// Accepts lanes over UDP, over TCP, or over both with one port number; and over a Unix socket.
 pub struct Listener {
     local: SocketAddr,
     tuning: Tuning,
     quic: Option<QuicAcceptor>,
-    tcp: Option<TcpAcceptor>,
+    tcp: Option<StreamAcceptor>,
+    socket: Option<(PathBuf, StreamAcceptor)>,
 }
 
 /// Why a port cannot be bound. The cause is local.
@@ -130,20 +135,40 @@ impl Listener {
                 })?;
                 local = listener.local_address().map_err(failed(local))?;
                 let acceptor =
-                    TcpAcceptor::new(listener, identity, (&tuning).into(), network.allows_lane_threads());
+                    StreamAcceptor::new(listener, identity, (&tuning).into(), network.allows_lane_threads());
                 Some(acceptor.map_err(|error| BindError::Tls(error.to_string()))?)
             }
             false => None,
         };
-        Ok(Self { local, tuning, quic, tcp })
+        Ok(Self { local, tuning, quic, tcp, socket: None })
     }
 
-    /// The local address.
+    /// Accepts lanes over the Unix `socket` too.
+    #[must_use]
+    pub fn and_socket(self, socket: SocketListener) -> Self {
+        let path = socket.path().to_owned();
+        let acceptor = StreamAcceptor::without_tls(Box::new(socket), (&self.tuning).into());
+        Self { socket: Some((path, acceptor)), ..self }
+    }
+
+    /// Accepts lanes over the Unix `socket` only: a server of one host. Its [local address](Self::local_address) is
+    /// 0.0.0.0 with port 0.
+    pub fn on_socket(socket: SocketListener, tuning: Tuning) -> Self {
+        let local = (Ipv4Addr::UNSPECIFIED, 0).into();
+        Self { local, tuning, quic: None, tcp: None, socket: None }.and_socket(socket)
+    }
+
+    /// The path of its Unix socket.
+    pub fn socket_path(&self) -> Option<&Path> {
+        self.socket.as_ref().map(|(path, _)| &**path)
+    }
+
+    /// The local address on the network.
     pub fn local_address(&self) -> SocketAddr {
         self.local
     }
 
-    /// The accepted kinds of lanes.
+    /// The accepted kinds of lanes on the network; `Auto` without a network.
     pub fn transport(&self) -> Transport {
         match (&self.quic, &self.tcp) {
             (Some(_), None) => Transport::Quic,
@@ -157,7 +182,7 @@ impl Listener {
         &self.tuning
     }
 
-    /// Waits for a client's connection attempt; `None` once the listener was closed, unless it listens only on TCP.
+    /// Waits for a client's connection attempt; `None` once the listener was closed, unless it does not listen on UDP.
     /// Cancel safe.
     pub async fn accept(&self) -> Option<Arrival> {
         let quic = async {
@@ -166,26 +191,28 @@ impl Listener {
                 None => pending().await,
             }
         };
-        let tcp = async {
-            match &self.tcp {
-                Some(acceptor) => acceptor.accept().await,
-                None => pending().await,
-            }
+        let stream = async |acceptor: Option<&StreamAcceptor>| match acceptor {
+            Some(acceptor) => acceptor.accept().await,
+            None => pending().await,
         };
         tokio::select! {
-            biased;
             arrival = quic => Some(Arrival(PendingHandshake::Quic(Box::new(arrival?)))),
-            arrival = tcp => Some(Arrival(PendingHandshake::Tcp(arrival))),
+            arrival = stream(self.tcp.as_ref()) => Some(Arrival(PendingHandshake::Stream(arrival))),
+            arrival = stream(self.socket_acceptor()) => Some(Arrival(PendingHandshake::Stream(arrival))),
         }
     }
 
-    /// Closes every lane. Later connections are not accepted over QUIC, and are closed after their handshake over TCP.
+    fn socket_acceptor(&self) -> Option<&StreamAcceptor> {
+        self.socket.as_ref().map(|(_, acceptor)| acceptor)
+    }
+
+    /// Closes every lane. Later connections are not accepted over QUIC, and are closed after their handshake otherwise.
     pub fn close(&self, code: CloseCode) {
         if let Some(quic) = &self.quic {
             quic.close(code);
         }
-        if let Some(tcp) = &self.tcp {
-            tcp.close(code);
+        for acceptor in self.tcp.iter().chain(self.socket_acceptor()) {
+            acceptor.close(code);
         }
     }
 
@@ -194,8 +221,8 @@ impl Listener {
         if let Some(quic) = &self.quic {
             quic.wait_idle().await;
         }
-        if let Some(tcp) = &self.tcp {
-            tcp.wait_idle().await;
+        for acceptor in self.tcp.iter().chain(self.socket_acceptor()) {
+            acceptor.wait_idle().await;
         }
     }
 }
@@ -223,23 +250,23 @@ pub struct Arrival(PendingHandshake);
 
 enum PendingHandshake {
     Quic(Box<QuicArrival>),
-    Tcp(TcpArrival),
+    Stream(StreamArrival),
 }
 
 impl Arrival {
-    /// The client's claimed address.
-    pub fn peer(&self) -> SocketAddr {
-        canonical(match &self.0 {
-            PendingHandshake::Quic(arrival) => arrival.peer(),
-            PendingHandshake::Tcp(arrival) => arrival.peer,
-        })
+    /// The client: its claimed address, or its process.
+    pub fn peer(&self) -> Peer {
+        match &self.0 {
+            PendingHandshake::Quic(arrival) => canonical(arrival.peer()).into(),
+            PendingHandshake::Stream(arrival) => arrival.peer,
+        }
     }
 
     /// The kind of lane.
     pub fn kind(&self) -> LaneKind {
         match &self.0 {
             PendingHandshake::Quic(_) => LaneKind::Quic,
-            PendingHandshake::Tcp(_) => LaneKind::Tcp,
+            PendingHandshake::Stream(arrival) => arrival.peer.stream_kind(),
         }
     }
 
@@ -251,11 +278,11 @@ impl Arrival {
     pub async fn accept(self) -> Result<Lane, LaneError> {
         match self.0 {
             PendingHandshake::Quic(arrival) => arrival.accept().await,
-            PendingHandshake::Tcp(arrival) => arrival.accept().await,
+            PendingHandshake::Stream(arrival) => arrival.accept().await,
         }
     }
 
-    /// Refuses the client immediately. Over TCP the connection is closed.
+    /// Refuses the client immediately. Over TCP and a Unix socket the connection is closed.
     pub fn refuse(self) {
         if let PendingHandshake::Quic(arrival) = self.0 {
             arrival.refuse();

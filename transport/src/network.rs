@@ -7,12 +7,13 @@ pub(crate) mod moving;
 mod socket;
 mod streams;
 
-use crate::{Tuning, listener::canonical, stops::Patient};
+use crate::{Tuning, listener::canonical, stops::Patient, unix::SocketStream};
 use socket::Socket;
 use std::{
     fmt::Debug,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    path::Path,
     pin::Pin,
     sync::{
         Arc,
@@ -35,6 +36,11 @@ pub trait Network: Debug + Send + Sync + 'static {
     /// Opens a byte stream from `local` to `peer`, with segments of at most `segment_max` bytes if that is given. A
     /// network without byte streams returns an error.
     fn connect(&self, _local: IpAddr, _peer: SocketAddr, _segment_max: Option<u32>) -> Opening {
+        Box::pin(std::future::ready(Err(io::ErrorKind::Unsupported.into())))
+    }
+
+    /// Opens a byte stream to the Unix socket at `path`. A simulated network has none and returns an error.
+    fn connect_socket(&self, _path: &Path) -> Opening {
         Box::pin(std::future::ready(Err(io::ErrorKind::Unsupported.into())))
     }
 
@@ -101,6 +107,11 @@ impl Network for SystemNetwork {
     fn connect(&self, local: IpAddr, peer: SocketAddr, segment_max: Option<u32>) -> Opening {
         let opening = streams::connect(local, peer, segment_max);
         Box::pin(async move { Ok(Box::new(opening.await?) as Box<dyn ByteStream>) })
+    }
+
+    fn connect_socket(&self, path: &Path) -> Opening {
+        let path = path.to_owned();
+        Box::pin(async move { Ok(Box::new(SocketStream::connect(&path).await?) as Box<dyn ByteStream>) })
     }
 
     fn listen(&self, address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 use tensor_relay_device::{Slot, Target};
-use tensor_relay_protocol::ChunkHasher;
+use tensor_relay_protocol::{ChunkHasher, ChunkHeader, EncodingHash, EncodingHasher};
 
 /// A function that is called with the size of each received piece. Over TCP the task that reads the lane calls it, so
 /// it must be fast.
@@ -21,6 +21,30 @@ pub(crate) struct ReceiveBuffer {
     /// The number of received bytes, including those without room.
     received: usize,
     progress: Progress,
+    encoding: Option<Box<EncodingCheck>>,
+}
+
+/// The size of pieces whose encoding is hashed: large enough for all lanes of the vector instructions, and still in the L2
+/// cache.
+const ENCODING_PIECE_BYTES: usize = 64 << 10;
+
+/// Hashes the encoding of a chunk while it arrives, to compare it with what the origin says.
+struct EncodingCheck {
+    expected: EncodingHash,
+    hasher: EncodingHasher,
+    /// The bytes that were hashed.
+    hashed: usize,
+}
+
+impl EncodingCheck {
+    /// Hashes the `received` bytes if enough are new, or `is_last`.
+    fn advance(&mut self, received: &[u8], is_last: bool) {
+        let new = &received[self.hashed..];
+        if new.len() >= ENCODING_PIECE_BYTES || is_last {
+            self.hasher.update(new);
+            self.hashed = received.len();
+        }
+    }
 }
 
 /// The memory to be filled.
@@ -39,12 +63,36 @@ impl Memory {
             Self::Encoded(slot, _) => slot.len(),
         }
     }
+
+    /// The first `len` bytes.
+    fn bytes(&self, len: usize) -> &[u8] {
+        match self {
+            Self::Raw(target, _) => &target[..len],
+            Self::Encoded(slot, _) => &slot[..len],
+        }
+    }
 }
 
 impl ReceiveBuffer {
     /// A buffer for `expected` bytes in `memory`, which is not shorter.
     pub(crate) fn new(memory: Memory, expected: usize, progress: &Progress) -> Self {
-        Self { memory, expected, received: 0, progress: Arc::clone(progress) }
+        Self { memory, expected, received: 0, progress: Arc::clone(progress), encoding: None }
+    }
+
+    /// Compares the encoding of the chunk with `header` with `expected`, if that is given.
+    pub(crate) fn checking(mut self, header: &ChunkHeader, expected: Option<EncodingHash>) -> Self {
+        let check = |expected| EncodingCheck { expected, hasher: EncodingHasher::new(header), hashed: 0 };
+        self.encoding = expected.map(|expected| Box::new(check(expected)));
+        self
+    }
+
+    /// Whether the encoding that was received is the expected one, if one is expected. Call it once all is received.
+    pub(crate) fn is_expected_encoding(&mut self) -> bool {
+        let received = self.received.min(self.expected);
+        self.encoding.as_mut().is_none_or(|check| {
+            check.advance(self.memory.bytes(received), true);
+            check.hasher.finish() == check.expected
+        })
     }
 
     /// The unfilled part.
@@ -62,6 +110,9 @@ impl ReceiveBuffer {
             hasher.update(&target[self.received..self.received + bytes]);
         }
         self.received += bytes;
+        if let Some(check) = &mut self.encoding {
+            check.advance(self.memory.bytes(self.received), false);
+        }
         (self.progress)(bytes as u64);
     }
 

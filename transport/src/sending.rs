@@ -5,6 +5,7 @@
 mod comparison;
 mod delivery;
 mod effort;
+mod held_report;
 mod host;
 mod lanes;
 mod selector;
@@ -14,7 +15,7 @@ mod version_sends;
 
 pub use delivery::Delivery;
 pub use effort::{EffortMeter, EffortMeters};
-pub use host::{DeltaBase, Host, Input, Offered};
+pub use host::{DeltaBase, Host, Input, Loan, Offered};
 pub use lanes::{JoinRefused, Lanes, LiveLane, Silence};
 pub use selector::Selector;
 pub use sent_chunks::SentChunks;

@@ -71,6 +71,14 @@ impl Workers {
         thread::Builder::new().name(name.into()).spawn(run).map(drop)
     }
 
+    /// The most threads of [`each`](Self::each).
+    pub fn threads(self) -> usize {
+        match self {
+            Self::Threads => processors(),
+            Self::Inline => 1,
+        }
+    }
+
     /// Does `work` with every item, on the calling thread and others of its own: at most one for each processor that the
     /// process may use, and for each item. Blocks.
     ///
@@ -84,7 +92,7 @@ impl Workers {
         if self == Self::Inline || items.len() <= 1 {
             return items.into_iter().try_for_each(work);
         }
-        let threads = processors().min(items.len());
+        let threads = self.threads().min(items.len());
         let items = Lock::new(items.into_iter());
         let take = || items.lock().next();
         let run = || {

@@ -33,7 +33,8 @@ impl Content {
             Manifest::layout(specs, vec![], chunk_bytes, &Limits::default()).with_context(about)?;
         let mut payload = vec![0; manifest.payload_bytes() as usize];
         for (tensor, range) in manifest.tensors().iter().zip(ranges) {
-            payload[to_usize_range(tensor.range())].copy_from_slice(&file[to_usize_range(range)]);
+            payload[to_usize_range(tensor.range().expect("it is in one piece"))]
+                .copy_from_slice(&file[to_usize_range(range)]);
         }
         Ok(Self { manifest, payload })
     }

@@ -5,7 +5,7 @@ use crate::noise;
 use anyhow::{Context, Result};
 use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{Capacity, Device, DeviceBuffer, HostSource, Sink, Source};
-use tensor_relay_protocol::{Dtype, Limits, Manifest, Shape, TensorName, TensorSpec};
+use tensor_relay_protocol::{Dtype, Limits, Manifest, Shape, Tensor, TensorName, TensorSpec};
 
 /// A tensor size that needs no padding: a multiple of the layout's alignment.
 pub(super) const UNPADDED_BYTES: u64 = 4096;
@@ -46,7 +46,7 @@ impl OnDevice {
             let buffer = device.allocate(usize::try_from(range.end - range.start)?)?;
             Ok((range, buffer))
         };
-        let mut ranges: Vec<_> = manifest.tensors().iter().map(|tensor| tensor.range()).collect();
+        let mut ranges: Vec<_> = manifest.tensors().iter().flat_map(Tensor::ranges).collect();
         ranges.sort_by_key(|range| (range.start, range.end));
         let parts = ranges.into_iter().map(part).collect::<Result<_>>()?;
         Ok(Self { len_bytes: manifest.payload_bytes(), parts })

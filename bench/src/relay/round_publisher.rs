@@ -91,7 +91,7 @@ fn fill(manifest: &Manifest, load: &OpenLoad) -> io::Result<Payload> {
     let mut region = region.map_err(io::Error::other)?;
     region.fill(0);
     for (index, tensor) in manifest.tensors().iter().enumerate() {
-        load.fill(0, index, &mut region[to_usize(tensor.range())])?;
+        load.fill(0, index, &mut region[to_usize(tensor.range().expect("it is in one piece"))])?;
     }
     let bytes = region.freeze();
     let chunks = manifest.chunking().iter();
@@ -99,7 +99,7 @@ fn fill(manifest: &Manifest, load: &OpenLoad) -> io::Result<Payload> {
     let tensors = manifest
         .tensors()
         .iter()
-        .map(|tensor| bytes.slice(to_usize(tensor.range())))
+        .map(|tensor| bytes.slice(to_usize(tensor.range().expect("it is in one piece"))))
         .collect();
     Ok(Payload { tensors, source: Arc::new(HostSource::new(bytes)), hashes })
 }

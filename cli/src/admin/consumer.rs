@@ -12,7 +12,7 @@ use std::{
     sync::{Arc, MutexGuard, OnceLock},
     time::{Duration, Instant},
 };
-use tensor_relay_client::{ClientStatus, Receipt, StatusReader, Topic, VersionId};
+use tensor_relay_client::{ClientStatus, PeerReport, Receipt, StatusReader, Topic, VersionId};
 use tensor_relay_device::{Device, Lock};
 
 /// The maximum number of topics whose metrics are retained after their last follower left. Beyond it, the topic
@@ -191,6 +191,7 @@ impl Subject for Consumer {
             "followed_count": topics.values().filter(|state| state.followers > 0).count(),
             "topics": topics.iter().map(|(name, state)| topic(name, state)).collect::<Vec<_>>(),
             "lanes": client.as_ref().map_or_else(Vec::new, lanes),
+            "peers": client.as_ref().map_or_else(Vec::new, peers),
             "memory": memory(client.as_ref(), &self.0.device.get().cloned().unwrap_or_default()),
         })
     }
@@ -216,6 +217,15 @@ fn age_s<S: Serializer>(received_at: &Instant, serializer: S) -> Result<S::Ok, S
 
 fn lanes(client: &ClientStatus) -> Vec<Value> {
     client.lanes.iter().map(|stats| lane(client.transport, stats)).collect()
+}
+
+/// What became of the other subscribers that the server named.
+fn peers(client: &ClientStatus) -> Vec<Value> {
+    let peer = |PeerReport { key, addresses, state }: &PeerReport| {
+        let addresses: Vec<_> = addresses.iter().map(|it| it.address.to_string()).collect();
+        json!({ "key": key.to_string(), "addresses": addresses, "state": state.to_string() })
+    };
+    client.peers.iter().map(peer).collect()
 }
 
 fn memory(client: Option<&ClientStatus>, device: &DeviceMemory) -> Map<String, Value> {

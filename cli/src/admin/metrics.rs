@@ -103,6 +103,9 @@ pub(super) const OF_SERVER: &[Part] = &[
         (Highest, "topic_lag_seconds", "lag_s", "Age of what the slowest subscriber lacks"),
         (Counter, "topic_sent_payload_bytes", "sent_payload_bytes", "Payload sent to all subscribers"),
         (Counter, "topic_sent_wire_bytes", "sent_wire_bytes", "The same payload, as encoded"),
+        (Gauge, "topic_members", "members_count", "Subscriptions that share the newest version"),
+        (Counter, "topic_from_peers_bytes", "from_peers_bytes", "Payload that members had from peers"),
+        (Highest, "topic_last_replica_seconds", "last_replica_s", "Time until every member had a version"),
     ]),
     Part::at("/codecs", Keys("codec")).has(&[
         (Counter, "sent_chunks", "chunks", "Chunks sent, by codec"),

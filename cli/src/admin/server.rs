@@ -8,7 +8,8 @@ use super::{
 use crate::codecs;
 use serde_json::{Map, Value, json};
 use tensor_relay_server::{
-    LaneStatus, Limit, ServerStatus, StatusReader, SubscriberStatus, Topic, TopicStatus, TransferStatus,
+    LaneStatus, Limit, MemberStatus, ServerStatus, StatusReader, SubscriberStatus, Topic, TopicStatus,
+    TransferStatus,
 };
 
 /// A server as the subject of an admin port.
@@ -55,6 +56,7 @@ fn as_object(status: &ServerStatus, device: &DeviceMemory) -> Value {
     json!({
         "role": "server",
         "listen": status.listen,
+        "socket": status.socket,
         "uptime_s": status.uptime.as_secs_f64(),
         "draining": status.is_draining,
         "access_problem": status.access_problem,
@@ -102,13 +104,29 @@ fn topic(topic: &TopicStatus, subscribers: &[SubscriberStatus]) -> Value {
         "publish_problem": topic.publish_problem,
         "sent_payload_bytes": sent.raw_bytes,
         "sent_wire_bytes": sent.wire_bytes,
+        "members_count": topic.swarm.members_count,
+        "from_peers_bytes": topic.swarm.from_peers_bytes,
+        "replicated": topic.swarm.replicated.map(|version| version.0),
+        "last_replica_s": topic.swarm.replicated.map(|_| topic.swarm.last_replica.as_secs_f64()),
+        "members": topic.swarm.members.iter().map(member).collect::<Vec<_>>(),
+    })
+}
+
+fn member(member: &MemberStatus) -> Value {
+    json!({
+        "peer": member.peer.to_string(),
+        "serves": member.serves,
+        "held_chunks": member.held_chunks,
+        "selected_chunks": member.selected_chunks,
+        "committed": member.has_committed,
+        "sources": member.sources.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
 }
 
 fn subscriber(subscriber: &SubscriberStatus) -> Value {
     json!({
         "topic": subscriber.topic.as_str(),
-        "peer": subscriber.peer,
+        "peer": subscriber.peer.to_string(),
         "transport": subscriber.transport.name(),
         "mode": if subscriber.is_every { "every" } else { "latest" },
         "since_s": subscriber.since.as_secs_f64(),
@@ -135,7 +153,7 @@ fn transfer(transfer: &TransferStatus) -> Value {
 
 fn lane(lane: &LaneStatus) -> Value {
     let mut entry = super::lane(lane.transport, &lane.stats);
-    entry["peer"] = json!(lane.peer);
+    entry["peer"] = json!(lane.peer.to_string());
     entry
 }
 

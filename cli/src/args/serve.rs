@@ -1,10 +1,15 @@
 //! The options of `serve`.
 
-use super::{Codec, DeviceArgs, FolderArgs};
+use super::{Codec, DeviceArgs, FolderArgs, SplitArgs};
 use crate::{admin::AdminArgs, units};
 use clap::ValueEnum;
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
-use tensor_relay_server::{Advertised, Keep, Topic, TopicOptions, Transport, WhenFull};
+use std::{
+    net::{AddrParseError, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
+};
+use tensor_relay_server::{Advertised, Keep, PeerNetwork, Topic, TopicOptions, Transport, WhenFull};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
@@ -22,6 +27,9 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(crate) folder: FolderArgs,
+
+    #[command(flatten)]
+    pub(crate) split: SplitArgs,
 
     /// Create a Unix socket through which processes on this machine can publish, with `tensor-relay publish` or with
     /// `tensor_relay.publish_to` in Python. A topic appears with its first version.
@@ -80,8 +88,12 @@ pub(crate) struct ServeArgs {
     pub(crate) reader_linger: Duration,
 
     /// The address to listen on, over UDP and TCP. `[::]` is every address of IPv6 and IPv4, `0.0.0.0` every one of IPv4.
-    #[arg(long, value_name = "ADDR:PORT", default_value = "[::]:4747", help_heading = "Network")]
-    pub(crate) listen: SocketAddr,
+    /// With `none` and --socket, only this host is served.
+    #[arg(long, value_name = "ADDR:PORT|none", default_value = "[::]:4747", help_heading = "Network")]
+    pub(crate) listen: ListenArg,
+
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
 
     /// The transports that clients may use: QUIC (UDP), TCP with TLS, or `auto` for both, on the same port number.
     #[arg(long, value_name = "auto|quic|tcp", default_value = "auto", help_heading = "Network")]
@@ -95,6 +107,22 @@ pub(crate) struct ServeArgs {
     /// separate them by `,`.
     #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',', help_heading = "Network")]
     pub(crate) advertise: Vec<Advertised>,
+
+    /// Do not let subscribers take chunks from each other: send each of them everything, and tell nobody of others.
+    #[arg(long, help_heading = "Network")]
+    pub(crate) no_peers: bool,
+
+    /// A network in which subscribers that share may listen at other addresses than those from which they connect, e.g.
+    /// 10.0.0.0/8: this server connects to their ports there to find out whether they are theirs. Repeat the option for
+    /// several, or separate them by `,`.
+    #[arg(
+        long,
+        value_name = "CIDR",
+        value_delimiter = ',',
+        conflicts_with = "no_peers",
+        help_heading = "Network"
+    )]
+    pub(crate) peer_networks: Vec<PeerNetwork>,
 
     /// The maximum number of connected clients.
     #[arg(long, value_name = "N", default_value = "1024", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Network")]
@@ -172,6 +200,40 @@ pub(crate) struct ServeArgs {
     pub(crate) json: bool,
 }
 
+/// The socket for clients of this host.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SocketArgs {
+    /// Create a Unix socket through which processes of this host take versions, with the ticket unix:PATH. They share
+    /// the memory of staged versions instead of receiving copies.
+    #[arg(long, value_name = "PATH", help_heading = "Network")]
+    pub(crate) socket: Option<PathBuf>,
+
+    /// With --socket: the permissions of its file, in octal. Who can open it still needs rights: those of its user or of
+    /// a token.
+    #[arg(long, value_name = "MODE", default_value = "0660", value_parser = parse_socket_mode, help_heading = "Network")]
+    pub(crate) socket_mode: u32,
+}
+
+/// The values of `--listen`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ListenArg {
+    /// No network: for this host alone.
+    Nowhere,
+    /// An address of the network.
+    On(SocketAddr),
+}
+
+impl FromStr for ListenArg {
+    type Err = AddrParseError;
+
+    fn from_str(text: &str) -> Result<Self, AddrParseError> {
+        match text {
+            "none" => Ok(Self::Nowhere),
+            address => Ok(Self::On(address.parse()?)),
+        }
+    }
+}
+
 /// The values of `--hold`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum HoldArg {
@@ -217,6 +279,14 @@ fn parse_chunk_size(text: &str) -> Result<u32, String> {
     }
 }
 
+/// Parses the permissions of a socket: its owner may use it, and nobody may execute it.
+pub(super) fn parse_socket_mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode & !0o066 == 0o600 => Ok(mode),
+        _ => Err("write octal permissions that include the owner's, such as 0600, 0660 or 0666".into()),
+    }
+}
+
 fn parse_topic_file(text: &str) -> Result<(Topic, PathBuf), String> {
     let (topic, file) = text.split_once('=').ok_or("write NAME=FILE, e.g. policy=model.safetensors")?;
     let topic = Topic::new(topic).map_err(|error| error.to_string())?;
@@ -229,6 +299,14 @@ fn parse_topic_file(text: &str) -> Result<(Topic, PathBuf), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_socket_is_for_its_owner_at_least() {
+        assert_eq!(["0600", "660", "0666"].map(parse_socket_mode), [Ok(0o600), Ok(0o660), Ok(0o666)]);
+        for wrong in ["", "432", "0770", "060", "01660", "rw"] {
+            assert!(parse_socket_mode(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn topics_are_pairs_of_name_and_path() {

@@ -1,13 +1,13 @@
 //! The options of `subscribe`.
 
-use super::{Codec, DeviceArgs, TicketArgs};
+use super::{Codec, DeviceArgs, SwarmArgs, TicketArgs, boxes::parse_box, serve::parse_socket_mode};
 use crate::{
     admin::{AdminArgs, ReadyArgs},
     units,
 };
 use clap::ValueEnum;
 use std::{net::IpAddr, path::PathBuf, time::Duration};
-use tensor_relay_client::{Epoch, Glob, Lanes, Mode, ReaderName, Start, Version};
+use tensor_relay_client::{Epoch, Glob, Lanes, Mode, ReaderName, Start, TensorBox, Version};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct SubscribeArgs {
@@ -32,6 +32,12 @@ pub(crate) struct SubscribeArgs {
     /// them by `,`.
     #[arg(long, value_name = "GLOB", value_delimiter = ',', help_heading = "What to receive")]
     pub(crate) select: Vec<Glob>,
+
+    /// Receive only a box of each tensor whose name matches: rows or columns as a rank of several needs them
+    /// (`GLOB=rows:2/8`, part 2 of 8 from 0), or the given indices of each dimension (`GLOB=0:128,:`). Repeat the option;
+    /// the first glob that matches counts, and other tensors come whole. Only chunks with a byte of a box are sent.
+    #[arg(long = "box", value_name = "GLOB=BOX", value_parser = parse_box, help_heading = "What to receive")]
+    pub(crate) boxes: Vec<TensorBox>,
 
     /// In mode `every`: a name under which the server keeps this subscriber's place for a while after it disconnects.
     #[arg(long, value_name = "NAME", help_heading = "What to receive")]
@@ -81,6 +87,12 @@ pub(crate) struct SubscribeArgs {
     /// `,`. Lanes use the addresses in turn. Default: chosen by the system.
     #[arg(long, value_name = "IP", value_delimiter = ',', help_heading = "Connection")]
     pub(crate) lane_address: Vec<IpAddr>,
+
+    #[command(flatten)]
+    pub(crate) share: ShareArgs,
+
+    #[command(flatten)]
+    pub(crate) swarm: SwarmArgs,
 
     /// Write each version below DIR in its original form: DIR/TOPIC.safetensors, or a folder DIR/TOPIC. It replaces the
     /// previous version atomically.
@@ -132,6 +144,34 @@ pub(crate) struct SubscribeArgs {
     /// Show no progress bar.
     #[arg(short, long, help_heading = "Output")]
     pub(crate) quiet: bool,
+}
+
+/// Sharing with this host.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ShareArgs {
+    /// Offer each version to processes of this host, through a Unix socket that is created here, with the ticket
+    /// unix:PATH: they share its memory instead of receiving it too.
+    #[arg(
+        long, value_name = "PATH", conflicts_with_all = ["once", "select", "boxes"], help_heading = "Sharing with this host"
+    )]
+    pub(crate) share_host: Option<PathBuf>,
+
+    /// With --share-host: the ID of a further user whose processes may take versions; repeat the option for several, or
+    /// separate them by `,`. The own user and root always may. 65534 stands for all users without an ID in this container.
+    #[arg(
+        long,
+        value_name = "UID",
+        value_delimiter = ',',
+        requires = "share_host",
+        help_heading = "Sharing with this host"
+    )]
+    pub(crate) share_uid: Vec<u32>,
+
+    /// With --share-host: the permissions of the socket's file, in octal.
+    #[arg(
+        long, value_name = "MODE", default_value = "0660", value_parser = parse_socket_mode, help_heading = "Sharing with this host"
+    )]
+    pub(crate) share_mode: u32,
 }
 
 /// The values of `--mode`.

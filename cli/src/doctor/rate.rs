@@ -68,7 +68,7 @@ pub(super) async fn measure(client: &Client, round_trip: Duration) -> Result<Opt
         let Some(after) = probe(1).await? else { return Ok(None) };
         let (elapsed, server) = (measured.elapsed, after.sender.since(&before.sender));
         if elapsed >= PROBE_DURATION_MIN || bytes == ProbeBytes::MAX {
-            let (bytes, is_local) = (measured.bytes, client.peer().ip().is_loopback());
+            let (bytes, is_local) = (measured.bytes, client.peer().is_on_this_host());
             return Ok(Some(Rate { bytes, elapsed, round_trip, is_local, cpu_time, processors, server }));
         }
         bytes = bytes.saturating_mul(GROWTH_FACTOR).min(ProbeBytes::MAX);

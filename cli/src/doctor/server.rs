@@ -38,6 +38,9 @@ struct Connected {
 /// Tries both transports concurrently and checks the ticket's topic; then measures the rates, one after the other.
 pub(super) async fn check(ticket: &Ticket, identity: Option<Arc<Identity>>) -> Vec<Finding> {
     let config = |transport| Config { transport, identity: identity.clone(), ..Config::default() };
+    if ticket.socket().is_some() {
+        return check_socket(ticket, config(Transport::Auto)).await;
+    }
     let (quic, tcp) =
         tokio::join!(connect(ticket, config(Transport::Quic)), connect(ticket, config(Transport::Tcp)));
     let otherwise = if quic.is_ok() || tcp.is_ok() { State::Warn } else { State::Fail };
@@ -55,6 +58,19 @@ pub(super) async fn check(ticket: &Ticket, identity: Option<Arc<Identity>>) -> V
             findings.extend(segment_size(client.transport()));
             client.close().await;
         }
+    }
+    findings
+}
+
+/// Connects through the ticket's socket, and measures the rate of chunks over it.
+async fn check_socket(ticket: &Ticket, config: Config) -> Vec<Finding> {
+    let connected = connect(ticket, config).await;
+    let mut findings = vec![judge("server over its socket", &connected, State::Fail, SOCKET_FIX)];
+    findings.extend(ticket.token().map(|_| rights(ticket, seconds_now())));
+    if let Ok(Connected { client, round_trip, topics }) = connected {
+        findings.extend(topic(ticket, &topics));
+        findings.push(check_rate("rate over the socket", &client, round_trip).await);
+        client.close().await;
     }
     findings
 }
@@ -120,9 +136,9 @@ fn segment_size((kind, reason): (LaneKind, LaneKindReason)) -> Option<Finding> {
 /// their size, and over IPv6, for which `IP_MTU` returns nothing.
 fn packet_size(client: &Client) -> Option<Finding> {
     let used = client.lane_stats().udp_payload_bytes;
-    let (SocketAddr::V4(_), 1..) = (client.peer(), used) else { return None };
+    let (Some(peer @ SocketAddr::V4(_)), 1..) = (client.peer().address(), used) else { return None };
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
-    socket.connect(client.peer()).ok()?;
+    socket.connect(peer).ok()?;
     let route_mtu = u16::try_from(getsockopt(&socket, sockopt::IpMtu).ok()?).unwrap_or(u16::MAX);
     Some(judge_packet_size(used, route_mtu))
 }
@@ -180,6 +196,13 @@ const MTU_FIX: Fix = Fix {
            path that drops larger packets silently (it must send ICMP \"fragmentation needed\")",
     docker: "the MTU of the network: --opt com.docker.network.driver.mtu=N",
     kubernetes: "the MTU of the pods in the CNI's configuration: that of the nodes less the headers of its encapsulation",
+};
+
+const SOCKET_FIX: Fix = Fix {
+    host: "start the server with --socket PATH; its permissions and the server's access list decide who may take: \
+           docs/host.md",
+    docker: "the same; share the volume of the socket's folder, and run as a user or group that may open it",
+    kubernetes: "the same; mount the socket's folder (emptyDir or hostPath), and use one fsGroup",
 };
 
 const UDP_FIX: Fix = Fix {

@@ -6,7 +6,7 @@ use std::{
     io::Write,
     path::{Path, PathBuf},
 };
-use tensor_relay_client::replace_file;
+use tensor_relay_client::{TicketError, replace_file};
 use tensor_relay_server::{Access, AccessStore, Fingerprint, Ticket, Topic};
 
 /// The name of the ticket file in the state directory, without `--ticket-file`.
@@ -33,10 +33,20 @@ pub(super) fn ticket(
     key: Fingerprint,
     topic: Option<&Topic>,
 ) -> anyhow::Result<Ticket> {
-    let ticket = Ticket::new(addresses.to_vec(), vec![key.0], topic.cloned());
+    let ticket = bare_ticket(addresses.to_vec(), key, topic.cloned());
     Ok(access
         .rules()
-        .own_ticket(ticket.context("cannot make a ticket; check --advertise")?))
+        .own_ticket(ticket.context("cannot make a ticket; check --advertise and --socket")?))
+}
+
+/// A ticket without a token for the server with `key` at `addresses`. A socket needs no key.
+pub(crate) fn bare_ticket(
+    addresses: Vec<String>,
+    key: Fingerprint,
+    topic: Option<Topic>,
+) -> Result<Ticket, TicketError> {
+    let is_socket = addresses.iter().any(|address| address.starts_with("unix:"));
+    Ticket::new(addresses, if is_socket { vec![] } else { vec![key.0] }, topic)
 }
 
 /// The path of the ticket file: `--ticket-file`, or else a file in the state directory, which is private.

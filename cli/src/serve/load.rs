@@ -9,7 +9,8 @@ use std::{
 };
 use tensor_relay_device::{Device, Lock};
 use tensor_relay_server::{
-    Borrowed, FileError, FileWatch, FolderRules, Publishable, Staged, Staging, TensorFiles, VersionDigest,
+    Borrowed, FileError, FileWatch, FolderRules, Publishable, Splits, Staged, Staging, TensorFiles,
+    VersionDigest,
 };
 
 /// The settings for loading the files of all topics. Cheap to clone.
@@ -18,6 +19,7 @@ pub(super) struct Loader {
     pub(super) staging: Staging,
     pub(super) hold: HoldArg,
     pub(super) rules: FolderRules,
+    pub(super) splits: Splits,
     /// The device to which tensors are uploaded.
     pub(super) device: Option<Device>,
     /// A hint about `--gpu-mem-limit` for errors; empty if the option is not set.
@@ -72,8 +74,9 @@ impl Loader {
 
     async fn read(&self, path: &Path, watch: Option<Arc<Lock<FileWatch>>>) -> anyhow::Result<ReadFiles> {
         let (path, staging, hold, rules) = (path.to_owned(), self.staging.clone(), self.hold, self.rules);
+        let splits = self.splits.clone();
         let read = move || -> Result<ReadFiles, FileError> {
-            let files = TensorFiles::open_with(&path, rules)?;
+            let files = TensorFiles::open_with(&path, rules)?.split(&splits)?;
             if let Some(watch) = watch {
                 watch.lock().handle_opened(&files);
             }

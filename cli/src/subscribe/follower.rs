@@ -1,19 +1,20 @@
 //! [`Follower`]: receives, saves and reports the versions of one topic, and runs the command of `--exec` after each.
 
 use super::{
-    NothingSelected, hook,
+    Connected, NothingSelected, hook,
     report::{self, LaneReport},
 };
 use crate::{
-    admin::{Consumer, FollowedTopic},
+    admin::FollowedTopic,
     args::{OnGap, SubscribeArgs},
     bar::{self, Bar},
     output,
+    sharing::SharedTopic,
 };
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use tensor_relay_client::{
-    Client, ClientError, EndReason, Glob, Mirror, Mode, Request, Snapshot, Subscription, SubscriptionError,
-    Tensor, Topic,
+    ClientError, EndReason, Glob, Mirror, Mode, Request, Snapshot, StatusReader, Subscription,
+    SubscriptionError, Topic,
 };
 
 /// The maximum number of tensors named as examples in an error.
@@ -30,29 +31,39 @@ pub(crate) struct Follower {
     bar: Bar,
     lanes: LaneReport,
     followed: FollowedTopic,
+    shared: Option<SharedTopic>,
+    status: StatusReader,
 }
 
 impl Follower {
     /// Subscribes to `topic`. A progress bar is shown only if the topic `is_alone`, i.e. no other topic is followed.
     pub(crate) async fn begin(
         args: &Arc<SubscribeArgs>,
-        (client, consumer): (&Client, &Consumer),
+        (client, consumer, sharing): Connected<'_>,
         topic: Topic,
         is_alone: bool,
     ) -> Result<Self, ClientError> {
         let followed = consumer.follow(&topic);
         let lanes = LaneReport::new(client); // Before the first byte is received, because it counts from now on.
+        let shared = sharing.topic(&topic);
         let subscription = client.subscribe_to(request(args, topic)).await?;
         let mirror = args.out.as_ref().map(|dir| Arc::new(Mirror::new(dir, args.keep)));
         let bar = Bar::new(is_alone && !args.quiet && !args.json);
-        Ok(Self { args: Arc::clone(args), subscription, mirror, bar, lanes, followed })
+        let (args, status) = (Arc::clone(args), client.status_reader());
+        Ok(Self { args, subscription, mirror, bar, lanes, followed, shared, status })
     }
 
     /// Receives versions until the topic ends or an error occurs.
     pub(crate) async fn run(mut self) -> anyhow::Result<()> {
         let mut has_received = false;
         loop {
-            let snapshot = match self.next().await {
+            let next = self.next().await;
+            if let Err(SubscriptionError::Ended { reason, .. }) = &next
+                && let Some(shared) = self.shared.take()
+            {
+                shared.end(*reason);
+            }
+            let snapshot = match next {
                 Err(SubscriptionError::Ended { reason: EndReason::TopicEnded, .. }) if has_received => {
                     return Ok(());
                 }
@@ -70,6 +81,9 @@ impl Follower {
             };
             has_received = true;
             self.check_selection(&snapshot)?;
+            if let Some(shared) = &mut self.shared {
+                shared.offer(&snapshot).await?;
+            }
             let lanes = self.lanes.read(); // Before saving, during which the next version may be received.
             let path = self.save(&snapshot).await?;
             let (id, skipped) = (snapshot.id(), snapshot.skipped());
@@ -77,6 +91,7 @@ impl Follower {
                 .committed(id, snapshot.payload_bytes(), skipped, &snapshot.receipt());
             let must_be_read = self.must_be_read();
             report::committed(self.args.json, must_be_read, &snapshot, path.as_deref(), &lanes)?;
+            report::sources(&snapshot, &self.status);
             if must_be_read {
                 output::written().await?;
             }
@@ -123,15 +138,19 @@ impl Follower {
         self.args.once || self.args.json && Mode::from(self.args.mode) == Mode::Every
     }
 
-    /// Refuses a version of which no tensor is selected: most likely a pattern of `--select` is mistyped, and saving
-    /// the version would replace a good file by an empty one.
+    /// Refuses a version of which no tensor is selected, or none by the glob of a box: most likely a pattern is mistyped,
+    /// and saving the version would replace a good file by an empty one, or by one that is not cut.
     fn check_selection(&self, snapshot: &Snapshot) -> Result<(), NothingSelected> {
         let (select, all) = (&self.args.select, snapshot.manifest().tensors());
-        let is_selected = |tensor: &Tensor| select.iter().any(|glob| glob.matches(tensor.name.as_str()));
-        if select.is_empty() || all.is_empty() || all.iter().any(is_selected) {
-            return Ok(());
-        }
-        let globs: Vec<&str> = select.iter().map(Glob::as_str).collect();
+        let is_found = |globs: &[&Glob]| {
+            all.iter()
+                .any(|tensor| globs.iter().any(|glob| glob.matches(tensor.name.as_str())))
+        };
+        let select = (!select.is_empty()).then(|| select.iter().collect());
+        let boxes = self.args.boxes.iter().map(|each| vec![&each.tensors]);
+        let missing = select.into_iter().chain(boxes).find(|globs: &Vec<&Glob>| !is_found(globs));
+        let Some(missing) = missing.filter(|_| !all.is_empty()) else { return Ok(()) };
+        let globs: Vec<&str> = missing.into_iter().map(Glob::as_str).collect();
         let examples: Vec<&str> = all.iter().take(EXAMPLES_MAX).map(|tensor| tensor.name.as_str()).collect();
         let (id, globs, examples) = (snapshot.id().clone(), globs.join(","), examples.join(", "));
         Err(NothingSelected { id, globs, examples })
@@ -162,6 +181,7 @@ fn request(args: &SubscribeArgs, topic: Topic) -> Request {
     }
     request
         .select(args.select.iter().cloned())
+        .boxes(args.boxes.iter().cloned())
         .window(args.window)
         .preempt(args.preempt)
 }

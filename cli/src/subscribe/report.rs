@@ -7,7 +7,9 @@ use crate::{
 };
 use serde_json::{Value, json};
 use std::path::Path;
-use tensor_relay_client::{Client, CodecCount, Gap, LaneStats, Snapshot, Topic};
+use tensor_relay_client::{
+    Client, CodecCount, Gap, LaneStats, PeerReport, ReceiptSources, Sharing, Snapshot, StatusReader, Topic,
+};
 use tensor_relay_device::Device;
 
 /// The maximum number of bytes that a lane without chunks receives per version: a few packets, and occasional MTU
@@ -80,6 +82,18 @@ pub(crate) fn committed(
     }
 }
 
+/// Logs from whom a version came, and what became of each peer that the server named.
+pub(crate) fn sources(snapshot: &Snapshot, status: &StatusReader) {
+    let ReceiptSources { origin_bytes, server_bytes, peer_bytes, .. } = snapshot.receipt().sources;
+    let version = snapshot.id();
+    tracing::info!(%version, origin_bytes, server_bytes, peer_bytes, "A version came from its sources.");
+    let peers = status.read().map(|status| status.peers).unwrap_or_default();
+    for PeerReport { key, addresses, state } in &peers {
+        let addresses: Vec<_> = addresses.iter().map(|it| it.address.to_string()).collect();
+        tracing::info!(peer = %key, addresses = addresses.join(","), %state, "A peer that the server named.");
+    }
+}
+
 /// Warns of missing versions.
 pub(crate) fn gap(as_json: bool, gap: &Gap) -> Result<(), StdoutClosed> {
     crate::log::message!("warning: {gap}");
@@ -126,12 +140,20 @@ fn as_object(snapshot: &Snapshot, saved: Option<&Path>, lanes: &[Value]) -> Stri
         "new_epoch": snapshot.is_new_epoch(),
         "tensors": tensors(snapshot),
         "payload_bytes": snapshot.payload_bytes(),
+        "wanted_bytes": receipt.wanted_bytes,
         "wire_bytes": receipt.wire_bytes,
         "chunks": receipt.chunks,
         "codecs": codecs::as_object(&receipt.codecs, "decode_s"),
         "resumed": receipt.resumed,
         "transport": receipt.transport.name(),
         "transport_reason": receipt.transport_reason.text(),
+        "sharing": receipt.sharing.to_string(),
+        "sources": {
+            "origin_bytes": receipt.sources.origin_bytes,
+            "server_bytes": receipt.sources.server_bytes,
+            "peer_bytes": receipt.sources.peer_bytes,
+            "peers": receipt.sources.peers,
+        },
         "duration_s": receipt.duration.as_secs_f64(),
         "skipped": snapshot.skipped(),
         "missed_generations": snapshot.missed_generations(),
@@ -146,14 +168,19 @@ fn as_object(snapshot: &Snapshot, saved: Option<&Path>, lanes: &[Value]) -> Stri
 fn as_text(snapshot: &Snapshot, saved: Option<&Path>, lanes: usize) -> String {
     let (id, receipt, payload_bytes) = (snapshot.id(), snapshot.receipt(), snapshot.payload_bytes());
     let mut line = format!(
-        "{} version {}: {}, {} in {} ({}), verified",
+        "{} version {}: {}, {} in {} ({}), {}",
         id.topic,
         id.version,
         units::count(tensors(snapshot), "tensor"),
         units::bytes(payload_bytes),
         units::time(receipt.duration),
         units::rate(payload_bytes, receipt.duration),
+        // Nobody but the server can write to its memory, and the receiver does not read it.
+        if receipt.sharing.is_memory() { "shared" } else { "verified" },
     );
+    if snapshot.has_boxes() {
+        line += &format!(", for boxes of {}", units::bytes(receipt.wanted_bytes));
+    }
     if let Some(encoded) = codecs::as_text(&receipt.codecs) {
         line += &format!(", {encoded}");
     }
@@ -165,6 +192,18 @@ fn as_text(snapshot: &Snapshot, saved: Option<&Path>, lanes: usize) -> String {
         line += &format!(", {} of it as deltas in {}", units::bytes(raw_bytes), units::bytes(wire_bytes));
     }
     line += &format!(", over {}", receipt.transport);
+    match receipt.sharing {
+        Sharing::Network => {}
+        sharing => line += &format!(" ({sharing})"),
+    }
+    let ReceiptSources { peer_bytes, peers, .. } = receipt.sources;
+    if peer_bytes > 0 {
+        line += &format!(
+            ", {} from {}",
+            units::bytes(peer_bytes),
+            units::count(peers as usize, "other subscriber")
+        );
+    }
     if lanes > 1 {
         line += &format!(" in {lanes} lanes");
     }

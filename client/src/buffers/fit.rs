@@ -5,15 +5,25 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     ops::Range,
 };
-use tensor_relay_protocol::{Dtype, Selection, Shape, TensorName};
+use tensor_relay_protocol::{Bounds, Dtype, Selection, Shape, TensorName};
 
 /// The requirements on a version, beyond the length of each tensor with a buffer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Expected {
-    pub(super) tensors: BTreeMap<TensorName, (Dtype, Shape)>,
+    pub(super) tensors: BTreeMap<TensorName, Expectation>,
     /// Names without a buffer of their own, with the name whose buffer they share.
     pub(super) tied: BTreeMap<TensorName, TensorName>,
     pub(super) names: NameMatch,
+}
+
+/// The requirement on one tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Expectation {
+    pub(super) dtype: Dtype,
+    /// The shape of what is received of the tensor; of the whole tensor if there are `bounds`.
+    pub(super) shape: Shape,
+    /// The box of the tensor that the buffer holds, where it must be this one.
+    pub(super) bounds: Option<Bounds>,
 }
 
 /// The strictness with which the names of buffers and tensors must match.
@@ -137,16 +147,28 @@ impl Expected {
         }
     }
 
-    /// Refuses a version with another dtype or shape than expected.
+    /// Refuses a version with another dtype or shape than expected, or of which another box is selected.
     fn check_tensors(&self, selection: &Selection) -> Result<(), BufferError> {
-        for (name, (dtype, shape)) in &self.tensors {
+        for (name, Expectation { dtype, shape, bounds }) in &self.tensors {
             // Unless the match is `Common`, another check refuses a missing tensor.
-            let Some(tensor) = selection.manifest().tensor(name.as_str()) else { continue };
-            if (tensor.dtype, &tensor.shape) != (*dtype, shape) {
+            let Some(index) = selection.manifest().tensor_index(name.as_str()) else { continue };
+            let tensor = &selection.manifest().tensors()[index];
+            let is_selected = selection.tensors().contains(index as u32); // If not, another check refuses it.
+            let found = if is_selected { selection.bounds(index) } else { bounds.as_ref() };
+            let fits = match bounds {
+                Some(_) => (&tensor.shape, found) == (shape, bounds.as_ref()),
+                None if is_selected => &selection.tensor(index).shape == shape,
+                None => &tensor.shape == shape,
+            };
+            if tensor.dtype != *dtype || !fits {
+                let described = |dtype, shape, bounds: Option<&Bounds>| match bounds {
+                    Some(bounds) => format!("the box {bounds} of {dtype} {shape}").into(),
+                    None => format!("{dtype} {shape}").into(),
+                };
                 return Err(BufferError::OtherTensor {
                     name: name.as_str().into(),
-                    expected: format!("{dtype} {shape}").into(),
-                    found: format!("{} {}", tensor.dtype, tensor.shape).into(),
+                    expected: described(*dtype, shape, bounds.as_ref()),
+                    found: described(tensor.dtype, &tensor.shape, found),
                 });
             }
         }
@@ -190,7 +212,7 @@ mod tests {
     use super::*;
     use crate::Buffers;
     use std::sync::Arc;
-    use tensor_relay_protocol::{Glob, Limits, Manifest, TensorSpec};
+    use tensor_relay_protocol::{Glob, Indices, Limits, Manifest, Slice, TensorBox, TensorSpec};
 
     fn name(name: &str) -> TensorName {
         TensorName::new(name).unwrap()
@@ -238,6 +260,36 @@ mod tests {
             let error = expecting("b", dtype, shape).unwrap_err();
             assert!(matches!(&error, BufferError::OtherTensor { name, .. } if &**name == "b"), "{error}");
         }
+    }
+
+    /// A buffer that expects a shape takes any box of it, and one that expects a box this box alone.
+    #[test]
+    fn boxes_are_checked_too() {
+        let rows = |start, length| {
+            let slices = vec![Slice { dimension: 0, indices: Indices::Range { start, length } }];
+            TensorBox { tensors: Glob::new("b").unwrap(), slices }
+        };
+        let cut = Selection::all(manifest()).cut(&[rows(100, 300)]);
+        let check = |shape: u64, bounds: Option<Bounds>, selection: &Selection| {
+            let mut buffers: Buffers<Vec<u8>> = Buffers::new();
+            let shape = Shape::new(&[shape]).unwrap();
+            match bounds {
+                Some(bounds) => buffers.expect_box(name("b"), Dtype::U8, shape, bounds),
+                None => buffers.expect(name("b"), Dtype::U8, shape),
+            }
+            buffers.expected.check_tensors(selection)
+        };
+        assert_eq!(check(300, None, &cut), Ok(()));
+        assert_eq!(check(1000, Some(Bounds::new(std::iter::once(100..400))), &cut), Ok(()));
+        for (shape, bounds) in
+            [(1000, None), (1000, Some(101..401)), (900, Some(100..400)), (1000, Some(0..1000))]
+        {
+            let bounds = bounds.map(|range| Bounds::new([range]));
+            assert!(matches!(check(shape, bounds, &cut), Err(BufferError::OtherTensor { .. })));
+        }
+        assert!(
+            check(1000, Some(Bounds::new(std::iter::once(100..400))), &Selection::all(manifest())).is_err()
+        );
     }
 
     #[test]

@@ -7,10 +7,10 @@ use super::{
 };
 use crate::{
     config::{Config, Lanes},
-    rate::Sample,
+    rate::{Period, Sample},
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     net::SocketAddr,
     sync::{
         Arc,
@@ -39,11 +39,11 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 /// The further lanes of a client may take one in this many bytes of its container's memory limit.
 const MEMORY_FRACTION: u64 = 16;
 
-/// The lanes of a client's current connection, for statistics, and what was measured on earlier ones.
+/// The lanes of a client's current connection, for statistics, and what was measured on earlier ones of each kind.
 #[derive(Debug, Default)]
 pub(crate) struct LaneRegistry {
     lanes: Lock<BTreeMap<LaneId, Lane>>,
-    known: Lock<Vec<(LaneKind, Known)>>,
+    known: Lock<HashMap<LaneKind, Known>>,
 }
 
 /// The lanes of one connection. Their tasks end when this is dropped.
@@ -80,19 +80,11 @@ pub(crate) struct Received {
     pub(crate) verified_bytes: AtomicU64,
 }
 
-/// A period with a large version in transfer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Period {
-    /// From 1.
-    index: u64,
-    /// The size of the version.
-    bytes: u64,
-}
-
 /// The server of a connection, and the statistics of its lanes.
 #[derive(Debug)]
 pub(crate) struct Path {
-    pub(super) peer: SocketAddr,
+    /// `None` over a Unix socket, to which there is no other transport.
+    pub(super) peer: Option<SocketAddr>,
     pub(super) instance: InstanceId,
     lanes: Arc<LaneRegistry>,
     counters: Arc<Received>,
@@ -117,38 +109,18 @@ impl Path {
         let period = self.sampled_period.or(current);
         self.sampled_period = current;
         Some(Sample {
-            period: period.map(|period| period.index),
-            version_bytes: period.map_or(0, |period| period.bytes),
+            period,
             lanes: self.lanes.lanes.lock().len() as u32,
+            has_settled: self.has_settled.load(Ordering::Relaxed),
             arrived_bytes: self.counters.arrived_bytes.load(Ordering::Relaxed),
             processor_time: self.workers.processor_time(),
         })
-    }
-
-    /// Whether the number of lanes is final.
-    pub(crate) fn has_settled(&self) -> bool {
-        self.has_settled.load(Ordering::Relaxed)
     }
 }
 
 impl LaneRegistry {
     pub(crate) fn lanes(&self) -> Vec<Lane> {
         self.lanes.lock().values().cloned().collect()
-    }
-
-    /// What was measured on earlier connections of this kind.
-    fn known(&self, kind: LaneKind) -> Option<Known> {
-        self.known
-            .lock()
-            .iter()
-            .find(|(known, _)| *known == kind)
-            .map(|(_, known)| *known)
-    }
-
-    fn set_known(&self, kind: LaneKind, known: Known) {
-        let mut all = self.known.lock();
-        all.retain(|(known, _)| *known != kind);
-        all.push((kind, known));
     }
 }
 
@@ -173,19 +145,20 @@ impl LaneSet {
             periods: 0,
             has_settled: Arc::new(AtomicBool::new(true)),
         };
-        if let Some(offer) = welcome.lanes {
+        // A Unix socket has no further lanes.
+        if let (Some(offer), Some(peer)) = (welcome.lanes, control.peer().address()) {
             let bounds = Bounds {
                 processors: config.processors,
                 max: config.lanes.max().min(offer.lanes_max).min(memory_lanes(control.kind())),
                 busy_max: config.lanes.busy_max(config.processors),
-                known: target.registry.known(control.kind()),
+                known: target.registry.known.lock().get(&control.kind()).copied(),
             };
             let wanted = watch::Sender::new(if config.lanes.is_automatic() { 1 } else { bounds.max });
             for index in 1..bounds.max as usize {
                 let slot = LaneSlot {
                     index,
                     target: target.clone(),
-                    peer: control.peer(),
+                    peer,
                     kind: control.kind(),
                     session: welcome.session,
                     grant: offer.grant,
@@ -199,7 +172,7 @@ impl LaneSet {
             match config.lanes {
                 Lanes::Auto | Lanes::UpTo(_) if bounds.max > 1 => {
                     lanes.has_settled.store(false, Ordering::Relaxed);
-                    let path = lanes.path(control.peer(), welcome.instance, config.workers);
+                    let path = lanes.path(Some(peer), welcome.instance, config.workers);
                     lanes
                         .tasks
                         .spawn(determine_lanes(Plan::new(bounds), path, control.kind(), wanted))
@@ -240,7 +213,7 @@ impl LaneSet {
     }
 
     /// The path to `peer`, which is the server's `instance`.
-    pub(super) fn path(&self, peer: SocketAddr, instance: InstanceId, workers: Workers) -> Path {
+    pub(super) fn path(&self, peer: Option<SocketAddr>, instance: InstanceId, workers: Workers) -> Path {
         Path {
             peer,
             instance,
@@ -342,7 +315,7 @@ async fn determine_lanes(mut plan: Plan, mut path: Path, kind: LaneKind, wanted:
         plan.handle_sample(Instant::now(), sample);
         path.has_settled.store(plan.is_settled(), Ordering::Relaxed);
         if let Some(known) = plan.known().filter(|_| plan.is_settled()) {
-            path.lanes.set_known(kind, known);
+            path.lanes.known.lock().insert(kind, known);
         }
         let lanes = plan.lanes();
         if wanted.send_if_modified(|wanted| std::mem::replace(wanted, lanes) != lanes) {
@@ -361,7 +334,7 @@ mod tests {
     async fn short_periods_are_sampled_at_both_ends() {
         let (bulky_period, counters) = (watch::Sender::new(None), Arc::new(Received::default()));
         let mut path = Path {
-            peer: SocketAddr::from(([127, 0, 0, 1], 1)),
+            peer: None,
             instance: InstanceId([0; 16]),
             lanes: Arc::default(),
             counters: Arc::clone(&counters),
@@ -371,9 +344,10 @@ mod tests {
             has_settled: Arc::default(),
         };
         let mut now = Instant::now();
-        for (period, bytes) in [(1, 100), (2, 200)] {
+        for (index, bytes) in [(1, 100), (2, 200)] {
+            let period = Period { index, bytes: 7 };
             tokio::time::advance(SAMPLE_INTERVAL * 10).await;
-            bulky_period.send_replace(Some(Period { index: period, bytes: 7 }));
+            bulky_period.send_replace(Some(period));
             let begun = path.sample().await.unwrap();
             now = Instant::now();
             tokio::time::advance(SAMPLE_INTERVAL / 2).await;
@@ -382,7 +356,6 @@ mod tests {
             let ended = path.sample().await.unwrap();
             assert_eq!([begun.period, ended.period], [Some(period); 2]);
             assert_eq!((begun.arrived_bytes, ended.arrived_bytes), (bytes - 100, bytes));
-            assert_eq!([begun.version_bytes, ended.version_bytes], [7; 2]);
         }
         assert_eq!(now.elapsed(), SAMPLE_INTERVAL / 2);
         drop(bulky_period);

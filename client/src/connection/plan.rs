@@ -1,8 +1,8 @@
 //! The automatic number of lanes.
 
-use crate::rate::{Measurement, Rate, Sample, Step, Steps, WARM_UP_DURATION, micros};
+use crate::rate::{Measurement, Rate, Sample, Step, Steps, WARM_UP_DURATION, micros, pauses};
 use std::time::Duration;
-use tensor_relay_protocol::{Pauses, Trial};
+use tensor_relay_protocol::{Pause, Trial};
 use tokio::time::Instant;
 
 /// The speed-up from which more lanes are kept: less may be noise, and each lane costs threads and memory. While this
@@ -42,8 +42,8 @@ const FIRST_WARM_UP: Duration = Duration::from_millis(200);
 /// The time to wait for lanes to join; then those that have joined are enough.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The time with large versions between trials, in microseconds.
-const PAUSES: Pauses = Pauses { first: 20_000_000, growth: 4, max: 3_600_000_000 };
+/// The time with large versions before the second row of trials.
+const FIRST_PAUSE: Duration = Duration::from_secs(20);
 
 /// What both ends know about lanes before any is measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -81,13 +81,6 @@ impl Bounds {
     }
 }
 
-/// The direction of the next trial.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Direction {
-    More,
-    Fewer,
-}
-
 /// Determines the number of lanes for one connection: begins with that of the [model](Bounds::first), then tries more
 /// and fewer as long as that gains, and again after pauses.
 ///
@@ -101,14 +94,15 @@ enum Direction {
 pub(crate) struct Plan {
     bounds: Bounds,
     trial: Trial<u32, Rate>,
-    direction: Direction,
+    /// Whether the next trial is of more lanes, not of fewer.
+    tries_more: bool,
     /// The number of directions in a row that gained nothing.
     failed: u32,
     /// Whether more lanes were added, and each is nearly as fast as before.
     are_all_needed: bool,
     /// The fastest rate of a number that was kept, and changes of the path since: with fewer lanes each time, small losses
     /// would add up.
-    fastest: Option<Rate>,
+    fastest: Rate,
     /// Whether the number follows the size of versions: nothing was measured on this connection.
     follows_size: bool,
     steps: Steps,
@@ -120,11 +114,11 @@ impl Plan {
     pub(crate) fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
-            trial: Trial::new(1, PAUSES),
-            direction: Direction::Fewer,
+            trial: Trial::new(1, Pause::new(pauses(FIRST_PAUSE))),
+            tries_more: false,
             failed: 0,
             are_all_needed: false,
-            fastest: None,
+            fastest: Rate::default(),
             follows_size: true,
             steps: Steps::default(),
             waited: Duration::ZERO,
@@ -134,7 +128,7 @@ impl Plan {
 
     /// The wanted number of lanes.
     pub(crate) fn lanes(&self) -> u32 {
-        self.trial.arm()
+        self.trial.arm
     }
 
     /// Whether the number is final until the next trial.
@@ -149,17 +143,17 @@ impl Plan {
 
     /// Handles a sample.
     pub(crate) fn handle_sample(&mut self, now: Instant, sample: Sample) {
-        if sample.period.is_some() && self.follows_size {
-            let first = self.bounds.first(sample.version_bytes);
-            self.trial.take(first.max(self.lanes()));
+        if let Some(period) = sample.period.filter(|_| self.follows_size) {
+            self.trial.arm = self.bounds.first(period.bytes).max(self.lanes());
         }
         let Some(step) = self.steps.next(now, sample) else { return };
-        self.trial.pass(micros(step.elapsed));
+        self.trial.pause.pass(micros(step.elapsed));
         if step.lanes != Some(self.lanes()) {
             return self.wait_for_lanes(step, sample.lanes);
         }
         self.waited = Duration::ZERO;
         if let Some(rate) = self.measure(step) {
+            (self.follows_size, self.measurement) = (false, Measurement::following());
             self.decide(rate);
         }
     }
@@ -168,11 +162,11 @@ impl Plan {
     fn wait_for_lanes(&mut self, step: Step, joined: u32) {
         self.waited += step.elapsed;
         if self.waited >= JOIN_TIMEOUT {
-            self.follows_size = false;
-            (self.waited, self.measurement) = (Duration::ZERO, Measurement::following());
+            (self.follows_size, self.measurement) = (false, Measurement::following());
+            self.waited = Duration::ZERO;
             match self.trial.incumbent() {
                 Some((_, before)) => self.end_trial(false, before),
-                None => self.trial.take(joined.max(1)),
+                None => self.trial.arm = joined.max(1),
             }
         }
     }
@@ -183,60 +177,50 @@ impl Plan {
         let is_clear = |rate: &Rate| match self.trial.incumbent() {
             Some((_, before)) => rate.bytes_per_s < before.bytes_per_s * HOPELESS,
             None => {
-                self.trial.is_due()
-                    && !is_busy(self.lanes(), *rate)
-                    && (self.lanes() > 1 || is_idle(self.lanes(), *rate))
+                let load_max = if self.lanes() > 1 { BUSY_MIN } else { IDLE_MAX };
+                self.trial.is_due() && rate.each(self.lanes()).processors < load_max
             }
         };
         measured.or_else(|| self.measurement.glance().filter(is_clear))
     }
 
     fn decide(&mut self, rate: Rate) {
-        self.follows_size = false;
-        self.measurement = Measurement::following();
-        match self.trial.incumbent() {
-            Some((_, before)) if rate.bytes_per_s == 0.0 => self.end_trial(false, before),
-            Some((lanes, before)) => match lanes < self.lanes() {
-                true => self.end_trial(is_worth(rate, (lanes, before)), rate),
-                false => {
-                    let more = self.fastest.unwrap_or(before);
-                    self.end_trial(!is_worth(more, (self.lanes(), rate)), rate);
-                }
-            },
-            None if rate.bytes_per_s == 0.0 => {}
-            None => {
-                self.note(rate);
-                if self.trial.is_due() {
-                    self.try_next(rate);
-                }
+        let has_arrived = rate.bytes_per_s > 0.0;
+        if let Some((lanes, before)) = self.trial.incumbent() {
+            let gains = match lanes < self.lanes() {
+                true => is_worth(rate, (lanes, before)),
+                false => !is_worth(self.fastest, (self.lanes(), rate)),
+            };
+            self.end_trial(has_arrived && gains, rate);
+        } else if has_arrived {
+            self.note(rate);
+            if self.trial.is_due() {
+                self.try_next(rate);
             }
         }
     }
 
     /// Ends a trial in which the challenger had `rate`, and begins the next.
-    fn end_trial(&mut self, keeps: bool, rate: Rate) {
-        let Some((lanes, before)) = self.trial.incumbent() else { return };
-        self.trial.conclude(keeps);
+    fn end_trial(&mut self, keeps: bool, mut rate: Rate) {
+        let Some((lanes, before)) = self.trial.conclude(keeps) else { return };
         if keeps {
-            let of_each = |rate: Rate, lanes: u32| rate.bytes_per_s / f64::from(lanes);
-            self.failed = 0;
-            self.are_all_needed =
-                self.lanes() > lanes && of_each(rate, self.lanes()) >= LINEAR_MIN * of_each(before, lanes);
+            let [each, each_before] = [rate.each(self.lanes()), before.each(lanes)];
+            let is_linear = each.bytes_per_s >= LINEAR_MIN * each_before.bytes_per_s;
+            (self.failed, self.are_all_needed) = (0, self.lanes() > lanes && is_linear);
         } else {
             self.turn();
+            rate = before;
         }
-        let rate = if keeps { rate } else { before };
         self.note(rate);
         self.try_next(rate);
     }
 
     /// Tries another number, in either direction; without one, pauses.
     fn try_next(&mut self, rate: Rate) {
-        self.measurement = Measurement::following();
         while self.failed < 2 {
             if let Some(lanes) = self.challenger(rate) {
-                if self.direction == Direction::More {
-                    let is_slow = is_idle(self.lanes(), rate); // Or its path is long: windows grow.
+                if self.tries_more {
+                    let is_slow = rate.each(self.lanes()).processors < IDLE_MAX; // Or its path is long: windows grow.
                     let warm_up = if is_slow { WARM_UP_DURATION } else { FIRST_WARM_UP };
                     self.measurement = Measurement::after(warm_up);
                 }
@@ -245,60 +229,44 @@ impl Plan {
             self.turn();
         }
         (self.failed, self.are_all_needed) = (0, false);
-        self.trial.pause();
+        self.trial.pause.begin();
     }
 
     /// The next number in the current direction, after `rate` was measured.
     fn challenger(&self, rate: Rate) -> Option<u32> {
         let (lanes, Bounds { max, busy_max, .. }) = (self.lanes(), self.bounds);
-        let is_busy = is_busy(lanes, rate);
-        match self.direction {
-            Direction::More if is_busy => Some((2 * lanes).min(busy_max).min(max)),
-            Direction::More if is_idle(lanes, rate) => Some((IDLE_GROWTH * lanes).min(max)),
-            Direction::More => Some((2 * lanes).min(max)),
-            Direction::Fewer if self.are_all_needed || is_busy && lanes <= busy_max => None,
-            Direction::Fewer => return (lanes > 1).then_some(lanes / 2),
+        let load = rate.each(lanes).processors;
+        if self.tries_more {
+            let growth = if load < IDLE_MAX { IDLE_GROWTH } else { 2 };
+            let more = (growth * lanes).min(if load < BUSY_MIN { max } else { busy_max.min(max) });
+            return (more > lanes).then_some(more);
         }
-        .filter(|more| *more > lanes)
+        let are_needed = self.are_all_needed || load >= BUSY_MIN && lanes <= busy_max;
+        (lanes > 1 && !are_needed).then_some(lanes / 2)
     }
 
     fn turn(&mut self) {
         self.failed += 1;
-        self.direction = match self.direction {
-            Direction::More => Direction::Fewer,
-            Direction::Fewer => Direction::More,
-        };
+        self.tries_more = !self.tries_more;
     }
 
     /// Records the rate of the number in use. What it changed since the last time, others changed as well.
     fn note(&mut self, rate: Rate) {
-        let lanes = self.lanes();
-        let lane_bytes_per_s = rate.bytes_per_s / f64::from(lanes);
+        let (lanes, lane_bytes_per_s) = (self.lanes(), rate.each(self.lanes()).bytes_per_s);
         let known = self.bounds.known.replace(Known { lanes, lane_bytes_per_s });
-        let change = known
-            .filter(|known| known.lanes == lanes)
-            .map_or(1.0, |known| lane_bytes_per_s / known.lane_bytes_per_s);
-        let fastest = self.fastest.map(|fastest| fastest.bytes_per_s * change).unwrap_or_default();
-        self.fastest = match (self.fastest, fastest >= rate.bytes_per_s) {
-            (Some(then), true) => Some(Rate { bytes_per_s: fastest, ..then }),
-            _ => Some(rate),
-        };
+        if let Some(known) = known.filter(|known| known.lanes == lanes) {
+            self.fastest.bytes_per_s *= lane_bytes_per_s / known.lane_bytes_per_s;
+        }
+        if self.fastest.bytes_per_s < rate.bytes_per_s {
+            self.fastest = rate;
+        }
     }
-}
-
-/// Whether this process was busy with so many lanes.
-fn is_busy(lanes: u32, rate: Rate) -> bool {
-    rate.processors >= BUSY_MIN * f64::from(lanes)
-}
-
-/// Whether this process was idle with so many lanes.
-fn is_idle(lanes: u32, rate: Rate) -> bool {
-    rate.processors < IDLE_MAX * f64::from(lanes)
 }
 
 /// Whether more lanes with the rate `more` are worth their price, compared with `lanes`.
 fn is_worth(more: Rate, (lanes, fewer): (u32, Rate)) -> bool {
-    let speedup_min = if is_busy(lanes, fewer) { SPEEDUP_MIN } else { SPEEDUP_IDLE_MIN };
+    let is_busy = fewer.each(lanes).processors >= BUSY_MIN;
+    let speedup_min = if is_busy { SPEEDUP_MIN } else { SPEEDUP_IDLE_MIN };
     more.bytes_per_s >= fewer.bytes_per_s * speedup_min.max(more.cost_by(fewer))
 }
 

@@ -1,8 +1,9 @@
 //! The sink for device memory, with a deadline for copies.
 
-use super::OnDevice;
+use super::{LentBuffer, OnDevice};
 use std::{ops::Range, sync::Arc, time::Duration};
 use tensor_relay_device::{BoxFuture, CopyError, EngineSink, PartsError, Sink, SinkError, Target};
+use tensor_relay_protocol::Selection;
 use tokio::time::timeout;
 
 /// The deadline for copying a chunk, after which its version is given up. Shorter than the stall timeout of both ends,
@@ -17,12 +18,46 @@ const COPY_TIMEOUT: Duration = Duration::from_secs(25);
 pub(crate) struct DeviceSink {
     inner: EngineSink,
     payload: Arc<OnDevice>,
+    /// With boxes: the ranges of the stream and the memory that their bytes go to, by their start.
+    placed: Option<Placed>,
+}
+
+/// Ranges that may overlap, by their start, with memory.
+#[derive(Debug)]
+struct Placed {
+    by_start: Vec<(Range<u64>, Arc<LentBuffer>)>,
+    longest_bytes: u64,
+}
+
+impl Placed {
+    fn new(mut ranges: Vec<(Range<u64>, Arc<LentBuffer>)>) -> Self {
+        ranges.sort_by_key(|(range, _)| range.start);
+        let longest_bytes = ranges.iter().map(|(range, _)| range.end - range.start).max().unwrap_or(0);
+        Self { by_start: ranges, longest_bytes }
+    }
+
+    /// The memory of the ranges that overlap `range`.
+    fn overlapping(&self, range: &Range<u64>) -> Vec<Arc<LentBuffer>> {
+        let end = self.by_start.partition_point(|(placed, _)| placed.start < range.end);
+        let may_reach = |placed: &Range<u64>| placed.start.saturating_add(self.longest_bytes) > range.start;
+        let before = self.by_start[..end].iter().rev().take_while(|(placed, _)| may_reach(placed));
+        before
+            .filter(|(placed, _)| placed.end > range.start)
+            .map(|(_, memory)| Arc::clone(memory))
+            .collect()
+    }
 }
 
 impl DeviceSink {
-    /// A sink for `payload`, of `len_bytes` including discarded ranges.
-    pub(super) fn new(payload: Arc<OnDevice>, len_bytes: u64) -> Result<Self, PartsError> {
-        Ok(Self { inner: payload.sink(len_bytes)?, payload })
+    /// A sink for the stream of `selection`, whose places are in `payload`.
+    pub(super) fn new(payload: Arc<OnDevice>, selection: &Selection) -> Result<Self, PartsError> {
+        let placed = selection.has_parts().then(|| Placed::new(payload.placed(selection)));
+        Ok(Self { inner: payload.sink(selection)?, payload, placed })
+    }
+
+    /// A sink for the bytes of `payload` in their places, which are within `len_bytes`.
+    pub(super) fn of_memory(payload: Arc<OnDevice>, len_bytes: u64) -> Result<Self, PartsError> {
+        Ok(Self { inner: payload.memory_sink(len_bytes)?, payload, placed: None })
     }
 
     /// Whether a chunk waits for a slot of the device or for an unfinished copy.
@@ -35,9 +70,17 @@ impl DeviceSink {
         self.inner.commit()
     }
 
+    /// The memory that the bytes of `range` go to.
+    fn written(&self, range: &Range<u64>) -> Vec<Arc<LentBuffer>> {
+        match &self.placed {
+            Some(placed) => placed.overlapping(range),
+            None => self.payload.overlapping(range),
+        }
+    }
+
     async fn copy(&self, target: Target) -> Result<(), SinkError> {
-        let range = target.range();
-        let copying = self.inner.write_keeping(target, self.payload.overlapping(&range));
+        let written = self.written(&target.range());
+        let copying = self.inner.write_keeping(target, written.clone());
         let Ok(end) = timeout(COPY_TIMEOUT, copying).await else {
             let device = self.payload.device().name().into();
             return Err(CopyError::TimedOut { device, waited: COPY_TIMEOUT }.into());
@@ -45,7 +88,7 @@ impl DeviceSink {
         if let Err(SinkError::Copy(error)) = &end
             && error.may_still_write()
         {
-            self.payload.overlapping(&range).iter().for_each(|memory| memory.withhold());
+            written.iter().for_each(|memory| memory.withhold());
         }
         end
     }

@@ -1,9 +1,12 @@
 //! A version's bytes in device memory.
 
-use super::SnapshotMemory;
+use super::{SnapshotMemory, arrangement::Arrangement};
 use crate::{buffers::Writing, holding::HeldVersion};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
-use tensor_relay_device::{AllocError, Device, DeviceBuffer, EngineSink, Lock, PartsError, Source};
+use tensor_relay_device::{
+    AllocError, Device, DeviceBuffer, EngineSink, Lock, PartsError, Rectangle, Source, Spread, SpreadParts,
+};
+use tensor_relay_protocol::Selection;
 use tokio::sync::oneshot;
 
 /// A payload on one device: in one piece of memory, or with tensors in the user's buffers.
@@ -31,18 +34,16 @@ impl OnDevice {
         Ok(Self { device: device.clone(), pieces, writing: None, memory: memory.clone() })
     }
 
-    /// The user's lent buffers, with their ranges. `None` if there are no buffers, or they are on several devices.
+    /// The user's lent buffers, by their start in the selection's memory. `None` if there are no buffers, or they are on
+    /// several devices.
     pub(crate) fn from_lent(
-        parts: Vec<(Range<u64>, Arc<LentBuffer>)>,
+        pieces: BTreeMap<u64, Arc<LentBuffer>>,
         writing: Arc<Writing>,
         memory: &SnapshotMemory,
     ) -> Option<Self> {
-        let device = parts.first()?.1.buffer().device().clone();
-        let is_on_device = |(_, lent): &(Range<u64>, Arc<LentBuffer>)| lent.buffer().device().is(&device);
-        if !parts.iter().all(is_on_device) {
-            return None;
-        }
-        let pieces = parts.into_iter().map(|(range, lent)| (range.start, lent)).collect();
+        let device = pieces.values().next()?.buffer().device().clone();
+        let is_on_device = |lent: &Arc<LentBuffer>| lent.buffer().device().is(&device);
+        pieces.values().all(is_on_device).then_some(())?;
         Some(Self { device, pieces, writing: Some(writing), memory: memory.clone() })
     }
 
@@ -76,8 +77,38 @@ impl OnDevice {
         overlapping.map(|(_, piece)| Arc::clone(piece)).collect()
     }
 
-    /// A sink for the payload, `len_bytes` long.
-    pub(super) fn sink(&self, len_bytes: u64) -> Result<EngineSink, PartsError> {
+    /// A sink for the stream of `selection`.
+    pub(super) fn sink(&self, selection: &Selection) -> Result<EngineSink, PartsError> {
+        let len_bytes = selection.payload_bytes();
+        if !selection.has_parts() {
+            return self.memory_sink(len_bytes);
+        }
+        let starts: Vec<u64> = self.pieces.keys().copied().collect();
+        let parts = Arrangement::of(selection).into_parts().filter_map(|(range, start, runs)| {
+            let (piece_start, _) = self.piece_at(start)?;
+            let runs = Behind { runs, offset: start - piece_start };
+            Some((range, starts.binary_search(&piece_start).ok()?, Arc::new(runs) as Arc<dyn Spread>))
+        });
+        let memories = self.pieces.values().map(|piece| piece.buffer.clone()).collect();
+        self.device.spread_sink(len_bytes, [], SpreadParts::new(memories, parts)?)
+    }
+
+    /// The ranges of the stream of a selection with boxes, and the piece that the bytes of each go to.
+    pub(super) fn placed(&self, selection: &Selection) -> Vec<(Range<u64>, Arc<LentBuffer>)> {
+        let parts = Arrangement::of(selection).into_parts();
+        parts
+            .filter_map(|(range, start, _)| Some((range, Arc::clone(self.piece_at(start)?.1))))
+            .collect()
+    }
+
+    /// The piece with this offset of the payload, and its start.
+    fn piece_at(&self, offset: u64) -> Option<(u64, &Arc<LentBuffer>)> {
+        let (start, piece) = self.pieces.range(..=offset).next_back()?;
+        (offset - start < piece.buffer.len_bytes()).then_some((*start, piece))
+    }
+
+    /// A sink for the places of the pieces, which are within `len_bytes`.
+    pub(super) fn memory_sink(&self, len_bytes: u64) -> Result<EngineSink, PartsError> {
         self.device.sink(len_bytes, self.parts())
     }
 
@@ -91,6 +122,21 @@ impl OnDevice {
             (*start..*start + piece.buffer.len_bytes(), piece.buffer.clone())
         };
         self.pieces.iter().map(part)
+    }
+}
+
+/// Runs in memory that begins at an offset of a larger one.
+#[derive(Debug)]
+struct Behind {
+    runs: Arc<dyn Spread>,
+    offset: u64,
+}
+
+impl Spread for Behind {
+    fn rectangles(&self, range: Range<u64>, each: &mut dyn FnMut(Rectangle)) {
+        self.runs.rectangles(range, &mut |found| {
+            each(Rectangle { memory: found.memory.saturating_add(self.offset), ..found });
+        });
     }
 }
 

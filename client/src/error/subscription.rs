@@ -2,7 +2,7 @@
 
 use super::ClientError;
 use std::sync::Arc;
-use tensor_relay_protocol::{AbortReason, EndReason, Gap, Topic, Version, VersionId};
+use tensor_relay_protocol::{AbortReason, BoxError, EndReason, Gap, Topic, Version, VersionId};
 
 /// Why a subscription delivers no snapshot. After a [final](Self::is_final) error, every later call returns a clone,
 /// which is cheap.
@@ -97,6 +97,16 @@ pub enum SubscriptionError {
         id: VersionId,
         /// The mismatch.
         detail: String,
+    },
+    /// A box that was requested does not fit the version. Of the first version of a subscription no chunk was sent.
+    #[error(
+        "{id} cannot be received as requested: {source}; correct the box, or subscribe again after a change of layout"
+    )]
+    BoxMisfit {
+        /// The version.
+        id: VersionId,
+        /// The box and its tensor.
+        source: BoxError,
     },
     /// There is not enough host memory for a version.
     #[error("{id} does not fit: {detail}; raise the memory budget or drop older snapshots")]

@@ -3,7 +3,7 @@
 use super::SubscriptionError;
 use crate::device_snapshot::chain;
 use tensor_relay_device::{AllocError, CopyError, Device, PartsError, SinkError};
-use tensor_relay_protocol::{AbortReason, ChunkIndex, VersionDigest, VersionId};
+use tensor_relay_protocol::{AbortReason, BoxError, ChunkIndex, VersionDigest, VersionId};
 use tensor_relay_transport::ingress::ReceiveError;
 
 /// Why the client aborts one version: the internal form of [`SubscriptionError`].
@@ -30,6 +30,8 @@ pub(crate) enum TransferError {
     Mismatch { expected: VersionDigest, found: VersionDigest },
     #[error("chunk {0} differs from the server's own list of hashes")]
     OtherHash(ChunkIndex),
+    #[error(transparent)]
+    Box(BoxError),
     #[error("no byte was received for {0} ms")]
     Stalled(u128),
     #[error("its memory could not be committed: {0}")]
@@ -89,6 +91,7 @@ impl TransferError {
         match self {
             _ if self.is_out_of_memory() => AbortReason::OverBudget,
             Self::Stalled(_) => AbortReason::Stalled,
+            Self::Box(_) => AbortReason::BoxMisfit,
             Self::Copy { .. } | Self::DeviceRefused { .. } | Self::DeviceStalled { .. } => {
                 AbortReason::DeviceFailed
             }
@@ -104,6 +107,7 @@ impl TransferError {
                 SubscriptionError::NoRoomOnDevice { id, device: device.clone(), detail }
             }
             _ if self.is_out_of_memory() => SubscriptionError::OverBudget { id, detail },
+            Self::Box(source) => SubscriptionError::BoxMisfit { id, source: source.clone() },
             Self::Stalled(timeout_ms) => SubscriptionError::Stalled { id, timeout_ms: *timeout_ms },
             Self::Copy { device, .. }
             | Self::DeviceRefused { device, .. }

@@ -91,9 +91,10 @@ impl Snapshot {
             }
         };
         let (lent, lender) = buffers.lend_on_device();
-        let no_memory = SnapshotMemory { memory: HostMemory::new(0), is_volatile: false };
+        let no_memory =
+            SnapshotMemory { memory: HostMemory::new(0), staging: HostMemory::new(0), is_volatile: false };
         // The buffers match, so `None` means that all of them are empty.
-        let copied = match Destination::in_buffers(&self.selection, lent, &no_memory) {
+        let copied = match Destination::for_copy(&self.selection, lent, &no_memory) {
             Some(destination) => self.copy_all(&fits, &destination).await,
             None => Ok(()),
         };

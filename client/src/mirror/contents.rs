@@ -2,8 +2,8 @@
 
 use crate::{SaveError, Snapshot};
 use bytes::Bytes;
-use std::{collections::BTreeMap, fs::File, io};
-use tensor_relay_device::HostBytes;
+use std::{collections::BTreeMap, fs::File, io, ops::Range};
+use tensor_relay_device::{HostBytes, SharedRange};
 use tensor_relay_protocol::{
     Tensor,
     files::{FileForm, FileKind, FileName, FileNameError, without_reserved},
@@ -45,7 +45,18 @@ pub(super) enum Contents {
 
 /// The content of one file: parts, written in sequence. The tensors' bytes are shared with the snapshot.
 #[derive(Debug)]
-pub(crate) struct Body(pub(super) Vec<HostBytes>);
+pub(crate) struct Body(pub(super) Vec<Part>);
+
+/// A part of a file.
+#[derive(Debug)]
+pub(crate) struct Part {
+    bytes: HostBytes,
+    /// The same bytes in the memory that the server lends, if they are there: they need not be mapped then.
+    lent: Option<(SharedRange, Range<u64>)>,
+}
+
+/// The size below which bytes are written from their mapping, which costs less than a system call of their own kind.
+const LENT_BYTES_MIN: usize = 64 << 10;
 
 impl Contents {
     /// The files of `snapshot`, by the form in its manifest.
@@ -69,14 +80,36 @@ impl Body {
         let layout = plan_tensors(tensors, without_reserved(snapshot.manifest().metadata()));
         let layout = layout
             .map_err(|source| SaveError::Format { id: snapshot.id.clone(), source: Box::new(source) })?;
-        let bodies = layout.order.iter().map(|index| snapshot.bytes(tensors[*index]));
-        let header = HostBytes::from(Bytes::from(layout.head));
+        let bodies = layout.order.iter().map(|index| Part {
+            bytes: snapshot.bytes(tensors[*index]),
+            lent: snapshot.lent(tensors[*index]).map(|(lent, range)| (lent.clone(), range)),
+        });
+        let header = HostBytes::from(Bytes::from(layout.head)).into();
         Ok(Self(std::iter::once(header).chain(bodies).collect()))
     }
 
     /// Writes the content to an empty file.
     pub(crate) fn write(&self, file: &mut File) -> io::Result<()> {
-        self.0.iter().try_for_each(|part| part.write_to(file))
+        self.0.iter().try_for_each(|part| part.write(file))
+    }
+}
+
+impl Part {
+    /// Appends it to `file`: from the server's memory, as far as it is there and the system can.
+    fn write(&self, file: &mut File) -> io::Result<()> {
+        let appended = match &self.lent {
+            Some((lent, range)) if self.bytes.len() >= LENT_BYTES_MIN => {
+                lent.append_to(range.clone(), file)?
+            }
+            _ => 0,
+        };
+        self.bytes.slice(appended as usize..self.bytes.len()).write_to(file)
+    }
+}
+
+impl From<HostBytes> for Part {
+    fn from(bytes: HostBytes) -> Self {
+        Self { bytes, lent: None }
     }
 }
 
@@ -102,7 +135,7 @@ fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>,
             .flat_map(|(file, tensors)| tensors.iter().map(move |tensor| (tensor, file)));
         let actual_index = placed.map(|(tensor, file)| (tensor.name.as_str().into(), (*file).clone()));
         let actual_index: WeightIndex = actual_index.collect();
-        if actual_index != published_index {
+        if actual_index != published_index || snapshot.has_boxes() {
             let total_bytes = model.iter().map(|tensor| tensor.byte_len()).sum();
             side_files[position].1 = Bytes::from(actual_index.to_json(total_bytes)).into();
         }
@@ -111,7 +144,7 @@ fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>,
     for (name, tensors) in weights {
         files.push((name.clone(), Body::safetensors(snapshot, &tensors)?));
     }
-    files.extend(side_files.into_iter().map(|(name, bytes)| (name, Body(vec![bytes]))));
+    files.extend(side_files.into_iter().map(|(name, bytes)| (name, Body(vec![bytes.into()]))));
     Ok(files)
 }
 

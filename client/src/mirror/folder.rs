@@ -207,9 +207,10 @@ pub(super) fn list_of(folder: &Path) -> PathBuf {
 mod tests {
     use super::*;
     use bytes::Bytes;
+    use tensor_relay_device::HostBytes;
 
     fn body(text: &'static str) -> Body {
-        Body(vec![Bytes::copy_from_slice(text.as_bytes()).into()])
+        Body(vec![HostBytes::from(Bytes::copy_from_slice(text.as_bytes())).into()])
     }
 
     fn files(names: &[&str]) -> Vec<(FileName, Body)> {

@@ -19,7 +19,8 @@ fn snapshot(specs: Vec<(TensorSpec, Vec<u8>)>, metadata: Vec<(String, String)>) 
     let manifest = Manifest::layout(specs, metadata, 4096, &Limits::default()).unwrap();
     let mut payload = vec![0; manifest.payload_bytes() as usize];
     for (tensor, bytes) in manifest.tensors().iter().zip(bytes) {
-        payload[tensor.range().start as usize..tensor.range().end as usize].copy_from_slice(&bytes);
+        payload[tensor.offset() as usize..(tensor.offset() + tensor.byte_len()) as usize]
+            .copy_from_slice(&bytes);
     }
     Snapshot {
         id: VersionId { topic: Topic::new("a/b").unwrap(), epoch: Epoch(1), version: Version(1) },

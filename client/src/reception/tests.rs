@@ -40,6 +40,7 @@ fn announce(version: u64) -> Announce {
         may_be_base: false,
         afresh: false,
         lost_place: None,
+        lending: None,
         shared: false,
     }
 }
@@ -56,22 +57,22 @@ fn told(reception: &Reception) -> String {
 fn only_the_wanted_version_is_received() {
     let mut wanted = reception(&exactly(3));
     wanted.subscribe();
-    wanted.handle_announce(announce(3)).unwrap();
+    wanted.handle_announce(announce(3), None).unwrap();
     assert!(!wanted.is_over() && wanted.machine.current_version() == Some(&id(3)));
     let mut other = reception(&exactly(3));
     other.subscribe();
-    other.handle_announce(announce(4)).unwrap();
+    other.handle_announce(announce(4), None).unwrap();
     assert!(other.is_over() && other.machine.current_version().is_none());
     assert!(told(&other).contains("version 3 of t is not kept: "), "{}", told(&other));
     let mut newest = reception(&Request::newest(topic()));
     newest.subscribe();
-    newest.handle_announce(announce(4)).unwrap();
+    newest.handle_announce(announce(4), None).unwrap();
     assert!(!newest.is_over());
 }
 
 #[test]
 fn the_user_is_told_why_a_version_does_not_come() {
-    let replaced = reception(&exactly(3));
+    let mut replaced = reception(&exactly(3));
     replaced.handle_end(EndReason::NotFound);
     assert!(told(&replaced).contains("replaced or withdrawn, or is not published yet"));
     let mut given_up = reception(&exactly(3));
@@ -83,7 +84,7 @@ fn the_user_is_told_why_a_version_does_not_come() {
         (exactly(3), EndReason::Withdrawn),
         (Request::latest(topic()), EndReason::NotFound),
     ] {
-        let ended = reception(&request);
+        let mut ended = reception(&request);
         ended.handle_end(reason);
         let expected = SubscriptionError::Ended { topic: topic(), reason };
         assert_eq!(told(&ended), expected.to_string());
@@ -100,7 +101,7 @@ async fn only_large_or_slow_versions_are_measured() {
         let mut receiving = reception(&Request::latest(topic()));
         receiving.subscribe();
         receiving
-            .handle_announce(Announce { manifest: manifest.digest(), ..announce(1) })
+            .handle_announce(Announce { manifest: manifest.digest(), ..announce(1) }, None)
             .unwrap();
         assert!(receiving.bulky_bytes().is_none(), "its manifest has not arrived");
         receiving.machine.handle_manifest_header().unwrap();

@@ -110,12 +110,19 @@ impl Session {
         let (stall_timeout, now) = (self.config.stall_timeout, Instant::now().into_std());
         let mut machine = Subscriber::new(subscribe, self.config.codecs, stall_timeout, now);
         machine.set_further_allowance(self.allowance.further());
+        if let Some(sharing) = &self.config.sharing {
+            machine.set_seed(sharing.seed() ^ u64::from(id.0));
+        }
+        if request.may_lack_boxes {
+            machine.allow_missing_boxes();
+        }
         if let Some((manifest, _)) = &request.part {
             machine.set_manifest(Arc::clone(manifest));
         }
         let base = Base::new(self.bases.clone(), self.config.workers);
         let (lease, commands) = (self.allocators.memory.memory.demand(), self.commands.clone());
-        let mut reception = Reception::new(&request, machine, base, lease, commands);
+        let forward = self.config.sharing.as_ref().and_then(|sharing| sharing.forward.clone());
+        let mut reception = Reception::new(&request, machine, base, lease, commands).forwarding_to(forward);
         let opened = Opened {
             handle: SubscriptionHandle {
                 id,

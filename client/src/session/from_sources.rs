@@ -52,6 +52,7 @@ impl Session {
             ServerMessage::Hashes { epoch, version, first, hashes, .. } => {
                 reception.machine.handle_hashes(source, (epoch, version), first, &hashes)?;
             }
+            ServerMessage::Held(held) => reception.machine.handle_held(source, &held)?,
             ServerMessage::Waiting { .. } => reception.machine.handle_source_waiting(source),
             ServerMessage::Abort { .. } => reception.machine.leave_source(source),
             ServerMessage::End { .. } => {
@@ -68,6 +69,7 @@ impl Session {
 
     /// Ends the subscriptions to further sources whose user's subscription has ended.
     pub(super) fn leave_orphans(&mut self, links: &mut Links<'_>) {
+        links.others.forget_peers(|reception| !self.receptions.contains_key(&reception));
         if self.sources.is_empty() {
             return;
         }
@@ -100,9 +102,13 @@ impl Session {
 pub(super) fn subscription(message: &ServerMessage) -> Option<SubscriptionId> {
     match message {
         ServerMessage::Announce(announce) => Some(announce.subscription),
+        ServerMessage::Held(held) => Some(held.subscription),
         ServerMessage::Complete { subscription, .. }
         | ServerMessage::Hashes { subscription, .. }
         | ServerMessage::Waiting { subscription, .. }
+        | ServerMessage::Sources { subscription, .. }
+        | ServerMessage::Encodings { subscription, .. }
+        | ServerMessage::Revoke { subscription, .. }
         | ServerMessage::Abort { subscription, .. }
         | ServerMessage::End { subscription, .. } => Some(*subscription),
         _ => None,

@@ -1,12 +1,13 @@
 //! Handling of the servers' messages.
 
-use super::{Session, from_sources::subscription};
+use super::{Session, from_peers::check_of_peer, from_sources::subscription};
 use crate::{
     error::SessionError,
     other_servers::{Link, Links},
+    server_memory::ServerMemory,
     source_table::Owner,
 };
-use tensor_relay_protocol::{EndReason, FeatureSet, ProtocolViolation, ServerMessage, TopicEntry};
+use tensor_relay_protocol::{EndReason, ProtocolViolation, ServerMessage, TopicEntry};
 
 /// The maximum number of topics in one answer to `List`. A server that sends more is broken or hostile.
 const TOPICS_MAX: usize = 1 << 20;
@@ -18,15 +19,22 @@ impl Session {
         link: Link,
         links: &mut Links<'_>,
     ) -> Result<(), SessionError> {
-        message.check_features(FeatureSet::OF_CLIENT)?;
+        message.check_features(self.config.features())?;
+        if link.is_peer() {
+            check_of_peer(&message)?;
+        }
         if let ServerMessage::Retired(lane) = message {
             let Some(connection) = links.get(link) else { return Ok(()) };
             connection.lanes().handle_retired(lane)?;
             self.handle_retired(link);
             return self.act_all(links);
         }
+        // Also of an announcement that is not wanted any more: the server holds its memory until this end is closed.
+        let memory = links
+            .get(link)
+            .and_then(|connection| ServerMemory::receive(connection.control(), &message));
         match self.owner_of_message(&message, link)? {
-            Owner::User => self.handle_origin_message(message, links),
+            Owner::User => self.handle_origin_message(message, memory, links),
             Owner::Source { source, reception } => {
                 self.handle_source_message((source, reception), message, links)
             }
@@ -38,12 +46,17 @@ impl Session {
     fn handle_origin_message(
         &mut self,
         message: ServerMessage,
+        memory: Option<ServerMemory>,
         links: &mut Links<'_>,
     ) -> Result<(), SessionError> {
         let Some(id) = subscription(&message) else { return self.handle_session_message(message) };
+        if let ServerMessage::Revoke { epoch, version, taker, .. } = message {
+            self.handle_revoke(id, (epoch, version), taker);
+            return Ok(());
+        }
         let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) }; // The origin may not know its end yet.
         match message {
-            ServerMessage::Announce(announce) => reception.handle_announce(announce)?,
+            ServerMessage::Announce(announce) => reception.handle_announce(announce, memory)?,
             ServerMessage::Complete { epoch, version, digest, .. } => {
                 reception.machine.handle_complete((epoch, version), digest)?;
             }
@@ -54,6 +67,13 @@ impl Session {
             ServerMessage::Hashes { epoch, version, first, hashes, .. } => {
                 reception.machine.handle_hashes(id, (epoch, version), first, &hashes)?;
             }
+            ServerMessage::Sources { epoch, version, sources, is_seeded, .. } => {
+                reception.machine.handle_sources((epoch, version), sources, is_seeded)?;
+            }
+            ServerMessage::Encodings { epoch, version, entries, .. } => {
+                reception.handle_encodings((epoch, version), &entries)?;
+            }
+            ServerMessage::Held(held) => reception.machine.handle_held(id, &held)?,
             ServerMessage::End { reason, .. } => {
                 if matches!(reason, EndReason::Withdrawn | EndReason::Expired) {
                     self.watches.handle_topic_ended(reception.topic());

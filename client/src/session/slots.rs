@@ -1,5 +1,6 @@
 //! The number of slots for encoded chunks.
 
+use crate::peers::PEERS_MAX;
 use tensor_relay_protocol::Credit;
 
 /// The planned maximum of concurrent decodes: each reserves address space for the largest chunk.
@@ -7,6 +8,9 @@ const DECODING_MAX: usize = 16;
 
 /// The additional chunks received while others are decoded, so that no processor waits for bytes.
 const SLOTS_SPARE: usize = 4;
+
+/// The additional slots of a client that shares: peers that send slowly occupy so many before they hinder others.
+pub(super) const FOR_PEERS: usize = 2 * PEERS_MAX;
 
 /// The number of slots: one for each chunk of credit on all lanes, but not many more than processors for decoding, and
 /// at least the credit of one lane. A chunk without a slot waits within the lanes' unread limit.

@@ -1,9 +1,11 @@
 //! The second layer: each driver call as a function that returns a `Result`.
 
 mod batch;
+mod runs;
 mod sharing;
 
 pub(super) use batch::Piece;
+pub(super) use runs::{Runs, STRIDE_MAX_BYTES};
 pub(super) use sharing::{IpcHandle, Physical};
 
 use std::{
@@ -432,6 +434,7 @@ impl fmt::Debug for Driver {
 
 /// The result codes of the driver that this crate handles.
 const SUCCESS: Code = 0;
+pub(super) const INVALID_VALUE: Code = 1;
 pub(super) const OUT_OF_MEMORY: Code = 2;
 pub(super) const STUB_LIBRARY: Code = 34;
 pub(super) const NO_DEVICE: Code = 100;

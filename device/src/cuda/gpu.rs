@@ -5,11 +5,12 @@ use std::{ffi::c_void, marker::PhantomData, ptr, sync::Arc, thread, time::Durati
 use cudarc::driver::sys::{CUdevice, CUevent, CUstream};
 
 use super::{
-    driver::{Driver, Piece},
+    driver::{Driver, INVALID_VALUE, Piece, Runs},
     error::{CudaError, DriverError},
     flight::Direction,
     inbox::{Command, Inbox},
     locality,
+    route::Route,
     stream::StreamHandle,
 };
 
@@ -51,6 +52,7 @@ struct CompletionCallback {
 /// The part of a copy that the driver accepted.
 #[derive(Debug, Default)]
 pub(super) struct Submitted {
+    /// The bytes of its pieces. Runs within the device count in the piece that brings or takes them.
     pub(super) bytes: u64,
     /// Whether a part may have been submitted, even if `bytes` is zero.
     pub(super) may_run: bool,
@@ -58,9 +60,20 @@ pub(super) struct Submitted {
     pub(super) error: Option<CudaError>,
 }
 
+impl Submitted {
+    /// Adds a piece that the driver accepted.
+    fn add(&mut self, piece: Piece) {
+        self.may_run = true;
+        self.bytes += piece.len as u64;
+    }
+}
+
 /// The largest piece that is submitted together with others. A larger one takes longer than a call anyway, and its own
 /// call is sure to use the whole rate of the memory.
 const SMALL_BYTES: usize = 1 << 20;
+
+/// The most runs that are listed at a time, since a chunk may have millions.
+const RUNS_AT_ONCE: usize = 1024;
 
 /// A recorded event. Give it back with `recycle`: a dropped event is leaked, which is harmless.
 #[derive(Debug)]
@@ -112,20 +125,16 @@ impl Gpu {
         self.device
     }
 
-    /// Submits a copy to the stream of its direction, or to that of copies within the device: the small pieces in one
-    /// call, if the driver takes them, and all others one by one, up to the first that the driver refuses. A call costs
-    /// microseconds, which counts for a chunk of a thousand tensors in allocations of their own.
+    /// Submits a copy to the stream of its direction, or to that of copies within the device, step by step as its route
+    /// says, up to the first that the driver refuses.
     ///
     /// # Safety
     ///
-    /// The caller has checked that each piece is in bounds of its memory, at both ends; that of the host is a slot of this
-    /// engine, so its pages are locked. Unless nothing may run, the caller keeps all of that until an event recorded after
-    /// this call has passed, and lets nobody touch the slot. Where pieces overlap, the bytes are unspecified.
-    pub(super) unsafe fn submit(
-        &mut self,
-        direction: Option<Direction>,
-        pieces: impl Iterator<Item = Piece>,
-    ) -> Submitted {
+    /// The caller has checked that each piece and each run is in bounds of its memory, at both ends; that of the host is a
+    /// slot of this engine, so its pages are locked. Unless nothing may run, the caller keeps all of that until an event
+    /// recorded after this call has passed, and lets nobody touch the slot, nor the scratch but for copies of the same
+    /// direction. Where the pieces overlap, the bytes are unspecified.
+    pub(super) unsafe fn submit(&mut self, direction: Option<Direction>, route: Route) -> Submitted {
         let mut submitted = Submitted::default();
         let stream = match direction {
             Some(direction) => Ok(self.streams[direction as usize].copies),
@@ -134,13 +143,100 @@ impl Gpu {
         let Ok(stream) = stream.map_err(|error| submitted.error = Some(error.into())) else {
             return submitted;
         };
+        let Route { upload, runs, download, pieces } = route;
+        // SAFETY: the caller's promise; the stream lives until `close`.
+        let refused =
+            unsafe { self.submit_through_scratch(upload, &runs, download, stream, &mut submitted) }.err();
+        match refused {
+            Some(error) => submitted.error = Some(error),
+            // SAFETY: as above.
+            None => unsafe { self.submit_pieces(direction, pieces, stream, &mut submitted) },
+        }
+        submitted
+    }
+
+    /// Submits the steps of a route that touch the scratch. The stream executes them in this order, and those of the next
+    /// copy after them.
+    ///
+    /// # Safety
+    ///
+    /// As for `submit`. The stream lives.
+    unsafe fn submit_through_scratch(
+        &mut self,
+        upload: Option<Piece>,
+        runs: &[Runs],
+        download: Option<Piece>,
+        stream: CUstream,
+        submitted: &mut Submitted,
+    ) -> Result<(), CudaError> {
+        if let Some(piece) = upload {
+            // SAFETY: the caller's promise.
+            unsafe { self.copy(Some(Direction::In), piece, stream) }?;
+            submitted.add(piece);
+        }
+        for runs in runs {
+            // SAFETY: as above.
+            unsafe { self.submit_runs(runs, stream, submitted) }?;
+        }
+        if let Some(piece) = download {
+            // SAFETY: as above.
+            unsafe { self.copy(Some(Direction::Out), piece, stream) }?;
+            submitted.add(piece);
+        }
+        Ok(())
+    }
+
+    /// Submits runs within the device: in one call, or as pieces of their own where the device does not copy their stride.
+    ///
+    /// # Safety
+    ///
+    /// As for `submit`. The stream lives.
+    unsafe fn submit_runs(
+        &mut self,
+        runs: &Runs,
+        stream: CUstream,
+        submitted: &mut Submitted,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        match unsafe { self.driver.copy_runs(*runs, stream) } {
+            Err(error) if error.code == INVALID_VALUE => {}
+            Err(error) => return Err(error.into()),
+            Ok(()) => {
+                submitted.may_run = true;
+                return Ok(());
+            }
+        }
+        for first in (0..runs.count).step_by(RUNS_AT_ONCE) {
+            let pieces = (first..runs.count.min(first + RUNS_AT_ONCE)).map(|run| runs.piece(run));
+            let mut within = Submitted::default(); // Their bytes count where they cross the bus.
+            // SAFETY: as above.
+            unsafe { self.submit_pieces(None, pieces.collect(), stream, &mut within) };
+            submitted.may_run |= within.may_run;
+            within.error.map_or(Ok(()), Err)?;
+        }
+        Ok(())
+    }
+
+    /// Submits the small pieces in one call, if the driver takes them, and all others one by one. A call costs
+    /// microseconds, which counts for a chunk of a thousand tensors in allocations of their own.
+    ///
+    /// # Safety
+    ///
+    /// As for `submit`. The stream lives.
+    unsafe fn submit_pieces(
+        &mut self,
+        direction: Option<Direction>,
+        pieces: Vec<Piece>,
+        stream: CUstream,
+        submitted: &mut Submitted,
+    ) {
         let (mut small, mut single): (Vec<Piece>, Vec<Piece>) =
-            pieces.partition(|piece| piece.len <= SMALL_BYTES);
+            pieces.into_iter().partition(|piece| piece.len <= SMALL_BYTES);
         if self.batches && small.len() > 1 {
             submitted.may_run = true; // After an error too: then all are submitted again.
             // SAFETY: the caller's promise; the stream lives until `close`.
             match unsafe { self.driver.copy_batch(&small, stream) } {
-                Ok(()) => submitted.bytes = small.drain(..).map(|piece| piece.len as u64).sum(),
+                Ok(()) => small.drain(..).for_each(|piece| submitted.add(piece)),
                 Err(error) => {
                     self.batches = false;
                     tracing::info!(
@@ -154,12 +250,10 @@ impl Gpu {
             // SAFETY: as above.
             if let Err(error) = unsafe { self.copy(direction, piece, stream) } {
                 submitted.error = Some(error);
-                break;
+                return;
             }
-            submitted.may_run = true;
-            submitted.bytes += piece.len as u64;
+            submitted.add(piece);
         }
-        submitted
     }
 
     /// # Safety

@@ -13,6 +13,7 @@ use super::{
     inbox::Reply,
     memory::CudaMemory,
     options::{CudaOptions, HANG_FACTOR},
+    route::Route,
     setting::Setting,
     share::ShareError,
 };
@@ -251,10 +252,11 @@ impl InFlight {
             let (to, len) = (to.address() + offset, from.len_bytes() as usize);
             Piece { to, from: from.address(), len }
         });
+        let route = Route { pieces: pieces.collect(), ..Route::default() };
         // SAFETY: `share::fill` checked that the parts are in bounds of `to`. `fill` keeps all memory. Only `release`
         // releases it, once the device has reported the end of the copies by an event recorded after this, or by an idle
         // stream, or if nothing was submitted.
-        let copied = unsafe { gpu.submit(None, pieces) };
+        let copied = unsafe { gpu.submit(None, route) };
         self.submitted = Submitted { may_run: self.submitted.may_run || copied.may_run, ..copied };
     }
 

@@ -11,10 +11,10 @@
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn, CUipcMemHandle,
-    CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUmemcpyAttributes, CUresult, CUstream, CUstreamCaptureMode,
-    CUstreamCaptureStatus, CUuuid,
+    self, CUDA_MEMCPY2D, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn,
+    CUipcMemHandle, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
+    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemcpyAttributes, CUresult, CUstream,
+    CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
 };
 
 /// A `CUresult` as a plain number, since cudarc's enum may lack it.
@@ -96,6 +96,7 @@ symbols! {
         fn cuMemHostUnregister(start: *mut c_void);
         fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, len: usize, stream: CUstream);
         fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, len: usize, stream: CUstream);
+        fn cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream);
         fn cuMemsetD8Async(address: CUdeviceptr, value: c_uchar, len: usize, stream: CUstream);
         fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
     }

@@ -159,7 +159,7 @@ impl Worker {
         match command {
             Command::Copy(job) => match failed {
                 Some(error) => copies.refuse(job, error, setting),
-                None => copies.start(job, gpu, setting),
+                None => copies.start(job, gpu, holdings, setting),
             },
             Command::Signal(direction) => {
                 setting.counters.signals.add(1);
@@ -253,7 +253,7 @@ impl Worker {
             copies.suspect();
         }
         if failed.is_none() {
-            copies.start_waiting(now, gpu, setting);
+            copies.start_waiting(now, gpu, holdings, setting);
             let polled = copies.poll(now, gpu, setting);
             if let Err(error) = polled.and_then(|()| shares.poll(now, gpu, setting)) {
                 // Set only here, and once.

@@ -5,8 +5,9 @@ use std::{
     sync::{Arc, MutexGuard, Weak},
 };
 
-use super::{AllocError, linger::Linger, populated::Populated};
-use crate::{mapping::Mapping, region::Keeper};
+use super::sharing::{SHAREABLE_BYTES_MIN, Sharing};
+use super::{AllocError, HostMemory, linger::Linger, populated::Populated};
+use crate::{mapping::Mapping, region::Keeper, shared_range::SharedFile};
 
 /// The state shared by all clones of a `HostMemory`: the bytes in use, and the cached mappings.
 pub(super) struct Cache {
@@ -26,6 +27,7 @@ pub(super) struct State {
     pub(super) cached: Vec<Arc<Populated>>,
     pub(super) keep: Keep,
     pub(super) linger: Linger,
+    pub(super) sharing: Sharing,
 }
 
 /// The policy that limits cached memory, within the budget.
@@ -154,6 +156,9 @@ impl State {
     /// Caches a mapping that was counted as in use, and returns those that the policy does not keep.
     pub(super) fn put_back(&mut self, mapping: Arc<Populated>) -> Vec<Arc<Populated>> {
         self.in_use_bytes -= mapping.len() as u64;
+        if mapping.file().is_some_and(|file| file.is_retired()) {
+            return vec![mapping];
+        }
         self.cached_bytes += mapping.len() as u64;
         self.cached.push(mapping);
         self.evict_unneeded()
@@ -168,7 +173,8 @@ pub(super) struct MappingKeeper {
 
 // SAFETY: a mapping keeps its constant range mapped and initialised (zeroed by the kernel) as long as it lives. It has
 // one keeper or is in the cache; a keeper that is dropped puts it there, or drops it if the cache is gone, and does not
-// access its bytes any more; the threads that populate it hold it too but do not access its bytes.
+// access its bytes any more; the threads that populate it hold it too but do not access its bytes. Other processes that
+// map its file can only read (`Memfd::map_writable`).
 unsafe impl Keeper for MappingKeeper {
     fn start(&self) -> NonNull<u8> {
         self.mapping.start()
@@ -176,6 +182,28 @@ unsafe impl Keeper for MappingKeeper {
 
     fn len(&self) -> usize {
         self.mapping.len()
+    }
+
+    fn file(&self) -> Option<&Arc<SharedFile>> {
+        self.mapping.file()
+    }
+
+    fn was_refused(&self) -> bool {
+        let is_large = self.mapping.len() >= SHAREABLE_BYTES_MIN;
+        let refused = |cache: Arc<Cache>| matches!(cache.state().sharing, Sharing::Refused(_));
+        is_large && self.mapping.file().is_none() && self.cache.upgrade().is_some_and(refused)
+    }
+
+    fn has_small_pages(&self) -> bool {
+        self.mapping.has_small_pages()
+    }
+
+    fn enlarge_next_pages(&self) -> bool {
+        self.mapping.enlarge_next_pages()
+    }
+
+    fn memory(&self) -> Option<HostMemory> {
+        self.cache.upgrade().map(|cache| HostMemory { cache })
     }
 }
 

@@ -143,6 +143,11 @@ mod tests {
             drop(region);
             evict_unused(&memory.cache, &prepared, 0);
             assert_eq!(memory.stats().cached_bytes, if is_used { LEN as u64 } else { 0 });
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while !is_used && prepared.strong_count() > 0 {
+                assert!(Instant::now() < deadline, "the threads that populate it have let go of it");
+                thread::yield_now();
+            }
             assert_eq!(prepared.strong_count() > 0, is_used);
         }
     }

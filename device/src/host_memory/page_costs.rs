@@ -28,13 +28,11 @@ enum Cost {
 /// The factor by which huge pages may cost more than small ones, since they are faster to use and to unmap.
 const HUGE_COST_FACTOR_MAX: u32 = 2;
 
-/// The process-wide instance: all memory comes from the same kernel.
-pub(super) static PAGE_COSTS: Lock<PageCosts> = Lock::new(PageCosts::new());
+/// The process-wide costs of private memory: all memory comes from the same kernel.
+pub(super) static PRIVATE_PAGES: Lock<PageCosts> = Lock::new(PageCosts::new());
 
-/// The preferred page size of this process.
-pub(super) fn preferred() -> PageSize {
-    PAGE_COSTS.lock().preferred()
-}
+/// The process-wide costs of the pages of memfds, which the kernel makes in other ways.
+pub(super) static SHARED_PAGES: Lock<PageCosts> = Lock::new(PageCosts::new());
 
 impl PageCosts {
     const fn new() -> Self {

@@ -1,15 +1,25 @@
 use crate::Lock;
 use std::{
+    io,
     ops::{Deref, Range},
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::Duration,
 };
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::page_costs::PAGE_COSTS;
-use crate::mapping::{HUGE_PAGE_BYTES, Mapping, PIECE_BYTES, PageSize};
+use super::{
+    page_costs::{PRIVATE_PAGES, PageCosts, SHARED_PAGES},
+    sharing,
+};
+use crate::{
+    mapping::{HUGE_PAGE_BYTES, Mapping, PIECE_BYTES, PageSize},
+    shared_range::SharedFile,
+};
 
 /// A mapping whose pages are populated ahead of its first writer, on background threads.
 ///
@@ -21,7 +31,15 @@ use crate::mapping::{HUGE_PAGE_BYTES, Mapping, PIECE_BYTES, PageSize};
 #[derive(Debug)]
 pub(super) struct Populated {
     mapping: Mapping,
+    /// The memfd that is mapped, if other processes can map it.
+    file: Option<Arc<SharedFile>>,
     progress: Lock<Progress>,
+    /// The length of the last region in this mapping: nothing was written beyond it.
+    used_bytes: AtomicUsize,
+    /// Up to where small pages were replaced by huge ones, as far as there are any.
+    enlarged_bytes: AtomicUsize,
+    /// The bytes that were populated in huge pages from the start.
+    huge_bytes: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -41,10 +59,75 @@ struct Progress {
 const THREADS_MAX: usize = 4;
 
 impl Populated {
+    /// Maps `len` bytes of private memory.
+    pub(super) fn private(len: usize) -> io::Result<Self> {
+        let size = PRIVATE_PAGES.lock().preferred();
+        Ok(Self::new(Mapping::new(len, size)?, None, size))
+    }
+
+    /// Maps `len` bytes of memory that other processes can read.
+    pub(super) fn shared(len: usize) -> io::Result<Self> {
+        let size = SHARED_PAGES.lock().preferred();
+        let (mapping, file) = sharing::map(len)?;
+        mapping.prefer(size, 0..len);
+        Ok(Self::new(mapping, Some(file), size))
+    }
+
     /// Wraps a mapping whose pages are not populated. `size` is its page size.
-    pub(super) fn new(mapping: Mapping, size: PageSize) -> Self {
+    fn new(mapping: Mapping, file: Option<Arc<SharedFile>>, size: PageSize) -> Self {
         let progress = Progress { next: 0, size, threads: 0, is_wanted: false };
-        Self { mapping, progress: Lock::new(progress) }
+        Self {
+            mapping,
+            file,
+            progress: Lock::new(progress),
+            used_bytes: AtomicUsize::new(0),
+            enlarged_bytes: AtomicUsize::new(0),
+            huge_bytes: AtomicUsize::new(0),
+        }
+    }
+
+    /// The memfd that is mapped, if other processes can map it.
+    pub(super) fn file(&self) -> Option<&Arc<SharedFile>> {
+        self.file.as_ref()
+    }
+
+    /// Whether other processes can map the memory, and huge pages may take the place of small ones in it.
+    pub(super) fn has_small_pages(&self) -> bool {
+        let len = self.mapping.len();
+        let is_huge = |bytes: &AtomicUsize| bytes.load(Ordering::Relaxed) >= len;
+        self.file.is_some()
+            && len >= HUGE_PAGE_BYTES
+            && !is_huge(&self.enlarged_bytes)
+            && !is_huge(&self.huge_bytes)
+    }
+
+    /// Puts huge pages in the place of the small ones of the next piece, if other processes can map the memory. Returns whether
+    /// another piece remains. Copies the piece, and changes no content: call it when it is written, on a thread that
+    /// nobody waits for.
+    pub(super) fn enlarge_next_pages(&self) -> bool {
+        if !self.has_small_pages() {
+            return false;
+        }
+        let len = self.mapping.len();
+        let start = self.enlarged_bytes.fetch_add(PIECE_BYTES, Ordering::Relaxed);
+        let piece = start.min(len)..(start + PIECE_BYTES).min(len);
+        let (end, is_done) = (piece.end, self.mapping.collapse(piece).is_ok());
+        if !is_done {
+            self.enlarged_bytes.store(len, Ordering::Relaxed); // There are none.
+        }
+        is_done && end < len
+    }
+
+    /// Notes that the first `len` bytes will be written. Returns the length that was noted before.
+    pub(super) fn use_first(&self, len: usize) -> usize {
+        self.used_bytes.swap(len, Ordering::Relaxed)
+    }
+
+    fn costs(&self) -> &'static Lock<PageCosts> {
+        match self.file {
+            Some(_) => &SHARED_PAGES,
+            None => &PRIVATE_PAGES,
+        }
     }
 
     /// Populates the missing pages in the background.
@@ -74,16 +157,27 @@ impl Populated {
     /// memory is no longer wanted: the thread is then no longer counted.
     fn advance(&self) -> bool {
         let Some((piece, size)) = self.take_piece() else { return false };
-        let before = processor_time();
-        let populated = self.mapping.populate(piece.clone());
-        let time = processor_time().saturating_sub(before);
-        PAGE_COSTS.lock().record(size, piece.len(), populated.is_ok().then_some(time));
-        if populated.is_err() {
+        if self.populate_piece(piece, size).is_err() {
             let mut progress = self.progress.lock();
             (progress.next, progress.size) = (self.mapping.len(), PageSize::Huge);
             self.mapping.prefer(PageSize::Huge, 0..self.mapping.len());
         }
         true
+    }
+
+    /// Populates `piece`, and records what it cost.
+    fn populate_piece(&self, piece: Range<usize>, size: PageSize) -> io::Result<()> {
+        let before = processor_time();
+        if self.file.is_some() && size == PageSize::Huge {
+            // Otherwise pages are small: slower for takers.
+            if self.mapping.collapse(piece.clone()).is_ok() {
+                self.huge_bytes.fetch_add(piece.len(), Ordering::Relaxed);
+            }
+        }
+        let populated = self.mapping.populate(piece.clone());
+        let time = processor_time().saturating_sub(before);
+        self.costs().lock().record(size, piece.len(), populated.is_ok().then_some(time));
+        populated
     }
 
     /// Takes the next piece, and advises the chosen page size from its start on. `None` ends the calling thread.
@@ -93,7 +187,7 @@ impl Populated {
             progress.threads -= 1; // Under the lock, so that `begin` never counts a thread that ends.
             return None;
         }
-        let size = PAGE_COSTS.lock().choose();
+        let size = self.costs().lock().choose();
         let start = progress.next;
         if size != progress.size {
             self.mapping.prefer(size, start..self.mapping.len());
@@ -130,8 +224,7 @@ mod tests {
     use super::*;
 
     fn new_mapping(pieces: usize) -> Arc<Populated> {
-        let mapping = Mapping::new(pieces * PIECE_BYTES, PageSize::Huge).unwrap();
-        Arc::new(Populated::new(mapping, PageSize::Huge))
+        Arc::new(Populated::private(pieces * PIECE_BYTES).unwrap())
     }
 
     fn wait_for_threads(populated: &Populated) {
@@ -158,6 +251,27 @@ mod tests {
             assert!((address + end).is_multiple_of(HUGE_PAGE_BYTES) || end == populated.len());
         }
         assert_eq!(end, populated.len());
+    }
+
+    /// Goal: only memory that may have small pages is worth a thread that replaces them. Method: memory of huge pages, and
+    /// such with a piece of small ones between, as it is when the cost of both is measured.
+    #[test]
+    fn only_small_pages_are_replaced() {
+        for small in [None, Some(1)] {
+            let populated = Populated::shared(3 * PIECE_BYTES).unwrap();
+            let has_huge_pages = populated.mapping.collapse(0..PIECE_BYTES).is_ok();
+            for number in 0..3 {
+                let piece = number * PIECE_BYTES..(number + 1) * PIECE_BYTES;
+                let size = if small == Some(number) { PageSize::Small } else { PageSize::Huge };
+                populated.mapping.prefer(size, piece.clone());
+                populated.populate_piece(piece, size).unwrap();
+            }
+            assert_eq!(populated.has_small_pages(), small.is_some() || !has_huge_pages);
+            let replaced = (0..10).take_while(|_| populated.enlarge_next_pages()).count();
+            let expected = if small.is_some() && has_huge_pages { 2 } else { 0 };
+            assert_eq!((replaced, populated.has_small_pages()), (expected, false), "{small:?}");
+        }
+        assert!(!Populated::private(3 * PIECE_BYTES).unwrap().has_small_pages());
     }
 
     #[test]

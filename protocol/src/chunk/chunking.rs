@@ -15,10 +15,10 @@ impl fmt::Display for ChunkIndex {
 
 /// The division of a payload into chunks. Both ends compute it from the manifest, so it is never sent.
 ///
-/// A tensor of at least `chunk_bytes` starts a chunk of its own and is cut every `chunk_bytes`; smaller tensors of one
-/// dtype share chunks. So ten thousand small tensors travel in a few chunks, a chunk never mixes dtypes (codecs rely on
-/// this), and a selected small tensor shares no chunk with a large one. The chunks lie end to end and cover the
-/// payload, padding included; none is longer than `chunk_bytes`.
+/// A tensor, or a piece of one, of at least `chunk_bytes` starts a chunk of its own and is cut every `chunk_bytes`;
+/// smaller ones of one dtype share chunks. So ten thousand small tensors travel in a few chunks, a chunk never mixes
+/// dtypes (codecs rely on this), and a selected small tensor shares no chunk with a large one. The chunks lie end to
+/// end and cover the payload, padding included; none is longer than `chunk_bytes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunking {
     starts: Vec<Start>,
@@ -35,16 +35,18 @@ struct Start {
     first: ChunkIndex,
 }
 
-/// The bytes that one stored tensor occupies in the payload.
+/// The bytes that one stored piece of a tensor occupies in the payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
     pub(crate) dtype: Dtype,
+    /// Which of the version's writers has it.
+    pub(crate) owner: u32,
 }
 
 impl Chunking {
-    /// Cuts a payload whose stored, non-empty tensors are `extents`, in order of offset.
+    /// Cuts a payload whose stored pieces with bytes are `extents`, in order of offset.
     ///
     /// `None` if more than `chunks_max` chunks would result; no memory is allocated for more.
     pub(crate) fn new(
@@ -55,10 +57,13 @@ impl Chunking {
     ) -> Option<Self> {
         let chunk_bytes = u64::from(chunk_bytes);
         let mut starts: Vec<Start> = Vec::new();
-        let mut shared: Option<Start> = None;
-        for Extent { offset, bytes, dtype } in extents {
+        let mut shared: Option<Extent> = None;
+        for extent in extents {
+            let Extent { offset, bytes, dtype, owner } = extent;
             let large = bytes >= chunk_bytes;
-            let fits = |open: Start| open.dtype == dtype && offset + bytes - open.offset <= chunk_bytes;
+            let fits = |open: Extent| {
+                (open.dtype, open.owner) == (dtype, owner) && offset + bytes - open.offset <= chunk_bytes
+            };
             if !large && shared.is_some_and(fits) {
                 continue;
             }
@@ -68,7 +73,7 @@ impl Chunking {
             }
             let start = Start { offset, dtype, first: ChunkIndex(starts.len() as u32) };
             starts.extend((0..cuts).map(|i| Start { offset: offset + i * chunk_bytes, ..start }));
-            shared = (!large).then_some(start);
+            shared = (!large).then_some(extent);
         }
         Some(Self { starts, payload_bytes })
     }

@@ -10,7 +10,10 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-use super::bitplanes::layout::{LowBits, Words};
+use super::{
+    bitplanes::layout::{LowBits, Words},
+    sparse::differing::Differing,
+};
 
 /// The steps in portable Rust, defined beside their codecs.
 mod portable {
@@ -18,7 +21,7 @@ mod portable {
         bitplanes::portable::{
             decode_level, encode_level, merge_low_bits, merge_words, split_low_bits, split_words,
         },
-        sparse::differing::mark_differing,
+        sparse::differing::find_differing,
     };
 }
 
@@ -68,7 +71,10 @@ impl Path {
 
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2") && is_x86_feature_detected!("popcnt")
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("bmi1")
+        && is_x86_feature_detected!("bmi2")
+        && is_x86_feature_detected!("popcnt")
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -124,6 +130,6 @@ steps! {
     fn split_words(words: Words, raw: &[u8], upper: &mut [u8], rest: &mut [u8]);
     /// See [`portable::merge_words`].
     fn merge_words(words: Words, upper: &[u8], rest: &[u8], raw: &mut [u8]);
-    /// See [`mark_differing`](super::sparse::differing::mark_differing).
-    fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut [u32]);
+    /// See [`find_differing`](super::sparse::differing::find_differing).
+    fn find_differing(width: usize, base: &[u8], raw: &[u8], differing: &mut Differing) -> usize;
 }

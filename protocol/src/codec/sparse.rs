@@ -180,7 +180,7 @@ fn decode<const W: usize>(base: &[u8], encoded: &[u8], raw: &mut [u8]) -> Result
         let tiles = elements.chunks_mut(tile_elements::<W>()).zip(base.chunks(tile_elements::<W>()));
         for (index, (tile, base)) in tiles.enumerate() {
             tile.copy_from_slice(base);
-            pending.apply_to(index * tile_elements::<W>(), tile)?;
+            pending.apply_to(index * tile_elements::<W>(), tile, |_, _| ())?;
         }
         pending.is_empty().then_some(())
     })
@@ -202,8 +202,7 @@ fn apply<const W: usize>(
             .zip(copies.chunks_mut(tile_elements::<W>()));
         for (index, (tile, copy)) in tiles.enumerate() {
             copy.copy_from_slice(tile);
-            pending.clone().apply_to(index * tile_elements::<W>(), copy)?;
-            pending.apply_to(index * tile_elements::<W>(), tile)?;
+            pending.apply_to(index * tile_elements::<W>(), tile, |at, element| copy[at] = element)?;
             on_tile(tile.as_flattened());
         }
         rest.copy_from_slice(tail);

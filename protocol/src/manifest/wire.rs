@@ -1,83 +1,34 @@
 //! Manifests as bytes (PROTOCOL.md §5.1): the protobuf message `Manifest`, read one tensor at a time.
 
-use super::{Manifest, Tensor, layout};
+mod pieces;
+
+use super::{Laid, Manifest, ManifestError, Tensor, layout};
 use crate::{
-    Chunking, Dtype, Limits, ManifestDigest, NameError, Shape, ShapeError, Shard, TensorName,
-    message::wire::Entry, protobuf::messages,
+    Chunking, Dtype, Limits, ManifestDigest, Shape, Shard, TensorName, chunk::Extent, message::wire,
+    protobuf::messages,
 };
 use bytes::{Buf, Bytes};
+use pieces::Pieces;
 use prost::{
     Message,
     encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
 };
 
-/// Why bytes from a peer are not a valid manifest.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ManifestError {
-    /// The bytes are not this protobuf message.
-    #[error("the manifest is malformed: {0}")]
-    Malformed(String),
-    /// A tensor name that breaks a rule.
-    #[error("the manifest contains an invalid tensor name: {0}")]
-    Name(#[from] NameError),
-    /// A shape that breaks a rule.
-    #[error("tensor {name:?} of the manifest has no valid shape: {source}")]
-    Shape {
-        /// The tensor.
-        name: TensorName,
-        /// The reason.
-        source: ShapeError,
-    },
-    /// A dtype of a later revision.
-    #[error(
-        "tensor {name:?} has a dtype with code {code} that this build does not know: update tensor-relay here"
-    )]
-    UnknownDtype {
-        /// The tensor.
-        name: TensorName,
-        /// The received code.
-        code: u32,
-    },
-    /// Two tensors with one name.
-    #[error("the manifest names {0:?} twice")]
-    DuplicateName(TensorName),
-    /// A tensor whose offset breaks the rules of layout.
-    #[error("tensor {0:?} of the manifest overlaps another, lies outside of the payload or is not aligned")]
-    Misplaced(TensorName),
-    /// A payload size that contradicts the tensors, or a chunk size that is not a multiple of 256.
-    #[error("the manifest states a {what} size of {stated} bytes where {computed} would be valid")]
-    WrongSize {
-        /// The size in question: `payload` or `chunk`.
-        what: &'static str,
-        /// The stated value.
-        stated: u64,
-        /// A valid value.
-        computed: u64,
-    },
-    /// More tensors, bytes or chunks than this end accepts.
-    #[error("the manifest has {found} {what}, and this end accepts at most {max}")]
-    TooMuch {
-        /// The counted items or bytes.
-        what: &'static str,
-        /// The number of them, or a lower bound of that number.
-        found: u64,
-        /// The limit.
-        max: u64,
-    },
-}
-
 const TAG_PAYLOAD_BYTES: u32 = 1;
 const TAG_CHUNK_BYTES: u32 = 2;
 const TAG_TENSOR: u32 = 3;
 const TAG_METADATA: u32 = 4;
+const TAG_LAYOUT: u32 = 5;
+const TAG_OWNERS: u32 = 6;
 
 messages! {
     WireManifest {
         1 [uint64] payload_bytes: u64,
         2 [uint32] chunk_bytes: u32,
         3 [message, repeated] tensors: Vec<WireTensor>,
-        4 [message, repeated] metadata: Vec<Entry>,
+        4 [message, repeated] metadata: Vec<wire::Entry>,
+        5 [uint32] layout: u32,
+        6 [uint32] owners: u32,
     }
 
     WireTensor {
@@ -86,6 +37,10 @@ messages! {
         3 [uint64, repeated] shape: Vec<u64>,
         4 [uint64] offset: u64,
         5 [message, optional] shard: Option<WireShard>,
+        6 [uint32, repeated] cut_dimensions: Vec<u32>,
+        7 [uint64, repeated] offsets: Vec<u64>,
+        8 [uint32, repeated] owners: Vec<u32>,
+        9 [uint64, repeated] cut_points: Vec<u64>,
     }
 
     WireShard {
@@ -94,37 +49,50 @@ messages! {
     }
 }
 
+/// Encodes a manifest of one owner: in layout 2 if some tensor is in pieces, else in layout 1.
 pub(super) fn encode(
     tensors: &[Tensor],
     metadata: &[(String, String)],
     payload_bytes: u64,
     chunk_bytes: u32,
+    in_pieces: bool,
 ) -> Bytes {
     let message = WireManifest {
         payload_bytes,
         chunk_bytes,
-        tensors: tensors.iter().map(to_wire).collect(),
+        tensors: tensors.iter().map(|tensor| to_wire(tensor, in_pieces)).collect(),
         metadata: metadata.iter().map(Into::into).collect(),
+        layout: if in_pieces { 2 } else { 0 },
+        owners: 0,
     };
     message.encode_to_vec().into()
 }
 
-fn to_wire(tensor: &Tensor) -> WireTensor {
-    WireTensor {
+fn to_wire(tensor: &Tensor, in_pieces: bool) -> WireTensor {
+    let wire = WireTensor {
         name: tensor.name.as_str().into(),
         dtype: tensor.dtype.code(),
         shape: tensor.shape.dimensions().into(),
-        offset: tensor.offset,
         shard: tensor.shard.as_ref().map(|shard| WireShard {
             global_shape: shard.global_shape.dimensions().into(),
             start: shard.start.to_vec(),
         }),
+        ..WireTensor::default()
+    };
+    let (cut_dimensions, cut_points) = tensor.cuts().points().unzip();
+    let offsets = || tensor.extents().map(|extent| extent.offset).collect();
+    match in_pieces {
+        true => WireTensor { cut_dimensions, cut_points, offsets: offsets(), ..wire },
+        false => WireTensor { offset: tensor.offset(), ..wire },
     }
 }
 
 pub(super) fn decode(encoded: Bytes, limits: &Limits) -> Result<Manifest, ManifestError> {
     check_at_most("bytes", encoded.len() as u64, limits.manifest_bytes.into())?;
-    let Fields { payload_bytes, chunk_bytes, tensors, metadata } = read_fields(encoded.clone(), limits)?;
+    let fields = read_fields(encoded.clone(), limits)?;
+    let in_pieces = fields.pieces.are_used(fields.layout)?;
+    let Fields { payload_bytes, chunk_bytes, tensors, metadata, owners, .. } = fields;
+    pieces::check_owners(&tensors, owners)?;
     check_at_most("bytes of payload", payload_bytes, limits.payload_bytes)?;
     check_at_most("bytes in a chunk", chunk_bytes.into(), limits.chunk_bytes.into())?;
     if chunk_bytes == 0 || u64::from(chunk_bytes) != layout::aligned(chunk_bytes.into()) {
@@ -136,7 +104,17 @@ pub(super) fn decode(encoded: Bytes, limits: &Limits) -> Result<Manifest, Manife
         .ok_or_else(|| too_many_chunks(payload_bytes, chunk_bytes, limits))?;
     let by_name = layout::index_by_name(&tensors).map_err(ManifestError::DuplicateName)?;
     let digest = ManifestDigest::of(&encoded);
-    Ok(Manifest { tensors, by_name, metadata, payload_bytes, chunk_bytes, chunking, encoded, digest })
+    Ok(Manifest {
+        tensors,
+        by_name,
+        metadata,
+        payload_bytes,
+        chunk_bytes,
+        chunking,
+        in_pieces,
+        encoded,
+        digest,
+    })
 }
 
 fn check_at_most(what: &'static str, found: u64, max: u64) -> Result<(), ManifestError> {
@@ -148,21 +126,23 @@ fn too_many_chunks(payload_bytes: u64, chunk_bytes: u32, limits: &Limits) -> Man
     ManifestError::TooMuch { what: "chunks", found, max: limits.chunks as u64 }
 }
 
-/// The distinct extents of all tensors, after a check that they lie end to end with only alignment between them, and
-/// fill the payload. So a hostile manifest cannot hide bytes or make two tensors overlap in part.
-fn check_places(tensors: &[Tensor], payload_bytes: u64) -> Result<Vec<crate::chunk::Extent>, ManifestError> {
-    let outside = |t: &&Tensor| t.offset.checked_add(t.bytes).is_none_or(|end| end > payload_bytes);
-    if let Some(tensor) = tensors.iter().find(outside) {
-        return Err(ManifestError::Misplaced(tensor.name.clone()));
+/// The distinct extents of all pieces, after a check that they lie end to end with only alignment between them, those of
+/// each owner together, and fill the payload. So a hostile manifest cannot hide bytes or make two pieces overlap in part.
+fn check_places(tensors: &[Tensor], payload_bytes: u64) -> Result<Vec<Extent>, ManifestError> {
+    let misplaced = |tensor: &Tensor| ManifestError::Misplaced(tensor.name.clone());
+    let is_outside = |e: Extent| e.offset.checked_add(e.bytes).is_none_or(|end| end > payload_bytes);
+    if let Some(tensor) = tensors.iter().find(|tensor| tensor.extents().any(is_outside)) {
+        return Err(misplaced(tensor));
     }
+    pieces::check_ties(tensors)?;
     let (extents, computed) = layout::stored_extents(tensors);
-    let mut end = 0;
+    let (mut end, mut owner) = (0, 0);
     for extent in &extents {
-        if extent.offset != end {
-            let misplaced = tensors.iter().find(|t| t.offset == extent.offset && t.bytes == extent.bytes);
-            return Err(ManifestError::Misplaced(misplaced.unwrap_or(&tensors[0]).name.clone()));
+        if extent.offset != end || extent.owner < owner {
+            let has_it = |tensor: &&Tensor| tensor.extents().any(|other| other == *extent);
+            return Err(misplaced(tensors.iter().find(has_it).unwrap_or(&tensors[0])));
         }
-        end += layout::aligned(extent.bytes);
+        (end, owner) = (end + layout::aligned(extent.bytes), extent.owner);
     }
     if computed != payload_bytes {
         return Err(ManifestError::WrongSize { what: "payload", stated: payload_bytes, computed });
@@ -176,6 +156,19 @@ struct Fields {
     chunk_bytes: u32,
     tensors: Vec<Tensor>,
     metadata: Vec<(String, String)>,
+    layout: u32,
+    owners: u32,
+    pieces: Pieces,
+}
+
+impl Fields {
+    fn add_tensor(&mut self, wire: WireTensor) -> Result<(), ManifestError> {
+        let offsets = self.pieces.count(&wire)?;
+        let tensor = from_wire(wire)?;
+        self.pieces.note(&tensor.name, offsets);
+        self.tensors.push(tensor);
+        Ok(())
+    }
 }
 
 /// Reads the message field by field and checks each tensor before the next. Decoding the whole message first would
@@ -188,14 +181,12 @@ fn read_fields(mut buf: Bytes, limits: &Limits) -> Result<Fields, ManifestError>
             (TAG_PAYLOAD_BYTES, WireType::Varint) => {
                 fields.payload_bytes = decode_varint(&mut buf).map_err(malformed)?;
             }
-            (TAG_CHUNK_BYTES, WireType::Varint) => {
-                let value = decode_varint(&mut buf).map_err(malformed)?;
-                fields.chunk_bytes = u32::try_from(value).unwrap_or(u32::MAX);
-            }
+            (TAG_CHUNK_BYTES, WireType::Varint) => fields.chunk_bytes = read_u32(&mut buf)?,
+            (TAG_LAYOUT, WireType::Varint) => fields.layout = read_u32(&mut buf)?,
+            (TAG_OWNERS, WireType::Varint) => fields.owners = read_u32(&mut buf)?,
             (TAG_TENSOR, WireType::LengthDelimited) => {
                 check_at_most("tensors", fields.tensors.len() as u64 + 1, limits.tensors as u64)?;
-                let wire = WireTensor::decode(take_field(&mut buf)?).map_err(malformed)?;
-                fields.tensors.push(from_wire(wire)?);
+                fields.add_tensor(WireTensor::decode(take_field(&mut buf)?).map_err(malformed)?)?;
             }
             (TAG_METADATA, WireType::LengthDelimited) => {
                 check_at_most(
@@ -203,13 +194,19 @@ fn read_fields(mut buf: Bytes, limits: &Limits) -> Result<Fields, ManifestError>
                     fields.metadata.len() as u64 + 1,
                     limits.tensors as u64,
                 )?;
-                let entry = Entry::decode(take_field(&mut buf)?).map_err(malformed)?;
+                let entry = wire::Entry::decode(take_field(&mut buf)?).map_err(malformed)?;
                 fields.metadata.push((entry.key, entry.value));
             }
             _ => skip_field(wire_type, tag, &mut buf, DecodeContext::default()).map_err(malformed)?,
         }
     }
     Ok(fields)
+}
+
+/// A number, or the largest one instead of larger ones, which no field permits.
+fn read_u32(buf: &mut Bytes) -> Result<u32, ManifestError> {
+    let value = decode_varint(buf).map_err(malformed)?;
+    Ok(u32::try_from(value).unwrap_or(u32::MAX))
 }
 
 fn take_field(buf: &mut Bytes) -> Result<Bytes, ManifestError> {
@@ -227,14 +224,15 @@ fn from_wire(wire: WireTensor) -> Result<Tensor, ManifestError> {
         .ok_or_else(|| ManifestError::UnknownDtype { name: name.clone(), code: wire.dtype })?;
     let shape = Shape::new(&wire.shape).map_err(bad_shape)?;
     let bytes = shape.byte_len(dtype).map_err(bad_shape)?;
-    let shard = match wire.shard {
+    let shard = match &wire.shard {
         Some(shard) => {
             let global = Shape::new(&shard.global_shape).map_err(bad_shape)?;
             Some(Shard::new(&shape, global, &shard.start).map_err(bad_shape)?)
         }
         None => None,
     };
-    Ok(Tensor { name, dtype, shape, shard, offset: wire.offset, bytes })
+    let laid = pieces::laid_from_wire(&wire, &name, dtype, &shape)?;
+    Ok(Tensor { name, dtype, shape, shard, bytes, laid })
 }
 
 fn malformed(error: prost::DecodeError) -> ManifestError {
@@ -243,19 +241,25 @@ fn malformed(error: prost::DecodeError) -> ManifestError {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{pieces::tests::in_pieces, *};
+    use crate::NameError;
     use proptest::prelude::*;
 
-    fn tensor(name: &str, offset: u64, elements: u64) -> WireTensor {
-        WireTensor { name: name.into(), dtype: Dtype::U8.code(), shape: vec![elements], offset, shard: None }
+    pub(super) fn tensor(name: &str, offset: u64, elements: u64) -> WireTensor {
+        let (dtype, shape) = (Dtype::U8.code(), vec![elements]);
+        WireTensor { name: name.into(), dtype, shape, offset, ..WireTensor::default() }
     }
 
-    fn read(
+    pub(super) fn message(payload_bytes: u64, chunk_bytes: u32) -> WireManifest {
+        WireManifest { payload_bytes, chunk_bytes, ..WireManifest::default() }
+    }
+
+    pub(super) fn read(
         payload_bytes: u64,
         chunk_bytes: u32,
         tensors: Vec<WireTensor>,
     ) -> Result<Manifest, ManifestError> {
-        let message = WireManifest { payload_bytes, chunk_bytes, tensors, metadata: vec![] };
+        let message = WireManifest { tensors, ..message(payload_bytes, chunk_bytes) };
         Manifest::decode(message.encode_to_vec().into(), &Limits::default())
     }
 
@@ -314,18 +318,19 @@ mod tests {
             let _ = Manifest::decode(bytes.into(), &Limits::default());
         }
 
-        /// A valid manifest with one byte changed: an error, or a manifest that keeps the rules.
+        /// A valid manifest of either layout with one byte changed: an error, or a manifest that keeps the rules.
         #[test]
-        fn a_changed_byte_is_survived(at: prop::sample::Index, value: u8) {
-            let tensors = vec![tensor("a", 0, 300), tensor("bb", 512, 1)];
-            let message = WireManifest { payload_bytes: 768, chunk_bytes: 256, tensors, metadata: vec![] };
+        fn a_changed_byte_is_survived(at: prop::sample::Index, value: u8, is_cut: bool) {
+            let cut = in_pieces("c", [0, 256, 512], &[0, 0, 1]);
+            let tensors = if is_cut { vec![cut] } else { vec![tensor("a", 0, 300), tensor("bb", 512, 1)] };
+            let (layout, owners) = if is_cut { (2, 2) } else { (0, 0) };
+            let message = WireManifest { tensors, layout, owners, ..message(768, 256) };
             let mut bytes = message.encode_to_vec();
             let at = at.index(bytes.len());
             bytes[at] = value;
             if let Ok(manifest) = Manifest::decode(bytes.into(), &Limits::default()) {
-                for tensor in manifest.tensors() {
-                    prop_assert!(tensor.range().end <= manifest.payload_bytes());
-                }
+                let mut ranges = manifest.tensors().iter().flat_map(Tensor::ranges);
+                prop_assert!(ranges.all(|range| range.end <= manifest.payload_bytes()));
             }
         }
     }

@@ -1,20 +1,23 @@
-//! Boxes: the parts of tensors that a subscription selects. The draft of PROTOCOL.md §5.5, which no build offers: boxes
-//! are parsed and bounded, and not used.
+//! The boxes of tensors that a subscription selects (PROTOCOL.md §5.5).
 
 use super::{
     Field, SELECTION_MAX_BYTES,
     field::{list, message_fields},
     wire,
 };
-use crate::{Glob, MessageError};
+use crate::{Bounds, Glob, MessageError, Shape, files::is_reserved};
+use std::{fmt, ops::Range};
 
 /// The most boxes in one subscription.
 pub const BOXES_MAX: usize = 256;
 
+/// The most slices of all boxes of a subscription, so that the message stays within its frame.
+const SLICES_MAX: usize = 512;
+
 /// The most dimensions of a tensor.
 const DIMENSIONS_MAX: usize = 16;
 
-/// The part that is selected of each tensor whose name matches.
+/// The box that is selected of each tensor whose name matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorBox {
     /// The tensors.
@@ -39,7 +42,7 @@ pub enum Indices {
     Range {
         /// The first.
         start: u64,
-        /// The number of them, not 0.
+        /// The number of them.
         length: u64,
     },
     /// One of `parts` equal parts, as PyTorch's `chunk` makes them.
@@ -51,7 +54,84 @@ pub enum Indices {
     },
 }
 
+impl TensorBox {
+    /// Whether it is for the tensor called `name`. None is for the side files of a folder.
+    pub fn is_for(&self, name: &str) -> bool {
+        self.tensors.matches(name) && !is_reserved(name)
+    }
+
+    /// The box of a tensor of this shape, cut off at its ends.
+    pub fn bounds(&self, shape: &Shape) -> Bounds {
+        let slice = |dimension| self.slices.iter().find(|slice| slice.dimension == dimension);
+        let lengths = (0..).zip(shape.dimensions());
+        Bounds::new(lengths.map(|(dimension, length)| {
+            slice(dimension).map_or(0..*length, |slice| slice.indices.of(*length))
+        }))
+    }
+}
+
+impl Indices {
+    /// These indices of a dimension of this length.
+    pub fn of(self, length: u64) -> Range<u64> {
+        let (start, count) = match self {
+            Self::Range { start, length } => (start, length),
+            Self::Part { part, parts } => {
+                let each = length.div_ceil(u64::from(parts).max(1));
+                (each.saturating_mul(part.into()), each)
+            }
+        };
+        let start = start.min(length);
+        start..start.saturating_add(count).min(length)
+    }
+}
+
+impl fmt::Display for TensorBox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let slices: Vec<_> = self.slices.iter().map(Slice::to_string).collect();
+        write!(f, "[{}]", slices.join(", "))
+    }
+}
+
+impl fmt::Display for Slice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dimension = self.dimension;
+        match self.indices {
+            Indices::Range { start, length } => {
+                write!(f, "{start}:{} of dimension {dimension}", start.saturating_add(length))
+            }
+            Indices::Part { part, parts } => write!(f, "part {part} of {parts} of dimension {dimension}"),
+        }
+    }
+}
+
 message_fields! { TensorBox { tensors, slices } => TensorBox { tensors, slices } }
+
+/// Checks that boxes are well formed, and not too many for a message.
+///
+/// # Errors
+/// The rule of PROTOCOL.md §5.5 (1, 2) that they break.
+pub fn check_boxes(boxes: &[TensorBox]) -> Result<(), &'static str> {
+    let globs_bytes: usize = boxes.iter().map(|each| each.tensors.as_str().len()).sum();
+    let slices: usize = boxes.iter().map(|each| each.slices.len()).sum();
+    match boxes.len() > BOXES_MAX || globs_bytes > SELECTION_MAX_BYTES || slices > SLICES_MAX {
+        true => Err("there are more than 256 of them, of 8,192 bytes of globs and 512 slices together"),
+        false => boxes.iter().try_for_each(|each| check_slices(&each.slices)),
+    }
+}
+
+fn check_slices(slices: &[Slice]) -> Result<(), &'static str> {
+    let is_beyond = |slice: &Slice| matches!(slice.indices, Indices::Part { part, parts } if part >= parts);
+    match slices {
+        _ if !slices.is_sorted_by(|one, next| one.dimension < next.dimension) => {
+            Err("slices are not of ascending dimensions")
+        }
+        _ if slices.iter().any(|slice| slice.dimension as usize >= DIMENSIONS_MAX) => {
+            Err("a slice is of a dimension that no tensor has")
+        }
+        _ if slices.iter().any(is_beyond) => Err("a slice is a part beyond the last one"),
+        _ => Ok(()),
+    }
+}
 
 impl Field for Vec<TensorBox> {
     type Wire = Vec<wire::TensorBox>;
@@ -61,11 +141,9 @@ impl Field for Vec<TensorBox> {
     }
 
     fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError> {
-        let (bytes, max) = (wire.iter().map(|each| each.tensors.len()).sum(), SELECTION_MAX_BYTES);
-        match bytes > max {
-            true => Err(MessageError::TooLarge { what: field, bytes, max }),
-            false => list(field, BOXES_MAX, wire, |each| Field::from_wire(field, each)),
-        }
+        let boxes: Self = list(field, BOXES_MAX, wire, |each| Field::from_wire(field, each))?;
+        let malformed = |why| MessageError::Malformed(format!("boxes: {why}"));
+        check_boxes(&boxes).map(|()| boxes).map_err(malformed)
     }
 }
 
@@ -77,11 +155,7 @@ impl Field for Vec<Slice> {
     }
 
     fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError> {
-        let slices = list(field, DIMENSIONS_MAX, wire, |slice| Slice::from_wire(field, slice))?;
-        match slices.is_sorted_by(|one, next| one.dimension < next.dimension) {
-            true => Ok(slices),
-            false => Err(MessageError::Malformed("slices that are not of ascending dimensions".into())),
-        }
+        list(field, DIMENSIONS_MAX, wire, |slice| Slice::from_wire(field, slice))
     }
 }
 
@@ -101,13 +175,10 @@ impl Field for Slice {
     fn from_wire(_: &'static str, wire: wire::Slice) -> Result<Self, MessageError> {
         let wire::Slice { dimension, start, length, part, parts } = wire;
         let indices = match (start, length, part, parts) {
-            (start, 1.., 0, 0) => Indices::Range { start, length },
-            (0, 0, part, parts) if part < parts => Indices::Part { part, parts },
+            (start, length, 0, 0) => Indices::Range { start, length },
+            (0, 0, part, parts) => Indices::Part { part, parts },
             _ => return Err(MessageError::Malformed("a slice that is neither a range nor a part".into())),
         };
-        match (dimension as usize) < DIMENSIONS_MAX {
-            true => Ok(Self { dimension, indices }),
-            false => Err(MessageError::Malformed("a slice of a dimension that no tensor has".into())),
-        }
+        Ok(Self { dimension, indices })
     }
 }

@@ -5,7 +5,7 @@ use super::{
     SubscriptionId, WatchId,
     field::{message_fields, message_kinds},
 };
-use crate::{CodecSet, Epoch, Glob, MessageError, RangeSet, Token, Version, VersionDigest, VersionId};
+use crate::{CodecSet, Epoch, Glob, MessageError, RangeSet, Token, Version, VersionDigest};
 
 /// A control message from a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,6 +99,16 @@ pub enum ClientMessage {
         /// has discarded what it received of them. Needs [`Feature::Hashes`](super::Feature::Hashes).
         again: bool,
     },
+    /// Declines the memory that the server lent for a version: the server sends its chunks. Needs
+    /// [`Feature::Memory`](super::Feature::Memory).
+    Decline {
+        /// The subscription.
+        subscription: SubscriptionId,
+        /// The topic's epoch.
+        epoch: Epoch,
+        /// The version.
+        version: Version,
+    },
     /// Retires a lane that the client has closed or will close: the server begins no more chunks on it.
     Retire(LaneId),
     /// Reports that the program behind a subscription has loaded a version that it committed. Needs
@@ -117,16 +127,8 @@ pub enum ClientMessage {
     Share(Share),
     /// Names chunks that this client can send to peers. Needs [`Feature::Peers`](super::Feature::Peers).
     Held(Held),
-    /// Asks a peer for a version, as the first message to its port.
-    Take {
-        /// The id of the take on this connection, chosen by the taker.
-        subscription: SubscriptionId,
-        /// The version.
-        id: VersionId,
-        /// The server's grant for this peer.
-        grant: LaneGrant,
-    },
-    /// A server's question to a client's port, before it names the port to peers.
+    /// A server's question to a client's port, before it names the port to peers: the first message on a connection. Needs
+    /// [`Feature::Peers`](super::Feature::Peers).
     Check {
         /// The number of the client's session.
         session: u64,
@@ -156,7 +158,7 @@ impl ClientMessage {
             | Self::Acknowledge { subscription, .. }
             | Self::Request { subscription, .. }
             | Self::Loaded { subscription, .. }
-            | Self::Take { subscription, .. } => Some(*subscription),
+            | Self::Decline { subscription, .. } => Some(*subscription),
             Self::Held(held) => Some(held.subscription),
             Self::Hello(_)
             | Self::List
@@ -209,8 +211,7 @@ message_kinds! {
     Retire(lane) => Retire { lane }
     Probe { probe, lane, bytes } => Probe { probe, lane, bytes }
     Loaded { subscription, epoch, version, digest } => Loaded { subscription, epoch, version, digest }
-    Take { subscription, id: VersionId { topic, epoch, version }, grant } =>
-        Take { subscription, topic, epoch, version, grant }
+    Decline { subscription, epoch, version } => Decline { subscription, epoch, version }
     Check { session, nonce } => Check { session, nonce }
 }
 

@@ -33,9 +33,10 @@ features! {
     Get = 1, "get";
     /// Chunks in another order than that of the payload: `Subscribe.order`.
     Order = 2, "order";
-    /// Manifests whose tensors are in pieces of several writers.
+    /// Manifests with tensors in pieces.
     Layout2 = 3, "layout2";
-    /// Chunks from other clients: `Share`, `Held`, `Sources`, `Revoke` and `Announce.shared`.
+    /// Chunks from other clients: `Share`, `Held`, `Sources`, `Encodings`, `Revoke`, `Announce.shared` and
+    /// `Subscribe.grant`.
     Peers = 4, "peers";
     /// Alternatives to a server that will shut down: `Drain`.
     Drain = 5, "drain";
@@ -47,6 +48,8 @@ features! {
     Loaded = 8, "loaded";
     /// Parts of tensors: `Subscribe.boxes`.
     Boxes = 9, "boxes";
+    /// Versions in memory that the client maps: `Subscribe.memory`, `Announce.lending` and `Decline`.
+    Memory = 10, "memory";
 }
 
 /// A set of features.
@@ -55,15 +58,22 @@ pub struct FeatureSet(u32);
 
 impl FeatureSet {
     /// The features that a client of this build offers.
-    pub const OF_CLIENT: Self = Self(Self::bit(Feature::Drain));
+    pub const OF_CLIENT: Self = Self(Self::bit(Feature::Drain) | Self::bit(Feature::Layout2));
 
     /// The features that a server of this build offers.
     pub const OF_SERVER: Self = Self(
         Self::bit(Feature::Get)
             | Self::bit(Feature::Probe)
             | Self::bit(Feature::Hashes)
-            | Self::bit(Feature::Loaded),
+            | Self::bit(Feature::Loaded)
+            | Self::bit(Feature::Boxes),
     );
+
+    /// This set and `feature`.
+    #[must_use]
+    pub const fn with(self, feature: Feature) -> Self {
+        Self(self.0 | Self::bit(feature))
+    }
 
     /// The features with these numbers. Unknown numbers are ignored.
     pub fn from_codes(codes: &[u32]) -> Self {
@@ -115,7 +125,7 @@ impl ClientMessage {
     /// # Errors
     /// [`ProtocolViolation::FeatureNotOffered`] names the first missing feature.
     pub fn check_features(&self, offered: FeatureSet) -> Result<(), ProtocolViolation> {
-        let only = |found, feature| [Some((found, feature)), None, None, None, None];
+        let only = |found, feature| [Some((found, feature)), None, None, None, None, None, None];
         let needed = match self {
             Self::Subscribe(subscribe) => [
                 subscribe.once.then_some(("Subscribe.once", Feature::Get)),
@@ -123,6 +133,8 @@ impl ClientMessage {
                 matches!(subscribe.start, Start::Exactly(..)).then_some(("Subscribe.start 5", Feature::Get)),
                 (subscribe.order != Order::Layout).then_some(("Subscribe.order", Feature::Order)),
                 (!subscribe.boxes.is_empty()).then_some(("Subscribe.boxes", Feature::Boxes)),
+                subscribe.memory.then_some(("Subscribe.memory", Feature::Memory)),
+                subscribe.grant.is_some().then_some(("Subscribe.grant", Feature::Peers)),
             ],
             Self::Probe { .. } => only("Probe", Feature::Probe),
             Self::Request { hashes: true, .. } => only("Request.hashes", Feature::Hashes),
@@ -130,9 +142,9 @@ impl ClientMessage {
             Self::Loaded { .. } => only("Loaded", Feature::Loaded),
             Self::Share(_) => only("Share", Feature::Peers),
             Self::Held(_) => only("Held", Feature::Peers),
-            Self::Take { .. } => only("Take", Feature::Peers),
             Self::Check { .. } => only("Check", Feature::Peers),
-            _ => [None; 5],
+            Self::Decline { .. } => only("Decline", Feature::Memory),
+            _ => [None; 7],
         };
         needed
             .into_iter()
@@ -150,6 +162,7 @@ impl ServerMessage {
         match self {
             Self::Announce(announce) if announce.shared => offered.permit("Announce.shared", Feature::Peers),
             Self::Sources { .. } => offered.permit("Sources", Feature::Peers),
+            Self::Encodings { .. } => offered.permit("Encodings", Feature::Peers),
             Self::Held(_) => offered.permit("Held", Feature::Peers),
             Self::Revoke { .. } => offered.permit("Revoke", Feature::Peers),
             Self::Checked { .. } => offered.permit("Checked", Feature::Peers),
@@ -166,8 +179,9 @@ mod tests {
     /// PROTOCOL.md §3.11: the numbers are part of the wire.
     #[test]
     fn feature_codes_are_frozen() {
-        assert!(Feature::ALL.iter().map(|feature| feature.code()).eq(1..=9));
-        let names = ["get", "order", "layout2", "peers", "drain", "probe", "hashes", "loaded", "boxes"];
+        assert!(Feature::ALL.iter().map(|feature| feature.code()).eq(1..=10));
+        let names =
+            ["get", "order", "layout2", "peers", "drain", "probe", "hashes", "loaded", "boxes", "memory"];
         assert!(Feature::ALL.iter().map(|feature| feature.name()).eq(names));
     }
 

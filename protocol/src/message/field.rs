@@ -214,6 +214,18 @@ impl<const N: usize> Field for [u8; N] {
     }
 }
 
+impl<T: Field> Field for Box<T> {
+    type Wire = T::Wire;
+
+    fn into_wire(self) -> Self::Wire {
+        T::into_wire(*self)
+    }
+
+    fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError> {
+        T::from_wire(field, wire).map(Self::new)
+    }
+}
+
 impl<T: Field> Field for Option<T> {
     type Wire = Option<T::Wire>;
 

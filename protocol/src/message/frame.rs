@@ -65,8 +65,8 @@ mod tests {
     use super::super::*;
     use super::*;
     use crate::{
-        ChunkHash, CodecId, CodecSet, Epoch, Glob, ManifestDigest, RangeSet, ReaderName, Topic, Version,
-        VersionDigest, VersionId,
+        ChunkHash, ChunkIndex, CodecId, CodecSet, EncodingEntry, EncodingHash, Epoch, Glob, ManifestDigest,
+        RangeSet, ReaderName, Topic, Version, VersionDigest, VersionId,
     };
     use proptest::prelude::*;
 
@@ -153,8 +153,8 @@ mod tests {
             ClientMessage::Loaded { subscription, epoch, version, digest: VersionDigest([4; 32]) },
             ClientMessage::Share(Share { addresses: vec![peer("[::]:4848")], key: Some([7; 32]) }),
             ClientMessage::Held(held()),
-            ClientMessage::Take { subscription, id: id(), grant: LaneGrant::new([3; 32]) },
             ClientMessage::Check { session: 7, nonce: [9; 32] },
+            ClientMessage::Decline { subscription, epoch, version },
             ClientMessage::Subscribe(Subscribe {
                 consumer: Consumer::Named([7; 16]),
                 within: RangeSet::from_range(2..9),
@@ -162,6 +162,8 @@ mod tests {
             }),
             ClientMessage::Subscribe(Subscribe {
                 consumer: Consumer::Nobody,
+                memory: true,
+                grant: Some(LaneGrant::new([3; 32])),
                 ..Subscribe::latest(subscription, topic("policy"), 4)
             }),
             ClientMessage::Subscribe(Subscribe {
@@ -204,6 +206,7 @@ mod tests {
                 afresh: true,
                 shared: true,
                 lost_place: None,
+                lending: Some(Box::new(Lending::Chunks(NotLent::Full))),
             }),
             ServerMessage::Complete { subscription, epoch, version, digest: VersionDigest([4; 32]) },
             ServerMessage::Abort { subscription, epoch, version, reason: AbortReason::Stalled },
@@ -226,6 +229,7 @@ mod tests {
                     grant: LaneGrant::new([3; 32]),
                     chunks: RangeSet::from_range(2..9),
                 }],
+                is_seeded: true,
             },
             ServerMessage::Hashes {
                 subscription,
@@ -238,6 +242,25 @@ mod tests {
             ServerMessage::Held(held()),
             ServerMessage::Revoke { subscription, epoch, version, taker: Some([7; 32]) },
             ServerMessage::Checked { proof: [8; 32] },
+            ServerMessage::Encodings {
+                subscription,
+                epoch,
+                version,
+                entries: vec![
+                    EncodingEntry {
+                        chunk: ChunkIndex(7),
+                        codec: CodecId::Sparse,
+                        base: Some(Version(7)),
+                        hash: EncodingHash([5; 32]),
+                    },
+                    EncodingEntry {
+                        chunk: ChunkIndex(u32::MAX),
+                        codec: CodecId::Raw,
+                        base: None,
+                        hash: EncodingHash([6; 32]),
+                    },
+                ],
+            },
             ServerMessage::Announce(Announce {
                 subscription,
                 id: id(),
@@ -248,6 +271,11 @@ mod tests {
                 afresh: false,
                 shared: false,
                 lost_place: Some(Place { epoch, version }),
+                lending: Some(Box::new(Lending::Memory(Lent {
+                    inode: 12,
+                    offset_bytes: 4096,
+                    digest: VersionDigest([4; 32]),
+                }))),
             }),
         ]
     }
@@ -482,6 +510,37 @@ mod tests {
         assert!(held(vec![range(1)], vec![range(1)]).is_err());
     }
 
+    /// PROTOCOL.md §3.15 (11); §3.3 (20).
+    #[test]
+    fn invalid_encodings_and_grants_are_refused() {
+        let encodings = |entries: Vec<u8>| {
+            from_server(wire::ServerKind::Encodings(wire::Encodings { entries, ..Default::default() }))
+        };
+        let count = |entries| match encodings(entries) {
+            Ok(ServerMessage::Encodings { entries, .. }) => entries.len(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(count(vec![0; 48 * ENCODINGS_MAX]), ENCODINGS_MAX);
+        for wrong in [vec![0; 48 * (ENCODINGS_MAX + 1)], vec![0; 47], vec![0; 49]] {
+            assert!(encodings(wrong).is_err());
+        }
+        for (at, expected) in [(4, Some(0)), (5, None), (7, None), (8, Some(1)), (16, Some(1))] {
+            let mut entry = vec![0; 48];
+            entry[at] = 255;
+            assert_eq!(encodings(entry.clone()).ok().map(|_| count(entry)), expected, "byte {at}");
+        }
+        for length in [0, 31, 33] {
+            let subscribe = wire::Subscribe {
+                topic: "t".into(),
+                mode: 1,
+                grant: Some(vec![1; length]),
+                ..wire::Subscribe::default()
+            };
+            let expected = MessageError::WrongLength { field: "grant", expected: 32, found: length };
+            assert_eq!(from_client(wire::ClientKind::Subscribe(subscribe)), Err(expected));
+        }
+    }
+
     /// PROTOCOL.md §5.5.
     #[test]
     fn invalid_boxes_are_refused() {
@@ -493,14 +552,9 @@ mod tests {
             from_client(wire::ClientKind::Subscribe(subscribe)).map(|_| ())
         };
         let sliced = |slices| vec![wire::TensorBox { tensors: "a".into(), slices }];
-        assert_eq!(boxes(sliced(vec![slice(0, 5, 1, 0, 0), slice(15, 0, 0, 7, 8)])), Ok(()));
-        for wrong in [
-            slice(16, 0, 1, 0, 0),
-            slice(0, 1, 0, 0, 0),
-            slice(0, 0, 0, 8, 8),
-            slice(0, 1, 0, 0, 8),
-            slice(0, 0, 1, 0, 8),
-        ] {
+        assert_eq!(boxes(sliced(vec![slice(0, 5, 0, 0, 0), slice(15, 0, 0, 7, 8)])), Ok(()));
+        for wrong in [slice(16, 0, 1, 0, 0), slice(0, 0, 0, 8, 8), slice(0, 1, 0, 0, 8), slice(0, 0, 1, 0, 8)]
+        {
             assert!(boxes(sliced(vec![wrong.clone()])).is_err(), "{wrong:?}");
         }
         let twice = slice(1, 0, 1, 0, 0);
@@ -547,8 +601,21 @@ mod tests {
             epoch: Epoch(u64::MAX),
             version: Version(u64::MAX),
             sources: vec![source; SOURCES_MAX],
+            is_seeded: true,
         };
-        for message in [hashes, sources] {
+        let entry = EncodingEntry {
+            chunk: ChunkIndex(u32::MAX),
+            codec: CodecId::Sparse,
+            base: Some(Version(u64::MAX)),
+            hash: EncodingHash([255; 32]),
+        };
+        let encodings = ServerMessage::Encodings {
+            subscription: SubscriptionId(u32::MAX),
+            epoch: Epoch(u64::MAX),
+            version: Version(u64::MAX),
+            entries: vec![entry; ENCODINGS_MAX],
+        };
+        for message in [hashes, sources, encodings] {
             assert!(encode_server(message).len() <= FRAME_MAX_BYTES + 4);
         }
     }

@@ -50,7 +50,7 @@ impl LaneGrant {
         Self(bytes)
     }
 
-    pub(super) fn bytes(&self) -> &[u8; Self::BYTES] {
+    pub(crate) fn bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
     }
 }

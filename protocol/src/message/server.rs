@@ -1,12 +1,14 @@
 //! Control messages from a server.
 
 use super::{
-    AbortReason, FeatureSet, Field, Held, InstanceId, LaneAddress, LaneId, LaneOffer, Metadata, Source,
-    SubscriptionId, WatchId, check_metadata,
+    AbortReason, FeatureSet, Field, Held, InstanceId, LaneAddress, LaneId, LaneOffer, Lending, Metadata,
+    Source, SubscriptionId, WatchId, check_metadata,
     field::{exactly, list, message_fields, message_kinds},
     reasons, wire,
 };
-use crate::{ChunkHash, Epoch, ManifestDigest, MessageError, Topic, Version, VersionDigest, VersionId};
+use crate::{
+    ChunkHash, EncodingEntry, Epoch, ManifestDigest, MessageError, Topic, Version, VersionDigest, VersionId,
+};
 
 /// The most chunk hashes in one message: so many fit a frame.
 pub const HASHES_MAX: usize = 4000;
@@ -93,6 +95,21 @@ pub enum ServerMessage {
         version: Version,
         /// The complete list: earlier sources that are missing here are no longer valid.
         sources: Vec<Source>,
+        /// Whether the server pushes no further chunk of the version by itself: what no peer offers is to be requested of
+        /// it.
+        is_seeded: bool,
+    },
+    /// Names encodings of chunks of a version, so that the client can check what it takes from peers. Needs
+    /// [`Feature::Peers`](super::Feature::Peers).
+    Encodings {
+        /// The subscription.
+        subscription: SubscriptionId,
+        /// The topic's epoch.
+        epoch: Epoch,
+        /// The version.
+        version: Version,
+        /// Encodings that were not named before: at most one for each chunk.
+        entries: Vec<EncodingEntry>,
     },
     /// Names chunks that this end can send, if not all. Needs [`Feature::Peers`](super::Feature::Peers).
     Held(Held),
@@ -173,6 +190,8 @@ pub struct Announce {
     /// In mode `every`, on the first version of a named reader: the place that it had before it was given up. The
     /// reader misses the versions from there on that precede this one.
     pub lost_place: Option<Place>,
+    /// How the bytes are passed to a client that asked for memory; `None` for chunks, and for any other client.
+    pub lending: Option<Box<Lending>>,
 }
 
 /// A reader's place: the first version that it had not acknowledged.
@@ -210,6 +229,9 @@ reasons! {
     /// The client may not subscribe to this topic, whether it exists or not.
     Forbidden = 10, "the ticket, or the client's key, does not allow to subscribe to this topic; the server's \
                      operator can tell which topics it allows";
+    /// A version needs a feature that the client did not offer.
+    NotSupported = 11, "the publisher cuts tensors into pieces, or sends something else that this client cannot read: \
+                        update the client";
 }
 
 /// An entry in the list of topics.
@@ -235,7 +257,9 @@ message_kinds! {
     Joined {} => Joined {}
     Retired(lane) => Retire { lane }
     Drain { alternatives } => Drain { alternatives }
-    Sources { subscription, epoch, version, sources } => Sources { subscription, epoch, version, sources }
+    Sources { subscription, epoch, version, sources, is_seeded } =>
+        Sources { subscription, epoch, version, sources, is_seeded }
+    Encodings { subscription, epoch, version, entries } => Encodings { subscription, epoch, version, entries }
     Revoke { subscription, epoch, version, taker } => Revoke { subscription, epoch, version, taker }
     Checked { proof } => Checked { proof }
     Hashes { subscription, epoch, version, first, hashes } =>
@@ -254,10 +278,11 @@ message_fields! {
         afresh,
         shared,
         lost_place,
+        lending,
     } =>
     Announce {
         subscription, topic, epoch, version, manifest_digest, skipped, metadata, may_be_base, afresh, shared,
-        lost_place,
+        lost_place, lending,
     }
 }
 

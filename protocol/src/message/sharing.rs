@@ -1,12 +1,11 @@
-//! Messages by which clients take chunks from each other: the draft of PROTOCOL.md §3.15, which no build offers. They
-//! are parsed and bounded, and not used.
+//! Messages by which the receivers of a version take its chunks from each other (PROTOCOL.md §3.15).
 
 use super::{
     Field, LaneGrant, SubscriptionId, Transport,
     field::{address, exactly, list, message_fields},
     wire,
 };
-use crate::{Epoch, MessageError, RangeSet, Version};
+use crate::{ChunkIndex, CodecId, EncodingEntry, EncodingHash, Epoch, MessageError, RangeSet, Version};
 use std::net::SocketAddr;
 
 /// The most sources in one message. A client uses a few at once, and receives others when they fail.
@@ -17,6 +16,12 @@ pub const PEER_ADDRESSES_MAX: usize = 2;
 
 /// The most ranges of chunks of a source. The peer itself names the chunks that it holds; these help to choose peers.
 pub const SOURCE_RANGES_MAX: usize = 16;
+
+/// The most encodings in one message: so many fit a frame.
+pub const ENCODINGS_MAX: usize = 1_024;
+
+/// The bytes of one encoding in a message.
+const ENTRY_BYTES: usize = 48;
 
 /// An address at which a client listens for peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,5 +149,43 @@ impl Field for Vec<Source> {
             })
         });
         Ok(sources?.into_iter().filter(|source| !source.addresses.is_empty()).collect())
+    }
+}
+
+/// Each entry has the chunk in bytes 0..4, the codec in byte 4, zeros in 5..8, the base in 8..16 and the hash in 16..48.
+/// Entries with unknown codecs are validated and then ignored.
+impl Field for Vec<EncodingEntry> {
+    type Wire = Vec<u8>;
+
+    fn into_wire(self) -> Vec<u8> {
+        let wire = |entry: EncodingEntry| {
+            let mut bytes = [0; ENTRY_BYTES];
+            bytes[..4].copy_from_slice(&entry.chunk.0.to_le_bytes());
+            bytes[4] = entry.codec.code();
+            bytes[8..16].copy_from_slice(&entry.base.map_or(0, |base| base.0).to_le_bytes());
+            bytes[16..].copy_from_slice(&entry.hash.0);
+            bytes
+        };
+        self.into_iter().flat_map(wire).collect()
+    }
+
+    fn from_wire(field: &'static str, wire: Vec<u8>) -> Result<Self, MessageError> {
+        let entries = list(field, ENCODINGS_MAX, wire.chunks(ENTRY_BYTES).collect(), |bytes| {
+            let bytes: [u8; ENTRY_BYTES] = exactly(field, bytes)?;
+            if bytes[5..8] != [0; 3] {
+                return Err(MessageError::ReservedNotZero);
+            }
+            let (mut chunk, mut base, mut hash) = ([0; 4], [0; 8], [0; 32]);
+            chunk.copy_from_slice(&bytes[..4]);
+            base.copy_from_slice(&bytes[8..16]);
+            hash.copy_from_slice(&bytes[16..]);
+            Ok(CodecId::from_code(bytes[4]).map(|codec| EncodingEntry {
+                chunk: ChunkIndex(u32::from_le_bytes(chunk)),
+                codec,
+                base: Some(Version(u64::from_le_bytes(base))).filter(|base| base.0 != 0),
+                hash: EncodingHash(hash),
+            }))
+        });
+        Ok(entries?.into_iter().flatten().collect())
     }
 }

@@ -1,7 +1,7 @@
 //! Subscription requests and their options.
 
 use super::{
-    Field, SubscriptionId, TensorBox,
+    Field, LaneGrant, SubscriptionId, TensorBox,
     field::{exactly, list, message_fields},
     wire,
 };
@@ -64,6 +64,11 @@ pub struct Subscribe {
     pub within: RangeSet,
     /// The wanted parts of tensors; empty for whole tensors. Needs [`Feature::Boxes`](super::Feature::Boxes).
     pub boxes: Vec<TensorBox>,
+    /// Whether versions may be lent in memory. Needs [`Feature::Memory`](super::Feature::Memory).
+    pub memory: bool,
+    /// The grant of the origin, from a client that takes one version from a peer. Needs
+    /// [`Feature::Peers`](super::Feature::Peers).
+    pub grant: Option<LaneGrant>,
 }
 
 /// For whom the commits of a subscription are counted
@@ -109,6 +114,8 @@ impl Subscribe {
             consumer: Consumer::Own,
             within: RangeSet::new(),
             boxes: vec![],
+            memory: false,
+            grant: None,
         }
     }
 }
@@ -212,6 +219,8 @@ impl Field for Subscribe {
             consumer: self.consumer.into_wire(),
             within: self.within.into_wire(),
             boxes: self.boxes.into_wire(),
+            memory: self.memory,
+            grant: self.grant.map(Field::into_wire),
         }
     }
 
@@ -243,6 +252,8 @@ impl Field for Subscribe {
             consumer: Field::from_wire("consumer", wire.consumer)?,
             within: Field::from_wire("within", wire.within)?,
             boxes: Field::from_wire("boxes", wire.boxes)?,
+            memory: wire.memory,
+            grant: Field::from_wire("grant", wire.grant)?,
         })
     }
 }

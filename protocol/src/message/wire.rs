@@ -8,7 +8,7 @@ use prost::Message;
 pub(crate) struct FromClient {
     #[prost(
         oneof = "ClientKind",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20"
     )]
     pub(crate) kind: Option<ClientKind>,
 }
@@ -33,14 +33,14 @@ oneof! {
         15 Loaded(Loaded),
         16 Share(Share),
         17 Held(Held),
-        18 Take(Take),
         19 Check(Check),
+        20 Decline(Decline),
     }
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromServer {
-    #[prost(oneof = "ServerKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16")]
+    #[prost(oneof = "ServerKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17")]
     pub(crate) kind: Option<ServerKind>,
 }
 
@@ -62,6 +62,7 @@ oneof! {
         14 Held(Held),
         15 Revoke(Revoke),
         16 Checked(Checked),
+        17 Encodings(Encodings),
     }
 }
 
@@ -114,6 +115,8 @@ messages! {
         19 [bytes = "vec", optional] consumer: Option<Vec<u8>>,
         20 [message, repeated] within: Vec<ChunkRange>,
         21 [message, repeated] boxes: Vec<TensorBox>,
+        22 [bool] memory: bool,
+        23 [bytes = "vec", optional] grant: Option<Vec<u8>>,
     }
 
     TensorBox {
@@ -241,6 +244,24 @@ messages! {
         9 [bool] afresh: bool,
         11 [message, optional] lost_place: Option<Place>,
         12 [bool] shared: bool,
+        13 [message, optional] lending: Option<Lending>,
+    }
+
+    Lending {
+        1 [message, optional] memory: Option<Lent>,
+        2 [uint32] chunks: u32,
+    }
+
+    Lent {
+        1 [uint64] inode: u64,
+        2 [uint64] offset_bytes: u64,
+        3 [bytes = "vec"] digest: Vec<u8>,
+    }
+
+    Decline {
+        1 [uint32] subscription: u32,
+        2 [fixed64] epoch: u64,
+        3 [uint64] version: u64,
     }
 
     Place {
@@ -294,6 +315,14 @@ messages! {
         2 [fixed64] epoch: u64,
         3 [uint64] version: u64,
         4 [message, repeated] sources: Vec<Source>,
+        5 [bool] is_seeded: bool,
+    }
+
+    Encodings {
+        1 [uint32] subscription: u32,
+        2 [fixed64] epoch: u64,
+        3 [uint64] version: u64,
+        4 [bytes = "vec"] entries: Vec<u8>,
     }
 
     Source {
@@ -314,14 +343,6 @@ messages! {
         3 [uint64] version: u64,
         4 [message, repeated] added: Vec<ChunkRange>,
         5 [message, repeated] withdrawn: Vec<ChunkRange>,
-    }
-
-    Take {
-        1 [uint32] subscription: u32,
-        2 [string] topic: String,
-        3 [fixed64] epoch: u64,
-        4 [uint64] version: u64,
-        5 [bytes = "vec"] grant: Vec<u8>,
     }
 
     Revoke {

@@ -49,6 +49,8 @@ pub struct Announcement<V> {
     pub skipped: u64,
     /// Whether the client discards what it holds, and receives the version in full.
     pub afresh: bool,
+    /// Whether the version is shared: the client may take its chunks from others.
+    pub shared: bool,
     /// Whether the client has a later version of this epoch, which was never published here.
     pub is_ahead: bool,
     /// The place that the reader had before it was given up, for its client.

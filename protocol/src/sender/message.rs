@@ -14,6 +14,8 @@ pub enum SubscriptionMessage {
     Abort(Epoch, Version, AbortReason),
     /// Acknowledges this version and all before it.
     Acknowledge(Epoch, Version),
+    /// Declines the memory that was lent for a version.
+    Decline(Epoch, Version),
     /// Requests chunks of a version.
     Request(Epoch, Version, ChunkRequest),
     /// Ends the subscription.
@@ -52,6 +54,9 @@ impl SubscriptionMessage {
             ClientMessage::Request { subscription, epoch, version, chunks, hashes, again } => {
                 let request = ChunkRequest { chunks, hashes, again };
                 (subscription, Self::Request(epoch, version, request))
+            }
+            ClientMessage::Decline { subscription, epoch, version } => {
+                (subscription, Self::Decline(epoch, version))
             }
             ClientMessage::Unsubscribe { subscription, keep_place } => {
                 (subscription, Self::Unsubscribe { keep_place })

@@ -1,8 +1,16 @@
 //! [`SendPlan`]: the sends of one version to one client (PROTOCOL.md §6.3, §6.8).
 
-use super::ChunkRequest;
-use crate::{ChunkIndex, Credit, LaneId, PARTIAL_RANGES_MAX, ProtocolViolation, RangeSet};
-use std::{collections::BTreeMap, iter::Peekable, ops::Range};
+mod pushing;
+mod requests;
+
+#[cfg(test)]
+mod tests;
+
+use super::{ChunkRequest, Pick};
+use crate::{ChunkIndex, Credit, LaneId, ProtocolViolation, RangeSet};
+use pushing::Pushing;
+use requests::Requests;
+use std::ops::Range;
 
 /// The number of hashes that are sent in one message. Each costs a read of its chunk, so that a longer message would
 /// keep the receiver waiting.
@@ -34,23 +42,23 @@ pub enum SendAction {
 /// At first, chunks are pushed in the order of their index, one for each credit. The first request of the receiver ends
 /// that: from then on only what it requests is sent, without credit. A chunk is begun once, and again only if it is
 /// requested after its lane was retired. So requests that repeat each other cause no further sends.
+///
+/// Of a shared version the topic picks the chunks that are pushed, and requests do not end the pushing.
 #[derive(Debug)]
 pub(super) struct SendPlan {
     needs_manifest: bool,
+    /// Whether the version is shared among its receivers.
+    is_shared: bool,
     /// Whether the wanted chunks are known.
     is_selected: bool,
-    /// Whether the receiver requested chunks, which ends the pushing.
+    /// Whether the receiver maps the bytes, so that no chunk is pushed.
+    is_lent: bool,
+    /// Whether the receiver requested chunks.
     is_requested: bool,
     /// The wanted chunks that were not begun when the pushing ended, nor since.
     unsent: RangeSet,
-    /// Chunks to be pushed that were never begun, ascending.
-    pushed: Peekable<<RangeSet as IntoIterator>::IntoIter>,
-    /// Chunks that the receiver requested and that were not begun since.
-    requested: RangeSet,
-    /// Chunks that the receiver has discarded: they are sent without a base.
-    discarded: RangeSet,
-    /// The begun chunks, by the lane on which they were begun last. Those of retired lanes are dropped at a request.
-    begun: BTreeMap<LaneId, RangeSet>,
+    pushing: Pushing,
+    requests: Requests,
     /// The places among the selected chunks whose hashes were not sent and are due.
     unsent_hashes: Range<u32>,
     /// Whether hashes are being sent.
@@ -63,20 +71,17 @@ pub(super) struct SendPlan {
 }
 
 impl SendPlan {
-    /// The most chunks that a receiver may have requested and that were not begun.
-    pub(super) const REQUESTED_MAX: u32 = Credit::MAX;
-
-    /// A plan for a version whose wanted chunks are not known yet.
-    pub(super) fn new(needs_manifest: bool) -> Self {
+    /// A plan for a version, shared or not, whose wanted chunks are not known yet.
+    pub(super) fn new(needs_manifest: bool, is_shared: bool) -> Self {
         Self {
             needs_manifest,
+            is_shared,
             is_selected: false,
+            is_lent: false,
             is_requested: false,
             unsent: RangeSet::new(),
-            pushed: RangeSet::new().into_iter().peekable(),
-            requested: RangeSet::new(),
-            discarded: RangeSet::new(),
-            begun: BTreeMap::new(),
+            pushing: Pushing::default(),
+            requests: Requests::default(),
             unsent_hashes: 0..0,
             is_hashing: false,
             in_flight: 0,
@@ -87,20 +92,49 @@ impl SendPlan {
 
     /// Handles the chunks that the receiver wants: it selected them, and does not hold them.
     pub(super) fn handle_selected(&mut self, wanted: RangeSet) {
-        self.pushed = wanted.into_iter().peekable();
+        self.pushing = Pushing::new(wanted);
         self.is_selected = true;
     }
 
-    /// The next send; `None` if none is possible before the next event. `lane` is the lane for the next chunk;
-    /// without one, no chunk is begun. Spends `credit` for a chunk that is pushed.
-    pub(super) fn poll(&mut self, credit: &mut Credit, lane: Option<LaneId>) -> Option<SendAction> {
+    /// Whether the version is shared among its receivers.
+    pub(super) fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
+    /// Handles that the receiver was told to map the bytes.
+    pub(super) fn handle_lent(&mut self) {
+        self.is_lent = true;
+    }
+
+    /// Handles that the receiver declined the memory: chunks are pushed. Returns whether that is progress.
+    ///
+    /// # Errors
+    /// [`ProtocolViolation::OutOfTurn`] when nothing was lent, or was declined before.
+    pub(super) fn handle_declined(&mut self) -> Result<bool, ProtocolViolation> {
+        match std::mem::take(&mut self.is_lent) {
+            true => Ok(!self.given_up),
+            false => Err(ProtocolViolation::OutOfTurn { found: "Decline", expected: "a version in memory" }),
+        }
+    }
+
+    /// The next send; `None` if none is possible before the next event. `lane` is the lane for the next chunk; without
+    /// one, no chunk is begun. Spends `credit` for a chunk that is pushed: of a shared version the one that `pick`
+    /// picks of those that were not begun. Only chunks that are `held` are begun, if not all are: others that were
+    /// requested are passed over, others to be pushed wait.
+    pub(super) fn poll(
+        &mut self,
+        credit: &mut Credit,
+        lane: Option<LaneId>,
+        held: Option<&RangeSet>,
+        pick: impl FnOnce(&RangeSet) -> Pick,
+    ) -> Option<SendAction> {
         if self.given_up {
             return None;
         }
         if std::mem::take(&mut self.needs_manifest) {
             return Some(SendAction::Manifest);
         }
-        if !self.is_selected {
+        if !self.is_selected || self.is_lent {
             return None;
         }
         if !self.is_hashing && !self.unsent_hashes.is_empty() {
@@ -109,12 +143,14 @@ impl SendPlan {
             let end = self.unsent_hashes.end.min(first + HASHES_PER_MESSAGE);
             return Some(SendAction::Hashes { first, end });
         }
-        if !self.requested.is_empty() || self.pushed.peek().is_some() {
+        if let Some(held) = held {
+            self.requests.retain_held(held);
+        }
+        if !self.requests.is_empty() || !self.pushing.is_empty() {
             let lane = lane?;
-            let chunk = self.next_chunk(credit)?;
-            self.begun.entry(lane).or_default().insert(chunk.0);
+            let chunk = self.next_requested().or_else(|| self.next_pushed(credit, held, pick))?;
             self.in_flight += 1;
-            return Some(match self.discarded.contains(chunk.0) {
+            return Some(match self.requests.handle_begun(chunk.0, lane) {
                 true => SendAction::Again(chunk, lane),
                 false => SendAction::Chunk(chunk, lane),
             });
@@ -122,6 +158,33 @@ impl SendPlan {
         let is_complete = self.unsent.is_empty() && self.in_flight == 0 && !self.complete;
         self.complete |= is_complete;
         is_complete.then_some(SendAction::Complete)
+    }
+
+    fn next_requested(&mut self) -> Option<ChunkIndex> {
+        let chunk = self.requests.take()?;
+        self.unsent.remove(chunk);
+        self.pushing.take_chunk(ChunkIndex(chunk));
+        Some(ChunkIndex(chunk))
+    }
+
+    /// The next chunk to be pushed, if there is credit for it.
+    fn next_pushed(
+        &mut self,
+        credit: &mut Credit,
+        held: Option<&RangeSet>,
+        pick: impl FnOnce(&RangeSet) -> Pick,
+    ) -> Option<ChunkIndex> {
+        if credit.available() == 0 || self.pushing.is_empty() {
+            return None;
+        }
+        let picked = if self.is_shared { pick(self.pushing.left()) } else { Pick::InOrder };
+        let chunk = match picked {
+            Pick::InOrder => self.pushing.take_first(held),
+            Pick::Chunk(chunk) => self.pushing.take_chunk(chunk).then_some(chunk),
+            Pick::Wait => None,
+        }?;
+        credit.spend();
+        Some(chunk)
     }
 
     /// Handles the end of a send. A chunk was passed to the transport completely, or was lost with its lane and will be
@@ -144,42 +207,31 @@ impl SendPlan {
         }
     }
 
-    /// Ends the pushing, because the receiver requested chunks. Returns true the first time.
+    /// Handles that the receiver requests chunks, which ends the pushing, unless the version is shared. Returns true if
+    /// the pushing ends now.
     pub(super) fn end_pushing(&mut self) -> bool {
-        if std::mem::replace(&mut self.is_requested, true) {
+        self.is_lent = false;
+        let was_requested = std::mem::replace(&mut self.is_requested, true);
+        if was_requested || self.is_shared {
             return false;
         }
-        let pushed = std::mem::replace(&mut self.pushed, RangeSet::new().into_iter().peekable());
-        self.unsent = pushed.map(|chunk| chunk..chunk + 1).collect();
+        self.unsent = self.pushing.take();
         true
     }
 
-    /// Handles the receiver's request for chunks. `selected` ones are queued, except those that were begun on a lane that
-    /// lives, unless they are requested again: they will arrive. Returns true if a chunk was queued that was not requested
-    /// again, and the plan was not given up.
+    /// Handles the receiver's request for `selected` chunks: those are queued that will not arrive otherwise. Returns
+    /// true if a chunk was queued that was not requested again, and the plan was not given up.
     ///
     /// # Errors
     /// [`ProtocolViolation::TooManyRequested`] when too many chunks would be queued, or in too many ranges.
     pub(super) fn handle_request(
         &mut self,
-        ChunkRequest { chunks, again, .. }: &ChunkRequest,
+        request: &ChunkRequest,
         selected: &RangeSet,
         is_live: impl Fn(LaneId) -> bool,
     ) -> Result<bool, ProtocolViolation> {
-        self.begun.retain(|lane, _| is_live(*lane));
-        if *again {
-            self.begun.values_mut().for_each(|begun| *begun = begun.difference(chunks));
-            self.discarded = self.discarded.union(&selected.intersection(chunks));
-        }
-        let mut queued = selected.intersection(chunks).difference(&self.requested);
-        for begun in self.begun.values() {
-            queued = queued.difference(&begun.intersection(&queued));
-        }
-        self.requested = self.requested.union(&queued);
-        if self.requested.len() > Self::REQUESTED_MAX || self.requested.ranges().len() > PARTIAL_RANGES_MAX {
-            return Err(ProtocolViolation::TooManyRequested);
-        }
-        Ok(!queued.is_empty() && !again && !self.given_up)
+        let is_queued = self.requests.handle_request(request, selected, is_live)?;
+        Ok(is_queued && !request.again && !self.given_up)
     }
 
     /// Ends the plan: [`poll`](Self::poll) returns no more sends. The driver cancels chunks in flight.
@@ -192,421 +244,9 @@ impl SendPlan {
         self.given_up
     }
 
-    /// Whether the receiver may commit: [`SendAction::Complete`] was returned, or the receiver requests chunks and may
-    /// have received the others from another source.
+    /// Whether the receiver may commit: [`SendAction::Complete`] was returned, the bytes were lent, or it may have received
+    /// chunks from another source: it requests chunks, or the version is shared.
     pub(super) fn may_be_committed(&self) -> bool {
-        self.complete || self.is_requested
-    }
-
-    /// The next chunk: a requested one, or the next to be pushed if there is credit for it.
-    fn next_chunk(&mut self, credit: &mut Credit) -> Option<ChunkIndex> {
-        let requested = self.requested.iter().next();
-        if let Some(chunk) = requested {
-            self.requested.remove(chunk);
-            self.unsent.remove(chunk);
-            return Some(ChunkIndex(chunk));
-        }
-        let has_credit = credit.spend();
-        self.pushed.next_if(|_| has_credit).map(ChunkIndex)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::collections::BTreeSet;
-
-    const LANE: Option<LaneId> = Some(LaneId(0));
-
-    fn all_of(count: u32) -> RangeSet {
-        RangeSet::from_range(0..count)
-    }
-
-    fn plan_of(count: u32, needs_manifest: bool) -> SendPlan {
-        let mut plan = SendPlan::new(needs_manifest);
-        plan.handle_selected(all_of(count));
-        plan
-    }
-
-    /// Requests `chunks` of a version of which the first `selected` ones are selected.
-    fn request(
-        plan: &mut SendPlan,
-        selected: u32,
-        chunks: &RangeSet,
-        is_live: impl Fn(LaneId) -> bool,
-    ) -> Result<bool, ProtocolViolation> {
-        plan.end_pushing();
-        let wanted = ChunkRequest { chunks: chunks.clone(), ..ChunkRequest::default() };
-        plan.handle_request(&wanted, &all_of(selected), is_live)
-    }
-
-    /// Ends the send of a chunk.
-    fn sent(plan: &mut SendPlan) {
-        plan.handle_sent(SendAction::Chunk(ChunkIndex(0), LaneId(0)));
-    }
-
-    fn chunk(chunk: u32, lane: u32) -> Option<SendAction> {
-        Some(SendAction::Chunk(ChunkIndex(chunk), LaneId(lane)))
-    }
-
-    #[test]
-    fn the_manifest_is_first_and_needs_no_credit() {
-        let mut credit = Credit::new(0).unwrap();
-        let mut plan = SendPlan::new(true);
-        assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Manifest));
-        assert_eq!(plan.poll(&mut credit, LANE), None, "the selected chunks are unknown");
-        plan.handle_selected(all_of(1));
-        assert_eq!(plan.poll(&mut credit, LANE), None);
-        credit.grant(1).unwrap();
-        assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0));
-        assert_eq!(plan.poll(&mut credit, LANE), None, "not complete while a chunk is in flight");
-        sent(&mut plan);
-        assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Complete));
-        assert_eq!(plan.poll(&mut credit, LANE), None);
-    }
-
-    #[test]
-    fn an_empty_version_is_complete_at_once() {
-        let mut credit = Credit::new(0).unwrap();
-        let mut plan = plan_of(0, false);
-        assert_eq!(plan.poll(&mut credit, None), Some(SendAction::Complete), "`Complete` needs no lane");
-    }
-
-    #[test]
-    fn without_a_lane_no_credit_is_spent() {
-        let mut credit = Credit::new(2).unwrap();
-        let mut plan = plan_of(2, true);
-        assert_eq!(plan.poll(&mut credit, None), Some(SendAction::Manifest));
-        assert_eq!(plan.poll(&mut credit, None), None);
-        assert_eq!(credit.available(), 2);
-        assert_eq!(plan.poll(&mut credit, Some(LaneId(5))), chunk(0, 5));
-    }
-
-    #[test]
-    fn held_chunks_are_sent_only_if_they_are_requested() {
-        let mut credit = Credit::new(9).unwrap();
-        let mut plan = SendPlan::new(false);
-        plan.handle_selected(RangeSet::from_range(2..3));
-        assert_eq!(plan.poll(&mut credit, LANE), chunk(2, 0));
-        assert_eq!(request(&mut plan, 3, &RangeSet::from_range(1..9), |_| true), Ok(true));
-        assert_eq!(plan.poll(&mut credit, LANE), chunk(1, 0));
-        assert_eq!(plan.poll(&mut credit, LANE), None, "chunk 2 is under way, others do not exist");
-    }
-
-    #[test]
-    fn a_chunk_of_a_retired_lane_is_begun_again_once() {
-        let mut credit = Credit::new(2).unwrap();
-        let mut plan = plan_of(2, false);
-        assert_eq!(plan.poll(&mut credit, Some(LaneId(1))), chunk(0, 1));
-        assert_eq!(plan.poll(&mut credit, LANE), chunk(1, 0));
-        assert_eq!(request(&mut plan, 2, &all_of(2), |_| true), Ok(false), "no lane is retired");
-        let is_live = |lane| lane != LaneId(1);
-        assert_eq!(
-            request(&mut plan, 2, &RangeSet::from_range(1..u32::MAX), is_live),
-            Ok(false),
-            "lane 0 lives"
-        );
-        assert_eq!(request(&mut plan, 2, &all_of(u32::MAX), is_live), Ok(true));
-        assert_eq!(
-            request(&mut plan, 2, &all_of(u32::MAX), is_live),
-            Ok(false),
-            "chunk 0 was requested already"
-        );
-        assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0), "without credit");
-        assert_eq!(
-            request(&mut plan, 2, &all_of(u32::MAX), is_live),
-            Ok(false),
-            "chunk 0 was begun on lane 0"
-        );
-        (0..3).for_each(|_| sent(&mut plan));
-        assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Complete));
-    }
-
-    #[test]
-    fn a_request_ends_the_pushing() {
-        let mut credit = Credit::new(9).unwrap();
-        let mut plan = plan_of(9, false);
-        assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0));
-        assert_eq!(request(&mut plan, 9, &RangeSet::from_range(5..6), |_| true), Ok(true));
-        assert_eq!(plan.poll(&mut credit, LANE), chunk(5, 0));
-        (0..2).for_each(|_| sent(&mut plan));
-        assert_eq!(plan.poll(&mut credit, LANE), None, "seven chunks were not sent");
-        assert_eq!(request(&mut plan, 9, &all_of(9), |_| true), Ok(true));
-        assert_eq!(plan.poll(&mut credit, None), None, "no lane is left");
-        for index in [1, 2, 3, 4, 6, 7, 8] {
-            assert_eq!(plan.poll(&mut credit, LANE), chunk(index, 0));
-            sent(&mut plan);
-        }
-        assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Complete));
-        assert_eq!(request(&mut plan, 9, &all_of(1), |_| false), Ok(true), "its lane was lost");
-        assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0));
-        sent(&mut plan);
-        assert_eq!(plan.poll(&mut credit, LANE), None, "`Complete` is not repeated");
-        assert!(plan.complete);
-    }
-
-    #[test]
-    fn hashes_are_sent_once_and_one_message_at_a_time() {
-        let mut credit = Credit::new(0).unwrap();
-        let mut plan = plan_of(HASHES_PER_MESSAGE + 1, false);
-        plan.end_pushing();
-        for _ in 0..2 {
-            plan.handle_hashes_requested(HASHES_PER_MESSAGE + 1); // Repeated, it has no effect.
-        }
-        let first = SendAction::Hashes { first: 0, end: HASHES_PER_MESSAGE };
-        assert_eq!(plan.poll(&mut credit, None), Some(first));
-        assert_eq!(plan.poll(&mut credit, None), None);
-        plan.handle_sent(first);
-        let last = SendAction::Hashes { first: HASHES_PER_MESSAGE, end: HASHES_PER_MESSAGE + 1 };
-        assert_eq!(plan.poll(&mut credit, None), Some(last));
-        plan.handle_sent(last);
-        plan.handle_hashes_requested(HASHES_PER_MESSAGE + 1);
-        assert_eq!(plan.poll(&mut credit, LANE), None, "nothing else was requested");
-        assert!(plan.may_be_committed());
-    }
-
-    #[test]
-    fn a_discarded_chunk_is_begun_again_on_live_lanes_without_a_base() {
-        let mut credit = Credit::new(2).unwrap();
-        let mut plan = plan_of(2, false);
-        (0..2).for_each(|index| assert_eq!(plan.poll(&mut credit, LANE), chunk(index, 0)));
-        plan.end_pushing();
-        let again =
-            ChunkRequest { chunks: RangeSet::from_range(1..9), again: true, ..ChunkRequest::default() };
-        assert_eq!(plan.handle_request(&again, &all_of(2), |_| true), Ok(false), "it is no progress");
-        let action = SendAction::Again(ChunkIndex(1), LaneId(0));
-        assert_eq!(plan.poll(&mut credit, LANE), Some(action));
-        plan.handle_sent(action);
-        (0..2).for_each(|_| sent(&mut plan));
-        assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Complete));
-    }
-
-    #[test]
-    fn too_many_requested_chunks_are_refused() {
-        let mut plan = plan_of(3 * SendPlan::REQUESTED_MAX, false);
-        assert_eq!(
-            request(&mut plan, 3 * SendPlan::REQUESTED_MAX, &all_of(SendPlan::REQUESTED_MAX), |_| true),
-            Ok(true)
-        );
-        let one_more = RangeSet::from_range(0..SendPlan::REQUESTED_MAX + 1);
-        assert_eq!(
-            request(&mut plan, 3 * SendPlan::REQUESTED_MAX, &one_more, |_| true),
-            Err(ProtocolViolation::TooManyRequested)
-        );
-        let ranges = |count: usize| (0..count as u32).map(|n| 2 * n..2 * n + 1).collect();
-        let mut plan = plan_of(3 * SendPlan::REQUESTED_MAX, false);
-        assert_eq!(
-            request(&mut plan, 3 * SendPlan::REQUESTED_MAX, &ranges(PARTIAL_RANGES_MAX), |_| true),
-            Ok(true)
-        );
-        let refused =
-            request(&mut plan, 3 * SendPlan::REQUESTED_MAX, &ranges(PARTIAL_RANGES_MAX + 1), |_| true);
-        assert_eq!(refused, Err(ProtocolViolation::TooManyRequested));
-    }
-
-    #[test]
-    fn a_version_that_was_given_up_sends_nothing() {
-        let mut credit = Credit::new(2).unwrap();
-        let mut plan = plan_of(2, true);
-        assert_eq!(plan.poll(&mut credit, LANE), Some(SendAction::Manifest));
-        assert_eq!(plan.poll(&mut credit, LANE), chunk(0, 0));
-        assert!(!plan.is_given_up());
-        plan.give_up();
-        assert!(plan.is_given_up());
-        assert_eq!(request(&mut plan, 2, &all_of(2), |_| false), Ok(false));
-        assert_eq!(plan.poll(&mut credit, LANE), None);
-        sent(&mut plan);
-        assert_eq!(plan.poll(&mut credit, LANE), None, "not complete either");
-        assert!(!plan.complete);
-    }
-
-    /// An event during the transfer of a version.
-    #[derive(Debug, Clone)]
-    enum Step {
-        Grant(u32),
-        Poll(Option<u32>),
-        End,
-        Retire(u32),
-        Request(Vec<(u32, u32)>),
-        GiveUp,
-    }
-
-    fn any_step() -> impl Strategy<Value = Step> {
-        prop_oneof![
-            3 => (1u32..5).prop_map(Step::Grant),
-            12 => prop::option::weighted(0.9, 0u32..6).prop_map(Step::Poll),
-            6 => Just(Step::End),
-            1 => (0u32..6).prop_map(Step::Retire),
-            2 => prop::collection::vec((0u32..100, 0u32..60), 0..3).prop_map(Step::Request),
-        ]
-    }
-
-    fn any_steps() -> impl Strategy<Value = Vec<Step>> {
-        (
-            prop::collection::vec(any_step(), 0..400),
-            prop::option::weighted(0.2, prop::sample::Index::arbitrary()),
-        )
-            .prop_map(|(mut steps, given_up)| {
-                if let Some(at) = given_up {
-                    steps.insert(at.index(steps.len() + 1), Step::GiveUp);
-                }
-                steps
-            })
-    }
-
-    /// The expected state of one selected chunk.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    enum Model {
-        /// Held by the receiver.
-        Held,
-        /// No longer pushed.
-        Idle,
-        Pushed,
-        Requested,
-        Begun(u32),
-    }
-
-    /// A driver that checks each action against the model.
-    struct Driver {
-        plan: SendPlan,
-        credit: Credit,
-        model: BTreeMap<u32, Model>,
-        retired: BTreeSet<u32>,
-        in_flight: u32,
-        completes: u32,
-        /// The total credit granted.
-        granted: u32,
-        /// The number of chunks that were pushed.
-        pushed: u32,
-        given_up: bool,
-    }
-
-    impl Driver {
-        fn new(selected: &BTreeSet<u32>, held: &BTreeSet<u32>) -> Self {
-            let as_ranges = |set: &BTreeSet<u32>| set.iter().map(|n| *n..n + 1).collect::<RangeSet>();
-            let mut plan = SendPlan::new(false);
-            plan.handle_selected(as_ranges(selected).difference(&as_ranges(held)));
-            let state = |n| if held.contains(n) { Model::Held } else { Model::Pushed };
-            Self {
-                plan,
-                credit: Credit::new(0).unwrap(),
-                model: selected.iter().map(|n| (*n, state(n))).collect(),
-                retired: BTreeSet::new(),
-                in_flight: 0,
-                completes: 0,
-                granted: 0,
-                pushed: 0,
-                given_up: false,
-            }
-        }
-
-        fn step(&mut self, step: Step) {
-            match step {
-                Step::Grant(chunks) => {
-                    self.granted += u32::from(self.credit.grant(chunks).is_ok()) * chunks;
-                }
-                Step::Poll(lane) => self.poll(lane.filter(|lane| !self.retired.contains(lane))),
-                Step::End if self.in_flight > 0 => {
-                    self.in_flight -= 1;
-                    sent(&mut self.plan);
-                }
-                Step::End => {}
-                Step::Retire(lane) => drop(self.retired.insert(lane)),
-                Step::Request(ranges) => {
-                    self.request(ranges.into_iter().map(|(start, len)| start..start + len).collect())
-                }
-                Step::GiveUp => {
-                    self.given_up = true;
-                    self.plan.give_up();
-                }
-            }
-        }
-
-        /// The first chunk in this state.
-        fn first(&self, wanted: Model) -> Option<u32> {
-            self.model.iter().find(|(_, state)| **state == wanted).map(|(n, _)| *n)
-        }
-
-        fn poll(&mut self, lane: Option<u32>) {
-            let (requested, pushed) = (self.first(Model::Requested), self.first(Model::Pushed));
-            match self.plan.poll(&mut self.credit, lane.map(LaneId)) {
-                Some(SendAction::Chunk(chunk, on)) => {
-                    assert!(!self.given_up);
-                    assert_eq!(Some(on.0), lane);
-                    assert_eq!(Some(chunk.0), requested.or(pushed), "in order, and what is requested first");
-                    self.pushed += u32::from(requested.is_none());
-                    self.model.insert(chunk.0, Model::Begun(on.0));
-                    self.in_flight += 1;
-                    let unspent = self.granted - self.pushed;
-                    assert_eq!(self.credit.available(), unspent, "only a pushed chunk costs credit");
-                }
-                Some(SendAction::Complete) => {
-                    assert!(!self.given_up && requested.or(pushed).is_none() && self.in_flight == 0);
-                    assert_eq!(self.first(Model::Idle), None, "every chunk was begun");
-                    self.completes += 1;
-                }
-                Some(send) => panic!("nothing asked for {send:?}"),
-                None => {
-                    let has_credit = self.credit.available() > 0;
-                    let can_begin = lane.is_some() && (requested.is_some() || pushed.is_some() && has_credit);
-                    let is_sent = requested.or(pushed).or_else(|| self.first(Model::Idle)).is_none();
-                    let is_done = is_sent && self.in_flight == 0;
-                    let can_complete = is_done && self.completes == 0;
-                    assert!(self.given_up || !(can_begin || can_complete), "an action was possible");
-                }
-            }
-        }
-
-        fn request(&mut self, chunks: RangeSet) {
-            let mut is_any_queued = false;
-            for (n, state) in &mut self.model {
-                match state {
-                    Model::Begun(lane) if !self.retired.contains(lane) => {}
-                    Model::Requested => {}
-                    _ if chunks.contains(*n) => {
-                        *state = Model::Requested;
-                        is_any_queued = true;
-                    }
-                    Model::Pushed => *state = Model::Idle,
-                    Model::Held | Model::Idle | Model::Begun(_) => {}
-                }
-            }
-            let retired = self.retired.clone();
-            let selected = self.model.keys().map(|n| *n..n + 1).collect();
-            self.plan.end_pushing();
-            let wanted = ChunkRequest { chunks, ..ChunkRequest::default() };
-            let is_queued = self.plan.handle_request(&wanted, &selected, |lane| !retired.contains(&lane.0));
-            assert_eq!(is_queued, Ok(is_any_queued && !self.given_up));
-        }
-    }
-
-    proptest! {
-        /// For any order of grants, polls, ended sends, retirements and requests, even of chunks that do not exist:
-        /// every chunk is begun once, and again only if it was requested after its lane was retired; what is pushed is
-        /// in order and costs credit; `Complete` is sent once, when nothing is due.
-        #[test]
-        fn chunks_are_begun_once(
-            selected in prop::collection::btree_set(0u32..100, 0..60),
-            held in prop::collection::btree_set(0u32..100, 0..30),
-            steps in any_steps(),
-        ) {
-            let mut driver = Driver::new(&selected, &held);
-            for step in steps {
-                driver.step(step);
-            }
-            // With credit, a lane and requests for what is not pushed, everything is sent.
-            driver.step(Step::Grant(200));
-            if driver.first(Model::Idle).is_some() {
-                driver.step(Step::Request(vec![(0, 100)]));
-            }
-            for _ in 0..2 * selected.len() + 2 {
-                driver.step(Step::Poll(Some(9)));
-                driver.step(Step::End);
-            }
-            prop_assert!(driver.given_up || driver.completes == 1);
-            let due = [Model::Requested, Model::Pushed].map(|state| driver.first(state));
-            prop_assert!(due == [None, None] || driver.given_up);
-        }
+        self.complete || self.is_requested || self.is_lent || self.is_shared
     }
 }

@@ -1,6 +1,6 @@
 //! [`Versions`]: what a [`Sender`](super::Sender) asks about a topic.
 
-use crate::{EndReason, Epoch, ManifestDigest, Start, Version, VersionId};
+use crate::{ChunkIndex, EndReason, Epoch, Feature, ManifestDigest, RangeSet, Start, Version, VersionId};
 use std::sync::Arc;
 
 /// The position of a publish in its topic, through all epochs.
@@ -26,6 +26,9 @@ pub trait Published {
     /// The digest of its manifest.
     fn manifest_digest(&self) -> ManifestDigest;
 
+    /// The feature that a client must have offered to receive it.
+    fn feature(&self) -> Option<Feature>;
+
     /// Its epoch and number.
     fn key(&self) -> (Epoch, Version) {
         (self.id().epoch, self.id().version)
@@ -40,6 +43,21 @@ impl<T: Published> Published for Arc<T> {
     fn manifest_digest(&self) -> ManifestDigest {
         T::manifest_digest(self)
     }
+
+    fn feature(&self) -> Option<Feature> {
+        T::feature(self)
+    }
+}
+
+/// Which chunk of a version is pushed next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pick {
+    /// The first one.
+    InOrder,
+    /// This one.
+    Chunk(ChunkIndex),
+    /// None before the topic changes.
+    Wait,
 }
 
 /// The versions of one topic, and the place of one reader in it: facts, which may change between two questions. Each
@@ -63,8 +81,8 @@ pub trait Versions {
     /// The position where a subscription without `have` begins.
     fn start(&self, start: Start) -> Seq;
 
-    /// Whether `held`, which the client has, is newer than any version of an epoch that its publisher continued: from an
-    /// older record than the client knows, such as a restored backup.
+    /// Whether `held`, which the client has, is newer than any version of an epoch that its publisher continued: from
+    /// an older record than the client knows, such as a restored backup.
     fn is_behind(&self, held: (Epoch, Version)) -> bool;
 
     /// Why the topic ended, if it has.
@@ -76,4 +94,23 @@ pub trait Versions {
 
     /// In mode `every`: why the reader lost its place; `None` if it has not.
     fn lost_place(&self) -> Option<EndReason>;
+
+    /// Whether the version is shared: its receivers take chunks from each other. Asked once, when the version begins.
+    fn is_shared(&self, _version: &Self::Version) -> bool {
+        false
+    }
+
+    /// The chunk of a shared version that is pushed next, of the `wanted` ones: selected, not held when the version
+    /// began, and not begun. It is asked for only when there is credit and a lane, and what it answers is begun at
+    /// once, so that it may be counted as sent. After [`Pick::Wait`] it is asked again at the next event, such as a
+    /// change of the topic.
+    fn pick(&self, _version: &Self::Version, _wanted: &RangeSet) -> Pick {
+        Pick::InOrder
+    }
+
+    /// The chunks of the version that can be sent now; `None` if all can. Others that were requested are passed over,
+    /// of which the receiver learns by a `Held`; others to be pushed wait.
+    fn held(&self, _version: &Self::Version) -> Option<Arc<RangeSet>> {
+        None
+    }
 }

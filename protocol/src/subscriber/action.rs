@@ -4,8 +4,8 @@
 use super::Subscriber;
 use super::{Gap, StreamToken};
 use crate::{
-    AbortReason, Announce, ChunkHeader, ChunkIndex, ClientMessage, Dtype, Selection, SubscriptionId,
-    VersionDigest, VersionId,
+    AbortReason, Announce, BoxError, ChunkHeader, ChunkIndex, ClientMessage, Dtype, EncodingHash, Selection,
+    Source, SubscriptionId, VersionDigest, VersionId,
 };
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -35,6 +35,9 @@ pub enum Action {
         range: Range<u64>,
         /// The dtype of the chunk's elements.
         dtype: Dtype,
+        /// What the header and the encoded bytes must hash to, if they come from a peer. If they do not, nothing may have
+        /// been decoded or applied to a base: call [`Subscriber::handle_wrong_encoding`].
+        encoding: Option<EncodingHash>,
     },
     /// The version is large: call [`Subscriber::ask_source`] for each other server with the same content, except those
     /// that were asked already. This action is repeated while that is of use.
@@ -43,6 +46,14 @@ pub enum Action {
     SourceDiffers(SubscriptionId),
     /// Close the connection to a source that sends nothing, although it owes chunks. Its loss follows.
     CloseSource(SubscriptionId),
+    /// The peers that may be used for the current version, which is shared, in place of earlier ones: connect to those that
+    /// are not connected, and call [`Subscriber::ask_peer`] for each that is and was not asked, as long as
+    /// [`Subscriber::wants_peers`]. Connections to others are of no use for this version. This action is repeated while
+    /// that is of use; it may name peers whose connections failed.
+    Peers(Vec<Source>),
+    /// A peer sent what the origin does not vouch for, or broke a rule: close the connection to it, and use its key no more
+    /// in this session. Its loss follows.
+    PeerLied(SubscriptionId),
     /// Drop a stream without reading it.
     Discard(StreamToken),
     /// Make a version visible, then call [`Subscriber::handle_committed`]; if it cannot be made visible,
@@ -95,7 +106,7 @@ pub enum Released {
 }
 
 /// Why a version failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VersionFault {
     /// Every chunk is verified, but the version's digest differs from the server's.
     Mismatch {
@@ -106,6 +117,8 @@ pub enum VersionFault {
     },
     /// A chunk's bytes have the hash in its header, but not the one in the list of the same server.
     OtherHash(ChunkIndex),
+    /// A box that was requested does not fit it.
+    Box(BoxError),
     /// No byte was received for at least this long.
     Stalled(Duration),
 }

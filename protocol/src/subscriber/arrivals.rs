@@ -1,7 +1,7 @@
 //! The open chunk streams of one subscription, and their credit.
 
 use crate::{ChunkHeader, ChunkIndex, ProtocolViolation, SubscriptionId};
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 /// The number of a chunk's stream. The caller owns the stream and gives each stream another number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -9,7 +9,7 @@ pub struct StreamToken(pub u64);
 
 /// A stream that is not read yet: its chunk arrived before its announcement, its manifest or the version's memory, or
 /// another stream of the chunk is being received.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct WaitingStream {
     pub(super) stream: StreamToken,
     pub(super) header: ChunkHeader,
@@ -27,11 +27,19 @@ pub(super) struct Arrivals {
     spare: BTreeMap<ChunkIndex, WaitingStream>,
     /// The number of further chunks that the server may push.
     credit: u32,
+    /// Of a shared version: the open streams that were pushed, each of which occupies a credit.
+    pushed: BTreeSet<StreamToken>,
 }
 
 impl Arrivals {
     pub(super) fn new(credit: u32) -> Self {
-        Self { early: vec![], receiving: BTreeMap::new(), spare: BTreeMap::new(), credit }
+        Self {
+            early: vec![],
+            receiving: BTreeMap::new(),
+            spare: BTreeMap::new(),
+            credit,
+            pushed: BTreeSet::new(),
+        }
     }
 
     /// The number of further chunks that the server may push.
@@ -39,9 +47,10 @@ impl Arrivals {
         self.credit
     }
 
-    /// Takes all credit back: the origin was lost, and pushes nothing more of this version.
-    pub(super) fn void_credit(&mut self) {
-        self.credit = 0;
+    /// Takes all credit back, and returns it: the server does not know of it, or was lost.
+    pub(super) fn take_credit(&mut self) -> u32 {
+        self.pushed.clear();
+        std::mem::take(&mut self.credit)
     }
 
     pub(super) fn grant(&mut self, chunks: u32) {
@@ -55,6 +64,16 @@ impl Arrivals {
     pub(super) fn spend(&mut self) -> Result<(), ProtocolViolation> {
         self.credit = self.credit.checked_sub(1).ok_or(ProtocolViolation::CreditExceeded)?;
         Ok(())
+    }
+
+    /// Records that a stream of a shared version was pushed.
+    pub(super) fn note_pushed(&mut self, stream: StreamToken) {
+        self.pushed.insert(stream);
+    }
+
+    /// Ends a stream of a shared version; returns whether it was pushed.
+    pub(super) fn take_pushed(&mut self, stream: StreamToken) -> bool {
+        self.pushed.remove(&stream)
     }
 
     /// Adds a stream that waits.
@@ -141,6 +160,7 @@ impl Arrivals {
     /// Clears every stream, resets the credit to `credit`, and returns the streams that were not being received.
     pub(super) fn reset(&mut self, credit: u32) -> Vec<StreamToken> {
         self.end_version();
+        self.pushed.clear();
         self.credit = credit;
         let spare = std::mem::take(&mut self.spare).into_values().map(|spare| spare.stream);
         let mut waiting: Vec<StreamToken> = spare.collect();
@@ -227,7 +247,7 @@ mod tests {
                         prop_assert_eq!(arrivals.spend().is_ok(), credit > 0);
                         credit = credit.saturating_sub(1);
                     }
-                    Step::VoidCredit => { arrivals.void_credit(); credit = 0; }
+                    Step::VoidCredit => { arrivals.take_credit(); credit = 0; }
                     Step::PushEarly(chunk, of) => {
                         let header = header(chunk, of);
                         early.push((stream, header));

@@ -41,6 +41,8 @@ pub struct Assembly {
     list: Option<List>,
     /// The version that chunks may be encoded against.
     base: Option<Version>,
+    /// The sender's digest, once all bytes came from memory that it lent.
+    lent: Option<VersionDigest>,
 }
 
 /// A sender's list of chunk hashes.
@@ -66,6 +68,7 @@ impl Assembly {
             complete: None,
             list: None,
             base: None,
+            lent: None,
         }
     }
 
@@ -148,6 +151,17 @@ impl Assembly {
         self.complete = Some(digest);
     }
 
+    /// Whether `Complete` arrived on this connection.
+    pub(super) fn is_sent(&self) -> bool {
+        self.complete.is_some()
+    }
+
+    /// Handles that all bytes are in place, from memory that the sender lent. They are not verified: whoever can lend
+    /// memory is the sender itself, on the same host.
+    pub fn handle_lent(&mut self, digest: VersionDigest) {
+        self.lent = Some(digest);
+    }
+
     /// Begins a list of chunk hashes, in place of an earlier one. Needs 17 bytes of memory per chunk of the manifest.
     pub(super) fn begin_list(&mut self) {
         self.list = Some(List { hashes: vec![None; self.hashes.len()], listed: 0 });
@@ -212,7 +226,7 @@ impl Assembly {
     /// The readers of lost streams must have stopped, because other streams may write their chunks' ranges from now on.
     pub fn handle_detached(&mut self) {
         self.arriving = RangeSet::new();
-        (self.complete, self.list, self.base) = (None, None, None);
+        (self.complete, self.list, self.base, self.lent) = (None, None, None, None);
     }
 
     /// Handles the loss of the sender that sent `Complete` or would have sent it, while others send the version.
@@ -230,8 +244,11 @@ impl Assembly {
     }
 
     /// The result; `None` until every selected chunk is verified, and the sender's digest or its list of all hashes has
-    /// arrived. Chunks that differ from the list are not verified.
+    /// arrived; or all bytes came from lent memory. Chunks that differ from the list are not verified.
     pub fn poll(&self) -> Option<Outcome> {
+        if let Some(digest) = self.lent {
+            return Some(Outcome::Commit(digest));
+        }
         if self.unverified > 0 {
             return None;
         }
@@ -255,12 +272,13 @@ impl Assembly {
 
     /// Whether this chunk is verified.
     pub(super) fn is_verified(&self, chunk: ChunkIndex) -> bool {
-        self.hashes[chunk.0 as usize].is_some()
+        self.hashes.get(chunk.0 as usize).is_some_and(Option::is_some)
     }
 
     /// Whether this selected chunk is neither verified nor arriving.
     pub(super) fn is_missing(&self, chunk: ChunkIndex) -> bool {
-        self.hashes[chunk.0 as usize].is_none() && !self.arriving.contains(chunk.0)
+        let hash = self.hashes.get(chunk.0 as usize);
+        hash.is_some_and(Option::is_none) && !self.arriving.contains(chunk.0)
     }
 
     fn chunk_bytes(&self, chunk: ChunkIndex) -> u64 {
@@ -295,6 +313,11 @@ impl Assembly {
     /// The version that chunks may be encoded against.
     pub(super) fn base(&self) -> Option<Version> {
         self.base
+    }
+
+    /// The digest by which the version is named once it is complete.
+    pub(super) fn committed_digest(&self) -> VersionDigest {
+        self.lent.unwrap_or_else(|| self.held_digest())
     }
 
     /// The digest of the verified chunks: that of `Subscribe.partial`, and that of the version once it is complete.

@@ -1,7 +1,7 @@
 //! How a version begins: its announcement, its manifest, and memory for it.
 
-use super::{Action, Assembly, Incoming, Phase, Released, Requests, Subscriber, key};
-use crate::{Announce, Manifest, ProtocolViolation, Version, VersionId};
+use super::{Action, Assembly, Incoming, Phase, Released, Requests, Subscriber, VersionFault, key};
+use crate::{Announce, ClientMessage, Lending, Manifest, ProtocolViolation, Version, VersionId};
 use std::{sync::Arc, time::Instant};
 
 impl Subscriber {
@@ -55,7 +55,8 @@ impl Subscriber {
             self.history.handle_lost_place(place);
         }
         self.stall.restart(now, received_bytes);
-        match std::mem::replace(&mut self.phase, Phase::Idle) {
+        let is_shared = announce.shared;
+        let begun = match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Detached(incoming) if *incoming.id() == announce.id && !announce.afresh => {
                 self.resume(*incoming, announce)
             }
@@ -78,7 +79,11 @@ impl Subscriber {
                 self.await_manifest(announce);
                 Ok(())
             }
+        };
+        if is_shared && self.requests.is_only_pushed() {
+            self.requests.share(now);
         }
+        begun
     }
 
     /// Continues a version that was partly received over earlier connections.
@@ -103,6 +108,9 @@ impl Subscriber {
         let Some(selection) = announced else {
             return;
         };
+        if let Some(misfit) = self.misfit().cloned() {
+            return self.actions.push_back(Action::Fail(VersionFault::Box(misfit)));
+        }
         let mut assembly = Assembly::new(Arc::clone(selection));
         if let Some(digest) = complete {
             assembly.handle_complete(*digest);
@@ -124,7 +132,7 @@ impl Subscriber {
     /// receive the chunks that arrived early.
     ///
     /// # Errors
-    /// [`ProtocolViolation`] when an early chunk breaks a rule.
+    /// [`ProtocolViolation`] when an early chunk breaks a rule, or an encoding was named of a chunk that does not exist.
     pub fn handle_placed(&mut self, base: Option<Version>) -> Result<(), ProtocolViolation> {
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Placing(mut incoming) => {
@@ -133,12 +141,59 @@ impl Subscriber {
             }
             other => other,
         };
+        self.grant_withheld_credit();
+        let mut is_shared = false;
+        if let Phase::Running(incoming) = &self.phase {
+            let (origin, choice) = (self.options.subscription, (self.codecs, self.seed));
+            is_shared = self.requests.begin_shared(origin, &incoming.assembly, choice)?;
+        }
         for early in self.arrivals.take_early() {
+            if let Some(shared) = self.requests.shared_mut() {
+                shared.handle_origin_header(early.header.chunk);
+                self.arrivals.note_pushed(early.stream);
+            }
             self.begin_chunk(early)?;
         }
         self.seek_sources();
+        if is_shared {
+            self.name_peers();
+        }
         self.finish_if_complete();
         Ok(())
+    }
+
+    /// Handles that the bytes of the current version are in place, from the memory that its server lent.
+    pub fn handle_lent(&mut self) {
+        self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
+            Phase::Placing(mut incoming) | Phase::Running(mut incoming) => {
+                if let Some(Lending::Memory(lent)) = incoming.announce.lending.as_deref() {
+                    incoming.assembly.handle_lent(lent.digest);
+                }
+                Phase::Running(incoming)
+            }
+            other => other,
+        };
+        self.grant_withheld_credit();
+        self.finish_if_complete();
+    }
+
+    /// Declines the memory that the server lent for the current version: it sends chunks instead.
+    pub fn decline_memory(&mut self) {
+        let (Phase::Placing(incoming) | Phase::Running(incoming)) = &mut self.phase else { return };
+        if let Some(Lending::Memory(_)) = incoming.announce.lending.take().as_deref() {
+            let (subscription, (epoch, version)) = (self.options.subscription, key(incoming.id()));
+            self.send(ClientMessage::Decline { subscription, epoch, version });
+        }
+    }
+
+    /// Whether the bytes of the current version come from memory that its server lent.
+    pub fn is_lent(&self) -> bool {
+        let announce = match &self.phase {
+            Phase::Announced { announce, .. } => announce,
+            Phase::Placing(incoming) | Phase::Running(incoming) => &incoming.announce,
+            Phase::Idle | Phase::Detached(_) => return false,
+        };
+        matches!(announce.lending.as_deref(), Some(Lending::Memory(_)))
     }
 
     /// Handles the header of a manifest stream.

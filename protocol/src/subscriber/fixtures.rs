@@ -54,6 +54,7 @@ pub(crate) fn announce(version: u64, manifest: &Manifest) -> Announce {
         afresh: false,
         shared: false,
         lost_place: None,
+        lending: None,
     }
 }
 

@@ -4,7 +4,7 @@ use super::{
     fixtures::{announce, codecs, digest, globs, header, id, manifest, now, request, select, verified},
     *,
 };
-use crate::{ChunkIndex, LaneId, Mode};
+use crate::{ChunkIndex, Glob, LaneId, Mode, TensorBox};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -79,6 +79,8 @@ struct Sending {
 /// The subscriber, and the model that it must agree with.
 struct World {
     subscriber: Subscriber,
+    /// Whether boxes are requested, which cut no tensor here.
+    has_boxes: bool,
     selection: Arc<Selection>,
     // The state of the server.
     sending: Option<Sending>,
@@ -105,11 +107,14 @@ struct World {
 }
 
 impl World {
-    fn new(wanted: &[u32]) -> Self {
-        let request = Subscribe { selection: globs(wanted), ..request(Mode::Latest, CREDIT) };
+    fn new(wanted: &[u32], has_boxes: bool) -> Self {
+        let tensors = Glob::new("t*").unwrap();
+        let boxes = if has_boxes { vec![TensorBox { tensors, slices: vec![] }] } else { vec![] };
+        let request = Subscribe { selection: globs(wanted), boxes, ..request(Mode::Latest, CREDIT) };
         let subscriber = Subscriber::new(request, codecs(), Duration::from_secs(30), now());
         let mut world = Self {
             subscriber,
+            has_boxes,
             selection: select(manifest(CHUNKS), wanted),
             sending: None,
             next_version: 1,
@@ -195,7 +200,8 @@ impl World {
         match message {
             ClientMessage::Subscribe(subscribe) => {
                 self.credit = subscribe.credit;
-                assert_eq!(self.credit, CREDIT);
+                let is_withheld = self.has_boxes && !self.client_has_manifest;
+                assert_eq!(self.credit, if is_withheld { 0 } else { CREDIT });
                 assert_eq!(
                     subscribe.have.map(|have| have.key()),
                     self.committed.map(|version| key(&id(version)))
@@ -208,7 +214,11 @@ impl World {
                 assert_eq!(named, partial);
                 assert_eq!(subscribe.manifest.is_some(), self.client_has_manifest);
             }
-            ClientMessage::Credit { chunks, .. } => self.credit += chunks,
+            ClientMessage::Credit { chunks, .. } => {
+                self.credit += chunks;
+                assert!(!self.has_boxes || self.client_has_manifest, "it is not known that the boxes fit");
+                assert!(self.credit <= self.allowance, "{} of {}", self.credit, self.allowance);
+            }
             ClientMessage::Request { version, chunks, .. } => self.handle_request(version.0, &chunks),
             ClientMessage::Committed { version, .. } => {
                 assert_eq!(self.sending.take().map(|sending| sending.version), Some(version.0));
@@ -409,9 +419,10 @@ proptest! {
     #[test]
     fn versions_are_complete_after_any_events(
         wanted in prop::collection::btree_set(0u32..CHUNKS, 0..8),
+        has_boxes in any::<bool>(),
         steps in prop::collection::vec(any_step(), 0..200),
     ) {
-        let mut world = World::new(&Vec::from_iter(wanted));
+        let mut world = World::new(&Vec::from_iter(wanted), has_boxes);
         for step in steps {
             world.step(step);
         }

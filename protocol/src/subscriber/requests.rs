@@ -1,16 +1,17 @@
 //! [`Requests`]: the chunks that the receiver requests of a version that is not pushed any more, and of which source
 //! (PROTOCOL.md §6.8, §6.10).
 
-use super::{Arrivals, Assembly};
+use super::{Arrivals, Assembly, shared::Shared};
 use crate::{ChunkIndex, PARTIAL_RANGES_MAX, RangeSet, SubscriptionId};
 use std::collections::BTreeMap;
 
+mod sharing;
 #[cfg(test)]
 mod tests;
 
 /// The requests of the current version. A version begins pushed: its origin begins chunks in order while there is
 /// credit. After a loss, or with a second source, the receiver requests what it lacks, so many chunks at a time that
-/// those ordered and those arriving stay within its allowance.
+/// those ordered and those arriving stay within its allowance. A shared version is pushed *and* requested.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     /// Whether a lane was retired since the version began: until then, a stream that ends early belongs to a version
@@ -20,6 +21,8 @@ pub(super) struct Requests {
     is_loss_possible: bool,
     /// The state once chunks are requested.
     pulled: Option<Pulled>,
+    /// What is known of the version if it is shared.
+    shared: Option<Box<Shared>>,
 }
 
 /// A version whose chunks are requested. Each wanted chunk is verified, arriving, ordered of at least one source, or in
@@ -91,13 +94,21 @@ impl Requests {
                 if let Some(source) = pulled.sources.get_mut(&source) {
                     source.is_order_due |= !source.ordered.is_empty();
                 }
+                if let Some(shared) = self.shared.as_mut().filter(|_| source == origin) {
+                    shared.handle_loss();
+                }
             }
         }
     }
 
     /// Whether chunks are requested, so that the version is not pushed any more.
     pub(super) fn is_pushing_ended(&self) -> bool {
-        self.pulled.is_some()
+        self.pulled.is_some() && self.shared.is_none()
+    }
+
+    /// Whether the version is pushed, and nothing is requested.
+    pub(super) fn is_only_pushed(&self) -> bool {
+        self.pulled.is_none()
     }
 
     /// The number of sources; none while the version is pushed.
@@ -127,7 +138,7 @@ impl Requests {
     /// Ends the pushing by `origin`. The first `credit` of the missing chunks may be under way already, so they are
     /// ordered of it.
     pub(super) fn end_pushing(&mut self, origin: SubscriptionId, missing: &RangeSet, credit: u32) {
-        if self.pulled.is_none() {
+        if self.pulled.is_none() && self.shared.is_none() {
             let mut pulled = Pulled { unordered: missing.clone(), ..Pulled::default() };
             let ordered = take(&mut pulled.unordered, credit.min(PARTIAL_RANGES_MAX as u32));
             pulled
@@ -140,9 +151,8 @@ impl Requests {
     /// Adds a source. From the second on, chunks are compared with a list of hashes.
     pub(super) fn add_source(&mut self, source: SubscriptionId) {
         let Some(pulled) = &mut self.pulled else { return };
-        pulled
-            .sources
-            .insert(source, Source { is_order_due: true, ..Source::default() });
+        let is_order_due = self.shared.is_none();
+        pulled.sources.insert(source, Source { is_order_due, ..Source::default() });
         if pulled.list == List::Unneeded && pulled.sources.len() > 1 {
             pulled.list = List::Due;
         }
@@ -154,7 +164,7 @@ impl Requests {
         let Some(pulled) = &mut self.pulled else { return };
         let Some(removed) = pulled.sources.remove(&source) else { return };
         for chunk in removed.ordered.iter() {
-            pulled.put_back(chunk, assembly);
+            pulled.put_back(chunk, assembly, self.shared.as_deref_mut());
         }
         pulled.left.insert(source, removed.progress);
         if pulled.list == List::Asked(source) && !assembly.is_listed() {
@@ -186,18 +196,21 @@ impl Requests {
         if let Some(pulled) = &mut self.pulled {
             pulled.discarded.insert(chunk.0);
         }
+        if let Some(shared) = &mut self.shared {
+            shared.drop_chunk(chunk); // The origin sends it, without a base.
+        }
     }
 
     /// Records that a chunk's stream was lost, so that the chunk may be missing.
     pub(super) fn handle_lost(&mut self, chunk: ChunkIndex, assembly: &Assembly) {
         match &mut self.pulled {
             None => self.is_loss_possible |= self.is_lane_retired,
-            Some(pulled) => pulled.put_back(chunk.0, assembly),
+            Some(pulled) => pulled.put_back(chunk.0, assembly, self.shared.as_deref_mut()),
         }
     }
 
     /// Checks, once a second, whether each source that owes chunks, or was left while it sent some, made progress. Returns
-    /// one that made none in `checks_max` checks, except `origin`, if there is another source.
+    /// one that made none in `checks_max` checks, except `origin`, if there is another source or the version is shared.
     pub(super) fn check_sources(
         &mut self,
         origin: SubscriptionId,
@@ -214,7 +227,10 @@ impl Requests {
             let is_still = progress.check(owes || arrivals.receiving_of(id) > 0, checks_max);
             stalled.extend(Some(id).filter(|_| is_still && id != origin));
         }
-        stalled.into_iter().find(|id| sources.keys().any(|other| other != id))
+        let is_shared = self.shared.is_some();
+        stalled
+            .into_iter()
+            .find(|id| is_shared || sources.keys().any(|other| other != id))
     }
 
     /// The next order; `None` if there is none. Of `assembly`, `arrivals` are being received; those and the ordered ones
@@ -232,7 +248,13 @@ impl Requests {
                 self.end_pushing(origin, &missing, arrivals.credit());
             }
         }
-        self.pulled.as_mut()?.next(origin, assembly, arrivals, allowance)
+        match (&mut self.pulled, &mut self.shared) {
+            (Some(pulled), None) => pulled.next(origin, assembly, arrivals, allowance),
+            (Some(pulled), Some(shared)) => {
+                pulled.next_of_shared(shared, origin, assembly, (arrivals, allowance))
+            }
+            (None, _) => None,
+        }
     }
 }
 
@@ -248,7 +270,7 @@ impl Progress {
 impl Pulled {
     /// Puts a missing chunk back to those that are to be ordered. Of a source that was asked for it, it is ordered again:
     /// that source may have lost it with a lane while it was not missing.
-    fn put_back(&mut self, chunk: u32, assembly: &Assembly) {
+    fn put_back(&mut self, chunk: u32, assembly: &Assembly, shared: Option<&mut Shared>) {
         if !assembly.is_missing(ChunkIndex(chunk)) || self.discarded.contains(chunk) {
             return;
         }
@@ -256,8 +278,10 @@ impl Pulled {
         for source in self.sources.values_mut().filter(|source| source.ordered.contains(chunk)) {
             (source.is_order_due, is_ordered) = (true, true);
         }
-        if !is_ordered {
-            self.unordered.insert(chunk);
+        match shared {
+            Some(shared) => shared.put_back(ChunkIndex(chunk), assembly),
+            None if is_ordered => {}
+            None => drop(self.unordered.insert(chunk)),
         }
     }
 

@@ -6,8 +6,8 @@
 
 use super::{Action, Incoming, Manifests, Phase, Subscriber, VersionFault, key};
 use crate::{
-    AbortReason, Announce, ChunkHash, ChunkIndex, ClientMessage, Consumer, Epoch, ProtocolViolation,
-    RangeSet, Start, StreamToken, Subscribe, SubscriptionId, Verified, Version, VersionId,
+    AbortReason, Announce, ChunkHash, ChunkIndex, ClientMessage, Epoch, ProtocolViolation, RangeSet,
+    StreamToken, SubscriptionId, Verified, Version, VersionId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,40 +26,31 @@ pub(super) struct Sources {
     pub(super) ended_apart: Option<((Epoch, Version), Option<bool>)>,
 }
 
+impl Sources {
+    /// Records that a source was asked for the current version.
+    pub(super) fn insert_asked(&mut self, source: SubscriptionId) {
+        self.asked.insert(source);
+    }
+}
+
 impl Subscriber {
     /// Asks another server for the current version, under the number `source`. Its answer is passed to
     /// [`handle_announce`](Self::handle_announce) or [`handle_source_ended`](Self::handle_source_ended). No effect unless
     /// [`wants_sources`](Self::wants_sources).
     pub fn ask_source(&mut self, source: SubscriptionId) {
-        let Phase::Running(incoming) = &self.phase else { return };
-        if !self.wants_sources() {
-            return;
+        if self.wants_sources() {
+            self.ask(source, None);
         }
-        let ((epoch, version), assembly) = (key(incoming.id()), &incoming.assembly);
-        let base = self
-            .history
-            .have()
-            .filter(|have| have.epoch == epoch && assembly.base() == Some(have.version));
-        let manifest = Some(assembly.manifest().digest());
-        self.sources.asked.insert(source);
-        self.send(ClientMessage::Subscribe(Subscribe {
-            selection: self.options.selection.clone(),
-            within: self.options.within.clone(),
-            codec: self.options.codec,
-            start: Start::Exactly(Some(epoch), version),
-            once: true,
-            consumer: Consumer::Nobody,
-            manifest,
-            base,
-            ..Subscribe::latest(source, self.options.topic.clone(), 0)
-        }));
     }
 
     /// Whether another source is of use: so many chunks are missing that the origin cannot push them at once.
     pub fn wants_sources(&self) -> bool {
         let Phase::Running(incoming) = &self.phase else { return false };
         let others = self.sources.asked.len() + self.requests.others(self.options.subscription).len();
-        incoming.assembly.unverified() > self.allowance && others < SOURCES_AT_ONCE_MAX
+        !self.is_lent()
+            && !self.is_shared()
+            && incoming.assembly.unverified() > self.allowance
+            && others < SOURCES_AT_ONCE_MAX
     }
 
     /// Whether this source was asked for chunks of the current version.
@@ -79,11 +70,13 @@ impl Subscriber {
         if let Phase::Running(incoming) = &self.phase {
             self.requests.remove_source(source, &incoming.assembly);
         }
+        self.requests.remove_peer(source);
     }
 
     /// Handles `Waiting` from a source, which waits for its own source: it is not stalled.
     pub fn handle_source_waiting(&mut self, source: SubscriptionId) {
-        if self.arrivals.receiving_of(source) == 0 {
+        // A peer offers only what it has.
+        if self.arrivals.receiving_of(source) == 0 && !self.requests.is_peer(source) {
             self.requests.note_progress(source); // It has all of a chunk that it begins.
         }
     }
@@ -158,10 +151,12 @@ impl Subscriber {
         if let Phase::Running(incoming) = &mut self.phase {
             incoming.assembly.handle_lost(chunk);
         }
-        let spare = self.arrivals.take_spare(chunk);
-        self.actions.extend(spare.map(|spare| Action::Discard(spare.stream)));
+        if let Some(spare) = self.arrivals.take_spare(chunk) {
+            self.discard(spare);
+        }
         self.discard_content(chunk);
         if self.has_source(source) {
+            self.shun(source);
             self.leave_source(source);
         }
         true
@@ -191,6 +186,9 @@ impl Subscriber {
             return self.refuse_source(source);
         }
         self.sources.asked.remove(&source);
+        if let Some(shared) = self.requests.shared_mut() {
+            shared.handle_announced(source);
+        }
         let missing = incoming.assembly.missing();
         self.requests
             .end_pushing(self.options.subscription, &missing, self.arrivals.credit());
@@ -199,7 +197,9 @@ impl Subscriber {
 
     /// Gives up a source that has other content. The origin cannot be given up: its content is the version.
     fn refuse_source(&mut self, source: SubscriptionId) {
-        if source != self.options.subscription && self.has_source(source) {
+        if self.requests.is_peer(source) {
+            self.handle_lie(source);
+        } else if source != self.options.subscription && self.has_source(source) {
             self.actions.push_back(Action::SourceDiffers(source));
             self.leave_source(source);
         }
@@ -243,7 +243,10 @@ impl Subscriber {
         let stalled = self
             .requests
             .check_sources(self.options.subscription, &self.arrivals, checks_max);
-        self.actions.extend(stalled.map(Action::CloseSource));
+        if let Some(stalled) = stalled {
+            self.shun(stalled);
+            self.actions.push_back(Action::CloseSource(stalled));
+        }
     }
 
     /// Whether the connection to the origin was lost, and other sources send the current version.
@@ -285,7 +288,7 @@ impl Subscriber {
         self.drop_origin_messages();
         self.allowance = allowance;
         self.end_streams(origin);
-        self.arrivals.void_credit();
+        self.arrivals.take_credit();
         self.history.handle_detached();
         self.manifests = Manifests::default();
         let Phase::Running(incoming) = &mut self.phase else { return };
@@ -305,8 +308,19 @@ impl Subscriber {
             return Err(ProtocolViolation::WrongManifest);
         }
         (incoming.announce, incoming.is_origin_lost) = (announce, false);
+        if let Some(shared) = self.requests.shared_mut() {
+            shared.begin_session(incoming.announce.shared);
+        }
+        incoming.announce.lending = None; // Its rest is requested in chunks, also of an origin that lends it now.
         self.phase = Phase::Running(incoming);
         self.requests.add_source(self.options.subscription);
+        if self.is_shared()
+            && let Phase::Running(incoming) = &self.phase
+        {
+            let version = key(incoming.id());
+            self.request_nothing(version); // The new session need not send `Complete`.
+        }
+        self.grant_returned();
         Ok(())
     }
 
@@ -319,17 +333,21 @@ impl Subscriber {
             self.refuse_version(epoch, version);
             return self.grant_allowance();
         };
-        let chunks = RangeSet::new(); // The request ends the pushing, so that the commit is permitted.
+        self.request_nothing((epoch, version));
+        self.send(ClientMessage::Committed { subscription, epoch, version, kept });
+        self.grant_allowance();
+    }
+
+    /// Sends the origin a request without chunks, after which a commit without `Complete` is permitted.
+    fn request_nothing(&mut self, (epoch, version): (Epoch, Version)) {
         self.send(ClientMessage::Request {
-            subscription,
+            subscription: self.options.subscription,
             epoch,
             version,
-            chunks,
+            chunks: RangeSet::new(),
             hashes: false,
             again: false,
         });
-        self.send(ClientMessage::Committed { subscription, epoch, version, kept });
-        self.grant_allowance();
     }
 
     /// Drops messages to the origin that were not sent: its next session does not know the subscription yet.

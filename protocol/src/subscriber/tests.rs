@@ -7,6 +7,8 @@ use super::{
 use crate::Mode;
 
 mod again;
+mod lent;
+mod peers;
 mod sources;
 mod streams;
 

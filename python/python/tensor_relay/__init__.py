@@ -24,9 +24,11 @@ import os
 import re
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from . import _native, _released, tree
 from . import _client, _snapshot, _stream, _subscription, _tensor  # noqa: F401  They add methods.
+from ._boxes import Box, slice_columns, slice_rows
 from ._native import (
     Client,
     CodecCount,
@@ -69,6 +71,7 @@ from .errors import (
 )
 
 __all__ = [
+    "Box",
     "Client",
     "ClosedError",
     "CodecCount",
@@ -108,6 +111,8 @@ __all__ = [
     "pull",
     "serve",
     "shared_client",
+    "slice_columns",
+    "slice_rows",
 ]
 
 __version__: str = _native.__version__
@@ -140,6 +145,8 @@ def serve(
     pinned_bytes: int = 256 << 20,
     admin: str | None = None,
     admin_token_file: str | os.PathLike[str] | None = None,
+    socket: str | os.PathLike[str] | None = None,
+    socket_mode: int = 0o660,
 ) -> Relay:
     """Starts a server in this process, on threads of its own. Use it as a context manager, or `close()` it.
 
@@ -173,6 +180,9 @@ def serve(
     admin: the address, `IP:PORT`, of an HTTP port for status, health and metrics, as for `tensor-relay serve --admin`,
         until the relay is closed. Port 0 selects a free port; `Relay.admin` returns it.
     admin_token_file: the file with the token of that port; required unless the address is a loopback address.
+    socket: the path of a Unix socket through which processes of this host share the memory of staged versions instead
+        of receiving them, with the ticket `unix:PATH`: `tensor-relay serve --socket`.
+    socket_mode: the permissions of the socket's file.
 
     Raises TensorRelayError when the port, the key or the device cannot be used, RequestError for an invalid address or
     codec and for a value out of its range, and ForkError in a process that was forked from one that uses tensor_relay.
@@ -196,6 +206,8 @@ def serve(
         pinned_bytes=pinned_bytes,
         admin=admin,
         admin_token_file=admin_token_file,
+        socket=socket,
+        socket_mode=socket_mode,
     )
     _open_objects.add(relay)
     return relay
@@ -224,11 +236,19 @@ def connect(
     ready_within: float | None = None,
     consumer: str = "process",
     sources: Sequence[str | os.PathLike[str]] = (),
+    share: bool | Literal["take"] = False,
+    share_listen: str = "[::]:0",
+    share_rate: int | None = None,
+    share_mem: int | None = None,
+    share_host: str | os.PathLike[str] | None = None,
+    share_uids: Sequence[int] = (),
+    share_mode: int = 0o660,
 ) -> Client:
     """Connects to a server. Use it as a context manager, or `close()` it.
 
-    ticket: the text from `Relay.ticket` or `tensor-relay serve`, or the path of a file that holds it. By default the
-        value of the environment variable TENSOR_RELAY_TICKET.
+    ticket: the text from `Relay.ticket` or `tensor-relay serve`, or the path of a file that holds it; or `unix:PATH`, a
+        socket of this host, whose server shares memory with its clients. By default the value of the environment variable
+        TENSOR_RELAY_TICKET.
     timeout: how long connecting is retried until the server answers.
     memory_bytes: the most memory for snapshots: incoming, held, or kept for reuse. By default the machine's memory.
     base_bytes: the most memory for base versions, to which deltas are applied: one base for each subscription, from the
@@ -243,7 +263,7 @@ def connect(
     hold_timeout: how long a subscription that holds `versions_held_max` snapshots waits for the program to drop one.
     transport: what the session runs over: "auto" begins with TLS over TCP at short round-trip times, with QUIC at long
         ones, and with TCP where UDP is blocked, and may change to the other when it measures that one as faster; "quic"
-        or "tcp" forces one. `Receipt.transport` reports the choice.
+        or "tcp" forces one. `Receipt.transport` reports the choice. A socket of this host is "unix".
     identity: the file with this client's private key, which the server trusts by `tensor-relay keys trust`. By default
         the client has no key and is admitted by the ticket's token.
     certificate: the file with the certificate of that key and its chain up to the authority that the server trusts.
@@ -262,6 +282,19 @@ def connect(
     sources: the tickets, or the paths of files that hold them, of other servers with the same content: the same bytes
         under the same epochs and versions, as of one folder that several servers serve. Large versions are received from
         all of them at once, and from the others when one is lost.
+    share: True takes chunks of large versions from other subscribers that share, too, and sends them those that are
+        verified here, while a version arrives and until the next one; "take" sends them nothing. What they send is
+        compared with hashes of the server before it is used.
+    share_listen: with share=True, the address at which other subscribers take chunks; port 0 is a free one.
+    share_rate: the most bytes a second that are sent to other subscribers. By default no limit.
+    share_mem: the most memory for each version's encoded chunks that are kept to be sent again; others are not offered.
+        By default a quarter of the version, at most 1 GiB.
+    share_host: the path of a Unix socket to create, through which other processes of this host take the versions that
+        `next`, or iteration, returns here, with the ticket `unix:PATH`: they share their memory. This process' tensors
+        remain writable: what it writes is copied first, and nobody else sees it. Parts of versions, and those received
+        into `out` with `atomic=False` or onto a GPU, are not offered.
+    share_uids: the IDs of further users whose processes may take versions there, besides the own user and root.
+    share_mode: the permissions of that socket's file.
 
     Raises TicketError for an invalid ticket, RequestError for a value out of its range, ServerUnreachableError,
     ServerRefusedError when a server other than the ticket's answers or the server refuses this client, TensorRelayError
@@ -289,6 +322,13 @@ def connect(
         ready_within=ready_within,
         consumer=consumer,
         sources=[_read_ticket(source) for source in sources],
+        share=share,
+        share_listen=share_listen,
+        share_rate=share_rate,
+        share_mem=share_mem,
+        share_host=share_host,
+        share_uids=list(share_uids),
+        share_mode=share_mode,
     )
     _open_objects.add(client)
     return client
@@ -322,7 +362,7 @@ def _read_ticket(ticket: str | os.PathLike[str] | None) -> str:
             raise TicketError("there is no ticket: pass one, or the path of a file with it, or set TENSOR_RELAY_TICKET")
     if not isinstance(ticket, (str, os.PathLike)):  # `open` would read and close an integer as a file descriptor.
         raise TypeError(f"a ticket is text, or the path of a file with it (str or os.PathLike), and not {type(ticket).__name__}")
-    if isinstance(ticket, str) and ticket.strip().startswith("relay://"):
+    if isinstance(ticket, str) and ticket.strip().startswith(("relay://", "unix:")):
         return ticket
     if isinstance(ticket, str) and not ticket.strip():
         raise TicketError("the ticket is an empty text")
@@ -333,7 +373,7 @@ def _read_ticket(ticket: str | os.PathLike[str] | None) -> str:
         # `ticket` may be a truncated ticket: neither this message nor a chained error may reveal its token.
         shown = re.sub(r"[A-Za-z0-9_-]{12,}", "(hidden)", str(os.fspath(ticket)))
         reason = getattr(error, "strerror", None) or "it is not text"
-        raise TicketError(f"{shown!r} is neither a ticket (relay://…) nor a file that holds one: {reason}") from None
+        raise TicketError(f"{shown!r} is neither a ticket (relay://… or unix:…) nor a file that holds one: {reason}") from None
     if first is None:
         raise TicketError(f"the file {os.fspath(ticket)!r} holds no ticket: it is empty")
     return first

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from . import _native
+from ._boxes import Boxes, depend_on_tensors
+from ._deadline import deadline_after, remaining
 from ._methods import add_to
 from ._native import Client, Description, Snapshot, Subscription
 from .errors import RelayTimeoutError
@@ -18,6 +21,7 @@ def get(
     *,
     epoch: str | None = None,
     select: str | Iterable[str] | None = None,
+    boxes: Boxes = None,
     out: Any = None,
     atomic: bool = True,
     strict: bool = True,
@@ -31,15 +35,20 @@ def get(
         that is no longer retained is an error.
     epoch: with `version`, the epoch of the topic, as in `Snapshot.epoch`: after a restart a publisher counts
         versions from 1 again, in a new epoch. Without `version` it is a RequestError.
-    select, out, atomic, strict, rename: as for `subscribe`.
+    select, boxes, out, atomic, strict, rename: as for `subscribe`; boxes that depend on the tensors are computed for
+        those of this version.
     timeout: the deadline for the whole call in seconds; None waits without limit. A topic that does not exist is
         waited for at most for the client's `topic_timeout`.
 
     Raises VersionNotFoundError, TopicNotFoundError, RelayTimeoutError, TopicEndedError, and the other exceptions of
     `Subscription.next`. With `atomic=False`, a timeout during the transfer is a TornError.
     """
-    with _subscribed(self, topic, version, epoch, select, out, atomic, strict, rename, timeout) as subscription:
-        return subscription.next(timeout)
+    deadline = deadline_after(timeout)
+    if depend_on_tensors(boxes):
+        boxes = _for_version(boxes, self.describe(topic, version, epoch=epoch, timeout=timeout), select)
+    options = select, boxes, out, atomic, strict, rename, timeout
+    with _subscribed(self, topic, version, epoch, *options) as subscription:
+        return subscription.next(remaining(deadline))
 
 
 async def get_async(
@@ -49,6 +58,7 @@ async def get_async(
     *,
     epoch: str | None = None,
     select: str | Iterable[str] | None = None,
+    boxes: Boxes = None,
     out: Any = None,
     atomic: bool = True,
     strict: bool = True,
@@ -57,8 +67,12 @@ async def get_async(
 ) -> Snapshot:
     """`get` as a coroutine of asyncio. Not with `atomic=False`. When it is cancelled, the tensors of `out` may have the
     whole version."""
-    with _subscribed(self, topic, version, epoch, select, out, atomic, strict, rename, timeout) as subscription:
-        return await subscription.next_async(timeout)
+    deadline = deadline_after(timeout)
+    if depend_on_tensors(boxes):
+        boxes = _for_version(boxes, await self.describe_async(topic, version, epoch=epoch, timeout=timeout), select)
+    options = select, boxes, out, atomic, strict, rename, timeout
+    with _subscribed(self, topic, version, epoch, *options) as subscription:
+        return await subscription.next_async(remaining(deadline))
 
 
 async def describe_async(
@@ -71,6 +85,11 @@ async def describe_async(
 ) -> Description:
     """`describe` as a coroutine of asyncio."""
     return await self._describe_async(topic, version, epoch, timeout)
+
+
+def _for_version(boxes: Any, described: Description, select: Any) -> _native.Boxes:
+    tensors = [(name, tensor.dtype, tensor.shape) for name, tensor in described.tensors.items()]
+    return _native.boxes_of(boxes, tensors, select)
 
 
 @contextmanager

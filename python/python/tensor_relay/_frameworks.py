@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ._dtensor import is_dtensor
 from ._versions import numbers
 from .errors import UnsupportedTensorError
 
@@ -186,11 +187,11 @@ def _check_torch_version(torch: Any) -> None:
 
 def _check_memory(torch: Any, tensor: Any) -> None:
     kind = type(tensor).__name__
-    if hasattr(tensor, "full_tensor") and hasattr(tensor, "to_local"):
+    if is_dtensor(tensor):
         raise TypeError(
             "it is sharded over several processes. To publish it, call `.full_tensor()` in all of them, and publish the"
             " result in one; or publish each `.to_local()` as a topic of its own, since in one topic the parts replace each"
-            " other. To receive it, receive in one process, and use `distribute_tensor` (docs/python-fsdp.md)"
+            " other (docs/python-fsdp.md)"
         )
     if kind == "MaskedTensor":
         raise _Refusal(

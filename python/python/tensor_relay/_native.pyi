@@ -7,6 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypeVar, final, overload
 
+from ._boxes import Box
+from ._boxes import Boxes as _Boxes
+
 __all__ = [
     "Client",
     "CodecCount",
@@ -23,7 +26,9 @@ __all__ = [
     "TensorInfo",
     "TopicInfo",
     "__version__",
+    "Boxes",
     "Bucket",
+    "boxes_of",
     "buckets",
     "check_stream",
     "connect",
@@ -51,6 +56,7 @@ _Tensors: TypeAlias = Mapping[str, Any] | list[Any] | tuple[Any, ...] | _Model
 
 # From a name in such a mapping to the name in a version.
 _Rename: TypeAlias = Callable[[str], str]
+_Split: TypeAlias = str | Mapping[str, tuple[int, int]]
 
 # `Any` stands for the arrays and dtypes of frameworks, which need not be installed, and for other objects that export
 # memory by DLPack or the buffer protocol; in metadata, for JSON values.
@@ -61,6 +67,10 @@ class Tensor:
     def dtype(self) -> str: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
+    @property
+    def box(self) -> Box | None: ...
+    @property
+    def global_shape(self) -> tuple[int, ...]: ...
     @property
     def nbytes(self) -> int: ...
     @property
@@ -102,6 +112,10 @@ class Receipt:
     @property
     def wire_bytes(self) -> int: ...
     @property
+    def wanted_bytes(self) -> int: ...
+    @property
+    def received_bytes(self) -> int: ...
+    @property
     def chunks(self) -> int: ...
     @property
     def resumed(self) -> int: ...
@@ -109,6 +123,14 @@ class Receipt:
     def transport(self) -> str: ...
     @property
     def transport_reason(self) -> str: ...
+    @property
+    def sharing(self) -> str: ...
+    @property
+    def origin_bytes(self) -> int: ...
+    @property
+    def peer_bytes(self) -> int: ...
+    @property
+    def peers(self) -> int: ...
     @property
     def codecs(self) -> dict[str, CodecCount]: ...
 
@@ -248,6 +270,7 @@ class Client:
         *,
         mode: Literal["latest", "every"] = "latest",
         select: str | Iterable[str] | None = None,
+        boxes: _Boxes = None,
         start: Literal["newest", "next", "oldest"] | int | tuple[str, int] | None = None,
         window: int | None = None,
         reader: str | None = None,
@@ -266,6 +289,7 @@ class Client:
         *,
         epoch: str | None = None,
         select: str | Iterable[str] | None = None,
+        boxes: _Boxes = None,
         out: _Tensors | None = None,
         atomic: bool = True,
         strict: bool = True,
@@ -279,6 +303,7 @@ class Client:
         *,
         epoch: str | None = None,
         select: str | Iterable[str] | None = None,
+        boxes: _Boxes = None,
         out: _Tensors | None = None,
         atomic: bool = True,
         strict: bool = True,
@@ -294,6 +319,7 @@ class Client:
         version: int | None,
         epoch: str | None,
         select: str | Iterable[str] | None,
+        boxes: _Boxes,
         out: _Tensors | None,
         atomic: bool,
         strict: bool,
@@ -412,6 +438,7 @@ class Relay:
         metadata: Mapping[str, Any] | None = None,
         dtype: Any = None,
         rename: _Rename | None = None,
+        split: _Split | None = None,
         allow_empty: bool = False,
         timeout: float | None = None,
     ) -> Publication: ...
@@ -421,6 +448,7 @@ class Relay:
         path: str | os.PathLike[str],
         *,
         metadata: Mapping[str, Any] | None = None,
+        split: _Split | None = None,
         timeout: float | None = None,
     ) -> Publication: ...
     def end(self, topic: str) -> None: ...
@@ -443,6 +471,7 @@ class Producer:
         metadata: Mapping[str, Any] | None = None,
         dtype: Any = None,
         rename: _Rename | None = None,
+        split: _Split | None = None,
         allow_empty: bool = False,
         timeout: float | None = None,
     ) -> Publication: ...
@@ -472,6 +501,8 @@ def serve(
     pinned_bytes: int,
     admin: str | None,
     admin_token_file: str | os.PathLike[str] | None,
+    socket: str | os.PathLike[str] | None,
+    socket_mode: int,
 ) -> Relay: ...
 def connect(
     ticket: str,
@@ -495,7 +526,19 @@ def connect(
     ready_within: float | None,
     consumer: str,
     sources: list[str],
+    share: bool | str,
+    share_listen: str,
+    share_rate: int | None,
+    share_mem: int | None,
+    share_host: str | os.PathLike[str] | None,
+    share_uids: list[int],
+    share_mode: int,
 ) -> Client: ...
+
+@final
+class Boxes: ...
+
+def boxes_of(boxes: _Boxes, tensors: list[tuple[str, str, tuple[int, ...]]], select: str | Iterable[str] | None) -> Boxes: ...
 
 @final
 class Bucket:

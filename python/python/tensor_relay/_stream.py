@@ -7,11 +7,11 @@ begun, so that the version always has a reader.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import Any
 
 from . import _native
+from ._deadline import deadline_after, remaining
 from ._methods import add_to
 from ._native import Client, Description, Snapshot, Subscription, Tensor
 from .errors import TensorRelayError, TornError, VersionNotFoundError
@@ -46,12 +46,12 @@ def stream(
     are not a complete version.
     """
     _native.check_stream(version, epoch, bucket_bytes, timeout)
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = deadline_after(timeout)
     for attempt in range(_ATTEMPTS_MAX):
-        described = self.describe(topic, version, epoch=epoch, timeout=_remaining(deadline))
+        described = self.describe(topic, version, epoch=epoch, timeout=remaining(deadline))
         buckets = _Buckets(self, described, select, bucket_bytes)
         try:
-            first = buckets.first(_remaining(deadline))
+            first = buckets.first(remaining(deadline))
             break
         except VersionNotFoundError:
             if version is not None or attempt + 1 == _ATTEMPTS_MAX:
@@ -84,12 +84,12 @@ async def _stream_async(
     bucket_bytes: int,
     timeout: float | None,
 ) -> AsyncGenerator[tuple[str, Tensor], None]:
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = deadline_after(timeout)
     for attempt in range(_ATTEMPTS_MAX):
-        described = await client.describe_async(topic, version, epoch=epoch, timeout=_remaining(deadline))
+        described = await client.describe_async(topic, version, epoch=epoch, timeout=remaining(deadline))
         buckets = _Buckets(client, described, select, bucket_bytes)
         try:
-            bucket = await buckets.first_async(_remaining(deadline))
+            bucket = await buckets.first_async(remaining(deadline))
             break
         except VersionNotFoundError:
             if version is not None or attempt + 1 == _ATTEMPTS_MAX:
@@ -105,11 +105,6 @@ async def _stream_async(
                 yield name, bucket[name]
     finally:
         buckets.close()
-
-
-def _remaining(deadline: float | None) -> float | None:
-    """The seconds until `deadline`, a time of `time.monotonic`; None without one."""
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 class _Buckets:

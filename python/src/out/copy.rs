@@ -277,7 +277,7 @@ fn divide_into_rounds(
         let start = snapshot
             .manifest()
             .tensor(name.as_str())
-            .map_or(0, |tensor| tensor.range().start);
+            .map_or(0, tensor_relay_client::Tensor::offset);
         if memory.len() == 0 {
             memory.give_back(py);
             continue;

@@ -3,7 +3,7 @@
 use super::extra_state::Matched;
 use crate::select::Select;
 use std::collections::{BTreeSet, HashSet};
-use tensor_relay_client::{BufferError, Manifest, VersionId};
+use tensor_relay_client::{BufferError, Manifest, Tensor, VersionId};
 use tensor_relay_device::Lock;
 
 /// The names that were last logged for a subscription.
@@ -33,11 +33,13 @@ pub(super) fn of(
     let is_selected = |name: &str| select.is_none_or(|select| select.has(name));
     // A tensor of `out` covers all names of the version's tensor.
     let named = names.iter().filter_map(|name| manifest.tensor(name));
-    let received: HashSet<_> = named.map(|tensor| tensor.range()).filter(|range| !range.is_empty()).collect();
+    let with_bytes = named.filter(|tensor| tensor.byte_len() > 0);
+    let received: HashSet<u64> = with_bytes.map(Tensor::offset).collect();
+    let is_received = |tensor: &Tensor| tensor.byte_len() > 0 && received.contains(&tensor.offset());
     let has_target =
-        |name: &str, range: &_| names.contains(name) || received.contains(range) || !is_selected(name);
+        |tensor: &Tensor, name: &str| names.contains(name) || is_received(tensor) || !is_selected(name);
     let tensors = manifest.tensors().iter();
-    let missing = tensors.filter(|tensor| !has_target(tensor.name.as_str(), &tensor.range()));
+    let missing = tensors.filter(|tensor| !has_target(tensor, tensor.name.as_str()));
     let missing = missing.map(|tensor| Box::from(tensor.name.as_str()));
     let missing: Box<[Box<str>]> = missing.chain(extra.without_module.iter().cloned()).collect();
     let is_sent = |name: &str| manifest.tensor(name).is_some() && is_selected(name);

@@ -2,15 +2,16 @@
 
 use super::{Out, extra_state::ExtraState};
 use crate::{
+    boxes::bounds,
     errors::Kind,
     gpu::Gpus,
-    memory::{Footprint, Foreign, Identity, Lent, OnGpu, overlapping},
+    memory::{Footprint, Foreign, Identity, Lent, OnGpu, overlapping, to_dlpack},
     metadata,
     tensors_in::{is_of_tensor, items, lend_to_write},
 };
 use pyo3::prelude::*;
 use std::collections::{BTreeSet, HashMap};
-use tensor_relay_client::{Buffers, NameMatch, Shape, TensorName};
+use tensor_relay_client::{Bounds, Buffers, Dtype, NameMatch, Shape, TensorName};
 
 /// The tensors of a mapping, lent to be written.
 #[derive(Default)]
@@ -34,12 +35,48 @@ pub(super) struct Target<M = Lent> {
     pub(super) memory: M,
     /// The Python object.
     pub(super) value: Py<PyAny>,
+    /// What it holds of the version's tensor, if it is the part of a DTensor.
+    pub(super) part: Option<Part>,
 }
+
+/// A box of a tensor.
+pub(super) struct Part {
+    of: Shape,
+    bounds: Bounds,
+}
+
+/// The shape of a whole, and the start and the shape of a part of it.
+type Place = [Vec<u64>; 3];
 
 /// The tensors by the place of their memory.
 pub(super) struct ByPlace {
     pub(super) host: Vec<Target<Foreign>>,
     pub(super) gpu: Vec<Target<OnGpu>>,
+}
+
+impl Part {
+    /// A part of a tensor with elements of this dtype, of which PyTorch counts those of 4 bits in pairs.
+    fn new(py: Python<'_>, place: Place, dtype: Dtype) -> PyResult<Self> {
+        let per_element = to_dlpack(dtype).map_or(1, |(_, count)| count);
+        let [whole, start, shape] = place.map(|mut numbers| {
+            if let Some(last) = numbers.last_mut() {
+                *last = last.saturating_mul(per_element);
+            }
+            numbers
+        });
+        Ok(Self { of: Shape::new(&whole).map_err(Kind::Target.because(py))?, bounds: bounds(&start, &shape) })
+    }
+}
+
+/// The tensor that holds this process' part of a DTensor, and its place; `None` for every other tensor.
+///
+/// # Errors
+/// `TypeError` if the part is not one box, or has other values than the whole.
+fn local_part<'py>(value: &Bound<'py, PyAny>) -> PyResult<Option<(Bound<'py, PyAny>, Place)>> {
+    let module = value.py().import("tensor_relay._dtensor")?;
+    let part: Option<(_, Vec<u64>, Vec<u64>, Vec<u64>)> =
+        module.call_method1("local_part", (value,))?.extract()?;
+    Ok(part.map(|(local, whole, start, shape)| (local, [whole, start, shape])))
 }
 
 impl Targets {
@@ -82,10 +119,17 @@ impl Targets {
         let refuse = |why: &dyn std::fmt::Display| {
             Kind::Target.raise(py, format!("{name} of `out` cannot be received into: {why}"))
         };
-        let memory = lend_to_write(&value, gpus).map_err(|error| match is_of_tensor(py, &error) {
+        let refused = |error: PyErr| match is_of_tensor(py, &error) {
             true => refuse(&error.value(py)),
             false => error,
-        })?;
+        };
+        self.values.push(value.clone().unbind());
+        let (value, place) = match local_part(&value).map_err(refused)? {
+            Some((local, place)) => (local, Some(place)),
+            None => (value, None),
+        };
+        let memory = lend_to_write(&value, gpus).map_err(refused)?;
+        let part = place.map(|place| Part::new(py, place, memory.dtype())).transpose()?;
         if !memory.is_writable() {
             return Err(refuse(&"it is read-only"));
         }
@@ -98,7 +142,7 @@ impl Targets {
                 ),
             ));
         }
-        self.values.push(value.clone().unbind());
+        self.values.extend(part.is_some().then(|| value.clone().unbind()));
         let first = memory.identity().and_then(|identity| match first_names.get(&identity) {
             Some(first) => Some(first.clone()),
             None => {
@@ -111,7 +155,7 @@ impl Targets {
                 self.tied.push((name, first));
                 memory.give_back(py);
             }
-            None => self.tensors.push(Target { name, memory, value: value.unbind() }),
+            None => self.tensors.push(Target { name, memory, value: value.unbind(), part }),
         }
         Ok(())
     }
@@ -120,9 +164,13 @@ impl Targets {
     pub(super) fn expected<B>(&self, py: Python<'_>, names: NameMatch) -> PyResult<Buffers<B>> {
         let mut buffers = Buffers::new();
         buffers.match_names(names);
-        for Target { name, memory, .. } in &self.tensors {
+        for Target { name, memory, part, .. } in &self.tensors {
+            let (name, dtype) = (name.clone(), memory.dtype());
             let shape = Shape::new(memory.shape()).map_err(Kind::Target.because(py))?;
-            buffers.expect(name.clone(), memory.dtype(), shape);
+            match part {
+                Some(Part { of, bounds }) => buffers.expect_box(name, dtype, of.clone(), bounds.clone()),
+                None => buffers.expect(name, dtype, shape),
+            }
         }
         for (name, to) in &self.tied {
             buffers.expect_tied(name.clone(), to.clone());
@@ -156,10 +204,10 @@ fn check_overlap(py: Python<'_>, targets: &[Target]) -> PyResult<()> {
 
 pub(super) fn sort_by_place(targets: Vec<Target>) -> ByPlace {
     let mut sorted = ByPlace { host: vec![], gpu: vec![] };
-    for Target { name, memory, value } in targets {
+    for Target { name, memory, value, part } in targets {
         match memory {
-            Lent::Host(memory) => sorted.host.push(Target { name, memory, value }),
-            Lent::Gpu(memory) => sorted.gpu.push(Target { name, memory, value }),
+            Lent::Host(memory) => sorted.host.push(Target { name, memory, value, part }),
+            Lent::Gpu(memory) => sorted.gpu.push(Target { name, memory, value, part }),
         }
     }
     sorted

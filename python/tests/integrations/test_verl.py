@@ -93,7 +93,8 @@ def test_the_interface_matches_verls(engine):
         assert hosts.signatures_in(hosts.source_of("verl"), "verl") == RECORDED["classes"], "the recorded signatures are outdated"
 
 
-def test_every_rollout_receives_every_step(engine, actor_and_rollouts):
+def test_every_rollout_receives_every_step(engine, actor_and_rollouts, caplog):
+    caplog.set_level("INFO", "tensor_relay")
     actor, rollout = actor_and_rollouts
     for step in (1, 2, 3):
         connect(engine, actor, rollout)
@@ -105,6 +106,7 @@ def test_every_rollout_receives_every_step(engine, actor_and_rollouts):
             }
         for each in actor + rollout:
             each.finalize()
+    assert caplog.text.count("receives all weights whole: verl declares no layout") == len(rollout)
 
 
 def test_rollouts_may_change_between_steps(engine, actor_and_rollouts):

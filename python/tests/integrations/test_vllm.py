@@ -33,7 +33,7 @@ def stubs():
     class WeightTransferEngine(ABC):
         def __init__(self, config, vllm_config, device, model):
             self.config, self.device, self.model = config, device, model
-            self.model_config = vllm_config.model_config
+            self.model_config, self.parallel_config = vllm_config.model_config, vllm_config.parallel_config
 
         def parse_update_info(self, update):
             return self.update_info_cls(**update)
@@ -98,7 +98,13 @@ class Model:
 @dataclass
 class Meta:
     name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
     owners: tuple[int, ...] | None = None
+
+
+def described(value):
+    return (torch.bfloat16, (1_000,)) if isinstance(value, float) else (value.dtype, tuple(value.shape))
 
 
 def source_of(weights):
@@ -107,7 +113,7 @@ def source_of(weights):
     class Source(base):
         @cached_property
         def metadata(self):
-            return [Meta(name) for name in weights]
+            return [Meta(name, *described(value)) for name, value in weights.items()]
 
         def implements_iter_full(self):
             return True
@@ -123,8 +129,9 @@ def source_of(weights):
 class Workers:
     """A stub of the client that vLLM passes to a trainer, connected to two workers."""
 
-    def __init__(self, vllm):
-        config = types.SimpleNamespace(model_config=None, parallel_config=None)
+    def __init__(self, vllm, tensor_parallel_size=1):
+        parallel = types.SimpleNamespace(tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=1)
+        config = types.SimpleNamespace(model_config=types.SimpleNamespace(quantization=None), parallel_config=parallel)
         self.engines = [vllm.TensorRelayWorkerEngine(None, config, torch.device("cpu"), Model()) for _ in range(2)]
         self.versions, self.overrides = [], None  # `overrides` replaces fields of the trainer's description.
 
@@ -260,3 +267,53 @@ def test_other_ranks_iterate_and_send_nothing(vllm):
     assert names == ["a"]
     with pytest.raises(tensor_relay.RequestError, match="iter_full"):
         vllm.TensorRelayTrainerEngine.trainer_init(info, client=None)
+
+
+@dataclass
+class Destination:
+    """vLLM's answer for one weight: its memory, and the dimension that each axis of the inference mesh cuts."""
+
+    name: str
+    placements: tuple[int, int] | None
+    tensor: torch.Tensor | None
+
+
+@pytest.fixture
+def tensor_parallel(vllm, monkeypatch):
+    """Two workers of one tensor-parallel group, whose models hold rows of `up`, columns of `down`, and all of `norm`, and
+    fuse `q`."""
+    package, ranks = "vllm.distributed.weight_transfer", iter((0, 1))
+
+    def resolve(model, names, dtypes, shapes, *, num_workers, shard_axis_size, allow_direct):
+        assert (num_workers, shard_axis_size, allow_direct) == (2, 2, True)
+        assert dtypes == [torch.float32] * 4 and shapes == [(8, 4), (4, 8), (4,), (4, 4)]
+        cut = {"up": (-1, 0), "down": (-1, 1), "norm": None, "q": None}
+        return [Destination(name, cut[name], model.parameters.get(name)) for name in names]
+
+    hosts.install_stub(monkeypatch, f"{package}.m2n_layout", resolve_parameter_destinations=resolve)
+    hosts.install_stub(monkeypatch, f"{package}.m2n_common", DESTINATION_SHARD_AXIS=1, REPLICATE=-1)
+    hosts.install_stub(monkeypatch, "vllm.distributed.parallel_state", get_tensor_model_parallel_rank=lambda: next(ranks))
+    workers = Workers(vllm, tensor_parallel_size=2)
+    for each in workers.engines:
+        each.model.parameters = {"up": torch.zeros(4, 4), "down": torch.zeros(4, 4), "norm": torch.zeros(4)}
+    yield workers
+    workers.close()
+
+
+def test_a_worker_receives_its_part_where_vllm_declares_it(vllm, tensor_parallel, caplog):
+    caplog.set_level("INFO", "tensor_relay")
+    weights = {"up": torch.rand(8, 4), "down": torch.rand(4, 8), "norm": torch.rand(4), "q": torch.rand(4, 4)}
+    info = vllm.TensorRelayTrainerInitInfo(listen="127.0.0.1:0", timeout=20, workers=2, rank=0)
+    trainer = vllm.TensorRelayTrainerEngine.trainer_init(info, client=tensor_parallel, source=source_of(weights))
+    for step in range(2):
+        weights["norm"] += step
+        trainer.send_weights()
+        for rank, each in enumerate(tensor_parallel.engines):
+            held = each.model.parameters
+            assert torch.equal(held["up"], weights["up"].chunk(2)[rank])
+            assert torch.equal(held["down"], weights["down"].chunk(2, dim=1)[rank])
+            assert torch.equal(held["norm"], weights["norm"])
+            assert list(each.model.loaded) == ["q"] and torch.equal(each.model.loaded["q"], weights["q"])
+            assert not each.supports_draft_weight_update
+    assert "part, 1/2, of 2 of 4 weights, which have 76 % of all elements. The others are received whole" in caplog.text
+    trainer.shutdown()

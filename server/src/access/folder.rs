@@ -1,7 +1,6 @@
 //! [`Folder`]: the access files of a state directory. Each is read completely, within a size limit, and changed in one
 //! way: under a lock, by lines, atomically, and read back.
 
-use crate::folder_lock::lock_folder;
 use rustix::fs::OFlags;
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -9,7 +8,7 @@ use std::{
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown},
     path::{Path, PathBuf},
 };
-use tensor_relay_transport::Exposure;
+use tensor_relay_transport::{Exposure, lock_folder};
 
 /// The maximum size of a file: a revoked ticket takes 17 bytes, a key 80.
 const FILE_MAX_BYTES: u64 = 16 << 20;

@@ -3,6 +3,7 @@
 use crate::logins::network_of;
 use std::{fmt, net::IpAddr, sync::Arc};
 use tensor_relay_protocol::{Grant, TicketId, Topic, Verb};
+use tensor_relay_transport::Fingerprint;
 
 /// An admitted client, with its rights.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +25,10 @@ enum ClientIdentity {
     /// By a certificate with these names, as `dns:NAME` and `uri:URI`, from a trusted authority. Sorted, so that the
     /// order in a certificate does not matter.
     Names(Vec<String>),
+    /// By the number of its user, at the server's socket.
+    User(u32),
+    /// By a key that has no rights of its own, but may show grants for single versions.
+    Peer(Fingerprint),
 }
 
 impl Principal {
@@ -50,9 +55,25 @@ impl Principal {
         Self { identity: ClientIdentity::Names(names), grants, expires_s: None }
     }
 
+    pub(super) fn with_user(uid: u32, grants: Vec<Grant>) -> Self {
+        Self { identity: ClientIdentity::User(uid), grants, expires_s: None }
+    }
+
+    pub(super) fn peer(key: Fingerprint) -> Self {
+        Self { identity: ClientIdentity::Peer(key), grants: vec![], expires_s: None }
+    }
+
     /// Whether it may do `verb` with `topic`.
     pub fn may(&self, verb: Verb, topic: &Topic) -> bool {
         self.grants.iter().any(|grant| grant.allows(verb, topic))
+    }
+
+    /// Whether it may do `verb` with every topic, by one grant.
+    pub(crate) fn may_everywhere(&self, verb: Verb) -> bool {
+        let is_everywhere = |grant: &Grant| *grant == Grant::everywhere(grant.verbs);
+        self.grants
+            .iter()
+            .any(|grant| grant.verbs.contains(verb) && is_everywhere(grant))
     }
 
     /// Whether it may do `verb` with any topic at all.
@@ -77,7 +98,7 @@ impl Principal {
     pub fn ticket(&self) -> Option<TicketId> {
         match self.identity {
             ClientIdentity::Ticket(id, _) => Some(id),
-            ClientIdentity::Anybody | ClientIdentity::Key(_) | ClientIdentity::Names(_) => None,
+            _ => None,
         }
     }
 
@@ -90,18 +111,21 @@ impl Principal {
     pub fn holder(&self) -> Option<&str> {
         match &self.identity {
             ClientIdentity::Ticket(_, holder) => Some(holder),
-            ClientIdentity::Anybody | ClientIdentity::Key(_) | ClientIdentity::Names(_) => None,
+            _ => None,
         }
     }
 }
 
-/// Its name in logs, and as the owner of readers: `ticket:ID`, `key:NAME`, all names of its certificate, or `anybody`.
+/// Its name in logs, and as the owner of readers: `ticket:ID`, `key:NAME`, `uid:NUMBER`, `peer:KEY`, all names of its
+/// certificate, or `anybody`.
 impl fmt::Display for Principal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.identity {
             ClientIdentity::Anybody => f.write_str("anybody"),
             ClientIdentity::Ticket(id, _) => write!(f, "ticket:{id}"),
             ClientIdentity::Key(name) => write!(f, "key:{name}"),
+            ClientIdentity::User(uid) => write!(f, "uid:{uid}"),
+            ClientIdentity::Peer(key) => write!(f, "peer:{key}"),
             ClientIdentity::Names(names) if names.is_empty() => f.write_str("certificate without names"),
             ClientIdentity::Names(names) => {
                 // A comma within a name is marked: otherwise one name could equal several of another client.

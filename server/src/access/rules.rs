@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use tensor_relay_protocol::{
     Claims, Grant, Secret, SecretId, Ticket, TicketId, Token, TokenError, Topic, Verb, Verbs,
 };
-use tensor_relay_transport::{ClientAuthorities, ClientCertificate, Fingerprint};
+use tensor_relay_transport::{ClientAuthorities, ClientCertificate, Fingerprint, unix::overflow_uid};
 
 /// The rules of admission. The default admits nobody.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Rules {
     pub revoked_keys: HashSet<Fingerprint>,
     /// The authorities whose certificates name clients.
     pub authorities: ClientAuthorities,
-    /// The rights of clients with a key or certificate, and of users of the publish socket.
+    /// The rights of clients with a key or certificate, and of users of the server's socket and of the publish socket.
     pub acl: Acl,
 }
 
@@ -33,6 +33,42 @@ pub struct Credentials {
     pub token: Option<Token>,
     /// Its certificate, whose private key it holds: TLS proved that.
     pub certificate: Option<ClientCertificate>,
+    /// Its user, if it connected through the server's socket.
+    pub user: Option<LocalUser>,
+}
+
+/// The user of a client at the server's socket, as the system reports it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LocalUser {
+    /// The user's number in the server's user namespace.
+    pub uid: u32,
+    /// What that number means to this server.
+    pub standing: Standing,
+}
+
+/// What a user is to the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Standing {
+    /// The server's own user, or root of its user namespace: both may read the server's memory anyway.
+    Own,
+    /// Another user.
+    Other,
+    /// The overflow uid, which stands for every user without a number in the server's user namespace: such users cannot
+    /// be told apart, and root of another namespace is one of them.
+    Unnumbered,
+}
+
+impl LocalUser {
+    /// The user `uid` as this process sees it.
+    pub fn seen(uid: u32) -> Self {
+        let standing = match uid {
+            _ if uid == overflow_uid() => Standing::Unnumbered,
+            0 => Standing::Own,
+            _ if uid == rustix::process::geteuid().as_raw() => Standing::Own,
+            _ => Standing::Other,
+        };
+        Self { uid, standing }
+    }
 }
 
 /// Why a client is not admitted. For the server's log: the client learns only that access was refused.
@@ -53,6 +89,9 @@ pub enum Denied {
     /// Its key was revoked.
     #[error("its key {0} was revoked")]
     RevokedKey(Fingerprint),
+    /// Its user has no rights at the server's socket.
+    #[error("{}", why_user_is_denied(.0))]
+    User(LocalUser),
     /// It would now be admitted as another principal.
     #[error("it was admitted as {before} and would now be {now}: it may reconnect as that")]
     Another {
@@ -80,6 +119,18 @@ impl Rules {
         Self { secrets: vec![Secret::new(SecretId(1), rand::random())], ..Self::default() }
     }
 
+    /// Rules for a socket of this host: they admit this process' user, root and `uids`, and no token.
+    pub fn for_users(uids: &[u32]) -> Self {
+        let own = [0, rustix::process::geteuid().as_raw()];
+        let own = own.into_iter().filter(|uid| LocalUser::seen(*uid).standing == Standing::Own);
+        let line = |uid| format!("uid:{uid} {} **\n", Verbs::CONSUME);
+        let lines: String = match uids {
+            [] => String::new(), // Then the list restricts nobody, and the own users may take.
+            further => own.chain(further.iter().copied()).map(line).collect(),
+        };
+        Self { acl: lines.parse().expect("each line is a user, verbs and a glob"), ..Self::default() }
+    }
+
     /// The server's own ticket: `ticket` with a token to list and subscribe to its topic, or to all topics if it names
     /// none. It is the same each time, until it is revoked or the secret is rotated. An open server's ticket has no
     /// token.
@@ -95,7 +146,7 @@ impl Rules {
     }
 
     /// Authenticates `credentials` at `now_s`, in seconds since 1970. A trusted key takes precedence over the names in
-    /// a certificate, and those over a token.
+    /// a certificate, those over a token, and a token over the user.
     ///
     /// # Errors
     /// [`Denied`], with the reason.
@@ -111,10 +162,25 @@ impl Rules {
         if let Some(principal) = certificate.and_then(|shown| self.admit_certificate(shown, now_s)) {
             return Ok(principal);
         }
-        match (&credentials.token, certificate) {
-            (Some(token), _) => self.admit_token(token, now_s),
-            (None, Some(shown)) => Err(Denied::UnknownKey(shown.key())),
-            (None, None) => Err(Denied::NoCredentials),
+        match (&credentials.token, certificate, credentials.user) {
+            (Some(token), ..) => self.admit_token(token, now_s),
+            (None, Some(shown), _) => Err(Denied::UnknownKey(shown.key())),
+            (None, None, Some(user)) => self.admit_user(user),
+            (None, None, None) => Err(Denied::NoCredentials),
+        }
+    }
+
+    /// A user has the rights that the list grants it. While the list names no user who may take, the server's own users
+    /// have those of its own ticket for all topics.
+    fn admit_user(&self, user: LocalUser) -> Result<Principal, Denied> {
+        let mut grants = self.acl.grants_of(&format!("uid:{}", user.uid));
+        grants.retain(|grant| [Verb::List, Verb::Subscribe].iter().any(|verb| grant.verbs.contains(*verb)));
+        if user.standing == Standing::Own && !self.acl.restricts_takers() {
+            grants.push(Grant::everywhere(Verbs::CONSUME));
+        }
+        match grants.is_empty() {
+            true => Err(Denied::User(user)),
+            false => Ok(Principal::with_user(user.uid, grants)),
         }
     }
 
@@ -162,6 +228,22 @@ impl Rules {
         let removed: Vec<_> = removed.filter(|key| !self.keys.contains_key(key)).copied().collect();
         self.revoked_keys.extend(removed);
         self.acl.keep_restriction_of_users(&before.acl);
+    }
+}
+
+/// What the client and its operator can do. The client reads it, so it names nothing but the client's user.
+fn why_user_is_denied(LocalUser { uid, standing }: &LocalUser) -> String {
+    match standing {
+        Standing::Own | Standing::Other => format!(
+            "user {uid} has no rights at this socket: add the line `uid:{uid} list,subscribe TOPICS` to access/acl in \
+             the state directory of the server, or use a ticket with a token (`unix:PATH?token=…`); a receiver of the host \
+             (`subscribe --share-host`) takes `--share-uid {uid}` instead"
+        ),
+        Standing::Unnumbered => format!(
+            "the user has no number in the user namespace of the server and appears as {uid}, as every such user does: \
+             use a ticket with a token (`unix:PATH?token=…`), or, if all who reach the socket may take, add the line \
+             `uid:{uid} list,subscribe TOPICS` to access/acl in the state directory of the server"
+        ),
     }
 }
 
@@ -214,13 +296,13 @@ mod tests {
     #[test]
     fn only_valid_credentials_are_admitted() {
         let good = || token(&secret(1, 1), Some(100));
-        let with = |token| Credentials { token, certificate: None };
+        let with = |token| Credentials { token, ..Credentials::default() };
         let revoked = Rules { revoked: [TicketId([9; 8])].into(), ..new_rules() };
         let distrusted = Rules { keys: HashMap::new(), revoked_keys: [shown(5).key()].into(), ..new_rules() };
         let cases = [
             (
                 distrusted,
-                Credentials { token: good(), certificate: Some(shown(5)) },
+                Credentials { token: good(), certificate: Some(shown(5)), user: None },
                 Err(Denied::RevokedKey(shown(5).key())),
             ),
             (new_rules(), with(good()), Ok("ticket:0909090909090909")),
@@ -232,16 +314,24 @@ mod tests {
             (new_rules(), with(Some(Token::new("AQAA").unwrap())), Err(TokenError::Malformed.into())),
             (revoked, with(good()), Err(Denied::Revoked(TicketId([9; 8])))),
             (Rules::default(), with(good()), Err(TokenError::UnknownSecret.into())),
-            (new_rules(), Credentials { token: None, certificate: Some(shown(5)) }, Ok("key:trainer")),
-            (new_rules(), Credentials { token: good(), certificate: Some(shown(5)) }, Ok("key:trainer")),
             (
                 new_rules(),
-                Credentials { token: good(), certificate: Some(shown(6)) },
+                Credentials { token: None, certificate: Some(shown(5)), user: None },
+                Ok("key:trainer"),
+            ),
+            (
+                new_rules(),
+                Credentials { token: good(), certificate: Some(shown(5)), user: None },
+                Ok("key:trainer"),
+            ),
+            (
+                new_rules(),
+                Credentials { token: good(), certificate: Some(shown(6)), user: None },
                 Ok("ticket:0909090909090909"),
             ),
             (
                 new_rules(),
-                Credentials { token: None, certificate: Some(shown(6)) },
+                Credentials { token: None, certificate: Some(shown(6)), user: None },
                 Err(Denied::UnknownKey(shown(6).key())),
             ),
             (Rules::open(), Credentials::default(), Ok("anybody")),
@@ -252,12 +342,78 @@ mod tests {
         }
     }
 
+    /// Goal: who may take from the server's socket is what the list says, else the server's own users; a token decides
+    /// where one is given. Method: users of each standing, lists with and without lines about takers.
+    #[test]
+    fn users_have_the_rights_of_the_list() {
+        let [own, other, unnumbered] =
+            [(1000, Standing::Own), (1001, Standing::Other), (65_534, Standing::Unnumbered)]
+                .map(|(uid, standing)| LocalUser { uid, standing });
+        let with_list = |acl: &str| Rules { acl: acl.parse().unwrap(), ..new_rules() };
+        let topic = |name: &str| Topic::new(name).unwrap();
+        let admit = |rules: &Rules, user, token| {
+            rules.admit(&Credentials { user: Some(user), token, certificate: None }, 0)
+        };
+        for rules in [new_rules(), with_list("uid:7 publish kv/*")] {
+            let principal = admit(&rules, own, None).unwrap();
+            assert_eq!(principal.to_string(), "uid:1000");
+            assert!(principal.may(Verb::List, &topic("x/y")) && principal.may(Verb::Subscribe, &topic("x")));
+            assert!(!principal.may(Verb::Publish, &topic("x")));
+            for user in [other, unnumbered] {
+                assert_eq!(admit(&rules, user, None), Err(Denied::User(user)));
+            }
+        }
+        let listed = with_list("uid:1001 list,subscribe policy/*\nuid:1000 publish **\n");
+        let principal = admit(&listed, other, None).unwrap();
+        assert!(
+            principal.may(Verb::Subscribe, &topic("policy/a")) && !principal.may(Verb::List, &topic("kv/a"))
+        );
+        assert_eq!(admit(&listed, own, None), Err(Denied::User(own)), "it is not listed as a taker");
+        assert!(admit(&with_list("uid:65534 subscribe **"), unnumbered, None).is_ok());
+        let everybody = with_list("uid:* subscribe **");
+        assert!(admit(&everybody, other, None).is_ok());
+        assert_eq!(admit(&everybody, unnumbered, None), Err(Denied::User(unnumbered)), "it is no one user");
+        let by_token = admit(&listed, unnumbered, token(&secret(1, 1), None)).unwrap();
+        assert_eq!(by_token.to_string(), "ticket:0909090909090909");
+        assert!(
+            admit(&listed, own, token(&secret(1, 3), None)).is_err(),
+            "a token that is wrong is not passed over"
+        );
+        let mut later = new_rules();
+        later.keep_revoked(&listed);
+        assert_eq!(
+            admit(&later, own, None),
+            Err(Denied::User(own)),
+            "removed lines must not let others take"
+        );
+        for (user, advice) in [(other, "uid:1001 list,subscribe"), (unnumbered, "?token=")] {
+            let why = Denied::User(user).to_string();
+            assert!(why.contains(advice) && why.contains(&user.uid.to_string()), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_socket_has_its_own_user_and_further_ones() {
+        let own = LocalUser::seen(rustix::process::geteuid().as_raw());
+        let [other, stranger] = [71_001, 71_002].map(|uid| LocalUser { uid, standing: Standing::Other });
+        let admits = |rules: &Rules, user| {
+            let credentials = Credentials { user: Some(user), ..Credentials::default() };
+            rules
+                .admit(&credentials, 0)
+                .is_ok_and(|principal| principal.may(Verb::Subscribe, &Topic::new("a/b").unwrap()))
+        };
+        let (alone, several) = (Rules::for_users(&[]), Rules::for_users(&[other.uid]));
+        assert_eq!([own, other, stranger].map(|user| admits(&alone, user)), [true, false, false]);
+        assert_eq!([own, other, stranger].map(|user| admits(&several, user)), [true, true, false]);
+    }
+
     /// A key removed from the rules of a running server counts as revoked until it is trusted again.
     #[test]
     fn a_removed_key_stays_revoked() {
         let mut later = Rules { keys: HashMap::new(), ..new_rules() };
         later.keep_revoked(&new_rules());
-        let credentials = Credentials { token: token(&secret(1, 1), None), certificate: Some(shown(5)) };
+        let credentials =
+            Credentials { token: token(&secret(1, 1), None), certificate: Some(shown(5)), user: None };
         assert!(matches!(later.admit(&credentials, 0), Err(Denied::RevokedKey(_))));
         let mut again = new_rules();
         again.keep_revoked(&later);
@@ -273,7 +429,7 @@ mod tests {
                 .unwrap()
         };
         let admit = |rules: &Rules, ticket: &Ticket| {
-            rules.admit(&Credentials { token: ticket.token().cloned(), certificate: None }, 0)
+            rules.admit(&Credentials { token: ticket.token().cloned(), ..Credentials::default() }, 0)
         };
         let first = rules.own_ticket(bare("/policy"));
         assert_eq!(first, rules.own_ticket(bare("/policy")));
@@ -291,14 +447,16 @@ mod tests {
     fn principals_have_only_their_grants() {
         let topic = |name: &str| Topic::new(name).unwrap();
         let by_ticket = new_rules()
-            .admit(&Credentials { token: token(&secret(1, 1), None), certificate: None }, 0)
+            .admit(&Credentials { token: token(&secret(1, 1), None), ..Credentials::default() }, 0)
             .unwrap();
         assert!(by_ticket.may(Verb::Subscribe, &topic("policy/a")));
         assert!(
             !by_ticket.may(Verb::Publish, &topic("policy/a")) && !by_ticket.may(Verb::List, &topic("kv/a"))
         );
         let certificate = Some(shown(5));
-        let by_key = new_rules().admit(&Credentials { token: None, certificate }, 0).unwrap();
+        let by_key = new_rules()
+            .admit(&Credentials { certificate, ..Credentials::default() }, 0)
+            .unwrap();
         assert!(by_key.may(Verb::List, &topic("kv/a")) && !by_key.may(Verb::List, &topic("policy/a")));
     }
 }

@@ -1,6 +1,6 @@
 //! Why files cannot be served.
 
-use crate::StageError;
+use crate::{SplitError, StageError};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -90,6 +90,14 @@ pub enum FileError {
         path: PathBuf,
         /// The tensor or the metadata key.
         name: String,
+    },
+    /// A rule for one tensor that does not fit.
+    #[error("the tensors of {} cannot be split: {source}", path.display())]
+    Split {
+        /// The file or folder.
+        path: PathBuf,
+        /// The reason.
+        source: Box<SplitError>,
     },
     /// A folder without a model.
     #[error("{} has no .safetensors file directly in it: name the folder that has one, or a file", path.display())]

@@ -4,15 +4,18 @@ use super::{error::ReadError, served::ServedFile};
 use bytes::Bytes;
 use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{BoxFuture, Lock, Source, SourceError};
-use tensor_relay_protocol::{ChunkHash, Manifest};
+use tensor_relay_protocol::{ChunkHash, Manifest, Spread, Tensor};
 use tensor_relay_transport::Workers;
 
-/// A range of the payload, and the origin of its bytes.
+/// A range of the payload, and the origin of its bytes: a piece of a tensor.
 #[derive(Debug)]
 pub(super) struct Extent {
     /// Its range in the payload.
-    pub(super) range: Range<u64>,
-    pub(super) origin: Origin,
+    range: Range<u64>,
+    /// The origin of the tensor.
+    origin: Origin,
+    /// How the piece is spread in the tensor; `None` if it is the whole tensor.
+    spread: Option<Spread>,
 }
 
 /// The origin of an extent's bytes.
@@ -21,6 +24,32 @@ pub(super) enum Origin {
     /// A file by its index, and the offset in it.
     File(usize, u64),
     Memory(Bytes),
+}
+
+impl Extent {
+    /// The extents of a tensor.
+    pub(super) fn of<'a>(tensor: &'a Tensor, origin: &'a Origin) -> impl Iterator<Item = Self> + 'a {
+        let pieces = (0..).zip(tensor.ranges());
+        pieces.map(|(number, range)| Self {
+            range,
+            origin: origin.clone(),
+            spread: Spread::of_piece(tensor, number),
+        })
+    }
+
+    /// Calls `read` for each run of its bytes, from `skipped` on and as many as `out` has, that lie together in the
+    /// tensor: with the offset in the tensor and the place to read to.
+    fn try_each_run<E>(
+        &self,
+        skipped: u64,
+        out: &mut [u8],
+        read: impl Fn(u64, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Some(spread) = &self.spread else { return read(skipped, out) };
+        spread.try_each_run(skipped..skipped + out.len() as u64, |range, offset| {
+            read(offset, &mut out[(range.start - skipped) as usize..(range.end - skipped) as usize])
+        })
+    }
 }
 
 /// A payload in files, read by offset.
@@ -46,10 +75,13 @@ impl FilePayload {
             let (start, end) = (extent.range.start.max(range.start), extent.range.end.min(range.end));
             let part = &mut out[(start - range.start) as usize..(end - range.start) as usize];
             let skipped = start - extent.range.start;
-            match &extent.origin {
-                Origin::File(file, offset) => self.files[*file].read(part, offset + skipped)?,
-                Origin::Memory(bytes) => part.copy_from_slice(&bytes[skipped as usize..][..part.len()]),
-            }
+            extent.try_each_run(skipped, part, |at, out| match &extent.origin {
+                Origin::File(file, offset) => self.files[*file].read(out, offset + at),
+                Origin::Memory(bytes) => {
+                    out.copy_from_slice(&bytes[at as usize..][..out.len()]);
+                    Ok(())
+                }
+            })?;
         }
         Ok(out)
     }

@@ -70,7 +70,7 @@ async fn bytes_of(held: &Publishable, tensor: &str) -> Vec<u8> {
         let encoded = encoder.encode(&held.payload, chunk, CodecId::Raw).await.unwrap();
         payload.extend_from_slice(&encoded.bytes);
     }
-    let range = held.manifest().tensor(tensor).unwrap().range();
+    let range = held.manifest().tensor(tensor).unwrap().range().unwrap();
     payload[range.start as usize..range.end as usize].to_vec()
 }
 
@@ -89,6 +89,26 @@ fn a_model_file_is_staged_with_its_metadata() {
     let kind = ("tensor-relay.kind".into(), "safetensors".into());
     assert_eq!(staged.manifest().metadata(), [("format".into(), "pt".into()), kind]);
     assert_eq!(staged.hash(), files.stage(&staging()).unwrap().hash());
+}
+
+/// Goal: a file whose tensors are cut is the same version staged and borrowed; what does not fit is named.
+#[test]
+fn a_split_file_is_one_version_however_it_is_read() {
+    let (_dir, dir) = new_folder(&[("m.safetensors", &model_file())]);
+    let split = |rule: &str| {
+        TensorFiles::open(&dir.join("m.safetensors"))
+            .unwrap()
+            .split(&rule.parse().unwrap())
+    };
+    let files = split("w=1/3").unwrap();
+    let (staged, borrowed) = (files.stage(&staging()).unwrap(), files.borrow(&staging()).unwrap());
+    assert_eq!(staged.manifest().tensor("w").unwrap().ranges().count(), 3);
+    assert_eq!(borrowed.digest(), Some(staged.hash()));
+    let refused = split("w=2/3").unwrap_err().to_string();
+    assert!(
+        refused.contains("m.safetensors") && refused.contains("tensor w of shape [10, 100]"),
+        "{refused}"
+    );
 }
 
 #[test]

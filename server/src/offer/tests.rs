@@ -5,9 +5,9 @@ use crate::{Staged, Staging, bases::Bases, consumers::Consumers, retention::Keep
 use std::time::Duration;
 use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::{
-    Announcement, Dtype, Ended, Have, Limits, Partial, RangeSet, ReaderName, Selection, SendAction,
-    SenderAction, Shape, SubscriptionId, SubscriptionMessage, TensorName, TensorSpec, Topic, VersionDigest,
-    VersionId,
+    Announcement, Dtype, Ended, FeatureSet, Have, Limits, Partial, RangeSet, ReaderName, Selection,
+    SendAction, SenderAction, Shape, SubscriptionId, SubscriptionMessage, TensorName, TensorSpec, Topic,
+    VersionDigest, VersionId,
 };
 use tokio::sync::watch;
 
@@ -37,7 +37,9 @@ fn retained(epoch: u64, version: u64) -> Retained {
         release_timeout: Duration::ZERO,
         abort_at: watch::Sender::new(None),
         failure: Arc::default(),
+        stand_in: std::sync::OnceLock::new(),
         base: Bases::new(0).terms(8, 0, Keep::default(), true),
+        shared: std::sync::OnceLock::new(),
     }
 }
 
@@ -64,7 +66,7 @@ struct Case {
 }
 
 fn begin(topic: &Arc<TopicState>, subscribe: &Subscribe) -> Case {
-    let (offer, machine) = Offer::new(topic, subscribe, "anybody").unwrap();
+    let (offer, machine) = Offer::new(topic, subscribe, FeatureSet::OF_CLIENT, "anybody").unwrap();
     Case { offer, machine, is_same: true, ended: None }
 }
 

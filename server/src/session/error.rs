@@ -33,6 +33,18 @@ pub(super) enum SessionError {
         min = PROTOCOL_REVISIONS.start(), max = PROTOCOL_REVISIONS.end()
     )]
     Incompatible(u32, u32),
+    #[error("the peer showed no valid grant within five seconds")]
+    NoGrant,
+    #[error("the peer showed a grant that no origin of this process made for it and this version")]
+    WrongGrant,
+    #[error("too many peers take versions from here")]
+    TooManyTakers,
+    #[error("the peer took nothing for a minute")]
+    IdleTaker,
+    #[error("an origin asked for a session that no member of this process has")]
+    NotHere,
+    #[error("an origin sent a message after its check")]
+    AfterCheck,
 }
 
 impl SessionError {
@@ -50,7 +62,11 @@ impl SessionError {
         match self {
             Self::Control(ControlError::Message(error)) => Some(error.into()),
             Self::ProtocolViolation(error) => Some(error.into()),
-            Self::NoHello => Some(CloseCode::TimedOut),
+            Self::NoHello | Self::NoGrant => Some(CloseCode::TimedOut),
+            Self::WrongGrant | Self::NotHere => Some(CloseCode::Unauthorised),
+            Self::TooManyTakers => Some(CloseCode::TooBusy),
+            Self::IdleTaker => Some(CloseCode::Done),
+            Self::AfterCheck => Some(CloseCode::ProtocolViolation),
             Self::ShuttingDown => Some(CloseCode::ShuttingDown),
             Self::TooBusy | Self::Evicted | Self::NoMemory(_) => Some(CloseCode::TooBusy),
             Self::Unauthorised(_) | Self::AccessLost(_) => Some(CloseCode::Unauthorised),
@@ -60,12 +76,16 @@ impl SessionError {
         }
     }
 
-    /// The text sent with the close, for the client's author: the rule that the client broke, or the protocol revisions
-    /// of client and server. Empty otherwise.
+    /// The text sent with the close, for the client's author: the rule that the client broke, the protocol revisions
+    /// of client and server, or the user of this host that has no rights. Empty otherwise: to others, a reason would be
+    /// of help in guessing credentials.
     pub(super) fn close_text(&self) -> String {
         match self {
             Self::ProtocolViolation(_) | Self::Control(ControlError::Message(_)) | Self::Incompatible(..) => {
                 self.to_string()
+            }
+            Self::Unauthorised(denied @ Denied::User(_)) | Self::AccessLost(denied @ Denied::User(_)) => {
+                denied.to_string()
             }
             _ => String::new(),
         }
@@ -76,6 +96,9 @@ impl SessionError {
         match self {
             Self::Unauthorised(denied) => Some(denied.into()),
             Self::TooBusy | Self::Evicted | Self::NoMemory(_) => self.failure().map(Reason::Named),
+            Self::NoGrant | Self::WrongGrant | Self::TooManyTakers | Self::NotHere => {
+                self.failure().map(Reason::Named)
+            }
             _ => None,
         }
     }
@@ -94,7 +117,12 @@ impl SessionError {
             Self::NoMemory(_) => Some("no_memory"),
             Self::Incompatible(..) => Some("incompatible"),
             Self::Control(ControlError::Lane(error)) | Self::Lane(error) => lane_failure(error),
-            Self::ShuttingDown => None,
+            Self::NoGrant => Some("no_grant"),
+            Self::WrongGrant => Some("wrong_grant"),
+            Self::TooManyTakers => Some("too_many_takers"),
+            Self::NotHere => Some("no_such_member"),
+            Self::AfterCheck => Some("protocol_violation"),
+            Self::IdleTaker | Self::ShuttingDown => None,
         }
     }
 }
@@ -113,7 +141,9 @@ fn lane_failure(error: &LaneError) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{LocalUser, Standing};
     use tensor_relay_protocol::MessageError;
+    use tensor_relay_transport::Peer;
 
     fn no_memory() -> SessionError {
         SessionError::NoMemory(AllocError::OverBudget { asked_bytes: 2, in_use_bytes: 0, budget_bytes: 1 })
@@ -131,8 +161,16 @@ mod tests {
         ControlError::Lane(error).into()
     }
 
+    fn peer() -> Peer {
+        Peer::Network(([10, 0, 0, 1], 4747).into())
+    }
+
     fn closed_by_peer(code: Option<CloseCode>) -> LaneError {
-        LaneError::ClosedByPeer { peer: ([10, 0, 0, 1], 4747).into(), code, text: String::new() }
+        LaneError::ClosedByPeer { peer: peer(), code, text: String::new() }
+    }
+
+    fn user_without_rights() -> Denied {
+        Denied::User(LocalUser { uid: 7, standing: Standing::Other })
     }
 
     /// PROTOCOL.md §9.1.
@@ -149,6 +187,13 @@ mod tests {
             (no_memory(), CloseCode::TooBusy, false),
             (Denied::Expired.into(), CloseCode::Unauthorised, false),
             (SessionError::AccessLost(Denied::Expired), CloseCode::Unauthorised, false),
+            (user_without_rights().into(), CloseCode::Unauthorised, true),
+            (SessionError::AccessLost(user_without_rights()), CloseCode::Unauthorised, true),
+            (SessionError::NoGrant, CloseCode::TimedOut, false),
+            (SessionError::WrongGrant, CloseCode::Unauthorised, false),
+            (SessionError::NotHere, CloseCode::Unauthorised, false),
+            (SessionError::TooManyTakers, CloseCode::TooBusy, false),
+            (SessionError::IdleTaker, CloseCode::Done, false),
             (at_control(LaneError::StreamAborted), CloseCode::Done, false),
         ] {
             assert_eq!((end.close_code(), !end.close_text().is_empty()), (Some(code), is_explained), "{end}");
@@ -160,7 +205,7 @@ mod tests {
 
     #[test]
     fn failures_are_counted_and_clients_that_broke_no_rule_are_refused() {
-        let peer = ([10, 0, 0, 1], 4747).into();
+        let peer = peer();
         for (end, counter) in [
             (malformed(), "protocol_violation"),
             (violation(), "protocol_violation"),
@@ -179,6 +224,10 @@ mod tests {
             (SessionError::TooBusy, "too_busy"),
             (SessionError::Evicted, "evicted"),
             (no_memory(), "no_memory"),
+            (SessionError::NoGrant, "no_grant"),
+            (SessionError::WrongGrant, "wrong_grant"),
+            (SessionError::TooManyTakers, "too_many_takers"),
+            (SessionError::NotHere, "no_such_member"),
         ] {
             assert_eq!(
                 (end.failure(), end.refusal()),

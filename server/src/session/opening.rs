@@ -1,6 +1,6 @@
 //! [`Opening`]: what a client wants of a new connection.
 
-use super::error::SessionError;
+use super::{checking::Check, error::SessionError};
 use crate::joining::Join;
 use tensor_relay_protocol::{ClientMessage, Hello, PROTOCOL_REVISIONS, ProtocolViolation};
 
@@ -11,6 +11,8 @@ pub(super) enum Opening {
     Session(Hello, u32),
     /// A lane for a session.
     Lane(Join),
+    /// The proof that a member of this process has a session.
+    Check(Check),
 }
 
 impl Opening {
@@ -27,6 +29,7 @@ impl Opening {
                 let revision = common_revision(&hello)?;
                 Ok(Self::Session(hello, revision))
             }
+            ClientMessage::Check { session, nonce } => Ok(Self::Check(Check { session, nonce })),
             _ => {
                 Err(ProtocolViolation::OutOfTurn { found: "another message", expected: "Hello or Join" }
                     .into())
@@ -87,6 +90,9 @@ mod tests {
         let opening = Opening::new(ClientMessage::Join { session, lane, grant, instance }).unwrap();
         let Opening::Lane(join) = opening else { panic!("{opening:?}") };
         assert_eq!((join.session, join.lane, join.grant, join.instance), (session, lane, grant, instance));
+
+        let opening = Opening::new(ClientMessage::Check { session, nonce: [9; 32] }).unwrap();
+        assert!(matches!(opening, Opening::Check(Check { session: 7, nonce }) if nonce == [9; 32]));
 
         let refused = Opening::new(ClientMessage::List).unwrap_err();
         assert!(matches!(refused, SessionError::ProtocolViolation(_)), "{refused}");

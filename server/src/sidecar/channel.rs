@@ -1,21 +1,15 @@
 //! Frames and descriptors over a Unix socket, for producer and server.
 
-use rustix::{
-    io::Errno,
-    net::{
-        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-        SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
-    },
-};
+use rustix::net::{Shutdown, shutdown};
 use std::{
     collections::VecDeque,
-    io::{self, IoSlice, IoSliceMut},
-    mem::MaybeUninit,
+    io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
     time::Duration,
 };
 use tensor_relay_protocol::{FRAME_MAX_BYTES, MessageError, decode_frame_length};
+use tensor_relay_transport::unix::{LostDescriptors, receive, send};
 use tokio::{
     io::Interest,
     net::UnixStream,
@@ -25,9 +19,6 @@ use tokio::{
 /// The deadline for reading a message after its first byte, and for each write of a message or of what remains of it.
 /// Both peers are on one machine.
 pub(super) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The maximum number of descriptors received at once; more violate the protocol.
-const DESCRIPTORS_AT_ONCE: usize = 4;
 
 /// The size of the length prefix.
 const PREFIX_BYTES: usize = 4;
@@ -47,11 +38,8 @@ pub(super) enum ChannelError {
     Unread,
     #[error("the peer sent a descriptor without a message that needs it")]
     StrayDescriptors,
-    #[error(
-        "this process has no free descriptor for the one that the peer sent: raise its limit of open files (`ulimit -n`), \
-         and publish again"
-    )]
-    NoDescriptors,
+    #[error(transparent)]
+    LostDescriptors(#[from] LostDescriptors),
 }
 
 /// Reads frames from a connection.
@@ -134,7 +122,7 @@ impl FrameReader {
         let mut part = [0; 8192];
         let (bytes, descriptors) = self
             .stream
-            .async_io(Interest::READABLE, || receive(&self.stream, &mut part))
+            .async_io(Interest::READABLE, || receive(&*self.stream, &mut part))
             .await?;
         if self.received.is_empty() {
             self.since = Instant::now();
@@ -161,7 +149,7 @@ impl FrameWriter {
         while !remaining.is_empty() {
             let written = self
                 .stream
-                .async_io(Interest::WRITABLE, || send(&self.stream, remaining, descriptor));
+                .async_io(Interest::WRITABLE, || send(&*self.stream, remaining, descriptor.as_slice()));
             let bytes = timeout(MESSAGE_TIMEOUT, written).await.map_err(|_| ChannelError::Unread)??;
             remaining = &remaining[bytes..];
             descriptor = None; // It was sent with the first byte.
@@ -188,49 +176,6 @@ impl Drop for ShutdownGuard {
 impl AsFd for ShutdownGuard {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
-    }
-}
-
-/// Receives available bytes and descriptors; an error if descriptors are lost.
-fn receive(stream: &UnixStream, part: &mut [u8]) -> io::Result<(usize, Result<Vec<OwnedFd>, ChannelError>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_AT_ONCE))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let received = loop {
-        match recvmsg(stream, &mut [IoSliceMut::new(part)], &mut control, flags) {
-            Err(Errno::INTR) => {}
-            received => break received?,
-        }
-    };
-    let mut descriptors = vec![];
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            descriptors.extend(rights);
-        }
-    }
-    let is_truncated = received.flags.contains(ReturnFlags::CTRUNC);
-    let descriptors = match is_truncated {
-        false => Ok(descriptors),
-        // Either more were sent than there is space for, or the process has too few free descriptors.
-        true if descriptors.len() >= DESCRIPTORS_AT_ONCE => Err(ChannelError::StrayDescriptors),
-        true => Err(ChannelError::NoDescriptors),
-    };
-    Ok((received.bytes, descriptors))
-}
-
-fn send(stream: &UnixStream, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors: Vec<BorrowedFd<'_>> = descriptor.into_iter().collect();
-    if !descriptors.is_empty() {
-        let has_room = control.push(SendAncillaryMessage::ScmRights(&descriptors));
-        debug_assert!(has_room, "there is space for one");
-    }
-    loop {
-        match sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
-            Err(Errno::INTR) => {}
-            sent => return Ok(sent?),
-        }
     }
 }
 

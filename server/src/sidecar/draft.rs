@@ -192,12 +192,16 @@ impl Draft {
 /// Maps a version in shared host memory. It is sealed, so it may be served for as long as a staged one.
 fn map_from_host(manifest: Arc<Manifest>, memory: Option<Lent>, staging: &Staging) -> Result<Ready, Refused> {
     let (loan, returned) = Loan::new();
-    let bytes = match (memory, manifest.payload_bytes()) {
-        (None, 0) => loan.lend(Bytes::new()), // On loan, so that its release is reported.
-        (Some(lent), payload_bytes) if lent.range == (0..payload_bytes) => loan.lend(map(&lent, staging)?),
+    let source = match (memory, manifest.payload_bytes()) {
+        (None, 0) => HostSource::new(loan.lend(Bytes::new())), // On loan, so that its release is reported.
+        (Some(lent), payload_bytes) if lent.range == (0..payload_bytes) => {
+            let bytes = loan.lend(map(&lent, staging)?);
+            HostSource::of_sealed(bytes, lent.descriptor)
+                .map_err(|error| (Refusal::UnfitMemory, error.to_string()))?
+        }
         (lent, payload_bytes) => return Err(incomplete_error(lent.as_ref(), payload_bytes)),
     };
-    let payload = Payload::new(manifest, Arc::new(HostSource::new(bytes)));
+    let payload = Payload::new(manifest, Arc::new(source));
     Ok(Ready {
         held: Publishable { payload, returned: None, charge: None },
         returned: vec![returned],
@@ -218,7 +222,7 @@ fn import_from_device(
     let mut tensors: Vec<_> = manifest
         .tensors()
         .iter()
-        .map(Tensor::range)
+        .flat_map(Tensor::ranges)
         .filter(|range| !range.is_empty())
         .collect();
     tensors.sort_by_key(|range| (range.start, range.end));

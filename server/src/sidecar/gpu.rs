@@ -5,10 +5,10 @@ use super::{
     publication::Publication,
     version::SealError,
 };
-use crate::{LendError, lend::tensor_parts};
+use crate::{LendError, lend::TensorParts};
 use std::{io, ops::Range, os::fd::OwnedFd, sync::Arc};
 use tensor_relay_device::{
-    Device, DeviceBuffer, Memfd, SourceError,
+    Device, DeviceBuffer, Memfd, Source, SourceError,
     cuda::share::{FdMemory, IpcMemory},
 };
 use tensor_relay_protocol::{
@@ -66,7 +66,13 @@ impl Producer {
         let aliases: Vec<bool> = tensors.iter().map(|(spec, _)| spec.alias_of.is_some()).collect();
         let (specs, buffers): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
         let manifest = Manifest::layout(specs, vec![], self.terms().chunk_bytes, &Limits::default())?;
-        let parts: Parts = Arc::new(tensor_parts(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?);
+        let copied_bytes = buffers.iter().map(DeviceBuffer::len_bytes).sum();
+        let parts = TensorParts::new(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?;
+        let TensorParts { whole, spread } = parts;
+        let source = device
+            .spread_source(manifest.payload_bytes(), whole.iter().cloned(), spread)
+            .map_err(LendError::from)?;
+        let parts: Parts = Arc::new(whole);
         let mut failures = vec![];
         let kinds = [MemoryKind::CudaIpc, MemoryKind::CudaFd];
         for kind in kinds.into_iter().skip(usize::from(!may_borrow)) {
@@ -87,7 +93,7 @@ impl Producer {
                 Err(error) => return Err(error.into()),
             }
         }
-        let (lends, copied_bytes) = copy_through_host(device, &manifest, &parts).await?;
+        let lends = copy_through_host(device, &*source).await?;
         let reason = reason_for(MemoryKind::Memfd, &failures);
         let route = MemoryRoute { path: MemoryKind::Memfd, reason, copied_bytes, lends, kept: None };
         Ok(self.send(topic, &manifest, metadata, route).await?)
@@ -106,6 +112,9 @@ impl Producer {
                 "the server accepts no memory of the kind {kind}, because it does not serve from a GPU that processes \
                  can share"
             ));
+        }
+        if manifest.feature().is_some() {
+            return Err("tensors in pieces are not shared".into());
         }
         if parts.is_empty() {
             return Err("the tensors have no bytes".into());
@@ -169,27 +178,22 @@ fn lend_copy(range: Range<u64>, FdMemory { device, fd, len }: FdMemory) -> (Lend
     (Lend { range, memory: Memory::CudaFd { device, buffer_bytes: len, offset: 0 } }, Some(fd))
 }
 
-/// Copies tensors off their device into shared memory, one slot of the device at a time.
-async fn copy_through_host(
-    device: &Device,
-    manifest: &Manifest,
-    parts: &Parts,
-) -> Result<(Lends, u64), PublishDeviceError> {
-    let bytes = manifest.payload_bytes();
+/// Copies a payload off its device into shared memory, one slot of the device at a time.
+async fn copy_through_host(device: &Device, source: &dyn Source) -> Result<Lends, PublishDeviceError> {
+    let bytes = source.len_bytes();
     if bytes == 0 {
-        return Ok((vec![], 0));
+        return Ok(vec![]);
     }
     let failed = |source| SealError::Memory { bytes, source };
-    let source = device.source(bytes, parts.iter().cloned()).map_err(LendError::from)?;
     let mut memfd = Memfd::new(bytes).map_err(failed)?;
     let step = device.slots().slot_bytes();
     for start in (0..bytes).step_by(step) {
         let range = start..bytes.min(start + step as u64);
-        let chunk = egress::read(&*source, range.clone()).await?;
+        let chunk = egress::read(source, range.clone()).await?;
         let written = move || memfd.write_at(&chunk, range.start).map(|()| memfd);
         memfd = Workers::Threads.run(written).await.map_err(failed)?;
     }
     let sealed = memfd.seal().map_err(failed)?;
     let lend = Lend { range: 0..bytes, memory: Memory::Memfd { offset: 0 } };
-    Ok((vec![(lend, Some(sealed.into()))], tensor_bytes(parts)))
+    Ok(vec![(lend, Some(sealed.into()))])
 }

@@ -8,9 +8,9 @@ use super::{
 use crate::{Access, Config, Identity, Keep, Listener, Rules, Tuning};
 use std::{io, os::fd::AsFd, path::PathBuf};
 use tempfile::TempDir;
-use tensor_relay_device::Memfd;
+use tensor_relay_device::{Memfd, Sealed};
 use tensor_relay_protocol::{
-    Dtype, Limits, Manifest, Shape, TensorName, TensorSpec, Topic,
+    Cuts, Dtype, Limits, Manifest, Shape, TensorName, TensorSpec, Topic,
     sidecar::{Hello, Lend, Memory, ProducerMessage, PublicationId, Publish, encode_producer},
 };
 
@@ -317,6 +317,30 @@ async fn a_producer_that_breaks_a_rule_is_disconnected() {
         .await
         .unwrap();
     assert!(matches!(answer(&mut reader).await, ServerMessage::Close { text } if text.contains("revisions")));
+}
+
+/// Goal: a tensor in pieces, written in parts of any size, is sealed as a server would lay it out.
+#[tokio::test]
+async fn a_sealed_version_may_be_in_pieces() {
+    let home = Home::default();
+    let producer = home.producer().await;
+    let shape = Shape::new(&[60, 100]).unwrap();
+    let spec = TensorSpec::new(TensorName::new("w").unwrap(), Dtype::U8, shape);
+    let specs = vec![TensorSpec { cuts: Cuts::equal(1, 100, 3), ..spec }];
+    let content: Vec<u8> = (0..6000).map(|at| (at % 251) as u8).collect();
+    let write = |_, out: &mut TensorWriter<'_>| content.chunks(77).try_for_each(|part| out.write(part));
+    let version = SealedVersion::new(producer.terms(), specs, vec![], write).unwrap();
+    let len_bytes = version.manifest().payload_bytes();
+    let sealed = Sealed::map(version.memory.as_ref().unwrap(), len_bytes).unwrap();
+    let tensor = version.manifest().tensor("w").unwrap();
+    for (piece, columns) in tensor.pieces().zip([0..34, 34..68, 68..100]) {
+        let rows = content.chunks(100).flat_map(|row| &row[columns.clone()]);
+        assert!(
+            sealed.as_ref()[piece.range.start as usize..piece.range.end as usize]
+                .iter()
+                .eq(rows)
+        );
+    }
 }
 
 /// Goal: a tensor with too few or too many bytes is refused.

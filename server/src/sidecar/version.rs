@@ -1,8 +1,10 @@
 //! [`SealedVersion`]: tensors copied once into sealed memory that the server reads in place.
 
-use std::{io, ops::Range};
+use std::io;
 use tensor_relay_device::{Memfd, SealedFd};
-use tensor_relay_protocol::{LayoutError, Limits, Manifest, Metadata, TensorSpec, sidecar::MemoryKind};
+use tensor_relay_protocol::{
+    LayoutError, Limits, Manifest, Metadata, Spread, Tensor, TensorSpec, sidecar::MemoryKind,
+};
 
 /// A server's terms for versions, sent when a producer connects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,12 +78,11 @@ impl SealedVersion {
         let failed = |source| SealError::Memory { bytes, source };
         let mut memfd = Memfd::new(bytes).map_err(failed)?;
         for (index, tensor) in manifest.tensors().iter().enumerate().filter(|(index, _)| stored[*index]) {
-            let mut writer = TensorWriter { memfd: &mut memfd, remaining: tensor.range() };
+            let mut writer = TensorWriter { memfd: &mut memfd, tensor, written_bytes: 0 };
             fill(index, &mut writer).map_err(SealError::Fill)?;
-            let missing_bytes = writer.remaining.end - writer.remaining.start;
-            if missing_bytes > 0 {
-                let (expected_bytes, name) = (tensor.byte_len(), tensor.name.as_str().into());
-                let given_bytes = expected_bytes - missing_bytes;
+            let (expected_bytes, given_bytes) = (tensor.byte_len(), writer.written_bytes);
+            if given_bytes < expected_bytes {
+                let name = tensor.name.as_str().into();
                 return Err(SealError::WrongSize { name, expected_bytes, given_bytes });
             }
         }
@@ -106,7 +107,8 @@ impl SealedVersion {
 #[derive(Debug)]
 pub struct TensorWriter<'a> {
     memfd: &'a mut Memfd,
-    remaining: Range<u64>,
+    tensor: &'a Tensor,
+    written_bytes: u64,
 }
 
 impl TensorWriter<'_> {
@@ -115,15 +117,24 @@ impl TensorWriter<'_> {
     /// # Errors
     /// If `bytes` exceed what remains of the tensor, or the system has no memory.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let len = bytes.len() as u64;
-        if len > self.remaining.end - self.remaining.start {
+        let written = self.written_bytes..self.written_bytes + bytes.len() as u64;
+        if written.end > self.tensor.byte_len() {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "more bytes were written than the tensor has",
             ));
         }
-        self.memfd.write_at(bytes, self.remaining.start)?;
-        self.remaining.start += len;
+        for (number, piece) in (0..).zip(self.tensor.ranges()) {
+            let Some(spread) = Spread::into_piece(self.tensor, number) else {
+                self.memfd.write_at(bytes, piece.start + written.start)?;
+                continue;
+            };
+            spread.try_each_run(written.clone(), |range, at| {
+                let run = (range.start - written.start) as usize..(range.end - written.start) as usize;
+                self.memfd.write_at(&bytes[run], piece.start + at)
+            })?;
+        }
+        self.written_bytes = written.end;
         Ok(())
     }
 }

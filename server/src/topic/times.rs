@@ -2,13 +2,16 @@
 
 use super::TopicState;
 use crate::retained::Retained;
-use crate::status::TopicStatus;
+use crate::{status::TopicStatus, swarm::SwarmStatus};
 use std::collections::VecDeque;
 use tensor_relay_protocol::{Epoch, Version};
 use tokio::time::Instant;
 
 /// The maximum number of stored publishes. If a subscriber is further behind, its lag is measured from the oldest one.
 const PUBLISHES_MAX: usize = 64;
+
+/// The maximum number of members that a topic's status has.
+const MEMBERS_MAX: usize = 64;
 
 /// The times of a topic's last publishes, oldest first.
 #[derive(Debug, Default)]
@@ -34,6 +37,12 @@ impl PublishTimes {
         }
         self.last.push_back((epoch, version, now));
         self.count += 1;
+    }
+
+    /// When a version was published, if it was one of the last.
+    pub(crate) fn of(&self, version: (Epoch, Version)) -> Option<Instant> {
+        let found = self.last.iter().rev().find(|(epoch, number, _)| (*epoch, *number) == version);
+        found.map(|(_, _, at)| *at)
     }
 
     /// The number of versions ever published.
@@ -63,6 +72,11 @@ impl TopicState {
         self.state.lock().times.count()
     }
 
+    /// When a version was published, if it was one of the last.
+    pub(crate) fn published_at_of(&self, version: (Epoch, Version)) -> Option<Instant> {
+        self.state.lock().times.of(version)
+    }
+
     /// The lag of a subscriber whose newest version is `held`.
     pub(crate) fn lag(&self, held: Option<(Epoch, Version)>) -> Lag {
         self.state.lock().times.lag(held)
@@ -71,6 +85,8 @@ impl TopicState {
     /// The topic's current status, with `newest` as its newest version.
     pub(crate) fn status(&self, newest: &Retained) -> TopicStatus {
         let manifest = newest.payload.manifest();
+        let members = newest.shared.get().map(|shared| shared.members(MEMBERS_MAX));
+        let swarm = SwarmStatus { members: members.unwrap_or_default(), ..self.swarm.status() };
         let state = self.state.lock();
         TopicStatus {
             newest: newest.id.clone(),
@@ -82,6 +98,7 @@ impl TopicState {
             subscribers: state.followers,
             publish_problem: state.problem.clone(),
             sent: self.tally.stats(),
+            swarm,
         }
     }
 }

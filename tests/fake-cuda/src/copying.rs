@@ -1,4 +1,5 @@
 use std::{
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -49,6 +50,42 @@ pub(crate) struct Copy {
     from: Place,
     to: Place,
     bytes: usize,
+    /// The rows of a two-dimensional copy; `None` if all bytes are one row.
+    rows: Option<Rows>,
+    /// Records that this copy reads host memory.
+    _reads: Option<Arc<()>>,
+}
+
+/// The shape of a two-dimensional copy within a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows {
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) from_pitch: usize,
+    pub(crate) to_pitch: usize,
+}
+
+/// `CU_DEVICE_ATTRIBUTE_MAX_PITCH` of all known devices.
+const PITCH_MAX: usize = i32::MAX as usize;
+
+impl Rows {
+    /// Checks the shape as the driver does. A pitch must have room for a row, even if there is only one.
+    fn check(self) -> Answer {
+        let is_possible = |pitch| (self.width..=PITCH_MAX).contains(&pitch);
+        if is_possible(self.from_pitch) && is_possible(self.to_pitch) {
+            Ok(())
+        } else {
+            Err(Status::INVALID_VALUE)
+        }
+    }
+
+    /// The bytes from the first row to the last.
+    fn span(self, pitch: usize) -> Answer<usize> {
+        let before_last = self.height.saturating_sub(1).checked_mul(pitch);
+        before_last
+            .and_then(|bytes| bytes.checked_add(self.width))
+            .ok_or(Status::INVALID_VALUE)
+    }
 }
 
 #[derive(Debug)]
@@ -95,14 +132,17 @@ pub(crate) fn from_host(
     bytes: usize,
 ) -> Answer<Prepared> {
     let to = Place::of(device_range(state, device, to, bytes)?);
-    let (from, pageable) = match host_range(state, from.cast_mut(), bytes)? {
-        Some(place) => (place, false),
-        None => (Place::Staged(stage(from, bytes)), true),
+    let (from, reads) = match host_range(state, from.cast_mut(), bytes)? {
+        Some(place) => (place, Some(state.host.begin_read(from.addr(), bytes))),
+        None => (Place::Staged(stage(from, bytes)), None),
     };
-    Ok(Prepared { copy: Copy { direction: Direction::HostToDevice, from, to, bytes }, pageable })
+    let pageable = reads.is_none();
+    let copy = Copy { _reads: reads, ..Copy::new(Direction::HostToDevice, from, to, bytes) };
+    Ok(Prepared { copy, pageable })
 }
 
-/// Prepares a copy from device to host. Page-locked memory is overwritten at once, so that early reads are noticed.
+/// Prepares a copy from device to host. Page-locked memory is overwritten at once, so that early reads are noticed, unless
+/// an earlier copy still reads it.
 pub(crate) fn to_host(
     state: &mut State,
     device: usize,
@@ -111,21 +151,33 @@ pub(crate) fn to_host(
     bytes: usize,
 ) -> Answer<Prepared> {
     let from = Place::of(device_range(state, device, from, bytes)?);
+    let start = to.addr();
     let (to, pageable) = match host_range(state, to, bytes)? {
         Some(mut place) => {
-            fill(place.start(), PENDING, bytes);
+            if !state.host.is_read(start, bytes) {
+                fill(place.start(), PENDING, bytes);
+            }
             (place, false)
         }
         None => (Place::Pageable(to), true),
     };
-    Ok(Prepared { copy: Copy { direction: Direction::DeviceToHost, from, to, bytes }, pageable })
+    Ok(Prepared { copy: Copy::new(Direction::DeviceToHost, from, to, bytes), pageable })
 }
 
 /// Prepares a copy within a device.
 pub(crate) fn within(state: &mut State, device: usize, to: u64, from: u64, bytes: usize) -> Answer<Copy> {
     let to = Place::of(device_range(state, device, to, bytes)?);
     let from = Place::of(device_range(state, device, from, bytes)?);
-    Ok(Copy { direction: Direction::DeviceToDevice, from, to, bytes })
+    Ok(Copy::new(Direction::DeviceToDevice, from, to, bytes))
+}
+
+/// Prepares a copy of rows within a device.
+pub(crate) fn rows_within(state: &mut State, device: usize, to: u64, from: u64, rows: Rows) -> Answer<Copy> {
+    rows.check()?;
+    let to = Place::of(device_range(state, device, to, rows.span(rows.to_pitch)?)?);
+    let from = Place::of(device_range(state, device, from, rows.span(rows.from_pitch)?)?);
+    let bytes = rows.width * rows.height;
+    Ok(Copy { rows: Some(rows), ..Copy::new(Direction::DeviceToDevice, from, to, bytes) })
 }
 
 /// Prepares a copy of a batch, whose addresses tell its direction. Pageable memory is refused: a batch with it would not
@@ -211,8 +263,24 @@ impl Pace {
 }
 
 impl Copy {
+    /// A copy of one row, which reads no page-locked memory.
+    fn new(direction: Direction, from: Place, to: Place, bytes: usize) -> Self {
+        Self { direction, from, to, bytes, rows: None, _reads: None }
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The length of the piece after the first `copied` bytes, and its offsets at both ends.
+    fn piece_at(&self, copied: usize) -> (usize, usize, usize) {
+        match self.rows {
+            None => (PIECE_BYTES, copied, copied),
+            Some(Rows { width, from_pitch, to_pitch, .. }) => {
+                let (row, column) = (copied / width, copied % width);
+                (width - column, row * from_pitch + column, row * to_pitch + column)
+            }
+        }
     }
 
     /// Copies piece by piece. Called without the driver's lock.
@@ -222,8 +290,9 @@ impl Copy {
         let end = if pace.fails_halfway { self.bytes / 2 } else { self.bytes };
         let mut copied = 0;
         while copied < end && state::is_current(pace.generation) {
-            let piece = (end - copied).min(PIECE_BYTES);
-            let (from, to) = (from.wrapping_add(copied), to.wrapping_add(copied));
+            let (piece, from_offset, to_offset) = self.piece_at(copied);
+            let piece = piece.min(end - copied);
+            let (from, to) = (from.wrapping_add(from_offset), to.wrapping_add(to_offset));
             // SAFETY: device memory and page-locked memory were checked when the copy was requested. The copy's `Use`s
             // keep the driver's memory allocated, and the program guarantees its own. Device and host memory never
             // overlap. Two ranges of one device may overlap by an error of the caller, which `copy_to` allows.

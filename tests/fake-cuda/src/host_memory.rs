@@ -1,4 +1,10 @@
-use std::{collections::BTreeMap, ffi::c_void, ptr};
+use std::{
+    collections::BTreeMap,
+    ffi::c_void,
+    ops::Range,
+    ptr,
+    sync::{Arc, Weak},
+};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
@@ -15,6 +21,8 @@ pub(crate) struct HostMemory {
     /// The starts and lengths of freed blocks. Their addresses stay reserved, and accesses fault unless
     /// a copy used the block when it was freed.
     freed: BTreeMap<usize, usize>,
+    /// The ranges that copies to a device read, until they have ended.
+    reads: Vec<(Range<usize>, Weak<()>)>,
 }
 
 #[derive(Debug)]
@@ -114,6 +122,22 @@ impl HostMemory {
         } else {
             HostRange::Pageable
         }
+    }
+
+    /// Records that a copy reads a range, until the result is dropped.
+    pub(crate) fn begin_read(&mut self, start: usize, bytes: usize) -> Arc<()> {
+        let read = Arc::new(());
+        self.reads.retain(|(_, reader)| reader.strong_count() > 0);
+        self.reads.push((start..start + bytes, Arc::downgrade(&read)));
+        read
+    }
+
+    /// Whether a copy that has not ended reads bytes of a range.
+    pub(crate) fn is_read(&self, start: usize, bytes: usize) -> bool {
+        let overlaps = |range: &Range<usize>| range.start < start + bytes && start < range.end;
+        self.reads
+            .iter()
+            .any(|(range, reader)| reader.strong_count() > 0 && overlaps(range))
     }
 
     /// The number of blocks and their total bytes.

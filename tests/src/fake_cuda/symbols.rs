@@ -51,6 +51,7 @@ pub const SYMBOLS: &[&str] = &[
     "cuMemRelease",
     "cuMemSetAccess",
     "cuMemUnmap",
+    "cuMemcpy2DAsync_v2",
     "cuMemcpyBatchAsync_v2",
     "cuMemcpyDtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",

@@ -34,7 +34,7 @@ impl Lan {
 
     /// Creates the hosts and the link; the error says why this system does not permit it.
     pub fn new() -> Result<Self, String> {
-        let number = CREATED.fetch_add(1, Ordering::Relaxed);
+        let number = next_number();
         let name = |host: &str| format!("relay-{}-{number}-{host}", std::process::id());
         let lan = Self { server: name("s"), client: name("c") };
         try_ip(&["netns", "add", &lan.server])?;
@@ -53,10 +53,11 @@ impl Lan {
         Ok(lan)
     }
 
-    /// Limits the sending rate of the server's host. Fails if this system does not support that.
+    /// Limits the sending rate of the server's host. Fails if this system does not support that. The queue holds 40 ms
+    /// of slow rates, so that a lost packet is noticed and sent again within a second.
     pub fn limit_rate(&self, megabits: u32) -> Result<(), String> {
-        let rate = format!("{megabits}mbit");
-        let shape = ["dev", "lan", "root", "tbf", "rate", &rate, "burst", "256kb", "latency", "50ms"];
+        let (rate, burst) = (format!("{megabits}mbit"), format!("{}kb", (5 * megabits).clamp(16, 256)));
+        let shape = ["dev", "lan", "root", "tbf", "rate", &rate, "burst", &burst, "latency", "50ms"];
         let args = [&["netns", "exec", &self.server, "tc", "qdisc", "replace"][..], &shape];
         try_ip(&args.concat())
     }
@@ -168,6 +169,11 @@ impl Lan {
     }
 }
 
+/// A number for the names of a network's hosts, which no other network of this process has.
+pub(super) fn next_number() -> u32 {
+    CREATED.fetch_add(1, Ordering::Relaxed)
+}
+
 /// The kernel setting that keeps a host's other addresses when the first is removed.
 const PROMOTE_SECONDARIES: &str = "promote_secondaries";
 
@@ -180,7 +186,7 @@ impl Drop for Lan {
     }
 }
 
-fn try_ip(args: &[&str]) -> Result<(), String> {
+pub(super) fn try_ip(args: &[&str]) -> Result<(), String> {
     let output = Command::new("ip")
         .args(args)
         .output()

@@ -64,6 +64,11 @@ impl Process {
         line.unwrap_or_else(|error| self.fail(&format!("no {wanted:?} on stderr: {error}")))
     }
 
+    /// The process's number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal to the process.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();

@@ -10,7 +10,7 @@ use std::{
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
-use tensor_relay_transport::{ByteStream, StreamListener};
+use tensor_relay_transport::{ByteStream, Peer, StreamListener};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep},
@@ -146,11 +146,11 @@ struct Listener {
 }
 
 impl StreamListener for Listener {
-    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Box<dyn ByteStream>, SocketAddr)>> {
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Box<dyn ByteStream>, Peer)>> {
         let mut state = self.net.state();
         let Some(acceptor) = state.streams.acceptors.get_mut(&self.address) else { return Poll::Pending };
         match acceptor.waiting.pop_front() {
-            Some((stream, from)) => Poll::Ready(Ok((Box::new(stream), from))),
+            Some((stream, from)) => Poll::Ready(Ok((Box::new(stream), from.into()))),
             None => {
                 acceptor.waker = Some(cx.waker().clone());
                 Poll::Pending

@@ -69,7 +69,7 @@ impl Many {
     fn segments(&self) -> Vec<CopySegment<CudaMemory>> {
         let memories = self.memories.iter().enumerate();
         memories
-            .map(|(i, memory)| CopySegment { at: i * LEN, ..CopySegment::new(memory, 0, LEN) })
+            .map(|(i, memory)| CopySegment::new(memory, 0, LEN).at(i * LEN))
             .collect()
     }
 

@@ -5,7 +5,7 @@
 //! ([`exchange`]). [`failures`] covers devices that fail, hang or disappear, [`order`] callers' streams, [`sharing`]
 //! memory shared with a second process ([`neighbour`]), [`sidecar`] the sidecar with GPU memory, and [`probe`] the
 //! search for devices; [`staged`] versions that are copied within a device; [`overlap`] counts concurrent copies, and
-//! [`counts`] driver calls. [`endpoint`] also has the helpers of all tests.
+//! [`counts`] driver calls; [`runs`] covers copies of short runs. [`endpoint`] also has the helpers of all tests.
 
 use tensor_relay_tests::fake_cuda::{self, Turn};
 
@@ -18,6 +18,7 @@ mod order;
 mod overlap;
 mod probe;
 mod relay;
+mod runs;
 mod sharing;
 mod sidecar;
 mod staged;

@@ -13,8 +13,8 @@ use cudarc::driver::sys::CUresult;
 use tensor_relay_tests::fake_cuda::{self, Direction, Effect, Fault, Live, Turn};
 
 use crate::calls::{
-    Answer, Block, Current, PageLocked, call, create_stream, device_memory, device_memory_of, launch,
-    recorded, try_launch,
+    Answer, Block, Current, PageLocked, call, copy_rows, create_stream, device_memory, device_memory_of,
+    launch, recorded, try_launch,
 };
 
 const MIB: usize = 1 << 20;
@@ -51,6 +51,36 @@ fn torn_copies_are_visible() {
     assert_ne!(host.read()[MIB - 1], 2, "pieces arrive one after the other");
     call!(cuStreamSynchronize(stream)).unwrap();
     assert!(host.read().iter().all(|byte| *byte == 2));
+}
+
+#[test]
+fn rows_that_leave_their_memory_are_refused() {
+    let fake = exclusive_fake();
+    let _current = Current::new(0);
+    let stream = create_stream();
+    let (from, to) = (device_memory(100), device_memory(100));
+    assert!(copy_rows([to, 46], [from, 46], [8, 3], stream).is_ok());
+    for (to_pitch, from_pitch, to, from) in [(47, 46, to, from), (46, 47, to, from), (46, 46, to + 1, from)] {
+        assert!(copy_rows([to, to_pitch], [from, from_pitch], [8, 3], stream).is_err());
+    }
+    call!(cuStreamSynchronize(stream)).unwrap();
+    assert_eq!(fake.violations(), [""; 0]);
+    call!(cuMemFree_v2(from)).unwrap();
+    assert!(copy_rows([to, 46], [from, 46], [8, 3], stream).is_err());
+    assert_violation(&fake, "used after it was freed");
+}
+
+/// A copy from a host range that is queued before a copy to it reads the old bytes, as on a real device.
+#[test]
+fn a_copy_to_the_host_does_not_overwrite_what_an_earlier_copy_reads() {
+    let _fake = exclusive_fake();
+    let _current = Current::new(0);
+    let stream = create_stream();
+    let (host, memory) = (PageLocked::new(3, 100), device_memory_of(7, 200));
+    call!(cuMemcpyHtoDAsync_v2(memory, host.address(), 100, stream)).unwrap();
+    call!(cuMemcpyDtoHAsync_v2(host.address(), memory + 50, 100, stream)).unwrap();
+    call!(cuStreamSynchronize(stream)).unwrap();
+    assert_eq!(host.read(), [[3; 50], [7; 50]].concat());
 }
 
 #[test]

@@ -33,6 +33,35 @@ pub(crate) fn function<F: Copy>(name: &str) -> Option<F> {
     found.ok().map(|function| *function)
 }
 
+/// Copies `height` rows of `width` bytes within the device.
+pub(crate) fn copy_rows(
+    [to, to_pitch]: [u64; 2],
+    [from, from_pitch]: [u64; 2],
+    [width, height]: [usize; 2],
+    stream: CUstream,
+) -> Answer {
+    let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    let copy = sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: device,
+        srcHost: ptr::null(),
+        srcDevice: from,
+        srcArray: ptr::null_mut(),
+        srcPitch: from_pitch as usize,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: device,
+        dstHost: ptr::null_mut(),
+        dstDevice: to,
+        dstArray: ptr::null_mut(),
+        dstPitch: to_pitch as usize,
+        WidthInBytes: width,
+        Height: height,
+    };
+    call!(cuMemcpy2DAsync_v2(&raw const copy, stream))
+}
+
 /// A device whose primary context is current in this thread, until it is dropped.
 pub(crate) struct Current {
     pub(crate) device: CUdevice,

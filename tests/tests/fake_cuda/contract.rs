@@ -17,7 +17,7 @@ use cudarc::driver::sys::{self, CUresult};
 use tensor_relay_tests::fake_cuda::{self, Turn};
 
 use crate::calls::{
-    Answer, Block, Current, PageLocked, call, create_blocking_stream, create_event, create_stream,
+    Answer, Block, Current, PageLocked, call, copy_rows, create_blocking_stream, create_event, create_stream,
     device_memory, device_memory_of, function, launch, recorded,
 };
 
@@ -124,6 +124,33 @@ fn a_batch_copies_in_all_directions() {
     clean_up(driver.as_ref(), || {
         call!(cuMemFree_v2(memory)).unwrap();
         host.free().unwrap();
+        call!(cuStreamDestroy_v2(stream)).unwrap();
+    });
+}
+
+/// A copy of rows within the device changes no byte between them, and is refused if a row does not fit its pitch.
+#[test]
+fn rows_are_copied_within_the_device() {
+    let driver = exclusive_driver();
+    let _current = Current::new(0);
+    let stream = create_stream();
+    let (from, to) = (device_memory_of(0x11, 60), device_memory_of(0x22, 100));
+    let copy =
+        |height, from_pitch, to_pitch| copy_rows([to + 5, to_pitch], [from, from_pitch], [7, height], stream);
+    copy(3, 7, 31).unwrap();
+    call!(cuStreamSynchronize(stream)).unwrap();
+    let mut bytes = [0_u8; 100];
+    call!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), to, 100)).unwrap();
+    let row = |start: usize| start..start + 7;
+    let expected =
+        |at| if [5, 36, 67].into_iter().any(|start| row(start).contains(&at)) { 0x11 } else { 0x22 };
+    assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == expected(at)));
+    for (height, from_pitch, to_pitch) in [(3, 6, 31), (3, 7, 6), (3, 7, 1 << 31)] {
+        assert_eq!(copy(height, from_pitch, to_pitch), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
+    }
+    clean_up(driver.as_ref(), || {
+        call!(cuMemFree_v2(from)).unwrap();
+        call!(cuMemFree_v2(to)).unwrap();
         call!(cuStreamDestroy_v2(stream)).unwrap();
     });
 }

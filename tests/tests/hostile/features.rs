@@ -7,11 +7,14 @@ use crate::{
 };
 use std::time::Duration;
 use tensor_relay_protocol::{
-    Announce, ClientMessage, CloseCode, Feature, FeatureSet, Glob, Held, Hello, LaneGrant, LaneId, Order,
-    ProbeBytes, ProbeHeader, RangeSet, ServerMessage, Share, StreamHeader, Subscribe, SubscriptionId,
-    TensorBox, VersionId,
+    Announce, ClientMessage, CloseCode, Cuts, Dtype, EndReason, Feature, FeatureSet, Glob, Held, Hello,
+    LaneGrant, LaneId, Order, ProbeBytes, ProbeHeader, RangeSet, ServerMessage, Share, StreamHeader,
+    Subscribe, SubscriptionId, TensorSpec,
 };
-use tensor_relay_tests::pair::{client_config, eventually, publish, server_config, simulate, topic};
+use tensor_relay_tests::{
+    pair::{client_config, eventually, publish, server_config, simulate, topic},
+    tensors,
+};
 
 fn expected_text(feature: &str) -> String {
     format!("needs the feature \"{feature}\", which this end did not offer")
@@ -22,18 +25,15 @@ fn expected_text(feature: &str) -> String {
 #[test]
 fn clients_that_use_unoffered_features_are_refused() {
     let ClientMessage::Subscribe(wanted) = subscribe(1, 4) else { panic!("it subscribes") };
-    let glob = || Glob::new("a.**").unwrap();
-    let order = Order::Layers(vec![glob()]);
-    let boxes = vec![TensorBox { tensors: glob(), slices: vec![] }];
+    let order = Order::Layers(vec![Glob::new("a.**").unwrap()]);
     let (subscription, none) = (SubscriptionId(1), RangeSet::new());
     let held = Held { subscription, epoch: EPOCH, version: VERSION, added: none.clone(), withdrawn: none };
-    let id = VersionId { topic: topic("t"), epoch: EPOCH, version: VERSION };
+    let grant = Some(LaneGrant::new([1; 32]));
     for (message, feature) in [
         (ClientMessage::Subscribe(Subscribe { order, ..wanted.clone() }), "order"),
-        (ClientMessage::Subscribe(Subscribe { boxes, ..wanted }), "boxes"),
+        (ClientMessage::Subscribe(Subscribe { grant, ..wanted }), "peers"),
         (ClientMessage::Share(Share { addresses: vec![], key: None }), "peers"),
         (ClientMessage::Held(held), "peers"),
-        (ClientMessage::Take { subscription, id, grant: LaneGrant::new([1; 32]) }, "peers"),
         (ClientMessage::Check { session: 1, nonce: [1; 32] }, "peers"),
     ] {
         simulate(1, async |sim| {
@@ -52,13 +52,23 @@ fn clients_that_use_unoffered_features_are_refused() {
 #[test]
 fn servers_that_use_unoffered_features_are_refused() {
     type Attack = fn(&Script) -> ServerMessage;
-    let attacks: [(Attack, &str); 4] = [
+    let attacks: [(Attack, &str); 5] = [
         (
             |script| ServerMessage::Sources {
                 subscription: script.subscription,
                 epoch: EPOCH,
                 version: VERSION,
                 sources: vec![],
+                is_seeded: false,
+            },
+            "peers",
+        ),
+        (
+            |script| ServerMessage::Encodings {
+                subscription: script.subscription,
+                epoch: EPOCH,
+                version: VERSION,
+                entries: vec![],
             },
             "peers",
         ),
@@ -103,6 +113,42 @@ fn drain_is_sent_once_to_clients_that_support_it() {
                 peer.assert_received_nothing().await;
             };
             tokio::join!(server.shutdown(Duration::from_secs(5)), receiving);
+        });
+    }
+}
+
+/// Goal: a client that did not offer `layout2` receives no version with tensors in pieces, and is told so (§3.14).
+/// Method: publish one to a client of each kind, with `describe` too.
+#[test]
+fn tensors_in_pieces_are_sent_to_clients_that_support_them() {
+    for (features, describe) in
+        [(FeatureSet::OF_CLIENT, false), (FeatureSet::default(), false), (FeatureSet::default(), true)]
+    {
+        simulate(1, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let spec = tensors::shaped("w", Dtype::U8, &[4, 4]);
+            let in_pieces = TensorSpec { cuts: Cuts::equal(1, 4, 2), ..spec };
+            let staged = tensors::stage(&server, vec![in_pieces], 1);
+            publisher.publish(staged, tensors::metadata(1)).await.unwrap();
+            let mut peer = Peer::client(&sim, 2).await;
+            peer.send_to_server(ClientMessage::Hello(Hello { features, ..hello() })).await;
+            assert!(matches!(peer.receive_from_server().await, ServerMessage::Welcome(_)));
+            let latest = Subscribe::latest(SubscriptionId(1), topic("t"), 4);
+            peer.send_to_server(ClientMessage::Subscribe(Subscribe { describe, ..latest }))
+                .await;
+            let answer = peer.receive_from_server().await;
+            match features.contains(Feature::Layout2) {
+                true => assert!(matches!(answer, ServerMessage::Announce(_)), "{answer:?}"),
+                false => {
+                    let (subscription, reason) = (SubscriptionId(1), EndReason::NotSupported);
+                    assert_eq!(answer, ServerMessage::End { subscription, reason });
+                    tokio::join!(server.shutdown(Duration::from_secs(5)), async {
+                        peer.wait_for_close().await;
+                        peer.assert_received_nothing().await;
+                    });
+                }
+            }
         });
     }
 }

@@ -64,6 +64,7 @@ impl Script {
             afresh: false,
             shared: false,
             lost_place: None,
+            lending: None,
         }
     }
 

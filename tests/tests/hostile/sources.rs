@@ -75,6 +75,7 @@ impl Second {
             afresh: false,
             shared: false,
             lost_place: None,
+            lending: None,
         }
     }
 

@@ -121,7 +121,8 @@ fn a_server_reports_its_status_and_metrics() {
 
     let page = Response::get(&admin, "/", &[]).expect_code(200);
     assert!(page.body.starts_with("<!doctype html>"));
-    assert!(!page.body.contains("http"), "it loads nothing from other hosts");
+    let body = page.body.replace("http://www.w3.org/2000/svg", "the name of SVG's elements");
+    assert!(!body.contains("http"), "it loads nothing from other hosts");
     Response::get(&admin, "/nothing", &[]).expect_code(404);
     Response::get(&admin, "/status", &["Host: other.example"]).expect_code(421);
     follower.signal_and_wait(Signal::TERM).expect_code(143);

@@ -10,7 +10,7 @@ use tensor_relay_tests::processes::{Home, Signal};
 
 /// Starts a held transfer of the borrowed file `w`, beside the small file `s`.
 fn held_transfer(serve_options: &[&str], subscribe_options: &[&str]) -> HeldTransfer {
-    let home = Home::new();
+    let home = Home::new().with_idle_timeout(60_000); // The transfer may be held for long on a busy machine.
     files::write_noise(&home.path("s"), 1000, 2);
     let serve_options = [&["--hold=borrow"], serve_options].concat();
     HeldTransfer::in_home(home, &serve_options, &[&["--reconnect=5"], subscribe_options].concat())

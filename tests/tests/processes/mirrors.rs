@@ -261,9 +261,47 @@ fn only_selected_tensors_are_received() {
     let none = select("w", "no.such.*,nor.this");
     none.expect_error(
         5,
-        &["no tensor of w version 1", "matches --select no.such.*,nor.this", "it is not saved"],
+        &["no tensor of w version 1", "matches no.such.*,nor.this of --select", "it is not saved"],
     );
     assert_eq!(fs::read(home.path("out/w.safetensors")).unwrap(), kept, "the file is not replaced");
+}
+
+/// Goal: a subscriber to boxes writes a folder whose weights are cut and whose other files are whole; wrong boxes are
+/// errors that name them. Method: a quarter of each tensor of a folder; a glob without a tensor; a box beyond its tensor.
+#[test]
+fn boxes_are_written_as_files() {
+    let home = Home::new();
+    files::write_sharded(&home.path("model"), 1);
+    let server = home.serve(&["--topic=m=model", "--chunk-size=64KiB"]);
+    let receive = |wanted: &str| {
+        let wanted = format!("--box={wanted}");
+        home.run(&["subscribe", server.ticket("m"), "--once", "--out=out", "--json", &wanted])
+    };
+    let event = receive("**=rows:1/4").expect_code(0).json();
+    let (wire_bytes, wanted_bytes) = (event["wire_bytes"].as_u64(), event["wanted_bytes"].as_u64());
+    let quarter = files::SHARDED_BYTES as u64 / 4;
+    assert!(wanted_bytes > Some(quarter) && wanted_bytes < Some(quarter + 4096), "{event}");
+    assert!(wire_bytes < Some(quarter * 2), "{event}");
+    let read = |folder: &str, file: &str| fs::read(home.path(&format!("{folder}/{file}"))).unwrap();
+    for file in &files::SHARDED_FILES[2..4] {
+        let (whole, cut) = (read("model", file), read("out/m", file));
+        let whole = safetensors::SafeTensors::deserialize(&whole).unwrap();
+        let cut = safetensors::SafeTensors::deserialize(&cut).unwrap();
+        for (name, tensor) in whole.tensors() {
+            let bytes = tensor.data().len() / 4;
+            assert_eq!(cut.tensor(&name).unwrap().shape(), [bytes / 2]);
+            assert!(cut.tensor(&name).unwrap().data() == &tensor.data()[bytes..2 * bytes], "{name}");
+        }
+    }
+    for file in [files::SHARDED_FILES[1], files::SHARDED_FILES[5]] {
+        assert!(read("model", file) == read("out/m", file), "{file} is cut");
+    }
+    let index: Value = serde_json::from_slice(&read("out/m", files::SHARDED_FILES[4])).unwrap();
+    assert_eq!(index["metadata"]["total_size"], quarter);
+    let nothing = receive("**.q_proj=rows:1/4");
+    nothing.expect_error(5, &["no tensor of m version 1", "matches **.q_proj of --select or --box"]);
+    let beyond = receive("lm_head=0:150001");
+    beyond.expect_error(5, &["0:150001 of dimension 0", "lm_head", "[150000]", "correct the box"]);
 }
 
 /// Goal: on a disk that fills up during a series, complete versions are kept, and the version that did not fit is sent

@@ -40,6 +40,11 @@ fn check_committed(event: &Value, served: &Value) {
     let transport = event.remove("transport").unwrap();
     assert!(["quic", "tcp"].contains(&transport.as_str().unwrap()), "{transport}");
     assert!(event.remove("transport_reason").unwrap().is_string());
+    let wanted_bytes = event.remove("wanted_bytes").unwrap().as_u64();
+    assert!(
+        wanted_bytes > Some(0) && wanted_bytes <= served["payload_bytes"].as_u64(),
+        "tensors without padding"
+    );
     let lanes = event.remove("lanes").unwrap();
     assert_eq!(lanes.as_array().map(Vec::len), Some(1), "{lanes}");
     let received_bytes = lanes[0]["received_bytes"].as_u64();
@@ -58,6 +63,8 @@ fn check_committed(event: &Value, served: &Value) {
         "resumed": 0,
         "metadata": {},
         "device": device(),
+        "sharing": "chunks",
+        "sources": { "origin_bytes": served["payload_bytes"], "server_bytes": 0, "peer_bytes": 0, "peers": 0 },
         "path": "first/m.safetensors",
     });
     assert_eq!(Value::from(event), expected);

@@ -135,12 +135,17 @@ fn an_incomplete_file_is_not_published() {
     assert_eq!(output.matches("published").count(), 1, "{output}");
 }
 
+/// A held transfer of a borrowed, watched file. It may be held for long on a busy machine.
+fn patient_transfer() -> HeldTransfer {
+    let home = Home::new().with_idle_timeout(60_000);
+    HeldTransfer::in_home(home, &["--hold=borrow", "--watch", INTERVAL], &["--once", "--json"])
+}
+
 /// Goal: the transfer of a borrowed file that is replaced by renaming is completed. Method: rename another file over it
 /// while the proxy holds.
 #[test]
 fn the_transfer_of_a_replaced_file_completes() {
-    let HeldTransfer { home, proxy, mut server, subscriber } =
-        HeldTransfer::new(&["--hold=borrow", "--watch", INTERVAL], &["--once", "--json"]);
+    let HeldTransfer { home, proxy, mut server, subscriber } = patient_transfer();
     fs::hard_link(home.path("w"), home.path("old")).unwrap();
     files::replace(&home.path("w"), |path| files::write_noise(path, 1000, 2));
     server.process.wait_for_stdout(r#""version":2"#);
@@ -154,8 +159,7 @@ fn the_transfer_of_a_replaced_file_completes() {
 /// other bytes of the same size.
 #[test]
 fn an_overwritten_file_gives_no_torn_version() {
-    let HeldTransfer { home, proxy, mut server, subscriber } =
-        HeldTransfer::new(&["--hold=borrow", "--watch", INTERVAL], &["--once", "--json"]);
+    let HeldTransfer { home, proxy, mut server, subscriber } = patient_transfer();
     files::write_noise(&home.path("w"), MODEL_BYTES, 2);
     proxy.release();
     let line = server.process.wait_for_stderr("cannot be read any more");

@@ -7,8 +7,8 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::{sync::Arc, time::Duration};
 use tensor_relay_client::{
-    BufferError, Buffers, Client, Config, FillCause, Glob, Mirror, Request, SaveError, Snapshot, Stage,
-    Subscription, SubscriptionError, Version,
+    Bounds, BufferError, Buffers, Client, Config, FillCause, Glob, Indices, Mirror, Request, SaveError,
+    Slice, Snapshot, Stage, Subscription, SubscriptionError, TensorBox, Version,
 };
 use tensor_relay_device::{Device, DeviceBuffer};
 use tensor_relay_protocol::{CodecId, Dtype, TensorName, TensorSpec};

@@ -3,7 +3,7 @@
 use crate::{OUTAGE_DURATION, slow_path};
 use std::{future::Future, task::Poll, time::Duration};
 use tensor_relay_client::{
-    EndReason, Gap, ReaderName, Request, Start, Subscription, SubscriptionError, Version,
+    Client, Config, EndReason, Gap, ReaderName, Request, Start, Subscription, SubscriptionError, Version,
 };
 use tensor_relay_protocol::Epoch;
 use tensor_relay_server::{Publisher, Server, TopicOptions, WhenFull};
@@ -86,6 +86,49 @@ fn a_slow_reader_is_evicted() {
         let began = sim.elapsed();
         publish(&server, &mut publisher, 4, 1000).await;
         assert!(sim.elapsed() - began < Duration::from_millis(10), "no reader delays the publisher any more");
+    });
+}
+
+/// Goal: a reader that does not keep up delays a receiver that offers its versions to others by two seconds, less than its
+/// origin waits for it, and is evicted then. Method: a receiver of the origin's versions, as itself an origin for a reader
+/// that takes no version.
+#[test]
+fn a_slow_reader_delays_a_receiver_for_two_seconds() {
+    simulate(1, async |sim| {
+        let (origin, ticket) = sim.other_server(server_config());
+        let mut publisher = open(&origin, retaining(3));
+        let receiver = sim.server(server_config());
+        let mut forwarder = receiver.forwarder(topic("t"));
+        let config = Config { device: None, ..client_config() }; // Only host memory is offered.
+        let from_origin = Client::connect_with(&sim.connector(2), &ticket, config).await.unwrap();
+        let mut received = from_origin.subscribe_to(every()).await.unwrap();
+        let (mut slow, mut delays) = (None, vec![]);
+        for version in 1..=4 {
+            publish(&origin, &mut publisher, version, 1000).await;
+            let snapshot = received.next().await.unwrap();
+            let id = (snapshot.id().epoch, snapshot.id().version);
+            let (manifest, source) = (snapshot.manifest().clone(), snapshot.source().unwrap());
+            let began = sim.elapsed();
+            forwarder
+                .offer(id, manifest, source, snapshot.metadata().to_vec())
+                .await
+                .unwrap();
+            delays.push(sim.elapsed() - began);
+            received.acknowledge();
+            if slow.is_none() {
+                let client = sim.client(1, client_config()).await.unwrap();
+                let subscription = client.subscribe_to(every()).await.unwrap();
+                client.list().await.unwrap();
+                slow = Some((client, subscription));
+            }
+        }
+        let total: Duration = delays.iter().sum();
+        let expected = Duration::from_secs(2);
+        assert!(total >= expected && total < expected + Duration::from_millis(200), "{delays:?}");
+        assert_eq!((receiver.stats().evicted, origin.stats().evicted), (1, 0));
+        let (_client, mut slow) = slow.unwrap();
+        next(&mut slow).await;
+        assert_eq!(end_reason(&mut slow).await, EndReason::TooSlow);
     });
 }
 

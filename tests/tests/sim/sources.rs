@@ -2,7 +2,9 @@
 
 use crate::{OUTAGE_DURATION, slow_path};
 use std::time::Duration;
-use tensor_relay_client::{Client, Config, Request, Snapshot, Subscription, Version};
+use tensor_relay_client::{
+    Client, Config, Glob, Indices, Request, Slice, Snapshot, Subscription, TensorBox, Version,
+};
 use tensor_relay_protocol::{Epoch, Ticket};
 use tensor_relay_server::{Publisher, Server};
 use tensor_relay_tests::{
@@ -99,6 +101,29 @@ fn both_servers_send_a_part_of_each_version() {
             );
         });
     }
+}
+
+/// Goal: a box comes from both servers too. Method: the second half of a tensor, three versions.
+#[test]
+fn both_servers_send_a_part_of_a_box() {
+    simulate(1, async |sim| {
+        let mut pair = Pair::new(&sim);
+        let client = pair.connect(&sim).await;
+        let slices = vec![Slice { dimension: 0, indices: Indices::Part { part: 1, parts: 2 } }];
+        let half = TensorBox { tensors: Glob::new("**").unwrap(), slices };
+        let request = Request::latest(topic("t")).boxes([half]);
+        let mut subscription = client.subscribe_to(request).await.unwrap();
+        for version in 1..=3 {
+            let before = sent(&sim);
+            pair.publish(version).await;
+            let receipt = next(&mut subscription, version).await.receipt();
+            assert_eq!(receipt.wanted_bytes, BYTES / 2);
+            assert!(receipt.wire_bytes < BYTES / 2 + AGAIN_BYTES, "{receipt:?}");
+            let after = sent(&sim);
+            let parts = [0, 1].map(|at| after[at] - before[at]);
+            assert!(parts.iter().all(|part| *part > BYTES / 6), "{parts:?}");
+        }
+    });
 }
 
 /// Goal: a server that is lost in the middle costs only its chunks under way, whichever it is, and the version is

@@ -1,6 +1,6 @@
 //! The cases that every kind of lane must pass.
 
-use crate::fixture::{ALL, Backend, run_on};
+use crate::fixture::{ALL, Backend, NETWORK, run_on};
 use bytes::Bytes;
 use std::{
     sync::{
@@ -275,13 +275,13 @@ fn a_cancelled_receive_releases_its_range_immediately() {
                 let (progressed, range) = (Arc::new(Notify::new()), 0..u64::from(LONG_BYTES));
                 let notified = Arc::clone(&progressed);
                 let progress: Progress = Arc::new(move |_| notified.notify_one());
-                let gathering = ingress.gather_chunk(stream, &header, range, &*sink, &progress);
+                let gathering = ingress.gather_chunk(stream, &header, range, &*sink, &progress, None);
                 tokio::select! {
                     biased;
                     () = progressed.notified(), if chunk < 3 => {}
                     gathered = gathering => {
                         assert_eq!(chunk, 3, "the chunk exceeds the buffers");
-                        let finished = ingress.finish_chunk(gathered.unwrap(), Dtype::U8, &*sink, None).await;
+                        let finished = ingress.finish_chunk(gathered.unwrap(), Dtype::U8, &*sink, None, None).await;
                         assert_eq!(finished.unwrap().0.hash(), header.hash);
                     }
                 }
@@ -375,7 +375,7 @@ fn a_vanished_peer_times_out() {
 
 #[test]
 fn further_lanes_have_the_same_kind() {
-    run_on(&ALL, async |fixture| {
+    run_on(&NETWORK, async |fixture| {
         let (first, _) = fixture.lane().await;
         let accepting = async { fixture.listener.accept().await.unwrap().accept().await.unwrap() };
         let keys = [fixture.key];
@@ -394,10 +394,10 @@ fn further_lanes_have_the_same_kind() {
     });
 }
 
-type Controls<Out, In> = (control::Sender<Out>, control::Receiver<In>);
+pub(crate) type Controls<Out, In> = (control::Sender<Out>, control::Receiver<In>);
 
 /// Opens the control stream; returns both ends. Over QUIC, the server sees it only once the client has sent bytes.
-async fn controls(
+pub(crate) async fn controls(
     server: &Lane,
     client: &Lane,
 ) -> (Controls<ServerMessage, ClientMessage>, Controls<ClientMessage, ServerMessage>) {
@@ -408,11 +408,11 @@ async fn controls(
     (at_server, at_client)
 }
 
-fn topics() -> ServerMessage {
+pub(crate) fn topics() -> ServerMessage {
     ServerMessage::Topics { topics: vec![], more: false }
 }
 
-fn subscribe(credit: u32) -> ClientMessage {
+pub(crate) fn subscribe(credit: u32) -> ClientMessage {
     ClientMessage::Subscribe(Subscribe::latest(ID, Topic::new("t").unwrap(), credit))
 }
 
@@ -474,8 +474,8 @@ async fn gather(stream: DataIn, header: &ChunkHeader) -> Result<Bytes, ReceiveEr
     let sink = Arc::new(HostSink::new(region));
     let range = 0..u64::from(header.raw_bytes);
     let progress: Progress = Arc::new(|_| ());
-    let gathered = ingress.gather_chunk(stream, header, range, &*sink, &progress).await?;
-    let (verified, _) = ingress.finish_chunk(gathered, Dtype::U8, &*sink, None).await?;
+    let gathered = ingress.gather_chunk(stream, header, range, &*sink, &progress, None).await?;
+    let (verified, _) = ingress.finish_chunk(gathered, Dtype::U8, &*sink, None, None).await?;
     assert_eq!(verified.hash(), header.hash);
     Ok(sink.commit()?.into_iter().next().map(Region::freeze).unwrap_or_default())
 }

@@ -3,11 +3,14 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    path::Path,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard},
     task::{Context, Poll, Waker, ready},
 };
-use tensor_relay_transport::{ByteStream, Network, Opening, StreamListener, StreamTuning, Tuning};
+use tensor_relay_transport::{
+    ByteStream, LocalProcess, Network, Opening, StreamListener, StreamTuning, Tuning, unix::Descriptors,
+};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Injects faults into the streams of a [`FaultyNetwork`]. Clones share their state.
@@ -77,6 +80,11 @@ impl Network for FaultyNetwork {
         Box::pin(async move { Ok(Box::new(Stream { inner: opening.await?, faults }) as Box<dyn ByteStream>) })
     }
 
+    fn connect_socket(&self, path: &Path) -> Opening {
+        let (opening, faults) = (self.inner.connect_socket(path), self.faults.clone());
+        Box::pin(async move { Ok(Box::new(Stream { inner: opening.await?, faults }) as Box<dyn ByteStream>) })
+    }
+
     fn listen(&self, address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {
         self.inner.listen(address)
     }
@@ -107,6 +115,10 @@ struct Stream {
 impl ByteStream for Stream {
     fn tune(&self, tuning: StreamTuning) {
         self.inner.tune(tuning);
+    }
+
+    fn local(&self) -> Option<(LocalProcess, Descriptors)> {
+        self.inner.local()
     }
 }
 

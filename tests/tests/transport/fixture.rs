@@ -6,10 +6,11 @@ use std::{
     sync::Arc,
     time::Duration,
 };
+use tempfile::TempDir;
 use tensor_relay_tests::pair::{SERVER_PORT, Sim, simulate};
 use tensor_relay_transport::{
     ConnectError, Connector, Fingerprint, Identity, Lane, LaneError, Listener, Network, SystemNetwork,
-    Transport, Tuning,
+    Transport, Tuning, unix::SocketListener,
 };
 
 /// The transport and network of a lane under test.
@@ -21,12 +22,18 @@ pub(crate) enum Backend {
     SimulatedStream,
     /// TLS over TCP on this machine.
     Tcp,
+    /// A Unix socket.
+    Unix,
 }
 
 /// All backends.
-pub(crate) const ALL: [Backend; 3] = [Backend::SimulatedQuic, Backend::SimulatedStream, Backend::Tcp];
+pub(crate) const ALL: [Backend; 4] =
+    [Backend::SimulatedQuic, Backend::SimulatedStream, Backend::Tcp, Backend::Unix];
 
-/// The backends whose lanes are byte streams.
+/// The backends with addresses and keys.
+pub(crate) const NETWORK: [Backend; 3] = [Backend::SimulatedQuic, Backend::SimulatedStream, Backend::Tcp];
+
+/// The backends whose lanes are byte streams with TLS.
 pub(crate) const BYTE_STREAMS: [Backend; 2] = [Backend::SimulatedStream, Backend::Tcp];
 
 /// A server's listener, and a client's connector for it.
@@ -35,10 +42,14 @@ pub(crate) struct Fixture {
     pub(crate) listener: Listener,
     pub(crate) connector: Connector,
     pub(crate) address: SocketAddr,
+    /// What clients connect to.
+    pub(crate) host: String,
     pub(crate) key: Fingerprint,
     /// Faults of the client's byte streams.
     pub(crate) faults: Faults,
     pub(crate) sim: Option<Sim>,
+    /// The folder of the Unix socket, on that backend.
+    pub(crate) folder: Option<TempDir>,
 }
 
 /// The timeout of a case in real time.
@@ -49,9 +60,9 @@ pub(crate) fn run_on(backends: &[Backend], case: impl AsyncFn(&Fixture)) {
     for backend in backends {
         let on_panic = PrintBackendOnPanic(*backend);
         match backend {
-            Backend::Tcp => {
+            Backend::Tcp | Backend::Unix => {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-                let run = async { case(&Fixture::real()).await };
+                let run = async { case(&Fixture::real(*backend)).await };
                 runtime.block_on(async { tokio::time::timeout(CASE_TIMEOUT, run).await.unwrap() });
             }
             _ => simulate(7, async |sim| case(&Fixture::simulated(sim, *backend)).await),
@@ -79,12 +90,12 @@ impl Fixture {
         Self::new(backend, server, client, address, &identity, tuning, Some(sim))
     }
 
-    /// Over TCP on the loopback interface, in real time, with short timeouts.
-    fn real() -> Self {
+    /// On this machine, in real time, with short timeouts.
+    fn real(backend: Backend) -> Self {
         let tuning = Tuning { idle_timeout_ms: 1_500, keep_alive_ms: 200, ..Tuning::default() };
         let (network, address) = (Arc::new(SystemNetwork), (Ipv4Addr::LOCALHOST, 0).into());
         let identity = Identity::ephemeral().unwrap();
-        Self::new(Backend::Tcp, Arc::clone(&network) as _, network, address, &identity, tuning, None)
+        Self::new(backend, Arc::clone(&network) as _, network, address, &identity, tuning, None)
     }
 
     fn new(
@@ -96,15 +107,24 @@ impl Fixture {
         tuning: Tuning,
         sim: Option<Sim>,
     ) -> Self {
-        let listener = Listener::bind_on(server, Transport::Auto, address, identity, tuning.clone()).unwrap();
+        let mut listener =
+            Listener::bind_on(server, Transport::Auto, address, identity, tuning.clone()).unwrap();
         let address = listener.local_address();
+        let (mut host, mut folder) = (address.to_string(), None);
+        if backend == Backend::Unix {
+            let folder = folder.insert(TempDir::new().unwrap());
+            let path = folder.path().join("s");
+            listener = listener.and_socket(SocketListener::bind(&path, SocketListener::PRIVATE).unwrap());
+            host = format!("unix:{}", path.display());
+        }
         let faults = Faults::default();
         let faulty = Arc::new(FaultyNetwork { inner: client, faults: faults.clone() });
         let connector = Connector::over(faulty, tuning).with_transport(match backend {
             Backend::SimulatedQuic => Transport::Quic,
-            Backend::SimulatedStream | Backend::Tcp => Transport::Tcp,
+            _ => Transport::Tcp,
         });
-        Self { backend, listener, connector, address, key: identity.fingerprint(), faults, sim }
+        let key = identity.fingerprint();
+        Self { backend, listener, connector, address, host, key, faults, sim, folder }
     }
 
     /// The server's end and the client's end of a new lane.
@@ -118,7 +138,7 @@ impl Fixture {
         &self,
         keys: &[Fingerprint],
     ) -> (Result<Lane, LaneError>, Result<Lane, ConnectError>) {
-        let hosts = [self.address.to_string()];
+        let hosts = [self.host.clone()];
         let accepting = async { self.listener.accept().await.unwrap().accept().await };
         tokio::join!(accepting, self.connector.connect(&hosts, keys))
     }

@@ -1,6 +1,6 @@
 //! Handshakes that succeed or are refused, and errors of connecting.
 
-use crate::fixture::{ALL, BYTE_STREAMS, Backend, Fixture, run_on};
+use crate::fixture::{BYTE_STREAMS, Backend, Fixture, NETWORK, run_on};
 use std::{net::IpAddr, net::Ipv4Addr, sync::Arc};
 use tensor_relay_protocol::ALPN;
 use tensor_relay_transport::{
@@ -10,7 +10,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream};
 
 #[test]
 fn a_server_with_another_key_is_refused() {
-    run_on(&ALL, async |fixture| {
+    run_on(&NETWORK, async |fixture| {
         let (server, client) = fixture.connect(&[Fingerprint([7; 32]), Fingerprint([8; 32])]).await;
         let Err(ConnectError::WrongKey { address, found, expected }) = client else { panic!("{client:?}") };
         assert_eq!((address, found), (fixture.address, fixture.key));
@@ -74,7 +74,7 @@ fn a_server_of_another_protocol_is_refused() {
 
 #[test]
 fn a_refused_client_gets_an_error() {
-    run_on(&ALL, async |fixture| {
+    run_on(&NETWORK, async |fixture| {
         let hosts = [fixture.address.to_string()];
         let keys = [fixture.key];
         let refusing = async { fixture.listener.accept().await.unwrap().refuse() };

@@ -15,7 +15,7 @@ const PING: &[u8] = b"\x06\0\0\0\x08\0\0\0\x01\0\0\0\0\0\0\0";
 const PONG: [u8; 16] = *b"\x07\0\0\0\x08\0\0\0\x01\0\0\0\0\0\0\0";
 
 /// Segments that no client may send, with the close code and text of the server.
-const INVALID_CLIENT_SEGMENTS: &[(&[u8], CloseCode, &str)] = &[
+pub(crate) const INVALID_CLIENT_SEGMENTS: &[(&[u8], CloseCode, &str)] = &[
     (b"\x00\0\0\0\0\0\0\0", CloseCode::Malformed, "kind 0"),
     (b"\x08\0\0\0\0\0\0\0", CloseCode::Malformed, "kind 8"),
     (b"\x01\x01\0\0\0\0\0\0", CloseCode::Malformed, "flags 0x01"),
@@ -32,7 +32,7 @@ const INVALID_CLIENT_SEGMENTS: &[(&[u8], CloseCode, &str)] = &[
 ];
 
 /// Segments that no server may send, with the close code and text of the client.
-const INVALID_SERVER_SEGMENTS: &[(&[u8], CloseCode, &str)] = &[
+pub(crate) const INVALID_SERVER_SEGMENTS: &[(&[u8], CloseCode, &str)] = &[
     (b"\x02\0\0\0\x01\0\0\0x", CloseCode::ProtocolViolation, "that had not begun"),
     (b"\x02\x02\0\0\x01\0\0\0x", CloseCode::ProtocolViolation, "that had not begun"),
     (
@@ -168,7 +168,7 @@ async fn client_of_raw_server(
 }
 
 /// Sends a ping, and checks that the peer answers with its number. The peer may send pings before that.
-async fn assert_pong(peer: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+pub(crate) async fn assert_pong(peer: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     peer.write_all(PING).await.unwrap();
     peer.flush().await.unwrap();
     assert_eq!(read_pong(peer).await, PONG);
@@ -186,7 +186,12 @@ async fn read_pong(peer: &mut (impl AsyncRead + Unpin)) -> [u8; PONG.len()] {
 
 /// Checks that the lane ended with an error that contains `text`, and that the peer received that error in a close with
 /// `code`.
-async fn assert_refused(lane: &Lane, peer: &mut (impl AsyncRead + Unpin), code: CloseCode, text: &str) {
+pub(crate) async fn assert_refused(
+    lane: &Lane,
+    peer: &mut (impl AsyncRead + Unpin),
+    code: CloseCode,
+    text: &str,
+) {
     let error = lane.closed().await;
     let LaneError::Protocol { detail, .. } = &error else { panic!("{error}") };
     assert!(detail.contains(text), "{detail}");

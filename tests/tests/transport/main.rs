@@ -10,3 +10,4 @@ mod handshakes;
 mod hostile;
 mod race;
 mod sessions;
+mod unix;

@@ -66,7 +66,7 @@ impl Connector {
         keys: &[Fingerprint],
         deadline: Instant,
     ) -> Result<Lane, ConnectError> {
-        let timed_out = || LaneError::TimedOut { peer: address }.into();
+        let timed_out = || LaneError::TimedOut { peer: address.into() }.into();
         let connect = |kind| async move {
             let connected = timeout_at(deadline, self.connect_one(address, kind, keys, 0)).await;
             connected.unwrap_or_else(|_| Err(timed_out()))
@@ -90,7 +90,7 @@ impl Connector {
         keys: &[Fingerprint],
         deadline: Instant,
     ) -> Result<Lane, ConnectError> {
-        let timed_out = |_| Err(LaneError::TimedOut { peer: address }.into());
+        let timed_out = |_| Err(LaneError::TimedOut { peer: address.into() }.into());
         let began = Instant::now();
         let mut opening = pin!(self.open_stream(address, 0));
         let opened = timeout_at((began + SHORT_PATH_CONNECT_TIME).min(deadline), &mut opening).await;

@@ -56,7 +56,13 @@ impl Connector {
         }
         let settings = Settings::from(&self.tuning);
         secured.tune(settings);
-        Ok(Lane::tcp(ByteStreamConnection::start(secured, Role::Client, address, settings, None)))
+        Ok(Lane::byte_stream(ByteStreamConnection::start(
+            secured,
+            Role::Client,
+            address.into(),
+            settings,
+            None,
+        )))
     }
 }
 
@@ -71,6 +77,6 @@ fn handshake_error(address: SocketAddr, error: io::Error) -> ConnectError {
         (None, io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => {
             ConnectError::Refused { address }
         }
-        _ => LaneError::Protocol { peer: address, detail: error.to_string() }.into(),
+        _ => LaneError::Protocol { peer: address.into(), detail: error.to_string() }.into(),
     }
 }

@@ -2,6 +2,7 @@
 
 mod deltas;
 mod scratch;
+mod vouching;
 
 use super::{
     CodecRequest, Payload,

@@ -118,7 +118,7 @@ impl Payload {
     }
 
     /// The process-wide key of this payload in caches.
-    pub(super) fn key(&self) -> u64 {
+    pub fn key(&self) -> u64 {
         self.key
     }
 

@@ -1,5 +1,5 @@
-//! Lanes over a byte stream: TLS 1.3 over TCP, framed in [segments](segment). rustls does the [handshake]; [records]
-//! implements the record layer.
+//! Lanes over a byte stream: TLS 1.3 over TCP, or a Unix socket without TLS; both framed in [segments](segment). rustls does
+//! the [handshake]; [records] implements the record layer.
 //!
 //! One task per connection, the [driver], does all reading and writing. Senders pass complete segments to it through
 //! short channels, so that a cancelled sender leaves no partial segment. The driver reads eagerly, so that an unread
@@ -18,7 +18,6 @@ mod stream;
 
 use rustls::AlertDescription;
 use std::{
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -34,7 +33,7 @@ use tokio::{
 };
 
 use super::{LaneError, LaneStats};
-use crate::{Tuning, network::moving::TaskMover};
+use crate::{Peer, Tuning, network::moving::TaskMover, unix::Descriptors};
 use driver::Driver;
 use receiving::{Incoming, Unread};
 use sending::{Outbox, Queues};
@@ -91,12 +90,13 @@ struct Handle {
 /// The state shared by the driver and the connection's handles.
 #[derive(Debug)]
 struct Shared {
-    peer: SocketAddr,
+    peer: Peer,
     end: watch::Sender<Option<End>>,
     /// Whether the driver has ended.
     driver_ended: watch::Sender<bool>,
     outbox: Outbox,
     unread: Unread,
+    descriptors: Option<Descriptors>,
     sent_bytes: AtomicU64,
     received_bytes: AtomicU64,
     rtt_us: AtomicU64,
@@ -126,7 +126,7 @@ impl Connection {
     pub(crate) fn start(
         secured: Secured<impl AsyncRead + AsyncWrite + Send + 'static>,
         role: Role,
-        peer: SocketAddr,
+        peer: Peer,
         settings: Settings,
         closing: Option<watch::Receiver<Option<CloseCode>>>,
     ) -> Self {
@@ -144,6 +144,7 @@ impl Connection {
             driver_ended: watch::Sender::new(false),
             outbox,
             unread: Unread::default(),
+            descriptors: secured.descriptors.clone(),
             sent_bytes: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
             rtt_us: AtomicU64::new(0),
@@ -167,8 +168,13 @@ impl Connection {
         self.0.mover.lock().take()
     }
 
-    pub(super) fn peer(&self) -> SocketAddr {
+    pub(super) fn peer(&self) -> Peer {
         self.0.shared.peer
+    }
+
+    /// The descriptors passed beside the bytes, over a Unix socket.
+    pub(super) fn descriptors(&self) -> Option<&Descriptors> {
+        self.0.shared.descriptors.as_ref()
     }
 
     /// Takes the control stream, which is open from the start; fails if it was taken before.

@@ -1,6 +1,6 @@
 //! [`LaneError`]: why lanes and streams end.
 
-use std::net::SocketAddr;
+use crate::Peer;
 use tensor_relay_protocol::{CloseCode, MessageError};
 
 /// Why a lane, with all its streams, ended; or why one stream did.
@@ -11,14 +11,14 @@ pub enum LaneError {
     /// not answer within the connect timeout.
     #[error("the peer {peer} has not answered for the idle timeout: it died, or the network between is down")]
     TimedOut {
-        /// The peer's address.
-        peer: SocketAddr,
+        /// The peer.
+        peer: Peer,
     },
     /// The peer closed the lane with a reason.
     #[error("the peer {peer} closed the connection: {}", reason_text(*code, text))]
     ClosedByPeer {
-        /// The peer's address.
-        peer: SocketAddr,
+        /// The peer.
+        peer: Peer,
         /// Its reason; `None` if this build does not know the code.
         code: Option<CloseCode>,
         /// Its reason as text.
@@ -27,17 +27,17 @@ pub enum LaneError {
     /// The peer was restarted and does not know the connection.
     #[error("the peer {peer} was restarted and does not know this connection any more")]
     Reset {
-        /// The peer's address.
-        peer: SocketAddr,
+        /// The peer.
+        peer: Peer,
     },
-    /// A TCP connection ended without a close.
+    /// A TCP connection or a Unix socket ended without a close.
     #[error(
         "the connection to {peer} was lost: {detail}; the peer's process was killed, or a device between them ended \
          it"
     )]
     ConnectionLost {
-        /// The peer's address.
-        peer: SocketAddr,
+        /// The peer.
+        peer: Peer,
         /// The system's error, or how the connection ended.
         detail: String,
     },
@@ -48,8 +48,8 @@ pub enum LaneError {
     /// protocol, or its close was lost.
     #[error("the peer {peer} does not read its control messages: {detail}")]
     ControlUnread {
-        /// The peer's address.
-        peer: SocketAddr,
+        /// The peer.
+        peer: Peer,
         /// The failure of the control stream.
         detail: &'static str,
     },
@@ -57,8 +57,8 @@ pub enum LaneError {
     /// not read its control stream (over TCP).
     #[error("the connection to {peer} failed: {detail}")]
     Protocol {
-        /// The peer's address.
-        peer: SocketAddr,
+        /// The peer.
+        peer: Peer,
         /// The error.
         detail: String,
     },
@@ -78,7 +78,7 @@ fn reason_text(code: Option<CloseCode>, text: &str) -> String {
 
 impl LaneError {
     /// The error for a close by the peer. Escapes the close's text, since it is shown to users.
-    pub(crate) fn closed_by(peer: SocketAddr, code: u64, text: &[u8]) -> Self {
+    pub(crate) fn closed_by(peer: Peer, code: u64, text: &[u8]) -> Self {
         let text = String::from_utf8_lossy(text).escape_debug().to_string();
         Self::ClosedByPeer { peer, code: CloseCode::from_code(code), text }
     }

@@ -159,7 +159,7 @@ impl Connection {
     fn error(&self, error: ConnectionError) -> LaneError {
         match (&error, self.0.control_unread.get()) {
             (ConnectionError::LocallyClosed, Some(detail)) => {
-                LaneError::ControlUnread { peer: self.peer(), detail }
+                LaneError::ControlUnread { peer: self.peer().into(), detail }
             }
             _ => lane_error(self.peer(), error),
         }
@@ -195,6 +195,7 @@ fn receive_window(bytes: u64) -> VarInt {
 
 /// The lane error for quinn's `error`.
 pub(crate) fn lane_error(peer: SocketAddr, error: ConnectionError) -> LaneError {
+    let peer = peer.into();
     match error {
         ConnectionError::TimedOut => LaneError::TimedOut { peer },
         ConnectionError::Reset => LaneError::Reset { peer },

@@ -1,4 +1,4 @@
-//! [`ByteStream`]: a TCP connection, or a simulated one.
+//! [`ByteStream`]: a TCP connection, a Unix socket, or a simulated connection.
 
 use rustix::net::sockopt;
 use socket2::SockRef;
@@ -16,10 +16,17 @@ use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
 };
 
+use crate::{LocalProcess, Peer, listener::canonical, unix::Descriptors};
+
 /// An unencrypted connection that carries bytes reliably and in order, in both directions.
 pub trait ByteStream: AsyncRead + AsyncWrite + Debug + Send + Unpin + 'static {
     /// Tunes the stream by a lane's measurements and settings.
     fn tune(&self, _tuning: StreamTuning) {}
+
+    /// For a Unix socket, the process at its other end, and the descriptors passed over it. Such a lane has no TLS.
+    fn local(&self) -> Option<(LocalProcess, Descriptors)> {
+        None
+    }
 }
 
 /// A lane's measurements and settings for its byte stream.
@@ -91,8 +98,8 @@ pub type Opening = Pin<Box<dyn Future<Output = io::Result<Box<dyn ByteStream>>> 
 
 /// Accepts byte streams.
 pub trait StreamListener: Debug + Send + Sync + 'static {
-    /// Accepts the next byte stream, with its peer's address.
-    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Box<dyn ByteStream>, SocketAddr)>>;
+    /// Accepts the next byte stream, with its peer.
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Box<dyn ByteStream>, Peer)>>;
 
     /// The local address.
     fn local_address(&self) -> io::Result<SocketAddr>;
@@ -141,10 +148,10 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 impl StreamListener for TcpListener {
-    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Box<dyn ByteStream>, SocketAddr)>> {
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Box<dyn ByteStream>, Peer)>> {
         let (stream, peer) = ready!(Self::poll_accept(self, cx))?;
         stream.set_nodelay(true)?;
-        Poll::Ready(Ok((Box::new(stream), peer)))
+        Poll::Ready(Ok((Box::new(stream), canonical(peer).into())))
     }
 
     fn local_address(&self) -> io::Result<SocketAddr> {

@@ -2,14 +2,15 @@
 
 use super::{
     Coding, Host, Input, Offered, Route, Selector, SentChunks, comparison,
+    held_report::HeldReport,
     stall::StallWatch,
     version_sends::{Content, Counters, Sent, VersionSends},
 };
 use crate::{LaneError, egress::Egress, in_use::Used};
 use std::{convert::Infallible, pin::Pin, sync::Arc};
 use tensor_relay_protocol::{
-    AbortReason, Announce, Announcement, Claim, CodecChoice, CodecId, EndReason, Ended, ProtocolViolation,
-    Published, Sender, SenderAction, ServerMessage,
+    AbortReason, Announce, Announcement, Claim, CodecChoice, CodecId, EndReason, Ended, Held, Lending,
+    NotLent, ProtocolViolation, Published, Sender, SenderAction, ServerMessage,
 };
 use tokio::{sync::watch, time::Instant};
 use tracing::{Instrument, Span, span::EnteredSpan};
@@ -48,6 +49,8 @@ struct Current<V> {
     version: Arc<V>,
     sends: VersionSends,
     stall: StallWatch,
+    /// What the client is told of the chunks that are here, if the version is still being received.
+    held: Option<HeldReport>,
     /// When it is aborted, because it left retention; `None` once that was reported.
     abort_at: Option<watch::Receiver<Option<Instant>>>,
     span: Span,
@@ -64,6 +67,8 @@ enum Event {
     AbortDue,
     /// The transfer made no progress for the deadline.
     Stalled,
+    /// The client is to be told which chunks are here.
+    HeldDue,
 }
 
 /// Why a subscription ended.
@@ -125,8 +130,9 @@ impl<H: Host> Delivery<H> {
                     Event::Compared(is_same) => self.machine.handle_compared(self.host.topic(), is_same),
                     Event::AbortDue => self.machine.give_up(AbortReason::Withdrawn),
                     Event::Stalled => self.machine.end(EndReason::Evicted),
+                    Event::HeldDue => self.report_held(&mut work).await?,
                 },
-                input = self.host.next_input() => self.handle_input(input, &work)?,
+                input = self.host.next_input() => self.handle_input(input, &mut work).await?,
                 _ = lane_joined.changed() => {} // Chunks may wait for it.
             }
         }
@@ -220,9 +226,15 @@ impl<H: Host> Delivery<H> {
                  content and this version is sent in full. Was the state directory restored from an older copy?"
             );
         }
-        self.announce(&announcement).await?;
+        let lending = self.lend(&version).await;
+        self.announce(&announcement, lending).await?;
+        if matches!(lending, Some(Lending::Memory(_))) {
+            self.machine.handle_lent();
+        }
         let base = self.host.begin(&version, announcement.skipped, self.accepts_deltas());
         let selection = self.selector.selection(version.payload().manifest()).await;
+        let base_version = base.as_ref().map(|base| base.version());
+        let encodings = self.host.handle_selected(&version, &selection, base_version);
         self.machine.handle_selected(Arc::clone(&selection));
         let stall = StallWatch::new(self.egress.stall_timeout);
         let counters = Counters {
@@ -231,11 +243,13 @@ impl<H: Host> Delivery<H> {
             progress: stall.progress().clone(),
         };
         let coding = Coding { choice: self.codec_choice(), ..self.coding.clone() };
-        let content = Content { version: Arc::clone(&version) as Arc<dyn Offered>, selection, base };
+        let content =
+            Content { version: Arc::clone(&version) as Arc<dyn Offered>, selection, base, encodings };
         let subscription = self.route.subscription;
         Ok(Current {
             sends: VersionSends::new(self.route.clone(), coding, content, counters),
             stall,
+            held: version.received().map(HeldReport::new),
             abort_at: Some(version.abort_at()),
             span: tracing::debug_span!("transfer", %subscription, version = %version.id()),
             _counted: self.egress.transfers.add(1),
@@ -243,18 +257,65 @@ impl<H: Host> Delivery<H> {
         })
     }
 
-    async fn announce(&self, announcement: &Announcement<Arc<H::Version>>) -> Result<(), LaneError> {
-        let Announcement { version, skipped, afresh, lost_place, .. } = announcement;
+    /// Tells the client which chunks of the version under way are here.
+    async fn report_held(&self, work: &mut Work<H::Version>) -> Result<(), LaneError> {
+        let Some(current) = &mut work.current else { return Ok(()) };
+        let Some(held) = &mut current.held else { return Ok(()) };
+        let (added, withdrawn) = held.take();
+        current.stall.progress().note(1); // While chunks arrive here, the client waits with reason.
+        let (subscription, (epoch, version)) = (self.route.subscription, current.version.key());
+        let held = Held { subscription, epoch, version, added, withdrawn };
+        self.route.lanes.send(ServerMessage::Held(held)).await
+    }
+
+    /// Sends the client the descriptors of a version's memory, if it asked for memory; `None` if it did not.
+    async fn lend(&mut self, version: &Arc<H::Version>) -> Option<Lending> {
+        if !self.machine.wants_memory() {
+            return None;
+        }
+        let selection = self.selector.selection(version.payload().manifest()).await;
+        let control = self.route.lanes.control();
+        let Some(descriptors) = control.descriptors() else {
+            return Some(Lending::Chunks(NotLent::NoDescriptors));
+        };
+        if let Some(why_not) = descriptors.why_not() {
+            tracing::debug!(%why_not, "A version is sent in chunks over a Unix socket."); // Nothing is lent in vain.
+            return Some(Lending::Chunks(NotLent::NoDescriptors));
+        }
+        Some(match self.host.lend(version, &selection) {
+            // They are sent before the announcement that names them.
+            Ok(loan) => match descriptors.send(loan.descriptors) {
+                Ok(()) => {
+                    version.note_digest(loan.lent.digest);
+                    Lending::Memory(loan.lent)
+                }
+                Err(why_not) => {
+                    tracing::debug!(%why_not, "A version is sent in chunks over a Unix socket.");
+                    Lending::Chunks(NotLent::NoDescriptors)
+                }
+            },
+            Err(reason) => Lending::Chunks(reason),
+        })
+    }
+
+    async fn announce(
+        &self,
+        announcement: &Announcement<Arc<H::Version>>,
+        lending: Option<Lending>,
+    ) -> Result<(), LaneError> {
+        let Announcement { version, skipped, afresh, shared, lost_place, .. } = announcement;
+        let is_lent = matches!(lending, Some(Lending::Memory(_)));
         let announce = Announce {
             subscription: self.route.subscription,
             id: version.id().clone(),
             manifest: version.manifest_digest(),
             skipped: *skipped,
             metadata: version.metadata().clone(),
-            may_be_base: version.may_be_base() && self.accepts_deltas(),
+            may_be_base: version.may_be_base() && self.accepts_deltas() && !is_lent,
             afresh: *afresh,
-            shared: false,
+            shared: *shared || version.received().is_some(),
             lost_place: *lost_place,
+            lending: lending.map(Box::new),
         };
         self.route.lanes.send(ServerMessage::Announce(announce)).await
     }
@@ -282,7 +343,7 @@ impl<H: Host> Delivery<H> {
         }
     }
 
-    fn handle_input(&mut self, input: Input, work: &Work<H::Version>) -> Result<(), Stop> {
+    async fn handle_input(&mut self, input: Input, work: &mut Work<H::Version>) -> Result<(), Stop> {
         match input {
             Input::Message(message) => {
                 let lanes = &self.route.lanes;
@@ -291,6 +352,8 @@ impl<H: Host> Delivery<H> {
                 }
             }
             Input::Changed => self.machine.handle_changed(self.host.topic()),
+            Input::Tell(message) => self.route.lanes.send(*message).await?,
+            Input::Progress => work.note_progress(),
             Input::Draining => self.machine.handle_draining(),
             Input::End(reason) => self.machine.end(reason),
             Input::SessionEnded => return Err(Stop::Lost),
@@ -379,6 +442,14 @@ async fn transferred<V>(current: &mut Option<Current<V>>) -> Event {
             Event::AbortDue
         }
         () = current.stall.stalled() => Event::Stalled,
+        () = held_due(&mut current.held) => Event::HeldDue,
+    }
+}
+
+async fn held_due(held: &mut Option<HeldReport>) {
+    match held {
+        Some(held) => held.due().await,
+        None => std::future::pending().await,
     }
 }
 

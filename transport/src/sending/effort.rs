@@ -46,7 +46,7 @@ impl EffortMeters {
 fn first_effort(kind: LaneKind) -> Effort {
     match kind {
         LaneKind::Quic => Effort::Light,
-        LaneKind::Tcp => Effort::None,
+        LaneKind::Tcp | LaneKind::Unix => Effort::None,
     }
 }
 

@@ -1,11 +1,11 @@
 //! [`Host`]: what a [`Delivery`](super::Delivery) needs of the program that offers versions.
 
-use crate::egress::Payload;
-use std::{fmt::Debug, sync::Arc};
+use crate::egress::{EncodingLog, Payload, ReceivedChunks};
+use std::{fmt::Debug, os::fd::OwnedFd, sync::Arc};
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    AbortReason, CodecChoice, EndReason, Ended, Epoch, Metadata, Published, SubscriptionMessage, Version,
-    VersionDigest, Versions,
+    AbortReason, CodecChoice, EndReason, Ended, Epoch, Lent, Metadata, NotLent, Published, Selection,
+    ServerMessage, SubscriptionMessage, Version, VersionDigest, Versions,
 };
 use tokio::{sync::watch, time::Instant};
 
@@ -23,8 +23,16 @@ pub trait Offered: Published + Debug + Send + Sync {
     /// Records the digest of what a client selects of it, which the client is told.
     fn note_digest(&self, digest: VersionDigest);
 
+    /// Whether `digest` is the number that stands for that of its content, which a client was told.
+    fn is_stood_for_by(&self, digest: VersionDigest) -> bool;
+
     /// When its transfers are aborted, once it left retention.
     fn abort_at(&self) -> watch::Receiver<Option<Instant>>;
+
+    /// Its chunks as they were received, if that is how they are sent. Its payload is never read then.
+    fn received(&self) -> Option<&Arc<ReceivedChunks>> {
+        None
+    }
 }
 
 /// The version that a client holds, against which chunks may be encoded. Its host may release it at any time.
@@ -37,6 +45,15 @@ pub trait DeltaBase: Debug + Send + Sync {
 
     /// Records that a chunk of `bytes` was compared with it, and whether it is sent as a delta.
     fn note(&self, bytes: u64, is_delta: bool);
+}
+
+/// Memory of a version for one client.
+#[derive(Debug)]
+pub struct Loan {
+    /// What the client is told.
+    pub lent: Lent,
+    /// The descriptor of the memory, and what else the client holds as long as it maps that.
+    pub descriptors: Vec<OwnedFd>,
 }
 
 /// The program that offers versions, as one subscription sees it: the facts of a topic, what arrives for the
@@ -69,6 +86,21 @@ pub trait Host: Send {
         accepts_deltas: bool,
     ) -> Option<Box<dyn DeltaBase>>;
 
+    /// Handles what the client selects of the version that began, and the base that its chunks may be encoded against.
+    /// Returns the encodings that its members pass on to each other, if the client is one of them.
+    fn handle_selected(
+        &mut self,
+        version: &Arc<Self::Version>,
+        selection: &Selection,
+        base: Option<Version>,
+    ) -> Option<Arc<EncodingLog>>;
+
+    /// Lends the client the memory of a version, of which it selects `selection`.
+    ///
+    /// # Errors
+    /// [`NotLent`] is what the client is told: it receives chunks.
+    fn lend(&mut self, version: &Arc<Self::Version>, selection: &Selection) -> Result<Loan, NotLent>;
+
     /// Releases the client's base: it has none, or will not use it.
     fn release_base(&mut self);
 
@@ -92,6 +124,10 @@ pub enum Input {
     Message(SubscriptionMessage),
     /// The topic changed.
     Changed,
+    /// A message for the client about the version under way, or one before it.
+    Tell(Box<ServerMessage>),
+    /// The version under way makes progress elsewhere: the client receives it from its peers.
+    Progress,
     /// The host drains: only ended topics and mode `every` start transfers.
     Draining,
     /// The host ends the subscription.

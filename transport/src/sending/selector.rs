@@ -2,16 +2,12 @@
 
 use crate::Workers;
 use std::sync::Arc;
-use tensor_relay_protocol::{Glob, Manifest, ManifestDigest, RangeSet, Selection, Subscribe};
+use tensor_relay_protocol::{Manifest, ManifestDigest, Selection, Subscribe, Wanted};
 
 /// A client's selection.
 #[derive(Debug)]
 pub struct Selector {
-    globs: Vec<Glob>,
-    /// The wanted chunks, of those with selected tensors; empty for all.
-    within: RangeSet,
-    /// Whether the client wants manifests without chunks.
-    describes: bool,
+    wanted: Wanted,
     workers: Workers,
     /// The selection for the latest manifest, cached because manifests rarely change.
     latest: Option<(ManifestDigest, Arc<Selection>)>,
@@ -20,8 +16,7 @@ pub struct Selector {
 impl Selector {
     /// The selection of a `subscribe`.
     pub fn new(subscribe: &Subscribe, workers: Workers) -> Self {
-        let (globs, within) = (subscribe.selection.clone(), subscribe.within.clone());
-        Self { globs, within, describes: subscribe.describe, workers, latest: None }
+        Self { wanted: Wanted::from(subscribe), workers, latest: None }
     }
 
     /// The client's selection of a version. A worker computes it: matching many globs with many tensors is slow.
@@ -29,11 +24,10 @@ impl Selector {
         match &self.latest {
             Some((digest, selection)) if *digest == manifest.digest() => Arc::clone(selection),
             _ => {
-                let (all, globs, within) = (Arc::clone(manifest), self.globs.clone(), self.within.clone());
-                let selection = match globs.is_empty() && within.is_empty() {
-                    _ if self.describes => Selection::none(all),
-                    true => Selection::all(all),
-                    false => self.workers.run(move || Selection::new(all, &globs).within(&within)).await,
+                let (all, wanted) = (Arc::clone(manifest), self.wanted.clone());
+                let selection = match wanted.is_simple() {
+                    true => wanted.selection(all),
+                    false => self.workers.run(move || wanted.selection(all)).await,
                 };
                 let selection = Arc::new(selection);
                 self.latest = Some((manifest.digest(), Arc::clone(&selection)));

@@ -3,7 +3,7 @@
 use super::{DeltaBase, EffortMeter, Lanes, Offered, SentChunks, lanes::LaneLoad, stall::ProgressCounter};
 use crate::{
     Lane, Stage,
-    egress::{self, CodecRequest, Egress, Encoded, Encoder, Payload},
+    egress::{self, CodecRequest, Egress, Encoded, Encoder, EncodingLog, Payload, ReceivedChunks},
     in_use::Used,
 };
 use futures_util::{StreamExt, stream::FuturesUnordered};
@@ -11,11 +11,12 @@ use std::{
     ops::Range,
     pin::{Pin, pin},
     sync::Arc,
+    time::Duration,
 };
 use tensor_relay_device::{BoxFuture, SourceError};
 use tensor_relay_protocol::{
-    ChunkHeader, ChunkIndex, CodecChoice, CodecId, CodecSet, Effort, SMALL_BYTES, Selection, SendAction,
-    ServerMessage, SubscriptionId,
+    ChunkHeader, ChunkIndex, CodecChoice, CodecId, CodecSet, Effort, EncodingEntry, SMALL_BYTES, Selection,
+    SendAction, ServerMessage, SubscriptionId,
 };
 use tokio::time::Instant;
 use tracing::Instrument;
@@ -47,6 +48,8 @@ pub(crate) struct Content {
     pub(crate) selection: Arc<Selection>,
     /// The client's base, if chunks may be encoded against it.
     pub(crate) base: Option<Box<dyn DeltaBase>>,
+    /// The encodings that its members pass on to each other, if the client is one.
+    pub(crate) encodings: Option<Arc<EncodingLog>>,
 }
 
 /// Where sends are counted.
@@ -218,6 +221,10 @@ impl Context {
         may_be_delta: bool,
         lane: &Lane,
     ) -> Result<(), Arc<SourceError>> {
+        if let Some(received) = self.content.version.received().map(Arc::clone) {
+            self.pass_on(&received, chunk, lane).await;
+            return Ok(());
+        }
         let (began, encoding) = (Instant::now(), self.counters.sent.encoding.add(1));
         let effort = self.coding.effort.effort();
         let encoded = self.encode(chunk, may_be_delta, effort).await?;
@@ -225,15 +232,55 @@ impl Context {
         self.counters.progress.note(1); // From here on, only the subscriber can delay the send.
         let _sending = (self.encoder().stages().begin(Stage::Send), self.counters.sent.writing.add(1));
         let sampling = self.estimate(chunk, &encoded);
+        let vouching = self.vouch(chunk, &encoded);
         let (context, target) = (Arc::clone(&self), lane.clone());
         // A lane that fails loses the chunk; a client that stops the stream has aborted the version.
         let write = async move { context.write(chunk, &encoded, &target, began, effort).await };
         let mut write = pin!(lane.run(write));
-        let _ = match sampling {
-            Some(sampling) => tokio::join!(write.as_mut(), sampling).0,
+        let beside: Option<BoxFuture<'_, ()>> = match (sampling, vouching) {
+            (Some(sampling), Some(vouching)) => Some(Box::pin(async move {
+                tokio::join!(sampling, vouching);
+            })),
+            (sampling, vouching) => sampling.or(vouching),
+        };
+        let _ = match beside {
+            Some(beside) => tokio::join!(write.as_mut(), beside).0,
             None => write.await,
         };
         Ok(())
+    }
+
+    /// Writes one chunk exactly as it was received. If it is not here any more, nothing is written: the taker learns it from
+    /// `Held`.
+    async fn pass_on(self: Arc<Self>, received: &ReceivedChunks, chunk: ChunkIndex, lane: &Lane) {
+        let began = Instant::now();
+        let Some((header, bytes)) = received.read(chunk).await else {
+            tracing::debug!(%chunk, "A chunk that a taker requested is not here any more.");
+            return;
+        };
+        self.counters.progress.note(1);
+        let _sending = (self.encoder().stages().begin(Stage::Send), self.counters.sent.writing.add(1));
+        let header = ChunkHeader { subscription: self.route.subscription, ..header };
+        let encoded = Encoded { codec: header.codec, hash: header.hash, bytes, worker_time: Duration::ZERO };
+        let (context, target) = (Arc::clone(&self), lane.clone());
+        let write = async move {
+            let note = |bytes| context.counters.progress.note(bytes);
+            if egress::send_chunk(&target, header, &encoded, &note).await.is_ok() {
+                context.count(chunk, &encoded, began);
+            }
+        };
+        let _ = lane.run(write).await; // A lane that fails loses the chunk.
+    }
+
+    /// The work of making an encoding the shared one of its chunk, beside its sending; `None` if the chunk has one, or the
+    /// version is not shared.
+    fn vouch<'a>(&'a self, chunk: ChunkIndex, encoded: &Encoded) -> Option<BoxFuture<'a, ()>> {
+        let claim = self.content.encodings.as_deref()?.claim(chunk)?;
+        let (header, bytes) = (self.header(chunk, encoded), encoded.bytes.clone());
+        Some(Box::pin(async move {
+            let hash = self.encoder().vouch(header, bytes).await;
+            claim.append(EncodingEntry { chunk, codec: header.codec, base: header.base, hash });
+        }))
     }
 
     /// Estimates what each level of effort would make of a chunk: from an estimate of similar chunks or, if one may be
@@ -270,17 +317,27 @@ impl Context {
         may_be_delta: bool,
         effort: Effort,
     ) -> Result<Encoded, Arc<SourceError>> {
-        let base = self.content.base.as_ref().filter(|_| may_be_delta);
+        let (base, request) =
+            (self.content.base.as_ref().filter(|_| may_be_delta), self.codec_request(effort));
+        let (base, request) = match self.shared_codec(chunk) {
+            Some(codec) => (None, CodecRequest::Fixed(codec)),
+            None => (base, request),
+        };
         let delta_base = base.and_then(|base| Some((base, base.upgrade()?)));
         let base = delta_base.as_ref().map(|(_, version)| version.payload());
-        let encoded = self
-            .encoder()
-            .encode_delta(self.payload(), chunk, base, self.codec_request(effort))
-            .await?;
+        let encoded = self.encoder().encode_delta(self.payload(), chunk, base, request).await?;
         if let Some((base, _)) = &delta_base {
             base.note(self.raw_bytes(chunk), encoded.codec.needs_base());
         }
         Ok(encoded)
+    }
+
+    /// The codec of the shared encoding of a chunk, if the client can decode it and it needs no base: in another one the
+    /// client could not pass the chunk on. A delta comes of itself where the client has the base.
+    fn shared_codec(&self, chunk: ChunkIndex) -> Option<CodecId> {
+        let entry = self.content.encodings.as_deref()?.entry(chunk)?;
+        let is_free = self.coding.choice == CodecChoice::Auto && self.coding.offered.contains(entry.codec);
+        (is_free && entry.base.is_none()).then_some(entry.codec)
     }
 
     /// The requested encoding of a chunk.
@@ -298,14 +355,21 @@ impl Context {
             .await
             .is_ok()
         {
-            let (raw_bytes, wire_bytes) = (self.raw_bytes(chunk), encoded.bytes.len() as u64);
             let is_chosen = self.is_chosen(encoded.codec);
-            self.coding.effort.handle_written(encoded, effort, raw_bytes, is_chosen);
-            let Counters { egress, sent, .. } = &self.counters;
-            egress.tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.worker_time);
-            sent.count(encoded, raw_bytes);
-            egress.chunk_times.note(began.elapsed());
+            self.coding
+                .effort
+                .handle_written(encoded, effort, self.raw_bytes(chunk), is_chosen);
+            self.count(chunk, encoded, began);
         }
+    }
+
+    /// Counts a chunk that was written, whose send started at `began`.
+    fn count(&self, chunk: ChunkIndex, encoded: &Encoded, began: Instant) {
+        let (raw_bytes, wire_bytes) = (self.raw_bytes(chunk), encoded.bytes.len() as u64);
+        let Counters { egress, sent, .. } = &self.counters;
+        egress.tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.worker_time);
+        sent.count(encoded, raw_bytes);
+        egress.chunk_times.note(began.elapsed());
     }
 
     fn header(&self, chunk: ChunkIndex, encoded: &Encoded) -> ChunkHeader {

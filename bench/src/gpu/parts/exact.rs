@@ -66,7 +66,7 @@ fn check_bytes(manifest: &Manifest, bytes: &[u8], snapshot: &Snapshot, chunk_byt
         let mut compared_bytes = 0;
         let mut differs = None;
         for tensor in manifest.tensors().iter().filter(|tensor| tensor.dtype == *dtype) {
-            let range = tensor.range();
+            let range = tensor.range().expect("it is in one piece");
             let expected = &bytes[range.start as usize..range.end as usize];
             compared_bytes += expected.len();
             if snapshot.tensor(tensor.name.as_str()).as_deref() != Some(expected) {

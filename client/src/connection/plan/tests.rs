@@ -1,4 +1,5 @@
 use super::*;
+use crate::rate::Period;
 use proptest::prelude::*;
 use std::fmt::Write;
 
@@ -110,12 +111,13 @@ fn run(
     let (begun, mut lanes, mut version, mut left) = (Instant::now(), 1, 0, 0.0);
     let (mut processor_s, mut now_us, mut sampled_ms) = (0.0, 0, 0);
     for ms in 0..milliseconds {
-        let sample = |run: &mut Run, now_us: u64, period, processor_s: f64| {
+        let sample = |run: &mut Run, now_us: u64, index: Option<u64>, processor_s: f64| {
+            let period = index.map(|index| Period { index, bytes: version_bytes });
             let processor_time = Duration::from_secs_f64(processor_s);
             let arrived_bytes = run.bytes as u64;
             run.plan.handle_sample(
                 begun + Duration::from_micros(now_us),
-                Sample { period, version_bytes, lanes, arrived_bytes, processor_time },
+                Sample { period, lanes, arrived_bytes, processor_time, has_settled: false },
             );
             if run.wanted.last().unwrap().1 != run.plan.lanes() {
                 run.wanted.push((ms, run.plan.lanes()));

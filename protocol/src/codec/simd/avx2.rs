@@ -8,7 +8,7 @@ use super::{
             layout::{LowBits, Words},
             portable::{self, join_masks, split_masks},
         },
-        sparse::differing::groups,
+        sparse::differing::{Differing, groups},
     },
     vectors,
 };
@@ -140,6 +140,12 @@ pub(super) fn merge_words(words: Words, upper: &[u8], rest: &[u8], raw: &mut [u8
     portable::merge_words(words, upper, rest, raw);
 }
 
+#[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
+pub(super) fn find_differing(width: usize, base: &[u8], raw: &[u8], differing: &mut Differing) -> usize {
+    differing.find(width, raw.len(), |masks| mark_differing(width, base, raw, masks))
+}
+
+/// Computes a mask for each group of elements: bit `i` is set if element `i` of the group differs.
 #[target_feature(enable = "avx2")]
 pub(super) fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut [u32]) {
     match width {
@@ -163,7 +169,7 @@ pub(super) fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut 
         }
         2 => {
             for (base, raw, mask) in groups::<64>(base, raw, masks) {
-                let [base, raw] = [base, raw].map(|group| group.as_chunks::<32>().0);
+                let (base, raw) = (base.as_chunks::<32>().0, raw.as_chunks::<32>().0);
                 let lower = _mm256_cmpeq_epi16(load(&base[0]), load(&raw[0]));
                 let upper = _mm256_cmpeq_epi16(load(&base[1]), load(&raw[1]));
                 // Packing interleaves the 128-bit halves; the permutation restores their order.

@@ -8,7 +8,7 @@ use super::{
             layout::{LowBits, Words},
             portable::{self, join_masks, split_masks},
         },
-        sparse::differing::groups,
+        sparse::differing::{Differing, groups},
     },
     avx2, vectors,
 };
@@ -107,8 +107,13 @@ pub(super) fn merge_words(words: Words, upper: &[u8], rest: &[u8], raw: &mut [u8
     portable::merge_words(words, upper, rest, raw);
 }
 
+#[target_feature(enable = "avx2,avx512f,avx512bw,bmi1,bmi2,popcnt")]
+pub(super) fn find_differing(width: usize, base: &[u8], raw: &[u8], differing: &mut Differing) -> usize {
+    differing.find(width, raw.len(), |masks| mark_differing(width, base, raw, masks))
+}
+
 #[target_feature(enable = "avx2,avx512f,avx512bw")]
-pub(super) fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut [u32]) {
+fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut [u32]) {
     match width {
         8 => {
             for (base, raw, mask) in groups::<256>(base, raw, masks) {

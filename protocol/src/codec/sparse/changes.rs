@@ -72,27 +72,40 @@ impl Changes {
         base: &[u8],
         raw: &[u8],
     ) {
-        let (base_elements, raw_elements) = (base.as_chunks::<W>().0, raw.as_chunks::<W>().0);
-        for element in differing.elements::<W>(Path::fastest(), base, raw) {
-            let at = usize::from(*element);
-            self.push::<W>(first + at, &base_elements[at], &raw_elements[at]);
-        }
+        let elements = differing.elements::<W>(Path::fastest(), base, raw);
+        self.push_gaps(first, elements);
+        self.push_differences(elements, base.as_chunks::<W>().0, raw.as_chunks::<W>().0);
     }
 
-    /// Appends the change of the element with the index `element`.
-    fn push<const W: usize>(&mut self, element: usize, base: &[u8; W], raw: &[u8; W]) {
-        let mut gap = element - self.next;
-        self.next = element + 1;
-        while gap >= GAP_MAX {
-            self.gaps.push(GAP_MAX as u8);
-            gap -= GAP_MAX;
+    /// Appends the gaps before `elements`, whose indexes count from `first`. Without a branch for long gaps, which
+    /// would often be mispredicted: the new memory is filled with the bytes that continue a gap.
+    fn push_gaps(&mut self, first: usize, elements: &[u16]) {
+        let Some(last) = elements.last() else { return };
+        let mut at = self.gaps.len();
+        let continued = (first + usize::from(*last) - self.next) / GAP_MAX;
+        self.gaps.resize(at + continued + elements.len(), GAP_MAX as u8);
+        for element in elements {
+            let element = first + usize::from(*element);
+            let gap = element - self.next;
+            self.next = element + 1;
+            at += gap / GAP_MAX;
+            self.gaps[at] = (gap % GAP_MAX) as u8;
+            at += 1;
         }
-        self.gaps.push(gap as u8);
-        match u8::try_from(zigzag::<W>(wide(raw).wrapping_sub(wide(base)))) {
-            Ok(difference) => self.differences.push(difference),
-            Err(_) => {
-                self.differences.push(REPLACED);
-                self.values.extend_from_slice(raw);
+        self.gaps.truncate(at);
+    }
+
+    /// Appends the differences of `elements`, and the values of those that are replaced.
+    fn push_differences<const W: usize>(&mut self, elements: &[u16], base: &[[u8; W]], raw: &[[u8; W]]) {
+        let begin = self.differences.len();
+        self.differences.extend(elements.iter().map(|element| {
+            let at = usize::from(*element);
+            let code = zigzag::<W>(wide(&raw[at]).wrapping_sub(wide(&base[at])));
+            u8::try_from(code).unwrap_or(REPLACED)
+        }));
+        for (element, difference) in elements.iter().zip(&self.differences[begin..]) {
+            if *difference == REPLACED {
+                self.values.extend_from_slice(&raw[usize::from(*element)]);
             }
         }
     }
@@ -126,7 +139,6 @@ fn unzigzag(zigzag: u8) -> u64 {
 
 /// The changes that a decoder has not applied yet. It applies them in order, tile by tile, so the caller can process
 /// each tile while it is in the first-level cache.
-#[derive(Clone)]
 pub(super) struct Pending<'a, const W: usize> {
     gaps: slice::Iter<'a, u8>,
     differences: slice::Iter<'a, u8>,
@@ -147,8 +159,14 @@ impl<'a, const W: usize> Pending<'a, W> {
     }
 
     /// Applies the changes within `tile`, whose first element has the index `first`. The caller passes adjacent tiles
-    /// in order. `None`, with the tile partly changed, when the strings contradict each other.
-    pub(super) fn apply_to(&mut self, first: usize, tile: &mut [[u8; W]]) -> Option<()> {
+    /// in order. Calls `on_change` with the place of each changed element in the tile, and its new value. `None`, with
+    /// the tile partly changed, when the strings contradict each other.
+    pub(super) fn apply_to(
+        &mut self,
+        first: usize,
+        tile: &mut [[u8; W]],
+        mut on_change: impl FnMut(usize, [u8; W]),
+    ) -> Option<()> {
         while let Some((at, difference)) = self.next
             && let Some(element) = tile.get_mut(at - first)
         {
@@ -156,6 +174,7 @@ impl<'a, const W: usize> Pending<'a, W> {
                 REPLACED => *element = *self.values.next()?,
                 difference => add(element, unzigzag(difference)),
             }
+            on_change(at - first, *element);
             self.advance(at + 1)?;
         }
         Some(())

@@ -16,7 +16,7 @@ const UNROLLED: usize = 4;
 ///
 /// Candidate indexes are written unconditionally: a mispredicted branch would cost more. The size is 35 KiB, so keep
 /// one per thread.
-pub(super) struct Differing {
+pub(in crate::codec) struct Differing {
     masks: [u32; TILE_BYTES / GROUP],
     groups: [u16; TILE_BYTES / GROUP],
     elements: [u16; TILE_BYTES],
@@ -33,19 +33,33 @@ impl Differing {
     /// at most a tile.
     pub(super) fn elements<const W: usize>(&mut self, path: Path, base: &[u8], raw: &[u8]) -> &[u16] {
         debug_assert_eq!(base.len(), raw.len());
+        let count = path.find_differing(W, base, raw, self);
+        &self.elements[..count]
+    }
+
+    /// Finds the elements that `mark` marks in the masks of `bytes` bytes, and returns their number. Inlined, so that each
+    /// path compiles it with its own instructions: without them, counting the bits of a mask takes a dozen.
+    #[inline(always)]
+    pub(in crate::codec) fn find(
+        &mut self,
+        width: usize,
+        bytes: usize,
+        mark: impl FnOnce(&mut [u32]),
+    ) -> usize {
         let Self { masks, groups, elements } = self;
-        let masks = &mut masks[..raw.len() / (GROUP * W)];
-        path.mark_differing(W, base, raw, masks);
+        let masks = &mut masks[..bytes / (GROUP * width)];
+        mark(masks);
         let mut count = 0;
         for group in differing_groups(masks, groups) {
             let mask = masks[usize::from(*group)];
             count += write_elements(mask, group * GROUP as u16, &mut elements[count..]);
         }
-        &elements[..count]
+        count
     }
 }
 
 /// The indexes of the non-zero masks.
+#[inline(always)]
 fn differing_groups<'a>(masks: &[u32], groups: &'a mut [u16]) -> &'a [u16] {
     let mut count = 0;
     for (group, mask) in (0..).zip(masks) {
@@ -57,6 +71,7 @@ fn differing_groups<'a>(masks: &[u32], groups: &'a mut [u16]) -> &'a [u16] {
 
 /// Writes the indexes of the differing elements of one group and returns their number. `first` is the index of the
 /// group's first element.
+#[inline(always)]
 fn write_elements(mut mask: u32, first: u16, elements: &mut [u16]) -> usize {
     let count = mask.count_ones() as usize;
     for four in elements.chunks_exact_mut(UNROLLED).take(count.div_ceil(UNROLLED)) {
@@ -68,16 +83,22 @@ fn write_elements(mut mask: u32, first: u16, elements: &mut [u16]) -> usize {
     count
 }
 
-/// Computes a mask for each group of elements of `width` bytes: bit `i` is set if element `i` of the group differs.
-pub(in crate::codec) fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut [u32]) {
-    match width {
+/// Finds the differing elements of `width` bytes, in order, and returns their number.
+pub(in crate::codec) fn find_differing(
+    width: usize,
+    base: &[u8],
+    raw: &[u8],
+    differing: &mut Differing,
+) -> usize {
+    differing.find(width, raw.len(), |masks| match width {
         8 => mark::<8, { 8 * GROUP }>(base, raw, masks),
         4 => mark::<4, { 4 * GROUP }>(base, raw, masks),
         2 => mark::<2, { 2 * GROUP }>(base, raw, masks),
         _ => mark::<1, GROUP>(base, raw, masks),
-    }
+    })
 }
 
+/// Computes a mask for each group of elements of `W` bytes: bit `i` is set if element `i` of the group differs.
 fn mark<const W: usize, const GROUP_BYTES: usize>(base: &[u8], raw: &[u8], masks: &mut [u32]) {
     for (base, raw, mask) in groups::<GROUP_BYTES>(base, raw, masks) {
         *mask = if differ(base, raw) { mask_of::<W>(base, raw) } else { 0 };

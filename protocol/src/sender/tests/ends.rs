@@ -1,14 +1,29 @@
 //! The ends of a topic and of its subscriptions.
 
-use super::topic::{EPOCH, Numbered, Numbers};
+use super::topic::{EPOCH, IN_PIECES, Numbered, Numbers};
 use crate::*;
 use std::sync::Arc;
 
 const MANIFEST: ManifestDigest = ManifestDigest([7; 32]);
 const ENDED: SenderAction<Numbered> = SenderAction::End(Ended::ByServer(EndReason::TopicEnded));
 
+/// PROTOCOL.md §3.14: a client that cannot read a version's manifest is told so, and is sent nothing of it.
+#[test]
+fn a_version_that_the_client_cannot_read_ends_the_subscription() {
+    let mut topic = Numbers::new(2, false);
+    topic.publish(IN_PIECES);
+    let begin = |offered| {
+        Sender::new(&topic, &latest(), offered, topic.place(), None)
+            .unwrap()
+            .poll(&topic, None)
+    };
+    let not_supported = Some(SenderAction::End(Ended::ByServer(EndReason::NotSupported)));
+    assert_eq!(begin(FeatureSet::from_codes(&[5])), not_supported);
+    assert!(matches!(begin(FeatureSet::from_codes(&[3])), Some(SenderAction::Announce(_))));
+}
+
 fn new_sender(topic: &Numbers, subscribe: Subscribe) -> Sender<Numbered> {
-    Sender::new(topic, &subscribe, topic.place(), None).unwrap()
+    Sender::new(topic, &subscribe, FeatureSet::OF_CLIENT, topic.place(), None).unwrap()
 }
 
 fn latest() -> Subscribe {

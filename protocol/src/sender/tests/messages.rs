@@ -8,35 +8,39 @@ use std::{
 };
 
 const SUBSCRIPTION: SubscriptionId = SubscriptionId(1);
-const VERSION: Version = Version(1);
+pub(super) const VERSION: Version = Version(1);
 const MANIFEST: ManifestDigest = ManifestDigest([7; 32]);
 
 fn all() -> RangeSet {
     RangeSet::from_range(0..u32::MAX)
 }
 
-fn subscribe(credit: u32) -> Subscribe {
+pub(super) fn subscribe(credit: u32) -> Subscribe {
     Subscribe::latest(SUBSCRIPTION, Topic::new("t").unwrap(), credit)
 }
 
 /// A topic with one version of two chunks.
-fn topic() -> Numbers {
+pub(super) fn topic() -> Numbers {
     let mut topic = Numbers::new(1, false);
     topic.publish(MANIFEST);
     topic
 }
 
-fn sender(topic: &Numbers, subscribe: &Subscribe) -> Sender<Numbered> {
-    Sender::new(topic, subscribe, topic.place(), None).unwrap()
+pub(super) fn sender(topic: &Numbers, subscribe: &Subscribe) -> Sender<Numbered> {
+    Sender::new(topic, subscribe, FeatureSet::OF_CLIENT, topic.place(), None).unwrap()
 }
 
 /// The selection of both chunks of a version.
-fn two_chunks() -> Arc<Selection> {
+pub(super) fn two_chunks() -> Arc<Selection> {
     Arc::new(Selection::all(subscriber::fixtures::manifest(2)))
 }
 
 /// The next actions, each chunk on `lane`. A version that begins has two chunks.
-fn actions(sender: &mut Sender<Numbered>, topic: &Numbers, lane: u32) -> Vec<SenderAction<Numbered>> {
+pub(super) fn actions(
+    sender: &mut Sender<Numbered>,
+    topic: &Numbers,
+    lane: u32,
+) -> Vec<SenderAction<Numbered>> {
     let mut actions = vec![];
     while let Some(action) = sender.poll(topic, Some(LaneId(lane))) {
         if matches!(action, SenderAction::Announce(_)) {
@@ -48,7 +52,7 @@ fn actions(sender: &mut Sender<Numbered>, topic: &Numbers, lane: u32) -> Vec<Sen
 }
 
 /// The chunks begun next, on `lane`.
-fn chunks(sender: &mut Sender<Numbered>, topic: &Numbers, lane: u32) -> Vec<u32> {
+pub(super) fn chunks(sender: &mut Sender<Numbered>, topic: &Numbers, lane: u32) -> Vec<u32> {
     let sends = actions(sender, topic, lane).into_iter();
     let chunk = |action| match action {
         SenderAction::Send(SendAction::Chunk(chunk, LaneId(on))) if on == lane => Some(chunk.0),
@@ -89,7 +93,7 @@ fn complete() -> (Sender<Numbered>, Numbers) {
 }
 
 /// Hands in a message, with lane 1 retired.
-fn tell(sender: &mut Sender<Numbered>, message: ClientMessage) -> Result<bool, ProtocolViolation> {
+pub(super) fn tell(sender: &mut Sender<Numbered>, message: ClientMessage) -> Result<bool, ProtocolViolation> {
     let (subscription, message) = SubscriptionMessage::of(message).unwrap();
     assert_eq!(subscription, SUBSCRIPTION);
     sender.handle_message(message, |lane| lane != LaneId(1))
@@ -99,7 +103,7 @@ fn credit(chunks: u32) -> ClientMessage {
     ClientMessage::Credit { subscription: SUBSCRIPTION, chunks }
 }
 
-fn request(version: Version, chunks: RangeSet) -> ClientMessage {
+pub(super) fn request(version: Version, chunks: RangeSet) -> ClientMessage {
     ClientMessage::Request {
         subscription: SUBSCRIPTION,
         epoch: EPOCH,
@@ -110,7 +114,7 @@ fn request(version: Version, chunks: RangeSet) -> ClientMessage {
     }
 }
 
-fn committed(version: Version) -> ClientMessage {
+pub(super) fn committed(version: Version) -> ClientMessage {
     ClientMessage::Committed { subscription: SUBSCRIPTION, epoch: EPOCH, version, kept: true }
 }
 
@@ -224,7 +228,8 @@ fn excessive_credit_is_refused() {
     assert_eq!(tell(&mut sender, credit(0)), Ok(true), "bytes arrived");
     assert_eq!(tell(&mut sender, credit(1)), Ok(true));
     assert!(matches!(tell(&mut sender, credit(Credit::MAX)), Err(ProtocolViolation::CreditOverflow(_))));
-    let refused = Sender::new(&topic, &subscribe(Credit::MAX + 1), topic.place(), None);
+    let refused =
+        Sender::new(&topic, &subscribe(Credit::MAX + 1), FeatureSet::OF_CLIENT, topic.place(), None);
     assert!(matches!(refused.map(drop), Err(ProtocolViolation::CreditOverflow(_))));
 }
 
@@ -551,7 +556,7 @@ fn each_claim_is_compared() {
 fn a_client_is_told_of_its_lost_place_once() {
     let topic = topic();
     let place = Some(Place { epoch: EPOCH, version: Version(9) });
-    let mut sender = Sender::new(&topic, &subscribe(2), topic.place(), place).unwrap();
+    let mut sender = Sender::new(&topic, &subscribe(2), FeatureSet::OF_CLIENT, topic.place(), place).unwrap();
     let first = announcement(&mut sender, &topic);
     assert_eq!((first.lost_place, first.is_ahead, first.afresh), (place, false, false));
     tell(&mut sender, abort(VERSION)).unwrap();
@@ -569,7 +574,7 @@ fn a_client_that_is_ahead_receives_everything_afresh() {
             topic.is_behind = true;
             (0..2).for_each(|_| topic.publish(MANIFEST));
             let request = Subscribe { have: have(held), mode, window: 9, ..subscribe(2) };
-            let mut sender = Sender::new(&topic, &request, Seq(2), None).unwrap();
+            let mut sender = Sender::new(&topic, &request, FeatureSet::OF_CLIENT, Seq(2), None).unwrap();
             if !is_ahead {
                 compare(&mut sender, &topic, true);
                 assert_eq!(sender.poll(&topic, None), None, "{mode:?}: the client has version 2");

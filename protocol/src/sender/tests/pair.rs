@@ -245,7 +245,9 @@ impl World {
     fn deliver_to_server(&mut self) {
         let Some(message) = self.to_server.pop_front() else { return };
         if let ClientMessage::Subscribe(subscribe) = message {
-            let mut sender = Sender::new(&self.topic, &subscribe, self.topic.place(), None).unwrap();
+            let mut sender =
+                Sender::new(&self.topic, &subscribe, FeatureSet::OF_CLIENT, self.topic.place(), None)
+                    .unwrap();
             sender.handle_changed(&self.topic);
             self.sender = Some(sender);
             return;

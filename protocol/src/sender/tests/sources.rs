@@ -123,7 +123,8 @@ impl Server {
 
     fn handle(&mut self, message: ClientMessage) {
         if let ClientMessage::Subscribe(subscribe) = message {
-            let sender = Sender::new(&self.topic, &subscribe, Seq::FIRST, None).unwrap();
+            let sender =
+                Sender::new(&self.topic, &subscribe, FeatureSet::OF_CLIENT, Seq::FIRST, None).unwrap();
             let subscription = Subscription { sender, current: None, sending: vec![] };
             assert!(self.subscriptions.insert(subscribe.subscription, subscription).is_none());
             return;
@@ -592,8 +593,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
 
     /// For any order of events: each committed version is whole, no chunk has two writers, what is outstanding at both
-    /// servers stays within the allowance, content of the second server that differs is not committed, each chunk is sent at most twice unless something was lost, and once
-    /// everything is delivered, the client has the newest version of its origin, unless it gave it up.
+    /// servers stays within the allowance, content of the second server that differs is not committed, each chunk is
+    /// sent at most twice unless something was lost, and once everything is delivered, the client has the newest
+    /// version of its origin, unless it gave it up.
     #[test]
     fn a_version_from_two_servers_is_whole(
         wanted in prop::collection::btree_set(0u32..CHUNKS, 0..10),

@@ -17,7 +17,14 @@ fn topic(versions: usize) -> Numbers {
 
 fn new_sender(topic: &Numbers, mode: Mode, start: Start) -> Sender<Numbered> {
     let latest = Subscribe::latest(SubscriptionId(1), Topic::new("t").unwrap(), 1);
-    Sender::new(topic, &Subscribe { mode, start, window: 9, ..latest }, topic.place(), None).unwrap()
+    Sender::new(
+        topic,
+        &Subscribe { mode, start, window: 9, ..latest },
+        FeatureSet::OF_CLIENT,
+        topic.place(),
+        None,
+    )
+    .unwrap()
 }
 
 /// The first version, or why there is none; `None` while it is awaited.

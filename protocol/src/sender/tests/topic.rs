@@ -1,9 +1,15 @@
 //! A topic in memory.
 
-use crate::{EndReason, Epoch, ManifestDigest, Published, Seq, Start, Topic, Version, VersionId, Versions};
-use std::collections::BTreeMap;
+use crate::{
+    ChunkIndex, EndReason, Epoch, Feature, ManifestDigest, Pick, Published, RangeSet, Seq, Start, Topic,
+    Version, VersionId, Versions,
+};
+use std::{collections::BTreeMap, sync::Arc};
 
 pub(super) const EPOCH: Epoch = Epoch(1);
+
+/// The manifest of a version with tensors in pieces.
+pub(super) const IN_PIECES: ManifestDigest = ManifestDigest([2; 32]);
 
 /// A version without content.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +25,10 @@ impl Published for Numbered {
 
     fn manifest_digest(&self) -> ManifestDigest {
         self.manifest
+    }
+
+    fn feature(&self) -> Option<Feature> {
+        (self.manifest == IN_PIECES).then_some(Feature::Layout2)
     }
 }
 
@@ -36,6 +46,10 @@ pub(super) struct Numbers {
     pub(super) base: Option<Numbered>,
     /// Whether the publisher continued from an older record than the client knows.
     pub(super) is_behind: bool,
+    /// What is picked of versions, which are shared.
+    pub(super) picked: Option<Pick>,
+    /// The chunks that can be sent, if not all can.
+    pub(super) held: Option<Arc<RangeSet>>,
 }
 
 impl Numbers {
@@ -52,6 +66,8 @@ impl Numbers {
             lost_place: None,
             base: None,
             is_behind: false,
+            picked: None,
+            held: None,
         }
     }
 
@@ -139,5 +155,20 @@ impl Versions for Numbers {
 
     fn lost_place(&self) -> Option<EndReason> {
         self.lost_place
+    }
+
+    fn is_shared(&self, _: &Numbered) -> bool {
+        self.picked.is_some()
+    }
+
+    fn pick(&self, _: &Numbered, wanted: &RangeSet) -> Pick {
+        match self.picked {
+            Some(Pick::Chunk(ChunkIndex(chunk))) if !wanted.contains(chunk) => Pick::Wait,
+            picked => picked.expect("it is asked for shared versions"),
+        }
+    }
+
+    fn held(&self, _: &Numbered) -> Option<Arc<RangeSet>> {
+        self.held.clone()
     }
 }

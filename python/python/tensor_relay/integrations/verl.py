@@ -14,6 +14,7 @@ receives another step than it requested raises an error.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -35,6 +36,8 @@ NAME = "tensor_relay"
 """The engine's name in `checkpoint_engine.backend`."""
 
 TOPIC = "verl/weights"
+
+logger = logging.getLogger("tensor_relay")
 
 
 @CheckpointEngineRegistry.register(NAME)
@@ -142,6 +145,7 @@ class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             # Each rollout counts, also if several share a process.
             self._client = tensor_relay.connect(self._ticket, topic_timeout=self._timeout, consumer="client")
             self._subscription = self._client.subscribe(TOPIC)
+            logger.info("This rollout receives all weights whole: verl declares no layout of its rollouts.")
         while True:
             snapshot = self._subscription.next(max(0.0, deadline - time.monotonic()))
             if snapshot.version == self._wanted:

@@ -7,7 +7,8 @@
     engine.send_weights()
 
 vLLM finds the engine by its entry point (`vllm.general_plugins`); a trainer calls `register()`. A worker loads a
-version only after receiving all of it and checking its names, dtypes, shapes and number against the trainer's.
+version only after receiving all of it and checking its names, dtypes, shapes and number against the trainer's. Of the
+weights whose layout vLLM declares (`_vllm_layout`), a tensor-parallel worker receives its own part.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ._vllm_plugin import NAME, register
 check_host("vllm", "0.33", "0.34")
 
 import torch  # noqa: E402
+from ._vllm_layout import Layout, layout_of  # noqa: E402
 from vllm.distributed.weight_transfer.base import (  # noqa: E402
     TrainerInitInfo,
     TrainerWeightTransferEngine,
@@ -45,11 +47,14 @@ TOPIC = "vllm/weights"
 
 @dataclass
 class RelayInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """The trainer's handshake with a worker."""
+    """The trainer's handshake with a worker, with the names, dtypes and shapes of the weights that it declares."""
 
     ticket: str
     topic: str = TOPIC
     timeout: float = 300.0
+    names: list[str] = field(default_factory=list)
+    dtype_names: list[str] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)
 
 
 @dataclass
@@ -71,6 +76,8 @@ class TensorRelayWorkerEngine(WeightTransferEngine):  # type: ignore[misc]
 
     _client: tensor_relay.Client | None = None
     _subscription: tensor_relay.Subscription | None = None
+    _layout = Layout()
+    _has_weights_to_load = True
     _timeout = 0.0
 
     def init_transfer_engine(self, init_info: RelayInitInfo) -> None:
@@ -79,10 +86,16 @@ class TensorRelayWorkerEngine(WeightTransferEngine):  # type: ignore[misc]
         self._timeout = init_info.timeout
         # Each worker counts, also if several share a process.
         self._client = tensor_relay.connect(init_info.ticket, topic_timeout=init_info.timeout, consumer="client")
-        self._subscription = self._client.subscribe(init_info.topic)
+        weights = list(zip(init_info.names, init_info.dtype_names, init_info.shapes, strict=True))
+        self._layout = layout_of(self, weights)
+        self._has_weights_to_load = len(self._layout.parameters) < len(weights) or not weights
+        self.supports_draft_weight_update = not self._layout.parameters  # They are those of this model.
+        self._subscription = self._client.subscribe(init_info.topic, boxes=self._layout.boxes(weights))
 
     def start_weight_update(self) -> None:
-        """Prepares vLLM's own layer-by-layer reload of weights in checkpoint format."""
+        """Prepares vLLM's own layer-by-layer reload of weights in checkpoint format, if there are such."""
+        if not self._has_weights_to_load:
+            return
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
@@ -94,11 +107,18 @@ class TensorRelayWorkerEngine(WeightTransferEngine):  # type: ignore[misc]
         """
         snapshot = self._receive_version(update_info)
         weights = snapshot.torch()
-        _check(update_info, weights)
-        self.model.load_weights((name, weights[name].to(self.device)) for name in update_info.names)
+        _check(update_info, snapshot, weights)
+        parameters = self._layout.parameters
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+        others = [name for name in update_info.names if name not in parameters]
+        if others:
+            self.model.load_weights((name, weights[name].to(self.device)) for name in others)
 
     def finish_weight_update(self) -> None:
         """Lets vLLM finish its reload."""
+        if not self._has_weights_to_load:
+            return
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
@@ -160,8 +180,16 @@ class TensorRelayTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[mis
         engine._info = init_info
         if engine.is_sender:
             engine._relay = _serve(init_info)
-            ticket, topic, timeout = engine._relay.ticket, init_info.topic, init_info.timeout
-            client.init_weight_transfer_engine({"ticket": ticket, "topic": topic, "timeout": timeout})
+            declared = source.metadata
+            info = RelayInitInfo(
+                ticket=engine._relay.ticket,
+                topic=init_info.topic,
+                timeout=init_info.timeout,
+                names=[meta.name for meta in declared],
+                dtype_names=[_name(meta.dtype) for meta in declared],
+                shapes=[list(meta.shape) for meta in declared],
+            )
+            client.init_weight_transfer_engine(vars(info))
         return engine
 
     def send_weights(self) -> None:
@@ -186,7 +214,7 @@ class TensorRelayTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[mis
             version=published.version,
             epoch=published.epoch,
             names=list(tensors),
-            dtype_names=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
+            dtype_names=[_name(tensor.dtype) for tensor in tensors.values()],
             shapes=[list(tensor.shape) for tensor in tensors.values()],
         )
         if self._info.workers:
@@ -207,7 +235,11 @@ def _serve(info: TensorRelayTrainerInitInfo) -> tensor_relay.Relay:
     return tensor_relay.serve(info.listen, advertise=advertise, state_dir=info.state_dir, ephemeral=info.state_dir is None)
 
 
-def _check(update: RelayUpdateInfo, weights: dict[str, torch.Tensor]) -> None:
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check(update: RelayUpdateInfo, snapshot: tensor_relay.Snapshot, weights: dict[str, torch.Tensor]) -> None:
     """Checks the received weights against the trainer's description, tensor by tensor."""
     if set(weights) != set(update.names):
         differing = sorted(set(weights) ^ set(update.names))
@@ -216,9 +248,10 @@ def _check(update: RelayUpdateInfo, weights: dict[str, torch.Tensor]) -> None:
             f"{len(differing)}, the first is {differing[0]}"
         )
     for name, dtype, shape in zip(update.names, update.dtype_names, update.shapes, strict=True):
-        weight = weights[name]
-        if (str(weight.dtype), list(weight.shape)) != (f"torch.{dtype}", list(shape)):
+        weight, tensor = weights[name], snapshot[name]
+        found = list(weight.shape if tensor.box is None else tensor.global_shape)
+        if (_name(weight.dtype), found) != (dtype, list(shape)):
             raise DamagedError(
-                f"{name} of version {update.version} is {weight.dtype} {list(weight.shape)}, and the trainer said "
+                f"{name} of version {update.version} is {weight.dtype} {found}, and the trainer said "
                 f"{dtype} {list(shape)}"
             )

@@ -39,7 +39,7 @@ fn new_claims(id: u8) -> Claims {
 }
 
 fn shown(token: Token) -> Credentials {
-    Credentials { token: Some(token), certificate: None }
+    Credentials { token: Some(token), ..Credentials::default() }
 }
 
 #[test]

@@ -2,7 +2,7 @@ use std::ffi::{c_uint, c_void};
 
 use crate::{
     call::in_context,
-    copying::{self, Prepared},
+    copying::{self, Prepared, Rows},
     device::resolve_stream,
     state::Guard,
     status::{Answer, Status},
@@ -53,6 +53,55 @@ extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: u64
         state.devices[device].push(stream, Work::Copy(copy));
         Ok(())
     })
+}
+
+/// Copies rows within a device; other two-dimensional copies are refused, since the project makes none.
+///
+/// # Safety
+///
+/// `copy` points to a value.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: *const RowsCopy, stream: u64) -> u32 {
+    in_context("cuMemcpy2DAsync_v2", |mut state, device| {
+        const DEVICE: c_uint = 2;
+        if copy.is_null() {
+            return Err(Status::INVALID_VALUE);
+        }
+        // SAFETY: the caller guarantees a value, and any bits are valid.
+        let RowsCopy { from, to, width, height } = unsafe { copy.read() };
+        let is_plain = |end: &RowsEnd| end.memory_type == DEVICE && end.x == 0 && end.y == 0;
+        if !is_plain(&from) || !is_plain(&to) {
+            return Err(Status::INVALID_VALUE);
+        }
+        let stream = resolve_stream(&mut state, device, stream)?;
+        let rows = Rows { width, height, from_pitch: from.pitch, to_pitch: to.pitch };
+        let copy = copying::rows_within(&mut state, device, to.device, from.device, rows)?;
+        if copy.bytes() > 0 {
+            state.devices[device].push(stream, Work::Copy(copy));
+        }
+        Ok(())
+    })
+}
+
+/// `CUDA_MEMCPY2D`
+#[repr(C)]
+struct RowsCopy {
+    from: RowsEnd,
+    to: RowsEnd,
+    width: usize,
+    height: usize,
+}
+
+/// One end of a `CUDA_MEMCPY2D`.
+#[repr(C)]
+struct RowsEnd {
+    x: usize,
+    y: usize,
+    memory_type: c_uint,
+    host: *const c_void,
+    device: u64,
+    array: *const c_void,
+    pitch: usize,
 }
 
 /// Queues the copies in reverse, since their order is not promised.

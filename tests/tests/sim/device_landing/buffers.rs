@@ -35,6 +35,65 @@ fn versions_arrive_in_the_users_device_memory() {
     }
 }
 
+/// Goal: boxes are received into the user's own device memory, in place, or by a copy if they came before the buffers; no
+/// other byte of it is written.
+/// Method: rows, columns, a range of both, and a whole tensor, each in a buffer of its own; compare with the same boxes on
+/// the host.
+#[test]
+fn boxes_arrive_in_the_users_device_memory() {
+    for came_before in [false, true] {
+        simulate(16, async |sim| {
+            let specs = [
+                tensors::shaped("rows", Dtype::U8, &[512, 1000]),
+                tensors::shaped("columns", Dtype::Bf16, &[600, 512]),
+                tensors::shaped("both", Dtype::F32, &[20, 30, 40]),
+                noise("whole", 1000),
+            ];
+            let server = sim.server(server_config());
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let device = device(u64::MAX);
+            let mut buffers = Buffers::new();
+            for (spec, bounds) in specs.iter().zip([
+                Bounds::new([100..300, 0..1000]),
+                Bounds::new([0..600, 17..40]),
+                Bounds::new([3..9, 5..6, 7..30]),
+                Bounds::new(std::iter::once(0..1000)),
+            ]) {
+                let bytes = bounds.shape().unwrap().byte_len(spec.dtype).unwrap();
+                buffers.insert(spec.name.clone(), device.allocate(bytes as usize).unwrap());
+                buffers.expect_box(spec.name.clone(), spec.dtype, spec.shape.clone(), bounds);
+            }
+            let request = Request::latest(topic("t")).boxes(buffers.boxes());
+            let (client, mut subscription) = subscribe(&sim, client_config(), request).await;
+            for version in 1..=3 {
+                if came_before {
+                    publish(&server, &mut publisher, version, &specs).await;
+                    sleep(Duration::from_secs(1)).await;
+                }
+                let (filled, ()) = tokio::join!(subscription.next_into_device(buffers), async {
+                    if !came_before {
+                        sleep(Duration::from_millis(10)).await;
+                        publish(&server, &mut publisher, version, &specs).await;
+                    }
+                });
+                let filled = filled.unwrap();
+                assert_eq!(
+                    (filled.version().id().version, filled.was_copied()),
+                    (Version(version), came_before)
+                );
+                let request = Request::newest(topic("t")).boxes(filled.buffers().boxes());
+                let expected = client.subscribe_to(request).await.unwrap().next().await.unwrap();
+                tensors::check(&expected);
+                for (name, buffer) in filled.buffers().iter() {
+                    let expected = tensors::on_host(&expected).tensor(name.as_str()).unwrap();
+                    assert_eq!(bytes_in(buffer).await, expected, "{name} of version {version}");
+                }
+                buffers = filled.into_buffers();
+            }
+        });
+    }
+}
+
 /// Goal: a version that was received before its buffers were passed is copied to them, from the host or a device, to
 /// the host or a device. If the buffers do not fit, the version waits for other buffers.
 /// Method: all four combinations; buffers that are too small, have an unknown name, or are on two devices.
@@ -107,6 +166,32 @@ fn a_snapshot_is_copied_to_device_memory() {
             buffers.insert(specs[0].name.clone(), right);
             snapshot.copy_into_device(&buffers).await.unwrap();
             assert!(have_content(&buffers, 1).await);
+        });
+    }
+}
+
+/// Goal: boxes of a version that was received before are copied to device memory, from the host or a device.
+/// Method: the second half of a large and of a small tensor; what is received of them lies elsewhere in the version.
+#[test]
+fn boxes_are_copied_to_device_memory() {
+    for received_on_device in [false, true] {
+        simulate(14, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            publish(&server, &mut publisher, 1, &[noise("a", BYTES), noise("b", 1_000)]).await;
+            let config = Config { device: received_on_device.then(|| device(u64::MAX)), ..client_config() };
+            let slices = vec![Slice { dimension: 0, indices: Indices::Part { part: 1, parts: 2 } }];
+            let half = TensorBox { tensors: Glob::new("*").unwrap(), slices };
+            let request = Request::latest(topic("t")).boxes([half]);
+            let (_client, mut subscription) = subscribe(&sim, config, request).await;
+            let snapshot = subscription.next().await.unwrap();
+            let buffers = buffers_on(&device(u64::MAX), &[noise("a", BYTES / 2), noise("b", 500)]);
+            snapshot.copy_into_device(&buffers).await.unwrap();
+            for (name, buffer) in buffers.iter() {
+                let half_bytes = buffer.len_bytes();
+                let whole = content(name, 1, 2 * half_bytes);
+                assert_eq!(bytes_in(buffer).await, whole[half_bytes as usize..], "{name}");
+            }
         });
     }
 }

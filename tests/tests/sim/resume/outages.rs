@@ -117,6 +117,26 @@ fn requests_during_an_outage_are_sent_after_it() {
     });
 }
 
+/// Goal: nothing waits for ever for a version that is withdrawn during an outage. Method: cut the path in the middle of
+/// a topic's only version, and withdraw it.
+#[test]
+fn a_version_withdrawn_during_an_outage_is_not_waited_for() {
+    simulate(9, async |sim| {
+        let server = sim.server(server_config());
+        slow_path(&sim);
+        let mut publisher = open(&server, 7);
+        let publication = publish(&server, &mut publisher, 1, BYTES).await;
+        let (_client, mut subscription) = follow(&sim).await;
+        wait_until_verified(&subscription, 1, BYTES / 4).await;
+        sim.cut(1);
+        publication.withdraw();
+        sleep(OUTAGE_DURATION).await;
+        sim.mend(1);
+        let error = subscription.next().await.unwrap_err();
+        assert!(matches!(error, SubscriptionError::NotFound { .. }), "{error}");
+    });
+}
+
 /// Goal: a client that is closed or dropped during an outage ends at once.
 /// Method: close or drop the client while it tries to reconnect.
 #[test]

@@ -1,4 +1,4 @@
-//! [`SegmentBatch`]: encrypts outgoing segments and writes them together.
+//! [`SegmentBatch`]: gathers and encrypts outgoing segments, and writes them together.
 
 use rustls::AlertDescription;
 use std::{io, ops::RangeFrom};
@@ -41,7 +41,8 @@ const ROOM_MIN: usize = 4 << 10;
 /// mapped directly from the system, because allocators would retain a megabyte for each connection that was ever busy.
 pub(super) struct SegmentBatch<W> {
     write: W,
-    sealer: Sealer,
+    /// `None` without TLS: the segments are copied.
+    sealer: Option<Sealer>,
     memory: HostMemory,
     bytes: Region,
     filled: usize,
@@ -52,7 +53,7 @@ pub(super) struct SegmentBatch<W> {
 }
 
 impl<W: AsyncWrite + Unpin> SegmentBatch<W> {
-    pub(super) fn new(write: W, sealer: Sealer) -> Self {
+    pub(super) fn new(write: W, sealer: Option<Sealer>) -> Self {
         let memory = HostMemory::on_demand(u64::MAX);
         let (bytes, short) = (Region::default(), Vec::with_capacity(SHORT_BYTES_MAX));
         Self { write, sealer, memory, bytes, filled: 0, short, peak: 0 }
@@ -92,11 +93,14 @@ impl<W: AsyncWrite + Unpin> SegmentBatch<W> {
         Ok(())
     }
 
+    /// Adds an alert of TLS; nothing without TLS.
     pub(super) fn add_alert(&mut self, alert: AlertDescription) -> io::Result<()> {
         self.seal_short()?;
         let room = self.room(Sealer::sealed_bytes_max(ALERT_BYTES))?;
-        let sealed = self.sealer.seal_alert(alert, &mut self.bytes[room]);
-        self.filled += sealed.map_err(sealing_error)?;
+        if let Some(sealer) = &mut self.sealer {
+            let sealed = sealer.seal_alert(alert, &mut self.bytes[room]);
+            self.filled += sealed.map_err(sealing_error)?;
+        }
         Ok(())
     }
 
@@ -135,8 +139,14 @@ impl<W: AsyncWrite + Unpin> SegmentBatch<W> {
 
     fn seal(&mut self, bytes: &[u8]) -> io::Result<()> {
         let room = self.room(Sealer::sealed_bytes_max(bytes.len()))?;
-        let sealed = self.sealer.seal(bytes, &mut self.bytes[room]);
-        self.filled += sealed.map_err(sealing_error)?;
+        let room = &mut self.bytes[room];
+        self.filled += match &mut self.sealer {
+            Some(sealer) => sealer.seal(bytes, room).map_err(sealing_error)?,
+            None => {
+                room[..bytes.len()].copy_from_slice(bytes);
+                bytes.len()
+            }
+        };
         Ok(())
     }
 
@@ -202,7 +212,7 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
             runtime.block_on(async {
                 let [(sealer, _), (_, opener)] = pair(records_per_key);
-                let (mut batch, mut expected) = (SegmentBatch::new(Vec::new(), sealer), vec![]);
+                let (mut batch, mut expected) = (SegmentBatch::new(Vec::new(), Some(sealer)), vec![]);
                 for mut segment in segments {
                     if !batch.has_room() {
                         batch.write().await.unwrap();
@@ -218,7 +228,7 @@ mod tests {
                 batch.add_alert(AlertDescription::CloseNotify).unwrap();
                 batch.write().await.unwrap();
                 assert!(batch.bytes.len() <= ROOM_MAX);
-                let mut inbox = Inbox::new(&batch.write[..], opener, Role::Client);
+                let mut inbox = Inbox::new(&batch.write[..], Some(opener), Role::Client);
                 for segment in expected.into_iter().chain([close]) {
                     let found = inbox.next(None, Duration::from_secs(1)).await.unwrap();
                     assert_eq!(found, Received::Segment(segment));
@@ -232,7 +242,7 @@ mod tests {
     #[tokio::test]
     async fn a_small_version_is_sent_in_three_records() {
         let [(sealer, _), _] = pair(100);
-        let mut batch = SegmentBatch::new(Vec::new(), sealer);
+        let mut batch = SegmentBatch::new(Vec::new(), Some(sealer));
         for segment in [control(100), data(64), data(4096), control(50)] {
             batch.add(segment).unwrap();
         }

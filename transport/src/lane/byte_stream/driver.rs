@@ -56,8 +56,9 @@ impl Driver {
     pub(super) async fn run(self, secured: Secured<impl AsyncRead + AsyncWrite>) {
         let Self { shared, role, settings, queues, control, begun, mut closing } = self;
         let (read, write) = tokio::io::split(secured.stream);
+        let (sealer, opener) = secured.records.unzip();
         let mut reader = Reader {
-            inbox: Inbox::new(read, secured.opener, role),
+            inbox: Inbox::new(read, opener, role),
             shared: Arc::clone(&shared),
             role,
             settings,
@@ -66,7 +67,7 @@ impl Driver {
             next_stream: 0,
             current: None,
         };
-        let batch = SegmentBatch::new(write, secured.sealer);
+        let batch = SegmentBatch::new(write, sealer);
         let writer = Writer { batch, shared: Arc::clone(&shared), queues, is_control_open: true };
         let mut writing = pin!(writer.run(settings.keep_alive));
         let mut has_writer_ended = false;
@@ -476,7 +477,7 @@ mod tests {
         let connection = Arc::new(OnceLock::new());
         let stream = ClosedWhenRead { connection: Arc::clone(&connection), is_read: false };
         let [keys, _] = pair(1);
-        let peer = "127.0.0.1:1".parse().unwrap();
+        let peer = crate::Peer::Network("127.0.0.1:1".parse().unwrap());
         let settings = Settings { idle_timeout: Duration::MAX, keep_alive: Duration::from_secs(1) };
         let secured = Secured::with_keys(stream, keys);
         let started = Connection::start(secured, Role::Client, peer, settings, None);

@@ -17,7 +17,7 @@ use super::{
     Settings,
     records::{Opener, RECORDS_PER_KEY_MAX, RecordError, Sealer, records},
 };
-use crate::{ByteStream, ClientCertificate, StreamTuning, tls};
+use crate::{ByteStream, ClientCertificate, StreamTuning, tls, unix::Descriptors};
 
 /// The maximum number of buffered handshake bytes: more than the records of the longest message that rustls accepts, of
 /// 64 KiB.
@@ -26,13 +26,14 @@ const BUFFERED_BYTES_MAX: usize = 128 << 10;
 /// The maximum length of a record after its header: 2^14 bytes and the overhead of encryption.
 const RECORD_BYTES_MAX: usize = (16 << 10) + 256;
 
-/// A stream after its handshake, with the keys for its records.
+/// A stream that may carry a lane: after its TLS handshake, with the keys for its records, or a Unix socket.
 pub(crate) struct Secured<S> {
     pub(super) stream: S,
-    pub(super) sealer: Sealer,
-    pub(super) opener: Opener,
+    /// The record layer; `None` without TLS.
+    pub(super) records: Option<(Sealer, Opener)>,
     is_protocol_agreed: bool,
     peer_certificate: Option<ClientCertificate>,
+    pub(super) descriptors: Option<Descriptors>,
     /// The time from the first sent message to the end of the handshake: a round trip, and computation at both ends.
     answer_time: Duration,
 }
@@ -40,13 +41,13 @@ pub(crate) struct Secured<S> {
 #[cfg(test)]
 impl<S> Secured<S> {
     /// A stream with these keys, without a handshake.
-    pub(super) fn with_keys(stream: S, (sealer, opener): (Sealer, Opener)) -> Self {
+    pub(super) fn with_keys(stream: S, records: (Sealer, Opener)) -> Self {
         Self {
             stream,
-            sealer,
-            opener,
+            records: Some(records),
             is_protocol_agreed: true,
             peer_certificate: None,
+            descriptors: None,
             answer_time: Duration::ZERO,
         }
     }
@@ -91,12 +92,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
         let (is_protocol_agreed, certificates) =
             (tls::is_protocol_agreed(&connection), connection.peer_certificates());
         let peer_certificate = certificates.and_then(ClientCertificate::new);
-        let (sealer, opener) = connection.into_records().map_err(tls_error)?;
-        Ok(Self { stream, sealer, opener, is_protocol_agreed, peer_certificate, answer_time })
+        let records = Some(connection.into_records().map_err(tls_error)?);
+        Ok(Self { stream, records, is_protocol_agreed, peer_certificate, descriptors: None, answer_time })
     }
 }
 
 impl Secured<Box<dyn ByteStream>> {
+    /// A Unix socket, which has no handshake: the kernel protects its bytes and knows the peer's user.
+    pub(crate) fn plain(stream: Box<dyn ByteStream>) -> Self {
+        let descriptors = stream.local().map(|(_, descriptors)| descriptors);
+        Self {
+            stream,
+            records: None,
+            is_protocol_agreed: true,
+            peer_certificate: None,
+            descriptors,
+            answer_time: Duration::ZERO,
+        }
+    }
+
     /// Tunes the stream by the measured answer time and the lane's idle timeout.
     pub(crate) fn tune(&self, settings: Settings) {
         let idle_timeout = settings.idle_timeout;

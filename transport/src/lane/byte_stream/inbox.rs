@@ -1,4 +1,4 @@
-//! [`Inbox`]: reads a byte stream, decrypts records, and reassembles segments.
+//! [`Inbox`]: reads a byte stream, decrypts its records, and reassembles segments.
 
 use crate::stops::timeout;
 use std::{io, ops::Range, sync::Arc, time::Duration};
@@ -34,19 +34,20 @@ pub(super) enum ReadError {
 /// The receiving direction of a connection.
 pub(super) struct Inbox<R> {
     read: R,
-    opener: Opener,
+    /// `None` without TLS.
+    opener: Option<Opener>,
     assembler: Assembler,
     /// The read buffer. Grows when a read has filled it, up to `bytes_max`, and never shrinks.
     bytes: Vec<u8>,
     bytes_max: usize,
-    /// The encrypted part of `bytes`.
+    /// The part of `bytes` as it was received.
     wire: Range<usize>,
-    /// The part of `bytes` decrypted in place and not yet assembled.
+    /// The part of `bytes` decrypted in place, or received without TLS, and not yet assembled.
     plain: Range<usize>,
 }
 
 impl<R: AsyncRead + Unpin> Inbox<R> {
-    pub(super) fn new(read: R, opener: Opener, role: Role) -> Self {
+    pub(super) fn new(read: R, opener: Option<Opener>, role: Role) -> Self {
         let bytes_max = match role {
             Role::Client => READ_BYTES_MAX,
             Role::Server => READ_BYTES_MIN,
@@ -99,8 +100,14 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
     }
 
     /// Decrypts the next record, if it is complete: into the memory of the current segment if all of its data belongs
-    /// to that segment, otherwise in place. Returns the number of bytes written to the segment's memory.
+    /// to that segment, otherwise in place. Returns the number of bytes written to the segment's memory. Without TLS, takes
+    /// all that was received.
     fn open_record(&mut self) -> Result<Option<Opened<usize>>, ReadError> {
+        let Some(opener) = &mut self.opener else {
+            self.plain = self.wire.clone();
+            self.wire.start = self.wire.end;
+            return Ok((!self.plain.is_empty()).then_some(Opened::Data(0)));
+        };
         let wire = &mut self.bytes[self.wire.clone()];
         let record_len = record_bytes(wire).map_err(ReadError::Record)?;
         let Some(record) = record_len.and_then(|bytes| wire.get_mut(..bytes)) else { return Ok(None) };
@@ -108,13 +115,13 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         self.wire.start += record.len();
         let mut placed = None;
         self.assembler.fill(opened_bytes(record.len()), |room| {
-            let opened = self.opener.open_into(record, room).map(|opened| opened.map(<[u8]>::len));
+            let opened = opener.open_into(record, room).map(|opened| opened.map(<[u8]>::len));
             let bytes = if let Ok(Opened::Data(bytes)) = opened { bytes } else { 0 };
             placed = Some(opened);
             bytes
         });
         let opened = placed.unwrap_or_else(|| {
-            self.opener.open(record).map(|opened| {
+            opener.open(record).map(|opened| {
                 opened.map(|data| {
                     self.plain = start..start + data.len();
                     0
@@ -158,7 +165,7 @@ mod tests {
     async fn only_a_client_has_a_large_buffer() {
         for (role, max) in [(Role::Client, READ_BYTES_MAX), (Role::Server, READ_BYTES_MIN)] {
             let [(_, opener), _] = pair(1);
-            let mut inbox = Inbox::new(tokio::io::repeat(0), opener, role);
+            let mut inbox = Inbox::new(tokio::io::repeat(0), Some(opener), role);
             for _ in 0..10 {
                 inbox.wire = 0..0;
                 inbox.read_more(Duration::from_secs(1)).await.unwrap();

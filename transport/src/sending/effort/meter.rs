@@ -2,7 +2,7 @@
 
 use super::choice::{Facts, Level};
 use std::time::Duration;
-use tensor_relay_protocol::{Effort, Pauses, Trial};
+use tensor_relay_protocol::{Effort, Pause, Pauses, Trial};
 use tokio::time::Instant;
 
 /// A moment, and the processor time that this process had used by then.
@@ -46,6 +46,8 @@ pub(super) struct Meter {
     /// The time of sending, and of making samples.
     sent_time: Duration,
     sampled_time: Duration,
+    /// When the last chunk was written, if the time since then was spent on the next one.
+    last: Option<Moment>,
     window: Window,
     /// The seconds for each raw byte with the current effort, a moving average of windows.
     seconds: Option<f64>,
@@ -58,8 +60,6 @@ pub(super) struct Meter {
 /// The window being measured: chunks of one level.
 #[derive(Debug, Clone, Copy, Default)]
 struct Window {
-    /// When the last chunk was written, if the time since then was spent on the next one.
-    last: Option<Moment>,
     time: Duration,
     processor_time: Duration,
     raw_bytes: u64,
@@ -108,12 +108,13 @@ impl Meter {
     /// A meter on a machine with `processors`, that begins with the level `first`.
     pub(super) fn new(first: Effort, processors: f64) -> Self {
         Self {
-            trial: Trial::pausing(first, PAUSES),
+            trial: Trial::new(first, Pause::begun(PAUSES)),
             processors,
             levels: [Level::RAW; Effort::ALL.len()],
             estimated_bytes: 0.0,
             sent_time: Duration::ZERO,
             sampled_time: Duration::ZERO,
+            last: None,
             window: Window::default(),
             seconds: None,
             fastest: f64::MAX,
@@ -123,7 +124,7 @@ impl Meter {
 
     /// The current level.
     pub(super) fn effort(&self) -> Effort {
-        self.trial.arm()
+        self.trial.arm
     }
 
     /// Whether a sample may be made now.
@@ -148,7 +149,7 @@ impl Meter {
 
     /// Handles the beginning of a version: the time since the last chunk was not spent on sending.
     pub(super) fn handle_pause(&mut self) {
-        self.window.last = None;
+        self.last = None;
         if self.window.is_enough() {
             self.end_window();
         }
@@ -156,7 +157,7 @@ impl Meter {
 
     /// Handles a written chunk.
     pub(super) fn handle_written(&mut self, chunk: Written, now: Moment) {
-        let last = self.window.last.replace(now);
+        let last = self.last.replace(now);
         // Chunks that are in flight when the level changes are not measured.
         let Some(last) = last.filter(|_| chunk.effort == self.effort()) else { return };
         let time = now.at.saturating_duration_since(last.at);
@@ -170,8 +171,7 @@ impl Meter {
 
     /// Evaluates the window, if it counts, and begins the next.
     fn end_window(&mut self) {
-        let next = Window { last: self.window.last, ..Window::default() };
-        let window = std::mem::replace(&mut self.window, next);
+        let window = std::mem::take(&mut self.window);
         let is_mixed = window.other_bytes * 100 > window.raw_bytes * OTHER_MAX_PER_CENT;
         if self.sent_time < WARM_UP_DURATION || is_mixed {
             return;
@@ -180,7 +180,7 @@ impl Meter {
         self.fastest = seconds.min(self.fastest * FORGOTTEN);
         let seconds = self.seconds.map_or(seconds, |mean| f64::midpoint(mean, seconds));
         self.seconds = Some(seconds);
-        self.trial.pass(1);
+        self.trial.pause.pass(1);
         if let Some(keeps) = self.verdict() {
             self.trial.conclude(keeps);
             if !keeps {
@@ -206,13 +206,13 @@ impl Meter {
     /// Whether the last change made the sending faster, once that is known.
     fn verdict(&self) -> Option<bool> {
         let (former, before) = self.trial.incumbent()?;
-        let Some(factor) = UNDONE_FROM.get(self.trial.age() as usize - 1) else { return Some(true) };
+        let Some(factor) = UNDONE_FROM.get(self.trial.pause.passed() as usize - 1) else { return Some(true) };
         let factor = if self.effort() > former { *factor } else { factor.max(LOWER_MIN) };
         (self.fastest > before * factor).then_some(false)
     }
 
     fn begin_level(&mut self) {
-        self.trial.pause();
+        self.trial.pause.begin();
         tracing::debug!(effort = ?self.effort(), "The encoding effort changes.");
         (self.seconds, self.fastest, self.doubts) = (None, f64::MAX, 0);
     }

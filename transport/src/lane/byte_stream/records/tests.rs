@@ -282,14 +282,18 @@ struct Ours {
 }
 
 impl Ours {
+    fn records(&mut self) -> &mut (Sealer, Opener) {
+        self.secured.records.as_mut().unwrap()
+    }
+
     async fn send(&mut self, data: &[u8]) {
-        let wire = seal(&mut self.secured.sealer, data);
+        let wire = seal(&mut self.records().0, data);
         self.secured.stream.write_all(&wire).await.unwrap();
     }
 
     async fn alert(&mut self, alert: AlertDescription) {
         let mut out = vec![0; Sealer::sealed_bytes_max(2)];
-        let sealed = self.secured.sealer.seal_alert(alert, &mut out).unwrap();
+        let sealed = self.records().0.seal_alert(alert, &mut out).unwrap();
         self.secured.stream.write_all(&out[..sealed]).await.unwrap();
     }
 
@@ -302,7 +306,7 @@ impl Ours {
                 continue;
             };
             let mut record: Vec<u8> = self.wire.drain(..bytes).collect();
-            match self.secured.opener.open(&mut record)? {
+            match self.records().1.open(&mut record)? {
                 Opened::Data(data) => return Ok(Some(data.to_vec())),
                 Opened::NoData => {}
                 Opened::Closed => return Ok(None),
@@ -375,7 +379,7 @@ fn on_both_sides(case: impl AsyncFn(Ours, TlsStream<DuplexStream>)) {
 #[test]
 fn records_interoperate_with_rustls() {
     on_both_sides(async |mut ours, mut peer| {
-        ours.secured.sealer.records_per_key = 3;
+        ours.records().0.records_per_key = 3;
         let long: Vec<u8> = (0..100_000u32).map(|number| number as u8).collect();
         for round in 0..4 {
             ours.send(&long).await;
@@ -404,7 +408,7 @@ fn alerts_interoperate_with_rustls() {
         assert!(error.to_string().contains("BadRecordMac"), "{error}");
     });
     on_both_sides(async |mut ours, mut peer| {
-        let mut wire = seal(&mut ours.secured.sealer, b"data");
+        let mut wire = seal(&mut ours.records().0, b"data");
         wire[10] ^= 1;
         ours.secured.stream.write_all(&wire).await.unwrap();
         assert_eq!(peer.read(&mut [0]).await.unwrap_err().kind(), io::ErrorKind::InvalidData);

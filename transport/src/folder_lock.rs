@@ -15,8 +15,12 @@ use std::{
 /// The time for which another process may lock the folder: it makes a few system calls meanwhile.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Waits for the lock on `folder`, which is held until the result is dropped. Blocks.
-pub(crate) fn lock_folder(folder: &Path) -> io::Result<OwnedFd> {
+/// Waits for the lock on `folder`, at most 5 s; it is held until the result is dropped. Blocks. File systems without locks
+/// give a result that locks nothing.
+///
+/// # Errors
+/// The folder cannot be opened, or another process has it locked for longer.
+pub fn lock_folder(folder: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = open(folder, flags, Mode::empty())?;
     let deadline = Instant::now() + LOCK_TIMEOUT;

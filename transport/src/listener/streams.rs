@@ -1,11 +1,11 @@
-//! [`TcpAcceptor`]: accepts a listener's TCP connections.
+//! [`StreamAcceptor`]: accepts a listener's TCP connections, or the connections of its Unix socket.
 
-use std::{future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
+use std::{future::poll_fn, sync::Arc, time::Duration};
 use tensor_relay_protocol::CloseCode;
 use tokio::sync::watch;
 
 use crate::{
-    ByteStream, Identity, Lane, LaneError, StreamListener,
+    ByteStream, Identity, Lane, LaneError, Peer, StreamListener,
     lane::{ByteStreamConnection, Role, Secured, Settings},
     tls,
 };
@@ -13,10 +13,11 @@ use crate::{
 /// The delay after a failed accept, usually caused by too many open files.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Accepts a listener's TCP connections.
-pub(super) struct TcpAcceptor {
+/// Accepts a listener's TCP connections, or the connections of its Unix socket.
+pub(super) struct StreamAcceptor {
     listener: Box<dyn StreamListener>,
-    config: Arc<rustls::ServerConfig>,
+    /// Of TLS; `None` for a Unix socket.
+    config: Option<Arc<rustls::ServerConfig>>,
     settings: Settings,
     /// Whether lanes may move to lane threads.
     can_move: bool,
@@ -24,7 +25,8 @@ pub(super) struct TcpAcceptor {
     closing: watch::Sender<Option<CloseCode>>,
 }
 
-impl TcpAcceptor {
+impl StreamAcceptor {
+    /// Accepts from `listener`, with TLS.
     pub(super) fn new(
         listener: Box<dyn StreamListener>,
         identity: &Identity,
@@ -32,20 +34,25 @@ impl TcpAcceptor {
         can_move: bool,
     ) -> Result<Self, rustls::Error> {
         let config = Arc::new(tls::stream_server_config(identity)?);
-        Ok(Self { listener, config, settings, can_move, closing: watch::Sender::default() })
+        Ok(Self { listener, config: Some(config), settings, can_move, closing: watch::Sender::default() })
+    }
+
+    /// Accepts from `listener` without TLS.
+    pub(super) fn without_tls(listener: Box<dyn StreamListener>, settings: Settings) -> Self {
+        Self { listener, config: None, settings, can_move: true, closing: watch::Sender::default() }
     }
 
     /// Waits for the next connection. Cancel safe.
-    pub(super) async fn accept(&self) -> TcpArrival {
+    pub(super) async fn accept(&self) -> StreamArrival {
         loop {
             match poll_fn(|cx| self.listener.poll_accept(cx)).await {
                 Ok((stream, peer)) => {
-                    let (config, closing) = (Arc::clone(&self.config), self.closing.subscribe());
+                    let (config, closing) = (self.config.clone(), self.closing.subscribe());
                     let (settings, can_move) = (self.settings, self.can_move);
-                    return TcpArrival { stream, peer, config, settings, can_move, closing };
+                    return StreamArrival { stream, peer, config, settings, can_move, closing };
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "A TCP connection could not be accepted.");
+                    tracing::warn!(%error, "A connection could not be accepted.");
                     tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
@@ -62,23 +69,27 @@ impl TcpAcceptor {
     }
 }
 
-/// A TCP connection before its handshake.
-pub(super) struct TcpArrival {
+/// A connection before its handshake.
+pub(super) struct StreamArrival {
     stream: Box<dyn ByteStream>,
-    pub(super) peer: SocketAddr,
-    config: Arc<rustls::ServerConfig>,
+    pub(super) peer: Peer,
+    /// Of TLS; `None` for a Unix socket.
+    config: Option<Arc<rustls::ServerConfig>>,
     settings: Settings,
     can_move: bool,
     closing: watch::Receiver<Option<CloseCode>>,
 }
 
-impl TcpArrival {
+impl StreamArrival {
     pub(super) async fn accept(self) -> Result<Lane, LaneError> {
         let Self { stream, peer, config, settings, can_move, closing } = self;
         let failed = |detail: String| LaneError::Protocol { peer, detail };
-        let secured = Secured::accept(stream, config)
-            .await
-            .map_err(|error| failed(error.to_string()))?;
+        let secured = match config {
+            Some(config) => Secured::accept(stream, config)
+                .await
+                .map_err(|error| failed(error.to_string()))?,
+            None => Secured::plain(stream),
+        };
         if !secured.is_protocol_agreed() {
             return Err(failed("it did not offer this protocol in its handshake".into()));
         }
@@ -88,6 +99,6 @@ impl TcpArrival {
         if !can_move {
             drop(connection.take_mover());
         }
-        Ok(Lane::tcp(connection).with_client(client))
+        Ok(Lane::byte_stream(connection).with_client(client))
     }
 }

@@ -1,0 +1,224 @@
+//! [`Bits`]: a set of numbers below a bound, as a tree of words.
+
+use super::random::Random;
+use crate::RangeSet;
+
+const WORD: usize = u64::BITS as usize;
+
+/// 64⁶ numbers are more than there are.
+const LEVELS_MAX: usize = 6;
+
+/// How often a number is drawn blindly before the set is searched. It is found at once in a set that is half full.
+const DRAWS: u32 = 4;
+
+/// A set of numbers below a bound. Each word of a level has a bit for each word of the level below it that is not zero,
+/// so that a number is added, removed or found in four steps among 2²⁰. Needs 1 1/63 bits of memory for each number.
+#[derive(Debug, Clone)]
+pub(super) struct Bits {
+    /// The words of the lowest level, then those of the next one, and so on to the highest, which has one word.
+    words: Vec<u64>,
+    /// Where each level begins; the lowest is first.
+    starts: [u32; LEVELS_MAX],
+    levels: usize,
+    count: u32,
+    bound: u32,
+}
+
+impl Bits {
+    /// The empty set.
+    pub(super) fn new(bound: u32) -> Self {
+        let (mut starts, mut levels) = ([0; LEVELS_MAX], 0);
+        let (mut words, mut total) = (bound as usize, 0);
+        while levels == 0 || words > 1 {
+            words = words.div_ceil(WORD).max(1);
+            starts[levels] = total as u32;
+            total += words;
+            levels += 1;
+        }
+        Self { words: vec![0; total], starts, levels, count: 0, bound }
+    }
+
+    /// The set of all numbers below the bound.
+    pub(super) fn full(bound: u32) -> Self {
+        let mut bits = Self::new(bound);
+        (0..bound).for_each(|number| {
+            bits.insert(number);
+        });
+        bits
+    }
+
+    /// The size of the set.
+    pub(super) fn len(&self) -> u32 {
+        self.count
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    pub(super) fn contains(&self, number: u32) -> bool {
+        number < self.bound && self.words[number as usize / WORD] >> (number as usize % WORD) & 1 == 1
+    }
+
+    /// Adds a number; returns false if it was there, or is not below the bound.
+    pub(super) fn insert(&mut self, number: u32) -> bool {
+        if number >= self.bound || self.contains(number) {
+            return false;
+        }
+        let mut at = number as usize;
+        for start in &self.starts[..self.levels] {
+            let word = &mut self.words[*start as usize + at / WORD];
+            let was_empty = *word == 0;
+            *word |= 1 << (at % WORD);
+            if !was_empty {
+                break;
+            }
+            at /= WORD;
+        }
+        self.count += 1;
+        true
+    }
+
+    /// Removes a number; returns false if it was not there.
+    pub(super) fn remove(&mut self, number: u32) -> bool {
+        if !self.contains(number) {
+            return false;
+        }
+        let mut at = number as usize;
+        for start in &self.starts[..self.levels] {
+            let word = &mut self.words[*start as usize + at / WORD];
+            *word &= !(1 << (at % WORD));
+            if *word != 0 {
+                break;
+            }
+            at /= WORD;
+        }
+        self.count -= 1;
+        true
+    }
+
+    /// The first number from `from` on.
+    pub(super) fn first_from(&self, from: u32) -> Option<u32> {
+        let mut at = from as usize;
+        // Up, until a word has a bit at `at` or behind it.
+        let mut height = 0;
+        loop {
+            let rest = self
+                .level(height)?
+                .get(at / WORD)
+                .map_or(0, |word| word & (u64::MAX << (at % WORD)));
+            if rest != 0 {
+                at = at / WORD * WORD + rest.trailing_zeros() as usize;
+                break;
+            }
+            at = at / WORD + 1;
+            height += 1;
+        }
+        // Down, to the first bit below.
+        for level in (0..height).rev() {
+            at = at * WORD + self.words[self.starts[level] as usize + at].trailing_zeros() as usize;
+        }
+        Some(at as u32)
+    }
+
+    /// The words of a level.
+    fn level(&self, level: usize) -> Option<&[u64]> {
+        let ends = self.starts[..self.levels].iter().skip(1).map(|start| *start as usize);
+        let end = ends.chain([self.words.len()]).nth(level)?;
+        Some(&self.words[self.starts[level] as usize..end])
+    }
+
+    /// The numbers, ascending.
+    pub(super) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        std::iter::successors(self.first_from(0), |last| self.first_from(last + 1))
+    }
+
+    /// A number of the set. In a sparse set, one behind a gap is likelier, the likelier the longer the gap is.
+    pub(super) fn draw(&self, random: &mut Random) -> Option<u32> {
+        if self.is_empty() {
+            return None;
+        }
+        let mut drawn = 0;
+        for _ in 0..DRAWS {
+            drawn = random.below(self.bound as usize) as u32;
+            if self.contains(drawn) {
+                return Some(drawn);
+            }
+        }
+        self.first_from(drawn).or_else(|| self.first_from(0))
+    }
+
+    /// 64 numbers of the set, as bits.
+    pub(super) fn word(&self, word: usize) -> u64 {
+        self.words[word]
+    }
+}
+
+/// The words that numbers of these ranges are in, each with the bits of the ranges, without numbers from `bound` on.
+pub(super) fn words(ranges: &RangeSet, bound: u32) -> impl Iterator<Item = (usize, u64)> {
+    ranges.ranges().iter().flat_map(move |range| {
+        let (start, end) = (range.start as usize, range.end.min(bound) as usize);
+        (start / WORD..end.div_ceil(WORD)).map(move |word| {
+            let below = |number: usize| match number.saturating_sub(word * WORD) {
+                bits if bits >= WORD => u64::MAX,
+                bits => (1 << bits) - 1,
+            };
+            (word, below(end) & !below(start))
+        })
+    })
+}
+
+/// The numbers of the bits of `mask` in this word.
+pub(super) fn numbers(word: usize, mask: u64) -> impl Iterator<Item = u32> {
+    let first = (word * WORD) as u32;
+    let next = |rest: &u64| Some(rest & (rest - 1)).filter(|rest| *rest != 0);
+    std::iter::successors(Some(mask).filter(|mask| *mask != 0), next)
+        .map(move |rest| first + rest.trailing_zeros())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        /// Any operations, compared with a `BTreeSet`, for bounds of one to three levels.
+        #[test]
+        fn behaves_like_a_set(
+            bound in prop_oneof![0u32..130, 4_000u32..5_000],
+            steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 0..300),
+            seed: u64,
+        ) {
+            let (mut bits, mut model, mut random) = (Bits::new(bound), BTreeSet::new(), Random::new(seed));
+            for (insert, number) in steps {
+                let number = number.index(bound as usize + 2) as u32;
+                match insert {
+                    true => prop_assert_eq!(bits.insert(number), number < bound && model.insert(number)),
+                    false => prop_assert_eq!(bits.remove(number), model.remove(&number)),
+                }
+                prop_assert_eq!(bits.first_from(number), model.range(number..).next().copied());
+                prop_assert_eq!(bits.contains(number), model.contains(&number));
+                let drawn = bits.draw(&mut random);
+                prop_assert!(drawn.map_or(model.is_empty(), |drawn| model.contains(&drawn)));
+            }
+            prop_assert_eq!(bits.len() as usize, model.len());
+            prop_assert!(bits.iter().eq(model));
+        }
+
+        /// Ranges in words have the numbers of the ranges.
+        #[test]
+        fn words_cover_ranges(bound in 0u32..300, ranges in prop::collection::vec((0u32..310, 0u32..310), 0..4)) {
+            let set: RangeSet = ranges.into_iter().map(|(start, len)| start..start + len).collect();
+            let found = words(&set, bound).flat_map(|(word, mask)| numbers(word, mask));
+            prop_assert!(found.eq(set.iter().filter(|number| *number < bound)));
+        }
+    }
+
+    #[test]
+    fn every_number_is_drawn() {
+        let (bits, mut random) = (Bits::full(100), Random::new(1));
+        let drawn: BTreeSet<_> = (0..2_000).filter_map(|_| bits.draw(&mut random)).collect();
+        assert_eq!(drawn.len(), 100);
+    }
+}

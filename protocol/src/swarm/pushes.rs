@@ -1,0 +1,146 @@
+//! [`Pushes`]: the chunks that the origin pushes, and which of them are stuck.
+
+use super::{MemberId, pace::Usual};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::{Duration, Instant},
+};
+
+/// After so many usual times a push is stuck.
+const STUCK: u32 = 2;
+
+/// The least time after which a push is stuck, since the usual times of small chunks on fast links vary.
+const STUCK_MIN: Duration = Duration::from_millis(100);
+
+/// The time that a push is thought to take before any has ended.
+const USUAL_AT_FIRST: Duration = Duration::from_secs(5);
+
+/// A push that has not arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Push {
+    since: Instant,
+    chunk: u32,
+    member: MemberId,
+    /// The number of those that shared the origin's link with it when it began, itself included.
+    sharing: u32,
+}
+
+/// The pushes that have not arrived.
+#[derive(Debug, Default)]
+pub(super) struct Pushes {
+    /// By member, oldest first: they arrive in about that order.
+    by_member: BTreeMap<MemberId, VecDeque<Push>>,
+    /// Those that are not stuck, by age.
+    moving: BTreeSet<Push>,
+    /// Those that are stuck and were not repeated, by age.
+    stuck: BTreeSet<Push>,
+    /// The usual time of a push, divided by the number of those that shared the origin's link with it.
+    usual: Usual,
+}
+
+impl Pushes {
+    pub(super) fn begin(&mut self, member: MemberId, chunk: u32, now: Instant) {
+        let push = Push { since: now, chunk, member, sharing: self.moving.len() as u32 + 1 };
+        self.moving.insert(push);
+        self.by_member.entry(member).or_default().push_back(push);
+    }
+
+    /// The number of pushes to a member.
+    pub(super) fn to(&self, member: MemberId) -> usize {
+        self.by_member.get(&member).map_or(0, VecDeque::len)
+    }
+
+    /// Whether a chunk is being pushed to a member.
+    pub(super) fn is_under_way(&self, member: MemberId, chunk: u32) -> bool {
+        let pushes = self.by_member.get(&member);
+        pushes.is_some_and(|pushes| pushes.iter().any(|push| push.chunk == chunk))
+    }
+
+    /// The number of pushes that are not stuck.
+    pub(super) fn moving(&self) -> usize {
+        self.moving.len()
+    }
+
+    /// Records that the oldest push to a member arrived. Returns its chunk, and whether it took so long as to be
+    /// stuck.
+    pub(super) fn handle_arrived(&mut self, member: MemberId, now: Instant) -> Option<(u32, bool)> {
+        let push = self.by_member.get_mut(&member)?.pop_front()?;
+        let is_late = self.is_late(&push, now);
+        self.usual.note(now.saturating_duration_since(push.since) / push.sharing);
+        self.forget(&push);
+        Some((push.chunk, is_late))
+    }
+
+    /// Forgets the pushes to a member that left.
+    pub(super) fn remove(&mut self, member: MemberId) {
+        for push in self.by_member.remove(&member).into_iter().flatten() {
+            self.forget(&push);
+        }
+    }
+
+    fn forget(&mut self, push: &Push) {
+        self.moving.remove(push);
+        self.stuck.remove(push);
+    }
+
+    /// Records the time. Returns the members with pushes that are stuck from now on.
+    pub(super) fn handle_time(&mut self, now: Instant) -> Vec<MemberId> {
+        let mut members = vec![];
+        loop {
+            let late: Vec<Push> =
+                self.moving.iter().filter(|push| self.is_late(push, now)).copied().collect();
+            if late.is_empty() {
+                return members;
+            }
+            for push in late {
+                self.moving.remove(&push); // Fewer share the link now, so that others may be late, too.
+                self.stuck.insert(push);
+                members.push(push.member);
+            }
+        }
+    }
+
+    /// The chunk of the oldest stuck push of one that `is_wanted`.
+    pub(super) fn find_stuck(&self, is_wanted: impl Fn(u32) -> bool) -> Option<u32> {
+        self.stuck.iter().map(|push| push.chunk).find(|chunk| is_wanted(*chunk))
+    }
+
+    /// When the next push is stuck.
+    pub(super) fn stuck_at(&self) -> Option<Instant> {
+        self.moving.iter().map(|push| push.since + self.stuck_after(push)).min()
+    }
+
+    /// The usual time of a push beside as many others as there are now.
+    pub(super) fn usual(&self) -> Option<Duration> {
+        self.usual.get().map(|usual| usual * (self.moving.len() as u32).max(1))
+    }
+
+    /// Records that a chunk is stuck at the member that it was pushed to.
+    pub(super) fn add_stuck(&mut self, chunk: u32, member: MemberId, now: Instant) {
+        self.stuck.insert(Push { since: now, chunk, member, sharing: 1 });
+    }
+
+    /// Whether a push is stuck and was not repeated.
+    pub(super) fn has_stuck(&self) -> bool {
+        !self.stuck.is_empty()
+    }
+
+    /// Forgets that pushes of a chunk are stuck, because it arrived or is repeated.
+    pub(super) fn drop_stuck(&mut self, chunk: u32) {
+        if !self.stuck.is_empty() {
+            self.stuck.retain(|push| push.chunk != chunk);
+        }
+    }
+
+    fn is_late(&self, push: &Push, now: Instant) -> bool {
+        now.saturating_duration_since(push.since) >= self.stuck_after(push)
+    }
+
+    /// The time after which a push is stuck. Pushes share the origin's link: the more there were when it began, or are now,
+    /// the longer each takes.
+    fn stuck_after(&self, push: &Push) -> Duration {
+        let sharing = push.sharing.max(self.moving.len() as u32);
+        let usual = self.usual.get().map_or(USUAL_AT_FIRST, |usual| usual * sharing);
+        (usual * STUCK).max(STUCK_MIN)
+    }
+}

@@ -1,0 +1,444 @@
+//! [`SharedVersion`]: the members of one version, and what they are told of each other.
+
+use super::{
+    Seat, Sharer,
+    marks::Marks,
+    signals::Signals,
+    status::{MemberStatus, SwarmCounters},
+};
+use crate::{retained::Retained, topic::TopicState};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Weak},
+    time::Duration,
+};
+use tensor_relay_device::Lock;
+use tensor_relay_protocol::{
+    ChunkIndex, Epoch, Held, Manifest, Pick, RangeSet, SOURCE_RANGES_MAX, Source, SubscriptionId, Topic,
+    Version,
+    swarm::{Joining, MemberId, Swarm},
+};
+use tensor_relay_transport::egress::EncodingLog;
+use tokio::time::Instant;
+
+/// The interval at which a version looks after members that wait, e.g. because a chunk is stuck at a slow one.
+const TICK: Duration = Duration::from_millis(100);
+
+/// The same, while nobody waits.
+const QUIET_TICK: Duration = Duration::from_secs(1);
+
+/// The interval at which the rights of members are asked for: half of the time in which those that ended must be known to
+/// their holders.
+const RIGHTS_INTERVAL: Duration = Duration::from_secs(4);
+
+/// The most members that left and whose grants are remembered; those of earlier ones are revoked.
+const DEPARTED_MAX: usize = 1_024;
+
+/// The most keys of a version whose owners lost their right. Holders that join are told them.
+const REVOKED_MAX: usize = 1_024;
+
+/// The members of one version that share it: what each has, whom it was named, and the encodings that they pass on. Ends
+/// with the version.
+#[derive(Debug)]
+pub(crate) struct SharedVersion {
+    topic: Topic,
+    key: (Epoch, Version),
+    manifest: Arc<Manifest>,
+    encodings: Arc<EncodingLog>,
+    published: Instant,
+    counters: Arc<SwarmCounters>,
+    state: Lock<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    swarm: Swarm,
+    next: u64,
+    members: BTreeMap<MemberId, Member>,
+    /// Those that wait until it is known whether they serve.
+    undecided: BTreeSet<MemberId>,
+    /// Those that left without having lost their rights: their grants are valid on.
+    departed: Vec<(MemberId, Member)>,
+    /// The keys whose owners lost their right to the version.
+    revoked: BTreeSet<[u8; 32]>,
+}
+
+/// One member.
+#[derive(Debug)]
+struct Member {
+    sharer: Arc<Sharer>,
+    signals: Arc<Signals>,
+    selected: RangeSet,
+    /// What is known of each chunk.
+    marks: Marks,
+    /// Whether nothing more is pushed to it, as its subscription was told to look.
+    is_seeded: bool,
+    /// The holders that were named to it, each with a grant.
+    granted: BTreeSet<MemberId>,
+    /// Whether it cannot be sent deltas.
+    lacks_base: bool,
+    has_committed: bool,
+}
+
+impl SharedVersion {
+    /// The members of a version that is on offer, of which there are none yet. Call on the server's runtime.
+    pub(super) fn begin(topic: &TopicState, version: &Retained) -> Arc<Self> {
+        let manifest = Arc::clone(version.payload.manifest());
+        let chunks = manifest.chunking().count();
+        let key = (version.id.epoch, version.id.version);
+        let state = State {
+            swarm: Swarm::new(chunks, rand::random()),
+            next: 0,
+            members: BTreeMap::new(),
+            undecided: BTreeSet::new(),
+            departed: vec![],
+            revoked: BTreeSet::new(),
+        };
+        let shared = Arc::new(Self {
+            topic: topic.name().clone(),
+            key,
+            manifest,
+            encodings: Arc::new(EncodingLog::new(chunks)),
+            published: topic.published_at_of(key).unwrap_or_else(Instant::now),
+            counters: Arc::clone(topic.swarm()),
+            state: Lock::new(state),
+        });
+        tokio::spawn(look_after(Arc::downgrade(&shared)));
+        shared
+    }
+
+    /// Adds a subscription of `sharer`, which holds `base` if that is known.
+    pub(super) fn join(
+        self: &Arc<Self>,
+        sharer: &Arc<Sharer>,
+        subscription: SubscriptionId,
+        selected: RangeSet,
+        base: Option<Version>,
+    ) -> Arc<Seat> {
+        let signals = Arc::<Signals>::default();
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let id = MemberId(state.next);
+        state.next += 1;
+        let revoked = state.revoked.iter().copied().collect();
+        signals.with(|raised| raised.revoked = revoked);
+        let member = Member {
+            sharer: Arc::clone(sharer),
+            signals: Arc::clone(&signals),
+            selected,
+            marks: Marks::of(self.manifest.chunking().count()),
+            is_seeded: false,
+            granted: BTreeSet::new(),
+            lacks_base: base.is_none(),
+            has_committed: false,
+        };
+        let joining = member.joining(sharer.nameable().is_some());
+        state.members.insert(id, member);
+        state.swarm.join(id, joining, Instant::now().into_std());
+        self.counters.handle_joined(self.key);
+        state.wake();
+        drop(guard);
+        let seat = Arc::new(Seat::new(Arc::clone(self), id, subscription, signals));
+        sharer.take_seat(subscription, &seat);
+        seat
+    }
+
+    /// Removes a member.
+    pub(super) fn leave(&self, id: MemberId) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let Some(mut member) = state.members.remove(&id) else { return };
+        state.swarm.leave(id, Instant::now().into_std());
+        self.counters.handle_left(self.key, member.has_committed);
+        if !member.granted.is_empty() {
+            state.departed.push((id, member.take_grants())); // Without what it took for each chunk.
+            if state.departed.len() > DEPARTED_MAX {
+                let (_, oldest) = state.departed.remove(0);
+                state.revoke(&self.topic, &oldest);
+            }
+        }
+        state.wake();
+    }
+
+    /// What to push to a member of `wanted`.
+    pub(super) fn pick(&self, id: MemberId, wanted: &RangeSet) -> Pick {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let has_others = state.members.len() > 1;
+        if has_others && state.members.get(&id).is_some_and(|member| member.sharer.is_being_asked()) {
+            state.undecided.insert(id);
+            return Pick::Wait;
+        }
+        let pick = state.swarm.pick(id, wanted, Instant::now().into_std());
+        if let (Pick::Chunk(chunk), Some(member)) = (&pick, state.members.get_mut(&id)) {
+            member.marks.handle_sent(chunk.0);
+        }
+        state.wake();
+        pick
+    }
+
+    /// Handles that so many pushed chunks arrived at a member.
+    pub(super) fn handle_arrived(&self, id: MemberId, chunks: u32) {
+        let mut state = self.state.lock();
+        state.swarm.handle_credited(id, chunks, Instant::now().into_std());
+        state.wake();
+    }
+
+    /// Handles what a member requests, which it will have from this server.
+    pub(super) fn handle_requested(&self, id: MemberId, chunks: &RangeSet) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let Some(member) = state.members.get_mut(&id) else { return };
+        let chunks = chunks.intersection(&member.selected);
+        for chunk in chunks.iter() {
+            member.marks.handle_sent(chunk);
+            state.swarm.handle_sent(id, ChunkIndex(chunk));
+        }
+        state.wake();
+    }
+
+    /// Handles what a member can, or can no longer, send.
+    pub(super) fn handle_held(&self, id: MemberId, held: &Held) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let Some(member) = state.members.get_mut(&id) else { return };
+        // Others are passed over.
+        let (added, withdrawn) =
+            (held.added.intersection(&member.selected), held.withdrawn.intersection(&member.selected));
+        withdrawn.iter().for_each(|chunk| member.marks.handle_withdrawn(chunk));
+        let (mut is_progress, mut from_peers_bytes) = (false, 0);
+        for chunk in added.iter() {
+            let news = member.marks.handle_held(chunk);
+            is_progress |= news.is_first;
+            if news.is_from_peer {
+                from_peers_bytes += chunk_bytes(&self.manifest, chunk);
+            }
+        }
+        self.counters.handle_from_peers(from_peers_bytes);
+        if is_progress {
+            member.signals.raise(|raised| raised.has_progress = true);
+        }
+        state.swarm.handle_held(id, &added, &withdrawn, Instant::now().into_std());
+        state.wake();
+    }
+
+    /// Handles that peers may, or may no longer, be told of a member's port.
+    pub(super) fn handle_addresses_changed(&self, id: MemberId) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let Some(member) = state.members.get(&id) else { return };
+        let (serves, now) = (member.sharer.nameable().is_some(), Instant::now().into_std());
+        match state.swarm.serves(id) == serves {
+            // Those that keep it as a neighbour, at another address.
+            true => {
+                for other in state.members.values().filter(|other| other.granted.contains(&id)) {
+                    other.signals.raise(|raised| raised.are_sources_changed = true);
+                }
+            }
+            false => {
+                let joining = member.joining(serves);
+                state.swarm.leave(id, now);
+                state.swarm.join(id, joining, now);
+            }
+        }
+        state.wake();
+    }
+
+    /// Handles a member's commit.
+    pub(super) fn handle_committed(&self, id: MemberId) {
+        let mut state = self.state.lock();
+        if let Some(member) = state.members.get_mut(&id).filter(|member| !member.has_committed) {
+            member.has_committed = true;
+            self.counters.handle_committed(self.key, self.published.elapsed());
+        }
+        state.swarm.handle_committed(id, Instant::now().into_std());
+        state.wake();
+    }
+
+    /// Whether nothing more is pushed to a member.
+    pub(super) fn is_seeded(&self, id: MemberId) -> bool {
+        self.state.lock().swarm.is_seeded(id)
+    }
+
+    /// The sources of a member, each with a grant; and whether nothing more is pushed to it.
+    pub(super) fn sources(&self, id: MemberId) -> (Vec<Source>, bool) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let is_seeded = state.swarm.is_seeded(id);
+        let Some(taker) = state.members.get(&id).and_then(|member| member.sharer.key()) else {
+            return (vec![], is_seeded);
+        };
+        let (mut sources, mut keys, mut granted) = (vec![], BTreeSet::from([taker]), vec![]);
+        for neighbour in state.swarm.neighbours(id) {
+            let Some(holder) = state.members.get(neighbour) else { continue };
+            let Some((key, addresses)) = holder.sharer.nameable() else { continue };
+            // A client that reconnected may be a member twice for some seconds.
+            if !keys.insert(key) {
+                continue;
+            }
+            granted.push(*neighbour);
+            sources.push(Source {
+                addresses: addresses.to_vec(),
+                key,
+                grant: holder.sharer.secret().grant(&self.topic, self.key, &taker),
+                chunks: state.swarm.held(*neighbour, SOURCE_RANGES_MAX),
+            });
+        }
+        if let Some(member) = state.members.get_mut(&id) {
+            member.granted.extend(granted);
+        }
+        (sources, is_seeded)
+    }
+
+    /// The encodings that the members pass on to each other.
+    pub(super) fn encodings(&self) -> &Arc<EncodingLog> {
+        &self.encodings
+    }
+
+    /// Its epoch and number.
+    pub(super) fn key(&self) -> (Epoch, Version) {
+        self.key
+    }
+
+    /// The status of at most `max` members.
+    pub(crate) fn members(&self, max: usize) -> Vec<MemberStatus> {
+        let state = self.state.lock();
+        let peer_of = |id: &MemberId| state.members.get(id).map(|member| member.sharer.peer());
+        let status = |(id, member): (&MemberId, &Member)| MemberStatus {
+            peer: member.sharer.peer(),
+            serves: member.sharer.nameable().is_some(),
+            held_chunks: member.marks.held(),
+            selected_chunks: member.selected.len(),
+            has_committed: member.has_committed,
+            sources: state.swarm.neighbours(*id).iter().filter_map(peer_of).collect(),
+        };
+        state.members.iter().take(max).map(status).collect()
+    }
+
+    /// Ends the grants of members, also former ones, that may not have the topic any more.
+    fn check_rights(&self) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let topic = &self.topic;
+        let has_lost = |member: &Member| !member.granted.is_empty() && !member.sharer.may_take(topic);
+        let mut lost: Vec<Member> = state
+            .departed
+            .extract_if(.., |(_, member)| has_lost(member))
+            .map(|(_, member)| member)
+            .collect();
+        for member in state.members.values_mut().filter(|member| has_lost(member)) {
+            lost.push(member.take_grants());
+        }
+        for member in &lost {
+            tracing::info!(
+                %topic, taker = %member.sharer.peer(),
+                "A client lost its right to a topic: its peers are told to send it nothing more of it."
+            );
+            state.revoke(topic, member);
+        }
+    }
+
+    /// Lets members go on that waited for time to pass. Returns whether there are some that have not committed.
+    fn tick(&self) -> bool {
+        let mut state = self.state.lock();
+        state.swarm.handle_time(Instant::now().into_std());
+        state.wake();
+        state.members.values().any(|member| !member.has_committed)
+    }
+}
+
+impl Member {
+    /// What the policy is told of it.
+    fn joining(&self, serves: bool) -> Joining {
+        let held = match self.has_committed {
+            true => self.selected.clone(),
+            false => self.marks.held_or_sent(),
+        };
+        let selected = if self.has_committed { RangeSet::new() } else { self.selected.clone() };
+        Joining { selected, held, serves, lacks_base: self.lacks_base }
+    }
+
+    /// Takes away what it was granted, as a member of its own.
+    fn take_grants(&mut self) -> Self {
+        Self {
+            sharer: Arc::clone(&self.sharer),
+            signals: Arc::clone(&self.signals),
+            selected: RangeSet::new(),
+            marks: Marks::of(0),
+            is_seeded: false,
+            granted: std::mem::take(&mut self.granted),
+            lacks_base: self.lacks_base,
+            has_committed: self.has_committed,
+        }
+    }
+}
+
+impl State {
+    /// Raises the signals of members for which something has been decided.
+    fn wake(&mut self) {
+        let members = &self.members;
+        let decided = self
+            .undecided
+            .extract_if(.., |id| members.get(id).is_none_or(|member| !member.sharer.is_being_asked()));
+        for id in decided {
+            if let Some(member) = members.get(&id) {
+                member.signals.raise(|raised| raised.is_woken = true);
+            }
+        }
+        for id in self.swarm.take_woken() {
+            if let Some(member) = self.members.get(&id) {
+                member.signals.raise(|raised| raised.is_woken = true);
+            }
+        }
+        // A member that is to look at its sources, but not yet, is not woken again, except for the last of them.
+        for id in self.swarm.take_changed() {
+            let Some(member) = self.members.get_mut(&id) else { continue };
+            let is_seeded = self.swarm.is_seeded(id);
+            let was_seeded = std::mem::replace(&mut member.is_seeded, is_seeded);
+            let is_marked = member.signals.with(|raised| raised.are_sources_changed);
+            if !is_marked || is_seeded && !was_seeded {
+                member.signals.raise(|raised| raised.are_sources_changed = true);
+            }
+        }
+    }
+
+    /// Tells all members that a former one may take nothing more of them, since it may have grants of earlier sessions of
+    /// each; and those that join later. Not if its client is a member again, by other credentials, with a right.
+    fn revoke(&mut self, topic: &Topic, member: &Member) {
+        let Some(taker) = member.sharer.key() else { return };
+        let is_of_client = |other: &&Member| other.sharer.key() == Some(taker);
+        if self
+            .members
+            .values()
+            .filter(is_of_client)
+            .any(|other| other.sharer.may_take(topic))
+        {
+            return;
+        }
+        if self.revoked.len() < REVOKED_MAX {
+            self.revoked.insert(taker);
+        }
+        for holder in self.members.values() {
+            holder.signals.raise(|raised| raised.revoked.push(taker));
+        }
+    }
+}
+
+fn chunk_bytes(manifest: &Manifest, chunk: u32) -> u64 {
+    let (range, _) = manifest.chunk(ChunkIndex(chunk));
+    range.end - range.start
+}
+
+/// Looks after a version until it ends.
+async fn look_after(version: Weak<SharedVersion>) {
+    let (mut rights_at, mut tick) = (Instant::now() + RIGHTS_INTERVAL, TICK);
+    loop {
+        tokio::time::sleep(tick).await;
+        let Some(version) = version.upgrade() else { return };
+        tick = if version.tick() { TICK } else { QUIET_TICK };
+        if Instant::now() >= rights_at {
+            version.check_rights();
+            rights_at = Instant::now() + RIGHTS_INTERVAL;
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! [`Sharer`]: a client that takes chunks from others, and perhaps serves them, for the time of its session.
+
+use super::{
+    PeerDialling, Seat,
+    addresses::permitted,
+    dial_back::{self, Claimed},
+};
+use crate::access::Right;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+use tensor_relay_device::Lock;
+use tensor_relay_protocol::{Held, LaneGrant, PeerAddress, PeerSecret, Share, SubscriptionId, Topic, Verb};
+use tensor_relay_transport::Peer;
+use tokio::{task::JoinSet, time::Instant};
+
+/// The shortest time between two rounds of dialling the ports of a client.
+const DIAL_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The time for which pushing to one of several members waits for the first answer of its port: what is pushed to a client
+/// that only takes comes to nobody else.
+const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The rounds after one `Share`, in which no port answers: packets may be lost, and a port may be opened a little later.
+const DIAL_ROUNDS: usize = 3;
+
+/// A client that said that it shares, with what this server knows of it.
+#[derive(Debug)]
+pub(crate) struct Sharer {
+    session: u64,
+    secret: PeerSecret,
+    /// Asked for in turns, also after the session: its grants must not outlive its rights.
+    right: Right,
+    peer: Peer,
+    state: Lock<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The SHA-256 of its public key; `None` until it shares.
+    key: Option<[u8; 32]>,
+    /// The addresses of its port that answered with the key.
+    proven: Arc<[PeerAddress]>,
+    /// Where it has its versions from.
+    seats: BTreeMap<SubscriptionId, Weak<Seat>>,
+    /// When its ports may be dialled again.
+    dial_at: Option<Instant>,
+    /// Until when it is not known whether its port answers.
+    is_asked_until: Option<Instant>,
+}
+
+impl Sharer {
+    /// The client at `peer` of the session with this number and grant of lanes, who does not share yet.
+    pub(crate) fn new(session: u64, grant: &LaneGrant, right: Right, peer: Peer) -> Self {
+        Self { session, secret: PeerSecret::of(grant), right, peer, state: Lock::default() }
+    }
+
+    /// Handles that the client says where it listens. Then [`dial`](Self::dial).
+    pub(crate) fn handle_share(&self, share: &Share) {
+        let seats = {
+            let mut state = self.state.lock();
+            (state.key, state.proven) = (share.key, Arc::default());
+            let is_asked = !share.addresses.is_empty();
+            state.is_asked_until = is_asked.then(|| Instant::now() + FIRST_ANSWER_TIMEOUT);
+            state.seats()
+        };
+        seats.iter().for_each(|seat| seat.handle_addresses_changed());
+    }
+
+    /// Dials the ports that a client told, until one has proven that it is the client's, or some rounds have passed. Then
+    /// peers are told of those that did. Dropping it gives up.
+    pub(crate) async fn dial(self: Arc<Self>, share: Share, dialling: PeerDialling) {
+        let Some(key) = share.key else { return };
+        let told = permitted(&share.addresses, self.peer.ip(), &dialling.networks);
+        if told.is_empty() && !share.addresses.is_empty() {
+            tracing::info!(
+                told = ?share.addresses,
+                "A client shares at addresses that are not its own: it is named to no peer. Name its network with \
+                 --peer-networks if the addresses are right."
+            );
+        }
+        let claimed = Claimed { session: self.session, secret: self.secret.clone(), key };
+        for round in 1..=DIAL_ROUNDS {
+            if told.is_empty() {
+                return self.handle_unproven();
+            }
+            self.wait_for_turn().await;
+            let mut asking = JoinSet::new();
+            for address in told.iter().copied() {
+                let (dialling, claimed) = (dialling.clone(), claimed.clone());
+                asking.spawn(async move {
+                    let _turn = dialling.turns.acquire().await.ok()?;
+                    let answered = dial_back::ask(&dialling.connector, address, &claimed).await;
+                    let log = |why_not: &_| {
+                        let address = address.address;
+                        tracing::info!(%address, round, %why_not, "A client's port is not named to its peers.");
+                    };
+                    answered.inspect_err(log).ok().map(|()| address)
+                });
+            }
+            let proven: Vec<PeerAddress> = asking.join_all().await.into_iter().flatten().collect();
+            if !proven.is_empty() {
+                return self.handle_proven(key, proven.into());
+            }
+            self.handle_unproven();
+        }
+    }
+
+    /// Waits until the client's ports may be dialled.
+    async fn wait_for_turn(&self) {
+        let now = Instant::now();
+        let begins = {
+            let mut state = self.state.lock();
+            let begins = state.dial_at.map_or(now, |at| at.max(now));
+            state.dial_at = Some(begins + DIAL_INTERVAL);
+            begins
+        };
+        if begins > now {
+            tokio::time::sleep_until(begins).await;
+        }
+    }
+
+    fn handle_proven(&self, key: [u8; 32], proven: Arc<[PeerAddress]>) {
+        tracing::debug!(addresses = ?proven, "A client's port for peers answered.");
+        let seats = {
+            let mut state = self.state.lock();
+            if state.key != Some(key) {
+                return;
+            }
+            (state.proven, state.is_asked_until) = (proven, None);
+            state.seats()
+        };
+        seats.iter().for_each(|seat| seat.handle_addresses_changed());
+    }
+
+    /// Handles that no port of the client answered: it only takes, for now.
+    fn handle_unproven(&self) {
+        let seats = {
+            let mut state = self.state.lock();
+            state.is_asked_until = None;
+            state.seats()
+        };
+        seats.iter().for_each(|seat| seat.handle_addresses_changed());
+    }
+
+    /// Whether it will be known in a moment whether it serves or only takes.
+    pub(super) fn is_being_asked(&self) -> bool {
+        self.state.lock().is_asked_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Handles that the client can, or can no longer, send chunks of a version to its peers. About another version than
+    /// the last one of the subscription it says nothing any more.
+    pub(crate) fn handle_held(&self, held: &Held) {
+        let seat = self.state.lock().seats.get(&held.subscription).and_then(Weak::upgrade);
+        if let Some(seat) = seat {
+            seat.handle_held(held);
+        }
+    }
+
+    /// Keeps the seat of a subscription in a version, as long as it exists.
+    pub(super) fn take_seat(&self, subscription: SubscriptionId, seat: &Arc<Seat>) {
+        let mut state = self.state.lock();
+        state.seats.retain(|_, seat| seat.strong_count() > 0);
+        state.seats.insert(subscription, Arc::downgrade(seat));
+    }
+
+    /// The SHA-256 of its public key, if it shares.
+    pub(crate) fn key(&self) -> Option<[u8; 32]> {
+        self.state.lock().key
+    }
+
+    /// The addresses of its port, and its key, if peers may be told of it.
+    pub(super) fn nameable(&self) -> Option<([u8; 32], Arc<[PeerAddress]>)> {
+        let state = self.state.lock();
+        let proven = Arc::clone(&state.proven);
+        state.key.filter(|_| !proven.is_empty()).map(|key| (key, proven))
+    }
+
+    /// The secret that this server shares with its session.
+    pub(super) fn secret(&self) -> &PeerSecret {
+        &self.secret
+    }
+
+    /// Where it is.
+    pub(super) fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// Whether it may have this topic now.
+    pub(super) fn may_take(&self, topic: &Topic) -> bool {
+        self.right.may(Verb::Subscribe, topic)
+    }
+}
+
+impl State {
+    fn seats(&self) -> Vec<Arc<Seat>> {
+        self.seats.values().filter_map(Weak::upgrade).collect()
+    }
+}

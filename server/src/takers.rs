@@ -1,0 +1,172 @@
+//! [`Takers`]: versions in memory that clients of this host map.
+
+use crate::{
+    bases::Bases,
+    gauge::{Counted, Gauge},
+    retained::Retained,
+    staged::Staging,
+};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    sync::{Arc, Weak},
+};
+use tensor_relay_device::{HostMemory, Lifeline, Lock, NotShared, SharedRange, descriptors_are_scarce};
+use tensor_relay_protocol::{Lent, NotLent, Selection};
+use tensor_relay_transport::{Workers, sending::Loan};
+
+/// The size below which a version is sent, which costs less than to map it.
+const LENT_BYTES_MIN: u64 = 64 << 10;
+
+/// The most loans of a session at once: each costs a descriptor of the server.
+const LOANS_MAX: u64 = 64;
+
+/// The versions whose memory clients of this host map.
+///
+/// With the memory a client receives one end of a [`Lifeline`]. The kernel closes it when the last process that can have
+/// the memory mapped has dropped it or is gone, whatever became of the connection: the client was killed, is stopped, or
+/// has forked. Until then the version stays in memory, and its pages are not used for another one.
+#[derive(Debug)]
+pub(crate) struct Takers {
+    /// The memory of versions that are staged here. Forwarded ones lie in a client's, and published ones may lie in their
+    /// producer's.
+    memory: HostMemory,
+    /// The bases in that memory, which give way to new versions.
+    bases: Arc<Bases>,
+    /// The lent versions, by the key of their payload.
+    lent: Lock<BTreeMap<u64, LentVersion>>,
+}
+
+#[derive(Debug)]
+struct LentVersion {
+    bytes: u64,
+    /// The number of loans.
+    loans: usize,
+}
+
+/// The client of a session, as one that maps memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Taker {
+    /// Its loans.
+    pub(crate) loans: Gauge,
+    /// Whether memory that it was lent may be used for other versions: it may subscribe to all of them, and its user can
+    /// read the server's memory in any case.
+    pub(crate) is_trusted: bool,
+}
+
+impl Takers {
+    /// Lends versions in the memory of `staging`.
+    pub(crate) fn new(staging: &Staging) -> Self {
+        let (memory, bases) = (staging.memory.clone(), Arc::clone(&staging.bases));
+        Self { memory, bases, lent: Lock::default() }
+    }
+
+    /// Lends a version to `taker`, which selects `selection` of it. Costs a few system calls.
+    ///
+    /// A client can keep the memory as long as it likes, so a version is lent only while there is room for three more: the
+    /// next one on its way to the same client, which may be stopped, the one on offer, and a new one. So takers stop no
+    /// publisher. A client can also hide a descriptor, and sees what is written to that memory later: versions of other
+    /// topics, or after its right has ended. So memory that was lent to a taker who is not trusted is not used for another
+    /// version, but returned to the system.
+    ///
+    /// # Errors
+    /// [`NotLent`], if its bytes have to be sent.
+    pub(crate) fn lend(
+        self: &Arc<Self>,
+        version: &Arc<Retained>,
+        selection: &Selection,
+        taker: &Taker,
+    ) -> Result<Loan, NotLent> {
+        let (source, bytes) = (version.payload.source(), version.payload.manifest().payload_bytes());
+        if bytes < LENT_BYTES_MIN {
+            return Err(NotLent::Small);
+        }
+        let shared = source.shared().map_err(|why| match why {
+            NotShared::Refused => NotLent::NoMemfd,
+            NotShared::Private => NotLent::NotShareable,
+        })?;
+        if taker.loans.get() >= LOANS_MAX {
+            return Err(NotLent::Full);
+        }
+        let (lifeline, taken) = Lifeline::new().map_err(|_| NotLent::NoDescriptors)?;
+        let memory = shared.descriptor().try_clone_to_owned().map_err(|_| NotLent::NoDescriptors)?;
+        if descriptors_are_scarce(&memory) {
+            return Err(NotLent::NoDescriptors);
+        }
+        let loan = self.count(version, &shared, taker).ok_or(NotLent::Full)?;
+        if !taker.is_trusted {
+            shared.retire();
+        }
+        tokio::spawn(hold(loan, lifeline));
+        let digest = version.name_for_taker(selection);
+        let lent = Lent { inode: shared.inode(), offset_bytes: shared.offset_bytes(), digest };
+        Ok(Loan { lent, descriptors: vec![memory, taken] })
+    }
+
+    /// The bytes of the versions that clients map.
+    pub(crate) fn lent_bytes(&self) -> u64 {
+        self.lent.lock().values().map(|lent| lent.bytes).sum()
+    }
+
+    /// Counts a loan of `version`; `None` if there is no room for it.
+    fn count(
+        self: &Arc<Self>,
+        version: &Arc<Retained>,
+        shared: &SharedRange,
+        taker: &Taker,
+    ) -> Option<LoanOf> {
+        let (bytes, memory) = (shared.len_bytes(), shared.memory().unwrap_or_else(|| self.memory.clone()));
+        let key = version.payload.key();
+        let needed_bytes = bytes.saturating_mul(3).saturating_sub(self.bases.stats().bytes);
+        // Not under the lock, since it reads files.
+        if !self.lent.lock().contains_key(&key) && !memory.has_room(needed_bytes) {
+            return None;
+        }
+        let mut lent = self.lent.lock();
+        lent.entry(key).or_insert(LentVersion { bytes, loans: 0 }).loans += 1;
+        drop(lent);
+        let (version, takers) = (Arc::clone(version), Arc::clone(self));
+        Some(LoanOf { version, takers, _counted: taker.loans.count(), is_over: false })
+    }
+}
+
+/// Puts huge pages in the place of the small ones of a version's memory, in the background, if it has any and clients can
+/// map it.
+pub(crate) fn begin_enlarging(version: Weak<Retained>) {
+    let next = move || {
+        let shared = version.upgrade().and_then(|version| version.payload.source().shared().ok());
+        shared.is_some_and(|shared| shared.enlarge_next_pages())
+    };
+    let _ = Workers::spawn_idle("relay-pages", move || while next() {}); // Otherwise clients read more slowly at first.
+}
+
+/// A loan of a version.
+#[derive(Debug)]
+struct LoanOf {
+    version: Arc<Retained>,
+    takers: Arc<Takers>,
+    _counted: Counted,
+    /// Whether nobody has the memory any more.
+    is_over: bool,
+}
+
+impl Drop for LoanOf {
+    fn drop(&mut self) {
+        if !self.is_over
+            && let Ok(shared) = self.version.payload.source().shared()
+        {
+            shared.retire(); // The runtime ends, and this process may go on to use the memory.
+        }
+        if let Entry::Occupied(mut entry) = self.takers.lent.lock().entry(self.version.payload.key()) {
+            entry.get_mut().loans -= 1;
+            if entry.get().loans == 0 {
+                entry.remove();
+            }
+        }
+    }
+}
+
+/// Holds a version until no process has the other end of its lifeline.
+async fn hold(mut loan: LoanOf, lifeline: Lifeline) {
+    lifeline.ended().await;
+    loan.is_over = true;
+}

@@ -1,0 +1,168 @@
+//! Members of a swarm on hosts of their own, behind slow links: killed, stopped, slowed down, or left without the origin.
+//!
+//! Bounds are on the bytes that the origin sends, never on time, and wide: on a busy machine chunks are late, and sent
+//! again. Needs root, `ip` and `tc`. Without them each test prints why it is skipped, and passes.
+
+use crate::files;
+use serde_json::Value;
+use std::fs;
+use tensor_relay_tests::{
+    processes::{Home, Process, Serving, Signal, Switch},
+    skip,
+};
+
+const MODEL_BYTES: u64 = 48 << 20;
+
+/// The rate of each link: the model takes four seconds.
+const LINK_MBIT_PER_S: u32 = 100;
+
+/// The number of the origin's host; the members are on the next ones.
+const ORIGIN: usize = 0;
+
+/// An origin of a model, and hosts for members.
+struct Swarm {
+    switch: Switch,
+    home: Home,
+    origin: Serving,
+}
+
+impl Swarm {
+    /// Starts an origin, with this many hosts for members; `None` if this system does not permit it.
+    fn try_new(members: usize) -> Option<Self> {
+        let switch = Switch::new(members + 1, LINK_MBIT_PER_S)
+            .inspect_err(|reason| skip(format_args!("the test cannot create hosts here: {reason}")))
+            .ok()?;
+        let home = Home::new();
+        files::write_noise(&home.path("m"), MODEL_BYTES as usize, 1);
+        let listen = format!("--listen={}:4747", Switch::address(ORIGIN));
+        let args = [
+            "serve",
+            "--json",
+            "--topic=m=m",
+            "--state-dir=keys",
+            "--chunk-size=1MiB",
+            "--admin=none",
+            &listen,
+        ];
+        let origin = Serving::wait_for_report(switch.start(ORIGIN, &home, &args));
+        Some(Self { switch, home, origin })
+    }
+
+    /// Starts a member that shares, on a host from 1.
+    fn member(&self, host: usize) -> Process {
+        let out = format!("--out=out{host}");
+        let args = ["subscribe", self.origin.ticket("m"), "--share", "--json", "--device=cpu", &out];
+        self.switch.start(host, &self.home, &args)
+    }
+
+    fn members<const N: usize>(&self) -> [Process; N] {
+        std::array::from_fn(|index| self.member(index + 1))
+    }
+
+    /// Waits until the member on a host has this share of the model.
+    fn wait_until_received(&self, host: usize, share: f64) {
+        self.switch.wait_until_received(host, (MODEL_BYTES as f64 * share) as u64);
+    }
+
+    /// Waits until the member on a host has saved the model, and returns its report.
+    fn finish(&self, host: usize, member: &mut Process) -> Value {
+        let event: Value = serde_json::from_str(&member.wait_for_stdout("committed")).unwrap();
+        files::assert_same(&self.home.path("m"), &self.home.path(&format!("out{host}/m.safetensors")));
+        event
+    }
+
+    /// What the origin has sent, in sizes of the model.
+    fn sent_by_origin(&self) -> f64 {
+        self.switch.sent_bytes(ORIGIN) as f64 / MODEL_BYTES as f64
+    }
+}
+
+/// The bytes that came from the origin and from peers, by a member's report.
+fn sources(event: &Value) -> (u64, u64) {
+    let bytes = |key: &str| event["sources"][key].as_u64().unwrap_or_else(|| panic!("no {key}: {event}"));
+    (bytes("origin_bytes"), bytes("peer_bytes"))
+}
+
+/// Goal: a member that is killed costs the others what only it had, and nothing else. Method: three members at once, one
+/// is killed after a third of the model. The two others would cost the origin two models without sharing.
+#[test]
+fn a_killed_member_costs_what_only_it_had() {
+    let Some(swarm) = Swarm::try_new(3) else { return };
+    let [mut first, mut second, third] = swarm.members();
+    swarm.wait_until_received(3, 0.33);
+    drop(third); // Killed.
+    let (first, second) = (swarm.finish(1, &mut first), swarm.finish(2, &mut second));
+    for event in [first, second] {
+        let (_, from_peers) = sources(&event);
+        assert!(from_peers > MODEL_BYTES / 10, "{event}");
+    }
+    assert!(swarm.sent_by_origin() < 2.0, "{}", swarm.sent_by_origin());
+}
+
+/// Goal: a member that never runs again delays nobody for ever, and costs the origin little; when it runs again it has the
+/// version too. Method: three members at once, one is stopped after a third of the model, and continued in the end.
+#[test]
+fn a_stopped_member_keeps_nobody_from_the_version() {
+    let Some(swarm) = Swarm::try_new(3) else { return };
+    let [mut first, mut second, mut third] = swarm.members();
+    swarm.wait_until_received(3, 0.33);
+    third.signal(Signal::STOP);
+    swarm.finish(1, &mut first);
+    swarm.finish(2, &mut second);
+    assert!(swarm.sent_by_origin() < 2.0, "{}", swarm.sent_by_origin());
+    third.signal(Signal::CONT);
+    swarm.finish(3, &mut third);
+    assert!(swarm.sent_by_origin() < 2.6, "{}", swarm.sent_by_origin());
+}
+
+/// Goal: a member behind a link of a tenth of the rate holds up no other. Method: three members at once, one of them slow:
+/// the others have the model while it does not, and the origin sends little more than one.
+#[test]
+fn a_slow_member_delays_no_other() {
+    let Some(swarm) = Swarm::try_new(3) else { return };
+    swarm.switch.limit_rate(3, LINK_MBIT_PER_S / 10).unwrap();
+    let [mut first, mut second, third] = swarm.members();
+    swarm.finish(1, &mut first);
+    swarm.finish(2, &mut second);
+    assert!(swarm.sent_by_origin() < 2.0, "{}", swarm.sent_by_origin());
+    assert!(!swarm.home.path("out3/m.safetensors").exists(), "the slow one took as long");
+    drop(third);
+}
+
+/// Goal: the loss of the origin ends nothing that its members can finish among themselves. Method: two members have the
+/// model; a third one begins, and the origin is killed once that one has some of it.
+#[test]
+fn members_finish_without_the_origin() {
+    let Some(swarm) = Swarm::try_new(3) else { return };
+    let [mut first, mut second] = swarm.members();
+    swarm.finish(1, &mut first);
+    swarm.finish(2, &mut second);
+    let sent = swarm.sent_by_origin();
+    let mut late = swarm.member(3);
+    swarm.wait_until_received(3, 0.2);
+    swarm.origin.process.signal(Signal::KILL);
+    let event = swarm.finish(3, &mut late);
+    let (_, from_peers) = sources(&event);
+    assert!(from_peers > MODEL_BYTES / 2, "{event}");
+    assert!(swarm.sent_by_origin() - sent < 0.3, "{}", swarm.sent_by_origin() - sent);
+}
+
+/// Goal: who only takes is served and serves nobody, and a subscriber without the option receives from the origin alone.
+/// Method: a member has the model; one that takes begins, and then one that does not share.
+#[test]
+fn some_only_take_and_others_do_neither() {
+    let Some(swarm) = Swarm::try_new(3) else { return };
+    let mut first = swarm.member(1);
+    swarm.finish(1, &mut first);
+    let ticket = swarm.origin.ticket("m");
+    let take = ["subscribe", ticket, "--share=take", "--json", "--device=cpu", "--out=out2"];
+    let mut taker = swarm.switch.start(2, &swarm.home, &take);
+    let (from_origin, from_peers) = sources(&swarm.finish(2, &mut taker));
+    assert!(from_peers > from_origin, "{from_origin} {from_peers}");
+    let sent_by_taker = swarm.switch.sent_bytes(2);
+    let alone = ["subscribe", ticket, "--json", "--device=cpu", "--out=out3", "--once"];
+    let mut alone = swarm.switch.start(3, &swarm.home, &alone);
+    assert_eq!(sources(&swarm.finish(3, &mut alone)).1, 0);
+    assert!(swarm.switch.sent_bytes(2) - sent_by_taker < MODEL_BYTES / 50, "a taker serves nobody");
+    fs::metadata(swarm.home.path("out2/m.safetensors")).unwrap();
+}
