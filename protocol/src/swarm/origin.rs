@@ -129,6 +129,11 @@ impl Member {
     fn is_last_choice(&self, now: Instant) -> bool {
         self.lacks_base || self.slow.is_some_and(|(until, _)| now < until)
     }
+
+    /// Whether it selects a chunk that it never had: one that it withdrew is not pushed to it again.
+    fn lacks(&self, chunk: u32) -> bool {
+        self.selected.contains(chunk) && !self.had.contains(chunk)
+    }
 }
 
 impl Swarm {
@@ -250,10 +255,15 @@ impl Swarm {
 
     fn choose(&mut self, id: MemberId, wanted: &RangeSet, is_granted: bool, now: Instant) -> Option<u32> {
         let member = self.members.get(&id)?;
-        let orphan = || first_common(wanted, &self.orphans, &member.had);
         if !member.serves {
-            let has_enough = self.members.len() > 1 && self.pushes.to(id) >= PUSHES_MAX;
-            return if has_enough { None } else { orphan() };
+            if self.members.len() > 1 && self.pushes.to(id) >= PUSHES_MAX {
+                return None; // It asks again with the next credit.
+            }
+            let orphan = first_common(wanted, &self.orphans, &member.had);
+            if orphan.is_none() {
+                self.idle.insert(id);
+            }
+            return orphan;
         }
         let unsent = first_common(wanted, &self.unsent, &member.had);
         if self.serving == 1 {
@@ -270,7 +280,7 @@ impl Swarm {
             };
             let mut others = self.members.values().filter(|other| other.serves);
             (is_doubtful || member.is_last_choice(now))
-                && others.any(|other| is_better(other) && other.selected.contains(chunk))
+                && others.any(|other| is_better(other) && other.lacks(chunk))
         };
         let unsent = unsent.filter(|chunk| !is_for_others(*chunk));
         let is_repeatable =
@@ -520,10 +530,17 @@ impl Swarm {
         }
     }
 
-    /// Lets the members wait for which there was nothing to be pushed, because there may be something now.
+    /// Lets the members wait for which there was nothing to be pushed, because there may be something now. Those that only
+    /// take wait for no slot.
     fn wake_idle(&mut self) {
         for id in std::mem::take(&mut self.idle) {
-            self.wait(id);
+            if self.serves(id) {
+                self.wait(id);
+            } else if self.orphans.is_empty() {
+                self.idle.insert(id);
+            } else {
+                self.woken.insert(id);
+            }
         }
     }
 

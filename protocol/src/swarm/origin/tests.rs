@@ -206,7 +206,6 @@ proptest! {
     /// is pushed arrives and time passes, whoever is not seeded is pushed something, so that in the end every selected
     /// chunk is at a member that serves, or at each of those that only take.
     #[test]
-    #[ignore = "it finds a rare defect that is open: the seeds are in proptest-regressions"]
     fn every_chunk_is_sent_to_somebody(steps in prop::collection::vec(any_step(), 0..200), seed: u64) {
         let mut world = World { swarm: Swarm::new(CHUNKS, seed), now: fixtures::now(), members: BTreeMap::new() };
         for step in steps {
