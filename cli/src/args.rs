@@ -5,6 +5,7 @@ mod access;
 mod boxes;
 mod device;
 mod folder;
+mod hub;
 mod publish;
 mod serve;
 mod split;
@@ -17,6 +18,7 @@ pub(crate) use access::{
 };
 pub(crate) use device::{DeviceArgs, DeviceName};
 pub(crate) use folder::FolderArgs;
+pub(crate) use hub::{HubArgs, HubOptions};
 pub(crate) use publish::PublishArgs;
 pub(crate) use serve::{HoldArg, ListenArg, ServeArgs};
 pub(crate) use split::SplitArgs;
@@ -113,6 +115,9 @@ pub(crate) enum Command {
     Subscribe(Box<SubscribeArgs>),
     /// List the topics of a server.
     List(ListArgs),
+    /// Offer the topics of tickets to clients of Hugging Face's hub, such as `from_pretrained`, vLLM and SGLang.
+    #[command(after_help = hub::EXAMPLE)]
+    Hub(Box<HubArgs>),
     /// Move a generated model from a server to a subscriber on this machine and verify every byte.
     Demo(DemoArgs),
     /// List the GPUs of this machine.

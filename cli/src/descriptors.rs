@@ -17,6 +17,9 @@ const FILE_DESCRIPTORS: u64 = 12;
 /// The descriptors of an admin port: its runtime, its listener, and a few connections.
 const ADMIN_DESCRIPTORS: u64 = 8;
 
+/// The descriptors of a hub: its listener, and the connections of a client.
+const HUB_DESCRIPTORS: u64 = 16;
+
 /// The highest limit that is requested. The maximum of a container may be a billion, but programs run by `--exec`
 /// inherit the limit, and some programs close every descriptor below it one by one.
 const LIMIT_MAX: u64 = 65_536;
@@ -63,6 +66,9 @@ fn needed_by(command: &Command) -> u64 {
             Command::Serve(args) => LANE_DESCRIPTORS + FILE_DESCRIPTORS + admin(args.admin.is_wanted(true)),
             Command::Subscribe(args) => {
                 lanes(args.lanes) * LANE_DESCRIPTORS + FILE_DESCRIPTORS + admin(args.admin.is_wanted(false))
+            }
+            Command::Hub(args) => {
+                args.tickets.len() as u64 * LANE_DESCRIPTORS + FILE_DESCRIPTORS + HUB_DESCRIPTORS
             }
             Command::Publish(_) | Command::List(_) | Command::Demo(_) | Command::Bench(_) => {
                 LANE_DESCRIPTORS + FILE_DESCRIPTORS

@@ -19,6 +19,7 @@ mod device;
 mod devices;
 mod doctor;
 mod exit;
+mod hub;
 mod keys;
 mod list;
 mod log;
@@ -100,6 +101,7 @@ fn run_command(command: Command, layers: &Layers, program: Option<&[OsString]>) 
             Command::Publish(args) => publish::run(args).await,
             Command::Subscribe(args) => subscribe::run(*args).await,
             Command::List(args) => list::run(args).await,
+            Command::Hub(args) => hub::run(*args).await,
             Command::Demo(args) => demo::run(args).await,
             Command::Devices(args) => devices::run(&args).await,
             Command::Doctor(args) => doctor::run(args).await,

@@ -5,8 +5,7 @@ mod folder;
 mod leftovers;
 mod versions;
 
-pub use contents::FilesError;
-pub(crate) use contents::{Body, split_side_files};
+pub(crate) use contents::Body;
 pub(crate) use leftovers::sweep;
 
 use crate::{SaveError, Snapshot, save::READABLE_MODE, temporary, whole_file::replace_file};

@@ -1,15 +1,11 @@
 //! Saves snapshots as files, atomically.
 
-use crate::{
-    Snapshot,
-    mirror::{Body, FilesError, split_side_files},
-    whole_file::replace_file,
-};
+use crate::{FilesError, Snapshot, mirror::Body, whole_file::replace_file};
 use std::{
     io,
     path::{Path, PathBuf},
 };
-use tensor_relay_protocol::{Tensor, Topic, VersionId, files::FileForm, safetensors::SafetensorsError};
+use tensor_relay_protocol::{Topic, VersionId, safetensors::SafetensorsError};
 
 /// The mode of saved files, before the umask.
 pub(crate) const READABLE_MODE: u32 = 0o666;
@@ -83,8 +79,7 @@ impl Snapshot {
     /// [`SaveError`]; `path` is then unchanged, unless the replacement could not be made durable.
     pub fn save_safetensors(&self, path: &Path) -> Result<(), SaveError> {
         self.must_be_on_host()?;
-        let tensors = self.model_tensors()?;
-        let body = Body::safetensors(self, &tensors)?;
+        let body = Body::of_model(self)?;
         replace_file(path, READABLE_MODE, |file| body.write(file))
             .map_err(|source| SaveError::Io { path: path.into(), source })
     }
@@ -94,13 +89,6 @@ impl Snapshot {
             Some(device) => Err(SaveError::OnDevice { id: self.id.clone(), device: device.name().into() }),
             None => Ok(()),
         }
-    }
-
-    /// The tensors of the model, without side files.
-    fn model_tensors(&self) -> Result<Vec<&Tensor>, SaveError> {
-        let refuse = |source| SaveError::Files { id: self.id.clone(), source: FilesError::Name(source) };
-        let form = FileForm::of(self.manifest().metadata()).map_err(refuse)?;
-        Ok(split_side_files(self, &form).map_err(refuse)?.model)
     }
 }
 

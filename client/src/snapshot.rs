@@ -203,6 +203,16 @@ impl Snapshot {
         })
     }
 
+    /// A range of the version's payload, without a copy unless [users may write to
+    /// snapshots](crate::Config::volatile_snapshots); `None` if a chunk of it was not received, boxes or tensors in pieces
+    /// are selected, or the snapshot is [on a device](Self::is_on_device). So a [part](crate::Request::part) can be read
+    /// whose ends lie within tensors.
+    pub fn payload(&self, range: Range<u64>) -> Option<Bytes> {
+        let Payload::Region(bytes, _) = &self.payload else { return None };
+        let range = self.selection.memory_range(range)?;
+        Some(bytes.slice(range.start as usize..range.end as usize).into_stable())
+    }
+
     /// The bytes of the tensor with this index in the manifest, if it was selected.
     pub(crate) fn bytes_at(&self, index: usize) -> Option<HostBytes> {
         self.payload.tensor(self.selection.tensor_range(index)?)

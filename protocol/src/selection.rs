@@ -288,6 +288,24 @@ impl Selection {
         Some(bytes.start - skipped..bytes.end - skipped)
     }
 
+    /// The range of a part of the payload in the receiver's memory; `None` if a chunk of it is not selected, or that memory
+    /// is not laid out as the stream.
+    pub fn memory_range(&self, payload: Range<u64>) -> Option<Range<u64>> {
+        let chunking = self.manifest.chunking();
+        if payload.is_empty() {
+            return Some(0..0);
+        }
+        if self.has_parts || payload.end > self.manifest.payload_bytes() {
+            return None;
+        }
+        let (first, last) = (chunk_at(chunking, payload.start), chunk_at(chunking, payload.end - 1));
+        let runs = self.chunks.ranges();
+        let run = runs.get(runs.partition_point(|run| run.end <= first))?;
+        (run.contains(&first) && run.contains(&last)).then_some(())?;
+        let skipped = self.skipped_before(first)?;
+        Some(payload.start - skipped..payload.end - skipped)
+    }
+
     /// The range, in the receiver's memory, of what is selected of the tensor with this index; `None` if it is not
     /// selected. Empty tensors and boxes have the range `0..0`.
     pub fn tensor_range(&self, index: usize) -> Option<Range<u64>> {

@@ -285,17 +285,25 @@ impl Contents {
 
 fn read_safetensors_file(file: ServedFile) -> Result<Contents, FileError> {
     let mut contents = Contents::new(FileForm::new(FileKind::Safetensors));
-    contents.metadata = read_safetensors(file, &mut contents)?;
+    contents.metadata = read_safetensors(file, &mut contents, |_| None)?;
     Ok(contents)
 }
 
-/// Adds the tensors of a safetensors file to `contents`; returns the file's metadata.
-fn read_safetensors(file: ServedFile, contents: &mut Contents) -> Result<Metadata, FileError> {
+/// Adds the tensors of a safetensors file to `contents`, without those that `skip` returns an entry for; returns the file's
+/// metadata.
+fn read_safetensors(
+    file: ServedFile,
+    contents: &mut Contents,
+    skip: impl Fn(&str) -> Option<SkippedEntry>,
+) -> Result<Metadata, FileError> {
     let Header { tensors, metadata } = read_header(&file)?;
     check_reserved(&file, metadata.iter().map(|(key, _)| &key[..]))?;
     check_reserved(&file, tensors.iter().map(|tensor| tensor.spec.name.as_str()))?;
     for tensor in tensors {
-        contents.push(tensor.spec, Origin::File(contents.files.len(), tensor.range.start));
+        match skip(tensor.spec.name.as_str()) {
+            Some(skipped) => contents.skipped.push(skipped),
+            None => contents.push(tensor.spec, Origin::File(contents.files.len(), tensor.range.start)),
+        }
     }
     contents.files.push(file);
     Ok(metadata)

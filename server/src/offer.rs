@@ -48,6 +48,11 @@ impl Offer {
         };
         let base = ClientBase::new(topic, subscribe.base.map(|base| base.key()));
         let offer = Self { topic: Arc::clone(topic), reader, base, sharing: None };
+        if let Start::Exactly(Some(epoch), version) = subscribe.start
+            && (subscribe.describe || !subscribe.within.is_empty())
+        {
+            topic.note_part_read(epoch, version);
+        }
         let machine = Sender::new(&offer, subscribe, offered, begin, lost_place)?;
         Ok((offer, machine))
     }
@@ -86,6 +91,10 @@ impl Versions for Offer {
 
     fn find(&self, (epoch, version): (Epoch, Version)) -> Option<(Seq, Arc<Retained>)> {
         self.topic.find(epoch, version)
+    }
+
+    fn find_exactly(&self, (epoch, version): (Epoch, Version)) -> Option<Arc<Retained>> {
+        self.topic.find_for_parts(epoch, version)
     }
 
     fn base(&self) -> Option<Arc<Retained>> {

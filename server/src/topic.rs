@@ -4,6 +4,7 @@
 //! checks again.
 
 mod options;
+mod part_reads;
 mod reader;
 mod times;
 
@@ -18,6 +19,7 @@ use crate::{
     retention::{Full, Keep, ReaderId, Retention},
     swarm::SwarmCounters,
 };
+use part_reads::PartReads;
 use std::{
     sync::{Arc, Weak},
     time::Duration,
@@ -69,6 +71,8 @@ struct State {
     is_release_scheduled: bool,
     published_at: Option<Instant>,
     times: PublishTimes,
+    /// The version that is read in parts.
+    part_reads: PartReads,
     /// The last published version, whether or not it is retained.
     last: Option<(Epoch, Version)>,
     /// The epoch whose numbers the publisher continues from a record of an earlier process.
@@ -215,6 +219,7 @@ impl TopicState {
                 state.loads.push(id.0, id.1, loads);
                 for retained in &left {
                     retained.leave_retention();
+                    state.part_reads.handle_left(retained);
                     state.check_terms(retained);
                     gone.push(self.bases.handle_left_retention(self.number, retained));
                 }
@@ -295,7 +300,7 @@ impl TopicState {
             let taken = if reason == EndReason::TopicEnded { vec![] } else { state.retention.clear() };
             let left: Vec<bases::ReleasedVersions> =
                 taken.iter().map(|retained| self.reclaim(retained)).collect();
-            (taken, left, self.bases.forget(self.number))
+            (taken, left, state.part_reads.forget(), self.bases.forget(self.number))
         };
         drop(gone);
         self.changed.send_replace(());
@@ -366,6 +371,30 @@ impl TopicState {
         let mut versions = state.retention.iter();
         let (seq, retained) = versions.rfind(|(_, retained)| retained.has_id(epoch, version))?;
         Some((seq, Arc::clone(retained)))
+    }
+
+    /// A version by its epoch and number, if it is retained, or kept for those who read it in parts.
+    pub(crate) fn find_for_parts(&self, epoch: Epoch, version: Version) -> Option<Arc<Retained>> {
+        let state = self.state.lock();
+        let mut versions = state.retention.iter().map(|(_, retained)| retained);
+        let retained = versions.rfind(|retained| retained.has_id(epoch, version));
+        let kept = || state.part_reads.kept().filter(|kept| kept.has_id(epoch, version));
+        retained.or_else(kept).cloned()
+    }
+
+    /// Notes that a part of a version is requested by its number: if it leaves retention, it stays for the next request.
+    pub(crate) fn note_part_read(self: &Arc<Self>, epoch: Epoch, version: Version) {
+        let Some(read) = self.find_for_parts(epoch, version) else { return };
+        let check_at = self.state.lock().part_reads.note(&read, self.linger, Instant::now());
+        if let Some(check_at) = check_at {
+            tokio::spawn(release_after_part_reads(Arc::downgrade(self), check_at));
+        }
+    }
+
+    fn expire_part_reads(&self) -> Option<Instant> {
+        let (recheck_at, gone) = self.state.lock().part_reads.expire(Instant::now());
+        drop(gone);
+        recheck_at
     }
 
     /// The loads of one of the last versions, retained or not.
@@ -479,6 +508,17 @@ impl Drop for TopicState {
 pub(crate) async fn release_abandoned_bases(topic: Weak<TopicState>) {
     while let Some(recheck_at) = topic.upgrade().and_then(|topic| topic.release_if_abandoned()) {
         tokio::time::sleep_until(recheck_at + Duration::from_millis(1)).await;
+    }
+}
+
+/// Releases the version that was read in parts once its readers are gone.
+async fn release_after_part_reads(topic: Weak<TopicState>, mut check_at: Instant) {
+    loop {
+        tokio::time::sleep_until(check_at).await;
+        match topic.upgrade().and_then(|topic| topic.expire_part_reads()) {
+            Some(recheck_at) => check_at = recheck_at,
+            None => return,
+        }
     }
 }
 

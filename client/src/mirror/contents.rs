@@ -1,39 +1,15 @@
 //! The files of a snapshot, and their contents.
 
-use crate::{SaveError, Snapshot};
-use bytes::Bytes;
-use std::{collections::BTreeMap, fs::File, io, ops::Range};
+use crate::{
+    SaveError, Snapshot,
+    files::{FilePart, FileSet, FilesError, model_file},
+};
+use std::{fs::File, io, ops::Range};
 use tensor_relay_device::{HostBytes, SharedRange};
 use tensor_relay_protocol::{
     Tensor,
-    files::{FileForm, FileKind, FileName, FileNameError, without_reserved},
-    safetensors::{IndexError, WeightIndex, plan_tensors},
+    files::{FileKind, FileName},
 };
-
-/// Why a snapshot cannot be written as files.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FilesError {
-    /// A file name could escape the folder.
-    #[error(transparent)]
-    Name(#[from] FileNameError),
-    /// The weight index cannot be read.
-    #[error("{name} is not a usable weight index: {source}")]
-    Index {
-        /// The index.
-        name: FileName,
-        /// The reason.
-        source: IndexError,
-    },
-    /// The snapshot has two weight indexes, which could contradict each other.
-    #[error("it has two weight indexes, {first} and {second}")]
-    TwoIndexes {
-        /// One of them.
-        first: FileName,
-        /// The other one.
-        second: FileName,
-    },
-}
 
 /// The files of a snapshot.
 #[derive(Debug)]
@@ -61,31 +37,38 @@ const LENT_BYTES_MIN: usize = 64 << 10;
 impl Contents {
     /// The files of `snapshot`, by the form in its manifest.
     pub(super) fn of(snapshot: &Snapshot) -> Result<(FileKind, Self), SaveError> {
-        let refuse = |source| SaveError::Files { id: snapshot.id.clone(), source };
-        let form = FileForm::of(snapshot.manifest().metadata()).map_err(|e| refuse(e.into()))?;
-        let contents = match form.kind {
-            FileKind::Directory => Self::Folder(folder(snapshot, &form)?),
-            _ => {
-                let tensors: Vec<&Tensor> = snapshot.described().collect();
-                Self::File(Body::safetensors(snapshot, &tensors)?)
-            }
+        let tensors: Vec<&Tensor> = snapshot.described().collect();
+        let index = |position: usize| snapshot.bytes(tensors[position]).into_stable();
+        let files = FileSet::new(snapshot.manifest(), &tensors, snapshot.has_boxes(), index);
+        let FileSet { kind, files } = files.map_err(|source| refuse(snapshot, source))?;
+        let mut bodies = files
+            .into_iter()
+            .map(|file| (file.name, Body::of(snapshot, &tensors, file.parts)));
+        let contents = match kind {
+            FileKind::Directory => Self::Folder(bodies.collect()),
+            _ => Self::File(bodies.next().map_or_else(|| Body(vec![]), |(_, body)| body)),
         };
-        Ok((form.kind, contents))
+        Ok((kind, contents))
     }
 }
 
 impl Body {
-    /// A safetensors file of some of a snapshot's tensors.
-    pub(crate) fn safetensors(snapshot: &Snapshot, tensors: &[&Tensor]) -> Result<Self, SaveError> {
-        let layout = plan_tensors(tensors, without_reserved(snapshot.manifest().metadata()));
-        let layout = layout
-            .map_err(|source| SaveError::Format { id: snapshot.id.clone(), source: Box::new(source) })?;
-        let bodies = layout.order.iter().map(|index| Part {
-            bytes: snapshot.bytes(tensors[*index]),
-            lent: snapshot.lent(tensors[*index]).map(|(lent, range)| (lent.clone(), range)),
-        });
-        let header = HostBytes::from(Bytes::from(layout.head)).into();
-        Ok(Self(std::iter::once(header).chain(bodies).collect()))
+    /// A safetensors file of the tensors of a snapshot's model.
+    pub(crate) fn of_model(snapshot: &Snapshot) -> Result<Self, SaveError> {
+        let tensors: Vec<&Tensor> = snapshot.described().collect();
+        let parts = model_file(snapshot.manifest(), &tensors).map_err(|source| refuse(snapshot, source))?;
+        Ok(Self::of(snapshot, &tensors, parts))
+    }
+
+    fn of(snapshot: &Snapshot, tensors: &[&Tensor], parts: Vec<FilePart>) -> Self {
+        let part = |part| match part {
+            FilePart::Literal(bytes) => HostBytes::from(bytes).into(),
+            FilePart::Tensor(position) => Part {
+                bytes: snapshot.bytes(tensors[position]),
+                lent: snapshot.lent(tensors[position]).map(|(lent, range)| (lent.clone(), range)),
+            },
+        };
+        Self(parts.into_iter().map(part).collect())
     }
 
     /// Writes the content to an empty file.
@@ -113,76 +96,10 @@ impl From<HostBytes> for Part {
     }
 }
 
-/// The files of a folder: weights, divided as the index specifies, and side files. The written index lists only the
-/// received tensors.
-fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>, SaveError> {
-    let refuse = |source| SaveError::Files { id: snapshot.id.clone(), source };
-    let SplitTensors { model, mut side_files } =
-        split_side_files(snapshot, form).map_err(|source| refuse(source.into()))?;
-    let index_position = find_index(&side_files).map_err(refuse)?;
-    let published_index = match index_position {
-        Some(position) => parse_index(&mut side_files[position]).map_err(refuse)?,
-        None => WeightIndex::default(),
-    };
-    let mut weights: BTreeMap<&FileName, Vec<&Tensor>> = BTreeMap::new();
-    for tensor in &model {
-        let file = published_index.file_of(tensor.name.as_str()).unwrap_or(&form.weights);
-        weights.entry(file).or_default().push(tensor);
+fn refuse(snapshot: &Snapshot, source: FilesError) -> SaveError {
+    let id = snapshot.id.clone();
+    match source {
+        FilesError::Format(source) => SaveError::Format { id, source },
+        source => SaveError::Files { id, source },
     }
-    if let Some(position) = index_position {
-        let placed = weights
-            .iter()
-            .flat_map(|(file, tensors)| tensors.iter().map(move |tensor| (tensor, file)));
-        let actual_index = placed.map(|(tensor, file)| (tensor.name.as_str().into(), (*file).clone()));
-        let actual_index: WeightIndex = actual_index.collect();
-        if actual_index != published_index || snapshot.has_boxes() {
-            let total_bytes = model.iter().map(|tensor| tensor.byte_len()).sum();
-            side_files[position].1 = Bytes::from(actual_index.to_json(total_bytes)).into();
-        }
-    }
-    let mut files = vec![];
-    for (name, tensors) in weights {
-        files.push((name.clone(), Body::safetensors(snapshot, &tensors)?));
-    }
-    files.extend(side_files.into_iter().map(|(name, bytes)| (name, Body(vec![bytes.into()]))));
-    Ok(files)
-}
-
-/// A snapshot's tensors, split into those of the model and side files. No side file has the name of a weight file: the
-/// extension distinguishes them.
-pub(crate) struct SplitTensors<'a> {
-    pub(crate) model: Vec<&'a Tensor>,
-    side_files: Vec<(FileName, HostBytes)>,
-}
-
-pub(crate) fn split_side_files<'a>(
-    snapshot: &'a Snapshot,
-    form: &FileForm,
-) -> Result<SplitTensors<'a>, FileNameError> {
-    let (mut model, mut side_files) = (vec![], vec![]);
-    for tensor in snapshot.described() {
-        match form.side_file(tensor)? {
-            Some(name) => side_files.push((name, snapshot.bytes(tensor))),
-            None => model.push(tensor),
-        }
-    }
-    Ok(SplitTensors { model, side_files })
-}
-
-fn find_index(side_files: &[(FileName, HostBytes)]) -> Result<Option<usize>, FilesError> {
-    let mut positions = (0..side_files.len()).filter(|position| side_files[*position].0.is_index());
-    match (positions.next(), positions.next()) {
-        (Some(first), Some(second)) => {
-            let name = |position: usize| side_files[position].0.clone();
-            Err(FilesError::TwoIndexes { first: name(first), second: name(second) })
-        }
-        (position, _) => Ok(position),
-    }
-}
-
-/// Parses the index, and replaces it by the bytes that were parsed.
-fn parse_index((name, bytes): &mut (FileName, HostBytes)) -> Result<WeightIndex, FilesError> {
-    let parsed = std::mem::replace(bytes, Bytes::new().into()).into_stable();
-    *bytes = parsed.clone().into();
-    WeightIndex::parse(&parsed).map_err(|source| FilesError::Index { name: name.clone(), source })
 }

@@ -1,6 +1,7 @@
 //! Snapshots of every kind of files, written and read back.
 
 use super::*;
+use crate::FilesError;
 use safetensors::SafeTensors;
 use std::{
     fs::{self, File},

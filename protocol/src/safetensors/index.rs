@@ -4,8 +4,8 @@ use crate::files::{FileName, FileNameError};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The largest index accepted, in bytes: room for half a million tensors.
-pub const INDEX_MAX_BYTES: u64 = 64 << 20;
+/// The largest index accepted, in bytes: room for a million tensors.
+pub const INDEX_MAX_BYTES: u64 = 128 << 20;
 
 /// The map from tensor names to the weights files of a folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -142,8 +142,8 @@ fn awaited_version(topic: &impl Versions, subscribe: &Subscribe) -> Option<(Epoc
 fn exact_version<T: Versions>(topic: &T, subscribe: &Subscribe) -> Option<Option<T::Version>> {
     let Start::Exactly(epoch, version) = subscribe.start else { return None };
     let epoch = epoch.or_else(|| Some(topic.newest()?.1.id().epoch));
-    let found = epoch.and_then(|epoch| topic.find((epoch, version)));
-    subscribe.have.is_none().then(|| found.map(|(_, version)| version))
+    let found = epoch.and_then(|epoch| topic.find_exactly((epoch, version)));
+    subscribe.have.is_none().then_some(found)
 }
 
 /// Whether `key` precedes the first version to send.

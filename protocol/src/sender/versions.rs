@@ -75,6 +75,11 @@ pub trait Versions {
     /// A retained version by its epoch and number.
     fn find(&self, key: (Epoch, Version)) -> Option<(Seq, Self::Version)>;
 
+    /// A version by its epoch and number, retained or kept for those who read it in parts.
+    fn find_exactly(&self, key: (Epoch, Version)) -> Option<Self::Version> {
+        self.find(key).map(|(_, version)| version)
+    }
+
     /// The version that the client named as its base, if it is still in memory; it need not be retained.
     fn base(&self) -> Option<Self::Version>;
 

@@ -19,8 +19,9 @@ use tensor_relay_protocol::{
     safetensors::{INDEX_MAX_BYTES, WeightIndex},
 };
 
-/// The maximum size of all side files. A tokenizer has up to 20 MiB; far larger files do not belong to a model.
-const SIDE_FILES_MAX_BYTES: u64 = 64 << 20;
+/// The maximum size of all side files. The index of half a million tensors has 57 MiB, a tokenizer up to 20; far larger
+/// files do not belong to a model.
+const SIDE_FILES_MAX_BYTES: u64 = 128 << 20;
 
 /// Reads the headers of the model's weights in a folder, and collects its side files.
 pub(super) fn read(path: &Path, rules: FolderRules) -> Result<Contents, FileError> {
@@ -30,15 +31,30 @@ pub(super) fn read(path: &Path, rules: FolderRules) -> Result<Contents, FileErro
     let mut contents = Contents::new(FileForm::new(FileKind::Directory));
     contents.skipped = listing.skipped;
     let weights = choose_weights(path, listing.weights, index.as_ref(), &mut contents)?;
-    read_weights(&folder, &weights, &mut contents)?;
-    if let Some((name, index)) = &index {
-        check_index(&path.join(name), index, &weights, &contents)?;
-    } else if let [one] = &weights[..] {
-        contents.form.weights = one.clone();
-    } else {
-        push_new_index(&weights, &mut contents);
-    }
-    push_side_files(&folder, index.map(|(name, _)| name), listing.side_files, &mut contents)?;
+    read_weights(&folder, &weights, index.as_ref().map(|(_, index)| index), &mut contents)?;
+    let served_index = match (index, &weights[..]) {
+        (Some((name, index)), _) => match is_complete(&path.join(&name), &index, &weights, &contents)? {
+            true => Some(name),
+            false => {
+                contents
+                    .skipped
+                    .push(SkippedEntry::new(name.to_string(), SkipReason::PartialIndex));
+                push_new_index(name, &weights, &mut contents);
+                None
+            }
+        },
+        (None, [one]) => {
+            contents.form.weights = one.clone();
+            None
+        }
+        (None, _) => {
+            let stem = WEIGHTS_DEFAULT.trim_end_matches(".safetensors");
+            let name = FileName::new(&format!("{stem}{INDEX_EXTENSION}")).expect("a constant name");
+            push_new_index(name, &weights, &mut contents);
+            None
+        }
+    };
+    push_side_files(&folder, served_index, listing.side_files, &mut contents)?;
     Ok(contents)
 }
 
@@ -175,13 +191,25 @@ fn choose_weights(
     Ok(wanted.into_iter().cloned().collect())
 }
 
-/// Opens every file of weights and adds its tensors. Metadata common to all files becomes the version's.
-fn read_weights(folder: &Folder, weights: &[FileName], contents: &mut Contents) -> Result<(), FileError> {
+/// Opens every file of weights and adds its tensors, without those of which the index names the copy in another file:
+/// loaders take that one, and shards that were made from others keep old copies. Metadata common to all files becomes the
+/// version's.
+fn read_weights(
+    folder: &Folder,
+    weights: &[FileName],
+    index: Option<&WeightIndex>,
+    contents: &mut Contents,
+) -> Result<(), FileError> {
     let mut common: Option<Vec<(String, String)>> = None;
     let mut keys = BTreeSet::new();
     for name in weights {
         let file = folder.open_file(name)?;
-        let metadata = read_safetensors(file, contents)?;
+        let is_elsewhere =
+            |tensor: &str| index.and_then(|index| index.file_of(tensor)).is_some_and(|file| file != name);
+        let metadata = read_safetensors(file, contents, |tensor| match is_elsewhere(tensor) {
+            true => Some(SkippedEntry::new(format!("{tensor} of {name}"), SkipReason::OtherCopy)),
+            false => None,
+        })?;
         keys.extend(metadata.iter().map(|(key, _)| key.clone()));
         common = Some(match common {
             None => metadata,
@@ -211,24 +239,20 @@ fn check_unique(contents: &Contents) -> Result<(), FileError> {
     Ok(())
 }
 
-/// Checks that index and files agree on every tensor.
-fn check_index(
+/// Whether the index names every tensor. Tensors that it does not name are served all the same, in their files.
+///
+/// # Errors
+/// When it names one that its file does not have.
+fn is_complete(
     path: &Path,
     index: &WeightIndex,
     weights: &[FileName],
     contents: &Contents,
-) -> Result<(), FileError> {
-    let mut found = HashMap::with_capacity(contents.specs.len());
-    for (tensor, file) in contents.in_files() {
-        let shard = &weights[file];
-        if index.file_of(tensor) != Some(shard) {
-            let (shard, tensor) = (shard.clone(), tensor.to_owned());
-            return Err(FileError::NotInIndex { index: path.into(), shard, tensor });
-        }
-        found.insert(tensor, shard);
-    }
+) -> Result<bool, FileError> {
+    let found: HashMap<&str, &FileName> =
+        contents.in_files().map(|(tensor, file)| (tensor, &weights[file])).collect();
     match index.tensors().find(|(tensor, _)| !found.contains_key(tensor)) {
-        None => Ok(()),
+        None => Ok(found.len() == index.tensors().count()),
         Some((tensor, shard)) => {
             let (shard, tensor) = (shard.clone(), tensor.to_owned());
             Err(FileError::MissingTensor { index: path.into(), shard, tensor })
@@ -236,14 +260,14 @@ fn check_index(
     }
 }
 
-/// Adds an index for several files without one: with it a mirror has the same files of weights, and they can be loaded.
-fn push_new_index(weights: &[FileName], contents: &mut Contents) {
+/// Adds an index for several files without a complete one: with it a mirror has the same files of weights, and they can be
+/// loaded.
+fn push_new_index(name: FileName, weights: &[FileName], contents: &mut Contents) {
     let entries = contents.in_files().map(|(tensor, file)| (tensor.into(), weights[file].clone()));
     let index: WeightIndex = entries.collect();
     let json = index.to_json(contents.total_bytes());
-    let stem = WEIGHTS_DEFAULT.trim_end_matches(".safetensors");
-    let name = FileName::new(&format!("{stem}{INDEX_EXTENSION}")).expect("a constant name");
-    let spec = side_file_spec(&name, json.len() as u64).expect("a short constant name");
+    let spec =
+        side_file_spec(&name, json.len() as u64).expect("a name in the listing or a short constant one");
     contents.push(spec, Origin::Memory(json.into()));
 }
 

@@ -155,19 +155,6 @@ pub enum FileError {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor that is not where the index places it.
-    #[error(
-        "{shard} has tensor {tensor:?}, which {} does not place there: index and weights do not match",
-        index.display()
-    )]
-    NotInIndex {
-        /// The index.
-        index: PathBuf,
-        /// The file that has the tensor.
-        shard: FileName,
-        /// The tensor.
-        tensor: String,
-    },
     /// A tensor in two files.
     #[error(
         "tensor {tensor:?} is in {} and in {}: take one of the two files out of the folder",

@@ -41,11 +41,17 @@ pub enum SkipReason {
     /// It has weights that the index does not name.
     #[error("weights that the index does not name")]
     NotInIndex,
+    /// It is a tensor of which the index names the copy in another file.
+    #[error("a copy: the index names another file for this tensor")]
+    OtherCopy,
+    /// It is an index that does not name all tensors of its files. A complete one is served in its place.
+    #[error("it does not name all tensors of its files: a complete index is served in its place")]
+    PartialIndex,
     /// It has weights in addition to `model.safetensors`.
     #[error("weights beside model.safetensors")]
     BesideModel,
     /// It exceeds the maximum size of all side files.
-    #[error("too large: at most 64 MiB of files other than weights are served")]
+    #[error("too large: at most 128 MiB of files other than weights are served")]
     NoRoom,
     /// It is a metadata key whose values in the files of weights differ.
     #[error("metadata that is not the same in all files")]

@@ -166,7 +166,7 @@ fn borrowed_and_staged_files_are_the_same_version() {
 #[tokio::test]
 async fn a_folder_is_served_with_its_side_files() {
     let index = br#"{"metadata": {"total_size": 24}, "weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "1.safetensors"}}"#;
-    let large = vec![0; (64 << 20) - index.len() - 1];
+    let large = vec![0; (128 << 20) - index.len() - 1];
     let (_dir, dir) = new_folder(&[
         ("1.safetensors", &shard(&["a", "c"])),
         ("2.safetensors", &shard(&["b"])),
@@ -187,7 +187,7 @@ async fn a_folder_is_served_with_its_side_files() {
     let expected = [
         ".hidden (hidden)",
         "consolidated.safetensors (weights that the index does not name)",
-        "large.json (too large: at most 64 MiB of files other than weights are served)",
+        "large.json (too large: at most 128 MiB of files other than weights are served)",
         "onnx (a folder)",
         "pytorch_model.bin (weights in another format)",
         "pytorch_model.bin.index.json (weights in another format)",
@@ -219,21 +219,21 @@ async fn a_folder_without_an_index_keeps_its_file_names() {
 
 #[test]
 fn inconsistent_folders_are_refused() {
-    let (a, ab) = (shard(&["a"]), shard(&["a", "b"]));
+    let a = shard(&["a"]);
     let index = |map: &str| format!(r#"{{"weight_map": {map}}}"#).into_bytes();
     let name = "model.safetensors.index.json";
     let both = index(r#"{"a": "1.safetensors", "b": "2.safetensors"}"#);
     let error = error_for(&[("1.safetensors", &a), (name, &both)], "");
     assert!(matches!(&error, FileError::MissingShard { shard, .. } if shard.as_str() == "2.safetensors"));
     let error = error_for(&[("1.safetensors", &a), ("2.safetensors", &a), (name, &both)], "");
+    assert!(matches!(&error, FileError::MissingTensor { tensor, .. } if tensor == "b"), "{error}");
+    let error = error_for(&[("1.safetensors", &a), ("2.safetensors", &a)], "");
     assert!(matches!(&error, FileError::Twice { tensor, .. } if tensor == "a"), "{error}");
     assert!(error.to_string().contains("1.safetensors") && error.to_string().contains("2.safetensors"));
     let one = index(r#"{"a": "1.safetensors", "b": "1.safetensors"}"#);
     let error = error_for(&[("1.safetensors", &a), (name, &one)], "");
     assert!(matches!(&error, FileError::MissingTensor { tensor, .. } if tensor == "b"), "{error}");
     let only_a = index(r#"{"a": "1.safetensors"}"#);
-    let error = error_for(&[("1.safetensors", &ab), (name, &only_a)], "");
-    assert!(matches!(&error, FileError::NotInIndex { tensor, .. } if tensor == "b"), "{error}");
     let error =
         error_for(&[("1.safetensors", &a), (name, &only_a), ("x.safetensors.index.json", &only_a)], "");
     assert!(matches!(error, FileError::TwoIndexes { .. }), "{error}");
@@ -241,6 +241,26 @@ fn inconsistent_folders_are_refused() {
     assert!(matches!(error, FileError::Index { .. }), "{error}");
     let error = error_for(&[("config.json", b"{}"), ("pytorch_model.bin", b"")], "");
     assert!(matches!(error, FileError::NoWeights { .. }), "{error}");
+}
+
+/// Goal: published models whose index and shards disagree are served as the index says, and nothing is lost in silence.
+/// Method: a shard with a stale copy of a tensor that the index places in another file, and with one outside the index.
+#[tokio::test]
+async fn an_index_decides_between_copies_and_is_completed() {
+    let name = "model.safetensors.index.json";
+    let index = br#"{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}"#;
+    let (one, two) = (shard(&["a"]), shard(&["a", "b"]));
+    let (_dir, dir) = new_folder(&[("1.safetensors", &one), ("2.safetensors", &two), (name, index)]);
+    let files = TensorFiles::open(&dir).unwrap();
+    assert_eq!(names_of(&files), ["a", "b", &format!("tensor-relay.file:{name}")]);
+    let skipped: Vec<String> = files.skipped().iter().map(ToString::to_string).collect();
+    assert_eq!(skipped, ["a of 2.safetensors (a copy: the index names another file for this tensor)"]);
+    fs::write(dir.join("2.safetensors"), shard(&["b", "c"])).unwrap();
+    let files = TensorFiles::open(&dir).unwrap();
+    assert_eq!((names_of(&files).len(), files.skipped().len()), (4, 1));
+    let served =
+        bytes_of(&files.borrow(&staging()).unwrap().into(), &format!("tensor-relay.file:{name}")).await;
+    assert!(String::from_utf8(served).unwrap().contains(r#""c": "2.safetensors""#));
 }
 
 /// A file changed in place is never sent, even if its size and time are unchanged.

@@ -368,3 +368,41 @@ fn an_evicted_reader_is_informed() {
     assert!(case.end() == Some(EndReason::TooSlow));
     publish(&topic, 1, 1, 2..=2);
 }
+
+/// Goal: a version that is read in parts stays for the next part when it leaves retention, one of a topic, until its readers
+/// are gone. Method: read parts of versions 1 and 2, publish versions 2 to 4 into a topic that retains one.
+#[tokio::test(start_paused = true)]
+async fn a_version_read_in_parts_stays_for_its_readers() {
+    let (topic, keep) = (new_topic(), Keep::default());
+    let publish = |version| {
+        let release_timeout = Duration::from_secs(600);
+        topic.push(Retained { release_timeout, ..retained(1, version) }, keep).unwrap();
+    };
+    let read = |version, part: std::ops::Range<u32>| {
+        let start = Start::Exactly(Some(Epoch(1)), Version(version));
+        let within = RangeSet::from_range(part);
+        let mut case = begin(&topic, &Subscribe { start, once: true, within, ..subscribe(Mode::Latest) });
+        case.drain().first().map(|(_, version, _)| *version)
+    };
+    publish(1);
+    assert_eq!(read(1, 0..1), Some(1));
+    publish(2);
+    for _ in 0..5 {
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        assert_eq!((read(1, 0..1), read(2, 0..1)), (Some(1), Some(2)));
+    }
+    publish(3);
+    assert_eq!((read(1, 0..1), read(2, 0..1)), (Some(1), None), "one of them stays");
+    assert_eq!(
+        begin(&topic, &Subscribe { start: Start::Oldest, ..subscribe(Mode::Every) })
+            .drain()
+            .len(),
+        1
+    );
+    tokio::time::sleep(Duration::from_secs(31)).await;
+    assert_eq!((read(1, 0..1), read(3, 0..1)), (None, Some(3)));
+    publish(4);
+    assert_eq!(read(3, 0..1), Some(3), "the next one may stay");
+    topic.end(EndReason::Withdrawn);
+    assert_eq!(read(3, 0..1), None);
+}

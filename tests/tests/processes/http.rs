@@ -16,6 +16,8 @@ pub(crate) struct Response {
     pub(crate) code: u16,
     head: String,
     pub(crate) body: String,
+    /// The body, as far as it arrived: `body` is its text.
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl Response {
@@ -23,6 +25,12 @@ impl Response {
     /// correct one.
     #[track_caller]
     pub(crate) fn get(address: &str, path: &str, headers: &[&str]) -> Self {
+        Self::to("GET", (address, path), headers)
+    }
+
+    /// Requests a path of an address by this method, as [`get`](Self::get) does.
+    #[track_caller]
+    pub(crate) fn to(method: &str, (address, path): (&str, &str), headers: &[&str]) -> Self {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let host = match headers.iter().any(|header| header.starts_with("Host:")) {
@@ -30,19 +38,19 @@ impl Response {
             false => format!("Host: {address}\r\n"),
         };
         let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
-        let request = format!("GET {path} HTTP/1.1\r\n{host}{headers}Connection: close\r\n\r\n");
+        let request = format!("{method} {path} HTTP/1.1\r\n{host}{headers}Connection: close\r\n\r\n");
         let _ = stream.write_all(request.as_bytes()); // The server may respond before it has read everything.
         let mut response = vec![];
         let mut part = [0; 4096];
         while let Ok(bytes @ 1..) = stream.read(&mut part) {
             response.extend_from_slice(&part[..bytes]);
         }
-        let response = String::from_utf8(response).unwrap();
-        let (head, body) = response
-            .split_once("\r\n\r\n")
-            .unwrap_or_else(|| panic!("{path}: {response:?}"));
+        let end = response.windows(4).position(|bytes| bytes == b"\r\n\r\n");
+        let end = end.unwrap_or_else(|| panic!("{path}: {:?}", String::from_utf8_lossy(&response)));
+        let bytes = response.split_off(end + 4);
+        let head = String::from_utf8(response).unwrap();
         let code = head.split(' ').nth(1).unwrap().parse().unwrap();
-        Self { code, head: head.to_owned(), body: body.to_owned() }
+        Self { code, head, body: String::from_utf8_lossy(&bytes).into_owned(), bytes }
     }
 
     /// Checks the code.

@@ -23,6 +23,7 @@ mod hooks;
 mod host;
 mod host_sharing;
 mod http;
+mod hub;
 mod lanes;
 mod logs;
 mod mirrors;

@@ -1,0 +1,208 @@
+//! [`Origin`]: a server whose topics the hub offers.
+
+use super::failure::Failure;
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tensor_relay_client::{
+    Client, ClientError, Config, GetError, Request, Snapshot, Ticket, Topic, VersionId,
+};
+use tokio::{sync::Mutex, time::timeout};
+
+/// How old the list of topics, and with it the newest versions, may be.
+const LIST_AGE_MAX: Duration = Duration::from_millis(250);
+
+/// The deadline for a list: Hugging Face's client waits 10 s for the size of a file.
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The deadline for a list where an earlier one is known, which answers in its place.
+const LIST_TIMEOUT_OF_KNOWN: Duration = Duration::from_secs(1);
+
+/// The time without a connection after which requests are told so: less than the 10 s for which Hugging Face's client waits
+/// for a byte.
+const LOST_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// The interval at which a request looks whether the connection is lost.
+const LOST_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The pause between attempts to replace a session that has ended.
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The time for which a session tries to restore its connection. Requests have deadlines of their own.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(3_600);
+
+/// A session with one server, replaced when it has ended.
+#[derive(Debug)]
+pub(super) struct Origin {
+    ticket: Ticket,
+    config: Config,
+    connect_timeout: Duration,
+    session: Mutex<Session>,
+    listed: Mutex<Option<Listed>>,
+}
+
+#[derive(Debug)]
+struct Session {
+    client: Arc<Client>,
+    /// When its replacement may be tried, after a failure, which is this.
+    failed: Option<(Instant, Failure)>,
+}
+
+#[derive(Debug)]
+struct Listed {
+    at: Instant,
+    newest: Arc<Newest>,
+}
+
+/// The newest version of each topic.
+pub(super) type Newest = BTreeMap<Topic, VersionId>;
+
+impl Origin {
+    /// Connects to the server that `ticket` names.
+    ///
+    /// # Errors
+    /// Those of [`Client::connect`].
+    pub(super) async fn open(
+        ticket: Ticket,
+        config: Config,
+        connect_timeout: Duration,
+    ) -> Result<Self, ClientError> {
+        // Whole files pass through, and no version follows another in one subscription: there are no deltas.
+        let config = Config { base_bytes: 0, reconnect_timeout: RECONNECT_TIMEOUT, ..config };
+        let client = Client::connect_within(connect_timeout, &ticket, config.clone()).await?;
+        let session = Session { client: Arc::new(client), failed: None };
+        Ok(Self { ticket, config, connect_timeout, session: Mutex::new(session), listed: Mutex::default() })
+    }
+
+    /// The topics with their newest versions, as far as they are known while the server does not answer.
+    ///
+    /// # Errors
+    /// [`Failure`] when the server is not reached.
+    pub(super) async fn newest(&self) -> Result<Arc<Newest>, Failure> {
+        let mut listed = self.listed.lock().await;
+        if let Some(Listed { at, newest }) = &*listed
+            && at.elapsed() <= LIST_AGE_MAX
+        {
+            return Ok(Arc::clone(newest));
+        }
+        let client = self.client().await?;
+        let known = listed.as_ref().map(|listed| Arc::clone(&listed.newest));
+        let lost = client.connection_lost().map(|lost| Failure::of_client(&lost));
+        let within = if known.is_some() { LIST_TIMEOUT_OF_KNOWN } else { LIST_TIMEOUT };
+        let topics = match lost {
+            Some(lost) => Err(lost),
+            None => match timeout(within, client.list()).await {
+                Ok(topics) => Ok(topics.map_err(|error| Failure::of_client(&error))?),
+                Err(_) => Err(not_connected(&client, "the list of topics", within)),
+            },
+        };
+        let topics = match (topics, known) {
+            (Ok(topics), _) => topics,
+            (Err(_), Some(known)) => {
+                // What is in memory can be read meanwhile.
+                *listed = Some(Listed { at: Instant::now(), newest: Arc::clone(&known) });
+                return Ok(known);
+            }
+            (Err(failure), None) => return Err(failure),
+        };
+        let newest = Arc::new(topics.into_iter().map(|entry| (entry.id.topic.clone(), entry.id)).collect());
+        *listed = Some(Listed { at: Instant::now(), newest: Arc::clone(&newest) });
+        Ok(newest)
+    }
+
+    /// Receives one version, or a part or description of one, `within` this time.
+    ///
+    /// # Errors
+    /// [`GotError`].
+    pub(super) async fn get(
+        &self,
+        request: Request,
+        what: &str,
+        within: Duration,
+    ) -> Result<Snapshot, GotError> {
+        let client = self.client().await?;
+        tokio::select! {
+            received = timeout(within, client.get(request)) => match received {
+                Ok(received) => Ok(received?),
+                Err(_) => Err(not_connected(&client, what, within).into()),
+            },
+            lost = lost(&client) => Err(Failure::of_client(&lost).into()),
+        }
+    }
+
+    /// The session, or a new one if it has ended.
+    async fn client(&self) -> Result<Arc<Client>, Failure> {
+        let mut session = self.session.lock().await;
+        if !session.client.has_ended() {
+            return Ok(Arc::clone(&session.client));
+        }
+        if let Some((next_at, failure)) = &session.failed
+            && Instant::now() < *next_at
+        {
+            return Err(failure.clone());
+        }
+        match Client::connect_within(self.connect_timeout, &self.ticket, self.config.clone()).await {
+            Ok(client) => {
+                *session = Session { client: Arc::new(client), failed: None };
+                Ok(Arc::clone(&session.client))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "The hub cannot connect to the server again.");
+                let failure = Failure::of_client(&error);
+                session.failed = Some((Instant::now() + RECONNECT_INTERVAL, failure.clone()));
+                Err(failure)
+            }
+        }
+    }
+}
+
+/// Waits until the connection was lost for [`LOST_TIMEOUT`]; returns why.
+async fn lost(client: &Client) -> Arc<ClientError> {
+    let mut since: Option<Instant> = None;
+    loop {
+        tokio::time::sleep(LOST_INTERVAL).await;
+        match client.connection_lost() {
+            Some(lost) if since.is_some_and(|since| since.elapsed() >= LOST_TIMEOUT) => return lost,
+            Some(_) => since = Some(since.unwrap_or_else(Instant::now)),
+            None => since = None,
+        }
+    }
+}
+
+/// Why something did not come `within` a time: the connection is lost, or it is slow.
+fn not_connected(client: &Client, what: &str, within: Duration) -> Failure {
+    match client.connection_lost() {
+        Some(lost) => Failure::of_client(&lost),
+        None => Failure::late(what, within.as_secs()),
+    }
+}
+
+/// Why [`Origin::get`] failed.
+#[derive(Debug)]
+pub(super) enum GotError {
+    Hub(Failure),
+    Get(GetError),
+}
+
+impl From<Failure> for GotError {
+    fn from(failure: Failure) -> Self {
+        Self::Hub(failure)
+    }
+}
+
+impl From<GetError> for GotError {
+    fn from(error: GetError) -> Self {
+        Self::Get(error)
+    }
+}
+
+impl From<GotError> for Failure {
+    fn from(error: GotError) -> Self {
+        match error {
+            GotError::Hub(failure) => failure,
+            GotError::Get(error) => error.into(),
+        }
+    }
+}
