@@ -17,7 +17,7 @@ pub use claimed::{Claim, Named};
 pub use message::{ChunkRequest, SubscriptionMessage};
 pub use plan::SendAction;
 pub use read_retry::{Attempt, ReadRetry};
-pub use versions::{Pick, Published, Seq, Versions};
+pub use versions::{Here, Pick, Published, Seq, Versions};
 
 use crate::{
     AbortReason, Credit, EndReason, FeatureSet, LaneId, ManifestDigest, Partial, Place, ProtocolViolation,
@@ -139,8 +139,8 @@ impl<V: Published + Clone> Sender<V> {
         }
         match &mut self.current {
             Some(Current { version, plan, .. }) => {
-                let (held, pick) = (topic.held(version), |wanted: &RangeSet| topic.pick(version, wanted));
-                plan.poll(&mut self.credit, lane, held.as_deref(), pick).map(SenderAction::Send)
+                let (here, pick) = (topic.here(version), |wanted: &RangeSet| topic.pick(version, wanted));
+                plan.poll(&mut self.credit, lane, &here, pick).map(SenderAction::Send)
             }
             None => self.poll_idle(topic),
         }

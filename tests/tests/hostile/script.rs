@@ -5,7 +5,7 @@ use std::ops::Range;
 use tensor_relay_client::{SubscriptionError, Version};
 use tensor_relay_protocol::{
     AbortReason, Announce, ChunkHash, ChunkHeader, ChunkIndex, ClientMessage, CloseCode, CodecId, Epoch,
-    Limits, Manifest, ManifestDigest, ManifestHeader, ServerMessage, StreamHeader, Subscribe, SubscriptionId,
+    Limits, Manifest, ManifestDigest, ManifestHeader, RelayPath, ServerMessage, StreamHeader, Subscribe, SubscriptionId,
     VersionDigest, VersionId,
 };
 use tensor_relay_tests::{
@@ -65,6 +65,7 @@ impl Script {
             shared: false,
             lost_place: None,
             lending: None,
+            relays: RelayPath::default(),
         }
     }
 

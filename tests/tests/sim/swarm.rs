@@ -152,8 +152,8 @@ impl Forwarded for LyingVersion {
         self.0.offered()
     }
 
-    fn handle_committed(&self) {
-        self.0.handle_committed();
+    fn handle_committed(&self, whole: Option<HostSource>) {
+        self.0.handle_committed(whole);
     }
 }
 

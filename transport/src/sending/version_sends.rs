@@ -332,12 +332,15 @@ impl Context {
         Ok(encoded)
     }
 
-    /// The codec of the shared encoding of a chunk, if the client can decode it and it needs no base: in another one the
-    /// client could not pass the chunk on. A delta comes of itself where the client has the base.
+    /// The codec of the shared encoding of a chunk, if it needs no base and the client can decode it: in another one the
+    /// client could not pass the chunk on. Otherwise that in which the chunk was received, which costs no encoding. A delta
+    /// comes of itself where the client has the base.
     fn shared_codec(&self, chunk: ChunkIndex) -> Option<CodecId> {
-        let entry = self.content.encodings.as_deref()?.entry(chunk)?;
-        let is_free = self.coding.choice == CodecChoice::Auto && self.coding.offered.contains(entry.codec);
-        (is_free && entry.base.is_none()).then_some(entry.codec)
+        let codec = match self.content.encodings.as_deref().and_then(|encodings| encodings.entry(chunk)) {
+            Some(entry) => entry.base.is_none().then_some(entry.codec),
+            None => self.payload().received(chunk),
+        };
+        codec.filter(|codec| self.coding.choice == CodecChoice::Auto && self.coding.offered.contains(*codec))
     }
 
     /// The requested encoding of a chunk.
