@@ -84,6 +84,7 @@ pub(crate) async fn run(args: RelayArgs) -> anyhow::Result<Exit> {
             "admin": admin_address,
             "memory_bytes_max": memory_bytes_max,
             "origins": tickets.iter().map(Ticket::addresses).collect::<Vec<_>>(),
+            "topics": literal(&topics).iter().map(|topic| json!({ "topic": topic.as_str() })).collect::<Vec<_>>(),
         }));
     } else if let Some(admin) = admin_address {
         crate::log::message!("status page: {}", page_url(admin));

@@ -263,7 +263,10 @@ impl<V: Published + Clone> Sender<V> {
     /// Gives up the version under way for a newer one, if the client asked for that.
     fn supersede(&mut self, topic: &impl Versions<Version = V>) {
         let Some(current) = self.current.as_ref().filter(|_| self.preempt) else { return };
-        if topic.newest().is_some_and(|(_, newest)| newest.id() != current.version.id()) {
+        let (epoch, version) = current.version.key();
+        // An earlier one may be the newest while this one waits for its own source.
+        let is_newer = |newest: V| newest.key().0 != epoch || newest.key().1 > version;
+        if topic.newest().is_some_and(|(_, newest)| is_newer(newest)) {
             self.give_up(AbortReason::Superseded);
         }
     }

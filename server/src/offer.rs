@@ -86,7 +86,9 @@ impl Versions for Offer {
     type Version = Arc<Retained>;
 
     fn newest(&self) -> Option<(Seq, Arc<Retained>)> {
-        self.topic.newest_of(|version| self.is_offered(version))
+        let is_moving = |version: &Retained| version.arrival().is_none_or(|arrival| arrival.is_moving());
+        let moving = self.topic.newest_of(|version| self.is_offered(version) && is_moving(version));
+        moving.or_else(|| self.topic.newest_of(|version| self.is_offered(version)))
     }
 
     fn first_from(&self, seq: Seq) -> Option<(Seq, Arc<Retained>)> {

@@ -69,18 +69,9 @@ impl Following {
         number: usize,
         status: &OriginStatus,
     ) -> Result<(), ClientError> {
-        let claim = self.claims.claim(topic, number);
         let mut said = String::new();
         loop {
-            claim.wait(true).await;
-            let over = tokio::select! {
-                over = self.receive(client, topic) => over?,
-                () = claim.wait(false) => {
-                    tracing::info!(%topic, "An earlier origin has the topic, too: it comes from there now.");
-                    continue;
-                }
-            };
-            let (pause, why) = match over {
+            let (pause, why) = match self.receive_in_turn(client, topic, number).await? {
                 Over::Ended => return Ok(()),
                 Over::Disconnected(error) => return Err(ClientError::Ended(error)),
                 Over::Again(pause, why) => (pause, why),
@@ -95,11 +86,25 @@ impl Following {
         }
     }
 
-    /// Subscribes to a topic, unless it came through this relay, and receives its versions.
-    async fn receive(&self, client: &Client, topic: &Topic) -> Result<Over, ClientError> {
+    /// Receives a topic while no earlier origin has it, unless it came through this relay.
+    async fn receive_in_turn(&self, client: &Client, topic: &Topic, number: usize) -> Result<Over, ClientError> {
         if let Err(reason) = self.check_path(client, topic).await? {
             return Ok(Over::Again(REFUSED_PAUSE, reason.to_string()));
         }
+        let claim = self.claims.claim(topic, number);
+        loop {
+            claim.wait(true).await;
+            tokio::select! {
+                over = self.receive(client, topic) => return over,
+                () = claim.wait(false) => {
+                    tracing::info!(%topic, "An earlier origin has the topic, too: it comes from there now.");
+                }
+            }
+        }
+    }
+
+    /// Subscribes to a topic, and receives its versions.
+    async fn receive(&self, client: &Client, topic: &Topic) -> Result<Over, ClientError> {
         let mut request = match &self.reader {
             Some(reader) => Request::every(topic.clone()).reader(reader.clone()),
             None => Request::latest(topic.clone()),

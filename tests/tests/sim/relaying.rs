@@ -300,7 +300,8 @@ fn a_ring_is_refused_by_name() {
         let (_first, _second) = (first.follow(latest()), second.follow(latest()));
         publish_at(&origin, &mut publisher, 1).await;
         let back = Arc::new(connect(&sim, 1, &second.ticket(&sim), &first.relay).await);
-        eventually("the version has passed", || second.server.stats().staged_bytes == 0).await;
+        let status = second.server.status_reader();
+        eventually("the version has passed", || status.has_version()).await;
         let refused = timeout(Duration::from_secs(20), follow(&back, &first.relay, latest())).await;
         let refused = refused.unwrap().unwrap();
         let SubscriptionError::NotRelayed { id: version, reason } = &refused else { panic!("{refused}") };

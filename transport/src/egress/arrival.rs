@@ -1,9 +1,12 @@
 //! [`Arrival`]: the progress of a version that is sent on while it is being received.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use tensor_relay_device::Lock;
 use tensor_relay_protocol::{Here, RangeSet};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
+
+/// The time without a chunk after which a version counts as waiting for its origin.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// Which chunks of a version are here. It ends when the version is whole, or given up.
 #[derive(Debug, Default)]
@@ -12,10 +15,18 @@ pub struct Arrival {
     changed: watch::Sender<()>,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct State {
     here: Arc<RangeSet>,
+    /// When the last chunk came, or the version began.
+    moved_at: Instant,
     end: Option<End>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self { here: Arc::default(), moved_at: Instant::now(), end: None }
+    }
 }
 
 /// How an arrival ended.
@@ -44,6 +55,15 @@ impl Arrival {
         self.state.lock().end == Some(End::Whole)
     }
 
+    /// Whether a new receiver does well to wait for it, and not to take an earlier one: it is whole, or chunks are coming.
+    pub fn is_moving(&self) -> bool {
+        let state = self.state.lock();
+        match state.end {
+            Some(end) => end == End::Whole,
+            None => state.moved_at.elapsed() < PAUSE_MAX,
+        }
+    }
+
     /// Whether it was given up.
     pub fn is_given_up(&self) -> bool {
         self.state.lock().end == Some(End::GivenUp)
@@ -57,7 +77,10 @@ impl Arrival {
 
     /// Handles a verified chunk.
     pub fn handle_verified(&self, chunk: u32) {
-        Arc::make_mut(&mut self.state.lock().here).insert(chunk);
+        let mut state = self.state.lock();
+        Arc::make_mut(&mut state.here).insert(chunk);
+        state.moved_at = Instant::now();
+        drop(state);
         self.changed.send_replace(());
     }
 
@@ -84,7 +107,7 @@ impl Arrival {
     pub async fn wait_for(&self, chunks: &RangeSet) -> Result<(), GivenUp> {
         let mut changes = self.changed.subscribe();
         loop {
-            let State { here, end } = self.state.lock().clone();
+            let State { here, end, .. } = self.state.lock().clone();
             match end {
                 Some(End::Whole) => return Ok(()),
                 Some(End::GivenUp) => return Err(GivenUp),
