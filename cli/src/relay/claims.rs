@@ -24,6 +24,11 @@ pub(super) struct Claim {
 }
 
 impl Claims {
+    /// Whether an origin claims `topic`.
+    pub(super) fn has(&self, topic: &Topic) -> bool {
+        self.origins.lock().contains_key(topic)
+    }
+
     /// Claims `topic` for the origin with this number.
     pub(super) fn claim(self: &Arc<Self>, topic: &Topic, origin: usize) -> Claim {
         self.origins.lock().entry(topic.clone()).or_default().insert(origin);

@@ -7,7 +7,7 @@ use crate::{args::ModeArg, serve::print_object};
 use serde_json::json;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tensor_relay_client::{
-    Client, ClientError, EndReason, PathError, ReaderName, RelayId, Request, Snapshot, Subscription,
+    Client, ClientError, EndReason, Glob, PathError, ReaderName, RelayId, Request, Snapshot, Subscription,
     SubscriptionError, Topic,
 };
 use tensor_relay_device::Lock;
@@ -56,6 +56,13 @@ impl Following {
         let reader = every.then(|| reader_name(args, id)).transpose()?;
         let newest = Lock::new(restored.into_iter().collect());
         Ok(Self { newest, claims, relay, cache, id, reader, json: args.json })
+    }
+
+    /// The topics that are here and match, and that no origin has at the moment.
+    pub(super) fn unclaimed(&self, globs: &[Glob]) -> Vec<Topic> {
+        let newest = self.newest.lock();
+        let matches = |topic: &&Topic| globs.iter().any(|glob| glob.matches(topic.as_str()));
+        newest.keys().filter(matches).filter(|topic| !self.claims.has(topic)).cloned().collect()
     }
 
     /// Follows a topic of the origin with this number until it ends.

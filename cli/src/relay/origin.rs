@@ -9,6 +9,9 @@ use tokio::{sync::mpsc, task::JoinSet};
 /// The longest pause between two attempts to connect.
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
+/// The time in which an origin names the topics that it has.
+const NAMED_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The interval at which the connection is looked at, for the status.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -63,7 +66,7 @@ impl Origin {
 
     /// Ends the topics of an origin that has revoked this relay's right.
     fn handle_refused(&self) {
-        for topic in self.status.take_topics() {
+        for topic in self.following.unclaimed(&self.topics) {
             tracing::error!(
                 %topic, origin = %self.status.name(),
                 "The origin refuses this relay: its right to a topic was revoked or has expired. The topic ends here too."
@@ -85,30 +88,44 @@ impl Origin {
             });
         }
         drop(found);
+        // What was restored, and the origin has not named: it may have become forbidden meanwhile.
+        let mut unnamed = std::pin::pin!(tokio::time::sleep(NAMED_TIMEOUT));
+        let mut is_waiting = true;
         let mut checking = tokio::time::interval(CHECK_INTERVAL);
         let (mut followers, mut followed) = (JoinSet::new(), BTreeSet::<Topic>::new());
         loop {
-            tokio::select! {
+            let named = tokio::select! {
                 topic = names.recv() => match topic {
-                    Some(topic) if followed.insert(topic.clone()) => {
-                        self.status.add_topic(&topic);
-                        let (following, client) = (Arc::clone(&self.following), Arc::clone(&client));
-                        let (number, status) = (self.number, self.status.clone());
-                        followers.spawn(async move {
-                            let ended = following.follow(&client, &topic, number, &status).await;
-                            (topic, ended)
-                        });
-                    }
-                    Some(_) => {}
+                    Some(topic) => vec![topic],
                     None => return client.list().await.map(drop).map_err(Into::into), // The session has ended: why?
                 },
-                _ = checking.tick() => self.status.check(),
+                () = &mut unnamed, if is_waiting => {
+                    is_waiting = false;
+                    self.following.unclaimed(&self.topics)
+                }
+                _ = checking.tick() => {
+                    self.status.check();
+                    continue;
+                }
                 Some(ended) = followers.join_next() => {
                     let (topic, ended) = ended?;
                     followed.remove(&topic);
                     ended?;
                     self.status.remove_topic(&topic);
+                    continue;
                 }
+            };
+            for topic in named {
+                if !followed.insert(topic.clone()) {
+                    continue;
+                }
+                self.status.add_topic(&topic);
+                let (following, client) = (Arc::clone(&self.following), Arc::clone(&client));
+                let (number, status) = (self.number, self.status.clone());
+                followers.spawn(async move {
+                    let ended = following.follow(&client, &topic, number, &status).await;
+                    (topic, ended)
+                });
             }
         }
     }

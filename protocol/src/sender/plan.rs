@@ -181,7 +181,10 @@ impl SendPlan {
         let picked = match (self.is_shared, held) {
             (false, _) => Pick::InOrder,
             (true, None) => pick(self.pushing.left()),
-            (true, Some(held)) => pick(&self.pushing.left().intersection(held)),
+            (true, Some(held)) => match self.pushing.left().intersection(held) {
+                none if none.is_empty() => Pick::Wait,
+                wanted => pick(&wanted),
+            },
         };
         let chunk = match picked {
             Pick::InOrder => self.pushing.take_first(held),

@@ -8,7 +8,6 @@ use crate::{
 use std::{collections::VecDeque, sync::Arc};
 use tensor_relay_device::Lock;
 use tensor_relay_protocol::{EndReason, Epoch, Topic, Version};
-use tensor_relay_transport::AbortOnDrop;
 use tokio::sync::watch;
 
 /// A topic of another server. A task publishes its versions, because that may have to wait for readers; what arrives waits
@@ -16,7 +15,6 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub(super) struct RelayedTopic {
     inner: Arc<Inner>,
-    _publishing: AbortOnDrop,
 }
 
 #[derive(Debug)]
@@ -41,6 +39,8 @@ struct Queue {
     is_busy: bool,
     /// Why the topic ended.
     end: Option<EndReason>,
+    /// Whether no further version will come, because the relay is gone.
+    is_closed: bool,
 }
 
 /// Why a version is not offered.
@@ -67,8 +67,8 @@ impl RelayedTopic {
             changed: watch::Sender::default(),
             state: Lock::default(),
         });
-        let publishing = tokio::spawn(run(Arc::clone(&inner)));
-        Arc::new(Self { inner, _publishing: AbortOnDrop(publishing.abort_handle()) })
+        tokio::spawn(run(Arc::clone(&inner))); // Until the topic ends, or this is dropped.
+        Arc::new(Self { inner })
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
@@ -140,10 +140,18 @@ impl RelayedTopic {
     }
 }
 
+impl Drop for RelayedTopic {
+    fn drop(&mut self) {
+        self.inner.queue.lock().is_closed = true;
+        self.inner.changed.send_replace(());
+    }
+}
+
 /// What is to be done.
 enum Next {
     Publish(Arc<RelayedVersion>),
-    End(EndReason),
+    /// The topic ended for this reason, or stays as it is.
+    End(Option<EndReason>),
     Wait,
 }
 
@@ -160,7 +168,10 @@ async fn run(topic: Arc<Inner>) {
             }
             Next::End(reason) => {
                 *topic.state.lock() = None;
-                return publisher.into_iter().for_each(|publisher| end_topic(publisher, reason));
+                if let (Some(reason), Some(publisher)) = (reason, publisher) {
+                    end_topic(publisher, reason);
+                }
+                return;
             }
             Next::Wait => drop(changes.changed().await), // `topic` has the sender.
         }
@@ -228,11 +239,12 @@ impl Inner {
         let mut queue = self.queue.lock();
         let version = queue.versions.pop_front();
         let was_busy = std::mem::replace(&mut queue.is_busy, version.is_some());
-        let end = queue.end;
+        let (end, is_closed) = (queue.end, queue.is_closed);
         drop(queue);
         match (end, version) {
-            (Some(reason), _) => Next::End(reason),
+            (Some(reason), _) => Next::End(Some(reason)),
             (None, Some(version)) => Next::Publish(version),
+            (None, None) if is_closed => Next::End(None),
             (None, None) => {
                 if was_busy {
                     self.changed.send_replace(()); // For those who wait until it is idle.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 use tensor_relay_device::HostSource;
 use tensor_relay_protocol::{
-    ChunkHeader, EncodingEntry, Epoch, Metadata, RangeSet, RelayPath, Version, VersionId,
+    ChunkHeader, EncodingEntry, Epoch, Here, Metadata, RangeSet, RelayPath, Version, VersionId,
 };
 use tensor_relay_transport::{
     egress::{Arrival, Payload},
@@ -116,7 +116,11 @@ impl Forwarded for Hold {
     }
 
     fn offered(&self) -> RangeSet {
-        self.0.peers.as_ref().map(|peers| peers.offered()).unwrap_or_default()
+        match (&self.0.peers, self.0.arrival.here()) {
+            (Some(peers), _) => peers.offered(),
+            (None, Here::SoFar(chunks) | Here::Only(chunks)) => RangeSet::clone(&chunks),
+            (None, Here::All) => RangeSet::from_range(0..self.0.payload.manifest().chunking().count()),
+        }
     }
 
     fn handle_committed(&self, whole: Option<HostSource>) {

@@ -285,10 +285,11 @@ impl Context {
 
     /// Estimates what each level of effort would make of a chunk: from an estimate of similar chunks or, if one may be
     /// made now, from a sample of a raw chunk, which is returned as work beside its sending. Small chunks are always sent
-    /// raw.
+    /// raw, and those that were received are passed on.
     fn estimate<'a>(&'a self, chunk: ChunkIndex, encoded: &Encoded) -> Option<BoxFuture<'a, ()>> {
         let (encoder, payload, raw_bytes) = (self.encoder(), self.payload(), self.raw_bytes(chunk));
-        if raw_bytes < SMALL_BYTES as u64 || !self.is_chosen(encoded.codec) {
+        let is_passed_on = payload.received(chunk).is_some();
+        if raw_bytes < SMALL_BYTES as u64 || !self.is_chosen(encoded.codec) || is_passed_on {
             return None;
         }
         let Coding { effort, offered, .. } = &self.coding;
