@@ -60,7 +60,9 @@ fn needed_by(command: &Command) -> u64 {
     };
     RUNTIME_DESCRIPTORS
         + match command {
-            Command::Serve(args) => LANE_DESCRIPTORS + FILE_DESCRIPTORS + admin(args.server.admin.is_wanted(true)),
+            Command::Serve(args) => {
+                LANE_DESCRIPTORS + FILE_DESCRIPTORS + admin(args.server.admin.is_wanted(true))
+            }
             Command::Subscribe(args) => {
                 lanes(args.lanes) * LANE_DESCRIPTORS + FILE_DESCRIPTORS + admin(args.admin.is_wanted(false))
             }

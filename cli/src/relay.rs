@@ -99,11 +99,20 @@ pub(crate) async fn run(args: RelayArgs) -> anyhow::Result<Exit> {
             None => vec![],
         };
         let following = Arc::new(Following::new(restored, claims, relaying, cache.clone(), &args, id)?);
-        for (number, ((ticket, topics), status)) in tickets.into_iter().zip(topics).zip(statuses).enumerate() {
+        for (number, ((ticket, topics), status)) in tickets.into_iter().zip(topics).zip(statuses).enumerate()
+        {
             let (config, sharing) = client_config(&args, &server, &relay, id)?;
             let following = Arc::clone(&following);
-            let origin =
-                Origin { number, ticket, topics, config, sharing, status, following, connect_timeout: args.connect_timeout };
+            let origin = Origin {
+                number,
+                ticket,
+                topics,
+                config,
+                sharing,
+                status,
+                following,
+                connect_timeout: args.connect_timeout,
+            };
             origins.spawn(origin.run());
         }
         anyhow::Ok(())
@@ -170,7 +179,9 @@ fn offer(
     let addresses = listening.advertised(&args.server.advertise);
     let topics = topics.iter().map(Some).chain((topics.len() != 1).then_some(None));
     let tickets = topics.map(|topic| admission::ticket(access, &addresses, identity.fingerprint(), topic));
-    let tickets = tickets.map(|ticket| Ok(ticket?.to_string())).collect::<anyhow::Result<Vec<_>>>()?;
+    let tickets = tickets
+        .map(|ticket| Ok(ticket?.to_string()))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     let ticket_file = admission::ticket_file(args.server.ticket_file.as_deref(), state_dir);
     admission::write_tickets(&ticket_file, &tickets)?;
     admission::keep_addresses(&ticket_file, state_dir, &tickets);

@@ -34,9 +34,7 @@ use std::{
     time::Duration,
 };
 use tensor_relay_client::check_replaceable;
-use tensor_relay_server::{
-    BaseStats, CodecStats, Config, Identity, Server, ServerStats, Topic, VersionId,
-};
+use tensor_relay_server::{BaseStats, CodecStats, Config, Identity, Server, ServerStats, Topic, VersionId};
 
 pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     output::queue_from_now_on(args.json)?;

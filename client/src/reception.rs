@@ -31,8 +31,8 @@ use std::{
 use tensor_relay_device::{CacheLease, Device};
 use tensor_relay_protocol::{
     AbortReason, Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, EncodingHash, EndReason, Epoch,
-    Feature, ProtocolViolation, RelayId, Released, StreamToken, Subscriber, SubscriptionId, Topic, Verified, Version,
-    VersionFault, VersionId,
+    Feature, ProtocolViolation, RelayId, Released, StreamToken, Subscriber, SubscriptionId, Topic, Verified,
+    Version, VersionFault, VersionId,
 };
 use tensor_relay_transport::{
     AbortOnDrop, DataIn, LaneKind, LaneKindReason, Tally,

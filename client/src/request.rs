@@ -5,8 +5,9 @@ use std::{ops::Range, sync::Arc};
 #[cfg(doc)]
 use tensor_relay_protocol::EndReason;
 use tensor_relay_protocol::{
-    CodecId, Consumer, Epoch, GLOBS_MAX, Glob, Have, Manifest, Mode, RangeSet, ReaderName, SELECTION_MAX_BYTES,
-    Start, Subscribe, SubscriptionId, TensorBox, Topic, Version, VersionDigest, check_boxes,
+    CodecId, Consumer, Epoch, GLOBS_MAX, Glob, Have, Manifest, Mode, RangeSet, ReaderName,
+    SELECTION_MAX_BYTES, Start, Subscribe, SubscriptionId, TensorBox, Topic, Version, VersionDigest,
+    check_boxes,
 };
 
 /// A request for versions of a topic. Create it with [`latest`](Self::latest) or [`every`](Self::every); for one

@@ -8,7 +8,9 @@ use crate::{
 use bytes::Bytes;
 use std::{ops::Range, sync::Arc, time::Duration};
 use tensor_relay_device::{HostBytes, HostSource, SharedRange, Source, VolatileBytes};
-use tensor_relay_protocol::{Manifest, Metadata, RelayPath, Selection, Tensor, VersionId, files::missed_generations};
+use tensor_relay_protocol::{
+    Manifest, Metadata, RelayPath, Selection, Tensor, VersionId, files::missed_generations,
+};
 use tensor_relay_transport::{CodecStats, LaneKind, LaneKindReason};
 
 /// The tensors of one committed version.

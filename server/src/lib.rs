@@ -132,8 +132,8 @@ pub use swarm::{MemberStatus, PeerDialling, PeerNetwork, PeerNetworkError, Swarm
 pub use tensor_relay_device::{BoxFuture, Device, DeviceBuffer, Source, SourceError};
 pub use tensor_relay_protocol::{
     ChunkHash, Claims, CodecChoice, CodecId, Dtype, Epoch, Glob, GlobError, Grant, GrantError, Limits,
-    Manifest, Metadata, PAYLOAD_ALIGNMENT, RelayId, RelayPath, Shape, TensorName, TensorSpec, Ticket, TicketId, Token, Topic,
-    Verb, Verbs, Version, VersionDigest, VersionId,
+    Manifest, Metadata, PAYLOAD_ALIGNMENT, RelayId, RelayPath, Shape, TensorName, TensorSpec, Ticket,
+    TicketId, Token, Topic, Verb, Verbs, Version, VersionDigest, VersionId,
     files::{FileKind, MISSED_GENERATIONS_KEY, RESERVED_PREFIX, epoch_of, is_reserved},
 };
 pub use tensor_relay_transport::egress::READ_TIMEOUT;

@@ -9,8 +9,8 @@ use crate::{
 };
 use std::sync::Arc;
 use tensor_relay_protocol::{
-    Credit, EndReason, Epoch, FeatureSet, Here, Mode, Pick, ProtocolViolation, Published, RangeSet, Sender, Seq,
-    Start, Subscribe, Version, Versions,
+    Credit, EndReason, Epoch, FeatureSet, Here, Mode, Pick, ProtocolViolation, Published, RangeSet, Sender,
+    Seq, Start, Subscribe, Version, Versions,
 };
 use tensor_relay_transport::sending::Offered;
 

@@ -1,8 +1,8 @@
 //! [`Publishable`]: a version that is laid out and ready to be sent, wherever its bytes are.
 
 use crate::{Borrowed, Staged};
-use tensor_relay_device::{Charge, Returned};
 use std::sync::Arc;
+use tensor_relay_device::{Charge, Returned};
 use tensor_relay_protocol::{Manifest, RelayPath, VersionDigest};
 use tensor_relay_transport::egress::{Arrival, Payload};
 

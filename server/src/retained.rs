@@ -10,7 +10,8 @@ use std::{
 };
 use tensor_relay_device::{Charge, SourceError};
 use tensor_relay_protocol::{
-    Epoch, Feature, ManifestDigest, Metadata, Published, RelayPath, Selection, Tensor, Version, VersionDigest, VersionId,
+    Epoch, Feature, ManifestDigest, Metadata, Published, RelayPath, Selection, Tensor, Version,
+    VersionDigest, VersionId,
 };
 use tensor_relay_transport::{
     egress::{Arrival, Payload},

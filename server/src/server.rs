@@ -1,8 +1,8 @@
 //! The [`Server`]: accepts clients, owns the catalogue, shuts down gracefully.
 
 use crate::{
-    Access, Config, ForwardOptions, Forwarder, Publisher, Relay, RelayOptions, Staging, StatusReader, TopicOptions, TopicTaken,
-    TrafficStats,
+    Access, Config, ForwardOptions, Forwarder, Publisher, Relay, RelayOptions, Staging, StatusReader,
+    TopicOptions, TopicTaken, TrafficStats,
     bases::{BaseStats, Bases},
     catalogue::Catalogue,
     failures::FailedAt,

@@ -65,7 +65,9 @@ impl StatusReader {
 
     /// Whether any topic has a version. False when the server is dropped.
     pub fn has_version(&self) -> bool {
-        self.shared.upgrade().is_some_and(|shared| !shared.catalogue.names(|_| true).is_empty())
+        self.shared
+            .upgrade()
+            .is_some_and(|shared| !shared.catalogue.names(|_| true).is_empty())
     }
 
     /// Whether the server is shutting down; true when it is dropped.

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use std::{fmt::Debug, ops::Range, sync::Arc};
 use tensor_relay_device::HostSource;
 use tensor_relay_protocol::{
-    ChunkHeader, EncodingEntry, EndReason, Epoch, LaneGrant, Manifest, Metadata, RangeSet, RelayPath, Topic, Version,
-    VersionId,
+    ChunkHeader, EncodingEntry, EndReason, Epoch, LaneGrant, Manifest, Metadata, RangeSet, RelayPath, Topic,
+    Version, VersionId,
 };
 
 /// Offers the versions that one client session receives. One value serves the whole session, whose origin it knows.

@@ -8,7 +8,9 @@ use std::{
     str::FromStr,
     time::Duration,
 };
-use tensor_relay_server::{Advertised, Config, Keep, PeerDialling, PeerNetwork, TopicOptions, Transport, WhenFull};
+use tensor_relay_server::{
+    Advertised, Config, Keep, PeerDialling, PeerNetwork, TopicOptions, Transport, WhenFull,
+};
 
 /// The options of a server.
 #[derive(Debug, clap::Args)]

@@ -136,7 +136,8 @@ impl Cache {
 
     fn folder(&self, topic: &Topic) -> PathBuf {
         let hash = ChunkHash::of(topic.as_str().as_bytes());
-        self.dir.join(hash.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+        self.dir
+            .join(hash.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
     }
 }
 
@@ -146,7 +147,11 @@ fn entries(folder: &Path) -> Vec<Entry> {
     let entry = |file: fs::DirEntry| {
         let (path, found) = (file.path(), file.metadata().ok()?);
         let is_version = path.extension().is_some_and(|ending| ending == ENDING) && found.is_file();
-        is_version.then(|| Entry { bytes: found.len(), written: found.modified().unwrap_or(SystemTime::UNIX_EPOCH), path })
+        is_version.then(|| Entry {
+            bytes: found.len(),
+            written: found.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+            path,
+        })
     };
     let mut all: Vec<Entry> = files.filter_map(entry).collect();
     all.sort_by_key(|entry| entry.written);

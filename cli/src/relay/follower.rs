@@ -1,8 +1,6 @@
 //! [`Following`]: receives the versions of topics, and keeps them.
 
-use super::{
-    Cache, RelayArgs, cache::Kept, claims::Claims, described, reader_name, status::OriginStatus,
-};
+use super::{Cache, RelayArgs, cache::Kept, claims::Claims, described, reader_name, status::OriginStatus};
 use crate::{args::ModeArg, serve::print_object};
 use serde_json::json;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -62,7 +60,12 @@ impl Following {
     pub(super) fn unclaimed(&self, globs: &[Glob]) -> Vec<Topic> {
         let newest = self.newest.lock();
         let matches = |topic: &&Topic| globs.iter().any(|glob| glob.matches(topic.as_str()));
-        newest.keys().filter(matches).filter(|topic| !self.claims.has(topic)).cloned().collect()
+        newest
+            .keys()
+            .filter(matches)
+            .filter(|topic| !self.claims.has(topic))
+            .cloned()
+            .collect()
     }
 
     /// Follows a topic of the origin with this number until it ends.
@@ -94,7 +97,12 @@ impl Following {
     }
 
     /// Receives a topic while no earlier origin has it, unless it came through this relay.
-    async fn receive_in_turn(&self, client: &Client, topic: &Topic, number: usize) -> Result<Over, ClientError> {
+    async fn receive_in_turn(
+        &self,
+        client: &Client,
+        topic: &Topic,
+        number: usize,
+    ) -> Result<Over, ClientError> {
         if let Err(reason) = self.check_path(client, topic).await? {
             return Ok(Over::Again(REFUSED_PAUSE, reason.to_string()));
         }

@@ -39,8 +39,7 @@ impl Origin {
         let mut pause = Duration::from_millis(250);
         let mut said = String::new();
         loop {
-            let connecting =
-                Client::connect_within(self.connect_timeout, &self.ticket, self.config.clone());
+            let connecting = Client::connect_within(self.connect_timeout, &self.ticket, self.config.clone());
             let error = match connecting.await {
                 Ok(client) => {
                     pause = Duration::from_millis(250);

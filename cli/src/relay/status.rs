@@ -81,7 +81,13 @@ impl OriginStatus {
 
     /// For how long it has been lost; zero if it has not.
     fn lost_for(&self) -> Duration {
-        self.0.state.lock().lost.as_ref().map(|(since, _)| since.elapsed()).unwrap_or_default()
+        self.0
+            .state
+            .lock()
+            .lost
+            .as_ref()
+            .map(|(since, _)| since.elapsed())
+            .unwrap_or_default()
     }
 
     fn as_object(&self) -> Value {
@@ -173,7 +179,10 @@ mod tests {
         origin.add_topic(&topic);
         origin.set_problem(&topic, Some("a ring"));
         let status = origin.as_object();
-        assert_eq!((&status["connected"], &status["problems"][0]["problem"]), (&json!(false), &json!("a ring")));
+        assert_eq!(
+            (&status["connected"], &status["problems"][0]["problem"]),
+            (&json!(false), &json!("a ring"))
+        );
         origin.remove_topic(&topic);
         assert_eq!(origin.as_object()["topics_count"], json!(0));
     }

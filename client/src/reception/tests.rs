@@ -3,7 +3,9 @@
 use super::*;
 use crate::snapshot_queue::Found;
 use tensor_relay_device::HostMemory;
-use tensor_relay_protocol::{CodecSet, Limits, Manifest, ManifestDigest, RelayPath, Shape, TensorName, TensorSpec};
+use tensor_relay_protocol::{
+    CodecSet, Limits, Manifest, ManifestDigest, RelayPath, Shape, TensorName, TensorSpec,
+};
 use tensor_relay_transport::Workers;
 
 const ID: SubscriptionId = SubscriptionId(1);

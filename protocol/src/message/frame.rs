@@ -218,7 +218,13 @@ mod tests {
             ServerMessage::Abort { subscription, epoch, version, reason: AbortReason::Stalled },
             ServerMessage::End { subscription, reason: EndReason::TopicEnded },
             ServerMessage::Topics {
-                topics: vec![TopicEntry { id: id(), tensors: 1, payload_bytes: 2, subscribers: 3, relays: RelayPath::default() }],
+                topics: vec![TopicEntry {
+                    id: id(),
+                    tensors: 1,
+                    payload_bytes: 2,
+                    subscribers: 3,
+                    relays: RelayPath::default(),
+                }],
                 more: true,
             },
             ServerMessage::Drain { alternatives: vec!["10.0.0.6:4747".into()] },

@@ -48,7 +48,9 @@ pub enum PathError {
     )]
     Ring(RelayId),
     /// The path is full.
-    #[error("it came through {RELAYS_MAX} relays already, the most that there may be: give this relay a ticket of an earlier one")]
+    #[error(
+        "it came through {RELAYS_MAX} relays already, the most that there may be: give this relay a ticket of an earlier one"
+    )]
     TooLong,
 }
 

@@ -45,12 +45,8 @@ impl RelayedVersion {
         let ReceivedVersion { id, manifest, metadata, memory, .. } = version;
         let arrival = Arc::<Arrival>::default();
         let workers = topic.shared().config.workers;
-        let source = Arc::new(ArrivingSource::new(
-            Arc::clone(&manifest),
-            memory,
-            Arc::clone(&arrival),
-            workers,
-        ));
+        let source =
+            Arc::new(ArrivingSource::new(Arc::clone(&manifest), memory, Arc::clone(&arrival), workers));
         let payload = Arc::new(Payload::new(manifest, Arc::clone(&source) as Arc<_>));
         let (source, topic) = (Some(source), Arc::clone(topic));
         let begun = Arc::new(Self { id, metadata, payload, source, arrival, path, topic, peers });

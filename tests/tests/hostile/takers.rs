@@ -9,8 +9,8 @@ use tensor_relay_device::{Capacity, HostMemory, HostSink, SlotPool};
 use tensor_relay_protocol::{
     AbortReason, ChunkHash, ChunkHeader, ChunkIndex, ClientMessage, CloseCode, CodecId, CodecSet, Context,
     Dtype, EncodingEntry, EncodingHash, EncodingHasher, EndReason, Epoch, Feature, FeatureSet, Held, Hello,
-    LaneGrant, Limits, Manifest, PeerSecret, RangeSet, ServerMessage, Start, StreamHeader, Subscribe,
-    SubscriptionId, Version, VersionId, codec,
+    LaneGrant, Limits, Manifest, PeerSecret, RangeSet, RelayPath, ServerMessage, Start, StreamHeader,
+    Subscribe, SubscriptionId, Version, VersionId, codec,
 };
 use tensor_relay_server::{Access, ForwardOptions, Rules, Server};
 use tensor_relay_tests::{

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_tests::{
-    processes::{Home, Process, Serving, Signal, wait_until},
+    processes::{Home, Process, Serving, Signal, Switch, wait_until},
     skip,
 };
 
@@ -58,7 +58,9 @@ impl Site {
 
     /// Receives the newest version once, and compares it with the origin's file.
     fn receive(&self, ticket: &str) {
-        let ended = self.home.run(&["subscribe", ticket, "--once", "--out=out", "--device=cpu", "--once-within=60"]);
+        let ended =
+            self.home
+                .run(&["subscribe", ticket, "--once", "--out=out", "--device=cpu", "--once-within=60"]);
         ended.expect_code(0);
         files::assert_same(&self.home.path("m"), &self.home.path("out/m.safetensors"));
     }
@@ -66,7 +68,10 @@ impl Site {
     /// The only file in the cache.
     fn cached(&self) -> Option<PathBuf> {
         let files = self.home.files_in("cache");
-        files.iter().find(|file| file.ends_with(".version")).map(|file| self.home.path("cache").join(file))
+        files
+            .iter()
+            .find(|file| file.ends_with(".version"))
+            .map(|file| self.home.path("cache").join(file))
     }
 }
 
@@ -140,7 +145,10 @@ fn a_killed_origin_is_survived_and_told() {
     site.publish(2);
     site.restart_origin();
     relayed(&mut relay, 2);
-    assert_eq!((&status(&relay)["ready"], &status(&relay)["origins"][0]["connected"]), (&true.into(), &true.into()));
+    assert_eq!(
+        (&status(&relay)["ready"], &status(&relay)["origins"][0]["connected"]),
+        (&true.into(), &true.into())
+    );
     site.receive(relay.ticket("m"));
 }
 
@@ -197,7 +205,10 @@ fn a_full_disk_is_named() {
         command.args(["--map-root-user", "--mount", "sh", "-c", script]).arg(program);
         command
     };
-    if !on_small_disk("true".as_ref()).output().is_ok_and(|tried| tried.status.success()) {
+    if !on_small_disk("true".as_ref())
+        .output()
+        .is_ok_and(|tried| tried.status.success())
+    {
         return skip("the test cannot mount a file system here");
     }
     let mut command = on_small_disk(site.home.program().get_program());
@@ -220,10 +231,19 @@ fn the_cache_is_bounded() {
         }
         relayed(&mut relay, version);
     }
-    let kept = || site.home.files_in("cache").into_iter().filter(|file| file.ends_with(".version")).collect();
+    let kept = || {
+        site.home
+            .files_in("cache")
+            .into_iter()
+            .filter(|file| file.ends_with(".version"))
+            .collect()
+    };
     wait_until("the newest two are kept", || {
         let kept: Vec<String> = kept();
-        kept.len() == 2 && [3, 4].iter().all(|version| kept.iter().any(|name| name.ends_with(&format!("{version}.version"))))
+        kept.len() == 2
+            && [3, 4]
+                .iter()
+                .all(|version| kept.iter().any(|name| name.ends_with(&format!("{version}.version"))))
     });
 }
 
@@ -264,7 +284,9 @@ fn takers_of_the_host_map_what_was_relayed() {
     let mut relay = site.relay("relay", &[&site.ticket()], &["--socket=socket"]);
     relayed(&mut relay, 1);
     let ticket = format!("unix:{socket}");
-    let mut taker = site.home.start(&["subscribe", &ticket, "--topic=m", "--json", "--out=taken", "--device=cpu"]);
+    let mut taker =
+        site.home
+            .start(&["subscribe", &ticket, "--topic=m", "--json", "--out=taken", "--device=cpu"]);
     for version in 1..=2 {
         if version > 1 {
             site.publish(version);
@@ -295,4 +317,40 @@ fn a_ring_is_refused_by_name() {
     relayed(&mut first, 2);
     relayed(&mut second, 2);
     site.receive(&ticket);
+}
+
+/// Goal: three consumers behind a relay cost the origin about one transfer, and begin to receive long before the relay has
+/// all of it. Method: hosts behind links of 100 Mbit/s, whose bytes are counted.
+#[test]
+fn the_origin_sends_once_and_the_relay_sends_on_meanwhile() {
+    const LARGE_BYTES: u64 = 32 << 20;
+    let switch = match Switch::new(5, 100) {
+        Ok(switch) => switch,
+        Err(reason) => return skip(format_args!("the test cannot create hosts here: {reason}")),
+    };
+    let home = Home::new();
+    files::write_noise(&home.path("m"), LARGE_BYTES as usize, 1);
+    let listen = |host| format!("--listen={}:4747", Switch::address(host));
+    let origin = [&["serve", "--json"][..], &ORIGIN, &["--chunk-size=1MiB", &listen(0)]].concat();
+    let origin = Serving::wait_for_report(switch.start(0, &home, &origin));
+    let relay = arguments("relay", &[origin.ticket("m")], &[]);
+    let relay: Vec<String> = relay
+        .into_iter()
+        .map(|arg| arg.replace("--listen=127.0.0.1:0", &listen(1)))
+        .collect();
+    let relay: Vec<&str> = relay.iter().map(String::as_str).collect();
+    let relay = Serving::wait_for_report(switch.start(1, &home, &relay));
+    let consumers = [2, 3, 4].map(|host| {
+        let out = format!("--out=out{host}");
+        switch.start(host, &home, &["subscribe", relay.ticket("m"), "--once", "--device=cpu", &out])
+    });
+    switch.wait_until_received(2, LARGE_BYTES / 8);
+    let sent = switch.sent_bytes(0);
+    assert!(sent < LARGE_BYTES * 9 / 10, "the origin has sent {sent} already");
+    for (host, consumer) in [2, 3, 4].into_iter().zip(consumers) {
+        consumer.wait().expect_code(0);
+        files::assert_same(&home.path("m"), &home.path(&format!("out{host}/m.safetensors")));
+    }
+    let sent = switch.sent_bytes(0);
+    assert!(sent < LARGE_BYTES * 5 / 4, "the origin has sent {sent}");
 }

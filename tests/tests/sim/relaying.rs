@@ -73,7 +73,9 @@ fn listener(sim: &Sim, number: u8) -> Listener {
 
 fn ticket(sim: &Sim, number: u8) -> Ticket {
     let key = sim.identity().fingerprint().0;
-    Ticket::new(vec![address(number).to_string()], vec![key], None).unwrap().with_token(token())
+    Ticket::new(vec![address(number).to_string()], vec![key], None)
+        .unwrap()
+        .with_token(token())
 }
 
 /// The receiving half of the relay with this number.
@@ -87,7 +89,9 @@ async fn connect(sim: &Sim, number: u8, ticket: &Ticket, relay: &Relay) -> Clien
         relay: Some(relaying),
         ..client_config()
     };
-    Client::connect_with(&connector.with_transport(transport()), ticket, config).await.unwrap()
+    Client::connect_with(&connector.with_transport(transport()), ticket, config)
+        .await
+        .unwrap()
 }
 
 fn follow(client: &Arc<Client>, relay: &Relay, request: Request) -> JoinHandle<SubscriptionError> {
@@ -114,7 +118,9 @@ fn every() -> Request {
 
 /// A consumer of the server that `ticket` names.
 async fn consumer(sim: &Sim, number: u8, ticket: &Ticket) -> Client {
-    Client::connect_with(&sim.connector(number), ticket, reconnecting()).await.unwrap()
+    Client::connect_with(&sim.connector(number), ticket, reconnecting())
+        .await
+        .unwrap()
 }
 
 async fn next(subscription: &mut Subscription) -> Snapshot {

@@ -11,6 +11,7 @@ use tensor_relay_client::{
     Client, Config, Connector, Membership, PeerAddress, PeerState, ReceiptSources, Snapshot, Subscription,
     Version,
 };
+use tensor_relay_device::HostSource;
 use tensor_relay_protocol::{
     ChunkHeader, EncodingEntry, EndReason, Epoch, RangeSet, Topic, Transport as AddressKind,
 };

@@ -4,8 +4,8 @@ use crate::egress::{Arrival, EncodingLog, Payload, ReceivedChunks};
 use std::{fmt::Debug, os::fd::OwnedFd, sync::Arc};
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    AbortReason, CodecChoice, EndReason, Ended, Epoch, Lent, Metadata, NotLent, Published, RelayPath, Selection,
-    ServerMessage, SubscriptionMessage, Version, VersionDigest, Versions,
+    AbortReason, CodecChoice, EndReason, Ended, Epoch, Lent, Metadata, NotLent, Published, RelayPath,
+    Selection, ServerMessage, SubscriptionMessage, Version, VersionDigest, Versions,
 };
 use tokio::{sync::watch, time::Instant};
 

@@ -1,8 +1,8 @@
 //! A topic in memory.
 
 use crate::{
-    ChunkIndex, EndReason, Epoch, Feature, Here, ManifestDigest, Pick, Published, RangeSet, Seq, Start, Topic,
-    Version, VersionId, Versions,
+    ChunkIndex, EndReason, Epoch, Feature, Here, ManifestDigest, Pick, Published, RangeSet, Seq, Start,
+    Topic, Version, VersionId, Versions,
 };
 use std::collections::BTreeMap;
 

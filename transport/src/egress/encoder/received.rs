@@ -30,7 +30,8 @@ impl Encoder {
         let Some(bytes) = encoding.filter(|_| header.base.is_some() == base.is_some()) else { return };
         payload.register_encodings(&self.cache);
         let key = EncodingKey { payload: payload.key(), chunk, codec, base: base.map(Payload::key) };
-        self.cache.insert(key, Some(Encoded { codec, hash, bytes, worker_time: Duration::ZERO }));
+        self.cache
+            .insert(key, Some(Encoded { codec, hash, bytes, worker_time: Duration::ZERO }));
     }
 }
 
@@ -77,6 +78,9 @@ mod tests {
         assert_eq!(encoder.stats().encoded, 0);
         let other = encoder.encode(&payload, ChunkIndex(0), CodecId::Raw).await.unwrap();
         assert_eq!((other.codec, other.bytes.len()), (CodecId::Raw, 4096));
-        assert!(encoder.keep(&ChunkHeader { codec: CodecId::Raw, ..header }, &raw).is_none(), "it is in place");
+        assert!(
+            encoder.keep(&ChunkHeader { codec: CodecId::Raw, ..header }, &raw).is_none(),
+            "it is in place"
+        );
     }
 }
