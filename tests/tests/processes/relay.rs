@@ -331,7 +331,8 @@ fn the_origin_sends_once_and_the_relay_sends_on_meanwhile() {
     let home = Home::new();
     files::write_noise(&home.path("m"), LARGE_BYTES as usize, 1);
     let listen = |host| format!("--listen={}:4747", Switch::address(host));
-    let origin = [&["serve", "--json"][..], &ORIGIN, &["--chunk-size=1MiB", &listen(0)]].concat();
+    let at = listen(0);
+    let origin = [&["serve", "--json"][..], &ORIGIN, &["--chunk-size=1MiB", &at]].concat();
     let origin = Serving::wait_for_report(switch.start(0, &home, &origin));
     let relay = arguments("relay", &[origin.ticket("m")], &[]);
     let relay: Vec<String> = relay
