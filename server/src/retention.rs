@@ -264,6 +264,24 @@ mod tests {
         assert_eq!(retention.unacknowledged(reader, next.next(), &mut vec![]), 1);
     }
 
+    #[test]
+    fn trimming_spares_the_newest_and_what_readers_need() {
+        let mut retention = new_retention(3, u64::MAX);
+        let first = retention.next();
+        (1..=3).for_each(|item| drop(retention.push(item, 10).unwrap()));
+        let reader = retention.join(first);
+        let keep = |versions, bytes| Keep { versions, bytes };
+        assert!(retention.trim(keep(1, u64::MAX)).is_empty(), "the reader needs all");
+        retention.acknowledge(reader, first);
+        assert_eq!(retention.trim(keep(1, u64::MAX)), [1]);
+        retention.leave(reader);
+        assert_eq!((retention.trim(keep(3, 15)), items(&retention)), (vec![2], vec![3]));
+        assert!(retention.trim(keep(1, 1)).is_empty(), "the newest stays, whatever its size");
+        assert_eq!(retention.bytes, 10);
+        retention.push(4, 10).unwrap();
+        assert_eq!(items(&retention), [3, 4], "the limits of a push are as before");
+    }
+
     #[derive(Debug, Clone, Copy)]
     enum Step {
         Push(u64),

@@ -165,9 +165,7 @@ fn a_killed_relay_serves_from_its_cache() {
     site.kill_origin();
     drop(relay); // Killed.
     let relay = site.relay("relay", &[&site.ticket()], &[&*listen, cache[0]]);
-    let began = Instant::now();
     site.receive(relay.ticket("m"));
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     let listed = site.home.run(&["list", relay.ticket("m"), "--json"]).expect_code(0).json();
     assert_eq!((&listed["topics"][0]["epoch"], &listed["topics"][0]["version"]), (&epoch, &1.into()));
 }
