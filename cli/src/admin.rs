@@ -19,6 +19,7 @@ pub(crate) use address::{AdminArgs, ReadyArgs};
 pub use consumer::{Consumer, FollowedTopic};
 pub(crate) use events::recorder;
 pub(crate) use memory::DeviceMemory;
+pub(crate) use metrics::Part;
 pub(crate) use server::ServerSubject;
 
 use crate::exit::UsageError;
@@ -26,7 +27,6 @@ use access::Access;
 use address::{Admin, DEFAULT};
 use anyhow::{Context, bail};
 use heartbeat::Heartbeat;
-use metrics::Part;
 use serde_json::{Value, json};
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},

@@ -7,7 +7,9 @@ mod device;
 mod folder;
 mod hub;
 mod publish;
+mod relay;
 mod serve;
+mod server;
 mod split;
 mod subscribe;
 mod swarm;
@@ -20,9 +22,11 @@ pub(crate) use device::{DeviceArgs, DeviceName};
 pub(crate) use folder::FolderArgs;
 pub(crate) use hub::{HubArgs, HubOptions};
 pub(crate) use publish::PublishArgs;
-pub(crate) use serve::{HoldArg, ListenArg, ServeArgs};
+pub(crate) use relay::RelayArgs;
+pub(crate) use serve::{HoldArg, ServeArgs};
+pub(crate) use server::{ListenArg, ServerArgs};
 pub(crate) use split::SplitArgs;
-pub(crate) use subscribe::{OnGap, SubscribeArgs};
+pub(crate) use subscribe::{ModeArg, OnGap, SubscribeArgs};
 pub(crate) use swarm::{ShareArg, SwarmArgs};
 
 use crate::{log::LogFormat, units};
@@ -56,6 +60,8 @@ Examples:
   tensor-relay demo                                        try it on this machine
   tensor-relay serve --topic policy=policy.safetensors     on the producer; prints a ticket
   tensor-relay subscribe 'relay://…' --out models          on each consumer, with that ticket
+  tensor-relay relay policy.ticket --ticket-file site.ticket
+                                                           for a site; prints a ticket of its own
   tensor-relay publish /run/relay.sock policy new.safetensors
                                                            beside a server with --publish-socket
   tensor-relay devices                                     list the GPUs for --device
@@ -111,6 +117,8 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     /// Publish a version through a server on this machine that was started with `serve --publish-socket`.
     Publish(PublishArgs),
+    /// Receive topics from servers, and serve them to others while they arrive.
+    Relay(Box<RelayArgs>),
     /// Receive the versions of a topic, or of all matching topics.
     Subscribe(Box<SubscribeArgs>),
     /// List the topics of a server.

@@ -141,13 +141,16 @@ mod tests {
     #[test]
     fn the_file_overrides_defaults_and_flags_override_the_file() {
         let args = serve(FILE, &[]);
-        assert_eq!((args.grace, args.json, args.advertise.len()), (Duration::from_millis(500), true, 2));
+        assert_eq!(
+            (args.server.grace, args.json, args.server.advertise.len()),
+            (Duration::from_millis(500), true, 2)
+        );
         assert_eq!(args.codec, args::Codec::Raw, "a command's own table overrides [default]");
         assert_eq!(args.chunk_size, 4 << 20, "an option that is not set has its default");
         let topics: Vec<_> = args.topics.iter().map(|(topic, _)| topic.as_str()).collect();
         assert_eq!(topics, ["policy", "kv/req"], "in the order of the file");
         let args = serve(FILE, &["--grace=7", "--topic", "other=o", "--advertise=c"]);
-        assert_eq!((args.grace, args.advertise.len()), (Duration::from_secs(7), 1));
+        assert_eq!((args.server.grace, args.server.advertise.len()), (Duration::from_secs(7), 1));
         assert_eq!(args.topics.len(), 1, "flags replace the values of the file");
     }
 

@@ -63,12 +63,18 @@ fn needed_by(command: &Command) -> u64 {
     };
     RUNTIME_DESCRIPTORS
         + match command {
-            Command::Serve(args) => LANE_DESCRIPTORS + FILE_DESCRIPTORS + admin(args.admin.is_wanted(true)),
+            Command::Serve(args) => {
+                LANE_DESCRIPTORS + FILE_DESCRIPTORS + admin(args.server.admin.is_wanted(true))
+            }
             Command::Subscribe(args) => {
                 lanes(args.lanes) * LANE_DESCRIPTORS + FILE_DESCRIPTORS + admin(args.admin.is_wanted(false))
             }
             Command::Hub(args) => {
                 args.tickets.len() as u64 * LANE_DESCRIPTORS + FILE_DESCRIPTORS + HUB_DESCRIPTORS
+            }
+            Command::Relay(args) => {
+                let origins = args.tickets.len() as u64 * lanes(args.lanes) * LANE_DESCRIPTORS;
+                origins + LANE_DESCRIPTORS + FILE_DESCRIPTORS + admin(args.server.admin.is_wanted(true))
             }
             Command::Publish(_) | Command::List(_) | Command::Demo(_) | Command::Bench(_) => {
                 LANE_DESCRIPTORS + FILE_DESCRIPTORS

@@ -27,6 +27,7 @@ mod offered;
 mod orphans;
 mod output;
 mod publish;
+mod relay;
 mod secret_file;
 mod serve;
 mod sharing;
@@ -99,6 +100,7 @@ fn run_command(command: Command, layers: &Layers, program: Option<&[OsString]>) 
         match command {
             Command::Serve(args) => serve::run(*args).await,
             Command::Publish(args) => publish::run(args).await,
+            Command::Relay(args) => relay::run(*args).await,
             Command::Subscribe(args) => subscribe::run(*args).await,
             Command::List(args) => list::run(args).await,
             Command::Hub(args) => hub::run(*args).await,

@@ -2,7 +2,7 @@
 
 pub(crate) mod admission;
 mod ledger;
-mod listening;
+pub(crate) mod listening;
 mod load;
 mod maintenance;
 mod offer;
@@ -19,7 +19,7 @@ use crate::{
 };
 use anyhow::Context;
 use ledger::Ledger;
-use listening::Listening;
+pub(crate) use listening::Listening;
 pub(crate) use listening::open_socket;
 use load::Loader;
 use maintenance::{all_lost, maintain};
@@ -34,28 +34,26 @@ use std::{
     time::Duration,
 };
 use tensor_relay_client::check_replaceable;
-use tensor_relay_server::{
-    BaseStats, CodecStats, Config, Identity, PeerDialling, Server, ServerStats, Topic, VersionId,
-};
+use tensor_relay_server::{BaseStats, CodecStats, Config, Identity, Server, ServerStats, Topic, VersionId};
 
 pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     output::queue_from_now_on(args.json)?;
     tokio::spawn(report_closed_stdout());
     check(&args)?;
-    let admin = BoundPort::new(&args.admin, true)?;
+    let admin = BoundPort::new(&args.server.admin, true)?;
     let mut signals = Signals::listen()?;
     orphans::reap_from_now_on()?;
     let device = tokio::select! {
         opened = device::open(&args.device, args.chunk_size) => opened?,
         exit = signals.next() => return Ok(exit),
     };
-    let state_dir = state_dir_or_default(args.state_dir.as_deref())?;
+    let state_dir = state_dir_or_default(args.server.state_dir.as_deref())?;
     let identity = Identity::load_or_create(&state_dir);
     let identity = identity.context("cannot use the state directory; choose another one with --state-dir")?;
     let ledger = args.watch.then(|| Ledger::open(&state_dir)).transpose()?;
     let ledger = ledger.map(Arc::new);
-    let listener = listening::open(&args, &identity)?;
-    let access = admission::access(&args, &state_dir)?;
+    let listener = listening::open(&args.server, &identity)?;
+    let access = admission::access(args.server.open, &state_dir)?;
     let config = server_config(&args);
     let (reserved, memory_bytes_max) = (config.reserve()?, config.memory_bytes_max());
     let server = Server::start(listener, access.clone(), config).with_reservation(Some(reserved));
@@ -67,7 +65,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
         device: DeviceMemory::of(device.as_ref()),
     };
     let _admin_port = admin.map(|admin| admin.serve(subject())).transpose()?;
-    let addresses = listening.advertised(&args);
+    let addresses = listening.advertised(&args.server.advertise);
     let limit_hint = args.device.limit_hint();
     let rules = args.folder.into();
     let (staging, splits) = (server.staging(), args.split.splits());
@@ -91,9 +89,9 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
         // through the socket.
         tickets.push(admission::ticket(&access, &addresses, identity.fingerprint(), None)?.to_string());
     }
-    let ticket_file = admission::ticket_file(&args, &state_dir);
+    let ticket_file = admission::ticket_file(args.server.ticket_file.as_deref(), &state_dir);
     admission::write_tickets(&ticket_file, &tickets)?;
-    admission::keep_addresses(&args, &state_dir, &tickets);
+    admission::keep_addresses(&ticket_file, &state_dir, &tickets);
     let publish_socket = publish_socket::open(&server, &args, loader.device.as_ref())?;
     match args.json {
         true => print_object(json!({
@@ -121,7 +119,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     };
     let (sent, stats) = (server.sent_reader(), server.stats());
     drop((maintaining, publish_socket));
-    let drained = drain(server, args.grace, &mut signals).await;
+    let drained = drain(server, args.server.grace, &mut signals).await;
     report_sent(sent(), args.json);
     report_memory(&stats, args.json);
     ended.map(|exit| drained.unwrap_or(exit))
@@ -152,17 +150,10 @@ pub(crate) fn server_config(args: &ServeArgs) -> Config {
     Config {
         codec: args.codec.into(),
         chunk_bytes: args.chunk_size,
-        chunks_in_flight: args.chunks_in_flight as usize,
-        sessions_max: args.sessions as usize,
-        lanes_max: args.lanes_max,
-        stall_timeout: args.stall_timeout,
-        reader_linger: args.reader_linger,
         staged_bytes: args.staged_mem.unwrap_or(u64::MAX),
-        base_bytes: args.base_mem,
-        peers: (!args.no_peers).then(|| PeerDialling::over_network(&args.peer_networks)),
-        ..Config::default()
+        ..args.server.config()
     }
-    .for_container(args.encoded_mem)
+    .for_container(args.server.encoded_mem)
 }
 
 /// A version in the events of `--json`.
@@ -203,7 +194,7 @@ async fn report_closed_stdout() {
 }
 
 /// Prints an object on stdout, without fields that are null. The server continues if stdout is closed.
-fn print_object(mut object: Value) {
+pub(crate) fn print_object(mut object: Value) {
     object
         .as_object_mut()
         .into_iter()
@@ -238,7 +229,7 @@ fn report_memory(stats: &ServerStats, as_json: bool) {
 }
 
 /// Reports the payload sent for each topic, and its encoded size.
-fn report_sent(topics: Vec<(Topic, CodecStats)>, as_json: bool) {
+pub(crate) fn report_sent(topics: Vec<(Topic, CodecStats)>, as_json: bool) {
     for (topic, codecs) in topics {
         let total = codecs.total();
         if total.chunks == 0 {
@@ -276,7 +267,7 @@ fn check(args: &ServeArgs) -> Result<(), UsageError> {
             _ => {}
         }
     }
-    if args.listen == ListenArg::Nowhere && args.socket.socket.is_none() {
+    if args.server.listen == ListenArg::Nowhere && args.server.socket.socket.is_none() {
         refuse("--listen none requires --socket PATH")?;
     }
     let mut topics = HashSet::new();
@@ -289,7 +280,7 @@ fn check(args: &ServeArgs) -> Result<(), UsageError> {
              one of the two is possible; without --hold borrow, the files are read once and uploaded"
         ));
     }
-    let Some(path) = &args.ticket_file else { return Ok(()) };
+    let Some(path) = &args.server.ticket_file else { return Ok(()) };
     match check_replaceable(path) {
         _ if path == Path::new("-") => {
             refuse(&format!("--ticket-file requires the name of a file, not `-`; {REMEDY}"))
@@ -341,7 +332,7 @@ fn report_start(
         crate::log::message!("status page: {}", page_url(admin));
     }
     // The tickets contain tokens, except with --open. If stdout is not a terminal, it may be a log that others can read.
-    let shown = match args.open || std::io::stdout().is_terminal() {
+    let shown = match args.server.open || std::io::stdout().is_terminal() {
         true => tickets.join("\n"),
         false => ticket_file.display().to_string(),
     };
@@ -349,7 +340,7 @@ fn report_start(
 }
 
 /// Finishes the transfers in progress, within `grace`. Returns `None` if a second signal interrupts it.
-async fn drain(server: Server, grace: Duration, signals: &mut Signals) -> Option<Exit> {
+pub(crate) async fn drain(server: Server, grace: Duration, signals: &mut Signals) -> Option<Exit> {
     let transfers = server.stats().transfers;
     if transfers > 0 {
         let transfers = units::count(transfers as usize, "transfer");

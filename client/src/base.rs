@@ -240,6 +240,7 @@ mod tests {
             shared: false,
             lost_place: None,
             lending: None,
+            relays: tensor_relay_protocol::RelayPath::default(),
         }
     }
 

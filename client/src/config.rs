@@ -3,8 +3,8 @@
 use crate::Membership;
 use std::{net::IpAddr, sync::Arc, time::Duration};
 use tensor_relay_device::Device;
-use tensor_relay_protocol::{CodecId, CodecSet, Credit, Feature, FeatureSet, Limits, Ticket};
-use tensor_relay_transport::{Identity, Transport, Workers};
+use tensor_relay_protocol::{CodecId, CodecSet, Credit, Feature, FeatureSet, Limits, RelayId, Ticket};
+use tensor_relay_transport::{Identity, Transport, Workers, forwarding::Forward};
 
 /// The maximum number of lanes of a session. Beyond it, a network card or memory is the bottleneck.
 pub const LANES_MAX: u32 = 16;
@@ -51,6 +51,16 @@ impl Lanes {
     }
 }
 
+/// The receiving half of a relay (PROTOCOL.md §3.20).
+#[derive(Debug, Clone)]
+pub struct Relaying {
+    /// The relay. A version that came through it before is refused: its subscription ends with
+    /// [`NotRelayed`](crate::SubscriptionError::NotRelayed).
+    pub id: RelayId,
+    /// What offers the versions. It takes the place of that of [`Config::sharing`], to which it should pass them on.
+    pub forward: Arc<dyn Forward>,
+}
+
 /// The configuration of a client.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -90,6 +100,8 @@ pub struct Config {
     /// How this client takes chunks of large versions from other clients of the server, and offers its own to them.
     /// Default: not at all. A server that does not support it, or must not, sends everything itself.
     pub sharing: Option<Membership>,
+    /// Makes this client the receiving half of a relay: what it receives is offered to others. Default: not.
+    pub relay: Option<Relaying>,
     /// The local addresses that lanes use in turn: one for each network card. Default: the system chooses an address,
     /// and so one card.
     pub lane_addresses: Vec<IpAddr>,
@@ -139,6 +151,7 @@ impl Default for Config {
             identity: None,
             sources: vec![],
             sharing: None,
+            relay: None,
             lane_addresses: vec![],
             credit_chunks: 8,
             topic_timeout: Duration::from_secs(10),

@@ -398,6 +398,18 @@ impl Payload {
     /// The empty payload.
     pub(crate) const EMPTY: Self = Self::Region(HostBytes::Stable(Bytes::new()), Backing::Private);
 
+    /// The bytes of a region in which nobody writes, to offer them to others.
+    pub(crate) fn source(&self) -> Option<HostSource> {
+        match self {
+            Self::Region(_, Backing::Own(source)) => Some(source.clone()),
+            // In chunks: the server whose memory it is decides who may map it.
+            Self::Region(HostBytes::Stable(bytes), Backing::Lent(_) | Backing::Private) => {
+                Some(HostSource::new(bytes.clone()))
+            }
+            _ => None,
+        }
+    }
+
     /// The tensors of `selection` that it contains.
     pub(crate) fn narrow_selection(&self, selection: &Arc<Selection>) -> Arc<Selection> {
         match self {

@@ -84,7 +84,7 @@ mod whole_file;
 
 pub use buffers::{BufferError, Buffers, NameMatch};
 pub use client::{Client, MemoryStats};
-pub use config::{Config, LANES_MAX, Lanes};
+pub use config::{Config, LANES_MAX, Lanes, Relaying};
 pub use device_snapshot::{DeviceError, DeviceTensor};
 pub use error::{ClientError, GetError, SubscriptionError};
 pub use files::{FilePart, FilePlan, FileSet, FilesError};
@@ -103,9 +103,9 @@ pub use subscription::Subscription;
 pub use tensor_relay_protocol::Transport as PeerTransport;
 pub use tensor_relay_protocol::{
     AbortReason, BOXES_MAX, Bounds, BoxError, CloseCode, CodecId, CodecSet, Dtype, EndReason, Epoch,
-    GLOBS_MAX, Gap, Glob, GlobError, Indices, Manifest, Metadata, Mode, NotLent, PeerAddress, ProbeBytes,
-    ProbeReport, ReaderName, SELECTION_MAX_BYTES, Selection, Shape, Shard, Slice, Start, Tensor, TensorBox,
-    TensorName, Ticket, TicketError, Topic, TopicEntry, Version, VersionId,
+    GLOBS_MAX, Gap, Glob, GlobError, Indices, Manifest, Metadata, Mode, NotLent, PathError, PeerAddress,
+    ProbeBytes, ProbeReport, ReaderName, RelayId, RelayPath, SELECTION_MAX_BYTES, Selection, Shape, Shard,
+    Slice, Start, Tensor, TensorBox, TensorName, Ticket, TicketError, Topic, TopicEntry, Version, VersionId,
 };
 pub use tensor_relay_transport::{
     CodecCount, CodecStats, ConnectError, Connector, Fingerprint, Identity, IdentityError, LaneError,

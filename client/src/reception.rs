@@ -6,7 +6,7 @@ mod peers;
 mod placing;
 
 use crate::{
-    Receipt, Request, Snapshot, SubscriptionError,
+    Receipt, Relaying, Request, Snapshot, SubscriptionError,
     base::Base,
     buffers::Lent,
     command::Command,
@@ -31,8 +31,8 @@ use std::{
 use tensor_relay_device::{CacheLease, Device};
 use tensor_relay_protocol::{
     AbortReason, Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, EncodingHash, EndReason, Epoch,
-    Feature, ProtocolViolation, Released, StreamToken, Subscriber, SubscriptionId, Topic, Verified, Version,
-    VersionFault, VersionId,
+    Feature, ProtocolViolation, RelayId, Released, StreamToken, Subscriber, SubscriptionId, Topic, Verified,
+    Version, VersionFault, VersionId,
 };
 use tensor_relay_transport::{
     AbortOnDrop, DataIn, LaneKind, LaneKindReason, Tally,
@@ -89,8 +89,10 @@ pub(crate) struct Reception {
     held: HeldReport,
     /// The peers that sent chunks of the current version.
     givers: BTreeSet<[u8; 32]>,
-    /// Offers versions to other members of their swarms.
+    /// Offers versions to other members of their swarms, or through a relay.
     forwarding: Forwarding,
+    /// The relay of which this is the receiving half.
+    relay: Option<RelayId>,
     /// Whether the server waits for the source of the current version.
     is_waiting: bool,
     /// Whether the subscription is over.
@@ -184,15 +186,21 @@ impl Reception {
             held: HeldReport::default(),
             givers: BTreeSet::new(),
             forwarding: Forwarding::default(),
+            relay: None,
             is_waiting: false,
             is_over: false,
         }
     }
 
-    /// The same, which offers to `forward` what it receives of shared versions, if that is given.
-    pub(crate) fn forwarding_to(mut self, forward: Option<Arc<dyn Forward>>) -> Self {
-        self.forwarding = Forwarding::new(forward);
-        self
+    /// Offers to `forward` what it receives.
+    pub(crate) fn forward(&mut self, forward: &Arc<dyn Forward>) {
+        self.forwarding = Forwarding::new(Arc::clone(forward));
+    }
+
+    /// Offers what it receives through a relay.
+    pub(crate) fn relay(&mut self, relay: &Relaying) {
+        self.relay = Some(relay.id);
+        self.forward(&relay.forward);
     }
 
     /// The last report that a version was loaded.
@@ -273,10 +281,18 @@ impl Reception {
         announce: Announce,
         memory: Option<ServerMemory>,
     ) -> Result<(), ProtocolViolation> {
-        if self.is_unwanted(&announce.id) {
+        let passed_on = self.relay.map_or(Ok(()), |relay| announce.relays.through(relay).map(drop));
+        let unwanted = match passed_on {
+            _ if self.is_unwanted(&announce.id) => {
+                Some(self.not_found(format!("{} is the oldest version in its place", announce.id)))
+            }
+            Err(reason) => Some(SubscriptionError::NotRelayed { id: announce.id.clone(), reason }),
+            Ok(()) => None,
+        };
+        if let Some(error) = unwanted {
             self.is_over = true;
             self.machine.end_subscription(AbortReason::Superseded, self.keep_place);
-            self.end(self.not_found(format!("{} is the oldest version in its place", announce.id)));
+            self.end(error);
             return Ok(());
         }
         let now = Instant::now();
@@ -565,6 +581,7 @@ impl Reception {
             selection: payload.narrow_selection(&commit.selection),
             payload,
             metadata: commit.announce.metadata,
+            relays: commit.announce.relays,
             skipped: commit.announce.skipped,
             new_epoch: commit.new_epoch,
             receipt: Receipt {

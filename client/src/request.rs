@@ -5,8 +5,9 @@ use std::{ops::Range, sync::Arc};
 #[cfg(doc)]
 use tensor_relay_protocol::EndReason;
 use tensor_relay_protocol::{
-    CodecId, Consumer, Epoch, GLOBS_MAX, Glob, Manifest, Mode, RangeSet, ReaderName, SELECTION_MAX_BYTES,
-    Start, Subscribe, SubscriptionId, TensorBox, Topic, Version, check_boxes,
+    CodecId, Consumer, Epoch, GLOBS_MAX, Glob, Have, Manifest, Mode, RangeSet, ReaderName,
+    SELECTION_MAX_BYTES, Start, Subscribe, SubscriptionId, TensorBox, Topic, Version, VersionDigest,
+    check_boxes,
 };
 
 /// A request for versions of a topic. Create it with [`latest`](Self::latest) or [`every`](Self::every); for one
@@ -33,6 +34,7 @@ pub struct Request {
     pub(crate) codec: Option<CodecId>,
     pub(crate) part: Option<(Arc<Manifest>, Range<u32>)>,
     pub(crate) is_counted: bool,
+    have: Option<Have>,
     once: bool,
     describe: bool,
 }
@@ -99,6 +101,7 @@ impl Request {
             preempt,
             codec,
             part,
+            have,
             once,
             describe,
             ..
@@ -117,6 +120,7 @@ impl Request {
             reader: (mode == Mode::Every).then_some(reader),
             preempt,
             codec,
+            have,
             once,
             describe,
             consumer,
@@ -143,6 +147,7 @@ impl Request {
             codec: None,
             part: None,
             is_counted: true,
+            have: None,
             once: false,
             describe: false,
         }
@@ -152,6 +157,13 @@ impl Request {
     /// skips older versions, so any other start is refused ([`ClientError::StartNeedsEvery`]).
     pub fn from(self, start: Start) -> Self {
         Self { start, ..self }
+    }
+
+    /// Names the version that this program has already, from an earlier run: the server sends later ones, or this one again
+    /// if it has other content. Without a selection, `digest` is that of the whole version.
+    #[must_use]
+    pub fn having(self, epoch: Epoch, version: Version, digest: VersionDigest) -> Self {
+        Self { have: Some(Have { epoch, version, digest }), ..self }
     }
 
     /// Selects the tensors whose name matches one of `globs`. Other tensors are sent only if they share a chunk with a

@@ -8,7 +8,9 @@ use crate::{
 use bytes::Bytes;
 use std::{ops::Range, sync::Arc, time::Duration};
 use tensor_relay_device::{HostBytes, HostSource, SharedRange, Source, VolatileBytes};
-use tensor_relay_protocol::{Manifest, Metadata, Selection, Tensor, VersionId, files::missed_generations};
+use tensor_relay_protocol::{
+    Manifest, Metadata, RelayPath, Selection, Tensor, VersionId, files::missed_generations,
+};
 use tensor_relay_transport::{CodecStats, LaneKind, LaneKindReason};
 
 /// The tensors of one committed version.
@@ -26,6 +28,7 @@ pub struct Snapshot {
     pub(crate) skipped: u64,
     pub(crate) new_epoch: bool,
     pub(crate) receipt: Receipt,
+    pub(crate) relays: RelayPath,
     pub(crate) load_report: LoadReport,
 }
 
@@ -84,6 +87,11 @@ impl Snapshot {
     /// The publisher's metadata of this version.
     pub fn metadata(&self) -> &[(String, String)] {
         &self.metadata
+    }
+
+    /// The relays that it came through, from its publisher on.
+    pub fn relays(&self) -> &RelayPath {
+        &self.relays
     }
 
     /// The number of published versions between the previously delivered snapshot and this one.
@@ -161,16 +169,12 @@ impl Snapshot {
         let is_whole =
             selection.tensors().len() as usize == manifest.tensors().len() && !selection.has_parts();
         match &self.payload {
+            _ if !is_whole => None,
             // With the bytes as they were delivered, which count as held.
-            Payload::Region(HostBytes::Stable(bytes), Backing::Own(source)) if is_whole => {
+            Payload::Region(HostBytes::Stable(bytes), Backing::Own(source)) => {
                 Some(HostSource::sharing(bytes.clone(), source.shared()))
             }
-            Payload::Region(_, Backing::Own(source)) if is_whole => Some(source.clone()),
-            // In chunks: the server whose memory it is decides who may map it.
-            Payload::Region(HostBytes::Stable(bytes), Backing::Lent(_) | Backing::Private) if is_whole => {
-                Some(HostSource::new(bytes.clone()))
-            }
-            _ => None,
+            payload => payload.source(),
         }
     }
 
@@ -258,6 +262,7 @@ impl Snapshot {
                 sharing: Sharing::Network,
                 sources: ReceiptSources::default(),
             },
+            relays: RelayPath::default(),
             load_report: LoadReport::unsent(),
         }
     }

@@ -144,6 +144,9 @@ pub enum SourceError {
         /// One past the last one.
         end: u64,
     },
+    /// The server that it is received from gave it up.
+    #[error("The version is relayed, and the server that it comes from gave it up before it was whole.")]
+    GivenUp,
     /// The system does not copy lent memory.
     #[error(
         "Memory that was lent cannot be read: {source}. Lent memory is read by process_vm_readv, which this container \
@@ -181,7 +184,7 @@ impl SourceError {
             Self::Io { .. } | Self::NoMemory { .. } | Self::TimedOut { .. } | Self::Unconfirmed { .. } => {
                 false
             }
-            Self::OutOfBounds { .. } | Self::Spread(_) | Self::Foreign { .. } => true,
+            Self::OutOfBounds { .. } | Self::Spread(_) | Self::Foreign { .. } | Self::GivenUp => true,
             changed => changed.is_changed(),
         }
     }

@@ -60,18 +60,19 @@ pub use message::{
     ADDRESSES_MAX, AbortReason, Announce, BOXES_MAX, ClientMessage, Consumer, ENCODINGS_MAX, EndReason,
     FRAME_MAX_BYTES, Feature, FeatureSet, GLOBS_MAX, HASHES_MAX, Have, Held, Hello, Indices, InstanceId,
     LAYERS_MAX, LaneAddress, LaneGrant, LaneId, LaneOffer, Lending, Lent, Metadata, Mode, NotLent, Order,
-    PARTIAL_RANGES_MAX, PEER_ADDRESSES_MAX, PROBE_REPORT_BYTES, Partial, PeerAddress, Place, ProbeBytes,
-    ProbeReport, SELECTION_MAX_BYTES, SOURCE_RANGES_MAX, SOURCES_MAX, ServerMessage, Share, Slice, Source,
-    Start, Subscribe, SubscriptionId, TensorBox, TopicEntry, Transport, WATCHES_MAX, WatchId, Welcome,
-    check_boxes, check_metadata, decode_frame_length, encode_client, encode_server,
+    PARTIAL_RANGES_MAX, PEER_ADDRESSES_MAX, PROBE_REPORT_BYTES, Partial, PathError, PeerAddress, Place,
+    ProbeBytes, ProbeReport, RELAYS_MAX, RelayId, RelayPath, SELECTION_MAX_BYTES, SOURCE_RANGES_MAX,
+    SOURCES_MAX, ServerMessage, Share, Slice, Source, Start, Subscribe, SubscriptionId, TensorBox,
+    TopicEntry, Transport, WATCHES_MAX, WatchId, Welcome, check_boxes, check_metadata, decode_frame_length,
+    encode_client, encode_server,
 };
 pub use name::{NameError, ReaderName, TensorName, Topic};
 pub use peers::{EncodingEntry, EncodingHash, EncodingHasher, PeerSecret};
 pub use ranges::RangeSet;
 pub use selection::{BoxError, Part, PartPlace, Selection, Spread, Wanted};
 pub use sender::{
-    Announcement, Attempt, ChunkRequest, Claim, Ended, Named, Pick, Published, ReadRetry, SendAction, Sender,
-    SenderAction, Seq, SubscriptionMessage, Versions,
+    Announcement, Attempt, ChunkRequest, Claim, Ended, Here, Named, Pick, Published, ReadRetry, SendAction,
+    Sender, SenderAction, Seq, SubscriptionMessage, Versions,
 };
 pub use subscriber::{
     Action, Assembly, Commit, Gap, Outcome, Released, StreamToken, Subscriber, VersionFault,

@@ -12,6 +12,7 @@ mod frame;
 mod lane;
 mod lending;
 mod probe;
+mod relays;
 mod server;
 mod sharing;
 mod subscribe;
@@ -28,6 +29,7 @@ pub use frame::{FRAME_MAX_BYTES, decode_frame_length, encode_client, encode_serv
 pub use lane::{InstanceId, LaneGrant, LaneId, LaneOffer};
 pub use lending::{Lending, Lent, NotLent};
 pub use probe::{PROBE_REPORT_BYTES, ProbeBytes, ProbeReport};
+pub use relays::{PathError, RELAYS_MAX, RelayId, RelayPath};
 pub use server::{Announce, EndReason, HASHES_MAX, Place, ServerMessage, TopicEntry, Welcome};
 pub use sharing::{
     ENCODINGS_MAX, Held, PEER_ADDRESSES_MAX, PeerAddress, SOURCE_RANGES_MAX, SOURCES_MAX, Share, Source,

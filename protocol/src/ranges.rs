@@ -84,6 +84,18 @@ impl RangeSet {
         self.ranges.get(at).map(|r| r.start.max(number))
     }
 
+    /// The first number that both sets have.
+    pub fn first_common(&self, other: &Self) -> Option<u32> {
+        let mut from = 0;
+        loop {
+            let first = self.first_from(from)?;
+            from = other.first_from(first)?;
+            if first == from {
+                return Some(first);
+            }
+        }
+    }
+
     /// The size of the set.
     pub fn len(&self) -> u32 {
         self.ranges.iter().map(|r| r.end - r.start).sum()

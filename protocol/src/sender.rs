@@ -17,7 +17,7 @@ pub use claimed::{Claim, Named};
 pub use message::{ChunkRequest, SubscriptionMessage};
 pub use plan::SendAction;
 pub use read_retry::{Attempt, ReadRetry};
-pub use versions::{Pick, Published, Seq, Versions};
+pub use versions::{Here, Pick, Published, Seq, Versions};
 
 use crate::{
     AbortReason, Credit, EndReason, FeatureSet, LaneId, ManifestDigest, Partial, Place, ProtocolViolation,
@@ -139,8 +139,8 @@ impl<V: Published + Clone> Sender<V> {
         }
         match &mut self.current {
             Some(Current { version, plan, .. }) => {
-                let (held, pick) = (topic.held(version), |wanted: &RangeSet| topic.pick(version, wanted));
-                plan.poll(&mut self.credit, lane, held.as_deref(), pick).map(SenderAction::Send)
+                let (here, pick) = (topic.here(version), |wanted: &RangeSet| topic.pick(version, wanted));
+                plan.poll(&mut self.credit, lane, &here, pick).map(SenderAction::Send)
             }
             None => self.poll_idle(topic),
         }
@@ -263,7 +263,10 @@ impl<V: Published + Clone> Sender<V> {
     /// Gives up the version under way for a newer one, if the client asked for that.
     fn supersede(&mut self, topic: &impl Versions<Version = V>) {
         let Some(current) = self.current.as_ref().filter(|_| self.preempt) else { return };
-        if topic.newest().is_some_and(|(_, newest)| newest.id() != current.version.id()) {
+        let (epoch, version) = current.version.key();
+        // An earlier one may be the newest while this one waits for its own source.
+        let is_newer = |newest: V| newest.key().0 != epoch || newest.key().1 > version;
+        if topic.newest().is_some_and(|(_, newest)| is_newer(newest)) {
             self.give_up(AbortReason::Superseded);
         }
     }

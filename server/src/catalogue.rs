@@ -17,7 +17,7 @@ use std::{
 };
 use tensor_relay_device::Lock;
 use tensor_relay_protocol::{EndReason, Topic, TopicEntry};
-use tensor_relay_transport::CodecStats;
+use tensor_relay_transport::{CodecStats, sending::Offered};
 use tokio::sync::{broadcast, watch};
 
 /// The maximum number of new topics queued for a slow watch. A watch that missed some scans all topics again.
@@ -107,6 +107,7 @@ impl Catalogue {
                 tensors: manifest.tensors().len() as u64,
                 payload_bytes: manifest.payload_bytes(),
                 subscribers: topic.followers(),
+                relays: newest.relays().clone(),
             }
         })
     }

@@ -88,7 +88,7 @@ impl Staged {
         let manifest = Arc::clone(payload.manifest());
         let len = manifest.payload_bytes() as usize;
         if len == 0 {
-            return Ok(Publishable { payload, returned: None, charge: None });
+            return Ok(Publishable { payload: payload.into(), returned: None, charge: None, relayed: None });
         }
         let target = device.clone();
         let buffer = workers.run(move || target.allocate(len)).await?;
@@ -98,7 +98,7 @@ impl Staged {
         });
         copied.await?;
         let payload = payload.through(buffer.source());
-        Ok(Publishable { payload, returned: None, charge: None })
+        Ok(Publishable { payload: payload.into(), returned: None, charge: None, relayed: None })
     }
 }
 
@@ -184,7 +184,7 @@ async fn copy_within(
     });
     let buffer = end.await.map_err(|_| CopyError::EngineStopped).map_err(SourceError::from)??;
     let payload = Payload::new(manifest, buffer.source());
-    Ok(Publishable { payload, returned: None, charge: None })
+    Ok(Publishable { payload: payload.into(), returned: None, charge: None, relayed: None })
 }
 
 /// Lends a source; the returned handle resolves when the source is no longer read.

@@ -81,7 +81,10 @@ impl Forwarder {
         publisher.set_publish_timeout(PUBLISH_TIMEOUT.saturating_sub(since.elapsed()));
         let payload = Payload::new(manifest, Arc::new(source));
         Ok(publisher
-            .publish(Publishable { payload, returned: None, charge: None }, metadata)
+            .publish(
+                Publishable { payload: payload.into(), returned: None, charge: None, relayed: None },
+                metadata,
+            )
             .await?)
     }
 

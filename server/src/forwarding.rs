@@ -204,6 +204,9 @@ impl Forward for MemberForward {
     }
 
     fn begin(&self, version: ReceivedVersion) -> Option<Arc<dyn Forwarded>> {
+        if !version.shared {
+            return None;
+        }
         let key = (version.id.topic.clone(), (version.id.epoch, version.id.version));
         let begun = Arc::new(ForwardedVersion::new(
             version,

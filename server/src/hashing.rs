@@ -230,7 +230,8 @@ mod tests {
             let recorded = Arc::new(recorded);
             let payload = staged.payload.through(recorded.clone());
             drop(staged);
-            let version = Publishable { payload, returned: None, charge: None };
+            let version =
+                Publishable { payload: payload.into(), returned: None, charge: None, relayed: None };
             (self.publisher.publish(version, vec![]).await.unwrap(), recorded)
         }
 

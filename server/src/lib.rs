@@ -79,6 +79,7 @@ mod probing;
 mod publishable;
 mod publisher;
 mod refusals;
+mod relaying;
 mod retained;
 mod retention;
 mod server;
@@ -119,6 +120,7 @@ pub use lend::LendError;
 pub use logins::{Login, Logins};
 pub use publishable::Publishable;
 pub use publisher::{Publication, PublishError, Publisher, TopicTaken};
+pub use relaying::{Relay, RelayOptions, RestoredVersion};
 pub use retention::Keep;
 pub use server::{Server, ServerStats};
 pub use shares::{Eviction, Place};
@@ -130,8 +132,8 @@ pub use swarm::{MemberStatus, PeerDialling, PeerNetwork, PeerNetworkError, Swarm
 pub use tensor_relay_device::{BoxFuture, Device, DeviceBuffer, Source, SourceError};
 pub use tensor_relay_protocol::{
     ChunkHash, Claims, CodecChoice, CodecId, Dtype, Epoch, Glob, GlobError, Grant, GrantError, Limits,
-    Manifest, Metadata, PAYLOAD_ALIGNMENT, Shape, TensorName, TensorSpec, Ticket, TicketId, Token, Topic,
-    Verb, Verbs, Version, VersionDigest, VersionId,
+    Manifest, Metadata, PAYLOAD_ALIGNMENT, RelayId, RelayPath, Shape, TensorName, TensorSpec, Ticket,
+    TicketId, Token, Topic, Verb, Verbs, Version, VersionDigest, VersionId,
     files::{FileKind, MISSED_GENERATIONS_KEY, RESERVED_PREFIX, epoch_of, is_reserved},
 };
 pub use tensor_relay_transport::egress::READ_TIMEOUT;

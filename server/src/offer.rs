@@ -9,9 +9,10 @@ use crate::{
 };
 use std::sync::Arc;
 use tensor_relay_protocol::{
-    Credit, EndReason, Epoch, FeatureSet, Mode, Pick, ProtocolViolation, Published, RangeSet, Sender, Seq,
-    Start, Subscribe, Version, Versions,
+    Credit, EndReason, Epoch, FeatureSet, Here, Mode, Pick, ProtocolViolation, Published, RangeSet, Sender,
+    Seq, Start, Subscribe, Version, Versions,
 };
+use tensor_relay_transport::sending::Offered;
 
 /// A topic with one client's place in it and the base that the client holds.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub(crate) struct Offer {
     pub(crate) base: ClientBase,
     /// Its part in swarms, if the client may have one.
     pub(crate) sharing: Option<Sharing>,
+    /// Whether the client takes versions in memory, where they must be whole.
+    takes_memory: bool,
 }
 
 impl Offer {
@@ -47,7 +50,8 @@ impl Offer {
             None => (None, Seq::FIRST, None),
         };
         let base = ClientBase::new(topic, subscribe.base.map(|base| base.key()));
-        let offer = Self { topic: Arc::clone(topic), reader, base, sharing: None };
+        let takes_memory = subscribe.memory && !subscribe.describe;
+        let offer = Self { topic: Arc::clone(topic), reader, base, sharing: None, takes_memory };
         if let Start::Exactly(Some(epoch), version) = subscribe.start
             && (subscribe.describe || !subscribe.within.is_empty())
         {
@@ -69,6 +73,11 @@ impl Offer {
         }
     }
 
+    /// Whether the client may be sent this version now.
+    fn is_offered(&self, version: &Retained) -> bool {
+        !self.takes_memory || version.is_whole()
+    }
+
     /// Releases the place and the base of a client that will not come back for them.
     pub(crate) fn release(&mut self) {
         if let Some(reader) = &mut self.reader {
@@ -82,11 +91,13 @@ impl Versions for Offer {
     type Version = Arc<Retained>;
 
     fn newest(&self) -> Option<(Seq, Arc<Retained>)> {
-        self.topic.newest()
+        let is_moving = |version: &Retained| version.arrival().is_none_or(|arrival| arrival.is_moving());
+        let moving = self.topic.newest_of(|version| self.is_offered(version) && is_moving(version));
+        moving.or_else(|| self.topic.newest_of(|version| self.is_offered(version)))
     }
 
     fn first_from(&self, seq: Seq) -> Option<(Seq, Arc<Retained>)> {
-        self.topic.first_from(seq)
+        self.topic.first_from(seq).filter(|(_, version)| self.is_offered(version))
     }
 
     fn find(&self, (epoch, version): (Epoch, Version)) -> Option<(Seq, Arc<Retained>)> {
@@ -95,6 +106,10 @@ impl Versions for Offer {
 
     fn find_exactly(&self, (epoch, version): (Epoch, Version)) -> Option<Arc<Retained>> {
         self.topic.find_for_parts(epoch, version)
+    }
+
+    fn here(&self, version: &Arc<Retained>) -> Here {
+        version.arrival().map_or(Here::All, |arrival| arrival.here())
     }
 
     fn base(&self) -> Option<Arc<Retained>> {

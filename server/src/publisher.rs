@@ -115,6 +115,11 @@ impl Publisher {
         self.topic.name()
     }
 
+    /// The topic in the catalogue.
+    pub(crate) fn state(&self) -> &Arc<TopicState> {
+        &self.topic
+    }
+
     /// The epoch.
     pub fn epoch(&self) -> Epoch {
         self.epoch
@@ -162,7 +167,7 @@ impl Publisher {
             MessageError::TooLarge { bytes, max, .. } => PublishError::TooMuchMetadata { bytes, max },
             other => unreachable!("metadata can only be too large: {other}"),
         })?;
-        let Publishable { payload, returned, charge } = version.into();
+        let Publishable { payload, returned, charge, relayed } = version.into();
         let id = self.next_id();
         let consumers = Consumers::default();
         let loads = Arc::<Loads>::default();
@@ -189,6 +194,7 @@ impl Publisher {
             stand_in: OnceLock::new(),
             base,
             shared: OnceLock::new(),
+            relayed,
         };
         let failure = Arc::clone(&retained.failure);
         let is_hashed_later = bytes > IN_PLACE_BYTES as u64
@@ -312,6 +318,14 @@ impl Publisher {
     /// Withdraws the topic: subscriptions end, retained versions are released, and the name is free.
     pub fn withdraw(self) {
         self.catalogue.remove(&self.topic, EndReason::Withdrawn);
+    }
+
+    /// Ends the topic for this reason. Unless its publisher ended it, the name is free.
+    pub(crate) fn end_with(self, reason: EndReason) {
+        match reason {
+            EndReason::TopicEnded => self.end(),
+            reason => self.catalogue.remove(&self.topic, reason),
+        }
     }
 
     /// Withdraws the topic like [`withdraw`](Self::withdraw), but keeps its name while the publisher lives: later

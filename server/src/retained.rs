@@ -1,6 +1,8 @@
 //! [`Retained`]: one published version.
 
-use crate::{base_terms::BaseTerms, consumers::Consumers, loads::Loads, swarm::SharedVersion};
+use crate::{
+    base_terms::BaseTerms, consumers::Consumers, loads::Loads, publishable::Relayed, swarm::SharedVersion,
+};
 use std::{
     ops::Range,
     sync::{Arc, OnceLock},
@@ -8,16 +10,20 @@ use std::{
 };
 use tensor_relay_device::{Charge, SourceError};
 use tensor_relay_protocol::{
-    Epoch, Feature, ManifestDigest, Metadata, Published, Selection, Tensor, Version, VersionDigest, VersionId,
+    Epoch, Feature, ManifestDigest, Metadata, Published, RelayPath, Selection, Tensor, Version,
+    VersionDigest, VersionId,
 };
-use tensor_relay_transport::{egress::Payload, sending::Offered};
+use tensor_relay_transport::{
+    egress::{Arrival, Payload},
+    sending::Offered,
+};
 use tokio::{sync::watch, time::Instant};
 
 /// One published version, kept in memory while it is in use.
 #[derive(Debug)]
 pub(crate) struct Retained {
     pub(crate) id: VersionId,
-    pub(crate) payload: Payload,
+    pub(crate) payload: Arc<Payload>,
     /// The share of the budget for staged versions that its manifest takes.
     pub(crate) _charge: Option<Charge>,
     pub(crate) metadata: Metadata,
@@ -37,6 +43,8 @@ pub(crate) struct Retained {
     pub(crate) base: BaseTerms,
     /// The clients that take it from each other, once there is one.
     pub(crate) shared: OnceLock<Arc<SharedVersion>>,
+    /// Where it comes from, if it is received from another server.
+    pub(crate) relayed: Option<Relayed>,
 }
 
 impl Retained {
@@ -62,6 +70,11 @@ impl Retained {
     pub(crate) fn name_for_taker(&self, selection: &Selection) -> VersionDigest {
         let known = self.payload.digest_of(selection.chunks());
         known.unwrap_or_else(|| *self.stand_in.get_or_init(|| VersionDigest(rand::random())))
+    }
+
+    /// Whether all of it is here.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.relayed.as_ref().is_none_or(|relayed| relayed.arrival.is_whole())
     }
 
     /// Whether it left retention.
@@ -112,5 +125,16 @@ impl Offered for Retained {
 
     fn abort_at(&self) -> watch::Receiver<Option<Instant>> {
         self.abort_at.subscribe()
+    }
+
+    fn relays(&self) -> &RelayPath {
+        match &self.relayed {
+            Some(relayed) => &relayed.path,
+            None => RelayPath::none(),
+        }
+    }
+
+    fn arrival(&self) -> Option<&Arc<Arrival>> {
+        self.relayed.as_ref().map(|relayed| &relayed.arrival)
     }
 }

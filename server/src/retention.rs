@@ -89,6 +89,19 @@ impl<T> Retention<T> {
         Ok((seq, left.into_values().map(|kept| kept.item).collect()))
     }
 
+    /// Removes the oldest versions beyond `keep` that no reader needs.
+    pub(crate) fn trim(&mut self, keep: Keep) -> Vec<T> {
+        let limits = std::mem::replace(&mut self.keep, keep);
+        let newest = self.versions.last_key_value().map(|(seq, kept)| (*seq, kept.bytes));
+        let first = newest.map_or(self.next, |(newest, bytes)| self.first_to_stay_before(newest, bytes));
+        self.keep = limits;
+        let needed = self.readers.values().min().copied().unwrap_or(first);
+        let staying = self.versions.split_off(&first.min(needed));
+        let left = std::mem::replace(&mut self.versions, staying);
+        self.bytes -= left.values().map(|kept| kept.bytes).sum::<u64>();
+        left.into_values().map(|kept| kept.item).collect()
+    }
+
     /// Withdraws one version, if it is still retained. Readers do not receive it.
     pub(crate) fn withdraw(&mut self, seq: Seq) -> Option<T> {
         let kept = self.versions.remove(&seq)?;
@@ -173,10 +186,15 @@ impl<T> Retention<T> {
 
     /// The oldest version that stays when one of `bytes` is added.
     fn first_to_stay(&self, bytes: u64) -> Seq {
+        self.first_to_stay_before(self.next, bytes)
+    }
+
+    /// The oldest version that stays beside one of `bytes` at `newest`.
+    fn first_to_stay_before(&self, newest: Seq, bytes: u64) -> Seq {
         let others_max = (self.keep.versions.max(1) - 1) as usize;
         let mut remaining = self.keep.bytes.saturating_sub(bytes);
-        let mut stay = self.next;
-        for (seq, kept) in self.versions.iter().rev().take(others_max) {
+        let mut stay = newest;
+        for (seq, kept) in self.versions.range(..newest).rev().take(others_max) {
             let Some(rest) = remaining.checked_sub(kept.bytes) else { break };
             (remaining, stay) = (rest, *seq);
         }
@@ -244,6 +262,24 @@ mod tests {
         let (next, _) = retention.push(2, 1).unwrap();
         assert_eq!(retention.first_from(seq), Some((next, &2)), "the reader continues with the next version");
         assert_eq!(retention.unacknowledged(reader, next.next(), &mut vec![]), 1);
+    }
+
+    #[test]
+    fn trimming_spares_the_newest_and_what_readers_need() {
+        let mut retention = new_retention(3, u64::MAX);
+        let first = retention.next();
+        (1..=3).for_each(|item| drop(retention.push(item, 10).unwrap()));
+        let reader = retention.join(first);
+        let keep = |versions, bytes| Keep { versions, bytes };
+        assert!(retention.trim(keep(1, u64::MAX)).is_empty(), "the reader needs all");
+        retention.acknowledge(reader, first);
+        assert_eq!(retention.trim(keep(1, u64::MAX)), [1]);
+        retention.leave(reader);
+        assert_eq!((retention.trim(keep(3, 15)), items(&retention)), (vec![2], vec![3]));
+        assert!(retention.trim(keep(1, 1)).is_empty(), "the newest stays, whatever its size");
+        assert_eq!(retention.bytes, 10);
+        retention.push(4, 10).unwrap();
+        assert_eq!(items(&retention), [3, 4], "the limits of a push are as before");
     }
 
     #[derive(Debug, Clone, Copy)]

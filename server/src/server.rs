@@ -1,8 +1,8 @@
 //! The [`Server`]: accepts clients, owns the catalogue, shuts down gracefully.
 
 use crate::{
-    Access, Config, ForwardOptions, Forwarder, Publisher, Staging, StatusReader, TopicOptions, TopicTaken,
-    TrafficStats,
+    Access, Config, ForwardOptions, Forwarder, Publisher, Relay, RelayOptions, Staging, StatusReader,
+    TopicOptions, TopicTaken, TrafficStats,
     bases::{BaseStats, Bases},
     catalogue::Catalogue,
     failures::FailedAt,
@@ -147,6 +147,12 @@ impl Server {
     /// Offers the versions of `topic` that this process receives from another server, under their own ids.
     pub fn forwarder(&self, topic: Topic) -> Forwarder {
         Forwarder::new(&self.shared, topic)
+    }
+
+    /// Offers what clients of this process receive from other servers, while it arrives, to the clients of this one. Call it
+    /// on a runtime, which publishes the versions.
+    pub fn relay(&self, options: RelayOptions) -> Relay {
+        Relay::new(&self.shared, options)
     }
 
     /// Offers what a client session of this process receives to its peers, while it arrives: give the result to the client.

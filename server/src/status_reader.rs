@@ -63,6 +63,13 @@ impl StatusReader {
         topics.iter().all(|topic| names.contains(topic))
     }
 
+    /// Whether any topic has a version. False when the server is dropped.
+    pub fn has_version(&self) -> bool {
+        self.shared
+            .upgrade()
+            .is_some_and(|shared| !shared.catalogue.names(|_| true).is_empty())
+    }
+
     /// Whether the server is shutting down; true when it is dropped.
     pub fn is_draining(&self) -> bool {
         self.shared.upgrade().is_none_or(|shared| *shared.draining.borrow())

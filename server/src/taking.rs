@@ -7,8 +7,8 @@ use crate::{
 use std::{sync::Arc, time::Duration};
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    AbortReason, CodecChoice, EndReason, Ended, Epoch, FeatureSet, NotLent, ProtocolViolation, Published,
-    RangeSet, Selection, Sender, Seq, ServerMessage, Start, Subscribe, SubscriptionMessage, Version,
+    AbortReason, CodecChoice, EndReason, Ended, Epoch, FeatureSet, Here, NotLent, ProtocolViolation,
+    Published, Selection, Sender, Seq, ServerMessage, Start, Subscribe, SubscriptionMessage, Version,
     Versions,
 };
 use tensor_relay_transport::{
@@ -239,8 +239,8 @@ impl Versions for OneVersion {
         None
     }
 
-    fn held(&self, version: &Arc<ForwardedVersion>) -> Option<Arc<RangeSet>> {
-        Some(version.offered())
+    fn here(&self, version: &Arc<ForwardedVersion>) -> Here {
+        Here::Only(version.offered())
     }
 }
 

@@ -269,6 +269,14 @@ impl TopicState {
         self.room.send_replace(());
     }
 
+    /// Withdraws a version that its own server gave up. Nothing more of it will come, so its transfers end now.
+    pub(crate) fn give_up(&self, (epoch, version): bases::VersionKey) {
+        if let Some((seq, retained)) = self.find(epoch, version) {
+            self.withdraw(seq, (epoch, version));
+            retained.abort_at.send_replace(Some(Instant::now()));
+        }
+    }
+
     /// Withdraws a version that can no longer be read, and records why.
     pub(crate) fn handle_unreadable(&self, version: &Retained, error: &SourceError) {
         let error = version.handle_unreadable(error); // Also where nobody listens to the log.
@@ -324,8 +332,7 @@ impl TopicState {
 
     /// Holds a version that a subscribing client names as its base, if it is still in memory.
     pub(crate) fn hold_base(&self, (epoch, version): bases::VersionKey) -> Option<Hold> {
-        let retained = self.find(epoch, version).map(|(_, retained)| retained);
-        let found = retained.or_else(|| self.bases.find(self.number, (epoch, version)));
+        let found = self.in_memory((epoch, version));
         let hold = found.map(|retained| self.hold(&retained))?;
         self.bases.handle_reconnected(self.number, (epoch, version));
         Some(hold)
@@ -349,11 +356,20 @@ impl TopicState {
 
     /// The newest version.
     pub(crate) fn newest(&self) -> Option<(Seq, Arc<Retained>)> {
-        self.state
-            .lock()
-            .retention
-            .newest()
-            .map(|(seq, retained)| (seq, Arc::clone(retained)))
+        self.newest_of(|_| true)
+    }
+
+    /// The newest version that `is_wanted`.
+    pub(crate) fn newest_of(&self, is_wanted: impl Fn(&Retained) -> bool) -> Option<(Seq, Arc<Retained>)> {
+        let state = self.state.lock();
+        let mut versions = state.retention.iter();
+        let (seq, retained) = versions.rfind(|(_, retained)| is_wanted(retained))?;
+        Some((seq, Arc::clone(retained)))
+    }
+
+    /// Signals subscriptions that more of a version is here.
+    pub(crate) fn handle_arrived(&self) {
+        self.changed.send_replace(());
     }
 
     /// The oldest version from `seq` on.
@@ -395,6 +411,26 @@ impl TopicState {
         let (recheck_at, gone) = self.state.lock().part_reads.expire(Instant::now());
         drop(gone);
         recheck_at
+    }
+
+    /// A version by its epoch and number, if it is retained or a base.
+    pub(crate) fn in_memory(&self, key: bases::VersionKey) -> Option<Arc<Retained>> {
+        let retained = self.find(key.0, key.1).map(|(_, retained)| retained);
+        retained.or_else(|| self.bases.find(self.number, key))
+    }
+
+    /// Releases the oldest versions beyond `keep`, as far as no reader needs them.
+    pub(crate) fn trim(&self, keep: Keep) {
+        let gone = {
+            let mut state = self.state.lock();
+            let left = state.retention.trim(keep);
+            let handle = |retained: &Arc<Retained>| {
+                retained.leave_retention();
+                self.bases.handle_left_retention(self.number, retained)
+            };
+            (left.iter().map(handle).collect::<Vec<_>>(), left)
+        };
+        drop(gone); // Outside of the lock: it may be gigabytes.
     }
 
     /// The loads of one of the last versions, retained or not.

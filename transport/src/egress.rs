@@ -3,6 +3,7 @@
 //! chunks and manifests on a lane; [`Egress`] is what those who send share. Stages overlap because callers process several chunks at once, bounded by credit:
 //! while one waits for the wire, the next is read and encoded.
 
+mod arrival;
 mod chooser;
 mod chunk_cache;
 mod encoder;
@@ -14,6 +15,7 @@ mod read;
 mod reads;
 mod received;
 
+pub use arrival::{Arrival, GivenUp};
 pub use chooser::CodecRequest;
 pub use encoder::{Encoded, Encoder, EncoderStats};
 pub use encoding_log::{EncodingClaim, EncodingLog};

@@ -1,14 +1,15 @@
-//! Forwarding: what a client receives is offered to others by a server of the same process, while it arrives
-//! (PROTOCOL.md §3.15).
+//! Forwarding: what a client receives is offered to others by a server of the same process, while it arrives: to its peers
+//! (PROTOCOL.md §3.15), or by a relay to its own clients (§3.20).
 //!
 //! The client calls these traits; the server implements them. Neither knows the other, and no call waits: a version is
 //! received and committed as fast as without forwarding, whatever those who take it do.
 
 use bytes::Bytes;
 use std::{fmt::Debug, ops::Range, sync::Arc};
+use tensor_relay_device::HostSource;
 use tensor_relay_protocol::{
-    ChunkHeader, EncodingEntry, EndReason, Epoch, LaneGrant, Manifest, Metadata, RangeSet, Topic, Version,
-    VersionId,
+    ChunkHeader, EncodingEntry, EndReason, Epoch, LaneGrant, Manifest, Metadata, RangeSet, RelayPath, Topic,
+    Version, VersionId,
 };
 
 /// Offers the versions that one client session receives. One value serves the whole session, whose origin it knows.
@@ -18,8 +19,9 @@ pub trait Forward: Debug + Send + Sync {
     /// those of an ended one no longer, and what is being sent by them ends.
     fn set_origin(&self, origin: Origin);
 
-    /// Begins a version whose manifest is here: whoever has a grant may take from now on what is verified of it. `None` if
-    /// nobody could: it is small, or the implementer has no room. The version is offered until the result is dropped.
+    /// Begins a version whose manifest is here: whoever may take it can take from now on what is verified of it. `None` if
+    /// nobody could: it is not shared, or the implementer has no room. It is offered until the result is dropped, and by a
+    /// relay for longer, if it was committed.
     fn begin(&self, version: ReceivedVersion) -> Option<Arc<dyn Forwarded>>;
 
     /// Handles `Revoke`: the owner of the key `taker`, or nobody at all if it is `None`, may take this version any longer.
@@ -52,6 +54,10 @@ pub struct ReceivedVersion {
     pub manifest: Arc<Manifest>,
     /// What its publisher says about it.
     pub metadata: Metadata,
+    /// Whether its receivers take it from each other.
+    pub shared: bool,
+    /// The relays that it came through.
+    pub relays: RelayPath,
     /// Where its bytes are, if the whole payload is received into memory of this process. `None` for a part of the payload,
     /// a GPU, or the user's buffers: then raw chunks are kept like encoded ones.
     pub memory: Option<Arc<dyn ReceivedMemory>>,
@@ -83,6 +89,7 @@ pub trait Forwarded: Debug + Send + Sync {
     /// The chunks on offer: what the client tells the origin in `Held`.
     fn offered(&self) -> RangeSet;
 
-    /// Handles the commit. The version stays on offer.
-    fn handle_committed(&self);
+    /// Handles the commit. The version stays on offer. `whole` is its payload, if it is in one piece of host memory that
+    /// nobody writes.
+    fn handle_committed(&self, whole: Option<HostSource>);
 }

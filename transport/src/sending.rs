@@ -10,6 +10,7 @@ mod host;
 mod lanes;
 mod selector;
 mod sent_chunks;
+mod source_watch;
 mod stall;
 mod version_sends;
 

@@ -85,6 +85,16 @@ pub(super) const OF_SERVER: &[Part] = &[
     ]),
     VERSION,
     MEMORY,
+    Part::at("/origins", Fields(&["origin"])).has(&[
+        (Whether, "origin_connected", "connected", "Whether an origin of the relay is connected"),
+        (Highest, "origin_lost_seconds", "lost_s", "Time since an origin was lost, or 0"),
+        (Gauge, "origin_topics", "topics_count", "Topics that are relayed from an origin"),
+        (Gauge, "origin_problems", "problems_count", "Topics of an origin that cannot be relayed"),
+    ]),
+    Part::at("/cache", Fields(&[])).has(&[
+        (Gauge, "cache_bytes", "bytes", "The size of the relay's cache on disk"),
+        (Whether, "cache_problem", "problem", "Whether the last version could not be kept on disk"),
+    ]),
     Part::at("/transfers_limited", Keys("limit")).has(&[(
         Gauge,
         "transfers_limited",

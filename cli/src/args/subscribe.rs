@@ -1,6 +1,6 @@
 //! The options of `subscribe`.
 
-use super::{Codec, DeviceArgs, SwarmArgs, TicketArgs, boxes::parse_box, serve::parse_socket_mode};
+use super::{Codec, DeviceArgs, SwarmArgs, TicketArgs, boxes::parse_box, server::parse_socket_mode};
 use crate::{
     admin::{AdminArgs, ReadyArgs},
     units,
@@ -201,7 +201,7 @@ impl From<ModeArg> for Mode {
     }
 }
 
-fn parse_lanes(text: &str) -> Result<Lanes, &'static str> {
+pub(super) fn parse_lanes(text: &str) -> Result<Lanes, &'static str> {
     let lane_count = |text: &str| match text.parse() {
         Ok(lanes @ 1..=16) => Ok(lanes),
         _ => Err("write auto, auto:N, or N, with a number from 1 to 16"),

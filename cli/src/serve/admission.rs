@@ -1,6 +1,5 @@
 //! Access to this server, and the tickets that it issues.
 
-use crate::args::ServeArgs;
 use anyhow::Context;
 use std::{
     io::Write,
@@ -12,10 +11,10 @@ use tensor_relay_server::{Access, AccessStore, Fingerprint, Ticket, Topic};
 /// The name of the ticket file in the state directory, without `--ticket-file`.
 pub(crate) const TICKETS_FILE: &str = "tickets";
 
-/// The access rules of this server; with `--open`, everybody has access, and only users of the publish socket are
+/// The access rules of this server; if `is_open`, everybody has access, and only users of the publish socket are
 /// restricted. Must be called within the runtime.
-pub(super) fn access(args: &ServeArgs, state_dir: &Path) -> anyhow::Result<Access> {
-    if args.open {
+pub(crate) fn access(is_open: bool, state_dir: &Path) -> anyhow::Result<Access> {
+    if is_open {
         crate::log::message!(
             "warning: --open gives everybody who can reach this server and knows its key access to every topic"
         );
@@ -27,7 +26,7 @@ pub(super) fn access(args: &ServeArgs, state_dir: &Path) -> anyhow::Result<Acces
 }
 
 /// The ticket for `topic`, or for all topics.
-pub(super) fn ticket(
+pub(crate) fn ticket(
     access: &Access,
     addresses: &[String],
     key: Fingerprint,
@@ -50,16 +49,17 @@ pub(crate) fn bare_ticket(
 }
 
 /// The path of the ticket file: `--ticket-file`, or else a file in the state directory, which is private.
-pub(super) fn ticket_file(args: &ServeArgs, state_dir: &Path) -> PathBuf {
-    let path = args.ticket_file.clone().unwrap_or_else(|| state_dir.join(TICKETS_FILE));
+pub(crate) fn ticket_file(given: Option<&Path>, state_dir: &Path) -> PathBuf {
+    let path = given.map_or_else(|| state_dir.join(TICKETS_FILE), PathBuf::from);
     std::path::absolute(&path).unwrap_or(path) // The reader of the output may have another working directory.
 }
 
-/// With `--ticket-file`, writes the tickets to the state directory too, from where `tickets create` knows the server's
+/// If the tickets are in another file, writes them to the state directory too, from where `tickets create` knows the server's
 /// addresses. A state directory that is only read stays as it is.
-pub(super) fn keep_addresses(args: &ServeArgs, state_dir: &Path, tickets: &[String]) {
-    if args.ticket_file.is_some()
-        && let Err(error) = write_tickets(&state_dir.join(TICKETS_FILE), tickets)
+pub(crate) fn keep_addresses(ticket_file: &Path, state_dir: &Path, tickets: &[String]) {
+    let kept = self::ticket_file(None, state_dir);
+    if kept != ticket_file
+        && let Err(error) = write_tickets(&kept, tickets)
     {
         tracing::info!(
             %error,

@@ -1,6 +1,6 @@
 //! Where `serve` listens, and the addresses that its tickets name.
 
-use crate::args::{ListenArg, ServeArgs};
+use crate::args::{ListenArg, ServerArgs};
 use anyhow::Context;
 use std::{
     fmt,
@@ -8,11 +8,11 @@ use std::{
     path::{Path, PathBuf},
 };
 use tensor_relay_server::{
-    BindError, Identity, Listener, Server, SocketListener, Transport, Tuning, reachable,
+    Advertised, BindError, Identity, Listener, Server, SocketListener, Transport, Tuning, reachable,
 };
 
 /// Listens on the network, on the socket for this host, or on both.
-pub(super) fn open(args: &ServeArgs, identity: &Identity) -> anyhow::Result<Listener> {
+pub(crate) fn open(args: &ServerArgs, identity: &Identity) -> anyhow::Result<Listener> {
     let transport = if args.no_tcp { Transport::Quic } else { args.transport };
     let network = match args.listen {
         ListenArg::Nowhere => None,
@@ -53,27 +53,27 @@ fn add_listen_option(error: BindError) -> anyhow::Error {
 }
 
 /// Where a server listens.
-pub(super) struct Listening {
+pub(crate) struct Listening {
     /// The address on the network, if it is on one.
-    pub(super) network: Option<SocketAddr>,
+    pub(crate) network: Option<SocketAddr>,
     /// The absolute path of its socket.
-    pub(super) socket: Option<PathBuf>,
+    pub(crate) socket: Option<PathBuf>,
 }
 
 impl Listening {
-    pub(super) fn of(server: &Server) -> Self {
+    pub(crate) fn of(server: &Server) -> Self {
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.into());
         Self { network: server.network_address(), socket: server.socket_path().map(absolute) }
     }
 
     /// The addresses for tickets: those of `--advertise`, or else those that other hosts probably reach; without a
     /// network, the socket.
-    pub(super) fn advertised(&self, args: &ServeArgs) -> Vec<String> {
+    pub(crate) fn advertised(&self, named: &[Advertised]) -> Vec<String> {
         let Some(network) = self.network else {
             return self.socket.iter().map(|path| format!("unix:{}", path.display())).collect();
         };
-        if !args.advertise.is_empty() {
-            return args.advertise.iter().map(|host| host.with_port(network.port())).collect();
+        if !named.is_empty() {
+            return named.iter().map(|host| host.with_port(network.port())).collect();
         }
         let addresses = reachable(network);
         let named: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();

@@ -17,7 +17,7 @@ pub(super) fn open(
     let Some(path) = &args.publish_socket else { return Ok(None) };
     let socket = PublishSocket::open(path, &args.publish_uid).context("cannot open the publish socket")?;
     // Unlike topics from files, topics of the socket have several versions even without `--watch`.
-    let options = TopicOptions { bases: args.bases, expire_after: args.expire_after, ..args.topic_options() };
+    let options = TopicOptions { expire_after: args.expire_after, ..args.server.topic_options() };
     let as_json = args.json;
     Ok(Some(server.publish_from(socket, options, device.cloned(), move |published| {
         report(&published, as_json);

@@ -2,7 +2,7 @@
 
 use super::ClientError;
 use std::sync::Arc;
-use tensor_relay_protocol::{AbortReason, BoxError, EndReason, Gap, Topic, Version, VersionId};
+use tensor_relay_protocol::{AbortReason, BoxError, EndReason, Gap, PathError, Topic, Version, VersionId};
 
 /// Why a subscription delivers no snapshot. After a [final](Self::is_final) error, every later call returns a clone,
 /// which is cheap.
@@ -62,6 +62,14 @@ pub enum SubscriptionError {
         topic: Topic,
         /// The reason.
         reason: EndReason,
+    },
+    /// A relay must not pass the version on.
+    #[error("{id} is not relayed: {reason}")]
+    NotRelayed {
+        /// The version.
+        id: VersionId,
+        /// Why.
+        reason: PathError,
     },
     /// In mode `every`: versions are missing before the next snapshot. Not final: the next call returns that snapshot.
     #[error("{0}")]

@@ -1,5 +1,5 @@
-//! [`Forwarding`]: offers what a subscription receives to other members of its swarms, through the server of the same
-//! process (PROTOCOL.md §3.15).
+//! [`Forwarding`]: offers what a subscription receives through a server of the same process: to other members of its swarms
+//! (PROTOCOL.md §3.15), or to the clients of a relay (§3.20).
 
 use crate::destination::{Backing, Destination, Payload};
 use std::{
@@ -32,9 +32,9 @@ struct Arriving {
 }
 
 impl Forwarding {
-    /// Offers versions to `forward`, if that is given.
-    pub(super) fn new(forward: Option<Arc<dyn Forward>>) -> Self {
-        Self { forward, ..Self::default() }
+    /// Offers versions to `forward`.
+    pub(super) fn new(forward: Arc<dyn Forward>) -> Self {
+        Self { forward: Some(forward), ..Self::default() }
     }
 
     /// Handles `Encodings` of a version that was announced; `is_current` is whether it is the one under way, and has not been
@@ -57,10 +57,10 @@ impl Forwarding {
         }
     }
 
-    /// Begins to offer a version that is received into `destination`, if it is shared. One that resumes stays on offer.
+    /// Begins to offer a version that is received into `destination`. One that resumes stays on offer.
     pub(super) fn begin(&mut self, announce: &Announce, selection: &Selection, destination: &Destination) {
         let early = std::mem::take(&mut self.early);
-        let Some(forward) = self.forward.as_ref().filter(|_| announce.shared) else { return };
+        let Some(forward) = &self.forward else { return };
         if self.arriving.as_ref().is_some_and(|arriving| arriving.id == announce.id) {
             return self.handle_encodings((announce.id.epoch, announce.id.version), &early, true);
         }
@@ -72,6 +72,8 @@ impl Forwarding {
             id: announce.id.clone(),
             manifest: Arc::clone(selection.manifest()),
             metadata: announce.metadata.clone(),
+            shared: announce.shared,
+            relays: announce.relays.clone(),
             memory: memory.clone().map(|memory| memory as Arc<dyn ReceivedMemory>),
         };
         self.arriving = forward.begin(version).map(|forwarded| {
@@ -114,7 +116,7 @@ impl Forwarding {
             Some(memory) => memory.commit(commit)?,
             None => commit()?,
         };
-        forwarded.handle_committed();
+        forwarded.handle_committed(payload.source());
         self.committed = Some((id, forwarded));
         Ok(payload)
     }

@@ -36,6 +36,9 @@ impl Reception {
             self.destination =
                 Some(Destination::mapped((region, lent), selection, &context.allocators.memory));
             self.base.begin(announce, selection);
+            if let Some(destination) = &self.destination {
+                self.forwarding.begin(announce, selection, destination);
+            }
             self.machine.handle_lent();
             return Ok(Ok(()));
         }

@@ -3,7 +3,9 @@
 use super::*;
 use crate::snapshot_queue::Found;
 use tensor_relay_device::HostMemory;
-use tensor_relay_protocol::{CodecSet, Limits, Manifest, ManifestDigest, Shape, TensorName, TensorSpec};
+use tensor_relay_protocol::{
+    CodecSet, Limits, Manifest, ManifestDigest, RelayPath, Shape, TensorName, TensorSpec,
+};
 use tensor_relay_transport::Workers;
 
 const ID: SubscriptionId = SubscriptionId(1);
@@ -42,6 +44,7 @@ fn announce(version: u64) -> Announce {
         lost_place: None,
         lending: None,
         shared: false,
+        relays: RelayPath::default(),
     }
 }
 

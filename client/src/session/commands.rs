@@ -2,7 +2,7 @@
 
 use super::Session;
 use crate::{
-    Request,
+    Membership, Request,
     base::Base,
     command::{Command, Opened, SubscriptionHandle},
     reception::Reception,
@@ -121,8 +121,12 @@ impl Session {
         }
         let base = Base::new(self.bases.clone(), self.config.workers);
         let (lease, commands) = (self.allocators.memory.memory.demand(), self.commands.clone());
-        let forward = self.config.sharing.as_ref().and_then(|sharing| sharing.forward.clone());
-        let mut reception = Reception::new(&request, machine, base, lease, commands).forwarding_to(forward);
+        let mut reception = Reception::new(&request, machine, base, lease, commands);
+        match (&self.config.relay, &self.config.sharing) {
+            (Some(relay), _) => reception.relay(relay),
+            (None, Some(Membership { forward: Some(forward), .. })) => reception.forward(forward),
+            (None, _) => {}
+        }
         let opened = Opened {
             handle: SubscriptionHandle {
                 id,

@@ -82,6 +82,11 @@ mod tests {
         PeerAddress { transport: Transport::Tcp, address: address.parse().unwrap() }
     }
 
+    fn relays() -> RelayPath {
+        let path = RelayPath::default().through(RelayId([7; 16])).unwrap();
+        path.through(RelayId([9; 16])).unwrap()
+    }
+
     fn held() -> Held {
         Held {
             subscription: SubscriptionId(5),
@@ -207,12 +212,19 @@ mod tests {
                 shared: true,
                 lost_place: None,
                 lending: Some(Box::new(Lending::Chunks(NotLent::Full))),
+                relays: RelayPath::default(),
             }),
             ServerMessage::Complete { subscription, epoch, version, digest: VersionDigest([4; 32]) },
             ServerMessage::Abort { subscription, epoch, version, reason: AbortReason::Stalled },
             ServerMessage::End { subscription, reason: EndReason::TopicEnded },
             ServerMessage::Topics {
-                topics: vec![TopicEntry { id: id(), tensors: 1, payload_bytes: 2, subscribers: 3 }],
+                topics: vec![TopicEntry {
+                    id: id(),
+                    tensors: 1,
+                    payload_bytes: 2,
+                    subscribers: 3,
+                    relays: RelayPath::default(),
+                }],
                 more: true,
             },
             ServerMessage::Drain { alternatives: vec!["10.0.0.6:4747".into()] },
@@ -276,7 +288,31 @@ mod tests {
                     offset_bytes: 4096,
                     digest: VersionDigest([4; 32]),
                 }))),
+                relays: RelayPath::default(),
             }),
+            ServerMessage::Announce(Announce {
+                subscription,
+                id: id(),
+                manifest: ManifestDigest([6; 32]),
+                skipped: 0,
+                metadata: vec![],
+                may_be_base: false,
+                afresh: false,
+                shared: false,
+                lost_place: None,
+                lending: None,
+                relays: relays(),
+            }),
+            ServerMessage::Topics {
+                topics: vec![TopicEntry {
+                    id: id(),
+                    tensors: 1,
+                    payload_bytes: 2,
+                    subscribers: 3,
+                    relays: relays(),
+                }],
+                more: false,
+            },
         ]
     }
 
@@ -333,6 +369,7 @@ mod tests {
             tensors: u64::MAX,
             payload_bytes: u64::MAX,
             subscribers: u64::MAX,
+            relays: relays(),
         };
         let messages = ServerMessage::topics((0..1000).map(entry).collect());
         assert!(messages.len() > 1);

@@ -2,7 +2,7 @@
 
 use super::{
     AbortReason, FeatureSet, Field, Held, InstanceId, LaneAddress, LaneId, LaneOffer, Lending, Metadata,
-    Source, SubscriptionId, WatchId, check_metadata,
+    RelayPath, Source, SubscriptionId, WatchId, check_metadata,
     field::{exactly, list, message_fields, message_kinds},
     reasons, wire,
 };
@@ -192,6 +192,8 @@ pub struct Announce {
     pub lost_place: Option<Place>,
     /// How the bytes are passed to a client that asked for memory; `None` for chunks, and for any other client.
     pub lending: Option<Box<Lending>>,
+    /// The relays that it came through.
+    pub relays: RelayPath,
 }
 
 /// A reader's place: the first version that it had not acknowledged.
@@ -245,6 +247,8 @@ pub struct TopicEntry {
     pub payload_bytes: u64,
     /// The number of subscriptions to the topic.
     pub subscribers: u64,
+    /// The relays that this version came through.
+    pub relays: RelayPath,
 }
 
 message_kinds! {
@@ -279,18 +283,19 @@ message_fields! {
         shared,
         lost_place,
         lending,
+        relays,
     } =>
     Announce {
         subscription, topic, epoch, version, manifest_digest, skipped, metadata, may_be_base, afresh, shared,
-        lost_place, lending,
+        lost_place, lending, relays,
     }
 }
 
 message_fields! { Place { epoch, version } => Place { epoch, version } }
 
 message_fields! {
-    TopicEntry { id: VersionId { topic, epoch, version }, tensors, payload_bytes, subscribers } =>
-    TopicEntry { topic, epoch, version, tensors, payload_bytes, subscribers }
+    TopicEntry { id: VersionId { topic, epoch, version }, tensors, payload_bytes, subscribers, relays } =>
+    TopicEntry { topic, epoch, version, tensors, payload_bytes, subscribers, relays }
 }
 
 impl Field for Welcome {

@@ -245,6 +245,7 @@ messages! {
         11 [message, optional] lost_place: Option<Place>,
         12 [bool] shared: bool,
         13 [message, optional] lending: Option<Lending>,
+        14 [bytes = "vec", repeated] relays: Vec<Vec<u8>>,
     }
 
     Lending {
@@ -304,6 +305,7 @@ messages! {
         4 [uint64] tensors: u64,
         5 [uint64] payload_bytes: u64,
         6 [uint64] subscribers: u64,
+        7 [bytes = "vec", repeated] relays: Vec<Vec<u8>>,
     }
 
     Drain {

@@ -6,7 +6,7 @@ mod requests;
 #[cfg(test)]
 mod tests;
 
-use super::{ChunkRequest, Pick};
+use super::{ChunkRequest, Here, Pick};
 use crate::{ChunkIndex, Credit, LaneId, ProtocolViolation, RangeSet};
 use pushing::Pushing;
 use requests::Requests;
@@ -119,13 +119,12 @@ impl SendPlan {
 
     /// The next send; `None` if none is possible before the next event. `lane` is the lane for the next chunk; without
     /// one, no chunk is begun. Spends `credit` for a chunk that is pushed: of a shared version the one that `pick`
-    /// picks of those that were not begun. Only chunks that are `held` are begun, if not all are: others that were
-    /// requested are passed over, others to be pushed wait.
+    /// picks of those that were not begun. Only chunks that are `here` are begun.
     pub(super) fn poll(
         &mut self,
         credit: &mut Credit,
         lane: Option<LaneId>,
-        held: Option<&RangeSet>,
+        here: &Here,
         pick: impl FnOnce(&RangeSet) -> Pick,
     ) -> Option<SendAction> {
         if self.given_up {
@@ -137,31 +136,33 @@ impl SendPlan {
         if !self.is_selected || self.is_lent {
             return None;
         }
-        if !self.is_hashing && !self.unsent_hashes.is_empty() {
+        if !self.is_hashing && !self.unsent_hashes.is_empty() && !here.is_growing() {
             self.is_hashing = true;
             let first = self.unsent_hashes.start;
             let end = self.unsent_hashes.end.min(first + HASHES_PER_MESSAGE);
             return Some(SendAction::Hashes { first, end });
         }
-        if let Some(held) = held {
+        if let Here::Only(held) = here {
             self.requests.retain_held(held);
         }
         if !self.requests.is_empty() || !self.pushing.is_empty() {
             let lane = lane?;
-            let chunk = self.next_requested().or_else(|| self.next_pushed(credit, held, pick))?;
+            let held = here.chunks();
+            let chunk = self.next_requested(held).or_else(|| self.next_pushed(credit, held, pick))?;
             self.in_flight += 1;
             return Some(match self.requests.handle_begun(chunk.0, lane) {
                 true => SendAction::Again(chunk, lane),
                 false => SendAction::Chunk(chunk, lane),
             });
         }
-        let is_complete = self.unsent.is_empty() && self.in_flight == 0 && !self.complete;
+        let is_complete =
+            self.unsent.is_empty() && self.in_flight == 0 && !self.complete && !here.is_growing();
         self.complete |= is_complete;
         is_complete.then_some(SendAction::Complete)
     }
 
-    fn next_requested(&mut self) -> Option<ChunkIndex> {
-        let chunk = self.requests.take()?;
+    fn next_requested(&mut self, held: Option<&RangeSet>) -> Option<ChunkIndex> {
+        let chunk = self.requests.take(held)?;
         self.unsent.remove(chunk);
         self.pushing.take_chunk(ChunkIndex(chunk));
         Some(ChunkIndex(chunk))
@@ -177,7 +178,14 @@ impl SendPlan {
         if credit.available() == 0 || self.pushing.is_empty() {
             return None;
         }
-        let picked = if self.is_shared { pick(self.pushing.left()) } else { Pick::InOrder };
+        let picked = match (self.is_shared, held) {
+            (false, _) => Pick::InOrder,
+            (true, None) => pick(self.pushing.left()),
+            (true, Some(held)) => match self.pushing.left().intersection(held) {
+                none if none.is_empty() => Pick::Wait,
+                wanted => pick(&wanted),
+            },
+        };
         let chunk = match picked {
             Pick::InOrder => self.pushing.take_first(held),
             Pick::Chunk(chunk) => self.pushing.take_chunk(chunk).then_some(chunk),

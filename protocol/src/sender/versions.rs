@@ -60,6 +60,34 @@ pub enum Pick {
     Wait,
 }
 
+/// The chunks of a version that can be sent now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Here {
+    /// All.
+    All,
+    /// These. Others that were requested are passed over, of which the receiver learns by a `Held`; others to be pushed
+    /// wait.
+    Only(Arc<RangeSet>),
+    /// These so far: the version is being received, and not committed. Others wait, and so does what depends on all of
+    /// them: the list of hashes, and `Complete`.
+    SoFar(Arc<RangeSet>),
+}
+
+impl Here {
+    /// The chunks; `None` for all.
+    pub(super) fn chunks(&self) -> Option<&RangeSet> {
+        match self {
+            Self::All => None,
+            Self::Only(chunks) | Self::SoFar(chunks) => Some(chunks),
+        }
+    }
+
+    /// Whether more will be here.
+    pub(super) fn is_growing(&self) -> bool {
+        matches!(self, Self::SoFar(_))
+    }
+}
+
 /// The versions of one topic, and the place of one reader in it: facts, which may change between two questions. Each
 /// answer is immediate.
 pub trait Versions {
@@ -113,9 +141,8 @@ pub trait Versions {
         Pick::InOrder
     }
 
-    /// The chunks of the version that can be sent now; `None` if all can. Others that were requested are passed over,
-    /// of which the receiver learns by a `Held`; others to be pushed wait.
-    fn held(&self, _version: &Self::Version) -> Option<Arc<RangeSet>> {
-        None
+    /// The chunks of the version that can be sent now.
+    fn here(&self, _version: &Self::Version) -> Here {
+        Here::All
     }
 }

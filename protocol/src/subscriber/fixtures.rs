@@ -2,8 +2,8 @@
 
 use crate::{
     Announce, ChunkHash, ChunkHasher, ChunkHeader, ChunkIndex, CodecId, CodecSet, Dtype, Epoch, Glob, Limits,
-    Manifest, Mode, Selection, Shape, Start, Subscribe, SubscriptionId, TensorName, TensorSpec, Topic,
-    Verified, Version, VersionDigest, VersionId,
+    Manifest, Mode, RelayPath, Selection, Shape, Start, Subscribe, SubscriptionId, TensorName, TensorSpec,
+    Topic, Verified, Version, VersionDigest, VersionId,
 };
 use std::{sync::Arc, time::Instant};
 
@@ -55,6 +55,7 @@ pub(crate) fn announce(version: u64, manifest: &Manifest) -> Announce {
         shared: false,
         lost_place: None,
         lending: None,
+        relays: RelayPath::default(),
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) struct History {
 }
 
 impl History {
-    /// An empty history.
+    /// The history of a new subscription, whose client has at most what its `request` names in `have`.
     pub(super) fn new(request: &Subscribe) -> Self {
         Self {
             mode: request.mode,
@@ -48,7 +48,10 @@ impl History {
             window: request.window,
             last: None,
             epochs: VecDeque::new(),
-            committed: None,
+            committed: request.have.map(|have| {
+                let (epoch, version) = have.key();
+                (VersionId { topic: request.topic.clone(), epoch, version }, have.digest)
+            }),
             acknowledged: None,
             unacknowledged: VecDeque::new(),
             carried: 0,

@@ -1,7 +1,7 @@
 use super::*;
 use tensor_relay_protocol::{
     ChunkHash, ChunkHeader, ChunkIndex, CodecId, Dtype, EncodingEntry, EncodingHash, Limits, Manifest,
-    PeerSecret, Published, Shape, SubscriptionId, TensorName, TensorSpec, VersionId,
+    PeerSecret, Published, RelayPath, Shape, SubscriptionId, TensorName, TensorSpec, VersionId,
 };
 use tensor_relay_transport::{forwarding::ReceivedMemory, sending::Offered};
 
@@ -26,7 +26,8 @@ fn received(version: u64) -> ReceivedVersion {
     let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, shape);
     let manifest = Manifest::layout(vec![spec], vec![], CHUNK_BYTES, &Limits::default()).unwrap();
     let id = VersionId { topic: topic(), epoch: EPOCH, version: Version(version) };
-    ReceivedVersion { id, manifest: Arc::new(manifest), metadata: vec![], memory: None }
+    let (manifest, relays) = (Arc::new(manifest), RelayPath::default());
+    ReceivedVersion { id, manifest, metadata: vec![], shared: true, relays, memory: None }
 }
 
 fn take(version: u64) -> Take {

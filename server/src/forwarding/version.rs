@@ -7,7 +7,7 @@ use std::{
     ops::Range,
     sync::{Arc, OnceLock},
 };
-use tensor_relay_device::{BoxFuture, Source, SourceError};
+use tensor_relay_device::{BoxFuture, HostSource, Source, SourceError};
 use tensor_relay_protocol::{
     ChunkHeader, EncodingEntry, EndReason, Feature, ManifestDigest, Metadata, Published, RangeSet,
     VersionDigest, VersionId,
@@ -47,7 +47,7 @@ impl ForwardedVersion {
         pace: Option<Arc<Pace>>,
         workers: Workers,
     ) -> Self {
-        let ReceivedVersion { id, manifest, metadata, memory } = version;
+        let ReceivedVersion { id, manifest, metadata, memory, .. } = version;
         let payload_bytes = manifest.payload_bytes();
         let kept_bytes = kept_bytes.unwrap_or_else(|| (payload_bytes / KEPT_PART).min(KEPT_BYTES_MAX));
         let received =
@@ -158,7 +158,7 @@ impl<R: Fn(&Arc<ForwardedVersion>) + Send + Sync> Forwarded for OnOffer<R> {
         RangeSet::clone(&self.version.received.offered())
     }
 
-    fn handle_committed(&self) {
+    fn handle_committed(&self, _: Option<HostSource>) {
         tracing::debug!(version = %self.version.id, "A version that was received stays on offer to peers.");
     }
 }

@@ -40,6 +40,7 @@ fn retained(epoch: u64, version: u64) -> Retained {
         stand_in: std::sync::OnceLock::new(),
         base: Bases::new(0).terms(8, 0, Keep::default(), true),
         shared: std::sync::OnceLock::new(),
+        relayed: None,
     }
 }
 

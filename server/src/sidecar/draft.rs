@@ -203,7 +203,7 @@ fn map_from_host(manifest: Arc<Manifest>, memory: Option<Lent>, staging: &Stagin
     };
     let payload = Payload::new(manifest, Arc::new(source));
     Ok(Ready {
-        held: Publishable { payload, returned: None, charge: None },
+        held: Publishable { payload: payload.into(), returned: None, charge: None, relayed: None },
         returned: vec![returned],
         path: MemoryKind::Memfd,
     })
@@ -257,7 +257,7 @@ fn import_from_device(
         .map_err(|error| unfit(error.to_string()))?;
     let (source, returned) = crate::device::lend_source(source);
     let payload = Payload::new(manifest, source);
-    let held = Publishable { payload, returned: Some(returned), charge: None };
+    let held = Publishable { payload: payload.into(), returned: Some(returned), charge: None, relayed: None };
     Ok(Ready { held, returned: all_returned, path })
 }
 

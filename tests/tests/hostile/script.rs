@@ -5,8 +5,8 @@ use std::ops::Range;
 use tensor_relay_client::{SubscriptionError, Version};
 use tensor_relay_protocol::{
     AbortReason, Announce, ChunkHash, ChunkHeader, ChunkIndex, ClientMessage, CloseCode, CodecId, Epoch,
-    Limits, Manifest, ManifestDigest, ManifestHeader, ServerMessage, StreamHeader, Subscribe, SubscriptionId,
-    VersionDigest, VersionId,
+    Limits, Manifest, ManifestDigest, ManifestHeader, RelayPath, ServerMessage, StreamHeader, Subscribe,
+    SubscriptionId, VersionDigest, VersionId,
 };
 use tensor_relay_tests::{
     pair::{Sim, client_config, simulate, topic},
@@ -65,6 +65,7 @@ impl Script {
             shared: false,
             lost_place: None,
             lending: None,
+            relays: RelayPath::default(),
         }
     }
 

@@ -6,7 +6,7 @@ use std::{cell::Cell, future::pending, time::Duration};
 use tensor_relay_client::{Config, Version};
 use tensor_relay_protocol::{
     AbortReason, Announce, ChunkHash, ChunkHeader, ChunkIndex, ClientMessage, CloseCode, CodecId, EndReason,
-    Epoch, ManifestDigest, ManifestHeader, ServerMessage, StreamHeader, Subscribe, SubscriptionId,
+    Epoch, ManifestDigest, ManifestHeader, RelayPath, ServerMessage, StreamHeader, Subscribe, SubscriptionId,
     VersionDigest, VersionId,
 };
 use tensor_relay_tests::{
@@ -76,6 +76,7 @@ impl Second {
             shared: false,
             lost_place: None,
             lending: None,
+            relays: RelayPath::default(),
         }
     }
 

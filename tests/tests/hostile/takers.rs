@@ -9,8 +9,8 @@ use tensor_relay_device::{Capacity, HostMemory, HostSink, SlotPool};
 use tensor_relay_protocol::{
     AbortReason, ChunkHash, ChunkHeader, ChunkIndex, ClientMessage, CloseCode, CodecId, CodecSet, Context,
     Dtype, EncodingEntry, EncodingHash, EncodingHasher, EndReason, Epoch, Feature, FeatureSet, Held, Hello,
-    LaneGrant, Limits, Manifest, PeerSecret, RangeSet, ServerMessage, Start, StreamHeader, Subscribe,
-    SubscriptionId, Version, VersionId, codec,
+    LaneGrant, Limits, Manifest, PeerSecret, RangeSet, RelayPath, ServerMessage, Start, StreamHeader,
+    Subscribe, SubscriptionId, Version, VersionId, codec,
 };
 use tensor_relay_server::{Access, ForwardOptions, Rules, Server};
 use tensor_relay_tests::{
@@ -62,6 +62,8 @@ impl Member {
             id,
             manifest: Arc::clone(&manifest),
             metadata: tensors::metadata(version),
+            shared: true,
+            relays: RelayPath::default(),
             memory: Some(Arc::clone(&memory) as Arc<dyn ReceivedMemory>),
         });
         Content { version, manifest, memory, forwarded: forwarded.unwrap() }
@@ -309,7 +311,7 @@ fn a_taker_gets_chunks_as_they_arrive_and_as_they_came() {
             assert_eq!((header.subscription, header.codec), (SubscriptionId(1), codec));
             assert!(bytes == content.raw(chunk), "{codec:?}");
         }
-        content.forwarded.handle_committed();
+        content.forwarded.handle_committed(None);
         let complete = taker.receive().await;
         assert!(matches!(complete, ServerMessage::Complete { .. }), "{complete:?}");
         assert_eq!(member.server.stats().committed, 0, "takers are no subscribers");

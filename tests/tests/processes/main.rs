@@ -32,6 +32,7 @@ mod netns;
 mod output;
 mod paths;
 mod reachable;
+mod relay;
 mod resume;
 mod shutdown;
 mod sidecar;

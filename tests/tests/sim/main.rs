@@ -23,6 +23,7 @@ mod lives;
 mod loads;
 mod other_content;
 mod read_errors;
+mod relaying;
 mod resume;
 mod snapshots;
 mod sources;

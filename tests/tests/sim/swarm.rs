@@ -11,6 +11,7 @@ use tensor_relay_client::{
     Client, Config, Connector, Membership, PeerAddress, PeerState, ReceiptSources, Snapshot, Subscription,
     Version,
 };
+use tensor_relay_device::HostSource;
 use tensor_relay_protocol::{
     ChunkHeader, EncodingEntry, EndReason, Epoch, RangeSet, Topic, Transport as AddressKind,
 };
@@ -152,8 +153,8 @@ impl Forwarded for LyingVersion {
         self.0.offered()
     }
 
-    fn handle_committed(&self) {
-        self.0.handle_committed();
+    fn handle_committed(&self, whole: Option<HostSource>) {
+        self.0.handle_committed(whole);
     }
 }
 

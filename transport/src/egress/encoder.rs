@@ -1,6 +1,7 @@
 //! [`Encoder`]: encodes each chunk once for all subscribers.
 
 mod deltas;
+mod received;
 mod scratch;
 mod vouching;
 

@@ -12,7 +12,7 @@ use std::{
     },
 };
 use tensor_relay_device::{Source, SourceError};
-use tensor_relay_protocol::{ChunkHash, ChunkIndex, Manifest, RangeSet, VersionDigest};
+use tensor_relay_protocol::{ChunkHash, ChunkIndex, CodecId, Manifest, RangeSet, VersionDigest};
 use tokio::sync::OnceCell;
 
 /// A version's manifest, its source, and its known chunk hashes.
@@ -28,13 +28,16 @@ pub struct Payload {
     encodings: OnceLock<Weak<Encodings>>,
 }
 
-/// The hash of one chunk, once it is known, and whether a read of the chunk from a device was begun.
+/// The hash of one chunk, once it is known, and how the chunk was received or read.
 #[derive(Debug, Default)]
 struct ChunkState {
     hash: OnceLock<ChunkHash>,
     /// Lets several readers share one computation of the hash.
     hashing: OnceCell<ChunkHash>,
+    /// Whether a read from a device was begun.
     was_read: AtomicBool,
+    /// The codec in which it was received, and is sent on.
+    received: OnceLock<CodecId>,
 }
 
 impl Payload {
@@ -166,6 +169,16 @@ impl Payload {
             false => *self.chunks[chunk.0 as usize].hashing.get_or_init(|| hashing).await,
         };
         self.handle_read(chunk, hash).map(|()| hash)
+    }
+
+    /// The codec in which a chunk was received without a base, if it was received.
+    pub(crate) fn received(&self, chunk: ChunkIndex) -> Option<CodecId> {
+        self.chunks[chunk.0 as usize].received.get().copied()
+    }
+
+    /// Records the codec in which a chunk was received, without a base.
+    pub(super) fn handle_received(&self, chunk: ChunkIndex, codec: CodecId) {
+        self.chunks[chunk.0 as usize].received.get_or_init(|| codec);
     }
 
     /// Records that a read of the chunk begins. Returns whether one began before.

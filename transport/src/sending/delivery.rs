@@ -3,14 +3,15 @@
 use super::{
     Coding, Host, Input, Offered, Route, Selector, SentChunks, comparison,
     held_report::HeldReport,
+    source_watch::SourceWatch,
     stall::StallWatch,
     version_sends::{Content, Counters, Sent, VersionSends},
 };
 use crate::{LaneError, egress::Egress, in_use::Used};
 use std::{convert::Infallible, pin::Pin, sync::Arc};
 use tensor_relay_protocol::{
-    AbortReason, Announce, Announcement, Claim, CodecChoice, CodecId, EndReason, Ended, Held, Lending,
-    NotLent, ProtocolViolation, Published, Sender, SenderAction, ServerMessage,
+    AbortReason, Announce, Announcement, Claim, CodecChoice, CodecId, EndReason, Ended, Epoch, Held, Lending,
+    NotLent, ProtocolViolation, Published, Sender, SenderAction, ServerMessage, Version,
 };
 use tokio::{sync::watch, time::Instant};
 use tracing::{Instrument, Span, span::EnteredSpan};
@@ -51,6 +52,8 @@ struct Current<V> {
     stall: StallWatch,
     /// What the client is told of the chunks that are here, if the version is still being received.
     held: Option<HeldReport>,
+    /// Tells whether the version's own source makes no progress, while it is being received.
+    source: Option<SourceWatch>,
     /// When it is aborted, because it left retention; `None` once that was reported.
     abort_at: Option<watch::Receiver<Option<Instant>>>,
     span: Span,
@@ -69,6 +72,8 @@ enum Event {
     Stalled,
     /// The client is to be told which chunks are here.
     HeldDue,
+    /// The version waits for its own source.
+    SourceWaits,
 }
 
 /// Why a subscription ended.
@@ -131,6 +136,7 @@ impl<H: Host> Delivery<H> {
                     Event::AbortDue => self.machine.give_up(AbortReason::Withdrawn),
                     Event::Stalled => self.machine.end(EndReason::Evicted),
                     Event::HeldDue => self.report_held(&mut work).await?,
+                    Event::SourceWaits => self.report_waiting(&mut work).await?,
                 },
                 input = self.host.next_input() => self.handle_input(input, &mut work).await?,
                 _ = lane_joined.changed() => {} // Chunks may wait for it.
@@ -160,11 +166,7 @@ impl<H: Host> Delivery<H> {
             }
             SenderAction::Acknowledge(epoch, version) => self.host.acknowledge(epoch, version),
             SenderAction::Announce(announcement) => work.current = Some(self.begin(announcement).await?),
-            SenderAction::Waiting(version) => {
-                let (subscription, (epoch, version)) = (self.route.subscription, version.key());
-                let waiting = ServerMessage::Waiting { subscription, epoch, version };
-                self.route.lanes.send(waiting).await?;
-            }
+            SenderAction::Waiting(version) => self.send_waiting(version.key()).await?,
             SenderAction::Send(send) => work.sends(|sends| sends.begin(send)),
             SenderAction::SendAgain(send, at) => work.sends(|sends| sends.begin_again(send, at.into())),
             SenderAction::Abort(version, reason) => {
@@ -250,6 +252,9 @@ impl<H: Host> Delivery<H> {
             sends: VersionSends::new(self.route.clone(), coding, content, counters),
             stall,
             held: version.received().map(HeldReport::new),
+            source: version
+                .arrival()
+                .map(|arrival| SourceWatch::new(Arc::clone(arrival), self.egress.stall_timeout)),
             abort_at: Some(version.abort_at()),
             span: tracing::debug_span!("transfer", %subscription, version = %version.id()),
             _counted: self.egress.transfers.add(1),
@@ -266,6 +271,21 @@ impl<H: Host> Delivery<H> {
         let (subscription, (epoch, version)) = (self.route.subscription, current.version.key());
         let held = Held { subscription, epoch, version, added, withdrawn };
         self.route.lanes.send(ServerMessage::Held(held)).await
+    }
+
+    /// Tells the client that the version under way waits for its own source, so that it is not given up at either end.
+    async fn report_waiting(&self, work: &mut Work<H::Version>) -> Result<(), LaneError> {
+        let Some(current) = &work.current else { return Ok(()) };
+        current.stall.progress().note(1);
+        self.send_waiting(current.version.key()).await
+    }
+
+    async fn send_waiting(&self, (epoch, version): (Epoch, Version)) -> Result<(), LaneError> {
+        let subscription = self.route.subscription;
+        self.route
+            .lanes
+            .send(ServerMessage::Waiting { subscription, epoch, version })
+            .await
     }
 
     /// Sends the client the descriptors of a version's memory, if it asked for memory; `None` if it did not.
@@ -316,6 +336,7 @@ impl<H: Host> Delivery<H> {
             shared: *shared || version.received().is_some(),
             lost_place: *lost_place,
             lending: lending.map(Box::new),
+            relays: version.relays().clone(),
         };
         self.route.lanes.send(ServerMessage::Announce(announce)).await
     }
@@ -443,12 +464,20 @@ async fn transferred<V>(current: &mut Option<Current<V>>) -> Event {
         }
         () = current.stall.stalled() => Event::Stalled,
         () = held_due(&mut current.held) => Event::HeldDue,
+        () = source_waits(&mut current.source) => Event::SourceWaits,
     }
 }
 
 async fn held_due(held: &mut Option<HeldReport>) {
     match held {
         Some(held) => held.due().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn source_waits(source: &mut Option<SourceWatch>) {
+    match source {
+        Some(source) => source.waits().await,
         None => std::future::pending().await,
     }
 }

@@ -1,11 +1,11 @@
 //! [`Host`]: what a [`Delivery`](super::Delivery) needs of the program that offers versions.
 
-use crate::egress::{EncodingLog, Payload, ReceivedChunks};
+use crate::egress::{Arrival, EncodingLog, Payload, ReceivedChunks};
 use std::{fmt::Debug, os::fd::OwnedFd, sync::Arc};
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    AbortReason, CodecChoice, EndReason, Ended, Epoch, Lent, Metadata, NotLent, Published, Selection,
-    ServerMessage, SubscriptionMessage, Version, VersionDigest, Versions,
+    AbortReason, CodecChoice, EndReason, Ended, Epoch, Lent, Metadata, NotLent, Published, RelayPath,
+    Selection, ServerMessage, SubscriptionMessage, Version, VersionDigest, Versions,
 };
 use tokio::{sync::watch, time::Instant};
 
@@ -28,6 +28,16 @@ pub trait Offered: Published + Debug + Send + Sync {
 
     /// When its transfers are aborted, once it left retention.
     fn abort_at(&self) -> watch::Receiver<Option<Instant>>;
+
+    /// The relays that it came through.
+    fn relays(&self) -> &RelayPath {
+        RelayPath::none()
+    }
+
+    /// Its progress, if it is sent on while it is being received.
+    fn arrival(&self) -> Option<&Arc<Arrival>> {
+        None
+    }
 
     /// Its chunks as they were received, if that is how they are sent. Its payload is never read then.
     fn received(&self) -> Option<&Arc<ReceivedChunks>> {

@@ -285,10 +285,11 @@ impl Context {
 
     /// Estimates what each level of effort would make of a chunk: from an estimate of similar chunks or, if one may be
     /// made now, from a sample of a raw chunk, which is returned as work beside its sending. Small chunks are always sent
-    /// raw.
+    /// raw, and those that were received are passed on.
     fn estimate<'a>(&'a self, chunk: ChunkIndex, encoded: &Encoded) -> Option<BoxFuture<'a, ()>> {
         let (encoder, payload, raw_bytes) = (self.encoder(), self.payload(), self.raw_bytes(chunk));
-        if raw_bytes < SMALL_BYTES as u64 || !self.is_chosen(encoded.codec) {
+        let is_passed_on = payload.received(chunk).is_some();
+        if raw_bytes < SMALL_BYTES as u64 || !self.is_chosen(encoded.codec) || is_passed_on {
             return None;
         }
         let Coding { effort, offered, .. } = &self.coding;
@@ -332,12 +333,15 @@ impl Context {
         Ok(encoded)
     }
 
-    /// The codec of the shared encoding of a chunk, if the client can decode it and it needs no base: in another one the
-    /// client could not pass the chunk on. A delta comes of itself where the client has the base.
+    /// The codec of the shared encoding of a chunk, if it needs no base and the client can decode it: in another one the
+    /// client could not pass the chunk on. Otherwise that in which the chunk was received, which costs no encoding. A delta
+    /// comes of itself where the client has the base.
     fn shared_codec(&self, chunk: ChunkIndex) -> Option<CodecId> {
-        let entry = self.content.encodings.as_deref()?.entry(chunk)?;
-        let is_free = self.coding.choice == CodecChoice::Auto && self.coding.offered.contains(entry.codec);
-        (is_free && entry.base.is_none()).then_some(entry.codec)
+        let codec = match self.content.encodings.as_deref().and_then(|encodings| encodings.entry(chunk)) {
+            Some(entry) => entry.base.is_none().then_some(entry.codec),
+            None => self.payload().received(chunk),
+        };
+        codec.filter(|codec| self.coding.choice == CodecChoice::Auto && self.coding.offered.contains(*codec))
     }
 
     /// The requested encoding of a chunk.

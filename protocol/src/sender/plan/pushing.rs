@@ -44,7 +44,7 @@ impl Pushing {
                 chunk
             }
             Some(held) => {
-                let chunk = first_common(self.left(), held)?;
+                let chunk = self.left().first_common(held)?;
                 self.left.remove(chunk);
                 chunk
             }
@@ -55,16 +55,5 @@ impl Pushing {
     /// Takes this chunk; returns whether it was there.
     pub(super) fn take_chunk(&mut self, chunk: ChunkIndex) -> bool {
         chunk.0 >= self.next && self.left.remove(chunk.0)
-    }
-}
-
-fn first_common(a: &RangeSet, b: &RangeSet) -> Option<u32> {
-    let mut from = 0;
-    loop {
-        let first = a.first_from(from)?;
-        from = b.first_from(first)?;
-        if first == from {
-            return Some(first);
-        }
     }
 }

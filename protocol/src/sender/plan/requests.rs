@@ -60,9 +60,12 @@ impl Requests {
         self.queued.is_empty()
     }
 
-    /// Takes the first queued chunk.
-    pub(super) fn take(&mut self) -> Option<u32> {
-        let chunk = self.queued.first_from(0)?;
+    /// Takes the first queued chunk, of those that are `held` if not all are.
+    pub(super) fn take(&mut self, held: Option<&RangeSet>) -> Option<u32> {
+        let chunk = match held {
+            None => self.queued.first_from(0)?,
+            Some(held) => self.queued.first_common(held)?,
+        };
         self.queued.remove(chunk);
         Some(chunk)
     }

@@ -19,7 +19,7 @@ fn plan_of(count: u32, needs_manifest: bool) -> SendPlan {
 
 /// The next send of a version that is not shared and is here as a whole.
 fn poll(plan: &mut SendPlan, credit: &mut Credit, lane: Option<LaneId>) -> Option<SendAction> {
-    plan.poll(credit, lane, None, |_| Pick::InOrder)
+    plan.poll(credit, lane, &Here::All, |_| Pick::InOrder)
 }
 
 /// Requests `chunks` of a version of which the first `selected` ones are selected.
@@ -418,7 +418,7 @@ proptest! {
                 SharedStep::Grant(chunks) => credit.grant(chunks).unwrap(),
                 SharedStep::Poll(from) => {
                     let (before, mut picked) = (credit.available(), None);
-                    let send = plan.poll(&mut credit, LANE, None, |wanted| {
+                    let send = plan.poll(&mut credit, LANE, &Here::All, |wanted| {
                         assert!(wanted.iter().all(|chunk| selected.contains(chunk) && !begun.contains(&chunk)));
                         picked = from.and_then(|from| wanted.first_from(from));
                         picked.map_or(Pick::Wait, |chunk| Pick::Chunk(ChunkIndex(chunk)))

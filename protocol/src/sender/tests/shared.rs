@@ -38,15 +38,41 @@ fn a_request_does_not_end_the_pushing_of_a_shared_version() {
 #[test]
 fn what_is_not_held_is_not_sent() {
     let mut topic = topic();
-    topic.held = Some(Arc::new(RangeSet::new()));
+    topic.here = Here::Only(Arc::new(RangeSet::new()));
     let mut sender = sender(&topic, &subscribe(2));
     assert!(chunks(&mut sender, &topic, 2).is_empty(), "what is pushed waits");
-    topic.held = Some(Arc::new(RangeSet::from_range(1..2)));
+    topic.here = Here::Only(Arc::new(RangeSet::from_range(1..2)));
     assert_eq!(chunks(&mut sender, &topic, 2), [1]);
     assert_eq!(tell(&mut sender, request(VERSION, RangeSet::from_range(0..2))), Ok(true));
     assert!(chunks(&mut sender, &topic, 2).is_empty(), "what is requested is passed over");
-    topic.held = None;
+    topic.here = Here::All;
     assert!(chunks(&mut sender, &topic, 2).is_empty(), "for good");
     assert_eq!(tell(&mut sender, request(VERSION, RangeSet::from_range(0..1))), Ok(true));
     assert_eq!(chunks(&mut sender, &topic, 2), [0]);
+}
+
+/// Goal: of a version that is being received, what is here is sent, what was pushed or requested waits for the rest, and
+/// nothing says that the version is complete before it is committed here.
+#[test]
+fn a_version_that_arrives_is_sent_as_it_comes() {
+    let here = |chunks| Here::SoFar(Arc::new(RangeSet::from_range(chunks)));
+    for requests in [false, true] {
+        let mut topic = topic();
+        topic.here = here(0..0);
+        let mut sender = sender(&topic, &subscribe(2));
+        assert!(chunks(&mut sender, &topic, 2).is_empty());
+        if requests {
+            assert_eq!(tell(&mut sender, request(VERSION, RangeSet::from_range(0..2))), Ok(true));
+        }
+        topic.here = here(1..2);
+        assert_eq!(chunks(&mut sender, &topic, 2), [1]);
+        topic.here = here(0..2);
+        assert_eq!(chunks(&mut sender, &topic, 2), [0], "it was not passed over");
+        for chunk in [1, 0] {
+            sender.handle_sent(SendAction::Chunk(ChunkIndex(chunk), LaneId(2)));
+        }
+        assert_eq!(actions(&mut sender, &topic, 2), [], "it may still prove damaged");
+        topic.here = Here::All;
+        assert_eq!(actions(&mut sender, &topic, 2), [SenderAction::Send(SendAction::Complete)]);
+    }
 }

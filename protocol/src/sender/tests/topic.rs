@@ -1,10 +1,10 @@
 //! A topic in memory.
 
 use crate::{
-    ChunkIndex, EndReason, Epoch, Feature, ManifestDigest, Pick, Published, RangeSet, Seq, Start, Topic,
-    Version, VersionId, Versions,
+    ChunkIndex, EndReason, Epoch, Feature, Here, ManifestDigest, Pick, Published, RangeSet, Seq, Start,
+    Topic, Version, VersionId, Versions,
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 pub(super) const EPOCH: Epoch = Epoch(1);
 
@@ -49,7 +49,7 @@ pub(super) struct Numbers {
     /// What is picked of versions, which are shared.
     pub(super) picked: Option<Pick>,
     /// The chunks that can be sent, if not all can.
-    pub(super) held: Option<Arc<RangeSet>>,
+    pub(super) here: Here,
 }
 
 impl Numbers {
@@ -67,7 +67,7 @@ impl Numbers {
             base: None,
             is_behind: false,
             picked: None,
-            held: None,
+            here: Here::All,
         }
     }
 
@@ -168,7 +168,7 @@ impl Versions for Numbers {
         }
     }
 
-    fn held(&self, _: &Numbered) -> Option<Arc<RangeSet>> {
-        self.held.clone()
+    fn here(&self, _: &Numbered) -> Here {
+        self.here.clone()
     }
 }

@@ -1,0 +1,194 @@
+//! [`Cache`]: the newest versions on disk, for the restart of a relay.
+
+mod file;
+
+use anyhow::Context;
+use file::{Content, Head};
+use std::{
+    fs, io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::SystemTime,
+};
+use tensor_relay_client::{Epoch, Snapshot, Topic, Version, replace_file};
+use tensor_relay_device::{HostMemory, Lock};
+use tensor_relay_server::{ChunkHash, Relay, VersionDigest};
+
+/// The ending of the name of a version's file.
+const ENDING: &str = "version";
+
+/// A folder of versions: one folder for each topic, named by a hash, with one file for each version. What is there is
+/// compared with its hashes when it is read.
+#[derive(Debug)]
+pub(super) struct Cache {
+    dir: PathBuf,
+    bytes_max: u64,
+    /// The most versions of a topic.
+    versions_max: usize,
+    /// Changes of the folder, one at a time, and its last problem.
+    problem: Lock<Option<String>>,
+}
+
+/// A version that is here, as it is named to its origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Kept {
+    pub(super) epoch: Epoch,
+    pub(super) version: Version,
+    pub(super) digest: VersionDigest,
+}
+
+/// Why a version is not kept, or not used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CacheError {
+    #[error("it has {bytes} bytes, and --cache-bytes allows {max}: raise it")]
+    TooLarge { bytes: u64, max: u64 },
+    #[error("its bytes are not in one piece of host memory")]
+    Scattered,
+    #[error("{} cannot be written: {source}; free the disk, or lower --cache-bytes", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("{} cannot be read: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{} is damaged ({what}): it is deleted, and comes from the origin again", path.display())]
+    Damaged { path: PathBuf, what: String },
+    #[error("{} does not fit into memory: {what}; raise --mem", path.display())]
+    Memory { path: PathBuf, what: String },
+}
+
+/// A file in the folder.
+#[derive(Debug)]
+struct Entry {
+    path: PathBuf,
+    bytes: u64,
+    written: SystemTime,
+}
+
+impl Cache {
+    /// Opens the folder, and creates it for its owner alone.
+    pub(super) fn open(dir: &Path, bytes_max: u64, versions_max: usize) -> anyhow::Result<Self> {
+        let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        created.with_context(|| {
+            format!("cannot use the folder {}; choose another --cache-dir", dir.display())
+        })?;
+        Ok(Self { dir: dir.into(), bytes_max, versions_max, problem: Lock::default() })
+    }
+
+    /// Keeps a version; the oldest ones give way. Blocks: it writes the version to the disk.
+    ///
+    /// # Errors
+    /// [`CacheError`]. The files that were there before stay, except those that gave way.
+    pub(super) fn store(&self, snapshot: &Snapshot) -> Result<(), CacheError> {
+        let mut problem = self.problem.lock();
+        let stored = self.write(snapshot);
+        *problem = stored.as_ref().err().map(ToString::to_string);
+        stored
+    }
+
+    fn write(&self, snapshot: &Snapshot) -> Result<(), CacheError> {
+        let source = snapshot.source().ok_or(CacheError::Scattered)?;
+        let head = Head::of(snapshot, source.bytes());
+        let (folder, bytes) = (self.folder(&snapshot.id().topic), head.file_bytes());
+        if bytes > self.bytes_max {
+            return Err(CacheError::TooLarge { bytes, max: self.bytes_max });
+        }
+        self.make_room(&folder, bytes);
+        let id = snapshot.id();
+        let path = folder.join(format!("{}-{:020}.{ENDING}", id.epoch, id.version.0));
+        let written = replace_file(&path, 0o600, |file| head.write(file, source.bytes()));
+        written.map_err(|source| CacheError::Write { path, source })
+    }
+
+    /// Deletes the oldest versions, until one of `bytes` fits.
+    fn make_room(&self, folder: &Path, bytes: u64) {
+        let in_topic = entries(folder);
+        let surplus = (in_topic.len() + 1).saturating_sub(self.versions_max);
+        in_topic.iter().take(surplus).for_each(delete);
+        let all = self.entries();
+        let mut used: u64 = all.iter().map(|entry| entry.bytes).sum();
+        for entry in all {
+            if used.saturating_add(bytes) <= self.bytes_max {
+                return;
+            }
+            delete(&entry);
+            used -= entry.bytes;
+        }
+    }
+
+    /// Deletes the versions of a topic.
+    pub(super) fn remove(&self, topic: &Topic) {
+        let _changing = self.problem.lock();
+        let _ = fs::remove_dir_all(self.folder(topic)); // It may never have been there.
+    }
+
+    /// The bytes of all files, and why the newest version is not kept, if so.
+    pub(super) fn status(&self) -> (u64, Option<String>) {
+        let bytes = self.entries().iter().map(|entry| entry.bytes).sum();
+        (bytes, self.problem.lock().clone())
+    }
+
+    /// Every version, the oldest first.
+    fn entries(&self) -> Vec<Entry> {
+        let folders = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let mut all: Vec<Entry> = folders.flat_map(|folder| entries(&folder.path())).collect();
+        all.sort_by_key(|entry| entry.written);
+        all
+    }
+
+    fn folder(&self, topic: &Topic) -> PathBuf {
+        let hash = ChunkHash::of(topic.as_str().as_bytes());
+        self.dir
+            .join(hash.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+    }
+}
+
+/// The versions in a topic's folder, the oldest first.
+fn entries(folder: &Path) -> Vec<Entry> {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten();
+    let entry = |file: fs::DirEntry| {
+        let (path, found) = (file.path(), file.metadata().ok()?);
+        let is_version = path.extension().is_some_and(|ending| ending == ENDING) && found.is_file();
+        is_version.then(|| Entry {
+            bytes: found.len(),
+            written: found.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+            path,
+        })
+    };
+    let mut all: Vec<Entry> = files.filter_map(entry).collect();
+    all.sort_by_key(|entry| entry.written);
+    all
+}
+
+fn delete(entry: &Entry) {
+    if let Err(error) = fs::remove_file(&entry.path) {
+        tracing::warn!(path = %entry.path.display(), %error, "A file of the cache cannot be deleted.");
+    }
+}
+
+/// Offers the versions in the folder, the oldest first; returns the newest of each topic. What cannot be read is reported
+/// by name, and passed over; what is damaged is deleted.
+pub(super) async fn restore(cache: &Arc<Cache>, memory: &HostMemory, relay: &Relay) -> Vec<(Topic, Kept)> {
+    let mut newest = vec![];
+    for entry in cache.entries() {
+        let (path, memory) = (entry.path.clone(), memory.clone());
+        let read = tokio::task::spawn_blocking(move || Content::read(&path, &memory)).await;
+        let content = match read {
+            Ok(Ok(content)) => content,
+            Ok(Err(error)) => {
+                tracing::error!("A cached version is not used: {error}.");
+                if matches!(error, CacheError::Damaged { .. }) {
+                    delete(&entry);
+                }
+                continue;
+            }
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        };
+        let (id, kept, version) = content.into_parts();
+        crate::log::message!("{id} is here from an earlier run");
+        let topic = id.topic.clone();
+        relay.restore(id, version);
+        relay.offered(&topic).await;
+        newest.retain(|(other, _)| *other != topic);
+        newest.push((topic, kept));
+    }
+    newest
+}

@@ -1,0 +1,214 @@
+//! [`Following`]: receives the versions of topics, and keeps them.
+
+use super::{Cache, RelayArgs, cache::Kept, claims::Claims, described, reader_name, status::OriginStatus};
+use crate::{args::ModeArg, serve::print_object};
+use serde_json::json;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use tensor_relay_client::{
+    Client, ClientError, EndReason, Glob, PathError, ReaderName, RelayId, Request, Snapshot, Subscription,
+    SubscriptionError, Topic,
+};
+use tensor_relay_device::Lock;
+use tensor_relay_server::Relay;
+
+/// The pause before a topic is requested again that its origin refused, or that came in a ring.
+const REFUSED_PAUSE: Duration = Duration::from_secs(30);
+
+/// The pause after another failure.
+const FAILED_PAUSE: Duration = Duration::from_secs(2);
+
+/// What the topics of all origins have in common.
+#[derive(Debug)]
+pub(super) struct Following {
+    /// The newest versions that are here.
+    newest: Lock<BTreeMap<Topic, Kept>>,
+    claims: Arc<Claims>,
+    relay: Relay,
+    cache: Option<Arc<Cache>>,
+    id: RelayId,
+    /// The reader, in mode `every`.
+    reader: Option<ReaderName>,
+    json: bool,
+}
+
+/// Why a subscription is over.
+enum Over {
+    /// The topic ended.
+    Ended,
+    /// It is to be requested again after a pause.
+    Again(Duration, String),
+    /// The session ended.
+    Disconnected(Arc<ClientError>),
+}
+
+impl Following {
+    pub(super) fn new(
+        restored: Vec<(Topic, Kept)>,
+        claims: Arc<Claims>,
+        relay: Relay,
+        cache: Option<Arc<Cache>>,
+        args: &RelayArgs,
+        id: RelayId,
+    ) -> anyhow::Result<Self> {
+        let every = args.mode == ModeArg::Every;
+        let reader = every.then(|| reader_name(args, id)).transpose()?;
+        let newest = Lock::new(restored.into_iter().collect());
+        Ok(Self { newest, claims, relay, cache, id, reader, json: args.json })
+    }
+
+    /// The topics that are here and match, and that no origin has at the moment.
+    pub(super) fn unclaimed(&self, globs: &[Glob]) -> Vec<Topic> {
+        let newest = self.newest.lock();
+        let matches = |topic: &&Topic| globs.iter().any(|glob| glob.matches(topic.as_str()));
+        newest
+            .keys()
+            .filter(matches)
+            .filter(|topic| !self.claims.has(topic))
+            .cloned()
+            .collect()
+    }
+
+    /// Follows a topic of the origin with this number until it ends.
+    ///
+    /// # Errors
+    /// [`ClientError`] when the session ended.
+    pub(super) async fn follow(
+        &self,
+        client: &Client,
+        topic: &Topic,
+        number: usize,
+        status: &OriginStatus,
+    ) -> Result<(), ClientError> {
+        let mut said = String::new();
+        loop {
+            let (pause, why) = match self.receive_in_turn(client, topic, number).await? {
+                Over::Ended => return Ok(()),
+                Over::Disconnected(error) => return Err(ClientError::Ended(error)),
+                Over::Again(pause, why) => (pause, why),
+            };
+            if said != why {
+                tracing::error!(%topic, origin = %status.name(), "A topic is not relayed at the moment: {why}");
+                said = why;
+            }
+            status.set_problem(topic, Some(&said));
+            tokio::time::sleep(pause).await;
+            status.set_problem(topic, None);
+        }
+    }
+
+    /// Receives a topic while no earlier origin has it, unless it came through this relay.
+    async fn receive_in_turn(
+        &self,
+        client: &Client,
+        topic: &Topic,
+        number: usize,
+    ) -> Result<Over, ClientError> {
+        if let Err(reason) = self.check_path(client, topic).await? {
+            return Ok(Over::Again(REFUSED_PAUSE, reason.to_string()));
+        }
+        let claim = self.claims.claim(topic, number);
+        loop {
+            claim.wait(true).await;
+            tokio::select! {
+                over = self.receive(client, topic) => return over,
+                () = claim.wait(false) => {
+                    tracing::info!(%topic, "An earlier origin has the topic, too: it comes from there now.");
+                }
+            }
+        }
+    }
+
+    /// Subscribes to a topic, and receives its versions.
+    async fn receive(&self, client: &Client, topic: &Topic) -> Result<Over, ClientError> {
+        let mut request = match &self.reader {
+            Some(reader) => Request::every(topic.clone()).reader(reader.clone()),
+            None => Request::latest(topic.clone()),
+        };
+        if let Some(Kept { epoch, version, digest }) = self.newest.lock().get(topic).copied() {
+            request = request.having(epoch, version, digest);
+        }
+        let mut subscription = client.subscribe_to(request).await?;
+        loop {
+            match subscription.next().await {
+                Ok(snapshot) => self.handle_received(&subscription, snapshot).await,
+                Err(SubscriptionError::Gap(gap)) => {
+                    tracing::warn!(%topic, "{gap}. Readers of this relay are told.");
+                }
+                Err(error) if error.is_final() => return Ok(self.handle_over(topic, error)),
+                Err(error) => tracing::warn!(%topic, %error, "A version is not relayed."),
+            }
+        }
+    }
+
+    /// Whether the topic's newest version may be relayed. With cached versions, nothing else would tell that relays form a
+    /// ring: each has what the other one has.
+    async fn check_path(&self, client: &Client, topic: &Topic) -> Result<Result<(), PathError>, ClientError> {
+        let entries = client.list().await?;
+        let entry = entries.iter().find(|entry| entry.id.topic == *topic);
+        Ok(entry.map_or(Ok(()), |entry| entry.relays.through(self.id).map(drop)))
+    }
+
+    /// Waits until a version is on offer, and keeps it. In mode `every`, the next call for a version acknowledges it.
+    async fn handle_received(&self, subscription: &Subscription, snapshot: Snapshot) {
+        let topic = subscription.topic();
+        self.relay.offered(topic).await;
+        let (id, receipt) = (snapshot.id().clone(), snapshot.receipt());
+        match self.json {
+            true => print_object(json!({
+                "event": "relayed",
+                "topic": topic.as_str(),
+                "epoch": id.epoch.to_string(),
+                "version": id.version.0,
+                "payload_bytes": snapshot.payload_bytes(),
+                "wire_bytes": receipt.wire_bytes,
+                "seconds": receipt.duration.as_secs_f64(),
+                "relays": snapshot.relays().relays().len(),
+            })),
+            false => {
+                crate::log::message!("{}", described(&id, snapshot.payload_bytes(), receipt.duration));
+            }
+        }
+        let digest = snapshot.load_report().digest();
+        let kept = Kept { epoch: id.epoch, version: id.version, digest };
+        self.newest.lock().insert(topic.clone(), kept);
+        let Some(cache) = self.cache.clone() else { return };
+        match tokio::task::spawn_blocking(move || cache.store(&snapshot)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::error!(version = %id, "A version is not kept on disk, only in memory: {error}.");
+            }
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
+    }
+
+    fn handle_over(&self, topic: &Topic, error: SubscriptionError) -> Over {
+        match error {
+            SubscriptionError::Ended { reason: EndReason::TopicEnded, .. } => Over::Ended,
+            SubscriptionError::Ended { reason: EndReason::Withdrawn | EndReason::Expired, .. } => {
+                self.forget(topic);
+                Over::Ended
+            }
+            SubscriptionError::Ended { reason: EndReason::Forbidden, .. } => {
+                self.end(topic, EndReason::Forbidden);
+                Over::Again(REFUSED_PAUSE, error.to_string())
+            }
+            SubscriptionError::NotRelayed { .. } => Over::Again(REFUSED_PAUSE, error.to_string()),
+            SubscriptionError::Disconnected { source, .. } => Over::Disconnected(source),
+            error => Over::Again(FAILED_PAUSE, error.to_string()),
+        }
+    }
+
+    /// Ends a topic that may not be relayed any longer.
+    pub(super) fn end(&self, topic: &Topic, reason: EndReason) {
+        self.relay.end(topic, reason);
+        self.forget(topic);
+    }
+
+    /// Deletes what is kept of a topic.
+    fn forget(&self, topic: &Topic) {
+        self.newest.lock().remove(topic);
+        if let Some(cache) = &self.cache {
+            cache.remove(topic);
+        }
+    }
+}

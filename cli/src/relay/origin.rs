@@ -1,0 +1,131 @@
+//! [`Origin`]: one server whose topics are relayed.
+
+use super::{follower::Following, status::OriginStatus};
+use crate::{exit::message_of, sharing::Sharing};
+use std::{collections::BTreeSet, convert::Infallible, sync::Arc, time::Duration};
+use tensor_relay_client::{Client, ClientError, Config, EndReason, Glob, Ticket, Topic};
+use tokio::{sync::mpsc, task::JoinSet};
+
+/// The longest pause between two attempts to connect.
+const RETRY_MAX: Duration = Duration::from_secs(10);
+
+/// The time in which an origin names the topics that it has.
+const NAMED_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The interval at which the connection is looked at, for the status.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The most names of topics that wait to be followed.
+const FOUND_MAX: usize = 256;
+
+/// A server, and what is taken from it.
+pub(super) struct Origin {
+    /// Its place among the origins.
+    pub(super) number: usize,
+    pub(super) ticket: Ticket,
+    pub(super) topics: Vec<Glob>,
+    pub(super) config: Config,
+    /// Serves the origin's other clients, while this lives.
+    pub(super) sharing: Sharing,
+    pub(super) status: OriginStatus,
+    pub(super) following: Arc<Following>,
+    pub(super) connect_timeout: Duration,
+}
+
+impl Origin {
+    /// Relays its topics for as long as the process runs.
+    pub(super) async fn run(self) -> Infallible {
+        let _sharing = &self.sharing;
+        let mut pause = Duration::from_millis(250);
+        let mut said = String::new();
+        loop {
+            let connecting = Client::connect_within(self.connect_timeout, &self.ticket, self.config.clone());
+            let error = match connecting.await {
+                Ok(client) => {
+                    pause = Duration::from_millis(250);
+                    self.status.handle_connected(client.status_reader());
+                    let ended = self.follow(Arc::new(client)).await;
+                    ended.err().unwrap_or_else(|| anyhow::anyhow!("its session ended"))
+                }
+                Err(error) => error.into(),
+            };
+            let text = message_of(&error);
+            if error.downcast_ref().is_some_and(ClientError::is_unauthorised) {
+                self.handle_refused();
+            }
+            self.status.handle_lost(&text);
+            if said != text {
+                tracing::warn!(origin = %self.status.name(), error = %text, "An origin cannot be reached; what is here is served on.");
+                said = text;
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
+            pause = (2 * pause).min(RETRY_MAX);
+        }
+    }
+
+    /// Ends the topics of an origin that has revoked this relay's right.
+    fn handle_refused(&self) {
+        for topic in self.following.unclaimed(&self.topics) {
+            tracing::error!(
+                %topic, origin = %self.status.name(),
+                "The origin refuses this relay: its right to a topic was revoked or has expired. The topic ends here too."
+            );
+            self.following.end(&topic, EndReason::Forbidden);
+        }
+    }
+
+    /// Follows the origin's topics until the session ends.
+    async fn follow(&self, client: Arc<Client>) -> anyhow::Result<()> {
+        let (found, mut names) = mpsc::channel(FOUND_MAX);
+        let mut watching = JoinSet::new();
+        for glob in &self.topics {
+            let (mut watch, found) = (client.watch(glob).await?, found.clone());
+            watching.spawn(async move {
+                while let Some(topic) = watch.next().await
+                    && found.send(topic).await.is_ok()
+                {}
+            });
+        }
+        drop(found);
+        // What was restored, and the origin has not named: it may have become forbidden meanwhile.
+        let mut unnamed = std::pin::pin!(tokio::time::sleep(NAMED_TIMEOUT));
+        let mut is_waiting = true;
+        let mut checking = tokio::time::interval(CHECK_INTERVAL);
+        let (mut followers, mut followed) = (JoinSet::new(), BTreeSet::<Topic>::new());
+        loop {
+            let named = tokio::select! {
+                topic = names.recv() => match topic {
+                    Some(topic) => vec![topic],
+                    None => return client.list().await.map(drop).map_err(Into::into), // The session has ended: why?
+                },
+                () = &mut unnamed, if is_waiting => {
+                    is_waiting = false;
+                    self.following.unclaimed(&self.topics)
+                }
+                _ = checking.tick() => {
+                    self.status.check();
+                    continue;
+                }
+                Some(ended) = followers.join_next() => {
+                    let (topic, ended) = ended?;
+                    followed.remove(&topic);
+                    ended?;
+                    self.status.remove_topic(&topic);
+                    continue;
+                }
+            };
+            for topic in named {
+                if !followed.insert(topic.clone()) {
+                    continue;
+                }
+                self.status.add_topic(&topic);
+                let (following, client) = (Arc::clone(&self.following), Arc::clone(&client));
+                let (number, status) = (self.number, self.status.clone());
+                followers.spawn(async move {
+                    let ended = following.follow(&client, &topic, number, &status).await;
+                    (topic, ended)
+                });
+            }
+        }
+    }
+}
