@@ -159,6 +159,7 @@ pub(crate) fn server_config(args: &ServeArgs) -> Config {
         reader_linger: args.reader_linger,
         staged_bytes: args.staged_mem.unwrap_or(u64::MAX),
         base_bytes: args.base_mem,
+        share_gpu: args.socket.share_gpu,
         peers: (!args.no_peers).then(|| PeerDialling::over_network(&args.peer_networks)),
         ..Config::default()
     }

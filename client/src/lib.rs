@@ -54,6 +54,7 @@ mod destination;
 mod device_snapshot;
 mod error;
 mod fill;
+mod gpu_memory;
 mod held;
 mod holding;
 mod load_report;
