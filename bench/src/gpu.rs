@@ -169,7 +169,7 @@ impl Suite {
         let (device, quick, bytes) = (self.args.device, self.args.quick, self.payload_bytes(part));
         let budget = if quick { Duration::ZERO } else { part.facts().budget().min(remaining / 2) };
         let budget_ms = budget.as_millis() as u64;
-        Job { device, bytes, budget_ms, quick, scenario: None, shared: None }
+        Job { device, bytes, budget_ms, quick, scenario: None, shared: None, taker: None }
     }
 
     fn write(&self) -> Result<()> {

@@ -83,6 +83,12 @@ pub struct Config {
     /// `credit_chunks` times lanes for each subscription, each as long as the server's chunks (4 MiB by default). With
     /// fewer slots, subscriptions wait for each other; chunks longer than a slot cost another copy.
     pub device: Option<Device>,
+    /// Whether versions on a GPU that a server of this host [shares] are used where they are, in memory that other
+    /// processes of this user have as well: nothing is copied, and nobody may write to the tensors. Default: no, they
+    /// are copied within the GPU. It needs a `device`, whole versions, and no buffers of the user.
+    ///
+    /// [shares]: https://docs.rs/tensor-relay-server
+    pub share_gpu: bool,
     /// The number of lanes of a session. Default: automatic.
     pub lanes: Lanes,
     /// The processors for which the number of lanes is chosen. Default: those that this process may use, by its affinity
@@ -145,6 +151,7 @@ impl Default for Config {
             memory_bytes: u64::MAX,
             base_bytes: 4 << 30,
             device: None,
+            share_gpu: false,
             lanes: Lanes::Auto,
             processors: std::thread::available_parallelism().map_or(1, |processors| processors.get() as u32),
             transport: Transport::Auto,

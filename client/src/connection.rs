@@ -10,8 +10,9 @@ pub(crate) use lanes::{LaneRegistry, Path, Received};
 use crate::{
     ClientError, Config, base,
     error::SessionError,
+    gpu_memory::GpuMemory,
     progress::{Counters, Giver},
-    server_memory,
+    server_memory::{self, NotCopied},
 };
 use futures_util::FutureExt;
 use lanes::LaneSet;
@@ -21,7 +22,7 @@ use std::{
     sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
-use tensor_relay_device::{Sink, SinkError, VolatileBytes};
+use tensor_relay_device::{Device, Sink, VolatileBytes};
 use tensor_relay_protocol::{
     ChunkHeader, ClientMessage, CloseCode, Dtype, EncodingHash, Epoch, FeatureSet, Hello, InstanceId,
     LaneGrant, LaneId, Limits, Manifest, ManifestHeader, PROTOCOL_REVISIONS, ProbeHeader, ProtocolViolation,
@@ -81,7 +82,7 @@ pub(crate) enum Event {
     /// A chunk of this subscription of the user was received, from whichever source, or failed.
     Chunk(SubscriptionId, StreamToken, Result<Verified, ReceiveError>),
     /// The lent memory of a version of this subscription was copied to its places, or that failed.
-    Copied(SubscriptionId, (Epoch, Version), Result<(), SinkError>),
+    Copied(SubscriptionId, (Epoch, Version), Result<(), NotCopied>),
     /// A probe was received, or failed.
     Probe(Result<ProbeResult, LaneError>),
     /// A lane joined the session.
@@ -302,6 +303,24 @@ impl Connection {
         let workers = self.workers;
         self.tasks.spawn(async move {
             let copied = server_memory::copy(bytes, &selection, &*sink, workers, &counters).await;
+            Event::Copied(id, version, copied.map_err(NotCopied::Sink))
+        })
+    }
+
+    /// Like [`copy_server_memory`](Self::copy_server_memory), within `device`.
+    pub(crate) fn copy_gpu_memory(
+        &mut self,
+        (id, version): (SubscriptionId, (Epoch, Version)),
+        (memory, device): (GpuMemory, Device),
+        selection: Arc<Selection>,
+        sink: Arc<dyn Sink>,
+        counters: Arc<Counters>,
+    ) -> AbortHandle {
+        self.tasks.spawn(async move {
+            let copied = memory.copy(device, &selection, &*sink).await;
+            if copied.is_ok() {
+                counters.add_received(selection.payload_bytes());
+            }
             Event::Copied(id, version, copied)
         })
     }

@@ -15,8 +15,8 @@ use bytes::Bytes;
 use device_sink::DeviceSink;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 use tensor_relay_device::{
-    Device, HostBytes, HostMemory, HostSink, HostSource, Lock, PartsError, Region, SharedRange, Sink,
-    SinkError, SpreadParts, VolatileBytes,
+    Device, DeviceBuffer, HostBytes, HostMemory, HostSink, HostSource, Lock, PartsError, Region, SharedRange,
+    Sink, SinkError, SpreadParts, VolatileBytes,
 };
 use tensor_relay_protocol::{Selection, TensorName, VersionId};
 
@@ -27,6 +27,8 @@ pub(crate) struct Allocators {
     pub(crate) memory: SnapshotMemory,
     /// The device for versions, if any.
     pub(crate) device: Option<Device>,
+    /// Whether memory of that device that a server lends is used where it is.
+    pub(crate) share_gpu: bool,
 }
 
 /// The host memory of snapshots, and who may write to it.
@@ -167,6 +169,15 @@ impl Destination {
             places
         });
         Self::Mapped { region: Lock::new(Some((region, lent))), places, memory: memory.clone() }
+    }
+
+    /// Uses memory of the device that the server lends, with the whole payload, all of which is selected.
+    pub(crate) fn mapped_on_device(
+        buffer: DeviceBuffer,
+        selection: &Selection,
+        memory: &SnapshotMemory,
+    ) -> Result<Self, TransferError> {
+        Ok(Self::on_device(OnDevice::of(buffer, memory), selection)?)
     }
 
     /// Uses the lent buffers, if they fit. Ranges that span several host buffers are staged in `memory`.

@@ -55,6 +55,7 @@ mod device_snapshot;
 mod error;
 mod files;
 mod fill;
+mod gpu_memory;
 mod held;
 mod holding;
 mod load_report;

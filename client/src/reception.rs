@@ -32,7 +32,7 @@ use tensor_relay_device::{CacheLease, Device};
 use tensor_relay_protocol::{
     AbortReason, Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, EncodingHash, EndReason, Epoch,
     Feature, ProtocolViolation, RelayId, Released, StreamToken, Subscriber, SubscriptionId, Topic, Verified,
-    Version, VersionFault, VersionId,
+    Version, VersionFault, VersionId, WantedGpu, sidecar::CudaDevice,
 };
 use tensor_relay_transport::{
     AbortOnDrop, DataIn, LaneKind, LaneKindReason, Tally,
@@ -121,6 +121,10 @@ impl Context<'_, '_> {
             && subscribe.subscription == self.id
         {
             subscribe.memory = self.links.offers(Link::Origin, Feature::Memory);
+            let (uuid, in_place) =
+                (self.allocators.device.as_ref().and_then(Device::uuid), self.allocators.share_gpu);
+            let wanted = uuid.map(|uuid| Box::new(WantedGpu { device: CudaDevice(uuid.bytes()), in_place }));
+            subscribe.gpu = wanted.filter(|_| subscribe.memory);
         }
         let number = message.subscription().unwrap_or(self.id);
         let origin = (number == self.id).then_some(Link::Origin);
@@ -568,8 +572,8 @@ impl Reception {
         tracing::debug!(%version, took_ms, wire_bytes, "A version is complete and verified.");
         let wanted_bytes = commit.selection.wanted_bytes();
         let received_bytes = match self.sharing {
-            Sharing::Mapped | Sharing::Copied => 0,
-            Sharing::Network | Sharing::Chunks(_) => commit.selection.payload_bytes(),
+            sharing if sharing.is_memory() => 0,
+            _ => commit.selection.payload_bytes(),
         };
         self.finish_held();
         let is_base = self.base.handle_committed();

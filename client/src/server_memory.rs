@@ -1,9 +1,11 @@
 //! [`ServerMemory`]: memory of a version that a server of this host lends.
 
-use crate::progress::Counters;
+use crate::{gpu_memory::GpuMemory, progress::Counters};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use std::{fmt, os::fd::OwnedFd, sync::Arc};
-use tensor_relay_device::{Region, SharedError, SharedRange, SharedView, Sink, SinkError, VolatileBytes};
+use tensor_relay_device::{
+    Region, SharedError, SharedRange, SharedView, Sink, SinkError, VolatileBytes, cuda::share::ShareError,
+};
 use tensor_relay_protocol::{Announce, ChunkIndex, Lending, NotLent, Selection, ServerMessage};
 use tensor_relay_transport::{Lane, Workers, unix::LostDescriptors};
 
@@ -17,6 +19,12 @@ pub enum Sharing {
     Mapped,
     /// In memory of the server, from which they were copied to their places: buffers of the user, a GPU, or boxes.
     Copied,
+    /// The same, of a version that lies on a GPU: in host memory, because it was not lent on the GPU, for this reason.
+    CopiedFromHost(NotLent),
+    /// In memory of the server on a GPU, from which they were copied to their places on the same GPU.
+    CopiedOnGpu,
+    /// In memory of the server on a GPU, which this process uses there.
+    MappedOnGpu,
     /// In chunks over a Unix socket, for this reason.
     Chunks(NotLent),
 }
@@ -24,7 +32,12 @@ pub enum Sharing {
 impl Sharing {
     /// Whether they came in memory of the server.
     pub fn is_memory(&self) -> bool {
-        matches!(self, Self::Mapped | Self::Copied)
+        match self {
+            Self::Mapped | Self::Copied | Self::CopiedFromHost(_) | Self::CopiedOnGpu | Self::MappedOnGpu => {
+                true
+            }
+            Self::Network | Self::Chunks(_) => false,
+        }
     }
 }
 
@@ -34,6 +47,9 @@ impl fmt::Display for Sharing {
             Self::Network => f.write_str("chunks"),
             Self::Mapped => f.write_str("memory"),
             Self::Copied => f.write_str("memory, copied"),
+            Self::CopiedFromHost(reason) => write!(f, "memory, copied, not on the GPU: {reason}"),
+            Self::CopiedOnGpu => f.write_str("GPU memory, copied"),
+            Self::MappedOnGpu => f.write_str("GPU memory"),
             Self::Chunks(reason) => write!(f, "chunks: {reason}"),
         }
     }
@@ -42,7 +58,7 @@ impl fmt::Display for Sharing {
 /// The memory of a version that was announced: its descriptors, if they came.
 #[derive(Debug)]
 pub(crate) struct ServerMemory {
-    offset_bytes: u64,
+    lending: Lending,
     /// The memory, and the lifeline. When that is closed, the server knows that nothing is mapped here any more.
     descriptors: Result<Vec<OwnedFd>, LostDescriptors>,
 }
@@ -59,14 +75,42 @@ pub(crate) enum ServerMemoryError {
     /// The memory cannot be mapped.
     #[error(transparent)]
     Map(#[from] SharedError),
+    /// It is memory of a GPU, and the version is not wanted there.
+    #[error("the server lent memory of a GPU that this process did not ask for")]
+    Unwanted,
+    /// GPU memory cannot be opened.
+    #[error(transparent)]
+    Import(#[from] ShareError),
+    /// The server has ended while its GPU memory was copied, which ends with it.
+    #[error("the server ended while its GPU memory was copied")]
+    LenderGone,
+}
+
+/// Why bytes were not copied from memory of a server.
+#[derive(Debug)]
+pub(crate) enum NotCopied {
+    /// The memory cannot be used.
+    Unusable(ServerMemoryError),
+    /// The bytes cannot be written.
+    Sink(SinkError),
 }
 
 impl ServerMemory {
     /// The memory that `message`, which came over `lane`, announces; `None` if it announces none.
     pub(crate) fn receive(lane: &Lane, message: &ServerMessage) -> Option<Self> {
         let ServerMessage::Announce(Announce { lending: Some(lending), .. }) = message else { return None };
-        let (Lending::Memory(lent), Some(received)) = (&**lending, lane.descriptors()) else { return None };
-        Some(Self { offset_bytes: lent.offset_bytes, descriptors: received.take(lent.inode) })
+        let inode = match &**lending {
+            Lending::Memory(lent) => lent.inode,
+            Lending::Gpu(lent) => lent.inode,
+            Lending::Chunks(_) => return None,
+        };
+        Some(Self { lending: **lending, descriptors: lane.descriptors()?.take(inode) })
+    }
+
+    /// The memory, which is that of a GPU.
+    pub(crate) fn into_gpu(self) -> Result<GpuMemory, ServerMemoryError> {
+        let Lending::Gpu(lent) = self.lending else { return Err(ServerMemoryError::Missing) };
+        GpuMemory::new(lent, self.descriptors?)
     }
 
     /// Maps `payload_bytes` of it for the user: what the user writes is a copy of his own. Returns the server's memory
@@ -84,9 +128,10 @@ impl ServerMemory {
     }
 
     fn open(self, payload_bytes: u64) -> Result<(SharedView, OwnedFd), ServerMemoryError> {
+        let Lending::Memory(lent) = self.lending else { return Err(ServerMemoryError::Unwanted) };
         let descriptors = <[OwnedFd; 2]>::try_from(self.descriptors?);
         let [memory, lifeline] = descriptors.map_err(|_| ServerMemoryError::Missing)?;
-        Ok((SharedView::new(memory, self.offset_bytes, payload_bytes)?, lifeline))
+        Ok((SharedView::new(memory, lent.offset_bytes, payload_bytes)?, lifeline))
     }
 }
 

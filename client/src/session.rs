@@ -101,6 +101,7 @@ impl Session {
                     is_volatile: config.volatile_snapshots,
                 },
                 device: config.device.clone(),
+                share_gpu: config.share_gpu,
             },
             bases: config.keeps_bases().then(|| HostMemory::new(config.base_bytes)),
             commands,

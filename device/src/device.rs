@@ -5,6 +5,7 @@ use crate::{
     engine_sink::EngineSink,
     engine_source::EngineSource,
     host_memory::AllocError,
+    on_device::{DeviceSource, OnDevice},
     parts::PartsError,
     pool::{Capacity, SlotPool},
     sink::Sink,
@@ -87,7 +88,16 @@ impl Device {
         parts: impl IntoIterator<Item = (Range<u64>, DeviceBuffer)>,
         spread: SpreadParts<DeviceBuffer>,
     ) -> Result<Arc<dyn Source>, PartsError> {
-        self.any.source(len_bytes, self.own(parts)?, self.own_spread(spread)?)
+        let parts: Vec<_> = parts.into_iter().collect();
+        let is_spread = !spread.memories().is_empty();
+        let source =
+            self.any
+                .source(len_bytes, self.own(parts.iter().cloned())?, self.own_spread(spread)?)?;
+        if is_spread {
+            return Ok(source);
+        }
+        let on_device = OnDevice::new(self.clone(), len_bytes, parts);
+        Ok(Arc::new(DeviceSource { source, on_device }))
     }
 
     /// A sink of a payload of `len_bytes` in `parts`, as for [`source`](Self::source). Bytes between the parts are

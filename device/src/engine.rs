@@ -1,4 +1,5 @@
 use std::{
+    any::Any,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -8,11 +9,12 @@ use std::{
 use tokio::sync::oneshot;
 
 use crate::{
-    cuda::CudaError,
+    cuda::{CudaError, share::ShareError},
     host_memory::AllocError,
     id::Id,
     pool::{Capacity, SlotPool},
     slot::Slot,
+    source::BoxFuture,
     spread::Rectangle,
 };
 
@@ -56,6 +58,20 @@ pub trait CopyEngine: Send + Sync + 'static {
     ///
     /// After concurrent copies to overlapping ranges of one memory, each byte of the overlap comes from one of them.
     fn copy_in(&self, slot: Slot, to: Vec<CopySegment<Self::Memory>>) -> Copying;
+
+    /// Copies each segment from its place in `from`, which is memory of the same device, within it. Keeps `kept` until
+    /// the copy has ended. The future alone starts nothing and cancels nothing, as for other copies. An engine that
+    /// cannot do it refuses.
+    fn copy_within(
+        &self,
+        from: Arc<Self::Memory>,
+        to: Vec<CopySegment<Self::Memory>>,
+        kept: Arc<dyn Any + Send + Sync>,
+    ) -> BoxFuture<'static, Result<(), ShareError>> {
+        drop((from, to, kept));
+        let refused = ShareError::NotShareable { device: self.name().into() };
+        Box::pin(std::future::ready(Err(refused)))
+    }
 }
 
 /// A rectangle of device memory, and its place in a slot.

@@ -1,8 +1,10 @@
 use std::{any::Any, fmt, ops::Range, sync::Arc};
 
 use crate::{
+    DeviceBuffer,
+    cuda::share::ShareError,
     device_parts::DeviceParts,
-    engine::{CopyEngine, Copying},
+    engine::{CopyEngine, CopySegment, Copying},
     host_memory::HostMemory,
     id::Id,
     ledger::{Entry, Ledger},
@@ -29,6 +31,8 @@ pub struct EngineSink {
     len_bytes: u64,
     /// Copies from a slot to a range of the payload.
     copy_in: Box<CopyIn>,
+    /// Copies from memory of the device to ranges of the payload.
+    copy_within: Box<CopyWithin>,
     slots: SlotPool,
     /// Staging memory for ranges longer than a slot. Bounded by the number of ranges that the caller opens at a time.
     overlong: HostMemory,
@@ -36,6 +40,11 @@ pub struct EngineSink {
 }
 
 type CopyIn = dyn Fn(Slot, Range<u64>) -> Result<Copying, SpreadError> + Send + Sync;
+
+type CopyWithin =
+    dyn Fn(&DeviceBuffer, &[(u64, Range<u64>)], Arc<Entry>) -> Result<Within, SinkError> + Send + Sync;
+
+type Within = BoxFuture<'static, Result<(), ShareError>>;
 
 impl EngineSink {
     /// Receives into all of `memory` through `slots`, which `engine` must have made. Keep another `Arc` of the
@@ -69,10 +78,31 @@ impl EngineSink {
     }
 
     fn of<E: CopyEngine>(engine: Arc<E>, parts: DeviceParts<E>, slots: SlotPool) -> Self {
+        let parts = Arc::new(parts);
+        let copy_in = {
+            let (engine, parts) = (Arc::clone(&engine), Arc::clone(&parts));
+            move |slot, range| Ok(engine.copy_in(slot, parts.segments(&engine, &range)?))
+        };
+        let len_bytes = parts.len_bytes();
+        let copy_within = move |from: &DeviceBuffer, places: &[(u64, Range<u64>)], entry: Arc<Entry>| {
+            let foreign = || ShareError::NotShareable { device: from.device().name().into() };
+            let from = from.memory::<E::Memory>().ok_or_else(foreign)?;
+            let mut to = vec![];
+            for (offset, range) in places {
+                check_range(range, len_bytes)?;
+                let moved = |mut segment: CopySegment<E::Memory>| {
+                    segment.rectangle.part = segment.rectangle.part.saturating_add(*offset);
+                    segment
+                };
+                to.extend(parts.segments(&engine, range)?.into_iter().map(moved));
+            }
+            Ok(engine.copy_within(from, to, entry))
+        };
         Self {
             id: Id::unique(),
-            len_bytes: parts.len_bytes(),
-            copy_in: Box::new(move |slot, range| Ok(engine.copy_in(slot, parts.segments(&engine, &range)?))),
+            len_bytes,
+            copy_in: Box::new(copy_in),
+            copy_within: Box::new(copy_within),
             slots,
             overlong: HostMemory::new(u64::MAX),
             ledger: Arc::default(),
@@ -92,6 +122,18 @@ impl EngineSink {
             }
             _ => Err(SinkError::ForeignTarget),
         }
+    }
+
+    /// Like [`copy_within`](Sink::copy_within), and keeps `kept` as [`write_keeping`](Self::write_keeping) does.
+    pub async fn copy_within_keeping(
+        &self,
+        from: &DeviceBuffer,
+        places: &[(u64, Range<u64>)],
+        kept: impl Any + Send + Sync,
+    ) -> Result<(), SinkError> {
+        let mut entry = self.ledger.enter(&(0..self.len_bytes)).await?;
+        entry.lend();
+        Ok((self.copy_within)(from, places, entry.begin_copy(kept))?.await?)
     }
 
     /// Ends the writing. Succeeds when no byte is lent and no copy is in flight; otherwise it fails and changes
@@ -161,6 +203,14 @@ impl Sink for EngineSink {
 
     fn write(&self, target: Target) -> BoxFuture<'_, Result<(), SinkError>> {
         Box::pin(self.write_keeping(target, ()))
+    }
+
+    fn copy_within<'a>(
+        &'a self,
+        from: &'a DeviceBuffer,
+        places: &'a [(u64, Range<u64>)],
+    ) -> BoxFuture<'a, Result<(), SinkError>> {
+        Box::pin(self.copy_within_keeping(from, places, ()))
     }
 }
 

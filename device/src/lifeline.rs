@@ -1,6 +1,23 @@
-use std::{future::pending, io, os::fd::OwnedFd};
+use std::{
+    future::pending,
+    io,
+    os::fd::{AsFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{OFlags, fcntl_setfl},
+    io::Errno,
+};
 
 use tokio::{io::Interest, net::unix::pipe};
+
+/// Whether the lender still has its end of the lifeline whose other end is `taken`. Why: memory that nothing but the
+/// lender keeps ends with it; what was copied out of it counts only if the lender was there to the end.
+pub fn lender_is_alive(taken: impl AsFd) -> bool {
+    // Nobody writes to it, so a read would wait, or finds the end.
+    let reading = fcntl_setfl(&taken, OFlags::NONBLOCK).and_then(|()| rustix::io::read(&taken, &mut [0; 1]));
+    reading == Err(Errno::AGAIN)
+}
 
 /// Tells the lender of memory when no process has it any more, whatever happened to the taker and its connection.
 ///
@@ -54,6 +71,10 @@ mod tests {
             taker.kill().unwrap();
             taker.wait().unwrap();
         }
+        let (lifeline_of_other, end) = Lifeline::new().unwrap();
+        assert!(lender_is_alive(&end));
+        drop(lifeline_of_other);
+        assert!(!lender_is_alive(&end));
         for _ in 0..2 {
             timeout(Duration::from_secs(60), lifeline.ended()).await.unwrap();
         }

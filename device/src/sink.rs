@@ -4,6 +4,8 @@ use std::{
 };
 
 use crate::{
+    DeviceBuffer,
+    cuda::share::ShareError,
     engine::CopyError,
     host_memory::AllocError,
     id::Id,
@@ -30,6 +32,19 @@ pub trait Sink: Send + Sync + fmt::Debug {
     /// Writes the bytes of a filled target; they are in place when this resolves. Drop a target that was not filled:
     /// the content of its range is then unspecified.
     fn write(&self, target: Target) -> BoxFuture<'_, Result<(), SinkError>>;
+
+    /// Copies bytes of `from` to their places, within the device that both lie on: for each offset in `from`, as many
+    /// as its range of the payload has. Meanwhile all of the sink is being written. Waits for copies that were
+    /// abandoned, and for the end of this one. Cancelling stops no copy.
+    fn copy_within<'a>(
+        &'a self,
+        from: &'a DeviceBuffer,
+        places: &'a [(u64, Range<u64>)],
+    ) -> BoxFuture<'a, Result<(), SinkError>> {
+        let _ = places;
+        let device = format!("{}, or of the host", from.device().name());
+        Box::pin(std::future::ready(Err(ShareError::NotShareable { device }.into())))
+    }
 }
 
 /// Why a sink refused a range or a target.
@@ -85,6 +100,9 @@ pub enum SinkError {
     /// The engine could not copy the bytes to its device.
     #[error("The bytes could not be copied to the sink's device.")]
     Copy(#[from] CopyError),
+    /// The bytes could not be copied within the sink's device.
+    #[error("The bytes could not be copied within the sink's device.")]
+    Within(#[from] ShareError),
     /// The bytes of a spread part have no place. Some bytes of the range may have been written.
     #[error("A chunk could not be spread over the memory of its tensors.")]
     Spread(#[from] SpreadError),

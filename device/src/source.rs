@@ -14,6 +14,7 @@ use bytes::Bytes;
 
 use crate::{
     engine::CopyError,
+    on_device::OnDevice,
     pool::SlotPool,
     region::Region,
     shared_range::{NotShared, SharedFile, SharedRange},
@@ -60,6 +61,11 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// [`NotShared`], if it does not.
     fn shared(&self) -> Result<SharedRange, NotShared> {
         Err(NotShared::Private)
+    }
+
+    /// The whole payload as it lies on a device, if it does, each tensor in one piece.
+    fn on_device(&self) -> Option<&OnDevice> {
+        None
     }
 
     /// Whether a read costs a device copy, so that its bytes are worth caching for other readers.

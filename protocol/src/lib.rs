@@ -59,12 +59,12 @@ pub use manifest::{
 pub use message::{
     ADDRESSES_MAX, AbortReason, Announce, BOXES_MAX, ClientMessage, Consumer, ENCODINGS_MAX, EndReason,
     FRAME_MAX_BYTES, Feature, FeatureSet, GLOBS_MAX, HASHES_MAX, Have, Held, Hello, Indices, InstanceId,
-    LAYERS_MAX, LaneAddress, LaneGrant, LaneId, LaneOffer, Lending, Lent, Metadata, Mode, NotLent, Order,
-    PARTIAL_RANGES_MAX, PEER_ADDRESSES_MAX, PROBE_REPORT_BYTES, Partial, PathError, PeerAddress, Place,
-    ProbeBytes, ProbeReport, RELAYS_MAX, RelayId, RelayPath, SELECTION_MAX_BYTES, SOURCE_RANGES_MAX,
+    LAYERS_MAX, LaneAddress, LaneGrant, LaneId, LaneOffer, Lending, Lent, LentOnGpu, Metadata, Mode, NotLent,
+    Order, PARTIAL_RANGES_MAX, PEER_ADDRESSES_MAX, PROBE_REPORT_BYTES, Partial, PathError, PeerAddress,
+    Place, ProbeBytes, ProbeReport, RELAYS_MAX, RelayId, RelayPath, SELECTION_MAX_BYTES, SOURCE_RANGES_MAX,
     SOURCES_MAX, ServerMessage, Share, Slice, Source, Start, Subscribe, SubscriptionId, TensorBox,
-    TopicEntry, Transport, WATCHES_MAX, WatchId, Welcome, check_boxes, check_metadata, decode_frame_length,
-    encode_client, encode_server,
+    TopicEntry, Transport, WATCHES_MAX, WantedGpu, WatchId, Welcome, check_boxes, check_metadata,
+    decode_frame_length, encode_client, encode_server,
 };
 pub use name::{NameError, ReaderName, TensorName, Topic};
 pub use peers::{EncodingEntry, EncodingHash, EncodingHasher, PeerSecret};

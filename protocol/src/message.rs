@@ -27,7 +27,7 @@ pub(crate) use field::{Field, exactly, required};
 pub(crate) use frame::frame;
 pub use frame::{FRAME_MAX_BYTES, decode_frame_length, encode_client, encode_server};
 pub use lane::{InstanceId, LaneGrant, LaneId, LaneOffer};
-pub use lending::{Lending, Lent, NotLent};
+pub use lending::{Lending, Lent, LentOnGpu, NotLent, WantedGpu};
 pub use probe::{PROBE_REPORT_BYTES, ProbeBytes, ProbeReport};
 pub use relays::{PathError, RELAYS_MAX, RelayId, RelayPath};
 pub use server::{Announce, EndReason, HASHES_MAX, Place, ServerMessage, TopicEntry, Welcome};

@@ -20,8 +20,8 @@ pub use read_retry::{Attempt, ReadRetry};
 pub use versions::{Here, Pick, Published, Seq, Versions};
 
 use crate::{
-    AbortReason, Credit, EndReason, FeatureSet, LaneId, ManifestDigest, Partial, Place, ProtocolViolation,
-    RangeSet, Selection, Start, Subscribe,
+    AbortReason, Credit, EndReason, FeatureSet, LaneId, ManifestDigest, NotLent, Partial, Place,
+    ProtocolViolation, RangeSet, Selection, Start, Subscribe, WantedGpu,
 };
 use claimed::Claimed;
 use course::{Course, Next, Step};
@@ -60,6 +60,8 @@ pub struct Sender<V> {
     preempt: bool,
     /// Whether versions may be lent in memory.
     memory: bool,
+    /// The GPU that the client wants versions on or, once it has declined one, why they are not lent there any more.
+    gpu: Option<Result<WantedGpu, NotLent>>,
     /// Whether the subscription ends with its first commit.
     once: bool,
     /// Whether it also ends with the first version that is aborted, since the client wants no other.
@@ -112,6 +114,7 @@ impl<V: Published + Clone> Sender<V> {
             credit: Credit::new(subscribe.credit)?,
             preempt: subscribe.preempt && !course.is_every() && !is_exact,
             memory: subscribe.memory && !subscribe.describe,
+            gpu: subscribe.gpu.as_deref().copied().map(Ok),
             once: subscribe.once,
             ends_with_abort: subscribe.once && is_exact,
             lost_place,
@@ -215,6 +218,12 @@ impl<V: Published + Clone> Sender<V> {
     /// Whether the client asked for versions in memory.
     pub fn wants_memory(&self) -> bool {
         self.memory
+    }
+
+    /// The GPU on which the client asked for versions in memory or, once it has declined one, why they are not lent
+    /// there.
+    pub fn gpu(&self) -> Option<Result<WantedGpu, NotLent>> {
+        self.gpu
     }
 
     /// Handles that the version under way was announced in memory: its chunks are sent only if the client declines it.
@@ -360,6 +369,7 @@ impl<V: Published + Clone> Sender<V> {
                 self.handle_aborted(reason);
             }
             Message::Decline(epoch, version) if is_current(epoch, version) => {
+                self.gpu = self.gpu.and(Some(Err(NotLent::Declined)));
                 return self
                     .current
                     .as_mut()

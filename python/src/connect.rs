@@ -59,6 +59,7 @@ pub(crate) fn connect(
     share_host: Option<PathBuf>,
     share_uids: Vec<u32>,
     share_mode: u32,
+    share_gpu: bool,
 ) -> PyResult<Client> {
     let ticket: Ticket = ticket.parse().map_err(Kind::Ticket.because(py))?;
     let sources: Result<Vec<Ticket>, _> = sources.iter().map(|source| source.parse()).collect();
@@ -86,6 +87,7 @@ pub(crate) fn connect(
     })?;
     let config = Config {
         device: device.clone(),
+        share_gpu,
         memory_bytes: memory_bytes.unwrap_or(u64::MAX),
         base_bytes,
         consumer: counted_as,

@@ -43,6 +43,7 @@ pub(crate) fn serve(
     admin_token_file: Option<PathBuf>,
     socket: Option<PathBuf>,
     socket_mode: u32,
+    share_gpu: bool,
 ) -> PyResult<Relay> {
     let config = Config {
         codec: parse_codec(py, codec)?,
@@ -52,6 +53,7 @@ pub(crate) fn serve(
         sessions_max: at_least(py, "sessions_max", sessions_max, 1)?,
         stall_timeout: positive_seconds(py, "stall_timeout", stall_timeout)?,
         reader_linger: finite_seconds("reader_linger", reader_linger)?,
+        share_gpu,
         peers: Some(PeerDialling::over_network(&[])),
         ..Config::default()
     }

@@ -56,8 +56,8 @@ pub(crate) struct Receipt {
     transport: &'static str,
     /// Why this transport was chosen.
     transport_reason: &'static str,
-    /// How the bytes came: "chunks", "memory" or "memory, copied"; over a Unix socket with the reason for chunks, as in
-    /// "chunks: REASON".
+    /// How the bytes came: "chunks", "memory" or "memory, copied", and on a GPU "GPU memory" or "GPU memory, copied";
+    /// over a Unix socket with the reason for chunks, as in "chunks: REASON", or for host memory instead of the GPU's.
     sharing: String,
     /// The number of encoded bytes that came from the server.
     origin_bytes: u64,

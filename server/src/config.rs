@@ -52,6 +52,13 @@ pub struct Config {
     pub device_cache_bytes: Option<u64>,
     /// The memory for staged versions, retained and in transfer. Default: no bound but the machine's.
     pub staged_bytes: u64,
+    /// Whether clients of this host and of this process's user that want it ([`client::Config::share_gpu`]) get a
+    /// version on a GPU in memory that they have in common, and use it there. Default: no, each gets a copy of its own,
+    /// because any of them could write to common memory. The common copy is used for nobody else, and takes the
+    /// version's size on the GPU while the version is retained or anybody has it.
+    ///
+    /// [`client::Config::share_gpu`]: https://docs.rs/tensor-relay-client
+    pub share_gpu: bool,
     /// The memory for bases that left retention, over all topics ([`TopicOptions::bases`](crate::TopicOptions::bases)).
     /// These bytes do not count towards a topic's retention, but do count towards `staged_bytes`. Default 4 GiB. Bases
     /// without room are released, those that no subscriber holds first; then subscribers get whole versions. With 0
@@ -90,6 +97,7 @@ impl Default for Config {
             logins_max: 1_024,
             device_cache_bytes: None,
             staged_bytes: u64::MAX,
+            share_gpu: false,
             base_bytes: 4 << 30,
             stall_timeout: Duration::from_secs(30),
             reader_linger: Duration::from_secs(30),

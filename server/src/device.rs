@@ -4,8 +4,8 @@ use crate::{Borrowed, LendError, Publishable, StageError, Staged, Staging, lend:
 use bytes::Bytes;
 use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{
-    AllocError, BoxFuture, CopyError, Device, DeviceBuffer, HostSink, HostSource, Loan, Returned, Sink,
-    SinkError, SlotPool, Source, SourceError, cuda::share::ShareError,
+    AllocError, BoxFuture, CopyError, Device, DeviceBuffer, HostSink, HostSource, Loan, OnDevice, Region,
+    Returned, Sink, SinkError, SlotPool, Source, SourceError, cuda::share::ShareError,
 };
 use tensor_relay_protocol::{Manifest, Metadata, TensorSpec};
 use tensor_relay_transport::{
@@ -68,13 +68,7 @@ impl Staged {
         metadata: Metadata,
     ) -> Result<Self, DeviceError> {
         let (manifest, source) = lay_out(staging, tensors, metadata)?;
-        let (allocator, len, workers) = (staging.clone(), manifest.payload_bytes() as usize, staging.workers);
-        let region = workers.run(move || allocator.allocate(len)).await?;
-        let sink = Arc::new(HostSink::new(region));
-        let copied =
-            copy_chunks(&manifest, |range| copy_out(Arc::clone(&source), range, Arc::clone(&sink), workers));
-        copied.await?;
-        let payload = sink.commit()?.pop().unwrap_or_default();
+        let payload = copy_to_host(staging, &manifest, &source).await?;
         Ok(Self::of(staging, manifest, payload))
     }
 
@@ -162,6 +156,21 @@ impl Publishable {
             None => Ok(staged.into()),
         }
     }
+}
+
+/// Copies a payload on a device to the server's host memory.
+pub(crate) async fn copy_to_host(
+    staging: &Staging,
+    manifest: &Manifest,
+    source: &Arc<dyn Source>,
+) -> Result<Region, DeviceError> {
+    let (allocator, len, workers) = (staging.clone(), manifest.payload_bytes() as usize, staging.workers);
+    let region = workers.run(move || allocator.allocate(len)).await?;
+    let sink = Arc::new(HostSink::new(region));
+    let copied =
+        copy_chunks(manifest, |range| copy_out(Arc::clone(source), range, Arc::clone(&sink), workers));
+    copied.await?;
+    Ok(sink.commit()?.pop().unwrap_or_default())
 }
 
 /// Copies tensors in one piece each on `device` to the server's memory there. Dropping the future stops nothing that
@@ -345,6 +354,11 @@ impl Source for LentSource {
 
     fn slots(&self) -> Option<&SlotPool> {
         self.source.slots()
+    }
+
+    /// Whoever copies it within the device holds this source until that has ended.
+    fn on_device(&self) -> Option<&OnDevice> {
+        self.source.on_device()
     }
 }
 

@@ -192,6 +192,7 @@ impl Publisher {
             abort_at: watch::Sender::new(None),
             failure: Arc::default(),
             stand_in: OnceLock::new(),
+            copies: takers::Copies::default(),
             base,
             shared: OnceLock::new(),
             relayed,

@@ -1,7 +1,7 @@
 //! [`Retained`]: one published version.
 
 use crate::{
-    base_terms::BaseTerms, consumers::Consumers, loads::Loads, publishable::Relayed, swarm::SharedVersion,
+base_terms::BaseTerms, consumers::Consumers, loads::Loads, publishable::Relayed, swarm::SharedVersion, takers::Copies,
 };
 use std::{
     ops::Range,
@@ -41,6 +41,8 @@ pub(crate) struct Retained {
     pub(crate) stand_in: OnceLock<VersionDigest>,
     /// Whether, and for how long, later versions may be encoded against it.
     pub(crate) base: BaseTerms,
+    /// Its copies for clients of this host, if it lies on a GPU.
+    pub(crate) copies: Copies,
     /// The clients that take it from each other, once there is one.
     pub(crate) shared: OnceLock<Arc<SharedVersion>>,
     /// Where it comes from, if it is received from another server.

@@ -290,7 +290,7 @@ async fn welcome_and_run(
         loaders: LoadReporters::default(),
         running: JoinSet::new(),
         unfinished: Gauge::default(),
-        loans: Gauge::default(),
+        loans: takers::Loans::default(),
         watching: Watches::default(),
         watches: JoinSet::new(),
         probing: Probing::default(),
@@ -325,7 +325,7 @@ struct Session {
     /// The subscriptions of this session that a shutdown waits for.
     unfinished: Gauge,
     /// The versions that its clients map.
-    loans: Gauge,
+    loans: takers::Loans,
     /// The active watches; their tasks end with the session.
     watching: Watches<AbortHandle>,
     watches: JoinSet<()>,

@@ -15,7 +15,7 @@ use crate::{
 use std::sync::{Arc, atomic::Ordering};
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    AbortReason, CodecChoice, EndReason, Ended, Epoch, NotLent, Selection, SubscriptionId, Version,
+    AbortReason, CodecChoice, EndReason, Ended, Epoch, NotLent, Selection, SubscriptionId, Version, WantedGpu,
 };
 use tensor_relay_transport::{
     egress::EncodingLog,
@@ -105,8 +105,14 @@ impl Host for SubscriptionHost {
         sharing.seat().map(|seat| seat.encodings())
     }
 
-    fn lend(&mut self, version: &Arc<Retained>, selection: &Selection) -> Result<Loan, NotLent> {
-        self.takers.lend(version, selection, &self.taker)
+    async fn lend(
+        &mut self,
+        version: &Arc<Retained>,
+        selection: &Selection,
+        gpu: Option<Result<WantedGpu, NotLent>>,
+    ) -> Result<Loan, NotLent> {
+        let digest = version.name_for_taker(selection);
+        self.takers.lend(version, digest, gpu, &self.taker).await
     }
 
     fn release_base(&mut self) {

@@ -8,8 +8,8 @@ use std::{sync::Arc, time::Duration};
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
     AbortReason, CodecChoice, EndReason, Ended, Epoch, FeatureSet, Here, NotLent, ProtocolViolation,
-    Published, Selection, Sender, Seq, ServerMessage, Start, Subscribe, SubscriptionMessage, Version,
-    Versions,
+    Published, RangeSet, Selection, Sender, Seq, ServerMessage, Start, Subscribe, SubscriptionMessage,
+    Version, Versions, WantedGpu,
 };
 use tensor_relay_transport::{
     control,
@@ -170,7 +170,12 @@ impl Host for TakingHost {
         None // The origin names encodings.
     }
 
-    fn lend(&mut self, _: &Arc<ForwardedVersion>, _: &Selection) -> Result<Loan, NotLent> {
+    async fn lend(
+        &mut self,
+        _: &Arc<ForwardedVersion>,
+        _: &Selection,
+        _: Option<Result<WantedGpu, NotLent>>,
+    ) -> Result<Loan, NotLent> {
         Err(NotLent::NotShareable)
     }
 

@@ -10,6 +10,7 @@ mod loopback;
 mod program;
 mod sharing;
 mod small;
+mod takers;
 
 pub(super) use device::{FREE_BYTES, GPU, KIND};
 
@@ -36,6 +37,8 @@ pub enum Part {
     Exact,
     /// Memory shared with another process, in place and as a copy.
     Sharing,
+    /// Versions that other processes of the host take.
+    Takers,
     /// Device failures during a transfer.
     Fault,
     /// The program `tensor-relay`.
@@ -69,6 +72,7 @@ impl Part {
             Self::FanOut => ("fan-out", "Fan-out", fan_out::ABOUT, 15, 512 << 20),
             Self::Exact => ("exact", "Byte for byte", exact::ABOUT, 0, 0),
             Self::Sharing => ("sharing", "Shared with another process", sharing::ABOUT, 20, 256 << 20),
+            Self::Takers => ("takers", "Taken by other processes", takers::ABOUT, 0, 1 << 30),
             Self::Fault => ("fault", "A device that fails", fault::ABOUT, 60, 1 << 30),
             Self::Program => ("program", "The program", program::ABOUT, 0, 512 << 20),
         };
@@ -90,6 +94,7 @@ impl Part {
             Self::FanOut => fan_out::run(job).await,
             Self::Exact => exact::run(job).await,
             Self::Sharing => sharing::run(job).await,
+            Self::Takers => takers::run(job).await,
             Self::Fault => fault::run(job).await,
             Self::Program => program::run(job).await,
         }
@@ -123,6 +128,8 @@ pub struct Job {
     pub(super) scenario: Option<fault::Scenario>,
     /// The memory to import, in a process that the part `sharing` started.
     pub(super) shared: Option<sharing::Shared>,
+    /// What to take, in a process that the part `takers` started.
+    pub(super) taker: Option<takers::Taker>,
 }
 
 impl Job {

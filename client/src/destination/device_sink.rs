@@ -2,7 +2,9 @@
 
 use super::{LentBuffer, OnDevice};
 use std::{ops::Range, sync::Arc, time::Duration};
-use tensor_relay_device::{BoxFuture, CopyError, EngineSink, PartsError, Sink, SinkError, Target};
+use tensor_relay_device::{
+    BoxFuture, CopyError, DeviceBuffer, EngineSink, PartsError, Sink, SinkError, Target,
+};
 use tensor_relay_protocol::Selection;
 use tokio::time::timeout;
 
@@ -80,14 +82,31 @@ impl DeviceSink {
 
     async fn copy(&self, target: Target) -> Result<(), SinkError> {
         let written = self.written(&target.range());
-        let copying = self.inner.write_keeping(target, written.clone());
+        self.ended(self.inner.write_keeping(target, written.clone()), &written).await
+    }
+
+    async fn copy_all(&self, from: &DeviceBuffer, places: &[(u64, Range<u64>)]) -> Result<(), SinkError> {
+        let written = self.payload.all();
+        self.ended(self.inner.copy_within_keeping(from, places, written.clone()), &written)
+            .await
+    }
+
+    /// Waits for the end of a copy to `written`, which is withheld from its user if the copy may go on.
+    async fn ended(
+        &self,
+        copying: impl Future<Output = Result<(), SinkError>>,
+        written: &[Arc<LentBuffer>],
+    ) -> Result<(), SinkError> {
         let Ok(end) = timeout(COPY_TIMEOUT, copying).await else {
             let device = self.payload.device().name().into();
             return Err(CopyError::TimedOut { device, waited: COPY_TIMEOUT }.into());
         };
-        if let Err(SinkError::Copy(error)) = &end
-            && error.may_still_write()
-        {
+        let may_go_on = match &end {
+            Err(SinkError::Copy(error)) => error.may_still_write(),
+            Err(SinkError::Within(error)) => error.may_still_copy(),
+            _ => false,
+        };
+        if may_go_on {
             written.iter().for_each(|memory| memory.withhold());
         }
         end
@@ -105,5 +124,13 @@ impl Sink for DeviceSink {
 
     fn write(&self, target: Target) -> BoxFuture<'_, Result<(), SinkError>> {
         Box::pin(self.copy(target))
+    }
+
+    fn copy_within<'a>(
+        &'a self,
+        from: &'a DeviceBuffer,
+        places: &'a [(u64, Range<u64>)],
+    ) -> BoxFuture<'a, Result<(), SinkError>> {
+        Box::pin(self.copy_all(from, places))
     }
 }

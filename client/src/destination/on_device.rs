@@ -30,8 +30,14 @@ impl OnDevice {
     ) -> Result<Self, AllocError> {
         // Lengths beyond the address space are refused by the device.
         let buffer = device.allocate(usize::try_from(len_bytes).unwrap_or(usize::MAX))?;
+        Ok(Self::of(buffer, memory))
+    }
+
+    /// One piece, which is the whole payload.
+    pub(crate) fn of(buffer: DeviceBuffer, memory: &SnapshotMemory) -> Self {
+        let device = buffer.device().clone();
         let pieces = BTreeMap::from([(0, Arc::new(LentBuffer::new(buffer, None)))]);
-        Ok(Self { device: device.clone(), pieces, writing: None, memory: memory.clone() })
+        Self { device, pieces, writing: None, memory: memory.clone() }
     }
 
     /// The user's lent buffers, by their start in the selection's memory. `None` if there are no buffers, or they are on
@@ -75,6 +81,11 @@ impl OnDevice {
         let before = self.pieces.range(..range.end).rev();
         let overlapping = before.take_while(|(start, piece)| *start + piece.buffer.len_bytes() > range.start);
         overlapping.map(|(_, piece)| Arc::clone(piece)).collect()
+    }
+
+    /// All pieces.
+    pub(super) fn all(&self) -> Vec<Arc<LentBuffer>> {
+        self.pieces.values().cloned().collect()
     }
 
     /// A sink for the stream of `selection`.

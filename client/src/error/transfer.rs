@@ -57,9 +57,12 @@ impl TransferError {
     /// The error for a chunk that failed; `device` is its destination, if that is on a device.
     pub(crate) fn chunk(error: ReceiveError, device: Option<&Device>) -> Self {
         match (error, device) {
-            (ReceiveError::Sink(source @ (SinkError::Copy(_) | SinkError::Busy { .. })), Some(device)) => {
-                Self::Copy { device: device.name().into(), source: Box::new(source) }
-            }
+            (
+                ReceiveError::Sink(
+                    source @ (SinkError::Copy(_) | SinkError::Within(_) | SinkError::Busy { .. }),
+                ),
+                Some(device),
+            ) => Self::Copy { device: device.name().into(), source: Box::new(source) },
             (error, _) => Self::Chunk(Box::new(error)),
         }
     }

@@ -10,6 +10,7 @@ use super::{
     memory_owner::MemoryOwner,
     options::CudaOptions,
     probe::probe,
+    share::ShareError,
     stats::{Counters, CudaStats},
     stream::StreamHandle,
     thread::{self, Started},
@@ -22,6 +23,7 @@ use crate::{
     pool::{Capacity, SlotPool},
     region::Region,
     slot::Slot,
+    source::BoxFuture,
 };
 
 /// The copy engine of one CUDA device.
@@ -172,6 +174,15 @@ impl CopyEngine for CudaEngine {
 
     fn copy_in(&self, slot: Slot, to: Vec<CopySegment<CudaMemory>>) -> Copying {
         self.start(Direction::In, to, slot)
+    }
+
+    fn copy_within(
+        &self,
+        from: Arc<CudaMemory>,
+        to: Vec<CopySegment<CudaMemory>>,
+        kept: Arc<dyn Any + Send + Sync>,
+    ) -> BoxFuture<'static, Result<(), ShareError>> {
+        self.copy_from(from, to, kept)
     }
 }
 

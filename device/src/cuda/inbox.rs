@@ -9,6 +9,7 @@ use std::{
 };
 
 use super::{
+    driver::IpcHandle,
     error::CudaError,
     fence::Fence,
     flight::Direction,
@@ -92,6 +93,8 @@ pub(super) enum Command {
     Lock(usize, Reply<Result<PageLocked, AllocError>>),
     /// Allocate device memory that can be shared, with its descriptor.
     Buffer(usize, Reply<Result<(Arc<CudaMemory>, OwnedFd), ShareError>>),
+    /// Allocate device memory that other processes can open, with its handle.
+    OpenableBuffer(usize, Reply<Result<(Arc<CudaMemory>, IpcHandle), ShareError>>),
     /// Import memory of another process.
     Import(Exported, Reply<Result<Imported, ShareError>>),
     /// Export memory, once the streams that write it have passed their fences.

@@ -26,11 +26,14 @@ impl fmt::Debug for MemoryOwner {
     }
 }
 
-/// Memory that is unmapped instead of freed.
+/// Memory that is unmapped, or freed and not cached.
 #[derive(Debug)]
 pub(super) enum SharedMemory {
     /// A buffer of this engine, counted in its budget.
     Buffer(Mapped),
+    /// A plain allocation of this engine that other processes may open, counted in its budget. It is freed, and never
+    /// reused: whoever keeps it open would see what comes later.
+    Openable(Block),
     /// Another process's buffer, on loan.
     Imported(Mapped, Loan),
     /// A part of another process's allocation, on loan.

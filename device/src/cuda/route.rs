@@ -61,7 +61,26 @@ impl Route {
     }
 }
 
-/// Whether the runs of a rectangle pass through scratch memory.
+impl Route {
+    /// The route between `flat`, device memory, and rectangles that fit it and their memories, whose addresses are
+    /// given.
+    pub(super) fn within(
+        direction: Direction,
+        flat: u64,
+        rectangles: impl Iterator<Item = (u64, Rectangle)>,
+    ) -> Self {
+        let mut route = Self::default();
+        for (memory, rectangle) in rectangles.map(|(memory, rectangle)| (memory, rectangle.joined())) {
+            match needs_scratch(&rectangle) {
+                true => route.runs.push(runs(direction, flat, memory, &rectangle)),
+                false => route.pieces.extend(pieces(direction, flat, memory, &rectangle)),
+            }
+        }
+        route
+    }
+}
+
+/// Whether the runs of a rectangle are copied within the device, over the bus through scratch memory.
 pub(super) fn needs_scratch(rectangle: &Rectangle) -> bool {
     let Rectangle { run_bytes, runs, part_stride, memory_stride, .. } = rectangle.joined();
     runs > 1 && (1..LONG_RUN_BYTES).contains(&run_bytes) && part_stride.max(memory_stride) <= STRIDE_MAX_BYTES
@@ -175,7 +194,7 @@ mod tests {
             prop_assume!(rectangles.iter().all(|(_, rectangle)| rectangle.fits(&(0..LEN), LEN)));
             let direction = if is_out { Direction::Out } else { Direction::In };
             let mut bytes: Vec<u8> = (0..4 * LEN).map(|at| (at / 251) as u8 ^ at as u8 ^ seed).collect();
-            let mut expected = bytes.clone();
+            let (mut within, mut expected) = (bytes.clone(), bytes.clone());
             let address = |second: bool| if second { 3 * LEN } else { 2 * LEN };
             let mut used = [vec![false; LEN as usize], vec![false; 2 * LEN as usize]];
             for (second, rectangle) in &rectangles {
@@ -192,9 +211,11 @@ mod tests {
                 }
             }
             let placed = rectangles.iter().map(|(second, rectangle)| (address(*second), *rectangle));
-            travel(&Route::new(direction, 0, LEN, placed), &mut bytes);
+            travel(&Route::new(direction, 0, LEN, placed.clone()), &mut bytes);
+            travel(&Route::within(direction, 0, placed), &mut within);
             let outside = |all: &[u8]| [&all[..LEN as usize], &all[2 * LEN as usize..]].concat();
             prop_assert!(outside(&bytes) == outside(&expected));
+            prop_assert!(within == expected, "within the device");
         }
     }
 

@@ -64,12 +64,20 @@
 //! Small plain allocations share blocks of 2 MiB with others of their process, and CUDA maps the whole block, so the
 //! importer must be trusted with it. The importer reads only the described ranges, and no byte beyond the allocation.
 
-use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
+use std::{any::Any, os::fd::OwnedFd, sync::Arc, time::Duration};
 
-use super::{CudaEngine, CudaMemory, error::CudaError, inbox::Command, shares::ExportRequest};
+use tokio::sync::oneshot;
+
+use super::{
+    CudaEngine, CudaMemory,
+    error::CudaError,
+    flight::Direction,
+    inbox::Command,
+    shares::{Ended, ExportRequest, Within},
+};
 #[cfg(doc)]
 use super::{CudaOptions, Fence};
-use crate::loan::Returned;
+use crate::{engine::CopySegment, loan::Returned, source::BoxFuture};
 
 mod buffer;
 mod device;
@@ -123,6 +131,18 @@ pub struct Imported {
     /// leaked: when the device fails, when the end of a stream's work is unknown, or when the driver refuses to close
     /// the memory.
     pub returned: Returned,
+}
+
+/// A copy of a payload on a device, made for one other process: [`Device::export_copy`](crate::Device::export_copy).
+#[derive(Debug)]
+pub struct ExportedCopy {
+    /// What the other process imports.
+    pub exported: Exported,
+    /// The memory. Keep it until the other process has imported and released it, or is gone: then it is freed, and its
+    /// bytes are never reused for something else while anybody can see them.
+    pub memory: Arc<CudaMemory>,
+    /// Why it is no descriptor, if it is none.
+    pub why_no_descriptor: Option<ShareError>,
 }
 
 /// The result of [`export`]. Keep it, and the memories, until the importer has released them.
@@ -253,6 +273,21 @@ impl CudaEngine {
         Ok(SharedBuffer { device, memory, fd, engine, inbox, timeout })
     }
 
+    /// Like [`shared_buffer`](Self::shared_buffer), in plain memory that other processes open by a handle. For drivers
+    /// that share no memory as descriptors.
+    ///
+    /// # Errors
+    /// [`ShareError`].
+    pub(super) fn openable_buffer(&self, len: u64) -> Result<(Arc<CudaMemory>, IpcMemory), ShareError> {
+        let device = self.uuid()?;
+        if len == 0 {
+            return Err(ShareError::Empty);
+        }
+        let bytes = usize::try_from(len).unwrap_or(usize::MAX);
+        let (memory, handle) = self.inbox().request(|reply| Command::OpenableBuffer(bytes, reply))??;
+        Ok((memory, IpcMemory { device, handle, offset: 0, len }))
+    }
+
     fn fill_timeout(&self) -> Duration {
         let options = self.options();
         options.answer_timeout + options.fence_timeout + options.copy_timeout
@@ -283,6 +318,28 @@ impl CudaEngine {
             return Err(ShareError::Empty);
         }
         self.inbox().request(|reply| Command::Import(exported, reply))?
+    }
+
+    /// Starts copies from `from` to each segment, within the device.
+    pub(super) fn copy_from(
+        &self,
+        from: Arc<CudaMemory>,
+        segments: Vec<CopySegment<CudaMemory>>,
+        kept: Arc<dyn Any + Send + Sync>,
+    ) -> BoxFuture<'static, Result<(), ShareError>> {
+        let direction = Direction::In;
+        let within = Within { flat: from, segments, direction, zeroes_gaps: false, _kept: Some(kept) };
+        let (ended, end) = oneshot::channel();
+        let stopped = CudaError::Stopped { device: self.device_name() };
+        let sent = buffer::check(self.id(), within).map(|within| {
+            let ended = Ended(Box::new(|end| drop(ended.send(end)))); // Fails if nobody waits any more.
+            // If the thread is gone, the command is dropped here, and with it the sender.
+            drop(self.inbox().send(Command::Share(ExportRequest::Copy(within, ended))));
+        });
+        Box::pin(async move {
+            sent?;
+            end.await.unwrap_or_else(|_| Err(stopped.into()))
+        })
     }
 
     fn uuid(&self) -> Result<DeviceUuid, ShareError> {

@@ -1,11 +1,13 @@
 use std::{
+    any::Any,
+    fmt,
     mem::ManuallyDrop,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use super::{
-    driver::{IpcHandle, Piece},
+    driver::IpcHandle,
     error::CudaError,
     fence::PollSchedule,
     flight::Direction,
@@ -17,6 +19,7 @@ use super::{
     setting::Setting,
     share::ShareError,
 };
+use crate::engine::CopySegment;
 
 /// The pending exports of an engine: they wait for callers' streams, or for copies within the device. Each caller waits
 /// for its answer, which bounds them.
@@ -35,21 +38,35 @@ pub(super) struct Shares {
 pub(super) enum ExportRequest {
     /// Export memory in place.
     InPlace(Vec<Arc<CudaMemory>>, Reply<Result<Vec<Location>, ShareError>>),
-    /// Fill a shared buffer with copies.
-    Fill(Fill, Reply<Result<(), ShareError>>),
+    /// Copy within the device.
+    Copy(Within, Ended),
+}
+
+/// Is called with the end of a copy within the device.
+pub(super) struct Ended(pub(super) Box<dyn FnOnce(Result<(), ShareError>) + Send>);
+
+impl fmt::Debug for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ended")
+    }
 }
 
 /// The exported location of one memory: the handle of its allocation, and the offset in the allocation.
 pub(super) type Location = Result<(IpcHandle, u64), CudaError>;
 
-/// Copies of several memories into one.
+/// Copies between one memory and several others of the same device.
 #[derive(Debug)]
-pub(super) struct Fill {
-    pub(super) to: Arc<CudaMemory>,
-    /// The memories and their offsets in `to`, checked to be in bounds.
-    pub(super) parts: Vec<(Arc<CudaMemory>, u64)>,
-    /// Whether the bytes of `to` outside of these parts become zeros.
+pub(super) struct Within {
+    /// The one, which has a place for each byte, like a slot.
+    pub(super) flat: Arc<CudaMemory>,
+    /// The others, each with its place in `flat`, checked to be in bounds.
+    pub(super) segments: Vec<CopySegment<CudaMemory>>,
+    /// Out of the others into `flat`, or in to them.
+    pub(super) direction: Direction,
+    /// Whether the bytes of `flat` without a segment become zeros first.
     pub(super) zeroes_gaps: bool,
+    /// What is kept until the copies have ended; for ever, if their end is unknown.
+    pub(super) _kept: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 struct Waiting {
@@ -59,9 +76,9 @@ struct Waiting {
 
 /// Copies that the device may be executing. Dropping this leaks their memory: only `release` releases it.
 struct InFlight {
-    fill: ManuallyDrop<Fill>,
-    /// The waiter's reply; `None` once the copies were reported as late.
-    reply: Option<Reply<Result<(), ShareError>>>,
+    within: ManuallyDrop<Within>,
+    /// The waiter; `None` once the copies were reported as late.
+    ended: Option<Ended>,
     /// The event recorded after the copies. `None` if the driver refused to record it.
     event: Option<RecordedEvent>,
     submitted: Submitted,
@@ -154,8 +171,8 @@ impl Shares {
                 self.is_suspect |= locations.iter().any(Result::is_err);
                 let _ = reply.send(Ok(locations)); // Fails if the caller has stopped waiting.
             }
-            ExportRequest::Fill(fill, reply) => {
-                let begun = InFlight::begin(fill, reply, gpu, setting);
+            ExportRequest::Copy(within, ended) => {
+                let begun = InFlight::begin(within, ended, gpu, setting);
                 self.is_suspect |= begun.is_none();
                 self.copying.extend(begun);
             }
@@ -189,7 +206,9 @@ impl ExportRequest {
     fn readiness(&self) -> Option<Result<(), CudaError>> {
         let memories: Box<dyn Iterator<Item = &Arc<CudaMemory>>> = match self {
             Self::InPlace(memories, _) => Box::new(memories.iter()),
-            Self::Fill(fill, _) => Box::new(fill.parts.iter().map(|(memory, _)| memory).chain([&fill.to])),
+            Self::Copy(within, _) => {
+                Box::new(within.segments.iter().map(|segment| &segment.memory).chain([&within.flat]))
+            }
         };
         let unready = memories.map(|memory| memory.poll_fences()).find(|free| *free != Some(Ok(())));
         unready.unwrap_or(Some(Ok(())))
@@ -202,9 +221,9 @@ impl ExportRequest {
                 drop(memories);
                 let _ = reply.send(Err(error));
             }
-            Self::Fill(fill, reply) => {
-                drop(fill);
-                let _ = reply.send(Err(error));
+            Self::Copy(within, ended) => {
+                drop(within);
+                ended.0(Err(error));
             }
         }
     }
@@ -212,16 +231,11 @@ impl ExportRequest {
 
 impl InFlight {
     /// Submits all copies to the stream, up to the first one that the driver refuses. `None` if none was submitted.
-    fn begin(
-        fill: Fill,
-        reply: Reply<Result<(), ShareError>>,
-        gpu: &mut Gpu,
-        setting: &Setting,
-    ) -> Option<Self> {
+    fn begin(within: Within, ended: Ended, gpu: &mut Gpu, setting: &Setting) -> Option<Self> {
         let begun = Instant::now();
         let mut flight = Self {
-            fill: ManuallyDrop::new(fill),
-            reply: Some(reply),
+            within: ManuallyDrop::new(within),
+            ended: Some(ended),
             event: None,
             submitted: Submitted::default(),
             begun,
@@ -237,25 +251,21 @@ impl InFlight {
     }
 
     fn submit(&mut self, gpu: &mut Gpu) {
-        let Fill { to, parts, zeroes_gaps } = &*self.fill;
-        let copied_bytes: u64 = parts.iter().map(|(from, _)| from.len_bytes()).sum();
-        if *zeroes_gaps && copied_bytes < to.len_bytes() {
+        let Within { flat, segments, direction, zeroes_gaps, .. } = &*self.within;
+        if *zeroes_gaps && self.within.copied_bytes() < flat.len_bytes() {
             // One pass at the rate of the device's memory is cheaper than a call for each gap.
             // SAFETY: as below.
-            if let Err(error) = unsafe { gpu.zero(to.address(), to.len_bytes() as usize) } {
+            if let Err(error) = unsafe { gpu.zero(flat.address(), flat.len_bytes() as usize) } {
                 self.submitted.error = Some(error.into());
                 return;
             }
             self.submitted.may_run = true;
         }
-        let pieces = parts.iter().map(|(from, offset)| {
-            let (to, len) = (to.address() + offset, from.len_bytes() as usize);
-            Piece { to, from: from.address(), len }
-        });
-        let route = Route { pieces: pieces.collect(), ..Route::default() };
-        // SAFETY: `share::fill` checked that the parts are in bounds of `to`. `fill` keeps all memory. Only `release`
-        // releases it, once the device has reported the end of the copies by an event recorded after this, or by an idle
-        // stream, or if nothing was submitted.
+        let placed = segments.iter().map(|segment| (segment.memory.address(), segment.rectangle));
+        let route = Route::within(*direction, flat.address(), placed);
+        // SAFETY: `share::check` checked that the segments are in bounds of their memories and of `flat`. `within`
+        // keeps all memory. Only `release` releases it, once the device has reported the end of the copies by an event
+        // recorded after this, or by an idle stream, or if nothing was submitted.
         let copied = unsafe { gpu.submit(None, route) };
         self.submitted = Submitted { may_run: self.submitted.may_run || copied.may_run, ..copied };
     }
@@ -273,23 +283,32 @@ impl InFlight {
         if let Some(event) = self.event.take() {
             gpu.recycle(event);
         }
-        setting.counters.within_bytes.add(self.submitted.bytes);
         let end = match self.submitted.error.take() {
-            None => Ok(()),
+            None => {
+                setting.counters.within_bytes.add(self.within.copied_bytes());
+                Ok(())
+            }
             Some(source) => Err(ShareError::CopyRefused { device: setting.device(), source }),
         };
-        let reply = self.reply.take();
-        drop(ManuallyDrop::into_inner(self.fill));
-        if let Some(reply) = reply {
-            let _ = reply.send(end); // Fails if the caller has stopped waiting.
+        let ended = self.ended.take();
+        drop(ManuallyDrop::into_inner(self.within));
+        if let Some(Ended(ended)) = ended {
+            ended(end);
         }
     }
 
     /// Reports the result to the waiter, unless that was done before.
     fn report(&mut self, result: Result<(), ShareError>) {
-        if let Some(reply) = self.reply.take() {
-            let _ = reply.send(result); // Fails if the caller has stopped waiting.
+        if let Some(Ended(ended)) = self.ended.take() {
+            ended(result);
         }
+    }
+}
+
+impl Within {
+    fn copied_bytes(&self) -> u64 {
+        let bytes = |segment: &CopySegment<CudaMemory>| segment.rectangle.run_bytes * segment.rectangle.runs;
+        self.segments.iter().map(bytes).sum()
     }
 }
 

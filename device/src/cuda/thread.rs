@@ -183,6 +183,14 @@ impl Worker {
                 };
                 let _ = reply.send(buffer); // As above.
             }
+            Command::OpenableBuffer(len, reply) => {
+                holdings.poll(Instant::now(), gpu, setting, failed.is_some(), false);
+                let buffer = match failed {
+                    Some(error) => Err(error.clone().into()),
+                    None => holdings.openable_buffer(len, gpu, setting),
+                };
+                let _ = reply.send(buffer); // As above.
+            }
             Command::Import(exported, reply) => {
                 let imported = match (failed, &exported) {
                     (Some(error), _) => Err(error.clone().into()),

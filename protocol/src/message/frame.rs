@@ -67,6 +67,7 @@ mod tests {
     use crate::{
         ChunkHash, ChunkIndex, CodecId, CodecSet, EncodingEntry, EncodingHash, Epoch, Glob, ManifestDigest,
         RangeSet, ReaderName, Topic, Version, VersionDigest, VersionId,
+        sidecar::{CudaDevice, IpcHandle},
     };
     use proptest::prelude::*;
 
@@ -168,6 +169,7 @@ mod tests {
             ClientMessage::Subscribe(Subscribe {
                 consumer: Consumer::Nobody,
                 memory: true,
+                gpu: Some(Box::new(WantedGpu { device: CudaDevice([5; 16]), in_place: true })),
                 grant: Some(LaneGrant::new([3; 32])),
                 ..Subscribe::latest(subscription, topic("policy"), 4)
             }),
@@ -287,6 +289,26 @@ mod tests {
                     inode: 12,
                     offset_bytes: 4096,
                     digest: VersionDigest([4; 32]),
+                    why_not_gpu: Some(NotLent::NoGpuMemory),
+                }))),
+            }),
+            ServerMessage::Announce(Announce {
+                subscription,
+                id: id(),
+                manifest: ManifestDigest([6; 32]),
+                skipped: 0,
+                metadata: vec![],
+                may_be_base: false,
+                afresh: false,
+                shared: false,
+                lost_place: None,
+                lending: Some(Box::new(Lending::Gpu(LentOnGpu {
+                    inode: 12,
+                    gpu: CudaDevice([5; 16]),
+                    buffer_bytes: 1 << 21,
+                    handle: Some(IpcHandle([6; 64])),
+                    digest: VersionDigest([4; 32]),
+                    in_place: true,
                 }))),
                 relays: RelayPath::default(),
             }),

@@ -1,7 +1,7 @@
 //! Subscription requests and their options.
 
 use super::{
-    Field, LaneGrant, SubscriptionId, TensorBox,
+    Field, LaneGrant, SubscriptionId, TensorBox, WantedGpu,
     field::{exactly, list, message_fields},
     wire,
 };
@@ -66,6 +66,8 @@ pub struct Subscribe {
     pub boxes: Vec<TensorBox>,
     /// Whether versions may be lent in memory. Needs [`Feature::Memory`](super::Feature::Memory).
     pub memory: bool,
+    /// The GPU that versions are wanted on. Needs [`Feature::Memory`](super::Feature::Memory).
+    pub gpu: Option<Box<WantedGpu>>,
     /// The grant of the origin, from a client that takes one version from a peer. Needs
     /// [`Feature::Peers`](super::Feature::Peers).
     pub grant: Option<LaneGrant>,
@@ -115,6 +117,7 @@ impl Subscribe {
             within: RangeSet::new(),
             boxes: vec![],
             memory: false,
+            gpu: None,
             grant: None,
         }
     }
@@ -220,6 +223,7 @@ impl Field for Subscribe {
             within: self.within.into_wire(),
             boxes: self.boxes.into_wire(),
             memory: self.memory,
+            gpu: self.gpu.into_wire(),
             grant: self.grant.map(Field::into_wire),
         }
     }
@@ -253,6 +257,7 @@ impl Field for Subscribe {
             within: Field::from_wire("within", wire.within)?,
             boxes: Field::from_wire("boxes", wire.boxes)?,
             memory: wire.memory,
+            gpu: Field::from_wire("gpu", wire.gpu)?,
             grant: Field::from_wire("grant", wire.grant)?,
         })
     }

@@ -117,6 +117,12 @@ messages! {
         21 [message, repeated] boxes: Vec<TensorBox>,
         22 [bool] memory: bool,
         23 [bytes = "vec", optional] grant: Option<Vec<u8>>,
+        24 [message, optional] gpu: Option<WantedGpu>,
+    }
+
+    WantedGpu {
+        1 [bytes = "vec"] device: Vec<u8>,
+        2 [bool] in_place: bool,
     }
 
     TensorBox {
@@ -251,12 +257,23 @@ messages! {
     Lending {
         1 [message, optional] memory: Option<Lent>,
         2 [uint32] chunks: u32,
+        3 [message, optional] gpu: Option<LentOnGpu>,
     }
 
     Lent {
         1 [uint64] inode: u64,
         2 [uint64] offset_bytes: u64,
         3 [bytes = "vec"] digest: Vec<u8>,
+        4 [uint32, optional] why_not_gpu: Option<u32>,
+    }
+
+    LentOnGpu {
+        1 [uint64] inode: u64,
+        2 [bytes = "vec"] gpu: Vec<u8>,
+        3 [uint64] buffer_bytes: u64,
+        4 [bytes = "vec", optional] handle: Option<Vec<u8>>,
+        5 [bytes = "vec"] digest: Vec<u8>,
+        6 [bool] in_place: bool,
     }
 
     Decline {

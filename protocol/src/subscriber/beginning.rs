@@ -1,7 +1,7 @@
 //! How a version begins: its announcement, its manifest, and memory for it.
 
 use super::{Action, Assembly, Incoming, Phase, Released, Requests, Subscriber, VersionFault, key};
-use crate::{Announce, ClientMessage, Lending, Manifest, ProtocolViolation, Version, VersionId};
+use crate::{Announce, ClientMessage, Manifest, ProtocolViolation, Version, VersionId};
 use std::{sync::Arc, time::Instant};
 
 impl Subscriber {
@@ -166,8 +166,9 @@ impl Subscriber {
     pub fn handle_lent(&mut self) {
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Placing(mut incoming) | Phase::Running(mut incoming) => {
-                if let Some(Lending::Memory(lent)) = incoming.announce.lending.as_deref() {
-                    incoming.assembly.handle_lent(lent.digest);
+                if let Some(digest) = incoming.announce.lending.as_ref().and_then(|lending| lending.digest())
+                {
+                    incoming.assembly.handle_lent(digest);
                 }
                 Phase::Running(incoming)
             }
@@ -180,9 +181,10 @@ impl Subscriber {
     /// Declines the memory that the server lent for the current version: it sends chunks instead.
     pub fn decline_memory(&mut self) {
         let (Phase::Placing(incoming) | Phase::Running(incoming)) = &mut self.phase else { return };
-        if let Some(Lending::Memory(_)) = incoming.announce.lending.take().as_deref() {
+        if incoming.announce.lending.take().is_some_and(|lending| lending.is_memory()) {
             let (subscription, (epoch, version)) = (self.options.subscription, key(incoming.id()));
             self.send(ClientMessage::Decline { subscription, epoch, version });
+            self.seek_sources();
         }
     }
 
@@ -193,7 +195,7 @@ impl Subscriber {
             Phase::Placing(incoming) | Phase::Running(incoming) => &incoming.announce,
             Phase::Idle | Phase::Detached(_) => return false,
         };
-        matches!(announce.lending.as_deref(), Some(Lending::Memory(_)))
+        announce.lending.as_ref().is_some_and(|lending| lending.is_memory())
     }
 
     /// Handles the header of a manifest stream.

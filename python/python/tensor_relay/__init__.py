@@ -147,6 +147,7 @@ def serve(
     admin_token_file: str | os.PathLike[str] | None = None,
     socket: str | os.PathLike[str] | None = None,
     socket_mode: int = 0o660,
+    share_gpu: bool = False,
 ) -> Relay:
     """Starts a server in this process, on threads of its own. Use it as a context manager, or `close()` it.
 
@@ -183,6 +184,8 @@ def serve(
     socket: the path of a Unix socket through which processes of this host share the memory of staged versions instead
         of receiving them, with the ticket `unix:PATH`: `tensor-relay serve --socket`.
     socket_mode: the permissions of the socket's file.
+    share_gpu: whether processes of this user that connect with share_gpu=True have a version on the GPU in common, and use
+        it there. By default each copies it; any of them could write to what they have in common.
 
     Raises TensorRelayError when the port, the key or the device cannot be used, RequestError for an invalid address or
     codec and for a value out of its range, and ForkError in a process that was forked from one that uses tensor_relay.
@@ -208,6 +211,7 @@ def serve(
         admin_token_file=admin_token_file,
         socket=socket,
         socket_mode=socket_mode,
+        share_gpu=share_gpu,
     )
     _open_objects.add(relay)
     return relay
@@ -243,6 +247,7 @@ def connect(
     share_host: str | os.PathLike[str] | None = None,
     share_uids: Sequence[int] = (),
     share_mode: int = 0o660,
+    share_gpu: bool = False,
 ) -> Client:
     """Connects to a server. Use it as a context manager, or `close()` it.
 
@@ -295,6 +300,9 @@ def connect(
         into `out` with `atomic=False` or onto a GPU, are not offered.
     share_uids: the IDs of further users whose processes may take versions there, besides the own user and root.
     share_mode: the permissions of that socket's file.
+    share_gpu: whether versions on a GPU of a server of this host that was started with share_gpu, too, are used where they
+        are, in memory that other processes of this user have as well: nothing is copied, and nobody may write to the
+        tensors. It needs `device`, whole versions, and no `out`. By default they are copied within the GPU.
 
     Raises TicketError for an invalid ticket, RequestError for a value out of its range, ServerUnreachableError,
     ServerRefusedError when a server other than the ticket's answers or the server refuses this client, TensorRelayError
@@ -329,6 +337,7 @@ def connect(
         share_host=share_host,
         share_uids=list(share_uids),
         share_mode=share_mode,
+        share_gpu=share_gpu,
     )
     _open_objects.add(client)
     return client

@@ -503,6 +503,7 @@ def serve(
     admin_token_file: str | os.PathLike[str] | None,
     socket: str | os.PathLike[str] | None,
     socket_mode: int,
+    share_gpu: bool,
 ) -> Relay: ...
 def connect(
     ticket: str,
@@ -533,6 +534,7 @@ def connect(
     share_host: str | os.PathLike[str] | None,
     share_uids: list[int],
     share_mode: int,
+    share_gpu: bool,
 ) -> Client: ...
 
 @final

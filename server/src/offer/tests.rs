@@ -38,6 +38,7 @@ fn retained(epoch: u64, version: u64) -> Retained {
         abort_at: watch::Sender::new(None),
         failure: Arc::default(),
         stand_in: std::sync::OnceLock::new(),
+        copies: crate::takers::Copies::default(),
         base: Bases::new(0).terms(8, 0, Keep::default(), true),
         shared: std::sync::OnceLock::new(),
         relayed: None,

@@ -3,9 +3,10 @@
 //! The cases for all engines are in `engines.rs`. [`sweep`] makes driver calls fail or hang in three transfers: from
 //! engine to engine ([`endpoint`]), through a server and a client ([`relay`]), and through shared memory
 //! ([`exchange`]). [`failures`] covers devices that fail, hang or disappear, [`order`] callers' streams, [`sharing`]
-//! memory shared with a second process ([`neighbour`]), [`sidecar`] the sidecar with GPU memory, and [`probe`] the
-//! search for devices; [`staged`] versions that are copied within a device; [`overlap`] counts concurrent copies, and
-//! [`counts`] driver calls; [`runs`] covers copies of short runs. [`endpoint`] also has the helpers of all tests.
+//! memory shared with a second process ([`neighbour`]), [`lending`] versions for processes of the host, [`sidecar`] the
+//! sidecar with GPU memory, and [`probe`] the search for devices; [`staged`] versions that are copied within a device;
+//! [`overlap`] counts concurrent copies, and [`counts`] driver calls; [`runs`] covers copies of short runs.
+//! [`endpoint`] also has the helpers of all tests.
 
 use tensor_relay_tests::fake_cuda::{self, Turn};
 
@@ -13,6 +14,7 @@ mod counts;
 mod endpoint;
 mod exchange;
 mod failures;
+mod lending;
 mod neighbour;
 mod order;
 mod overlap;

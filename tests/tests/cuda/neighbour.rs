@@ -7,21 +7,27 @@ use std::{
     env, fs,
     io::{BufRead, BufReader, Write},
     os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::Arc,
     time::Duration,
 };
 
-use tensor_relay_device::cuda::{
-    CudaEngine, CudaMemory,
-    share::{DeviceUuid, Exported, FdMemory, Imported, IpcMemory, ShareError},
+use tensor_relay_device::{
+    Capacity, Device,
+    cuda::{
+        CudaEngine, CudaMemory,
+        share::{DeviceUuid, Exported, FdMemory, Imported, IpcMemory, ShareError},
+    },
 };
 use tensor_relay_tests::fake_cuda::{Installed, Library, Report};
 
 use tokio::time::timeout;
 
-use crate::endpoint::{Endpoint, pattern, short_timeouts};
+use crate::{
+    endpoint::{CHUNK, Endpoint, pattern, short_timeouts},
+    lending,
+};
 
 /// The environment variable that makes this test binary a neighbour.
 const NEIGHBOUR: &str = "FAKE_CUDA_NEIGHBOUR";
@@ -40,18 +46,44 @@ impl Neighbour {
     /// Starts the process. Its device `cuda:0` is the machine's device `first_device`. The process inherits `fd` under
     /// the same number.
     pub(crate) fn start(first_device: usize, fd: Option<BorrowedFd<'_>>) -> Self {
-        let installed = Installed::new(Library::Fake);
-        let mut command = Command::new(env::current_exe().unwrap());
-        command
-            .args(["--exact", "neighbour::neighbour", "--nocapture", "--test-threads=1"])
-            .envs(installed.environment())
-            .env("FAKE_CUDA_FIRST_DEVICE", first_device.to_string())
-            .env(NEIGHBOUR, "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
         if let Some(fd) = fd {
             rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).unwrap();
         }
+        Self::spawn(&[], &[("FAKE_CUDA_FIRST_DEVICE", &first_device.to_string())])
+    }
+
+    /// Starts the process in a namespace of processes of its own; `None` if this process may not create one.
+    pub(crate) fn start_in_namespace() -> Option<Self> {
+        let unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
+        let mut trial = Command::new(unshare[0]);
+        let may = trial.args(&unshare[1..]).arg("true").stderr(Stdio::null()).status();
+        may.is_ok_and(|status| status.success()).then(|| Self::spawn(&unshare, &[]))
+    }
+
+    /// Starts the process with these faults of its driver.
+    pub(crate) fn start_with_faults(faults: &str) -> Self {
+        Self::spawn(&[], &[("FAKE_CUDA_FAULTS", faults)])
+    }
+
+    /// Starts the process with a driver that can share memory as descriptors, or only by handles.
+    pub(crate) fn start_shareable(as_descriptors: bool) -> Self {
+        Self::spawn(&[], &[("FAKE_CUDA_SHAREABLE_FDS", if as_descriptors { "1" } else { "0" })])
+    }
+
+    /// Starts the process with `prefix` before its command line, and these variables.
+    fn spawn(prefix: &[&str], variables: &[(&str, &str)]) -> Self {
+        let installed = Installed::new(Library::Fake);
+        let own = env::current_exe().unwrap();
+        let mut words = prefix.iter().map(std::ffi::OsStr::new).chain([own.as_os_str()]);
+        let mut command = Command::new(words.next().unwrap());
+        command
+            .args(words)
+            .args(["--exact", "neighbour::neighbour", "--nocapture", "--test-threads=1"])
+            .envs(installed.environment())
+            .envs(variables.iter().copied())
+            .env(NEIGHBOUR, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
         let commands = process.stdin.take();
         let answers = BufReader::new(process.stdout.take().unwrap());
@@ -104,6 +136,26 @@ impl Neighbour {
             Exported::Ipc(memory) => memory,
             Exported::Fd(_) => panic!("{answer}"),
         }
+    }
+
+    /// Makes the process subscribe at a socket, and wants versions on its device.
+    pub(crate) fn take(&mut self, socket: &Path) {
+        self.send(&format!("take {}", socket.display())).unwrap();
+    }
+
+    /// Makes the process check the next version that it takes. Returns how that was shared.
+    pub(crate) fn next(&mut self) -> Result<String, String> {
+        self.send("next")
+    }
+
+    /// Makes the process drop its subscription.
+    pub(crate) fn end_taking(&mut self) {
+        self.send("leave").unwrap();
+    }
+
+    /// Makes the process serve a version at a socket.
+    pub(crate) fn serve(&mut self, socket: &Path) {
+        self.send(&format!("serve {}", socket.display())).unwrap();
     }
 
     /// Makes the process exit, and returns its driver's report.
@@ -177,10 +229,15 @@ fn neighbour() {
     if env::var_os(NEIGHBOUR).is_none() {
         return;
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
     let engine = CudaEngine::open(0, short_timeouts()).unwrap();
     let endpoint = Endpoint::of(engine).unwrap();
-    let mut imported = None;
+    let device = Device::new(Arc::clone(&endpoint.engine), Capacity { slots: 8, slot_bytes: CHUNK }).unwrap();
+    let (mut imported, mut taken, mut host) = (None, None, None);
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let result = match line.split_once(' ').unwrap_or((&line, "")) {
@@ -200,6 +257,38 @@ fn neighbour() {
                 runtime.block_on(waiting).unwrap();
                 Ok("done".to_owned())
             }
+            ("take", socket) => {
+                taken = Some(runtime.block_on(async {
+                    let client = lending::connect(Path::new(socket), Some(device.clone())).await;
+                    (client.subscribe(&lending::topic()).await.unwrap(), client)
+                }));
+                Ok("done".to_owned())
+            }
+            ("next", _) => {
+                let (subscription, _) = taken.as_mut().unwrap();
+                let snapshot = runtime.block_on(subscription.next()).unwrap();
+                runtime.block_on(lending::check(&snapshot));
+                Ok(snapshot.receipt().sharing.to_string())
+            }
+            ("leave", _) => {
+                let (subscription, client) = taken.take().unwrap();
+                drop(subscription);
+                runtime.block_on(client.close());
+                Ok("done".to_owned())
+            }
+            ("serve", socket) => {
+                host = Some(runtime.block_on(async {
+                    let mut host = lending::Host::new(Path::new(socket), device.clone());
+                    let publication = host.publish(1).await;
+                    (host, vec![publication])
+                }));
+                Ok("done".to_owned())
+            }
+            ("publish", version) => {
+                let (host, publications) = host.as_mut().unwrap();
+                publications.push(runtime.block_on(host.publish(version.parse().unwrap())));
+                Ok("done".to_owned())
+            }
             _ => panic!("unknown command {line:?}"),
         };
         match result {
@@ -207,7 +296,7 @@ fn neighbour() {
             Err(error) => println!("{ANSWER}failed {error}"),
         }
     }
-    drop((imported, endpoint));
+    drop((imported, taken, host, device, endpoint));
     assert!(tensor_relay_device::cuda::all_closed(Duration::from_secs(5)));
 }
 

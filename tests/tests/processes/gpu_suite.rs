@@ -30,7 +30,7 @@ fn the_suite_completes_on_the_fake_driver() {
     let parts = document["parts"].as_array().unwrap();
     let names: Vec<&str> = parts.iter().map(|part| part["part"].as_str().unwrap()).collect();
     let expected =
-        ["device", "cases", "loopback", "small", "fan-out", "exact", "sharing", "fault", "program"];
+        ["device", "cases", "loopback", "small", "fan-out", "exact", "sharing", "takers", "fault", "program"];
     assert_eq!(names, expected);
     for part in parts {
         assert_eq!(part["failure"], Value::Null, "{part}");
@@ -48,6 +48,7 @@ fn the_suite_completes_on_the_fake_driver() {
         ("small tensors", "gb_per_s"),
         ("fan-out", "gb_per_s"),
         ("copies within the device", "gb_per_s"),
+        ("takers", "gb_per_s"),
     ] {
         let row = &table_of(parts, table)["rows"][0];
         assert!(row["measured"][column]["median"].as_f64().unwrap() > 0.0, "{table}: {row}");

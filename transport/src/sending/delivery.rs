@@ -230,7 +230,7 @@ impl<H: Host> Delivery<H> {
         }
         let lending = self.lend(&version).await;
         self.announce(&announcement, lending).await?;
-        if matches!(lending, Some(Lending::Memory(_))) {
+        if lending.is_some_and(|lending| lending.is_memory()) {
             self.machine.handle_lent();
         }
         let base = self.host.begin(&version, announcement.skipped, self.accepts_deltas());
@@ -302,12 +302,12 @@ impl<H: Host> Delivery<H> {
             tracing::debug!(%why_not, "A version is sent in chunks over a Unix socket."); // Nothing is lent in vain.
             return Some(Lending::Chunks(NotLent::NoDescriptors));
         }
-        Some(match self.host.lend(version, &selection) {
+        Some(match self.host.lend(version, &selection, self.machine.gpu()).await {
             // They are sent before the announcement that names them.
             Ok(loan) => match descriptors.send(loan.descriptors) {
                 Ok(()) => {
-                    version.note_digest(loan.lent.digest);
-                    Lending::Memory(loan.lent)
+                    loan.lending.digest().into_iter().for_each(|digest| version.note_digest(digest));
+                    loan.lending
                 }
                 Err(why_not) => {
                     tracing::debug!(%why_not, "A version is sent in chunks over a Unix socket.");
@@ -324,7 +324,7 @@ impl<H: Host> Delivery<H> {
         lending: Option<Lending>,
     ) -> Result<(), LaneError> {
         let Announcement { version, skipped, afresh, shared, lost_place, .. } = announcement;
-        let is_lent = matches!(lending, Some(Lending::Memory(_)));
+        let is_lent = lending.is_some_and(|lending| lending.is_memory());
         let announce = Announce {
             subscription: self.route.subscription,
             id: version.id().clone(),

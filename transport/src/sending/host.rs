@@ -4,8 +4,8 @@ use crate::egress::{Arrival, EncodingLog, Payload, ReceivedChunks};
 use std::{fmt::Debug, os::fd::OwnedFd, sync::Arc};
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    AbortReason, CodecChoice, EndReason, Ended, Epoch, Lent, Metadata, NotLent, Published, RelayPath,
-    Selection, ServerMessage, SubscriptionMessage, Version, VersionDigest, Versions,
+    AbortReason, CodecChoice, EndReason, Ended, Epoch, Lending, Lent, Metadata, NotLent, Published,
+    RelayPath, Selection, ServerMessage, SubscriptionMessage, Version, VersionDigest, Versions, WantedGpu,
 };
 use tokio::{sync::watch, time::Instant};
 
@@ -61,14 +61,14 @@ pub trait DeltaBase: Debug + Send + Sync {
 #[derive(Debug)]
 pub struct Loan {
     /// What the client is told.
-    pub lent: Lent,
-    /// The descriptor of the memory, and what else the client holds as long as it maps that.
+    pub lending: Lending,
+    /// The descriptor of the memory, if it has one, and what else the client holds as long as it maps that.
     pub descriptors: Vec<OwnedFd>,
 }
 
 /// The program that offers versions, as one subscription sees it: the facts of a topic, what arrives for the
 /// subscription, and what follows from its course beyond the sending. Each call returns at once, except
-/// [`next_input`](Self::next_input).
+/// [`next_input`](Self::next_input) and [`lend`](Self::lend).
 pub trait Host: Send {
     /// A version that it offers.
     type Version: Offered + 'static;
@@ -105,11 +105,18 @@ pub trait Host: Send {
         base: Option<Version>,
     ) -> Option<Arc<EncodingLog>>;
 
-    /// Lends the client the memory of a version, of which it selects `selection`.
+    /// Lends the client the memory of a version, of which it selects `selection`: on the GPU that it named, if the
+    /// version lies there and the client declined none. May wait for the GPU, with a deadline; meanwhile the
+    /// subscription handles no input.
     ///
     /// # Errors
     /// [`NotLent`] is what the client is told: it receives chunks.
-    fn lend(&mut self, version: &Arc<Self::Version>, selection: &Selection) -> Result<Loan, NotLent>;
+    fn lend(
+        &mut self,
+        version: &Arc<Self::Version>,
+        selection: &Selection,
+        gpu: Option<Result<WantedGpu, NotLent>>,
+    ) -> impl Future<Output = Result<Loan, NotLent>> + Send;
 
     /// Releases the client's base: it has none, or will not use it.
     fn release_base(&mut self);

@@ -7,11 +7,11 @@ use std::{
 
 use super::{Holdings, free_block};
 use crate::cuda::{
-    driver::OUT_OF_MEMORY,
+    driver::{IpcHandle, OUT_OF_MEMORY},
     error::CudaError,
     gpu::Gpu,
     memory::CudaMemory,
-    memory_cache::NoRoom,
+    memory_cache::{Block, NoRoom},
     memory_owner::{MemoryOwner, SharedMemory},
     setting::Setting,
     share::{FdMemory, Imported, IpcMemory, ShareError},
@@ -29,16 +29,7 @@ impl Holdings {
     ) -> Result<(Arc<CudaMemory>, OwnedFd), ShareError> {
         let no_buffer = |source| ShareError::NoBuffer { device: setting.device(), source };
         let rounded_len = round_up(len, gpu).map_err(no_buffer)?;
-        let evicted =
-            self.cache
-                .make_room(rounded_len as u64)
-                .map_err(|NoRoom { in_use_bytes, limit_bytes }| ShareError::OverBudget {
-                    device: setting.device(),
-                    asked_bytes: rounded_len as u64,
-                    in_use_bytes,
-                    budget_bytes: limit_bytes,
-                })?;
-        evicted.into_iter().for_each(|block| free_block(block, gpu, setting));
+        self.make_room(rounded_len as u64, gpu, setting)?;
         match self.allocate_buffer(rounded_len, gpu, setting) {
             Ok((mapped, fd)) => {
                 let address = mapped.address;
@@ -49,6 +40,44 @@ impl Holdings {
                 Err(no_buffer(error))
             }
         }
+    }
+
+    /// Allocates plain memory that other processes can open, with its handle. It has blocks of the driver's to itself.
+    pub(in crate::cuda) fn openable_buffer(
+        &mut self,
+        len: usize,
+        gpu: &Gpu,
+        setting: &Setting,
+    ) -> Result<(Arc<CudaMemory>, IpcHandle), ShareError> {
+        let len_bytes = (len as u64).checked_next_multiple_of(DRIVER_BLOCK_BYTES).unwrap_or(u64::MAX);
+        self.make_room(len_bytes, gpu, setting)?;
+        let allocated = self.allocate_block(len_bytes, gpu, setting).map_err(CudaError::from);
+        let exported = allocated.and_then(|block| match gpu.driver().ipc_handle(block.address) {
+            Ok(handle) => Ok((block, handle)),
+            Err(error) => {
+                free_block(block, gpu, setting);
+                Err(error)
+            }
+        });
+        match exported {
+            Ok((block, handle)) => {
+                let (address, shared) = (block.address, SharedMemory::Openable(block));
+                Ok((self.new_memory(address, len, shared, setting), handle))
+            }
+            Err(source) => {
+                self.cache.release(len_bytes);
+                Err(ShareError::NoBuffer { device: setting.device(), source })
+            }
+        }
+    }
+
+    fn make_room(&mut self, asked_bytes: u64, gpu: &Gpu, setting: &Setting) -> Result<(), ShareError> {
+        let made = self.cache.make_room(asked_bytes);
+        let evicted = made.map_err(|NoRoom { in_use_bytes, limit_bytes: budget_bytes }| {
+            ShareError::OverBudget { device: setting.device(), asked_bytes, in_use_bytes, budget_bytes }
+        })?;
+        evicted.into_iter().for_each(|block| free_block(block, gpu, setting));
+        Ok(())
     }
 
     /// Imports another process's buffer.
@@ -104,6 +133,10 @@ impl Holdings {
                     setting.counters.leaked_bytes.add(bytes);
                 }
             }
+            SharedMemory::Openable(block) => {
+                self.cache.release(block.len_bytes);
+                free_block(block, gpu, setting);
+            }
             SharedMemory::Imported(mapped, loan) => end_loan(loan, unmap_unused(mapped, gpu)),
             SharedMemory::Opened(handle, loan) => end_loan(loan, self.opened.close(&handle, gpu)),
         }
@@ -146,10 +179,15 @@ impl SharedMemory {
     pub(super) fn own_bytes(&self) -> u64 {
         match self {
             Self::Buffer(mapped) => mapped.len as u64,
+            Self::Openable(Block { len_bytes, .. }) => *len_bytes,
             Self::Imported(..) | Self::Opened(..) => 0,
         }
     }
 }
+
+/// What the driver maps at once: smaller allocations of a process share such a block, and another process that opens
+/// one of them has all of it.
+const DRIVER_BLOCK_BYTES: u64 = 2 << 20;
 
 /// A length rounded up to the driver's granularity, which is the same in the exporter and the importer.
 fn round_up(len: usize, gpu: &Gpu) -> Result<usize, CudaError> {

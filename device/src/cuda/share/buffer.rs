@@ -10,11 +10,14 @@ use crate::cuda::{CudaEngine, CudaOptions};
 use crate::{
     cuda::{
         CudaMemory,
+        flight::Direction,
         inbox::{Command, Inbox},
         share::{DeviceUuid, FdMemory, ShareError},
-        shares::{ExportRequest, Fill},
+        shares::{Ended, ExportRequest, Within},
     },
+    engine::CopySegment,
     id::Id,
+    spread::Rectangle,
 };
 
 /// A shareable buffer of an engine's memory, exported by file descriptor: [`CudaEngine::shared_buffer`].
@@ -66,17 +69,33 @@ pub(super) fn fill(
     zeroes_gaps: bool,
     (engine, inbox, timeout): (Id, &Inbox, Duration),
 ) -> Result<(), ShareError> {
-    let bytes = to.len_bytes();
-    for (memory, offset) in &parts {
-        let (offset, len) = (*offset, memory.len_bytes());
-        if memory.engine() != engine || to.engine() != engine {
-            return Err(ShareError::ForeignMemory);
-        }
-        if offset.checked_add(len).is_none_or(|end| end > bytes) {
-            return Err(ShareError::OutOfBuffer { offset, len, bytes });
-        }
+    let segment = |(memory, offset): (Arc<CudaMemory>, u64)| {
+        let rectangle = Rectangle::run(offset, 0, memory.len_bytes());
+        (rectangle.run_bytes > 0).then_some(CopySegment { memory, rectangle })
+    };
+    let segments = parts.into_iter().filter_map(segment).collect();
+    let within =
+        Within { flat: Arc::clone(to), segments, direction: Direction::Out, zeroes_gaps, _kept: None };
+    let request = check(engine, within)?;
+    inbox.request_within(timeout, |reply| {
+        let ended = move |end| drop(reply.send(end)); // Fails if the caller has stopped waiting.
+        Command::Share(ExportRequest::Copy(request, Ended(Box::new(ended))))
+    })?
+}
+
+/// Checks that copies are within memories of `engine`, and in their bounds.
+pub(super) fn check(engine: Id, within: Within) -> Result<Within, ShareError> {
+    let bytes = within.flat.len_bytes();
+    let is_foreign = |memory: &CudaMemory| memory.engine() != engine;
+    if is_foreign(&within.flat) || within.segments.iter().any(|segment| is_foreign(&segment.memory)) {
+        return Err(ShareError::ForeignMemory);
     }
-    let parts = parts.into_iter().filter(|(memory, _)| memory.len_bytes() > 0).collect();
-    let fill = Fill { to: Arc::clone(to), parts, zeroes_gaps };
-    inbox.request_within(timeout, |reply| Command::Share(ExportRequest::Fill(fill, reply)))?
+    let fits =
+        |segment: &&CopySegment<CudaMemory>| segment.rectangle.fits(&(0..bytes), segment.memory.len_bytes());
+    match within.segments.iter().find(|segment| !fits(segment)) {
+        Some(CopySegment { rectangle: Rectangle { part: offset, run_bytes: len, .. }, .. }) => {
+            Err(ShareError::OutOfBuffer { offset: *offset, len: *len, bytes })
+        }
+        None => Ok(within),
+    }
 }

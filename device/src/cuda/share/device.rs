@@ -1,6 +1,8 @@
 use std::{ops::Range, sync::Arc};
 
-use super::{Exported, FdMemory, Imported, IpcMemory, ShareError, SharedBuffer, buffer::fill};
+use super::{
+    DeviceUuid, Exported, ExportedCopy, FdMemory, Imported, IpcMemory, ShareError, SharedBuffer, buffer::fill,
+};
 use crate::{
     Device, DeviceBuffer,
     cuda::{CudaEngine, CudaMemory},
@@ -13,7 +15,12 @@ use crate::{
 impl Device {
     /// Whether the device's memory can be shared with other processes.
     pub fn is_shareable(&self) -> bool {
-        self.engine::<CudaEngine>().is_some_and(|engine| engine.info().uuid.is_some())
+        self.uuid().is_some()
+    }
+
+    /// The UUID by which other processes find the device, if its memory can be shared.
+    pub fn uuid(&self) -> Option<DeviceUuid> {
+        self.engine::<CudaEngine>()?.info().uuid
     }
 
     /// Exports buffers in place, for another process to read: all of them, or none. Waits for the streams that write
@@ -36,6 +43,34 @@ impl Device {
         let buffer = self.sharing()?.shared_buffer(len)?;
         buffer.fill(parts)?;
         Ok((buffer.export()?, buffer))
+    }
+
+    /// Copies `parts` into memory of `len` bytes that is made for one other process, each to the start of its range,
+    /// and zeroes the bytes between them. Waits for the streams that write the parts. Two methods, in this order:
+    ///
+    /// 1. A descriptor of virtual memory. Only who has it can map the memory, in whichever namespaces, and nothing else
+    ///    lies in it. The memory lives as long as anybody has it: neither process can take it from under the other's
+    ///    copy.
+    /// 2. If the driver has none of that (vGPU, older drivers), and it `may_use_handle`: a handle of CUDA IPC, for
+    ///    processes that are trusted. Whoever knows the handle can open it, and CUDA leaves undefined what a process
+    ///    sees that keeps it open after it was freed. Some systems open no handle of another PID namespace.
+    pub fn export_copy(
+        &self,
+        len: u64,
+        parts: &[(Range<u64>, DeviceBuffer)],
+        may_use_handle: bool,
+    ) -> Result<ExportedCopy, ShareError> {
+        let (engine, parts) = (self.sharing()?, self.own_parts(parts)?);
+        let (memory, exported, why_no_descriptor) = match engine.shared_buffer(len) {
+            Ok(buffer) => (Arc::clone(buffer.memory()), Exported::Fd(buffer.export()?), None),
+            Err(why @ ShareError::NoBuffer { .. }) if may_use_handle && !why.is_full() => {
+                let (memory, handle) = engine.openable_buffer(len)?;
+                (memory, Exported::Ipc(handle), Some(why))
+            }
+            Err(error) => return Err(error),
+        };
+        fill(&memory, parts, true, (engine.id(), engine.inbox(), engine.fill_timeout()))?;
+        Ok(ExportedCopy { exported, memory, why_no_descriptor })
     }
 
     /// Copies `parts` to the start of their ranges in `to`, within the device, and zeroes the bytes between them. Waits for

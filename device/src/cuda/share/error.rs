@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use crate::cuda::{device_uuid::DeviceUuid, error::CudaError};
+use crate::cuda::{device_uuid::DeviceUuid, driver::OUT_OF_MEMORY, error::CudaError};
 
 /// Why memory could not be exported to or imported from another process. Usually the caller tries the next method.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -157,6 +157,22 @@ pub enum ShareError {
     /// The engine does not answer, or its device failed.
     #[error(transparent)]
     Engine(#[from] CudaError),
+}
+
+impl ShareError {
+    /// Whether there is no room for shared memory, in the engine's budget or on the device.
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::OverBudget { .. } => true,
+            Self::NoBuffer { source: CudaError::Driver(error), .. } => error.code == OUT_OF_MEMORY,
+            _ => false,
+        }
+    }
+
+    /// Whether a copy within the device may still read or write its memory after this error.
+    pub fn may_still_copy(&self) -> bool {
+        matches!(self, Self::CopyTimedOut { .. } | Self::Engine(_))
+    }
 }
 
 /// The driver's error without its usual advice, which would be misleading for handles of another process.

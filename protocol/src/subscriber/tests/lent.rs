@@ -11,7 +11,7 @@ const DIGEST: VersionDigest = VersionDigest([9; 32]);
 
 /// The announcement of a version of two chunks in memory.
 fn lent(version: u64) -> Announce {
-    let lent = Lent { inode: 3, offset_bytes: 0, digest: DIGEST };
+    let lent = Lent { inode: 3, offset_bytes: 0, digest: DIGEST, why_not_gpu: None };
     Announce { lending: Some(Box::new(Lending::Memory(lent))), ..announce(version, &manifest(2)) }
 }
 
