@@ -61,9 +61,9 @@ pub use message::{
     FRAME_MAX_BYTES, Feature, FeatureSet, GLOBS_MAX, HASHES_MAX, Have, Held, Hello, Indices, InstanceId,
     LAYERS_MAX, LaneAddress, LaneGrant, LaneId, LaneOffer, Lending, Lent, Metadata, Mode, NotLent, Order,
     PARTIAL_RANGES_MAX, PEER_ADDRESSES_MAX, PROBE_REPORT_BYTES, Partial, PeerAddress, Place, ProbeBytes,
-    ProbeReport, SELECTION_MAX_BYTES, SOURCE_RANGES_MAX, SOURCES_MAX, ServerMessage, Share, Slice, Source,
-    Start, Subscribe, SubscriptionId, TensorBox, TopicEntry, Transport, WATCHES_MAX, WatchId, Welcome,
-    check_boxes, check_metadata, decode_frame_length, encode_client, encode_server,
+    ProbeReport, SELECTION_MAX_BYTES, SOURCE_RANGES_MAX, SOURCES_MAX, ServerMessage, Share, Site, Slice,
+    Source, Start, Subscribe, SubscriptionId, TensorBox, TopicEntry, Transport, WATCHES_MAX, WatchId,
+    Welcome, check_boxes, check_metadata, decode_frame_length, encode_client, encode_server,
 };
 pub use name::{NameError, ReaderName, TensorName, Topic};
 pub use peers::{EncodingEntry, EncodingHash, EncodingHasher, PeerSecret};

@@ -16,7 +16,7 @@ use crate::{
     places::Places,
     retained::Retained,
     retention::{Full, Keep, ReaderId, Retention},
-    swarm::SwarmCounters,
+    swarm::{Grants, SwarmCounters},
 };
 use std::{
     sync::{Arc, Weak},
@@ -45,6 +45,8 @@ pub(crate) struct TopicState {
     tally: Arc<Tally>,
     /// The clients that take its versions from each other.
     swarm: Arc<SwarmCounters>,
+    /// The grants by which they do.
+    grants: Arc<Grants>,
     /// Signals subscriptions that there may be something to send.
     changed: watch::Sender<()>,
     /// Signals the publisher that there may be room for another version.
@@ -104,6 +106,7 @@ pub(crate) struct PublishBlockers {
 impl TopicState {
     pub(crate) fn new(name: Topic, linger: Duration, bases: Arc<Bases>) -> Self {
         Self {
+            grants: Arc::new(Grants::of(name.clone())),
             name,
             linger,
             number: bases.number_topic(),
@@ -124,6 +127,11 @@ impl TopicState {
     /// The counters of sent chunks.
     pub(crate) fn tally(&self) -> &Arc<Tally> {
         &self.tally
+    }
+
+    /// The grants of the clients that take its versions from each other.
+    pub(crate) fn grants(&self) -> &Arc<Grants> {
+        &self.grants
     }
 
     /// The counters of the clients that take its versions from each other.
