@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tensor_relay_client::{Config, EndReason, Membership, PeerAddress, PeerTransport, Snapshot, Topic};
+use tensor_relay_client::{Config, EndReason, Membership, PeerAddress, PeerTransport, Site, Snapshot, Topic};
 use tensor_relay_server::{
     self as server, Access, ForwardOptions, Forwarder, Identity, Listener, Rules, Server, Tuning,
 };
@@ -43,8 +43,10 @@ pub struct HostOptions {
 }
 
 /// How chunks are taken from other subscribers.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct SwarmOptions {
+    /// Where this client is.
+    pub site: Site,
     /// Where own chunks are offered to them. `None`: chunks are only taken.
     pub offer: Option<OfferOptions>,
 }
@@ -98,9 +100,12 @@ impl Sharing {
         };
         let uids = host.as_ref().map_or(&[][..], |host| &host.uids);
         let server = listener.map(|listener| start(listener, uids, *memory_bytes)).transpose()?;
-        let membership = identity.map(|identity| match (&server, offer) {
-            (Some(server), Some(offer)) => offering(server, identity, offer),
-            _ => Membership { identity, addresses: vec![], forward: None },
+        let membership = identity.zip(swarm.as_ref()).map(|(identity, SwarmOptions { site, .. })| {
+            let site = site.clone();
+            match (&server, offer) {
+                (Some(server), Some(offer)) => offering(server, identity, site, offer),
+                _ => Membership { identity, addresses: vec![], site, forward: None },
+            }
         });
         Ok(Self { server, membership, has_host: host.is_some() })
     }
@@ -158,13 +163,13 @@ fn start(listener: Listener, uids: &[u32], memory_bytes: Option<u64>) -> anyhow:
 }
 
 /// The membership of a client whose chunks `server` offers.
-fn offering(server: &Server, identity: Arc<Identity>, offer: &OfferOptions) -> Membership {
+fn offering(server: &Server, identity: Arc<Identity>, site: Site, offer: &OfferOptions) -> Membership {
     let options =
         ForwardOptions { key: identity.fingerprint(), kept_bytes: offer.kept_bytes, rate: offer.rate };
     let address = server.local_address();
     let transports = [PeerTransport::Tcp, PeerTransport::Quic];
     let addresses = transports.map(|transport| PeerAddress { transport, address }).into();
-    Membership { identity, addresses, forward: Some(server.forward(options)) }
+    Membership { identity, addresses, site, forward: Some(server.forward(options)) }
 }
 
 /// One topic on offer to this host.

@@ -157,8 +157,8 @@ fn sharing_options(args: &SubscribeArgs) -> anyhow::Result<SharingOptions> {
         }),
         swarm: match swarm.share {
             ShareArg::No => None,
-            ShareArg::Take => Some(SwarmOptions { offer: None }),
-            ShareArg::Yes => Some(SwarmOptions { offer: Some(offer) }),
+            ShareArg::Take => Some(SwarmOptions { site: swarm.site.clone(), offer: None }),
+            ShareArg::Yes => Some(SwarmOptions { site: swarm.site.clone(), offer: Some(offer) }),
         },
         memory_bytes: args.mem,
     })

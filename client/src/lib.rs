@@ -106,7 +106,8 @@ pub use tensor_relay_protocol::{
     AbortReason, BOXES_MAX, Bounds, BoxError, CloseCode, CodecId, CodecSet, Dtype, EndReason, Epoch,
     GLOBS_MAX, Gap, Glob, GlobError, Indices, Manifest, Metadata, Mode, NotLent, PathError, PeerAddress,
     ProbeBytes, ProbeReport, ReaderName, RelayId, RelayPath, SELECTION_MAX_BYTES, Selection, Shape, Shard,
-    Slice, Start, Tensor, TensorBox, TensorName, Ticket, TicketError, Topic, TopicEntry, Version, VersionId,
+    Site, Slice, Start, Tensor, TensorBox, TensorName, Ticket, TicketError, Topic, TopicEntry, Version,
+    VersionId,
 };
 pub use tensor_relay_transport::{
     CodecCount, CodecStats, ConnectError, Connector, Fingerprint, Identity, IdentityError, LaneError,

@@ -2,7 +2,7 @@
 
 use crate::connection::Connection;
 use std::sync::Arc;
-use tensor_relay_protocol::{ClientMessage, Feature, PEER_ADDRESSES_MAX, PeerAddress, Share};
+use tensor_relay_protocol::{ClientMessage, Feature, PEER_ADDRESSES_MAX, PeerAddress, Share, Site};
 use tensor_relay_transport::{
     Identity, LaneKind,
     forwarding::{Forward, Origin},
@@ -18,6 +18,8 @@ pub struct Membership {
     /// Where it offers chunks, at most one address for each transport. An unspecified IP address stands for the one from
     /// which the server sees the session. None: it only takes.
     pub addresses: Vec<PeerAddress>,
+    /// Where it is: peers of the same site are preferred.
+    pub site: Site,
     /// What offers the chunks there. `None`: it only takes, and the addresses are not told.
     pub forward: Option<Arc<dyn Forward>>,
 }
@@ -40,7 +42,8 @@ impl Membership {
             forward.set_origin(Origin::Session(session, grant));
             addresses = self.addresses.iter().take(PEER_ADDRESSES_MAX).copied().collect();
         }
-        Some(ClientMessage::Share(Share { addresses, key: Some(self.identity.fingerprint().0) }))
+        let (key, site) = (Some(self.identity.fingerprint().0), self.site.clone());
+        Some(ClientMessage::Share(Share { addresses, key, site }))
     }
 
     /// The number from which this member's random choices follow: every member has another one.

@@ -134,6 +134,7 @@ mod tests {
             key: key(number),
             grant: LaneGrant::new([number as u8; 32]),
             chunks: RangeSet::default(),
+            is_near: false,
         }
     }
 

@@ -382,8 +382,7 @@ impl Reception {
     /// Handles a stream whose chunk is invalid or cannot be placed. An invalid one of a further source is requested of
     /// others, the source is left, and the error is returned; any other one fails the version.
     pub(crate) fn handle_failed(&mut self, token: StreamToken, error: ReceiveError) -> Option<ReceiveError> {
-        let is_other = matches!(error, ReceiveError::OtherEncoding { .. } | ReceiveError::WrongLength { .. });
-        if is_other && self.machine.handle_wrong_encoding(token) {
+        if is_other_encoding(&error) && self.machine.handle_wrong_encoding(token) {
             return None; // The peer is barred, which is logged.
         }
         if error.is_invalid() && self.machine.handle_corrupt(token) {
@@ -394,6 +393,13 @@ impl Reception {
             self.fail(&TransferError::chunk(error, device));
         }
         None
+    }
+
+    /// Handles the same on a connection that has ended: a peer that lied and closed it is no better.
+    pub(crate) fn handle_last_failure(&mut self, token: StreamToken, error: &ReceiveError) {
+        if is_other_encoding(error) {
+            self.machine.handle_wrong_encoding(token);
+        }
     }
 
     /// Checks whether there was progress since the last check.
@@ -470,11 +476,7 @@ impl Reception {
                     context.links.others.name_peers(context.id, sources);
                     self.ask_peers(context);
                 }
-                Action::PeerLied(source) => {
-                    if let Some(Link::Other(index)) = context.sources.link(source) {
-                        context.links.others.bar_peer(index);
-                    }
-                }
+                Action::PeerLied(source) => self.bar(source, context),
                 Action::SourceDiffers(source) => self.warn_of_differing(source, context),
                 Action::CloseSource(source) => context.close_source(source),
                 Action::Release { id, reason } => {
@@ -671,6 +673,11 @@ impl Reception {
             self.queue.put_failure(user_error);
         }
     }
+}
+
+/// Whether a peer sent other bytes than the origin named.
+fn is_other_encoding(error: &ReceiveError) -> bool {
+    matches!(error, ReceiveError::OtherEncoding { .. } | ReceiveError::WrongLength { .. })
 }
 
 #[cfg(test)]

@@ -213,10 +213,11 @@ impl Session {
     /// Handles the last events of a lost connection.
     fn handle_last(&mut self, last: Vec<Event>) {
         for event in last {
-            if let Event::Chunk(id, token, Ok(verified)) = event
-                && let Some(reception) = self.receptions.get_mut(&id)
-            {
-                reception.handle_verified(token, verified);
+            let Event::Chunk(id, token, result) = event else { continue };
+            let Some(reception) = self.receptions.get_mut(&id) else { continue };
+            match result {
+                Ok(verified) => reception.handle_verified(token, verified),
+                Err(error) => reception.handle_last_failure(token, &error),
             }
         }
     }
@@ -326,8 +327,10 @@ impl Session {
             }
             LinkEvent::Closed(index, last) => {
                 self.handle_last(last);
+                let acted = self.act_all(links); // While it is known whose chunks they are: a peer may have lied in them.
                 self.handle_link_lost(Link::Other(index), links);
                 links.others.handle_closed(index);
+                acted?;
                 self.act_all(links)
             }
         }

@@ -62,7 +62,7 @@ pub use message::{
     LAYERS_MAX, LaneAddress, LaneGrant, LaneId, LaneOffer, Lending, Lent, LentOnGpu, Metadata, Mode, NotLent,
     Order, PARTIAL_RANGES_MAX, PEER_ADDRESSES_MAX, PROBE_REPORT_BYTES, Partial, PathError, PeerAddress,
     Place, ProbeBytes, ProbeReport, RELAYS_MAX, RelayId, RelayPath, SELECTION_MAX_BYTES, SOURCE_RANGES_MAX,
-    SOURCES_MAX, ServerMessage, Share, Slice, Source, Start, Subscribe, SubscriptionId, TensorBox,
+    SOURCES_MAX, ServerMessage, Share, Site, Slice, Source, Start, Subscribe, SubscriptionId, TensorBox,
     TopicEntry, Transport, WATCHES_MAX, WantedGpu, WatchId, Welcome, check_boxes, check_metadata,
     decode_frame_length, encode_client, encode_server,
 };

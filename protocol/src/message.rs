@@ -32,7 +32,7 @@ pub use probe::{PROBE_REPORT_BYTES, ProbeBytes, ProbeReport};
 pub use relays::{PathError, RELAYS_MAX, RelayId, RelayPath};
 pub use server::{Announce, EndReason, HASHES_MAX, Place, ServerMessage, TopicEntry, Welcome};
 pub use sharing::{
-    ENCODINGS_MAX, Held, PEER_ADDRESSES_MAX, PeerAddress, SOURCE_RANGES_MAX, SOURCES_MAX, Share, Source,
+    ENCODINGS_MAX, Held, PEER_ADDRESSES_MAX, PeerAddress, SOURCE_RANGES_MAX, SOURCES_MAX, Share, Site, Source,
 };
 pub use subscribe::{
     Consumer, GLOBS_MAX, Have, LAYERS_MAX, Mode, Order, Partial, SELECTION_MAX_BYTES, Start, Subscribe,

@@ -116,6 +116,22 @@ impl RangeSet {
         self.ranges.iter().cloned().flatten()
     }
 
+    /// Removes the first `count` numbers, or all if there are fewer, and returns them. Linear in the ranges.
+    pub fn take_first(&mut self, count: u32) -> Self {
+        let mut left = count;
+        let mut first = vec![];
+        self.ranges.retain_mut(|range| {
+            let end = range.end.min(range.start.saturating_add(left));
+            if range.start < end {
+                first.push(range.start..end);
+                left -= end - range.start;
+            }
+            range.start = end;
+            range.start < range.end
+        });
+        Self { ranges: first }
+    }
+
     /// The union. Sorts the ranges of both.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
@@ -231,6 +247,10 @@ mod tests {
             prop_assert_eq!(set_a.union(&set_b), set_of(&(&a | &b)));
             prop_assert_eq!(set_a.difference(&set_b), set_of(&(&a - &b)));
             prop_assert_eq!(set_a.intersection(&set_b), set_of(&(&a & &b)));
+            let mut rest = set_a;
+            let first: BTreeSet<u32> = a.iter().copied().take(b.len()).collect();
+            prop_assert_eq!(rest.take_first(b.len() as u32), set_of(&first));
+            prop_assert_eq!(rest, set_of(&(&a - &first)));
         }
 
         /// Ranges in any order collect to the set of all their numbers.

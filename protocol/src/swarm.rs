@@ -16,6 +16,8 @@ mod pushes;
 mod random;
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod sites;
 mod spread;
 
 pub use choice::Choice;

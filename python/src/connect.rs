@@ -18,7 +18,7 @@ use std::{
 use tensor_relay_cli::{
     AdminPort, Consumer, HostOptions, OfferOptions, Sharing, SharingOptions, SwarmOptions,
 };
-use tensor_relay_client::{self as client, Config, Identity, LANES_MAX, Lanes, Ticket};
+use tensor_relay_client::{self as client, Config, Identity, LANES_MAX, Lanes, Site, Ticket};
 
 /// The length of a GPU's slots: the default size of chunks. A longer chunk is copied once more.
 const CHUNK_BYTES: u32 = 4 << 20;
@@ -56,6 +56,7 @@ pub(crate) fn connect(
     share_listen: &str,
     share_rate: Option<u64>,
     share_mem: Option<u64>,
+    site: &str,
     share_host: Option<PathBuf>,
     share_uids: Vec<u32>,
     share_mode: u32,
@@ -78,7 +79,7 @@ pub(crate) fn connect(
         return Err(Kind::Request.raise(py, "share_host shares host memory: leave device=\"cuda\" out"));
     }
     let offer = (share_listen, share_rate, share_mem);
-    let options = SharingOptions { host, swarm: parse_share(py, &share, offer)?, memory_bytes };
+    let options = SharingOptions { host, swarm: parse_share(py, &share, site, offer)?, memory_bytes };
     let _in_runtime = runtime::handle(py)?.enter();
     let sharing = Sharing::open(&options).map_err(|error| Kind::Other.raise(py, format!("{error:#}")))?;
     // Before connecting, so that /readyz answers "not ready" meanwhile.
@@ -133,8 +134,10 @@ fn identity_of(
 fn parse_share(
     py: Python<'_>,
     share: &Bound<'_, PyAny>,
+    site: &str,
     (listen, rate, kept_bytes): (&str, Option<u64>, Option<u64>),
 ) -> PyResult<Option<SwarmOptions>> {
+    let site = Site::new(site).map_err(Kind::Request.because(py))?;
     match share.extract::<bool>() {
         Ok(false) => Ok(None),
         Ok(true) => {
@@ -142,10 +145,10 @@ fn parse_share(
             let Some(listen) = addresses.first().copied() else {
                 return Err(no_address(py, listen, &"the name has no address"));
             };
-            Ok(Some(SwarmOptions { offer: Some(OfferOptions { listen, rate, kept_bytes }) }))
+            Ok(Some(SwarmOptions { site, offer: Some(OfferOptions { listen, rate, kept_bytes }) }))
         }
         Err(_) if share.extract::<&str>().is_ok_and(|share| share == "take") => {
-            Ok(Some(SwarmOptions { offer: None }))
+            Ok(Some(SwarmOptions { site, offer: None }))
         }
         Err(_) => Err(Kind::Request.raise(py, "share is True, False, or \"take\"")),
     }

@@ -66,11 +66,12 @@ struct Member {
 
 type VersionKey = (Topic, (Epoch, Version));
 
-/// A version that a taker may take no longer; nobody may, if it names none.
+/// A taker that may take a topic no longer, by the grants of this session with the origin and those before it.
 #[derive(Debug)]
 struct Revoked {
-    version: VersionKey,
-    taker: Option<[u8; 32]>,
+    topic: Topic,
+    taker: [u8; 32],
+    session: u64,
 }
 
 /// What a taker wants: one version, by a grant for its key.
@@ -146,12 +147,10 @@ impl Forwarding {
     pub(crate) fn validity(&self, granted: &GrantedTake) -> Validity {
         let members = self.members.lock();
         let Some(member) = members.get(&granted.member) else { return Validity::Ended };
-        let Take { topic, version, taker } = &granted.take;
-        let is_of = |revoked: &Revoked| {
-            (&revoked.version.0, &revoked.version.1) == (topic, version)
-                && revoked.taker.is_none_or(|revoked| revoked == *taker)
-        };
-        match member.revoked.iter().any(is_of) {
+        let Take { topic, taker, .. } = &granted.take;
+        let is_of = |revoked: &&Revoked| (&revoked.topic, &revoked.taker) == (topic, taker);
+        let mut revoked = member.revoked.iter().filter(is_of);
+        match revoked.any(|revoked| member.secrets.is_until(granted.session, revoked.session)) {
             true => Validity::Ended,
             false => member.secrets.validity(granted.session),
         }
@@ -224,12 +223,16 @@ impl Forward for MemberForward {
         Some(Arc::new(OnOffer::new(begun, remove)))
     }
 
-    fn revoke(&self, topic: &Topic, version: (Epoch, Version), taker: Option<[u8; 32]>) {
+    fn revoke(&self, topic: &Topic, taker: [u8; 32], restored: bool) {
         self.forwarding.change(self.number, |member| {
+            member
+                .revoked
+                .retain(|revoked| (&revoked.topic, revoked.taker) != (topic, taker));
+            let Some(session) = member.secrets.session().filter(|_| !restored) else { return };
             if member.revoked.len() >= REVOKED_MAX {
                 member.revoked.pop_front();
             }
-            member.revoked.push_back(Revoked { version: (topic.clone(), version), taker });
+            member.revoked.push_back(Revoked { topic: topic.clone(), taker, session });
         });
     }
 

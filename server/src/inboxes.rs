@@ -99,10 +99,9 @@ impl Inboxes {
         id: SubscriptionId,
         message: SubscriptionMessage,
     ) -> Result<(), ProtocolViolation> {
-        match self.open.get(&id) {
-            Some(inbox) => drop(inbox.messages.send(message).await),
-            None if self.used.contains(id.0) => {}
-            None => return Err(ProtocolViolation::UnknownSubscription(id)),
+        self.check_opened(id)?;
+        if let Some(inbox) = self.open.get(&id) {
+            let _ = inbox.messages.send(message).await; // Fails only if the subscription ends.
         }
         Ok(())
     }
@@ -122,9 +121,15 @@ impl Inboxes {
         self.open.contains_key(&id)
     }
 
-    /// Whether the client used the id in this session.
-    pub(crate) fn was_opened(&self, id: SubscriptionId) -> bool {
-        self.used.contains(id.0)
+    /// Checks that the client used the id in this session.
+    ///
+    /// # Errors
+    /// [`ProtocolViolation`] if it did not.
+    pub(crate) fn check_opened(&self, id: SubscriptionId) -> Result<(), ProtocolViolation> {
+        match self.used.contains(id.0) {
+            true => Ok(()),
+            false => Err(ProtocolViolation::UnknownSubscription(id)),
+        }
     }
 
     /// Closes the inbox of a subscription that ended.

@@ -25,7 +25,7 @@ use crate::{
     shares::{Eviction, Place},
     subscribers::SubscriberInfo,
     subscription_host::SubscriptionHost,
-    swarm::{Sharer, Sharing},
+    swarm::{HeldMessages, Sharer, Sharing},
     takers, watching,
 };
 use error::SessionError;
@@ -260,7 +260,8 @@ async fn welcome_and_run(
         offer
             .filter(|_| offered.contains(Feature::Peers) && !is_taker)
             .map(|LaneOffer { grant, .. }| {
-                Arc::new(Sharer::new(session_id, &grant, negotiated.permit.right(), lane.peer()))
+                let (right, principal) = (negotiated.permit.right(), Arc::clone(&lanes.holder));
+                Arc::new(Sharer::new((session_id, &grant), right, principal, lane.peer()))
             });
     let welcome = Welcome {
         revision: negotiated.revision,
@@ -284,7 +285,7 @@ async fn welcome_and_run(
         taker: negotiated.taker,
         sharer,
         dialling: None,
-        held_due: Instant::now(),
+        held: HeldMessages::default(),
         shared: Arc::clone(shared),
         inboxes: Inboxes::default(),
         loaders: LoadReporters::default(),
@@ -316,8 +317,8 @@ struct Session {
     sharer: Option<Arc<Sharer>>,
     /// Dials the client's ports.
     dialling: Option<AbortOnDrop>,
-    /// When the next `Held` may be handled without waiting, beyond a burst.
-    held_due: Instant,
+    /// What the client says it holds.
+    held: HeldMessages,
     shared: Arc<Shared>,
     inboxes: Inboxes,
     loaders: LoadReporters,
@@ -349,12 +350,6 @@ const SUBSCRIPTIONS_TIMEOUT: Duration = Duration::from_secs(1);
 /// The interval between requests of a session that look at all topics, which takes up to half a millisecond of the
 /// network's thread. Beyond a burst, they wait.
 const SCAN_INTERVAL: Duration = Duration::from_millis(20);
-
-/// The interval between messages of a client about what it holds, several times shorter than the one that it keeps.
-const HELD_INTERVAL: Duration = Duration::from_millis(100);
-
-/// The number of such messages that need not wait: of several subscriptions at once.
-const HELD_BURST: u32 = 64;
 
 /// The number of such requests that need not wait: more than the watches that a client may begin with.
 const SCAN_BURST: u32 = 32;
@@ -497,6 +492,9 @@ impl Session {
             }
             ClientMessage::Share(share) => self.handle_share(share),
             ClientMessage::Held(held) => self.handle_held(&held).await?,
+            ClientMessage::BadPeer { subscription, epoch, version, key } => {
+                self.handle_bad_peer(subscription, (epoch, version), key)?;
+            }
             ClientMessage::Watch { watch, glob } => self.handle_watch(watch, glob)?,
             ClientMessage::Unwatch(watch) => self.watching.end(watch)?.abort(),
             ClientMessage::Hello(_) | ClientMessage::Join { .. } | _ => {
@@ -540,16 +538,22 @@ impl Session {
 
     /// Handles what the client holds for its peers. A client that says it more often than it should waits.
     async fn handle_held(&mut self, held: &Held) -> Result<(), ProtocolViolation> {
-        if !self.inboxes.was_opened(held.subscription) {
-            return Err(ProtocolViolation::UnknownSubscription(held.subscription));
-        }
-        let (begins, due) = pace(self.held_due, Instant::now(), HELD_INTERVAL, HELD_BURST);
-        self.held_due = due;
-        if begins > Instant::now() {
-            tokio::time::sleep_until(begins).await;
-        }
+        self.inboxes.check_opened(held.subscription)?;
         if let Some(sharer) = &self.sharer {
-            sharer.handle_held(held);
+            self.held.handle(sharer, held).await;
+        }
+        Ok(())
+    }
+
+    fn handle_bad_peer(
+        &self,
+        subscription: SubscriptionId,
+        version: (Epoch, Version),
+        peer: [u8; 32],
+    ) -> Result<(), ProtocolViolation> {
+        self.inboxes.check_opened(subscription)?;
+        if let Some(sharer) = &self.sharer {
+            sharer.handle_bad_peer(subscription, version, peer);
         }
         Ok(())
     }

@@ -98,11 +98,13 @@ impl Host for SubscriptionHost {
         version: &Arc<Retained>,
         selection: &Selection,
         base: Option<Version>,
+        shared: bool,
     ) -> Option<Arc<EncodingLog>> {
         let Offer { sharing, topic, .. } = &mut self.offer;
         let sharing = sharing.as_mut()?;
-        sharing.begin((topic, version), selection.chunks(), base);
-        sharing.seat().map(|seat| seat.encodings())
+        sharing.give_up();
+        // Not what the client says by now: it was told whether the version is shared.
+        shared.then(|| sharing.begin((topic, version), selection.chunks(), base).encodings())
     }
 
     async fn lend(

@@ -7,6 +7,8 @@
 mod addresses;
 mod dial_back;
 mod dialling;
+mod grants;
+mod held;
 mod marks;
 mod network;
 mod seat;
@@ -15,8 +17,11 @@ mod sharer;
 mod sharing;
 mod signals;
 mod status;
+mod turns;
 
 pub use dialling::PeerDialling;
+pub(crate) use grants::Grants;
+pub(crate) use held::HeldMessages;
 pub use network::{PeerNetwork, PeerNetworkError};
 pub(crate) use seat::Seat;
 pub(crate) use shared_version::SharedVersion;

@@ -166,6 +166,7 @@ impl Host for TakingHost {
         _: &Arc<ForwardedVersion>,
         _: &Selection,
         _: Option<Version>,
+        _: bool,
     ) -> Option<Arc<EncodingLog>> {
         None // The origin names encodings.
     }

@@ -17,7 +17,7 @@ use crate::{
     places::Places,
     retained::Retained,
     retention::{Full, Keep, ReaderId, Retention},
-    swarm::SwarmCounters,
+    swarm::{Grants, SwarmCounters},
 };
 use part_reads::PartReads;
 use std::{
@@ -47,6 +47,8 @@ pub(crate) struct TopicState {
     tally: Arc<Tally>,
     /// The clients that take its versions from each other.
     swarm: Arc<SwarmCounters>,
+    /// The grants by which they do.
+    grants: Arc<Grants>,
     /// Signals subscriptions that there may be something to send.
     changed: watch::Sender<()>,
     /// Signals the publisher that there may be room for another version.
@@ -108,6 +110,7 @@ pub(crate) struct PublishBlockers {
 impl TopicState {
     pub(crate) fn new(name: Topic, linger: Duration, bases: Arc<Bases>) -> Self {
         Self {
+            grants: Arc::new(Grants::of(name.clone())),
             name,
             linger,
             number: bases.number_topic(),
@@ -128,6 +131,11 @@ impl TopicState {
     /// The counters of sent chunks.
     pub(crate) fn tally(&self) -> &Arc<Tally> {
         &self.tally
+    }
+
+    /// The grants of the clients that take its versions from each other.
+    pub(crate) fn grants(&self) -> &Arc<Grants> {
+        &self.grants
     }
 
     /// The counters of the clients that take its versions from each other.

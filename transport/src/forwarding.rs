@@ -8,7 +8,7 @@ use bytes::Bytes;
 use std::{fmt::Debug, ops::Range, sync::Arc};
 use tensor_relay_device::HostSource;
 use tensor_relay_protocol::{
-    ChunkHeader, EncodingEntry, EndReason, Epoch, LaneGrant, Manifest, Metadata, RangeSet, RelayPath, Topic,
+    ChunkHeader, EncodingEntry, EndReason, LaneGrant, Manifest, Metadata, RangeSet, RelayPath, Topic,
     Version, VersionId,
 };
 
@@ -24,9 +24,9 @@ pub trait Forward: Debug + Send + Sync {
     /// relay for longer, if it was committed.
     fn begin(&self, version: ReceivedVersion) -> Option<Arc<dyn Forwarded>>;
 
-    /// Handles `Revoke`: the owner of the key `taker`, or nobody at all if it is `None`, may take this version any longer.
-    /// What is being sent to it ends.
-    fn revoke(&self, topic: &Topic, version: (Epoch, Version), taker: Option<[u8; 32]>);
+    /// Handles `Revoke`: the owner of the key `taker` may take nothing of `topic` any longer, by no grant that the origin made
+    /// so far; what is being sent to it ends. Or it may again, if its right was `restored`.
+    fn revoke(&self, topic: &Topic, taker: [u8; 32], restored: bool);
 
     /// Handles the end of the subscription to `topic` at its origin: nothing of it is offered any longer, and takers are
     /// told the reason.

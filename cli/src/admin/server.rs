@@ -115,6 +115,7 @@ fn topic(topic: &TopicStatus, subscribers: &[SubscriberStatus]) -> Value {
 fn member(member: &MemberStatus) -> Value {
     json!({
         "peer": member.peer.to_string(),
+        "site": member.site.as_str(),
         "serves": member.serves,
         "held_chunks": member.held_chunks,
         "selected_chunks": member.selected_chunks,

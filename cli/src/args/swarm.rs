@@ -2,6 +2,7 @@
 
 use crate::units;
 use std::{net::SocketAddr, str::FromStr};
+use tensor_relay_client::Site;
 
 /// Sharing with other hosts.
 #[derive(Debug, clap::Args)]
@@ -29,6 +30,14 @@ pub(crate) struct SwarmArgs {
     /// offered. Chunks that came without an encoding need none. Default: a quarter of the version, at most 1GiB.
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes_or_zero, help_heading = HEADING)]
     pub(crate) share_mem: Option<u64>,
+
+    /// With --share: a label of the place where this host is, such as its rack or data centre. Chunks are taken from
+    /// subscribers with the same label if one of them has them, so that few pass between places.
+    #[arg(
+        long, value_name = "LABEL", value_parser = Site::new, default_value = "", hide_default_value = true,
+        help_heading = HEADING
+    )]
+    pub(crate) site: Site,
 }
 
 const HEADING: &str = "Sharing with other hosts";

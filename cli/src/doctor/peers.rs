@@ -27,7 +27,7 @@ const POLL: Duration = Duration::from_millis(100);
 /// cannot be reached, which other findings say.
 pub(super) async fn check(ticket: &Ticket, identity: Option<Arc<Identity>>) -> Option<Finding> {
     let topic = ticket.topic()?.clone();
-    let options = SharingOptions { swarm: Some(SwarmOptions { offer: None }), ..SharingOptions::default() };
+    let options = SharingOptions { swarm: Some(SwarmOptions::default()), ..SharingOptions::default() };
     let sharing = Sharing::open(&options).ok()?;
     let config = sharing.configure(Config { identity, base_bytes: 0, ..Config::default() });
     let client = Client::connect_within(CONNECT_TIMEOUT, ticket, config).await.ok()?;

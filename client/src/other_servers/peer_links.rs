@@ -177,14 +177,15 @@ impl OtherServers {
     }
 
     /// Closes the connection to a peer that sent other bytes than the origin named, and uses it no more in this session.
-    pub(crate) fn bar_peer(&mut self, index: usize) {
-        let Some(links) = &mut self.peers else { return };
-        let Some(Linked { key, addresses }) = links.linked(index).cloned() else { return };
+    /// Returns its key.
+    pub(crate) fn bar_peer(&mut self, index: usize) -> Option<[u8; 32]> {
+        let links = self.peers.as_mut()?;
+        let Linked { key, addresses } = links.linked(index).cloned()?;
         links.peers.bar(key);
         links.report(index, PeerState::Barred);
-        let (addresses, key) = (addresses.iter().map(|it| it.address).collect::<Vec<_>>(), Fingerprint(key));
+        let addresses: Vec<_> = addresses.iter().map(|it| it.address).collect();
         tracing::warn!(
-            ?addresses, %key,
+            ?addresses, key = %Fingerprint(key),
             "A peer sent other bytes than the server vouches for. They were discarded, and it is not used any more: the \
              program at this address is broken, or hostile."
         );
@@ -193,6 +194,7 @@ impl OtherServers {
             CloseCode::ProtocolViolation,
             "the chunk is not encoded as its origin encoded it",
         );
+        Some(key)
     }
 
     /// Records why a peer is not used at the moment.

@@ -6,7 +6,7 @@ use crate::{
     other_servers::{Link, UsablePeer},
 };
 use tensor_relay_protocol::{
-    ClientMessage, EncodingEntry, Epoch, Held, ProtocolViolation, SubscriptionId, Version,
+    ClientMessage, EncodingEntry, Epoch, Held, ProtocolViolation, SubscriptionId, Version, VersionId,
 };
 use tokio::time::Instant;
 
@@ -55,6 +55,19 @@ impl Reception {
             let chunks = self.machine.outstanding_of(*subscription);
             let bytes = u64::from(chunks) * u64::from(chunk_bytes);
             context.links.others.allow_unread_of_peer(index, context.id, bytes);
+        }
+    }
+
+    /// Uses a peer that lied no more, and tells the origin, if it is connected.
+    pub(super) fn bar(&self, peer: SubscriptionId, context: &mut Context<'_, '_>) {
+        if let Some(Link::Other(index)) = context.sources.link(peer)
+            && let Some(key) = context.links.others.bar_peer(index)
+            && let Some(&VersionId { epoch, version, .. }) = self.machine.current_version()
+        {
+            let subscription = context.id;
+            context
+                .outbox
+                .push_back(ClientMessage::BadPeer { subscription, epoch, version, key });
         }
     }
 

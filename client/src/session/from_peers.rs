@@ -2,9 +2,7 @@
 
 use super::Session;
 use crate::{error::SessionError, other_servers::Links, reception::Context};
-use tensor_relay_protocol::{
-    ClientMessage, Epoch, ProtocolViolation, ServerMessage, SubscriptionId, Version,
-};
+use tensor_relay_protocol::{ClientMessage, ProtocolViolation, ServerMessage, SubscriptionId};
 use tokio::time::Instant;
 
 impl Session {
@@ -24,16 +22,11 @@ impl Session {
         self.act_all(links)
     }
 
-    /// Handles the end of a peer's right to take a version from this client.
-    pub(super) fn handle_revoke(
-        &self,
-        id: SubscriptionId,
-        version: (Epoch, Version),
-        taker: Option<[u8; 32]>,
-    ) {
+    /// Handles the end of a peer's right to take versions of a topic from this client, or its return.
+    pub(super) fn handle_revoke(&self, id: SubscriptionId, taker: [u8; 32], restored: bool) {
         let forward = self.config.sharing.as_ref().and_then(|sharing| sharing.forward.as_ref());
         if let (Some(forward), Some(reception)) = (forward, self.receptions.get(&id)) {
-            forward.revoke(reception.topic(), version, taker);
+            forward.revoke(reception.topic(), taker, restored);
         }
     }
 

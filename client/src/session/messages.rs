@@ -50,8 +50,8 @@ impl Session {
         links: &mut Links<'_>,
     ) -> Result<(), SessionError> {
         let Some(id) = subscription(&message) else { return self.handle_session_message(message) };
-        if let ServerMessage::Revoke { epoch, version, taker, .. } = message {
-            self.handle_revoke(id, (epoch, version), taker);
+        if let ServerMessage::Revoke { taker, restored, .. } = message {
+            self.handle_revoke(id, taker, restored);
             return Ok(());
         }
         let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) }; // The origin may not know its end yet.

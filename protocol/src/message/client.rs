@@ -127,6 +127,18 @@ pub enum ClientMessage {
     Share(Share),
     /// Names chunks that this client can send to peers. Needs [`Feature::Peers`](super::Feature::Peers).
     Held(Held),
+    /// Reports that a peer sent another encoding of a chunk than the server named. Needs
+    /// [`Feature::Peers`](super::Feature::Peers).
+    BadPeer {
+        /// The subscription.
+        subscription: SubscriptionId,
+        /// The topic's epoch.
+        epoch: Epoch,
+        /// The version.
+        version: Version,
+        /// The SHA-256 of the peer's public key.
+        key: [u8; 32],
+    },
     /// A server's question to a client's port, before it names the port to peers: the first message on a connection. Needs
     /// [`Feature::Peers`](super::Feature::Peers).
     Check {
@@ -158,6 +170,7 @@ impl ClientMessage {
             | Self::Acknowledge { subscription, .. }
             | Self::Request { subscription, .. }
             | Self::Loaded { subscription, .. }
+            | Self::BadPeer { subscription, .. }
             | Self::Decline { subscription, .. } => Some(*subscription),
             Self::Held(held) => Some(held.subscription),
             Self::Hello(_)
@@ -213,6 +226,7 @@ message_kinds! {
     Loaded { subscription, epoch, version, digest } => Loaded { subscription, epoch, version, digest }
     Decline { subscription, epoch, version } => Decline { subscription, epoch, version }
     Check { session, nonce } => Check { session, nonce }
+    BadPeer { subscription, epoch, version, key } => BadPeer { subscription, epoch, version, key }
 }
 
 impl Field for CodecSet {

@@ -35,7 +35,7 @@ features! {
     Order = 2, "order";
     /// Manifests with tensors in pieces.
     Layout2 = 3, "layout2";
-    /// Chunks from other clients: `Share`, `Held`, `Sources`, `Encodings`, `Revoke`, `Announce.shared` and
+    /// Chunks from other clients: `Share`, `Held`, `BadPeer`, `Sources`, `Encodings`, `Revoke`, `Announce.shared` and
     /// `Subscribe.grant`.
     Peers = 4, "peers";
     /// Alternatives to a server that will shut down: `Drain`.
@@ -143,6 +143,7 @@ impl ClientMessage {
             Self::Share(_) => only("Share", Feature::Peers),
             Self::Held(_) => only("Held", Feature::Peers),
             Self::Check { .. } => only("Check", Feature::Peers),
+            Self::BadPeer { .. } => only("BadPeer", Feature::Peers),
             Self::Decline { .. } => only("Decline", Feature::Memory),
             _ => [None; 7],
         };

@@ -157,10 +157,15 @@ mod tests {
             ClientMessage::Retire(LaneId(2)),
             ClientMessage::Probe { probe: 3, lane: LaneId(2), bytes: ProbeBytes::new(1 << 20).unwrap() },
             ClientMessage::Loaded { subscription, epoch, version, digest: VersionDigest([4; 32]) },
-            ClientMessage::Share(Share { addresses: vec![peer("[::]:4848")], key: Some([7; 32]) }),
+            ClientMessage::Share(Share {
+                addresses: vec![peer("[::]:4848")],
+                key: Some([7; 32]),
+                site: Site::new("rack-7").unwrap(),
+            }),
             ClientMessage::Held(held()),
             ClientMessage::Check { session: 7, nonce: [9; 32] },
             ClientMessage::Decline { subscription, epoch, version },
+            ClientMessage::BadPeer { subscription, epoch, version, key: [7; 32] },
             ClientMessage::Subscribe(Subscribe {
                 consumer: Consumer::Named([7; 16]),
                 within: RangeSet::from_range(2..9),
@@ -242,6 +247,7 @@ mod tests {
                     key: [7; 32],
                     grant: LaneGrant::new([3; 32]),
                     chunks: RangeSet::from_range(2..9),
+                    is_near: true,
                 }],
                 is_seeded: true,
             },
@@ -254,7 +260,7 @@ mod tests {
             },
             ServerMessage::Waiting { subscription, epoch, version },
             ServerMessage::Held(held()),
-            ServerMessage::Revoke { subscription, epoch, version, taker: Some([7; 32]) },
+            ServerMessage::Revoke { subscription, taker: [7; 32], restored: true },
             ServerMessage::Checked { proof: [8; 32] },
             ServerMessage::Encodings {
                 subscription,
@@ -520,8 +526,10 @@ mod tests {
     #[test]
     fn invalid_messages_about_peers_are_refused() {
         let address = |text: &str| wire::LaneAddress { transport: 1, address: text.into() };
-        let share =
-            |addresses, key| from_client(wire::ClientKind::Share(wire::Share { addresses, key })).map(|_| ());
+        let share_at = |addresses, key, site| {
+            from_client(wire::ClientKind::Share(wire::Share { addresses, key, site })).map(|_| ())
+        };
+        let share = |addresses, key| share_at(addresses, key, String::new());
         let key = || Some(vec![1; 32]);
         assert_eq!(share(vec![address("10.0.0.5:4848"); PEER_ADDRESSES_MAX], key()), Ok(()));
         assert!(share(vec![address("10.0.0.5:4848"); PEER_ADDRESSES_MAX + 1], key()).is_err());
@@ -531,12 +539,17 @@ mod tests {
         assert_eq!(share(vec![], None), Ok(()));
         assert_eq!(share(vec![address("10.0.0.5:4848")], None), Err(MessageError::MissingField("key")));
         assert!(share(vec![], Some(vec![1; 31])).is_err());
+        assert_eq!(share_at(vec![], key(), "x".repeat(Site::MAX_BYTES)), Ok(()));
+        for wrong in [&"x".repeat(Site::MAX_BYTES + 1), "two words", "a\u{1b}[2J", "ü"] {
+            assert!(share_at(vec![], key(), wrong.into()).is_err(), "{wrong:?}");
+        }
 
         let source = wire::Source {
             addresses: vec![address("10.0.0.5:4848")],
             key: vec![1; 32],
             grant: vec![2; 32],
             chunks: vec![],
+            is_near: true,
         };
         let sources = |sources| {
             let sources = wire::Sources { sources, ..wire::Sources::default() };
@@ -654,6 +667,7 @@ mod tests {
             key: [7; 32],
             grant: LaneGrant::new([3; 32]),
             chunks: RangeSet::from_ranges(ranges).unwrap(),
+            is_near: true,
         };
         let sources = ServerMessage::Sources {
             subscription: SubscriptionId(u32::MAX),

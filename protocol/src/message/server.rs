@@ -113,16 +113,15 @@ pub enum ServerMessage {
     },
     /// Names chunks that this end can send, if not all. Needs [`Feature::Peers`](super::Feature::Peers).
     Held(Held),
-    /// Ends the right of a peer to take a version from the client. Needs [`Feature::Peers`](super::Feature::Peers).
+    /// Ends the right of a peer to take versions of the topic from the client, or restores it. Needs
+    /// [`Feature::Peers`](super::Feature::Peers).
     Revoke {
         /// The subscription.
         subscription: SubscriptionId,
-        /// The topic's epoch.
-        epoch: Epoch,
-        /// The version.
-        version: Version,
-        /// The SHA-256 of the peer's public key; `None` for all peers.
-        taker: Option<[u8; 32]>,
+        /// The SHA-256 of the peer's public key.
+        taker: [u8; 32],
+        /// Whether it has its right again.
+        restored: bool,
     },
     /// Answers `Check`, from a client's port for peers.
     Checked {
@@ -264,7 +263,7 @@ message_kinds! {
     Sources { subscription, epoch, version, sources, is_seeded } =>
         Sources { subscription, epoch, version, sources, is_seeded }
     Encodings { subscription, epoch, version, entries } => Encodings { subscription, epoch, version, entries }
-    Revoke { subscription, epoch, version, taker } => Revoke { subscription, epoch, version, taker }
+    Revoke { subscription, taker, restored } => Revoke { subscription, taker, restored }
     Checked { proof } => Checked { proof }
     Hashes { subscription, epoch, version, first, hashes } =>
         Hashes { subscription, epoch, version, first, hashes }

@@ -6,7 +6,7 @@ use super::{
     wire,
 };
 use crate::{ChunkIndex, CodecId, EncodingEntry, EncodingHash, Epoch, MessageError, RangeSet, Version};
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 /// The most sources in one message. A client uses a few at once, and receives others when they fail.
 pub const SOURCES_MAX: usize = 64;
@@ -39,6 +39,19 @@ pub struct Share {
     pub addresses: Vec<PeerAddress>,
     /// The SHA-256 of its public key; `None` from a client that neither serves nor takes any more.
     pub key: Option<[u8; 32]>,
+    /// Where it is.
+    pub site: Site,
+}
+
+/// Where a client is, e.g. a rack or a data centre, by a label that its operator chose. Chunks pass from one site to another
+/// as seldom as possible.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Site(Arc<str>);
+
+impl Default for Site {
+    fn default() -> Self {
+        Self("".into())
+    }
 }
 
 /// A peer that holds chunks of a version.
@@ -52,6 +65,8 @@ pub struct Source {
     pub grant: LaneGrant,
     /// The chunks that it holds, as far as the server knows.
     pub chunks: RangeSet,
+    /// Whether it is at the site of the client.
+    pub is_near: bool,
 }
 
 /// A change of the chunks that the sender of this message can send.
@@ -69,7 +84,7 @@ pub struct Held {
     pub withdrawn: RangeSet,
 }
 
-message_fields! { Share { addresses, key } => Share { addresses, key }, Share::check }
+message_fields! { Share { addresses, key, site } => Share { addresses, key, site }, Share::check }
 
 message_fields! {
     Held { subscription, epoch, version, added, withdrawn } =>
@@ -83,6 +98,47 @@ impl Share {
             true => Ok(()),
             false => Err(MessageError::MissingField("key")),
         }
+    }
+}
+
+impl Site {
+    /// The site with a label of at most [`MAX_BYTES`](Self::MAX_BYTES) printable ASCII characters; without any, it is
+    /// that of all who name none.
+    ///
+    /// # Errors
+    /// [`MessageError`] for another label.
+    pub fn new(label: &str) -> Result<Self, MessageError> {
+        let (what, bytes, max) = ("the label of a site", label.len(), Self::MAX_BYTES);
+        if bytes > max {
+            return Err(MessageError::TooLarge { what, bytes, max });
+        }
+        match label.bytes().all(|byte| byte.is_ascii_graphic()) {
+            true => Ok(Self(label.into())),
+            false => {
+                let text = "a label of a site that has other characters than printable ASCII";
+                Err(MessageError::Malformed(text.into()))
+            }
+        }
+    }
+
+    /// The longest label.
+    pub const MAX_BYTES: usize = 64;
+
+    /// The label.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Field for Site {
+    type Wire = String;
+
+    fn into_wire(self) -> String {
+        self.as_str().into()
+    }
+
+    fn from_wire(_: &'static str, wire: String) -> Result<Self, MessageError> {
+        Self::new(&wire)
     }
 }
 
@@ -123,7 +179,8 @@ impl Field for Vec<Source> {
     type Wire = Vec<wire::Source>;
 
     fn into_wire(self) -> Self::Wire {
-        let wire = |Source { addresses, key, grant, chunks }: Source| wire::Source {
+        let wire = |Source { addresses, key, grant, chunks, is_near }: Source| wire::Source {
+            is_near,
             addresses: addresses.into_wire(),
             key: key.to_vec(),
             grant: grant.into_wire(),
@@ -146,6 +203,7 @@ impl Field for Vec<Source> {
                 key: exactly("key", &wire.key)?,
                 grant: Field::from_wire("grant", wire.grant)?,
                 chunks: Field::from_wire(what, wire.chunks)?,
+                is_near: wire.is_near,
             })
         });
         Ok(sources?.into_iter().filter(|source| !source.addresses.is_empty()).collect())

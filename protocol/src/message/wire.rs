@@ -8,7 +8,7 @@ use prost::Message;
 pub(crate) struct FromClient {
     #[prost(
         oneof = "ClientKind",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20, 21"
     )]
     pub(crate) kind: Option<ClientKind>,
 }
@@ -35,6 +35,7 @@ oneof! {
         17 Held(Held),
         19 Check(Check),
         20 Decline(Decline),
+        21 BadPeer(BadPeer),
     }
 }
 
@@ -349,11 +350,13 @@ messages! {
         2 [bytes = "vec"] key: Vec<u8>,
         3 [bytes = "vec"] grant: Vec<u8>,
         4 [message, repeated] chunks: Vec<ChunkRange>,
+        5 [bool] is_near: bool,
     }
 
     Share {
         1 [message, repeated] addresses: Vec<LaneAddress>,
         2 [bytes = "vec", optional] key: Option<Vec<u8>>,
+        3 [string] site: String,
     }
 
     Held {
@@ -366,9 +369,15 @@ messages! {
 
     Revoke {
         1 [uint32] subscription: u32,
+        2 [bytes = "vec"] taker: Vec<u8>,
+        3 [bool] restored: bool,
+    }
+
+    BadPeer {
+        1 [uint32] subscription: u32,
         2 [fixed64] epoch: u64,
         3 [uint64] version: u64,
-        4 [bytes = "vec", optional] taker: Option<Vec<u8>>,
+        4 [bytes = "vec"] key: Vec<u8>,
     }
 
     Check {

@@ -132,6 +132,12 @@ impl Arrivals {
         self.spare.remove(&chunk)
     }
 
+    /// Whether a source sends a chunk of which another stream waits.
+    pub(super) fn holds_up(&self, source: SubscriptionId) -> bool {
+        let mut receiving = self.receiving.values();
+        receiving.any(|(chunk, of)| *of == source && self.spare.contains_key(chunk))
+    }
+
     /// The chunk that is being received on `stream`, and its source.
     pub(super) fn receiving_at(&self, stream: StreamToken) -> Option<(ChunkIndex, SubscriptionId)> {
         self.receiving.get(&stream).copied()

@@ -210,7 +210,8 @@ impl Requests {
     }
 
     /// Checks, once a second, whether each source that owes chunks, or was left while it sent some, made progress. Returns
-    /// one that made none in `checks_max` checks, except `origin`, if there is another source or the version is shared.
+    /// one that made none in `checks_max` checks, or fewer if a chunk that it sends is here a second time and waits for it;
+    /// except `origin`, if there is another source or the version is shared.
     pub(super) fn check_sources(
         &mut self,
         origin: SubscriptionId,
@@ -218,13 +219,18 @@ impl Requests {
         checks_max: u32,
     ) -> Option<SubscriptionId> {
         let Pulled { sources, left, .. } = self.pulled.as_mut()?;
+        let held_up_max = self
+            .shared
+            .as_ref()
+            .map_or(checks_max, |shared| shared.held_up_checks(checks_max));
         let mut stalled = vec![];
         let owing = sources
             .iter_mut()
             .map(|(id, source)| (*id, !source.ordered.is_empty(), &mut source.progress));
         for (id, owes, progress) in owing.chain(left.iter_mut().map(|(id, progress)| (*id, false, progress)))
         {
-            let is_still = progress.check(owes || arrivals.receiving_of(id) > 0, checks_max);
+            let max = if arrivals.holds_up(id) { held_up_max } else { checks_max };
+            let is_still = progress.check(owes || arrivals.receiving_of(id) > 0, max);
             stalled.extend(Some(id).filter(|_| is_still && id != origin));
         }
         let is_shared = self.shared.is_some();

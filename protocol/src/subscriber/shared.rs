@@ -34,6 +34,11 @@ const PUSHED_MAX: u32 = 2;
 /// The most chunks of a version that a peer may begin and not end. It could waste time for ever otherwise.
 const LOST_MAX: u32 = 8;
 
+/// After so many usual times, and at least so many checks, a source is stalled inside a chunk that came from another one,
+/// too.
+const HELD_UP: u32 = 8;
+const HELD_UP_CHECKS_MIN: u32 = 3;
+
 /// The state of the shared version under way.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -55,6 +60,8 @@ pub(super) struct Shared {
 #[derive(Debug)]
 struct Peer {
     key: [u8; 32],
+    /// Whether it is at the site of this client, as the origin says.
+    is_near: bool,
     /// How many more chunks it may begin: those that were ordered of it, and not begun.
     may_begin: u32,
     /// The `Held` messages since the last check.
@@ -198,6 +205,14 @@ impl Shared {
         }
     }
 
+    /// After so many checks without progress, of at most `checks_max`, a source is stalled that keeps a chunk from others:
+    /// several times longer than chunks usually take.
+    pub(super) fn held_up_checks(&self, checks_max: u32) -> u32 {
+        let usual = self.running.as_ref().and_then(|running| running.choice.usual());
+        let checks = usual.map_or(checks_max, |usual| (usual * HELD_UP).as_secs() as u32);
+        checks.max(HELD_UP_CHECKS_MIN).min(checks_max)
+    }
+
     /// Whether one more peer may be asked.
     pub(super) fn has_room(&self) -> bool {
         self.running.is_some() && self.peers.len() < NEIGHBOURS_MAX
@@ -212,13 +227,17 @@ impl Shared {
 
     /// Adds a peer that was asked for the version.
     pub(super) fn add_peer(&mut self, peer: SubscriptionId, key: [u8; 32]) {
-        self.peers.insert(peer, Peer { key, may_begin: 0, held: 0, lost: 0 });
+        let is_near = self.named.iter().any(|source| source.key == key && source.is_near);
+        self.peers.insert(peer, Peer { key, is_near, may_begin: 0, held: 0, lost: 0 });
     }
 
     /// Handles that a peer has announced the version.
     pub(super) fn handle_announced(&mut self, peer: SubscriptionId) {
         if let Some(running) = &mut self.running {
             running.choice.add_source(peer);
+            if self.peers.get(&peer).is_some_and(|peer| !peer.is_near) {
+                running.choice.set_far(peer);
+            }
         }
     }
 

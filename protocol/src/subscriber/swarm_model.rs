@@ -353,6 +353,7 @@ impl World {
             key: [key; 32],
             grant: LaneGrant::new([key; 32]),
             chunks: RangeSet::new(),
+            is_near: false,
         });
         self.subscriber.handle_sources(VERSION, sources.collect(), is_seeded).unwrap();
     }

@@ -128,6 +128,26 @@ impl Bits {
         Some(&self.words[self.starts[level] as usize..end])
     }
 
+    /// The first ranges, at most `max`. Costs a step for each word that they reach into.
+    pub(super) fn ranges(&self, max: usize) -> RangeSet {
+        let after = |end: u32| self.first_from(end).map(|start| start..self.end_of_range(start));
+        let ranges = std::iter::successors(after(0), |range| after(range.end));
+        ranges.take(max).collect()
+    }
+
+    /// The first number behind `number` that is not in the set, or the bound.
+    fn end_of_range(&self, number: u32) -> u32 {
+        let mut at = number as usize;
+        while at < self.bound as usize {
+            let missing = !self.words[at / WORD] & (u64::MAX << (at % WORD));
+            at = at / WORD * WORD + missing.trailing_zeros() as usize;
+            if missing != 0 {
+                break;
+            }
+        }
+        (at as u32).min(self.bound)
+    }
+
     /// The numbers, ascending.
     pub(super) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         std::iter::successors(self.first_from(0), |last| self.first_from(last + 1))
@@ -203,6 +223,8 @@ mod tests {
                 prop_assert!(drawn.map_or(model.is_empty(), |drawn| model.contains(&drawn)));
             }
             prop_assert_eq!(bits.len() as usize, model.len());
+            let ranges: RangeSet = model.iter().map(|number| *number..number + 1).collect();
+            prop_assert_eq!(bits.ranges(3), ranges.ranges().iter().take(3).cloned().collect::<RangeSet>());
             prop_assert!(bits.iter().eq(model));
         }
 

@@ -6,7 +6,10 @@ use super::{
     random::Random,
 };
 use crate::{ChunkIndex, RangeSet, SOURCES_MAX, SubscriptionId};
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 #[cfg(test)]
 mod tests;
@@ -24,10 +27,11 @@ const DRAWS: usize = 8;
 /// An order takes the rarest of some chunks, drawn at random, that the source holds and that are wanted and not
 /// ordered. When there is none, it repeats an order of another source that is late, once for each chunk. An order that
 /// is much too late is taken away: its chunk may be ordered of every other source. A source has as many orders at once
-/// as it delivers in a quarter of a second, and one more.
+/// as it delivers in a quarter of a second, and one more. A far source is asked only for what no near one has, or what
+/// each near one that has it was asked for in vain.
 ///
 /// Every call costs O(log n), with a factor of the number of sources where the wanted chunks change, except for those
-/// that take sets, which cost as much for each number that changes. Memory: two bits for each chunk and source, and 12
+/// that take sets, which cost as much for each number that changes. Memory: two bits for each chunk and source, and 20
 /// bits for each chunk.
 #[derive(Debug)]
 pub struct Choice {
@@ -40,6 +44,8 @@ pub struct Choice {
     unheld: Bits,
     /// The number of sources that hold each chunk.
     holders: Vec<u8>,
+    /// The number of those that are near.
+    near_holders: Vec<u8>,
     sources: BTreeMap<SubscriptionId, Source>,
     orders: Orders,
 }
@@ -47,8 +53,10 @@ pub struct Choice {
 #[derive(Debug)]
 struct Source {
     held: Bits,
-    /// The chunks that may be ordered of it: it holds them, they are ready, and it was not asked for them.
+    /// The chunks that may be ordered of it: it holds them, they are ready, and it was not asked for them; and no near
+    /// source holds them, if it is far.
     ready: Bits,
+    is_far: bool,
 }
 
 impl Choice {
@@ -60,6 +68,7 @@ impl Choice {
             ready: Bits::new(chunks),
             unheld: Bits::new(chunks),
             holders: vec![0; chunks as usize],
+            near_holders: vec![0; chunks as usize],
             sources: BTreeMap::new(),
             orders: Orders::default(),
         }
@@ -69,16 +78,29 @@ impl Choice {
     pub fn add_source(&mut self, source: SubscriptionId) {
         if self.sources.len() < SOURCES_MAX && !self.sources.contains_key(&source) {
             let none = || Bits::new(self.chunks());
-            self.sources.insert(source, Source { held: none(), ready: none() });
+            self.sources
+                .insert(source, Source { held: none(), ready: none(), is_far: false });
             self.orders.add_source(source);
         }
+    }
+
+    /// Makes a source that holds nothing yet a far one: its chunks cost more than those of others.
+    pub fn set_far(&mut self, source: SubscriptionId) {
+        if let Some(source) = self.sources.get_mut(&source) {
+            source.is_far = true;
+        }
+    }
+
+    /// The usual time from an order to its chunk; `None` before the first one.
+    pub fn usual(&self) -> Option<Duration> {
+        self.orders.usual()
     }
 
     /// Removes a source. Chunks that were ordered of it alone are ordered again.
     pub fn remove_source(&mut self, source: SubscriptionId) {
         let Some(removed) = self.sources.remove(&source) else { return };
         for chunk in removed.held.iter() {
-            self.release(chunk);
+            self.release(chunk, removed.is_far);
         }
         for chunk in self.orders.remove_source(source) {
             self.make_ready(chunk);
@@ -90,19 +112,30 @@ impl Choice {
     pub fn handle_held(&mut self, id: SubscriptionId, added: &RangeSet, withdrawn: &RangeSet) {
         let count = self.chunks();
         let Some(source) = self.sources.get_mut(&id) else { return };
+        let (is_far, mut near) = (source.is_far, vec![]);
         for (word, mask) in words(added, count) {
             let new = mask & !source.held.word(word);
             for chunk in numbers(word, new) {
                 source.held.insert(chunk);
                 self.holders[chunk as usize] += 1;
+                if !is_far {
+                    self.near_holders[chunk as usize] += 1;
+                    near.push(chunk);
+                }
             }
             for chunk in numbers(word, new & self.ready.word(word)) {
                 self.unheld.remove(chunk);
-                if !self.orders.has(id, chunk) {
+                if !self.orders.has(id, chunk) && (!is_far || self.near_holders[chunk as usize] == 0) {
                     source.ready.insert(chunk);
                 }
             }
         }
+        for far in self.sources.values_mut().filter(|source| source.is_far) {
+            near.iter().for_each(|chunk| {
+                far.ready.remove(*chunk);
+            });
+        }
+        let Some(source) = self.sources.get_mut(&id) else { return };
         let mut lost = vec![];
         for (word, mask) in words(withdrawn, count) {
             for chunk in numbers(word, mask & source.held.word(word)) {
@@ -112,7 +145,7 @@ impl Choice {
             }
         }
         for chunk in lost {
-            self.release(chunk);
+            self.release(chunk, is_far);
             self.handle_failed(id, ChunkIndex(chunk));
         }
     }
@@ -122,12 +155,16 @@ impl Choice {
         self.holders.len() as u32
     }
 
-    /// Records that one source fewer holds a chunk.
-    fn release(&mut self, chunk: u32) {
-        let holders = &mut self.holders[chunk as usize];
+    /// Records that one source fewer holds a chunk, a far one or not.
+    fn release(&mut self, chunk: u32, is_far: bool) {
+        let (holders, near) = (&mut self.holders[chunk as usize], &mut self.near_holders[chunk as usize]);
         *holders -= 1;
-        if *holders == 0 && self.ready.contains(chunk) {
-            self.unheld.insert(chunk);
+        *near -= u8::from(!is_far);
+        let is_unheld = *holders == 0;
+        match self.ready.contains(chunk) {
+            true if is_unheld => drop(self.unheld.insert(chunk)),
+            true if !is_far => self.offer(chunk),
+            _ => {}
         }
     }
 
@@ -217,11 +254,13 @@ impl Choice {
         drawn.min_by_key(|chunk| self.holders[*chunk as usize])
     }
 
-    /// A chunk that is late at another source, and that this one holds.
+    /// A chunk that is late at another source, and that this one holds. What is late at a near source is left to the others
+    /// there, until it is taken away.
     fn late(&self, id: SubscriptionId, now: Instant) -> Option<u32> {
-        let held = &self.sources.get(&id)?.held;
+        let Source { held, is_far, .. } = self.sources.get(&id)?;
         self.orders.late(now, |chunk| {
-            held.contains(chunk) && self.wanted.contains(chunk) && !self.orders.has(id, chunk)
+            let is_left = *is_far && self.near_holders[chunk as usize] > 0;
+            held.contains(chunk) && self.wanted.contains(chunk) && !self.orders.has(id, chunk) && !is_left
         })
     }
 
@@ -234,8 +273,18 @@ impl Choice {
         if self.holders[chunk as usize] == 0 {
             self.unheld.insert(chunk);
         }
+        self.offer(chunk);
+    }
+
+    /// Lets the sources be asked for a chunk that is ready: those that hold it and were not asked for it; far ones only if no
+    /// near one is left.
+    fn offer(&mut self, chunk: u32) {
+        let orders = &self.orders;
+        let can_send =
+            |id: &SubscriptionId, source: &Source| source.held.contains(chunk) && !orders.has(*id, chunk);
+        let is_near = self.sources.iter().any(|(id, source)| !source.is_far && can_send(id, source));
         for (id, source) in &mut self.sources {
-            if source.held.contains(chunk) && !self.orders.has(*id, chunk) {
+            if can_send(id, source) && !(source.is_far && is_near) {
                 source.ready.insert(chunk);
             }
         }

@@ -67,4 +67,9 @@ fn decide(chunks: u32) {
         }
     });
     println!("{pushed} of {DECISIONS} pushed");
+    let (part, none) = (RangeSet::from_range(0..chunks.min(1 << 14)), RangeSet::new());
+    measure("a message about 16,384 chunks", 1, || swarm.handle_held(MemberId(0), &part, &none, now));
+    measure("a commit", 1, || swarm.handle_committed(MemberId(1), now));
+    measure("the chunks that are named of a holder", 1, || drop(swarm.held(MemberId(1), 16)));
+    measure("a member that leaves", 1, || swarm.leave(MemberId(1), now));
 }

@@ -1,10 +1,14 @@
 //! [`Graph`]: whom the origin names to whom.
 
 use super::{MemberId, NEIGHBOURS_MAX, random::Random};
+use crate::Site;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The number of rings: with two neighbours in each, a member has at most [`NEIGHBOURS_MAX`].
 const RINGS: usize = NEIGHBOURS_MAX / 2;
+
+/// The rings of all holders. On the others are those of one site each.
+const WIDE_RINGS: usize = 2;
 
 /// Up to so many holders, each is named to every member.
 const ALL_MAX: usize = NEIGHBOURS_MAX + 1;
@@ -13,13 +17,14 @@ const ALL_MAX: usize = NEIGHBOURS_MAX + 1;
 /// networks"), and the members that only take. A holder's neighbours are those beside it. So the graph is connected as
 /// long as one ring is, which is always: who leaves is replaced by its two neighbours, who joins is put between two.
 /// Each changes the neighbours of at most [`NEIGHBOURS_MAX`] holders, and its random regular graphs are short: a chunk
-/// passes 1,000 members in three or four steps.
+/// passes 1,000 members in three or four steps. Most rings connect the holders of one site, the others all of them.
 #[derive(Debug)]
 pub(super) struct Graph {
     random: Random,
     nodes: BTreeMap<MemberId, Node>,
-    /// The holders, in any order.
+    /// The holders, in any order; all, and those of each site.
     holders: Vec<MemberId>,
+    sites: BTreeMap<Site, Vec<MemberId>>,
     /// The members whose neighbours have changed.
     changed: BTreeSet<MemberId>,
 }
@@ -29,11 +34,13 @@ struct Node {
     /// The place among the holders, and the neighbours on each ring; `None` for a member that only takes.
     holder: Option<Box<Holder>>,
     neighbours: Vec<MemberId>,
+    site: Site,
 }
 
 #[derive(Debug)]
 struct Holder {
     place: usize,
+    place_in_site: usize,
     /// The one before and the one behind, on each ring.
     beside: [(MemberId, MemberId); RINGS],
     /// The members that only take and have it as a neighbour.
@@ -42,7 +49,13 @@ struct Holder {
 
 impl Graph {
     pub(super) fn new(seed: u64) -> Self {
-        Self { random: Random::new(seed), nodes: BTreeMap::new(), holders: vec![], changed: BTreeSet::new() }
+        Self {
+            random: Random::new(seed),
+            nodes: BTreeMap::new(),
+            holders: vec![],
+            sites: BTreeMap::new(),
+            changed: BTreeSet::new(),
+        }
     }
 
     /// The holders that are named to a member.
@@ -55,15 +68,22 @@ impl Graph {
         std::mem::take(&mut self.changed)
     }
 
-    /// Adds a member, which `serves` chunks or only takes them.
-    pub(super) fn join(&mut self, member: MemberId, serves: bool) {
-        let before = self.nodes.insert(member, Node { holder: None, neighbours: vec![] });
+    /// Whether two members are at one site.
+    pub(super) fn are_near(&self, one: MemberId, other: MemberId) -> bool {
+        let site = |member| self.nodes.get(&member).map(|node| &node.site);
+        site(one) == site(other)
+    }
+
+    /// Adds a member at a site, which `serves` chunks or only takes them.
+    pub(super) fn join(&mut self, member: MemberId, serves: bool, site: Site) {
+        let node = Node { holder: None, neighbours: vec![], site: site.clone() };
+        let before = self.nodes.insert(member, node);
         debug_assert!(before.is_none(), "a member joins once");
         if serves {
             let mut beside = [(member, member); RINGS];
             let mut affected = BTreeSet::from([member]);
             for (ring, beside) in beside.iter_mut().enumerate() {
-                if let Some(before) = self.draw() {
+                if let Some(before) = self.draw(&site, ring) {
                     let behind = self.beside(before, ring).1;
                     *beside = (before, behind);
                     affected.extend([before, behind]);
@@ -71,7 +91,10 @@ impl Graph {
                     self.set_before(behind, ring, member);
                 }
             }
-            let holder = Holder { place: self.holders.len(), beside, takers: BTreeSet::new() };
+            let of_site = self.sites.entry(site).or_default();
+            let (place, place_in_site) = (self.holders.len(), of_site.len());
+            let holder = Holder { place, place_in_site, beside, takers: BTreeSet::new() };
+            of_site.push(member);
             self.holders.push(member);
             self.nodes.entry(member).and_modify(|node| node.holder = Some(Box::new(holder)));
             self.refresh(affected);
@@ -96,6 +119,7 @@ impl Graph {
         if let Some(moved) = self.holders.get(holder.place).copied() {
             self.holder_mut(moved).into_iter().for_each(|moved| moved.place = holder.place);
         }
+        self.leave_site(&node.site, holder.place_in_site);
         let mut affected = holder.takers;
         for (ring, (before, behind)) in holder.beside.into_iter().enumerate() {
             self.set_behind(before, ring, behind);
@@ -106,10 +130,25 @@ impl Graph {
         self.refresh(affected);
     }
 
-    /// A holder, drawn at random.
-    fn draw(&mut self) -> Option<MemberId> {
-        let place = self.random.below(self.holders.len());
-        self.holders.get(place).copied()
+    fn leave_site(&mut self, site: &Site, place: usize) {
+        let Some(of_site) = self.sites.get_mut(site) else { return };
+        of_site.swap_remove(place);
+        let moved = of_site.get(place).copied();
+        if of_site.is_empty() {
+            self.sites.remove(site);
+        }
+        if let Some(moved) = moved.and_then(|moved| self.holder_mut(moved)) {
+            moved.place_in_site = place;
+        }
+    }
+
+    /// A holder that a ring may have beside a member of this site, drawn at random.
+    fn draw(&mut self, site: &Site, ring: usize) -> Option<MemberId> {
+        let of_ring: &[MemberId] = match ring < WIDE_RINGS {
+            true => &self.holders,
+            false => self.sites.get(site).map_or(&[], Vec::as_slice),
+        };
+        of_ring.get(self.random.below(of_ring.len())).copied()
     }
 
     fn holder_mut(&mut self, member: MemberId) -> Option<&mut Holder> {
@@ -163,19 +202,27 @@ impl Graph {
         }
     }
 
-    /// The neighbours of a member that only takes: those that it has and that are there, and others at random.
+    /// The neighbours of a member that only takes: those that it has and that are there, and others at random, of its site
+    /// if there are enough.
     fn chosen(&mut self, member: MemberId, mut chosen: Vec<MemberId>) -> Vec<MemberId> {
         chosen.retain(|holder| self.nodes.contains_key(holder));
-        let wanted = self.holders.len().min(NEIGHBOURS_MAX);
-        // Those behind a random place are not the same for any two members, and are found without repetition.
-        let first = self.random.below(self.holders.len());
-        for step in 0..self.holders.len() {
-            if chosen.len() >= wanted {
-                break;
-            }
-            let holder = self.holders[(first + step) % self.holders.len()];
-            if !chosen.contains(&holder) {
-                chosen.push(holder);
+        let of_site = self.nodes.get(&member).and_then(|node| self.sites.get(&node.site));
+        let near_max = NEIGHBOURS_MAX - 2 * WIDE_RINGS;
+        for (holders, wanted) in of_site
+            .map(|near| (near, near_max))
+            .into_iter()
+            .chain([(&self.holders, NEIGHBOURS_MAX)])
+        {
+            // Those behind a random place are not the same for any two members, and are found without repetition.
+            let first = self.random.below(holders.len());
+            for step in 0..holders.len() {
+                if chosen.len() >= wanted {
+                    break;
+                }
+                let holder = holders[(first + step) % holders.len()];
+                if !chosen.contains(&holder) {
+                    chosen.push(holder);
+                }
             }
         }
         for holder in &chosen {
@@ -191,6 +238,26 @@ impl Graph {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// The site of a member, by its number.
+    fn site(member: MemberId) -> Site {
+        Site::new(["", "", "", "east", "west"][member.0 as usize % 5]).unwrap()
+    }
+
+    #[test]
+    fn most_neighbours_are_of_the_same_site() {
+        let mut graph = Graph::new(7);
+        (0..100).for_each(|id| graph.join(MemberId(id), true, site(MemberId(3 + id % 2))));
+        graph.join(MemberId(100), false, site(MemberId(3)));
+        let mut far = 0;
+        for member in (0..=100).map(MemberId) {
+            let neighbours = graph.neighbours(member);
+            let near = neighbours.iter().filter(|other| graph.are_near(member, **other)).count();
+            assert!(near >= 8, "{member:?}: {near} of {}", neighbours.len());
+            far += neighbours.len() - near;
+        }
+        assert!((100..=303).contains(&far), "{far}");
+    }
 
     /// The members that a chunk of `first` comes to.
     fn reached(graph: &Graph, first: MemberId) -> BTreeSet<MemberId> {
@@ -220,7 +287,7 @@ mod tests {
                 match is_join {
                     true if !members.contains_key(&id) => {
                         members.insert(id, serves);
-                        graph.join(id, serves);
+                        graph.join(id, serves, site(id));
                     }
                     true => {}
                     false => {
@@ -251,9 +318,9 @@ mod tests {
     #[test]
     fn a_member_that_joins_or_leaves_changes_few_neighbours() {
         let mut graph = Graph::new(7);
-        (0..200).for_each(|id| graph.join(MemberId(id), true));
+        (0..200).for_each(|id| graph.join(MemberId(id), true, Site::default()));
         graph.take_changed();
-        graph.join(MemberId(200), true);
+        graph.join(MemberId(200), true, Site::default());
         assert!(graph.take_changed().len() <= NEIGHBOURS_MAX + 1);
         graph.leave(MemberId(100));
         assert!(graph.take_changed().len() <= NEIGHBOURS_MAX);

@@ -166,6 +166,11 @@ impl Orders {
             })
     }
 
+    /// The usual time from an order to its chunk; `None` before the first one.
+    pub(super) fn usual(&self) -> Option<Duration> {
+        self.usual.get()
+    }
+
     fn usual_times(&self, times: f64) -> Duration {
         self.usual.get().unwrap_or(USUAL_AT_FIRST).mul_f64(times)
     }

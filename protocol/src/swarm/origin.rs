@@ -6,7 +6,7 @@ use super::{
     pushes::Pushes,
     spread::Spread,
 };
-use crate::{ChunkIndex, Pick, RangeSet};
+use crate::{ChunkIndex, Pick, RangeSet, Site};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
@@ -52,6 +52,8 @@ pub struct Joining {
     /// Whether it lacks the base of which others have deltas: chunks are pushed to it only if nobody else can have
     /// them, so that their shared encodings are deltas.
     pub lacks_base: bool,
+    /// Where it is: most of those that are named to it have the same.
+    pub site: Site,
 }
 
 /// The origin's view of one shared version: who has what, or was sent it, and whom it names to whom.
@@ -106,6 +108,7 @@ struct Member {
     had: Bits,
     serves: bool,
     lacks_base: bool,
+    site: Site,
     standing: Standing,
     /// Until when it counts as slow, and how long that was.
     slow: Option<(Instant, Duration)>,
@@ -172,7 +175,7 @@ impl Swarm {
         if self.members.contains_key(&id) {
             return;
         }
-        let Joining { selected, held, serves, lacks_base } = joining;
+        let Joining { selected, held, serves, lacks_base, site } = joining;
         let none = || Bits::new(self.chunks.len() as u32);
         let (has, had) = (none(), none());
         let selected = self.within(&selected);
@@ -181,9 +184,9 @@ impl Swarm {
             self.count_selected(&selected, 1);
         }
         let (standing, slow, turn) = (Standing::Untried, None, None);
-        let member = Member { selected, has, had, serves, lacks_base, standing, slow, turn };
+        self.graph.join(id, serves, site.clone());
+        let member = Member { selected, has, had, serves, lacks_base, site, standing, slow, turn };
         self.members.insert(id, member);
-        self.graph.join(id, serves);
         self.add(id, &held);
         self.handle_membership(now);
         self.woken.insert(id);
@@ -224,12 +227,13 @@ impl Swarm {
         let Some(member) = self.members.get_mut(&id).filter(|member| member.serves != serves) else { return };
         member.serves = serves;
         let (selected, has) = (member.selected.clone(), member.has.iter().collect::<Vec<_>>());
+        let site = member.site.clone();
         let by = if serves { 1 } else { -1 };
         self.serving = self.serving.saturating_add_signed(by);
         self.count_selected(&selected, by as i32);
         has.into_iter().for_each(|chunk| self.count_holders(chunk, by as i32));
         self.graph.leave(id);
-        self.graph.join(id, serves);
+        self.graph.join(id, serves, site);
         self.handle_membership(now);
     }
 
@@ -397,6 +401,11 @@ impl Swarm {
         self.graph.neighbours(id)
     }
 
+    /// Whether two members are at one site.
+    pub fn are_near(&self, one: MemberId, other: MemberId) -> bool {
+        self.graph.are_near(one, other)
+    }
+
     /// Whether a member is named to others.
     pub fn serves(&self, id: MemberId) -> bool {
         self.members.get(&id).is_some_and(|member| member.serves)
@@ -405,16 +414,11 @@ impl Swarm {
     /// The chunks that a member has, as far as they are in the first `ranges_max` ranges.
     pub fn held(&self, id: MemberId, ranges_max: usize) -> RangeSet {
         let Some(member) = self.members.get(&id) else { return RangeSet::new() };
-        let mut held = RangeSet::new();
-        let arrived = member.has.iter().filter(|chunk| !self.pushes.is_under_way(id, *chunk));
-        for chunk in arrived {
-            let continues = held.ranges().last().is_some_and(|range| range.end == chunk);
-            if held.ranges().len() == ranges_max && !continues {
-                break;
-            }
-            held.insert(chunk);
+        let mut held = member.has.ranges(ranges_max);
+        for chunk in self.pushes.under_way(id) {
+            held.remove(chunk);
         }
-        held
+        held.ranges().iter().take(ranges_max).cloned().collect()
     }
 
     /// The members whose neighbours, or whose [`is_seeded`](Self::is_seeded), may have changed since the last call.

@@ -50,10 +50,9 @@ impl Pushes {
         self.by_member.get(&member).map_or(0, VecDeque::len)
     }
 
-    /// Whether a chunk is being pushed to a member.
-    pub(super) fn is_under_way(&self, member: MemberId, chunk: u32) -> bool {
-        let pushes = self.by_member.get(&member);
-        pushes.is_some_and(|pushes| pushes.iter().any(|push| push.chunk == chunk))
+    /// The chunks that are being pushed to a member.
+    pub(super) fn under_way(&self, member: MemberId) -> impl Iterator<Item = u32> + '_ {
+        self.by_member.get(&member).into_iter().flatten().map(|push| push.chunk)
     }
 
     /// The number of pushes that are not stuck.

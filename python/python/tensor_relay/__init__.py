@@ -244,6 +244,7 @@ def connect(
     share_listen: str = "[::]:0",
     share_rate: int | None = None,
     share_mem: int | None = None,
+    site: str = "",
     share_host: str | os.PathLike[str] | None = None,
     share_uids: Sequence[int] = (),
     share_mode: int = 0o660,
@@ -294,6 +295,8 @@ def connect(
     share_rate: the most bytes a second that are sent to other subscribers. By default no limit.
     share_mem: the most memory for each version's encoded chunks that are kept to be sent again; others are not offered.
         By default a quarter of the version, at most 1 GiB.
+    site: a label of the place where this host is, such as its rack or data centre. With `share`, chunks are taken from
+        subscribers with the same label if one of them has them, so that few pass between places.
     share_host: the path of a Unix socket to create, through which other processes of this host take the versions that
         `next`, or iteration, returns here, with the ticket `unix:PATH`: they share their memory. This process' tensors
         remain writable: what it writes is copied first, and nobody else sees it. Parts of versions, and those received
@@ -334,6 +337,7 @@ def connect(
         share_listen=share_listen,
         share_rate=share_rate,
         share_mem=share_mem,
+        site=site,
         share_host=share_host,
         share_uids=list(share_uids),
         share_mode=share_mode,

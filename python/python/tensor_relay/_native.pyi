@@ -531,6 +531,7 @@ def connect(
     share_listen: str,
     share_rate: int | None,
     share_mem: int | None,
+    site: str,
     share_host: str | os.PathLike[str] | None,
     share_uids: list[int],
     share_mode: int,

@@ -80,6 +80,23 @@ impl Secrets {
         lost.map_or(Validity::Ended, |lost| Validity::Until(lost.at + LOST_TIMEOUT))
     }
 
+    /// The last session, unless it was ended.
+    pub(super) fn session(&self) -> Option<u64> {
+        self.sessions().next()
+    }
+
+    /// Whether a session is `last` or was before it, as far as they are remembered.
+    pub(super) fn is_until(&self, session: u64, last: u64) -> bool {
+        let mut from_last = self.sessions().skip_while(|known| *known != last);
+        from_last.any(|known| known == session)
+    }
+
+    /// The sessions that are remembered, the last one first.
+    fn sessions(&self) -> impl Iterator<Item = u64> + '_ {
+        let current = self.current.iter().map(|(session, _)| *session);
+        current.chain(self.lost.iter().map(|lost| lost.session))
+    }
+
     /// The proof that this member has `session`, which lives, and the port with `key`.
     pub(super) fn proof(&self, session: u64, nonce: &[u8; 32], key: &[u8; 32]) -> Option<[u8; 32]> {
         let (_, secret) = self.current.as_ref().filter(|(current, _)| *current == session)?;
@@ -135,6 +152,18 @@ mod tests {
         assert_eq!(secrets.lost.len(), LOST_MAX);
         assert_eq!((secrets.validity(0), secrets.validity(1)), (Validity::Ended, Validity::Ended));
         assert_eq!(secrets.validity(2), Validity::Until(now + LOST_TIMEOUT));
+    }
+
+    #[test]
+    fn sessions_are_known_in_their_order() {
+        let (mut secrets, now) = (Secrets::default(), Instant::now());
+        assert_eq!((secrets.session(), secrets.is_until(1, 1)), (None, false));
+        (1..=3).for_each(|number| secrets.set(Origin::Session(number, lanes(number as u8)), now));
+        let is_until =
+            [(1, 2), (2, 2), (3, 2), (1, 9)].map(|(session, last)| secrets.is_until(session, last));
+        assert_eq!((secrets.session(), is_until), (Some(3), [true, true, false, false]));
+        secrets.set(Origin::Lost, now);
+        assert_eq!(secrets.session(), Some(3));
     }
 
     #[test]

@@ -58,13 +58,31 @@ fn a_grant_is_of_use_for_its_taker_and_version_alone() {
     }
     let granted = granted(&forwarding, 2);
     assert_eq!(forwarding.validity(&granted), Validity::Valid);
-    forward.revoke(&topic(), (EPOCH, Version(2)), Some([8; 32]));
-    forward.revoke(&topic(), (EPOCH, Version(3)), None);
+    forward.revoke(&topic(), [8; 32], false);
+    forward.revoke(&Topic::new("n").unwrap(), TAKER, false);
     assert_eq!(forwarding.validity(&granted), Validity::Valid, "others were meant");
-    forward.revoke(&topic(), (EPOCH, Version(2)), Some(TAKER));
+    forward.revoke(&topic(), TAKER, false);
     assert_eq!(forwarding.validity(&granted), Validity::Ended);
+    assert_eq!(forwarding.validity(&self::granted(&forwarding, 3)), Validity::Ended, "of every version");
     drop(forward);
     assert!(!forwarding.is_active());
+}
+
+/// Goal: a right that comes back undoes a revocation, whether the holder is told so or has another session with the origin.
+#[test]
+fn a_right_that_comes_back_is_a_right() {
+    let forwarding = Arc::<Forwarding>::default();
+    let forward = member(&forwarding, None);
+    let first = granted(&forwarding, 2);
+    forward.revoke(&topic(), TAKER, false);
+    forward.revoke(&topic(), TAKER, true);
+    assert_eq!(forwarding.validity(&first), Validity::Valid);
+    forward.revoke(&topic(), TAKER, false);
+    forward.set_origin(Origin::Session(2, LaneGrant::new([2; 32])));
+    let by_second = PeerSecret::of(&LaneGrant::new([2; 32])).grant(&topic(), (EPOCH, Version(2)), &TAKER);
+    let second = forwarding.check(&take(2), &by_second).unwrap();
+    assert_eq!(forwarding.validity(&second), Validity::Valid, "the origin of this session told nothing");
+    assert_eq!(forwarding.validity(&first), Validity::Ended);
 }
 
 #[test]
@@ -115,7 +133,11 @@ fn versions_and_revocations_are_bounded() {
     assert!(forward.begin(received(9_999)).is_none());
     drop(held);
     assert!(forward.begin(received(9_999)).is_some());
-    (0..2 * REVOKED_MAX as u64).for_each(|version| forward.revoke(&topic(), (EPOCH, Version(version)), None));
+    for taker in 0..2 * REVOKED_MAX as u64 {
+        let mut key = [0; 32];
+        key[..8].copy_from_slice(&taker.to_le_bytes());
+        (0..2).for_each(|_| forward.revoke(&topic(), key, false));
+    }
     assert_eq!(forwarding.members.lock().values().next().unwrap().revoked.len(), REVOKED_MAX);
 }
 

@@ -1,12 +1,8 @@
 //! [`PeerDialling`]: how a server reaches the ports of clients that share.
 
-use super::PeerNetwork;
+use super::{PeerNetwork, turns::Turns};
 use std::sync::Arc;
 use tensor_relay_transport::{Connector, Tuning};
-use tokio::sync::Semaphore;
-
-/// The ports that are dialled at once, of all clients.
-const AT_ONCE_MAX: usize = 32;
 
 /// How a server reaches the ports of clients that share, to find out whether they are their own. With it, a server lets
 /// clients take chunks from each other. Cheap to clone.
@@ -14,7 +10,7 @@ const AT_ONCE_MAX: usize = 32;
 pub struct PeerDialling {
     pub(super) connector: Connector,
     pub(super) networks: Arc<[PeerNetwork]>,
-    pub(super) turns: Arc<Semaphore>,
+    pub(super) turns: Arc<Turns>,
 }
 
 impl PeerDialling {
@@ -25,6 +21,6 @@ impl PeerDialling {
 
     /// Dials by `connector`: the addresses that sessions come from, and those in `networks`.
     pub fn new(connector: Connector, networks: &[PeerNetwork]) -> Self {
-        Self { connector, networks: networks.into(), turns: Arc::new(Semaphore::new(AT_ONCE_MAX)) }
+        Self { connector, networks: networks.into(), turns: Arc::default() }
     }
 }

@@ -11,7 +11,10 @@ const EVER_HELD: u8 = 4;
 
 /// What an origin knows of each chunk of one member, in one byte: members say much, and their words must not take more.
 #[derive(Debug)]
-pub(super) struct Marks(Box<[u8]>);
+pub(super) struct Marks {
+    by_chunk: Box<[u8]>,
+    held: u32,
+}
 
 /// What it means that a member holds a chunk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -25,37 +28,39 @@ pub(super) struct News {
 impl Marks {
     /// Nothing is known of so many chunks.
     pub(super) fn of(chunks: u32) -> Self {
-        Self(vec![0; chunks as usize].into())
+        Self { by_chunk: vec![0; chunks as usize].into(), held: 0 }
     }
 
     pub(super) fn handle_sent(&mut self, chunk: u32) {
-        if let Some(marks) = self.0.get_mut(chunk as usize) {
+        if let Some(marks) = self.by_chunk.get_mut(chunk as usize) {
             *marks |= SENT;
         }
     }
 
     pub(super) fn handle_held(&mut self, chunk: u32) -> News {
-        let Some(marks) = self.0.get_mut(chunk as usize) else { return News::default() };
+        let Some(marks) = self.by_chunk.get_mut(chunk as usize) else { return News::default() };
         let is_first = *marks & EVER_HELD == 0;
         let is_from_peer = is_first && *marks & SENT == 0;
+        self.held += u32::from(*marks & HELD == 0);
         *marks |= HELD | EVER_HELD;
         News { is_first, is_from_peer }
     }
 
     pub(super) fn handle_withdrawn(&mut self, chunk: u32) {
-        if let Some(marks) = self.0.get_mut(chunk as usize) {
+        if let Some(marks) = self.by_chunk.get_mut(chunk as usize) {
+            self.held -= u32::from(*marks & HELD != 0);
             *marks &= !HELD;
         }
     }
 
     /// The number of chunks that it can send.
     pub(super) fn held(&self) -> u32 {
-        self.0.iter().filter(|marks| **marks & HELD != 0).count() as u32
+        self.held
     }
 
     /// The chunks that it can send, and those that it is sent.
     pub(super) fn held_or_sent(&self) -> RangeSet {
-        let marked = (0..).zip(&self.0).filter(|(_, marks)| **marks & (HELD | SENT) != 0);
+        let marked = (0..).zip(&self.by_chunk).filter(|(_, marks)| **marks & (HELD | SENT) != 0);
         marked.map(|(chunk, _)| chunk..chunk + 1).collect()
     }
 }
@@ -75,6 +80,9 @@ mod tests {
         assert_eq!(marks.held_or_sent(), RangeSet::from_range(0..1));
         assert_eq!(marks.handle_held(2), News::default(), "a member that repeats itself makes no progress");
         assert_eq!((marks.handle_held(4), marks.held()), (News::default(), 2), "there is no such chunk");
+        marks.handle_held(2);
+        marks.handle_withdrawn(3);
+        assert_eq!(marks.held(), 2, "each counts once");
         marks.handle_sent(4);
         marks.handle_withdrawn(4);
     }

@@ -4,7 +4,7 @@ use super::{shared_version::SharedVersion, signals::Signals};
 use std::{sync::Arc, time::Duration};
 use tensor_relay_device::Lock;
 use tensor_relay_protocol::{
-    ENCODINGS_MAX, Epoch, Held, Pick, RangeSet, ServerMessage, Source, SubscriptionId, SubscriptionMessage,
+    ENCODINGS_MAX, Epoch, Pick, RangeSet, ServerMessage, Source, SubscriptionId, SubscriptionMessage,
     Version, swarm::MemberId,
 };
 use tensor_relay_transport::{egress::EncodingLog, sending::Input};
@@ -98,11 +98,20 @@ impl Seat {
         Arc::clone(self.version.encodings())
     }
 
-    /// Handles what the client can, or can no longer, send to its peers.
-    pub(super) fn handle_held(&self, held: &Held) {
-        if self.is_in((held.epoch, held.version)) {
-            self.version.handle_held(self.member, held);
-        }
+    /// The part of what the client says it holds that is of use: of what it selects.
+    pub(super) fn relevant(&self, chunks: &RangeSet) -> RangeSet {
+        self.version.selected_of(self.member, chunks)
+    }
+
+    /// Handles what the client can, or can no longer, send to its peers. Costs as much as there are chunks, under the lock of
+    /// the version: see [`HeldMessages`](super::HeldMessages).
+    pub(super) fn handle_held(&self, added: &RangeSet, withdrawn: &RangeSet) {
+        self.version.handle_held(self.member, added, withdrawn);
+    }
+
+    /// Handles that the client was sent another encoding than this server named, as it says, by the peer with this key.
+    pub(super) fn handle_bad_peer(&self, key: [u8; 32]) {
+        self.version.handle_bad_peer(self.member, key);
     }
 
     /// Handles that peers may, or may no longer, be told of the client's port.
@@ -148,13 +157,8 @@ impl Seat {
             if std::mem::take(&mut raised.has_progress) {
                 return Some(Input::Progress);
             }
-            raised.revoked.pop().map(|taker| {
-                self.tell(|subscription, (epoch, version)| ServerMessage::Revoke {
-                    subscription,
-                    epoch,
-                    version,
-                    taker: Some(taker),
-                })
+            raised.revocations.pop_first().map(|(taker, restored)| {
+                self.tell(|subscription, _| ServerMessage::Revoke { subscription, taker, restored })
             })
         });
         if let Some(input) = taken {

@@ -1,7 +1,7 @@
 //! [`SharedVersion`]: the members of one version, and what they are told of each other.
 
 use super::{
-    Seat, Sharer,
+    Grants, Seat, Sharer,
     marks::Marks,
     signals::Signals,
     status::{MemberStatus, SwarmCounters},
@@ -14,11 +14,10 @@ use std::{
 };
 use tensor_relay_device::Lock;
 use tensor_relay_protocol::{
-    ChunkIndex, Epoch, Held, Manifest, Pick, RangeSet, SOURCE_RANGES_MAX, Source, SubscriptionId, Topic,
-    Version,
+    ChunkIndex, Epoch, Manifest, Pick, RangeSet, SOURCE_RANGES_MAX, Source, SubscriptionId, Topic, Version,
     swarm::{Joining, MemberId, Swarm},
 };
-use tensor_relay_transport::egress::EncodingLog;
+use tensor_relay_transport::{Fingerprint, Peer, egress::EncodingLog};
 use tokio::time::Instant;
 
 /// The interval at which a version looks after members that wait, e.g. because a chunk is stuck at a slow one.
@@ -27,15 +26,8 @@ const TICK: Duration = Duration::from_millis(100);
 /// The same, while nobody waits.
 const QUIET_TICK: Duration = Duration::from_secs(1);
 
-/// The interval at which the rights of members are asked for: half of the time in which those that ended must be known to
-/// their holders.
-const RIGHTS_INTERVAL: Duration = Duration::from_secs(4);
-
-/// The most members that left and whose grants are remembered; those of earlier ones are revoked.
-const DEPARTED_MAX: usize = 1_024;
-
-/// The most keys of a version whose owners lost their right. Holders that join are told them.
-const REVOKED_MAX: usize = 1_024;
+/// The most chunks of one request that count as requested: as many as are queued for one subscription.
+const REQUESTED_MAX: u32 = 4_096;
 
 /// The members of one version that share it: what each has, whom it was named, and the encodings that they pass on. Ends
 /// with the version.
@@ -47,6 +39,7 @@ pub(crate) struct SharedVersion {
     encodings: Arc<EncodingLog>,
     published: Instant,
     counters: Arc<SwarmCounters>,
+    grants: Arc<Grants>,
     state: Lock<State>,
 }
 
@@ -57,10 +50,6 @@ struct State {
     members: BTreeMap<MemberId, Member>,
     /// Those that wait until it is known whether they serve.
     undecided: BTreeSet<MemberId>,
-    /// Those that left without having lost their rights: their grants are valid on.
-    departed: Vec<(MemberId, Member)>,
-    /// The keys whose owners lost their right to the version.
-    revoked: BTreeSet<[u8; 32]>,
 }
 
 /// One member.
@@ -73,11 +62,19 @@ struct Member {
     marks: Marks,
     /// Whether nothing more is pushed to it, as its subscription was told to look.
     is_seeded: bool,
-    /// The holders that were named to it, each with a grant.
-    granted: BTreeSet<MemberId>,
+    /// The holders that were named to it, by key.
+    named: BTreeMap<[u8; 32], Named>,
     /// Whether it cannot be sent deltas.
     lacks_base: bool,
     has_committed: bool,
+}
+
+/// A holder that was named to a member, which may have left since.
+#[derive(Debug)]
+struct Named {
+    member: MemberId,
+    principal: Arc<str>,
+    peer: Peer,
 }
 
 impl SharedVersion {
@@ -91,8 +88,6 @@ impl SharedVersion {
             next: 0,
             members: BTreeMap::new(),
             undecided: BTreeSet::new(),
-            departed: vec![],
-            revoked: BTreeSet::new(),
         };
         let shared = Arc::new(Self {
             topic: topic.name().clone(),
@@ -101,6 +96,7 @@ impl SharedVersion {
             encodings: Arc::new(EncodingLog::new(chunks)),
             published: topic.published_at_of(key).unwrap_or_else(Instant::now),
             counters: Arc::clone(topic.swarm()),
+            grants: Arc::clone(topic.grants()),
             state: Lock::new(state),
         });
         tokio::spawn(look_after(Arc::downgrade(&shared)));
@@ -116,19 +112,18 @@ impl SharedVersion {
         base: Option<Version>,
     ) -> Arc<Seat> {
         let signals = Arc::<Signals>::default();
+        self.grants.handle_joined(sharer, &signals);
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let id = MemberId(state.next);
         state.next += 1;
-        let revoked = state.revoked.iter().copied().collect();
-        signals.with(|raised| raised.revoked = revoked);
         let member = Member {
             sharer: Arc::clone(sharer),
             signals: Arc::clone(&signals),
             selected,
             marks: Marks::of(self.manifest.chunking().count()),
             is_seeded: false,
-            granted: BTreeSet::new(),
+            named: BTreeMap::new(),
             lacks_base: base.is_none(),
             has_committed: false,
         };
@@ -147,16 +142,9 @@ impl SharedVersion {
     pub(super) fn leave(&self, id: MemberId) {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let Some(mut member) = state.members.remove(&id) else { return };
+        let Some(member) = state.members.remove(&id) else { return };
         state.swarm.leave(id, Instant::now().into_std());
         self.counters.handle_left(self.key, member.has_committed);
-        if !member.granted.is_empty() {
-            state.departed.push((id, member.take_grants())); // Without what it took for each chunk.
-            if state.departed.len() > DEPARTED_MAX {
-                let (_, oldest) = state.departed.remove(0);
-                state.revoke(&self.topic, &oldest);
-            }
-        }
         state.wake();
     }
 
@@ -190,21 +178,25 @@ impl SharedVersion {
         let state = &mut *guard;
         let Some(member) = state.members.get_mut(&id) else { return };
         let chunks = chunks.intersection(&member.selected);
-        for chunk in chunks.iter() {
+        for chunk in chunks.iter().take(REQUESTED_MAX as usize) {
             member.marks.handle_sent(chunk);
             state.swarm.handle_sent(id, ChunkIndex(chunk));
         }
         state.wake();
     }
 
-    /// Handles what a member can, or can no longer, send.
-    pub(super) fn handle_held(&self, id: MemberId, held: &Held) {
+    /// Those of `chunks` that a member selects. Others are passed over.
+    pub(super) fn selected_of(&self, id: MemberId, chunks: &RangeSet) -> RangeSet {
+        let state = self.state.lock();
+        let member = state.members.get(&id);
+        member.map(|member| chunks.intersection(&member.selected)).unwrap_or_default()
+    }
+
+    /// Handles what a member can, or can no longer, send, of what it selects.
+    pub(super) fn handle_held(&self, id: MemberId, added: &RangeSet, withdrawn: &RangeSet) {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let Some(member) = state.members.get_mut(&id) else { return };
-        // Others are passed over.
-        let (added, withdrawn) =
-            (held.added.intersection(&member.selected), held.withdrawn.intersection(&member.selected));
         withdrawn.iter().for_each(|chunk| member.marks.handle_withdrawn(chunk));
         let (mut is_progress, mut from_peers_bytes) = (false, 0);
         for chunk in added.iter() {
@@ -218,8 +210,24 @@ impl SharedVersion {
         if is_progress {
             member.signals.raise(|raised| raised.has_progress = true);
         }
-        state.swarm.handle_held(id, &added, &withdrawn, Instant::now().into_std());
+        state.swarm.handle_held(id, added, withdrawn, Instant::now().into_std());
         state.wake();
+    }
+
+    /// Handles that a member was sent another encoding by a peer, as it says: the peer is named to it no more. One that was
+    /// not named to it is passed over.
+    pub(super) fn handle_bad_peer(&self, id: MemberId, peer: [u8; 32]) {
+        let state = self.state.lock();
+        let Some(member) = state.members.get(&id) else { return };
+        let Some(named) = member.named.get(&peer).filter(|_| member.sharer.distrust(peer)) else { return };
+        tracing::warn!(
+            topic = %self.topic, version = self.key.1.0,
+            reported_by = %member.sharer.peer(), reporting_principal = %member.sharer.principal(),
+            peer = %named.peer, principal = %named.principal, key = %Fingerprint(peer),
+            "A client reports that a peer sent it other bytes than this server vouches for. Either of them is broken or \
+             lies. The peer is named to this client no more; if several clients report it, revoke its ticket."
+        );
+        member.signals.raise(|raised| raised.are_sources_changed = true);
     }
 
     /// Handles that peers may, or may no longer, be told of a member's port.
@@ -231,7 +239,7 @@ impl SharedVersion {
         match state.swarm.serves(id) == serves {
             // Those that keep it as a neighbour, at another address.
             true => {
-                for other in state.members.values().filter(|other| other.granted.contains(&id)) {
+                for other in state.members.values().filter(|other| other.is_told_of(id)) {
                     other.signals.raise(|raised| raised.are_sources_changed = true);
                 }
             }
@@ -268,24 +276,29 @@ impl SharedVersion {
         let Some(taker) = state.members.get(&id).and_then(|member| member.sharer.key()) else {
             return (vec![], is_seeded);
         };
-        let (mut sources, mut keys, mut granted) = (vec![], BTreeSet::from([taker]), vec![]);
+        let Some(member) = state.members.get(&id) else { return (vec![], is_seeded) };
+        let (mut sources, mut named) = (vec![], BTreeMap::new());
         for neighbour in state.swarm.neighbours(id) {
             let Some(holder) = state.members.get(neighbour) else { continue };
             let Some((key, addresses)) = holder.sharer.nameable() else { continue };
             // A client that reconnected may be a member twice for some seconds.
-            if !keys.insert(key) {
+            if key == taker || named.contains_key(&key) || !member.sharer.trusts(&key) {
                 continue;
             }
-            granted.push(*neighbour);
+            let principal = Arc::clone(holder.sharer.principal());
+            named.insert(key, Named { member: *neighbour, principal, peer: holder.sharer.peer() });
             sources.push(Source {
                 addresses: addresses.to_vec(),
                 key,
                 grant: holder.sharer.secret().grant(&self.topic, self.key, &taker),
                 chunks: state.swarm.held(*neighbour, SOURCE_RANGES_MAX),
+                is_near: state.swarm.are_near(id, *neighbour),
             });
         }
-        if let Some(member) = state.members.get_mut(&id) {
-            member.granted.extend(granted);
+        sources.sort_by_key(|source| !source.is_near);
+        if let Some(member) = state.members.get_mut(&id).filter(|_| !named.is_empty()) {
+            member.named.extend(named);
+            self.grants.handle_named(taker, &member.sharer);
         }
         (sources, is_seeded)
     }
@@ -306,6 +319,7 @@ impl SharedVersion {
         let peer_of = |id: &MemberId| state.members.get(id).map(|member| member.sharer.peer());
         let status = |(id, member): (&MemberId, &Member)| MemberStatus {
             peer: member.sharer.peer(),
+            site: member.sharer.site(),
             serves: member.sharer.nameable().is_some(),
             held_chunks: member.marks.held(),
             selected_chunks: member.selected.len(),
@@ -313,29 +327,6 @@ impl SharedVersion {
             sources: state.swarm.neighbours(*id).iter().filter_map(peer_of).collect(),
         };
         state.members.iter().take(max).map(status).collect()
-    }
-
-    /// Ends the grants of members, also former ones, that may not have the topic any more.
-    fn check_rights(&self) {
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        let topic = &self.topic;
-        let has_lost = |member: &Member| !member.granted.is_empty() && !member.sharer.may_take(topic);
-        let mut lost: Vec<Member> = state
-            .departed
-            .extract_if(.., |(_, member)| has_lost(member))
-            .map(|(_, member)| member)
-            .collect();
-        for member in state.members.values_mut().filter(|member| has_lost(member)) {
-            lost.push(member.take_grants());
-        }
-        for member in &lost {
-            tracing::info!(
-                %topic, taker = %member.sharer.peer(),
-                "A client lost its right to a topic: its peers are told to send it nothing more of it."
-            );
-            state.revoke(topic, member);
-        }
     }
 
     /// Lets members go on that waited for time to pass. Returns whether there are some that have not committed.
@@ -355,21 +346,12 @@ impl Member {
             false => self.marks.held_or_sent(),
         };
         let selected = if self.has_committed { RangeSet::new() } else { self.selected.clone() };
-        Joining { selected, held, serves, lacks_base: self.lacks_base }
+        Joining { selected, held, serves, lacks_base: self.lacks_base, site: self.sharer.site() }
     }
 
-    /// Takes away what it was granted, as a member of its own.
-    fn take_grants(&mut self) -> Self {
-        Self {
-            sharer: Arc::clone(&self.sharer),
-            signals: Arc::clone(&self.signals),
-            selected: RangeSet::new(),
-            marks: Marks::of(0),
-            is_seeded: false,
-            granted: std::mem::take(&mut self.granted),
-            lacks_base: self.lacks_base,
-            has_committed: self.has_committed,
-        }
+    /// Whether a holder was named to it.
+    fn is_told_of(&self, holder: MemberId) -> bool {
+        self.named.values().any(|named| named.member == holder)
     }
 }
 
@@ -401,27 +383,6 @@ impl State {
             }
         }
     }
-
-    /// Tells all members that a former one may take nothing more of them, since it may have grants of earlier sessions of
-    /// each; and those that join later. Not if its client is a member again, by other credentials, with a right.
-    fn revoke(&mut self, topic: &Topic, member: &Member) {
-        let Some(taker) = member.sharer.key() else { return };
-        let is_of_client = |other: &&Member| other.sharer.key() == Some(taker);
-        if self
-            .members
-            .values()
-            .filter(is_of_client)
-            .any(|other| other.sharer.may_take(topic))
-        {
-            return;
-        }
-        if self.revoked.len() < REVOKED_MAX {
-            self.revoked.insert(taker);
-        }
-        for holder in self.members.values() {
-            holder.signals.raise(|raised| raised.revoked.push(taker));
-        }
-    }
 }
 
 fn chunk_bytes(manifest: &Manifest, chunk: u32) -> u64 {
@@ -431,14 +392,10 @@ fn chunk_bytes(manifest: &Manifest, chunk: u32) -> u64 {
 
 /// Looks after a version until it ends.
 async fn look_after(version: Weak<SharedVersion>) {
-    let (mut rights_at, mut tick) = (Instant::now() + RIGHTS_INTERVAL, TICK);
+    let mut tick = TICK;
     loop {
         tokio::time::sleep(tick).await;
         let Some(version) = version.upgrade() else { return };
         tick = if version.tick() { TICK } else { QUIET_TICK };
-        if Instant::now() >= rights_at {
-            version.check_rights();
-            rights_at = Instant::now() + RIGHTS_INTERVAL;
-        }
     }
 }

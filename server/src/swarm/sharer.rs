@@ -7,12 +7,14 @@ use super::{
 };
 use crate::access::Right;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Weak},
     time::Duration,
 };
 use tensor_relay_device::Lock;
-use tensor_relay_protocol::{Held, LaneGrant, PeerAddress, PeerSecret, Share, SubscriptionId, Topic, Verb};
+use tensor_relay_protocol::{
+    Epoch, LaneGrant, PeerAddress, PeerSecret, Share, Site, SubscriptionId, Topic, Verb, Version,
+};
 use tensor_relay_transport::Peer;
 use tokio::{task::JoinSet, time::Instant};
 
@@ -26,6 +28,9 @@ const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The rounds after one `Share`, in which no port answers: packets may be lost, and a port may be opened a little later.
 const DIAL_ROUNDS: usize = 3;
 
+/// The most peers that are not named to a client any more: as many as it uses no more itself.
+const DISTRUSTED_MAX: usize = 1_024;
+
 /// A client that said that it shares, with what this server knows of it.
 #[derive(Debug)]
 pub(crate) struct Sharer {
@@ -33,6 +38,8 @@ pub(crate) struct Sharer {
     secret: PeerSecret,
     /// Asked for in turns, also after the session: its grants must not outlive its rights.
     right: Right,
+    /// Who it is, for logs and for its share of what the server does.
+    principal: Arc<str>,
     peer: Peer,
     state: Lock<State>,
 }
@@ -41,6 +48,7 @@ pub(crate) struct Sharer {
 struct State {
     /// The SHA-256 of its public key; `None` until it shares.
     key: Option<[u8; 32]>,
+    site: Site,
     /// The addresses of its port that answered with the key.
     proven: Arc<[PeerAddress]>,
     /// Where it has its versions from.
@@ -49,12 +57,19 @@ struct State {
     dial_at: Option<Instant>,
     /// Until when it is not known whether its port answers.
     is_asked_until: Option<Instant>,
+    /// The keys of the peers that sent it other encodings, as it says.
+    distrusted: BTreeSet<[u8; 32]>,
 }
 
 impl Sharer {
     /// The client at `peer` of the session with this number and grant of lanes, who does not share yet.
-    pub(crate) fn new(session: u64, grant: &LaneGrant, right: Right, peer: Peer) -> Self {
-        Self { session, secret: PeerSecret::of(grant), right, peer, state: Lock::default() }
+    pub(crate) fn new(
+        (session, grant): (u64, &LaneGrant),
+        right: Right,
+        principal: Arc<str>,
+        peer: Peer,
+    ) -> Self {
+        Self { session, secret: PeerSecret::of(grant), right, principal, peer, state: Lock::default() }
     }
 
     /// Handles that the client says where it listens. Then [`dial`](Self::dial).
@@ -62,6 +77,7 @@ impl Sharer {
         let seats = {
             let mut state = self.state.lock();
             (state.key, state.proven) = (share.key, Arc::default());
+            state.site = share.site.clone();
             let is_asked = !share.addresses.is_empty();
             state.is_asked_until = is_asked.then(|| Instant::now() + FIRST_ANSWER_TIMEOUT);
             state.seats()
@@ -90,8 +106,9 @@ impl Sharer {
             let mut asking = JoinSet::new();
             for address in told.iter().copied() {
                 let (dialling, claimed) = (dialling.clone(), claimed.clone());
+                let principal = Arc::clone(&self.principal);
                 asking.spawn(async move {
-                    let _turn = dialling.turns.acquire().await.ok()?;
+                    let _turn = dialling.turns.take(&principal).await?;
                     let answered = dial_back::ask(&dialling.connector, address, &claimed).await;
                     let log = |why_not: &_| {
                         let address = address.address;
@@ -150,13 +167,34 @@ impl Sharer {
         self.state.lock().is_asked_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Handles that the client can, or can no longer, send chunks of a version to its peers. About another version than
-    /// the last one of the subscription it says nothing any more.
-    pub(crate) fn handle_held(&self, held: &Held) {
-        let seat = self.state.lock().seats.get(&held.subscription).and_then(Weak::upgrade);
-        if let Some(seat) = seat {
-            seat.handle_held(held);
+    /// Its seat in a version, if that is the last one of the subscription.
+    pub(super) fn seat(&self, subscription: SubscriptionId, version: (Epoch, Version)) -> Option<Arc<Seat>> {
+        let seat = self.state.lock().seats.get(&subscription).and_then(Weak::upgrade);
+        seat.filter(|seat| seat.is_in(version))
+    }
+
+    /// Handles that a peer sent the client another encoding of a version's chunk than this server named, as the client
+    /// says. It is the word of one client, so that nothing follows for others.
+    pub(crate) fn handle_bad_peer(
+        &self,
+        subscription: SubscriptionId,
+        version: (Epoch, Version),
+        peer: [u8; 32],
+    ) {
+        if let Some(seat) = self.seat(subscription, version) {
+            seat.handle_bad_peer(peer);
         }
+    }
+
+    /// Names a peer to the client no more in this session. Returns whether that is new.
+    pub(super) fn distrust(&self, peer: [u8; 32]) -> bool {
+        let mut state = self.state.lock();
+        state.distrusted.len() < DISTRUSTED_MAX && state.distrusted.insert(peer)
+    }
+
+    /// Whether a peer may be named to the client.
+    pub(super) fn trusts(&self, peer: &[u8; 32]) -> bool {
+        !self.state.lock().distrusted.contains(peer)
     }
 
     /// Keeps the seat of a subscription in a version, as long as it exists.
@@ -181,6 +219,16 @@ impl Sharer {
     /// The secret that this server shares with its session.
     pub(super) fn secret(&self) -> &PeerSecret {
         &self.secret
+    }
+
+    /// Where it is, as it says.
+    pub(super) fn site(&self) -> Site {
+        self.state.lock().site.clone()
+    }
+
+    /// Who it is.
+    pub(super) fn principal(&self) -> &Arc<str> {
+        &self.principal
     }
 
     /// Where it is.

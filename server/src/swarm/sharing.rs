@@ -22,24 +22,22 @@ impl Sharing {
         Self { sharer, subscription, seat: None }
     }
 
-    /// Whether a version that begins is shared: it has enough chunks, and the client shares.
+    /// Whether a version that is announced is shared: it has enough chunks, and the client shares.
     pub(crate) fn is_shared(&self, version: &Retained) -> bool {
         self.sharer.key().is_some() && version.payload.manifest().chunking().count() >= CHUNKS_MIN
     }
 
-    /// Joins the members of a version that begins, if it is shared. The client selects `selected` of it, and may be sent
-    /// deltas against `base`. Leaves the one before.
+    /// Joins the members of a version that begins, and was announced as shared. The client selects `selected` of it, and may
+    /// be sent deltas against `base`.
     pub(crate) fn begin(
         &mut self,
         (topic, version): (&TopicState, &Retained),
         selected: &RangeSet,
         base: Option<Version>,
-    ) {
-        self.seat = None;
-        if self.is_shared(version) {
-            let shared = version.shared.get_or_init(|| SharedVersion::begin(topic, version));
-            self.seat = Some(shared.join(&self.sharer, self.subscription, selected.clone(), base));
-        }
+    ) -> &Arc<Seat> {
+        let shared = version.shared.get_or_init(|| SharedVersion::begin(topic, version));
+        self.seat
+            .insert(shared.join(&self.sharer, self.subscription, selected.clone(), base))
     }
 
     /// Leaves the members of the version.

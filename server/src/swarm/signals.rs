@@ -1,5 +1,6 @@
 //! [`Signals`]: what a member's subscription is to be told, until its task has time for it.
 
+use std::collections::BTreeMap;
 use tensor_relay_device::Lock;
 use tokio::sync::Notify;
 
@@ -20,8 +21,8 @@ pub(super) struct Raised {
     pub(super) has_progress: bool,
     /// Its sources may have changed.
     pub(super) are_sources_changed: bool,
-    /// The keys whose owners lost their right to take from it.
-    pub(super) revoked: Vec<[u8; 32]>,
+    /// The keys whose owners lost their right to take from it, or have it again (true).
+    pub(super) revocations: BTreeMap<[u8; 32], bool>,
 }
 
 impl Signals {

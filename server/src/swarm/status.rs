@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 use tensor_relay_device::Lock;
-use tensor_relay_protocol::{Epoch, Version};
+use tensor_relay_protocol::{Epoch, Site, Version};
 use tensor_relay_transport::Peer;
 
 /// The swarms of one topic.
@@ -25,6 +25,8 @@ pub struct SwarmStatus {
 pub struct MemberStatus {
     /// Its address.
     pub peer: Peer,
+    /// Where it is, as it says.
+    pub site: Site,
     /// Whether others are told of its port.
     pub serves: bool,
     /// The chunks that it says it can send.

@@ -14,8 +14,23 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Creates `hosts` hosts, numbered from 0; the error says why this system does not permit it.
+    /// Creates `hosts` hosts with [`address`](Self::address)es, numbered from 0; the error says why this system does not
+    /// permit it.
     pub fn new(hosts: usize, megabits: u32) -> Result<Self, String> {
+        Self::with_addresses(hosts, megabits, |host| vec![format!("{}/24", Self::address(host))])
+    }
+
+    /// The same with [`address_v6`](Self::address_v6)es alone.
+    pub fn over_ipv6(hosts: usize, megabits: u32) -> Result<Self, String> {
+        let addresses = |host| vec![format!("{}/64", Self::address_v6(host)), "nodad".into()];
+        Self::with_addresses(hosts, megabits, addresses)
+    }
+
+    fn with_addresses(
+        hosts: usize,
+        megabits: u32,
+        address: impl Fn(usize) -> Vec<String>,
+    ) -> Result<Self, String> {
         let name = format!("relay-{}-{}-h", std::process::id(), next_number());
         let mut switch = Self { switch: format!("{name}s"), hosts: vec![] };
         try_ip(&["netns", "add", &switch.switch])?;
@@ -29,8 +44,9 @@ impl Switch {
             let link = [&["-n", &host, "link", "add", "lan", "mtu", "1500", "type", "veth"][..], &peer];
             try_ip(&link.concat())?;
             try_ip(&["-n", &switch.switch, "link", "set", &port, "master", "bridge", "up"])?;
-            let address = format!("{}/24", Self::address(number));
-            try_ip(&["-n", &host, "address", "add", &address, "dev", "lan"])?;
+            let address = address(number);
+            let address: Vec<&str> = address.iter().map(String::as_str).collect();
+            try_ip(&[&["-n", &host, "address", "add"][..], &address, &["dev", "lan"]].concat())?;
             for device in ["lo", "lan"] {
                 try_ip(&["-n", &host, "link", "set", device, "up"])?;
             }
@@ -42,6 +58,35 @@ impl Switch {
     /// The address of a host.
     pub fn address(host: usize) -> String {
         format!("10.47.48.{}", host + 1)
+    }
+
+    /// The address of a host on a switch for IPv6.
+    pub fn address_v6(host: usize) -> String {
+        format!("fd47:48::{}", host + 1)
+    }
+
+    /// Adds a host behind another one, which masquerades it, as a home router does; returns its number.
+    pub fn add_behind_nat(&mut self, router: usize) -> Result<usize, String> {
+        let (router, number) = (self.hosts[router].clone(), self.hosts.len());
+        let inside = format!("{router}n");
+        try_ip(&["netns", "add", &inside])?;
+        self.hosts.push(inside.clone());
+        let link = ["link", "add", "lan", "mtu", "1500", "type", "veth", "peer", "name", "inside", "netns"];
+        try_ip(&[&["-n", &inside][..], &link, &[router.as_str()]].concat())?;
+        for (host, device, address) in
+            [(&router, "inside", "192.168.47.1/24"), (&inside, "lan", "192.168.47.2/24")]
+        {
+            try_ip(&["-n", host, "address", "add", address, "dev", device])?;
+            try_ip(&["-n", host, "link", "set", device, "up"])?;
+        }
+        try_ip(&["-n", &inside, "link", "set", "lo", "up"])?;
+        try_ip(&["-n", &inside, "route", "add", "default", "via", "192.168.47.1"])?;
+        try_ip(&["netns", "exec", &router, "sysctl", "-qw", "net.ipv4.ip_forward=1"])?;
+        let rules = "add table ip relay_nat\n\
+             add chain ip relay_nat postrouting { type nat hook postrouting priority 100; }\n\
+             add rule ip relay_nat postrouting oifname lan masquerade";
+        try_ip(&["netns", "exec", &router, "nft", rules])?;
+        Ok(number)
     }
 
     /// Limits the rate of a host's link in each direction. Fails if this system does not support that.

@@ -8,7 +8,7 @@ use crate::{
 use std::time::Duration;
 use tensor_relay_protocol::{
     Announce, ClientMessage, CloseCode, Cuts, Dtype, EndReason, Feature, FeatureSet, Glob, Held, Hello,
-    LaneGrant, LaneId, Order, ProbeBytes, ProbeHeader, RangeSet, ServerMessage, Share, StreamHeader,
+    LaneGrant, LaneId, Order, ProbeBytes, ProbeHeader, RangeSet, ServerMessage, Share, Site, StreamHeader,
     Subscribe, SubscriptionId, TensorSpec,
 };
 use tensor_relay_tests::{
@@ -32,7 +32,7 @@ fn clients_that_use_unoffered_features_are_refused() {
     for (message, feature) in [
         (ClientMessage::Subscribe(Subscribe { order, ..wanted.clone() }), "order"),
         (ClientMessage::Subscribe(Subscribe { grant, ..wanted }), "peers"),
-        (ClientMessage::Share(Share { addresses: vec![], key: None }), "peers"),
+        (ClientMessage::Share(Share { addresses: vec![], key: None, site: Site::default() }), "peers"),
         (ClientMessage::Held(held), "peers"),
         (ClientMessage::Check { session: 1, nonce: [1; 32] }, "peers"),
     ] {
@@ -75,9 +75,8 @@ fn servers_that_use_unoffered_features_are_refused() {
         (
             |script| ServerMessage::Revoke {
                 subscription: script.subscription,
-                epoch: EPOCH,
-                version: VERSION,
-                taker: None,
+                taker: [1; 32],
+                restored: false,
             },
             "peers",
         ),

@@ -10,6 +10,7 @@ mod clients;
 mod features;
 mod forged;
 mod get;
+mod holders;
 mod lanes;
 mod loaded;
 mod members;

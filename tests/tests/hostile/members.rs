@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 use tensor_relay_protocol::{
     Announce, ChunkHeader, ClientMessage, CloseCode, EncodingEntry, EncodingHasher, Feature, FeatureSet,
     Grant, HEADER_BYTES, Held, Hello, LaneGrant, PeerAddress, PeerSecret, RangeSet, ServerMessage, Share,
-    Source, StreamHeader, SubscriptionId, TicketId, Token, Transport as PeerTransport, Verbs, Version,
+    Site, Source, StreamHeader, SubscriptionId, TicketId, Token, Transport as PeerTransport, Verbs, Version,
     Welcome,
 };
 use tensor_relay_server::{Access, Config, PeerDialling, PeerNetwork, Publisher, Rules, Server};
@@ -66,7 +66,7 @@ impl Member {
             .iter()
             .map(|address| PeerAddress { transport, address: *address })
             .collect();
-        let share = Share { addresses, key: Some(self.key) };
+        let share = Share { addresses, key: Some(self.key), site: Site::default() };
         self.peer.send_to_server(ClientMessage::Share(share)).await;
     }
 
@@ -237,10 +237,7 @@ fn other_addresses_are_not_dialled() {
 /// Subscribes `member`, and another one that only takes, which is returned.
 async fn subscribed_beside(sim: &Sim, member: &mut Member) -> Member {
     member.subscribe(4).await;
-    let mut taker = Member::connect(sim, 3, token()).await;
-    taker.share(&[]).await;
-    taker.subscribe(4).await;
-    taker
+    subscribed(sim, 3).await
 }
 
 async fn assert_named_to_nobody(sim: &Sim, member: &mut Member) {
@@ -272,15 +269,7 @@ fn rights_that_end_are_revoked_at_holders() {
                 }
                 let revoked = [TicketId([8; 8])].into();
                 sender.send_replace(Arc::new(Rules { revoked, ..rules() }));
-                let told = async {
-                    loop {
-                        if let ServerMessage::Revoke { taker, .. } = holder.peer.receive_from_server().await {
-                            return taker;
-                        }
-                    }
-                };
-                let told = timeout(Duration::from_secs(10), told).await.expect("within 10 s");
-                assert_eq!(told, Some(taker.key));
+                assert_eq!(next_revocation(&mut holder.peer).await, (taker.key, false));
             };
             tokio::select! {
                 () = revoked => {}
@@ -288,6 +277,148 @@ fn rights_that_end_are_revoked_at_holders() {
             }
         });
     }
+}
+
+/// Goal: a version is shared if it was announced so, and otherwise not, whatever the client says meanwhile. Method: a client
+/// that says that it shares at about the time of the announcement.
+#[test]
+fn a_client_that_shares_too_late_takes_part_in_the_next_version() {
+    let mut announced = vec![];
+    for after_us in (0..4_000).step_by(250) {
+        simulate(1, async |sim| {
+            let (server, mut publisher) = serve(&sim, Access::new(rules()), &[]).await;
+            let mut member = Member::connect(&sim, 2, token()).await;
+            member.peer.send_to_server(subscribe(1, CHUNKS)).await;
+            tokio::time::sleep(Duration::from_micros(after_us)).await;
+            member.share(&[]).await;
+            let is_shared = next_announced(&mut member.peer).await;
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let swarm = server.status_reader().read().unwrap().topics.remove(0).swarm;
+            assert_eq!(swarm.members_count, u64::from(is_shared), "after {after_us} us");
+            announced.push(is_shared);
+            let (subscription, version) = (SubscriptionId(1), Version(1));
+            let committed =
+                ClientMessage::Committed { subscription, epoch: publisher.epoch(), version, kept: false };
+            member.peer.send_to_server(committed).await;
+            publish(&server, &mut publisher, 2, u64::from(CHUNKS * CHUNK_BYTES)).await;
+            assert!(next_announced(&mut member.peer).await, "it has said so by now");
+        });
+    }
+    assert!(announced.contains(&true) && announced.contains(&false), "{announced:?}");
+}
+
+/// Waits for the next announcement; returns whether it is of a shared version.
+async fn next_announced(peer: &mut Peer) -> bool {
+    loop {
+        if let ServerMessage::Announce(announce) = peer.receive_from_server().await {
+            return announce.shared;
+        }
+    }
+}
+
+/// Goal: a peer that sent other bytes, as a client says, is named to that client no more, and to others as ever. Method: one
+/// of two takers says so; also of somebody who was not named to it, which nobody notices.
+#[test]
+fn a_reported_peer_is_not_named_to_the_reporter() {
+    simulate(1, async |sim| {
+        let (_server, publisher) = serve(&sim, Access::new(rules()), &[]).await;
+        let mut holder = Member::connect(&sim, 2, token()).await;
+        let port = answer(listen(&sim, 2, 2), Answer::Proof, (holder.session, holder.grant), holder.key);
+        let reported = async {
+            holder.share(&[address_of(&sim, 2)]).await;
+            holder.subscribe(0).await;
+            let mut reporter = subscribed(&sim, 3).await;
+            assert_eq!(reporter.named().await.map(|sources| sources.len()), Some(1));
+            for key in [[9; 32], holder.key, holder.key] {
+                let (subscription, epoch, version) = (SubscriptionId(1), publisher.epoch(), Version(1));
+                let report = ClientMessage::BadPeer { subscription, epoch, version, key };
+                reporter.peer.send_to_server(report).await;
+            }
+            let named = async {
+                loop {
+                    if let ServerMessage::Sources { sources, .. } = reporter.peer.receive_from_server().await
+                    {
+                        return sources;
+                    }
+                }
+            };
+            assert_eq!(timeout(PATIENCE, named).await.expect("it is told"), []);
+            let mut other = subscribed(&sim, 4).await;
+            assert_eq!(other.named().await.map(|sources| sources.len()), Some(1));
+            let subscription = SubscriptionId(9);
+            let (epoch, version) = (publisher.epoch(), Version(1));
+            let of_nothing = ClientMessage::BadPeer { subscription, epoch, version, key: holder.key };
+            other.peer.send_to_server(of_nothing).await;
+            assert_eq!(other.peer.wait_for_close().await.0, Some(CloseCode::ProtocolViolation));
+        };
+        tokio::select! {
+            () = reported => {}
+            () = port => panic!("the port stays open"),
+        }
+    });
+}
+
+/// A client with this number that only takes.
+async fn subscribed(sim: &Sim, number: u8) -> Member {
+    let mut taker = Member::connect(sim, number, token()).await;
+    taker.share(&[]).await;
+    taker.subscribe(0).await;
+    taker
+}
+
+/// Goal: a holder is told of rights that end, also if the taker was named it for an older version than the one that it
+/// receives now; and of rights that come back. Method: a taker stays with version 1, when the holder has version 2; its ticket
+/// is revoked, and then not any more.
+#[test]
+fn a_holder_of_an_older_version_is_told_of_rights_that_end_and_come_back() {
+    simulate(1, async |sim| {
+        let sender = watch::Sender::new(Arc::new(rules()));
+        let (server, mut publisher) = serve(&sim, Access::following(sender.subscribe()), &[]).await;
+        let mut holder = Member::connect(&sim, 2, token()).await;
+        let port = answer(listen(&sim, 2, 2), Answer::Proof, (holder.session, holder.grant), holder.key);
+        let right = || token_with(8, vec![Grant::everywhere(Verbs::CONSUME)]);
+        let told = async {
+            holder.share(&[address_of(&sim, 2)]).await;
+            holder.subscribe(CHUNKS).await;
+            let mut taker = Member::connect(&sim, 3, right()).await;
+            taker.share(&[]).await;
+            taker.subscribe(0).await;
+            assert!(taker.named().await.is_some());
+            let (subscription, version) = (SubscriptionId(1), Version(1));
+            let committed =
+                ClientMessage::Committed { subscription, epoch: publisher.epoch(), version, kept: false };
+            holder.peer.send_to_server(committed).await;
+            publish(&server, &mut publisher, 2, u64::from(CHUNKS * CHUNK_BYTES)).await;
+            assert!(next_announced(&mut holder.peer).await);
+            sender.send_replace(Arc::new(Rules { revoked: [TicketId([8; 8])].into(), ..rules() }));
+            assert_eq!(next_revocation(&mut holder.peer).await, (taker.key, false));
+            let mut late = subscribed(&sim, 4).await;
+            assert_eq!(next_revocation(&mut late.peer).await, (taker.key, false), "it may be named to it");
+            sender.send_replace(Arc::new(rules()));
+            let mut again = Member::connect(&sim, 3, right()).await;
+            again.share(&[]).await;
+            again.subscribe(0).await;
+            for member in [&mut holder, &mut late] {
+                assert_eq!(next_revocation(&mut member.peer).await, (taker.key, true));
+            }
+        };
+        tokio::select! {
+            () = told => {}
+            () = port => panic!("the port stays open"),
+        }
+    });
+}
+
+/// The next `Revoke`, within ten seconds: whose right it is about, and whether it was restored.
+async fn next_revocation(peer: &mut Peer) -> ([u8; 32], bool) {
+    let told = async {
+        loop {
+            if let ServerMessage::Revoke { taker, restored, .. } = peer.receive_from_server().await {
+                return (taker, restored);
+            }
+        }
+    };
+    timeout(Duration::from_secs(10), told).await.expect("within 10 s")
 }
 
 /// Goal: what only a member had that left is pushed to those that stay. Method: two holders that are sent a part each; one
@@ -430,7 +561,7 @@ fn sharing_is_offered_to_those_that_ask_and_if_it_is_on() {
             let ServerMessage::Welcome(welcome) = peer.receive_from_server().await else { panic!() };
             assert_eq!(welcome.features.contains(Feature::Peers), expected);
             if !expected {
-                let share = Share { addresses: vec![], key: Some([1; 32]) };
+                let share = Share { addresses: vec![], key: Some([1; 32]), site: Site::default() };
                 peer.send_to_server(ClientMessage::Share(share)).await;
                 assert_eq!(peer.wait_for_close().await.0, Some(CloseCode::ProtocolViolation));
             }

@@ -7,8 +7,8 @@ mod tls;
 use rustls::crypto::aws_lc_rs;
 use std::net::SocketAddr;
 use tensor_relay_protocol::{
-    ClientMessage, CloseCode, CodecSet, FeatureSet, Hello, InstanceId, LaneOffer, ServerMessage, Subscribe,
-    SubscriptionId, Welcome, decode_frame_length, encode_client, encode_server,
+    ClientMessage, CloseCode, CodecSet, Feature, FeatureSet, Hello, InstanceId, LaneGrant, LaneOffer,
+    ServerMessage, Subscribe, SubscriptionId, Welcome, decode_frame_length, encode_client, encode_server,
 };
 use tensor_relay_tests::{
     pair::{Sim, token, topic, transport},
@@ -313,6 +313,25 @@ impl Peer {
     /// A server like [`Peer::server`] that offers `lanes`.
     pub(crate) async fn server_offering(sim: &Sim, lanes: Option<LaneOffer>) -> (Self, Subscribe) {
         subscriber(Self::accept_client(Listener::new(sim), lanes, FeatureSet::OF_SERVER).await)
+    }
+
+    /// An origin of shared versions that sent its first client `Welcome`; and the client's first message.
+    pub(crate) async fn origin(sim: &Sim) -> (Self, ClientMessage) {
+        let lanes = LaneOffer { lanes_max: 1, grant: LaneGrant::new([7; 32]) };
+        let features = FeatureSet::OF_SERVER.with(Feature::Peers);
+        Self::accept_client(Listener::new(sim), Some(lanes), features).await
+    }
+
+    /// A member's port, at the address and with the key of the second server of `sim`, whose first taker asked for a version.
+    pub(crate) async fn holder(sim: &Sim) -> (Self, Subscribe) {
+        let listener = Listener::bind(sim, &sim.other_host(), sim.other_address());
+        subscriber(Self::accept_client(listener, None, FeatureSet::OF_SERVER.with(Feature::Peers)).await)
+    }
+
+    /// The next taker of a holder that has closed this connection.
+    pub(crate) async fn next_taker(self) -> (Self, Subscribe) {
+        let features = FeatureSet::OF_SERVER.with(Feature::Peers);
+        subscriber(Self::accept_client(self.listener.unwrap(), None, features).await)
     }
 
     /// Accepts the next lane of the client; returns it with its first message.

@@ -428,7 +428,7 @@ fn grants_end() {
             taker.begin(1, 2).await;
             let began = sim.elapsed();
             match cause {
-                0 => member.forward.revoke(&topic("t"), (EPOCH, Version(2)), Some(taker.key)),
+                0 => member.forward.revoke(&topic("t"), taker.key, false),
                 1 => member.forward.set_origin(Origin::Ended),
                 2 => member.forward.end(&topic("t"), EndReason::Forbidden),
                 _ => member.forward.set_origin(Origin::Lost),

@@ -5,7 +5,7 @@
 
 use crate::files;
 use serde_json::Value;
-use std::fs;
+use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt};
 use tensor_relay_tests::{
     processes::{Home, Process, Serving, Signal, Switch},
     skip,
@@ -29,15 +29,21 @@ struct Swarm {
 impl Swarm {
     /// Starts an origin, with this many hosts for members; `None` if this system does not permit it.
     fn try_new(members: usize) -> Option<Self> {
-        let switch = Switch::new(members + 1, LINK_MBIT_PER_S)
+        Self::try_on(Switch::new(members + 1, LINK_MBIT_PER_S), &Switch::address(ORIGIN))
+    }
+
+    /// Starts an origin at `address` of the first host of a switch, unless it could not be created.
+    fn try_on(switch: Result<Switch, String>, address: &str) -> Option<Self> {
+        let switch = switch
             .inspect_err(|reason| skip(format_args!("the test cannot create hosts here: {reason}")))
             .ok()?;
         let home = Home::new();
         files::write_noise(&home.path("m"), MODEL_BYTES as usize, 1);
-        let listen = format!("--listen={}:4747", Switch::address(ORIGIN));
+        let listen = format!("--listen={address}:4747");
         let args = [
             "serve",
             "--json",
+            "-v",
             "--topic=m=m",
             "--state-dir=keys",
             "--chunk-size=1MiB",
@@ -165,4 +171,81 @@ fn some_only_take_and_others_do_neither() {
     assert_eq!(sources(&swarm.finish(3, &mut alone)).1, 0);
     assert!(swarm.switch.sent_bytes(2) - sent_by_taker < MODEL_BYTES / 50, "a taker serves nobody");
     fs::metadata(swarm.home.path("out2/m.safetensors")).unwrap();
+}
+
+/// Goal: a member behind NAT takes from others, although none can connect to it, and the origin says why it is not named.
+/// Method: a member has the model; one behind a router that masquerades it begins, and then one on the switch, which has
+/// everything from the first one.
+#[test]
+fn a_member_behind_nat_takes_and_is_not_named() {
+    let mut switch = Switch::new(4, LINK_MBIT_PER_S);
+    let inside = switch.as_mut().ok().map(|switch| switch.add_behind_nat(2));
+    let switch = match inside {
+        Some(Err(reason)) => Err(reason),
+        _ => switch,
+    };
+    let Some(mut swarm) = Swarm::try_on(switch, &Switch::address(ORIGIN)) else { return };
+    let inside = 4;
+    let mut first = swarm.member(1);
+    swarm.finish(1, &mut first);
+    let mut hidden = swarm.member(inside);
+    let (from_origin, from_peers) = sources(&swarm.finish(inside, &mut hidden));
+    assert!(from_peers > from_origin, "{from_origin} {from_peers}");
+    swarm
+        .origin
+        .process
+        .wait_for_stderr("A client's port is not named to its peers.");
+    let sent_by_hidden = swarm.switch.sent_bytes(inside);
+    let mut late = swarm.member(3);
+    let (_, from_peers) = sources(&swarm.finish(3, &mut late));
+    assert!(from_peers > MODEL_BYTES / 2, "{from_peers}");
+    assert!(swarm.switch.sent_bytes(inside) - sent_by_hidden < MODEL_BYTES / 50, "it serves nobody");
+}
+
+/// Goal: members serve each other where there is IPv6 alone. Method: a member has the model, and a second one begins.
+#[test]
+fn members_serve_each_other_over_ipv6() {
+    let address = format!("[{}]", Switch::address_v6(ORIGIN));
+    let Some(swarm) = Swarm::try_on(Switch::over_ipv6(3, LINK_MBIT_PER_S), &address) else { return };
+    let mut first = swarm.member(1);
+    swarm.finish(1, &mut first);
+    let mut second = swarm.member(2);
+    let (from_origin, from_peers) = sources(&swarm.finish(2, &mut second));
+    assert!(from_peers > from_origin, "{from_origin} {from_peers}");
+}
+
+/// Goal: a member that serves its host, too, keeps one copy for all who take. Method: a member with a socket has the model; a
+/// process of its host takes it from memory, and a member on another host chunk by chunk.
+#[test]
+fn a_member_that_serves_its_host_keeps_one_copy() {
+    let Some(swarm) = Swarm::try_new(2) else { return };
+    let (ticket, socket) = (swarm.origin.ticket("m"), swarm.home.path("s"));
+    let share_host = format!("--share-host={}", socket.display());
+    let args = ["subscribe", ticket, "--share", &share_host, "--json", "--device=cpu", "--out=out1"];
+    let mut first = swarm.switch.start(1, &swarm.home, &args);
+    swarm.finish(1, &mut first);
+    let of_host = format!("unix:{}?topic=m", socket.display());
+    let args = ["subscribe", &of_host, "--once", "--json", "--out=neighbour"];
+    let taken = swarm.switch.start(1, &swarm.home, &args).wait().expect_code(0).json();
+    assert_eq!(taken["sharing"], "memory", "{taken}");
+    files::assert_same(&swarm.home.path("m"), &swarm.home.path("neighbour/m.safetensors"));
+    let mut second = swarm.member(2);
+    let (_, from_peers) = sources(&swarm.finish(2, &mut second));
+    assert!(from_peers > MODEL_BYTES / 2, "{from_peers}");
+    let copies = memory_bytes(first.id()) as f64 / MODEL_BYTES as f64;
+    assert!((0.99..1.3).contains(&copies), "{copies}");
+}
+
+/// The size of the shareable memory that a process has open, each region once.
+fn memory_bytes(id: u32) -> u64 {
+    let open = fs::read_dir(format!("/proc/{id}/fd")).unwrap().flatten();
+    let regions = open.filter(|entry| {
+        let target = fs::read_link(entry.path()).unwrap_or_default();
+        target.to_string_lossy().contains("memfd:tensor-relay")
+    });
+    let regions: BTreeMap<u64, u64> = regions
+        .filter_map(|entry| fs::metadata(entry.path()).ok())
+        .map(|region| (region.ino(), region.blocks() * 512))
+        .collect();
+    regions.into_values().sum()
 }

@@ -13,13 +13,14 @@ use tensor_relay_client::{
 };
 use tensor_relay_device::HostSource;
 use tensor_relay_protocol::{
-    ChunkHeader, EncodingEntry, EndReason, Epoch, RangeSet, Topic, Transport as AddressKind,
+    ChunkHeader, EncodingEntry, EndReason, Epoch, Grant, RangeSet, Site, TicketId, Topic,
+    Transport as AddressKind, Verbs,
 };
 use tensor_relay_server::{Access, ForwardOptions, Listener, PeerDialling, Publisher, Rules, Server};
 use tensor_relay_tests::{
     pair::{
-        SERVER_PORT, Sim, client_config, eventually, publish, reconnecting, retaining, server_config,
-        simulate, topic, transport,
+        SERVER_PORT, Sim, client_config, eventually, publish, reconnecting, retaining, rules, server_config,
+        simulate, token_with, topic, transport,
     },
     tensors,
 };
@@ -27,7 +28,7 @@ use tensor_relay_transport::{
     Transport,
     forwarding::{Forward, Forwarded, Origin, ReceivedVersion},
 };
-use tokio::time::timeout;
+use tokio::{sync::watch, time::timeout};
 
 /// Sixty-four chunks.
 const BYTES: u64 = 4 << 20;
@@ -83,7 +84,7 @@ fn address(number: u8) -> SocketAddr {
 fn membership(sim: &Sim, number: u8, kind: Kind) -> (Option<Server>, Membership) {
     let identity = Arc::new(sim.with_key_of(1_000 + u64::from(number)).identity());
     if kind == Kind::Taking {
-        return (None, Membership { identity, addresses: vec![], forward: None });
+        return (None, Membership { identity, addresses: vec![], site: Site::default(), forward: None });
     }
     let address = address(number);
     let host = Arc::new(sim.client_host(number));
@@ -102,7 +103,7 @@ fn membership(sim: &Sim, number: u8, kind: Kind) -> (Option<Server>, Membership)
         _ => AddressKind::Quic,
     };
     let addresses = vec![PeerAddress { transport: kind, address }];
-    (Some(server), Membership { identity, addresses, forward: Some(forward) })
+    (Some(server), Membership { identity, addresses, site: Site::default(), forward: Some(forward) })
 }
 
 /// Offers other bytes than it receives.
@@ -120,8 +121,8 @@ impl Forward for Liar {
         Some(Arc::new(LyingVersion(forwarded)))
     }
 
-    fn revoke(&self, topic: &Topic, version: (Epoch, Version), taker: Option<[u8; 32]>) {
-        self.0.revoke(topic, version, taker);
+    fn revoke(&self, topic: &Topic, taker: [u8; 32], restored: bool) {
+        self.0.revoke(topic, taker, restored);
     }
 
     fn end(&self, topic: &Topic, reason: EndReason) {
@@ -167,10 +168,15 @@ struct Swarm {
 
 impl Swarm {
     async fn of(sim: &Sim, kinds: &[Kind]) -> Self {
+        Self::with_access(sim, Access::new(rules()), kinds).await
+    }
+
+    async fn with_access(sim: &Sim, access: Access, kinds: &[Kind]) -> Self {
         slow_path(sim);
         let connector = Connector::over(Arc::new(sim.server_host()), sim.tuning.clone());
         let peers = Some(PeerDialling::new(connector, &[]));
-        let server = sim.server(tensor_relay_server::Config { peers, ..server_config() });
+        let config = tensor_relay_server::Config { peers, ..server_config() };
+        let server = sim.server_with(access, config);
         let publisher = server.publisher_with(topic("t"), Some(Epoch(3)), retaining(2)).unwrap();
         let mut members = vec![];
         for (number, kind) in (1..).zip(kinds) {
@@ -329,6 +335,36 @@ fn deltas_are_passed_on() {
                 }
             }
         }
+    });
+}
+
+/// Goal: a client whose right comes back takes from others again, of the same holders and the same version. Method: its
+/// ticket is revoked, until the holders know, and then not any more; it has a new session, with the same key.
+#[test]
+fn a_right_that_comes_back_is_back_at_the_holders() {
+    simulate(1, async |sim| {
+        let sender = watch::Sender::new(Arc::new(rules()));
+        let access = Access::following(sender.subscribe());
+        let mut swarm = Swarm::with_access(&sim, access, &[Kind::Sharing; 2]).await;
+        swarm.publish(1).await;
+        swarm.next(1).await;
+        let ticket = sim
+            .bare_ticket()
+            .with_token(token_with(8, vec![Grant::everywhere(Verbs::CONSUME)]));
+        let (_, sharing) = membership(&sim, 9, Kind::Taking);
+        let take = async || {
+            let config = Config { sharing: Some(sharing.clone()), ..reconnecting() };
+            let client = Client::connect_with(&sim.connector(9), &ticket, config).await.unwrap();
+            let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+            next(&mut subscription).await.receipt().sources
+        };
+        let first = take().await;
+        assert!(first.peer_bytes > BYTES / 2, "{first:?}");
+        sender.send_replace(Arc::new(Rules { revoked: [TicketId([8; 8])].into(), ..rules() }));
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        sender.send_replace(Arc::new(rules()));
+        let again = take().await;
+        assert!(again.peer_bytes > BYTES / 2, "{again:?}");
     });
 }
 

@@ -236,7 +236,9 @@ impl<H: Host> Delivery<H> {
         let base = self.host.begin(&version, announcement.skipped, self.accepts_deltas());
         let selection = self.selector.selection(version.payload().manifest()).await;
         let base_version = base.as_ref().map(|base| base.version());
-        let encodings = self.host.handle_selected(&version, &selection, base_version);
+        let encodings = self
+            .host
+            .handle_selected(&version, &selection, base_version, announcement.shared);
         self.machine.handle_selected(Arc::clone(&selection));
         let stall = StallWatch::new(self.egress.stall_timeout);
         let counters = Counters {

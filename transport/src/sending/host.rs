@@ -97,12 +97,13 @@ pub trait Host: Send {
     ) -> Option<Box<dyn DeltaBase>>;
 
     /// Handles what the client selects of the version that began, and the base that its chunks may be encoded against.
-    /// Returns the encodings that its members pass on to each other, if the client is one of them.
+    /// Returns the encodings that its members pass on to each other, if the version was announced as `shared`.
     fn handle_selected(
         &mut self,
         version: &Arc<Self::Version>,
         selection: &Selection,
         base: Option<Version>,
+        shared: bool,
     ) -> Option<Arc<EncodingLog>>;
 
     /// Lends the client the memory of a version, of which it selects `selection`: on the GPU that it named, if the

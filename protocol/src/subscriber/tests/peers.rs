@@ -31,7 +31,10 @@ fn key_of(peer: SubscriptionId) -> [u8; 32] {
 
 fn sources(peers: &[SubscriptionId]) -> Vec<Source> {
     let grant = LaneGrant::new([9; 32]);
-    let source = |peer| Source { addresses: vec![], key: key_of(peer), grant, chunks: RangeSet::new() };
+    let source = |peer| {
+        let (key, chunks) = (key_of(peer), RangeSet::new());
+        Source { addresses: vec![], key, grant, chunks, is_near: false }
+    };
     peers.iter().copied().map(source).collect()
 }
 
@@ -364,6 +367,39 @@ fn a_silent_peer_delays_a_chunk_by_seconds() {
 }
 
 /// PROTOCOL.md §3.15 (12): what cannot be decoded is requested of the origin.
+/// A peer that begins a chunk and then sends nothing keeps another copy of it waiting, but not for long if chunks usually
+/// come fast.
+#[test]
+fn a_peer_that_stalls_inside_a_chunk_is_closed_when_it_comes_from_another() {
+    for is_second_copy_here in [true, false] {
+        let (mut subscriber, mut seconds) = (with_peers(&[FIRST, SECOND]), 0);
+        for chunk in 0..2 {
+            hold(&mut subscriber, FIRST, chunk..chunk + 1);
+            let _ = actions(&mut subscriber);
+            receive(&mut subscriber, FIRST, chunk);
+        }
+        hold(&mut subscriber, FIRST, 2..3);
+        assert_eq!(requested(&actions(&mut subscriber)), [(FIRST, vec![2])]);
+        begin(&mut subscriber, FIRST, 2);
+        if is_second_copy_here {
+            subscriber.handle_chunk(header(1, 2), StreamToken(99)).unwrap(); // It crosses, from the origin.
+        }
+        let closed = (1..=20).find(|_| {
+            let actions = tick(&mut subscriber, &mut seconds);
+            actions.iter().any(|action| matches!(action, Action::CloseSource(FIRST)))
+        });
+        let closed = closed.expect("it is closed in the end");
+        assert_eq!(closed <= 5, is_second_copy_here, "after {closed} s");
+        if is_second_copy_here {
+            subscriber.handle_source_lost(FIRST);
+            let after = actions(&mut subscriber);
+            let is_spare =
+                |action: &Action| matches!(action, Action::Receive { stream: StreamToken(99), .. });
+            assert!(after.iter().any(is_spare), "{after:?}");
+        }
+    }
+}
+
 #[test]
 fn undecodable_chunks_are_requested_of_the_origin() {
     let mut subscriber = shared();

@@ -7,6 +7,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 const CHUNKS: u32 = 70;
 
+/// The source that is far, in sequences of any events.
+const FAR: u32 = 3;
+
 /// One event. Sources are numbered; chunks are indices, some of which do not exist.
 #[derive(Debug, Clone)]
 enum Step {
@@ -57,8 +60,13 @@ impl World {
     fn step(&mut self, step: Step) {
         match step {
             Step::Add(source) => {
-                self.choice.add_source(id(source));
-                self.held.entry(source).or_default();
+                if !self.held.contains_key(&source) {
+                    self.choice.add_source(id(source));
+                    self.held.insert(source, BTreeSet::new());
+                    if source == FAR {
+                        self.choice.set_far(id(source));
+                    }
+                }
             }
             Step::Remove(source) => {
                 self.choice.remove_source(id(source));
@@ -125,11 +133,17 @@ impl World {
             None => {
                 let is_ordered = |chunk: &u32| self.owed.iter().any(|(_, owed)| owed == chunk);
                 let held = self.held.get(&source);
-                let useful =
-                    held.is_some_and(|held| held.intersection(&self.wanted).any(|chunk| !is_ordered(chunk)));
+                let is_near = |chunk: &u32| self.near().any(|held| held.contains(chunk));
+                let is_for_it = |chunk: &u32| !is_ordered(chunk) && (source != FAR || !is_near(chunk));
+                let useful = held.is_some_and(|held| held.intersection(&self.wanted).any(is_for_it));
                 assert!(owes > 0 || !useful, "an idle source is asked");
             }
         }
+    }
+
+    /// What the near sources hold.
+    fn near(&self) -> impl Iterator<Item = &BTreeSet<u32>> {
+        self.held.iter().filter(|(source, _)| **source != FAR).map(|(_, held)| held)
     }
 
     fn check(&self) {
@@ -185,6 +199,27 @@ fn choice_of(sources: &[(u32, u32)]) -> Choice {
         choice.handle_held(id(source), &RangeSet::from_range(*first..*end), &RangeSet::new());
     }
     choice
+}
+
+/// Goal: what a near source has, or may have, crosses no border, unless it is silent.
+#[test]
+fn a_far_source_is_asked_for_what_no_near_one_has() {
+    let mut choice = choice_of(&[(0, 0), (3, 4)]);
+    choice.set_far(id(0));
+    let (none, now) = (RangeSet::new(), fixtures::now());
+    choice.handle_held(id(0), &RangeSet::from_range(3..5), &none);
+    assert_eq!(choice.next(id(0), now), Some(ChunkIndex(4)));
+    choice.handle_delivered(id(0), ChunkIndex(4), now);
+    assert_eq!(choice.next(id(0), now), None, "a near one has it");
+    assert_eq!(choice.next(id(1), now), Some(ChunkIndex(3)));
+    let at = |ms| now + Duration::from_millis(ms);
+    assert_eq!(choice.next(id(0), at(900)), None, "it is late at most");
+    assert_eq!(choice.next(id(0), at(20_000)), Some(ChunkIndex(3)), "the near one was asked in vain");
+    choice.handle_failed(id(0), ChunkIndex(3));
+    choice.handle_failed(id(1), ChunkIndex(3));
+    assert_eq!(choice.next(id(0), at(20_000)), None);
+    choice.handle_held(id(1), &none, &RangeSet::from_range(3..4));
+    assert_eq!(choice.next(id(0), at(20_000)), Some(ChunkIndex(3)), "it is withdrawn");
 }
 
 #[test]
