@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 pub(super) type Node = usize;
 
 /// A chunk is sent in so many pieces, which take turns with those of other chunks.
-const PIECES: u32 = 4;
+const PIECES: u32 = 16;
 
 /// A chunk on its way.
 #[derive(Debug, Clone, Copy)]
@@ -17,6 +17,8 @@ pub(super) struct Transfer {
     pub(super) chunk: u32,
     pub(super) is_pushed: bool,
     pieces: u32,
+    /// The pieces that it sends before the next transfer's turn.
+    turn: u32,
 }
 
 /// What happened when a piece left.
@@ -45,12 +47,20 @@ struct Link {
 pub(super) struct Links {
     nodes: Vec<Link>,
     delay_us: u64,
+    pub(super) unfair: bool,
+}
+
+/// A number that depends on all of these.
+fn mix(from: Node, to: Node, second: u64) -> u64 {
+    let mut x = (from as u64) << 40 ^ (to as u64) << 20 ^ second;
+    for _ in 0..3 { x ^= x >> 31; x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15); }
+    x >> 33
 }
 
 impl Links {
     pub(super) fn new(chunk_us: impl IntoIterator<Item = u64>, delay_us: u64) -> Self {
         let link = |chunk_us| Link { chunk_us, queue: VecDeque::new(), free_at: 0, sent: 0 };
-        Self { nodes: chunk_us.into_iter().map(link).collect(), delay_us }
+        Self { nodes: chunk_us.into_iter().map(link).collect(), delay_us, unfair: false }
     }
 
     /// Begins to send a chunk. Returns when its first piece has left, if the link was idle.
@@ -63,13 +73,13 @@ impl Links {
         is_pushed: bool,
     ) -> Option<u64> {
         let link = &mut self.nodes[from];
-        link.queue.push_back(Transfer { from, to, chunk, is_pushed, pieces: PIECES });
+        link.queue.push_back(Transfer { from, to, chunk, is_pushed, pieces: PIECES, turn: 0 });
         (link.queue.len() == 1).then(|| now + link.chunk_us / u64::from(PIECES))
     }
 
     /// Ends the sending of a piece; `None` if the node left.
     pub(super) fn handle_left(&mut self, now: u64, from: Node) -> Option<Left> {
-        let delay = self.delay_us;
+        let (delay, unfair) = (self.delay_us, self.unfair);
         let mut transfer = self.nodes[from].queue.pop_front()?;
         let is_first = transfer.pieces == PIECES;
         transfer.pieces -= 1;
@@ -79,7 +89,14 @@ impl Links {
         let link = &mut self.nodes[from];
         match whole_at {
             Some(_) => link.sent += 1,
-            None => link.queue.push_back(transfer),
+            None if transfer.turn > 0 => {
+                transfer.turn -= 1;
+                link.queue.push_front(transfer);
+            }
+            None => {
+                transfer.turn = if unfair { (1 << (mix(from, transfer.to, now / 3_000_000) % 4)) - 1 } else { 0 };
+                link.queue.push_back(transfer);
+            }
         }
         let next_at = (!link.queue.is_empty()).then(|| now + link.chunk_us / u64::from(PIECES));
         Some(Left { transfer, is_first, whole_at, next_at })
