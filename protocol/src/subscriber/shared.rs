@@ -198,6 +198,11 @@ impl Shared {
         }
     }
 
+    /// Whether the origin named peers.
+    pub(super) fn has_peers(&self) -> bool {
+        !self.named.is_empty()
+    }
+
     /// Whether one more peer may be asked.
     pub(super) fn has_room(&self) -> bool {
         self.running.is_some() && self.peers.len() < NEIGHBOURS_MAX

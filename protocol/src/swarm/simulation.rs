@@ -28,7 +28,7 @@ fn scenario(members: usize) -> Scenario {
         window: 16,
         members: vec![MEMBER; members],
         seed: 42,
-        unfair: false,
+        is_unfair: false,
     }
 }
 
@@ -222,7 +222,7 @@ fn experiment() {
             eight.members.iter_mut().for_each(|m| m.chunk_us = m.chunk_us * 200 / mbit);
             eight.delay_us = delay_ms * 1_000;
             eight.seed = seed;
-            eight.unfair = unfair;
+            eight.is_unfair = unfair;
             let outcome = run(&eight);
             took.push(last(&eight, &outcome, None) / 256.0);
             egress.push(f64::from(outcome.egress) / 256.0);

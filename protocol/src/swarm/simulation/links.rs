@@ -1,13 +1,14 @@
 //! [`Links`]: the network of a simulation. Each node has a link up, which its transfers share equally, and a link down,
 //! which they fill one after the other. Time is in microseconds.
 
+use crate::swarm::random::Random;
 use std::collections::VecDeque;
 
 /// The number of a node.
 pub(super) type Node = usize;
 
 /// A chunk is sent in so many pieces, which take turns with those of other chunks.
-const PIECES: u32 = 16;
+const PIECES: u32 = 4;
 
 /// A chunk on its way.
 #[derive(Debug, Clone, Copy)]
@@ -47,20 +48,17 @@ struct Link {
 pub(super) struct Links {
     nodes: Vec<Link>,
     delay_us: u64,
-    pub(super) unfair: bool,
+    /// Whether congestion favours some transfers, as that of TCP does: up to the whole chunk is sent before others' turns.
+    is_unfair: bool,
 }
 
-/// A number that depends on all of these.
-fn mix(from: Node, to: Node, second: u64) -> u64 {
-    let mut x = (from as u64) << 40 ^ (to as u64) << 20 ^ second;
-    for _ in 0..3 { x ^= x >> 31; x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15); }
-    x >> 33
-}
+/// The time for which congestion favours the same transfers.
+const FAVOURED_FOR_US: u64 = 3_000_000;
 
 impl Links {
-    pub(super) fn new(chunk_us: impl IntoIterator<Item = u64>, delay_us: u64) -> Self {
+    pub(super) fn new(chunk_us: impl IntoIterator<Item = u64>, delay_us: u64, is_unfair: bool) -> Self {
         let link = |chunk_us| Link { chunk_us, queue: VecDeque::new(), free_at: 0, sent: 0 };
-        Self { nodes: chunk_us.into_iter().map(link).collect(), delay_us, unfair: false }
+        Self { nodes: chunk_us.into_iter().map(link).collect(), delay_us, is_unfair }
     }
 
     /// Begins to send a chunk. Returns when its first piece has left, if the link was idle.
@@ -79,9 +77,10 @@ impl Links {
 
     /// Ends the sending of a piece; `None` if the node left.
     pub(super) fn handle_left(&mut self, now: u64, from: Node) -> Option<Left> {
-        let (delay, unfair) = (self.delay_us, self.unfair);
+        let delay = self.delay_us;
         let mut transfer = self.nodes[from].queue.pop_front()?;
         let is_first = transfer.pieces == PIECES;
+        let turn = self.turn(from, transfer.to, now);
         transfer.pieces -= 1;
         let down = &mut self.nodes[transfer.to];
         down.free_at = down.free_at.max(now + delay) + down.chunk_us / u64::from(PIECES);
@@ -94,12 +93,18 @@ impl Links {
                 link.queue.push_front(transfer);
             }
             None => {
-                transfer.turn = if unfair { (1 << (mix(from, transfer.to, now / 3_000_000) % 4)) - 1 } else { 0 };
+                transfer.turn = turn - 1;
                 link.queue.push_back(transfer);
             }
         }
         let next_at = (!link.queue.is_empty()).then(|| now + link.chunk_us / u64::from(PIECES));
         Some(Left { transfer, is_first, whole_at, next_at })
+    }
+
+    /// The pieces in a row of a transfer: 1, 2 or 4.
+    fn turn(&self, from: Node, to: Node, now: u64) -> u32 {
+        let pair = (from as u64) << 40 | (to as u64) << 20 | now / FAVOURED_FOR_US;
+        1 << (u32::from(self.is_unfair) * Random::new(pair).below(3) as u32)
     }
 
     /// Removes a node's transfers, and those to it except the one whose piece is leaving.

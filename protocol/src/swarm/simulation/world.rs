@@ -64,7 +64,8 @@ pub(super) struct Scenario {
     pub(super) window: usize,
     pub(super) members: Vec<Setup>,
     pub(super) seed: u64,
-    pub(super) unfair: bool,
+    /// Whether links favour some transfers.
+    pub(super) is_unfair: bool,
 }
 
 /// What came of it.
@@ -151,6 +152,7 @@ pub(super) struct World {
     by_origin: Vec<u32>,
     /// The honest members that are not whole and will not leave before.
     awaited: usize,
+    /// The time until holders are named again.
     name_every: u64,
 }
 
@@ -172,7 +174,7 @@ impl World {
             now: 0,
             events: BinaryHeap::new(),
             count: 0,
-            links: Links::new(rates, scenario.delay_us),
+            links: Links::new(rates, scenario.delay_us, scenario.is_unfair),
             swarm: Swarm::new(scenario.chunks, scenario.seed),
             members: BTreeMap::new(),
             by_origin: vec![0; scenario.members.len()],
@@ -183,7 +185,6 @@ impl World {
             world.at(setup.joins_at, Event::Join(index + 1));
             setup.leaves_at.into_iter().for_each(|at| world.at(at, Event::Leave(index + 1)));
         }
-        world.links.unfair = scenario.unfair;
         world.at(0, Event::LookOrigin);
         world.at(NAME_FIRST, Event::Name);
         while world.awaited > 0 {

@@ -1,9 +1,12 @@
 //! [`SegmentBatch`]: gathers and encrypts outgoing segments, and writes them together.
 
 use rustls::AlertDescription;
-use std::{io, ops::RangeFrom};
+use std::{io, ops::RangeFrom, time::Duration};
 use tensor_relay_device::{HostMemory, Region};
-use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::{
+    io::{AsyncWrite, AsyncWriteExt},
+    time::Instant,
+};
 
 use super::{
     records::{RecordError, Sealer},
@@ -14,6 +17,13 @@ use super::{
 /// The number of segments of maximal length in a batch: a megabyte. A quarter of that is 10 % slower, since each write
 /// ends with a partial packet.
 const SEGMENTS: usize = 16;
+
+/// A batch holds about as much as the connection took in this time of late: what is written first, a control message that
+/// comes meanwhile waits for.
+const BATCH_DURATION: Duration = Duration::from_millis(5);
+
+/// The least that a batch may hold.
+const QUANTUM_MIN: usize = SEGMENT_BYTES_MAX;
 
 /// The length of an alert: level and description (RFC 8446 §6).
 const ALERT_BYTES: usize = 2;
@@ -50,18 +60,20 @@ pub(super) struct SegmentBatch<W> {
     short: Vec<u8>,
     /// The maximum filled length since the last [`trim`](SegmentBatch::trim).
     peak: usize,
+    /// The length from which a batch takes no more segments.
+    quantum: usize,
 }
 
 impl<W: AsyncWrite + Unpin> SegmentBatch<W> {
     pub(super) fn new(write: W, sealer: Option<Sealer>) -> Self {
         let memory = HostMemory::on_demand(u64::MAX);
         let (bytes, short) = (Region::default(), Vec::with_capacity(SHORT_BYTES_MAX));
-        Self { write, sealer, memory, bytes, filled: 0, short, peak: 0 }
+        Self { write, sealer, memory, bytes, filled: 0, short, peak: 0, quantum: ROOM_MAX }
     }
 
     /// Whether there is space for any [`add`](Self::add).
     pub(super) fn has_room(&self) -> bool {
-        ROOM_MAX - self.filled >= SPAN_ROOM + Sealer::sealed_bytes_max(SHORT_BYTES_MAX)
+        self.filled < self.quantum && ROOM_MAX - self.filled >= SPAN_ROOM + Sealer::sealed_bytes_max(SHORT_BYTES_MAX)
     }
 
     /// Whether the batch has less than a segment of maximal length and should wait for more.
@@ -101,6 +113,19 @@ impl<W: AsyncWrite + Unpin> SegmentBatch<W> {
             let sealed = sealer.seal_alert(alert, &mut self.bytes[room]);
             self.filled += sealed.map_err(sealing_error)?;
         }
+        Ok(())
+    }
+
+    /// Writes the added segments, and measures how long that takes: on a slow path the next batch is smaller, so that what is
+    /// urgent waits little behind data.
+    pub(super) async fn write_paced(&mut self) -> io::Result<()> {
+        let began = Instant::now();
+        self.seal_short()?;
+        let written = self.filled;
+        self.write().await?;
+        let took = began.elapsed();
+        let affordable = written as f64 * BATCH_DURATION.as_secs_f64() / took.as_secs_f64().max(1e-6);
+        self.quantum = (affordable as usize).clamp(QUANTUM_MIN, ROOM_MAX).min(self.quantum.saturating_mul(2));
         Ok(())
     }
 
