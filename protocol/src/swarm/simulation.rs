@@ -137,12 +137,30 @@ fn a_member_at_a_tenth_delays_no_other() {
     }
 }
 
+/// In the mean of some seeds: single ones differ by 3 %, with liars and without.
 #[test]
 fn ten_liars_of_a_hundred_cost_little() {
-    let usual = last_of(&scenario(100));
+    let mean = |scenario: Scenario| {
+        let seeds = 1..=4;
+        let count = seeds.clone().count() as f64;
+        seeds.map(|seed| last_of(&Scenario { seed, ..scenario.clone() })).sum::<f64>() / count
+    };
+    let usual = mean(scenario(100));
     for kind in [Kind::Liar, Kind::Silent] {
-        let took = last_of(&with_tenth(100, kind));
+        let took = mean(with_tenth(100, kind));
         assert!(took <= 1.03 * usual, "{kind:?}: {took} instead of {usual} chunks");
+    }
+}
+
+/// Round trips of 100 ms, and congestion that favours some transfers as that of TCP does: the origin's link is never idle,
+/// and what is slow by chance is not pushed twice.
+#[test]
+fn far_members_with_unequal_transfers_take_little_longer_than_one() {
+    for members in [2, 4, 8] {
+        let far = Scenario { delay_us: 50_000, is_unfair: true, ..scenario(members) };
+        let outcome = run(&far);
+        assert!(last(&far, &outcome, None) <= 1.15 * f64::from(CHUNKS), "{members}: {outcome:?}");
+        assert!(f64::from(outcome.egress) <= 1.02 * f64::from(CHUNKS), "{members}: {outcome:?}");
     }
 }
 
@@ -208,27 +226,5 @@ fn table_of_swarms() {
         slow.members[3].chunk_us *= 10;
         let took = last(&slow, &run(&slow), Some(3));
         println!("one of {members} at a tenth: {:+.1} %", 100.0 * (took / last_of(&scenario(members)) - 1.0));
-    }
-}
-
-#[test]
-#[ignore]
-fn experiment() {
-    for (members, delay_ms, unfair, mbit) in [(8, 1, false, 200), (8, 50, false, 200), (8, 1, true, 200), (8, 50, true, 200), (8, 100, true, 200), (4, 50, true, 200), (2, 50, true, 200), (16, 50, true, 200), (8, 50, true, 10), (8, 5, true, 1000), (100, 50, true, 200)] {
-        let (mut took, mut egress, mut pushed) = (vec![], vec![], (u32::MAX, 0));
-        for seed in 1..=(if members > 20 { 1 } else { 5 }) {
-            let mut eight = scenario(members);
-            eight.chunk_us = eight.chunk_us * 200 / mbit;
-            eight.members.iter_mut().for_each(|m| m.chunk_us = m.chunk_us * 200 / mbit);
-            eight.delay_us = delay_ms * 1_000;
-            eight.seed = seed;
-            eight.is_unfair = unfair;
-            let outcome = run(&eight);
-            took.push(last(&eight, &outcome, None) / 256.0);
-            egress.push(f64::from(outcome.egress) / 256.0);
-            pushed = (pushed.0.min(*outcome.by_origin.iter().min().unwrap()), pushed.1.max(*outcome.by_origin.iter().max().unwrap()));
-        }
-        let mean = |v: &[f64]| v.iter().sum::<f64>() / v.len() as f64;
-        println!("{members} members, delay {delay_ms} ms, unfair {unfair}, {mbit} Mbit/s: {:.3} times (max {:.3}), egress {:.3} (max {:.3}), by origin {pushed:?}", mean(&took), took.iter().copied().fold(0., f64::max), mean(&egress), egress.iter().copied().fold(0., f64::max));
     }
 }

@@ -149,7 +149,9 @@ impl World {
                 member.pushed.push(chunk.0);
                 member.offers.insert(chunk.0);
                 let is_limited = serving > 1 && member.serves && self.swarm.pushes.to(MemberId(id)) > 0;
-                assert!(!is_limited || self.swarm.pushes.to(MemberId(id)) <= self.swarm.pushes.slots(self.now));
+                assert!(
+                    !is_limited || self.swarm.pushes.to(MemberId(id)) <= self.swarm.pushes.slots(self.now)
+                );
                 true
             }
             Pick::Wait => false,

@@ -71,7 +71,8 @@ impl Links {
         is_pushed: bool,
     ) -> Option<u64> {
         let link = &mut self.nodes[from];
-        link.queue.push_back(Transfer { from, to, chunk, is_pushed, pieces: PIECES, turn: 0 });
+        link.queue
+            .push_back(Transfer { from, to, chunk, is_pushed, pieces: PIECES, turn: 0 });
         (link.queue.len() == 1).then(|| now + link.chunk_us / u64::from(PIECES))
     }
 

@@ -18,8 +18,7 @@ use super::{
 /// ends with a partial packet.
 const SEGMENTS: usize = 16;
 
-/// A batch holds about as much as the connection took in this time of late: what is written first, a control message that
-/// comes meanwhile waits for.
+/// If the connection takes longer for a batch, the next one holds less: a control message that comes meanwhile waits for it.
 const BATCH_DURATION: Duration = Duration::from_millis(5);
 
 /// The least that a batch may hold.
@@ -73,7 +72,8 @@ impl<W: AsyncWrite + Unpin> SegmentBatch<W> {
 
     /// Whether there is space for any [`add`](Self::add).
     pub(super) fn has_room(&self) -> bool {
-        self.filled < self.quantum && ROOM_MAX - self.filled >= SPAN_ROOM + Sealer::sealed_bytes_max(SHORT_BYTES_MAX)
+        self.filled < self.quantum
+            && ROOM_MAX - self.filled >= SPAN_ROOM + Sealer::sealed_bytes_max(SHORT_BYTES_MAX)
     }
 
     /// Whether the batch has less than a segment of maximal length and should wait for more.
@@ -116,16 +116,18 @@ impl<W: AsyncWrite + Unpin> SegmentBatch<W> {
         Ok(())
     }
 
-    /// Writes the added segments, and measures how long that takes: on a slow path the next batch is smaller, so that what is
-    /// urgent waits little behind data.
+    /// Writes the added segments, and measures how long that takes: on a slow path the next batch is smaller.
     pub(super) async fn write_paced(&mut self) -> io::Result<()> {
         let began = Instant::now();
         self.seal_short()?;
         let written = self.filled;
         self.write().await?;
         let took = began.elapsed();
-        let affordable = written as f64 * BATCH_DURATION.as_secs_f64() / took.as_secs_f64().max(1e-6);
-        self.quantum = (affordable as usize).clamp(QUANTUM_MIN, ROOM_MAX).min(self.quantum.saturating_mul(2));
+        let quantum = match took > BATCH_DURATION {
+            true => (written as f64 * BATCH_DURATION.as_secs_f64() / took.as_secs_f64()) as usize,
+            false => 2 * self.quantum,
+        };
+        self.quantum = quantum.clamp(QUANTUM_MIN, ROOM_MAX);
         Ok(())
     }
 
@@ -206,7 +208,11 @@ mod tests {
     };
     use bytes::Bytes;
     use proptest::{collection::vec, prelude::*};
-    use std::time::Duration;
+    use std::{
+        pin::Pin,
+        task::{Context, Poll, ready},
+    };
+    use tokio::time::{Sleep, sleep};
 
     fn control(bytes: usize) -> Segment {
         Segment::Control { bytes: vec![1; bytes].into(), last: false }
@@ -277,5 +283,56 @@ mod tests {
             (wire, records) = (&wire[bytes..], records + 1);
         }
         assert_eq!((wire.len(), records), (0, 3), "one has the data, and those around it all that is short");
+    }
+
+    /// A connection that takes this time for each write.
+    struct Slow(Duration, Option<Pin<Box<Sleep>>>);
+
+    impl AsyncWrite for Slow {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            let duration = self.0;
+            let sleep = self.1.get_or_insert_with(|| Box::pin(sleep(duration)));
+            ready!(sleep.as_mut().poll(cx));
+            self.1 = None;
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// Goal: a control message waits for little data on a slow path, and on a fast one batches are as long as ever.
+    #[tokio::test(start_paused = true)]
+    async fn a_batch_holds_less_where_writing_takes_long() {
+        let mut batch = SegmentBatch::new(Slow(Duration::ZERO, None), None);
+        let mut batched = async |took_ms| {
+            batch.write.0 = Duration::from_millis(took_ms);
+            let mut segments = 0;
+            while batch.has_room() {
+                batch.add(data(SEGMENT_BYTES_MAX)).unwrap();
+                segments += 1;
+            }
+            batch.write_paced().await.unwrap();
+            segments
+        };
+        let usual = batched(1).await;
+        assert_eq!(
+            [batched(4).await, batched(1_000).await],
+            [usual; 2],
+            "what takes long is known afterwards"
+        );
+        assert_eq!(batched(1_000).await, 1);
+        let recovered =
+            [batched(1).await, batched(1).await, batched(1).await, batched(1).await, batched(1).await];
+        assert!(recovered.is_sorted() && recovered[4] == usual, "{recovered:?}");
     }
 }
