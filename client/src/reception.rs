@@ -235,11 +235,12 @@ impl Reception {
         self.machine.selection().map(|selection| selection.manifest().chunk_bytes())
     }
 
-    /// The size of the version that is being received, if it is large or slow enough to measure its rate.
+    /// The size of the version that is being received, if it is large or slow enough to measure its rate, and comes as fast as
+    /// its path allows.
     pub(crate) fn bulky_bytes(&self) -> Option<u64> {
         let bytes = self.machine.selection().map_or(0, |selection| selection.payload_bytes());
         let is_bulky = bytes >= BULKY_BYTES || self.began.elapsed() >= BULKY_DURATION;
-        (self.machine.is_receiving() && is_bulky).then_some(bytes)
+        (self.machine.is_receiving() && is_bulky && !self.machine.has_peers()).then_some(bytes)
     }
 
     /// Subscribes on a new connection.

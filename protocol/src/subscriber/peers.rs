@@ -33,6 +33,12 @@ impl Subscriber {
         self.requests.shared().is_some()
     }
 
+    /// Whether the current version comes from peers, too: how fast its origin sends is then the origin's choice, and says
+    /// nothing of the path.
+    pub fn has_peers(&self) -> bool {
+        self.requests.shared().is_some_and(|shared| shared.has_peers())
+    }
+
     /// Handles `Sources`: the peers to use for a version, in place of earlier ones, and whether the origin pushes nothing
     /// more by itself. Subscriptions to peers that are no longer named end.
     ///

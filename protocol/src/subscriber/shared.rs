@@ -213,6 +213,11 @@ impl Shared {
         checks.max(HELD_UP_CHECKS_MIN).min(checks_max)
     }
 
+    /// Whether the origin named peers.
+    pub(super) fn has_peers(&self) -> bool {
+        !self.named.is_empty()
+    }
+
     /// Whether one more peer may be asked.
     pub(super) fn has_room(&self) -> bool {
         self.running.is_some() && self.peers.len() < NEIGHBOURS_MAX

@@ -15,14 +15,6 @@ use std::{
 #[cfg(test)]
 mod tests;
 
-/// The most pushes at once to one of several members. With two, the next one is under way when the credit for the last
-/// one arrives.
-const PUSHES_MAX: usize = 2;
-
-/// The most pushes at once to all of several members, without those that are stuck. They share the origin's link: with
-/// more, each chunk would take longer to come to where others can take it from.
-const SLOTS: usize = 16;
-
 /// For this time nothing is pushed to a member at which a chunk was stuck, if there are others. It doubles each time.
 const SLOW_FOR: Duration = Duration::from_secs(10);
 
@@ -260,7 +252,7 @@ impl Swarm {
     fn choose(&mut self, id: MemberId, wanted: &RangeSet, is_granted: bool, now: Instant) -> Option<u32> {
         let member = self.members.get(&id)?;
         if !member.serves {
-            if self.members.len() > 1 && self.pushes.to(id) >= PUSHES_MAX {
+            if self.members.len() > 1 && self.pushes.has_enough(id, self.members.len(), now) {
                 return None; // It asks again with the next credit.
             }
             let orphan = first_common(wanted, &self.orphans, &member.had);
@@ -273,7 +265,7 @@ impl Swarm {
         if self.serving == 1 {
             return unsent;
         }
-        if self.pushes.to(id) >= PUSHES_MAX {
+        if self.pushes.has_enough(id, self.serving, now) {
             return None; // It asks again with the next credit.
         }
         let is_doubtful = member.standing != Standing::Proven && self.spread.at(id) >= UNSEEN_MAX;
@@ -294,7 +286,7 @@ impl Swarm {
             self.idle.insert(id);
             return None;
         }
-        if !is_granted && !self.has_slot() {
+        if !is_granted && !self.has_slot(now) {
             self.wait(id);
             return None;
         }
@@ -521,8 +513,8 @@ impl Swarm {
         }
     }
 
-    fn has_slot(&self) -> bool {
-        self.pushes.moving() + self.granted.len() < SLOTS
+    fn has_slot(&self, now: Instant) -> bool {
+        self.pushes.moving() + self.granted.len() < self.pushes.slots(now)
     }
 
     fn wait(&mut self, id: MemberId) {
@@ -551,14 +543,14 @@ impl Swarm {
     /// Keeps free slots for the members that wait for them longest.
     fn grant(&mut self, now: Instant) {
         let is_nothing_left = self.unsent.is_empty() && !self.pushes.has_stuck();
-        while is_nothing_left || self.has_slot() {
+        while is_nothing_left || self.has_slot(now) {
             let Some((_, _, id)) = self.waiting.pop_first() else { break };
             if let Some(member) = self.members.get_mut(&id) {
                 member.turn = None;
             }
             if is_nothing_left {
                 self.idle.insert(id);
-            } else if self.pushes.to(id) < PUSHES_MAX {
+            } else if !self.pushes.has_enough(id, self.serving, now) {
                 self.granted.insert(id, now);
                 self.woken.insert(id);
             }

@@ -1,19 +1,34 @@
 //! [`Pushes`]: the chunks that the origin pushes, and which of them are stuck.
 
-use super::{MemberId, pace::Usual};
+use super::{
+    MemberId,
+    pace::{Pace, Usual},
+};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     time::{Duration, Instant},
 };
 
-/// After so many usual times a push is stuck.
-const STUCK: u32 = 2;
-
 /// The least time after which a push is stuck, since the usual times of small chunks on fast links vary.
 const STUCK_MIN: Duration = Duration::from_millis(100);
 
-/// The time that a push is thought to take before any has ended.
-const USUAL_AT_FIRST: Duration = Duration::from_secs(5);
+/// After this time, for each of those that share the link, a push is stuck while none has ended.
+const EXCEPTIONAL_AT_FIRST: Duration = Duration::from_secs(10);
+
+/// For this time pushes are under way, at the rate at which they arrive, beside [`SLOTS_MIN`]: longer than most round trips,
+/// so that the origin's link is never idle. With more, each chunk would take longer to come to where others can take it
+/// from, and control messages would wait behind it.
+const AHEAD: Duration = Duration::from_millis(250);
+
+/// The pushes under way while none has arrived.
+const SLOTS_MIN: usize = 4;
+
+/// The most pushes under way.
+const SLOTS_MAX: usize = 64;
+
+/// The least pushes at once to one of several members. With two, the next one is under way when the credit for the last
+/// one arrives.
+const PUSHES_MIN: usize = 2;
 
 /// A push that has not arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,6 +51,8 @@ pub(super) struct Pushes {
     stuck: BTreeSet<Push>,
     /// The usual time of a push, divided by the number of those that shared the origin's link with it.
     usual: Usual,
+    /// The rate at which pushes arrive.
+    pace: Pace,
 }
 
 impl Pushes {
@@ -60,12 +77,23 @@ impl Pushes {
         self.moving.len()
     }
 
+    /// The most pushes at once that are not stuck.
+    pub(super) fn slots(&self, now: Instant) -> usize {
+        (SLOTS_MIN + (self.pace.rate(now) * AHEAD.as_secs_f64()) as usize).min(SLOTS_MAX)
+    }
+
+    /// Whether one of so many members that serve has as many pushes as it should have at once.
+    pub(super) fn has_enough(&self, member: MemberId, members: usize, now: Instant) -> bool {
+        self.to(member) >= self.slots(now).div_ceil(members.max(1)).max(PUSHES_MIN)
+    }
+
     /// Records that the oldest push to a member arrived. Returns its chunk, and whether it took so long as to be
     /// stuck.
     pub(super) fn handle_arrived(&mut self, member: MemberId, now: Instant) -> Option<(u32, bool)> {
         let push = self.by_member.get_mut(&member)?.pop_front()?;
         let is_late = self.is_late(&push, now);
         self.usual.note(now.saturating_duration_since(push.since) / push.sharing);
+        self.pace.handle_delivered(now);
         self.forget(&push);
         Some((push.chunk, is_late))
     }
@@ -139,7 +167,7 @@ impl Pushes {
     /// the longer each takes.
     fn stuck_after(&self, push: &Push) -> Duration {
         let sharing = push.sharing.max(self.moving.len() as u32);
-        let usual = self.usual.get().map_or(USUAL_AT_FIRST, |usual| usual * sharing);
-        (usual * STUCK).max(STUCK_MIN)
+        let at_most = self.usual.exceptional().unwrap_or(EXCEPTIONAL_AT_FIRST);
+        (at_most * sharing).max(STUCK_MIN)
     }
 }

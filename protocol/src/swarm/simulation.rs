@@ -28,6 +28,7 @@ fn scenario(members: usize) -> Scenario {
         window: 16,
         members: vec![MEMBER; members],
         seed: 42,
+        is_unfair: false,
     }
 }
 
@@ -136,12 +137,30 @@ fn a_member_at_a_tenth_delays_no_other() {
     }
 }
 
+/// In the mean of some seeds: single ones differ by 3 %, with liars and without.
 #[test]
 fn ten_liars_of_a_hundred_cost_little() {
-    let usual = last_of(&scenario(100));
+    let mean = |scenario: Scenario| {
+        let seeds = 1..=4;
+        let count = seeds.clone().count() as f64;
+        seeds.map(|seed| last_of(&Scenario { seed, ..scenario.clone() })).sum::<f64>() / count
+    };
+    let usual = mean(scenario(100));
     for kind in [Kind::Liar, Kind::Silent] {
-        let took = last_of(&with_tenth(100, kind));
+        let took = mean(with_tenth(100, kind));
         assert!(took <= 1.03 * usual, "{kind:?}: {took} instead of {usual} chunks");
+    }
+}
+
+/// Round trips of 100 ms, and congestion that favours some transfers as that of TCP does: the origin's link is never idle,
+/// and what is slow by chance is not pushed twice.
+#[test]
+fn far_members_with_unequal_transfers_take_little_longer_than_one() {
+    for members in [2, 4, 8] {
+        let far = Scenario { delay_us: 50_000, is_unfair: true, ..scenario(members) };
+        let outcome = run(&far);
+        assert!(last(&far, &outcome, None) <= 1.15 * f64::from(CHUNKS), "{members}: {outcome:?}");
+        assert!(f64::from(outcome.egress) <= 1.02 * f64::from(CHUNKS), "{members}: {outcome:?}");
     }
 }
 

@@ -6,14 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// After so many usual times a chunk that nobody else has is stuck at its member.
-const STUCK: u32 = 2;
-
-/// The least of that time: members report what they have once a second.
+/// The least time after which a chunk that nobody else has is stuck at its member: members report what they have once a
+/// second.
 const STUCK_MIN: Duration = Duration::from_secs(2);
 
-/// Before any chunk has spread, that time is so many usual times of a push, and at least [`STUCK_AT_FIRST`].
-const STUCK_PUSHES: u32 = 4;
+/// That time is at least so many usual times of a push; and twice as many, and at least [`STUCK_AT_FIRST`], before any
+/// chunk has spread.
+const STUCK_PUSHES: u32 = 2;
 
 /// See [`STUCK_PUSHES`].
 const STUCK_AT_FIRST: Duration = Duration::from_secs(4);
@@ -62,9 +61,9 @@ impl Spread {
     /// When the next chunk is stuck.
     pub(super) fn stuck_at(&self, push: Option<Duration>) -> Option<Instant> {
         let (since, push) = (self.by_age.first()?.0, push.unwrap_or_default());
-        let after = match self.usual.get() {
-            Some(usual) => (usual.max(push) * STUCK).max(STUCK_MIN),
-            None => (push * STUCK_PUSHES).max(STUCK_AT_FIRST),
+        let after = match self.usual.exceptional() {
+            Some(at_most) => at_most.max(push * STUCK_PUSHES).max(STUCK_MIN),
+            None => (push * STUCK_PUSHES * 2).max(STUCK_AT_FIRST),
         };
         Some(since + after)
     }

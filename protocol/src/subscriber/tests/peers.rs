@@ -67,6 +67,15 @@ fn with_peers(peers: &[SubscriptionId]) -> Subscriber {
     subscriber
 }
 
+#[test]
+fn a_version_has_peers_once_some_are_named() {
+    assert!(!shared().has_peers());
+    let mut subscriber = with_peers(&[FIRST]);
+    assert!(subscriber.has_peers());
+    subscriber.handle_sources(VERSION, vec![], true).unwrap();
+    assert!(!subscriber.has_peers());
+}
+
 fn actions(subscriber: &mut Subscriber) -> Vec<Action> {
     std::iter::from_fn(|| subscriber.poll()).collect()
 }

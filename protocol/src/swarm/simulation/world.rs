@@ -27,6 +27,9 @@ const LOOK_EVERY: u64 = SECOND / 10;
 /// After so long without anything outstanding a member requests of the origin what no peer holds.
 const IDLE: u64 = SECOND;
 
+/// The time to the first list of holders after the first; it doubles up to a second.
+const NAME_FIRST: u64 = SECOND / 20;
+
 /// The credit of a member.
 const CREDIT: u32 = 4;
 
@@ -61,6 +64,8 @@ pub(super) struct Scenario {
     pub(super) window: usize,
     pub(super) members: Vec<Setup>,
     pub(super) seed: u64,
+    /// Whether links favour some transfers.
+    pub(super) is_unfair: bool,
 }
 
 /// What came of it.
@@ -147,6 +152,8 @@ pub(super) struct World {
     by_origin: Vec<u32>,
     /// The honest members that are not whole and will not leave before.
     awaited: usize,
+    /// The time until holders are named again.
+    name_every: u64,
 }
 
 fn id(node: Node) -> MemberId {
@@ -167,10 +174,11 @@ impl World {
             now: 0,
             events: BinaryHeap::new(),
             count: 0,
-            links: Links::new(rates, scenario.delay_us),
+            links: Links::new(rates, scenario.delay_us, scenario.is_unfair),
             swarm: Swarm::new(scenario.chunks, scenario.seed),
             members: BTreeMap::new(),
             by_origin: vec![0; scenario.members.len()],
+            name_every: NAME_FIRST,
             awaited: scenario.members.iter().filter(|it| it.kind == Kind::Honest).count(),
         };
         for (index, setup) in scenario.members.iter().enumerate() {
@@ -178,7 +186,7 @@ impl World {
             setup.leaves_at.into_iter().for_each(|at| world.at(at, Event::Leave(index + 1)));
         }
         world.at(0, Event::LookOrigin);
-        world.at(SECOND, Event::Name);
+        world.at(NAME_FIRST, Event::Name);
         while world.awaited > 0 {
             let Reverse((at, _, event)) = world.events.pop().expect("looks at the time never end");
             assert!(at < 3_600 * SECOND, "members wait for ever");
@@ -277,7 +285,8 @@ impl World {
                 for MemberId(member) in self.swarm.take_changed() {
                     self.name(member as Node);
                 }
-                self.at(self.now + SECOND, Event::Name);
+                self.name_every = (2 * self.name_every).min(SECOND);
+                self.at(self.now + self.name_every, Event::Name);
             }
             _ => {} // To or from a member that left.
         }

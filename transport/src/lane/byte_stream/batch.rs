@@ -1,9 +1,12 @@
 //! [`SegmentBatch`]: gathers and encrypts outgoing segments, and writes them together.
 
 use rustls::AlertDescription;
-use std::{io, ops::RangeFrom};
+use std::{io, ops::RangeFrom, time::Duration};
 use tensor_relay_device::{HostMemory, Region};
-use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::{
+    io::{AsyncWrite, AsyncWriteExt},
+    time::Instant,
+};
 
 use super::{
     records::{RecordError, Sealer},
@@ -14,6 +17,12 @@ use super::{
 /// The number of segments of maximal length in a batch: a megabyte. A quarter of that is 10 % slower, since each write
 /// ends with a partial packet.
 const SEGMENTS: usize = 16;
+
+/// If the connection takes longer for a batch, the next one holds less: a control message that comes meanwhile waits for it.
+const BATCH_DURATION: Duration = Duration::from_millis(5);
+
+/// The least that a batch may hold.
+const QUANTUM_MIN: usize = SEGMENT_BYTES_MAX;
 
 /// The length of an alert: level and description (RFC 8446 §6).
 const ALERT_BYTES: usize = 2;
@@ -50,18 +59,21 @@ pub(super) struct SegmentBatch<W> {
     short: Vec<u8>,
     /// The maximum filled length since the last [`trim`](SegmentBatch::trim).
     peak: usize,
+    /// The length from which a batch takes no more segments.
+    quantum: usize,
 }
 
 impl<W: AsyncWrite + Unpin> SegmentBatch<W> {
     pub(super) fn new(write: W, sealer: Option<Sealer>) -> Self {
         let memory = HostMemory::on_demand(u64::MAX);
         let (bytes, short) = (Region::default(), Vec::with_capacity(SHORT_BYTES_MAX));
-        Self { write, sealer, memory, bytes, filled: 0, short, peak: 0 }
+        Self { write, sealer, memory, bytes, filled: 0, short, peak: 0, quantum: ROOM_MAX }
     }
 
     /// Whether there is space for any [`add`](Self::add).
     pub(super) fn has_room(&self) -> bool {
-        ROOM_MAX - self.filled >= SPAN_ROOM + Sealer::sealed_bytes_max(SHORT_BYTES_MAX)
+        self.filled < self.quantum
+            && ROOM_MAX - self.filled >= SPAN_ROOM + Sealer::sealed_bytes_max(SHORT_BYTES_MAX)
     }
 
     /// Whether the batch has less than a segment of maximal length and should wait for more.
@@ -101,6 +113,21 @@ impl<W: AsyncWrite + Unpin> SegmentBatch<W> {
             let sealed = sealer.seal_alert(alert, &mut self.bytes[room]);
             self.filled += sealed.map_err(sealing_error)?;
         }
+        Ok(())
+    }
+
+    /// Writes the added segments, and measures how long that takes: on a slow path the next batch is smaller.
+    pub(super) async fn write_paced(&mut self) -> io::Result<()> {
+        let began = Instant::now();
+        self.seal_short()?;
+        let written = self.filled;
+        self.write().await?;
+        let took = began.elapsed();
+        let quantum = match took > BATCH_DURATION {
+            true => (written as f64 * BATCH_DURATION.as_secs_f64() / took.as_secs_f64()) as usize,
+            false => 2 * self.quantum,
+        };
+        self.quantum = quantum.clamp(QUANTUM_MIN, ROOM_MAX);
         Ok(())
     }
 
@@ -181,7 +208,11 @@ mod tests {
     };
     use bytes::Bytes;
     use proptest::{collection::vec, prelude::*};
-    use std::time::Duration;
+    use std::{
+        pin::Pin,
+        task::{Context, Poll, ready},
+    };
+    use tokio::time::{Sleep, sleep};
 
     fn control(bytes: usize) -> Segment {
         Segment::Control { bytes: vec![1; bytes].into(), last: false }
@@ -252,5 +283,56 @@ mod tests {
             (wire, records) = (&wire[bytes..], records + 1);
         }
         assert_eq!((wire.len(), records), (0, 3), "one has the data, and those around it all that is short");
+    }
+
+    /// A connection that takes this time for each write.
+    struct Slow(Duration, Option<Pin<Box<Sleep>>>);
+
+    impl AsyncWrite for Slow {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            let duration = self.0;
+            let sleep = self.1.get_or_insert_with(|| Box::pin(sleep(duration)));
+            ready!(sleep.as_mut().poll(cx));
+            self.1 = None;
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// Goal: a control message waits for little data on a slow path, and on a fast one batches are as long as ever.
+    #[tokio::test(start_paused = true)]
+    async fn a_batch_holds_less_where_writing_takes_long() {
+        let mut batch = SegmentBatch::new(Slow(Duration::ZERO, None), None);
+        let mut batched = async |took_ms| {
+            batch.write.0 = Duration::from_millis(took_ms);
+            let mut segments = 0;
+            while batch.has_room() {
+                batch.add(data(SEGMENT_BYTES_MAX)).unwrap();
+                segments += 1;
+            }
+            batch.write_paced().await.unwrap();
+            segments
+        };
+        let usual = batched(1).await;
+        assert_eq!(
+            [batched(4).await, batched(1_000).await],
+            [usual; 2],
+            "what takes long is known afterwards"
+        );
+        assert_eq!(batched(1_000).await, 1);
+        let recovered =
+            [batched(1).await, batched(1).await, batched(1).await, batched(1).await, batched(1).await];
+        assert!(recovered.is_sorted() && recovered[4] == usual, "{recovered:?}");
     }
 }

@@ -354,7 +354,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                 yield_now().await;
                 self.add_queued()?;
             }
-            self.batch.write().await?;
+            self.batch.write_paced().await?;
             if !self.is_control_open {
                 self.shared.outbox.handle_control_written();
             }
