@@ -27,7 +27,7 @@ pub(crate) use serve::{HoldArg, ServeArgs};
 pub(crate) use server::{ListenArg, ServerArgs};
 pub(crate) use split::SplitArgs;
 pub(crate) use subscribe::{ModeArg, OnGap, SubscribeArgs};
-pub(crate) use swarm::{ShareArg, SwarmArgs};
+pub(crate) use swarm::SwarmArgs;
 
 use crate::{log::LogFormat, units};
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};

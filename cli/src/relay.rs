@@ -8,11 +8,11 @@ mod status;
 
 use crate::{
     admin::{BoundPort, page_url},
-    args::{ListenArg, ModeArg, RelayArgs, ShareArg},
+    args::{ListenArg, ModeArg, RelayArgs},
     exit::{Exit, UsageError},
     orphans, output,
     serve::{Listening, admission, drain, listening, print_object, report_sent, state_dir_or_default},
-    sharing::{OfferOptions, Sharing, SharingOptions, SwarmOptions},
+    sharing::{Sharing, SharingOptions},
     signals::Signals,
     ticket, units,
 };
@@ -207,18 +207,8 @@ fn client_config(
     relay: &Relay,
     id: RelayId,
 ) -> anyhow::Result<(Config, Sharing)> {
-    let swarm = &args.swarm;
-    let offer =
-        OfferOptions { listen: swarm.share_listen, rate: swarm.share_rate, kept_bytes: swarm.share_mem };
-    let sharing = Sharing::open(&SharingOptions {
-        host: None,
-        swarm: match swarm.share {
-            ShareArg::No => None,
-            ShareArg::Take => Some(SwarmOptions { offer: None }),
-            ShareArg::Yes => Some(SwarmOptions { offer: Some(offer) }),
-        },
-        memory_bytes: args.mem,
-    })?;
+    let sharing =
+        Sharing::open(&SharingOptions { host: None, swarm: args.swarm.options(), memory_bytes: args.mem })?;
     let config = sharing.configure(Config {
         identity: args.identity.load()?,
         memory_bytes: args.mem.unwrap_or(u64::MAX),

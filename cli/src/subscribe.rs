@@ -6,12 +6,12 @@ mod report;
 
 use crate::{
     admin::{BoundPort, Consumer, page_url},
-    args::{DeviceName, ShareArg, SubscribeArgs},
+    args::{DeviceName, SubscribeArgs},
     device,
     exit::{Exit, UsageError, message_of},
     orphans,
     output::{self, StdoutClosed},
-    sharing::{HostOptions, OfferOptions, Sharing, SharingOptions, SwarmOptions},
+    sharing::{HostOptions, Sharing, SharingOptions},
     signals::Signals,
     ticket,
 };
@@ -143,23 +143,17 @@ fn client_config(args: &SubscribeArgs) -> Config {
 
 /// With whom the versions are shared.
 fn sharing_options(args: &SubscribeArgs) -> anyhow::Result<SharingOptions> {
-    let (host, swarm) = (&args.share, &args.swarm);
+    let host = &args.share;
     if host.share_host.is_some() && args.device.device != DeviceName::Cpu {
         bail!(UsageError("--share-host shares host memory: it cannot be combined with --device cuda".into()));
     }
-    let offer =
-        OfferOptions { listen: swarm.share_listen, rate: swarm.share_rate, kept_bytes: swarm.share_mem };
     Ok(SharingOptions {
         host: host.share_host.clone().map(|path| HostOptions {
             path,
             mode: host.share_mode,
             uids: host.share_uid.clone(),
         }),
-        swarm: match swarm.share {
-            ShareArg::No => None,
-            ShareArg::Take => Some(SwarmOptions { site: swarm.site.clone(), offer: None }),
-            ShareArg::Yes => Some(SwarmOptions { site: swarm.site.clone(), offer: Some(offer) }),
-        },
+        swarm: args.swarm.options(),
         memory_bytes: args.mem,
     })
 }

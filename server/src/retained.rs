@@ -1,7 +1,8 @@
 //! [`Retained`]: one published version.
 
 use crate::{
-base_terms::BaseTerms, consumers::Consumers, loads::Loads, publishable::Relayed, swarm::SharedVersion, takers::Copies,
+    base_terms::BaseTerms, consumers::Consumers, loads::Loads, publishable::Relayed, swarm::SharedVersion,
+    takers::Copies,
 };
 use std::{
     ops::Range,

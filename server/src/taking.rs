@@ -8,8 +8,8 @@ use std::{sync::Arc, time::Duration};
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
     AbortReason, CodecChoice, EndReason, Ended, Epoch, FeatureSet, Here, NotLent, ProtocolViolation,
-    Published, RangeSet, Selection, Sender, Seq, ServerMessage, Start, Subscribe, SubscriptionMessage,
-    Version, Versions, WantedGpu,
+    Published, Selection, Sender, Seq, ServerMessage, Start, Subscribe, SubscriptionMessage, Version,
+    Versions, WantedGpu,
 };
 use tensor_relay_transport::{
     control,

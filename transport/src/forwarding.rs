@@ -9,7 +9,7 @@ use std::{fmt::Debug, ops::Range, sync::Arc};
 use tensor_relay_device::HostSource;
 use tensor_relay_protocol::{
     ChunkHeader, EncodingEntry, EndReason, LaneGrant, Manifest, Metadata, RangeSet, RelayPath, Topic,
-    Version, VersionId,
+    VersionId,
 };
 
 /// Offers the versions that one client session receives. One value serves the whole session, whose origin it knows.

@@ -146,6 +146,11 @@ pub(crate) struct SocketArgs {
     /// a token.
     #[arg(long, value_name = "MODE", default_value = "0660", value_parser = parse_socket_mode, help_heading = "Network")]
     pub(crate) socket_mode: u32,
+
+    /// With --socket and --device: processes of this user that ask for it have a version on the GPU in common, and use
+    /// it there, instead of a copy of their own. Any of them could write to it.
+    #[arg(long, requires = "socket", help_heading = "Network")]
+    pub(crate) share_gpu: bool,
 }
 
 /// The values of `--listen`.
@@ -187,6 +192,7 @@ impl ServerArgs {
             stall_timeout: self.stall_timeout,
             reader_linger: self.reader_linger,
             base_bytes: self.base_mem,
+            share_gpu: self.socket.share_gpu,
             peers: (!self.no_peers).then(|| PeerDialling::over_network(&self.peer_networks)),
             ..Config::default()
         }

@@ -1,6 +1,9 @@
 //! The options of members of a swarm: subscribers that share with other hosts.
 
-use crate::units;
+use crate::{
+    sharing::{OfferOptions, SwarmOptions},
+    units,
+};
 use std::{net::SocketAddr, str::FromStr};
 use tensor_relay_client::Site;
 
@@ -38,6 +41,20 @@ pub(crate) struct SwarmArgs {
         help_heading = HEADING
     )]
     pub(crate) site: Site,
+}
+
+impl SwarmArgs {
+    /// What is shared; `None` if nothing is.
+    pub(crate) fn options(&self) -> Option<SwarmOptions> {
+        let offer =
+            OfferOptions { listen: self.share_listen, rate: self.share_rate, kept_bytes: self.share_mem };
+        let offer = match self.share {
+            ShareArg::No => return None,
+            ShareArg::Take => None,
+            ShareArg::Yes => Some(offer),
+        };
+        Some(SwarmOptions { site: self.site.clone(), offer })
+    }
 }
 
 const HEADING: &str = "Sharing with other hosts";

@@ -297,6 +297,7 @@ mod tests {
                     digest: VersionDigest([4; 32]),
                     why_not_gpu: Some(NotLent::NoGpuMemory),
                 }))),
+                relays: RelayPath::default(),
             }),
             ServerMessage::Announce(Announce {
                 subscription,

@@ -4,8 +4,8 @@ use crate::egress::{Arrival, EncodingLog, Payload, ReceivedChunks};
 use std::{fmt::Debug, os::fd::OwnedFd, sync::Arc};
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    AbortReason, CodecChoice, EndReason, Ended, Epoch, Lending, Lent, Metadata, NotLent, Published,
-    RelayPath, Selection, ServerMessage, SubscriptionMessage, Version, VersionDigest, Versions, WantedGpu,
+    AbortReason, CodecChoice, EndReason, Ended, Epoch, Lending, Metadata, NotLent, Published, RelayPath,
+    Selection, ServerMessage, SubscriptionMessage, Version, VersionDigest, Versions, WantedGpu,
 };
 use tokio::{sync::watch, time::Instant};
 
