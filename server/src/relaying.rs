@@ -8,9 +8,7 @@ mod version;
 use crate::{TopicOptions, shared::Shared};
 use std::{collections::BTreeMap, sync::Arc};
 use tensor_relay_device::{HostSource, Lock};
-use tensor_relay_protocol::{
-    ChunkHash, EndReason, Epoch, Manifest, Metadata, RelayId, RelayPath, Topic, Version, VersionId,
-};
+use tensor_relay_protocol::{ChunkHash, EndReason, Manifest, Metadata, RelayId, RelayPath, Topic, VersionId};
 use tensor_relay_transport::{
     egress::Payload,
     forwarding::{Forward, Forwarded, Origin, ReceivedVersion},
@@ -124,9 +122,9 @@ impl Forward for RelayForward {
         Some(RelayedVersion::arriving(version, path, &topic, peers))
     }
 
-    fn revoke(&self, topic: &Topic, version: (Epoch, Version), taker: Option<[u8; 32]>) {
+    fn revoke(&self, topic: &Topic, taker: [u8; 32], restored: bool) {
         if let Some(peers) = &self.peers {
-            peers.revoke(topic, version, taker);
+            peers.revoke(topic, taker, restored);
         }
     }
 

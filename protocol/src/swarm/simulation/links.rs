@@ -104,7 +104,7 @@ impl Links {
 
     /// The pieces in a row of a transfer: 1, 2 or 4.
     fn turn(&self, from: Node, to: Node, now: u64) -> u32 {
-        let pair = (from as u64) << 40 | (to as u64) << 20 | now / FAVOURED_FOR_US;
+        let pair = (from as u64) << 40 | (to as u64) << 20 | (now / FAVOURED_FOR_US);
         1 << (u32::from(self.is_unfair) * Random::new(pair).below(3) as u32)
     }
 
