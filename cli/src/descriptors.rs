@@ -74,7 +74,8 @@ fn needed_by(command: &Command) -> u64 {
             }
             Command::Relay(args) => {
                 let origins = args.tickets.len() as u64 * lanes(args.lanes) * LANE_DESCRIPTORS;
-                origins + LANE_DESCRIPTORS + FILE_DESCRIPTORS + admin(args.server.admin.is_wanted(true))
+                let hub = if args.hub.is_some() { HUB_DESCRIPTORS } else { 0 };
+                origins + LANE_DESCRIPTORS + FILE_DESCRIPTORS + hub + admin(args.server.admin.is_wanted(true))
             }
             Command::Publish(_) | Command::List(_) | Command::Demo(_) | Command::Bench(_) => {
                 LANE_DESCRIPTORS + FILE_DESCRIPTORS

@@ -10,6 +10,7 @@ use crate::{
     admin::{BoundPort, page_url},
     args::{ListenArg, ModeArg, RelayArgs},
     exit::{Exit, UsageError},
+    hub::Hub,
     orphans, output,
     serve::{Listening, admission, drain, listening, print_object, report_sent, state_dir_or_default},
     sharing::{Sharing, SharingOptions},
@@ -23,7 +24,12 @@ use follower::Following;
 use origin::Origin;
 use serde_json::json;
 use status::{OriginStatus, RelaySubject};
-use std::{io::IsTerminal, sync::Arc, time::Duration};
+use std::{
+    io::IsTerminal,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 use tensor_relay_client::{Config, Glob, ReaderName, RelayId, Relaying, Ticket, Topic};
 use tensor_relay_device::HostMemory;
 use tensor_relay_server::{Access, Identity, Relay, RelayOptions, Server};
@@ -89,6 +95,7 @@ pub(crate) async fn run(args: RelayArgs) -> anyhow::Result<Exit> {
     } else if let Some(admin) = admin_address {
         crate::log::message!("status page: {}", page_url(admin));
     }
+    let hub = open_hub(&args, (&server, &access, &identity)).await?;
     let memory = HostMemory::new(args.mem.unwrap_or(u64::MAX));
     let memory = if server.socket_path().is_some() { memory.shareable() } else { memory };
     let mut origins = JoinSet::new();
@@ -123,6 +130,7 @@ pub(crate) async fn run(args: RelayArgs) -> anyhow::Result<Exit> {
     }
     let exit = tokio::select! {
         exit = signals.next() => exit,
+        () = answer(hub) => unreachable!("a hub answers until it is dropped"),
         Some(ended) = origins.join_next() => match ended {
             Ok(never) => match never {},
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
@@ -133,6 +141,41 @@ pub(crate) async fn run(args: RelayArgs) -> anyhow::Result<Exit> {
     origins.shutdown().await;
     report_sent(sent(), args.json);
     Ok(drained.unwrap_or(exit))
+}
+
+/// Opens the hub, which is a client of this relay, and prints how it is used.
+async fn open_hub(
+    args: &RelayArgs,
+    (server, access, identity): (&Server, &Access, &Identity),
+) -> anyhow::Result<Option<Hub>> {
+    let Some(address) = args.hub else { return Ok(None) };
+    let own = match (server.network_address(), server.socket_path()) {
+        (None, Some(path)) => format!("unix:{}", path.display()),
+        (network, _) => loopback(network.context("the relay listens nowhere")?).to_string(),
+    };
+    let ticket = admission::ticket(access, &[own], identity.fingerprint(), None)?;
+    let client = (vec![ticket], Config::default(), args.connect_timeout);
+    let hub = Hub::open(address, &args.hub_options, client).await?;
+    hub.report(args.json).await?;
+    Ok(Some(hub))
+}
+
+/// How this process reaches its own port.
+fn loopback(mut bound: SocketAddr) -> SocketAddr {
+    match bound.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => bound.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => bound.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    bound
+}
+
+/// Answers the requests of a hub, if there is one; never returns.
+async fn answer(hub: Option<Hub>) {
+    match hub {
+        Some(hub) => hub.run().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Refuses what clap cannot.

@@ -1,8 +1,8 @@
 //! The options of `relay`.
 
-use super::{IdentityArgs, ModeArg, ServerArgs, SwarmArgs, subscribe::parse_lanes};
+use super::{HubOptions, IdentityArgs, ModeArg, ServerArgs, SwarmArgs, subscribe::parse_lanes};
 use crate::units;
-use std::{path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use tensor_relay_client::{Glob, Lanes, ReaderName, Transport};
 
 #[derive(Debug, clap::Args)]
@@ -67,6 +67,14 @@ pub(crate) struct RelayArgs {
     /// --keep-versions for each topic.
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, requires = "cache_dir", help_heading = "Cache")]
     pub(crate) cache_bytes: Option<u64>,
+
+    /// Serve what is relayed as Hugging Face's hub, too, at this address: see `hub`. Plain HTTP: beyond this machine, the
+    /// token and the files can be read on the way.
+    #[arg(long, value_name = "ADDR:PORT", help_heading = "Hub")]
+    pub(crate) hub: Option<SocketAddr>,
+
+    #[command(flatten)]
+    pub(crate) hub_options: HubOptions,
 
     /// /readyz reports not ready once an origin has been lost for longer than this, in seconds. Default: no limit, because
     /// what is here is served on.

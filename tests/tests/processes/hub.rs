@@ -39,13 +39,17 @@ impl Hub {
     fn start(home: &Home, tickets: &[&str], args: &[&str]) -> Self {
         let mut process = home.start(&[&["hub", "--json", "--listen=127.0.0.1:0"], tickets, args].concat());
         let report: Value = serde_json::from_str(&process.wait_for_stdout("")).unwrap();
-        let address = report["hub"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
-        let token = format!("Authorization: Bearer {}", report["token"].as_str().unwrap());
-        Self { process, client: Client { address, token }, report }
+        Self { process, client: Client::of(&report), report }
     }
 }
 
 impl Client {
+    /// The client of a hub that printed this.
+    fn of(report: &Value) -> Self {
+        let address = report["hub"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
+        Self { address, token: format!("Authorization: Bearer {}", report["token"].as_str().unwrap()) }
+    }
+
     #[track_caller]
     fn to(&self, method: &str, path: &str, headers: &[&str]) -> Response {
         Response::to(method, (&self.address, path), &[&[&*self.token], headers].concat())
@@ -289,4 +293,26 @@ fn two_hundred_clients_share_what_is_received() {
     assert!(sent_bytes(&server) < 2 * whole.len() as u64, "{} bytes were sent", sent_bytes(&server));
     let resident_bytes = hub.process.resident_bytes();
     assert!(resident_bytes < 512 << 20, "{resident_bytes} bytes");
+}
+
+/// Goal: a relay's hub has what is relayed, also once the origin is gone.
+#[test]
+fn a_relay_has_a_hub() {
+    let home = Home::new();
+    files::write_noise(&home.path("w.safetensors"), 3_000_000, 6);
+    let server = home.serve(&["--topic=w=w.safetensors"]);
+    let mut relay = home.start(&[
+        "relay",
+        server.ticket_for_all(),
+        "--json",
+        "--state-dir=relay",
+        "--listen=127.0.0.1:0",
+        "--admin=none",
+        "--hub=127.0.0.1:0",
+    ]);
+    let hub = Client::of(&serde_json::from_str(&relay.wait_for_stdout("\"hub\":")).unwrap());
+    relay.wait_for_stdout("\"version\":1,");
+    drop(server);
+    let file = hub.get("/w/resolve/main/model.safetensors").expect_code(200);
+    assert!(file.bytes == content(&home.path("w.safetensors")));
 }
