@@ -22,7 +22,13 @@ pub(crate) struct RelayArgs {
     /// The topics to relay, or globs: `*` matches any text without `/`, `**` any text, `?` one character. Repeat the option
     /// for several, or separate them by `,`. Matching topics that appear later are relayed too. Default: the topic of the
     /// ticket or, if that names none, every topic that it grants.
-    #[arg(long, value_name = "NAME|GLOB", value_delimiter = ',', help_heading = "What to relay")]
+    #[arg(
+        long,
+        value_name = "NAME|GLOB",
+        value_delimiter = ',',
+        env = "TENSOR_RELAY_RELAY_TOPICS",
+        help_heading = "What to relay"
+    )]
     pub(crate) topic: Vec<Glob>,
 
     /// The versions to relay: always the newest, or every version in order. With `every`, the relay is one reader at each

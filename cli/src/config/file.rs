@@ -267,7 +267,10 @@ mod tests {
                 "grace = 1",
                 "c.toml:1: grace is outside of any table: put it into that of its command, or [default]",
             ),
-            ("[default]\ntopic = 'a'", "c.toml:2: topic means different things to serve and subscribe"),
+            (
+                "[default]\ntopic = 'a'",
+                "c.toml:2: topic means different things to serve and relay and subscribe",
+            ),
             ("[serve]\nlisten = 'nowhere'", "c.toml:2: listen cannot be \"nowhere\": invalid socket address"),
             (
                 "[default]\ncodec = 'lz4'",

@@ -1,14 +1,15 @@
 //! Messages on the control stream: a length of four bytes, little-endian, then the protobuf (PROTOCOL.md §3.1).
 
 use super::{ClientMessage, METADATA_MAX_BYTES, ServerMessage, wire};
-use crate::{MessageError, TopicEntry};
+use crate::{MessageError, RELAYS_MAX, TopicEntry};
 use prost::Message;
 
 /// The largest control message, in bytes. Larger data is sent on data streams.
 pub const FRAME_MAX_BYTES: usize = 64 << 10;
 
-/// An upper bound of the encoding of one [`TopicEntry`]: a name of 255 bytes, five numbers and their tags.
-const TOPIC_ENTRY_MAX_BYTES: usize = 320;
+/// An upper bound of the encoding of one [`TopicEntry`]: a name of 255 bytes, five numbers, relays, and
+/// their tags.
+const TOPIC_ENTRY_MAX_BYTES: usize = 320 + RELAYS_MAX * 18;
 
 const _: () =
     assert!(METADATA_MAX_BYTES * 2 <= FRAME_MAX_BYTES, "an Announce with full metadata fits a frame");
