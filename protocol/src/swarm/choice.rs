@@ -194,13 +194,25 @@ impl Choice {
         while let Some(chunk) = self.orders.take_lost(now) {
             self.make_ready(chunk);
         }
-        if !self.orders.has_room(source, now) {
+        if !self.orders.has_room(source, now) || self.is_far_enough(source) {
             return None;
         }
         let chunk = self.rarest(source).or_else(|| self.late(source, now))?;
         self.orders.insert(source, chunk, now);
         self.make_unready(chunk);
         Some(ChunkIndex(chunk))
+    }
+
+    /// Whether another far source has orders, and there are near ones: of several far ones at once, all at a site would order
+    /// the same chunks.
+    fn is_far_enough(&self, id: SubscriptionId) -> bool {
+        let is_far = self.sources.get(&id).is_some_and(|source| source.is_far);
+        is_far
+            && self.sources.values().any(|source| !source.is_far)
+            && self
+                .sources
+                .iter()
+                .any(|(other, source)| source.is_far && *other != id && self.orders.count_of(*other) > 0)
     }
 
     /// Records that an ordered chunk arrived and is verified. The chunk is wanted no longer.

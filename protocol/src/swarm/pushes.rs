@@ -49,6 +49,8 @@ pub(super) struct Pushes {
     moving: BTreeSet<Push>,
     /// Those that are stuck and were not repeated, by age.
     stuck: BTreeSet<Push>,
+    /// The same by chunk.
+    stuck_by_chunk: BTreeMap<u32, Vec<Push>>,
     /// The usual time of a push, divided by the number of those that shared the origin's link with it.
     usual: Usual,
     /// The rate at which pushes arrive.
@@ -107,7 +109,17 @@ impl Pushes {
 
     fn forget(&mut self, push: &Push) {
         self.moving.remove(push);
-        self.stuck.remove(push);
+        if self.stuck.remove(push)
+            && let Some(pushes) = self.stuck_by_chunk.get_mut(&push.chunk)
+        {
+            pushes.retain(|other| other != push);
+        }
+    }
+
+    fn insert_stuck(&mut self, push: Push) {
+        if self.stuck.insert(push) {
+            self.stuck_by_chunk.entry(push.chunk).or_default().push(push);
+        }
     }
 
     /// Records the time. Returns the members with pushes that are stuck from now on.
@@ -121,7 +133,7 @@ impl Pushes {
             }
             for push in late {
                 self.moving.remove(&push); // Fewer share the link now, so that others may be late, too.
-                self.stuck.insert(push);
+                self.insert_stuck(push);
                 members.push(push.member);
             }
         }
@@ -144,7 +156,7 @@ impl Pushes {
 
     /// Records that a chunk is stuck at the member that it was pushed to.
     pub(super) fn add_stuck(&mut self, chunk: u32, member: MemberId, now: Instant) {
-        self.stuck.insert(Push { since: now, chunk, member, sharing: 1 });
+        self.insert_stuck(Push { since: now, chunk, member, sharing: 1 });
     }
 
     /// Whether a push is stuck and was not repeated.
@@ -154,8 +166,8 @@ impl Pushes {
 
     /// Forgets that pushes of a chunk are stuck, because it arrived or is repeated.
     pub(super) fn drop_stuck(&mut self, chunk: u32) {
-        if !self.stuck.is_empty() {
-            self.stuck.retain(|push| push.chunk != chunk);
+        for push in self.stuck_by_chunk.remove(&chunk).into_iter().flatten() {
+            self.stuck.remove(&push);
         }
     }
 

@@ -10,10 +10,10 @@ use tokio::time::Instant;
 const INTERVAL: Duration = Duration::from_millis(100);
 
 /// The number of parts that need not wait: of several subscriptions at once, or of the largest version.
-const BURST: u32 = 64;
+const BURST: u32 = 256;
 
-/// The chunks of one part, which takes less than a millisecond: a version's other members wait for it.
-const PART_CHUNKS: u32 = 1 << 14;
+/// The chunks of one part, which takes about a millisecond: a version's other members wait for it.
+const PART_CHUNKS: u32 = 1 << 12;
 
 /// The messages of one session about what its client holds. A client that says more than it should waits, and no message
 /// keeps the members of its version waiting, however many chunks it names.
