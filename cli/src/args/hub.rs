@@ -13,7 +13,14 @@ Example:
 #[derive(Debug, clap::Args)]
 pub(crate) struct HubArgs {
     /// The tickets that `serve` printed, or files that hold them; `-` for stdin. Every topic that they grant is a repository.
-    #[arg(value_name = "TICKET", env = "TENSOR_RELAY_TICKET", hide_env_values = true, required = true)]
+    #[arg(
+        value_name = "TICKET",
+        required = true,
+        num_args = 1..,
+        value_delimiter = ';',
+        env = "TENSOR_RELAY_ORIGINS",
+        hide_env_values = true
+    )]
     pub(crate) tickets: Vec<String>,
 
     #[command(flatten)]

@@ -180,7 +180,7 @@ mod tests {
             assert_eq!(defaults, effective.values, "{} {}", setting.command(), setting.key());
             set_count += usize::from(effective.origin != Origin::Default);
         }
-        assert_eq!(set_count, 7, "connect-timeout four times, topic, json, ticket");
+        assert_eq!(set_count, 8, "connect-timeout five times, topic, json, ticket");
     }
 
     #[test]
