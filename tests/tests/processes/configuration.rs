@@ -110,7 +110,7 @@ fn config_shows_the_source_of_an_option() {
     assert!(!format!("{output:?}{plain:?}").contains("relay://"), "a secret was printed");
     assert!(!plain.out.lines().any(|line| line.starts_with("subscribe")), "{plain:?}");
     home.run(&["config", "bogus"])
-        .expect_error(2, &["bogus", "serve, publish, subscribe"]);
+        .expect_error(2, &["bogus", "serve, publish, relay, subscribe"]);
 }
 
 /// Goal: each bound on clients is shown with its reason, and the sum of their memory is the maximum that `serve`

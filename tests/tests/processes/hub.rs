@@ -303,7 +303,7 @@ fn a_relay_has_a_hub() {
     let server = home.serve(&["--topic=w=w.safetensors"]);
     let mut relay = home.start(&[
         "relay",
-        server.ticket_for_all(),
+        server.ticket("w"),
         "--json",
         "--state-dir=relay",
         "--listen=127.0.0.1:0",

@@ -145,10 +145,10 @@ fn a_killed_origin_is_survived_and_told() {
     site.publish(2);
     site.restart_origin();
     relayed(&mut relay, 2);
-    assert_eq!(
-        (&status(&relay)["ready"], &status(&relay)["origins"][0]["connected"]),
-        (&true.into(), &true.into())
-    );
+    wait_until("the return is told", || {
+        let told = status(&relay);
+        told["ready"] == true && told["origins"][0]["connected"] == true
+    });
     site.receive(relay.ticket("m"));
 }
 
