@@ -313,6 +313,9 @@ fn a_relay_has_a_hub() {
     let hub = Client::of(&serde_json::from_str(&relay.wait_for_stdout("\"hub\":")).unwrap());
     relay.wait_for_stdout("\"version\":1,");
     drop(server);
+    wait_until("the hub's list of topics is renewed", || {
+        hub.to("HEAD", "/w/resolve/main/model.safetensors", &[]).code == 200
+    });
     let file = hub.get("/w/resolve/main/model.safetensors").expect_code(200);
     assert!(file.bytes == content(&home.path("w.safetensors")));
 }
