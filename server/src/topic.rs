@@ -432,11 +432,12 @@ impl TopicState {
         let gone = {
             let mut state = self.state.lock();
             let left = state.retention.trim(keep);
-            let handle = |retained: &Arc<Retained>| {
+            let mut handle = |retained: &Arc<Retained>| {
                 retained.leave_retention();
+                state.part_reads.handle_left(retained);
                 self.bases.handle_left_retention(self.number, retained)
             };
-            (left.iter().map(handle).collect::<Vec<_>>(), left)
+            (left.iter().map(&mut handle).collect::<Vec<_>>(), left)
         };
         drop(gone); // Outside of the lock: it may be gigabytes.
     }

@@ -36,7 +36,13 @@ pub(crate) struct HubArgs {
     pub(crate) transport: Transport,
 
     /// The address to listen on. Plain HTTP: beyond this machine, the token and the files can be read on the way.
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8470", help_heading = "Hub")]
+    #[arg(
+        long,
+        value_name = "ADDR:PORT",
+        default_value = "127.0.0.1:8470",
+        env = "TENSOR_RELAY_HUB_LISTEN",
+        help_heading = "Hub"
+    )]
     pub(crate) listen: SocketAddr,
 
     #[command(flatten)]

@@ -26,7 +26,9 @@ pub(super) struct Cache {
     bytes_max: u64,
     /// The most versions of a topic.
     versions_max: usize,
-    /// Changes of the folder, one at a time, and its last problem.
+    /// Held while files are written or deleted, which may take minutes.
+    changing: Lock<()>,
+    /// Why the newest version is not kept, if so.
     problem: Lock<Option<String>>,
 }
 
@@ -70,7 +72,13 @@ impl Cache {
         created.with_context(|| {
             format!("cannot use the folder {}; choose another --cache-dir", dir.display())
         })?;
-        Ok(Self { dir: dir.into(), bytes_max, versions_max, problem: Lock::default() })
+        Ok(Self {
+            dir: dir.into(),
+            bytes_max,
+            versions_max,
+            changing: Lock::default(),
+            problem: Lock::default(),
+        })
     }
 
     /// Keeps a version; the oldest ones give way. Blocks: it writes the version to the disk.
@@ -78,9 +86,9 @@ impl Cache {
     /// # Errors
     /// [`CacheError`]. The files that were there before stay, except those that gave way.
     pub(super) fn store(&self, snapshot: &Snapshot) -> Result<(), CacheError> {
-        let mut problem = self.problem.lock();
+        let _changing = self.changing.lock();
         let stored = self.write(snapshot);
-        *problem = stored.as_ref().err().map(ToString::to_string);
+        *self.problem.lock() = stored.as_ref().err().map(ToString::to_string);
         stored
     }
 
@@ -114,9 +122,9 @@ impl Cache {
         }
     }
 
-    /// Deletes the versions of a topic.
+    /// Deletes the versions of a topic. Blocks, as [`store`](Self::store) does.
     pub(super) fn remove(&self, topic: &Topic) {
-        let _changing = self.problem.lock();
+        let _changing = self.changing.lock();
         let _ = fs::remove_dir_all(self.folder(topic)); // It may never have been there.
     }
 

@@ -207,8 +207,9 @@ impl Following {
     /// Deletes what is kept of a topic.
     fn forget(&self, topic: &Topic) {
         self.newest.lock().remove(topic);
-        if let Some(cache) = &self.cache {
-            cache.remove(topic);
+        if let Some(cache) = self.cache.clone() {
+            let topic = topic.clone();
+            tokio::task::spawn_blocking(move || cache.remove(&topic));
         }
     }
 }
