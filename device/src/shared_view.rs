@@ -27,7 +27,7 @@ use crate::{
 /// that**, as it trusts it with the content of the bytes. From a lender that writes all the same, a reader gets a
 /// mixture of old and new bytes; nothing that it has written itself changes, and no access fails.
 /// [`read_only`](Self::read_only) is sound even then. A [`private`](Self::private) view is memory behind references,
-/// which the compiler assumes to be constant: who does not trust the lender turns it into [`VolatileBytes`] at once.
+/// which the compiler assumes to be constant: distrustful users turn it into [`VolatileBytes`] at once.
 ///
 /// Dropping this closes the descriptor. Views stay mapped.
 #[derive(Debug)]

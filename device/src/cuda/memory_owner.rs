@@ -32,7 +32,7 @@ pub(super) enum SharedMemory {
     /// A buffer of this engine, counted in its budget.
     Buffer(Mapped),
     /// A plain allocation of this engine that other processes may open, counted in its budget. It is freed, and never
-    /// reused: whoever keeps it open would see what comes later.
+    /// reused: a process that keeps it open would see what comes later.
     Openable(Block),
     /// Another process's buffer, on loan.
     Imported(Mapped, Loan),

@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(test_process::uses_of(inode), (0, 0));
     }
 
-    /// Goal: who maps a version in reused memory sees nothing of a longer one that was there before.
+    /// Goal: a process that maps a version in reused memory sees nothing of a longer one that was there before.
     #[test]
     fn the_rest_of_reused_memory_is_zero() {
         let (memory, long) = (memory(), 2 * SHAREABLE_BYTES_MIN);

@@ -15,7 +15,8 @@ const ALL_MAX: usize = NEIGHBOURS_MAX + 1;
 
 /// The holders of a version, on rings of random order (Law and Siu, "Distributed construction of random expander
 /// networks"), and the members that only take. A holder's neighbours are those beside it. So the graph is connected as
-/// long as one ring is, which is always: who leaves is replaced by its two neighbours, who joins is put between two.
+/// long as one ring is, which is always: the neighbours of a member that leaves become neighbours, one that joins is put
+/// between two.
 /// Each changes the neighbours of at most [`NEIGHBOURS_MAX`] holders, and its random regular graphs are short: a chunk
 /// passes 1,000 members in three or four steps. Most rings connect the holders of one site, the others all of them.
 #[derive(Debug)]

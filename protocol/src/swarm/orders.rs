@@ -119,7 +119,7 @@ impl Orders {
         self.end(source, chunk);
     }
 
-    /// Ends an order. Returns whether nobody is left who was asked for the chunk.
+    /// Ends an order. Returns whether no other source was asked for the chunk.
     pub(super) fn end(&mut self, source: SubscriptionId, chunk: u32) -> bool {
         let ordered = self.by_source.get_mut(&source);
         if ordered.and_then(|ordered| ordered.chunks.remove(&chunk)).is_none() {

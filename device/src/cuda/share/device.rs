@@ -48,7 +48,7 @@ impl Device {
     /// Copies `parts` into memory of `len` bytes that is made for one other process, each to the start of its range,
     /// and zeroes the bytes between them. Waits for the streams that write the parts. Two methods, in this order:
     ///
-    /// 1. A descriptor of virtual memory. Only who has it can map the memory, in whichever namespaces, and nothing else
+    /// 1. A descriptor of virtual memory. Only a process that has it can map the memory, in any namespaces, and nothing else
     ///    lies in it. The memory lives as long as anybody has it: neither process can take it from under the other's
     ///    copy.
     /// 2. If the driver has none of that (vGPU, older drivers), and it `may_use_handle`: a handle of CUDA IPC, for
