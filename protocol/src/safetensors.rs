@@ -6,7 +6,7 @@
 mod index;
 mod order;
 
-use crate::{Dtype, NameError, Shape, ShapeError, Tensor, TensorName, TensorSpec};
+use crate::{Dtype, Limits, NameError, Shape, ShapeError, Tensor, TensorName, TensorSpec};
 use ::safetensors::{Dtype as FileDtype, tensor::Metadata, tensor::TensorInfo};
 use order::Order;
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -66,6 +66,12 @@ pub enum SafetensorsError {
     /// An invalid header.
     #[error("its header is not valid: {0}")]
     Header(#[from] serde_json::Error),
+    /// More tensors than a version may have.
+    #[error("it has {tensors} tensors, and at most {} are accepted", Limits::default().tensors)]
+    TooManyTensors {
+        /// The tensors that the header names.
+        tensors: usize,
+    },
     /// The data after the header is not as long as the header says.
     #[error(
         "its header describes {described_bytes} bytes of tensors, but {found_bytes} follow it{}",
@@ -129,8 +135,14 @@ pub fn header_length(prefix: [u8; PREFIX_BYTES], file_bytes: u64) -> Result<usiz
 ///
 /// # Errors
 /// [`SafetensorsError`] when the header breaks a rule of the format (offsets that leave gaps or overlap, sizes that do
-/// not match shapes) or the file has another size than the header describes.
+/// not match shapes), the file has another size than the header describes, or it has more tensors than
+/// [`Limits::tensors`] by default. The last is found first, because it takes a tenth of the time and memory.
 pub fn parse_header(json: &[u8], file_bytes: u64) -> Result<Header, SafetensorsError> {
+    let order: Order = serde_json::from_slice(json)?;
+    let tensors = order.tensors.len();
+    if tensors > Limits::default().tensors {
+        return Err(SafetensorsError::TooManyTensors { tensors });
+    }
     let header: Metadata = serde_json::from_slice(json)?;
     let data_start = (PREFIX_BYTES + json.len()) as u64;
     let described_bytes = header.data_len() as u64;
@@ -138,7 +150,6 @@ pub fn parse_header(json: &[u8], file_bytes: u64) -> Result<Header, SafetensorsE
     if described_bytes != found_bytes {
         return Err(SafetensorsError::DataLength { described_bytes, found_bytes });
     }
-    let order: Order = serde_json::from_slice(json)?;
     let mut tensors = Vec::with_capacity(header.tensors().len());
     for (name, info) in header.tensors() {
         tensors.push(file_tensor(&name, info, data_start)?);

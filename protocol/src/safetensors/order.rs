@@ -23,6 +23,10 @@ impl Keys {
         self.0.get(key).copied()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     fn push(&mut self, key: String) {
         let position = self.0.len();
         self.0.insert(key, position);
