@@ -135,7 +135,10 @@ impl Client {
         });
         let answer_timeout = connector.tuning().control_timeout();
         let peers = config.sharing.as_ref().map(|sharing| {
-            let connector = bare.with_identity(Arc::clone(&sharing.identity));
+            let mut connector = bare.with_identity(Arc::clone(&sharing.identity));
+            if connection.control().kind() == LaneKind::Tcp {
+                connector = connector.expecting_tcp();
+            }
             PeerLinks::new(connector, sharing.identity.fingerprint(), &config, state.peers.clone())
         });
         let others = OtherServers::new(others, config.clone(), peers);

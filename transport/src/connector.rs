@@ -36,6 +36,8 @@ pub struct Connector {
     /// The local addresses of lanes, used round-robin; any address if empty.
     local: Arc<[IpAddr]>,
     transport: Transport,
+    /// Whether TCP is tried first even if the path does not seem short.
+    expects_tcp: bool,
     /// The only way that lanes may take.
     way: Option<Way>,
     /// The client's key, for servers that authenticate clients.
@@ -221,6 +223,7 @@ impl Connector {
             tuning,
             local: Arc::default(),
             transport: Transport::Auto,
+            expects_tcp: false,
             way: None,
             identity: None,
             server_uid: None,
@@ -236,6 +239,13 @@ impl Connector {
     /// Restricts lanes to what `transport` allows.
     pub fn with_transport(self, transport: Transport) -> Self {
         Self { transport, ..self }
+    }
+
+    /// Tries TCP first even if it does not connect within milliseconds, and QUIC after a second. For a peer of a swarm whose
+    /// other connections use TCP: their queues make a short path seem long, and QUIC beside TCP's BBR on one link gets a
+    /// fraction of it.
+    pub fn expecting_tcp(self) -> Self {
+        Self { expects_tcp: true, ..self }
     }
 
     /// Restricts lanes to one way, because others do not carry chunks on this path.

@@ -47,6 +47,8 @@ pub enum LaneKindReason {
     UdpSilent,
     /// TCP connected within milliseconds: on short paths it is faster and costs less.
     ShortPath,
+    /// TCP connected first, and the caller expected that ([`Connector::expecting_tcp`](crate::Connector::expecting_tcp)).
+    Expected,
     /// This kind was measured to be faster on this path, or is being measured.
     Faster,
     /// The server's address is a Unix socket.
@@ -150,6 +152,7 @@ impl LaneKindReason {
             Self::Answered => "QUIC answered",
             Self::UdpSilent => "TCP answered, and UDP did not",
             Self::ShortPath => "the path is short",
+            Self::Expected => "the server that named it uses TCP",
             Self::Local => "the server's address is a socket of this host",
             Self::Faster => "it is faster on this path, or being tried",
             Self::OthersFailed => "the other transport, or larger packets, do not get through on this path",

@@ -71,6 +71,22 @@ fn short_paths_use_tcp_and_long_ones_quic() {
     }
 }
 
+/// Goal: where TCP is expected, a path that seems long does not lead to QUIC; a server that refuses TCP is reached over
+/// QUIC.
+#[test]
+fn expected_tcp_is_tried_first_on_any_path() {
+    for (seed, offered, expected) in [
+        (7, Transport::Auto, (LaneKind::Tcp, LaneKindReason::Expected)),
+        (8, Transport::Quic, (LaneKind::Quic, LaneKindReason::Answered)),
+    ] {
+        simulate(seed, async |sim| {
+            sim.net.set_path(path(100));
+            let (lane, _) = connect(&sim, &connector(&sim).expecting_tcp(), offered).await;
+            assert_eq!(kind_and_reason(&lane.unwrap()), expected);
+        });
+    }
+}
+
 /// Goal: on a long path without UDP, only the first connection waits for QUIC's head start.
 #[test]
 fn silent_udp_delays_only_the_first_connection() {

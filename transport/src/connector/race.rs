@@ -19,6 +19,9 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// recovery. The server's kernel answers a SYN, so the connect time is the round trip time even if the server is busy.
 const SHORT_PATH_CONNECT_TIME: Duration = Duration::from_millis(5);
 
+/// The time for TCP before QUIC is tried, where TCP is expected.
+const EXPECTED_TCP_TIME: Duration = Duration::from_secs(1);
+
 impl Connector {
     /// Opens a lane to the first of `addresses` that answers. The next attempt starts after [`ATTEMPT_DELAY`], or when
     /// one has failed.
@@ -83,7 +86,8 @@ impl Connector {
     /// The TCP connection is opened first. On a short path the TLS handshake follows, and QUIC starts only if TCP fails
     /// or takes longer than [`ATTEMPT_DELAY`]. Otherwise QUIC starts, and the TLS handshake over TCP follows
     /// [`ATTEMPT_DELAY`] after the beginning, or as soon as TCP is connected if UDP seemed to be blocked the last time.
-    /// Usually only one handshake is begun, since an unused one costs the server as much as a used one.
+    /// Usually only one handshake is begun, since an unused one costs the server as much as a used one. Where TCP is
+    /// expected, every path that connects within [`EXPECTED_TCP_TIME`] counts as short.
     async fn race_kinds(
         &self,
         address: SocketAddr,
@@ -92,8 +96,12 @@ impl Connector {
     ) -> Result<Lane, ConnectError> {
         let timed_out = |_| Err(LaneError::TimedOut { peer: address.into() }.into());
         let began = Instant::now();
+        let (connect_time, handshake_time) = match self.expects_tcp {
+            true => (EXPECTED_TCP_TIME, EXPECTED_TCP_TIME),
+            false => (SHORT_PATH_CONNECT_TIME, ATTEMPT_DELAY),
+        };
         let mut opening = pin!(self.open_stream(address, 0));
-        let opened = timeout_at((began + SHORT_PATH_CONNECT_TIME).min(deadline), &mut opening).await;
+        let opened = timeout_at((began + connect_time).min(deadline), &mut opening).await;
         let is_short_path = opened.is_ok();
         let mut tcp = pin!(timeout_at(deadline, async {
             let stream = match opened {
@@ -107,7 +115,7 @@ impl Connector {
         }));
         let mut failed = None;
         if is_short_path {
-            match timeout_at((began + ATTEMPT_DELAY).min(deadline), &mut tcp).await {
+            match timeout_at((began + handshake_time).min(deadline), &mut tcp).await {
                 Ok(Ok(Ok(lane))) => return Ok(self.over_tcp(lane, true)),
                 Ok(answer) => failed = answer.unwrap_or_else(timed_out).err(),
                 Err(_) => {}
@@ -165,7 +173,11 @@ impl Connector {
 
     fn over_tcp(&self, lane: Lane, is_short_path: bool) -> Lane {
         self.udp_is_blocked.store(!is_short_path, Ordering::Relaxed);
-        lane.with_reason(if is_short_path { LaneKindReason::ShortPath } else { LaneKindReason::UdpSilent })
+        lane.with_reason(match is_short_path {
+            true if self.expects_tcp => LaneKindReason::Expected,
+            true => LaneKindReason::ShortPath,
+            false => LaneKindReason::UdpSilent,
+        })
     }
 
     fn over_quic(&self, lane: Lane) -> Lane {
