@@ -15,7 +15,9 @@ use std::{
     time::Duration,
 };
 use tensor_relay_tests::{
-    processes::{Container, Home, Process, SHARED, Serving, Signal, contained, is_soak, wait_until},
+    processes::{
+        Container, Home, Process, SHARED, Serving, Signal, contained, is_soak, replace_function, wait_until,
+    },
     skip,
 };
 
@@ -190,6 +192,58 @@ fn killed_and_stopped_processes_disturb_nobody() {
     let mut last = host.taker(0);
     wait_for(&mut last, &host.hash());
     wait_until("no memory of earlier versions is left", || memory_descriptors(server) <= 2);
+}
+
+/// Goal: in a sandbox that forbids `memfd_create`, takers get chunks over the socket, and the reason. Method: a filter
+/// of system calls, as runtimes of containers install, around the server; then around the taker, which needs none.
+#[test]
+fn a_server_that_may_not_make_memory_sends_chunks() {
+    const FILTER: &str = r#"
+        #include <errno.h>
+        #include <linux/filter.h>
+        #include <linux/seccomp.h>
+        #include <stddef.h>
+        #include <sys/prctl.h>
+        #include <sys/syscall.h>
+        __attribute__((constructor)) static void forbid(void) {
+            struct sock_filter rules[] = {
+                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 1),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+            };
+            struct sock_fprog program = { sizeof rules / sizeof rules[0], rules };
+            prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) __builtin_trap();
+        }"#;
+    let home = Home::new();
+    files::write_noise(&home.path("m"), 1 << 20, 1);
+    let sandboxed = |args: &[&str]| {
+        let mut command = home.program();
+        let replaced = replace_function(&mut command, &home.path(""), FILTER);
+        command.args(args);
+        replaced.map(|()| Process::start(command))
+    };
+    let socket = format!("--socket={}", home.argument("s"));
+    let args = ["serve", "--json", "--topic=m=m", "--listen=none", &socket];
+    let server = match sandboxed(&args) {
+        Ok(server) => Serving::wait_for_report(server),
+        Err(reason) => return skip(reason),
+    };
+    let taken = home
+        .run(&["subscribe", server.ticket("m"), "--once", "--json", "--out=o"])
+        .expect_code(0)
+        .json();
+    let sharing = taken["sharing"].as_str().unwrap();
+    assert!(sharing.contains("the system of the server refused to make memory"), "{sharing}");
+    let written = taken["path"].as_str().unwrap_or_else(|| panic!("{taken}"));
+    assert_eq!(fs::read(home.path("m")).unwrap(), fs::read(home.path(written)).unwrap());
+    let ended = server.process.signal_and_wait(Signal::TERM).expect_code(0);
+    assert!(ended.err.contains("memfd_create"), "{ended:?}");
+
+    let server = home.serve(&args[2..]);
+    let taker = sandboxed(&["subscribe", server.ticket("m"), "--once", "--json"]).unwrap();
+    assert_eq!(taker.wait().expect_code(0).json()["sharing"], "memory");
 }
 
 /// Goal: who may take through the socket is decided by the user, and follows the list while the server runs. Method: a
