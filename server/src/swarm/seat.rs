@@ -154,14 +154,9 @@ impl Seat {
             if std::mem::take(&mut raised.is_woken) {
                 return Some(Input::Changed);
             }
-            if std::mem::take(&mut raised.has_progress) {
-                return Some(Input::Progress);
-            }
-            raised.revocations.pop_first().map(|(taker, restored)| {
-                self.tell(|subscription, _| ServerMessage::Revoke { subscription, taker, restored })
-            })
+            std::mem::take(&mut raised.has_progress).then_some(Input::Progress)
         });
-        if let Some(input) = taken {
+        if let Some(input) = taken.or_else(|| self.signals.take_revocation(self.subscription)) {
             return Ok(input);
         }
         let mut told = self.told.lock();

@@ -103,20 +103,16 @@ impl SharedVersion {
         shared
     }
 
-    /// Adds a subscription of `sharer`, which holds `base` if that is known.
+    /// Adds a subscription of `sharer`, which is told by these signals and holds `base` if that is known.
     pub(super) fn join(
         self: &Arc<Self>,
         sharer: &Arc<Sharer>,
-        subscription: SubscriptionId,
+        (subscription, signals): (SubscriptionId, Arc<Signals>),
         selected: RangeSet,
         base: Option<Version>,
     ) -> Arc<Seat> {
-        let signals = Arc::<Signals>::default();
-        self.grants.handle_joined(sharer, &signals);
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        let id = MemberId(state.next);
-        state.next += 1;
+        signals.begin_version();
+        self.grants.handle_joined(sharer);
         let member = Member {
             sharer: Arc::clone(sharer),
             signals: Arc::clone(&signals),
@@ -127,7 +123,12 @@ impl SharedVersion {
             lacks_base: base.is_none(),
             has_committed: false,
         };
-        let joining = member.joining(sharer.nameable().is_some());
+        let joining = member.joining(false); // Before the lock: it costs as much as there are chunks.
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let joining = Joining { serves: sharer.nameable().is_some(), ..joining };
+        let id = MemberId(state.next);
+        state.next += 1;
         state.members.insert(id, member);
         state.swarm.join(id, joining, Instant::now().into_std());
         self.counters.handle_joined(self.key);
