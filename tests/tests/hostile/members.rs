@@ -564,6 +564,27 @@ fn what_is_sent_is_vouched_for() {
     });
 }
 
+/// Goal: a client that says far too often what it holds delays nothing else in its session. Method: a list is asked for
+/// behind so many messages that to handle them takes 15 s.
+#[test]
+fn what_a_client_holds_delays_nothing_else() {
+    simulate(1, async |sim| {
+        let (_server, publisher) = serve(&sim, Access::new(rules()), &[]).await;
+        let mut member = subscribed(&sim, 2).await;
+        for chunk in (0..CHUNKS).cycle().take(400) {
+            let (subscription, epoch, version) = (SubscriptionId(1), publisher.epoch(), Version(1));
+            let (added, withdrawn) = (RangeSet::from_range(chunk..chunk + 1), RangeSet::new());
+            let held = Held { subscription, epoch, version, added, withdrawn };
+            member.peer.send_to_server(ClientMessage::Held(held)).await;
+        }
+        member.peer.send_to_server(ClientMessage::List).await;
+        let listed = async {
+            while !matches!(member.peer.receive_from_server().await, ServerMessage::Topics { .. }) {}
+        };
+        timeout(Duration::from_secs(5), listed).await.expect("nothing waits");
+    });
+}
+
 /// Goal: members that come together are named together. Method: a taker, and then eight holders within a moment.
 #[test]
 fn sources_are_named_together() {
@@ -638,6 +659,7 @@ fn what_is_held_of_nothing_is_passed_over() {
                 other => panic!("{other:?}"),
             }
         }
+        tokio::time::sleep(Duration::from_secs(1)).await; // The subscription handles it.
         let swarm = server.status_reader().read().unwrap().topics.remove(0).swarm;
         assert_eq!((swarm.members_count, swarm.members[0].held_chunks), (1, CHUNKS));
         assert_eq!(
