@@ -92,7 +92,6 @@ struct Member {
     had: Bits,
     serves: bool,
     lacks_base: bool,
-    site: Site,
     standing: Standing,
     /// Until when it counts as slow, and how long that was.
     slow: Option<(Instant, Duration)>,
@@ -166,8 +165,8 @@ impl Swarm {
             self.supply.add_selection(&selected);
         }
         let (standing, slow, turn) = (Standing::Untried, None, None);
-        self.graph.join(id, serves, site.clone());
-        let member = Member { selected, has, had, serves, lacks_base, site, standing, slow, turn };
+        self.graph.join(id, serves, site);
+        let member = Member { selected, has, had, serves, lacks_base, standing, slow, turn };
         self.members.insert(id, member);
         self.add(id, &held);
         self.handle_membership(now);
