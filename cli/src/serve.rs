@@ -280,6 +280,12 @@ fn check(args: &ServeArgs) -> Result<(), UsageError> {
              one of the two is possible; without --hold borrow, the files are read once and uploaded"
         ));
     }
+    if args.server.socket.share_gpu && args.device.device == DeviceName::Cpu {
+        return refuse(
+            "--share-gpu shares versions on a GPU, and without --device they are in host memory, which processes of this \
+             host share in any case: add --device cuda:N, or omit --share-gpu",
+        );
+    }
     let Some(path) = &args.server.ticket_file else { return Ok(()) };
     match check_replaceable(path) {
         _ if path == Path::new("-") => {

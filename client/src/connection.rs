@@ -13,6 +13,7 @@ use crate::{
     gpu_memory::GpuMemory,
     progress::{Counters, Giver},
     server_memory::{self, NotCopied},
+    source_progress::ChunkProgress,
 };
 use futures_util::FutureExt;
 use lanes::LaneSet;
@@ -107,6 +108,8 @@ pub(crate) struct ChunkTarget {
     pub(crate) giver: Giver,
     /// The progress of the version.
     pub(crate) counters: Arc<Counters>,
+    /// The progress of the chunk.
+    pub(crate) progress: Arc<ChunkProgress>,
     /// The encoding that the origin named, if nothing else may be decoded.
     pub(crate) encoding: Option<EncodingHash>,
     /// The version, if it is offered to others.
@@ -258,11 +261,13 @@ impl Connection {
         // Boxed: spawning moves a future several times, and this one is kilobytes large.
         let mut receive = Box::pin(async move {
             let (counters, giver) = (Arc::clone(&target.counters), target.giver);
+            let of_chunk = Arc::clone(&target.progress);
             let (raw_bytes, encoded_bytes) =
                 (header.raw_bytes.into(), u64::from(header.encoded_bytes.max(1)));
             let arrived = Arc::clone(&received);
             let progress: Progress = Arc::new(move |bytes: u64| {
                 counters.add_wire(giver, bytes);
+                of_chunk.add(bytes);
                 arrived
                     .arrived_bytes
                     .fetch_add(bytes * raw_bytes / encoded_bytes, Ordering::Relaxed);

@@ -5,7 +5,7 @@ use std::{ops::Range, os::fd::OwnedFd, sync::Arc};
 use tensor_relay_device::{
     Device, DeviceBuffer, Sink,
     cuda::share::{DeviceUuid, Exported, FdMemory, IpcMemory, ShareError},
-    lender_is_alive,
+    is_lifeline, lender_is_alive,
 };
 use tensor_relay_protocol::{ChunkIndex, LentOnGpu, Selection};
 use tokio::{runtime::Handle, sync::oneshot};
@@ -25,7 +25,7 @@ impl GpuMemory {
     pub(crate) fn new(lent: LentOnGpu, descriptors: Vec<OwnedFd>) -> Result<Self, ServerMemoryError> {
         let (gpu, len) = (DeviceUuid::new(lent.gpu.0), lent.buffer_bytes);
         let mut descriptors = descriptors.into_iter();
-        let lifeline = descriptors.next().ok_or(ServerMemoryError::Missing)?;
+        let lifeline = descriptors.next().filter(is_lifeline).ok_or(ServerMemoryError::Missing)?;
         let exported = match (lent.handle, descriptors.next()) {
             (Some(handle), None) => {
                 Exported::Ipc(IpcMemory { device: gpu, handle: handle.0, offset: 0, len })
@@ -49,7 +49,7 @@ impl GpuMemory {
         selection: &Selection,
         sink: &dyn Sink,
     ) -> Result<(), NotCopied> {
-        let may_be_freed = matches!(self.exported, Exported::Ipc(_));
+        let may_be_freed = self.may_be_freed();
         let payload_bytes = selection.manifest().payload_bytes();
         let (memory, lifeline) = self.open(device, payload_bytes).await.map_err(NotCopied::Unusable)?;
         sink.copy_within(&memory, &places(selection)).await.map_err(NotCopied::Sink)?;
@@ -57,6 +57,11 @@ impl GpuMemory {
             true => Err(NotCopied::Unusable(ServerMemoryError::LenderGone)),
             false => Ok(()),
         }
+    }
+
+    /// Whether the memory ends with the server, so that a copy out of it counts only if the server was there to its end.
+    pub(crate) fn may_be_freed(&self) -> bool {
+        matches!(self.exported, Exported::Ipc(_))
     }
 
     /// Whether the memory may be used where it is.
@@ -127,7 +132,7 @@ fn places(selection: &Selection) -> Vec<(u64, Range<u64>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::pipe;
+    use std::{fs::File, io::pipe};
     use tensor_relay_protocol::{
         VersionDigest,
         sidecar::{CudaDevice, IpcHandle},
@@ -157,5 +162,7 @@ mod tests {
             let memory = GpuMemory::new(lent(handle), ends(count));
             assert_eq!(memory.is_ok(), is_complete, "{handle:?} with {count} descriptors");
         }
+        let file = File::open("/dev/null").unwrap();
+        assert!(GpuMemory::new(lent(handle), vec![file.into()]).is_err(), "it is no lifeline");
     }
 }

@@ -75,6 +75,7 @@ mod server_memory;
 mod session;
 mod snapshot;
 mod snapshot_queue;
+mod source_progress;
 mod source_table;
 mod status;
 mod subscription;

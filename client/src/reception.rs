@@ -20,6 +20,7 @@ use crate::{
     progress::Counters,
     server_memory::{ServerMemory, Sharing},
     snapshot_queue::SnapshotQueue,
+    source_progress::SourceProgress,
     source_table::SourceTable,
 };
 use forwarding::Forwarding;
@@ -76,6 +77,8 @@ pub(crate) struct Reception {
     transport: Option<(LaneKind, LaneKindReason)>,
     /// The counters of the current version, by codec.
     tally: Arc<Tally>,
+    /// The sources from which parts of chunks arrive.
+    progress: SourceProgress,
     /// The chunk streams that are not being read yet.
     streams: BTreeMap<StreamToken, (Link, DataIn)>,
     /// The tasks that receive chunks of the version in transfer. They are aborted when the version ends, so that none
@@ -183,6 +186,7 @@ impl Reception {
             destination: None,
             transport: None,
             tally: Arc::default(),
+            progress: SourceProgress::default(),
             streams: BTreeMap::new(),
             tasks: vec![],
             memory: None,
@@ -405,6 +409,9 @@ impl Reception {
 
     /// Checks whether there was progress since the last check.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        for source in self.progress.take() {
+            self.machine.handle_part(source);
+        }
         self.machine.handle_timeout(now.into_std(), self.counters.received_bytes());
     }
 
@@ -518,6 +525,7 @@ impl Reception {
             tally: Arc::clone(&self.tally),
             giver: link.giver(),
             counters: Arc::clone(&self.counters),
+            progress: Arc::new(self.progress.begin(&header)),
         };
         if self.tasks.len() == self.tasks.capacity() {
             self.tasks.retain(|task| !task.0.is_finished()); // Finished tasks need no abort.

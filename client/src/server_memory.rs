@@ -5,6 +5,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use std::{fmt, os::fd::OwnedFd, sync::Arc};
 use tensor_relay_device::{
     Region, SharedError, SharedRange, SharedView, Sink, SinkError, VolatileBytes, cuda::share::ShareError,
+    is_lifeline,
 };
 use tensor_relay_protocol::{Announce, ChunkIndex, Lending, NotLent, Selection, ServerMessage};
 use tensor_relay_transport::{Lane, Workers, unix::LostDescriptors};
@@ -78,6 +79,9 @@ pub(crate) enum ServerMemoryError {
     /// It is memory of a GPU, and the version is not wanted there.
     #[error("the server lent memory of a GPU that this process did not ask for")]
     Unwanted,
+    /// A copy from memory that ends with the server could overwrite what is verified.
+    #[error("a part of the version is here already, and the server's GPU memory may end while it is copied")]
+    Resumed,
     /// GPU memory cannot be opened.
     #[error(transparent)]
     Import(#[from] ShareError),
@@ -131,6 +135,9 @@ impl ServerMemory {
         let Lending::Memory(lent) = self.lending else { return Err(ServerMemoryError::Unwanted) };
         let descriptors = <[OwnedFd; 2]>::try_from(self.descriptors?);
         let [memory, lifeline] = descriptors.map_err(|_| ServerMemoryError::Missing)?;
+        if !is_lifeline(&lifeline) {
+            return Err(ServerMemoryError::Missing);
+        }
         Ok((SharedView::new(memory, lent.offset_bytes, payload_bytes)?, lifeline))
     }
 }

@@ -84,7 +84,7 @@ pub use gather_source::{GatherSource, LentBytes};
 pub use host::{HostEngine, HostEngineMemory};
 pub use host_memory::{AllocError, CacheLease, Charge, HostMemory, HostMemoryStats};
 pub use host_sink::HostSink;
-pub use lifeline::{Lifeline, lender_is_alive};
+pub use lifeline::{Lifeline, is_lifeline, lender_is_alive};
 pub use loan::{Loan, Returned};
 pub use lock::Lock;
 pub use memfd::{Memfd, SealedFd};

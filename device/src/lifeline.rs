@@ -5,11 +5,17 @@ use std::{
 };
 
 use rustix::{
-    fs::{OFlags, fcntl_setfl},
+    fs::{FileType, OFlags, fcntl_setfl, fstat},
     io::Errno,
 };
 
 use tokio::{io::Interest, net::unix::pipe};
+
+/// Whether a descriptor is a pipe, as the taker's end of a lifeline is. Why: it was named by the lender, who may send any
+/// other one; reading from that could wait.
+pub fn is_lifeline(taken: &impl AsFd) -> bool {
+    fstat(taken).is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Fifo)
+}
 
 /// Whether the lender still has its end of the lifeline whose other end is `taken`. Why: memory that nothing but the
 /// lender keeps ends with it; what was copied out of it counts only if the lender was there to the end.

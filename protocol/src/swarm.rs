@@ -14,11 +14,13 @@ mod origin;
 mod pace;
 mod pushes;
 mod random;
+mod range_counts;
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]
 mod sites;
 mod spread;
+mod supply;
 
 pub use choice::Choice;
 pub use origin::{Joining, MemberId, Swarm};

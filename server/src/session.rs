@@ -25,7 +25,7 @@ use crate::{
     shares::{Eviction, Place},
     subscribers::SubscriberInfo,
     subscription_host::SubscriptionHost,
-    swarm::{HeldMessages, Sharer, Sharing},
+    swarm::{Sharer, Sharing},
     takers, watching,
 };
 use error::SessionError;
@@ -285,7 +285,6 @@ async fn welcome_and_run(
         taker: negotiated.taker,
         sharer,
         dialling: None,
-        held: HeldMessages::default(),
         shared: Arc::clone(shared),
         inboxes: Inboxes::default(),
         loaders: LoadReporters::default(),
@@ -317,8 +316,6 @@ struct Session {
     sharer: Option<Arc<Sharer>>,
     /// Dials the client's ports.
     dialling: Option<AbortOnDrop>,
-    /// What the client says it holds.
-    held: HeldMessages,
     shared: Arc<Shared>,
     inboxes: Inboxes,
     loaders: LoadReporters,
@@ -491,7 +488,7 @@ impl Session {
                 self.handle_loaded(subscription, epoch, version, digest);
             }
             ClientMessage::Share(share) => self.handle_share(share),
-            ClientMessage::Held(held) => self.handle_held(&held).await?,
+            ClientMessage::Held(held) => self.handle_held(&held)?,
             ClientMessage::BadPeer { subscription, epoch, version, key } => {
                 self.handle_bad_peer(subscription, (epoch, version), key)?;
             }
@@ -536,11 +533,11 @@ impl Session {
         self.dialling = Some(AbortOnDrop(tokio::spawn(dial.in_current_span()).abort_handle()));
     }
 
-    /// Handles what the client holds for its peers. A client that says it more often than it should waits.
-    async fn handle_held(&mut self, held: &Held) -> Result<(), ProtocolViolation> {
+    /// Handles what the client holds for its peers.
+    fn handle_held(&self, held: &Held) -> Result<(), ProtocolViolation> {
         self.inboxes.check_opened(held.subscription)?;
         if let Some(sharer) = &self.sharer {
-            self.held.handle(sharer, held).await;
+            sharer.handle_held(held);
         }
         Ok(())
     }

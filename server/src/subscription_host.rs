@@ -57,10 +57,10 @@ impl Host for SubscriptionHost {
     }
 
     async fn next_input(&mut self) -> Input {
-        let seat = self.offer.sharing.as_ref().and_then(Sharing::seat).cloned();
+        let sharing = self.offer.sharing.as_ref();
         let told = async {
-            match &seat {
-                Some(seat) => seat.next().await,
+            match sharing {
+                Some(sharing) => sharing.next().await,
                 None => std::future::pending().await,
             }
         };
@@ -70,7 +70,7 @@ impl Host for SubscriptionHost {
             Ok(()) = self.draining.changed() => Input::Draining,
             input = told => input,
         };
-        if let (Some(seat), Input::Message(message)) = (&seat, &input) {
+        if let (Some(seat), Input::Message(message)) = (sharing.and_then(Sharing::seat), &input) {
             seat.handle_message(message);
         }
         input

@@ -21,7 +21,6 @@ mod turns;
 
 pub use dialling::PeerDialling;
 pub(crate) use grants::Grants;
-pub(crate) use held::HeldMessages;
 pub use network::{PeerNetwork, PeerNetworkError};
 pub(crate) use seat::Seat;
 pub(crate) use shared_version::SharedVersion;

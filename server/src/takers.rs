@@ -1,6 +1,7 @@
 //! [`Takers`]: versions in memory that clients of this host map.
 
 mod host_copy;
+mod made_once;
 mod on_gpu;
 
 use crate::{

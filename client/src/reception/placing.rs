@@ -186,6 +186,9 @@ impl Reception {
                 self.sharing = Sharing::MappedOnGpu;
                 memory.map(device, payload_bytes).map(ServerBytes::MappedOnGpu)
             }
+            None if resumes && memory.may_be_freed() && self.machine.held_bytes() > 0 => {
+                Err(ServerMemoryError::Resumed)
+            }
             None => {
                 self.sharing = Sharing::CopiedOnGpu;
                 Ok(ServerBytes::OnGpu(memory))

@@ -144,12 +144,14 @@ impl Gpu {
             return submitted;
         };
         let Route { upload, runs, download, pieces } = route;
-        // SAFETY: the caller's promise; the stream lives until `close`.
+        // SAFETY: the caller of `submit` checked the bounds and keeps the memory; the stream is this value's, which destroys
+        // it in `close` alone.
         let refused =
             unsafe { self.submit_through_scratch(upload, &runs, download, stream, &mut submitted) }.err();
         match refused {
             Some(error) => submitted.error = Some(error),
-            // SAFETY: as above.
+            // SAFETY: the caller of `submit` checked the bounds of the pieces, too, and keeps their memory; it is the same
+            // stream.
             None => unsafe { self.submit_pieces(direction, pieces, stream, &mut submitted) },
         }
         submitted
@@ -170,16 +172,19 @@ impl Gpu {
         submitted: &mut Submitted,
     ) -> Result<(), CudaError> {
         if let Some(piece) = upload {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller checked that the piece is in bounds of the slot and the scratch, keeps both, and lets the
+            // stream live.
             unsafe { self.copy(Some(Direction::In), piece, stream) }?;
             submitted.add(piece);
         }
         for runs in runs {
-            // SAFETY: as above.
+            // SAFETY: the caller checked that each run is in bounds of its memory and the scratch, and keeps both; the stream
+            // lives, by its promise.
             unsafe { self.submit_runs(runs, stream, submitted) }?;
         }
         if let Some(piece) = download {
-            // SAFETY: as above.
+            // SAFETY: the caller checked that the piece is in bounds of the scratch and the slot, keeps both, and lets the
+            // stream live.
             unsafe { self.copy(Some(Direction::Out), piece, stream) }?;
             submitted.add(piece);
         }
@@ -197,7 +202,7 @@ impl Gpu {
         stream: CUstream,
         submitted: &mut Submitted,
     ) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller checked that all runs are in bounds at both ends, keeps the memory, and lets the stream live.
         match unsafe { self.driver.copy_runs(*runs, stream) } {
             Err(error) if error.code == INVALID_VALUE => {}
             Err(error) => return Err(error.into()),
@@ -209,7 +214,8 @@ impl Gpu {
         for first in (0..runs.count).step_by(RUNS_AT_ONCE) {
             let pieces = (first..runs.count.min(first + RUNS_AT_ONCE)).map(|run| runs.piece(run));
             let mut within = Submitted::default(); // Their bytes count where they cross the bus.
-            // SAFETY: as above.
+            // SAFETY: each piece is one of the runs, whose bounds the caller checked and whose memory it keeps; it lets the
+            // stream live.
             unsafe { self.submit_pieces(None, pieces.collect(), stream, &mut within) };
             submitted.may_run |= within.may_run;
             within.error.map_or(Ok(()), Err)?;
@@ -234,7 +240,7 @@ impl Gpu {
             pieces.into_iter().partition(|piece| piece.len <= SMALL_BYTES);
         if self.batches && small.len() > 1 {
             submitted.may_run = true; // After an error too: then all are submitted again.
-            // SAFETY: the caller's promise; the stream lives until `close`.
+            // SAFETY: the caller checked that each piece is in bounds at both ends, keeps the memory, and lets the stream live.
             match unsafe { self.driver.copy_batch(&small, stream) } {
                 Ok(()) => small.drain(..).for_each(|piece| submitted.add(piece)),
                 Err(error) => {
@@ -247,7 +253,7 @@ impl Gpu {
         }
         single.append(&mut small);
         for piece in single {
-            // SAFETY: as above.
+            // SAFETY: the caller checked that the piece is in bounds at both ends, keeps the memory, and lets the stream live.
             if let Err(error) = unsafe { self.copy(direction, piece, stream) } {
                 submitted.error = Some(error);
                 return;

@@ -252,10 +252,12 @@ impl InFlight {
 
     fn submit(&mut self, gpu: &mut Gpu) {
         let Within { flat, segments, direction, zeroes_gaps, .. } = &*self.within;
-        if *zeroes_gaps && self.within.copied_bytes() < flat.len_bytes() {
+        if let Some(first) = self.within.first_gap().filter(|_| *zeroes_gaps) {
             // One pass at the rate of the device's memory is cheaper than a call for each gap.
-            // SAFETY: as below.
-            if let Err(error) = unsafe { gpu.zero(flat.address(), flat.len_bytes() as usize) } {
+            let len = (flat.len_bytes() - first) as usize;
+            // SAFETY: `within` keeps `flat`, of which these are the last `len` bytes. Only `release` releases it, once the
+            // device has reported the end of the copies, which the same stream executes after this.
+            if let Err(error) = unsafe { gpu.zero(flat.address() + first, len) } {
                 self.submitted.error = Some(error.into());
                 return;
             }
@@ -309,6 +311,17 @@ impl Within {
     fn copied_bytes(&self) -> u64 {
         let bytes = |segment: &CopySegment<CudaMemory>| segment.rectangle.run_bytes * segment.rectangle.runs;
         self.segments.iter().map(bytes).sum()
+    }
+
+    /// The first byte of `flat` from which on some may have no segment: behind the last segment, if there is no gap before
+    /// it. `None` if each has one.
+    fn first_gap(&self) -> Option<u64> {
+        let end = |CopySegment { rectangle, .. }: &CopySegment<CudaMemory>| {
+            rectangle.part + (rectangle.runs - 1) * rectangle.part_stride + rectangle.run_bytes
+        };
+        let end = self.segments.iter().map(end).max().unwrap_or(0);
+        let first = if self.copied_bytes() == end { end } else { 0 };
+        Some(first).filter(|first| *first < self.flat.len_bytes())
     }
 }
 

@@ -57,6 +57,8 @@ struct Source {
 struct Progress {
     /// The number of events that show progress.
     events: u64,
+    /// Whether a part of a chunk arrived since the last check.
+    has_part: bool,
     /// That number at the last check, and the number of checks since it rose.
     checked: (u64, u32),
 }
@@ -182,13 +184,23 @@ impl Requests {
 
     /// Records progress of a source: a stream of it ended, verified or lost, or it waits for its own source.
     pub(super) fn note_progress(&mut self, source: SubscriptionId) {
-        let progress = self.pulled.as_mut().and_then(|pulled| {
-            let used = pulled.sources.get_mut(&source).map(|used| &mut used.progress);
-            used.or_else(|| pulled.left.get_mut(&source))
-        });
-        if let Some(progress) = progress {
+        if let Some(progress) = self.progress_mut(source) {
             progress.events += 1;
         }
+    }
+
+    /// Records that a part of a chunk arrived from a source.
+    pub(super) fn note_part(&mut self, source: SubscriptionId) {
+        if let Some(progress) = self.progress_mut(source) {
+            progress.has_part = true;
+        }
+    }
+
+    /// The progress of a source, or of one that was left.
+    fn progress_mut(&mut self, source: SubscriptionId) -> Option<&mut Progress> {
+        let pulled = self.pulled.as_mut()?;
+        let used = pulled.sources.get_mut(&source).map(|used| &mut used.progress);
+        used.or_else(|| pulled.left.get_mut(&source))
     }
 
     /// Records that what was received of a chunk was discarded.
@@ -210,8 +222,8 @@ impl Requests {
     }
 
     /// Checks, once a second, whether each source that owes chunks, or was left while it sent some, made progress. Returns
-    /// one that made none in `checks_max` checks, or fewer if a chunk that it sends is here a second time and waits for it;
-    /// except `origin`, if there is another source or the version is shared.
+    /// one that made none in `checks_max` checks, or fewer if a chunk that it sends is here a second time and waits for it, when
+    /// parts of chunks do not count; except `origin`, if there is another source or the version is shared.
     pub(super) fn check_sources(
         &mut self,
         origin: SubscriptionId,
@@ -229,8 +241,13 @@ impl Requests {
             .map(|(id, source)| (*id, !source.ordered.is_empty(), &mut source.progress));
         for (id, owes, progress) in owing.chain(left.iter_mut().map(|(id, progress)| (*id, false, progress)))
         {
-            let max = if arrivals.holds_up(id) { held_up_max } else { checks_max };
-            let is_still = progress.check(owes || arrivals.receiving_of(id) > 0, max);
+            let is_moving = std::mem::take(&mut progress.has_part);
+            let (max, is_moving) = match arrivals.holds_up(id) {
+                true => (held_up_max, false),
+                false => (checks_max, is_moving),
+            };
+            let owes = owes || arrivals.receiving_of(id) > 0;
+            let is_still = progress.check(owes && !is_moving, max);
             stalled.extend(Some(id).filter(|_| is_still && id != origin));
         }
         let is_shared = self.shared.is_some();

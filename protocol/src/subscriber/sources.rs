@@ -81,6 +81,12 @@ impl Subscriber {
         }
     }
 
+    /// Handles that a part of a chunk arrived from a source: a slow one that goes on is not stalled, unless another source would
+    /// send the chunk.
+    pub fn handle_part(&mut self, source: SubscriptionId) {
+        self.requests.note_part(source);
+    }
+
     /// Handles the loss of the connection to a source. The caller must have stopped the writers of its streams.
     pub fn handle_source_lost(&mut self, source: SubscriptionId) {
         self.end_streams(source);

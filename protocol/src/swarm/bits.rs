@@ -41,9 +41,9 @@ impl Bits {
     /// The set of all numbers below the bound.
     pub(super) fn full(bound: u32) -> Self {
         let mut bits = Self::new(bound);
-        (0..bound).for_each(|number| {
-            bits.insert(number);
-        });
+        for (word, mask) in words(&RangeSet::from_range(0..bound), bound) {
+            bits.insert_word(word, mask);
+        }
         bits
     }
 
@@ -65,17 +65,7 @@ impl Bits {
         if number >= self.bound || self.contains(number) {
             return false;
         }
-        let mut at = number as usize;
-        for start in &self.starts[..self.levels] {
-            let word = &mut self.words[*start as usize + at / WORD];
-            let was_empty = *word == 0;
-            *word |= 1 << (at % WORD);
-            if !was_empty {
-                break;
-            }
-            at /= WORD;
-        }
-        self.count += 1;
+        self.insert_word(number as usize / WORD, 1 << (number as usize % WORD));
         true
     }
 
@@ -84,17 +74,42 @@ impl Bits {
         if !self.contains(number) {
             return false;
         }
-        let mut at = number as usize;
-        for start in &self.starts[..self.levels] {
-            let word = &mut self.words[*start as usize + at / WORD];
-            *word &= !(1 << (at % WORD));
-            if *word != 0 {
+        self.remove_word(number as usize / WORD, 1 << (number as usize % WORD));
+        true
+    }
+
+    /// Adds 64 numbers, as bits, which are below the bound. Costs as much as one.
+    pub(super) fn insert_word(&mut self, word: usize, mask: u64) {
+        let before = self.words[word];
+        self.words[word] |= mask;
+        self.count += (mask & !before).count_ones();
+        let (mut at, mut is_first) = (word, before == 0 && mask != 0);
+        for start in self.starts[..self.levels].iter().skip(1) {
+            if !is_first {
                 break;
             }
+            let above = &mut self.words[*start as usize + at / WORD];
+            is_first = *above == 0;
+            *above |= 1 << (at % WORD);
             at /= WORD;
         }
-        self.count -= 1;
-        true
+    }
+
+    /// Removes 64 numbers, as bits. Costs as much as one.
+    pub(super) fn remove_word(&mut self, word: usize, mask: u64) {
+        let before = self.words[word];
+        self.words[word] &= !mask;
+        self.count -= (mask & before).count_ones();
+        let (mut at, mut is_empty) = (word, before != 0 && before & !mask == 0);
+        for start in self.starts[..self.levels].iter().skip(1) {
+            if !is_empty {
+                break;
+            }
+            let above = &mut self.words[*start as usize + at / WORD];
+            *above &= !(1 << (at % WORD));
+            is_empty = *above == 0;
+            at /= WORD;
+        }
     }
 
     /// The first number from `from` on.
@@ -168,6 +183,12 @@ impl Bits {
         self.first_from(drawn).or_else(|| self.first_from(0))
     }
 
+    /// The words with numbers of the set, each with 64 numbers as bits.
+    pub(super) fn iter_words(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
+        let words = self.level(0).into_iter().flatten().copied().enumerate();
+        words.filter(|(_, bits)| *bits != 0)
+    }
+
     /// 64 numbers of the set, as bits.
     pub(super) fn word(&self, word: usize) -> u64 {
         self.words[word]
@@ -207,15 +228,30 @@ mod tests {
         #[test]
         fn behaves_like_a_set(
             bound in prop_oneof![0u32..130, 4_000u32..5_000],
-            steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 0..300),
+            steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>(), prop::option::weighted(0.2, any::<u64>())), 0..300),
             seed: u64,
         ) {
             let (mut bits, mut model, mut random) = (Bits::new(bound), BTreeSet::new(), Random::new(seed));
-            for (insert, number) in steps {
+            for (insert, number, mask) in steps {
                 let number = number.index(bound as usize + 2) as u32;
-                match insert {
-                    true => prop_assert_eq!(bits.insert(number), number < bound && model.insert(number)),
-                    false => prop_assert_eq!(bits.remove(number), model.remove(&number)),
+                match (insert, mask.filter(|_| number < bound)) {
+                    (true, None) => prop_assert_eq!(bits.insert(number), number < bound && model.insert(number)),
+                    (false, None) => prop_assert_eq!(bits.remove(number), model.remove(&number)),
+                    (insert, Some(mask)) => {
+                        let word = number as usize / WORD;
+                        let below = numbers(word, mask).filter(|number| *number < bound);
+                        let mask = below.fold(0, |mask, number| mask | 1 << (number as usize % WORD));
+                        match insert {
+                            true => {
+                                bits.insert_word(word, mask);
+                                model.extend(numbers(word, mask));
+                            }
+                            false => {
+                                bits.remove_word(word, mask);
+                                model.retain(|number| numbers(word, mask).all(|removed| removed != *number));
+                            }
+                        }
+                    }
                 }
                 prop_assert_eq!(bits.first_from(number), model.range(number..).next().copied());
                 prop_assert_eq!(bits.contains(number), model.contains(&number));
@@ -225,6 +261,8 @@ mod tests {
             prop_assert_eq!(bits.len() as usize, model.len());
             let ranges: RangeSet = model.iter().map(|number| *number..number + 1).collect();
             prop_assert_eq!(bits.ranges(3), ranges.ranges().iter().take(3).cloned().collect::<RangeSet>());
+            let by_words = bits.iter_words().flat_map(|(word, bits)| numbers(word, bits));
+            prop_assert!(by_words.eq(model.iter().copied()));
             prop_assert!(bits.iter().eq(model));
         }
 

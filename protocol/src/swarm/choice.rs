@@ -18,6 +18,10 @@ mod tests;
 /// take longer. The rarest tenth is found with a probability of 57 %.
 const DRAWS: usize = 8;
 
+/// The number of chunks of a slow near source that are looked through, from a random one on, for one that a far source
+/// holds.
+const HELD_BACK_LOOKS: usize = 64;
+
 /// The choice of one taker, of one version: what it wants, who holds it, and what it has ordered of whom.
 ///
 /// The taker calls `handle_*` with what it learns, and [`next`](Self::next) for each source as long as it has room for
@@ -28,7 +32,7 @@ const DRAWS: usize = 8;
 /// ordered. When there is none, it repeats an order of another source that is late, once for each chunk. An order that
 /// is much too late is taken away: its chunk may be ordered of every other source. A source has as many orders at once
 /// as it delivers in a quarter of a second, and one more. A far source is asked only for what no near one has, or what
-/// each near one that has it was asked for in vain.
+/// each near one that has it was asked for in vain; near ones that are behind, or much slower than it, do not count.
 ///
 /// Every call costs O(log n), with a factor of the number of sources where the wanted chunks change, except for those
 /// that take sets, which cost as much for each number that changes. Memory: two bits for each chunk and source, and 20
@@ -194,25 +198,40 @@ impl Choice {
         while let Some(chunk) = self.orders.take_lost(now) {
             self.make_ready(chunk);
         }
-        if !self.orders.has_room(source, now) || self.is_far_enough(source) {
+        if !self.orders.has_room(source, now) || self.is_far_enough(source, now) {
             return None;
         }
-        let chunk = self.rarest(source).or_else(|| self.late(source, now))?;
+        let chunk = self
+            .rarest(source)
+            .or_else(|| self.held_back(source, now))
+            .or_else(|| self.late(source, now))?;
         self.orders.insert(source, chunk, now);
         self.make_unready(chunk);
         Some(ChunkIndex(chunk))
     }
 
-    /// Whether another far source has orders, and there are near ones: of several far ones at once, all at a site would order
-    /// the same chunks.
-    fn is_far_enough(&self, id: SubscriptionId) -> bool {
+    /// Whether another far source has orders and is not behind, and there are near ones: of several far ones at once, all at a
+    /// site would order the same chunks.
+    fn is_far_enough(&self, id: SubscriptionId, now: Instant) -> bool {
         let is_far = self.sources.get(&id).is_some_and(|source| source.is_far);
+        let is_busy = |other| self.orders.count_of(other) > 0 && !self.orders.is_behind(other, now);
         is_far
             && self.sources.values().any(|source| !source.is_far)
             && self
                 .sources
                 .iter()
-                .any(|(other, source)| source.is_far && *other != id && self.orders.count_of(*other) > 0)
+                .any(|(other, source)| source.is_far && *other != id && is_busy(*other))
+    }
+
+    /// Whether a near source leaves its chunks to a far one, because it is behind with an order or much slower.
+    fn gives_way(&self, near: SubscriptionId, far: SubscriptionId, now: Instant) -> bool {
+        self.orders.is_behind(near, now) || self.orders.is_slower(near, far)
+    }
+
+    /// Whether a chunk is left to near sources that hold it.
+    fn is_left_to_near(&self, chunk: u32, far: SubscriptionId, now: Instant) -> bool {
+        let mut near = self.sources.iter().filter(|(_, source)| !source.is_far);
+        near.any(|(id, source)| source.held.contains(chunk) && !self.gives_way(*id, far, now))
     }
 
     /// Records that an ordered chunk arrived and is verified. The chunk is wanted no longer.
@@ -266,13 +285,31 @@ impl Choice {
         drawn.min_by_key(|chunk| self.holders[*chunk as usize])
     }
 
+    /// For a far source, a chunk that is to be ordered and that only near ones hold which give way to it.
+    fn held_back(&mut self, id: SubscriptionId, now: Instant) -> Option<u32> {
+        let Source { held, .. } = self.sources.get(&id).filter(|source| source.is_far)?;
+        let near = self.sources.iter().filter(|(_, source)| !source.is_far);
+        let slow: Vec<&Bits> = near
+            .filter(|(near, _)| self.gives_way(**near, id, now))
+            .map(|(_, source)| &source.ready)
+            .collect();
+        let random = &mut self.random;
+        let firsts: Vec<_> = slow.iter().map(|ready| ready.draw(random)).collect();
+        let chunks = slow.into_iter().zip(firsts).flat_map(|(ready, first)| {
+            std::iter::successors(first, |last| ready.first_from(last + 1)).take(HELD_BACK_LOOKS)
+        });
+        let mut of_use = chunks.filter(|chunk| held.contains(*chunk) && !self.orders.has(id, *chunk));
+        of_use.find(|chunk| !self.is_left_to_near(*chunk, id, now))
+    }
+
     /// A chunk that is late at another source, and that this one holds. What is late at a near source is left to the others
     /// there, until it is taken away.
     fn late(&self, id: SubscriptionId, now: Instant) -> Option<u32> {
         let Source { held, is_far, .. } = self.sources.get(&id)?;
         self.orders.late(now, |chunk| {
-            let is_left = *is_far && self.near_holders[chunk as usize] > 0;
-            held.contains(chunk) && self.wanted.contains(chunk) && !self.orders.has(id, chunk) && !is_left
+            let is_of_use =
+                held.contains(chunk) && self.wanted.contains(chunk) && !self.orders.has(id, chunk);
+            is_of_use && !(*is_far && self.is_left_to_near(chunk, id, now))
         })
     }
 

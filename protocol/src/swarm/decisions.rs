@@ -72,4 +72,8 @@ fn decide(chunks: u32) {
     measure("a commit", 1, || swarm.handle_committed(MemberId(1), now));
     measure("the chunks that are named of a holder", 1, || drop(swarm.held(MemberId(1), 16)));
     measure("a member that leaves", 1, || swarm.leave(MemberId(1), now));
+    let joining = Joining { selected: RangeSet::from_range(0..chunks), serves: true, ..Joining::default() };
+    measure("a member that joins", 1, || swarm.join(MemberId(1), joining, now));
+    measure("its commit", 1, || swarm.handle_committed(MemberId(1), now));
+    measure("its end", 1, || swarm.leave(MemberId(1), now));
 }

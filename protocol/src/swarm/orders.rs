@@ -27,6 +27,9 @@ const LOST: f64 = 4.0;
 /// See [`LOST`].
 const LOST_MIN: Duration = Duration::from_secs(1);
 
+/// A source is slower than another one if its chunks take more than so many times as long: so much that it is not only busy.
+const SLOWER: u32 = 4;
+
 /// The number of oldest orders that are looked through for a late one.
 const LATE_LOOKS: usize = 16;
 
@@ -45,6 +48,7 @@ pub(super) struct Orders {
 struct Ordered {
     chunks: BTreeMap<u32, Instant>,
     pace: Pace,
+    usual: Usual,
 }
 
 /// Of whom one chunk was ordered.
@@ -113,7 +117,9 @@ impl Orders {
     pub(super) fn handle_delivered(&mut self, source: SubscriptionId, chunk: u32, now: Instant) {
         let Some(ordered) = self.by_source.get_mut(&source) else { return };
         if let Some(since) = ordered.chunks.get(&chunk) {
-            self.usual.note(now.saturating_duration_since(*since));
+            let took = now.saturating_duration_since(*since);
+            self.usual.note(took);
+            ordered.usual.note(took);
             ordered.pace.handle_delivered(now);
         }
         self.end(source, chunk);
@@ -141,8 +147,7 @@ impl Orders {
     /// Takes away the oldest order that counts as lost, and returns its chunk.
     pub(super) fn take_lost(&mut self, now: Instant) -> Option<u32> {
         let (since, chunk) = self.by_age.first().copied()?;
-        let is_lost = now.saturating_duration_since(since) >= self.usual_times(LOST).max(LOST_MIN);
-        is_lost.then(|| {
+        self.is_lost(since, now).then(|| {
             self.set_age(chunk, None);
             chunk
         })
@@ -166,9 +171,28 @@ impl Orders {
             })
     }
 
+    /// Whether an order of a source counts as lost, taken away or not.
+    pub(super) fn is_behind(&self, source: SubscriptionId, now: Instant) -> bool {
+        let ordered = self.by_source.get(&source);
+        let first = ordered.and_then(|ordered| ordered.chunks.values().min());
+        first.is_some_and(|since| self.is_lost(*since, now))
+    }
+
+    /// Whether the chunks of a source take much longer than those of another one, as far as is known.
+    pub(super) fn is_slower(&self, source: SubscriptionId, other: SubscriptionId) -> bool {
+        let usual =
+            |source: SubscriptionId| self.by_source.get(&source).and_then(|ordered| ordered.usual.get());
+        usual(other).is_some_and(|other| usual(source) > Some(other * SLOWER))
+    }
+
     /// The usual time from an order to its chunk; `None` before the first one.
     pub(super) fn usual(&self) -> Option<Duration> {
         self.usual.get()
+    }
+
+    /// Whether an order of this time counts as lost.
+    fn is_lost(&self, since: Instant, now: Instant) -> bool {
+        now.saturating_duration_since(since) >= self.usual_times(LOST).max(LOST_MIN)
     }
 
     fn usual_times(&self, times: f64) -> Duration {

@@ -5,6 +5,7 @@ use super::{
     graph::Graph,
     pushes::Pushes,
     spread::Spread,
+    supply::Supply,
 };
 use crate::{ChunkIndex, Pick, RangeSet, Site};
 use std::{
@@ -56,19 +57,17 @@ pub struct Joining {
 /// that serves selects the same.
 ///
 /// The caller reports what happens with `handle_*`, and after that the members in [`take_woken`](Self::take_woken) are
-/// to ask [`pick`](Self::pick) again. Costs O(log n) for each call and each chunk that changes, O(n) for a member that
-/// joins or leaves; `pick` for a member with many ranges of wanted chunks up to as much as their number. Memory: 12
-/// bytes for each chunk, and two bits for each chunk and member.
+/// to ask [`pick`](Self::pick) again. Costs O(log n) for each call and each chunk that changes. For a member that joins,
+/// leaves or commits, it costs a step for each 64 chunks, an addition for each chunk that it has, and O(log n) for each range
+/// that it selects; for one that leaves, also a look at the selections of others; `pick` for a member with many ranges of
+/// wanted chunks up to as much as their number. Memory: 9 bytes for each chunk, and two bits for each chunk and member.
 #[derive(Debug)]
 pub struct Swarm {
     members: BTreeMap<MemberId, Member>,
     /// The number of members that serve.
     serving: usize,
-    chunks: Vec<Counts>,
-    /// The chunks that a member that serves selects, and that none has or was sent.
-    unsent: Bits,
-    /// The chunks that no member that serves selects, has or was sent.
-    orphans: Bits,
+    /// What those select and have.
+    supply: Supply,
     pushes: Pushes,
     spread: Spread,
     graph: Graph,
@@ -84,13 +83,6 @@ pub struct Swarm {
     is_seeding_changed: bool,
 }
 
-/// The number of members that serve and select a chunk, or have it or were sent it.
-#[derive(Debug, Clone, Copy, Default)]
-struct Counts {
-    select: u32,
-    have: u32,
-}
-
 #[derive(Debug)]
 struct Member {
     selected: RangeSet,
@@ -100,7 +92,6 @@ struct Member {
     had: Bits,
     serves: bool,
     lacks_base: bool,
-    site: Site,
     standing: Standing,
     /// Until when it counts as slow, and how long that was.
     slow: Option<(Instant, Duration)>,
@@ -137,9 +128,7 @@ impl Swarm {
         Self {
             members: BTreeMap::new(),
             serving: 0,
-            chunks: vec![Counts::default(); chunks as usize],
-            unsent: Bits::new(chunks),
-            orphans: Bits::full(chunks),
+            supply: Supply::new(chunks),
             pushes: Pushes::default(),
             spread: Spread::default(),
             graph: Graph::new(seed),
@@ -168,16 +157,16 @@ impl Swarm {
             return;
         }
         let Joining { selected, held, serves, lacks_base, site } = joining;
-        let none = || Bits::new(self.chunks.len() as u32);
+        let none = || Bits::new(self.supply.chunks());
         let (has, had) = (none(), none());
-        let selected = self.within(&selected);
+        let selected = selected.intersection(&self.all());
         if serves {
             self.serving += 1;
-            self.count_selected(&selected, 1);
+            self.supply.add_selection(&selected);
         }
         let (standing, slow, turn) = (Standing::Untried, None, None);
-        self.graph.join(id, serves, site.clone());
-        let member = Member { selected, has, had, serves, lacks_base, site, standing, slow, turn };
+        self.graph.join(id, serves, site);
+        let member = Member { selected, has, had, serves, lacks_base, standing, slow, turn };
         self.members.insert(id, member);
         self.add(id, &held);
         self.handle_membership(now);
@@ -195,8 +184,11 @@ impl Swarm {
         self.granted.remove(&id);
         if member.serves {
             self.serving -= 1;
-            self.count_selected(&member.selected, -1);
-            member.has.iter().for_each(|chunk| self.count_holders(chunk, -1));
+            self.supply.remove_selection(&member.selected);
+            for (word, mask) in member.has.iter_words() {
+                self.supply.remove_held(word, mask);
+            }
+            self.settle();
         }
         self.handle_membership(now);
         self.woken.remove(&id);
@@ -209,24 +201,9 @@ impl Swarm {
         self.add(id, &selected);
         self.pushes.remove(id);
         if serves {
-            self.count_selected(&selected, -1);
+            self.supply.remove_selection(&selected); // Each of them is held, by this member.
         }
         self.grant(now);
-    }
-
-    /// Records whether others can take chunks from a member, e.g. because its port has answered.
-    pub fn set_serves(&mut self, id: MemberId, serves: bool, now: Instant) {
-        let Some(member) = self.members.get_mut(&id).filter(|member| member.serves != serves) else { return };
-        member.serves = serves;
-        let (selected, has) = (member.selected.clone(), member.has.iter().collect::<Vec<_>>());
-        let site = member.site.clone();
-        let by = if serves { 1 } else { -1 };
-        self.serving = self.serving.saturating_add_signed(by);
-        self.count_selected(&selected, by as i32);
-        has.into_iter().for_each(|chunk| self.count_holders(chunk, by as i32));
-        self.graph.leave(id);
-        self.graph.join(id, serves, site);
-        self.handle_membership(now);
     }
 
     /// What to push to a member that has credit and a lane, of `wanted` chunks: selected, and not pushed to it. A
@@ -239,7 +216,7 @@ impl Swarm {
         let chunk = self.choose(id, wanted, is_granted, now);
         if let Some(chunk) = chunk {
             self.pushes.begin(id, chunk, now);
-            self.add_one(id, chunk);
+            self.add(id, &RangeSet::from_range(chunk..chunk + 1));
             self.set_standing(id, |standing| match standing {
                 Standing::Proven => Standing::Proven,
                 Standing::Untried | Standing::Tried => Standing::Tried,
@@ -255,13 +232,13 @@ impl Swarm {
             if self.members.len() > 1 && self.pushes.has_enough(id, self.members.len(), now) {
                 return None; // It asks again with the next credit.
             }
-            let orphan = first_common(wanted, &self.orphans, &member.had);
+            let orphan = first_common(wanted, self.supply.orphans(), &member.had);
             if orphan.is_none() {
                 self.idle.insert(id);
             }
             return orphan;
         }
-        let unsent = first_common(wanted, &self.unsent, &member.had);
+        let unsent = first_common(wanted, self.supply.unsent(), &member.had);
         if self.serving == 1 {
             return unsent;
         }
@@ -298,8 +275,8 @@ impl Swarm {
 
     /// Records that a chunk was sent to a member that had requested it.
     pub fn handle_sent(&mut self, id: MemberId, chunk: ChunkIndex) {
-        if chunk.0 < self.chunks.len() as u32 {
-            self.add_one(id, chunk.0);
+        if chunk.0 < self.supply.chunks() {
+            self.add(id, &RangeSet::from_range(chunk.0..chunk.0 + 1));
         }
     }
 
@@ -312,7 +289,7 @@ impl Swarm {
             if is_late {
                 self.mark_slow(id, now);
             }
-            if self.is_wanted_by_others(chunk) {
+            if self.supply.is_wanted(chunk) {
                 self.spread.begin(chunk, id, now);
             }
         }
@@ -335,15 +312,18 @@ impl Swarm {
             }
         }
         let Some(member) = self.members.get_mut(&id) else { return };
-        let mut gone = vec![];
-        for (word, mask) in words(withdrawn, self.chunks.len() as u32) {
-            gone.extend(numbers(word, mask & member.has.word(word)));
+        let (was_seeded, mut is_any_gone) = (self.supply.unsent().is_empty(), false);
+        for (word, mask) in words(withdrawn, self.supply.chunks()) {
+            let gone = mask & member.has.word(word);
+            is_any_gone |= gone != 0;
+            member.has.remove_word(word, gone);
+            if member.serves {
+                self.supply.remove_held(word, gone);
+            }
         }
-        gone.retain(|chunk| member.has.remove(*chunk));
-        if member.serves {
-            gone.iter().for_each(|chunk| self.count_holders(*chunk, -1));
-        }
-        if !gone.is_empty() {
+        if is_any_gone {
+            self.settle();
+            self.is_seeding_changed |= was_seeded != self.supply.unsent().is_empty();
             self.wake_idle();
         }
         self.grant(now);
@@ -353,7 +333,7 @@ impl Swarm {
     pub fn handle_time(&mut self, now: Instant) {
         let mut stuck = self.pushes.handle_time(now);
         while let Some((chunk, member)) = self.spread.take_stuck(self.pushes.usual(), now) {
-            if self.is_wanted_by_others(chunk) {
+            if self.supply.is_wanted(chunk) {
                 self.pushes.add_stuck(chunk, member, now);
                 stuck.push(member);
             }
@@ -383,7 +363,7 @@ impl Swarm {
     /// second.
     pub fn is_seeded(&self, id: MemberId) -> bool {
         let Some(member) = self.members.get(&id) else { return false };
-        let unsent = if member.serves { &self.unsent } else { &self.orphans };
+        let unsent = if member.serves { self.supply.unsent() } else { self.supply.orphans() };
         let is_alone = member.serves && self.serving == 1;
         !is_alone && first_common(&member.selected, unsent, &member.had).is_none()
     }
@@ -427,8 +407,21 @@ impl Swarm {
         std::mem::take(&mut self.woken)
     }
 
-    fn within(&self, chunks: &RangeSet) -> RangeSet {
-        chunks.intersection(&RangeSet::from_range(0..self.chunks.len() as u32))
+    /// All chunks.
+    fn all(&self) -> RangeSet {
+        RangeSet::from_range(0..self.supply.chunks())
+    }
+
+    /// Finds the chunks that no member selects any more that serves: what none has of them is no longer to be sent.
+    fn settle(&mut self) {
+        let mut unselected = self.all();
+        for member in self.members.values().filter(|member| member.serves) {
+            if unselected.is_empty() {
+                return;
+            }
+            unselected = unselected.difference(&member.selected);
+        }
+        self.supply.settle(&unselected);
     }
 
     /// The only member that serves is pushed everything; with another one it is not.
@@ -441,51 +434,21 @@ impl Swarm {
         self.grant(now);
     }
 
-    fn count_selected(&mut self, chunks: &RangeSet, by: i32) {
-        for chunk in chunks.iter() {
-            let counts = &mut self.chunks[chunk as usize];
-            counts.select = counts.select.saturating_add_signed(by);
-            self.classify(chunk);
-        }
-    }
-
-    fn count_holders(&mut self, chunk: u32, by: i32) {
-        let counts = &mut self.chunks[chunk as usize];
-        counts.have = counts.have.saturating_add_signed(by);
-        self.classify(chunk);
-    }
-
-    fn classify(&mut self, chunk: u32) {
-        let Counts { select, have } = self.chunks[chunk as usize];
-        let was_seeded = self.unsent.is_empty();
-        match have == 0 && select > 0 {
-            true => self.unsent.insert(chunk),
-            false => self.unsent.remove(chunk),
-        };
-        match have == 0 && select == 0 {
-            true => self.orphans.insert(chunk),
-            false => self.orphans.remove(chunk),
-        };
-        self.is_seeding_changed |= was_seeded != self.unsent.is_empty();
-    }
-
     /// Records that a member has chunks. Returns those that are new.
     fn add(&mut self, id: MemberId, chunks: &RangeSet) -> Vec<u32> {
-        let Some(member) = self.members.get(&id) else { return vec![] };
-        let words = words(chunks, self.chunks.len() as u32);
-        let new: Vec<u32> = words
-            .flat_map(|(word, mask)| numbers(word, mask & !member.has.word(word)))
-            .collect();
-        new.iter().for_each(|chunk| self.add_one(id, *chunk));
-        new
-    }
-
-    fn add_one(&mut self, id: MemberId, chunk: u32) {
-        let Some(member) = self.members.get_mut(&id) else { return };
-        member.had.insert(chunk);
-        if member.has.insert(chunk) && member.serves {
-            self.count_holders(chunk, 1);
+        let Some(member) = self.members.get_mut(&id) else { return vec![] };
+        let (was_seeded, mut new) = (self.supply.unsent().is_empty(), vec![]);
+        for (word, mask) in words(chunks, self.supply.chunks()) {
+            let added = mask & !member.has.word(word);
+            member.has.insert_word(word, added);
+            member.had.insert_word(word, added);
+            if member.serves {
+                self.supply.add_held(word, added);
+            }
+            new.extend(numbers(word, added));
         }
+        self.is_seeding_changed |= was_seeded != self.supply.unsent().is_empty();
+        new
     }
 
     fn mark_slow(&mut self, id: MemberId, now: Instant) {
@@ -495,12 +458,6 @@ impl Swarm {
             member.slow = Some((now + slow_for, slow_for));
         }
         self.set_standing(id, |_| Standing::Tried);
-    }
-
-    /// Whether a member that serves selects a chunk, and does not have it.
-    fn is_wanted_by_others(&self, chunk: u32) -> bool {
-        let Counts { select, have } = self.chunks[chunk as usize];
-        select > have
     }
 
     fn set_standing(&mut self, id: MemberId, change: impl FnOnce(Standing) -> Standing) {
@@ -532,7 +489,7 @@ impl Swarm {
         for id in std::mem::take(&mut self.idle) {
             if self.serves(id) {
                 self.wait(id);
-            } else if self.orphans.is_empty() {
+            } else if self.supply.orphans().is_empty() {
                 self.idle.insert(id);
             } else {
                 self.woken.insert(id);
@@ -542,7 +499,7 @@ impl Swarm {
 
     /// Keeps free slots for the members that wait for them longest.
     fn grant(&mut self, now: Instant) {
-        let is_nothing_left = self.unsent.is_empty() && !self.pushes.has_stuck();
+        let is_nothing_left = self.supply.unsent().is_empty() && !self.pushes.has_stuck();
         while is_nothing_left || self.has_slot(now) {
             let Some((_, _, id)) = self.waiting.pop_first() else { break };
             if let Some(member) = self.members.get_mut(&id) {

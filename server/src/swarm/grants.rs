@@ -2,7 +2,7 @@
 
 use super::{Sharer, signals::Signals};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -14,14 +14,15 @@ use tensor_relay_protocol::Topic;
 const RIGHTS_INTERVAL: Duration = Duration::from_secs(4);
 
 /// The most takers that are remembered. The grants of the one that was named holders first are revoked; it has them again
-/// when it subscribes.
+/// when it is named holders again.
 const TAKERS_MAX: usize = 4_096;
 
 /// The most sessions of one taker that are remembered, if it reconnects: one with a right is enough.
 const SESSIONS_MAX: usize = 4;
 
-/// The most keys whose owners lost their right. Holders that join are told them.
-const REVOKED_MAX: usize = 1_024;
+/// The most changes of rights that are remembered. Holders that subscribe later are told them. Afterwards, whoever is not
+/// known as a taker may be one whose right is lost at holders: they are told that it is restored.
+const CHANGES_MAX: usize = 1_024;
 
 /// The grants of one topic, of all its versions: a holder may offer an older one than that which it receives, and a taker
 /// may be gone. Rights are asked for without holding the lock, since a token is verified again each time.
@@ -35,10 +36,13 @@ pub(crate) struct Grants {
 struct State {
     /// Those who were named holders, by key.
     takers: BTreeMap<[u8; 32], Taker>,
-    takers_ever: u64,
-    /// The keys whose owners lost their right to the topic.
-    revoked: BTreeSet<[u8; 32]>,
-    /// The members, which may be holders.
+    /// The last change of each right that was lost, by the key of its owner.
+    changes: BTreeMap<[u8; 32], Change>,
+    /// Whether a change was forgotten.
+    has_forgotten: bool,
+    /// The number of takers and changes so far.
+    numbers: u64,
+    /// The subscriptions of members, which may be holders.
     members: Vec<Weak<Signals>>,
     /// Whether a task looks after the rights.
     is_looked_after: bool,
@@ -50,31 +54,45 @@ struct Taker {
     sessions: Vec<Arc<Sharer>>,
 }
 
+/// A right to the topic that was lost, or is restored since.
+#[derive(Debug)]
+struct Change {
+    number: u64,
+    is_restored: bool,
+}
+
 impl Grants {
     /// No grants of `topic`.
     pub(crate) fn of(topic: Topic) -> Self {
         Self { topic, state: Lock::default() }
     }
 
-    /// Handles that a client becomes a member, which is told by `signals`: whose grants were revoked. If its own were, and
-    /// it has a right again, the others are told that.
-    pub(super) fn handle_joined(&self, sharer: &Sharer, signals: &Arc<Signals>) {
-        let is_revoked = |key: &[u8; 32]| self.state.lock().revoked.contains(key);
-        let restored = sharer.key().filter(is_revoked).filter(|_| sharer.may_take(&self.topic));
-        let mut state = self.state.lock();
-        if let Some(key) = restored.filter(|key| state.revoked.remove(key)) {
-            state.tell(key, true);
-        }
-        let revoked = state.revoked.iter().map(|key| (*key, false)).collect();
-        signals.with(|raised| raised.revocations = revoked);
+    /// Follows the rights of takers for a subscription that becomes a member, for as long as it keeps this: between two
+    /// versions, too, so that it misses nothing.
+    pub(super) fn follow(&self) -> Arc<Signals> {
+        let (signals, mut state) = (Arc::<Signals>::default(), self.state.lock());
+        signals.with(|raised| raised.revocations = state.known());
         state.members.retain(|member| member.strong_count() > 0);
-        state.members.push(Arc::downgrade(signals));
+        state.members.push(Arc::downgrade(&signals));
+        signals
     }
 
-    /// Handles that holders were named to the taker with this key, with grants.
+    /// Handles that a client becomes a member: if its grants were revoked, and it has a right again, the others are told
+    /// that.
+    pub(super) fn handle_joined(&self, sharer: &Sharer) {
+        if let Some(key) = sharer.key() {
+            self.restore(key, sharer);
+        }
+    }
+
+    /// Handles that holders were named to the taker with this key, with grants. If earlier ones were revoked, and it has a
+    /// right again, holders are told that.
     pub(super) fn handle_named(self: &Arc<Self>, key: [u8; 32], sharer: &Arc<Sharer>) {
+        if !self.restore(key, sharer) {
+            return;
+        }
         let mut state = self.state.lock();
-        let number = state.takers_ever;
+        let number = state.next_number();
         let taker = state.takers.entry(key).or_insert(Taker { number, sessions: vec![] });
         if taker.sessions.iter().any(|known| Arc::ptr_eq(known, sharer)) {
             return;
@@ -83,7 +101,6 @@ impl Grants {
             taker.sessions.remove(0);
         }
         taker.sessions.push(Arc::clone(sharer));
-        state.takers_ever += 1;
         if state.takers.len() > TAKERS_MAX
             && let Some(first) = state.first()
         {
@@ -92,6 +109,19 @@ impl Grants {
         if !std::mem::replace(&mut state.is_looked_after, true) {
             tokio::spawn(look_after(Arc::downgrade(self)));
         }
+    }
+
+    /// Tells the members that a taker has a right, if they may have been told that it lost it. Returns whether it has one, as
+    /// far as is known.
+    fn restore(&self, key: [u8; 32], sharer: &Sharer) -> bool {
+        if !self.state.lock().may_be_lost(&key) {
+            return true;
+        }
+        let is_restored = sharer.may_take(&self.topic);
+        if is_restored {
+            self.state.lock().tell(key, true);
+        }
+        is_restored
     }
 
     /// Revokes the grants of takers that may not have the topic any more. Returns whether any are left.
@@ -133,16 +163,43 @@ impl State {
         first.map(|(key, _)| *key)
     }
 
+    fn next_number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    /// Whether members may have been told that the owner of a key lost its right, and not that it has it again.
+    fn may_be_lost(&self, key: &[u8; 32]) -> bool {
+        match self.changes.get(key) {
+            Some(change) => !change.is_restored,
+            None => self.has_forgotten && !self.takers.contains_key(key),
+        }
+    }
+
+    /// What is known of rights that were lost: which are restored. A subscription that is not the first of its session may have
+    /// missed each.
+    fn known(&self) -> BTreeMap<[u8; 32], bool> {
+        let takers = self.takers.keys().filter(|_| self.has_forgotten).map(|key| (*key, true));
+        let changes = self.changes.iter().map(|(key, change)| (*key, change.is_restored));
+        takers.chain(changes).collect()
+    }
+
     /// Ends the grants of a taker, and tells all members, of each version, and those that join later.
     fn revoke(&mut self, key: [u8; 32]) {
         self.takers.remove(&key);
-        if self.revoked.len() < REVOKED_MAX {
-            self.revoked.insert(key);
-        }
         self.tell(key, false);
     }
 
     fn tell(&mut self, key: [u8; 32], is_restored: bool) {
+        let number = self.next_number();
+        self.changes.insert(key, Change { number, is_restored });
+        if self.changes.len() > CHANGES_MAX {
+            let oldest = self.changes.iter().min_by_key(|(_, change)| change.number);
+            if let Some(oldest) = oldest.map(|(key, _)| *key) {
+                self.changes.remove(&oldest);
+                self.has_forgotten = true;
+            }
+        }
         for member in self.members.iter().filter_map(Weak::upgrade) {
             member.raise(|raised| {
                 raised.revocations.insert(key, is_restored);
@@ -161,3 +218,6 @@ async fn look_after(grants: Weak<Grants>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,6 @@
 //! [`Seat`]: one subscription as a member of a shared version.
 
-use super::{shared_version::SharedVersion, signals::Signals};
+use super::{held::Reports, shared_version::SharedVersion, signals::Signals};
 use std::{sync::Arc, time::Duration};
 use tensor_relay_device::Lock;
 use tensor_relay_protocol::{
@@ -27,6 +27,8 @@ pub(crate) struct Seat {
     member: MemberId,
     subscription: SubscriptionId,
     signals: Arc<Signals>,
+    /// What the client said that it holds.
+    reports: Lock<Reports>,
     told: Lock<Told>,
 }
 
@@ -65,8 +67,9 @@ impl Seat {
         subscription: SubscriptionId,
         signals: Arc<Signals>,
     ) -> Self {
-        let told = Lock::new(Told::nothing(Instant::now()));
-        Self { version, member, subscription, signals, told }
+        let now = Instant::now();
+        let (reports, told) = (Lock::new(Reports::new(now)), Lock::new(Told::nothing(now)));
+        Self { version, member, subscription, signals, reports, told }
     }
 
     /// What to push of `wanted`.
@@ -98,15 +101,23 @@ impl Seat {
         Arc::clone(self.version.encodings())
     }
 
-    /// The part of what the client says it holds that is of use: of what it selects.
-    pub(super) fn relevant(&self, chunks: &RangeSet) -> RangeSet {
-        self.version.selected_of(self.member, chunks)
+    /// Records what the client can, or can no longer, send to its peers. The subscription's task handles it, because that costs
+    /// as much as there are chunks, under the lock of the version.
+    pub(super) fn report_held(&self, added: &RangeSet, withdrawn: &RangeSet) {
+        let all = RangeSet::from_range(0..self.version.chunks());
+        self.reports
+            .lock()
+            .add(&added.intersection(&all), &withdrawn.intersection(&all));
+        self.signals.raise(|_| {});
     }
 
-    /// Handles what the client can, or can no longer, send to its peers. Costs as much as there are chunks, under the lock of
-    /// the version: see [`HeldMessages`](super::HeldMessages).
-    pub(super) fn handle_held(&self, added: &RangeSet, withdrawn: &RangeSet) {
-        self.version.handle_held(self.member, added, withdrawn);
+    /// Handles a part of what the client said that it holds.
+    ///
+    /// # Errors
+    /// When the next part may be handled, if any is left.
+    fn handle_reported(&self, now: Instant) -> Result<(), Option<Instant>> {
+        let part = self.reports.lock().take_part(now);
+        part.map(|(added, withdrawn)| self.version.handle_held(self.member, &added, &withdrawn))
     }
 
     /// Handles that the client was sent another encoding than this server named, as it says, by the peer with this key.
@@ -129,13 +140,18 @@ impl Seat {
     pub(crate) async fn next(&self) -> Input {
         let mut count = self.version.encodings().count();
         loop {
-            let encodings = *count.borrow_and_update();
-            let due_at = match self.due(encodings, Instant::now()) {
+            let (encodings, now) = (*count.borrow_and_update(), Instant::now());
+            let reported = self.handle_reported(now);
+            let due_at = match self.due(encodings, now) {
                 Ok(input) => return input,
                 Err(due_at) => due_at,
             };
+            let Err(reported_at) = reported else {
+                tokio::task::yield_now().await;
+                continue;
+            };
             let is_due = async {
-                match due_at {
+                match due_at.into_iter().chain(reported_at).min() {
                     Some(at) => tokio::time::sleep_until(at).await,
                     None => std::future::pending().await,
                 }
@@ -154,14 +170,9 @@ impl Seat {
             if std::mem::take(&mut raised.is_woken) {
                 return Some(Input::Changed);
             }
-            if std::mem::take(&mut raised.has_progress) {
-                return Some(Input::Progress);
-            }
-            raised.revocations.pop_first().map(|(taker, restored)| {
-                self.tell(|subscription, _| ServerMessage::Revoke { subscription, taker, restored })
-            })
+            std::mem::take(&mut raised.has_progress).then_some(Input::Progress)
         });
-        if let Some(input) = taken {
+        if let Some(input) = taken.or_else(|| self.signals.take_revocation(self.subscription)) {
             return Ok(input);
         }
         let mut told = self.told.lock();

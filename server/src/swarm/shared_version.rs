@@ -103,20 +103,16 @@ impl SharedVersion {
         shared
     }
 
-    /// Adds a subscription of `sharer`, which holds `base` if that is known.
+    /// Adds a subscription of `sharer`, which is told by these signals and holds `base` if that is known.
     pub(super) fn join(
         self: &Arc<Self>,
         sharer: &Arc<Sharer>,
-        subscription: SubscriptionId,
+        (subscription, signals): (SubscriptionId, Arc<Signals>),
         selected: RangeSet,
         base: Option<Version>,
     ) -> Arc<Seat> {
-        let signals = Arc::<Signals>::default();
-        self.grants.handle_joined(sharer, &signals);
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        let id = MemberId(state.next);
-        state.next += 1;
+        signals.begin_version();
+        self.grants.handle_joined(sharer);
         let member = Member {
             sharer: Arc::clone(sharer),
             signals: Arc::clone(&signals),
@@ -127,7 +123,12 @@ impl SharedVersion {
             lacks_base: base.is_none(),
             has_committed: false,
         };
-        let joining = member.joining(sharer.nameable().is_some());
+        let joining = member.joining(false); // Before the lock: it costs as much as there are chunks.
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let joining = Joining { serves: sharer.nameable().is_some(), ..joining };
+        let id = MemberId(state.next);
+        state.next += 1;
         state.members.insert(id, member);
         state.swarm.join(id, joining, Instant::now().into_std());
         self.counters.handle_joined(self.key);
@@ -185,18 +186,12 @@ impl SharedVersion {
         state.wake();
     }
 
-    /// Those of `chunks` that a member selects. Others are passed over.
-    pub(super) fn selected_of(&self, id: MemberId, chunks: &RangeSet) -> RangeSet {
-        let state = self.state.lock();
-        let member = state.members.get(&id);
-        member.map(|member| chunks.intersection(&member.selected)).unwrap_or_default()
-    }
-
     /// Handles what a member can, or can no longer, send, of what it selects.
     pub(super) fn handle_held(&self, id: MemberId, added: &RangeSet, withdrawn: &RangeSet) {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let Some(member) = state.members.get_mut(&id) else { return };
+        let [added, withdrawn] = [added, withdrawn].map(|chunks| member.selected.intersection(chunks));
         withdrawn.iter().for_each(|chunk| member.marks.handle_withdrawn(chunk));
         let (mut is_progress, mut from_peers_bytes) = (false, 0);
         for chunk in added.iter() {
@@ -210,7 +205,7 @@ impl SharedVersion {
         if is_progress {
             member.signals.raise(|raised| raised.has_progress = true);
         }
-        state.swarm.handle_held(id, added, withdrawn, Instant::now().into_std());
+        state.swarm.handle_held(id, &added, &withdrawn, Instant::now().into_std());
         state.wake();
     }
 
@@ -306,6 +301,11 @@ impl SharedVersion {
     /// The encodings that the members pass on to each other.
     pub(super) fn encodings(&self) -> &Arc<EncodingLog> {
         &self.encodings
+    }
+
+    /// The number of its chunks.
+    pub(super) fn chunks(&self) -> u32 {
+        self.manifest.chunking().count()
     }
 
     /// Its epoch and number.

@@ -13,7 +13,7 @@ use std::{
 };
 use tensor_relay_device::Lock;
 use tensor_relay_protocol::{
-    Epoch, LaneGrant, PeerAddress, PeerSecret, Share, Site, SubscriptionId, Topic, Verb, Version,
+    Epoch, Held, LaneGrant, PeerAddress, PeerSecret, Share, Site, SubscriptionId, Topic, Verb, Version,
 };
 use tensor_relay_transport::Peer;
 use tokio::{task::JoinSet, time::Instant};
@@ -168,9 +168,17 @@ impl Sharer {
     }
 
     /// Its seat in a version, if that is the last one of the subscription.
-    pub(super) fn seat(&self, subscription: SubscriptionId, version: (Epoch, Version)) -> Option<Arc<Seat>> {
+    fn seat(&self, subscription: SubscriptionId, version: (Epoch, Version)) -> Option<Arc<Seat>> {
         let seat = self.state.lock().seats.get(&subscription).and_then(Weak::upgrade);
         seat.filter(|seat| seat.is_in(version))
+    }
+
+    /// Handles that the client can, or can no longer, send chunks of a version to its peers. About another version than the last
+    /// one of the subscription it says nothing any more.
+    pub(crate) fn handle_held(&self, held: &Held) {
+        if let Some(seat) = self.seat(held.subscription, (held.epoch, held.version)) {
+            seat.report_held(&held.added, &held.withdrawn);
+        }
     }
 
     /// Handles that a peer sent the client another encoding of a version's chunk than this server named, as the client

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use tensor_relay_device::Lock;
+use tensor_relay_protocol::{ServerMessage, SubscriptionId};
+use tensor_relay_transport::sending::Input;
 use tokio::sync::Notify;
 
-/// What happened to one member since its subscription looked. Signals of one kind are merged, so that a burst of changes
+/// What happened to one subscription of a member since it looked. Signals of one kind are merged, so that a burst of changes
 /// costs one message.
 #[derive(Debug, Default)]
 pub(super) struct Signals {
@@ -26,6 +28,28 @@ pub(super) struct Raised {
 }
 
 impl Signals {
+    /// Forgets the signals of the last version. What is said of rights stays: it is about all versions of the topic.
+    pub(super) fn begin_version(&self) {
+        let mut raised = self.raised.lock();
+        *raised = Raised { revocations: std::mem::take(&mut raised.revocations), ..Raised::default() };
+    }
+
+    /// Takes the next message about a right that was lost, or is restored.
+    pub(super) fn take_revocation(&self, subscription: SubscriptionId) -> Option<Input> {
+        let (taker, restored) = self.raised.lock().revocations.pop_first()?;
+        Some(Input::Tell(Box::new(ServerMessage::Revoke { subscription, taker, restored })))
+    }
+
+    /// Waits for the next such message. Cancel safe, for one waiter.
+    pub(super) async fn revocation(&self, subscription: SubscriptionId) -> Input {
+        loop {
+            if let Some(revocation) = self.take_revocation(subscription) {
+                return revocation;
+            }
+            self.raised().await;
+        }
+    }
+
     /// Raises signals, and wakes the subscription.
     pub(super) fn raise(&self, change: impl FnOnce(&mut Raised)) {
         change(&mut self.raised.lock());

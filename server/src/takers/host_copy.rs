@@ -1,25 +1,24 @@
 //! [`HostCopy`]: the copy in host memory of a version that lies on a GPU.
 
-use super::VERSIONS_FREE;
+use super::{VERSIONS_FREE, made_once::MadeOnce};
 use crate::{device, retained::Retained, staged::Staging};
 use tensor_relay_device::HostSource;
 use tensor_relay_protocol::NotLent;
-use tokio::sync::OnceCell;
 
 /// The copy in host memory of a version that lies on a GPU, made when the first client of this host needs it: one that
 /// wants the version on another GPU or in host memory, or where the GPU cannot share its memory. It lives as long as
 /// the version.
 #[derive(Debug, Default)]
-pub(super) struct HostCopy(OnceCell<HostSource>);
+pub(super) struct HostCopy(MadeOnce<HostSource>);
 
 impl HostCopy {
     /// The copy of `version`, which is made if there is room for it and for [further versions](VERSIONS_FREE). Others
     /// that ask meanwhile wait for the same copy.
     ///
     /// # Errors
-    /// [`NotLent`]; the next client tries again.
+    /// [`NotLent`], for all that waited; the next client tries again.
     pub(super) async fn get(&self, version: &Retained, staging: &Staging) -> Result<&HostSource, NotLent> {
-        self.0.get_or_try_init(|| make(version, staging)).await
+        self.0.get(|| make(version, staging)).await
     }
 }
 

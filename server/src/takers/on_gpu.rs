@@ -1,6 +1,6 @@
 //! [`GpuCopies`]: copies of versions on GPUs, for clients of this host.
 
-use super::{LOANS_MAX, Taker};
+use super::{LOANS_MAX, Taker, made_once::MadeOnce};
 use crate::{
     gauge::{Counted, Gauge},
     retained::Retained,
@@ -24,10 +24,7 @@ use tensor_relay_device::{
 };
 use tensor_relay_protocol::{Lending, LentOnGpu, NotLent, VersionDigest, WantedGpu, sidecar::IpcHandle};
 use tensor_relay_transport::sending::Loan;
-use tokio::{
-    sync::{OnceCell, oneshot},
-    time::timeout,
-};
+use tokio::{sync::oneshot, time::timeout};
 
 /// The most copies at once: each takes as much of a GPU's memory as its version.
 const COPIES_MAX: u64 = 8;
@@ -58,7 +55,7 @@ pub(super) struct GpuCopies {
 /// The copy of a version on its GPU that clients of one user have in common, made when the first one needs it. It lives
 /// as long as the version, and as anybody has it.
 #[derive(Debug, Default)]
-pub(super) struct SharedOnGpu(OnceCell<Arc<GpuCopy>>);
+pub(super) struct SharedOnGpu(MadeOnce<Arc<GpuCopy>>);
 
 impl GpuCopies {
     pub(super) fn new(are_shared: bool) -> Self {
@@ -107,15 +104,10 @@ impl GpuCopies {
         }
         let copy = match in_place {
             // By descriptor alone: memory of a handle would end with the server.
-            true => Arc::clone(
-                version
-                    .copies
-                    .get()
-                    .on_gpu
-                    .0
-                    .get_or_try_init(|| self.copy(version, on_device, false))
-                    .await?,
-            ),
+            true => {
+                let shared = &version.copies.get().on_gpu.0;
+                Arc::clone(shared.get(|| self.copy(version, on_device, false)).await?)
+            }
             false => self.copy(version, on_device, taker.is_trusted).await?,
         };
         let (handle, descriptor) = match &copy.exported {
@@ -140,9 +132,9 @@ impl GpuCopies {
         if self.copies.get() > COPIES_MAX {
             return Err(NotLent::GpuFull);
         }
-        let copying = timeout(COPY_TIMEOUT, copy(version, on_device, may_use_handle)).await;
+        let copying = timeout(COPY_TIMEOUT, copy(version, on_device, may_use_handle, counted)).await;
         let copied = copying.unwrap_or_else(|_| Err(late(on_device)));
-        let copied = copied.map_err(|error| self.refuse(on_device, &error))?;
+        let (copied, counted) = copied.map_err(|error| self.refuse(on_device, &error))?;
         let ExportedCopy { exported, memory, why_no_descriptor } = copied;
         if let Some(why) = why_no_descriptor {
             tracing::debug!(%why, "GPU memory is lent by a handle of CUDA IPC.");
@@ -164,12 +156,14 @@ impl GpuCopies {
     }
 }
 
-/// Copies a version within its device. A copy that nobody waits for any more is freed as soon as it has ended.
+/// Copies a version within its device. A copy that nobody waits for any more is freed as soon as it has ended, and counts
+/// until then.
 async fn copy(
     version: &Arc<Retained>,
     on_device: &OnDevice,
     may_use_handle: bool,
-) -> Result<ExportedCopy, ShareError> {
+    counted: Counted,
+) -> Result<(ExportedCopy, Counted), ShareError> {
     let (kept, exporting, stopped) = (Arc::clone(version), on_device.clone(), late(on_device));
     let (copied, end) = oneshot::channel();
     // Not one of the threads for hashing and encoding: it waits for the device.
@@ -182,7 +176,7 @@ async fn copy(
         {
             std::mem::forget(kept); // The device may still read its publisher's memory: it is never reported as released.
         }
-        drop(copied.send(copy));
+        drop(copied.send(copy.map(|copy| (copy, counted))));
     });
     end.await.unwrap_or(Err(stopped))
 }

@@ -2,11 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
-use std::{fs, sync::Arc, thread, time::Duration};
+use std::{fs, os::fd::AsFd, sync::Arc, thread, time::Duration};
 
 use cudarc::driver::sys::CUstream;
 use tensor_relay_device::{
-    CopyEngine, CopySegment,
+    Capacity, CopyEngine, CopySegment, Device,
     cuda::{
         CudaEngine, CudaError, CudaMemory,
         share::{self, DeviceUuid, Exported, FdMemory, Imported, IpcMemory, Place, ShareError, SharedBuffer},
@@ -267,6 +267,33 @@ async fn shared_buffers_count_against_the_budget() {
     drop(endpoint);
     wait_for_no_objects(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
+}
+
+/// Goal: a process that opens a copy sees the payload, and nothing that the memory had before. Method: it maps all that the
+/// driver lets it map.
+#[tokio::test]
+async fn what_lies_behind_a_copy_is_zero() {
+    const MAPPED: usize = 2 << 20;
+    let fake = machine();
+    let endpoint = open_filled(&fake).await;
+    let device = Device::new(Arc::clone(&endpoint.engine), Capacity { slots: 2, slot_bytes: CHUNK }).unwrap();
+    let part = device.wrap::<CudaEngine>(Arc::clone(&endpoint.memory)).unwrap();
+    let len = LEN as u64;
+    let copied = tokio::task::spawn_blocking({
+        let device = device.clone();
+        move || device.export_copy(len, &[(0..len, part)], false)
+    });
+    let copy = copied.await.unwrap().unwrap();
+    let Exported::Fd(file) = &copy.exported else { panic!("the driver has descriptors") };
+    assert_eq!((file.len, copy.memory.len_bytes()), (len, len));
+    let mut neighbour = Neighbour::start(0, Some(file.fd.as_fd()));
+    neighbour.import_fd(file.device, file.fd.as_fd(), MAPPED as u64).unwrap();
+    let mapped = neighbour.read().unwrap();
+    assert!(mapped.len() == MAPPED && mapped[..LEN] == pattern(LEN));
+    assert!(mapped[LEN..].iter().all(|byte| *byte == 0));
+    neighbour.send("drop").unwrap();
+    drop((copy, device, endpoint));
+    check_clean_end(&fake, neighbour).await;
 }
 
 #[tokio::test]

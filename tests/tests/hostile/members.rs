@@ -409,6 +409,50 @@ fn a_holder_of_an_older_version_is_told_of_rights_that_end_and_come_back() {
     });
 }
 
+/// Goal: a holder is told of a right that comes back between two of its shared versions. Method: the right is lost while the
+/// holder has version 1, and comes back while it has version 2, which is too small to be shared; the taker has version 3 before
+/// the holder.
+#[test]
+fn a_right_that_comes_back_between_two_shared_versions_is_restored() {
+    simulate(1, async |sim| {
+        let sender = watch::Sender::new(Arc::new(rules()));
+        let (server, mut publisher) = serve(&sim, Access::following(sender.subscribe()), &[]).await;
+        let epoch = publisher.epoch();
+        let committed = |version| {
+            let (subscription, version) = (SubscriptionId(1), Version(version));
+            ClientMessage::Committed { subscription, epoch, version, kept: false }
+        };
+        let mut holder = Member::connect(&sim, 2, token()).await;
+        let port = answer(listen(&sim, 2, 2), Answer::Proof, (holder.session, holder.grant), holder.key);
+        let right = || token_with(8, vec![Grant::everywhere(Verbs::CONSUME)]);
+        let told = async {
+            holder.share(&[address_of(&sim, 2)]).await;
+            holder.subscribe(3 * CHUNKS).await;
+            let mut taker = Member::connect(&sim, 3, right()).await;
+            taker.share(&[]).await;
+            taker.subscribe(0).await;
+            assert!(taker.named().await.is_some());
+            sender.send_replace(Arc::new(Rules { revoked: [TicketId([8; 8])].into(), ..rules() }));
+            assert_eq!(next_revocation(&mut holder.peer).await, (taker.key, false));
+            holder.peer.send_to_server(committed(1)).await;
+            publish(&server, &mut publisher, 2, u64::from(CHUNK_BYTES)).await;
+            assert!(!next_announced(&mut holder.peer).await, "it is small");
+            sender.send_replace(Arc::new(rules()));
+            publish(&server, &mut publisher, 3, u64::from(CHUNKS * CHUNK_BYTES)).await;
+            let mut again = Member::connect(&sim, 3, right()).await;
+            again.share(&[]).await;
+            again.subscribe(0).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            holder.peer.send_to_server(committed(2)).await;
+            assert_eq!(next_revocation(&mut holder.peer).await, (taker.key, true));
+        };
+        tokio::select! {
+            () = told => {}
+            () = port => panic!("the port stays open"),
+        }
+    });
+}
+
 /// The next `Revoke`, within ten seconds: whose right it is about, and whether it was restored.
 async fn next_revocation(peer: &mut Peer) -> ([u8; 32], bool) {
     let told = async {
@@ -520,6 +564,27 @@ fn what_is_sent_is_vouched_for() {
     });
 }
 
+/// Goal: a client that says far too often what it holds delays nothing else in its session. Method: a list is asked for
+/// behind so many messages that to handle them takes 15 s.
+#[test]
+fn what_a_client_holds_delays_nothing_else() {
+    simulate(1, async |sim| {
+        let (_server, publisher) = serve(&sim, Access::new(rules()), &[]).await;
+        let mut member = subscribed(&sim, 2).await;
+        for chunk in (0..CHUNKS).cycle().take(400) {
+            let (subscription, epoch, version) = (SubscriptionId(1), publisher.epoch(), Version(1));
+            let (added, withdrawn) = (RangeSet::from_range(chunk..chunk + 1), RangeSet::new());
+            let held = Held { subscription, epoch, version, added, withdrawn };
+            member.peer.send_to_server(ClientMessage::Held(held)).await;
+        }
+        member.peer.send_to_server(ClientMessage::List).await;
+        let listed = async {
+            while !matches!(member.peer.receive_from_server().await, ServerMessage::Topics { .. }) {}
+        };
+        timeout(Duration::from_secs(5), listed).await.expect("nothing waits");
+    });
+}
+
 /// Goal: members that come together are named together. Method: a taker, and then eight holders within a moment.
 #[test]
 fn sources_are_named_together() {
@@ -594,6 +659,7 @@ fn what_is_held_of_nothing_is_passed_over() {
                 other => panic!("{other:?}"),
             }
         }
+        tokio::time::sleep(Duration::from_secs(1)).await; // The subscription handles it.
         let swarm = server.status_reader().read().unwrap().topics.remove(0).swarm;
         assert_eq!((swarm.members_count, swarm.members[0].held_chunks), (1, CHUNKS));
         assert_eq!(

@@ -213,6 +213,8 @@ fn contradictory_options_are_refused() {
     let serve_with = |more_args: &[&str]| home.run(&[&serve, more_args].concat());
     serve_with(&["--hold=borrow"])
         .expect_error(2, &["--hold borrow", "--device cuda:0", "only one of the two"]);
+    home.run(&["serve", ANY_PORT, "--topic=w=w", "--socket=s", "--share-gpu"])
+        .expect_error(2, &["--share-gpu", "add --device cuda:N"]);
     let causes = ["--pinned-mem is 5242880 bytes", "two chunks of 4194304 bytes", "8.00 MiB or more"];
     serve_with(&["--pinned-mem=5MiB"]).expect_error(2, &causes);
     serve_with(&["--pinned-mem=5MiB", "--chunk-size=8MiB"])

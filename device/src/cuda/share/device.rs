@@ -9,6 +9,9 @@ use crate::{
     loan::Returned,
 };
 
+/// What the driver maps at once: a process that opens a shorter buffer sees so much of the memory.
+const MAPPED_AT_ONCE_BYTES: u64 = 2 << 20;
+
 /// Sharing memory with other processes on this machine, and copies within a device. Only CUDA devices can: on others these functions fail with
 /// [`ShareError::NotShareable`]. All but `is_shareable` block for as long as the device takes: do not call them on an
 /// async executor's thread.
@@ -46,7 +49,8 @@ impl Device {
     }
 
     /// Copies `parts` into memory of `len` bytes that is made for one other process, each to the start of its range,
-    /// and zeroes the bytes between them. Waits for the streams that write the parts. Two methods, in this order:
+    /// and zeroes all other bytes that the process can see. Waits for the streams that write the parts. Two methods, in this
+    /// order:
     ///
     /// 1. A descriptor of virtual memory. Only a process that has it can map the memory, in any namespaces, and nothing else
     ///    lies in it. The memory lives as long as anybody has it: neither process can take it from under the other's
@@ -61,15 +65,23 @@ impl Device {
         may_use_handle: bool,
     ) -> Result<ExportedCopy, ShareError> {
         let (engine, parts) = (self.sharing()?, self.own_parts(parts)?);
-        let (memory, exported, why_no_descriptor) = match engine.shared_buffer(len) {
-            Ok(buffer) => (Arc::clone(buffer.memory()), Exported::Fd(buffer.export()?), None),
+        if len == 0 {
+            return Err(ShareError::Empty);
+        }
+        let whole_len = len.checked_next_multiple_of(MAPPED_AT_ONCE_BYTES).unwrap_or(u64::MAX);
+        let (whole, exported, why_no_descriptor) = match engine.shared_buffer(whole_len) {
+            Ok(buffer) => {
+                let exported = Exported::Fd(FdMemory { len, ..buffer.export()? });
+                (Arc::clone(buffer.memory()), exported, None)
+            }
             Err(why @ ShareError::NoBuffer { .. }) if may_use_handle && !why.is_full() => {
-                let (memory, handle) = engine.openable_buffer(len)?;
-                (memory, Exported::Ipc(handle), Some(why))
+                let (whole, handle) = engine.openable_buffer(whole_len)?;
+                (whole, Exported::Ipc(IpcMemory { len, ..handle }), Some(why))
             }
             Err(error) => return Err(error),
         };
-        fill(&memory, parts, true, (engine.id(), engine.inbox(), engine.fill_timeout()))?;
+        fill(&whole, parts, true, (engine.id(), engine.inbox(), engine.fill_timeout()))?;
+        let memory = whole.slice(0..len).expect("it was rounded up");
         Ok(ExportedCopy { exported, memory, why_no_descriptor })
     }
 

@@ -4,6 +4,7 @@
 use super::*;
 use crate::subscriber::{
     StreamToken,
+    arrivals::WaitingStream,
     fixtures::{SUBSCRIPTION, hash, header, manifest, select, verified},
 };
 use crate::{ChunkHash, ChunkHeader};
@@ -437,6 +438,24 @@ fn a_source_that_owes_chunks_must_make_progress() {
     assert_eq!(checks(&mut requests, &arrivals, 3), [None; 3], "it is the only source");
     requests.add_source(THIRD);
     assert_eq!(checks(&mut requests, &arrivals, 1), [Some(2)]);
+}
+
+/// A slow source that sends parts of a chunk is not stalled, until another one has the whole chunk.
+#[test]
+fn a_part_of_a_chunk_is_progress_unless_it_holds_up_another_source() {
+    let (mut requests, mut assembly) = pulled(2);
+    let mut arrivals = Arrivals::new(0);
+    requests.add_source(SECOND);
+    orders(&mut requests, &assembly, &arrivals);
+    begin(&mut requests, &mut assembly, &mut arrivals, (SECOND, 1));
+    let check = |requests: &mut Requests, arrivals: &Arrivals| {
+        requests.note_part(SECOND);
+        requests.check_sources(ORIGIN, arrivals, 2)
+    };
+    assert_eq!((0..9).map(|_| check(&mut requests, &arrivals)).collect::<Vec<_>>(), [None; 9]);
+    let header = ChunkHeader { subscription: ORIGIN, ..header(1, 1) };
+    arrivals.push_spare(WaitingStream { stream: StreamToken(99), header });
+    assert_eq!([(); 2].map(|()| check(&mut requests, &arrivals)), [None, Some(SECOND)]);
 }
 
 #[test]

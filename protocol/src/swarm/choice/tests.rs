@@ -222,6 +222,63 @@ fn a_far_source_is_asked_for_what_no_near_one_has() {
     assert_eq!(choice.next(id(0), at(20_000)), Some(ChunkIndex(3)), "it is withdrawn");
 }
 
+/// Goal: a far source that is silent keeps no other far one from being asked.
+#[test]
+fn a_silent_far_source_bars_no_other() {
+    let mut choice = Choice::new(CHUNKS, 1);
+    choice.want(&RangeSet::from_range(0..CHUNKS));
+    (0..3).for_each(|source| choice.add_source(id(source)));
+    for far in [0, 1] {
+        choice.set_far(id(far));
+        choice.handle_held(id(far), &RangeSet::from_range(far..far + 1), &RangeSet::new());
+    }
+    let now = fixtures::now();
+    assert_eq!(choice.next(id(0), now), Some(ChunkIndex(0)));
+    assert_eq!(choice.next(id(1), now), None, "one is enough");
+    assert_eq!(choice.next(id(1), now + Duration::from_secs(5)), Some(ChunkIndex(1)));
+}
+
+/// A choice with a far source (0) and a near one (1), which hold chunks 0 to 4; and the far one another chunk.
+fn near_and_far() -> Choice {
+    let mut choice = Choice::new(6, 1);
+    choice.want(&RangeSet::from_range(0..6));
+    (0..2).for_each(|source| choice.add_source(id(source)));
+    choice.set_far(id(0));
+    choice.handle_held(id(0), &RangeSet::from_range(0..6), &RangeSet::new());
+    choice.handle_held(id(1), &RangeSet::from_range(0..5), &RangeSet::new());
+    choice
+}
+
+/// Goal: a near source that is silent withholds nothing: neither the chunk that it was asked for, nor the others.
+#[test]
+fn a_silent_near_source_withholds_nothing() {
+    let (mut choice, began) = (near_and_far(), fixtures::now());
+    choice.drop_want(ChunkIndex(5));
+    let asked = choice.next(id(1), began);
+    assert!(asked.is_some() && choice.next(id(0), began).is_none());
+    let (mut now, mut chunks) = (began + Duration::from_secs(5), BTreeSet::new());
+    while let Some(chunk) = choice.next(id(0), now) {
+        chunks.insert(chunk.0);
+        now += Duration::from_millis(10);
+        choice.handle_delivered(id(0), chunk, now);
+    }
+    assert!(chunks.into_iter().eq(0..5));
+}
+
+/// Goal: a near source that is much slower than a far one withholds nothing from it, and one that is a little slower does.
+#[test]
+fn a_slow_near_source_withholds_nothing() {
+    for (near_ms, is_asked) in [(300, false), (900, true)] {
+        let (mut choice, began) = (near_and_far(), fixtures::now());
+        let at = |ms| began + Duration::from_millis(ms);
+        let (near, far) = (choice.next(id(1), began).unwrap(), choice.next(id(0), began));
+        assert_eq!(far, Some(ChunkIndex(5)), "no near one has it");
+        choice.handle_delivered(id(0), ChunkIndex(5), at(100));
+        choice.handle_delivered(id(1), near, at(near_ms));
+        assert_eq!(choice.next(id(0), at(near_ms)).is_some(), is_asked, "{near_ms}");
+    }
+}
+
 #[test]
 fn rare_chunks_come_first() {
     let mut choice = choice_of(&[(0, CHUNKS), (10, CHUNKS), (10, CHUNKS)]);

@@ -17,7 +17,6 @@ enum Step {
     /// It got this chunk of a peer that has it.
     Take(u64, usize),
     Requested(u64, u32),
-    Serve(u64, bool),
     Commit(u64),
     Wait(u64),
 }
@@ -37,7 +36,6 @@ fn any_step() -> impl Strategy<Value = Step> {
         6 => (id(), any::<u64>(), any::<u64>()).prop_map(|(id, add, drop)| Step::Held(id, add, drop & add << 7)),
         6 => (id(), 0usize..64).prop_map(|(id, which)| Step::Take(id, which)),
         1 => (id(), 0..CHUNKS).prop_map(|(id, chunk)| Step::Requested(id, chunk)),
-        1 => (id(), any::<bool>()).prop_map(|(id, serves)| Step::Serve(id, serves)),
         1 => id().prop_map(Step::Commit),
         3 => (0u64..6_000).prop_map(Step::Wait),
     ]
@@ -115,10 +113,6 @@ impl World {
                     member.offers.insert(chunk);
                 });
             }
-            Step::Serve(id, serves) => {
-                self.swarm.set_serves(MemberId(id), serves, now);
-                self.members.entry(id).and_modify(|member| member.serves = serves);
-            }
             Step::Commit(id) => {
                 let Some(member) = self.members.get_mut(&id) else { return };
                 if member.selected.iter().all(|chunk| member.has.contains(&chunk)) {
@@ -180,12 +174,12 @@ impl World {
     fn check(&self) {
         let serving = || self.members.values().filter(|member| member.serves);
         assert_eq!(self.swarm.serving, serving().count());
-        for (chunk, counts) in (0..).zip(&self.swarm.chunks) {
+        for chunk in 0..CHUNKS {
             let select = serving().filter(|member| member.selected.contains(chunk)).count() as u32;
             let have = serving().filter(|member| member.offers.contains(&chunk)).count() as u32;
-            assert_eq!((counts.select, counts.have), (select, have), "{chunk}");
-            assert_eq!(self.swarm.unsent.contains(chunk), have == 0 && select > 0);
-            assert_eq!(self.swarm.orphans.contains(chunk), have == 0 && select == 0);
+            assert_eq!(self.swarm.supply.of(chunk), (select, have), "{chunk}");
+            assert_eq!(self.swarm.supply.unsent().contains(chunk), have == 0 && select > 0);
+            assert_eq!(self.swarm.supply.orphans().contains(chunk), have == 0 && select == 0);
         }
     }
 
