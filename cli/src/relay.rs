@@ -5,6 +5,7 @@ mod claims;
 mod follower;
 mod origin;
 mod status;
+mod topics;
 
 use crate::{
     admin::{BoundPort, page_url},
