@@ -12,6 +12,7 @@ mod failure;
 mod names;
 mod origin;
 mod range;
+mod recent;
 mod routes;
 mod service;
 mod version;
