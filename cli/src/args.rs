@@ -29,10 +29,11 @@ pub(crate) use split::SplitArgs;
 pub(crate) use subscribe::{ModeArg, OnGap, SubscribeArgs};
 pub(crate) use swarm::SwarmArgs;
 
-use crate::{log::LogFormat, units};
+use crate::{log::LogFormat, ticket, units};
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use tensor_relay_bench::command::BenchArgs;
+use tensor_relay_client::Ticket;
 use tensor_relay_server::{CodecChoice, CodecId, Identity, Transport};
 
 /// Streams tensors between containers over QUIC or TLS: encrypted and verified, on plain Ethernet.
@@ -159,16 +160,49 @@ pub(crate) struct TicketArgs {
     pub(crate) ticket: String,
 
     #[command(flatten)]
-    pub(crate) identity: IdentityArgs,
-
-    /// The deadline for connecting, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Connection")]
-    pub(crate) connect_timeout: Duration,
+    pub(crate) connection: ConnectionArgs,
 
     /// The transport of the session. `auto` chooses TCP with TLS on paths with short round trips or where UDP is
     /// blocked, else QUIC.
     #[arg(long, value_name = "auto|quic|tcp", default_value = "auto", help_heading = "Connection")]
     pub(crate) transport: Transport,
+}
+
+/// The tickets of several servers.
+#[derive(Debug, clap::Args)]
+pub(crate) struct OriginsArgs {
+    /// The tickets of the servers that have the topics, or files that hold them; `-` for stdin. A topic that several
+    /// servers have is taken from the first of them.
+    #[arg(
+        value_name = "TICKET",
+        required = true,
+        num_args = 1..,
+        value_delimiter = ';',
+        env = "TENSOR_RELAY_ORIGINS",
+        hide_env_values = true
+    )]
+    pub(crate) tickets: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArgs,
+}
+
+impl OriginsArgs {
+    /// Reads the tickets.
+    pub(crate) fn read(&self) -> anyhow::Result<Vec<Ticket>> {
+        self.tickets.iter().map(|source| ticket::read_for_all(source)).collect()
+    }
+}
+
+/// How a client connects.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConnectionArgs {
+    #[command(flatten)]
+    pub(crate) identity: IdentityArgs,
+
+    /// The deadline for connecting, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Connection")]
+    pub(crate) connect_timeout: Duration,
 }
 
 #[derive(Debug, clap::Args)]

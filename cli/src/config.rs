@@ -158,7 +158,7 @@ mod tests {
     fn required_options_may_come_from_the_file() {
         let args = subscribe(FILE, &[]);
         assert_eq!((args.ticket.ticket.as_str(), args.quiet), ("relay://x", true));
-        assert_eq!(args.ticket.connect_timeout, Duration::from_secs(3));
+        assert_eq!(args.ticket.connection.connect_timeout, Duration::from_secs(3));
         assert_eq!(subscribe(FILE, &["relay://y"]).ticket.ticket, "relay://y");
         assert!(read_with("", &["subscribe"]).unwrap_err().is::<clap::Error>());
     }

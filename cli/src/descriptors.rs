@@ -70,10 +70,10 @@ fn needed_by(command: &Command) -> u64 {
                 lanes(args.lanes) * LANE_DESCRIPTORS + FILE_DESCRIPTORS + admin(args.admin.is_wanted(false))
             }
             Command::Hub(args) => {
-                args.tickets.len() as u64 * LANE_DESCRIPTORS + FILE_DESCRIPTORS + HUB_DESCRIPTORS
+                args.origins.tickets.len() as u64 * LANE_DESCRIPTORS + FILE_DESCRIPTORS + HUB_DESCRIPTORS
             }
             Command::Relay(args) => {
-                let origins = args.tickets.len() as u64 * lanes(args.lanes) * LANE_DESCRIPTORS;
+                let origins = args.origins.tickets.len() as u64 * lanes(args.lanes) * LANE_DESCRIPTORS;
                 let hub = if args.hub.is_some() { HUB_DESCRIPTORS } else { 0 };
                 origins + LANE_DESCRIPTORS + FILE_DESCRIPTORS + hub + admin(args.server.admin.is_wanted(true))
             }

@@ -12,6 +12,7 @@ mod failure;
 mod names;
 mod origin;
 mod range;
+mod recent;
 mod routes;
 mod service;
 mod version;
@@ -24,7 +25,6 @@ use crate::{
     exit::Exit,
     output::print_json,
     signals::Signals,
-    ticket,
 };
 use access::Access;
 use anyhow::Context;
@@ -35,11 +35,11 @@ use tensor_relay_client::{Config, Ticket};
 use tokio::net::TcpListener;
 
 pub(crate) async fn run(args: HubArgs) -> anyhow::Result<Exit> {
-    let tickets = args.tickets.iter().map(|source| ticket::read_for_all(source));
-    let tickets = tickets.collect::<anyhow::Result<Vec<Ticket>>>()?;
+    let (tickets, connection) = (args.origins.read()?, &args.origins.connection);
     let mut signals = Signals::listen()?;
-    let config = Config { transport: args.transport, identity: args.identity.load()?, ..Config::default() };
-    let hub = Hub::open(args.listen, &args.options, (tickets, config, args.connect_timeout));
+    let identity = connection.identity.load()?;
+    let config = Config { transport: args.transport, identity, ..Config::default() };
+    let hub = Hub::open(args.listen, &args.options, (tickets, config, connection.connect_timeout));
     let hub = tokio::select! {
         hub = hub => hub?,
         exit = signals.next() => return Ok(exit),

@@ -9,10 +9,11 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
     let ticket = ticket::read_for_all(&args.ticket.ticket)?;
     let config = Config {
         transport: args.ticket.transport,
-        identity: args.ticket.identity.load()?,
+        identity: args.ticket.connection.identity.load()?,
         ..Config::default()
     };
-    let client = Client::connect_within(args.ticket.connect_timeout, &ticket, config.clone()).await?;
+    let client =
+        Client::connect_within(args.ticket.connection.connect_timeout, &ticket, config.clone()).await?;
     let topics = client.list().await?;
     let (kind, reason) = client.transport();
     client.close().await;

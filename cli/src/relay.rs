@@ -5,6 +5,7 @@ mod claims;
 mod follower;
 mod origin;
 mod status;
+mod topics;
 
 use crate::{
     admin::{BoundPort, page_url},
@@ -15,7 +16,7 @@ use crate::{
     serve::{Listening, admission, drain, listening, print_object, report_sent, state_dir_or_default},
     sharing::{Sharing, SharingOptions},
     signals::Signals,
-    ticket, units,
+    units,
 };
 use anyhow::{Context, bail};
 use cache::Cache;
@@ -45,8 +46,7 @@ const VERSIONS_HELD_MAX: usize = 1 << 20;
 pub(crate) async fn run(args: RelayArgs) -> anyhow::Result<Exit> {
     output::queue_from_now_on(args.json)?;
     check(&args)?;
-    let tickets = args.tickets.iter().map(|source| ticket::read_for_all(source));
-    let tickets = tickets.collect::<anyhow::Result<Vec<_>>>()?;
+    let tickets = args.origins.read()?;
     let admin = BoundPort::new(&args.server.admin, true)?;
     let mut signals = Signals::listen()?;
     orphans::reap_from_now_on()?;
@@ -118,7 +118,7 @@ pub(crate) async fn run(args: RelayArgs) -> anyhow::Result<Exit> {
                 sharing,
                 status,
                 following,
-                connect_timeout: args.connect_timeout,
+                connect_timeout: args.origins.connection.connect_timeout,
             };
             origins.spawn(origin.run());
         }
@@ -154,7 +154,7 @@ async fn open_hub(
         (network, _) => loopback(network.context("the relay listens nowhere")?).to_string(),
     };
     let ticket = admission::ticket(access, &[own], identity.fingerprint(), None)?;
-    let client = (vec![ticket], Config::default(), args.connect_timeout);
+    let client = (vec![ticket], Config::default(), args.origins.connection.connect_timeout);
     let hub = Hub::open(address, &args.hub_options, client).await?;
     hub.report(args.json).await?;
     Ok(Some(hub))
@@ -253,7 +253,7 @@ fn client_config(
     let sharing =
         Sharing::open(&SharingOptions { host: None, swarm: args.swarm.options(), memory_bytes: args.mem })?;
     let config = sharing.configure(Config {
-        identity: args.identity.load()?,
+        identity: args.origins.connection.identity.load()?,
         memory_bytes: args.mem.unwrap_or(u64::MAX),
         base_bytes: args.server.base_mem,
         lanes: args.lanes,

@@ -116,12 +116,12 @@ async fn open_client(
     let device = device::open(&args.device, SLOT_BYTES).await?;
     let config = Config {
         device: device.clone(),
-        identity: args.ticket.identity.load()?,
+        identity: args.ticket.connection.identity.load()?,
         sources,
         ..client_config(args)
     };
     let config = sharing.configure(config);
-    let client = Client::connect_within(args.ticket.connect_timeout, ticket, config).await?;
+    let client = Client::connect_within(args.ticket.connection.connect_timeout, ticket, config).await?;
     consumer.connected(client.status_reader(), device.as_ref());
     Ok(client)
 }

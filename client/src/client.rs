@@ -18,7 +18,10 @@ use std::{
     },
     time::Duration,
 };
-use tensor_relay_protocol::{Feature, Glob, ProbeBytes, Ticket, Topic, TopicEntry, WATCHES_MAX, Welcome};
+use tensor_relay_device::Lock;
+use tensor_relay_protocol::{
+    Feature, Glob, InstanceId, ProbeBytes, Ticket, Topic, TopicEntry, WATCHES_MAX, Welcome,
+};
 use tensor_relay_transport::{
     Connector, Fingerprint, LaneError, LaneKind, LaneKindReason, LaneStats, Peer, ProbeResult, StageStats,
     Tuning,
@@ -129,6 +132,7 @@ impl Client {
             ingress: session.ingress().clone(),
             memory: session.memory().clone(),
             bases: session.bases().cloned(),
+            instance: Lock::new(server.instance),
             reconnects: AtomicU64::new(0),
             lost: watch::Sender::new(None),
             ended: watch::Sender::new(None),
@@ -304,6 +308,12 @@ impl Client {
     /// [sharing](Config::sharing).
     pub fn peers(&self) -> Vec<PeerReport> {
         self.state.peers.get()
+    }
+
+    /// The server process of the current connection, or of the last one. Another process may have other content under
+    /// an epoch and number, as after a restored backup.
+    pub fn instance(&self) -> InstanceId {
+        *self.state.instance.lock()
     }
 
     /// The number of reconnections.

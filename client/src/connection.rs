@@ -178,6 +178,11 @@ impl Connection {
         self.lanes.path(self.control.peer().address(), self.instance, self.workers)
     }
 
+    /// The server process.
+    pub(crate) fn instance(&self) -> InstanceId {
+        self.instance
+    }
+
     /// The lane of the control stream.
     pub(crate) fn control(&self) -> &Lane {
         &self.control

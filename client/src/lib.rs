@@ -105,10 +105,10 @@ pub use subscription::Subscription;
 pub use tensor_relay_protocol::Transport as PeerTransport;
 pub use tensor_relay_protocol::{
     AbortReason, BOXES_MAX, Bounds, BoxError, CloseCode, CodecId, CodecSet, Dtype, EndReason, Epoch,
-    GLOBS_MAX, Gap, Glob, GlobError, Indices, Manifest, Metadata, Mode, NotLent, PathError, PeerAddress,
-    ProbeBytes, ProbeReport, ReaderName, RelayId, RelayPath, SELECTION_MAX_BYTES, Selection, Shape, Shard,
-    Site, Slice, Start, Tensor, TensorBox, TensorName, Ticket, TicketError, Topic, TopicEntry, Version,
-    VersionId,
+    GLOBS_MAX, Gap, Glob, GlobError, Indices, InstanceId, Manifest, Metadata, Mode, NotLent, PathError,
+    PeerAddress, ProbeBytes, ProbeReport, ReaderName, RelayId, RelayPath, SELECTION_MAX_BYTES, Selection,
+    Shape, Shard, Site, Slice, Start, Tensor, TensorBox, TensorName, Ticket, TicketError, Topic, TopicEntry,
+    Version, VersionId,
 };
 pub use tensor_relay_transport::{
     CodecCount, CodecStats, ConnectError, Connector, Fingerprint, Identity, IdentityError, LaneError,

@@ -19,7 +19,7 @@ use std::{
     },
 };
 use tensor_relay_device::{HostMemory, Lock};
-use tensor_relay_protocol::CloseCode;
+use tensor_relay_protocol::{CloseCode, InstanceId};
 use tensor_relay_transport::{Lane, LaneKind, LaneStats, Transport, Way, ingress::Ingress};
 use tokio::{
     sync::{mpsc, watch},
@@ -41,6 +41,8 @@ pub(crate) struct State {
     pub(crate) memory: HostMemory,
     /// The memory of all bases, if any are kept.
     pub(crate) bases: Option<HostMemory>,
+    /// The server process of the current connection, or of the last one.
+    pub(crate) instance: Lock<InstanceId>,
     /// The number of reconnections.
     pub(crate) reconnects: AtomicU64,
     /// Why the connection was lost, while reconnecting.
@@ -142,6 +144,7 @@ impl Reconnector {
 
     /// Reports that `connection` replaces a lost one, and `how`.
     fn handle_connected(&self, connection: &Connection, how: &str) {
+        *self.state.instance.lock() = connection.instance();
         self.state.lost.send_replace(None);
         self.state.reconnects.fetch_add(1, Ordering::Relaxed);
         self.state.lane.send_replace(connection.control().clone());

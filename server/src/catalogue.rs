@@ -100,14 +100,14 @@ impl Catalogue {
 
     /// Every topic that `is_wanted` and has a version, in order of name.
     pub(crate) fn list(&self, is_wanted: impl Fn(&Topic) -> bool) -> Vec<TopicEntry> {
-        self.map_topics(is_wanted, |topic, newest| {
-            let manifest = newest.payload.manifest();
+        self.map_topics(is_wanted, |topic, current| {
+            let manifest = current.payload.manifest();
             TopicEntry {
-                id: newest.id.clone(),
+                id: current.id.clone(),
                 tensors: manifest.tensors().len() as u64,
                 payload_bytes: manifest.payload_bytes(),
                 subscribers: topic.followers(),
-                relays: newest.relays().clone(),
+                relays: current.relays().clone(),
             }
         })
     }
@@ -118,7 +118,7 @@ impl Catalogue {
     }
 
     /// The results of `describe` for every topic that `is_wanted` and has a version, in order of name. Its second
-    /// argument is the newest version.
+    /// argument is the version that new clients are sent.
     pub(crate) fn map_topics<R>(
         &self,
         is_wanted: impl Fn(&Topic) -> bool,
@@ -126,7 +126,7 @@ impl Catalogue {
     ) -> Vec<R> {
         let topics = self.topics.lock();
         let wanted = topics.values().filter(|topic| is_wanted(topic.name()));
-        let described = wanted.filter_map(|topic| Some(describe(topic, &topic.newest()?.1)));
+        let described = wanted.filter_map(|topic| Some(describe(topic, &topic.current(|_| true)?.1)));
         described.collect()
     }
 

@@ -236,7 +236,7 @@ mod tests {
         }
 
         fn newest(&self) -> Option<Arc<Retained>> {
-            self.topic.newest().map(|(_, version)| version)
+            self.topic.current(|_| true).map(|(_, version)| version)
         }
 
         fn is_hashed(&self) -> bool {

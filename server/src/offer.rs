@@ -91,9 +91,7 @@ impl Versions for Offer {
     type Version = Arc<Retained>;
 
     fn newest(&self) -> Option<(Seq, Arc<Retained>)> {
-        let is_moving = |version: &Retained| version.arrival().is_none_or(|arrival| arrival.is_moving());
-        let moving = self.topic.newest_of(|version| self.is_offered(version) && is_moving(version));
-        moving.or_else(|| self.topic.newest_of(|version| self.is_offered(version)))
+        self.topic.current(|version| self.is_offered(version))
     }
 
     fn first_from(&self, seq: Seq) -> Option<(Seq, Arc<Retained>)> {
@@ -117,7 +115,10 @@ impl Versions for Offer {
     }
 
     fn start(&self, start: Start) -> Seq {
-        self.topic.start_of(None, start)
+        match self.newest().filter(|_| start == Start::Newest) {
+            Some((seq, _)) => seq,
+            None => self.topic.start_of(None, start),
+        }
     }
 
     fn is_behind(&self, held: (Epoch, Version)) -> bool {

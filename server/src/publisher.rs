@@ -139,8 +139,14 @@ impl Publisher {
     /// is older than what a client holds, as after a restored backup, the client receives what is published here as other
     /// content. Without this call, clients wait until the versions that they hold are published again.
     pub fn continue_at(&mut self, version: Version) {
+        self.set_next(self.next.max(version));
+    }
+
+    /// Sets the number of the next version, which comes from another server. A lower one than before is of a version
+    /// that nobody has, because it was given up.
+    pub(crate) fn set_next(&mut self, version: Version) {
         self.topic.continue_epoch(self.epoch);
-        self.next = self.next.max(version);
+        self.next = version;
     }
 
     /// Whether an `earlier` version of this publisher will stay on offer beside the next one, of `payload_bytes`. Its

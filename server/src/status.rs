@@ -45,7 +45,7 @@ pub struct ServerStatus {
 /// One topic.
 #[derive(Debug, Clone)]
 pub struct TopicStatus {
-    /// Its newest version.
+    /// Its newest version; while that waits for a lost origin of its own, the one before it.
     pub newest: VersionId,
     /// The number of its tensors.
     pub tensors: u64,

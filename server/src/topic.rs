@@ -26,7 +26,7 @@ use std::{
 };
 use tensor_relay_device::{Lock, SourceError};
 use tensor_relay_protocol::{CodecChoice, EndReason, Epoch, Seq, Start, Topic, Version};
-use tensor_relay_transport::Tally;
+use tensor_relay_transport::{Tally, sending::Offered};
 use times::PublishTimes;
 use tokio::{sync::watch, time::Instant};
 
@@ -362,17 +362,14 @@ impl TopicState {
         last.map_or(Version::FIRST, |(_, last)| last.next())
     }
 
-    /// The newest version.
-    pub(crate) fn newest(&self) -> Option<(Seq, Arc<Retained>)> {
-        self.newest_of(|_| true)
-    }
-
-    /// The newest version that `is_wanted`.
-    pub(crate) fn newest_of(&self, is_wanted: impl Fn(&Retained) -> bool) -> Option<(Seq, Arc<Retained>)> {
+    /// The newest version that `is_wanted`. One that waits for a lost origin of its own counts only if there is no
+    /// other.
+    pub(crate) fn current(&self, is_wanted: impl Fn(&Retained) -> bool) -> Option<(Seq, Arc<Retained>)> {
         let state = self.state.lock();
-        let mut versions = state.retention.iter();
-        let (seq, retained) = versions.rfind(|(_, retained)| is_wanted(retained))?;
-        Some((seq, Arc::clone(retained)))
+        let wanted = || state.retention.iter().rev().filter(|(_, retained)| is_wanted(retained));
+        let is_moving = |retained: &Retained| retained.arrival().is_none_or(|arrival| arrival.is_moving());
+        let found = wanted().find(|(_, retained)| is_moving(retained)).or_else(|| wanted().next());
+        found.map(|(seq, retained)| (seq, Arc::clone(retained)))
     }
 
     /// Signals subscriptions that more of a version is here.

@@ -1,8 +1,8 @@
 //! The options of the hub.
 
-use super::{IdentityArgs, publish::parse_topic};
+use super::{OriginsArgs, publish::parse_topic};
 use crate::units;
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf};
 use tensor_relay_client::{Topic, Transport};
 
 pub(super) const EXAMPLE: &str = "\
@@ -12,23 +12,8 @@ Example:
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct HubArgs {
-    /// The tickets that `serve` printed, or files that hold them; `-` for stdin. Every topic that they grant is a repository.
-    #[arg(
-        value_name = "TICKET",
-        required = true,
-        num_args = 1..,
-        value_delimiter = ';',
-        env = "TENSOR_RELAY_ORIGINS",
-        hide_env_values = true
-    )]
-    pub(crate) tickets: Vec<String>,
-
     #[command(flatten)]
-    pub(crate) identity: IdentityArgs,
-
-    /// The deadline for connecting, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Connection")]
-    pub(crate) connect_timeout: Duration,
+    pub(crate) origins: OriginsArgs,
 
     /// The transport of the sessions. `auto` chooses TCP with TLS on paths with short round trips or where UDP is
     /// blocked, else QUIC.

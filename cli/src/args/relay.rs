@@ -1,23 +1,14 @@
 //! The options of `relay`.
 
-use super::{HubOptions, IdentityArgs, ModeArg, ServerArgs, SwarmArgs, subscribe::parse_lanes};
+use super::{HubOptions, ModeArg, OriginsArgs, ServerArgs, SwarmArgs, subscribe::parse_lanes};
 use crate::units;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use tensor_relay_client::{Glob, Lanes, ReaderName, Transport};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RelayArgs {
-    /// The tickets of the servers to relay, the origins, or files that hold them; `-` for stdin. A topic that several
-    /// origins have is taken from the first of them.
-    #[arg(
-        value_name = "TICKET",
-        required = true,
-        num_args = 1..,
-        value_delimiter = ';',
-        env = "TENSOR_RELAY_ORIGINS",
-        hide_env_values = true
-    )]
-    pub(crate) tickets: Vec<String>,
+    #[command(flatten)]
+    pub(crate) origins: OriginsArgs,
 
     /// The topics to relay, or globs: `*` matches any text without `/`, `**` any text, `?` one character. Repeat the option
     /// for several, or separate them by `,`. Matching topics that appear later are relayed too. Default: the topic of the
@@ -39,13 +30,6 @@ pub(crate) struct RelayArgs {
     /// In mode `every`: the name under which origins keep this relay's place. Default: a name made of its key.
     #[arg(long, value_name = "NAME", help_heading = "What to relay")]
     pub(crate) reader: Option<ReaderName>,
-
-    #[command(flatten)]
-    pub(crate) identity: IdentityArgs,
-
-    /// The deadline for connecting to an origin, in seconds. Then the relay tries again, for as long as it runs.
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Connection")]
-    pub(crate) connect_timeout: Duration,
 
     /// The transport to the origins. `auto` chooses TCP with TLS on paths with short round trips or where UDP is blocked,
     /// else QUIC.

@@ -3,18 +3,24 @@
 use super::{
     failure::Failure,
     origin::GotError,
+    recent::Recent,
     version::{HubVersion, Piece},
 };
 use hyper::{
     StatusCode,
     body::{Buf, Bytes},
 };
-use std::{collections::HashMap, ops::Range, sync::Arc, time::Duration};
+use std::{
+    ops::Range,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 use tensor_relay_client::{Snapshot, Tensor};
 use tensor_relay_device::Lock;
 use tokio::sync::{Semaphore, watch};
 
-/// The number of blocks that are received at once. Those that wait begin in the order in which they were asked for.
+/// The number of blocks that are received at once, or fewer if they are large: at most half of the memory is for blocks
+/// under way, or one block. Those that wait begin in the order in which they were asked for.
 const IN_FLIGHT_MAX: usize = 8;
 
 /// The least memory: twice what is received at once, in blocks of the usual size.
@@ -34,10 +40,9 @@ pub(super) struct Blocks {
 
 #[derive(Debug, Default)]
 struct State {
-    entries: HashMap<Key, Entry>,
+    entries: Recent<Key, Entry>,
+    /// The bytes of the blocks that are here or being received.
     bytes: u64,
-    /// Counts uses.
-    clock: u64,
 }
 
 /// The number of a version, and of a block of it.
@@ -46,11 +51,13 @@ type Key = (u64, usize);
 #[derive(Debug)]
 struct Entry {
     outcome: watch::Receiver<Option<Outcome>>,
+    block: Option<Arc<Snapshot>>,
+    /// The bytes that it takes: none while it waits for its turn.
     bytes: u64,
-    used: u64,
 }
 
-type Outcome = Result<Arc<Snapshot>, Failure>;
+/// A received block. It may give way to others before it is read: clients that do not read hold no memory.
+type Outcome = Result<Weak<Snapshot>, Failure>;
 
 impl Blocks {
     /// Keeps up to `budget_bytes`, and at least [`BUDGET_MIN_BYTES`].
@@ -134,67 +141,87 @@ impl Blocks {
         Ok(content.into())
     }
 
-    async fn get(self: &Arc<Self>, version: &Arc<HubVersion>, block: usize) -> Outcome {
-        let mut outcome = self.begin(version, block);
-        match outcome.wait_for(Option::is_some).await.as_deref() {
-            Ok(Some(outcome)) => outcome.clone(),
-            // The task ended without an outcome: it panicked, or the hub is stopping.
-            Ok(None) | Err(_) => Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "the hub is stopping")),
-        }
+    async fn get(
+        self: &Arc<Self>,
+        version: &Arc<HubVersion>,
+        block: usize,
+    ) -> Result<Arc<Snapshot>, Failure> {
+        let getting = async {
+            loop {
+                let mut outcome = self.begin(version, block);
+                let received = outcome.wait_for(Option::is_some).await.map(|outcome| outcome.clone());
+                match received {
+                    Ok(Some(received)) => {
+                        // Otherwise it has given way to others, and is received again.
+                        if let Some(block) = received?.upgrade() {
+                            return Ok(block);
+                        }
+                    }
+                    // The task ended without an outcome: it panicked, or the hub is stopping.
+                    Ok(None) | Err(_) => {
+                        return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "the hub is stopping"));
+                    }
+                }
+            }
+        };
+        tokio::time::timeout(BLOCK_TIMEOUT, getting)
+            .await
+            .unwrap_or_else(|_| Err(late()))
     }
 
     fn begin(self: &Arc<Self>, version: &Arc<HubVersion>, block: usize) -> watch::Receiver<Option<Outcome>> {
         let key = (version.number, block);
         let mut state = self.state.lock();
-        state.clock += 1;
-        let used = state.clock;
-        if let Some(entry) = state.entries.get_mut(&key)
+        if let Some(entry) = state.entries.get(&key)
             && entry.is_of_use()
         {
-            entry.used = used;
             return entry.outcome.clone();
         }
-        let bytes = version.block(block).map_or(0, |block| block.payload.end - block.payload.start);
-        state.make_room(self.budget_bytes.saturating_sub(bytes));
         let (sender, outcome) = watch::channel(None);
-        state.bytes += bytes;
-        let entry = Entry { outcome: outcome.clone(), bytes, used };
+        let entry = Entry { outcome: outcome.clone(), block: None, bytes: 0 };
         if let Some(replaced) = state.entries.insert(key, entry) {
             state.bytes -= replaced.bytes;
         }
+        drop(state);
         let (blocks, version) = (Arc::clone(self), Arc::clone(version));
         tokio::spawn(async move {
             let received = tokio::time::timeout(BLOCK_TIMEOUT, blocks.receive(&version, block)).await;
-            let received = received
-                .unwrap_or_else(|_| Err(Failure::late("a part of the file", BLOCK_TIMEOUT.as_secs())));
-            if received.is_err() {
-                blocks.state.lock().remove(&key); // Whoever asks next tries again.
-            }
-            let _ = sender.send(Some(received)); // Nobody may be waiting any more.
+            let received = received.unwrap_or_else(|_| Err(late()));
+            let outcome = blocks.state.lock().handle_received(&key, received);
+            let _ = sender.send(Some(outcome)); // Nobody may be waiting any more.
         });
         outcome
     }
 
-    async fn receive(&self, version: &HubVersion, number: usize) -> Outcome {
+    /// The number of turns that a block takes.
+    fn turns(&self, bytes: u64) -> u32 {
+        let bytes_of_turn = self.budget_bytes / 2 / IN_FLIGHT_MAX as u64;
+        bytes.div_ceil(bytes_of_turn).clamp(1, IN_FLIGHT_MAX as u64) as u32
+    }
+
+    async fn receive(&self, version: &HubVersion, number: usize) -> Result<Snapshot, Failure> {
         let Some(block) = version.block(number) else {
             return Err(Failure::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "there is no such part of the version",
             ));
         };
-        let _turn = self.in_flight.acquire().await;
+        let bytes = block.payload.end - block.payload.start;
+        let _turn = self.in_flight.acquire_many(self.turns(bytes)).await;
+        self.state.lock().make_room((version.number, number), bytes, self.budget_bytes);
         let received = version
             .origin
             .get(version.request(block), "a part of the file", BLOCK_TIMEOUT)
             .await;
-        let snapshot = received.map_err(|error| match error {
+        let (snapshot, instance) = received.map_err(|error| match error {
             GotError::Get(error) if Failure::is_not_kept(&error) => {
                 Failure::gone(&version.id.topic, version.id.version)
             }
             error => error.into(),
         })?;
         match *snapshot.id() == version.id && snapshot.manifest() == version.manifest() {
-            true => Ok(Arc::new(snapshot)),
+            _ if instance != version.instance => Err(Failure::restarted()),
+            true => Ok(snapshot),
             false => Err(Failure::gone(&version.id.topic, version.id.version)),
         }
     }
@@ -208,20 +235,38 @@ impl Entry {
 }
 
 impl State {
-    /// Forgets the blocks that were not used for the longest time, until at most `bytes` are here or on their way.
-    fn make_room(&mut self, bytes: u64) {
-        while self.bytes > bytes {
-            let received = self.entries.iter().filter(|(_, entry)| entry.outcome.borrow().is_some());
-            let Some(key) = received.min_by_key(|(_, entry)| entry.used).map(|(key, _)| *key) else { return };
-            self.remove(&key);
+    /// Makes room for a block that is received from now on: those that were not used for the longest time are
+    /// forgotten.
+    fn make_room(&mut self, key: Key, bytes: u64, budget_bytes: u64) {
+        let Some(entry) = self.entries.get(&key) else { return };
+        entry.bytes = bytes;
+        self.bytes += bytes;
+        while self.bytes > budget_bytes
+            && let Some(oldest) = self.entries.remove_oldest(|entry| entry.block.is_some())
+        {
+            self.bytes -= oldest.bytes;
         }
     }
 
-    fn remove(&mut self, key: &Key) {
-        if let Some(entry) = self.entries.remove(key) {
-            self.bytes -= entry.bytes;
+    /// Keeps a received block. If it failed, whoever asks next tries again.
+    fn handle_received(&mut self, key: &Key, received: Result<Snapshot, Failure>) -> Outcome {
+        let block = received.map(Arc::new);
+        let outcome = block.as_ref().map(Arc::downgrade).map_err(Clone::clone);
+        match block {
+            Ok(block) => {
+                if let Some(entry) = self.entries.get(key) {
+                    entry.block = Some(block);
+                }
+            }
+            Err(_) => self.bytes -= self.entries.remove(key).map_or(0, |entry| entry.bytes),
         }
+        outcome
     }
+}
+
+/// A block did not arrive in time.
+fn late() -> Failure {
+    Failure::late("a part of the file", BLOCK_TIMEOUT.as_secs())
 }
 
 /// The bytes of a tensor from the start of `range` on that a block has.

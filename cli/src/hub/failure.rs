@@ -93,6 +93,18 @@ impl Failure {
         Self::new(StatusCode::GATEWAY_TIMEOUT, message)
     }
 
+    /// The server process is another one than that of which a version is read.
+    pub(super) fn restarted() -> Self {
+        let message =
+            "the server of the topic was restarted, and may have other content under this version: ask again";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    }
+
+    /// Whether the server refuses what is asked for.
+    pub(super) fn is_refusal(&self) -> bool {
+        self.status == StatusCode::FORBIDDEN
+    }
+
     /// A session failed.
     pub(super) fn of_client(error: &ClientError) -> Self {
         let message = Token::redact(&error.to_string());

@@ -1,13 +1,14 @@
 //! [`Origin`]: a server whose topics the hub offers.
 
 use super::failure::Failure;
+use hyper::StatusCode;
 use std::{
     collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 use tensor_relay_client::{
-    Client, ClientError, Config, GetError, Request, Snapshot, Ticket, Topic, VersionId,
+    Client, ClientError, Config, GetError, InstanceId, Request, Snapshot, Ticket, Topic, VersionId,
 };
 use tokio::{sync::Mutex, time::timeout};
 
@@ -57,7 +58,12 @@ struct Listed {
 }
 
 /// The newest version of each topic.
-pub(super) type Newest = BTreeMap<Topic, VersionId>;
+#[derive(Debug)]
+pub(super) struct Newest {
+    /// The server process that has them.
+    pub(super) instance: InstanceId,
+    pub(super) topics: BTreeMap<Topic, VersionId>,
+}
 
 impl Origin {
     /// Connects to the server that `ticket` names.
@@ -79,40 +85,45 @@ impl Origin {
     /// The topics with their newest versions, as far as they are known while the server does not answer.
     ///
     /// # Errors
-    /// [`Failure`] when the server is not reached.
-    pub(super) async fn newest(&self) -> Result<Arc<Newest>, Failure> {
+    /// [`Failure`] when the server refuses to tell, or is not reached and nothing is known.
+    pub(super) async fn newest(self: &Arc<Self>) -> Result<Arc<Newest>, Failure> {
         let mut listed = self.listed.lock().await;
         if let Some(Listed { at, newest }) = &*listed
             && at.elapsed() <= LIST_AGE_MAX
         {
             return Ok(Arc::clone(newest));
         }
-        let client = self.client().await?;
         let known = listed.as_ref().map(|listed| Arc::clone(&listed.newest));
-        let lost = client.connection_lost().map(|lost| Failure::of_client(&lost));
         let within = if known.is_some() { LIST_TIMEOUT_OF_KNOWN } else { LIST_TIMEOUT };
-        let topics = match lost {
-            Some(lost) => Err(lost),
-            None => match timeout(within, client.list()).await {
-                Ok(topics) => Ok(topics.map_err(|error| Failure::of_client(&error))?),
-                Err(_) => Err(not_connected(&client, "the list of topics", within)),
-            },
+        let asked = timeout(within, self.list()).await;
+        let asked = asked.unwrap_or_else(|_| Err(Failure::late("the list of topics", within.as_secs())));
+        let newest = match (asked, known) {
+            (Ok(newest), _) => Arc::new(newest),
+            // What is in memory can be read meanwhile.
+            (Err(failure), Some(known)) if !failure.is_refusal() => known,
+            (Err(failure), _) => return Err(failure),
         };
-        let topics = match (topics, known) {
-            (Ok(topics), _) => topics,
-            (Err(_), Some(known)) => {
-                // What is in memory can be read meanwhile.
-                *listed = Some(Listed { at: Instant::now(), newest: Arc::clone(&known) });
-                return Ok(known);
-            }
-            (Err(failure), None) => return Err(failure),
-        };
-        let newest = Arc::new(topics.into_iter().map(|entry| (entry.id.topic.clone(), entry.id)).collect());
         *listed = Some(Listed { at: Instant::now(), newest: Arc::clone(&newest) });
         Ok(newest)
     }
 
-    /// Receives one version, or a part or description of one, `within` this time.
+    /// Asks for the list. If that is cancelled, an ended session is replaced nevertheless.
+    async fn list(self: &Arc<Self>) -> Result<Newest, Failure> {
+        let origin = Arc::clone(self);
+        let connecting = tokio::spawn(async move { origin.client().await }).await;
+        let client = connecting
+            .map_err(|error| Failure::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))??;
+        if let Some(lost) = client.connection_lost() {
+            return Err(Failure::of_client(&lost));
+        }
+        let instance = client.instance();
+        let topics = client.list().await.map_err(|error| Failure::of_client(&error))?;
+        let topics = topics.into_iter().map(|entry| (entry.id.topic.clone(), entry.id)).collect();
+        Ok(Newest { instance, topics })
+    }
+
+    /// Receives one version, or a part or description of one, `within` this time. Returns also the server process from
+    /// which it came.
     ///
     /// # Errors
     /// [`GotError`].
@@ -121,14 +132,19 @@ impl Origin {
         request: Request,
         what: &str,
         within: Duration,
-    ) -> Result<Snapshot, GotError> {
+    ) -> Result<(Snapshot, InstanceId), GotError> {
         let client = self.client().await?;
-        tokio::select! {
+        let instance = client.instance();
+        let received = tokio::select! {
             received = timeout(within, client.get(request)) => match received {
-                Ok(received) => Ok(received?),
-                Err(_) => Err(not_connected(&client, what, within).into()),
+                Ok(received) => received?,
+                Err(_) => return Err(not_connected(&client, what, within).into()),
             },
-            lost = lost(&client) => Err(Failure::of_client(&lost).into()),
+            lost = lost(&client) => return Err(Failure::of_client(&lost).into()),
+        };
+        match client.instance() == instance {
+            true => Ok((received, instance)),
+            false => Err(Failure::restarted().into()),
         }
     }
 

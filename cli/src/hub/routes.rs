@@ -28,6 +28,9 @@ pub(super) struct Target {
     pub(super) revision: String,
 }
 
+/// The maximum length of a repository's name in a path: that of a topic, 255, with each byte encoded.
+const REPO_MAX_BYTES: usize = 3 * 255;
+
 /// Parses a path; `None` if the hub has nothing there. Where the words of a path could belong to the name of a repository
 /// as well, `is_repo` decides.
 pub(super) fn parse(path: &str, is_repo: impl Fn(&str) -> bool) -> Option<Route> {
@@ -78,9 +81,15 @@ fn split_at<'p>(
         let repo = decode(&segments[..index].join("/"))?.into_owned();
         Some((repo, segments[index], &segments[index + 1..]))
     };
-    let mut positions = (1..segments.len()).filter(|index| words.contains(&segments[*index]));
+    let ends = segments.iter().scan(0, |end, segment| {
+        *end += segment.len() + 1;
+        Some(*end - 1)
+    });
+    let repos_max = ends.take_while(|end| *end <= REPO_MAX_BYTES).count();
+    let positions = (1..segments.len()).filter(|index| words.contains(&segments[*index]));
     let first = positions.clone().next()?;
-    let known = positions.find(|index| is_repo(&segments[..*index].join("/")));
+    let mut near = positions.take_while(|index| *index <= repos_max);
+    let known = near.find(|index| is_repo(&segments[..*index].join("/")));
     at(known.unwrap_or(first))
 }
 
@@ -152,6 +161,20 @@ mod tests {
             Some(Route::Tree(target("x/tree", "v1"), String::new()))
         );
         assert_eq!(of("/api/models/y/tree/tree/v1"), Some(Route::Tree(target("y", "tree"), "v1".into())));
+    }
+
+    #[test]
+    fn a_long_path_is_looked_up_a_few_times() {
+        let name = "a/".repeat(127) + "a";
+        let asked = std::cell::Cell::new(0);
+        let is_repo = |repo: &str| {
+            asked.set(asked.get() + 1);
+            repo == name
+        };
+        let found = parse(&format!("/{name}/resolve/main/f"), is_repo);
+        assert_eq!((found, asked.get()), (Some(Route::File(target(&name, "main"), "f".into())), 1));
+        parse(&format!("/a{}", "/resolve".repeat(8_000)), is_repo);
+        assert!(asked.get() < 100, "{} times", asked.get());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::{
     range::{Selected, select},
     routes::{self, Route, Target},
     version::HubVersion,
-    versions::Versions,
+    versions::{Key, Versions},
 };
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
@@ -20,8 +20,14 @@ use hyper::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, future::poll_fn, pin::Pin, sync::Arc, time::Duration};
-use tensor_relay_client::{Request as Wanted, Snapshot, Start, Topic, VersionId};
+use std::{
+    collections::{BTreeMap, HashSet},
+    future::poll_fn,
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
+use tensor_relay_client::{InstanceId, Request as Wanted, Snapshot, Start, Topic, VersionId};
 use tokio::time::timeout;
 
 /// The deadline for a version's description: Hugging Face's client waits 10 s for the size of a file.
@@ -41,6 +47,9 @@ const REPO_COMMIT: HeaderName = HeaderName::from_static("x-repo-commit");
 const LINKED_SIZE: HeaderName = HeaderName::from_static("x-linked-size");
 const LINKED_ETAG: HeaderName = HeaderName::from_static("x-linked-etag");
 
+/// The header in which a proxy says how it was asked, for addresses that clients are told.
+const FORWARDED_SCHEME: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
 /// What a hub offers, and to whom.
 #[derive(Debug)]
 pub(super) struct Service {
@@ -59,6 +68,7 @@ type Topics = Vec<Result<Arc<Newest>, Failure>>;
 /// A topic that an origin has.
 struct Found<'a> {
     origin: usize,
+    instance: InstanceId,
     newest: &'a VersionId,
 }
 
@@ -88,12 +98,12 @@ impl Service {
             return Err(failure.clone());
         }
         let mut repos = BTreeMap::new();
-        for newest in topics.iter().flatten() {
+        for Newest { topics, .. } in topics.iter().flatten().map(|newest| &**newest) {
             let named = self
                 .names
                 .iter()
-                .filter_map(|(repo, topic)| Some((repo.clone(), newest.get(topic)?)));
-            let own = newest.iter().map(|(topic, id)| (topic.to_string(), id));
+                .filter_map(|(repo, topic)| Some((repo.clone(), topics.get(topic)?)));
+            let own = topics.iter().map(|(topic, id)| (topic.to_string(), id));
             for (repo, id) in named.chain(own).filter(|(repo, _)| is_repo_id(repo)) {
                 repos.entry(repo).or_insert_with(|| id.clone());
             }
@@ -158,9 +168,12 @@ impl Service {
         let topic = self.names.get(repo).cloned().or_else(|| Topic::new(repo).ok());
         let topic = topic.ok_or_else(|| Failure::no_repo(repo))?;
         let mut lists = topics.iter().enumerate();
-        let found = lists.find_map(|(origin, newest)| Some((origin, newest.as_ref().ok()?.get(&topic)?)));
+        let found = lists.find_map(|(origin, listed)| {
+            let Newest { instance, topics } = &**listed.as_ref().ok()?;
+            Some(Found { origin, instance: *instance, newest: topics.get(&topic)? })
+        });
         match (found, topics.iter().find_map(|newest| newest.as_ref().err())) {
-            (Some((origin, newest)), _) => Ok(Found { origin, newest }),
+            (Some(found), _) => Ok(found),
             (None, Some(failure)) => Err(failure.clone()),
             (None, None) => Err(Failure::no_repo(repo)),
         }
@@ -168,7 +181,9 @@ impl Service {
 
     /// The version of a repository that a revision names.
     async fn version(&self, topics: &Topics, target: &Target) -> Result<Arc<HubVersion>, Failure> {
-        let Found { origin, newest } = self.find(topics, &target.repo)?;
+        let Found { origin, instance, newest } = self.find(topics, &target.repo)?;
+        let key = |id: &VersionId| Key { origin, instance, id: id.clone() };
+        self.versions.forget_later(&key(newest));
         let no_revision = |why: &str| Failure::no_revision(&target.repo, &target.revision, why);
         let revision = Revision::parse(&target.revision).ok_or_else(|| no_revision("it is none of these"))?;
         let of = |epoch, version| VersionId { topic: newest.topic.clone(), epoch, version };
@@ -177,7 +192,8 @@ impl Service {
             Revision::Number(version) => of(newest.epoch, version),
             Revision::Exactly(epoch, version) => of(epoch, version),
         };
-        if let Some(version) = self.versions.find(origin, &id) {
+        if let Some(version) = self.versions.find(&key(&id)) {
+            version.keep();
             return Ok(version);
         }
         // By its number, so that the server keeps it for its readers.
@@ -197,14 +213,12 @@ impl Service {
             }
             error => error.into(),
         })?;
-        let (server, id) = (Arc::clone(&self.origins[origin]), described.id().clone());
-        let describe = |number| {
-            HubVersion::new(server, (number, id.clone()), Arc::clone(described.manifest()), &self.blocks)
-        };
-        self.versions.get(origin, &id, describe).await
+        let (server, key) = (Arc::clone(&self.origins[origin]), key(described.0.id()));
+        let describe = |number| HubVersion::new(server, number, described, &self.blocks);
+        self.versions.get(key, describe).await
     }
 
-    async fn describe(&self, origin: usize, request: Wanted) -> Result<Snapshot, GotError> {
+    async fn describe(&self, origin: usize, request: Wanted) -> Result<(Snapshot, InstanceId), GotError> {
         let described =
             self.origins[origin].get(request.describe(), "a version's description", DESCRIPTION_TIMEOUT);
         described.await
@@ -232,8 +246,13 @@ impl Service {
         let body = timeout(BODY_TIMEOUT, collect(body)).await;
         let body = body.map_err(|_| bad_request("the body of the request did not arrive"))??;
         let wanted = PathsWanted::parse(&parts.headers, &body)?;
-        let files = wanted.paths.iter().filter_map(|path| version.file(path));
-        let entries = describing::tree(version, files, wanted.expand);
+        let paths: HashSet<&str> = wanted.paths.iter().map(String::as_str).collect();
+        let files = version
+            .files()
+            .iter()
+            .enumerate()
+            .filter(|(_, file)| paths.contains(&*file.name));
+        let entries = describing::tree(version, files.map(|(position, _)| position), wanted.expand);
         Ok(of_version(object(&entries.into()), version))
     }
 
@@ -308,8 +327,7 @@ fn tree(version: &HubVersion, headers: &HeaderMap, (path, query): (&str, &str)) 
     let entries = describing::tree(version, begin..end, expand);
     let mut response = of_version(object(&entries.into()), version);
     if end < count {
-        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
-        let server = host.map_or_else(String::new, |host| format!("http://{host}"));
+        let server = server_of(headers);
         let (recursive, commit) = (is_on("recursive"), &version.commit);
         // The next page is of the same version, whatever was published meanwhile.
         let path = path.trim_end_matches('/').rsplit_once('/').map_or(path, |(start, _)| start);
@@ -321,6 +339,14 @@ fn tree(version: &HubVersion, headers: &HeaderMap, (path, query): (&str, &str)) 
         }
     }
     response
+}
+
+/// The address by which a client reached the hub. Hugging Face's client follows absolute addresses only. A client that
+/// makes up the scheme misleads itself alone.
+fn server_of(headers: &HeaderMap) -> String {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let scheme = if text(FORWARDED_SCHEME) == Some("https") { "https" } else { "http" };
+    text(header::HOST).map_or_else(String::new, |host| format!("{scheme}://{host}"))
 }
 
 /// The body of a request for some paths, as a form or as JSON.
@@ -408,6 +434,20 @@ pub(super) fn started(address: &str, token: Option<&str>, repos: &BTreeMap<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_of_a_proxy_with_tls_is_told_addresses_with_tls() {
+        for (scheme, server) in [
+            (None, "http://hub.svc:8470"),
+            (Some("https"), "https://hub.svc:8470"),
+            (Some("ftp"), "http://hub.svc:8470"),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, HeaderValue::from_static("hub.svc:8470"));
+            headers.extend(scheme.map(|scheme| (FORWARDED_SCHEME, HeaderValue::from_static(scheme))));
+            assert_eq!(server_of(&headers), server);
+        }
+    }
 
     #[test]
     fn paths_come_as_a_form_or_as_json() {

@@ -8,7 +8,8 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 use tensor_relay_client::{
-    FilePart, FilePlan, FileSet, FilesError, Manifest, Request, Selection, Start, Tensor, VersionId,
+    FilePart, FilePlan, FileSet, FilesError, InstanceId, Manifest, Request, Selection, Snapshot, Start,
+    Tensor, VersionId,
 };
 use tensor_relay_device::Lock;
 
@@ -29,6 +30,8 @@ pub(super) struct HubVersion {
     pub(super) origin: Arc<Origin>,
     /// Its number in this process.
     pub(super) number: u64,
+    /// The server process that has it.
+    pub(super) instance: InstanceId,
     pub(super) id: VersionId,
     pub(super) commit: String,
     /// When the hub learned of it.
@@ -74,10 +77,11 @@ impl HubVersion {
     /// [`Failure`] when the index does not arrive, or the version cannot be files.
     pub(super) async fn new(
         origin: Arc<Origin>,
-        (number, id): (u64, VersionId),
-        manifest: Arc<Manifest>,
+        number: u64,
+        (described, instance): (Snapshot, InstanceId),
         cache: &Arc<Blocks>,
     ) -> Result<Arc<Self>, Failure> {
+        let (id, manifest) = (described.id().clone(), Arc::clone(described.manifest()));
         let (manifest, blocks) = blocking(move || {
             let blocks = blocks_of(&manifest);
             (manifest, blocks)
@@ -85,7 +89,8 @@ impl HubVersion {
         .await?;
         let commit = names::commit(&id);
         let (seen, files, kept_at) = (SystemTime::now(), OnceLock::new(), Lock::new(Instant::now()));
-        let version = Arc::new(Self { origin, number, id, commit, seen, manifest, blocks, files, kept_at });
+        let version = Self { origin, number, instance, id, commit, seen, manifest, blocks, files, kept_at };
+        let version = Arc::new(version);
         let tensors: Vec<&Tensor> = version.manifest.tensors().iter().collect();
         let index = FileSet::index_of(&version.manifest, &tensors);
         let index_bytes = match index.map_err(|error| version.refuse(&error))? {
@@ -141,8 +146,8 @@ impl HubVersion {
         &self.manifest
     }
 
-    /// Tells the server now and then that the version is read: it keeps what is read in parts for a while, and all blocks that
-    /// are read may be in memory.
+    /// Tells the server now and then that the version is asked for or read: it keeps what is read in parts for a while,
+    /// and all that is asked for may be in memory.
     pub(super) fn keep(self: &Arc<Self>) {
         let Some(block) = self.block(0) else { return };
         let mut kept_at = self.kept_at.lock();

@@ -1,9 +1,8 @@
 //! [`Versions`]: the versions whose files are known.
 
-use super::failure::Failure;
-use super::version::HubVersion;
-use std::{collections::HashMap, sync::Arc};
-use tensor_relay_client::VersionId;
+use super::{failure::Failure, recent::Recent, version::HubVersion};
+use std::sync::Arc;
+use tensor_relay_client::{InstanceId, VersionId};
 use tensor_relay_device::Lock;
 use tokio::sync::OnceCell;
 
@@ -18,27 +17,41 @@ pub(super) struct Versions(Lock<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    known: HashMap<Key, Known>,
-    clock: u64,
+    known: Recent<Key, Known>,
     /// The number of the last version.
     last: u64,
 }
 
-/// The number of an origin, and a version of it.
-type Key = (usize, VersionId);
+/// A version of a server process. Another process may have other content under its epoch and number, as after a
+/// restored backup.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    /// The number of the origin.
+    pub(super) origin: usize,
+    pub(super) instance: InstanceId,
+    pub(super) id: VersionId,
+}
 
 #[derive(Debug)]
 struct Known {
     version: Arc<OnceCell<Arc<HubVersion>>>,
     number: u64,
-    used: u64,
 }
 
 impl Versions {
     /// The version, if its files are known.
-    pub(super) fn find(&self, origin: usize, id: &VersionId) -> Option<Arc<HubVersion>> {
-        let state = self.0.lock();
-        state.known.get(&(origin, id.clone()))?.version.get().cloned()
+    pub(super) fn find(&self, key: &Key) -> Option<Arc<HubVersion>> {
+        self.0.lock().known.get(key)?.version.get().cloned()
+    }
+
+    /// Forgets later versions of the epoch of `newest`, which its server does not have any more: it may publish others
+    /// under their numbers.
+    pub(super) fn forget_later(&self, newest: &Key) {
+        let is_later = |key: &Key| {
+            (key.origin, &key.id.topic, key.id.epoch) == (newest.origin, &newest.id.topic, newest.id.epoch)
+                && key.id.version > newest.id.version
+        };
+        self.0.lock().known.retain(|key| !is_later(key));
     }
 
     /// The version, which `describe` finds out about unless it is known; it receives the version's number. Concurrent callers
@@ -48,35 +61,31 @@ impl Versions {
     /// Those of `describe`; the next caller tries again.
     pub(super) async fn get<F>(
         &self,
-        origin: usize,
-        id: &VersionId,
+        key: Key,
         describe: impl FnOnce(u64) -> F,
     ) -> Result<Arc<HubVersion>, Failure>
     where
         F: Future<Output = Result<Arc<HubVersion>, Failure>>,
     {
-        let (version, number) = self.0.lock().use_or_add((origin, id.clone()));
+        let (version, number) = self.0.lock().use_or_add(key);
         version.get_or_try_init(|| describe(number)).await.cloned()
     }
 }
 
 impl State {
     fn use_or_add(&mut self, key: Key) -> (Arc<OnceCell<Arc<HubVersion>>>, u64) {
-        self.clock += 1;
-        if !self.known.contains_key(&key) {
-            self.last += 1;
-        }
-        let (number, used) = (self.last, self.clock);
-        let known = self
-            .known
-            .entry(key)
-            .or_insert_with(|| Known { version: Arc::default(), number, used });
-        known.used = used;
-        let found = (Arc::clone(&known.version), known.number);
-        while self.known.len() > VERSIONS_MAX || self.known.len() > 1 && self.tensors() > TENSORS_MAX {
-            let oldest = self.known.iter().min_by_key(|(_, known)| known.used);
-            let Some(oldest) = oldest.map(|(key, _)| key.clone()) else { break };
-            self.known.remove(&oldest);
+        let found = match self.known.get(&key) {
+            Some(known) => (Arc::clone(&known.version), known.number),
+            None => {
+                self.last += 1;
+                let (version, number) = (Arc::default(), self.last);
+                self.known.insert(key, Known { version: Arc::clone(&version), number });
+                (version, number)
+            }
+        };
+        let is_over = |known: usize, tensors| known > VERSIONS_MAX || known > 1 && tensors > TENSORS_MAX;
+        while is_over(self.known.values().len(), self.tensors()) {
+            self.known.remove_oldest(|_| true);
         }
         found
     }
@@ -92,21 +101,34 @@ mod tests {
     use super::*;
     use tensor_relay_client::{Epoch, Topic, Version};
 
+    fn key(origin: usize, version: u64) -> Key {
+        let id = VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(version) };
+        Key { origin, instance: InstanceId([1; 16]), id }
+    }
+
     #[test]
     fn the_last_used_versions_are_remembered_under_their_numbers() {
-        let id = |version| VersionId {
-            topic: Topic::new("t").unwrap(),
-            epoch: Epoch(1),
-            version: Version(version),
-        };
-        let mut state = State::default();
-        let (_, first) = state.use_or_add((0, id(1)));
+        let versions = Versions::default();
+        let number = |key| versions.0.lock().use_or_add(key).1;
+        let first = number(key(0, 1));
         for version in 2..=VERSIONS_MAX as u64 {
-            assert_eq!(state.use_or_add((0, id(version))).1, version);
+            assert_eq!(number(key(0, version)), version);
         }
-        assert_eq!(state.use_or_add((0, id(1))).1, first);
-        state.use_or_add((1, id(1)));
-        let is_known = |version| state.known.contains_key(&(0, id(version)));
-        assert!(is_known(1) && !is_known(2) && is_known(3));
+        assert_eq!(number(key(0, 1)), first);
+        assert!(versions.find(&key(0, 2)).is_none(), "its files are not known");
+        let last = number(key(1, 1));
+        assert_eq!([number(key(0, 1)), number(key(0, 2))], [1, 2], "they were used");
+        assert_eq!(number(key(0, 3)), last + 1, "it was forgotten");
+    }
+
+    #[test]
+    fn other_content_under_a_number_is_another_version() {
+        let versions = Versions::default();
+        let number = |key| versions.0.lock().use_or_add(key).1;
+        let restarted = Key { instance: InstanceId([2; 16]), ..key(0, 2) };
+        assert_eq!([number(key(0, 1)), number(key(0, 2)), number(restarted)], [1, 2, 3]);
+        assert_eq!(number(key(1, 2)), 4);
+        versions.forget_later(&key(0, 1));
+        assert_eq!([number(key(0, 1)), number(key(1, 2)), number(key(0, 2))], [1, 4, 5]);
     }
 }

@@ -1,14 +1,17 @@
 //! [`Cache`]: the newest versions on disk, for the restart of a relay.
 
 mod file;
+mod room;
 
 use anyhow::Context;
 use file::{Content, Head};
+use room::{Entry, Room};
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Once},
     time::SystemTime,
 };
 use tensor_relay_client::{Epoch, Snapshot, Topic, Version, replace_file};
@@ -30,6 +33,8 @@ pub(super) struct Cache {
     changing: Lock<()>,
     /// Why the newest version is not kept, if so.
     problem: Lock<Option<String>>,
+    /// Logs that versions are deleted before the next ones are on disk.
+    no_room: Once,
 }
 
 /// A version that is here, as it is named to its origin.
@@ -57,14 +62,6 @@ pub(super) enum CacheError {
     Memory { path: PathBuf, what: String },
 }
 
-/// A file in the folder.
-#[derive(Debug)]
-struct Entry {
-    path: PathBuf,
-    bytes: u64,
-    written: SystemTime,
-}
-
 impl Cache {
     /// Opens the folder, and creates it for its owner alone.
     pub(super) fn open(dir: &Path, bytes_max: u64, versions_max: usize) -> anyhow::Result<Self> {
@@ -78,13 +75,15 @@ impl Cache {
             versions_max,
             changing: Lock::default(),
             problem: Lock::default(),
+            no_room: Once::new(),
         })
     }
 
-    /// Keeps a version; the oldest ones give way. Blocks: it writes the version to the disk.
+    /// Keeps a version; the oldest ones give way once it is on disk, or before if there is no room for both. Blocks: it
+    /// writes the version to the disk.
     ///
     /// # Errors
-    /// [`CacheError`]. The files that were there before stay, except those that gave way.
+    /// [`CacheError`]. The files that were there before stay, except those that gave way before.
     pub(super) fn store(&self, snapshot: &Snapshot) -> Result<(), CacheError> {
         let _changing = self.changing.lock();
         let stored = self.write(snapshot);
@@ -99,27 +98,43 @@ impl Cache {
         if bytes > self.bytes_max {
             return Err(CacheError::TooLarge { bytes, max: self.bytes_max });
         }
-        self.make_room(&folder, bytes);
         let id = snapshot.id();
         let path = folder.join(format!("{}-{:020}.{ENDING}", id.epoch, id.version.0));
-        let written = replace_file(&path, 0o600, |file| head.write(file, source.bytes()));
-        written.map_err(|source| CacheError::Write { path, source })
+        self.write_file(&path, bytes, |file| head.write(file, source.bytes()))
     }
 
-    /// Deletes the oldest versions, until one of `bytes` fits.
-    fn make_room(&self, folder: &Path, bytes: u64) {
-        let in_topic = entries(folder);
-        let surplus = (in_topic.len() + 1).saturating_sub(self.versions_max);
-        in_topic.iter().take(surplus).for_each(delete);
-        let all = self.entries();
-        let mut used: u64 = all.iter().map(|entry| entry.bytes).sum();
-        for entry in all {
-            if used.saturating_add(bytes) <= self.bytes_max {
-                return;
-            }
-            delete(&entry);
-            used -= entry.bytes;
+    /// Writes a file of `bytes`, to which others give way.
+    fn write_file(
+        &self,
+        path: &Path,
+        bytes: u64,
+        write: impl Fn(&mut File) -> io::Result<()>,
+    ) -> Result<(), CacheError> {
+        let Room { before, mut after, leaves_none } =
+            Room::make(self.entries(), (path, bytes), self.versions_max, self.bytes_max);
+        if leaves_none {
+            self.report_no_room("--cache-bytes allows");
         }
+        before.iter().for_each(delete);
+        let mut written = replace_file(path, 0o600, &write);
+        if !after.is_empty() && written.as_ref().is_err_and(is_full) {
+            self.report_no_room("the disk has");
+            std::mem::take(&mut after).iter().for_each(delete);
+            written = replace_file(path, 0o600, &write);
+        }
+        written.map_err(|source| CacheError::Write { path: path.into(), source })?;
+        after.iter().for_each(delete);
+        Ok(())
+    }
+
+    /// Says once that a topic may be without a file for a while.
+    fn report_no_room(&self, whose: &str) {
+        self.no_room.call_once(|| {
+            tracing::warn!(
+                "{whose} no room for a new version of a topic beside its old one, which is therefore deleted before: a relay \
+                 that is killed meanwhile restarts without a version of the topic."
+            );
+        });
     }
 
     /// Deletes the versions of a topic. Blocks, as [`store`](Self::store) does.
@@ -166,6 +181,11 @@ fn entries(folder: &Path) -> Vec<Entry> {
     all
 }
 
+/// Whether a file was not written because the disk, or the quota, is full.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 fn delete(entry: &Entry) {
     if let Err(error) = fs::remove_file(&entry.path) {
         tracing::warn!(path = %entry.path.display(), %error, "A file of the cache cannot be deleted.");
@@ -199,4 +219,50 @@ pub(super) async fn restore(cache: &Arc<Cache>, memory: &HostMemory, relay: &Rel
         newest.push((topic, kept));
     }
     newest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    /// Ten bytes, after a look at what is in the folder meanwhile.
+    fn write(dir: &Path, meanwhile: usize) -> impl Fn(&mut File) -> io::Result<()> {
+        move |file| {
+            assert_eq!(entries(dir).len(), meanwhile);
+            file.write_all(&[7; 10])
+        }
+    }
+
+    #[test]
+    fn an_old_version_gives_way_to_one_that_is_on_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("topic");
+        for (bytes_max, meanwhile) in [(20, 1), (19, 0)] {
+            let cache = Cache::open(folder.path(), bytes_max, 1).unwrap();
+            let (one, two) = (dir.join("1.version"), dir.join("2.version"));
+            cache.write_file(&one, 10, write(&dir, 0)).unwrap();
+            cache.write_file(&two, 10, write(&dir, meanwhile)).unwrap();
+            assert!(!one.exists() && two.exists());
+            fs::remove_file(two).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_old_version_stays_if_the_new_one_is_not_written_and_gives_way_if_the_disk_is_full() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path(), 100, 1).unwrap();
+        let (one, two) = (folder.path().join("topic/1.version"), folder.path().join("topic/2.version"));
+        cache.write_file(&one, 10, |_| Ok(())).unwrap();
+        let failed = cache.write_file(&two, 10, |_| Err(io::Error::other("no disk")));
+        assert!(failed.is_err() && one.exists() && !two.exists());
+        let write = |_: &mut File| -> io::Result<()> {
+            match one.exists() {
+                true => Err(io::ErrorKind::StorageFull.into()),
+                false => Ok(()),
+            }
+        };
+        cache.write_file(&two, 10, write).unwrap();
+        assert!(!one.exists() && two.exists());
+    }
 }

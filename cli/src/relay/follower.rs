@@ -1,12 +1,14 @@
 //! [`Following`]: receives the versions of topics, and keeps them.
 
-use super::{Cache, RelayArgs, cache::Kept, claims::Claims, described, reader_name, status::OriginStatus};
+use super::{
+    Cache, RelayArgs, cache::Kept, claims::Claims, described, reader_name, status::OriginStatus, topics,
+};
 use crate::{args::ModeArg, serve::print_object};
 use serde_json::json;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tensor_relay_client::{
-    Client, ClientError, EndReason, Glob, PathError, ReaderName, RelayId, Request, Snapshot, Subscription,
-    SubscriptionError, Topic,
+    Client, ClientError, EndReason, Epoch, Glob, PathError, ReaderName, RelayId, Request, Snapshot,
+    Subscription, SubscriptionError, Topic, Version,
 };
 use tensor_relay_device::Lock;
 use tensor_relay_server::Relay;
@@ -33,8 +35,8 @@ pub(super) struct Following {
 
 /// Why a subscription is over.
 enum Over {
-    /// The topic ended.
-    Ended,
+    /// The topic is over.
+    Topic(topics::Over),
     /// It is to be requested again after a pause.
     Again(Duration, String),
     /// The session ended.
@@ -68,7 +70,17 @@ impl Following {
             .collect()
     }
 
-    /// Follows a topic of the origin with this number until it ends.
+    /// Records whether the origin with this number is lost.
+    pub(super) fn set_lost(&self, number: usize, is_lost: bool) {
+        self.claims.set_lost(number, is_lost);
+    }
+
+    /// The newest version of a topic that is here.
+    pub(super) fn newest(&self, topic: &Topic) -> Option<(Epoch, Version)> {
+        self.newest.lock().get(topic).map(|kept| (kept.epoch, kept.version))
+    }
+
+    /// Follows a topic of the origin with this number until it is over; returns how.
     ///
     /// # Errors
     /// [`ClientError`] when the session ended.
@@ -78,11 +90,11 @@ impl Following {
         topic: &Topic,
         number: usize,
         status: &OriginStatus,
-    ) -> Result<(), ClientError> {
+    ) -> Result<topics::Over, ClientError> {
         let mut said = String::new();
         loop {
             let (pause, why) = match self.receive_in_turn(client, topic, number).await? {
-                Over::Ended => return Ok(()),
+                Over::Topic(over) => return Ok(over),
                 Over::Disconnected(error) => return Err(ClientError::Ended(error)),
                 Over::Again(pause, why) => (pause, why),
             };
@@ -112,7 +124,7 @@ impl Following {
             tokio::select! {
                 over = self.receive(client, topic) => return over,
                 () = claim.wait(false) => {
-                    tracing::info!(%topic, "An earlier origin has the topic, too: it comes from there now.");
+                    tracing::info!(%topic, "The topic comes from another origin now.");
                 }
             }
         }
@@ -183,10 +195,12 @@ impl Following {
 
     fn handle_over(&self, topic: &Topic, error: SubscriptionError) -> Over {
         match error {
-            SubscriptionError::Ended { reason: EndReason::TopicEnded, .. } => Over::Ended,
+            SubscriptionError::Ended { reason: EndReason::TopicEnded, .. } => {
+                Over::Topic(topics::Over::Ended)
+            }
             SubscriptionError::Ended { reason: EndReason::Withdrawn | EndReason::Expired, .. } => {
                 self.forget(topic);
-                Over::Ended
+                Over::Topic(topics::Over::Gone)
             }
             SubscriptionError::Ended { reason: EndReason::Forbidden, .. } => {
                 self.end(topic, EndReason::Forbidden);

@@ -1,8 +1,12 @@
 //! [`Origin`]: one server whose topics are relayed.
 
-use super::{follower::Following, status::OriginStatus};
+use super::{
+    follower::Following,
+    status::OriginStatus,
+    topics::{Over, Topics},
+};
 use crate::{exit::message_of, sharing::Sharing};
-use std::{collections::BTreeSet, convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 use tensor_relay_client::{Client, ClientError, Config, EndReason, Glob, Ticket, Topic};
 use tokio::{sync::mpsc, task::JoinSet};
 
@@ -15,8 +19,18 @@ const NAMED_TIMEOUT: Duration = Duration::from_secs(5);
 /// The interval at which the connection is looked at, for the status.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The time without a connection after which topics come from other origins that have them: a connection that is
+/// restored sooner continues a version under way.
+const FAILOVER_AFTER: Duration = Duration::from_secs(10);
+
+/// The interval at which the origin's list is looked at for topics that ended and have returned.
+const RETURN_INTERVAL: Duration = Duration::from_secs(5);
+
 /// The most names of topics that wait to be followed.
 const FOUND_MAX: usize = 256;
+
+/// The tasks that follow topics.
+type Followers = JoinSet<(Topic, Result<Over, ClientError>)>;
 
 /// A server, and what is taken from it.
 pub(super) struct Origin {
@@ -91,7 +105,8 @@ impl Origin {
         let mut unnamed = std::pin::pin!(tokio::time::sleep(NAMED_TIMEOUT));
         let mut is_waiting = true;
         let mut checking = tokio::time::interval(CHECK_INTERVAL);
-        let (mut followers, mut followed) = (JoinSet::new(), BTreeSet::<Topic>::new());
+        let mut returning = tokio::time::interval(RETURN_INTERVAL);
+        let (mut followers, mut listing, mut topics) = (Followers::new(), JoinSet::new(), Topics::default());
         loop {
             let named = tokio::select! {
                 topic = names.recv() => match topic {
@@ -104,28 +119,50 @@ impl Origin {
                 }
                 _ = checking.tick() => {
                     self.status.check();
+                    self.following.set_lost(self.number, self.status.lost_for() > FAILOVER_AFTER);
                     continue;
                 }
-                Some(ended) = followers.join_next() => {
-                    let (topic, ended) = ended?;
-                    followed.remove(&topic);
-                    ended?;
+                _ = returning.tick() => {
+                    if topics.may_return() && listing.is_empty() {
+                        let client = Arc::clone(&client);
+                        listing.spawn(async move { client.list().await });
+                    }
+                    continue;
+                }
+                Some(listed) = listing.join_next() => {
+                    // A session that has ended is noticed by the watches.
+                    for entry in listed?.unwrap_or_default() {
+                        if topics.handle_listed(&entry.id, self.following.newest(&entry.id.topic)) {
+                            self.begin(&client, entry.id.topic, &mut followers);
+                        }
+                    }
+                    continue;
+                }
+                Some(over) = followers.join_next() => {
+                    let (topic, over) = over?;
                     self.status.remove_topic(&topic);
+                    if topics.handle_over(&topic, over?) {
+                        self.begin(&client, topic, &mut followers);
+                    }
                     continue;
                 }
             };
             for topic in named {
-                if !followed.insert(topic.clone()) {
-                    continue;
+                if topics.handle_named(&topic) {
+                    self.begin(&client, topic, &mut followers);
                 }
-                self.status.add_topic(&topic);
-                let (following, client) = (Arc::clone(&self.following), Arc::clone(&client));
-                let (number, status) = (self.number, self.status.clone());
-                followers.spawn(async move {
-                    let ended = following.follow(&client, &topic, number, &status).await;
-                    (topic, ended)
-                });
             }
         }
+    }
+
+    /// Begins to follow a topic.
+    fn begin(&self, client: &Arc<Client>, topic: Topic, followers: &mut Followers) {
+        self.status.add_topic(&topic);
+        let (following, client) = (Arc::clone(&self.following), Arc::clone(client));
+        let (number, status) = (self.number, self.status.clone());
+        followers.spawn(async move {
+            let over = following.follow(&client, &topic, number, &status).await;
+            (topic, over)
+        });
     }
 }

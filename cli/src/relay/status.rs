@@ -80,7 +80,7 @@ impl OriginStatus {
     }
 
     /// For how long it has been lost; zero if it has not.
-    fn lost_for(&self) -> Duration {
+    pub(super) fn lost_for(&self) -> Duration {
         self.0
             .state
             .lock()

@@ -161,6 +161,22 @@ fn every_sends_all_versions_of_all_epochs() {
     assert_eq!(case.drain(), [(1, 1, 0), (1, 2, 0), (2, 1, 0), (2, 2, 0)]);
 }
 
+/// As a relay does that gave a version up, and receives it again.
+#[test]
+fn a_version_that_is_published_again_is_not_sent_again_on_one_subscription() {
+    for mode in [Mode::Latest, Mode::Every] {
+        let topic = new_topic();
+        publish(&topic, 9, 1, 1..=3);
+        let mut case = begin(&topic, &subscribe(mode));
+        assert_eq!(case.drain().last(), Some(&(1, 3, 0)));
+        topic.give_up((Epoch(1), Version(3)));
+        publish(&topic, 9, 1, 3..=3);
+        assert!(case.drain().is_empty());
+        publish(&topic, 9, 1, 4..=4);
+        assert_eq!(case.drain(), [(1, 4, 0)]);
+    }
+}
+
 #[test]
 fn every_begins_at_the_requested_start() {
     let topic = new_topic();

@@ -29,6 +29,8 @@ struct Inner {
     changed: watch::Sender<()>,
     /// The topic in the catalogue, once a version was published.
     state: Lock<Option<Arc<TopicState>>>,
+    /// The newest version that was here as a whole.
+    whole: Lock<Option<(Epoch, Version)>>,
 }
 
 #[derive(Debug, Default)]
@@ -66,6 +68,7 @@ impl RelayedTopic {
             queue: Lock::default(),
             changed: watch::Sender::default(),
             state: Lock::default(),
+            whole: Lock::default(),
         });
         tokio::spawn(run(Arc::clone(&inner))); // Until the topic ends, or this is dropped.
         Arc::new(Self { inner })
@@ -119,7 +122,8 @@ impl RelayedTopic {
     }
 
     /// Handles that a version is whole: earlier ones give way to it.
-    pub(super) fn handle_whole(&self) {
+    pub(super) fn handle_whole(&self, key: (Epoch, Version)) {
+        self.inner.note_whole(key);
         if let Some(state) = self.state() {
             state.trim(self.inner.keep);
             state.handle_arrived();
@@ -189,8 +193,9 @@ fn end_topic(publisher: Publisher, reason: EndReason) {
 }
 
 /// Publishes a version, with the epoch and number that it has at its origin, unless it is given up or the topic ends
-/// meanwhile. A number that was passed already, as after the restored backup of an origin, withdraws the topic first: its
-/// clients subscribe anew.
+/// meanwhile. If a version of this number, or a later one, was here as a whole and was passed, as after the restored
+/// backup of an origin, the topic is withdrawn first: its clients subscribe anew. One that was given up before it was
+/// whole is published again; a subscription in which its transfer was aborted goes on with the next one.
 async fn publish(
     topic: &Arc<Inner>,
     slot: &mut Option<Publisher>,
@@ -199,10 +204,15 @@ async fn publish(
 ) -> Result<(), NotOffered> {
     let (epoch, number) = version.key();
     let publisher = match slot.take() {
-        Some(publisher) if publisher.epoch() == epoch && publisher.next_id().version <= number => publisher,
         Some(publisher) if publisher.epoch() == epoch => {
-            publisher.withdraw();
-            topic.open(epoch)?
+            match publisher.next_id().version > number && topic.had_whole(version.key()) {
+                true => {
+                    publisher.withdraw();
+                    *topic.whole.lock() = None;
+                    topic.open(epoch)?
+                }
+                false => publisher,
+            }
         }
         earlier => {
             drop(earlier); // A topic has one publisher at a time.
@@ -210,7 +220,7 @@ async fn publish(
         }
     };
     let publisher = slot.insert(publisher);
-    publisher.continue_at(number);
+    publisher.set_next(number);
     let (publishable, metadata) = version.publishable();
     let is_void = || version.arrival.is_given_up() || topic.queue.lock().end.is_some();
     let void = async {
@@ -228,6 +238,7 @@ async fn publish(
         state.give_up(version.key()); // Meanwhile.
     }
     if version.arrival.is_whole() {
+        topic.note_whole(version.key());
         state.trim(topic.keep);
     }
     state.handle_arrived();
@@ -252,6 +263,19 @@ impl Inner {
                 Next::Wait
             }
         }
+    }
+
+    fn note_whole(&self, (epoch, number): (Epoch, Version)) {
+        let mut whole = self.whole.lock();
+        let later = whole.filter(|(last_epoch, last)| *last_epoch == epoch && *last > number);
+        *whole = later.or(Some((epoch, number)));
+    }
+
+    /// Whether a version of this number, or a later one of its epoch, was here as a whole.
+    fn had_whole(&self, (epoch, number): (Epoch, Version)) -> bool {
+        self.whole
+            .lock()
+            .is_some_and(|(last_epoch, last)| last_epoch == epoch && last >= number)
     }
 
     fn open(&self, epoch: Epoch) -> Result<Publisher, TopicTaken> {

@@ -126,7 +126,7 @@ impl Forwarded for Hold {
         }
         if source.as_ref().is_some_and(|source| source.handle_committed(whole)) {
             arrival.handle_committed();
-            topic.handle_whole();
+            topic.handle_whole(self.0.key());
         } else {
             tracing::error!(version = %id, "A version is not relayed, because it was not received into host memory.");
         }

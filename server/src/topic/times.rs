@@ -88,11 +88,12 @@ impl TopicState {
         let members = newest.shared.get().map(|shared| shared.members(MEMBERS_MAX));
         let swarm = SwarmStatus { members: members.unwrap_or_default(), ..self.swarm.status() };
         let state = self.state.lock();
+        let published_at = state.times.of((newest.id.epoch, newest.id.version)).or(state.published_at);
         TopicStatus {
             newest: newest.id.clone(),
             tensors: manifest.tensors().len() as u64,
             payload_bytes: manifest.payload_bytes(),
-            age: state.published_at.map(|at| at.elapsed()).unwrap_or_default(),
+            age: published_at.map(|at| at.elapsed()).unwrap_or_default(),
             retained: state.retention.iter().count() as u64,
             published: state.times.count(),
             subscribers: state.followers,

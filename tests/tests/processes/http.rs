@@ -30,7 +30,18 @@ impl Response {
 
     /// Requests a path of an address by this method, as [`get`](Self::get) does.
     #[track_caller]
-    pub(crate) fn to(method: &str, (address, path): (&str, &str), headers: &[&str]) -> Self {
+    pub(crate) fn to(method: &str, to: (&str, &str), headers: &[&str]) -> Self {
+        Self::with_body(method, to, headers, "")
+    }
+
+    /// Sends `body` to a path of an address by this method, as [`get`](Self::get) does.
+    #[track_caller]
+    pub(crate) fn with_body(
+        method: &str,
+        (address, path): (&str, &str),
+        headers: &[&str],
+        body: &str,
+    ) -> Self {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let host = match headers.iter().any(|header| header.starts_with("Host:")) {
@@ -38,7 +49,7 @@ impl Response {
             false => format!("Host: {address}\r\n"),
         };
         let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
-        let request = format!("{method} {path} HTTP/1.1\r\n{host}{headers}Connection: close\r\n\r\n");
+        let request = format!("{method} {path} HTTP/1.1\r\n{host}{headers}Connection: close\r\n\r\n{body}");
         let _ = stream.write_all(request.as_bytes()); // The server may respond before it has read everything.
         let mut response = vec![];
         let mut part = [0; 4096];

@@ -9,6 +9,7 @@ use std::{
     net::TcpStream,
     ops::Deref,
     path::Path,
+    process::Command,
     thread,
     time::Duration,
 };
@@ -135,6 +136,13 @@ fn topics_are_repositories() {
         );
         assert_eq!(head.header("X-Linked-Size"), head.header("Content-Length"));
     }
+    let wanted = r#"{"paths": ["config.json", "none", "config.json"]}"#;
+    let paths = (&*hub.address, "/api/models/org/model/paths-info/main");
+    let headers =
+        [&*hub.token, "Content-Type: application/json", &format!("Content-Length: {}", wanted.len())];
+    let found = Response::with_body("POST", paths, &headers, wanted).expect_code(200).json();
+    let names: Vec<_> = found.as_array().unwrap().iter().map(|entry| &entry["path"]).collect();
+    assert_eq!(names, ["config.json"], "each file once");
     let first = hub.get("/api/models/org/model/tree/main?limit=4").expect_code(200);
     let next = first.header("Link").unwrap().split(['<', '>']).nth(1).unwrap();
     let second = hub.get(next.split_once(&hub.address).unwrap().1).expect_code(200);
@@ -293,6 +301,94 @@ fn two_hundred_clients_share_what_is_received() {
     assert!(sent_bytes(&server) < 2 * whole.len() as u64, "{} bytes were sent", sent_bytes(&server));
     let resident_bytes = hub.process.resident_bytes();
     assert!(resident_bytes < 512 << 20, "{resident_bytes} bytes");
+}
+
+/// Goal: what was received for many readers at once does not stay beyond the hub's memory. Method: forty readers, of a
+/// part of the file each that no other one reads; the growth of the hub.
+#[test]
+fn readers_of_many_parts_leave_a_bounded_memory() {
+    const PARTS: u64 = 40;
+    let home = Home::new();
+    files::write_noise(&home.path("w"), (PARTS as usize + 1) << 22, 1);
+    let whole = content(&home.path("w"));
+    let server = home.serve(&["--topic=w=w"]);
+    let hub = Hub::start(&home, &[server.ticket("w")], &["--hub-mem=64MiB"]);
+    let path = "/w/resolve/main/model.safetensors";
+    hub.range(path, "0-9").expect_code(206);
+    let before = hub.process.resident_bytes();
+    let (client, whole) = (&hub.client, &whole);
+    thread::scope(|scope| {
+        for part in 1..=PARTS {
+            scope.spawn(move || {
+                let at = (part << 22) as usize;
+                let found = client.range(path, &format!("{at}-{}", at + 99)).expect_code(206);
+                assert!(found.bytes == whole[at..at + 100], "{part}");
+            });
+        }
+    });
+    let growth = hub.process.resident_bytes().saturating_sub(before);
+    assert!(growth < 112 << 20, "{growth} bytes, of {} that were received", PARTS << 22);
+}
+
+/// Goal: a version whose files are asked for again and again stays at its server, also if none of it is received.
+/// Method: a server that retains one version, and keeps what is read in parts for 12 s; requests for the size of a
+/// file, for longer.
+#[test]
+fn a_version_that_is_asked_for_stays() {
+    let home = Home::new();
+    files::write_noise(&home.path("w"), 1 << 20, 1);
+    let one = content(&home.path("w"));
+    let args = ["--topic=w=w", "--watch", "--watch-interval=0.05", "--reader-linger=12"];
+    let mut server = home.serve(&args);
+    let hub = Hub::start(&home, &[server.ticket("w")], &[]);
+    let path = "/w/resolve/v1/model.safetensors";
+    hub.to("HEAD", path, &[]).expect_code(200);
+    files::replace(&home.path("w"), |path| files::write_noise(path, 1 << 20, 2));
+    server.process.wait_for_stdout(r#""version":2"#);
+    for _ in 0..16 {
+        hub.to("HEAD", path, &[]).expect_code(200);
+        thread::sleep(Duration::from_secs(1));
+    }
+    assert!(hub.get(path).expect_code(200).bytes == one);
+}
+
+/// Goal: other content under an epoch and number that the hub knows, as after a restored backup of the server's state,
+/// is not mixed with what the hub has of it. Method: version 2 is read; the server is restarted from a copy of its
+/// state at version 1, with another file, which becomes version 2.
+#[test]
+fn a_restored_backup_is_other_content() {
+    const SIZE: usize = 9 << 20;
+    let home = Home::new();
+    let args = ["--topic=w=w", "--state-dir=state", "--watch"];
+    let path = "/w/resolve/main/model.safetensors";
+    let publish = |seed| {
+        files::write_noise(&home.path("w"), SIZE, seed);
+        content(&home.path("w"))
+    };
+    let copy = |from: &str, to: &str| {
+        let copied = Command::new("cp").arg("-a").args([home.path(from), home.path(to)]).status();
+        assert!(copied.unwrap().success());
+    };
+    publish(1);
+    let first = home.serve(&args);
+    let report = first.report.clone();
+    first.process.signal_and_wait(Signal::TERM).expect_code(0);
+    copy("state", "backup");
+    let two = publish(2);
+    let second = home.serve_again(&report, &args);
+    let hub = Hub::start(&home, &[second.ticket("w")], &[]);
+    assert!(hub.get(path).expect_code(200).bytes == two);
+    second.process.signal_and_wait(Signal::TERM).expect_code(0);
+    fs::remove_dir_all(home.path("state")).unwrap();
+    copy("backup", "state");
+    let other = publish(3);
+    let third = home.serve_again(&report, &args);
+    assert_eq!(third.topic("w")["epoch"], second.report["topics"][0]["epoch"]);
+    wait_until("the hub has the other content", || {
+        let found = hub.get(path);
+        assert!(found.code != 200 || [&two, &other].contains(&&found.bytes), "it is mixed");
+        found.code == 200 && found.bytes == other
+    });
 }
 
 /// Goal: a relay's hub has what is relayed, also once the origin is gone.

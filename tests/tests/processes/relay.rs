@@ -9,6 +9,8 @@ use std::{
     process::Command,
     time::{Duration, Instant},
 };
+use tensor_relay_protocol::Topic;
+use tensor_relay_server::sidecar::Producer;
 use tensor_relay_tests::{
     processes::{Home, Process, Serving, Signal, Switch, wait_until},
     skip,
@@ -273,6 +275,67 @@ fn a_revoked_right_ends_the_topic() {
     wait_until("nothing is kept", || site.cached().is_none());
     let said = relay.process.wait_for_stderr("revoked");
     assert!(said.contains("topic=m"), "by name: {said}");
+}
+
+/// Goal: a topic that its publisher ends, and opens again in the same server, is relayed again in the same session.
+/// Method: a process publishes a version into a server, ends its topic, and publishes again.
+#[test]
+fn a_topic_that_returns_is_relayed_again() {
+    let home = Home::new();
+    files::write_noise(&home.path("w"), 1_000, 1);
+    let socket = home.argument("s");
+    let server = home.serve(&[&format!("--publish-socket={socket}"), "--admin=none"]);
+    let publish = || home.run(&["publish", &socket, "t", "w", "--json"]).expect_code(0);
+    let relay = arguments("relay", &[server.ticket_for_all()], &[]);
+    let mut relay = Serving::wait_for_report(home.start(&relay));
+    publish();
+    let first = relayed(&mut relay, 1);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let producer = Producer::connect(&home.path("s")).await.unwrap();
+        producer.end(Topic::new("t").unwrap(), false).await.unwrap();
+    });
+    publish();
+    let again = relayed(&mut relay, 1);
+    assert_ne!(first["epoch"], again["epoch"], "{again}");
+}
+
+/// Goal: a right that was revoked while the relay was down ends the topic, too, and deletes what was kept of it.
+#[test]
+fn a_right_that_was_revoked_while_the_relay_was_down_ends_the_topic() {
+    let site = Site::new();
+    let address = format!("--address={}", site.origin.as_ref().unwrap().listen());
+    let create = ["tickets", "create", "--json", "--topic=m", "--state-dir=origin", &address];
+    let created = site.home.run(&create).expect_code(0).json();
+    let (ticket, id) = (created["ticket"].as_str().unwrap(), created["id"].as_str().unwrap());
+    let mut relay = site.relay("relay", &[ticket], &["--cache-dir=cache"]);
+    relayed(&mut relay, 1);
+    wait_until("the version is kept", || site.cached().is_some());
+    drop(relay);
+    site.home.run(&["tickets", "revoke", id, "--state-dir=origin"]).expect_code(0);
+    let mut relay = site.relay("relay", &[ticket], &["--cache-dir=cache"]);
+    let said = relay.process.wait_for_stderr("revoked");
+    assert!(said.contains("topic=m"), "by name: {said}");
+    wait_until("nothing is kept", || site.cached().is_none());
+    let listed = site.home.run(&["list", relay.ticket("m"), "--json"]).expect_code(0).json();
+    assert_eq!(listed["topics"].as_array().unwrap().len(), 0, "{listed}");
+}
+
+/// Goal: while an origin is lost, a topic comes from another one that has it. Method: two servers of the same file, of
+/// which the first is killed.
+#[test]
+fn a_topic_comes_from_another_origin_while_the_first_is_lost() {
+    let mut site = Site::new();
+    let second = ORIGIN.map(|arg| if arg == "--state-dir=origin" { "--state-dir=second" } else { arg });
+    let second = site.home.serve(&second);
+    let mut relay = site.relay("relay", &[&site.ticket(), second.ticket("m")], &[]);
+    let first = relayed(&mut relay, 1);
+    assert_eq!(first["epoch"], site.origin.as_ref().unwrap().topic("m")["epoch"]);
+    site.kill_origin();
+    assert_eq!(relayed(&mut relay, 1)["epoch"], second.topic("m")["epoch"]);
+    site.publish(2);
+    relayed(&mut relay, 2);
+    site.receive(relay.ticket("m"));
 }
 
 /// Goal: processes of the relay's host take versions from its memory.

@@ -56,8 +56,13 @@ impl Swarm {
 
     /// Starts a member that shares, on a host from 1.
     fn member(&self, host: usize) -> Process {
+        self.member_of(&self.origin, host)
+    }
+
+    /// Starts a member that shares with others of this server.
+    fn member_of(&self, server: &Serving, host: usize) -> Process {
         let out = format!("--out=out{host}");
-        let args = ["subscribe", self.origin.ticket("m"), "--share", "--json", "--device=cpu", &out];
+        let args = ["subscribe", server.ticket("m"), "--share", "--json", "--device=cpu", &out];
         self.switch.start(host, &self.home, &args)
     }
 
@@ -103,6 +108,29 @@ fn a_killed_member_costs_what_only_it_had() {
         assert!(from_peers > MODEL_BYTES / 10, "{event}");
     }
     assert!(swarm.sent_by_origin() < 2.0, "{}", swarm.sent_by_origin());
+}
+
+/// Goal: a relay that shares is a peer of the origin's other clients, and its own clients are peers of each other. Method: a
+/// relay and a member of the origin at once; then two members of the relay at once.
+#[test]
+fn a_relay_shares_with_members_of_its_origin_and_its_members_share() {
+    let Some(swarm) = Swarm::try_new(4) else { return };
+    let listen = format!("--listen={}:4747", Switch::address(1));
+    let origin = swarm.origin.ticket("m");
+    let relay = ["relay", origin, "--share", "--json", "--state-dir=relay", "--admin=none", &listen];
+    let mut relay = Serving::wait_for_report(swarm.switch.start(1, &swarm.home, &relay));
+    let event = swarm.finish(2, &mut swarm.member(2));
+    assert!(sources(&event).1 > MODEL_BYTES / 10, "{event}");
+    relay.process.wait_for_stdout(r#""version":1,"#);
+    assert!(swarm.sent_by_origin() < 1.9, "{}", swarm.sent_by_origin());
+    let before = swarm.switch.sent_bytes(1);
+    let mut members = [3, 4].map(|host| (host, swarm.member_of(&relay, host)));
+    for (host, member) in &mut members {
+        let event = swarm.finish(*host, member);
+        assert!(sources(&event).1 > MODEL_BYTES / 10, "{event}");
+    }
+    let sent = swarm.switch.sent_bytes(1) - before;
+    assert!(sent < MODEL_BYTES * 19 / 10, "the relay has sent {sent}");
 }
 
 /// Goal: a member that never runs again delays nobody for ever, and costs the origin little; when it runs again it has the

@@ -16,8 +16,9 @@ pub(in crate::sender) struct Every {
     exactly: Option<Option<(Epoch, Version)>>,
     /// How many versions may be sent beyond the newest acknowledged one.
     window: usize,
-    /// The last version sent.
+    /// The last version sent, and its number.
     sent: Seq,
+    sent_key: Option<(Epoch, Version)>,
     /// Aborted versions: they will not be acknowledged, so they do not count against the window.
     given_up: Vec<Seq>,
     /// The newest version that the client had when it subscribed. A restarted server may publish it again.
@@ -37,6 +38,7 @@ impl Every {
             exactly: exact_version(topic, subscribe).map(|found| found.map(|version| version.key())),
             window: subscribe.window as usize,
             sent: begin,
+            sent_key: None,
             given_up: vec![],
             have: subscribe.have.map(|have| have.key()),
             is_compared: false,
@@ -59,6 +61,12 @@ impl Every {
         }
         while let Some((seq, version)) = topic.first_from(self.next) {
             let key = version.key();
+            if is_up_to(key, self.sent_key) {
+                // It was aborted, and published again. On one subscription, numbers rise.
+                self.given_up.push(seq);
+                self.next = seq.next();
+                continue;
+            }
             let is_held = is_up_to(key, self.have) && !self.waits_for_comparison(key);
             if !is_held && !is_before(key, self.awaited) {
                 break;
@@ -73,6 +81,7 @@ impl Every {
             Some((seq, version)) if topic.unacknowledged(seq, &mut self.given_up) < self.window => {
                 self.is_compared = true; // `have` is no longer relevant.
                 (self.sent, self.next, self.awaited) = (seq, seq.next(), None);
+                self.sent_key = Some(version.key());
                 Step::Send(Next { version, skipped: 0 })
             }
             _ => Step::Wait,
