@@ -4,6 +4,7 @@
 mod access;
 mod boxes;
 mod device;
+mod engine;
 mod folder;
 mod hub;
 mod publish;
@@ -19,6 +20,8 @@ pub(crate) use access::{
     TicketsCommand, TrustKeyArgs,
 };
 pub(crate) use device::{DeviceArgs, DeviceName};
+pub use engine::parse_engine_cache;
+pub(crate) use engine::{SentCacheArgs, UnpackedCacheArgs};
 pub(crate) use folder::FolderArgs;
 pub(crate) use hub::{HubArgs, HubOptions};
 pub(crate) use publish::PublishArgs;

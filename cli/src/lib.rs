@@ -18,6 +18,8 @@ mod descriptors;
 mod device;
 mod devices;
 mod doctor;
+mod engine_caches;
+mod engine_facts;
 mod exit;
 mod hub;
 mod keys;
@@ -39,6 +41,8 @@ mod tickets;
 mod units;
 
 pub use admin::{AdminPort, Consumer, FollowedTopic};
+pub use args::parse_engine_cache;
+pub use engine_facts::{PYTHON_PROGRAM, machine_facts};
 pub use sharing::{HostOptions, OfferOptions, SharedTopic, Sharing, SharingOptions, SwarmOptions};
 
 use args::Command;

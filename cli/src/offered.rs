@@ -1,6 +1,6 @@
 //! Messages about the files of a folder that are served and those that are skipped.
 
-use crate::units;
+use crate::{engine_caches, units};
 use tensor_relay_server::{FileKind, SkipReason, SkippedEntry, TensorFiles};
 
 /// The messages about `files`: none for a single file, unless something is skipped.
@@ -11,7 +11,11 @@ pub(crate) fn messages(files: &TensorFiles) -> Vec<String> {
         [] => None,
         skipped => Some(format!("{path}: not served: {}{}", join(skipped), hint(skipped))),
     };
-    offered.into_iter().chain(skipped).collect()
+    let caches = files
+        .caches()
+        .iter()
+        .map(|packed| format!("{path}: {}", engine_caches::message_of(packed)));
+    offered.into_iter().chain(skipped).chain(caches).collect()
 }
 
 /// The served files. Several weight files are only counted, because there may be hundreds.

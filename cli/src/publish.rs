@@ -2,6 +2,7 @@
 
 use crate::{
     args::PublishArgs,
+    engine_caches::SentCaches,
     exit::Exit,
     offered,
     output::{print_json, print_line},
@@ -35,7 +36,8 @@ pub(crate) enum WaitTimeout {
 pub(crate) async fn run(args: PublishArgs) -> anyhow::Result<Exit> {
     let began = Instant::now();
     let producer = Producer::connect_to(&args.socket, args.connect_timeout, args.server_uid).await?;
-    let version = seal(&args, producer.terms().clone()).await?;
+    let caches = SentCaches::new(&args.caches).await?;
+    let version = seal(&args, caches, producer.terms().clone()).await?;
     let tensors = version.manifest().tensors().len();
     let publish = producer.publish(args.topic.clone(), version, args.metadata.clone());
     let published = tokio::time::timeout(args.timeout, publish).await;
@@ -51,10 +53,10 @@ pub(crate) async fn run(args: PublishArgs) -> anyhow::Result<Exit> {
 }
 
 /// Copies the files into memory that the server can read, on a blocking thread.
-async fn seal(args: &PublishArgs, terms: Terms) -> anyhow::Result<SealedVersion> {
+async fn seal(args: &PublishArgs, caches: SentCaches, terms: Terms) -> anyhow::Result<SealedVersion> {
     let (path, rules, splits) = (args.file.clone(), args.folder.into(), args.split.splits());
     let sealed = tokio::task::spawn_blocking(move || -> anyhow::Result<_> {
-        let files = TensorFiles::open_with(&path, rules)?.split(&splits)?;
+        let files = caches.add_to(TensorFiles::open_with(&path, rules)?.split(&splits)?)?;
         let version = files
             .seal(&terms)
             .with_context(|| format!("cannot publish {}", path.display()))?;

@@ -12,6 +12,7 @@ use crate::{
     admin::{BoundPort, DeviceMemory, ServerSubject, page_url},
     args::{DeviceName, HoldArg, ListenArg, ServeArgs},
     codecs, device,
+    engine_caches::SentCaches,
     exit::{Exit, UsageError},
     orphans, output,
     signals::Signals,
@@ -41,6 +42,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     tokio::spawn(report_closed_stdout());
     check(&args)?;
     let admin = BoundPort::new(&args.server.admin, true)?;
+    let caches = SentCaches::new(&args.caches).await?; // A child process: before children are reaped.
     let mut signals = Signals::listen()?;
     orphans::reap_from_now_on()?;
     let device = tokio::select! {
@@ -69,7 +71,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     let limit_hint = args.device.limit_hint();
     let rules = args.folder.into();
     let (staging, splits) = (server.staging(), args.split.splits());
-    let loader = Loader { staging, hold: args.hold, rules, splits, device, limit_hint };
+    let loader = Loader { staging, hold: args.hold, rules, splits, caches, device, limit_hint };
     let beginning = begin_offers(&server, &args, &loader, ledger.as_ref());
     let begun = tokio::select! {
         begun = beginning => begun?,

@@ -8,6 +8,7 @@ use crate::{
     admin::{BoundPort, Consumer, page_url},
     args::{DeviceName, SubscribeArgs},
     device,
+    engine_caches::UnpackedCaches,
     exit::{Exit, UsageError, message_of},
     orphans,
     output::{self, StdoutClosed},
@@ -39,6 +40,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
         Some(_) if topic.is_none() => ticket::read_for_all(&args.ticket.ticket)?,
         _ => ticket::read(&args.ticket.ticket, topic.as_ref())?,
     };
+    let caches = UnpackedCaches::new(&args.caches).await?; // A child process: before children are reaped.
     let mut signals = Signals::listen()?.with_hangup()?;
     orphans::reap_from_now_on()?;
     let target = SubscribeTarget::new(&args, &ticket)?;
@@ -64,7 +66,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<Exit> {
     };
     let args = Arc::new(args);
     let result = tokio::select! {
-        result = receive(&args, (&client, &consumer, &sharing), target) => result.map(|()| Exit::Done),
+        result = receive(&args, (&client, &consumer, &sharing, &caches), target) => result.map(|()| Exit::Done),
         error = &mut late => Err(error.into()),
         closed = output::failed() => Err(closed.into()),
         exit = signals.next() => Ok(exit),
@@ -179,8 +181,8 @@ impl SubscribeTarget {
     }
 }
 
-/// The client, the state that the admin port shows, and where versions are offered to others.
-type Connected<'a> = (&'a Client, &'a Consumer, &'a Sharing);
+/// The client, the state that the admin port shows, where versions are offered to others, and the caches to unpack.
+type Connected<'a> = (&'a Client, &'a Consumer, &'a Sharing, &'a UnpackedCaches);
 
 async fn receive(
     args: &Arc<SubscribeArgs>,

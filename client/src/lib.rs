@@ -52,6 +52,7 @@ mod config;
 mod connection;
 mod destination;
 mod device_snapshot;
+mod engine_cache;
 mod error;
 mod files;
 mod fill;
@@ -88,6 +89,7 @@ pub use buffers::{BufferError, Buffers, NameMatch};
 pub use client::{Client, MemoryStats};
 pub use config::{Config, LANES_MAX, Lanes, Relaying};
 pub use device_snapshot::{DeviceError, DeviceTensor};
+pub use engine_cache::{UnpackError, Unpacked, unpack_engine_cache};
 pub use error::{ClientError, GetError, SubscriptionError};
 pub use files::{FilePart, FilePlan, FileSet, FilesError};
 pub use fill::{FillCause, FillError, Filled};
@@ -109,6 +111,7 @@ pub use tensor_relay_protocol::{
     PeerAddress, ProbeBytes, ProbeReport, ReaderName, RelayId, RelayPath, SELECTION_MAX_BYTES, Selection,
     Shape, Shard, Site, Slice, Start, Tensor, TensorBox, TensorName, Ticket, TicketError, Topic, TopicEntry,
     Version, VersionId,
+    engine_cache::{CacheError, CacheName, Difference, EngineCache, Facts},
 };
 pub use tensor_relay_transport::{
     CodecCount, CodecStats, ConnectError, Connector, Fingerprint, Identity, IdentityError, LaneError,

@@ -15,6 +15,7 @@ mod boxes;
 mod chunk;
 mod codec;
 mod credit;
+pub mod engine_cache;
 pub mod error;
 pub mod files;
 mod glob;

@@ -15,6 +15,7 @@ mod closable;
 mod command;
 mod connect;
 mod description;
+mod engine_caches;
 mod errors;
 mod exit;
 mod gpu;
@@ -64,6 +65,7 @@ mod _native {
         command::run_command,
         connect::connect,
         description::{Description, TensorInfo},
+        engine_caches::unpack_engine_caches,
         exit::{finish, prepare_exit},
         producer::{Producer, publish_to},
         publication::Publication,

@@ -2,6 +2,7 @@
 
 use crate::{
     closable::Closable,
+    engine_caches,
     errors::Kind,
     gpu::Gpus,
     hold::HoldUntil,
@@ -23,7 +24,7 @@ use pyo3::{
     types::{IntoPyDict, PyDict},
 };
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     mem,
     net::SocketAddr,
     path::PathBuf,
@@ -172,8 +173,8 @@ impl Relay {
     /// casts floating-point tensors first; it accepts names, and the dtype objects of PyTorch, NumPy, JAX and
     /// safetensors. `rename` is a function from each name to the name in the version, such as
     /// `lambda name: name.removeprefix("module.")`. `split` cuts tensors into pieces for readers of parts of them: a
-    /// dictionary from globs to `(dimension, parts)`, such as `{"**.o_proj.weight": (1, 8)}`, or "tensor-parallel=8"; the
-    /// first glob that matches a name applies. A version without tensors is published only with `allow_empty=True`.
+    /// dictionary from globs to `(dimension, parts)`, such as `{"**.o_proj.weight": (1, 8)}`, or "tensor-parallel=8";
+    /// the first glob that matches a name applies. A version without tensors is published only with `allow_empty=True`.
     ///
     /// GPU tensors are read after the work that is already queued on their framework's current stream. Waiting for that
     /// work does not block this or any other stream.
@@ -230,9 +231,15 @@ impl Relay {
     /// write the same files again. All bytes are read and copied before this returns. `metadata`, `split` and
     /// `timeout` are as for `publish`.
     ///
+    /// `engine_caches` are sent with the folder of a model: `vllm`, `inductor` or `triton` from where that engine keeps
+    /// its cache, or `NAME=FOLDER` for any. Consumers unpack them with `pull(engine_caches=)` where the machine is
+    /// alike. `engine_facts` says what they were made for, instead of what is found out: `gpu`, `driver`, `torch` and
+    /// so on.
+    ///
     /// Raises PublishError, which names the file that cannot be served; RelayTimeoutError after `timeout`. In these
     /// cases nothing was published.
-    #[pyo3(signature = (topic, path, *, metadata = None, split = None, timeout = None))]
+    #[pyo3(signature = (topic, path, *, metadata = None, split = None, engine_caches = None, engine_facts = None, timeout = None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
     fn publish_files(
         &self,
         py: Python<'_>,
@@ -240,14 +247,17 @@ impl Relay {
         path: PathBuf,
         metadata: Option<&Bound<'_, PyAny>>,
         split: Option<&Bound<'_, PyAny>>,
+        engine_caches: Option<Vec<String>>,
+        engine_facts: Option<BTreeMap<String, String>>,
         timeout: Option<f64>,
     ) -> PyResult<Publication> {
         let (topic, timeout) = (parse_topic(py, topic)?, seconds("timeout", timeout)?);
         let splits = split::of(py, split)?;
+        let (caches, facts) = engine_caches::of(py, engine_caches, engine_facts)?;
         let metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
         let (publisher, staging) = self.publisher(py, &topic)?;
         let read = || {
-            let files = TensorFiles::open(&path)?.split(&splits)?;
+            let files = TensorFiles::open(&path)?.split(&splits)?.with_caches(&caches, &facts)?;
             Ok((files.total_bytes(), files.stage(&staging)?))
         };
         let (bytes, staged) = py.detach(read).map_err(|error: FileError| Kind::Publish.raise(py, error))?;
@@ -431,8 +441,8 @@ impl Open {
     }
 }
 
-/// Publishes a version, with its metadata and the memory that it borrows, once concurrent calls for the topic have ended
-/// and readers in mode `every` permit it.
+/// Publishes a version, with its metadata and the memory that it borrows, once concurrent calls for the topic have
+/// ended and readers in mode `every` permit it.
 fn publish_in_turn(
     py: Python<'_>,
     topic: &Topic,

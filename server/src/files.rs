@@ -1,6 +1,7 @@
 //! [`TensorFiles`]: safetensors files and folders of them, to be staged, borrowed in place, or sealed for a sidecar.
 
 mod directory;
+mod engine_caches;
 mod error;
 mod folder;
 mod model_files;
@@ -11,6 +12,7 @@ mod source;
 mod tests;
 mod watch;
 
+pub use engine_caches::PackedCache;
 pub use error::FileError;
 pub use folder::FolderRules;
 pub use skipped::{SkipReason, SkippedEntry};
@@ -30,7 +32,8 @@ use std::{
 use tensor_relay_device::Source;
 use tensor_relay_protocol::{
     ChunkHash, Manifest, Metadata, TensorSpec,
-    files::{FileForm, FileKind, is_reserved},
+    engine_cache::{EngineCache, Facts},
+    files::{FileForm, FileKind, is_reserved, side_file_spec},
     safetensors::{Header, PREFIX_BYTES, SafetensorsError, header_length, parse_header},
 };
 
@@ -51,6 +54,7 @@ pub struct TensorFiles {
     files: Arc<[ServedFile]>,
     metadata: Metadata,
     skipped: Vec<SkippedEntry>,
+    caches: Vec<PackedCache>,
 }
 
 /// The size of reads while files are copied.
@@ -112,6 +116,37 @@ impl TensorFiles {
         Ok(self)
     }
 
+    /// Adds caches of inference engines, each as an archive beside the weights with the `facts` that it depends on,
+    /// from which receivers decide whether to unpack it (FILES.md §13.5). Reads the caches into memory, where the
+    /// archives stay as long as this value or a version that borrows from it; at most 4 GiB together.
+    ///
+    /// # Errors
+    /// [`FileError`] when this is a single file, or a cache is missing, empty, too large or changes while it is read.
+    pub fn with_caches(mut self, caches: &[EngineCache], facts: &Facts) -> Result<Self, FileError> {
+        if let (FileKind::Safetensors, false) = (self.kind(), caches.is_empty()) {
+            return Err(FileError::CacheBesideFile { path: self.path });
+        }
+        let mut used_bytes = 0;
+        for cache in caches {
+            let archive = cache.name.archive();
+            let (packed, bytes) = engine_caches::pack(cache, facts, engine_caches::room_bytes(used_bytes))?;
+            let spec = side_file_spec(&archive, packed.bytes).expect("the name of an archive is short");
+            if self.specs.iter().any(|other| other.name == spec.name) {
+                return Err(FileError::CacheTwice { path: self.path, archive });
+            }
+            used_bytes += packed.bytes;
+            self.specs.push(spec);
+            self.origins.push(Origin::Memory(bytes.into()));
+            self.caches.push(packed);
+        }
+        Ok(self)
+    }
+
+    /// The caches that were added; report them to the operator.
+    pub fn caches(&self) -> &[PackedCache] {
+        &self.caches
+    }
+
     /// The opened path.
     pub fn path(&self) -> &Path {
         &self.path
@@ -140,7 +175,8 @@ impl TensorFiles {
     /// The names of the files that are served.
     pub fn names(&self) -> Vec<String> {
         let name = |file: &ServedFile| Some(file.path.file_name()?.to_string_lossy().into_owned());
-        self.files.iter().filter_map(name).collect()
+        let caches = self.caches.iter().map(|packed| packed.cache.name.archive().to_string());
+        self.files.iter().filter_map(name).chain(caches).collect()
     }
 
     /// The files' stamps when they were opened.
@@ -279,7 +315,16 @@ impl Contents {
     fn into_files(self, path: &Path) -> TensorFiles {
         let Self { form, specs, origins, files, mut metadata, skipped } = self;
         metadata.extend(form.metadata());
-        TensorFiles { path: path.into(), form, specs, origins, files: files.into(), metadata, skipped }
+        TensorFiles {
+            path: path.into(),
+            form,
+            specs,
+            origins,
+            files: files.into(),
+            metadata,
+            skipped,
+            caches: vec![],
+        }
     }
 }
 
@@ -289,8 +334,8 @@ fn read_safetensors_file(file: ServedFile) -> Result<Contents, FileError> {
     Ok(contents)
 }
 
-/// Adds the tensors of a safetensors file to `contents`, without those that `skip` returns an entry for; returns the file's
-/// metadata.
+/// Adds the tensors of a safetensors file to `contents`, without those that `skip` returns an entry for; returns the
+/// file's metadata.
 fn read_safetensors(
     file: ServedFile,
     contents: &mut Contents,

@@ -112,7 +112,8 @@ pub use config::Config;
 pub use device::DeviceError;
 pub use failures::{FailedAt, FailureCount};
 pub use files::{
-    FileError, FileWatch, FolderRules, Observation, SealFileError, SkipReason, SkippedEntry, TensorFiles,
+    FileError, FileWatch, FolderRules, Observation, PackedCache, SealFileError, SkipReason, SkippedEntry,
+    TensorFiles,
 };
 pub use forwarder::{ForwardError, Forwarder};
 pub use forwarding::ForwardOptions;
@@ -134,6 +135,7 @@ pub use tensor_relay_protocol::{
     ChunkHash, Claims, CodecChoice, CodecId, Dtype, Epoch, Glob, GlobError, Grant, GrantError, Limits,
     Manifest, Metadata, PAYLOAD_ALIGNMENT, RelayId, RelayPath, Shape, TensorName, TensorSpec, Ticket,
     TicketId, Token, Topic, Verb, Verbs, Version, VersionDigest, VersionId,
+    engine_cache::{CacheError, CacheName, EngineCache, Facts},
     files::{FileKind, MISSED_GENERATIONS_KEY, RESERVED_PREFIX, epoch_of, is_reserved},
 };
 pub use tensor_relay_transport::egress::READ_TIMEOUT;

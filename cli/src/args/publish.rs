@@ -1,6 +1,6 @@
 //! The options of `publish`.
 
-use super::{FolderArgs, SplitArgs};
+use super::{FolderArgs, SentCacheArgs, SplitArgs};
 use crate::units;
 use std::{path::PathBuf, time::Duration};
 use tensor_relay_server::{RESERVED_PREFIX, Topic, is_reserved};
@@ -24,6 +24,9 @@ pub(crate) struct PublishArgs {
 
     #[command(flatten)]
     pub(crate) split: SplitArgs,
+
+    #[command(flatten)]
+    pub(crate) caches: SentCacheArgs,
 
     /// Metadata of this version, e.g. `step=1200`; repeat the option for several entries.
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_entry, help_heading = "Version")]

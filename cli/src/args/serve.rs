@@ -1,6 +1,6 @@
 //! The options of `serve`.
 
-use super::{Codec, DeviceArgs, FolderArgs, ServerArgs, SplitArgs};
+use super::{Codec, DeviceArgs, FolderArgs, SentCacheArgs, ServerArgs, SplitArgs};
 use crate::units;
 use clap::ValueEnum;
 use std::{path::PathBuf, time::Duration};
@@ -25,6 +25,9 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(crate) split: SplitArgs,
+
+    #[command(flatten)]
+    pub(crate) caches: SentCacheArgs,
 
     /// Create a Unix socket through which processes on this machine can publish, with `tensor-relay publish` or with
     /// `tensor_relay.publish_to` in Python. A topic appears with its first version.

@@ -1,6 +1,8 @@
 //! The options of `subscribe`.
 
-use super::{Codec, DeviceArgs, SwarmArgs, TicketArgs, boxes::parse_box, server::parse_socket_mode};
+use super::{
+    Codec, DeviceArgs, SwarmArgs, TicketArgs, UnpackedCacheArgs, boxes::parse_box, server::parse_socket_mode,
+};
 use crate::{
     admin::{AdminArgs, ReadyArgs},
     units,
@@ -102,6 +104,9 @@ pub(crate) struct SubscribeArgs {
     /// With --out: keep the newest N versions as DIR/TOPIC/VERSION-EPOCH…, and a link `latest`.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), requires = "out", help_heading = "Output")]
     pub(crate) keep: Option<u32>,
+
+    #[command(flatten)]
+    pub(crate) caches: UnpackedCacheArgs,
 
     /// Run this shell command after each version, with TENSOR_RELAY_TOPIC, _VERSION, _EPOCH and _PATH set. The next
     /// version waits until the command has ended. If the command fails, a warning is printed, and with --once the exit

@@ -1,6 +1,6 @@
 //! [`Loader`]: loads files as a version, staged or borrowed, and uploads it if a GPU is used.
 
-use crate::{args::HoldArg, offered, units};
+use crate::{args::HoldArg, engine_caches::SentCaches, offered, units};
 use anyhow::Context;
 use std::{
     path::Path,
@@ -20,6 +20,7 @@ pub(super) struct Loader {
     pub(super) hold: HoldArg,
     pub(super) rules: FolderRules,
     pub(super) splits: Splits,
+    pub(super) caches: SentCaches,
     /// The device to which tensors are uploaded.
     pub(super) device: Option<Device>,
     /// A hint about `--gpu-mem-limit` for errors; empty if the option is not set.
@@ -74,9 +75,9 @@ impl Loader {
 
     async fn read(&self, path: &Path, watch: Option<Arc<Lock<FileWatch>>>) -> anyhow::Result<ReadFiles> {
         let (path, staging, hold, rules) = (path.to_owned(), self.staging.clone(), self.hold, self.rules);
-        let splits = self.splits.clone();
+        let (splits, caches) = (self.splits.clone(), self.caches.clone());
         let read = move || -> Result<ReadFiles, FileError> {
-            let files = TensorFiles::open_with(&path, rules)?.split(&splits)?;
+            let files = caches.add_to(TensorFiles::open_with(&path, rules)?.split(&splits)?)?;
             if let Some(watch) = watch {
                 watch.lock().handle_opened(&files);
             }

@@ -8,6 +8,7 @@ use crate::{
     admin::FollowedTopic,
     args::{OnGap, SubscribeArgs},
     bar::{self, Bar},
+    engine_caches::{self, Outcomes, UnpackedCaches},
     output,
     sharing::SharedTopic,
 };
@@ -28,6 +29,7 @@ pub(crate) struct Follower {
     args: Arc<SubscribeArgs>,
     subscription: Subscription,
     mirror: Option<Arc<Mirror>>,
+    caches: UnpackedCaches,
     bar: Bar,
     lanes: LaneReport,
     followed: FollowedTopic,
@@ -39,7 +41,7 @@ impl Follower {
     /// Subscribes to `topic`. A progress bar is shown only if the topic `is_alone`, i.e. no other topic is followed.
     pub(crate) async fn begin(
         args: &Arc<SubscribeArgs>,
-        (client, consumer, sharing): Connected<'_>,
+        (client, consumer, sharing, caches): Connected<'_>,
         topic: Topic,
         is_alone: bool,
     ) -> Result<Self, ClientError> {
@@ -49,8 +51,8 @@ impl Follower {
         let subscription = client.subscribe_to(request(args, topic)).await?;
         let mirror = args.out.as_ref().map(|dir| Arc::new(Mirror::new(dir, args.keep)));
         let bar = Bar::new(is_alone && !args.quiet && !args.json);
-        let (args, status) = (Arc::clone(args), client.status_reader());
-        Ok(Self { args, subscription, mirror, bar, lanes, followed, shared, status })
+        let (args, status, caches) = (Arc::clone(args), client.status_reader(), caches.clone());
+        Ok(Self { args, subscription, mirror, caches, bar, lanes, followed, shared, status })
     }
 
     /// Receives versions until the topic ends or an error occurs.
@@ -86,11 +88,14 @@ impl Follower {
             }
             let lanes = self.lanes.read(); // Before saving, during which the next version may be received.
             let path = self.save(&snapshot).await?;
+            let caches = self.unpack_caches(path.clone()).await?;
+            engine_caches::report(&caches);
             let (id, skipped) = (snapshot.id(), snapshot.skipped());
             self.followed
                 .committed(id, snapshot.payload_bytes(), skipped, &snapshot.receipt());
             let must_be_read = self.must_be_read();
-            report::committed(self.args.json, must_be_read, &snapshot, path.as_deref(), &lanes)?;
+            let saved = report::Saved { path: path.as_deref(), caches: &caches };
+            report::committed(self.args.json, must_be_read, &snapshot, &saved, &lanes)?;
             report::sources(&snapshot, &self.status);
             if must_be_read {
                 output::written().await?;
@@ -162,6 +167,13 @@ impl Follower {
         let Some(mirror) = self.mirror.clone() else { return Ok(None) };
         let snapshot = snapshot.to_host().await?;
         Ok(Some(tokio::task::spawn_blocking(move || mirror.save(&snapshot)).await??))
+    }
+
+    /// Unpacks the caches of engines of the version that was saved to `path`, on a blocking thread.
+    async fn unpack_caches(&self, path: Option<PathBuf>) -> anyhow::Result<Outcomes> {
+        let Some(path) = path else { return Ok(vec![]) };
+        let caches = self.caches.clone();
+        Ok(tokio::task::spawn_blocking(move || caches.unpack(&path)).await?)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::{
     codecs,
+    engine_caches::{self, Outcomes},
     output::{self, StdoutClosed},
     units,
 };
@@ -54,13 +55,21 @@ fn carried_chunks(lane: &Value) -> bool {
     lane["received_bytes"].as_u64().is_some_and(|bytes| bytes > IDLE_BYTES)
 }
 
+/// What was written of a version.
+pub(crate) struct Saved<'a> {
+    /// The file or folder, if versions are saved.
+    pub(crate) path: Option<&'a Path>,
+    /// What became of the caches of engines.
+    pub(crate) caches: &'a Outcomes,
+}
+
 /// Reports a received version and its `lanes`, and warns of generations that the server could not publish. The line is
 /// never dropped if it `must_be_read`; the caller then waits for it.
 pub(crate) fn committed(
     as_json: bool,
     must_be_read: bool,
     snapshot: &Snapshot,
-    saved: Option<&Path>,
+    saved: &Saved<'_>,
     lanes: &[Value],
 ) -> Result<(), StdoutClosed> {
     let missed = snapshot.missed_generations();
@@ -74,7 +83,7 @@ pub(crate) fn committed(
     }
     let line = match as_json {
         true => as_object(snapshot, saved, lanes),
-        false => as_text(snapshot, saved, lanes.iter().filter(|lane| carried_chunks(lane)).count()),
+        false => as_text(snapshot, saved.path, lanes.iter().filter(|lane| carried_chunks(lane)).count()),
     };
     match must_be_read {
         true => output::kept_line(&line),
@@ -125,7 +134,7 @@ fn tensors(snapshot: &Snapshot) -> usize {
     snapshot.described().count()
 }
 
-fn as_object(snapshot: &Snapshot, saved: Option<&Path>, lanes: &[Value]) -> String {
+fn as_object(snapshot: &Snapshot, saved: &Saved<'_>, lanes: &[Value]) -> String {
     let (id, receipt) = (snapshot.id(), snapshot.receipt());
     let metadata: serde_json::Map<_, _> = snapshot
         .metadata()
@@ -159,7 +168,8 @@ fn as_object(snapshot: &Snapshot, saved: Option<&Path>, lanes: &[Value]) -> Stri
         "missed_generations": snapshot.missed_generations(),
         "metadata": metadata,
         "device": snapshot.device().map_or("cpu", Device::name),
-        "path": saved,
+        "path": saved.path,
+        "engine_caches": engine_caches::as_object(saved.caches),
         "lanes": lanes,
     });
     line.to_string()

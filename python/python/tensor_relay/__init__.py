@@ -43,6 +43,7 @@ from ._native import (
     Tensor,
     TensorInfo,
     TopicInfo,
+    unpack_engine_caches,
 )
 from ._pull import pull
 from ._shared import shared_client
@@ -113,6 +114,7 @@ __all__ = [
     "shared_client",
     "slice_columns",
     "slice_rows",
+    "unpack_engine_caches",
 ]
 
 __version__: str = _native.__version__

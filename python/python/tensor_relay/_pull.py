@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
-from ._native import Client
+from ._native import Client, unpack_engine_caches
 from ._shared import shared_client
 
 
@@ -16,6 +17,7 @@ def pull(
     version: int | None = None,
     *,
     keep: int | None = None,
+    engine_caches: list[str] | tuple[str, ...] = (),
     timeout: float | None = 600.0,
 ) -> Path:
     """Receives one version and writes it below `folder` as the files that it was published from: a model's folder for
@@ -32,6 +34,8 @@ def pull(
     keep: the number of versions that stay side by side; the returned path is then that of this version alone, as
         `folder/policy/VERSION-EPOCH`, and is deleted when `keep` newer ones have been written. By default the files
         replace those of an earlier version.
+    engine_caches: caches of inference engines to unpack, as for `unpack_engine_caches`, which says more. One that was not
+        unpacked is logged as a warning, with the reason.
     timeout: how long receiving may take, in seconds. It does not limit writing.
 
     Each file is written atomically and synced to disk; the files of a folder appear in one step. A program that opens a
@@ -44,7 +48,12 @@ def pull(
     """
     client, ticket_topic = (source, None) if isinstance(source, Client) else client_and_topic(source)
     snapshot = client.get(topic if topic is not None else ticket_topic, version, timeout=timeout)
-    return snapshot.save_files(folder, keep=keep)
+    path = snapshot.save_files(folder, keep=keep)
+    if engine_caches:
+        for name, reason in unpack_engine_caches(path, engine_caches).items():
+            if reason is not None:
+                logging.getLogger("tensor_relay").warning("The engine cache %s was not unpacked: %s", name, reason)
+    return path
 
 
 def client_and_topic(ticket: str | os.PathLike[str]) -> tuple[Client, str | None]:

@@ -15,6 +15,7 @@ use std::{
     path::Path,
 };
 use tensor_relay_protocol::{
+    engine_cache::{ARCHIVES_MAX_BYTES, is_archive},
     files::{FileForm, FileKind, FileName, INDEX_EXTENSION, WEIGHTS_DEFAULT, side_file_spec},
     safetensors::{INDEX_MAX_BYTES, WeightIndex},
 };
@@ -192,8 +193,8 @@ fn choose_weights(
 }
 
 /// Opens every file of weights and adds its tensors, without those of which the index names the copy in another file:
-/// loaders take that one, and shards that were made from others keep old copies. Metadata common to all files becomes the
-/// version's.
+/// loaders take that one, and shards that were made from others keep old copies. Metadata common to all files becomes
+/// the version's.
 fn read_weights(
     folder: &Folder,
     weights: &[FileName],
@@ -260,8 +261,8 @@ fn is_complete(
     }
 }
 
-/// Adds an index for several files without a complete one: with it a mirror has the same files of weights, and they can be
-/// loaded.
+/// Adds an index for several files without a complete one: with it a mirror has the same files of weights, and they can
+/// be loaded.
 fn push_new_index(name: FileName, weights: &[FileName], contents: &mut Contents) {
     let entries = contents.in_files().map(|(tensor, file)| (tensor.into(), weights[file].clone()));
     let index: WeightIndex = entries.collect();
@@ -272,22 +273,26 @@ fn push_new_index(name: FileName, weights: &[FileName], contents: &mut Contents)
 }
 
 /// Adds the side files, the index first, then in order of their names. Skips each one that, with those added before it,
-/// exceeds the maximum size.
+/// exceeds the maximum size: that of archives of caches, which a receiver of such a folder serves on, or of all others.
 fn push_side_files(
     folder: &Folder,
     index: Option<FileName>,
     names: Vec<FileName>,
     contents: &mut Contents,
 ) -> Result<(), FileError> {
-    let mut remaining_bytes = SIDE_FILES_MAX_BYTES;
+    let (mut side_file_room, mut archive_room) = (SIDE_FILES_MAX_BYTES, ARCHIVES_MAX_BYTES);
     for name in index.into_iter().chain(names) {
         let file = folder.open_file(&name)?;
         let bytes = file.len_bytes();
-        if bytes > remaining_bytes {
+        let room = match is_archive(name.as_str()) {
+            true => &mut archive_room,
+            false => &mut side_file_room,
+        };
+        if bytes > *room {
             contents.skipped.push(SkippedEntry::new(name.to_string(), SkipReason::NoRoom));
             continue;
         }
-        remaining_bytes -= bytes;
+        *room -= bytes;
         let spec = side_file_spec(&name, bytes)
             .map_err(|source| FileError::Name { path: file.path.clone(), source })?;
         contents.push(spec, Origin::File(contents.files.len(), 0));

@@ -168,6 +168,43 @@ pub enum FileError {
         /// The other one.
         second: PathBuf,
     },
+    /// The cache of an engine beside a single file.
+    #[error("{} is a single file: the cache of an engine is sent with the folder of a model", path.display())]
+    CacheBesideFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A cache without a file.
+    #[error(
+        "{}, the cache {name}, is missing or has no file: let the engine fill it once, or publish without it",
+        folder.display()
+    )]
+    CacheEmpty {
+        /// The name of the cache.
+        name: String,
+        /// Its folder.
+        folder: PathBuf,
+    },
+    /// Caches beyond the limits.
+    #[error(
+        "the files of {} do not fit: caches of engines have at most 4 GiB together, and 262,144 files each: delete \
+         what is not used any more", folder.display()
+    )]
+    CacheTooLarge {
+        /// The folder of the cache.
+        folder: PathBuf,
+    },
+    /// A cache whose archive lies in the folder already.
+    #[error(
+        "{} has {archive}, the archive of a cache that shall be packed anew: remove it, or publish without the cache",
+        path.display()
+    )]
+    CacheTwice {
+        /// The folder of the model.
+        path: PathBuf,
+        /// The archive.
+        archive: FileName,
+    },
     /// The file changed while it was read.
     #[error(
         "{} changed while it was read; write new content under another name and rename it into place",

@@ -1,6 +1,7 @@
-//! The side files of models, by name, in the layout of Hugging Face.
+//! The side files of models, by name, in the layout of Hugging Face; and the archives of caches of engines.
 
 use std::path::Path;
+use tensor_relay_protocol::engine_cache::is_archive;
 
 /// Extensions of weights and of training state, which are never side files.
 const OTHER_FORMATS: &[&str] = &[
@@ -64,7 +65,7 @@ pub(super) fn is_model_file(name: &str) -> bool {
     match &*extension {
         extension if EXTENSIONS.contains(&extension) => true,
         "" | "txt" => TEXTS.iter().any(has_prefix),
-        _ => name.starts_with(TOKENIZER),
+        _ => name.starts_with(TOKENIZER) || is_archive(name),
     }
 }
 
@@ -103,6 +104,7 @@ mod tests {
             "MODEL_LICENSE",
             "Notice.txt",
             "USE_POLICY.md",
+            "vllm.engine-cache.tar",
         ] {
             assert!(is_model_file(name), "{name}");
         }

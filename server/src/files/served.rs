@@ -96,6 +96,13 @@ impl ServedFile {
         &self.stamp
     }
 
+    /// What the file system says of it now.
+    pub(super) fn metadata(&self) -> Result<Metadata, FileError> {
+        self.file
+            .metadata()
+            .map_err(|source| FileError::Io { path: self.path.clone(), source })
+    }
+
     /// Its size when it was opened.
     pub(super) fn len_bytes(&self) -> u64 {
         self.stamp.len

@@ -14,6 +14,7 @@ mod configuration;
 mod copies;
 mod devices;
 mod doctor;
+mod engine_caches;
 mod every;
 mod failures;
 mod files;
