@@ -286,7 +286,7 @@ fn a_topic_that_returns_is_relayed_again() {
     let socket = home.argument("s");
     let server = home.serve(&[&format!("--publish-socket={socket}"), "--admin=none"]);
     let publish = || home.run(&["publish", &socket, "t", "w", "--json"]).expect_code(0);
-    let relay = arguments("relay", &[server.ticket_for_all()], &[]);
+    let relay = arguments("relay", &[server.ticket_for_all()], &["-v"]);
     let mut relay = Serving::wait_for_report(home.start(&relay));
     publish();
     let first = relayed(&mut relay, 1);
@@ -295,6 +295,9 @@ fn a_topic_that_returns_is_relayed_again() {
         let producer = Producer::connect(&home.path("s")).await.unwrap();
         producer.end(Topic::new("t").unwrap(), false).await.unwrap();
     });
+    relay.process.wait_for_stderr("A topic ended at its origin");
+    // In its first five seconds, a session asks for what the origin has not named.
+    std::thread::sleep(Duration::from_secs(6));
     publish();
     let again = relayed(&mut relay, 1);
     assert_ne!(first["epoch"], again["epoch"], "{again}");
