@@ -12,7 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_client::{
-    Client, ClientError, Config, Identity, LaneKind, LaneKindReason, Ticket, TopicEntry, Transport,
+    Client, ClientError, Config, Identity, LaneKind, LaneKindReason, RelayId, RelayPath, Ticket, TopicEntry,
+    Transport,
 };
 use tensor_relay_server::seconds_now;
 
@@ -244,16 +245,31 @@ fn topic(ticket: &Ticket, topics: &[TopicEntry]) -> Option<Finding> {
     let wanted = "a version of the topic that the ticket names";
     Some(match topics.iter().find(|entry| entry.id.topic == *name) {
         Some(entry) => {
-            let size = units::bytes(entry.payload_bytes);
-            Finding::ok("topic", format!("{name} has version {}, {size}", entry.id.version), wanted)
+            let (version, size) = (entry.id.version, units::bytes(entry.payload_bytes));
+            Finding::ok("topic", format!("{name} has version {version}, {size}{}", way(&entry.relays)), wanted)
         }
         None => Finding::new("topic", State::Warn, format!("{name} has no version"), wanted, fix),
     })
 }
 
+/// The relays that a version came through, as the end of a sentence.
+fn way(relays: &RelayPath) -> String {
+    let relays: Vec<_> = relays.relays().iter().map(RelayId::to_string).collect();
+    if relays.is_empty() { String::new() } else { format!(", through relays: {}", relays.join(", ")) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_relays_of_a_version_are_named() {
+        assert_eq!(way(RelayPath::none()), "");
+        let path = RelayPath::default().through(RelayId([1; 16])).unwrap();
+        let path = path.through(RelayId([2; 16])).unwrap();
+        let expected = format!(", through relays: {}, {}", RelayId([1; 16]), RelayId([2; 16]));
+        assert_eq!(way(&path), expected);
+    }
 
     #[test]
     fn packets_smaller_than_the_route_allows_are_a_warning() {
