@@ -246,7 +246,11 @@ fn topic(ticket: &Ticket, topics: &[TopicEntry]) -> Option<Finding> {
     Some(match topics.iter().find(|entry| entry.id.topic == *name) {
         Some(entry) => {
             let (version, size) = (entry.id.version, units::bytes(entry.payload_bytes));
-            Finding::ok("topic", format!("{name} has version {version}, {size}{}", way(&entry.relays)), wanted)
+            Finding::ok(
+                "topic",
+                format!("{name} has version {version}, {size}{}", way(&entry.relays)),
+                wanted,
+            )
         }
         None => Finding::new("topic", State::Warn, format!("{name} has no version"), wanted, fix),
     })

@@ -345,9 +345,9 @@ fn a_version_that_is_asked_for_stays() {
     hub.to("HEAD", path, &[]).expect_code(200);
     files::replace(&home.path("w"), |path| files::write_noise(path, 1 << 20, 2));
     server.process.wait_for_stdout(r#""version":2"#);
-    for _ in 0..16 {
+    for _ in 0..32 {
         hub.to("HEAD", path, &[]).expect_code(200);
-        thread::sleep(Duration::from_secs(1));
+        thread::sleep(Duration::from_millis(500));
     }
     assert!(hub.get(path).expect_code(200).bytes == one);
 }

@@ -288,6 +288,7 @@ fn a_topic_that_returns_is_relayed_again() {
     let publish = || home.run(&["publish", &socket, "t", "w", "--json"]).expect_code(0);
     let relay = arguments("relay", &[server.ticket_for_all()], &["-v"]);
     let mut relay = Serving::wait_for_report(home.start(&relay));
+    let begun = Instant::now();
     publish();
     let first = relayed(&mut relay, 1);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -296,8 +297,9 @@ fn a_topic_that_returns_is_relayed_again() {
         producer.end(Topic::new("t").unwrap(), false).await.unwrap();
     });
     relay.process.wait_for_stderr("A topic ended at its origin");
-    // In its first five seconds, a session asks for what the origin has not named.
-    std::thread::sleep(Duration::from_secs(6));
+    wait_until("the session no longer asks for what the origin has not named", || {
+        begun.elapsed() > Duration::from_secs(6)
+    });
     publish();
     let again = relayed(&mut relay, 1);
     assert_ne!(first["epoch"], again["epoch"], "{again}");
