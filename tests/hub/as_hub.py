@@ -1,9 +1,9 @@
-"""Runs pytest on tests of huggingface_hub, with `tensor-relay hub` as the server: what a test writes through `HfApi` is
-published as a version of a topic, and what it reads comes from the hub.
+"""Runs pytest on tests of huggingface_hub, with `tensor-relay hub` as the server: what a test writes through `HfApi`
+is published as a version of a topic, and what it reads comes from the hub.
 
-A folder of a topic is flat, has weights and no hidden files, and a topic has no branches. A repository here is as near to
-the real one as that allows: it has a file of weights in addition, and lacks files in subfolders and commits to branches.
-Tests that need these fail, and the report says why."""
+A folder of a topic is flat, has weights and no hidden files, and a topic has no branches. A repository here is as near
+to the real one as that allows: it has a file of weights in addition, and lacks files in subfolders and commits to
+branches. Tests that need these fail, and the report says why."""
 
 import contextlib
 import json
