@@ -67,7 +67,8 @@ def test_a_cache_of_another_machine_is_left_alone(relay, model, cache, tmp_path,
 
 
 def test_wrong_caches_are_refused(relay, model, tmp_path):
-    for wrong, reason in (("jit", "name its folder"), ("jit=here", "not absolute"), ("A=/a", "is not the name of a cache")):
+    reasons = {"jit": "name its folder", "jit=here": "not absolute", "A=/a": "is not the name of a cache"}
+    for wrong, reason in reasons.items():
         with pytest.raises(tensor_relay.RequestError, match=reason):
             relay.publish_files("m", model, engine_caches=[wrong])
         with pytest.raises(tensor_relay.RequestError, match=reason):

@@ -34,8 +34,8 @@ def pull(
     keep: the number of versions that stay side by side; the returned path is then that of this version alone, as
         `folder/policy/VERSION-EPOCH`, and is deleted when `keep` newer ones have been written. By default the files
         replace those of an earlier version.
-    engine_caches: caches of inference engines to unpack, as for `unpack_engine_caches`, which says more. One that was not
-        unpacked is logged as a warning, with the reason.
+    engine_caches: caches of inference engines to unpack, as for `unpack_engine_caches`, which says more. One that was
+        not unpacked is logged as a warning, with the reason.
     timeout: how long receiving may take, in seconds. It does not limit writing.
 
     Each file is written atomically and synced to disk; the files of a folder appear in one step. A program that opens a

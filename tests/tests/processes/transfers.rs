@@ -65,6 +65,7 @@ fn check_committed(event: &Value, served: &Value) {
         "device": device(),
         "sharing": "chunks",
         "sources": { "origin_bytes": served["payload_bytes"], "server_bytes": 0, "peer_bytes": 0, "peers": 0 },
+        "engine_caches": {},
         "path": "first/m.safetensors",
     });
     assert_eq!(Value::from(event), expected);
