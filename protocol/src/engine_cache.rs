@@ -183,11 +183,12 @@ impl Facts {
         self.0.insert(fact.into(), value.into());
     }
 
-    /// These facts, with the folder of a cache.
+    /// These facts, with the folder of a cache unless one is stated.
     #[must_use]
     pub fn with_folder(&self, folder: &Path) -> Self {
         let mut facts = self.clone();
-        facts.set(FOLDER_FACT, folder.display().to_string());
+        let stated = facts.0.entry(FOLDER_FACT.to_owned());
+        stated.or_insert_with(|| folder.display().to_string());
         facts
     }
 
@@ -348,6 +349,8 @@ mod tests {
             text(&[("driver", "*"), ("gpu", "H200\u{1b}")]),
             "gpu: H100 there, H200\\u{1b} here; torch: 2.9 there, not known here"
         );
+        let stated = facts(&[(FOLDER_FACT, ANY_VALUE)]);
+        assert_eq!(stated.with_folder(Path::new("/x")), stated);
         for wrong in [&b""[..], b"[]", b"{\"a\":1}", b"{\"a\":\"b\"} x"] {
             assert!(Facts::parse(wrong).is_err());
         }
