@@ -146,7 +146,7 @@ impl Following {
                 Err(SubscriptionError::Gap(gap)) => {
                     tracing::warn!(%topic, "{gap}. Readers of this relay are told.");
                 }
-                Err(error) if error.is_final() => return Ok(self.handle_over(topic, error)),
+                Err(error) if error.is_final() => return Ok(self.handle_over(topic, error).await),
                 Err(error) => tracing::warn!(%topic, %error, "A version is not relayed."),
             }
         }
@@ -193,17 +193,17 @@ impl Following {
         }
     }
 
-    fn handle_over(&self, topic: &Topic, error: SubscriptionError) -> Over {
+    async fn handle_over(&self, topic: &Topic, error: SubscriptionError) -> Over {
         match error {
             SubscriptionError::Ended { reason: EndReason::TopicEnded, .. } => {
                 Over::Topic(topics::Over::Ended)
             }
             SubscriptionError::Ended { reason: EndReason::Withdrawn | EndReason::Expired, .. } => {
-                self.forget(topic);
+                self.forget(topic).await;
                 Over::Topic(topics::Over::Gone)
             }
             SubscriptionError::Ended { reason: EndReason::Forbidden, .. } => {
-                self.end(topic, EndReason::Forbidden);
+                self.end(topic, EndReason::Forbidden).await;
                 Over::Again(REFUSED_PAUSE, error.to_string())
             }
             SubscriptionError::NotRelayed { .. } => Over::Again(REFUSED_PAUSE, error.to_string()),
@@ -213,17 +213,20 @@ impl Following {
     }
 
     /// Ends a topic that may not be relayed any longer.
-    pub(super) fn end(&self, topic: &Topic, reason: EndReason) {
+    pub(super) async fn end(&self, topic: &Topic, reason: EndReason) {
         self.relay.end(topic, reason);
-        self.forget(topic);
+        self.forget(topic).await;
     }
 
-    /// Deletes what is kept of a topic.
-    fn forget(&self, topic: &Topic) {
+    /// Deletes what is kept of a topic. It is deleted when this returns, so that a topic that comes back is not.
+    async fn forget(&self, topic: &Topic) {
         self.newest.lock().remove(topic);
         if let Some(cache) = self.cache.clone() {
             let topic = topic.clone();
-            tokio::task::spawn_blocking(move || cache.remove(&topic));
+            let removed = tokio::task::spawn_blocking(move || cache.remove(&topic)).await;
+            if let Err(error) = removed {
+                std::panic::resume_unwind(error.into_panic());
+            }
         }
     }
 }

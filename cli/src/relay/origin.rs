@@ -65,7 +65,7 @@ impl Origin {
             };
             let text = message_of(&error);
             if error.downcast_ref().is_some_and(ClientError::is_unauthorised) {
-                self.handle_refused();
+                self.handle_refused().await;
             }
             self.status.handle_lost(&text);
             if said != text {
@@ -78,13 +78,13 @@ impl Origin {
     }
 
     /// Ends the topics of an origin that has revoked this relay's right.
-    fn handle_refused(&self) {
+    async fn handle_refused(&self) {
         for topic in self.following.unclaimed(&self.topics) {
             tracing::error!(
                 %topic, origin = %self.status.name(),
                 "The origin refuses this relay: its right to a topic was revoked or has expired. The topic ends here too."
             );
-            self.following.end(&topic, EndReason::Forbidden);
+            self.following.end(&topic, EndReason::Forbidden).await;
         }
     }
 
