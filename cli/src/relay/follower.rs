@@ -1,7 +1,7 @@
 //! [`Following`]: receives the versions of topics, and keeps them.
 
 use super::{
-    Cache, RelayArgs, cache::Kept, claims::Claims, described, reader_name, status::OriginStatus, topics,
+    Cache, RelayArgs, cache::Kept, claims::{Claim, Claims}, described, reader_name, status::OriginStatus, topics,
 };
 use crate::{args::ModeArg, serve::print_object};
 use serde_json::json;
@@ -121,17 +121,21 @@ impl Following {
         let claim = self.claims.claim(topic, number);
         loop {
             claim.wait(true).await;
-            tokio::select! {
-                over = self.receive(client, topic) => return over,
-                () = claim.wait(false) => {
-                    tracing::info!(%topic, "The topic comes from another origin now.");
-                }
+            match self.receive(client, topic, &claim).await? {
+                Some(over) => return Ok(over),
+                None => tracing::info!(%topic, "The topic comes from another origin now."),
             }
         }
     }
 
-    /// Subscribes to a topic, and receives its versions.
-    async fn receive(&self, client: &Client, topic: &Topic) -> Result<Over, ClientError> {
+    /// Subscribes to a topic, and receives its versions; returns `None` when it comes from another origin. What is whole
+    /// by then is kept before.
+    async fn receive(
+        &self,
+        client: &Client,
+        topic: &Topic,
+        claim: &Claim,
+    ) -> Result<Option<Over>, ClientError> {
         let mut request = match &self.reader {
             Some(reader) => Request::every(topic.clone()).reader(reader.clone()),
             None => Request::latest(topic.clone()),
@@ -141,12 +145,17 @@ impl Following {
         }
         let mut subscription = client.subscribe_to(request).await?;
         loop {
-            match subscription.next().await {
+            let next = tokio::select! {
+                biased;
+                next = subscription.next() => next,
+                () = claim.wait(false) => return Ok(None),
+            };
+            match next {
                 Ok(snapshot) => self.handle_received(&subscription, snapshot).await,
                 Err(SubscriptionError::Gap(gap)) => {
                     tracing::warn!(%topic, "{gap}. Readers of this relay are told.");
                 }
-                Err(error) if error.is_final() => return Ok(self.handle_over(topic, error).await),
+                Err(error) if error.is_final() => return Ok(Some(self.handle_over(topic, error).await)),
                 Err(error) => tracing::warn!(%topic, %error, "A version is not relayed."),
             }
         }
@@ -163,8 +172,11 @@ impl Following {
     /// Waits until a version is on offer, and keeps it. In mode `every`, the next call for a version acknowledges it.
     async fn handle_received(&self, subscription: &Subscription, snapshot: Snapshot) {
         let topic = subscription.topic();
-        self.relay.offered(topic).await;
         let (id, receipt) = (snapshot.id().clone(), snapshot.receipt());
+        let digest = snapshot.load_report().digest();
+        let kept = Kept { epoch: id.epoch, version: id.version, digest };
+        self.newest.lock().insert(topic.clone(), kept); // Before all waits: another origin may take over meanwhile.
+        self.relay.offered(topic).await;
         match self.json {
             true => print_object(json!({
                 "event": "relayed",
@@ -180,9 +192,6 @@ impl Following {
                 crate::log::message!("{}", described(&id, snapshot.payload_bytes(), receipt.duration));
             }
         }
-        let digest = snapshot.load_report().digest();
-        let kept = Kept { epoch: id.epoch, version: id.version, digest };
-        self.newest.lock().insert(topic.clone(), kept);
         let Some(cache) = self.cache.clone() else { return };
         match tokio::task::spawn_blocking(move || cache.store(&snapshot)).await {
             Ok(Ok(())) => {}
