@@ -1,7 +1,9 @@
 //! [`Following`]: receives the versions of topics, and keeps them.
 
 use super::{
-    Cache, RelayArgs, cache::Kept, claims::{Claim, Claims}, described, reader_name, status::OriginStatus, topics,
+    Cache, RelayArgs,
+    cache::{Kept, OriginId},
+    claims::{Claim, Claims}, described, reader_name, status::OriginStatus, topics,
 };
 use crate::{args::ModeArg, serve::print_object};
 use serde_json::json;
@@ -27,6 +29,8 @@ pub(super) struct Following {
     claims: Arc<Claims>,
     relay: Relay,
     cache: Option<Arc<Cache>>,
+    /// The origins, by their numbers.
+    origins: Vec<Vec<OriginId>>,
     id: RelayId,
     /// The reader, in mode `every`.
     reader: Option<ReaderName>,
@@ -49,25 +53,38 @@ impl Following {
         claims: Arc<Claims>,
         relay: Relay,
         cache: Option<Arc<Cache>>,
-        args: &RelayArgs,
-        id: RelayId,
+        origins: Vec<Vec<OriginId>>,
+        (args, id): (&RelayArgs, RelayId),
     ) -> anyhow::Result<Self> {
         let every = args.mode == ModeArg::Every;
         let reader = every.then(|| reader_name(args, id)).transpose()?;
         let newest = Lock::new(restored.into_iter().collect());
-        Ok(Self { newest, claims, relay, cache, id, reader, json: args.json })
+        Ok(Self { newest, claims, relay, cache, origins, id, reader, json: args.json })
     }
 
-    /// The topics that are here and match, and that no origin has at the moment.
-    pub(super) fn unclaimed(&self, globs: &[Glob]) -> Vec<Topic> {
+    /// The topics that are here from the origin with this number and match, and that no origin has at the moment.
+    pub(super) fn unclaimed(&self, number: usize, globs: &[Glob]) -> Vec<Topic> {
         let newest = self.newest.lock();
-        let matches = |topic: &&Topic| globs.iter().any(|glob| glob.matches(topic.as_str()));
-        newest
-            .keys()
-            .filter(matches)
-            .filter(|topic| !self.claims.has(topic))
-            .cloned()
-            .collect()
+        let matches = |topic: &Topic| globs.iter().any(|glob| glob.matches(topic.as_str()));
+        let is_wanted = |(topic, kept): &(&Topic, &Kept)| {
+            matches(topic) && self.is_from(kept, number) && !self.claims.has(topic)
+        };
+        newest.iter().filter(is_wanted).map(|(topic, _)| topic.clone()).collect()
+    }
+
+    /// Whether the refusal of the origin with this number ends a topic: not one whose newest version is here from another
+    /// origin.
+    pub(super) fn may_refuse(&self, topic: &Topic, number: usize) -> bool {
+        self.newest
+            .lock()
+            .get(topic)
+            .is_none_or(|kept| self.is_from(kept, number))
+    }
+
+    /// Whether a version came from the origin with this number, or from none that the relay still has.
+    fn is_from(&self, kept: &Kept, number: usize) -> bool {
+        let is_its = |ids: &Vec<OriginId>| ids.contains(&kept.origin);
+        self.origins.get(number).is_some_and(is_its) || !self.origins.iter().any(is_its)
     }
 
     /// Records whether the origin with this number is lost.
@@ -121,7 +138,7 @@ impl Following {
         let claim = self.claims.claim(topic, number);
         loop {
             claim.wait(true).await;
-            match self.receive(client, topic, &claim).await? {
+            match self.receive(client, topic, &claim, number).await? {
                 Some(over) => return Ok(over),
                 None => tracing::info!(%topic, "The topic comes from another origin now."),
             }
@@ -135,12 +152,13 @@ impl Following {
         client: &Client,
         topic: &Topic,
         claim: &Claim,
+        number: usize,
     ) -> Result<Option<Over>, ClientError> {
         let mut request = match &self.reader {
             Some(reader) => Request::every(topic.clone()).reader(reader.clone()),
             None => Request::latest(topic.clone()),
         };
-        if let Some(Kept { epoch, version, digest }) = self.newest.lock().get(topic).copied() {
+        if let Some(Kept { epoch, version, digest, .. }) = self.newest.lock().get(topic).copied() {
             request = request.having(epoch, version, digest);
         }
         let mut subscription = client.subscribe_to(request).await?;
@@ -151,11 +169,13 @@ impl Following {
                 () = claim.wait(false) => return Ok(None),
             };
             match next {
-                Ok(snapshot) => self.handle_received(&subscription, snapshot).await,
+                Ok(snapshot) => self.handle_received(&subscription, snapshot, number).await,
                 Err(SubscriptionError::Gap(gap)) => {
                     tracing::warn!(%topic, "{gap}. Readers of this relay are told.");
                 }
-                Err(error) if error.is_final() => return Ok(Some(self.handle_over(topic, error).await)),
+                Err(error) if error.is_final() => {
+                    return Ok(Some(self.handle_over(topic, error, number).await));
+                }
                 Err(error) => tracing::warn!(%topic, %error, "A version is not relayed."),
             }
         }
@@ -170,11 +190,12 @@ impl Following {
     }
 
     /// Waits until a version is on offer, and keeps it. In mode `every`, the next call for a version acknowledges it.
-    async fn handle_received(&self, subscription: &Subscription, snapshot: Snapshot) {
+    async fn handle_received(&self, subscription: &Subscription, snapshot: Snapshot, number: usize) {
         let topic = subscription.topic();
         let (id, receipt) = (snapshot.id().clone(), snapshot.receipt());
         let digest = snapshot.load_report().digest();
-        let kept = Kept { epoch: id.epoch, version: id.version, digest };
+        let origin = self.origins[number][0];
+        let kept = Kept { epoch: id.epoch, version: id.version, digest, origin };
         self.newest.lock().insert(topic.clone(), kept); // Before all waits: another origin may take over meanwhile.
         self.relay.offered(topic).await;
         match self.json {
@@ -193,7 +214,7 @@ impl Following {
             }
         }
         let Some(cache) = self.cache.clone() else { return };
-        match tokio::task::spawn_blocking(move || cache.store(&snapshot)).await {
+        match tokio::task::spawn_blocking(move || cache.store(&snapshot, origin)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::error!(version = %id, "A version is not kept on disk, only in memory: {error}.");
@@ -202,7 +223,7 @@ impl Following {
         }
     }
 
-    async fn handle_over(&self, topic: &Topic, error: SubscriptionError) -> Over {
+    async fn handle_over(&self, topic: &Topic, error: SubscriptionError, number: usize) -> Over {
         match error {
             SubscriptionError::Ended { reason: EndReason::TopicEnded, .. } => {
                 Over::Topic(topics::Over::Ended)
@@ -212,7 +233,9 @@ impl Following {
                 Over::Topic(topics::Over::Gone)
             }
             SubscriptionError::Ended { reason: EndReason::Forbidden, .. } => {
-                self.end(topic, EndReason::Forbidden).await;
+                if self.may_refuse(topic, number) {
+                    self.end(topic, EndReason::Forbidden).await;
+                }
                 Over::Again(REFUSED_PAUSE, error.to_string())
             }
             SubscriptionError::NotRelayed { .. } => Over::Again(REFUSED_PAUSE, error.to_string()),

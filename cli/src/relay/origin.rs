@@ -77,9 +77,9 @@ impl Origin {
         }
     }
 
-    /// Ends the topics of an origin that has revoked this relay's right.
+    /// Ends the topics from an origin that has revoked this relay's right.
     async fn handle_refused(&self) {
-        for topic in self.following.unclaimed(&self.topics) {
+        for topic in self.following.unclaimed(self.number, &self.topics) {
             tracing::error!(
                 %topic, origin = %self.status.name(),
                 "The origin refuses this relay: its right to a topic was revoked or has expired. The topic ends here too."
@@ -115,7 +115,7 @@ impl Origin {
                 },
                 () = &mut unnamed, if is_waiting => {
                     is_waiting = false;
-                    self.following.unclaimed(&self.topics)
+                    self.following.unclaimed(self.number, &self.topics)
                 }
                 _ = checking.tick() => {
                     self.status.check();
