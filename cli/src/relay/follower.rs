@@ -3,14 +3,14 @@
 use super::{
     Cache, RelayArgs,
     cache::{Kept, OriginId},
-    claims::{Claim, Claims}, described, reader_name, status::OriginStatus, topics,
+    claims::{Claim, Claims, Standing}, described, reader_name, status::OriginStatus, topics,
 };
 use crate::{args::ModeArg, serve::print_object};
 use serde_json::json;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tensor_relay_client::{
     Client, ClientError, EndReason, Epoch, Glob, PathError, ReaderName, RelayId, Request, Snapshot,
-    Subscription, SubscriptionError, Topic, Version,
+    Subscription, SubscriptionError, Topic, TopicEntry, Version,
 };
 use tensor_relay_device::Lock;
 use tensor_relay_server::Relay;
@@ -125,23 +125,33 @@ impl Following {
         }
     }
 
-    /// Receives a topic while no earlier origin has it, unless it came through this relay.
+    /// Receives a topic while it comes from this origin, unless it came through this relay.
     async fn receive_in_turn(
         &self,
         client: &Client,
         topic: &Topic,
         number: usize,
     ) -> Result<Over, ClientError> {
-        if let Err(reason) = self.check_path(client, topic).await? {
-            return Ok(Over::Again(REFUSED_PAUSE, reason.to_string()));
-        }
-        let claim = self.claims.claim(topic, number);
+        let mut held = None;
         loop {
-            claim.wait(true).await;
-            match self.receive(client, topic, &claim, number).await? {
-                Some(over) => return Ok(over),
-                None => tracing::info!(%topic, "The topic comes from another origin now."),
+            let listed = match client.list().await {
+                Ok(listed) => listed,
+                Err(error) if client.has_ended() => return Err(error),
+                Err(error) => return Ok(Over::Again(FAILED_PAUSE, error.to_string())),
+            };
+            let entry = listed.iter().find(|entry| entry.id.topic == *topic);
+            if let Some(Err(reason)) = entry.map(|entry| self.check_path(entry)) {
+                return Ok(Over::Again(REFUSED_PAUSE, reason.to_string()));
             }
+            let claim = held.get_or_insert_with(|| self.claims.claim(topic, number));
+            claim.set_standing(self.standing(topic, number, entry));
+            if claim.is_first() {
+                match self.receive(client, topic, claim, number).await? {
+                    Some(over) => return Ok(over),
+                    None => tracing::info!(%topic, "The topic comes from another origin now."),
+                }
+            }
+            claim.wait(true).await; // What the origin has may be another version then.
         }
     }
 
@@ -181,12 +191,33 @@ impl Following {
         }
     }
 
-    /// Whether the topic's newest version may be relayed. With cached versions, nothing else would tell that relays form a
-    /// ring: each has what the other one has.
-    async fn check_path(&self, client: &Client, topic: &Topic) -> Result<Result<(), PathError>, ClientError> {
-        let entries = client.list().await?;
-        let entry = entries.iter().find(|entry| entry.id.topic == *topic);
-        Ok(entry.map_or(Ok(()), |entry| entry.relays.through(self.id).map(drop)))
+    /// Whether the listed version may be relayed. With cached versions, nothing else would tell that relays form a ring:
+    /// each has what the other one has.
+    fn check_path(&self, entry: &TopicEntry) -> Result<(), PathError> {
+        entry.relays.through(self.id).map(drop)
+    }
+
+    /// What the origin with this number has of a topic, of which it lists `entry`.
+    fn standing(&self, topic: &Topic, number: usize, entry: Option<&TopicEntry>) -> Standing {
+        let newest = self.newest.lock().get(topic).copied();
+        let other = newest.filter(|kept| !self.is_from(kept, number));
+        let listed = entry.map(|entry| (entry.id.epoch, entry.id.version));
+        Standing::of(listed, other.map(|kept| (kept.epoch, kept.version)))
+    }
+
+    /// Handles what the origin with this number lists.
+    pub(super) fn handle_listed(&self, number: usize, entries: &[TopicEntry]) {
+        let by_topic: BTreeMap<&Topic, &TopicEntry> =
+            entries.iter().map(|entry| (&entry.id.topic, entry)).collect();
+        for topic in self.claims.of(number) {
+            let standing = self.standing(&topic, number, by_topic.get(&topic).copied());
+            self.claims.set_standing(&topic, number, standing);
+        }
+    }
+
+    /// Whether topics of the origin with this number wait until it lists them, or a later version.
+    pub(super) fn is_waiting(&self, number: usize) -> bool {
+        self.claims.is_waiting(number)
     }
 
     /// Waits until a version is on offer, and keeps it. In mode `every`, the next call for a version acknowledges it.

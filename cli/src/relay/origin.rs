@@ -23,8 +23,9 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// restored sooner continues a version under way.
 const FAILOVER_AFTER: Duration = Duration::from_secs(10);
 
-/// The interval at which the origin's list is looked at for topics that ended and have returned.
-const RETURN_INTERVAL: Duration = Duration::from_secs(5);
+/// The interval at which the origin's list is looked at: for topics that ended and have returned, for those that it does
+/// not have or is behind with, and after its restart.
+const LIST_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The most names of topics that wait to be followed.
 const FOUND_MAX: usize = 256;
@@ -105,8 +106,9 @@ impl Origin {
         let mut unnamed = std::pin::pin!(tokio::time::sleep(NAMED_TIMEOUT));
         let mut is_waiting = true;
         let mut checking = tokio::time::interval(CHECK_INTERVAL);
-        let mut returning = tokio::time::interval(RETURN_INTERVAL);
+        let mut returning = tokio::time::interval(LIST_INTERVAL);
         let (mut followers, mut listing, mut topics) = (Followers::new(), JoinSet::new(), Topics::default());
+        let (mut instance, mut is_stale) = (client.instance(), false);
         loop {
             let named = tokio::select! {
                 topic = names.recv() => match topic {
@@ -123,15 +125,23 @@ impl Origin {
                     continue;
                 }
                 _ = returning.tick() => {
-                    if topics.may_return() && listing.is_empty() {
+                    let connected_to = client.instance();
+                    is_stale |= std::mem::replace(&mut instance, connected_to) != connected_to;
+                    let is_wanted = is_stale || topics.may_return() || self.following.is_waiting(self.number);
+                    if is_wanted && listing.is_empty() {
+                        is_stale = false;
                         let client = Arc::clone(&client);
                         listing.spawn(async move { client.list().await });
                     }
                     continue;
                 }
                 Some(listed) = listing.join_next() => {
-                    // A session that has ended is noticed by the watches.
-                    for entry in listed?.unwrap_or_default() {
+                    let Ok(entries) = listed? else {
+                        is_stale = true; // A session that has ended is noticed by the watches.
+                        continue;
+                    };
+                    self.following.handle_listed(self.number, &entries);
+                    for entry in entries {
                         if topics.handle_listed(&entry.id, self.following.newest(&entry.id.topic)) {
                             self.begin(&client, entry.id.topic, &mut followers);
                         }
