@@ -98,6 +98,11 @@ impl Claims {
         }
     }
 
+    /// Whether the origin with this number is lost.
+    pub(super) fn is_lost(&self, origin: usize) -> bool {
+        self.state.lock().lost.contains(&origin)
+    }
+
     /// Records whether the origin with this number is lost, so that its topics come from others.
     pub(super) fn set_lost(&self, origin: usize, is_lost: bool) {
         let mut state = self.state.lock();

@@ -87,6 +87,11 @@ impl Following {
         self.origins.get(number).is_some_and(is_its) || !self.origins.iter().any(is_its)
     }
 
+    /// Whether the origin with this number is lost.
+    pub(super) fn is_lost(&self, number: usize) -> bool {
+        self.claims.is_lost(number)
+    }
+
     /// Records whether the origin with this number is lost.
     pub(super) fn set_lost(&self, number: usize, is_lost: bool) {
         self.claims.set_lost(number, is_lost);

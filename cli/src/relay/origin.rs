@@ -23,6 +23,10 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// restored sooner continues a version under way.
 const FAILOVER_AFTER: Duration = Duration::from_secs(10);
 
+/// The time with a connection after which topics come from an origin again: one that is lost again and again would
+/// interrupt a version each time.
+const RETURN_AFTER: Duration = Duration::from_secs(10);
+
 /// The interval at which the origin's list is looked at: for topics that ended and have returned, for those that it does
 /// not have or is behind with, and after its restart.
 const LIST_INTERVAL: Duration = Duration::from_secs(5);
@@ -60,6 +64,7 @@ impl Origin {
                     pause = Duration::from_millis(250);
                     self.status.handle_connected(client.status_reader());
                     let ended = self.follow(Arc::new(client)).await;
+                    self.following.set_lost(self.number, true);
                     ended.err().unwrap_or_else(|| anyhow::anyhow!("its session ended"))
                 }
                 Err(error) => error.into(),
@@ -121,7 +126,9 @@ impl Origin {
                 }
                 _ = checking.tick() => {
                     self.status.check();
-                    self.following.set_lost(self.number, self.status.lost_for() > FAILOVER_AFTER);
+                    let (lost_for, connected_for) = (self.status.lost_for(), self.status.connected_for());
+                    let was_lost = self.following.is_lost(self.number);
+                    self.following.set_lost(self.number, is_lost(was_lost, lost_for, connected_for));
                     continue;
                 }
                 _ = returning.tick() => {
@@ -174,5 +181,27 @@ impl Origin {
             let over = following.follow(&client, &topic, number, &status).await;
             (topic, over)
         });
+    }
+}
+
+/// Whether topics come from other origins that have them: after a while without a connection, until it is back for a while.
+fn is_lost(was_lost: bool, lost_for: Duration, connected_for: Duration) -> bool {
+    match was_lost {
+        true => connected_for < RETURN_AFTER,
+        false => lost_for > FAILOVER_AFTER,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_origin_is_back_once_it_stays_connected() {
+        let (second, zero) = (Duration::from_secs(1), Duration::ZERO);
+        assert!(!is_lost(false, FAILOVER_AFTER, zero), "it may continue a version");
+        assert!(is_lost(false, FAILOVER_AFTER + second, zero));
+        assert!(is_lost(true, second, zero) && is_lost(true, zero, RETURN_AFTER - second));
+        assert!(!is_lost(true, zero, RETURN_AFTER));
     }
 }
