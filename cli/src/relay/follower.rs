@@ -139,17 +139,12 @@ impl Following {
     ) -> Result<Over, ClientError> {
         let mut held = None;
         loop {
-            let listed = match client.list().await {
-                Ok(listed) => listed,
-                Err(error) if client.has_ended() => return Err(error),
-                Err(error) => return Ok(Over::Again(FAILED_PAUSE, error.to_string())),
+            let standing = match self.look(client, topic, number).await? {
+                Ok(standing) => standing,
+                Err(over) => return Ok(over),
             };
-            let entry = listed.iter().find(|entry| entry.id.topic == *topic);
-            if let Some(Err(reason)) = entry.map(|entry| self.check_path(entry)) {
-                return Ok(Over::Again(REFUSED_PAUSE, reason.to_string()));
-            }
             let claim = held.get_or_insert_with(|| self.claims.claim(topic, number));
-            claim.set_standing(self.standing(topic, number, entry));
+            claim.set_standing(standing);
             if claim.is_first() {
                 match self.receive(client, topic, claim, number).await? {
                     Some(over) => return Ok(over),
@@ -158,6 +153,25 @@ impl Following {
             }
             claim.wait(true).await; // What the origin has may be another version then.
         }
+    }
+
+    /// Looks at what the origin with this number has of a topic.
+    async fn look(
+        &self,
+        client: &Client,
+        topic: &Topic,
+        number: usize,
+    ) -> Result<Result<Standing, Over>, ClientError> {
+        let listed = match client.list().await {
+            Ok(listed) => listed,
+            Err(error) if client.has_ended() => return Err(error),
+            Err(error) => return Ok(Err(Over::Again(FAILED_PAUSE, error.to_string()))),
+        };
+        let entry = listed.iter().find(|entry| entry.id.topic == *topic);
+        Ok(match entry.map(|entry| self.check_path(entry)) {
+            Some(Err(reason)) => Err(Over::Again(REFUSED_PAUSE, reason.to_string())),
+            Some(Ok(())) | None => Ok(self.standing(topic, number, entry)),
+        })
     }
 
     /// Subscribes to a topic, and receives its versions; returns `None` when it comes from another origin. What is whole
