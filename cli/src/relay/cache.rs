@@ -97,8 +97,8 @@ impl Cache {
         })
     }
 
-    /// Keeps a version of an origin; the oldest ones give way once it is on disk, or before if there is no room for both. Blocks: it
-    /// writes the version to the disk.
+    /// Keeps a version of an origin; the oldest ones give way once it is on disk, or before if there is no room for both.
+    /// Blocks: it writes the version to the disk.
     ///
     /// # Errors
     /// [`CacheError`]. The files that were there before stay, except those that gave way before.

@@ -120,7 +120,11 @@ impl Claims {
 impl State {
     /// The origin that a topic comes from, if any.
     fn first(&self, topic: &Topic) -> Option<usize> {
-        let usable = self.origins.get(topic)?.iter().filter(|(_, standing)| **standing != Standing::Behind);
+        let usable = self
+            .origins
+            .get(topic)?
+            .iter()
+            .filter(|(_, standing)| **standing != Standing::Behind);
         let rank = |(origin, standing): (&usize, &Standing)| {
             (*standing == Standing::Absent, self.lost.contains(origin), *origin)
         };
@@ -224,7 +228,10 @@ mod tests {
         for listed in [at(1, 6), at(1, 7), at(2, 1)] {
             assert_eq!(Standing::of(listed, at(1, 6)), Standing::Has);
         }
-        assert_eq!((Standing::of(at(1, 5), None), Standing::of(None, at(1, 6))), (Standing::Has, Standing::Absent));
+        assert_eq!(
+            (Standing::of(at(1, 5), None), Standing::of(None, at(1, 6))),
+            (Standing::Has, Standing::Absent)
+        );
         let (first, second) = (claim(&claims, &topic, 0), claims.claim(&topic, 1));
         second.set_standing(behind);
         claims.set_lost(0, true);

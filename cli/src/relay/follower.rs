@@ -3,7 +3,10 @@
 use super::{
     Cache, RelayArgs,
     cache::{Kept, OriginId},
-    claims::{Claim, Claims, Standing}, described, reader_name, status::OriginStatus, topics,
+    claims::{Claim, Claims, Standing},
+    described, reader_name,
+    status::OriginStatus,
+    topics,
 };
 use crate::{args::ModeArg, serve::print_object};
 use serde_json::json;
@@ -75,10 +78,7 @@ impl Following {
     /// Whether the refusal of the origin with this number ends a topic: not one whose newest version is here from another
     /// origin.
     pub(super) fn may_refuse(&self, topic: &Topic, number: usize) -> bool {
-        self.newest
-            .lock()
-            .get(topic)
-            .is_none_or(|kept| self.is_from(kept, number))
+        self.newest.lock().get(topic).is_none_or(|kept| self.is_from(kept, number))
     }
 
     /// Whether a version came from the origin with this number, or from none that the relay still has.
