@@ -19,7 +19,7 @@ use crate::{
     units,
 };
 use anyhow::{Context, bail};
-use cache::Cache;
+use cache::{Cache, OriginId};
 use claims::Claims;
 use follower::Following;
 use origin::Origin;
@@ -100,16 +100,17 @@ pub(crate) async fn run(args: RelayArgs) -> anyhow::Result<Exit> {
     let memory = if server.socket_path().is_some() { memory.shareable() } else { memory };
     let mut origins = JoinSet::new();
     let (claims, relaying) = (Arc::<Claims>::default(), relay.clone());
+    let ids = tickets.iter().map(OriginId::of).collect();
     let beginning = async {
         let restored = match &cache {
             Some(cache) => cache::restore(cache, &memory, &relaying).await,
             None => vec![],
         };
-        let following = Arc::new(Following::new(restored, claims, relaying, cache.clone(), &args, id)?);
+        let following = Arc::new(Following::new(restored, claims, relaying, cache.clone(), ids, (&args, id))?);
         for (number, ((ticket, topics), status)) in tickets.into_iter().zip(topics).zip(statuses).enumerate()
         {
-            let (config, sharing) = client_config(&args, &server, &relay, id)?;
             let following = Arc::clone(&following);
+            let (config, sharing) = client_config(&args, (&server, &relay, id), (&following, number))?;
             let origin = Origin {
                 number,
                 ticket,
@@ -243,12 +244,11 @@ fn offer(
     Ok(ticket_file)
 }
 
-/// The configuration of the client of one origin, and what it shares with the origin's other clients.
+/// The configuration of the client of the origin with this number, and what it shares with the origin's other clients.
 fn client_config(
     args: &RelayArgs,
-    server: &Server,
-    relay: &Relay,
-    id: RelayId,
+    (server, relay, id): (&Server, &Relay, RelayId),
+    (following, number): (&Arc<Following>, usize),
 ) -> anyhow::Result<(Config, Sharing)> {
     let sharing =
         Sharing::open(&SharingOptions { host: None, swarm: args.swarm.options(), memory_bytes: args.mem })?;
@@ -264,10 +264,12 @@ fn client_config(
         ..Config::default()
     });
     let peers = config.sharing.as_ref().and_then(|sharing| sharing.forward.clone());
+    let following = Arc::clone(following);
+    let forward = relay.forward_of(peers, move |topic| following.may_refuse(topic, number));
     Ok((
         Config {
             shareable: server.socket_path().is_some(),
-            relay: Some(Relaying { id, forward: relay.forward(peers) }),
+            relay: Some(Relaying { id, forward }),
             ..config
         },
         sharing,

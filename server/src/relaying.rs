@@ -6,7 +6,7 @@ mod topic;
 mod version;
 
 use crate::{TopicOptions, shared::Shared};
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 use tensor_relay_device::{HostSource, Lock};
 use tensor_relay_protocol::{ChunkHash, EndReason, Manifest, Metadata, RelayId, RelayPath, Topic, VersionId};
 use tensor_relay_transport::{
@@ -51,7 +51,17 @@ impl Relay {
     /// Where a client of an origin offers its versions, and passes them on to `peers`, if it shares them with those. Call
     /// it on a runtime.
     pub fn forward(&self, peers: Option<Arc<dyn Forward>>) -> Arc<dyn Forward> {
-        Arc::new(RelayForward { relay: self.clone(), peers })
+        self.forward_of(peers, |_| true)
+    }
+
+    /// The same for one of several origins. If it refuses a topic to this relay, that ends the topic here only if it
+    /// `may_refuse` it: it may have come from another origin, which does not refuse it.
+    pub fn forward_of(
+        &self,
+        peers: Option<Arc<dyn Forward>>,
+        may_refuse: impl Fn(&Topic) -> bool + Send + Sync + 'static,
+    ) -> Arc<dyn Forward> {
+        Arc::new(RelayForward { relay: self.clone(), peers, may_refuse: MayRefuse(Box::new(may_refuse)) })
     }
 
     /// Waits until each version of `topic` that began so far is on offer, or will not be. Cancel safe.
@@ -106,6 +116,16 @@ pub struct RestoredVersion {
 struct RelayForward {
     relay: Relay,
     peers: Option<Arc<dyn Forward>>,
+    may_refuse: MayRefuse,
+}
+
+/// Whether a refusal of the client's origin ends a topic.
+struct MayRefuse(Box<dyn Fn(&Topic) -> bool + Send + Sync>);
+
+impl fmt::Debug for MayRefuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MayRefuse")
+    }
 }
 
 impl Forward for RelayForward {
@@ -133,10 +153,12 @@ impl Forward for RelayForward {
         if let Some(peers) = &self.peers {
             peers.end(topic, reason);
         }
-        if matches!(
-            reason,
-            EndReason::TopicEnded | EndReason::Withdrawn | EndReason::Expired | EndReason::Forbidden
-        ) {
+        let is_over = match reason {
+            EndReason::TopicEnded | EndReason::Withdrawn | EndReason::Expired => true,
+            EndReason::Forbidden => (self.may_refuse.0)(topic),
+            _ => false,
+        };
+        if is_over {
             self.relay.end(topic, reason);
         }
     }

@@ -14,7 +14,7 @@ use std::{
     sync::{Arc, Once},
     time::SystemTime,
 };
-use tensor_relay_client::{Epoch, Snapshot, Topic, Version, replace_file};
+use tensor_relay_client::{Epoch, Snapshot, Ticket, Topic, Version, replace_file};
 use tensor_relay_device::{HostMemory, Lock};
 use tensor_relay_server::{ChunkHash, Relay, VersionDigest};
 
@@ -43,6 +43,24 @@ pub(super) struct Kept {
     pub(super) epoch: Epoch,
     pub(super) version: Version,
     pub(super) digest: VersionDigest,
+    /// Where it came from.
+    pub(super) origin: OriginId,
+}
+
+/// A server as the cache names it: by the hash of a key or, for a socket, of its address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct OriginId([u8; 16]);
+
+impl OriginId {
+    /// The server that a ticket names. It has an id for each of the ticket's keys, of which any may have been its only one
+    /// before.
+    pub(super) fn of(ticket: &Ticket) -> Vec<Self> {
+        let id = |bytes: &[u8]| Self(ChunkHash::of(bytes).0);
+        match ticket.keys() {
+            [] => vec![id(ticket.addresses().join(",").as_bytes())],
+            keys => keys.iter().map(|key| id(key)).collect(),
+        }
+    }
 }
 
 /// Why a version is not kept, or not used.
@@ -79,21 +97,21 @@ impl Cache {
         })
     }
 
-    /// Keeps a version; the oldest ones give way once it is on disk, or before if there is no room for both. Blocks: it
-    /// writes the version to the disk.
+    /// Keeps a version of an origin; the oldest ones give way once it is on disk, or before if there is no room for both.
+    /// Blocks: it writes the version to the disk.
     ///
     /// # Errors
     /// [`CacheError`]. The files that were there before stay, except those that gave way before.
-    pub(super) fn store(&self, snapshot: &Snapshot) -> Result<(), CacheError> {
+    pub(super) fn store(&self, snapshot: &Snapshot, origin: OriginId) -> Result<(), CacheError> {
         let _changing = self.changing.lock();
-        let stored = self.write(snapshot);
+        let stored = self.write(snapshot, origin);
         *self.problem.lock() = stored.as_ref().err().map(ToString::to_string);
         stored
     }
 
-    fn write(&self, snapshot: &Snapshot) -> Result<(), CacheError> {
+    fn write(&self, snapshot: &Snapshot, origin: OriginId) -> Result<(), CacheError> {
         let source = snapshot.source().ok_or(CacheError::Scattered)?;
-        let head = Head::of(snapshot, source.bytes());
+        let head = Head::of(snapshot, source.bytes(), origin);
         let (folder, bytes) = (self.folder(&snapshot.id().topic), head.file_bytes());
         if bytes > self.bytes_max {
             return Err(CacheError::TooLarge { bytes, max: self.bytes_max });

@@ -23,8 +23,13 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// restored sooner continues a version under way.
 const FAILOVER_AFTER: Duration = Duration::from_secs(10);
 
-/// The interval at which the origin's list is looked at for topics that ended and have returned.
-const RETURN_INTERVAL: Duration = Duration::from_secs(5);
+/// The time with a connection after which topics come from an origin again: one that is lost again and again would
+/// interrupt a version each time.
+const RETURN_AFTER: Duration = Duration::from_secs(10);
+
+/// The interval at which the origin's list is looked at: for topics that ended and have returned, for those that it does
+/// not have or is behind with, and after its restart.
+const LIST_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The most names of topics that wait to be followed.
 const FOUND_MAX: usize = 256;
@@ -59,13 +64,14 @@ impl Origin {
                     pause = Duration::from_millis(250);
                     self.status.handle_connected(client.status_reader());
                     let ended = self.follow(Arc::new(client)).await;
+                    self.following.set_lost(self.number, true);
                     ended.err().unwrap_or_else(|| anyhow::anyhow!("its session ended"))
                 }
                 Err(error) => error.into(),
             };
             let text = message_of(&error);
             if error.downcast_ref().is_some_and(ClientError::is_unauthorised) {
-                self.handle_refused();
+                self.handle_refused().await;
             }
             self.status.handle_lost(&text);
             if said != text {
@@ -77,14 +83,14 @@ impl Origin {
         }
     }
 
-    /// Ends the topics of an origin that has revoked this relay's right.
-    fn handle_refused(&self) {
-        for topic in self.following.unclaimed(&self.topics) {
+    /// Ends the topics from an origin that has revoked this relay's right.
+    async fn handle_refused(&self) {
+        for topic in self.following.unclaimed(self.number, &self.topics) {
             tracing::error!(
                 %topic, origin = %self.status.name(),
                 "The origin refuses this relay: its right to a topic was revoked or has expired. The topic ends here too."
             );
-            self.following.end(&topic, EndReason::Forbidden);
+            self.following.end(&topic, EndReason::Forbidden).await;
         }
     }
 
@@ -105,8 +111,9 @@ impl Origin {
         let mut unnamed = std::pin::pin!(tokio::time::sleep(NAMED_TIMEOUT));
         let mut is_waiting = true;
         let mut checking = tokio::time::interval(CHECK_INTERVAL);
-        let mut returning = tokio::time::interval(RETURN_INTERVAL);
+        let mut returning = tokio::time::interval(LIST_INTERVAL);
         let (mut followers, mut listing, mut topics) = (Followers::new(), JoinSet::new(), Topics::default());
+        let (mut instance, mut is_stale) = (client.instance(), false);
         loop {
             let named = tokio::select! {
                 topic = names.recv() => match topic {
@@ -115,23 +122,33 @@ impl Origin {
                 },
                 () = &mut unnamed, if is_waiting => {
                     is_waiting = false;
-                    self.following.unclaimed(&self.topics)
+                    self.following.unclaimed(self.number, &self.topics)
                 }
                 _ = checking.tick() => {
                     self.status.check();
-                    self.following.set_lost(self.number, self.status.lost_for() > FAILOVER_AFTER);
+                    let (lost_for, connected_for) = (self.status.lost_for(), self.status.connected_for());
+                    let was_lost = self.following.is_lost(self.number);
+                    self.following.set_lost(self.number, is_lost(was_lost, lost_for, connected_for));
                     continue;
                 }
                 _ = returning.tick() => {
-                    if topics.may_return() && listing.is_empty() {
+                    let connected_to = client.instance();
+                    is_stale |= std::mem::replace(&mut instance, connected_to) != connected_to;
+                    let is_wanted = is_stale || topics.may_return() || self.following.is_waiting(self.number);
+                    if is_wanted && listing.is_empty() {
+                        is_stale = false;
                         let client = Arc::clone(&client);
                         listing.spawn(async move { client.list().await });
                     }
                     continue;
                 }
                 Some(listed) = listing.join_next() => {
-                    // A session that has ended is noticed by the watches.
-                    for entry in listed?.unwrap_or_default() {
+                    let Ok(entries) = listed? else {
+                        is_stale = true; // A session that has ended is noticed by the watches.
+                        continue;
+                    };
+                    self.following.handle_listed(self.number, &entries);
+                    for entry in entries {
                         if topics.handle_listed(&entry.id, self.following.newest(&entry.id.topic)) {
                             self.begin(&client, entry.id.topic, &mut followers);
                         }
@@ -164,5 +181,27 @@ impl Origin {
             let over = following.follow(&client, &topic, number, &status).await;
             (topic, over)
         });
+    }
+}
+
+/// Whether topics come from other origins that have them: after a while without a connection, until it is back for a while.
+fn is_lost(was_lost: bool, lost_for: Duration, connected_for: Duration) -> bool {
+    match was_lost {
+        true => connected_for < RETURN_AFTER,
+        false => lost_for > FAILOVER_AFTER,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_origin_is_back_once_it_stays_connected() {
+        let (second, zero) = (Duration::from_secs(1), Duration::ZERO);
+        assert!(!is_lost(false, FAILOVER_AFTER, zero), "it may continue a version");
+        assert!(is_lost(false, FAILOVER_AFTER + second, zero));
+        assert!(is_lost(true, second, zero) && is_lost(true, zero, RETURN_AFTER - second));
+        assert!(!is_lost(true, zero, RETURN_AFTER));
     }
 }

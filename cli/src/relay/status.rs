@@ -27,6 +27,8 @@ struct State {
     client: Option<StatusReader>,
     /// Since when, and why, it is not connected.
     lost: Option<(Instant, String)>,
+    /// When it was connected last.
+    connected_at: Instant,
     /// The topics that it has, and why some are not relayed.
     topics: BTreeMap<Topic, Option<String>>,
 }
@@ -34,8 +36,9 @@ struct State {
 impl OriginStatus {
     /// An origin at these addresses, which was not reached yet.
     pub(super) fn new(addresses: &[String]) -> Self {
-        let lost = Some((Instant::now(), "it was not reached yet".into()));
-        let state = Lock::new(State { client: None, lost, topics: BTreeMap::new() });
+        let now = Instant::now();
+        let lost = Some((now, "it was not reached yet".into()));
+        let state = Lock::new(State { client: None, lost, connected_at: now, topics: BTreeMap::new() });
         Self(Arc::new(Inner { name: addresses.join(","), state }))
     }
 
@@ -45,7 +48,7 @@ impl OriginStatus {
 
     pub(super) fn handle_connected(&self, client: StatusReader) {
         let mut state = self.0.state.lock();
-        (state.client, state.lost) = (Some(client), None);
+        (state.client, state.lost, state.connected_at) = (Some(client), None, Instant::now());
     }
 
     pub(super) fn handle_lost(&self, why: &str) {
@@ -60,7 +63,8 @@ impl OriginStatus {
         let Some(client) = state.client.as_ref().and_then(StatusReader::read) else { return };
         match client.lost {
             Some(why) => drop(state.lost.get_or_insert_with(|| (Instant::now(), why))),
-            None => state.lost = None,
+            None if state.lost.is_some() => (state.lost, state.connected_at) = (None, Instant::now()),
+            None => {}
         }
     }
 
@@ -88,6 +92,15 @@ impl OriginStatus {
             .as_ref()
             .map(|(since, _)| since.elapsed())
             .unwrap_or_default()
+    }
+
+    /// For how long it has been connected without interruption; zero while it is not.
+    pub(super) fn connected_for(&self) -> Duration {
+        let state = self.0.state.lock();
+        match state.lost {
+            Some(_) => Duration::ZERO,
+            None => state.connected_at.elapsed(),
+        }
     }
 
     fn as_object(&self) -> Value {

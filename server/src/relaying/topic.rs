@@ -36,13 +36,21 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Queue {
     /// The versions that wait to be published.
-    versions: VecDeque<Arc<RelayedVersion>>,
+    versions: VecDeque<Queued>,
     /// Whether one is being published.
     is_busy: bool,
     /// Why the topic ended.
     end: Option<EndReason>,
     /// Whether no further version will come, because the relay is gone.
     is_closed: bool,
+}
+
+/// A version that waits to be published.
+#[derive(Debug)]
+struct Queued {
+    version: Arc<RelayedVersion>,
+    /// Whether a version of its number, or a later one of its epoch, was here as a whole before it began.
+    was_passed: bool,
 }
 
 /// Why a version is not offered.
@@ -78,13 +86,16 @@ impl RelayedTopic {
         &self.inner.shared
     }
 
-    /// Publishes a version after those before it. Without `every`, it takes their place.
+    /// Publishes a version after those before it. Without `every`, it takes their place. Call it before a chunk of the
+    /// version can arrive: it may be whole before it is published.
     pub(super) fn publish(&self, version: Arc<RelayedVersion>) {
+        let was_passed = self.inner.had_whole(version.key());
         let mut queue = self.inner.queue.lock();
         if !self.inner.every {
             queue.versions.clear();
         }
-        queue.versions.push_back(version); // In mode `every`, the client's window bounds their number.
+        // In mode `every`, the client's window bounds their number.
+        queue.versions.push_back(Queued { version, was_passed });
         drop(queue);
         self.inner.changed.send_replace(());
     }
@@ -132,7 +143,7 @@ impl RelayedTopic {
 
     /// Withdraws a version of which nothing more will come.
     pub(super) fn give_up(&self, key: (Epoch, Version)) {
-        self.inner.queue.lock().versions.retain(|version| version.key() != key);
+        self.inner.queue.lock().versions.retain(|queued| queued.version.key() != key);
         if let Some(state) = self.state() {
             state.give_up(key);
         }
@@ -153,7 +164,7 @@ impl Drop for RelayedTopic {
 
 /// What is to be done.
 enum Next {
-    Publish(Arc<RelayedVersion>),
+    Publish(Queued),
     /// The topic ended for this reason, or stays as it is.
     End(Option<EndReason>),
     Wait,
@@ -165,9 +176,9 @@ async fn run(topic: Arc<Inner>) {
     loop {
         changes.mark_unchanged();
         match topic.next() {
-            Next::Publish(version) => {
-                if let Err(error) = publish(&topic, &mut publisher, &version, &mut changes).await {
-                    tracing::error!(version = %version.id, %error, "A version is not offered.");
+            Next::Publish(queued) => {
+                if let Err(error) = publish(&topic, &mut publisher, &queued, &mut changes).await {
+                    tracing::error!(version = %queued.version.id, %error, "A version is not offered.");
                 }
             }
             Next::End(reason) => {
@@ -199,13 +210,13 @@ fn end_topic(publisher: Publisher, reason: EndReason) {
 async fn publish(
     topic: &Arc<Inner>,
     slot: &mut Option<Publisher>,
-    version: &Arc<RelayedVersion>,
+    Queued { version, was_passed }: &Queued,
     changes: &mut watch::Receiver<()>,
 ) -> Result<(), NotOffered> {
     let (epoch, number) = version.key();
     let publisher = match slot.take() {
         Some(publisher) if publisher.epoch() == epoch => {
-            match publisher.next_id().version > number && topic.had_whole(version.key()) {
+            match publisher.next_id().version > number && *was_passed {
                 true => {
                     publisher.withdraw();
                     *topic.whole.lock() = None;
@@ -248,13 +259,13 @@ async fn publish(
 impl Inner {
     fn next(&self) -> Next {
         let mut queue = self.queue.lock();
-        let version = queue.versions.pop_front();
-        let was_busy = std::mem::replace(&mut queue.is_busy, version.is_some());
+        let queued = queue.versions.pop_front();
+        let was_busy = std::mem::replace(&mut queue.is_busy, queued.is_some());
         let (end, is_closed) = (queue.end, queue.is_closed);
         drop(queue);
-        match (end, version) {
+        match (end, queued) {
             (Some(reason), _) => Next::End(Some(reason)),
-            (None, Some(version)) => Next::Publish(version),
+            (None, Some(queued)) => Next::Publish(queued),
             (None, None) if is_closed => Next::End(None),
             (None, None) => {
                 if was_busy {

@@ -80,6 +80,10 @@ impl Site {
 const ORIGIN: [&str; 6] =
     ["--topic=m=m", "--watch", "--watch-interval=0.05", "--state-dir=origin", "--admin=none", "--device=cpu"];
 
+/// Another server of the same file.
+const SECOND: [&str; 6] =
+    ["--topic=m=m", "--watch", "--watch-interval=0.05", "--state-dir=second", "--admin=none", "--device=cpu"];
+
 fn arguments<'a>(name: &str, tickets: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
     let state: &'static str = Box::leak(format!("--state-dir={name}").into_boxed_str());
     let mut all = vec!["relay"];
@@ -331,8 +335,7 @@ fn a_right_that_was_revoked_while_the_relay_was_down_ends_the_topic() {
 #[test]
 fn a_topic_comes_from_another_origin_while_the_first_is_lost() {
     let mut site = Site::new();
-    let second = ORIGIN.map(|arg| if arg == "--state-dir=origin" { "--state-dir=second" } else { arg });
-    let second = site.home.serve(&second);
+    let second = site.home.serve(&SECOND);
     let mut relay = site.relay("relay", &[&site.ticket(), second.ticket("m")], &[]);
     let first = relayed(&mut relay, 1);
     assert_eq!(first["epoch"], site.origin.as_ref().unwrap().topic("m")["epoch"]);
@@ -340,6 +343,51 @@ fn a_topic_comes_from_another_origin_while_the_first_is_lost() {
     assert_eq!(relayed(&mut relay, 1)["epoch"], second.topic("m")["epoch"]);
     site.publish(2);
     relayed(&mut relay, 2);
+    site.receive(relay.ticket("m"));
+}
+
+/// Goal: an origin that returns without a topic does not hold it: the topic comes from another one. Method: two servers of
+/// the same file, of which the first restarts with another topic.
+#[test]
+fn a_topic_comes_from_another_origin_when_the_first_returns_without_it() {
+    let mut site = Site::new();
+    let second = site.home.serve(&SECOND);
+    let mut relay = site.relay("relay", &[&site.ticket(), second.ticket("m")], &["--admin=127.0.0.1:0"]);
+    let first = relayed(&mut relay, 1);
+    assert_eq!(first["epoch"], site.origin.as_ref().unwrap().topic("m")["epoch"]);
+    site.kill_origin();
+    let without = ORIGIN.map(|arg| if arg == "--topic=m=m" { "--topic=other=m" } else { arg });
+    let _first = site.home.serve(&[&[&*site.listen], &without[..]].concat());
+    assert_eq!(relayed(&mut relay, 1)["epoch"], second.topic("m")["epoch"]);
+    assert_eq!(status(&relay)["origins"][0]["connected"], true, "it is not lost");
+    site.publish(2);
+    relayed(&mut relay, 2);
+    site.receive(relay.ticket("m"));
+}
+
+/// Goal: what came from an origin that is down is not deleted because another one refuses it. Method: a relay is restarted
+/// with its cache, without the first origin; the ticket of the second one grants another topic. It refused the topic, if it
+/// was asked, after the five seconds in which an origin names what it has.
+#[test]
+fn a_refusal_ends_no_topic_of_another_origin() {
+    let mut site = Site::new();
+    let second = site.home.serve(&SECOND);
+    let address = format!("--address={}", second.listen());
+    let create = ["tickets", "create", "--json", "--topic=other", "--state-dir=second", &address];
+    let created = site.home.run(&create).expect_code(0).json();
+    let tickets = [site.ticket(), created["ticket"].as_str().unwrap().to_owned()];
+    let tickets = tickets.each_ref().map(String::as_str);
+    let more = ["--topic=m", "--cache-dir=cache", "--admin=127.0.0.1:0"];
+    let mut relay = site.relay("relay", &tickets, &more);
+    relayed(&mut relay, 1);
+    wait_until("the version is kept", || site.cached().is_some());
+    site.kill_origin();
+    drop(relay);
+    let relay = site.relay("relay", &tickets, &more);
+    wait_until("the second origin is there", || status(&relay)["origins"][1]["connected"] == true);
+    let connected = Instant::now();
+    wait_until("it would have been asked", || connected.elapsed() > Duration::from_secs(8));
+    assert!(site.cached().is_some());
     site.receive(relay.ticket("m"));
 }
 

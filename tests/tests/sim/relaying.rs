@@ -10,16 +10,17 @@ use tensor_relay_client::{
     Client, Config, EndReason, PathError, ReaderName, RelayId, Relaying, Request, Snapshot, Subscription,
     SubscriptionError, Version,
 };
-use tensor_relay_protocol::{Epoch, Ticket};
+use tensor_relay_protocol::{Epoch, Glob, Grant, Ticket, Verbs};
 use tensor_relay_server::{Access, Listener, Publisher, Relay, RelayOptions, Server, TopicOptions, WhenFull};
 use tensor_relay_tests::{
     pair::{
         SERVER_PORT, Sim, client_config, eventually, publish, reconnecting, retaining, rules, server_config,
-        simulate, token, topic, transport,
+        simulate, token, token_with, topic, transport,
     },
     simnet::Host,
     tensors,
 };
+use tensor_relay_transport::forwarding::Forward;
 use tokio::{task::JoinHandle, time::timeout};
 
 const EPOCH: Epoch = Epoch(3);
@@ -80,8 +81,13 @@ fn ticket(sim: &Sim, number: u8) -> Ticket {
 
 /// The receiving half of the relay with this number.
 async fn connect(sim: &Sim, number: u8, ticket: &Ticket, relay: &Relay) -> Client {
+    connect_with(sim, number, ticket, relay.forward(None)).await
+}
+
+/// The same, which offers its versions there.
+async fn connect_with(sim: &Sim, number: u8, ticket: &Ticket, forward: Arc<dyn Forward>) -> Client {
     let connector = tensor_relay_client::Connector::over(Arc::new(host(sim, number)), sim.tuning.clone());
-    let relaying = Relaying { id: id(number), forward: relay.forward(None) };
+    let relaying = Relaying { id: id(number), forward };
     let config = Config {
         device: None, // A relay receives into host memory.
         reconnect_timeout: Duration::from_secs(3_600),
@@ -344,6 +350,32 @@ fn the_end_of_a_topic_is_passed_on() {
         relayer.relay.end(&topic("u"), EndReason::Forbidden);
         let ended = subscription.next().await.unwrap_err();
         assert!(matches!(ended, SubscriptionError::Ended { reason: EndReason::Forbidden, .. }), "{ended}");
+    });
+}
+
+/// Goal: a refusal ends a topic only if it may, because the topic may have come from another origin. Method: a second client
+/// of the relay, whose ticket does not grant the topic.
+#[test]
+fn a_refusal_ends_a_topic_only_if_it_may() {
+    simulate(1, async |sim| {
+        let origin = sim.server(server_config());
+        let mut publisher = origin.publisher_with(topic("t"), Some(EPOCH), retaining(1)).unwrap();
+        let relayer = Relayer::start(&sim, 1, &sim.ticket(), retaining(1), false).await;
+        let _following = relayer.follow(latest());
+        publish_at(&origin, &mut publisher, 1).await;
+        let status = relayer.server.status_reader();
+        eventually("the version has passed", || status.has_version()).await;
+        let grant = Grant { topics: Glob::new("u").unwrap(), verbs: Verbs::CONSUME };
+        let narrow = sim.bare_ticket().with_token(token_with(2, vec![grant]));
+        for may_refuse in [false, true] {
+            let forward = relayer.relay.forward_of(None, move |_| may_refuse);
+            let client = Arc::new(connect_with(&sim, 1, &narrow, forward).await);
+            let refused = follow(&client, &relayer.relay, latest()).await.unwrap();
+            let is_refusal = matches!(refused, SubscriptionError::Ended { reason: EndReason::Forbidden, .. });
+            assert!(is_refusal, "{refused}");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(status.has_version(), !may_refuse);
+        }
     });
 }
 

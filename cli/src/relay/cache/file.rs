@@ -1,6 +1,6 @@
 //! The file of one version: a head with everything about it and the hash of that, and its bytes.
 
-use super::{CacheError, Kept};
+use super::{CacheError, Kept, OriginId};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::File,
@@ -13,7 +13,7 @@ use tensor_relay_device::{HostMemory, HostSource};
 use tensor_relay_server::{ChunkHash, Limits, RestoredVersion, VersionDigest};
 
 /// The beginning of a file: the format, and its revision.
-const MAGIC: [u8; 8] = *b"trcache1";
+const MAGIC: [u8; 8] = *b"trcache2";
 
 /// The most bytes of what is described as text: a topic, the metadata of an announcement and relays.
 const TEXT_BYTES_MAX: u64 = 1 << 20;
@@ -29,6 +29,7 @@ struct Description {
     version: u64,
     metadata: Vec<(String, String)>,
     relays: Vec<[u8; 16]>,
+    origin: [u8; 16],
     manifest_bytes: u64,
     chunks: u32,
 }
@@ -41,7 +42,7 @@ pub(super) struct Head {
 
 impl Head {
     /// Hashes the chunks of a version with this payload.
-    pub(super) fn of(snapshot: &Snapshot, payload: &[u8]) -> Self {
+    pub(super) fn of(snapshot: &Snapshot, payload: &[u8], origin: OriginId) -> Self {
         let (id, manifest) = (snapshot.id(), snapshot.manifest());
         let hashes = manifest.chunking().iter().flat_map(|(_, range)| {
             let chunk = payload.get(range.start as usize..range.end as usize);
@@ -53,6 +54,7 @@ impl Head {
             version: id.version.0,
             metadata: snapshot.metadata().to_vec(),
             relays: snapshot.relays().relays().iter().map(|relay| relay.0).collect(),
+            origin: origin.0,
             manifest_bytes: manifest.encoded().len() as u64,
             chunks: manifest.chunking().count(),
         };
@@ -147,7 +149,7 @@ impl Content {
         let metadata = description.metadata;
         (
             VersionId { topic, epoch, version },
-            Kept { epoch, version, digest },
+            Kept { epoch, version, digest, origin: OriginId(description.origin) },
             RestoredVersion { manifest, source, hashes, metadata, relays },
         )
     }
