@@ -106,7 +106,8 @@ pub(crate) async fn run(args: RelayArgs) -> anyhow::Result<Exit> {
             Some(cache) => cache::restore(cache, &memory, &relaying).await,
             None => vec![],
         };
-        let following = Arc::new(Following::new(restored, claims, relaying, cache.clone(), ids, (&args, id))?);
+        let following =
+            Arc::new(Following::new(restored, claims, relaying, cache.clone(), ids, (&args, id))?);
         for (number, ((ticket, topics), status)) in tickets.into_iter().zip(topics).zip(statuses).enumerate()
         {
             let following = Arc::clone(&following);
@@ -267,11 +268,7 @@ fn client_config(
     let following = Arc::clone(following);
     let forward = relay.forward_of(peers, move |topic| following.may_refuse(topic, number));
     Ok((
-        Config {
-            shareable: server.socket_path().is_some(),
-            relay: Some(Relaying { id, forward }),
-            ..config
-        },
+        Config { shareable: server.socket_path().is_some(), relay: Some(Relaying { id, forward }), ..config },
         sharing,
     ))
 }
