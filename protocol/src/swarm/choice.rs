@@ -32,7 +32,8 @@ const HELD_BACK_LOOKS: usize = 64;
 /// ordered. When there is none, it repeats an order of another source that is late, once for each chunk. An order that
 /// is much too late is taken away: its chunk may be ordered of every other source. A source has as many orders at once
 /// as it delivers in a quarter of a second, and one more. A far source is asked only for what no near one has, or what
-/// each near one that has it was asked for in vain; near ones that are behind, or much slower than it, do not count.
+/// each near one that has it was asked for in vain; near ones that are behind, or much slower than it, do not count. One
+/// that delivered nothing yet is tried with one order, if chunks of the near ones take a second or more.
 ///
 /// Every call costs O(log n), with a factor of the number of sources where the wanted chunks change, except for those
 /// that take sets, which cost as much for each number that changes. Memory: two bits for each chunk and source, and 20
