@@ -241,6 +241,12 @@ impl Choice {
         self.drop_want(chunk);
     }
 
+    /// Ends an order that was not sent, since its chunk has arrived: how long that took says nothing of the source.
+    pub fn take_back(&mut self, source: SubscriptionId, chunk: ChunkIndex) {
+        self.drop_want(chunk);
+        self.orders.end(source, chunk.0);
+    }
+
     /// Records that an order will not be delivered: it was lost with its lane, or what arrived is discarded. The chunk
     /// is ordered again if it is wanted and was ordered of nobody else.
     pub fn handle_failed(&mut self, source: SubscriptionId, chunk: ChunkIndex) {

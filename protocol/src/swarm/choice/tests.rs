@@ -300,6 +300,22 @@ fn an_unknown_far_source_is_tried() {
     }
 }
 
+/// Goal: an order of a chunk that had arrived already says nothing of how long the source takes.
+#[test]
+fn an_order_that_is_taken_back_takes_no_time() {
+    let (mut choice, now) = (near_and_far(), fixtures::now());
+    let chunk = choice.next(id(1), now).unwrap();
+    choice.take_back(id(1), chunk);
+    assert_eq!((choice.usual(), choice.ordered_of(id(1))), (None, 0));
+    let others: BTreeSet<_> = std::iter::from_fn(|| {
+        let next = choice.next(id(1), now)?;
+        choice.handle_delivered(id(1), next, now);
+        Some(next)
+    })
+    .collect();
+    assert!(!others.contains(&chunk) && others.len() == 4, "it is not ordered again");
+}
+
 #[test]
 fn rare_chunks_come_first() {
     let mut choice = choice_of(&[(0, CHUNKS), (10, CHUNKS), (10, CHUNKS)]);
