@@ -134,7 +134,8 @@ impl SharedVersion {
         self.counters.handle_joined(self.key);
         state.wake();
         drop(guard);
-        let seat = Arc::new(Seat::new(Arc::clone(self), id, subscription, signals));
+        let seat =
+            Arc::new(Seat::new(Arc::clone(self), id, subscription, signals, Arc::clone(sharer.pace())));
         sharer.take_seat(subscription, &seat);
         seat
     }

@@ -4,6 +4,7 @@ use super::{
     PeerDialling, Seat,
     addresses::permitted,
     dial_back::{self, Claimed},
+    held::Pace,
 };
 use crate::access::Right;
 use std::{
@@ -41,6 +42,8 @@ pub(crate) struct Sharer {
     /// Who it is, for logs and for its share of what the server does.
     principal: Arc<str>,
     peer: Peer,
+    /// How much is handled of what it says that it holds.
+    pace: Arc<Lock<Pace>>,
     state: Lock<State>,
 }
 
@@ -69,7 +72,8 @@ impl Sharer {
         principal: Arc<str>,
         peer: Peer,
     ) -> Self {
-        Self { session, secret: PeerSecret::of(grant), right, principal, peer, state: Lock::default() }
+        let pace = Arc::new(Lock::new(Pace::new(Instant::now())));
+        Self { session, secret: PeerSecret::of(grant), right, principal, peer, pace, state: Lock::default() }
     }
 
     /// Handles that the client says where it listens. Then [`dial`](Self::dial).
@@ -227,6 +231,11 @@ impl Sharer {
     /// The secret that this server shares with its session.
     pub(super) fn secret(&self) -> &PeerSecret {
         &self.secret
+    }
+
+    /// How much is handled of what it says that it holds, of all its subscriptions.
+    pub(super) fn pace(&self) -> &Arc<Lock<Pace>> {
+        &self.pace
     }
 
     /// Where it is, as it says.
