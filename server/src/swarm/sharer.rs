@@ -62,6 +62,8 @@ struct State {
     is_asked_until: Option<Instant>,
     /// The keys of the peers that sent it other encodings, as it says.
     distrusted: BTreeSet<[u8; 32]>,
+    /// Whether a subscription of it was told of rights.
+    has_followed: bool,
 }
 
 impl Sharer {
@@ -207,6 +209,11 @@ impl Sharer {
     /// Whether a peer may be named to the client.
     pub(super) fn trusts(&self, peer: &[u8; 32]) -> bool {
         !self.state.lock().distrusted.contains(peer)
+    }
+
+    /// Handles that a subscription begins to be told of rights. Returns whether it is the first one.
+    pub(super) fn begin_following(&self) -> bool {
+        !std::mem::replace(&mut self.state.lock().has_followed, true)
     }
 
     /// Keeps the seat of a subscription in a version, as long as it exists.
