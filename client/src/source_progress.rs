@@ -9,8 +9,9 @@ use std::{
 };
 use tensor_relay_protocol::{ChunkHeader, SubscriptionId};
 
-/// The parts of a chunk, each of which is progress: so a steady slow source is not given up near the end of a chunk. Few,
-/// because a hostile one that sends as little as it may keeps a chunk for so many deadlines.
+/// The parts of a chunk, each of which is progress of its source: so a steady slow one is not given up near the end of a chunk.
+/// Few, because a hostile one that owes N chunks and sends as little as it may, of one after the other, keeps the last of them
+/// for N times so many deadlines, and for one more of each that begins.
 const PARTS: u64 = 4;
 
 /// The sources whose chunks are being received, each with whether a part arrived of late.

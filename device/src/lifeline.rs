@@ -5,8 +5,8 @@ use std::{
 };
 
 use rustix::{
-    fs::{FileType, OFlags, fcntl_setfl, fstat},
-    io::Errno,
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{FileType, fstat},
 };
 
 use tokio::{io::Interest, net::unix::pipe};
@@ -20,9 +20,10 @@ pub fn is_lifeline(taken: &impl AsFd) -> bool {
 /// Whether the lender still has its end of the lifeline whose other end is `taken`. Why: memory that nothing but the
 /// lender keeps ends with it; what was copied out of it counts only if the lender was there to the end.
 pub fn lender_is_alive(taken: impl AsFd) -> bool {
-    // Nobody writes to it, so a read would wait, or finds the end.
-    let reading = fcntl_setfl(&taken, OFlags::NONBLOCK).and_then(|()| rustix::io::read(&taken, &mut [0; 1]));
-    reading == Err(Errno::AGAIN)
+    // Nothing is read, and no flag is set: other processes may have the same end.
+    let mut end = [PollFd::new(&taken, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut end, Some(&at_once)).is_ok() && end[0].revents().is_empty()
 }
 
 /// Tells the lender of memory when no process has it any more, whatever happened to the taker and its connection.
@@ -79,6 +80,7 @@ mod tests {
         }
         let (lifeline_of_other, end) = Lifeline::new().unwrap();
         assert!(lender_is_alive(&end));
+        assert!(!rustix::fs::fcntl_getfl(&end).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
         drop(lifeline_of_other);
         assert!(!lender_is_alive(&end));
         for _ in 0..2 {

@@ -1,4 +1,4 @@
-use std::{ops::Range, sync::Arc};
+use std::{any::Any, ops::Range, sync::Arc};
 
 use bytes::Bytes;
 
@@ -27,12 +27,17 @@ impl OnDevice {
         &self.device
     }
 
-    /// A copy of the payload for one other process: [`Device::export_copy`]. Blocks for as long as the device takes.
+    /// A copy of the payload for one other process: [`Device::export_copy`], with what is kept until the
+    /// device has ended the copy. Blocks for as long as the device takes.
     ///
     /// # Errors
     /// [`ShareError`].
-    pub fn export_copy(&self, may_use_handle: bool) -> Result<ExportedCopy, ShareError> {
-        self.device.export_copy(self.len_bytes, &self.parts, may_use_handle)
+    pub fn export_copy(
+        &self,
+        may_use_handle: bool,
+        kept: Arc<dyn Any + Send + Sync>,
+    ) -> Result<ExportedCopy, ShareError> {
+        self.device.export_copy(self.len_bytes, &self.parts, may_use_handle, kept)
     }
 }
 

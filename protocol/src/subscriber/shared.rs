@@ -432,7 +432,7 @@ impl Shared {
                 && let Some(chunk) = running.choice.next(id, now)
             {
                 match assembly.is_verified(chunk) {
-                    true => running.choice.handle_delivered(id, chunk, now),
+                    true => running.choice.take_back(id, chunk),
                     false => drop(chunks.insert(chunk.0)),
                 }
             }

@@ -32,7 +32,8 @@ const HELD_BACK_LOOKS: usize = 64;
 /// ordered. When there is none, it repeats an order of another source that is late, once for each chunk. An order that
 /// is much too late is taken away: its chunk may be ordered of every other source. A source has as many orders at once
 /// as it delivers in a quarter of a second, and one more. A far source is asked only for what no near one has, or what
-/// each near one that has it was asked for in vain; near ones that are behind, or much slower than it, do not count.
+/// each near one that has it was asked for in vain; near ones that are behind, or much slower than it, do not count. One
+/// that delivered nothing yet is tried with one order, if chunks of the near ones take a second or more.
 ///
 /// Every call costs O(log n), with a factor of the number of sources where the wanted chunks change, except for those
 /// that take sets, which cost as much for each number that changes. Memory: two bits for each chunk and source, and 20
@@ -238,6 +239,12 @@ impl Choice {
     pub fn handle_delivered(&mut self, source: SubscriptionId, chunk: ChunkIndex, now: Instant) {
         self.orders.handle_delivered(source, chunk.0, now);
         self.drop_want(chunk);
+    }
+
+    /// Ends an order that was not sent, since its chunk has arrived: how long that took says nothing of the source.
+    pub fn take_back(&mut self, source: SubscriptionId, chunk: ChunkIndex) {
+        self.drop_want(chunk);
+        self.orders.end(source, chunk.0);
     }
 
     /// Records that an order will not be delivered: it was lost with its lane, or what arrived is discarded. The chunk

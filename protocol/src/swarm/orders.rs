@@ -178,11 +178,15 @@ impl Orders {
         first.is_some_and(|since| self.is_lost(*since, now))
     }
 
-    /// Whether the chunks of a source take much longer than those of another one, as far as is known.
+    /// Whether the chunks of a source take much longer than those of another one, as far as is known. One that delivered nothing
+    /// yet is tried, with one order, if chunks of the source take so long that an order could be lost.
     pub(super) fn is_slower(&self, source: SubscriptionId, other: SubscriptionId) -> bool {
         let usual =
             |source: SubscriptionId| self.by_source.get(&source).and_then(|ordered| ordered.usual.get());
-        usual(other).is_some_and(|other| usual(source) > Some(other * SLOWER))
+        match usual(other) {
+            Some(other) => usual(source) > Some(other * SLOWER),
+            None => usual(source) >= Some(LOST_MIN) && self.count_of(other) == 0,
+        }
     }
 
     /// The usual time from an order to its chunk; `None` before the first one.

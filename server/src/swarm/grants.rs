@@ -67,61 +67,44 @@ impl Grants {
         Self { topic, state: Lock::default() }
     }
 
-    /// Follows the rights of takers for a subscription that becomes a member, for as long as it keeps this: between two
-    /// versions, too, so that it misses nothing.
-    pub(super) fn follow(&self) -> Arc<Signals> {
+    /// Follows the rights of takers for a subscription of `sharer` that becomes a member, for as long as it keeps this: between
+    /// two versions, too, so that it misses nothing.
+    pub(super) fn follow(&self, sharer: &Sharer) -> Arc<Signals> {
+        let is_first = sharer.begin_following();
         let (signals, mut state) = (Arc::<Signals>::default(), self.state.lock());
-        signals.with(|raised| raised.revocations = state.known());
+        signals.with(|raised| raised.revocations = state.known(is_first));
         state.members.retain(|member| member.strong_count() > 0);
         state.members.push(Arc::downgrade(&signals));
         signals
     }
 
-    /// Handles that a client becomes a member: if its grants were revoked, and it has a right again, the others are told
-    /// that.
-    pub(super) fn handle_joined(&self, sharer: &Sharer) {
-        if let Some(key) = sharer.key() {
-            self.restore(key, sharer);
+    /// Handles that a client becomes a member: if its grants are known to be revoked, and it has a right again, the others are
+    /// told that. Whether they may have been revoked is asked when it is named holders.
+    pub(super) fn handle_joined(self: &Arc<Self>, sharer: &Arc<Sharer>) {
+        let Some(key) = sharer.key() else { return };
+        let is_lost = self.state.lock().is_lost(&key);
+        if is_lost == Some(true) {
+            self.handle_named(key, sharer);
         }
     }
 
-    /// Handles that holders were named to the taker with this key, with grants. If earlier ones were revoked, and it has a
-    /// right again, holders are told that.
-    pub(super) fn handle_named(self: &Arc<Self>, key: [u8; 32], sharer: &Arc<Sharer>) {
-        if !self.restore(key, sharer) {
-            return;
-        }
+    /// Handles that the taker with this key is to be named holders, with grants. If earlier ones were revoked, and it has a
+    /// right again, holders are told that. Returns whether it has one, as far as is known: else the grants are of no use.
+    pub(super) fn handle_named(self: &Arc<Self>, key: [u8; 32], sharer: &Arc<Sharer>) -> bool {
         let mut state = self.state.lock();
-        let number = state.next_number();
-        let taker = state.takers.entry(key).or_insert(Taker { number, sessions: vec![] });
-        if taker.sessions.iter().any(|known| Arc::ptr_eq(known, sharer)) {
-            return;
+        if state.may_be_lost(&key) {
+            drop(state); // Not under the lock: a token is verified again.
+            if !sharer.may_take(&self.topic) {
+                return false;
+            }
+            state = self.state.lock();
+            state.tell(key, true);
         }
-        if taker.sessions.len() >= SESSIONS_MAX {
-            taker.sessions.remove(0);
-        }
-        taker.sessions.push(Arc::clone(sharer));
-        if state.takers.len() > TAKERS_MAX
-            && let Some(first) = state.first()
-        {
-            state.revoke(first);
-        }
+        state.enter(key, sharer);
         if !std::mem::replace(&mut state.is_looked_after, true) {
             tokio::spawn(look_after(Arc::downgrade(self)));
         }
-    }
-
-    /// Tells the members that a taker has a right, if they may have been told that it lost it. Returns whether it has one, as
-    /// far as is known.
-    fn restore(&self, key: [u8; 32], sharer: &Sharer) -> bool {
-        if !self.state.lock().may_be_lost(&key) {
-            return true;
-        }
-        let is_restored = sharer.may_take(&self.topic);
-        if is_restored {
-            self.state.lock().tell(key, true);
-        }
-        is_restored
+        true
     }
 
     /// Revokes the grants of takers that may not have the topic any more. Returns whether any are left.
@@ -168,20 +151,43 @@ impl State {
         self.numbers
     }
 
-    /// Whether members may have been told that the owner of a key lost its right, and not that it has it again.
-    fn may_be_lost(&self, key: &[u8; 32]) -> bool {
-        match self.changes.get(key) {
-            Some(change) => !change.is_restored,
-            None => self.has_forgotten && !self.takers.contains_key(key),
+    /// Records a session of a taker.
+    fn enter(&mut self, key: [u8; 32], sharer: &Arc<Sharer>) {
+        let number = self.next_number();
+        let taker = self.takers.entry(key).or_insert(Taker { number, sessions: vec![] });
+        if taker.sessions.iter().any(|known| Arc::ptr_eq(known, sharer)) {
+            return;
+        }
+        if taker.sessions.len() >= SESSIONS_MAX {
+            taker.sessions.remove(0);
+        }
+        taker.sessions.push(Arc::clone(sharer));
+        if self.takers.len() > TAKERS_MAX
+            && let Some(first) = self.first()
+        {
+            self.revoke(first);
         }
     }
 
-    /// What is known of rights that were lost: which are restored. A subscription that is not the first of its session may have
-    /// missed each.
-    fn known(&self) -> BTreeMap<[u8; 32], bool> {
+    /// Whether members were told that the owner of a key lost its right, and not that it has it again; `None` if no change of it
+    /// is remembered.
+    fn is_lost(&self, key: &[u8; 32]) -> Option<bool> {
+        self.changes.get(key).map(|change| !change.is_restored)
+    }
+
+    /// The same, if it is not known.
+    fn may_be_lost(&self, key: &[u8; 32]) -> bool {
+        self.is_lost(key)
+            .unwrap_or_else(|| self.has_forgotten && !self.takers.contains_key(key))
+    }
+
+    /// What a subscription has to be told of rights that were lost: which are restored. One that is not the first of its session
+    /// may have missed each; to the first one, which are lost is enough: revocations end no grants of a later session.
+    fn known(&self, is_first: bool) -> BTreeMap<[u8; 32], bool> {
         let takers = self.takers.keys().filter(|_| self.has_forgotten).map(|key| (*key, true));
         let changes = self.changes.iter().map(|(key, change)| (*key, change.is_restored));
-        takers.chain(changes).collect()
+        let all = takers.chain(changes).collect::<BTreeMap<_, _>>().into_iter();
+        all.filter(|(_, is_restored)| !(is_first && *is_restored)).collect()
     }
 
     /// Ends the grants of a taker, and tells all members, of each version, and those that join later.

@@ -1,6 +1,10 @@
 //! [`Seat`]: one subscription as a member of a shared version.
 
-use super::{held::Reports, shared_version::SharedVersion, signals::Signals};
+use super::{
+    held::{Pace, Reports},
+    shared_version::SharedVersion,
+    signals::Signals,
+};
 use std::{sync::Arc, time::Duration};
 use tensor_relay_device::Lock;
 use tensor_relay_protocol::{
@@ -29,6 +33,8 @@ pub(crate) struct Seat {
     signals: Arc<Signals>,
     /// What the client said that it holds.
     reports: Lock<Reports>,
+    /// How much of that is handled for its session.
+    pace: Arc<Lock<Pace>>,
     told: Lock<Told>,
 }
 
@@ -66,10 +72,10 @@ impl Seat {
         member: MemberId,
         subscription: SubscriptionId,
         signals: Arc<Signals>,
+        pace: Arc<Lock<Pace>>,
     ) -> Self {
-        let now = Instant::now();
-        let (reports, told) = (Lock::new(Reports::new(now)), Lock::new(Told::nothing(now)));
-        Self { version, member, subscription, signals, reports, told }
+        let (reports, told) = (Lock::default(), Lock::new(Told::nothing(Instant::now())));
+        Self { version, member, subscription, signals, reports, pace, told }
     }
 
     /// What to push of `wanted`.
@@ -102,8 +108,11 @@ impl Seat {
     }
 
     /// Records what the client can, or can no longer, send to its peers. The subscription's task handles it, because that costs
-    /// as much as there are chunks, under the lock of the version.
+    /// as much as there are chunks, under the lock of the version. What exceeds the session's pace of messages is discarded.
     pub(super) fn report_held(&self, added: &RangeSet, withdrawn: &RangeSet) {
+        if !self.pace.lock().admits_message(Instant::now()) {
+            return;
+        }
         let all = RangeSet::from_range(0..self.version.chunks());
         self.reports
             .lock()
@@ -116,7 +125,7 @@ impl Seat {
     /// # Errors
     /// When the next part may be handled, if any is left.
     fn handle_reported(&self, now: Instant) -> Result<(), Option<Instant>> {
-        let part = self.reports.lock().take_part(now);
+        let part = self.reports.lock().take_part(&mut self.pace.lock(), now);
         part.map(|(added, withdrawn)| self.version.handle_held(self.member, &added, &withdrawn))
     }
 

@@ -134,7 +134,8 @@ impl SharedVersion {
         self.counters.handle_joined(self.key);
         state.wake();
         drop(guard);
-        let seat = Arc::new(Seat::new(Arc::clone(self), id, subscription, signals));
+        let seat =
+            Arc::new(Seat::new(Arc::clone(self), id, subscription, signals, Arc::clone(sharer.pace())));
         sharer.take_seat(subscription, &seat);
         seat
     }
@@ -291,9 +292,14 @@ impl SharedVersion {
             });
         }
         sources.sort_by_key(|source| !source.is_near);
-        if let Some(member) = state.members.get_mut(&id).filter(|_| !named.is_empty()) {
+        let member = state.members.get_mut(&id).filter(|_| !named.is_empty());
+        let sharer = member.map(|member| {
             member.named.extend(named);
-            self.grants.handle_named(taker, &member.sharer);
+            Arc::clone(&member.sharer)
+        });
+        drop(guard); // To ask for a right takes longer than the others should wait.
+        if !sharer.is_some_and(|sharer| self.grants.handle_named(taker, &sharer)) {
+            sources.clear();
         }
         (sources, is_seeded)
     }

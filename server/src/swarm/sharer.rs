@@ -4,6 +4,7 @@ use super::{
     PeerDialling, Seat,
     addresses::permitted,
     dial_back::{self, Claimed},
+    held::Pace,
 };
 use crate::access::Right;
 use std::{
@@ -41,6 +42,8 @@ pub(crate) struct Sharer {
     /// Who it is, for logs and for its share of what the server does.
     principal: Arc<str>,
     peer: Peer,
+    /// How much is handled of what it says that it holds.
+    pace: Arc<Lock<Pace>>,
     state: Lock<State>,
 }
 
@@ -59,6 +62,8 @@ struct State {
     is_asked_until: Option<Instant>,
     /// The keys of the peers that sent it other encodings, as it says.
     distrusted: BTreeSet<[u8; 32]>,
+    /// Whether a subscription of it was told of rights.
+    has_followed: bool,
 }
 
 impl Sharer {
@@ -69,7 +74,8 @@ impl Sharer {
         principal: Arc<str>,
         peer: Peer,
     ) -> Self {
-        Self { session, secret: PeerSecret::of(grant), right, principal, peer, state: Lock::default() }
+        let pace = Arc::new(Lock::new(Pace::new(Instant::now())));
+        Self { session, secret: PeerSecret::of(grant), right, principal, peer, pace, state: Lock::default() }
     }
 
     /// Handles that the client says where it listens. Then [`dial`](Self::dial).
@@ -205,6 +211,11 @@ impl Sharer {
         !self.state.lock().distrusted.contains(peer)
     }
 
+    /// Handles that a subscription begins to be told of rights. Returns whether it is the first one.
+    pub(super) fn begin_following(&self) -> bool {
+        !std::mem::replace(&mut self.state.lock().has_followed, true)
+    }
+
     /// Keeps the seat of a subscription in a version, as long as it exists.
     pub(super) fn take_seat(&self, subscription: SubscriptionId, seat: &Arc<Seat>) {
         let mut state = self.state.lock();
@@ -227,6 +238,11 @@ impl Sharer {
     /// The secret that this server shares with its session.
     pub(super) fn secret(&self) -> &PeerSecret {
         &self.secret
+    }
+
+    /// How much is handled of what it says that it holds, of all its subscriptions.
+    pub(super) fn pace(&self) -> &Arc<Lock<Pace>> {
+        &self.pace
     }
 
     /// Where it is, as it says.

@@ -39,7 +39,7 @@ impl Sharing {
         base: Option<Version>,
     ) -> &Arc<Seat> {
         let shared = version.shared.get_or_init(|| SharedVersion::begin(topic, version));
-        let signals = self.signals.get_or_insert_with(|| topic.grants().follow());
+        let signals = self.signals.get_or_insert_with(|| topic.grants().follow(&self.sharer));
         let of = (self.subscription, Arc::clone(signals));
         self.seat.insert(shared.join(&self.sharer, of, selected.clone(), base))
     }

@@ -128,13 +128,13 @@ impl GpuCopies {
         on_device: &OnDevice,
         may_use_handle: bool,
     ) -> Result<Arc<GpuCopy>, NotLent> {
-        let counted = self.copies.count();
+        let counted = Arc::new(self.copies.count());
         if self.copies.get() > COPIES_MAX {
             return Err(NotLent::GpuFull);
         }
-        let copying = timeout(COPY_TIMEOUT, copy(version, on_device, may_use_handle, counted)).await;
+        let copying = timeout(COPY_TIMEOUT, copy(version, on_device, may_use_handle, &counted)).await;
         let copied = copying.unwrap_or_else(|_| Err(late(on_device)));
-        let (copied, counted) = copied.map_err(|error| self.refuse(on_device, &error))?;
+        let copied = copied.map_err(|error| self.refuse(on_device, &error))?;
         let ExportedCopy { exported, memory, why_no_descriptor } = copied;
         if let Some(why) = why_no_descriptor {
             tracing::debug!(%why, "GPU memory is lent by a handle of CUDA IPC.");
@@ -157,18 +157,19 @@ impl GpuCopies {
 }
 
 /// Copies a version within its device. A copy that nobody waits for any more is freed as soon as it has ended, and counts
-/// until then.
+/// until then; one that is late until the device ends it.
 async fn copy(
     version: &Arc<Retained>,
     on_device: &OnDevice,
     may_use_handle: bool,
-    counted: Counted,
-) -> Result<(ExportedCopy, Counted), ShareError> {
+    counted: &Arc<Counted>,
+) -> Result<ExportedCopy, ShareError> {
     let (kept, exporting, stopped) = (Arc::clone(version), on_device.clone(), late(on_device));
+    let counted = Arc::clone(counted);
     let (copied, end) = oneshot::channel();
     // Not one of the threads for hashing and encoding: it waits for the device.
     tokio::task::spawn_blocking(move || {
-        let copy = exporting.export_copy(may_use_handle);
+        let copy = exporting.export_copy(may_use_handle, counted);
         drop(exporting);
         if let Err(error) = &copy
             && error.may_still_copy()
@@ -176,7 +177,7 @@ async fn copy(
         {
             std::mem::forget(kept); // The device may still read its publisher's memory: it is never reported as released.
         }
-        drop(copied.send(copy.map(|copy| (copy, counted))));
+        drop(copied.send(copy));
     });
     end.await.unwrap_or(Err(stopped))
 }
@@ -191,7 +192,7 @@ struct GpuCopy {
     exported: Exported,
     memory: Arc<CudaMemory>,
     copies: Arc<GpuCopies>,
-    _counted: Counted,
+    _counted: Arc<Counted>,
 }
 
 impl Drop for GpuCopy {

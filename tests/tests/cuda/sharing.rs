@@ -281,7 +281,7 @@ async fn what_lies_behind_a_copy_is_zero() {
     let len = LEN as u64;
     let copied = tokio::task::spawn_blocking({
         let device = device.clone();
-        move || device.export_copy(len, &[(0..len, part)], false)
+        move || device.export_copy(len, &[(0..len, part)], false, Arc::new(()))
     });
     let copy = copied.await.unwrap().unwrap();
     let Exported::Fd(file) = &copy.exported else { panic!("the driver has descriptors") };

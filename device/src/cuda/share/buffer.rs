@@ -1,4 +1,5 @@
 use std::{
+    any::Any,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
@@ -58,15 +59,16 @@ impl SharedBuffer {
     /// may still write to them. Nobody may read the buffer meanwhile: before filling it again, wait until the importer
     /// reports that it has released it.
     pub fn fill(&self, parts: Vec<(Arc<CudaMemory>, u64)>) -> Result<(), ShareError> {
-        fill(&self.memory, parts, false, (self.engine, &self.inbox, self.timeout))
+        fill(&self.memory, parts, (false, None), (self.engine, &self.inbox, self.timeout))
     }
 }
 
-/// Copies memories into `to`, each to its offset, within the device, and optionally zeroes all other bytes of it.
+/// Copies memories into `to`, each to its offset, within the device, and optionally zeroes all other bytes of it. What is to be
+/// kept is kept until the copies have ended, also if they are late.
 pub(super) fn fill(
     to: &Arc<CudaMemory>,
     parts: Vec<(Arc<CudaMemory>, u64)>,
-    zeroes_gaps: bool,
+    (zeroes_gaps, _kept): (bool, Option<Arc<dyn Any + Send + Sync>>),
     (engine, inbox, timeout): (Id, &Inbox, Duration),
 ) -> Result<(), ShareError> {
     let segment = |(memory, offset): (Arc<CudaMemory>, u64)| {
@@ -74,8 +76,7 @@ pub(super) fn fill(
         (rectangle.run_bytes > 0).then_some(CopySegment { memory, rectangle })
     };
     let segments = parts.into_iter().filter_map(segment).collect();
-    let within =
-        Within { flat: Arc::clone(to), segments, direction: Direction::Out, zeroes_gaps, _kept: None };
+    let within = Within { flat: Arc::clone(to), segments, direction: Direction::Out, zeroes_gaps, _kept };
     let request = check(engine, within)?;
     inbox.request_within(timeout, |reply| {
         let ended = move |end| drop(reply.send(end)); // Fails if the caller has stopped waiting.

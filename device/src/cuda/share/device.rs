@@ -1,4 +1,4 @@
-use std::{ops::Range, sync::Arc};
+use std::{any::Any, ops::Range, sync::Arc};
 
 use super::{
     DeviceUuid, Exported, ExportedCopy, FdMemory, Imported, IpcMemory, ShareError, SharedBuffer, buffer::fill,
@@ -58,11 +58,14 @@ impl Device {
     /// 2. If the driver has none of that (vGPU, older drivers), and it `may_use_handle`: a handle of CUDA IPC, for
     ///    processes that are trusted. Whoever knows the handle can open it, and CUDA leaves undefined what a process
     ///    sees that keeps it open after it was freed. Some systems open no handle of another PID namespace.
+    ///
+    /// `kept` is dropped when the copies have ended, which may be long after this fails because they are late.
     pub fn export_copy(
         &self,
         len: u64,
         parts: &[(Range<u64>, DeviceBuffer)],
         may_use_handle: bool,
+        kept: Arc<dyn Any + Send + Sync>,
     ) -> Result<ExportedCopy, ShareError> {
         let (engine, parts) = (self.sharing()?, self.own_parts(parts)?);
         if len == 0 {
@@ -80,7 +83,7 @@ impl Device {
             }
             Err(error) => return Err(error),
         };
-        fill(&whole, parts, true, (engine.id(), engine.inbox(), engine.fill_timeout()))?;
+        fill(&whole, parts, (true, Some(kept)), (engine.id(), engine.inbox(), engine.fill_timeout()))?;
         let memory = whole.slice(0..len).expect("it was rounded up");
         Ok(ExportedCopy { exported, memory, why_no_descriptor })
     }
@@ -94,7 +97,7 @@ impl Device {
         parts: &[(Range<u64>, DeviceBuffer)],
     ) -> Result<(), ShareError> {
         let (engine, to, parts) = (self.sharing()?, self.own_memory(to)?, self.own_parts(parts)?);
-        fill(&to, parts, true, (engine.id(), engine.inbox(), engine.fill_timeout()))
+        fill(&to, parts, (true, None), (engine.id(), engine.inbox(), engine.fill_timeout()))
     }
 
     fn own_parts(

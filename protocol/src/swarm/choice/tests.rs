@@ -279,6 +279,43 @@ fn a_slow_near_source_withholds_nothing() {
     }
 }
 
+/// Goal: a far source of which nothing is known is tried once near ones take long, with one order at a time, and asked for more
+/// if it is much faster.
+#[test]
+fn an_unknown_far_source_is_tried() {
+    for (near_ms, far_ms, is_tried, is_asked) in
+        [(900, 100, false, false), (3_000, 100, true, true), (3_000, 2_000, true, false)]
+    {
+        let (mut choice, began) = (near_and_far(), fixtures::now());
+        let at = |ms| began + Duration::from_millis(ms);
+        choice.drop_want(ChunkIndex(5));
+        let near = choice.next(id(1), began).unwrap();
+        choice.handle_delivered(id(1), near, at(near_ms));
+        let tried = choice.next(id(0), at(near_ms));
+        assert_eq!(tried.is_some(), is_tried, "{near_ms}");
+        assert_eq!(choice.next(id(0), at(near_ms)), None, "one order is enough");
+        let Some(tried) = tried else { continue };
+        choice.handle_delivered(id(0), tried, at(near_ms + far_ms));
+        assert_eq!(choice.next(id(0), at(near_ms + far_ms)).is_some(), is_asked, "{near_ms} {far_ms}");
+    }
+}
+
+/// Goal: an order of a chunk that had arrived already says nothing of how long the source takes.
+#[test]
+fn an_order_that_is_taken_back_takes_no_time() {
+    let (mut choice, now) = (near_and_far(), fixtures::now());
+    let chunk = choice.next(id(1), now).unwrap();
+    choice.take_back(id(1), chunk);
+    assert_eq!((choice.usual(), choice.ordered_of(id(1))), (None, 0));
+    let others: BTreeSet<_> = std::iter::from_fn(|| {
+        let next = choice.next(id(1), now)?;
+        choice.handle_delivered(id(1), next, now);
+        Some(next)
+    })
+    .collect();
+    assert!(!others.contains(&chunk) && others.len() == 4, "it is not ordered again");
+}
+
 #[test]
 fn rare_chunks_come_first() {
     let mut choice = choice_of(&[(0, CHUNKS), (10, CHUNKS), (10, CHUNKS)]);
