@@ -196,12 +196,21 @@ impl Facts {
     /// one that the archive lacks is not compared.
     pub fn differences(&self, here: &Self) -> Vec<Difference> {
         let differs = |(fact, there): (&String, &String)| match here.get(fact) {
-            Some(here) if here == there || here == ANY_VALUE || there == ANY_VALUE => None,
+            Some(here) if agree(fact, there, here) => None,
             here => {
                 Some(Difference { fact: fact.clone(), there: there.clone(), here: here.map(str::to_owned) })
             }
         };
         self.0.iter().filter_map(differs).collect()
+    }
+}
+
+/// Whether two values of a fact agree. Folders agree if their names do, whatever slashes are between and after these.
+fn agree(fact: &str, there: &str, here: &str) -> bool {
+    match there == ANY_VALUE || here == ANY_VALUE {
+        true => true,
+        false if fact == FOLDER_FACT => Path::new(there) == Path::new(here),
+        false => there == here,
     }
 }
 
@@ -351,6 +360,15 @@ mod tests {
         );
         let stated = facts(&[(FOLDER_FACT, ANY_VALUE)]);
         assert_eq!(stated.with_folder(Path::new("/x")), stated);
+        for (there, here, agrees) in [
+            ("/c", "/c/", true),
+            ("/c//k/./", "/c/k", true),
+            ("/c", "/c/k", false),
+            ("/c/../d", "/d", false),
+        ] {
+            let differences = facts(&[(FOLDER_FACT, there)]).differences(&facts(&[(FOLDER_FACT, here)]));
+            assert_eq!(differences.is_empty(), agrees, "{there} {here}");
+        }
         for wrong in [&b""[..], b"[]", b"{\"a\":1}", b"{\"a\":\"b\"} x"] {
             assert!(Facts::parse(wrong).is_err());
         }
