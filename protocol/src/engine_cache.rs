@@ -160,6 +160,9 @@ pub enum CacheError {
 pub struct Facts(BTreeMap<String, String>);
 
 impl Facts {
+    /// A value that no value of the other end agrees with but [`ANY_VALUE`]: of what could not be found out.
+    pub const UNKNOWN: &'static str = "unknown";
+
     /// Reads facts from JSON: an object of texts.
     ///
     /// # Errors
@@ -209,6 +212,7 @@ impl Facts {
 fn agree(fact: &str, there: &str, here: &str) -> bool {
     match there == ANY_VALUE || here == ANY_VALUE {
         true => true,
+        false if [there, here].contains(&Facts::UNKNOWN) => false,
         false if fact == FOLDER_FACT => Path::new(there) == Path::new(here),
         false => there == here,
     }
@@ -365,6 +369,8 @@ mod tests {
             ("/c//k/./", "/c/k", true),
             ("/c", "/c/k", false),
             ("/c/../d", "/d", false),
+            (Facts::UNKNOWN, Facts::UNKNOWN, false),
+            (Facts::UNKNOWN, ANY_VALUE, true),
         ] {
             let differences = facts(&[(FOLDER_FACT, there)]).differences(&facts(&[(FOLDER_FACT, here)]));
             assert_eq!(differences.is_empty(), agrees, "{there} {here}");
