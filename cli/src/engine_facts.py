@@ -14,17 +14,21 @@ PACKAGES = {
 }
 
 
+def version_of(packages):
+    """The version of the first of these packages that is installed."""
+    for package in packages:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return None
+
+
 def facts():
-    """The facts by name; those of packages that are not installed are missing."""
+    """The facts by name: `none` for packages that are not installed, which is compared like versions."""
     found = {"python": sysconfig.get_config_var("SOABI"), "libc": os.confstr("CS_GNU_LIBC_VERSION")}
-    for fact, packages in PACKAGES.items():
-        for package in packages:
-            try:
-                found[fact] = importlib.metadata.version(package)
-                break
-            except importlib.metadata.PackageNotFoundError:
-                pass
-    return {fact: value for fact, value in found.items() if value}
+    found.update((fact, version_of(packages)) for fact, packages in PACKAGES.items())
+    return {fact: value or "none" for fact, value in found.items()}
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ mod units;
 
 pub use admin::{AdminPort, Consumer, FollowedTopic};
 pub use args::parse_engine_cache;
-pub use engine_facts::{PYTHON_PROGRAM, machine_facts};
+pub use engine_facts::{PYTHON_PROGRAM, fact_doubts, machine_facts};
 pub use sharing::{HostOptions, OfferOptions, SharedTopic, Sharing, SharingOptions, SwarmOptions};
 
 use args::Command;

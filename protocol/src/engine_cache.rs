@@ -160,6 +160,9 @@ pub enum CacheError {
 pub struct Facts(BTreeMap<String, String>);
 
 impl Facts {
+    /// A value that no value of the other end agrees with but [`ANY_VALUE`]: of what could not be found out.
+    pub const UNKNOWN: &'static str = "unknown";
+
     /// Reads facts from JSON: an object of texts.
     ///
     /// # Errors
@@ -196,12 +199,22 @@ impl Facts {
     /// one that the archive lacks is not compared.
     pub fn differences(&self, here: &Self) -> Vec<Difference> {
         let differs = |(fact, there): (&String, &String)| match here.get(fact) {
-            Some(here) if here == there || here == ANY_VALUE || there == ANY_VALUE => None,
+            Some(here) if agree(fact, there, here) => None,
             here => {
                 Some(Difference { fact: fact.clone(), there: there.clone(), here: here.map(str::to_owned) })
             }
         };
         self.0.iter().filter_map(differs).collect()
+    }
+}
+
+/// Whether two values of a fact agree. Folders agree if their names do, whatever slashes are between and after these.
+fn agree(fact: &str, there: &str, here: &str) -> bool {
+    match there == ANY_VALUE || here == ANY_VALUE {
+        true => true,
+        false if [there, here].contains(&Facts::UNKNOWN) => false,
+        false if fact == FOLDER_FACT => Path::new(there) == Path::new(here),
+        false => there == here,
     }
 }
 
@@ -351,6 +364,17 @@ mod tests {
         );
         let stated = facts(&[(FOLDER_FACT, ANY_VALUE)]);
         assert_eq!(stated.with_folder(Path::new("/x")), stated);
+        for (there, here, agrees) in [
+            ("/c", "/c/", true),
+            ("/c//k/./", "/c/k", true),
+            ("/c", "/c/k", false),
+            ("/c/../d", "/d", false),
+            (Facts::UNKNOWN, Facts::UNKNOWN, false),
+            (Facts::UNKNOWN, ANY_VALUE, true),
+        ] {
+            let differences = facts(&[(FOLDER_FACT, there)]).differences(&facts(&[(FOLDER_FACT, here)]));
+            assert_eq!(differences.is_empty(), agrees, "{there} {here}");
+        }
         for wrong in [&b""[..], b"[]", b"{\"a\":1}", b"{\"a\":\"b\"} x"] {
             assert!(Facts::parse(wrong).is_err());
         }

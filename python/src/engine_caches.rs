@@ -3,7 +3,7 @@
 use crate::errors::Kind;
 use pyo3::prelude::*;
 use std::{collections::BTreeMap, ffi::CString, path::PathBuf};
-use tensor_relay_cli::{PYTHON_PROGRAM, machine_facts, parse_engine_cache};
+use tensor_relay_cli::{PYTHON_PROGRAM, fact_doubts, machine_facts, parse_engine_cache};
 use tensor_relay_client::{EngineCache, Facts, unpack_engine_cache};
 
 /// The caches of `texts`, and the facts that they depend on: of the machine, of this interpreter, and the `given` ones.
@@ -26,6 +26,9 @@ pub(crate) fn of(
     let program = PyModule::from_code(py, &program, c"engine_facts.py", c"tensor_relay._engine_facts")?;
     facts.extend(program.getattr("facts")?.call0()?.extract::<BTreeMap<String, String>>()?);
     facts.extend(given.unwrap_or_default());
+    for doubt in fact_doubts(&facts) {
+        tracing::warn!("The facts for engine caches may be wrong: {doubt}.");
+    }
     Ok((caches, facts))
 }
 

@@ -62,7 +62,23 @@ struct Listed {
 pub(super) struct Newest {
     /// The server process that has them.
     pub(super) instance: InstanceId,
+    /// The number of lists in which a topic was at an earlier version of its epoch than before. A relay, whose origin was
+    /// restored from a backup, relays other versions under the same numbers from then on.
+    pub(super) reversals: u64,
     pub(super) topics: BTreeMap<Topic, VersionId>,
+}
+
+impl Newest {
+    /// Counts whether a topic is at an earlier version than in the list `before` this one.
+    fn after(mut self, before: Option<&Self>) -> Self {
+        let is_earlier = |id: &VersionId| {
+            let known = before.and_then(|before| before.topics.get(&id.topic));
+            known.is_some_and(|known| known.epoch == id.epoch && id.version < known.version)
+        };
+        let reversals = u64::from(self.topics.values().any(is_earlier));
+        self.reversals = reversals + before.map_or(0, |before| before.reversals);
+        self
+    }
 }
 
 impl Origin {
@@ -98,7 +114,7 @@ impl Origin {
         let asked = timeout(within, self.list()).await;
         let asked = asked.unwrap_or_else(|_| Err(Failure::late("the list of topics", within.as_secs())));
         let newest = match (asked, known) {
-            (Ok(newest), _) => Arc::new(newest),
+            (Ok(newest), known) => Arc::new(newest.after(known.as_deref())),
             // What is in memory can be read meanwhile.
             (Err(failure), Some(known)) if !failure.is_refusal() => known,
             (Err(failure), _) => return Err(failure),
@@ -119,7 +135,7 @@ impl Origin {
         let instance = client.instance();
         let topics = client.list().await.map_err(|error| Failure::of_client(&error))?;
         let topics = topics.into_iter().map(|entry| (entry.id.topic.clone(), entry.id)).collect();
-        Ok(Newest { instance, topics })
+        Ok(Newest { instance, reversals: 0, topics })
     }
 
     /// Receives one version, or a part or description of one, `within` this time. Returns also the server process from
@@ -219,6 +235,36 @@ impl From<GotError> for Failure {
         match error {
             GotError::Hub(failure) => failure,
             GotError::Get(error) => error.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor_relay_client::{Epoch, Version};
+
+    #[test]
+    fn a_topic_that_went_back_is_counted() {
+        let list = |topics: &[(&str, u64, u64)]| {
+            let id = |&(topic, epoch, version): &(&str, u64, u64)| {
+                let topic = Topic::new(topic).unwrap();
+                (topic.clone(), VersionId { topic, epoch: Epoch(epoch), version: Version(version) })
+            };
+            Newest { instance: InstanceId([1; 16]), reversals: 0, topics: topics.iter().map(id).collect() }
+        };
+        let mut known = None;
+        for (topics, reversals) in [
+            (&[("a", 1, 5), ("b", 1, 5)][..], 0),
+            (&[("a", 1, 5), ("b", 1, 7)], 0),
+            (&[("a", 1, 4), ("b", 1, 7)], 1),
+            (&[("a", 1, 6), ("b", 1, 7)], 1),
+            (&[("a", 2, 1), ("c", 1, 1)], 1),
+            (&[("a", 2, 1), ("c", 1, 0)], 2),
+        ] {
+            let newest = list(topics).after(known.as_ref());
+            assert_eq!(newest.reversals, reversals, "{topics:?}");
+            known = Some(newest);
         }
     }
 }

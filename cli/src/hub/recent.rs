@@ -42,11 +42,6 @@ impl<K: Eq + Hash + Clone, V> Recent<K, V> {
         self.remove(&oldest)
     }
 
-    /// Keeps the entries whose key `is_kept`.
-    pub(super) fn retain(&mut self, is_kept: impl Fn(&K) -> bool) {
-        self.entries.retain(|key, _| is_kept(key));
-    }
-
     pub(super) fn values(&self) -> impl ExactSizeIterator<Item = &V> {
         self.entries.values().map(|(_, value)| value)
     }
@@ -67,7 +62,7 @@ mod tests {
         assert_eq!(recent.remove_oldest(|_| true), Some("b"));
         assert_eq!(recent.get(&"b"), None);
         assert_eq!(recent.insert("a", "d"), Some("a"));
-        recent.retain(|key| *key != "a");
+        assert_eq!(recent.remove(&"a"), Some("d"));
         assert_eq!(recent.values().len(), 0);
         assert_eq!(recent.remove_oldest(|_| true), None);
     }

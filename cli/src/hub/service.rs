@@ -68,7 +68,7 @@ type Topics = Vec<Result<Arc<Newest>, Failure>>;
 /// A topic that an origin has.
 struct Found<'a> {
     origin: usize,
-    instance: InstanceId,
+    list: &'a Newest,
     newest: &'a VersionId,
 }
 
@@ -169,8 +169,8 @@ impl Service {
         let topic = topic.ok_or_else(|| Failure::no_repo(repo))?;
         let mut lists = topics.iter().enumerate();
         let found = lists.find_map(|(origin, listed)| {
-            let Newest { instance, topics } = &**listed.as_ref().ok()?;
-            Some(Found { origin, instance: *instance, newest: topics.get(&topic)? })
+            let list = &**listed.as_ref().ok()?;
+            Some(Found { origin, list, newest: list.topics.get(&topic)? })
         });
         match (found, topics.iter().find_map(|newest| newest.as_ref().err())) {
             (Some(found), _) => Ok(found),
@@ -181,9 +181,9 @@ impl Service {
 
     /// The version of a repository that a revision names.
     async fn version(&self, topics: &Topics, target: &Target) -> Result<Arc<HubVersion>, Failure> {
-        let Found { origin, instance, newest } = self.find(topics, &target.repo)?;
-        let key = |id: &VersionId| Key { origin, instance, id: id.clone() };
-        self.versions.forget_later(&key(newest));
+        let Found { origin, list, newest } = self.find(topics, &target.repo)?;
+        let Newest { instance, reversals, .. } = *list;
+        let key = |id: &VersionId| Key { origin, instance, reversals, id: id.clone() };
         let no_revision = |why: &str| Failure::no_revision(&target.repo, &target.revision, why);
         let revision = Revision::parse(&target.revision).ok_or_else(|| no_revision("it is none of these"))?;
         let of = |epoch, version| VersionId { topic: newest.topic.clone(), epoch, version };

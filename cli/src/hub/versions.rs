@@ -23,12 +23,14 @@ struct State {
 }
 
 /// A version of a server process. Another process may have other content under its epoch and number, as after a
-/// restored backup.
+/// restored backup, and so may a relay whose origin was restored.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     /// The number of the origin.
     pub(super) origin: usize,
     pub(super) instance: InstanceId,
+    /// The count of [`Newest::reversals`](super::origin::Newest::reversals).
+    pub(super) reversals: u64,
     pub(super) id: VersionId,
 }
 
@@ -42,16 +44,6 @@ impl Versions {
     /// The version, if its files are known.
     pub(super) fn find(&self, key: &Key) -> Option<Arc<HubVersion>> {
         self.0.lock().known.get(key)?.version.get().cloned()
-    }
-
-    /// Forgets later versions of the epoch of `newest`, which its server does not have any more: it may publish others
-    /// under their numbers.
-    pub(super) fn forget_later(&self, newest: &Key) {
-        let is_later = |key: &Key| {
-            (key.origin, &key.id.topic, key.id.epoch) == (newest.origin, &newest.id.topic, newest.id.epoch)
-                && key.id.version > newest.id.version
-        };
-        self.0.lock().known.retain(|key| !is_later(key));
     }
 
     /// The version, which `describe` finds out about unless it is known; it receives the version's number. Concurrent callers
@@ -103,7 +95,7 @@ mod tests {
 
     fn key(origin: usize, version: u64) -> Key {
         let id = VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(version) };
-        Key { origin, instance: InstanceId([1; 16]), id }
+        Key { origin, instance: InstanceId([1; 16]), reversals: 0, id }
     }
 
     #[test]
@@ -126,9 +118,8 @@ mod tests {
         let versions = Versions::default();
         let number = |key| versions.0.lock().use_or_add(key).1;
         let restarted = Key { instance: InstanceId([2; 16]), ..key(0, 2) };
+        let reversed = Key { reversals: 1, ..key(0, 2) };
         assert_eq!([number(key(0, 1)), number(key(0, 2)), number(restarted)], [1, 2, 3]);
-        assert_eq!(number(key(1, 2)), 4);
-        versions.forget_later(&key(0, 1));
-        assert_eq!([number(key(0, 1)), number(key(1, 2)), number(key(0, 2))], [1, 4, 5]);
+        assert_eq!([number(key(1, 2)), number(reversed), number(key(0, 2))], [4, 5, 2]);
     }
 }

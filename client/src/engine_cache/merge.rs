@@ -1,5 +1,6 @@
 //! Moves what was unpacked into the folder of an engine, without replacing anything.
 
+use super::folder::Folder;
 use rustix::{
     fs::{CWD, RenameFlags, renameat_with},
     io::Errno,
@@ -8,15 +9,17 @@ use std::{fs, io, path::Path};
 
 /// Moves the entries of `from` into `to`: a folder as a whole if `to` has none of its name, else its entries. Returns
 /// the number of files that were not moved because something of their name was there.
-pub(super) fn merge(from: &Path, to: &Path) -> io::Result<usize> {
+pub(super) fn merge(from: &Folder, to: &Folder) -> io::Result<usize> {
     let mut kept = 0;
-    for entry in fs::read_dir(from)? {
+    for entry in from.entries()? {
         let entry = entry?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        let (source, target) = (entry.path(), to.at(entry.file_name()));
         if !rename_new(&source, &target)? {
             // Not through a link, which may lead elsewhere.
-            let both_are_folders = source.is_dir() && fs::symlink_metadata(&target)?.is_dir();
-            kept += if both_are_folders { merge(&source, &target)? } else { files_in(&source)? };
+            kept += match (Folder::open(&source)?, Folder::open(&target)?) {
+                (Some(source), Some(target)) => merge(&source, &target)?,
+                _ => files_in(&source)?,
+            };
         }
     }
     Ok(kept)

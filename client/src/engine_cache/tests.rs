@@ -1,6 +1,6 @@
 use super::*;
-use std::os::unix::fs::symlink;
-use tar::{Builder, Header};
+use std::os::unix::fs::{MetadataExt, symlink};
+use tar::{Builder, EntryType, Header};
 
 /// A version with the archive of a cache, and the folder of an engine.
 struct Case {
@@ -28,8 +28,12 @@ impl Case {
         self.cache().folder.join(path)
     }
 
+    fn archive(&self) -> PathBuf {
+        self.dir.path().join("version").join(self.cache().name.archive())
+    }
+
     fn write_archive(&self, bytes: &[u8]) {
-        fs::write(self.dir.path().join("version").join(self.cache().name.archive()), bytes).unwrap();
+        fs::write(self.archive(), bytes).unwrap();
     }
 
     /// Writes an archive of `facts` and `items`, whose paths may be such as no sane writer makes.
@@ -190,10 +194,123 @@ fn hostile_archives_write_nothing() {
         case.write_archive(wrong);
         assert!(matches!(case.unpack(), Err(UnpackError::Invalid(_))));
     }
-    fs::remove_file(case.dir.path().join("version").join(case.cache().name.archive())).unwrap();
+    fs::remove_file(case.archive()).unwrap();
     assert!(matches!(case.unpack(), Err(UnpackError::Absent)));
     case.write_archive(&good);
     assert_eq!(case.unpack().unwrap().new, 2);
+}
+
+/// Goal: no archive makes the receiver read much of it before a check, and none has entries that receivers understand
+/// differently. Method: tar's entries about other entries: a path of GNU's that is long, longer than allowed, cut, and
+/// without a file; others; and an archive above the limit, which takes no room on disk.
+#[test]
+fn entries_about_entries_are_bounded() {
+    let case = Case::new();
+    let (long, longer) = ([vec![b'd'; 200], b"/k\0".to_vec()].concat(), vec![b'd'; (64 << 10) + 1]);
+    let pack = |items: &[Item<'_>]| case.pack(&case.facts, items);
+    let refused = |reason: &str| {
+        let refused = case.unpack().unwrap_err().to_string();
+        assert!(refused.contains(reason), "{refused}");
+        assert_eq!(case.files(), []);
+    };
+    pack(&[(b"././@LongLink", EntryType::GNULongName, &longer), (b"k", FILE, b"x")]);
+    refused("it has a path of 65537 bytes");
+    pack(&[(b"good", FILE, b"x"), (b"././@LongLink", EntryType::GNULongName, &long)]);
+    refused("it ends before a file");
+    for kind in [EntryType::XHeader, EntryType::XGlobalHeader, EntryType::GNULongLink, EntryType::GNULongName]
+    {
+        pack(&[(b"././@LongLink", EntryType::GNULongName, &long), (b"about", kind, b"16 path=../../x\n")]);
+        refused("is not a regular file");
+    }
+    for kind in [EntryType::XHeader, EntryType::XGlobalHeader, EntryType::GNULongLink] {
+        pack(&[(b"about", kind, b"9 path=x\n"), (b"k", FILE, b"x")]);
+        refused("\"about\" is not a regular file");
+    }
+    let good = pack(&[(b"././@LongLink", EntryType::GNULongName, &long), (b"cut", FILE, b"x")]);
+    case.write_archive(&good[..1_024 + 512 + 100]);
+    assert!(matches!(case.unpack(), Err(UnpackError::Invalid(_))));
+    case.write_archive(&good);
+    let archive = case.archive();
+    File::options()
+        .write(true)
+        .open(&archive)
+        .unwrap()
+        .set_len(ARCHIVES_MAX_BYTES + 1)
+        .unwrap();
+    refused("4294967297 bytes, more than 4294967296");
+    case.write_archive(&good);
+    assert_eq!(case.unpack().unwrap(), Unpacked { new: 1, kept: 0 });
+    assert_eq!(case.files(), pairs(&[(&format!("{}/k", "d".repeat(200)), "x")]));
+}
+
+/// An archive that the system does not open is not one that the version lacks.
+#[test]
+fn an_archive_that_cannot_be_opened_is_not_absent() {
+    let case = Case::new();
+    assert!(matches!(case.unpack(), Err(UnpackError::Absent)));
+    symlink("elsewhere", case.archive()).unwrap();
+    let Err(UnpackError::Io { path, source }) = case.unpack() else { panic!("it is a link") };
+    assert_eq!((path, source.raw_os_error()), (case.archive(), Some(Errno::LOOP.raw_os_error())));
+}
+
+/// Goal: whoever is neither the user nor root does not decide what an engine runs. Method: in place of the engine's
+/// folder a link, with and without a slash behind it, and a folder of another user, which only root can make.
+#[test]
+fn a_folder_of_others_is_refused() {
+    let case = Case::new();
+    case.pack(&case.facts, &[(b"k", FILE, b"x")]);
+    let (version, outside) = (case.dir.path().join("version"), case.dir.path().join("outside"));
+    fs::create_dir(case.dir.path().join("engine")).unwrap();
+    fs::create_dir(&outside).unwrap();
+    symlink(&outside, case.cache().folder).unwrap();
+    for folder in [case.cache().folder, case.at("")] {
+        let refused = unpack_engine_cache(&version, &EngineCache { folder, ..case.cache() }, &case.facts);
+        assert!(matches!(refused, Err(UnpackError::Link(_))), "{refused:?}");
+    }
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    fs::remove_file(case.cache().folder).unwrap();
+    fs::create_dir(case.cache().folder).unwrap();
+    if std::os::unix::fs::chown(case.cache().folder, Some(12_345), None).is_ok() {
+        assert!(matches!(case.unpack(), Err(UnpackError::Stranger { uid: 12_345, .. })));
+        assert_eq!(case.files(), []);
+        std::os::unix::fs::chown(case.cache().folder, Some(0), None).unwrap();
+    }
+    assert_eq!(case.unpack().unwrap().new, 1);
+}
+
+/// Goal: nothing is written through a link that takes a folder's place after it was looked at. Method: the engine's
+/// folder and that for unpacking are swapped between the steps.
+#[test]
+fn a_swap_leads_nowhere_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let [at, moved, outside] = ["engine", "moved", "outside"].map(|name| dir.path().join(name));
+    fs::create_dir(&outside).unwrap();
+    let folder = Folder::of_engine(&at).unwrap();
+    fs::rename(&at, &moved).unwrap();
+    symlink(&outside, &at).unwrap();
+    let staging = Staging::new(&folder).unwrap();
+    fs::rename(moved.join(STAGING_NAME), moved.join("x")).unwrap();
+    symlink(&outside, moved.join(STAGING_NAME)).unwrap();
+    fs::create_dir(staging.folder.at("k")).unwrap();
+    fs::write(staging.folder.at("k/a"), "a").unwrap();
+    assert_eq!(merge(&staging.folder, &folder).unwrap(), 0);
+    drop((lock(&folder, LOCK_TIMEOUT).unwrap(), staging));
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    assert_eq!(fs::read_to_string(moved.join("k/a")).unwrap(), "a");
+    assert!(moved.join(LOCK_NAME).exists() && !moved.join(STAGING_NAME).is_symlink());
+}
+
+/// A process that does not end does not stop others for ever.
+#[test]
+fn the_wait_for_another_process_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = Folder::of_engine(dir.path()).unwrap();
+    let held = lock(&folder, Duration::ZERO).unwrap();
+    let late = lock(&folder, Duration::from_millis(50)).unwrap_err();
+    assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+    assert!(late.to_string().contains("for more than 50ms (.tensor-relay.lock)"), "{late}");
+    drop(held);
+    lock(&folder, Duration::ZERO).unwrap();
 }
 
 /// What a killed process left is deleted, and does not become part of the cache.
@@ -215,7 +332,7 @@ fn concurrent_calls_wait_for_each_other() {
     let paths: Vec<String> = (0..200).map(|i| format!("k{}/f{i}", i % 7)).collect();
     let items: Vec<Item<'_>> = paths.iter().map(|path| (path.as_bytes(), FILE, &b"x"[..])).collect();
     case.pack(&case.facts, &items);
-    let unpacked: Vec<Unpacked> = std::thread::scope(|scope| {
+    let unpacked: Vec<Unpacked> = thread::scope(|scope| {
         let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| case.unpack().unwrap())).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
@@ -232,7 +349,8 @@ fn the_files_of_an_archive_are_merged_into_folders_that_appeared_meanwhile() {
         fs::write(dir.path().join(path), text).unwrap();
     }
     fs::write(to.join("f"), "a file").unwrap();
-    assert_eq!(merge(&from, &to).unwrap(), 2);
+    let open = |path: &Path| Folder::open(path).unwrap().unwrap();
+    assert_eq!(merge(&open(&from), &open(&to)).unwrap(), 2);
     let read = |path: &str| fs::read_to_string(to.join(path)).unwrap();
     assert_eq!((read("k/a"), read("k/b"), read("f")), ("old".into(), "new".into(), "a file".into()));
 }

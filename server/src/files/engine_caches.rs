@@ -74,6 +74,9 @@ pub(super) fn pack(
     }
     let archive = archive.into_inner().map_err(io_error)?;
     packed.bytes = archive.len() as u64;
+    if packed.bytes > room_bytes {
+        return Err(FileError::CacheTooLarge { folder: cache.folder.clone() });
+    }
     Ok((packed, archive))
 }
 
@@ -105,30 +108,38 @@ fn append(
     archive.append_data(&mut header, path, bytes)
 }
 
-/// Collects the files below `folder`, without following links. A folder that is gone has none.
+/// Collects the files below `folder`, without following links. What is gone when it is looked at is left out.
 fn walk(folder: &Path, found: &mut Vec<PathBuf>, left_out: &mut Vec<PathBuf>) -> Result<(), FileError> {
     let io_error = |source| FileError::Io { path: folder.into(), source };
     let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if is_gone(&error) => return Ok(()),
         entries => entries.map_err(io_error)?,
     };
     for entry in entries {
         let entry = entry.map_err(io_error)?;
         let path = entry.path();
-        match entry.file_type().map_err(io_error)? {
-            kind if kind.is_dir() => walk(&path, found, left_out)?,
-            kind if kind.is_file() => found.push(path),
-            _ => left_out.push(path),
+        // Some file systems tell the type only when the entry itself is asked.
+        match entry.file_type() {
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(io_error(error)),
+            Ok(kind) if kind.is_dir() => walk(&path, found, left_out)?,
+            Ok(kind) if kind.is_file() => found.push(path),
+            Ok(_) => left_out.push(path),
         }
     }
     Ok(())
+}
+
+/// Whether an entry, or a folder above it, was deleted or replaced by a file.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Opens a file of a cache; `None` if it is gone, or was replaced by a link.
 fn open_file(path: &Path) -> Result<Option<ServedFile>, FileError> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match open(path, flags, Mode::empty()) {
-        Err(Errno::NOENT | Errno::LOOP) => Ok(None),
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
         Err(error) => Err(FileError::Io { path: path.into(), source: error.into() }),
         Ok(file) => ServedFile::new(path.into(), file.into()).map(Some),
     }
@@ -209,6 +220,23 @@ mod tests {
         assert_eq!((packed.files, packed.bytes), (3, bytes.len() as u64));
         let (_, again) = pack(&cache(dir.path()), &facts_of(&bytes), 1 << 20).unwrap();
         assert!(again == bytes, "the same files give the same archive");
+        assert!(pack(&cache(dir.path()), &facts_of(&bytes), packed.bytes).is_ok());
+        let too_large = pack(&cache(dir.path()), &facts_of(&bytes), packed.bytes - 1);
+        assert!(matches!(too_large, Err(FileError::CacheTooLarge { .. })), "headers and the end count, too");
+    }
+
+    /// What disappears between its name and its type is left out, and so is a folder that became a file.
+    #[test]
+    fn what_is_gone_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir.path().join("file"), b"x", 0o644);
+        for gone in ["file", "none", "file/below", "none/below"] {
+            let path = dir.path().join(gone);
+            let (mut found, mut left_out) = (vec![], vec![]);
+            walk(&path, &mut found, &mut left_out).unwrap();
+            assert_eq!((found, left_out), (vec![], vec![]), "{gone}");
+            assert!(gone == "file" || open_file(&path).unwrap().is_none(), "{gone}");
+        }
     }
 
     fn facts_of(archive: &[u8]) -> Facts {
