@@ -11,6 +11,9 @@ const LONG_PATH_MAX_BYTES: u64 = 64 << 10;
 /// anything of them can be checked.
 pub(super) struct Entries<'a, R: Read>(tar::Entries<'a, R>);
 
+/// The path of a file, and the file.
+type FileAt<'a, R> = (Vec<u8>, Entry<'a, R>);
+
 impl<'a, R: Read> Entries<'a, R> {
     pub(super) fn new(archive: &'a mut Archive<R>) -> Result<Self, UnpackError> {
         Ok(Self(archive.entries().map_err(invalid)?.raw(true)))
@@ -20,7 +23,7 @@ impl<'a, R: Read> Entries<'a, R> {
     ///
     /// # Errors
     /// [`UnpackError::Invalid`] for anything else than regular files and, before one, GNU's entry for its long path.
-    pub(super) fn next_file(&mut self) -> Result<Option<(Vec<u8>, Entry<'a, R>)>, UnpackError> {
+    pub(super) fn next_file(&mut self) -> Result<Option<FileAt<'a, R>>, UnpackError> {
         let Some(entry) = self.0.next() else { return Ok(None) };
         let mut entry = entry.map_err(invalid)?;
         let mut path = entry.path_bytes().into_owned();
