@@ -63,10 +63,9 @@ async fn every_right_that_comes_back_is_restored() {
     let world = World::new();
     let [holder, _] = world.holders();
     let takers: Vec<_> = (0..TAKERS).map(|number| world.sharer(key(number))).collect();
-    takers
-        .iter()
-        .zip(0..)
-        .for_each(|(taker, number)| world.grants.handle_named(key(number), taker));
+    for (taker, number) in takers.iter().zip(0..) {
+        assert!(world.grants.handle_named(key(number), taker));
+    }
     assert!(told(&holder).is_empty(), "nobody lost anything");
     world.end_rights();
     let lost = told(&holder);
