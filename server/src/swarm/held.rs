@@ -187,7 +187,8 @@ mod tests {
     /// Goal: small messages of many subscriptions wait for no whole parts.
     #[test]
     fn a_small_part_costs_less_than_a_whole_one() {
-        let (now, mut pace) = (Instant::now(), Pace::new(Instant::now()));
+        let now = Instant::now();
+        let mut pace = Pace::new(now);
         let of_one_chunk = || {
             let mut reports = Reports::default();
             reports.add(&range(0..1), &RangeSet::new());
