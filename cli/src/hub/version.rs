@@ -21,7 +21,7 @@ const BLOCK_BYTES: u64 = 4 << 20;
 const TENSORS_PER_STEP: u64 = 64 << 10;
 
 /// The interval at which the server of a version that is read is told so: it keeps it for 30 s.
-const KEEP_INTERVAL: Duration = Duration::from_secs(10);
+const KEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// One version of a topic.
 #[derive(Debug)]
