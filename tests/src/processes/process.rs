@@ -240,10 +240,10 @@ impl Output {
         }
     }
 
-    /// All output until the pipe ends, or until it has been silent for a second: child processes may have inherited the
+    /// All output until the pipe ends, or until it has been silent for five seconds: child processes may have inherited the
     /// pipe.
     fn all(&mut self) -> String {
-        while let Ok(line) = self.lines.recv_timeout(Duration::from_secs(1)) {
+        while let Ok(line) = self.lines.recv_timeout(Duration::from_secs(5)) {
             self.lines_read.push(line);
         }
         self.lines_read.iter().map(|line| format!("{line}\n")).collect()
