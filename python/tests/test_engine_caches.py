@@ -38,7 +38,7 @@ def test_a_cache_comes_with_the_model(relay, model, cache, tmp_path):
     relay.publish_files("m", model, engine_caches=[option])
     filled = moved_away(folder)
     path = tensor_relay.pull(relay.ticket_for("m"), tmp_path / "out")
-    assert (path / "jit.engine-cache.tar").is_file() and not folder.exists(), "nobody unpacks who does not ask"
+    assert (path / "jit.engine-cache.tar").is_file() and not folder.exists(), "it is unpacked only on request"
     assert (path / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
     tensor_relay.pull(relay.ticket_for("m"), tmp_path / "out", engine_caches=[option])
     for name in ("kernel.so", "kernel.json"):

@@ -6,7 +6,7 @@ use tensor_relay_protocol::NotLent;
 use tokio::sync::OnceCell;
 
 /// A value that is made once, by the first that asks; those that ask meanwhile wait for it. A failure answers all of them:
-/// otherwise each would try in turn, and the last one wait for as many deadlines as there are clients. Who asks later tries
+/// otherwise each would try in turn, and the last one wait for as many deadlines as there are clients. A later request tries
 /// again.
 #[derive(Debug)]
 pub(super) struct MadeOnce<T> {
@@ -54,7 +54,7 @@ mod tests {
         time::Duration,
     };
 
-    /// Goal: a failure answers all that waited for the same attempt, and who asks later tries again.
+    /// Goal: a failure answers all that waited for the same attempt, and a later request tries again.
     #[tokio::test(start_paused = true)]
     async fn a_failure_answers_all_that_waited() {
         let (made, attempts) = (MadeOnce::default(), AtomicU32::new(0));

@@ -41,7 +41,7 @@ fn receive(home: &Home, server: &Serving, args: &[&str]) -> (Value, String) {
     (ended.json(), ended.err)
 }
 
-/// Goal: an engine of another host finds the cache as it was, beside what it has; nobody unpacks who does not ask; and
+/// Goal: an engine of another host finds the cache as it was, beside what it has; it is unpacked only on request; and
 /// a folder that was received carries the cache on. Method: as told; then the received folder is served.
 #[test]
 fn a_cache_is_unpacked_where_its_engine_looks() {
